@@ -34,9 +34,8 @@ from streamcd.cli.commands import cli
 from streamcd.conversion.byte_sources import share_out
 from streamcd.core import storage
 from streamcd.core.errors import DataError, DatasetError, UsageError
-from streamcd.core.locks import release_lock, take_lock
 from streamcd.core.memory_budget import RESERVED_BYTES
-from streamcd.core.range_cache import Cache, _counted
+from streamcd.core.range_cache import Cache, CachedFile, CachedRanges
 from streamcd.core.storage import Url, location, open_bytes
 from streamcd.dataset.dataset import Dataset, open_dataset
 from streamcd.stream.arenas import RowLayout
@@ -605,19 +604,29 @@ def test_what_a_training_has_cached_is_not_asked_for_by_predictions(
     assert "for a dataset at a URL" in shown.stderr
 
 
-def test_a_full_cache_keeps_its_share_in_every_pass(server: Server, tmp_path: Path) -> None:
+FILES = [CachedFile("data/part-0", 10_000, 10), CachedFile("data/part-1", 10_000, 10)]
+
+
+def opened(cache: Cache, dataset: str = "1" * 32) -> CachedRanges:
+    return cache.open(dataset, "s3://bucket/data", dataset, FILES)
+
+
+def test_a_cache_keeps_the_first_shards_that_fit_in_every_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One that gave up what was read longest ago would hold none of what comes next."""
-    content = np.random.default_rng(5).bytes(10_000)
-    url = Url(server.put("cyclic/part-0", content))
-    ranges = Cache(str(tmp_path / "cache"), 5 * 1004).open("1" * 32)
-    asked = []
-    for _ in range(3):
-        server.requests.clear()
-        assert b"".join(ranges.read(url, start, 1000) for start in range(0, 10_000, 1000)) == content
-        asked.append(len(server.requests))
-    assert asked[1] == asked[2] == 10 - len(list((tmp_path / "cache").glob("*/cyclic-*"))) < 8
-    n_bytes = sum(path.stat().st_size for path in (tmp_path / "cache").glob("*/*"))
-    assert n_bytes <= 5 * 1004
+    asked: list[str] = []
+    monkeypatch.setattr(Url, "read", lambda url, offset, n: asked.append(f"{url.name}@{offset}") or bytes(n))
+    cache = Cache(str(tmp_path / "cache"), 13_040 + 40)
+    for number in range(3):
+        ranges = opened(cache)
+        asked.clear()
+        for part in (1, 0):
+            for start in range(0, 10_000, 1000):
+                assert ranges.read(Url(f"s3://bucket/data/part-{part}"), start, 1000) == bytes(1000)
+        if number:
+            assert asked == [f"part-1@{start}" for start in range(3000, 10_000, 1000)]
+    assert sum(path.stat().st_size for path in (tmp_path / "cache").glob("*/*")) <= cache.n_bytes
 
 
 def test_a_damaged_range_of_a_cache_is_asked_for_again(
@@ -638,63 +647,38 @@ def test_a_damaged_range_of_a_cache_is_asked_for_again(
         streamcd.train(local, tmp_path / "third", cache=tmp_path / "cache")
 
 
-def test_a_table_that_is_let_go_makes_room_in_a_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Url, "read", lambda _, offset, n_bytes: bytes(n_bytes))
-    cache = Cache(str(tmp_path / "cache"), 1000)
-    for digit in "123":
-        cache.open(digit * 32).read(Url("s3://bucket/data/part-0"), 0, 800)
-        assert [path.parent.name[0] for path in (tmp_path / "cache").glob("*/data-*")] == [digit]
-
-
 def test_what_a_cache_cannot_read_is_read_from_its_url(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Url, "read", lambda _, offset, n_bytes: bytes(n_bytes))
-    ranges, url = Cache(str(tmp_path / "cache"), 1000).open("1" * 32), Url("s3://bucket/data/part-0")
+    ranges, url = opened(Cache(str(tmp_path / "cache"), 1000)), Url("s3://bucket/data/part-0")
     (tmp_path / "cache" / ("1" * 32) / "data-part-0-0-80").mkdir()  # in place of a disk that fails
     assert ranges.read(url, 0, 80) == bytes(80)
 
 
-def test_a_copy_of_a_process_made_while_a_range_is_stored_does_not_hold_the_cache(tmp_path: Path) -> None:
-    with _counted(tmp_path / "cache"):
-        end, kept = os.pipe()
-        copy = os.fork()
-        if copy == 0:
-            os.close(kept)
-            os.read(end, 1)
-            os._exit(0)
-    try:
-        lock = take_lock(tmp_path / "cache" / "streamcd-cache")
-        assert lock is not None
-        release_lock(lock)
-    finally:
-        os.close(kept)
-        os.waitpid(copy, 0)
-        os.close(end)
+def test_a_cache_is_one_datasets_and_another_is_refused_by_name(
+    server: Server, remote: str, tmp_path: Path
+) -> None:
+    streamcd.open(remote, cache=tmp_path / "cache")
+    other = server.upload(streamcd.convert((np.eye(3), [0, 1, 1]), tmp_path / "data").path, "others")
+    with pytest.raises(
+        UsageError, match=rf"expected a cache of {other} .*, found one of {remote} .*name another"
+    ):
+        streamcd.open(other, cache=tmp_path / "cache")
+    streamcd.open(remote, cache=tmp_path / "cache")
 
 
-def test_datasets_share_a_cache_and_those_not_read_make_room(server: Server, tmp_path: Path) -> None:
-    """What a killed process was writing is not read, and is removed when nobody reads the dataset."""
-    content = np.random.default_rng(4).bytes(10_000)
-    url = Url(server.put("ranges/part-0", content))
-    cache = Cache(str(tmp_path / "cache"), 12_000)
-    first, second = cache.open("1" * 32), cache.open("2" * 32)
-    assert first.read(url, 0, 8000) == second.read(url, 0, 8000) == content[:8000]
-    assert len(list((tmp_path / "cache").glob("2*/ranges-*"))) == 0  # the first is being read
-    first.close()
-    third = cache.open("3" * 32)
-    assert third.read(url, 10, 8000) == content[10:8010]
-    held = sorted(path.parent.name[0] for path in (tmp_path / "cache").glob("*/ranges-*"))
-    assert held == ["3"]
-    (tmp_path / "cache" / ("3" * 32) / "ranges-part-0-9.partial").write_bytes(b"killed")
-    third.close()
-    server.requests.clear()
-    again = cache.open("3" * 32)
-    assert again.read(url, 10, 8000) == content[10:8010]
-    assert server.requests == []
+def test_what_killed_processes_were_writing_is_removed_from_a_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Url, "read", lambda _, offset, n_bytes: bytes(n_bytes))
+    cache = Cache(str(tmp_path / "cache"), 100_000)
+    first = opened(cache)
+    (tmp_path / "cache" / ("1" * 32) / "data-part-0-0-9.7-7.partial").write_bytes(b"killed")
+    opened(cache)
     assert not list((tmp_path / "cache").glob("*/*.partial"))
+    assert first.read(Url("s3://bucket/data/part-0"), 0, 9) == bytes(9)
+    assert len(list((tmp_path / "cache").glob("*/data-*"))) == 1
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -35,14 +35,6 @@ def take_lock(path: Path, flags: int = os.O_RDONLY) -> int | None:
     return descriptor
 
 
-def share_lock(path: Path) -> int:
-    """Open a file, made if needed, and share its lock with others; waits while a process has it alone."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_SH)
-    _held.add(descriptor)
-    return descriptor
-
-
 def release_lock(descriptor: int) -> None:
     _held.discard(descriptor)
     os.close(descriptor)

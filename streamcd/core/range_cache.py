@@ -1,30 +1,26 @@
-"""A bounded cache on local disk of ranges of files at URLs, for passes after the first.
+"""A bounded cache on local disk of ranges of a dataset's files at a URL, for passes after the first.
+
+A directory is one dataset's, and keeps the first shards that fit, for good: every pass visits all ranges, so that a cache
+that gave up some for others would find no more. Which those are follows from the sizes of the files alone: processes that
+share a directory need neither locks nor counts.
 
 A range is a file, in a folder named by the fingerprint of its table, with the CRC-32 of the bytes after them: one that was
-cut short or changed counts as missing. A full cache takes no more. Every pass visits all ranges: a cache that gave up what
-was read longest ago would find nothing, one that keeps what it has finds the same share in each. Only the folders of tables
-that nobody reads make room, the one used longest ago first.
-
-Processes may share a directory. The file that counts its bytes is locked for each change, and counted anew at opening; the
-lock of a folder tells that it is in use.
+cut short or changed counts as missing.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
-import re
-import shutil
-import weakref
+import threading
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
+from .atomic_files import write_file
 from .errors import UsageError
-from .locks import release_lock, share_lock, take_lock
 from .memory_budget import parse_size
 from .options import Option, Section
 from .progress import warn_once
@@ -48,10 +44,18 @@ CacheSize = Annotated[
     ),
 ]
 
-_COUNT = "streamcd-cache"
-"""Name of the file that counts bytes; a directory with other content, and without it, is not ours."""
-_FOLDER = re.compile(r"[0-9a-f]{32}")
+_MARK = "streamcd-cache"
+"""Name of the file with the fingerprint and the URL of the dataset; a directory with other content, and without it, is not
+ours."""
 _CRC_BYTES = 4
+
+
+class CachedFile(NamedTuple):
+    """A file worth keeping: its folder and name, its size, and the number of ranges in which it is read."""
+
+    name: str
+    n_bytes: int
+    n_ranges: int
 
 
 @dataclass(frozen=True)
@@ -61,9 +65,22 @@ class Cache:
     directory: str
     n_bytes: int
 
-    def open(self, fingerprint: str) -> CachedRanges:
-        """Open it for the table of this fingerprint."""
-        return CachedRanges(self, fingerprint)
+    def open(self, dataset: str, url: str, table: str, files: Iterable[CachedFile]) -> CachedRanges:
+        """Open it for a table of a dataset, both by their fingerprints, whose `files` are kept in this order.
+
+        Raises `UsageError` where the directory is another dataset's.
+        """
+        directory = Path(self.directory)
+        _claim(directory, dataset, url)
+        left = self.n_bytes - sum(
+            _folder_bytes(path) for path in directory.iterdir() if path.is_dir() and path.name != table
+        )
+        limits = {}
+        for name, n_bytes, n_ranges in files:
+            overhead = _CRC_BYTES * n_ranges
+            limits[name] = min(n_bytes, max(left - overhead, 0))
+            left -= n_bytes + overhead
+        return CachedRanges(directory / table, limits)
 
 
 def asked_cache(
@@ -77,26 +94,27 @@ def asked_cache(
     if not is_url(data):
         raise UsageError(f"cache: it is for a dataset at a URL, found {data} on disk; leave --cache out")
     path = local_path(directory, "a cache").absolute()
-    with _counted(path):
-        return Cache(str(path), parse_size(DEFAULT_SIZE if size is None else size))
-
-
-@contextmanager
-def _counted(directory: Path) -> Iterator[int]:
-    """Hold the file that counts the bytes, in a directory that is made where it is not there; yields a descriptor."""
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    is_cache = (directory / _COUNT).is_file() or not any(directory.iterdir())
-    if directory.stat().st_uid != os.geteuid() or not is_cache:
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    is_cache = (path / _MARK).is_file() or not any(path.iterdir())
+    if path.stat().st_uid != os.geteuid() or not is_cache:
         raise UsageError(
-            f"{directory}: expected an empty directory of yours, or a cache, found something else; name another place"
+            f"{path}: expected an empty directory of yours, or a cache, found something else; name another place"
         )
-    descriptor = os.open(directory / _COUNT, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield descriptor
-    finally:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # for a copy of this process too, which has the file open
-        os.close(descriptor)
+    return Cache(str(path), parse_size(DEFAULT_SIZE if size is None else size))
+
+
+def _claim(directory: Path, fingerprint: str, url: str) -> None:
+    """Mark a directory as a dataset's; refused where it is another's."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    mark = directory / _MARK
+    if not mark.exists():
+        write_file(mark, f"{fingerprint}\n{url}\n".encode())
+    found, _, name = mark.read_text(errors="replace").partition("\n")
+    if found != fingerprint:
+        raise UsageError(
+            f"{directory}: expected a cache of {url} with the fingerprint {fingerprint}, found one of {name.strip()} with "
+            f"{found}; a cache is for one dataset: name another directory, or remove this one"
+        )
 
 
 def _folder_bytes(folder: Path) -> int:
@@ -107,35 +125,23 @@ def _folder_bytes(folder: Path) -> int:
     return n_bytes
 
 
-def _release(lock: int, owner: int) -> None:
-    """Release a table's lock in the process that took it; its copies have let go of theirs."""
-    if os.getpid() == owner:
-        release_lock(lock)
-
-
 class CachedRanges(Ranges):
-    """Ranges of the files of one table, in use until `close` or until it is let go; may be used by several threads."""
+    """Ranges of the files of one table, kept up to a `limit` in each file; may be used by several threads."""
 
-    def __init__(self, cache: Cache, fingerprint: str) -> None:
-        self._cache, self._fingerprint = cache, fingerprint
-        self._directory = Path(cache.directory)
-        self._folder = self._directory / fingerprint
-        self._is_full = False
-        with _counted(self._directory) as count:
-            self._folder.mkdir(mode=0o700, exist_ok=True)
-            self._remove_unfinished()
-            lock = share_lock(self._folder / "lock")
-            self.close = weakref.finalize(self, _release, lock, os.getpid())
-            os.utime(self._folder / "lock")
-            self._set(count, sum(map(_folder_bytes, self._folders())))
+    def __init__(self, folder: Path, limits: dict[str, int]) -> None:
+        self._folder, self._limits = folder, limits
+        folder.mkdir(mode=0o700, exist_ok=True)
+        for path in folder.glob("*.partial"):  # of a process that was killed, or will not mind
+            path.unlink(missing_ok=True)
 
     def read(self, url: Url, offset: int, n_bytes: int) -> bytes:
         """Read a range from the cache, or from its URL into the cache."""
+        folder, name = url.text.split("/")[-2:]
         path = self._path(url, offset, n_bytes)
         found = self._load(path, n_bytes)
         if found is None:
             found = url.read(offset, n_bytes)
-            if len(found) == n_bytes and not self._is_full:
+            if len(found) == n_bytes and offset + n_bytes <= self._limits.get(f"{folder}/{name}", 0):
                 self._store(path, found)
         return found
 
@@ -159,59 +165,14 @@ class CachedRanges(Ranges):
         return None
 
     def _store(self, path: Path, data: bytes) -> None:
-        partial = path.with_name(path.name + ".partial")
+        partial = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
         try:
-            if self._make_place(partial, len(data) + _CRC_BYTES):
-                with open(partial, "r+b") as file:
-                    file.write(data)
-                    file.write(zlib.crc32(data).to_bytes(_CRC_BYTES, "little"))
-                with _counted(self._directory):
-                    os.replace(partial, path)
+            with open(partial, "xb") as file:
+                file.write(data)
+                file.write(zlib.crc32(data).to_bytes(_CRC_BYTES, "little"))
+            with suppress(FileNotFoundError):  # another process has just opened the cache
+                os.replace(partial, path)
         except OSError as error:
-            self._is_full = True
+            self._limits = {}
             partial.unlink(missing_ok=True)
-            warn_once(f"{self._cache.directory}: nothing more is cached there: {error.strerror}")
-
-    def _make_place(self, partial: Path, n_bytes: int) -> bool:
-        """Make a file of this size, counted; false where there is no room, or another process writes it."""
-        with _counted(self._directory) as count:
-            used = int(os.pread(count, 32, 0) or b"0")
-            if used + n_bytes > self._cache.n_bytes:
-                used -= self._make_room(used + n_bytes - self._cache.n_bytes)
-            if used + n_bytes > self._cache.n_bytes:
-                self._is_full = True
-                self._set(count, used)
-                return False
-            try:
-                os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-            except FileExistsError:
-                return False
-            os.truncate(partial, n_bytes)
-            self._set(count, used + n_bytes)
-            return True
-
-    def _set(self, count: int, n_bytes: int) -> None:
-        os.pwrite(count, f"{n_bytes:<31}\n".encode(), 0)
-
-    def _folders(self) -> list[Path]:
-        return [path for path in self._directory.iterdir() if _FOLDER.fullmatch(path.name) and path.is_dir()]
-
-    def _make_room(self, n_bytes: int) -> int:
-        """Remove the folders of other tables that nobody reads, until there is room; returns the bytes removed."""
-        removed = 0
-        others = [path for path in self._folders() if path != self._folder and (path / "lock").is_file()]
-        for folder in sorted(others, key=lambda path: (path / "lock").stat().st_mtime):
-            if removed < n_bytes and (lock := take_lock(folder / "lock")) is not None:
-                removed += _folder_bytes(folder)
-                shutil.rmtree(folder, ignore_errors=True)
-                release_lock(lock)
-        return removed
-
-    def _remove_unfinished(self) -> None:
-        """Remove what killed processes were writing, where nobody reads the table now."""
-        with suppress(FileNotFoundError):
-            lock = take_lock(self._folder / "lock")
-            if lock is not None:
-                for path in self._folder.glob("*.partial"):
-                    path.unlink(missing_ok=True)
-                release_lock(lock)
+            warn_once(f"{self._folder.parent}: nothing more is cached there: {error.strerror}")

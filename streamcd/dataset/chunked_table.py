@@ -20,7 +20,7 @@ from ..core.atomic_files import describe_set_aside
 from ..core.classes import check_class_names
 from ..core.errors import DatasetError
 from ..core.metadata import WRITER, Count, FileName, Infix, Kind, Structure, content_digest, read_metadata
-from ..core.range_cache import Cache
+from ..core.range_cache import Cache, CachedFile
 from ..core.storage import DATASET_BYTES, NO_FILE, Location, Url, file_sizes, location, with_size
 from .parquet import NO_CRC, OpenParts, read_table
 from .schema import FIRST_OF_ROWS, ChunkData, row_dtype
@@ -291,7 +291,24 @@ class ChunkedTable:
     def use_cache(self, cache: Cache | None) -> None:
         """Keep in a cache what is read of parts at a URL from now on."""
         if isinstance(self.path, Url) and cache is not None:
-            self.cache, self._parts.ranges = cache, cache.open(self.fingerprint)
+            dataset, url = self._whose
+            self.cache = cache
+            self._parts.ranges = cache.open(dataset, url, self.fingerprint, self.cached_files())
+
+    @property
+    def _whose(self) -> tuple[str, str]:
+        """Fingerprint and place of the dataset."""
+        return self.fingerprint, str(self.path)
+
+    def cached_files(self) -> Iterator[CachedFile]:
+        """Iterate over the files that a cache keeps, shard by shard."""
+        n_ranges = np.bincount(self.chunk_part, minlength=len(self.manifest["parts"]))
+        for part, count in zip(self.manifest["parts"], n_ranges.tolist(), strict=True):
+            for table in self.TABLES:
+                file = CachedFile(stored_name(part[table], self.manifest), part[f"{table}_bytes"], count)
+                yield file
+                if table == "rows":  # of which predictions read other columns than trainings
+                    yield file
 
     @property
     def client_bytes(self) -> int:
@@ -354,6 +371,7 @@ class PartOfTable:
 
     _whole: Any
     _chunks: np.ndarray
+    cache: Cache | None
 
     def another(self) -> Self:
         """Return the same table with files of its own, to be read by another thread."""
@@ -368,6 +386,11 @@ class PartOfTable:
     def expect(self, chunk: int, first: Mapping[str, str] | None = None) -> None:
         """Announce that a chunk will be read."""
         self._whole.expect(int(self._chunks[chunk]), first)
+
+    def use_cache(self, cache: Cache | None) -> None:
+        """Keep in a cache what is read of parts at a URL from now on."""
+        self._whole.use_cache(cache)
+        self.cache = self._whole.cache
 
     def read_directly(self, ahead_bytes: int) -> None:
         """Read past the page cache from now until `close`."""

@@ -8,7 +8,7 @@ fingerprint of the dataset, which the layout leaves unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from ..core.errors import DatasetError
 from ..core.metadata import read_metadata
+from ..core.range_cache import CachedFile
 from ..core.storage import Location
 from .chunked_table import COLUMN_LAYOUT, ChunkedTable, RowTable, starts_of
 from .schema import COLUMN_CHUNKS, FIRST_OF_COLUMNS, column_schemas
@@ -46,6 +47,15 @@ class Columns(ChunkedTable):
         self.item_start = starts_of(np.where(begins, self.n_listed, 0))
         # chunks unit_start[u]:unit_start[u + 1] belong together: one chunk, or all pieces of a feature
         self.unit_start = np.append(np.flatnonzero(begins), self.n_chunks).astype(np.int64)
+
+    @property
+    def _whose(self) -> tuple[str, str]:
+        return self.manifest["dataset"], str(self.dataset.path)
+
+    def cached_files(self) -> Iterator[CachedFile]:
+        """Iterate over the files that a cache keeps, after those of the rows, whose labels are read too."""
+        yield from (file for file in self.dataset.cached_files() if file.name.startswith("rows/"))
+        yield from super().cached_files()
 
     def read_index(self, chunk: int, *, verify: bool = True) -> tuple[np.ndarray, np.ndarray]:
         """Read the features of a chunk, ascending, and the number of entries of each in the chunk."""

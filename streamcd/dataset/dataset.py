@@ -425,7 +425,7 @@ def open_dataset(
     cache : path, optional
         A directory on this machine where ranges of a dataset at a URL are kept, for passes after the first.
     cache_size : int or str, optional
-        Bound on the size of that directory, which processes and datasets may share; 10 GB by default.
+        Bound on the size of that directory, which processes may share; 10 GB by default.
 
     Returns
     -------
