@@ -794,12 +794,10 @@ def test_what_a_killed_conversion_left_is_named_and_removed_with_force(
     url = f"{BUCKET}/killed"
     done = subprocess.run([sys.executable, "-c", KILLED_CONVERSION, str(tmp_path / "text"), url], check=False)
     assert done.returncode == -signal.SIGKILL
-    key = "killed/entries/part-00000.0123456789abcdef.parquet"
-    server.client.create_multipart_upload(Bucket="bucket", Key=key)
     assert len(names(server, "killed")) == 1
     shown = CliRunner().invoke(cli, ["info", url])
     assert shown.exit_code == 2
-    assert shown.stderr.count("which no manifest lists") == 2
+    assert shown.stderr.count("which no manifest lists") == 1
     arguments = ["convert", str(tmp_path / "text"), url, "--memory", "2GB", "--quiet", "--json"]
     shown = CliRunner().invoke(cli, arguments)
     assert shown.exit_code == 0, shown.stderr
@@ -815,7 +813,6 @@ def test_what_a_killed_conversion_left_is_named_and_removed_with_force(
         "manifest.json",
         *(name for name, *_ in made.listed_files(made.manifest)),
     }
-    assert Url(url).uploads() == {}
     assert not list(tmp_path.glob(".streamcd-upload-*"))
 
 

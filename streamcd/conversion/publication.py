@@ -12,11 +12,10 @@ import os
 import re
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..core.errors import DatasetError, StreamcdError, UsageError
 from ..core.locks import scratch_directory
@@ -39,7 +38,6 @@ class Publication:
     """A folder of a bucket to which one writer uploads a table's files."""
 
     folder: Url
-    table: type[ChunkedTable]
     infix: str
     version: str | None  # of the manifest that is replaced
     force: bool
@@ -62,21 +60,22 @@ class Publication:
         manifest = {**json.loads((work / _MANIFEST).read_bytes()), "infix": self.infix}
         before = self.folder.find() if self.force else {}
         replaced = _listed(self.folder)
-        self._check_complete(manifest)
         try:
             (self.folder / _MANIFEST).put((json.dumps(manifest, indent=1) + "\n").encode(), self.version)
         except FileExistsError:
-            raise self._lost("another was completed there meanwhile") from None
-        if self.force:
-            old = {name for name in before if name in replaced or _infix(name) not in ("", self.infix)}
-            with suppress(OSError):  # `unfinished` tells of what stays
-                self._remove(sorted(old - {_MANIFEST}), lambda _: True)
+            raise UsageError(
+                f"{self.folder}: expected to be the only one that writes there, found that another was completed there "
+                "meanwhile; the files of this call were removed; name another place, or replace what is there with --force"
+            ) from None
+        old = {name for name in before if name in replaced or _infix(name) not in ("", self.infix)}
+        with suppress(OSError):  # `unfinished` tells of what stays
+            self._remove(sorted(old - {_MANIFEST}))
 
     def withdraw(self) -> None:
         """Remove what this writer has uploaded, unless its manifest is in place."""
         with suppress(OSError):
             if not any(map(self._is_own, _listed(self.folder))):
-                self._remove(list(filter(self._is_own, self.folder.find())), self._is_own)
+                self._remove(list(filter(self._is_own, self.folder.find())))
 
     def _is_own(self, name: str) -> bool:
         return _infix(name) == self.infix
@@ -84,24 +83,10 @@ class Publication:
     def _stored(self, name: str) -> str:
         return f"{name.removesuffix('.parquet')}.{self.infix}.parquet"
 
-    def _remove(self, names: list[str], of_uploads: Callable[[str], bool]) -> None:
+    def _remove(self, names: list[str]) -> None:
         if f"{FOLDER}/{_MANIFEST}" in names:  # first: it lists the others
             self.folder.remove([f"{FOLDER}/{_MANIFEST}"])
         self.folder.remove(names)
-        uploads = self.folder.uploads().items()
-        self.folder.end_uploads({name: number for name, number in uploads if of_uploads(name)})
-
-    def _check_complete(self, manifest: Mapping[str, Any]) -> None:
-        there = self.folder.find()
-        for name, n_bytes, _ in self.table.listed_files(manifest):
-            if there.get(name) != n_bytes:
-                raise self._lost(f"{name} is not there any more")
-
-    def _lost(self, reason: str) -> UsageError:
-        return UsageError(
-            f"{self.folder}: expected to be the only one that writes there, found that {reason}; the files of this call "
-            "were removed; name another place, or give --force to replace what is there"
-        )
 
 
 @contextmanager
@@ -117,7 +102,7 @@ def publishing(folder: Url, table: type[ChunkedTable], *, force: bool) -> Iterat
     if _MANIFEST in there and not force:
         raise UsageError(f"{folder} exists; name another place or replace it with --force")
     version = (folder / _MANIFEST).version()
-    found = Publication(folder, table, os.urandom(8).hex(), version, force)
+    found = Publication(folder, os.urandom(8).hex(), version, force)
     scratch = Path(tempfile.gettempdir())
     room = "three times" if table is Columns else "twice (three times with --scale)"
     disk_full = (
@@ -154,8 +139,6 @@ def _unlisted_files(dataset: Url) -> list[str]:
     for name, size in dataset.find().items():
         if name not in listed and _infix(name):
             n_bytes[_infix(name)].append(size)
-    for name in dataset.uploads():
-        n_bytes[_infix(name)].append(0)
     return [
         f"{dataset}: {len(sizes)} files ({format_size(sum(sizes))}) named *.{infix}.parquet, which no manifest lists: "
         "unless a call writes them now, an interrupted one has left them; remove them, or repeat the call with --force"

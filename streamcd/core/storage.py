@@ -15,11 +15,10 @@ import stat
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -219,27 +218,6 @@ class Url(os.PathLike[str]):
 
         with ThreadPoolExecutor(REQUESTS_AT_A_TIME) as threads:
             list(threads.map(remove_one, names))
-
-    def uploads(self) -> dict[str, str]:
-        """List what was begun to be uploaded below and has not appeared: the server's name of each by its own."""
-        if self.scheme != "s3":
-            return {}  # elsewhere they expire by themselves
-        try:
-            bucket, key, _ = self._files().split_path(self.text)
-            ask = {"Bucket": bucket, "Prefix": f"{key.rstrip('/')}/"}
-            found = self._try(lambda: self._files().call_s3("list_multipart_uploads", **ask))
-        except PermissionError:
-            return {}
-        start = len(ask["Prefix"])
-        return {upload["Key"][start:]: upload["UploadId"] for upload in found.get("Uploads", ())}
-
-    def end_uploads(self, uploads: Mapping[str, str]) -> None:
-        """Give up uploads that `uploads` listed."""
-        bucket, key, _ = self._files().split_path(self.text)
-        for name, number in uploads.items():
-            ask = {"Bucket": bucket, "Key": f"{key.rstrip('/')}/{name}", "UploadId": number}
-            with suppress(FileNotFoundError):
-                self._try(partial(self._files().call_s3, "abort_multipart_upload", **ask))
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
