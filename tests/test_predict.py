@@ -468,22 +468,53 @@ def test_an_imported_model_has_no_objective(small_problem, made_dataset):
 
 
 @pytest.mark.parametrize("n_distinct", [1, 2, 300, 10**9])
-@pytest.mark.parametrize("memory_bytes", [1, 10**9])
-def test_the_area_under_the_curve_is_exact_whatever_the_memory(n_distinct, memory_bytes):
+@pytest.mark.parametrize("memory_bytes", [1, 10**6, 10**9])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_areas_under_curves_are_exact_or_within_the_error_told(n_distinct, memory_bytes, weighted):
     rng = np.random.default_rng(n_distinct)
     score = rng.integers(0, n_distinct, 20_000) / n_distinct - 0.5
     positive = rng.random(20_000) < 0.4 + 0.3 * score
-    with RocArea(memory_bytes) as area:
-        for block in np.array_split(np.arange(20_000), 11):
-            area.add(score[block], positive[block])
-        found = area.areas()
-    assert found is not None
-    assert found[0] == pytest.approx(sklearn.metrics.roc_auc_score(positive, score), abs=1e-13)
-    assert found[1] == pytest.approx(sklearn.metrics.average_precision_score(positive, score), abs=1e-12)
+    weight = rng.gamma(0.5, 1.0, 20_000) + 1e-3 if weighted else None
+    found = []
+    for n_blocks in (11, 3):
+        area = RocArea(memory_bytes)
+        for block in np.array_split(np.arange(20_000), n_blocks):
+            area.add(score[block], positive[block], None if weight is None else weight[block])
+        found.append(area.areas())
+    assert found[0] is not None
+    assert found[0] == pytest.approx(found[1], rel=1e-12)  # whatever the blocks
+    roc, average, roc_error, average_error = found[0]
+    told_apart = {1: 2, 10**6: 300, 10**9: 10**9}[memory_bytes]
+    assert (roc_error > 0, average_error > 0) == (n_distinct > told_apart, n_distinct > told_apart)
+    assert roc_error < 1e-3
+    assert average_error < 1e-2
+    theirs = {"sample_weight": weight}
+    assert abs(roc - sklearn.metrics.roc_auc_score(positive, score, **theirs)) <= roc_error + 1e-12
+    expected = sklearn.metrics.average_precision_score(positive, score, **theirs)
+    assert abs(average - expected) <= average_error + 1e-12
+
+
+def test_the_error_of_areas_by_bins_is_printed(small_problem, made_dataset, tmp_path, streamcd, monkeypatch):
+    x, y = small_problem("random")
+    a_model(x, y).save(tmp_path / "model")
+    data = made_dataset(x, y).path
+    exact = evaluate(data, tmp_path / "model")
+    assert "auc_error" not in exact
+    monkeypatch.setattr("streamcd.prediction.evaluate.RocArea", lambda memory: _small(RocArea(1)))
+    found = evaluate(data, tmp_path / "model")
+    assert 0 < abs(found["auc"] - exact["auc"]) <= found["auc_error"]
+    shown = streamcd("evaluate", data, tmp_path / "model").stdout
+    assert f"± {found['auc_error']:.1g}" in shown
+    assert f"± {found['average_precision_error']:.1g}" in shown
+
+
+def _small(area: RocArea) -> RocArea:
+    area._capacity = 7
+    return area
 
 
 def test_the_area_of_one_class_is_none():
-    with RocArea(1000) as area:
-        assert area.areas() is None
-        area.add(np.arange(3.0), np.ones(3, dtype=bool))
-        assert area.areas() is None
+    area = RocArea(1000)
+    assert area.areas() is None
+    area.add(np.arange(3.0), np.ones(3, dtype=bool))
+    assert area.areas() is None

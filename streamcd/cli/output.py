@@ -212,7 +212,10 @@ def print_evaluation(title: str, result: dict[str, Any]) -> None:
         "brier_score": "Brier score",
         "log_loss": "mean log loss",
     }
-    rows += [(name, f"{result[key]:.10g}") for key, name in names.items() if result.get(key) is not None]
+    for key, name in names.items():
+        if result.get(key) is not None:
+            error = f" ± {result[f'{key}_error']:.1g}" if f"{key}_error" in result else ""
+            rows.append((name, f"{result[key]:.10g}{error}"))
     console.print_table(title, rows)
     if 1 < len(result.get("labels", [])) <= _MOST_CLASSES_SHOWN:
         header = ["label", "rows", "precision", "recall", "F1"]

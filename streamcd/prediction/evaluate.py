@@ -83,7 +83,10 @@ class _Evaluation:
         }
         areas = self.roc.areas()
         if areas is not None:
-            result["auc"], result["average_precision"] = areas
+            result["auc"], result["average_precision"] = areas.roc, areas.average_precision
+            if areas.roc_error or areas.average_precision_error:
+                result["auc_error"] = areas.roc_error
+                result["average_precision_error"] = areas.average_precision_error
         n_known = self.n_rows - self.n_unknown
         if model.has_probabilities and n_known:
             result["log_loss"] = self.log_loss.value() / n_known
@@ -189,7 +192,8 @@ def evaluate(
     -------
     dict
         ``n_rows``, ``accuracy``, ``primal_objective`` (of the model's own problem on this data; None if the model does not
-        know its C, or not all labels); for two classes ``auc`` and ``average_precision`` (of the larger label); for the
+        know its C, or not all labels); for two classes ``auc`` and ``average_precision`` (of the larger label), exact, or
+        with ``auc_error`` and ``average_precision_error``, their largest errors, where the scores do not fit; for the
         logistic loss ``log_loss`` and ``brier_score`` (means over the rows; of two classes the squared error of the larger
         label's probability, of several the sum over the classes); ``labels``, ``confusion`` (rows true, columns predicted)
         and ``per_class``: for each label ``n_rows``, ``precision``, ``recall``, ``f1``.
@@ -228,15 +232,14 @@ def evaluate_model(
         found, budget = ScoreCurves(model), budget - ScoreCurves.table_bytes(model)
     each = threads_of_each(threads, workers)
     scoring = Scoring(data, model, budget, listener, workers, threads=each, compared=True)
-    with RocArea(scoring.plan.left) as roc:
-        evaluation = _Evaluation(model, roc)
-        for rows in scoring.blocks("evaluate"):
-            evaluation.add(rows)
-            if found is not None:
-                found.add(rows)
-        if evaluation.n_unknown:
-            listener.warning(
-                f"{evaluation.n_unknown:,} rows have labels that the model does not know "
-                f"({', '.join(model.label_texts()[:5])}{', …' if model.n_classes > 5 else ''}); they count as errors"
-            )
-        return evaluation.result(), found
+    evaluation = _Evaluation(model, RocArea(scoring.plan.left))
+    for rows in scoring.blocks("evaluate"):
+        evaluation.add(rows)
+        if found is not None:
+            found.add(rows)
+    if evaluation.n_unknown:
+        listener.warning(
+            f"{evaluation.n_unknown:,} rows have labels that the model does not know "
+            f"({', '.join(model.label_texts()[:5])}{', …' if model.n_classes > 5 else ''}); they count as errors"
+        )
+    return evaluation.result(), found

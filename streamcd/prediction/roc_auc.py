@@ -1,147 +1,123 @@
-"""Exact areas under the ROC and precision-recall curves for more scores than fit in memory, by ranges of scores on disk."""
+"""Areas under the ROC and precision-recall curves: exact while the scores fit in memory, else by bins, with a bound."""
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack
-from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from ..core.external_partition import Layout, PartitionReader, PartitionWriter, Records, take
-from ..core.locks import scratch_directory
-from .sums import ExactSum
-
-_LAYOUT = Layout((np.dtype(np.float64), np.dtype(np.bool_)))
-_BYTES_PER_SCORE = 67
-"""Peak memory of a row: score and class as taken, joined and sorted, their order, four numbers for each group of ties."""
-_N_BOUNDS = 127
+_BYTES_PER_SCORE = 110
+"""Peak memory of a row: score and weight as taken, joined and sorted, their order, six numbers for each group of ties."""
 _LEAST_SCORES = 1024
+N_BINS = 1 << 16
+"""Bins at most: one for each of some scores, and one for the scores between two of these."""
+
+
+class Areas(NamedTuple):
+    """Areas under the ROC and the precision-recall curve, with bounds on their errors: 0 where all scores were held."""
+
+    roc: float
+    average_precision: float
+    roc_error: float
+    average_precision_error: float
 
 
 class RocArea:
-    """Receiver of scores in any order and any number of blocks; a context manager, which removes its files.
+    """Receiver of scores in any number of blocks.
 
-    Scores beyond the memory are partitioned by bounds that are scores themselves: a bucket for each bound, and one for the
-    scores between two of them. Scores equal to a bound are ties, and only counted; those between two bounds are sorted, or,
-    if they do not fit, partitioned again by bounds of their own.
+    Rows count by their weights; without any, the counts are integers, and exact areas rounded once. Scores beyond the memory
+    are counted in bins, whose bounds are quantiles of the first ones: how well these separate the rest shows in the error.
     """
 
     def __init__(self, memory_bytes: int) -> None:
         self._capacity = max(_LEAST_SCORES, memory_bytes // _BYTES_PER_SCORE)
-        self._memory_bytes = self._capacity * _LAYOUT.record_bytes
-        self._held: list[Records] = []
+        self._weighted = False
+        self._held: list[tuple[np.ndarray, np.ndarray]] = []
         self._n_held = 0
-        self._opened = ExitStack()
-        self._scratch: Path | None = None
+        self._bounds: np.ndarray | None = None  # scores, ascending; bin 2 i + 1 has those equal to bound i
+        self._sums = np.zeros((2, 0))  # weights of the positive and of the negative rows in each bin
 
-    def __enter__(self) -> RocArea:
-        return self
+    def add(self, score: np.ndarray, positive: np.ndarray, weight: np.ndarray | None = None) -> None:
+        """Take rows: their scores, flags of those of the positive class, and their weights, all 1 by default."""
+        if weight is None:
+            weight = np.ones(score.size)
+        elif (weight != 1.0).any():
+            self._weighted = True
+            score, positive, weight = (array[weight > 0] for array in (score, positive, weight))
+        # descending, and -0 a tie with 0; copied, since the caller reuses its memory
+        score, signed = 0.0 - score, np.where(positive, weight, -weight)
+        room = self._capacity - self._n_held
+        if self._bounds is None and score.size > room:  # the first scores are the same whatever the blocks
+            self._hold(score[:room], signed[:room])
+            self._begin_bins()
+            score, signed = score[room:], signed[room:]
+        if self._bounds is None:
+            self._hold(score, signed)
+        else:
+            self._count(score, signed, self._bounds)
 
-    def __exit__(self, *exception: object) -> None:
-        self._opened.close()
+    def _hold(self, score: np.ndarray, signed: np.ndarray) -> None:
+        self._held.append((score, signed))
+        self._n_held += score.size
 
-    def add(self, score: np.ndarray, positive: np.ndarray) -> None:
-        """Take rows: their scores, and flags of those of the positive class."""
-        for start in range(0, score.size, self._capacity):
-            stop = min(start + self._capacity, score.size)
-            # descending, and -0 a tie with 0; copied, since the caller reuses its memory
-            block = Records((0.0 - score[start:stop], positive[start:stop].astype(np.bool_)))
-            if self._scratch is None and self._n_held + block.size > self._capacity:
-                self._spill()
-            if self._scratch is None:
-                self._held.append(block)
-                self._n_held += block.size
-            else:
-                self._writer.append(_number(block, self._bounds), block)
+    def _joined(self) -> list[np.ndarray]:
+        return [np.concatenate(parts) for parts in zip(*self._held, strict=True)]
 
-    def _spill(self) -> None:
-        """Partition the scores held, and later ones, by the quantiles of those held."""
-        self._scratch = self._opened.enter_context(scratch_directory(Path(tempfile.gettempdir()), "scores"))
-        held, self._held = _join(self._held), []
-        self._bounds = _quantiles(held.fields[0])
-        self._path = self._scratch / "run"
-        self._writer = self._write(self._path, self._bounds)
-        self._writer.append(_number(held, self._bounds), held)
+    def _begin_bins(self) -> None:
+        score, signed = self._joined()
+        self._held = []
+        places = np.linspace(0, score.size - 1, N_BINS // 2 - 1).astype(np.int64)
+        self._bounds = np.unique(np.sort(score)[places])
+        self._sums = np.zeros((2, 2 * self._bounds.size + 1))
+        self._count(score, signed, self._bounds)
 
-    def _write(self, path: Path, bounds: np.ndarray) -> PartitionWriter:
-        return PartitionWriter(path, _LAYOUT, 2 * bounds.size + 1, self._memory_bytes)
+    def _count(self, score: np.ndarray, signed: np.ndarray, bounds: np.ndarray) -> None:
+        number = np.searchsorted(bounds, score, side="left") + np.searchsorted(bounds, score, side="right")
+        for sums, weight in zip(self._sums, (signed, -signed), strict=True):
+            sums += np.bincount(number, np.maximum(weight, 0.0), sums.size)
 
-    def areas(self) -> tuple[float, float] | None:
-        """Compute the areas under the ROC and the precision-recall curve; None for one class.
+    def areas(self) -> Areas | None:
+        """Compute the areas under both curves; None for one class.
 
         The first is the probability that a positive row scores above a negative one, ties counted half. The second is the
-        average precision: the mean over the positive rows of the precision among the rows that score as high or higher.
+        average precision: the mean over the positive rows of the precision among the rows that score as high or higher. Of
+        rows in a bin of different scores both are the middle between the best order and the worst.
         """
-        doubled = 0
-        precisions = ExactSum()  # of the positive rows; does not depend on the blocks
-        n_above_positive = n_above_negative = 0
-        for positives, negatives in self._ties():
-            # scores come in descending order
-            first, second = np.cumsum(positives), np.cumsum(negatives)
-            above = n_above_positive + first - positives
-            doubled += int((negatives * (2 * above + positives)).sum())
-            found = n_above_positive + first
-            precisions.add(positives * (found / (found + n_above_negative + second)))
-            n_above_positive, n_above_negative = int(found[-1]), int(n_above_negative + second[-1])
-        n_positive, n_negative = n_above_positive, n_above_negative
+        if not (self._held or self._sums.size):
+            return None
+        positives, negatives = _count_ties(*self._joined()) if self._held else self._sums
+        if self._held and not self._weighted:
+            positives, negatives = positives.astype(np.int64), negatives.astype(np.int64)
+        # scores come in descending order
+        first, second = np.cumsum(positives), np.cumsum(negatives)
+        n_positive, n_negative = first[-1].item(), second[-1].item()
         if not n_positive or not n_negative:
             return None
-        return doubled / (2 * n_positive * n_negative), precisions.value() / n_positive
-
-    def _ties(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield positives and negatives of every score, descending by score, many scores at a time."""
-        if self._scratch is None:
-            if self._held:
-                yield _count_ties(_join(self._held))
-            return
-        self._writer.close()
-        del self._writer  # its memory
-        yield from self._ties_of_run(self._path, self._bounds.size)
-
-    def _ties_of_run(self, path: Path, n_bounds: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        block_bytes = self._memory_bytes // 4
-        with PartitionReader([path], _LAYOUT) as reader:
-            for bucket in range(2 * n_bounds + 1):
-                n_scores, _ = reader.size(bucket)
-                if bucket % 2:
-                    positives = sum(
-                        int(block.fields[1].sum()) for block in reader.blocks(bucket, block_bytes)
-                    )
-                    yield np.array([positives]), np.array([n_scores - positives])
-                elif n_scores > self._capacity:
-                    first = next(reader.blocks(bucket, block_bytes))
-                    bounds, again = _quantiles(first.fields[0]), path.with_name(path.name + "-again")
-                    with self._write(again, bounds) as writer:
-                        for block in reader.blocks(bucket, block_bytes):
-                            writer.append(_number(block, bounds), block)
-                    del writer
-                    yield from self._ties_of_run(again, bounds.size)
-                elif n_scores:
-                    yield _count_ties(reader.read(bucket))
+        n_pairs = n_positive * n_negative
+        doubled = (negatives * (2 * first - positives)).sum().item()
+        precision = _ratio(first, first + second)
+        if self._bounds is None:
+            average = (positives * precision).sum().item() / n_positive
+            return Areas(doubled / (2 * n_pairs), average, 0.0, 0.0)
+        mixed = np.arange(first.size) % 2 == 0
+        best = np.where(mixed, _ratio(first, first + second - negatives), precision)
+        worst = np.where(mixed, _ratio(first - positives, first - positives + second), precision)
+        return Areas(
+            doubled / (2 * n_pairs),
+            (positives * (best + worst)).sum().item() / (2 * n_positive),
+            (positives * negatives)[mixed].sum().item() / (2 * n_pairs),
+            (positives * (best - worst)).sum().item() / (2 * n_positive),
+        )
 
 
-def _join(blocks: list[Records]) -> Records:
-    return Records([np.concatenate([block.fields[k] for block in blocks]) for k in range(2)])
+def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """Divide; 1 where both are 0."""
+    return np.divide(part, whole, out=np.ones(part.size), where=whole > 0)
 
 
-def _quantiles(score: np.ndarray) -> np.ndarray:
-    """Return distinct scores that cut all scores into parts of about the same size."""
-    return np.unique(np.sort(score)[np.linspace(0, score.size - 1, _N_BOUNDS).astype(np.int64)])
-
-
-def _number(scores: Records, bounds: np.ndarray) -> np.ndarray:
-    """Number buckets: 2 i + 1 for the scores equal to bound i, 2 i for those below it and above the one before."""
-    score = scores.fields[0]
-    number = np.searchsorted(bounds, score, side="left") + np.searchsorted(bounds, score, side="right")
-    return number.astype(np.uint16)
-
-
-def _count_ties(scores: Records) -> tuple[np.ndarray, np.ndarray]:
-    """Count positives and negatives of every distinct score, ascending."""
-    order = np.argsort(scores.fields[0])
-    score, positive = (take(field, order) for field in scores.fields)
+def _count_ties(score: np.ndarray, signed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Sum the weights of the positive and of the negative rows of every distinct score, ascending."""
+    order = np.argsort(score)
+    score, signed = score[order], signed[order]
     group = np.flatnonzero(np.concatenate([[True], score[1:] != score[:-1]]))
-    positives = np.add.reduceat(positive, group, dtype=np.int64)
-    return positives, np.diff(group, append=score.size) - positives
+    return np.add.reduceat(np.maximum(signed, 0.0), group), np.add.reduceat(np.maximum(-signed, 0.0), group)
