@@ -202,13 +202,13 @@ _CHECKS = (
     ),
     SafetyLine(
         "core/metadata.py",
-        "elif kind.seal_key and raw.get(kind.seal_key) != kind.seal(raw):",
+        "if kind.seal_key and raw.get(kind.seal_key) != kind.seal(raw):",
         _test("resume", "a_changed_configuration_is_refused_by_name"),
-        instead="elif False:",
+        instead="if False:",
     ),
     SafetyLine(
         "core/metadata.py",
-        'if raw.get("format_version") not in (kind.version, *kind.older):',
+        'if raw.get("format_version") != kind.version:',
         _test("metadata", "another_version_is_named"),
     ),
     SafetyLine(
@@ -267,13 +267,13 @@ _CHECKS = (
         "dataset/chunked_table.py",
         "elif found != n_bytes:",
         _test("dataset", "truncated_or_missing_files_are_named_by_verify_and_train[features.parquet]"),
-        instead="elif False:",
+        instead="if False:",
     ),
     SafetyLine(
         "dataset/chunked_table.py",
         "elif found == NO_FILE:  # it would be read for ever",
         _test("dataset", "what_is_no_file_is_named_and_not_read[pipe-features.parquet]"),
-        instead="elif False:",
+        instead="if False:",
     ),
     SafetyLine(
         "dataset/chunked_table.py",
