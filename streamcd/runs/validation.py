@@ -40,8 +40,6 @@ class ValidationSet:
 
     def __init__(self, path: str, dataset: Dataset, problem: Problem) -> None:
         self.path, self._data = path, open_dataset(path) if is_dataset(path) else path
-        if isinstance(self._data, Dataset):
-            self._data.use_cache(dataset.cache)
         w, code = _untouched(problem), np.tile(problem.code, problem.n_lanes // problem.block_lanes)
         self._model = new_model(dataset, problem, weights=w[:-1], intercept=w[-1], code=code, C=None)
         self._needs = RowsToScore(self._data, self._model, compared=True).needs()

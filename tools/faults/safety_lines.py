@@ -267,13 +267,13 @@ _CHECKS = (
         "dataset/chunked_table.py",
         "elif found != n_bytes:",
         _test("dataset", "truncated_or_missing_files_are_named_by_verify_and_train[features.parquet]"),
-        instead="elif False:",
+        instead="if False:",
     ),
     SafetyLine(
         "dataset/chunked_table.py",
         "elif found == NO_FILE:  # it would be read for ever",
         _test("dataset", "what_is_no_file_is_named_and_not_read[pipe-features.parquet]"),
-        instead="elif False:",
+        instead="if False:",
     ),
     SafetyLine(
         "dataset/chunked_table.py",
