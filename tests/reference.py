@@ -57,6 +57,13 @@ def loss_values(loss: str, t: np.ndarray) -> np.ndarray:
     return slack if loss == "hinge" else slack**2
 
 
+def dual_values(loss: str, alpha: np.ndarray, cost: np.ndarray) -> np.ndarray:
+    """Terms of the dual objective of rows with costs above 0."""
+    if loss == "log_loss":
+        return cost * np.log(cost) - alpha * np.log(alpha) - (cost - alpha) * np.log(cost - alpha)
+    return alpha if loss == "hinge" else alpha - alpha**2 / (4.0 * cost)
+
+
 def primal_objectives(
     loss: str, x: np.ndarray, y: np.ndarray, w: np.ndarray, cost: np.ndarray | float
 ) -> np.ndarray:

@@ -31,8 +31,7 @@ from streamcd.core.options import Section
 from streamcd.core.progress import Listener, Progress
 from streamcd.models.liblinear import LIBLINEAR_SOLVERS
 from streamcd.models.model import load_model
-from streamcd.solvers.problem import LOSSES as LOSS_CODES
-from streamcd.solvers.registry import LOSSES, METHODS, SOLVERS
+from streamcd.solvers.registry import METHODS, SOLVERS
 
 
 def run(*arguments: object) -> Result:
@@ -163,8 +162,7 @@ def test_the_shell_completes_commands_and_options(words, expected):
 
 
 def test_losses_methods_and_liblinear_numbers_are_those_of_the_registry():
-    """Of the registry, of the problem, and of LIBLINEAR's text format."""
-    assert set(LOSSES) == set(LOSS_CODES)
+    """And those of LIBLINEAR's text format."""
     assert METHODS == ("dual", "primal", "online", "sor")
     assert set(LIBLINEAR_TYPES) == {0, 1, 2, 3, 4, 7}
     assert set(LIBLINEAR_TYPES.values()) == set(LIBLINEAR_SOLVERS.values())

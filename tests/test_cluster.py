@@ -21,18 +21,14 @@ import numpy as np
 import pytest
 from conftest import ROOT
 from forking import PIPE, Forked
+from reference import dual_values
 from small_datasets import NAMED, multiclass, random_rows, write_dataset
 
 import streamcd
 from streamcd.cluster.block_steps import (
-    DUAL_CHANGE,
-    LINEAR,
-    LONGEST,
-    QUADRATIC,
     add_changes,
     apply_step,
     direction,
-    log_slopes,
     make_change,
     newton_step,
     quadratic_step,
@@ -42,8 +38,8 @@ from streamcd.cluster.engines import WorkersLost
 from streamcd.core.errors import EnvironmentFailure, Interrupted, UsageError
 from streamcd.core.progress import Listener
 from streamcd.dataset.dataset import Dataset
+from streamcd.kernels.rounds import DUAL_CHANGE, LINEAR, LONGEST, QUADRATIC, add_log_slopes
 from streamcd.runs.problem_options import ProblemOptions
-from streamcd.solvers.problem import dual_terms
 from tools.simulated_cluster import SerialEngine, Simulation
 
 LOSSES = ["hinge", "squared_hinge", "log_loss", "crammer_singer"]
@@ -101,11 +97,17 @@ def feasible(problem: Any, code: np.ndarray, rng: np.random.Generator) -> tuple[
     return alpha, cost
 
 
+def log_slopes(base: np.ndarray, candidate: np.ndarray, eta: np.ndarray) -> np.ndarray:
+    sums = np.zeros((eta.size, 3))
+    add_log_slopes(base, candidate, eta, sums)
+    return sums
+
+
 def row_objective(problem: Any, alpha: np.ndarray, cost: np.ndarray, code: np.ndarray) -> np.ndarray:
     """Rows' part of f, per lane."""
     if problem.loss == "crammer_singer":
         return np.array([alpha.sum() - alpha[np.arange(code.size), code].sum()])
-    return -dual_terms(problem.loss, alpha[:, : problem.n_lanes], cost).sum(axis=0)
+    return -dual_values(problem.loss, alpha[:, : problem.n_lanes], cost).sum(axis=0)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -122,7 +124,7 @@ def test_sums_of_a_direction_are_derivatives_of_the_dual(loss: str, classes: Dat
 
     h = 1e-3
     if loss == "log_loss":
-        found = log_slopes(problem.n_lanes, base, candidate, np.full(problem.n_lanes, 0.5))
+        found = log_slopes(base, candidate, np.full(problem.n_lanes, 0.5))
         np.testing.assert_allclose(found[:, 0], (along(0.5 + h) - along(0.5 - h)) / (2 * h), rtol=1e-4)
         second = (along(0.5 + h) - 2 * along(0.5) + along(0.5 - h)) / h**2
         np.testing.assert_allclose(found[:, 1], second, rtol=1e-3)
@@ -176,12 +178,10 @@ def test_newtons_step_finds_the_minimum_of_a_steep_function() -> None:
     base, candidate = np.array([[0.5, 0.5]]), np.array([[1 - 1e-6, 1e-6]])
     product, squared = np.array([-9.0]), np.array([0.1])
     problem_sums = np.array([[0.0, 0.0, 0.5 / (0.5 - 1e-6), 0.0, 0.0]])
-    eta, _, count = newton_step(
-        product, squared, problem_sums, 2, lambda at: log_slopes(1, base, candidate, at)
-    )
+    eta, _, count = newton_step(product, squared, problem_sums, 2, lambda at: log_slopes(base, candidate, at))
 
     def fall(at: np.ndarray) -> float:
-        return float((log_slopes(1, base, candidate, at)[:, 2] - at * product - 0.5 * at**2 * squared)[0])
+        return float((log_slopes(base, candidate, at)[:, 2] - at * product - 0.5 * at**2 * squared)[0])
 
     best = max(fall(np.array([at])) for at in 1 - np.geomspace(1e-9, 0.1, 3001))
     assert fall(eta) > (1 - 1e-3) * best
@@ -195,7 +195,7 @@ def test_a_row_beside_its_bound_does_not_hold_up_the_line_search() -> None:
     longest = np.array([[0.0, 0.0, 1e-3 / (1e-3 - 2e-6), 0.0, 0.0]])
     product = np.array([-9.0])
     eta, _, count = newton_step(
-        product, np.array([0.1]), longest, 2, lambda at: log_slopes(1, base, candidate, at)
+        product, np.array([0.1]), longest, 2, lambda at: log_slopes(base, candidate, at)
     )
     assert count < 6
     assert 1.0 <= eta[0] < longest[0, 2]

@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 import scipy.optimize
 import scipy.sparse as sp
-from reference import Twin, crammer_singer_subproblem, kernel_rows, new_totals, slow_margins, slow_shuffle
+from reference import (
+    Twin,
+    crammer_singer_subproblem,
+    dual_values,
+    kernel_rows,
+    loss_values,
+    new_totals,
+    slow_margins,
+    slow_shuffle,
+)
 from small_datasets import multiclass, random_rows
 
 from streamcd.kernels import crammer_singer as crammer_singer_kernels
@@ -18,7 +27,7 @@ from streamcd.kernels import primitives
 from streamcd.kernels import rows as rows_kernels
 from streamcd.kernels.crammer_singer import ClassScratch, LaneColumns
 from streamcd.kernels.primitives import DUAL, GAP, LOSS, N_ACTIVE, N_VISITED, VIOLATION_MAX, VIOLATION_MIN
-from streamcd.solvers.problem import LOSSES, crammer_singer_losses, dual_terms, row_loss
+from streamcd.solvers.problem import crammer_singer_losses, dual_terms, losses_of, row_loss
 
 BINARY = ["hinge", "squared_hinge", "log_loss"]
 BIASES = [0.0, 1.5]
@@ -29,12 +38,13 @@ COMPARED = [GAP, LOSS, DUAL, VIOLATION_MAX, VIOLATION_MIN, N_VISITED, N_ACTIVE] 
 def primal_objective(loss: str, w: np.ndarray, t: np.ndarray, cost: np.ndarray) -> float:
     """Compute ``½‖w‖² + Σ cost_i loss(t_i)``; `w` includes the bias entry, rows of cost 0 have no term."""
     used = cost > 0
-    return float(0.5 * w @ w + cost[used] @ row_loss(loss, t[used]))
+    return float(0.5 * w @ w + cost[used] @ loss_values(loss, t[used]))
 
 
 def dual_objective(loss: str, w: np.ndarray, alpha: np.ndarray, cost: np.ndarray) -> float:
     """Compute the dual objective at `alpha`, with ``w = w(alpha)``; rows of cost 0 have no term."""
-    return float(dual_terms(loss, alpha, cost).sum() - 0.5 * w @ w)
+    used = cost > 0
+    return float(dual_values(loss, alpha[used], cost[used]).sum() - 0.5 * w @ w)
 
 
 def crammer_singer_primal(w: np.ndarray, scores: np.ndarray, code: np.ndarray, cost: np.ndarray) -> float:
@@ -86,7 +96,7 @@ class Lanes:
         self.lanes = primitives.Lanes(np.arange(n_lanes), fetched, np.empty(n_lanes), live, np.zeros(n_lanes))
 
     def arguments(self, order: np.ndarray) -> tuple[Any, ...]:
-        costs = primitives.Costs(LOSSES[self.loss], self.bias, self.sign, self.cost, self.lane_fold)
+        costs = primitives.Costs(row_loss(self.loss), self.bias, self.sign, self.cost, self.lane_fold)
         return order, self.rows, costs, primitives.Variables(self.alpha, self.active, self.w)
 
     def visit(self, order: np.ndarray) -> None:
@@ -197,6 +207,18 @@ def test_gap_as_a_sum_over_rows_is_primal_minus_dual(loss: str, bias: float) -> 
 
 
 @pytest.mark.parametrize("loss", BINARY)
+def test_losses_and_dual_terms_of_arrays_are_the_formulas(loss: str) -> None:
+    """Rows of cost 0 have no term; y and costs may be those of all rows."""
+    rng = np.random.default_rng(0)
+    t, cost = rng.standard_normal((20, 3)) * 3.0, np.append(rng.uniform(0.1, 2.0, 19), 0.0)[:, None]
+    expected = np.where(cost > 0, cost * loss_values(loss, t), 0.0)
+    np.testing.assert_allclose(losses_of(row_loss(loss), np.ones(3), t, cost), expected, rtol=1e-14)
+    alpha, used = rng.random((20, 3)) * cost, slice(None, 19)
+    expected = np.vstack([dual_values(loss, alpha[used], cost[used]), np.zeros(3)])
+    np.testing.assert_allclose(dual_terms(row_loss(loss), np.ones(3), alpha, cost), expected, rtol=1e-11)
+
+
+@pytest.mark.parametrize("loss", BINARY)
 def test_projected_gradient_is_the_slope_of_the_dual(loss: str) -> None:
     """By central differences of the plain dual objective, at variables off their bounds."""
     problem = Lanes(loss, 1, 1.0)
@@ -265,7 +287,7 @@ def test_logistic_steps_stay_finite_and_keep_their_digits_at_both_bounds(C: floa
     alpha[:, 1] = C - alpha[:, 0]
     signs, active = np.array([[-1.0], [1.0]]), np.ones((30, 1), dtype=np.uint8)
     w = np.append(x.T @ (y * alpha[:, 0]), 0.0)
-    costs = primitives.Costs(primitives.LOG_LOSS, 0.0, signs, cost, NO_FOLD)
+    costs = primitives.Costs(row_loss("log_loss"), 0.0, signs, cost, NO_FOLD)
     steering = primitives.Steering(
         *(np.array([number]) for number in (np.inf, -np.inf, 1e-10, 1.0, 1.0, 0.0))
     )
@@ -303,7 +325,7 @@ class Classes:
 
     def arguments(self) -> tuple[Any, ...]:
         sign = np.ones_like(self.cost)  # of no meaning here
-        costs = primitives.Costs(primitives.CRAMMER_SINGER, self.bias, sign, self.cost, self.lane_fold)
+        costs = primitives.Costs(row_loss("crammer_singer"), self.bias, sign, self.cost, self.lane_fold)
         variables = primitives.Variables(self.alpha, self.active, self.w)
         return self.rows, costs, variables, LaneColumns(self.first // 4, self.first, self.n_columns)
 

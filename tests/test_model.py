@@ -386,7 +386,7 @@ def test_matrices_and_frames_are_decided_about_as_rows_are(n_classes: int, scale
         weights=rng.standard_normal((6, n_vectors)),
         intercept=rng.standard_normal(n_vectors),
         classes=np.arange(n_classes) * 2.0 - 1.0,
-        code=default_code("log_loss", n_classes),
+        code=default_code("margins", n_classes),
         loss="log_loss",
         C=1.0,
         scaling=Scaling("maxabs", "l2", scales) if scaled else Scaling(),

@@ -21,8 +21,8 @@ from streamcd.core.memory_budget import RESERVED_BYTES
 from streamcd.core.progress import Listener
 from streamcd.dataset.column_layout import open_columns
 from streamcd.dataset.dataset import Dataset, open_dataset
-from streamcd.kernels.primal import compact_rows
 from streamcd.kernels.primitives import N_STEPS
+from streamcd.kernels.rows import compact_rows
 from streamcd.runs.lane_groups import resolve
 from streamcd.runs.options import TrainOptions
 from streamcd.runs.problem_options import ProblemOptions

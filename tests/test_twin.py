@@ -32,12 +32,13 @@ import streamcd
 from streamcd.core.errors import Interrupted, ModelError, UsageError
 from streamcd.core.progress import Listener
 from streamcd.dataset.dataset import Dataset
+from streamcd.kernels.loss_table import TWIN_SQUARED_HINGE
 from streamcd.models.liblinear import export_liblinear
 from streamcd.models.model import Model, load_model
 from streamcd.runs.resume import resume
 from streamcd.runs.train import train
 from streamcd.runs.tune import tune
-from streamcd.solvers.problem import LOSSES, make_problem
+from streamcd.solvers.problem import make_problem
 from streamcd.training.result import Result
 
 METHODS = ["dual", "sor"]
@@ -581,7 +582,7 @@ def test_problem_of_twin_planes_in_its_common_form() -> None:
     np.testing.assert_allclose(problem.cost, [[0.25, 0.5, 0.5], [1.5, 0.25, 1.5], [0.5, 0.5, 0.25]])
     np.testing.assert_allclose(problem.class_factors(range(3)), [1.0, 3.0, 1.0])
     assert problem.scale == 4.0
-    assert problem.loss_code != LOSSES["twin"]
+    assert problem.row_loss.kind == TWIN_SQUARED_HINGE
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Mathematics of a round of block-diagonal dual steps, as plain functions for any engine.
+"""Mathematics of a round of block-diagonal dual steps, for any engine.
 
 The dual is ``f(a) = ½‖w(a)‖² + g(a)``, ``w(a) = Σ_k A_k a_k`` over K partitions of the rows. In a round, partition k makes
 passes of coordinate descent on its own rows from the common `w`, on the model
@@ -38,19 +38,13 @@ from typing import TypeVar
 import numpy as np
 
 from ..core.errors import EnvironmentFailure
+from ..kernels import rounds as kernels
+from ..kernels.loss_table import CLASSES, LOG_LOSS
+from ..kernels.rounds import CURVATURE, DUAL_CHANGE, LINEAR, LONGEST, MAGNITUDE, QUADRATIC, SLOPE
 from ..solvers.problem import Problem
 
 Item = TypeVar("Item")
 
-LINEAR, QUADRATIC, LONGEST, APART, MAGNITUDE = range(5)
-"""Columns of a direction: the slope at 0 of the dual's separable part, its second derivative (0 for the logistic loss,
-for which it is not constant), the longest step that keeps every row feasible, ``Σ ‖Δw_k‖²`` over the partitions, and the sum
-of the magnitudes that bounds the rounding error of the slope."""
-
-SLOPE, CURVATURE, DUAL_CHANGE = range(3)
-"""Columns of `log_slopes`: derivatives of the separable part in eta, and the change of the dual's row terms."""
-
-_TINY = 1e-200  # as in the kernels: a lower bound of the logistic loss's dual variables
 _ROUNDING = 1e-9  # a slope below this share of the magnitudes summed has no reliable sign
 _SLOPE_LEFT = 1e-4  # Newton's method ends where the slope has fallen to this share of its value at 0
 _NARROW = 1e-3  # or where the dual still falls, and the longest step is within this share of eta
@@ -122,20 +116,7 @@ def add_in_tree(changes: Sequence[Item], add: Callable[[Item, Item], Item]) -> I
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Rows along the step. base, candidate: (rows, alpha_width) as in the kernels
-
-
-def upper_bounds(problem: Problem, cost: np.ndarray, code: np.ndarray) -> np.ndarray:
-    """Return the upper bounds of the dual variables, shape (rows, lanes), of Crammer-Singer (rows, lanes * classes)."""
-    if problem.loss == "squared_hinge":
-        return np.where(cost > 0.0, np.inf, 0.0)
-    if problem.loss != "crammer_singer":
-        return cost
-    n_classes = problem.classes.size
-    upper = np.zeros((cost.shape[0], problem.n_lanes * n_classes))
-    for lane in range(problem.n_lanes):
-        upper[np.arange(code.size), lane * n_classes + code] = cost[:, lane]
-    return upper
+# Rows along the step. base, candidate: (rows, alpha_width) as in the kernels; cost: (rows, lanes)
 
 
 def new_direction(n_lanes: int) -> np.ndarray:
@@ -155,85 +136,13 @@ def add_direction(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def direction(
     problem: Problem, base: np.ndarray, candidate: np.ndarray, cost: np.ndarray, code: np.ndarray
 ) -> np.ndarray:
-    """Sum the terms of the step over rows, shape (lanes, 5); `APART` is left 0.
-
-    `MAGNITUDE` covers the rows that change. It adds the old and the new variables rather than their difference, because each
-    of them is rounded; Crammer-Singer's variables are computed from C, and have its rounding error.
-    """
+    """Sum the terms of the step over rows, shape (lanes, 5), see `kernels.rounds`; `APART` is left 0."""
     sums = new_direction(problem.n_lanes)
-    if problem.loss == "log_loss":
-        alpha, rest, change = _log_parts(problem.n_lanes, base, candidate)
-        used = change != 0.0
-        log_alpha, log_rest = np.log(np.where(used, alpha, 1.0)), np.log(np.where(used, rest, 1.0))
-        sums[:, LINEAR] = (change * (log_alpha - log_rest)).sum(axis=0)
-        size = np.minimum(alpha, rest) + np.abs(change)
-        sums[:, MAGNITUDE] = (size * (np.abs(log_alpha) + np.abs(log_rest))).sum(axis=0)
-        sums[:, LONGEST] = _longest(alpha, rest, change)
-        return sums
-    change = candidate - base
-    room = upper_bounds(problem, cost, code) - base
-    if problem.loss == "crammer_singer":
-        n_classes = problem.classes.size
-        per_lane = change.reshape(-1, problem.n_lanes, n_classes)
-        # Σ_{m ≠ y} of the change is minus that of the row's own class: the classes' changes add up to 0
-        own = np.take_along_axis(per_lane, code[:, None, None].repeat(problem.n_lanes, axis=1), axis=2)
-        sums[:, LINEAR] = per_lane.sum(axis=(0, 2)) - own.sum(axis=(0, 2))
-        size = np.abs(base) + np.abs(candidate) + np.repeat(cost, n_classes, axis=1)
-        size[change == 0.0] = 0.0
-        sums[:, MAGNITUDE] = size.reshape(-1, problem.n_lanes, n_classes).sum(axis=(0, 2))
-        free = np.full_like(base, np.inf)  # no lower bounds
-        sums[:, LONGEST] = _longest(free, room, change).reshape(problem.n_lanes, n_classes).min(axis=1)
-        return sums
-    diagonal = np.zeros_like(cost)
-    if problem.loss == "squared_hinge":
-        np.divide(0.5, cost, out=diagonal, where=cost > 0.0)
-    sums[:, LINEAR] = ((diagonal * base - 1.0) * change).sum(axis=0)
-    sums[:, QUADRATIC] = (diagonal * change * change).sum(axis=0)
-    size = np.where(change != 0.0, base + candidate, 0.0)
-    sums[:, MAGNITUDE] = ((diagonal * base + 1.0) * size).sum(axis=0)
-    sums[:, LONGEST] = _longest(base, room, change)
+    if problem.form == CLASSES:
+        kernels.add_class_direction(code, cost, base, candidate, sums)
+    else:
+        kernels.add_direction(problem.row_loss, problem.sign[code], cost, base, candidate, sums)
     return sums
-
-
-def _longest(below: np.ndarray, above: np.ndarray, change: np.ndarray) -> np.ndarray:
-    """Return the longest step per column; `below` and `above` are each variable's distances from its bounds."""
-    limits = np.full(change.shape, np.inf)
-    np.divide(below, -change, out=limits, where=change < 0.0)
-    np.divide(above, change, out=limits, where=change > 0.0)
-    # a candidate is feasible, so a step of 1 is; a smaller limit is rounding
-    return np.maximum(limits.min(axis=0, initial=np.inf), 1.0)
-
-
-def _log_parts(
-    n_lanes: int, base: np.ndarray, candidate: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return alpha, C - alpha, and the change of alpha computed from the smaller of the two, without cancellation."""
-    alpha, rest = base[:, :n_lanes], base[:, n_lanes:]
-    change = np.where(alpha <= rest, candidate[:, :n_lanes] - alpha, rest - candidate[:, n_lanes:])
-    return alpha, rest, change
-
-
-def log_slopes(n_lanes: int, base: np.ndarray, candidate: np.ndarray, eta: np.ndarray) -> np.ndarray:
-    """Differentiate the separable part of the logistic dual along the step: `SLOPE` to `DUAL_CHANGE`, shape (lanes, 3).
-
-    ``S'(eta) = Σ Δa log(a / a')`` and ``S''(eta) = Σ Δa² (1/a + 1/a')`` at ``a = base + eta (candidate - base)``.
-    """
-    _, _, change = _log_parts(n_lanes, base, candidate)
-    point = _between(base, candidate, np.tile(eta, 2))
-    used = change != 0.0
-    alpha = np.where(used, np.maximum(point[:, :n_lanes], _TINY), 1.0)
-    rest = np.where(used, np.maximum(point[:, n_lanes:], _TINY), 1.0)
-    old_alpha, old_rest = np.where(used, base[:, :n_lanes], 1.0), np.where(used, base[:, n_lanes:], 1.0)
-    before = old_alpha * np.log(old_alpha) + old_rest * np.log(old_rest)
-    after = alpha * np.log(alpha) + rest * np.log(rest)
-    slope = change * (np.log(alpha) - np.log(rest))
-    curvature = change * change * (1.0 / alpha + 1.0 / rest)
-    return np.stack([terms.sum(axis=0) for terms in (slope, curvature, before - after)], axis=1)
-
-
-def _between(base: np.ndarray, candidate: np.ndarray, eta: np.ndarray) -> np.ndarray:
-    """Compute ``base + eta (candidate - base)``; the candidate itself, to the bit, where eta is 1."""
-    return np.where(eta == 1.0, candidate, base + eta * (candidate - base))
 
 
 def apply_step(
@@ -245,21 +154,14 @@ def apply_step(
     cost: np.ndarray,
     code: np.ndarray,
 ) -> np.ndarray:
-    """Compute the dual variables after a step `eta`, shape (lanes,); `cost` is of shape (rows, lanes).
-
-    `active`, uint8 of shape (rows, flags), changes in place: set for rows that shrinking took out at a bound from which a
-    step other than 1 moves them.
-    """
-    if (eta == 1.0).all():
-        return candidate.copy()
-    columns = np.repeat(eta, problem.classes.size) if problem.loss == "crammer_singer" else eta
-    n_flags = columns.size
-    active[(candidate[:, :n_flags] != base[:, :n_flags]) & (columns != 1.0)] = 1
-    if problem.loss == "log_loss":
-        point = _between(base, candidate, np.tile(eta, 2))
-        return np.where(np.tile(cost, 2) > 0.0, np.maximum(point, _TINY), point)
-    point = np.minimum(_between(base, candidate, columns), upper_bounds(problem, cost, code))
-    return point if problem.loss == "crammer_singer" else np.maximum(point, 0.0)
+    """Compute the dual variables after a step `eta`, shape (lanes,); changes `active`, see `kernels.rounds`."""
+    point = np.empty(base.shape)
+    if problem.form == CLASSES:
+        kernels.apply_class_step(code, cost, base, candidate, active, eta, point)
+    else:
+        signs = problem.sign[code]
+        kernels.apply_step(problem.row_loss, signs, cost, base, candidate, active, eta, point)
+    return point
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -296,7 +198,7 @@ def newton_step(
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """Find the step of every lane for the logistic loss by safeguarded Newton's method on the slope in eta.
 
-    As `quadratic_step`, with `evaluate` for the sum over all rows of `log_slopes` at an eta per lane. Returns eta, the
+    As `quadratic_step`, with `evaluate` for the sums over all rows of `add_log_slopes` at an eta per lane. Returns eta, the
     change of the rows' terms of the dual per lane, and the number of evaluations.
     """
     start = product + sums[:, LINEAR]
@@ -350,9 +252,9 @@ def next_sigma_prime(
 
 def alpha_columns(problem: Problem, per_lane: np.ndarray) -> np.ndarray:
     """Expand a value per lane to one per column of the dual variables."""
-    if problem.loss == "crammer_singer":
+    if problem.form == CLASSES:
         return np.repeat(per_lane, problem.classes.size)
-    return np.tile(per_lane, 2) if problem.loss == "log_loss" else per_lane
+    return np.tile(per_lane, 2) if problem.row_loss.kind == LOG_LOSS else per_lane
 
 
 def _descends(product: float, sums: np.ndarray, lane: int) -> bool:

@@ -19,7 +19,9 @@ import numpy as np
 
 from ..core.atomic_files import make_directory, sync
 from ..core.errors import EnvironmentFailure
+from ..kernels.loss_table import CLASSES, LOG_LOSS
 from ..kernels.primitives import DUAL
+from ..kernels.rounds import APART, LINEAR, MAGNITUDE, QUADRATIC
 from ..solvers import acceleration
 from ..solvers.dual import RowSolver, violation
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN
@@ -28,10 +30,6 @@ from ..training.checkpoint import Run
 from ..training.loop import Session, Task, TrainingLoop
 from ..training.result import BY_VIOLATION
 from .block_steps import (
-    APART,
-    LINEAR,
-    MAGNITUDE,
-    QUADRATIC,
     lane_columns,
     lane_products,
     newton_step,
@@ -40,7 +38,7 @@ from .block_steps import (
 )
 from .engines import Engine, RoundResult, WorkersLost, shard_entries
 from .memory import paired_layout
-from .partition import RoundRequest, WorkerSpec, line_search_is_closed
+from .partition import RoundRequest, WorkerSpec
 
 _MAX_ATTEMPTS = 10  # at one round: so many losses are no accident
 
@@ -198,7 +196,7 @@ class RoundLoop(TrainingLoop):
         squared[trained] = lane_products(change[:, columns], change[:, columns], trained.size)
         sums, k = result.direction, len(result.worker_seconds)
         # rounding up took Crammer–Singer 41 rounds in place of 35 (badly conditioned rows, 2 workers, mean of 3 seeds)
-        exceeded = sigma_prime if self.task.problem.loss != "crammer_singer" else np.full(n_lanes, np.inf)
+        exceeded = sigma_prime if self.task.problem.form != CLASSES else np.full(n_lanes, np.inf)
         sigma_prime[trained] = next_sigma_prime(squared, sums[:, APART], k, exceeded)[trained]
         # Δw is a difference of two w, each of them rounded
         mu = acceleration.mu(self.state.lanes)
@@ -206,7 +204,7 @@ class RoundLoop(TrainingLoop):
         sums[trained, MAGNITUDE] += mu[trained] * lane_products(
             self.state.w[:, columns], self.state.w[:, columns], trained.size
         )
-        if line_search_is_closed(self.task.problem):
+        if self.task.problem.row_loss.kind != LOG_LOSS:  # the dual is quadratic along the step
             eta = quadratic_step(product, squared, sums, k)
             dual_change = -(eta * sums[:, LINEAR] + 0.5 * eta**2 * sums[:, QUADRATIC])
             return _Step(eta, dual_change, 0, sigma_prime)

@@ -28,12 +28,12 @@ from ..kernels.primitives import (
     ALPHA_SQUARE,
     DUAL,
     GAP,
-    LOG_LOSS,
     LOSS,
     N_STEPS,
     N_VISITED,
 )
-from ..solvers.problem import LOSSES, Problem
+from ..kernels.rounds import APART, add_log_slopes
+from ..solvers.problem import Problem
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, State, new_totals
 from ..solvers.registry import make_solver
 from ..stream.identity import Identity
@@ -42,7 +42,6 @@ from ..stream.slot_store import SlotStore, chunk_slots
 from ..stream.stream import Stream
 from ..stream.window import RowArena, Window
 from .block_steps import (
-    APART,
     Change,
     add_direction,
     alpha_columns,
@@ -50,7 +49,6 @@ from .block_steps import (
     direction,
     lane_columns,
     lane_products,
-    log_slopes,
     make_change,
     new_direction,
 )
@@ -228,7 +226,7 @@ class Partition:
         return response
 
     def slopes(self, request: RoundRequest, eta: np.ndarray) -> np.ndarray:
-        """Sum `block_steps.log_slopes` over the rows at a step, after `run`."""
+        """Sum the terms of `add_log_slopes` over the rows at a step, after `run`."""
         total = np.zeros((self._n_lanes, 3))
         width, arena = self._width, self._arena
         for local, chunk in zip(self._own.tolist(), self._chunks[self._own].tolist(), strict=True):
@@ -240,7 +238,7 @@ class Partition:
                 pair = np.empty((n_rows, 2 * width))
                 active = np.empty((n_rows, self._layout.n_flags), dtype=np.uint8)
                 self._writer.load(chunk, [pair, active])
-            total += log_slopes(self._n_lanes, pair[:, width:], pair[:, :width], eta)
+            add_log_slopes(pair[:, width:], pair[:, :width], eta, total)
         return total
 
     def close(self) -> None:
@@ -398,8 +396,3 @@ def _writable(problem: Problem) -> Problem:
         if isinstance(getattr(problem, field.name), np.ndarray)
     }
     return replace(problem, **arrays)
-
-
-def line_search_is_closed(problem: Problem) -> bool:
-    """Return whether the dual is quadratic along a step."""
-    return LOSSES[problem.loss] != LOG_LOSS

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..kernels.loss_table import MARGINS
+
 
 def class_indices(classes: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the index of each label among `classes`, which ascend, and whether it is one; of another label any index."""
@@ -33,9 +35,9 @@ def diagonal_view(n_rows: int, n_columns: int, own: float, rest: float, dtype: t
     return np.lib.stride_tricks.as_strided(band[n_rows - 1 :], (n_rows, n_columns), strides, writeable=False)
 
 
-def default_code(loss: str, n_classes: int) -> np.ndarray:
-    """Return the default code matrix of a loss: the identity, or one-vs-rest (a single vector for two classes)."""
-    if loss in ("crammer_singer", "twin"):
+def default_code(form: str, n_classes: int) -> np.ndarray:
+    """Return the default code of a loss of this form: one-vs-rest (one vector for two classes), of others the identity."""
+    if form != MARGINS:
         return diagonal_view(n_classes, n_classes, 1, 0, np.int8)
     if n_classes == 2:
         return np.array([[-1], [1]], dtype=np.int8)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from .compile import inlined, kernel
+from .penalties import penalty, penalty_slope, sum_of, weight_of
 
 N_BUCKETS = 1024
 _BLOCK = 128  # rows processed lane by lane: sums stay in registers, and rows in the cache
@@ -45,7 +46,7 @@ def end_pass(w, companion, width, lanes, kappa, sums, sketch, moved):
             for m in range(width):
                 column = lane * width + m
                 change = w[j, column] - companion[j, column]
-                w_alpha = w[j, column] + kappa[lane] * change
+                w_alpha = sum_of(w[j, column], change, kappa[lane])
                 companion[j, column] = w_alpha
                 sums[MOVED, lane] += change * change
                 sums[ALPHA_NORM, lane] += w_alpha * w_alpha
@@ -71,7 +72,7 @@ def _end_pass_of_run(w, companion, low, high, kappa, sums, sketch, moved):
         sign = _signed(1.0, np.uint64(j))
         for lane in range(low, high):
             moved[lane] = point[lane] - weights[lane]
-            weights[lane] = point[lane] + kappa[lane] * moved[lane]
+            weights[lane] = sum_of(point[lane], moved[lane], kappa[lane])
         for lane in range(low, high):
             moved_sum[lane] += moved[lane] * moved[lane]
             bucket[lane] += sign * moved[lane]
@@ -85,7 +86,7 @@ def _end_pass_of_all(w, companion, kappa, sums, sketch):
     moved_sum = alpha_sum = 0.0
     for j in range(w.size):
         moved = w[j] - companion[j]
-        w_alpha = w[j] + kappa * moved
+        w_alpha = sum_of(w[j], moved, kappa)
         companion[j] = w_alpha
         moved_sum += moved * moved
         alpha_sum += w_alpha * w_alpha
@@ -115,7 +116,7 @@ def begin_pass(w, companion, width, lanes, kappa):
             for column in range(low, high):
                 centre = point[column]
                 factor = kappa[column] if width == 1 else kappa[column // np.uint64(width)]
-                point[column] = (weights[column] + factor * centre) * (1.0 / (1.0 + factor))
+                point[column] = weight_of(weights[column], centre, factor, 1.0 / (1.0 + factor))
                 weights[column] = centre
         start = stop
 
@@ -126,7 +127,7 @@ def _begin_pass_of_all(w, companion, kappa):
     inverse_mu = 1.0 / (1.0 + kappa)
     for j in range(w.size):
         centre = w[j]
-        w[j] = (companion[j] + kappa * centre) * inverse_mu
+        w[j] = weight_of(companion[j], centre, kappa, inverse_mu)
         companion[j] = centre
 
 
@@ -159,13 +160,13 @@ def add_line_products(w, previous, lanes, sums):
     """Add the regulariser's terms to `sums` (all lanes, 4), those of `kernels.primal.add_line_terms`."""
     for start in range(0, w.shape[0], _BLOCK):
         for lane in lanes:
-            square = slope = curve = 0.0
+            value = slope = curve = 0.0
             for j in range(start, min(start + _BLOCK, w.shape[0])):
                 own, moved = w[j, lane], w[j, lane] - previous[j, lane]
-                square += own * own
-                slope += own * moved
+                value += penalty(own, 1.0)
+                slope += penalty_slope(own, 1.0) * moved
                 curve += moved * moved
-            sums[lane, 0] += 0.5 * square
+            sums[lane, 0] += value
             sums[lane, 1] += slope
             sums[lane, 2] += curve
             sums[lane, 3] += curve

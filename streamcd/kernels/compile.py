@@ -32,11 +32,12 @@ _WORDS = b"compile import", b"numba import"  # of which it has one; they are fou
 
 
 def _digest(package: Path) -> str:
-    """Digest of the contents of all files below `package` that have kernels."""
+    """Digest of the contents of all files below `package` that have kernels, or constants of kernels."""
     found = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         text = path.read_bytes()
-        if any(word in text for word in _WORDS) and _HAS_KERNELS.search(text):
+        of_kernels = path.parent.name == "kernels"
+        if of_kernels or (any(word in text for word in _WORDS) and _HAS_KERNELS.search(text)):
             found.update(f"{path.relative_to(package).as_posix()} {len(text)}\n".encode() + text)
     return found.hexdigest()
 

@@ -1,4 +1,4 @@
-"""Hinge, squared hinge, logistic loss and twin planes by dual coordinate descent: visits and certificates.
+"""Dual coordinate descent for every loss of margins (`losses`): visits and certificates.
 
 Arguments are those at the head of `primitives`.
 """
@@ -10,6 +10,22 @@ import math
 import numpy as np
 
 from .compile import inlined, kernel
+from .loss_table import LOG_LOSS
+from .losses import (
+    dual_term,
+    falling,
+    five_numbers,
+    is_fitted,
+    log_gap,
+    log_gradient,
+    log_minimiser,
+    log_terms,
+    may_shrink,
+    minimiser,
+    projected_gradient,
+    row_terms,
+    sensitivity,
+)
 from .primitives import (
     ALPHA,
     ALPHA_CURVATURE,
@@ -17,8 +33,6 @@ from .primitives import (
     CURVE,
     DUAL,
     GAP,
-    HINGE,
-    LOG_LOSS,
     LOSS,
     LOSS_SLOPE,
     N_ACTIVE,
@@ -28,9 +42,6 @@ from .primitives import (
     NO_STEP,
     PATIENCE,
     SLOPE,
-    SQUARED_HINGE,
-    TWIN_HINGE,
-    TWIN_SQUARED_HINGE,
     VIOLATION_MAX,
     VIOLATION_MIN,
     W_ALPHA,
@@ -42,10 +53,8 @@ from .primitives import (
     dot_of_8,
     dot_of_16,
     dot_of_32,
-    falling,
     fetch_ahead,
     fetch_variables_ahead,
-    log_terms,
     rounding_terms,
     row_cost,
     row_dot,
@@ -53,174 +62,37 @@ from .primitives import (
     row_square,
 )
 
-_SQUARE = 6  # beside the losses of `primitives`
-"""Loss ½ t² of the rows to which a twin plane is fitted, its own class, those with ``y = -1`` (`loss_of_row`)."""
-
-_TINY = 1e-200  # smallest dual variable of the logistic loss; its logarithm is finite
-_KINK = 1e-3  # hinge: a margin nearer to 1 than this may be on either side of it
-_SHRINK_NEWTON = 0.1  # factor of Z instead of a Newton step that leaves the interval
-_NEAR = 0.1  # gradient of the logistic dual below which the term of the gap is a series
 _BLOCK = 512  # rows certified before they are added to w(alpha)
-_FAR = 2.0  # such a gradient above which Newton's method does not start from alpha
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# One dual variable: its gradient, its step, its terms of the objectives. t = y w·x, q = x·x, both with the bias
-
-
-@inlined
-def loss_of_row(loss, y):
-    """Return the loss of a row: a twin plane is fitted to its own class (y = -1), and keeps the others at a distance."""
-    if loss == TWIN_HINGE:
-        return _SQUARE if y < 0.0 else HINGE
-    if loss == TWIN_SQUARED_HINGE:
-        return _SQUARE if y < 0.0 else SQUARED_HINGE
-    return loss
-
-
-@inlined
-def _svc_diagonal(loss, cost):
-    """Return D_ii and U_i of hinge, squared hinge and square (whose lower bound is -U_i)."""
-    if loss == SQUARED_HINGE:
-        return 0.5 / cost, np.inf
-    if loss == _SQUARE:
-        return 1.0 / cost, np.inf
-    return 0.0, cost
-
-
-@inlined
-def _svc_terms(loss, t, cost, alpha):
-    """Return the row's terms of gap, primal loss and dual: phi, C xi(t), alpha - D alpha²/2 (of a square: - D alpha²/2)."""
-    diagonal, _ = _svc_diagonal(loss, cost)
-    if loss == _SQUARE:
-        primal = 0.5 * cost * t * t
-        return 0.5 * cost * (t + diagonal * alpha) ** 2, primal, -0.5 * diagonal * alpha * alpha
-    slack = max(1.0 - t, 0.0)
-    primal = cost * slack * slack if loss == SQUARED_HINGE else cost * slack
-    quadratic = 0.5 * diagonal * alpha * alpha
-    return primal + quadratic - alpha * (1.0 - t), primal, alpha - quadratic
-
-
-@inlined
-def svc_projected_gradient(loss, t, cost, alpha):
-    """Return G, and G projected: 0 if alpha is at a bound that keeps it from moving."""
-    diagonal, upper = _svc_diagonal(loss, cost)
-    if loss == _SQUARE:
-        return t + diagonal * alpha, t + diagonal * alpha
-    gradient = t - 1.0 + diagonal * alpha
-    if alpha <= 0.0:
-        return gradient, min(gradient, 0.0)
-    if alpha >= upper:
-        return gradient, max(gradient, 0.0)
-    return gradient, gradient
-
-
-@inlined
-def _svc_step(loss, gradient, q, cost, alpha, omega):
-    """Return alpha after omega times the step to the minimiser of the dual over this one variable, within its bounds."""
-    diagonal, upper = _svc_diagonal(loss, cost)
-    curvature = q + diagonal
-    if curvature <= 0.0:  # an empty row under hinge: the dual falls all the way to the bound
-        return upper
-    lower = -np.inf if loss == _SQUARE else 0.0
-    return min(max(alpha - omega * gradient / curvature, lower), upper)
-
-
-@inlined
-def _log_bounded(gradient, alpha, rest):
-    """Return the derivative of the dual; 0 if alpha is at the smallest number kept and would fall further."""
-    if (alpha <= _TINY and gradient > 0.0) or (rest <= _TINY and gradient < 0.0):
-        return 0.0
-    return gradient
-
-
-@inlined
-def _log_phi(t, cost, alpha, rest, log_rest, gradient):
-    """Return the term of the gap, cost times the divergence of p = alpha/cost from s = 1/(1 + e^t).
-
-    Where the difference of their logits, the gradient g, is small, by a series in it, to 1e-8: nothing cancels, and no
-    exponential is needed.
-    """
-    if abs(gradient) >= _NEAR:
-        loss = math.log1p(math.exp(-abs(t))) + max(-t, 0.0)
-        return max(alpha * gradient + cost * (loss - math.log(cost) + log_rest), 0.0)
-    p, g = alpha / cost, gradient
-    spread = p * (rest / cost)
-    odd = (2.0 * p - 1.0) * g
-    series = (1.0 - 12.0 * spread) / 120.0 * odd + (1.0 + spread * (120.0 * spread - 30.0)) / 720.0 * g * g
-    return cost * spread * g * g * (0.5 + odd / 6.0 + g * g * ((1.0 - 6.0 * spread) / 24.0 + series))
-
-
-@inlined
-def _log_step(t, q, cost, row, gradient, tolerance):
-    """Minimise the logistic dual over one variable by Newton's method, in the variable that is nearer to a bound.
-
-    `row` is (alpha, C - alpha, their logarithms), and `gradient` the derivative there. Returns the new row, the change of
-    alpha (free of cancellation), and the Newton steps taken. Where the gradient is small the first step starts from alpha;
-    else from the minimiser for q = 0, which is at most C/2 in that variable, and near the solution after acceleration has
-    divided q.
-    Source: Yu, Huang, Lin, Machine Learning 85 (2011), Algorithms 4 and 5. No line search is needed.
-    """
-    alpha, rest, log_alpha, log_rest = row
-    if q <= 0.0:
-        half, log_half = 0.5 * cost, math.log(0.5 * cost)
-        return (half, half, log_half, log_half), half - alpha, 0
-    first = 0.5 * q * (rest - alpha) + t >= 0.0
-    centre, slope, z, other = (alpha, t, log_alpha, log_rest) if first else (rest, -t, log_rest, log_alpha)
-    log_z, log_other, z = z, other, centre
-    if not first:
-        gradient = -gradient
-    if centre > 0.5 * cost or abs(gradient) > _FAR:
-        z = max(min(cost / (1.0 + math.exp(min(slope, 500.0))), 0.5 * cost), _TINY)
-        log_z, log_other = math.log(z), math.log(cost - z)
-        gradient = log_z - log_other + q * (z - centre) + slope
-    steps = 0
-    while abs(gradient) > tolerance and steps < 1000:
-        spread = z * (cost - z)
-        candidate = z - gradient * spread / (q * spread + cost)
-        z = candidate if candidate > 0.0 else _SHRINK_NEWTON * z
-        steps += 1
-        if z < _TINY:
-            z = _TINY
-        log_z, log_other = math.log(z), math.log(cost - z)
-        if z == _TINY:
-            break
-        gradient = log_z - log_other + q * (z - centre) + slope
-    if first:
-        return (z, cost - z, log_z, log_other), z - alpha, steps
-    return (cost - z, z, log_other, log_z), rest - z, steps
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# One row in one lane, and the visits of hinge, squared hinge and logistic loss
+# One row in one lane, and the visits
 
 
 @inlined
 def solve_row(i, lane, loss, row, variables, steering, totals):
-    """Minimise the dual over the row's variable in one lane; returns the change of alpha.
+    """Maximise the dual over the row's variable in one lane; returns the change of alpha.
 
-    `row` is (t, q/mu, C_i). The variables and the lane's row of `totals` are changed in place. The row leaves the active set
-    where it stands at a bound with a gradient beyond the threshold (Hsieh et al. 2008, section 3.2); with acceleration only
-    at the last of `PATIENCE` such visits in a row.
+    `row` is (t, q/mu, y, C_i). The variables and the lane's row of `totals` are changed in place. The row leaves the active
+    set where `may_shrink` allows it, with acceleration only at the last of `PATIENCE` such visits in a row.
     """
-    t, q, c = row
+    t, q, y, c = row
     alpha, active, n_lanes = variables.alpha, variables.active, totals.shape[0]
-    old, change = alpha[i, lane], 0.0
-    rest = alpha[i, n_lanes + lane] if loss == LOG_LOSS else 0.0
-    log_old, log_rest = (math.log(old), math.log(rest)) if loss == LOG_LOSS else (0.0, 0.0)
-    totals[lane, N_VISITED] += 1
-    if loss == LOG_LOSS:
-        signed = _log_bounded(log_old - log_rest + t, old, rest)
-        phi = _log_phi(t, c, old, rest, log_rest, log_old - log_rest + t)
-        gradient = projected = abs(signed)  # its largest size is what LIBLINEAR stops by
+    old, change, logistic = alpha[i, lane], 0.0, loss.kind == LOG_LOSS
+    rest = alpha[i, n_lanes + lane] if logistic else 0.0
+    log_old, log_rest = (math.log(old), math.log(rest)) if logistic else (0.0, 0.0)
+    numbers = five_numbers(loss, y, c)
+    if logistic:
+        signed = log_gradient(log_old - log_rest + t, old, rest)
+        phi = log_gap(t, c, old, rest, log_rest, log_old - log_rest + t)
+        projected, stays = abs(signed), False  # its largest size is what LIBLINEAR stops by
     else:
-        phi, _, _ = _svc_terms(loss, t, c, old)
-        gradient, projected = svc_projected_gradient(loss, t, c, old)
+        phi, projected = row_terms(t, old, numbers)[0], projected_gradient(t, old, numbers)
+        stays = may_shrink(t, old, numbers, steering.low[lane], steering.high[lane])
+    totals[lane, N_VISITED] += 1
     totals[lane, GAP] += phi
     accelerated, flag = steering.inverse_mu[lane] != 1.0, active[i, lane]
-    if projected == 0.0 and (
-        (old <= 0.0 and gradient > steering.high[lane]) or (old > 0.0 and gradient < steering.low[lane])
-    ):
+    if stays:
         active[i, lane] = flag + 1 if accelerated and flag < PATIENCE else 0
     elif flag > 1:
         active[i, lane] = 1
@@ -231,9 +103,9 @@ def solve_row(i, lane, loss, row, variables, steering, totals):
         totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], projected)
         totals[lane, VIOLATION_MIN] = min(totals[lane, VIOLATION_MIN], projected)
         if abs(projected) > NO_STEP:
-            if loss == LOG_LOSS:
-                row = (old, rest, log_old, log_rest)
-                moved, change, steps = _log_step(t, q, c, row, signed, steering.tolerance[lane])
+            if logistic:
+                at = (old, rest, log_old, log_rest)
+                moved, change, steps = log_minimiser(t, q, c, at, signed, steering.tolerance[lane])
                 new, new_rest, log_new, log_new_rest = moved
                 alpha[i, lane], alpha[i, n_lanes + lane] = new, new_rest
                 totals[lane, N_STEPS] += steps
@@ -242,32 +114,26 @@ def solve_row(i, lane, loss, row, variables, steering, totals):
                     old * log_old + rest * log_rest - new * log_new - new_rest * log_new_rest
                 )
             else:
-                new = _svc_step(loss, gradient, q, c, old, steering.omega[lane])
+                new = minimiser(t, q, old, numbers, steering.omega[lane])
                 change = new - old
                 alpha[i, lane] = new
-                totals[lane, DUAL] += _dual_term(loss, c, new) - _dual_term(loss, c, old)
+                totals[lane, DUAL] += dual_term(new, numbers) - dual_term(old, numbers)
     if accelerated and (change != 0.0 or steering.uncounted[lane] != 0.0):
         counted = 0.0 if steering.uncounted[lane] != 0.0 else old
-        _count_alpha(lane, loss, counted, alpha[i, lane], q, c, totals)
+        _count_alpha(lane, loss, counted, alpha[i, lane], row, totals)
     return change
 
 
 @inlined
-def _dual_term(loss, cost, alpha):
-    """Row's term of the dual objective, but of the logistic loss."""
-    diagonal, _ = _svc_diagonal(loss, cost)
-    return (0.0 if loss == _SQUARE else alpha) - 0.5 * diagonal * alpha * alpha
-
-
-@inlined
-def _count_alpha(lane, loss, old, new, q, c, totals):
+def _count_alpha(lane, loss, old, new, row, totals):
     """Replace a row's alpha in the sums for acceleration; a plane's own rows count in the last sum alone."""
+    _, q, y, c = row
     old_square, new_square = old * old * q, new * new * q
     totals[lane, ALPHA_SQUARE] += new_square - old_square
-    if loss == LOG_LOSS:
+    if loss.kind == LOG_LOSS:
         old_square, new_square = old_square * (c - old) / c, new_square * (c - new) / c
-    if loss != _SQUARE:
-        totals[lane, ALPHA] += new - old
+    if not is_fitted(loss, y):
+        totals[lane, ALPHA] += abs(new) - abs(old)
         totals[lane, ALPHA_CURVATURE] += new_square - old_square
 
 
@@ -275,10 +141,7 @@ def _count_alpha(lane, loss, old, new, q, c, totals):
 def dual_visit(order, rows, costs, variables, steering, totals):
     """Visit rows once in the given order: dual coordinate descent for one lane.
 
-    Problem: ``min f(a) = ½ aᵀ(Q + D)a - Σ a`` over ``0 <= a_i <= U_i`` (hinge, squared hinge), or
-    ``½ aᵀQa + Σ a log a + (C - a) log(C - a)`` (logistic), ``Q_ij = y_i y_j x_i·x_j``, with ``w = Σ y_i a_i x_i`` kept.
-    Of a twin plane, rows with y = 1 are of hinge or squared hinge, and those with y = -1 have the term ``½ a_i²/C_i`` and no
-    bounds: their primal loss is ``½ C_i (w·x_i)²``.
+    Problem: ``max Σ -psi_i(a_i) - ½‖w(a)‖²``, with ``w = w(a) = Σ y_i a_i x_i`` kept.
 
     Changed in place: `variables`, `totals`. Cost: two passes over the entries of each row.
     Sources: Hsieh et al., ICML 2008, Algorithm 3; Yu, Huang, Lin 2011.
@@ -295,8 +158,8 @@ def dual_visit(order, rows, costs, variables, steering, totals):
         start, stop = rows.indptr[i], rows.indptr[i + 1]
         dot, q = row_dot(rows, w, start, stop)
         t = y * (dot + bias * w[last])
-        row = (t, (q + bias * bias) * inverse_mu, c)
-        change = solve_row(i, 0, loss_of_row(costs.loss, y), row, variables, steering, totals)
+        row = (t, (q + bias * bias) * inverse_mu, y, c)
+        change = solve_row(i, 0, costs.loss, row, variables, steering, totals)
         if change != 0.0:
             step = change * y * inverse_mu
             add_row(rows, w, start, stop, step)
@@ -331,8 +194,8 @@ def dual_visit_lanes(order, rows, costs, variables, steering, totals, lanes):
             lane = live[position]
             y = costs.sign[rows.code[i], lane]
             inverse_mu, c = steering.inverse_mu[lane], row_cost(i, lane, rows, costs)
-            row = (y * (dots[lane] + bias * w[last + lane]), q * inverse_mu, c)
-            change = solve_row(i, lane, loss_of_row(costs.loss, y), row, variables, steering, totals)
+            row = (y * (dots[lane] + bias * w[last + lane]), q * inverse_mu, y, c)
+            change = solve_row(i, lane, costs.loss, row, variables, steering, totals)
             if change != 0.0:
                 live[n_changed] = lane
                 steps[lane] = change * y * inverse_mu
@@ -412,24 +275,6 @@ def _add_row_lanes(rows, w, n_lanes, start, stop, lanes, n):
 
 
 @inlined
-def _sensitivity(loss, t, cost, alpha, phi):
-    """Return slope, curve and loss slope: at t + e the row's term of the gap is at most ``slope |e| + curve e²`` larger
-    than at t, and its loss at most ``loss slope |e| + curve e²`` away."""
-    if loss == LOG_LOSS:
-        steep = cost * falling(t)
-        return abs(alpha - steep), 0.125 * cost, steep
-    if loss == _SQUARE:
-        return abs(cost * t + alpha), 0.5 * cost, abs(cost * t)
-    slack = 1.0 - t
-    if loss == SQUARED_HINGE:
-        steep = 2.0 * cost * max(slack, 0.0)
-        return abs(alpha - steep), cost, steep
-    # away from the kink phi is its slope times |slack|, and beyond it, C times max(|e| - |slack|, 0) <= e² / (4 |slack|)
-    steep = cost if slack > -_KINK else 0.0
-    return cost if abs(slack) < _KINK else phi / max(abs(slack), _KINK), cost * (0.25 / _KINK), steep
-
-
-@inlined
 def sums_of(lane, totals):
     """Return a lane's sums of a certificate, for `certify_row`: as locals they need not be stored for every row."""
     gap, loss, dual = totals[lane, GAP], totals[lane, LOSS], totals[lane, DUAL]
@@ -452,15 +297,17 @@ def keep_sums(lane, sums, totals):
 
 @inlined
 def certify_row(loss, row, a, rest, sums):
-    """Return the lane's sums with the row's terms at fixed w; `row` is (t, C_i, `row_reach`), `rest` C_i - a (logistic)."""
-    t, c, reach = row
-    if loss == LOG_LOSS:
+    """Return the lane's sums with the row's terms at fixed w; `row` is (t, y, C_i, `row_reach`), `rest` C_i - a."""
+    t, y, c, reach = row
+    if loss.kind == LOG_LOSS:
         phi, primal, dual = log_terms(t, c, a, rest)
-        projected = abs(_log_bounded(math.log(a / rest) + t, a, rest))
+        projected, steep = abs(log_gradient(math.log(a / rest) + t, a, rest)), c * falling(t)
+        slope, curve = abs(a - steep), 0.125 * c
     else:
-        phi, primal, dual = _svc_terms(loss, t, c, a)
-        _, projected = svc_projected_gradient(loss, t, c, a)
-    slope, curve, steep = _sensitivity(loss, t, c, a, phi)
+        numbers = five_numbers(loss, y, c)
+        phi, primal, dual = row_terms(t, a, numbers)
+        projected = projected_gradient(t, a, numbers)
+        slope, curve, steep = sensitivity(t, a, numbers)
     slope, curve, steep, size = rounding_terms(slope, curve, steep, abs(a), reach)
     (gap_sum, loss_sum, dual_sum), (largest, smallest, n), (slopes, curves, steeps, sizes) = sums
     objectives = (gap_sum + phi, loss_sum + primal, dual_sum + dual)
@@ -495,9 +342,9 @@ def _add_terms(order, rows, costs, variables, totals):
         y = costs.sign[rows.code[i], 0]
         start, stop = rows.indptr[i], rows.indptr[i + 1]
         dot, q = row_dot(rows, w, start, stop)
-        row = (y * (dot + bias * w[last]), c, row_reach(q + bias * bias, stop - start))
-        rest = alpha[i, 1] if costs.loss == LOG_LOSS else 0.0
-        sums = certify_row(loss_of_row(costs.loss, y), row, alpha[i, 0], rest, sums)
+        row = (y * (dot + bias * w[last]), y, c, row_reach(q + bias * bias, stop - start))
+        rest = alpha[i, 1] if costs.loss.kind == LOG_LOSS else 0.0
+        sums = certify_row(costs.loss, row, alpha[i, 0], rest, sums)
     keep_sums(0, sums, totals)
 
 
@@ -538,10 +385,10 @@ def dual_certify_lanes(order, rows, costs, variables, w_alpha, totals, lanes):
             lane = live[position]
             y = costs.sign[rows.code[i], lane]
             t = y * (dots[lane] + bias * w[last + lane])
-            row = (t, row_cost(i, lane, rows, costs), reach)
+            row = (t, y, row_cost(i, lane, rows, costs), reach)
             a = alpha[i, lane]
-            rest = alpha[i, n_lanes + lane] if costs.loss == LOG_LOSS else 0.0
-            sums = certify_row(loss_of_row(costs.loss, y), row, a, rest, sums_of(lane, totals))
+            rest = alpha[i, n_lanes + lane] if costs.loss.kind == LOG_LOSS else 0.0
+            sums = certify_row(costs.loss, row, a, rest, sums_of(lane, totals))
             keep_sums(lane, sums, totals)
             if a != 0.0:
                 live[n_changed] = lane

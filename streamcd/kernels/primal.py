@@ -8,7 +8,7 @@ w : ((d + 1) * lanes,) float64    weights, row-major; the last ones belong to th
 lanes : (k,) int64                the lanes to work on
 totals : (lanes, N_TOTALS)        sums as in `primitives`: GAP ``½ Σ D'²``, the extremes of D', N_VISITED, N_ACTIVE
 
-Objective per lane: ``f(w) = ½‖w‖² + Σ C_j ξ(t_j)``, ``ξ(t) = max(1 - t, 0)²`` or ``log(1 + e^-t)``.
+Objective per lane: ``f(w) = ½‖w‖² + Σ C_j ξ(t_j)``, with ξ any loss of margins that has a curvature (`losses`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,25 @@ from typing import NamedTuple
 import numpy as np
 
 from .compile import inlined, kernel
+from .loss_table import LOG_LOSS, Loss
+from .losses import (
+    alpha_and_curvature,
+    alpha_at,
+    falling,
+    five_numbers,
+    log_terms,
+    loss_at,
+    loss_change,
+    most_curvature,
+    most_curvature_near,
+    row_terms,
+    unit_of,
+)
+from .penalties import conjugate, gap_term, penalty_change, penalty_slope
 from .primitives import (
     CURVE,
     DUAL,
     GAP,
-    LOG_LOSS,
     N_ACTIVE,
     N_STEPS,
     N_VISITED,
@@ -31,21 +45,18 @@ from .primitives import (
     VIOLATION_MAX,
     VIOLATION_MIN,
     W_ALPHA,
-    falling,
-    log_terms,
     prefetch,
 )
 
-PHI, LOSS_SUM, ALPHA_SUM, QUADRATIC_SUM, SQUARES_SUM, SLOPES_SUM, LARGEST_COST, ROUNDING_SUM = range(8)
-"""Columns of the sums by `row_terms`: terms of the gap and of the primal loss; alpha; D alpha²; alpha²; squared derivatives
-of the gap's terms with respect to their margins, each divided by C; the largest C; a bound on the rounding of the terms, in
-units of u."""
+PHI, LOSS_SUM, LINEAR_SUM, OVER_COST_SUM, SQUARES_SUM, SLOPES_SUM, LARGEST_COST, ROUNDING_SUM = range(8)
+"""Columns of the sums by `add_row_terms`: terms of the gap and of the primal loss; the part of the dual's that is linear in
+alpha; alpha² / C; alpha²; squared derivatives of the gap's terms with respect to their margins, each divided by C; the
+largest C; a bound on the rounding of the terms, in units of u."""
 N_SUMS = 8
 
 _SIGMA = 0.01  # part of the predicted decrease that a step has to reach
 _NO_STEP = 1e-14  # a derivative below this is not worth a step
-HALVINGS = 100
-"""Largest number of trials of a line search."""
+_LEAST_SHARE = 0.5**100  # of Newton's step, after which a line search ends without one
 _BLOCK = 128  # rows whose terms are added up lane by lane: sums stay in registers, and scores in the cache
 _COLUMNS_AHEAD = 3
 _FETCH_AT_MOST = 64  # entries of a column to come
@@ -73,7 +84,7 @@ class ColumnCosts(NamedTuple):
     """A problem as the primal methods take it."""
 
     signed: np.ndarray  # (kinds, lanes) float64: y C of a row of that kind in that lane; 0 leaves it out
-    loss: int
+    loss: Loss
     bias: float
     free_bias: bool  # whether the bias's weight is not penalised
 
@@ -131,45 +142,39 @@ def _score_at(j, lane, costs):
 def _add_slopes(span, dense, lane, columns, scores, costs, sums):
     """Add a column's terms to the sums of `_newton`: derivatives of the loss at step 0, and a bound of the second."""
     slope, curve, bound = sums
+    numbers = five_numbers(costs.loss, 1.0, 1.0)
     for k in range(np.uint64(span[0]), np.uint64(span[1])):
         j, v = _entry(k, dense, columns, costs)
         c = _signed_cost(j, lane, scores, costs)
         t = math.copysign(1.0, c) * scores.score[_score_at(j, lane, costs)]
         square = abs(c) * v * v
+        alpha, curvature = alpha_and_curvature(costs.loss, t, numbers)
+        slope -= c * v * alpha
+        curve += square * curvature
         bound += square
-        if costs.loss == LOG_LOSS:
-            p = falling(t)
-            slope -= c * v * p
-            curve += square * p * (1.0 - p)
-        else:
-            above = np.float64(t < 1.0)
-            slope -= c * v * (1.0 - t) * above
-            curve += square * above
     return slope, curve, bound
 
 
 @inlined
 def _add_slope_at_zero(span, dense, lane, columns, scores, costs, slope):
-    """Add a column's terms to the derivative of the loss at w = 0, but for its factor (½ logistic loss, 2 squared hinge)."""
+    """Add a column's terms to the derivative of the loss at w = 0."""
+    numbers = five_numbers(costs.loss, 1.0, 1.0)
     for k in range(np.uint64(span[0]), np.uint64(span[1])):
         j, v = _entry(k, dense, columns, costs)
-        slope -= _signed_cost(j, lane, scores, costs) * v
+        slope -= _signed_cost(j, lane, scores, costs) * v * alpha_at(costs.loss, 0.0, numbers)
     return slope
 
 
 @inlined
 def _add_loss_change(span, dense, lane, columns, scores, costs, step, change):
     """Add to `change` the difference that a step of the coordinate makes to the loss."""
+    numbers = five_numbers(costs.loss, 1.0, 1.0)
     for k in range(np.uint64(span[0]), np.uint64(span[1])):
         j, v = _entry(k, dense, columns, costs)
         c = _signed_cost(j, lane, scores, costs)
         y = math.copysign(1.0, c)
         t = y * scores.score[_score_at(j, lane, costs)]
-        if costs.loss == LOG_LOSS:
-            change += abs(c) * math.log1p(falling(t) * math.expm1(-y * step * v))
-        else:
-            before, after = max(1.0 - t, 0.0), max(1.0 - t - y * step * v, 0.0)
-            change += abs(c) * (after - before) * (after + before)
+        change += abs(c) * loss_change(costs.loss, t, y * step * v, numbers)
     return change
 
 
@@ -181,30 +186,84 @@ def _move(span, dense, lane, columns, costs, score, step):
         score[_score_at(j, lane, costs)] += step * v
 
 
-@inlined
-def _newton(slope, curve, bound, own, ridge, loss):
-    """Return the gradient, Newton's step (0 if negligible), and the largest share of it accepted without evaluation.
+# One coordinate in one lane: sweeps over its column, in one segment or in several, for the derivatives, for every trial of
+# the line search, and for the move. After each sweep `_turned` decides what the next one does.
 
-    `slope`, `curve`, `bound` are the sums over the column; `own` is the weight, 0 if it is not penalised.
+SLOPES, TRY, MOVE, DONE = 0.0, 1.0, 2.0, 3.0
+"""Kinds of sweeps, as numbers that fit in an array with the rest of a search; `DONE` where there is no other sweep."""
+
+
+class Search(NamedTuple):
+    """The line search of one coordinate in one lane; before the first sweep all is 0 but `share`, 1."""
+
+    sweep: float  # the kind of the next one
+    slope: float  # see `_add_slopes`
+    curve: float
+    bound: float
+    at_zero: float  # slope at w = 0
+    gradient: float
+    step: float
+    share: float  # of Newton's step
+    free: float  # the largest share that needs no trial
+    change: float  # of the loss, by the step on trial
+
+
+@inlined
+def _swept(search, span, dense, begins, lane, columns, scores, costs):
+    """Sweep over a segment; returns the search with its sums."""
+    kind, slope, curve, bound, at_zero, gradient, step, share, free, change = search
+    if kind == SLOPES:
+        sums = (slope, curve, bound)
+        slope, curve, bound = _add_slopes(span, dense, lane, columns, scores, costs, sums)
+        if begins[lane]:
+            at_zero = _add_slope_at_zero(span, dense, lane, columns, scores, costs, at_zero)
+    elif kind == TRY:
+        change = _add_loss_change(span, dense, lane, columns, scores, costs, step, change)
+    elif kind == MOVE:
+        _move(span, dense, lane, columns, costs, scores.score, step)
+    return Search(kind, slope, curve, bound, at_zero, gradient, step, share, free, change)
+
+
+@inlined
+def _turned(search, own, ridge, begins, lane, loss, totals):
+    """Conclude a sweep over all of the column; returns the search with the kind of the next sweep.
+
+    `own` is the weight, and the ridge 1, or 0 if the weight is not penalised.
     """
-    if loss == LOG_LOSS:
-        bound *= 0.25
+    kind, slope, curve, bound, at_zero, gradient, step, share, free, change = search
+    if kind == SLOPES:
+        gradient, step, free = _newton((slope, curve, bound), own, ridge, loss)
+        _record_gradient(gradient, at_zero, begins, lane, totals)
+        kind = DONE if step == 0.0 else MOVE if share <= free else TRY
+    elif kind == TRY:
+        totals[lane, N_STEPS] += 1
+        change += penalty_change(own, step, ridge)
+        kind = MOVE
+        if not _is_sufficient(change, gradient, step, loss):
+            share, step, change = 0.5 * share, 0.5 * step, 0.0
+            kind = MOVE if share <= free else TRY if share > _LEAST_SHARE else DONE
     else:
-        slope, curve, bound = 2.0 * slope, 2.0 * curve, 2.0 * bound
-    gradient = own + slope
-    curve += ridge
-    bound += ridge
+        kind = DONE
+    return Search(kind, slope, curve, bound, at_zero, gradient, step, share, free, change)
+
+
+@inlined
+def _newton(sums, own, ridge, loss):
+    """Return the gradient, Newton's step (0 if negligible), and the largest share of it accepted without evaluation."""
+    numbers = five_numbers(loss, 1.0, 1.0)
+    unit, most = unit_of(loss, numbers), most_curvature(loss, numbers)
+    gradient = penalty_slope(own, ridge) + unit * sums[0]
+    curve, bound = unit * sums[1] + ridge, most * sums[2] + ridge
     if abs(gradient) <= _NO_STEP or curve <= 0.0:
         return gradient, 0.0, 0.0
-    free = 2.0 * (1.0 - _SIGMA) * curve / bound if loss == LOG_LOSS else curve / (0.5 * bound + _SIGMA)
+    free = 2.0 * (1.0 - _SIGMA) * curve / bound if loss.kind == LOG_LOSS else curve / (0.5 * bound + _SIGMA)
     return gradient, -gradient / curve, free
 
 
 @inlined
-def _record_gradient(gradient, at_zero, begins, lane, loss, totals):
+def _record_gradient(gradient, at_zero, begins, lane, totals):
     """Add the gradient of a visited coordinate in a lane to the sums of the read."""
     if begins[lane]:
-        at_zero *= 0.5 if loss == LOG_LOSS else 2.0
         totals[lane, DUAL] += at_zero * at_zero
     totals[lane, GAP] += 0.5 * gradient * gradient
     totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], gradient)
@@ -215,8 +274,8 @@ def _record_gradient(gradient, at_zero, begins, lane, loss, totals):
 
 @inlined
 def _is_sufficient(change, gradient, step, loss):
-    """Test that the objective falls enough: by Armijo's rule for the logistic loss, Algorithm 2's for the squared hinge."""
-    if loss == LOG_LOSS:
+    """Test that the objective falls enough: by Armijo's rule for the logistic loss, Algorithm 2's for others."""
+    if loss.kind == LOG_LOSS:
         return change <= _SIGMA * gradient * step
     return change <= -_SIGMA * step * step
 
@@ -225,33 +284,16 @@ def _is_sufficient(change, gradient, step, loss):
 def _solve(coordinate, dense, lane, columns, scores, costs, begins, totals):
     """Choose one coordinate's step in one lane by line search, and add it to the scores; returns it, 0 for none.
 
-    `coordinate` holds the range of its entries, the ridge (1, or 0 if its weight is not penalised), and the weight times the
-    ridge. `solvers.long_columns._line_search` is the same search over a column in segments: here one lane, with no state
-    between sweeps; there all lanes share each read of the column.
+    `coordinate` holds the range of its entries, the ridge, and the weight.
     """
     start, stop, ridge, own = coordinate
-    span = (start, stop)
-    slope, curve, bound = _add_slopes(span, dense, lane, columns, scores, costs, (0.0, 0.0, 0.0))
-    at_zero = 0.0
-    if begins[lane]:
-        at_zero = _add_slope_at_zero(span, dense, lane, columns, scores, costs, 0.0)
-    gradient, step, free = _newton(slope, curve, bound, own, ridge, costs.loss)
-    _record_gradient(gradient, at_zero, begins, lane, costs.loss, totals)
-    if step == 0.0:
-        return 0.0
-    share = 1.0
-    for _ in range(HALVINGS):
-        accepted = share <= free
-        if not accepted:
-            totals[lane, N_STEPS] += 1
-            change = ridge * (own * step + 0.5 * step * step)
-            change += _add_loss_change(span, dense, lane, columns, scores, costs, step, 0.0)
-            accepted = _is_sufficient(change, gradient, step, costs.loss)
-        if accepted:
-            _move(span, dense, lane, columns, costs, scores.score, step)
-            return step
-        share *= 0.5
-        step *= 0.5
+    search = Search(SLOPES, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0)
+    while search.sweep != DONE:
+        moves = search.sweep == MOVE
+        search = _swept(search, (start, stop), dense, begins, lane, columns, scores, costs)
+        if moves:
+            return search.step
+        search = _turned(search, own, ridge, begins, lane, costs.loss, totals)
     return 0.0
 
 
@@ -259,10 +301,10 @@ def _solve(coordinate, dense, lane, columns, scores, costs, begins, totals):
 def primal_visit(order, columns, scores, costs, w, begins, lanes, totals):
     """Visit columns in the given order: a Newton step with backtracking along each coordinate, lane by lane.
 
-    Squared hinge: Algorithm 2 of Chang, Hsieh, Lin (JMLR 9, 2008): the largest ``s = d λ`` of λ = 1, ½, ¼, … for which
-    ``f(w + s e_i) - f(w) <= -σ s²``; where ``λ <= D''(0) / (H/2 + σ)``, ``H = 1 + 2 Σ C_j x_ji²``, this holds without an
-    evaluation. Logistic: Newton's step with Armijo's rule ``f(w + s e_i) - f(w) <= σ s f'``, which holds without an
-    evaluation where ``λ <= 2 (1 - σ) D''(0) / H``, ``H = 1 + ¼ Σ C_j x_ji²``.
+    Algorithm 2 of Chang, Hsieh, Lin (JMLR 9, 2008): the largest ``s = d λ`` of λ = 1, ½, ¼, … for which
+    ``f(w + s e_i) - f(w) <= -σ s²``; where ``λ <= D''(0) / (H/2 + σ)``, ``H = 1 + max ξ'' Σ C_j x_ji²``, this holds without
+    an evaluation. Logistic: Newton's step with Armijo's rule ``f(w + s e_i) - f(w) <= σ s f'``, which holds without an
+    evaluation where ``λ <= 2 (1 - σ) D''(0) / H``.
 
     Changed in place: `w`, the scores, `totals` (N_STEPS counts evaluations). Cost: two sweeps over the column's entries,
     and one for each evaluation. For lanes marked in `begins` (lanes,) the squares of the derivatives at w = 0 are added to
@@ -282,32 +324,26 @@ def primal_visit(order, columns, scores, costs, w, begins, lanes, totals):
                 step = _solve(coordinate, False, lane, columns, scores, costs, begins, totals)
             else:
                 at = last + lane
-                bias = (0, n_rows, ridge, ridge * w[at])
+                bias = (0, n_rows, ridge, w[at])
                 step = _solve(bias, True, lane, columns, scores, costs, begins, totals)
             if step != 0.0:
                 w[at] += step
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Certificates. alpha_j = 2 C_j max(b_j, 0) or C_j / (1 + e^t_j), times the factor of the row's side
-
-
-@inlined
-def _alpha(t, c, loss):
-    if loss == LOG_LOSS:
-        return c * falling(t)
-    return 2.0 * c * max(1.0 - t, 0.0)
+# Certificates. alpha_j is minus the slope of the loss at the score kept, times the factor of the row's side
 
 
 @inlined
 def _add_dual_sum(span, dense, lane, columns, scores, costs, side, sums):
     """Add a column's terms to ``v_i = Σ y_j alpha_j x_ji`` and to ``Σ x_ji²``."""
     total, squares = sums
+    numbers = five_numbers(costs.loss, 1.0, 1.0)
     for k in range(np.uint64(span[0]), np.uint64(span[1])):
         j, v = _entry(k, dense, columns, costs)
         c = _signed_cost(j, lane, scores, costs)
         y = math.copysign(1.0, c)
-        alpha = _alpha(y * scores.score[_score_at(j, lane, costs)], abs(c), costs.loss)
+        alpha = abs(c) * alpha_at(costs.loss, y * scores.score[_score_at(j, lane, costs)], numbers)
         total += alpha * y * v * (side[1, lane] if c > 0.0 else side[0, lane])
         squares += v * v
     return total, squares
@@ -325,8 +361,8 @@ def _accumulate_gap(own, sums, n_entries, lane, totals):
     gradient = own - v
     totals[lane, ROUNDING] += abs(gradient) * error
     totals[lane, W_ALPHA] += error * error
-    totals[lane, GAP] += 0.5 * gradient * gradient
-    totals[lane, DUAL] -= 0.5 * v * v
+    totals[lane, GAP] += gap_term(own, v)
+    totals[lane, DUAL] -= conjugate(v)
     totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], gradient)
     totals[lane, VIOLATION_MIN] = min(totals[lane, VIOLATION_MIN], gradient)
 
@@ -370,12 +406,10 @@ def primal_certify(order, columns, scores, costs, w, side, lanes, totals):
 
 
 @kernel
-def row_terms(scores, costs, side, lanes, sums):
-    """Add the terms of rows to `sums` (lanes, N_SUMS): margins from `fresh`, alpha from `score` and `side`.
-
-    PHI is ``C ξ(t) - dual + alpha t``, the rows' part of the gap, each >= 0.
-    """
+def add_row_terms(scores, costs, side, lanes, sums):
+    """Add the terms of rows to `sums` (lanes, N_SUMS): margins from `fresh`, alpha from `score` and `side`."""
     n_lanes = sums.shape[0]
+    unit = five_numbers(costs.loss, 1.0, 1.0)
     for j in range(scores.score.size // n_lanes):
         for lane in lanes:
             c = _signed_cost(j, lane, scores, costs)
@@ -384,48 +418,27 @@ def row_terms(scores, costs, side, lanes, sums):
             y, c = math.copysign(1.0, c), abs(c)
             own = y * scores.score[j * n_lanes + lane]
             factor = side[1 if y > 0.0 else 0, lane]
-            alpha = factor * _alpha(own, c, costs.loss)
+            alpha = factor * c * alpha_at(costs.loss, own, unit)
             t = y * scores.fresh[j * n_lanes + lane]
-            quadratic = 0.0
-            if costs.loss == LOG_LOSS:
+            over_cost = alpha * alpha / c
+            if costs.loss.kind == LOG_LOSS:
                 rest = factor * falling(-own) + (1.0 - factor)
-                phi, primal, _ = log_terms(t, c, alpha, c * rest)
-                slope = alpha - c * falling(t)
+                phi, primal, linear = log_terms(t, c, alpha, c * rest)
                 magnitude = 64.0 * (primal + phi)
             else:
-                slack = max(1.0 - t, 0.0)
-                primal = c * slack * slack
-                quadratic = 0.5 * alpha * alpha / c
-                phi = primal - (alpha - 0.5 * quadratic) + alpha * t
-                slope = alpha - 2.0 * c * slack
-                magnitude = 8.0 * (primal + quadratic + alpha * (1.0 + abs(t)))
+                numbers = five_numbers(costs.loss, 1.0, c)
+                phi, primal, _ = row_terms(t, alpha, numbers)
+                linear = numbers[0] * alpha - numbers[1] * abs(alpha)
+                magnitude = 8.0 * (primal + over_cost + abs(linear) + abs(alpha * t))
+            slope = alpha - c * alpha_at(costs.loss, t, unit)
             sums[lane, PHI] += phi
             sums[lane, LOSS_SUM] += primal
-            sums[lane, ALPHA_SUM] += alpha
-            sums[lane, QUADRATIC_SUM] += quadratic
+            sums[lane, LINEAR_SUM] += linear
+            sums[lane, OVER_COST_SUM] += over_cost
             sums[lane, SQUARES_SUM] += alpha * alpha
             sums[lane, SLOPES_SUM] += slope * slope / c
             sums[lane, LARGEST_COST] = max(sums[lane, LARGEST_COST], c)
             sums[lane, ROUNDING_SUM] += magnitude
-
-
-@inlined
-def _loss_terms(t, c, loss):
-    """Return a row's loss, and its first and second derivative with respect to the margin."""
-    if loss == LOG_LOSS:
-        e = math.exp(-abs(t))
-        p = (e if t > 0.0 else 1.0) / (1.0 + e)
-        return c * (math.log1p(e) + max(-t, 0.0)), -c * p, c * p * (1.0 - p)
-    slack = max(1.0 - t, 0.0)
-    return c * slack * slack, -2.0 * c * slack, 2.0 * c * np.float64(t < 1.0)
-
-
-@inlined
-def _largest_curve(t, reach, c, curve, loss):
-    """Bound the second derivative with respect to the margin, at most `reach` from t, `curve` being that at t."""
-    if loss == LOG_LOSS:  # p (1 - p) changes by a factor e^reach at most, which is at most 1/(1 - reach)
-        return min(0.25 * c, curve / (1.0 - reach)) if reach < 1.0 else 0.25 * c
-    return 2.0 * c * np.float64(t < 1.0 + reach)
 
 
 @kernel
@@ -433,13 +446,14 @@ def add_losses(scores, costs, lanes, sums):
     """Add the rows' losses to `sums` (lanes,)."""
     n_lanes = sums.size
     n_rows = scores.score.size // n_lanes
+    numbers = five_numbers(costs.loss, 1.0, 1.0)
     for start in range(0, n_rows, _BLOCK):
         for lane in lanes:
             total = sums[lane]
             for j in range(start, min(start + _BLOCK, n_rows)):
                 c = _signed_cost(j, lane, scores, costs)
                 t = math.copysign(1.0, c) * scores.score[_score_at(j, lane, costs)]
-                total += _loss_terms(t, abs(c), costs.loss)[0]
+                total += abs(c) * loss_at(costs.loss, t, numbers)
             sums[lane] = total
 
 
@@ -452,6 +466,8 @@ def add_line_terms(scores, previous, costs, lanes, sums):
     """
     n_lanes = sums.shape[0]
     n_rows = scores.score.size // n_lanes
+    numbers = five_numbers(costs.loss, 1.0, 1.0)
+    unit = unit_of(costs.loss, numbers)
     for start in range(0, n_rows, _BLOCK):
         for lane in lanes:
             total, slope, curve, bound = sums[lane, 0], sums[lane, 1], sums[lane, 2], sums[lane, 3]
@@ -459,11 +475,12 @@ def add_line_terms(scores, previous, costs, lanes, sums):
                 c = _signed_cost(j, lane, scores, costs)
                 y, c, at = math.copysign(1.0, c), abs(c), _score_at(j, lane, costs)
                 t, moved = y * scores.score[at], y * (scores.score[at] - previous[at])
-                loss, first, second = _loss_terms(t, c, costs.loss)
-                total += loss
-                slope += first * moved
-                curve += second * moved * moved
-                bound += _largest_curve(t, abs(moved), c, second, costs.loss) * moved * moved
+                alpha, curvature = alpha_and_curvature(costs.loss, t, numbers)
+                alpha, curvature = unit * alpha, unit * curvature
+                total += c * loss_at(costs.loss, t, numbers)
+                slope -= c * alpha * moved
+                curve += c * curvature * moved * moved
+                bound += c * most_curvature_near(costs.loss, t, abs(moved), numbers) * moved * moved
             sums[lane, 0], sums[lane, 1], sums[lane, 2], sums[lane, 3] = total, slope, curve, bound
 
 
@@ -471,12 +488,13 @@ def add_line_terms(scores, previous, costs, lanes, sums):
 def side_sums(scores, costs, lanes, sums):
     """Add alpha of rows with y < 0 and with y > 0 to `sums` (2, lanes)."""
     n_lanes = sums.shape[1]
+    numbers = five_numbers(costs.loss, 1.0, 1.0)
     for j in range(scores.score.size // n_lanes):
         for lane in lanes:
             c = _signed_cost(j, lane, scores, costs)
             if c != 0.0:
                 t = math.copysign(1.0, c) * scores.score[j * n_lanes + lane]
-                sums[1 if c > 0.0 else 0, lane] += _alpha(t, abs(c), costs.loss)
+                sums[1 if c > 0.0 else 0, lane] += abs(c) * alpha_at(costs.loss, t, numbers)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -485,44 +503,35 @@ def side_sums(scores, costs, lanes, sums):
 # Additions are made in the order of `_solve`, so the bits are the same. Rows are numbered from the first of `scores`.
 
 
+@inlined
+def _search_of(lane, searches):
+    s = searches[lane]
+    return Search(s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7], s[8], s[9])
+
+
 @kernel
-def segment_slopes(span, columns, scores, costs, begins, lanes, sums):
-    """Add to `sums` (lanes, 4): slope, curve, bound, and, in lanes that begin, the slope at w = 0."""
+def sweep_segment(span, columns, scores, costs, begins, lanes, searches):
+    """Sweep over a segment, in each lane for what its row of `searches` (lanes, fields of `Search`) is at."""
     for lane in lanes:
-        before, at_zero = (sums[lane, 0], sums[lane, 1], sums[lane, 2]), sums[lane, 3]
+        search = _search_of(lane, searches)
         if span.dense:
-            slope, curve, bound = _add_slopes(span, True, lane, columns, scores, costs, before)
+            search = _swept(search, span, True, begins, lane, columns, scores, costs)
         else:
-            slope, curve, bound = _add_slopes(span, False, lane, columns, scores, costs, before)
-        if begins[lane]:
-            at_zero = _add_slope_at_zero(span, span.dense, lane, columns, scores, costs, at_zero)
-        sums[lane, 0], sums[lane, 1], sums[lane, 2], sums[lane, 3] = slope, curve, bound, at_zero
+            search = _swept(search, span, False, begins, lane, columns, scores, costs)
+        for field in range(len(search)):
+            searches[lane, field] = search[field]
 
 
 @kernel
-def begin_steps(sums, own, ridge, loss, begins, lanes, totals, steps):
-    """Compute gradient, step (0 for none) and free share of each lane into `steps` (lanes, 3), as `_solve` does.
-
-    `own` (lanes,) holds the weights, 0 if they are not penalised; `sums` are those of `segment_slopes`.
-    """
+def turn_searches(w, ridge, loss, begins, lanes, totals, searches):
+    """Conclude the sweep over all segments, and add the steps of lanes that have moved to `w` (lanes,)."""
     for lane in lanes:
-        gradient, step, free = _newton(sums[lane, 0], sums[lane, 1], sums[lane, 2], own[lane], ridge, loss)
-        _record_gradient(gradient, sums[lane, 3], begins, lane, loss, totals)
-        steps[lane, 0], steps[lane, 1], steps[lane, 2] = gradient, step, free
-
-
-@kernel
-def segment_changes(span, columns, scores, costs, lanes, steps, changes):
-    """Add to `changes` (lanes,) the difference to the loss when the lane makes its step of `steps` (lanes,)."""
-    for lane in lanes:
-        step, before = steps[lane], changes[lane]
-        changes[lane] = _add_loss_change(span, span.dense, lane, columns, scores, costs, step, before)
-
-
-@kernel
-def is_sufficient(change, own, ridge, gradient, step, loss):
-    """Test whether a step that changes the loss by `change` is accepted."""
-    return _is_sufficient(ridge * (own * step + 0.5 * step * step) + change, gradient, step, loss)
+        search = _search_of(lane, searches)
+        if search.sweep == MOVE:
+            w[lane] += search.step
+        search = _turned(search, w[lane], ridge, begins, lane, loss, totals)
+        for field in range(len(search)):
+            searches[lane, field] = search[field]
 
 
 @kernel
@@ -549,51 +558,3 @@ def accumulate_gap(own, sums, n_entries, ridge, lanes, totals):
         totals[lane, CURVE] += sums[lane, 1]
         if ridge > 0.0:
             _accumulate_gap(own[lane], (sums[lane, 0], sums[lane, 1]), n_entries, lane, totals)
-
-
-@kernel
-def compact_rows(indptr, row, n_columns, n_rows, following, rank, listed):
-    """Number the rows that occur in columns, ascending, and replace the rows by these numbers.
-
-    Parameters
-    ----------
-    indptr : (columns + 1,) int64
-    row : (entries,)
-        Changed in place; ascending within a column.
-    following : (columns,) int64, rank : (rows at a time,) int64
-        Scratch.
-    listed : (at least as many as occur,) like `row`
-        Written: row ``listed[i]`` has the number i.
-
-    Returns
-    -------
-    int
-        Number of rows that occur.
-
-    Notes
-    -----
-    Works on a range of rows at a time through all columns: two sweeps over the entries, without sorting.
-    """
-    n = 0
-    for c in range(n_columns):
-        following[c] = indptr[c]
-    for first in range(0, n_rows, rank.size):
-        end = min(first + rank.size, n_rows)
-        rank[:] = -1
-        for c in range(n_columns):
-            k, stop = following[c], indptr[c + 1]
-            while k < stop and row[k] < end:
-                rank[row[k] - first] = 0
-                k += 1
-        for j in range(end - first):
-            if rank[j] == 0:
-                rank[j] = n
-                listed[n] = first + j
-                n += 1
-        for c in range(n_columns):
-            k, stop = following[c], indptr[c + 1]
-            while k < stop and row[k] < end:
-                row[k] = rank[row[k] - first]
-                k += 1
-            following[c] = k
-    return n

@@ -1,8 +1,9 @@
 """Common parts of the kernels: constants, argument tuples, random orders and hashes, products of a row and weights.
 
-Kernels are numba functions over arrays, and nothing else. A loss is an integer constant and an `if`: as fast as a function
-argument, and the only form that the compile cache supports. Related arguments are grouped in named tuples of importable
-classes, which the cache supports too. A kernel that uses another file's code or constants is a `compile.kernel`.
+Kernels are numba functions over arrays, and nothing else. A loss is an integer constant and an `if` (`losses`): as fast as
+a function argument, and the only form that the compile cache supports. Related arguments are grouped in named tuples of
+importable classes, which the cache supports too. A kernel that uses another file's code or constants is a
+`compile.kernel`.
 
 Arguments that all dual kernels share
 -------------------------------------
@@ -24,8 +25,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from .compile import inlined, kernel
-
-HINGE, SQUARED_HINGE, LOG_LOSS, CRAMMER_SINGER, TWIN_HINGE, TWIN_SQUARED_HINGE = range(6)
+from .loss_table import Loss
 
 GAP, LOSS, DUAL, VIOLATION_MAX, VIOLATION_MIN, N_VISITED, N_ACTIVE, N_SHRUNK, N_STEPS = range(9)
 SLOPE, CURVE, W_ALPHA, ROUNDING, ALPHA, ALPHA_CURVATURE, ALPHA_SQUARE, LOSS_SLOPE = range(9, 17)
@@ -76,7 +76,7 @@ class Rows(NamedTuple):
 class Costs(NamedTuple):
     """A problem: loss, bias, and the lanes' signs and costs."""
 
-    loss: int
+    loss: Loss
     bias: float  # value of the constant feature; 0 for none
     sign: np.ndarray  # (classes, lanes): y of a row of that class in that lane
     cost: np.ndarray  # (classes, lanes): C of a row of that class in that lane; 0 leaves the class out
@@ -315,46 +315,6 @@ def add_entry_hashes(row, feature, value_bits, sums):
         first += mix(entry)
         second += mix(entry * np.uint64(0xD6E8FEB86659FD93) + mix(location + np.uint64(0x632BE59BD9B4E019)))
     sums[0], sums[1] = first, second
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The logistic loss
-
-
-@inlined
-def falling(t):
-    """Compute 1 / (1 + e^t), minus the derivative of the logistic loss."""
-    e = math.exp(-abs(t))
-    return (e if t > 0.0 else 1.0) / (1.0 + e)
-
-
-@inlined
-def _divergence(p, log_p, s, log_s):
-    """Compute ``s h(p/s)`` of two probabilities, ``h(r) = r log r - r + 1``; never negative."""
-    change = p - s
-    if abs(change) < 0.01 * s:
-        x = change / s
-        series = 1 / 20 - x * (1 / 30 - x * (1 / 42 - x / 56))
-        return change * x * (0.5 - x * (1 / 6 - x * (1 / 12 - x * series)))
-    return p * (log_p - log_s) - change
-
-
-@inlined
-def log_terms(t, cost, alpha, rest):
-    """Return a row's terms of gap, primal loss and dual objective for the logistic loss; `rest` is C - alpha.
-
-    The term of the gap is C times the divergence of two Bernoulli distributions, ``p = alpha / C`` and
-    ``s = 1 / (1 + e^t)``: two terms, neither negative. As a difference of objectives it would be left over from numbers of
-    size C log C.
-    """
-    e = math.exp(-abs(t))
-    falls, rises = (e / (1.0 + e), 1.0 / (1.0 + e)) if t > 0.0 else (1.0 / (1.0 + e), e / (1.0 + e))
-    loss = math.log1p(e)
-    other, loss = loss + max(t, 0.0), loss + max(-t, 0.0)
-    p, q = alpha / cost, rest / cost
-    log_p, log_q = math.log(p) if p > 0.0 else 0.0, math.log(q) if q > 0.0 else 0.0
-    phi = _divergence(p, log_p, falls, -other) + _divergence(q, log_q, rises, -loss)
-    return cost * phi, cost * loss, -cost * (p * log_p + q * log_q)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from .compile import kernel
-from .dual import certify_row, keep_sums, loss_of_row, solve_row, sums_of, svc_projected_gradient
+from .dual import certify_row, keep_sums, solve_row, sums_of
+from .losses import five_numbers, projected_gradient
 from .primitives import DUAL, NO_STEP, row_cost, row_reach, row_square
 
 
@@ -143,7 +144,6 @@ def twin_sor_visit(order, rows, costs, variables, steering, totals, lanes, elimi
     feature, value, w, bias = rows.feature, rows.value, variables.w, costs.bias
     column, n_lanes = elimination.column, totals.shape[0]
     last = column.size - 1
-    kind = loss_of_row(costs.loss, 1.0)
     for p in range(order.size):
         i = order[p]
         start, stop = rows.indptr[i], rows.indptr[i + 1]
@@ -155,7 +155,8 @@ def twin_sor_visit(order, rows, costs, variables, steering, totals, lanes, elimi
             for k in range(start, stop):
                 t += w[feature[k] * n_lanes + lane] * np.float64(value[k])
             q = 0.0
-            if abs(svc_projected_gradient(kind, t, c, variables.alpha[i, lane])[1]) > NO_STEP:
+            numbers = five_numbers(costs.loss, 1.0, c)
+            if abs(projected_gradient(t, variables.alpha[i, lane], numbers)) > NO_STEP:
                 matrix = elimination.inverse[lane]
                 for j in range(last + 1):
                     column[j] = bias * matrix[last, j]
@@ -167,7 +168,7 @@ def twin_sor_visit(order, rows, costs, variables, steering, totals, lanes, elimi
                 q = bias * column[last]
                 for k in range(start, stop):
                     q += np.float64(value[k]) * column[feature[k]]
-            change = solve_row(i, lane, kind, (t, q, c), variables, steering, totals)
+            change = solve_row(i, lane, costs.loss, (t, q, 1.0, c), variables, steering, totals)
             if change != 0.0:
                 totals[lane, DUAL] -= change * t + 0.5 * change * change * q
                 for j in range(last + 1):
@@ -200,8 +201,7 @@ def twin_sor_certify(order, rows, costs, variables, w_alpha, totals, lanes, pull
             if y < 0.0:
                 variables.alpha[i, lane] = -c * t
             a = variables.alpha[i, lane]
-            row = (t, c, reach)
-            sums = certify_row(loss_of_row(costs.loss, y), row, a, 0.0, sums_of(lane, totals))
+            sums = certify_row(costs.loss, (t, y, c, reach), a, 0.0, sums_of(lane, totals))
             keep_sums(lane, sums, totals)
             if a == 0.0:
                 continue

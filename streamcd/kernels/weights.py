@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from .compile import kernel
+from .penalties import conjugate, gap_term, penalty
 
 _BLOCK = 128  # features summed column by column: with a hundred columns or so they stay in the cache
 
 
 @kernel
-def add_squares(w, other, columns, sums):
-    """Add ``‖w_m‖²``, ``‖other_m‖²`` and ``‖w_m - other_m‖²`` of some columns m to `sums`, in blocks of features.
+def add_penalty_terms(w, v, columns, sums):
+    """Add g(w_m), g*(v_m) and ``g(w_m) + g*(v_m) - w_m·v_m`` of some columns m to `sums`, in blocks of features.
 
-    `w` and `other` have the shape (features, all columns), `sums` (3, all columns).
+    `w` and `v` have the shape (features, all columns), `sums` (3, all columns).
     """
     for start in range(0, w.shape[0], _BLOCK):
         stop = min(start + _BLOCK, w.shape[0])
         for m in columns:
-            of_w = of_other = apart = 0.0
+            value = of_dual = gap = 0.0
             for j in range(start, stop):
-                u, v = w[j, m], other[j, m]
-                of_w += u * u
-                of_other += v * v
-                apart += (u - v) * (u - v)
-            sums[0, m] += of_w
-            sums[1, m] += of_other
-            sums[2, m] += apart
+                value += penalty(w[j, m], 1.0)
+                of_dual += conjugate(v[j, m])
+                gap += gap_term(w[j, m], v[j, m])
+            sums[0, m] += value
+            sums[1, m] += of_dual
+            sums[2, m] += gap
 
 
 @kernel

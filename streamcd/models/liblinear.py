@@ -17,15 +17,24 @@ from ..core.errors import ModelError
 from ..core.memory_budget import format_size
 from ..core.progress import Listener, counted
 from ..core.storage import local_path
+from ..kernels.loss_table import CLASSES, LOSSES, PLANES, form_of
 from .model import Model
 
+_NAMES = {
+    0: "L2R_LR",
+    1: "L2R_L2LOSS_SVC_DUAL",
+    2: "L2R_L2LOSS_SVC",
+    3: "L2R_L1LOSS_SVC_DUAL",
+    4: "MCSVM_CS",
+    7: "L2R_LR_DUAL",
+}
+"""LIBLINEAR's names of its problems, by their numbers."""
+
 LIBLINEAR_SOLVERS: dict[str, tuple[str, str]] = {
-    "L2R_LR": ("log_loss", "primal"),
-    "L2R_L2LOSS_SVC_DUAL": ("squared_hinge", "dual"),
-    "L2R_L2LOSS_SVC": ("squared_hinge", "primal"),
-    "L2R_L1LOSS_SVC_DUAL": ("hinge", "dual"),
-    "MCSVM_CS": ("crammer_singer", "dual"),
-    "L2R_LR_DUAL": ("log_loss", "dual"),
+    _NAMES[number]: (loss, method)
+    for loss, entry in LOSSES.items()
+    for method, number in entry.methods.items()
+    if number is not None
 }
 """Loss and method, by LIBLINEAR's name of the problem."""
 
@@ -63,7 +72,7 @@ def export_liblinear(
     is_kind = partial(begins_with, pattern=b"solver_type ")
     refuse_other_ending(local_path(path, "a model"), "LIBLINEAR's text")
     check_output(Path(path), "a model of LIBLINEAR's", is_kind, force=force)
-    if model.loss == "twin":
+    if form_of(model.loss) == PLANES:
         raise ModelError(
             "LIBLINEAR's text cannot hold a twin model: LIBLINEAR predicts the largest w·x, a twin model the nearest plane"
         )
@@ -181,7 +190,7 @@ class _Header(NamedTuple):
     def n_columns(self) -> int:
         """Number of weights on a line."""
         n_classes = len(self.labels)
-        return 1 if n_classes == 2 and self.loss != "crammer_singer" else n_classes
+        return 1 if n_classes == 2 and form_of(self.loss) != CLASSES else n_classes
 
 
 def _make_model(header: _Header, table: np.ndarray) -> Model:
@@ -192,7 +201,7 @@ def _make_model(header: _Header, table: np.ndarray) -> Model:
         code = np.array([[-1], [1]])
         table = table if class_index[0] == 1 else -table
     else:
-        code = np.eye(n_classes) if header.loss == "crammer_singer" else 2 * np.eye(n_classes) - 1
+        code = np.eye(n_classes) if form_of(header.loss) == CLASSES else 2 * np.eye(n_classes) - 1
         table = table[:, np.argsort(class_index)]
     return Model(
         weights=table[:n_features],

@@ -25,6 +25,7 @@ from ..core.metadata import metadata_text, read_metadata
 from ..core.storage import local_path
 from ..core.threads import Threads
 from ..dataset.scaling import Scaling
+from ..kernels.loss_table import PLANES, form_of, is_logistic
 from .calibration import sigmoid_logarithms
 from .encoding import CATEGORIES_FILE, Encoding, read_encoding
 from .model_file import MODEL, STORED_FIELDS, ModelFile, check_file, read_array, write_array
@@ -276,7 +277,7 @@ class Model:
     def has_probabilities(self) -> bool:
         """Check if the model has probabilities: logistic or calibrated, with a vector per class or one for two classes."""
         one_each = self.is_binary or self.choice.one_vector_per_class
-        return one_each and (self.loss == "log_loss" or self.sigmoids is not None)
+        return one_each and (is_logistic(self.loss) or self.sigmoids is not None)
 
     def log_probabilities(self, decisions: np.ndarray) -> np.ndarray:
         """Compute the logarithms of the classes' probabilities; shape (rows, n_classes).
@@ -284,7 +285,7 @@ class Model:
         With several classes each one's sigmoid is divided by their sum, as LIBLINEAR does for logistic regression. Raises
         ``ModelError`` if the model has no probabilities.
         """
-        if self.loss != "log_loss" and self.sigmoids is None:
+        if not is_logistic(self.loss) and self.sigmoids is None:
             raise ModelError(
                 "probabilities need a model trained with --loss log_loss, or with --calibrate; "
                 f"this one was trained with {self.loss}"
@@ -378,7 +379,7 @@ class Model:
             value = getattr(self, name)
             fields[name] = value.tolist() if isinstance(value, np.ndarray) else value
         fields["code"] = None if self._has_default_code else self.code.tolist()
-        if self.loss != "twin":
+        if form_of(self.loss) != PLANES:
             del fields["ridge"], fields["slack"]
         fields["class_weight"] = {
             self._number_text(label): weight for label, weight in self.class_weight.items()
@@ -390,7 +391,7 @@ class Model:
     @property
     def _has_default_code(self) -> bool:
         """Check if the code is that of `default_code`, which is not stored: with many classes it would fill the file."""
-        default = default_code(self.loss, self.n_classes)
+        default = default_code(form_of(self.loss), self.n_classes)
         return self.n_classes > 2 and self.choice.one_vector_per_class and self.code[0, -1] == default[0, -1]
 
 
@@ -543,7 +544,7 @@ def _model_from(
 ) -> Model:
     # fields of the same name in both; `Model` makes the arrays
     same = {name: getattr(description, name) for name in STORED_FIELDS if name != "n_features"}
-    code = default_code(description.loss, len(description.classes))
+    code = default_code(form_of(description.loss), len(description.classes))
     if description.code is not None:
         code = np.array(description.code, dtype=np.int8).reshape(-1, weights.shape[1])
     return Model(weights=weights, code=code, scaling=scaling, encoding=encoding, **same)

@@ -14,6 +14,7 @@ import numpy as np
 from ..core.classes import has_vector_per_class
 from ..core.threads import Threads
 from ..dataset.read_ahead import AHEAD_BYTES
+from ..kernels.loss_table import PLANES, form_of
 
 if TYPE_CHECKING:
     from ..dataset.dataset import Dataset
@@ -135,7 +136,7 @@ class ClassChoice:
     def __init__(
         self, loss: str, code: np.ndarray, weights: np.ndarray, order: np.ndarray | None = None
     ) -> None:
-        self._is_twin, self.code, self._weights = loss == "twin", code, weights
+        self._is_twin, self.code, self._weights = form_of(loss) == PLANES, code, weights
         self._order = np.arange(len(code)) if order is None else order
         self.is_binary = code.shape == (2, 1)
 

@@ -13,8 +13,9 @@ from ..core.errors import DataError
 from ..core.memory_budget import parse_size
 from ..core.progress import Listener, ends_progress
 from ..dataset.dataset import Dataset
+from ..kernels.loss_table import PLANES, form_of
 from ..models.model import Model, load_model
-from ..solvers.problem import Problem, crammer_singer_losses, row_loss, twin_losses
+from ..solvers.problem import row_losses
 from .curves import MAX_CLASSES, ScoreCurves
 from .outputs import positive_scores
 from .reading_plan import Data, cached
@@ -60,7 +61,7 @@ class _Evaluation:
         if self.confusion is not None:
             np.add.at(self.confusion, (place, predicted), weight)  # row by row, whatever the blocks
         if self.costs is not None:
-            self.loss.add(row_terms(model, place, decisions, self.costs[place] * weight, weight))
+            self.loss.add(row_losses(model, place, decisions, self.costs[place] * weight, weight))
         if model.has_probabilities:
             log_probabilities = model.log_probabilities(decisions)
             self.log_loss.add(-log_probabilities[np.arange(place.size), place] * weight)
@@ -89,7 +90,7 @@ class _Evaluation:
             )
         objective = None
         if self.costs is not None and not self.n_unknown:
-            ridge = model.ridge if model.loss == "twin" else 1.0
+            ridge = model.ridge if form_of(model.loss) == PLANES else 1.0
             objective = 0.5 * ridge * float(model.squared_norm().sum()) + self.loss.value()
         result: dict[str, Any] = {
             "n_rows": self.n_rows,
@@ -159,19 +160,6 @@ def _brier_terms(probabilities: np.ndarray, place: np.ndarray) -> np.ndarray:
         return terms
     probabilities[np.arange(place.size), place] -= 1.0
     return np.einsum("ij,ij->i", probabilities, probabilities)
-
-
-def row_terms(
-    model: Model | Problem, place: np.ndarray, decisions: np.ndarray, cost: np.ndarray, weight: np.ndarray
-) -> np.ndarray:
-    """Return ``cost_i loss_i`` of every row, over its vectors; `place` is each row's class index."""
-    if model.loss == "twin":
-        return twin_losses(decisions, place, cost, weight, model.slack)
-    if model.loss == "crammer_singer":
-        return cost * crammer_singer_losses(decisions, place)
-    sign = model.code[place].astype(np.float64)
-    losses: np.ndarray = (row_loss(model.loss, sign * decisions) * (sign != 0)).sum(axis=1)
-    return cost * losses
 
 
 @ends_progress

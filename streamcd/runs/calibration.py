@@ -18,6 +18,7 @@ import numpy as np
 
 from ..core.atomic_files import write_file
 from ..core.errors import CheckpointError, UsageError, file_named
+from ..kernels.loss_table import LOSSES, is_logistic
 from ..models.calibration import fit_sigmoids
 from ..training import checkpoint
 from ..training.loop import Session
@@ -35,14 +36,13 @@ _BLOCK_BYTES = 1 << 22
 
 def check_calibration(options: ProblemOptions, *, on_workers: bool) -> None:
     """Refuse problems without decisions to calibrate, or with probabilities of their own."""
-    if options.loss not in ("hinge", "squared_hinge") or options.code is not None:
+    if not LOSSES[options.loss].calibrates or options.code is not None:
         found = "a code matrix" if options.code is not None else options.loss
+        losses = " or ".join(sorted(name for name, entry in LOSSES.items() if entry.calibrates))
         advice = (
-            "; log_loss has probabilities of its own: leave --calibrate out" if found == "log_loss" else ""
+            f"; {found} has probabilities of its own: leave --calibrate out" if is_logistic(found) else ""
         )
-        raise UsageError(
-            f"calibrate: expected the loss hinge or squared_hinge, one-vs-rest, found {found}{advice}"
-        )
+        raise UsageError(f"calibrate: expected the loss {losses}, one-vs-rest, found {found}{advice}")
     if on_workers:
         raise UsageError("calibrate: one process trains all folds in the same reads; leave --workers out")
 

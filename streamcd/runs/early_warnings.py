@@ -6,6 +6,7 @@ from ..core.memory_budget import RESERVED_BYTES, warn_of_memory
 from ..core.progress import Listener
 from ..dataset.dataset import Dataset
 from ..dataset.diagnostics import advice
+from ..kernels.loss_table import PLANES, form_of
 from .config import ResolvedRun
 from .problem_options import ProblemOptions
 
@@ -44,7 +45,7 @@ def _planned_bytes(run: ResolvedRun) -> int:
 def _warn_of_ridge(options: ProblemOptions, listener: Listener) -> None:
     """Warn of small ridges, with which twin planes by coordinate descent are slow."""
     ridge = 1.0 if options.ridge is None else options.ridge
-    if options.loss == "twin" and options.method == "dual" and 0 < ridge < 1:
+    if form_of(options.loss) == PLANES and options.method == "dual" and 0 < ridge < 1:
         listener.warning(
             f"ridge {ridge:g}: below 1 twin planes converge slowly (0.01: not within 1,000 passes on real sets); "
             "--method sor does not, where a matrix of features x features fits in memory"

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ..core.errors import UsageError
 from ..core.metadata import Positive
 from ..core.options import Option, Section, Text, check_choices
-from ..solvers.registry import LOSS_ALIASES, LOSSES, METHODS, check_omega, make_solver, solver_memory
+from ..kernels.loss_table import PLANES, form_of
+from ..solvers.registry import LOSS_ALIASES, LOSSES, METHODS, SLACKS, check_omega, make_solver, solver_memory
 
 if TYPE_CHECKING:
     from ..dataset.dataset import Dataset
@@ -265,7 +266,7 @@ class ProblemOptions:
         str | None,
         Option(
             "Loss of the other classes' rows for a twin plane, max(0, 1 - w·x) or its square.",
-            choices=("hinge", "squared_hinge"),
+            choices=SLACKS,
             default_is="hinge",
             section=Section.PROBLEM,
         ),
@@ -287,7 +288,7 @@ class ProblemOptions:
             acceleration=check_acceleration(self.acceleration),
         )
         check_choices(self)
-        if self.loss != "twin" and (self.ridge is not None or self.slack is not None):
+        if form_of(self.loss) != PLANES and (self.ridge is not None or self.slack is not None):
             raise UsageError(f"ridge and slack are options of the loss twin, not of {self.loss}")
         if self.folds != 0 and not 2 <= self.folds <= MAX_FOLDS:
             raise UsageError(f"folds: expected 0, or from 2 to {MAX_FOLDS}, found {self.folds}")

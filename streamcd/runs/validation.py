@@ -12,13 +12,13 @@ from ..core.errors import DataError, UsageError
 from ..core.memory_budget import RESERVED_BYTES
 from ..core.progress import Listener
 from ..dataset.dataset import Dataset, open_dataset
+from ..kernels.loss_table import PLANES
 from ..models.model import Model
 from ..models.scoring import ClassChoice
-from ..prediction.evaluate import row_terms
 from ..prediction.reading_plan import RowsToScore, is_dataset, reads_once, scoring_needs
 from ..prediction.scored_rows import ScoredRows, Scoring
 from ..prediction.sums import ExactSum
-from ..solvers.problem import Problem
+from ..solvers.problem import Problem, row_losses
 from ..training.validation import Validate
 from .models import new_model
 
@@ -96,7 +96,7 @@ class _Sums:
     def __init__(self, problem: Problem, lanes: range, w: np.ndarray) -> None:
         self._problem, self._choice = problem, ClassChoice(problem.loss, problem.code, w[:-1])
         self._costs = problem.class_factors(lanes)
-        if problem.loss == "twin":
+        if problem.form == PLANES:
             self._costs = self._costs * problem.lanes[lanes.start].C
         # exact, so that they do not depend on the blocks in which rows come
         self._loss, self.weight = ExactSum(), ExactSum()
@@ -109,7 +109,7 @@ class _Sums:
         self._n_correct += int((known & (predicted == place)).sum())
         place, weight = place[known], rows.weight[known]
         costs = self._costs[place] * weight
-        self._loss.add(row_terms(self._problem, place, decisions[known], costs, weight))
+        self._loss.add(row_losses(self._problem, place, decisions[known], costs, weight))
         self.weight.add(weight)
 
     def figures(self) -> tuple[float, float]:

@@ -25,6 +25,7 @@ from ..core.errors import UsageError
 from ..core.threads import Threads
 from ..kernels import acceleration as acceleration_kernels
 from ..kernels.acceleration import ALPHA_NORM, MOVED, N_BUCKETS
+from ..kernels.loss_table import LOSSES, PLANES, is_logistic
 from ..kernels.primitives import ALPHA, ALPHA_CURVATURE, ALPHA_SQUARE, GAP
 from .problem import Problem
 from .protocol import TRAIN, State
@@ -48,11 +49,10 @@ _FAST = math.log(4.0)  # a fall of the estimated gap per pass at which there is 
 
 # the way back to plain descent, by a tenth of kappa, of the logistic loss: imdb, C = 10, 100, took 10, 12 passes to 1e-6 in
 # place of 12, 15. With squared hinge imdb, C = 100, took 70 in place of 55, as a large kappa pays later
-_RETREAT, _RETREATING = 0.1, "log_loss"
+_RETREAT = 0.1
 _UNCOUPLED = 0.8  # a larger S is that of rows that are nearly orthogonal
 _GO_BACK, _STAY_BACK = -1.5, -1.0  # changes of the estimated gap's logarithm per pass
 
-_RAMPING = ("squared_hinge", "log_loss")  # hinge took as many passes to 1e-3, and on a9a more to 1e-4
 _FIRST_STRETCHES, _LEAST_STRETCH = 8, 50  # of the first pass, and the rows of the first one
 _ENTRIES_PER_WEIGHT = 8  # visited for each weight in a sweep over w
 
@@ -88,8 +88,10 @@ class Acceleration:
     def __init__(
         self, problem: Problem, asked: float | str, class_counts: np.ndarray, mean_square: float | None
     ) -> None:
-        self._width, self._ramps = problem.lane_vectors, problem.loss in _RAMPING
-        self._adapts, self._retreat = asked == "auto", _RETREAT if problem.loss == _RETREATING else 1.0
+        entry = LOSSES[problem.loss]
+        # the first pass has stretches; hinge took as many passes to 1e-3, and on a9a more to 1e-4
+        self._width, self._ramps = problem.lane_vectors, entry.smooth
+        self._adapts, self._retreat = asked == "auto", _RETREAT if is_logistic(problem.loss) else 1.0
         n_lanes = problem.n_lanes
         if self._adapts:
             self._first = _first_kappa(problem, class_counts, 1.0 if mean_square is None else mean_square)
@@ -211,11 +213,11 @@ def _first_kappa(problem: Problem, class_counts: np.ndarray, mean_square: float)
     for block in np.array_split(np.arange(problem.n_lanes), n_blocks):
         lanes = slice(block[0], block[-1] + 1)
         cost = problem.cost[:, lanes]
-        if problem.loss == "twin":
+        if problem.form == PLANES:
             cost = np.where(problem.sign[:, lanes] < 0, 0.5 * cost, cost)
         counts = np.where(cost > 0, class_counts[:, None], 0)
         mean_cost[lanes] = (cost * counts).sum(axis=0) / np.maximum(counts.sum(axis=0), 1)
-    share = _FIRST_SHARE / 8 if problem.loss == "log_loss" else _FIRST_SHARE
+    share = _FIRST_SHARE / 8 if is_logistic(problem.loss) else _FIRST_SHARE
     return np.clip(share * mean_cost * (mean_square + problem.bias**2), LEAST_KAPPA, _MOST_FIRST_KAPPA)
 
 

@@ -22,6 +22,7 @@ from ..kernels import dual as dual_kernels
 from ..kernels import primitives
 from ..kernels import weights as weight_kernels
 from ..kernels.compile import return_free_memory
+from ..kernels.loss_table import is_logistic
 from ..kernels.primitives import (
     CURVE,
     DUAL,
@@ -97,7 +98,7 @@ class RowSolver:
         self.certify(window, untouched, none, none)
         self.train(window, untouched, shuffled_active_rows(window, none, none, np.uint64(0)), none)
         self.restore_rows(state, window.arena, 0, 0)
-        weight_kernels.add_squares(state.w[:0], state.w_alpha[:0], none, np.zeros((3, 0)))
+        weight_kernels.add_penalty_terms(state.w[:0], state.w_alpha[:0], none, np.zeros((3, 0)))
         weight_kernels.move_columns(state.w_alpha[:0], state.w[:0], none)
         if self.acceleration:
             self.acceleration.load_kernels(state)
@@ -157,17 +158,17 @@ class RowSolver:
     def certificate(self, state: State) -> dict[str, np.ndarray]:
         """Compute the certificate of every lane after a read at fixed w; see `protocol.Solver`.
 
-        With ``v = w(alpha)``, primal(w) - dual(alpha) is ``Σ phi_i(w) + ½‖w - v‖²``, even if `w` has drifted from `v`. The
+        With ``v = w(alpha)``, primal(w) - dual(alpha) is ``Σ phi_i(w) + g(w) + g*(v) - w·v``, the last three being
+        ``½‖w - v‖²`` (`kernels.penalties`), even if `w` has drifted from `v`. The
         gap is an upper bound that includes rounding, for this w and for the one that the lane keeps.
         """
         totals = state.totals
-        sums = self._squares(state.w, state.w_alpha, state.phase(CERTIFY))
-        sums = np.stack([*sums, self.distance_to_kept(state, sums[2])])
+        sums = self._penalty_terms(state.w, state.w_alpha, state.phase(CERTIFY))
+        sums = np.stack([*sums, self.distance_to_kept(state, 2.0 * sums[2])])
         # Crammer–Singer has all its vectors in one lane
-        squared, squared_alpha, drift, kept = sums.reshape(4, -1, self.problem.lane_vectors).sum(axis=2)
-        drift, kept = np.sqrt(drift), np.sqrt(kept)
-        primal, dual = 0.5 * squared + totals[:, LOSS], totals[:, DUAL] - 0.5 * squared_alpha
-        norm = np.sqrt(squared)
+        penalty, conjugate, apart, kept = sums.reshape(4, -1, self.problem.lane_vectors).sum(axis=2)
+        norm, drift, kept = np.sqrt(2.0 * penalty), np.sqrt(2.0 * apart), np.sqrt(kept)
+        primal, dual = penalty + totals[:, LOSS], totals[:, DUAL] - conjugate
         gap, rounding, proven = _proven_gap(totals, norm, drift, kept)
         # alpha = 0 is dual feasible with the value 0: the primal bounds a gap that is all rounding (nan: out of range)
         gap = np.where(proven, np.fmin(gap, primal), gap)
@@ -200,24 +201,24 @@ class RowSolver:
     def estimated_primals(self, state: State, estimates: np.ndarray) -> np.ndarray:
         """Add the estimates of the gap to the dual objectives, which are known exactly."""
         if self.acceleration:
-            squared = state.lanes["w_alpha_square"]
+            conjugate = 0.5 * state.lanes["w_alpha_square"]
         else:
-            sums = self._squares(state.w, state.w, state.phase(TRAIN))
-            squared = sums[0].reshape(-1, self.problem.lane_vectors).sum(axis=1)
-        return np.asarray(state.lanes["dual_sum"] - 0.5 * squared + estimates)
+            sums = self._penalty_terms(state.w, state.w, state.phase(TRAIN))
+            conjugate = sums[1].reshape(-1, self.problem.lane_vectors).sum(axis=1)
+        return np.asarray(state.lanes["dual_sum"] - conjugate + estimates)
 
     def columns(self, lane: int) -> slice:
         """Return the weight vectors of a lane."""
         width = self.problem.lane_vectors
         return slice(lane * width, (lane + 1) * width)
 
-    def _squares(self, w: np.ndarray, other: np.ndarray, lanes: np.ndarray) -> np.ndarray:
-        """Return ``‖w‖²``, ``‖other‖²`` and ``‖w - other‖²`` of some lanes' vectors, shape (3, all vectors); of others 0."""
+    def _penalty_terms(self, w: np.ndarray, v: np.ndarray, lanes: np.ndarray) -> np.ndarray:
+        """Sum `weights.add_penalty_terms` of some lanes' vectors, shape (3, all vectors); of others 0."""
         sums, columns = np.zeros((3, w.shape[1])), self._columns_of(lanes)
         parts = np.array_split(
             columns, max(min(self.threads.parts(w.shape[0] * columns.size), columns.size), 1)
         )
-        self.threads.run([partial(weight_kernels.add_squares, w, other, part, sums) for part in parts])
+        self.threads.run([partial(weight_kernels.add_penalty_terms, w, v, part, sums) for part in parts])
         return sums
 
     def _columns_of(self, lanes: np.ndarray) -> np.ndarray:
@@ -229,7 +230,7 @@ class RowSolver:
     def costs(self) -> Costs:
         """Problem as an argument of kernels."""
         problem = self.problem
-        return Costs(problem.loss_code, problem.bias, problem.sign, problem.cost, problem.lane_fold)
+        return Costs(problem.row_loss, problem.bias, problem.sign, problem.cost, problem.lane_fold)
 
     def start_state(self, lanes: Mapping[str, np.ndarray], phase: int) -> State:
         """Return a state of zeros, with `lanes` in addition to the arrays that every solver keeps per lane."""
@@ -253,7 +254,7 @@ class DualSolver(RowSolver):
     ) -> None:
         memory = dual_memory(problem, accelerated=acceleration is not None)
         super().__init__(problem, memory, acceleration)
-        self._logistic = problem.loss == "log_loss"
+        self._logistic = is_logistic(problem.loss)
         self.omega = omega
         self._copies = np.zeros((0, 0))
         self._in_parts = (problem.n_features + 1) * self.n_vectors <= MOST_COPIED

@@ -80,7 +80,7 @@ class Extrapolation:
         self, state: State, trained: np.ndarray, rows: RowsInMemory | PagedRows, costs: ColumnCosts
     ) -> np.ndarray:
         """Choose the factor of the next pass; returns the objectives of trained lanes, shape (all lanes,)."""
-        sums, penalised = np.zeros((self._problem.n_lanes, 4)), _penalised(self._problem)
+        sums, penalised = np.zeros((self._problem.n_lanes, 4)), self._problem.penalised
         previous = state.matrices["previous"][penalised]
         acceleration_kernels.add_line_products(state.w[penalised], previous, trained, sums)
         for block in rows.iter_blocks(more=("previous",)):
@@ -105,10 +105,4 @@ def sum_up_objective(
     losses = np.zeros(problem.n_lanes)
     for block in rows.iter_blocks():
         primal_kernels.add_losses(block.arrays, costs, lanes, losses)
-    w = state.w[_penalised(problem)]
-    return np.asarray(0.5 * np.einsum("ij,ij->j", w, w) + losses)
-
-
-def _penalised(problem: Problem) -> slice:
-    """Return the rows of w in the regulariser."""
-    return slice(-1 if problem.free_bias else None)
+    return np.asarray(problem.penalty(state.w) + losses)

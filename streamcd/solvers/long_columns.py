@@ -1,7 +1,7 @@
 """Visits of a column too long for memory, or whose rows are paged: sweeps over the column, segment by segment.
 
-The step is that of `kernels.primal.primal_visit`, with the same sums in the same order, hence the same bits. It costs a read
-of the column (and of its rows' pages) for the derivatives, one for each trial of the line search, and one for the move.
+The step is that of `kernels.primal.primal_visit`: the same line search with the same sums in the same order, hence the same
+bits. It costs a read of the column (and of its rows' pages) for the derivatives, one for each trial, and one for the move.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..kernels import primal as primal_kernels
-from ..kernels.primal import ColumnCosts, Columns, Span
-from ..kernels.primitives import N_STEPS, N_VISITED
+from ..kernels.primal import DONE, MOVE, ColumnCosts, Columns, Search, Span
+from ..kernels.primitives import N_VISITED
 from ..stream.window import ColumnArena
 from .row_scores import PagedRows, Rows, RowsInMemory, count_before
 
@@ -54,52 +54,17 @@ class LongColumn:
 
 def train(column: LongColumn, begins: np.ndarray, lanes: np.ndarray) -> None:
     """Make one step along the column in every lane of `lanes`; changes w, scores and totals as `primal_visit` does."""
-    n_lanes = column.w.size
-    sums = np.zeros((n_lanes, 4))
-    for rows, span in column.segments():
-        primal_kernels.segment_slopes(span, column.columns, rows.arrays, column.costs, begins, lanes, sums)
-    steps = np.zeros((n_lanes, 3))
-    own = column.ridge * column.w
-    primal_kernels.begin_steps(
-        sums, own, column.ridge, column.costs.loss, begins, lanes, column.totals, steps
-    )
-    chosen = _line_search(column, own, lanes[steps[lanes, 1] != 0.0], steps)
-    moving = np.flatnonzero(chosen)
-    if moving.size:
-        column.w[moving] += chosen[moving]
-        for rows, span in column.segments(saved=("score",)):
-            score = rows.score.reshape(-1)
-            primal_kernels.segment_moves(span, column.columns, column.costs, score, moving, chosen)
-
-
-def _line_search(column: LongColumn, own: np.ndarray, lanes: np.ndarray, steps: np.ndarray) -> np.ndarray:
-    """Find the step of each lane by backtracking, 0 for none; shape (lanes,). As `kernels.primal._solve`."""
-    chosen = np.zeros(column.w.size)
-    gradient, step, free = steps[:, 0], steps[:, 1].copy(), steps[:, 2]
-    share = 1.0
-    for _ in range(primal_kernels.HALVINGS):
-        accepted = share <= free[lanes]
-        trying = lanes[~accepted]
-        if trying.size:
-            changes = np.zeros(column.w.size)
-            for rows, span in column.segments():
-                primal_kernels.segment_changes(
-                    span, column.columns, rows.arrays, column.costs, trying, step, changes
-                )
-            column.totals[trying, N_STEPS] += 1
-            accepted = accepted | [
-                primal_kernels.is_sufficient(
-                    changes[lane], own[lane], column.ridge, gradient[lane], step[lane], column.costs.loss
-                )
-                for lane in lanes
-            ]
-        chosen[lanes[accepted]] = step[lanes[accepted]]
-        lanes = lanes[~accepted]
-        if not lanes.size:
-            break
-        share *= 0.5
-        step *= 0.5
-    return chosen
+    searches = np.zeros((column.w.size, len(Search._fields)))
+    searches[:, Search._fields.index("share")] = 1.0
+    while lanes.size:
+        moves = (searches[lanes, 0] == MOVE).any()
+        for rows, span in column.segments(saved=("score",) if moves else ()):
+            arguments = (span, column.columns, rows.arrays, column.costs, begins, lanes, searches)
+            primal_kernels.sweep_segment(*arguments)
+        primal_kernels.turn_searches(
+            column.w, column.ridge, column.costs.loss, begins, lanes, column.totals, searches
+        )
+        lanes = lanes[searches[lanes, 0] != DONE]
 
 
 def certify(column: LongColumn, side: np.ndarray, lanes: np.ndarray) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..dataset.dataset import Dataset
 from ..kernels.acceleration import N_BUCKETS
+from ..kernels.loss_table import is_logistic
 from ..stream.arenas import RESIDENT_WINDOW_ENTRIES, ColumnLayout, RowLayout
 from ..stream.memory_plan import Paging, SolverMemory
 from .problem import Problem
@@ -27,7 +28,7 @@ def dual_memory(problem: Problem, *, accelerated: bool) -> SolverMemory:
     n_weights = (problem.n_features + 1) * problem.n_lanes
     more = {"parts' w(alpha)": 8 * PARTS * n_weights} if n_weights <= MOST_COPIED else {}
     # the subtraction would lose digits
-    layout = RowLayout((2 if problem.loss == "log_loss" else 1) * problem.n_lanes, problem.n_lanes)
+    layout = RowLayout((2 if is_logistic(problem.loss) else 1) * problem.n_lanes, problem.n_lanes)
     return SolverMemory(layout, _two_weights(problem) + _centre(problem, accelerated), more=more)
 
 

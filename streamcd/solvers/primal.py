@@ -19,13 +19,15 @@ from ..core.threads import Threads
 from ..dataset.dataset import Dataset
 from ..kernels import primal as primal_kernels
 from ..kernels import primitives
+from ..kernels.loss_table import LOG_LOSS, Loss
+from ..kernels.losses import numbers_of
 from ..kernels.primal import (
-    ALPHA_SUM,
     LARGEST_COST,
+    LINEAR_SUM,
     LOSS_SUM,
     N_SUMS,
+    OVER_COST_SUM,
     PHI,
-    QUADRATIC_SUM,
     ROUNDING_SUM,
     SLOPES_SUM,
     SQUARES_SUM,
@@ -47,7 +49,7 @@ _BIAS_WINDOW = 2**32 - 2  # in place of the window in the random key that choose
 
 
 class PrimalSolver:
-    """Primal coordinate descent for squared hinge and logistic loss: every coordinate once a pass, in random order."""
+    """Primal coordinate descent for losses with a curvature: every coordinate once a pass, in random order."""
 
     threads = Threads()
 
@@ -68,7 +70,7 @@ class PrimalSolver:
     def _costs(self) -> ColumnCosts:
         """Problem as an argument of kernels; made after the plan, which counts its memory."""
         problem = self.problem
-        return ColumnCosts(_signed_costs(problem), problem.loss_code, problem.bias, problem.free_bias)
+        return ColumnCosts(_signed_costs(problem), problem.row_loss, problem.bias, problem.free_bias)
 
     def page_rows(self, folder: Path, page_rows: int) -> PagedRows | None:
         """Keep the scores in a file, in memory if `page_rows` is 0; must be called before `new_state`."""
@@ -157,28 +159,25 @@ class PrimalSolver:
     def certificate(self, state: State) -> dict[str, np.ndarray]:
         """Compute ``½‖w - v‖² + Σ phi``, ``v = w(alpha)``, with alpha from the kept scores and margins from the fresh ones.
 
-        For the squared hinge alpha is scaled to the best point on its ray, at no cost. The gap is at most the primal,
+        Where bounds allow it alpha is scaled to the best point on its ray, at no cost. The gap is at most the primal,
         because alpha = 0 is dual feasible. Rounding is included as in `dual.RowSolver.certificate`.
         """
         lanes = state.phase(CERTIFY)
         sums = np.zeros((self.problem.n_lanes, N_SUMS))
         for rows in self._rows(state).iter_blocks(more=("fresh",)) if lanes.size else ():
-            primal_kernels.row_terms(rows.arrays, self._costs, _sides(state), lanes, sums)
+            primal_kernels.add_row_terms(rows.arrays, self._costs, _sides(state), lanes, sums)
         totals = state.totals
-        squared = np.einsum("ij,ij->j", state.w, state.w)
-        if self.problem.free_bias:
-            squared -= state.w[-1] ** 2
-        primal = 0.5 * squared + sums[:, LOSS_SUM]
+        primal = self.problem.penalty(state.w) + sums[:, LOSS_SUM]
         gap = totals[:, GAP] + sums[:, PHI]
         margins = self._margin_rounding(state, sums)
         rounding = self._rounding(state, sums, margins)
-        if self.problem.loss == "squared_hinge":
+        if diagonal := _diagonal_of_a_cone(self.problem.row_loss):
             squares = -2.0 * totals[:, DUAL]  # ‖v‖²
-            curvature = sums[:, QUADRATIC_SUM] + squares
+            curvature = diagonal * sums[:, OVER_COST_SUM] + squares
             error = UNIT * np.sqrt(sums[:, SQUARES_SUM] * totals[:, W_ALPHA])  # of v
             error = (2.0 * np.sqrt(squares) + error) * error + self._n_terms * UNIT * curvature
             gap, more = _gap_on_the_ray(
-                primal, gap, sums[:, ALPHA_SUM], curvature, error, self._n_terms * UNIT
+                primal, gap, sums[:, LINEAR_SUM], curvature, error, self._n_terms * UNIT
             )
             rounding += more
         bound = gap + rounding
@@ -207,10 +206,9 @@ class PrimalSolver:
     def _primal_rounding(self, primal: np.ndarray, margins: np.ndarray, sums: np.ndarray) -> np.ndarray:
         """Bound the error of the primal objective by rounding: a loss changes by at most its slope times e_j, plus C e_j².
 
-        `SLOPES_SUM` has the difference of slopes and alpha; with the logistic loss alpha² / C is at most alpha.
+        `SLOPES_SUM` has the difference of slopes and alpha.
         """
-        squares = 2.0 * sums[:, QUADRATIC_SUM] if self.problem.loss == "squared_hinge" else sums[:, ALPHA_SUM]
-        slopes = np.sqrt(squares) + np.sqrt(sums[:, SLOPES_SUM])
+        slopes = np.sqrt(sums[:, OVER_COST_SUM]) + np.sqrt(sums[:, SLOPES_SUM])
         return np.asarray((slopes + margins) * margins + (self._n_terms + 64.0) * UNIT * primal)
 
     def _rounding(self, state: State, sums: np.ndarray, margins: np.ndarray) -> np.ndarray:
@@ -348,6 +346,14 @@ class OnlineSolver(PrimalSolver):
         return state
 
 
+def _diagonal_of_a_cone(loss: Loss) -> float:
+    """Return D of a row of cost 1 if every multiple of its alpha is feasible, else 0."""
+    if loss.kind == LOG_LOSS:
+        return 0.0
+    _, _, diagonal, low, high, _ = numbers_of(loss, 1.0, 1.0)
+    return diagonal if {low, high} <= {0.0, -np.inf, np.inf} else 0.0
+
+
 def _gap_on_the_ray(
     primal: np.ndarray,
     gap: np.ndarray,
@@ -358,8 +364,8 @@ def _gap_on_the_ray(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Scale alpha to the best point on its ray; returns the gap there and a bound of its rounding.
 
-    `gap` is that of alpha, `alpha_sum` is Σ alpha and `curvature` is ``‖v‖² + Σ D alpha²``, wrong by up to `error`; `unit`
-    is the relative error of all sums.
+    `gap` is that of alpha, `alpha_sum` is the linear part of the dual, Σ alpha, and `curvature` is ``‖v‖² + Σ D alpha²``,
+    wrong by up to `error`; `unit` is the relative error of all sums.
     """
     some = curvature > 0
     slope = alpha_sum - curvature

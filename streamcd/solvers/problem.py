@@ -1,4 +1,4 @@
-"""The objective: losses, costs, signs, bias; and the terms of rows in plain numpy.
+"""The objective: loss, costs, signs, bias; and the losses of rows with given scores.
 
 Objective: ``½‖w‖² + Σ_i C_i loss(y_i w·x_i)`` per lane, with ``C_i = C · class_weight[y_i] · weight_i`` (LIBLINEAR's).
 A lane is one binary problem on the same rows: a sign per class, a C, and a fold that it leaves out.
@@ -13,30 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 
 from ..core.classes import default_code, diagonal_view
 from ..core.errors import UsageError
 from ..core.memory_budget import require
-from ..kernels import primitives
+from ..kernels.loss_table import CLASSES, LOSSES, PLANES, SLACKS, Loss
+from ..kernels.losses import add_dual_terms, add_losses
 
 LEAST_COST, LEAST_WEIGHT = 1e-60, 1e-30
 """C times a class's weight, and a row's weight, are 0 or lie between these and their inverses: the squares of their products
 stay finite, as does the smallest dual variable of the logistic loss divided by one."""
 
-LOSSES = {
-    "squared_hinge": primitives.SQUARED_HINGE,
-    "hinge": primitives.HINGE,
-    "log_loss": primitives.LOG_LOSS,
-    "crammer_singer": primitives.CRAMMER_SINGER,
-    "twin": primitives.TWIN_HINGE,
-}
-
 _MAX_TABLE = 1 << 18  # elements of a table of classes and lanes that is stored in full: 2 MB
-
-SLACKS = {"hinge": primitives.TWIN_HINGE, "squared_hinge": primitives.TWIN_SQUARED_HINGE}
-"""Losses of the rows that a twin plane keeps at a distance."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +43,7 @@ class Lane:
 class Problem:
     """All lanes of a run; k classes."""
 
-    loss: str  # a key of `LOSSES`
+    loss: str  # a key of `loss_table.LOSSES`
     classes: np.ndarray  # (k,) float64
     lanes: tuple[Lane, ...]
     # (k, vectors) int8: sign of each class for each weight vector of one (C, fold); 0 leaves it out
@@ -64,7 +55,9 @@ class Problem:
     n_features: int
     free_bias: bool = False  # the bias's weight is not penalised; for primal methods only
     ridge: float = 1.0  # r of the twin planes
-    slack: str = "hinge"  # loss of the rows that a twin plane keeps at a distance, a key of `SLACKS`
+    slack: str = (
+        "hinge"  # loss of the rows that a twin plane keeps at a distance, a key of `loss_table.SLACKS`
+    )
 
     @property
     def n_lanes(self) -> int:
@@ -78,12 +71,12 @@ class Problem:
     @property
     def lane_vectors(self) -> int:
         """Weight vectors of a lane: one, or one per class for Crammer–Singer."""
-        return int(self.classes.size) if self.loss == "crammer_singer" else 1
+        return int(self.classes.size) if self.form == CLASSES else 1
 
     @property
     def block_lanes(self) -> int:
         """Number of lanes of one classifier, with one C and fold."""
-        return 1 if self.loss == "crammer_singer" else int(self.code.shape[1])
+        return 1 if self.form == CLASSES else int(self.code.shape[1])
 
     def subset(self, lanes: Sequence[int] | np.ndarray) -> Problem:
         chosen = np.asarray(lanes, dtype=np.int64)
@@ -102,20 +95,35 @@ class Problem:
         return cost
 
     @property
-    def loss_code(self) -> int:
-        """Constant of the loss in kernels."""
-        return SLACKS[self.slack] if self.loss == "twin" else LOSSES[self.loss]
+    def form(self) -> str:
+        """Form of the loss."""
+        return LOSSES[self.loss].form
+
+    @property
+    def row_loss(self) -> Loss:
+        """The loss as kernels take it."""
+        return row_loss(self.loss, self.slack)
 
     @property
     def scale(self) -> float:
         """Factor from the lanes' objectives to the user's."""
-        return self.ridge if self.loss == "twin" else 1.0
+        return self.ridge if self.form == PLANES else 1.0
+
+    @property
+    def penalised(self) -> slice:
+        """Rows of w that are in the penalty."""
+        return slice(-1 if self.free_bias else None)
+
+    def penalty(self, w: np.ndarray) -> np.ndarray:
+        """Compute g of every vector, see `kernels.penalties`."""
+        rows = w[self.penalised]
+        return np.asarray(0.5 * np.einsum("ij,ij->j", rows, rows))
 
     def class_factors(self, lanes: Sequence[int]) -> np.ndarray:
         """Return the factor on C of each class, in lanes of one C; 0 if none of them includes the class."""
         chosen = np.asarray(lanes, dtype=np.int64)
         cost, sign = _take_lanes(self.cost, chosen), _take_lanes(self.sign, chosen)
-        if self.loss == "twin":  # C applies to the rows kept at a distance
+        if self.form == PLANES:  # C applies to the rows kept at a distance
             pairs = zip(cost, sign, strict=True)
             largest = self.ridge * np.array([costs[signs > 0].max(initial=0.0) for costs, signs in pairs])
         else:
@@ -193,6 +201,7 @@ def make_problem(
     and if the budget `memory` is too small for tables of classes and lanes.
     """
     _check(loss, classes, C, bias)
+    form = LOSSES[loss].form
     if free_bias and bias <= 0:
         raise UsageError(f"an unpenalised bias needs a bias > 0, found {bias:g}; give --bias 1 with it")
     _check_twin(ridge, slack)
@@ -200,18 +209,18 @@ def make_problem(
         _check_code(code, loss, classes)
     factors = class_costs(classes, class_counts, class_weight)
     others = np.outer(C, factors)
-    _check_costs(np.append(1.0, others) / ridge if loss == "twin" else others, loss)
-    signs = default_code(loss, classes.size) if code is None else code
+    _check_costs(np.append(1.0, others) / ridge if form == PLANES else others, form)
+    signs = default_code(form, classes.size) if code is None else code
     positives = [np.flatnonzero(column > 0) for column in signs.T]
     labels = [float(classes[found[0]]) if found.size == 1 else None for found in positives]
     lanes = [
         Lane(label, float(c), fold)
         for c in C
         for fold in (range(folds) if folds else (-1,))
-        for label in ([None] if loss == "crammer_singer" else labels)
+        for label in ([None] if form == CLASSES else labels)
     ]
     lane_C = np.array([lane.C for lane in lanes])
-    sign, cost = _lane_tables(loss, signs, lane_C, factors, ridge, views=code is None, memory=memory)
+    sign, cost = _lane_tables(form, signs, lane_C, factors, ridge, views=code is None, memory=memory)
     return Problem(
         loss=loss,
         classes=classes,
@@ -229,7 +238,7 @@ def make_problem(
 
 
 def _lane_tables(
-    loss: str,
+    form: str,
     code: np.ndarray,
     lane_C: np.ndarray,
     factors: np.ndarray,
@@ -244,24 +253,24 @@ def _lane_tables(
     """
     shape = factors.size, lane_C.size
     one_factor, one_C = (bool((values == values[0]).all()) for values in (factors, lane_C))
-    if views and factors.size * lane_C.size > _MAX_TABLE and loss != "crammer_singer":
-        if loss == "twin" and one_factor and one_C:
+    if views and factors.size * lane_C.size > _MAX_TABLE and form != CLASSES:
+        if form == PLANES and one_factor and one_C:
             rest = lane_C[0] * factors[0] / ridge
             cost = diagonal_view(*shape, 1.0 / ridge, rest, np.float64)
             return diagonal_view(*shape, -1.0, 1.0, np.float64), cost
-        if loss != "twin" and (one_factor or one_C):
+        if form != PLANES and (one_factor or one_C):
             cost = lane_C * factors[0] if one_factor else (lane_C[0] * factors)[:, None]
             return diagonal_view(*shape, 1.0, -1.0, np.float64), np.broadcast_to(cost, shape)
     if memory is not None and factors.size * lane_C.size > _MAX_TABLE:
         # both, and another while they are made
         require(memory, {"costs of classes and lanes": 3 * 8 * factors.size * lane_C.size})
-    if loss == "crammer_singer":
+    if form == CLASSES:
         code = code[:, :1]
     sign = np.tile(code, lane_C.size // code.shape[1]).astype(np.float64)
     cost = lane_C * factors[:, None]
-    if loss == "twin":
+    if form == PLANES:
         return 1.0 - 2.0 * sign, np.where(sign > 0, 1.0, cost) / ridge
-    return sign, cost if loss == "crammer_singer" else cost * np.abs(sign)
+    return sign, cost if form == CLASSES else cost * np.abs(sign)
 
 
 def _check(loss: str, classes: np.ndarray, C: Sequence[float], bias: float) -> None:
@@ -280,10 +289,10 @@ def _check(loss: str, classes: np.ndarray, C: Sequence[float], bias: float) -> N
         raise UsageError(f"expected a bias up to {1 / LEAST_COST:g} (negative for none), found {bias}")
 
 
-def _check_costs(costs: np.ndarray, loss: str) -> None:
+def _check_costs(costs: np.ndarray, form: str) -> None:
     wrong = costs[(costs != 0) & ~((costs >= LEAST_COST) & (costs <= 1 / LEAST_COST))]
     if wrong.size:
-        what = "1 / ridge and C times class weight / ridge" if loss == "twin" else "C times class weight"
+        what = "1 / ridge and C times class weight / ridge" if form == PLANES else "C times class weight"
         raise UsageError(
             f"expected {what} 0 or from {LEAST_COST:g} to {1 / LEAST_COST:g}, found {wrong[0]:g}; give others"
         )
@@ -297,10 +306,10 @@ def _check_twin(ridge: float, slack: str) -> None:
 
 
 def _check_code(code: np.ndarray, loss: str, classes: np.ndarray) -> None:
-    if loss == "crammer_singer":
-        raise UsageError("crammer_singer tells all classes apart at once; a code matrix does not apply to it")
-    if loss == "twin":
-        raise UsageError("twin has one plane per class; a code matrix does not apply to it")
+    if LOSSES[loss].form == CLASSES:
+        raise UsageError(f"{loss} tells all classes apart at once; a code matrix does not apply to it")
+    if LOSSES[loss].form == PLANES:
+        raise UsageError(f"{loss} has one plane per class; a code matrix does not apply to it")
     if code.ndim != 2 or code.shape[0] != classes.size:
         raise UsageError(
             f"expected a code matrix with a row for each of {classes.size} classes, found shape {code.shape}"
@@ -322,62 +331,60 @@ def _listed(labels: np.ndarray) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Terms of rows in plain numpy: slow, for predictions and warm starts
+# Terms of rows, for predictions and warm starts
 
 
-def row_loss(loss: str, t: np.ndarray) -> np.ndarray:
-    """Compute the loss of rows with margins ``t = y w·x``."""
-    if loss == "hinge":
-        return np.maximum(1 - t, 0)
-    if loss == "squared_hinge":
-        return np.maximum(1 - t, 0) ** 2
-    if loss == "log_loss":
-        return np.logaddexp(0, -t)
-    if loss == "square":
-        return 0.5 * t**2
-    raise UsageError(f"no loss of single margins for {loss!r}")
+def row_loss(loss: str, slack: str = "") -> Loss:
+    """Return a loss as kernels take it; `slack` is that of twin planes."""
+    return Loss(SLACKS[slack] if LOSSES[loss].form == PLANES else LOSSES[loss].kind)
 
 
-def dual_terms(loss: str, alpha: np.ndarray, cost: np.ndarray) -> np.ndarray:
+def losses_of(loss: Loss, y: np.ndarray, t: np.ndarray, cost: np.ndarray) -> np.ndarray:
+    """Compute the losses of rows with margins t times their costs; arrays of one shape, or that of `t` by broadcasting."""
+    return _filled(add_losses, loss, y, t, cost)
+
+
+def dual_terms(loss: Loss, y: np.ndarray, alpha: np.ndarray, cost: np.ndarray) -> np.ndarray:
     """Compute the rows' terms of the dual objective at `alpha`; 0 for rows of cost 0."""
-    if loss == "hinge":
-        terms = alpha
-    elif loss == "squared_hinge":
-        terms = alpha - alpha**2 / (4 * np.where(cost > 0, cost, 1.0))
-    elif loss == "square":
-        terms = -(alpha**2) / (2 * np.where(cost > 0, cost, 1.0))
-    else:
-        p = alpha / np.where(cost > 0, cost, 1.0)
-        terms = -cost * (_x_log_x(p) + _x_log_x(1.0 - p))  # C log C - …, without sums of that size
-    return np.where(cost > 0, terms, 0.0)
+    return _filled(add_dual_terms, loss, y, alpha, cost)
 
 
-def lane_dual_terms(
-    problem: Problem, lane: int, code: np.ndarray, alpha: np.ndarray, weight: np.ndarray
+def _filled(add: Any, loss: Loss, y: np.ndarray, of_rows: np.ndarray, cost: np.ndarray) -> np.ndarray:
+    out = np.zeros(of_rows.shape)
+    arrays = (
+        np.ascontiguousarray(np.broadcast_to(array, out.shape), np.float64) for array in (y, of_rows, cost)
+    )
+    add(loss, *(array.reshape(-1) for array in arrays), out.reshape(-1))
+    return out
+
+
+class Described(Protocol):
+    """Classes and loss of a problem or a model."""
+
+    @property
+    def loss(self) -> str: ...
+    @property
+    def slack(self) -> str: ...
+    @property
+    def code(self) -> np.ndarray: ...
+
+
+def row_losses(
+    given: Described, place: np.ndarray, decisions: np.ndarray, cost: np.ndarray, weight: np.ndarray
 ) -> np.ndarray:
-    """Compute the rows' terms of a lane's dual objective; `code` holds their classes, `weight` their weights."""
-    cost = problem.cost[code, lane] * weight
-    if problem.loss != "twin":
-        return dual_terms(problem.loss, alpha, cost)
-    own = problem.sign[code, lane] < 0
-    return np.where(own, dual_terms("square", alpha, cost), dual_terms(problem.slack, alpha, cost))
+    """Compute ``cost_i loss_i`` of every row over its vectors; ``½ weight_i h²`` of the twin plane that is fitted to it.
 
-
-def _x_log_x(x: np.ndarray) -> np.ndarray:
-    return x * np.log(np.where(x > 0, x, 1.0))
-
-
-def twin_losses(
-    h: np.ndarray, code: np.ndarray, cost: np.ndarray, weight: np.ndarray, slack: str
-) -> np.ndarray:
-    """Compute the loss of every row: ``½ weight_i h_ik²`` for its own plane k plus ``cost_i loss(h_ik)`` for the others.
-
-    `h` (rows, k) is ``w_k·x``, `code` the rows' classes.
+    `given` is a problem or a model; `place` holds the rows' class indices, `decisions` (rows, vectors) their scores.
     """
-    own = code[:, None] == np.arange(h.shape[1])
-    terms = np.where(own, weight[:, None] * row_loss("square", h), cost[:, None] * row_loss(slack, h))
-    losses: np.ndarray = terms.sum(axis=1)
-    return losses
+    if LOSSES[given.loss].form == CLASSES:
+        return cost * crammer_singer_losses(decisions, place)
+    sign, costs = given.code[place].astype(np.float64), cost[:, None]
+    if LOSSES[given.loss].form == PLANES:
+        sign, costs = 1.0 - 2.0 * sign, np.where(sign > 0, weight[:, None], costs)
+    else:
+        costs = costs * np.abs(sign)
+    loss = row_loss(given.loss, given.slack)
+    return np.asarray(losses_of(loss, sign, sign * decisions, costs).sum(axis=1))
 
 
 def crammer_singer_losses(scores: np.ndarray, code: np.ndarray) -> np.ndarray:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ..core.errors import UsageError
+from ..kernels import loss_table
+from ..kernels.loss_table import CLASSES, LOG_LOSS, PLANES
 
 if TYPE_CHECKING:
     from ..dataset.dataset import Dataset
@@ -91,26 +93,30 @@ def _proximal_point(asked: SolverRequest) -> Acceleration | None:
     return Acceleration(asked.problem, asked.acceleration, asked.dataset.class_counts, mean_square)
 
 
-SOLVERS = (
-    SolverEntry(
-        "squared_hinge", "dual", "rows", _dual, liblinear=1, relaxes=True, accelerates=True, in_rounds=True
-    ),
-    SolverEntry("hinge", "dual", "rows", _dual, liblinear=3, relaxes=True, accelerates=True, in_rounds=True),
-    SolverEntry("log_loss", "dual", "rows", _dual, liblinear=7, accelerates=True, in_rounds=True),
-    SolverEntry(
-        "crammer_singer", "dual", "rows", _crammer_singer, liblinear=4, accelerates=True, in_rounds=True
-    ),
-    SolverEntry("twin", "dual", "rows", _dual, relaxes=True, accelerates=True),
-    SolverEntry("squared_hinge", "primal", "columns", _primal, liblinear=2, accelerates=True),
-    SolverEntry("squared_hinge", "online", "columns", _online, accelerates=True),
-    SolverEntry("log_loss", "primal", "columns", _primal, liblinear=0, accelerates=True),
-    SolverEntry("log_loss", "online", "columns", _online, accelerates=True),
-    SolverEntry("twin", "sor", "rows", _twin_sor, relaxes=True),
-)
+def _entry(loss: str, method: str) -> SolverEntry:
+    """Describe the solver of a loss by one of the methods that `loss_table` lists for it."""
+    kind, methods, form, *_ = loss_table.LOSSES[loss]
+    by_rows = method in ("dual", "sor")
+    factory = _crammer_singer if form == CLASSES else _FACTORIES[method]
+    return SolverEntry(
+        loss,
+        method,
+        "rows" if by_rows else "columns",
+        factory,
+        liblinear=methods[method],
+        relaxes=by_rows and form != CLASSES and kind != LOG_LOSS,
+        accelerates=method != "sor",
+        in_rounds=method == "dual" and form != PLANES,
+    )
 
-LOSSES = tuple(dict.fromkeys(entry.loss for entry in SOLVERS))
-LOSS_ALIASES = {"logistic": "log_loss", "log": "log_loss"}
-METHODS = tuple(dict.fromkeys(entry.method for entry in SOLVERS))
+
+_FACTORIES = {"dual": _dual, "primal": _primal, "online": _online, "sor": _twin_sor}
+
+METHODS = tuple(_FACTORIES)
+LOSSES, LOSS_ALIASES, SLACKS = tuple(loss_table.LOSSES), loss_table.LOSS_ALIASES, tuple(loss_table.SLACKS)
+SOLVERS = tuple(
+    _entry(loss, method) for method in METHODS for loss in LOSSES if method in loss_table.LOSSES[loss].methods
+)
 
 
 def find_solver(loss: str, method: str) -> SolverEntry:

@@ -18,7 +18,8 @@ import numpy as np
 
 from ..core.randomness import assign_folds
 from ..dataset.dataset import Dataset
-from ..kernels.primal import Scores, compact_rows
+from ..kernels.primal import Scores
+from ..kernels.rows import compact_rows
 from ..stream.arenas import class_codes
 from ..stream.slot_store import SlotStore
 from ..stream.window import ColumnArena, Window

@@ -118,19 +118,15 @@ class TwinSorSolver(RowSolver):
         )
 
     def train(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
-        before = _half_squares(state.w)
+        before = self.problem.penalty(state.w)
         steering = steering_of(state, np.zeros(self.problem.n_lanes))  # no step of these losses is Newton's
         elimination = Elimination(state.matrices["inverse"], self._column)
         rows = (order, rows_of(window), self.costs, variables_of(window, state))
         twin_kernels.twin_sor_visit(*rows, steering, state.totals, lanes, elimination)
         # `estimated_primals` subtracts ½‖w‖² from the sum of DUAL, which here includes the quadratic term already
-        state.totals[lanes, DUAL] += (_half_squares(state.w) - before)[lanes]
+        state.totals[lanes, DUAL] += (self.problem.penalty(state.w) - before)[lanes]
 
 
 def _product(matrix: np.ndarray, vector: np.ndarray) -> np.ndarray:
     """Multiply without BLAS, whose last digits depend on the number of its threads."""
     return np.einsum("ij,j->i", matrix, vector)
-
-
-def _half_squares(w: np.ndarray) -> np.ndarray:
-    return 0.5 * np.einsum("ij,ij->j", w, w)

@@ -16,8 +16,9 @@ import numpy as np
 
 from ..core.errors import CheckpointError, UsageError
 from ..dataset.dataset import Dataset
+from ..kernels.loss_table import CLASSES, is_logistic
 from ..solvers.acceleration import weights_of_alpha
-from ..solvers.problem import Problem, lane_dual_terms
+from ..solvers.problem import Problem, dual_terms
 from ..solvers.protocol import Solver, State
 from ..stream.arenas import class_codes
 from ..stream.identity import Identity
@@ -98,16 +99,18 @@ class WarmStart:
         problem, dataset = self._problem, self._dataset
         label, weight = dataset.read_rows(chunk, ("label", "weight"))
         code = class_codes(dataset, chunk, label)
-        if problem.loss == "crammer_singer":
+        if problem.form == CLASSES:
             # -Σ_{m ≠ y} alpha is the variable of the row's own class: the sum over all classes is 0
             per_lane = alpha.reshape(code.size, problem.n_lanes, problem.classes.size)
-            terms = [per_lane[np.arange(code.size), lane, code] for lane in range(problem.n_lanes)]
-        else:
-            terms = [
-                lane_dual_terms(problem, lane, code, alpha[:, lane], weight)
-                for lane in range(problem.n_lanes)
-            ]
-        return np.array([term.sum() for term in terms])
+            return np.array(
+                [per_lane[np.arange(code.size), lane, code].sum() for lane in range(problem.n_lanes)]
+            )
+        return dual_terms(
+            problem.row_loss,
+            problem.sign[code],
+            alpha[:, : problem.n_lanes],
+            problem.cost[code] * weight[:, None],
+        ).sum(axis=0)
 
     def fill_weights(self, w: np.ndarray, *, dual: bool = True) -> None:
         """Write w of new lanes to `w`, shape (n_features + 1, vectors): w(alpha) if `dual`, else the certified one."""
@@ -148,7 +151,7 @@ class _LaneSource:
         path, identity, solver, lanes = source
         self._path, self._identity, self._layout, self._dataset = path, identity, solver.layout, dataset
         self._accelerated = getattr(solver, "acceleration", None) is not None
-        self._halves = 2 if problem.loss == "log_loss" else 1
+        self._halves = 2 if is_logistic(problem.loss) else 1
         own = [matrix[list(lanes)] for matrix in matrices]
         self._matrix, self._mean = (np.kron(matrix, np.eye(problem.lane_vectors)) for matrix in own)
         self._lane_mean = own[1]
