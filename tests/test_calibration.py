@@ -1,4 +1,4 @@
-"""Calibrated probabilities: Platt's sigmoids, fitted to decisions about rows that were left out."""
+"""Calibrated probabilities: Platt's sigmoids, fitted to decisions on rows that were left out."""
 
 from __future__ import annotations
 

@@ -422,7 +422,7 @@ def test_a_matrix_that_does_not_fit_is_refused() -> None:
         model.predict(pd.DataFrame({"a": ["x"], "b": ["y"], "c": ["z"]}))
     with pytest.raises(ModelError, match="1 dimensions"):
         model.predict(np.ones(3))
-    for form in (np.array, sp.csr_array):  # NaN was decided about, silently
+    for form in (np.array, sp.csr_array):  # rows with NaN were scored, silently
         with pytest.raises(ModelError, match="expected finite values, found others"):
             model.predict(form([[1.0, np.nan, 0.0]]))
     with pytest.raises(ModelError, match="log_loss"):

@@ -144,8 +144,8 @@ class Model:
     def source_weights(self) -> np.ndarray:
         """Weights in the source's units, shape (n_features, n_vectors): `weights` divided by the features' scales.
 
-        ``X @ source_weights + intercept`` are the decisions about the source's rows; where rows were divided by their norms
-        (``convert --normalize l2``), about rows so divided after the scaling.
+        ``X @ source_weights + intercept`` are the decision values of the source's rows; where rows were divided by their
+        norms (``convert --normalize l2``), of rows so divided after the scaling.
         """
         scales = self.scaling.scales
         return self.weights if scales is None else self.weights / scales[:, np.newaxis]
@@ -218,7 +218,7 @@ class Model:
         return np.concatenate(blocks)
 
     def decision_function(self, X: Any) -> np.ndarray:
-        """Compute the decisions about rows.
+        """Compute the decision values of rows.
 
         Parameters
         ----------

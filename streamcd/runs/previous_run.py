@@ -9,7 +9,7 @@ from ..core.storage import local_path
 from ..solvers.problem import Problem
 from ..solvers.registry import reads_columns
 from ..training import checkpoint
-from ..training.warm_start import WarmStart, combination
+from ..training.warm_start import Source, WarmStart, combination
 from .config import ResolvedRun, RunConfig, read_config, reopen
 
 
@@ -22,18 +22,14 @@ class PreviousRun:
 
     def warm_start(self, lanes: Problem, numbers: range) -> WarmStart:
         """Return the start of some of the new run's lanes, whose indices among all are `numbers`."""
-        run = self._run
-        solvers = [run.make_solver(run.problem.subset(group.lanes)) for group in run.groups]
+        run, options = self._run, self._run.options
+        accelerated = options.acceleration != "none" and not reads_columns(options.method)
         identity = checkpoint.read_identity(self._path)
-        parts = [
-            (
-                self._path / group.directory,
-                identity.part(group.directory),
-                solver,
-                list(group.lanes),
-            )
-            for group, solver in zip(run.groups, solvers, strict=True)
-        ]
+        parts = []
+        for group in run.groups:
+            layout = options.solver_memory(run.problem.subset(group.lanes), run.dataset).layout
+            place = self._path / group.directory, identity.part(group.directory)
+            parts.append(Source(*place, layout, accelerated, group.lanes))
         return WarmStart(run.dataset, lanes, self._matrix[:, list(numbers)], parts)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,14 +20,22 @@ from ..dataset.dataset import Dataset
 from ..kernels.loss_table import CLASSES, is_logistic
 from ..solvers.acceleration import weights_of_alpha
 from ..solvers.problem import Problem, dual_terms
-from ..solvers.protocol import Solver, State
+from ..solvers.protocol import State
 from ..stream.arenas import class_codes
 from ..stream.identity import Identity
 from ..stream.slot_store import SlotStore, chunk_slots
 from . import checkpoint
 
-Source = tuple[Path, Identity, Solver, Sequence[int]]
-"""Group of lanes of the old run: directory, identity (if it has one), solver, and numbers of its lanes."""
+
+class Source(NamedTuple):
+    """Group of lanes of the old run."""
+
+    path: Path
+    identity: Identity
+    layout: Any  # `memory_plan.Layout`
+    accelerated: bool  # by a proximal point, with a companion of w
+    lanes: Sequence[int]
+
 
 _BLOCK_ROWS = 1 << 14  # of w at a time
 
@@ -148,9 +157,8 @@ class _LaneSource:
         matrices: tuple[np.ndarray, np.ndarray],  # of alpha, and of means
         problem: Problem,
     ) -> None:
-        path, identity, solver, lanes = source
-        self._path, self._identity, self._layout, self._dataset = path, identity, solver.layout, dataset
-        self._accelerated = getattr(solver, "acceleration", None) is not None
+        path, identity, self._layout, self._accelerated, lanes = source
+        self._path, self._identity, self._dataset = path, identity, dataset
         self._halves = 2 if is_logistic(problem.loss) else 1
         own = [matrix[list(lanes)] for matrix in matrices]
         self._matrix, self._mean = (np.kron(matrix, np.eye(problem.lane_vectors)) for matrix in own)
