@@ -394,7 +394,7 @@ def test_shrinking_keeps_its_gain(tmp_path: Path) -> None:
 def test_after_a_failed_certificate_the_next_waits_for_as_small_an_estimate_as_the_gap_has_shown() -> None:
     """A bound of 0.05, on data whose estimates are a fiftieth of the gap, meant a certificate every few passes."""
     lanes = {"caution": np.ones(1), "expected_gap": np.array([0.02]), "gap": np.ones(1)}
-    assert stopping._caution_after_failure(lanes, 0) == pytest.approx(0.97 * 0.02)
+    assert stopping._caution_after_failure(lanes, 0, "proximal") == pytest.approx(0.97 * 0.02)
 
 
 @pytest.mark.parametrize("loss", ["squared_hinge", "log_loss"])

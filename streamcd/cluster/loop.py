@@ -22,7 +22,6 @@ from ..core.errors import EnvironmentFailure
 from ..kernels.loss_table import CLASSES, LOG_LOSS
 from ..kernels.primitives import DUAL
 from ..kernels.rounds import APART, LINEAR, MAGNITUDE, QUADRATIC
-from ..solvers import acceleration
 from ..solvers.dual import RowSolver, violation
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN
 from ..stream.slot_store import chunk_slots
@@ -199,7 +198,7 @@ class RoundLoop(TrainingLoop):
         exceeded = sigma_prime if self.task.problem.form != CLASSES else np.full(n_lanes, np.inf)
         sigma_prime[trained] = next_sigma_prime(squared, sums[:, APART], k, exceeded)[trained]
         # Δw is a difference of two w, each of them rounded
-        mu = acceleration.mu(self.state.lanes)
+        mu = self.solver.mu(self.state)
         product, squared = mu * product, mu * squared
         sums[trained, MAGNITUDE] += mu[trained] * lane_products(
             self.state.w[:, columns], self.state.w[:, columns], trained.size

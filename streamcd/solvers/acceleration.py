@@ -91,6 +91,7 @@ class Acceleration:
         entry = LOSSES[problem.loss]
         # the first pass has stretches; hinge took as many passes to 1e-3, and on a9a more to 1e-4
         self._width, self._ramps = problem.lane_vectors, entry.smooth
+        self.recall_is_enough = entry.smooth and not is_logistic(problem.loss)
         self._adapts, self._retreat = asked == "auto", _RETREAT if is_logistic(problem.loss) else 1.0
         n_lanes = problem.n_lanes
         if self._adapts:
@@ -201,8 +202,8 @@ class Acceleration:
 
 
 def recalls_after(lanes: Mapping[str, np.ndarray], training: np.ndarray) -> bool:
-    """Tell whether shrunk rows of a lane return when it ends the pass that it is in; False without acceleration."""
-    return "kappa" in lanes and bool(((lanes["passes"][training] + 1) % _RECALL_EVERY == 0).any())
+    """Tell whether shrunk rows of an accelerated lane return when it ends the pass that it is in."""
+    return bool(((lanes["passes"][training] + 1) % _RECALL_EVERY == 0).any())
 
 
 def _first_kappa(problem: Problem, class_counts: np.ndarray, mean_square: float) -> np.ndarray:
@@ -282,12 +283,6 @@ def _cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def _clip(number: float, low: float, high: float) -> float:
     return min(max(number, low), high)
-
-
-def mu(lanes: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return 1 + kappa of every lane; 1 without acceleration."""
-    scale: np.ndarray = 1.0 + lanes["kappa"] if "kappa" in lanes else np.ones(lanes["phase"].size)
-    return scale
 
 
 def weights_of_alpha(lanes: Mapping[str, np.ndarray], w: np.ndarray, companion: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ from ..kernels import crammer_singer as crammer_singer_kernels
 from ..kernels.crammer_singer import ClassScratch, LaneColumns
 from ..stream.window import Window
 from .acceleration import Acceleration
-from .dual import RowSolver, acceleration_numbers, rows_of, shuffled_active_rows, variables_of, violation
+from .dual import RowSolver, rows_of, shuffled_active_rows, variables_of, violation
 from .memory import crammer_singer_memory
 from .problem import Problem
 from .protocol import CERTIFY, START, TRAIN, State, all_rows
@@ -64,7 +64,7 @@ class CrammerSingerSolver(RowSolver):
         self, window: Window, state: State, order: np.ndarray, key: np.uint64, part: int, lanes: list[int]
     ) -> None:
         arguments = (rows_of(window), self.costs, variables_of(window, state))
-        inverse_mu, uncounted = acceleration_numbers(state)
+        inverse_mu, uncounted = self.acceleration_numbers(state)
         # the first part has the caller's order
         room = order if part == 0 else np.empty_like(order)
         for lane in lanes:

@@ -41,7 +41,7 @@ from .dual import NEGLIGIBLE
 from .extrapolation import Extrapolation, sum_up_objective
 from .memory import primal_memory
 from .problem import Problem
-from .protocol import CERTIFY, TRAIN, Start, State, all_rows, new_lanes, new_totals
+from .protocol import CERTIFY, TRAIN, Estimate, Start, State, all_rows, new_lanes, new_totals
 from .row_scores import PagedRows, RowsInMemory, read_rows
 
 _BIAS = -1  # stands for the bias in an order of columns
@@ -55,6 +55,7 @@ class PrimalSolver:
 
     with_replacement = False
     warm_start: Start = "w"
+    estimate: Estimate = "plain"
 
     def __init__(self, problem: Problem, dataset: Dataset, seed: int, *, extrapolates: bool = False) -> None:
         self.problem, self._dataset, self._seed = problem, dataset, seed
@@ -103,6 +104,10 @@ class PrimalSolver:
 
     def restore_rows(self, state: State, arena: RowArena, start: int, stop: int) -> None:
         """Do nothing: primal methods do not shrink."""
+
+    def recalling(self, state: State) -> np.ndarray:
+        """Mark no lane: primal methods do not shrink."""
+        return np.zeros(self.problem.n_lanes, dtype=bool)
 
     def load_kernels(self, dataset: Dataset, state: State) -> None:
         """Do nothing: kernels are compiled at the first visit."""
@@ -332,6 +337,10 @@ class OnlineSolver(PrimalSolver):
     """
 
     with_replacement = True
+
+    def __init__(self, problem: Problem, dataset: Dataset, seed: int, *, extrapolates: bool = False) -> None:
+        super().__init__(problem, dataset, seed, extrapolates=extrapolates)
+        self.estimate = "noisy" if extrapolates else "plain"
 
     def new_state(self) -> State:
         """Return the state before the first read.

@@ -122,8 +122,15 @@ def new_lanes(n_lanes: int, phase: int) -> dict[str, np.ndarray]:
     }
 
 
+Estimate = Literal["plain", "proximal", "noisy"]
+"""Estimates of the gap after a pass: sums over visits alone; with a distance measured at the end of the pass
+(``distance``, `acceleration`); or with parts that a pass may leave out (``unseen_gap``, `primal.OnlineSolver`)."""
+
+
 class Solver(Protocol):
     """Interface of a solver, for `training.loop.Loop`."""
+
+    estimate: Estimate
 
     threads: Threads
     """Threads that share the work of a visit. Results do not depend on their number."""
@@ -183,6 +190,9 @@ class Solver(Protocol):
 
     def adopt_certified_w(self, state: State, lanes: np.ndarray) -> None:
         """Replace quantities that drift while these lanes train by those that the read at fixed w has summed."""
+
+    def recalling(self, state: State) -> np.ndarray:
+        """Mark the lanes whose shrunk rows return every few passes, which is enough when a run goes on."""
 
     def conclude_pass(self, state: State, trained: np.ndarray) -> np.ndarray:
         """Estimate every lane's gap after a training read of the lanes `trained`, from `state.totals`."""

@@ -17,7 +17,7 @@ from ..kernels.primitives import DUAL, VIOLATION_MAX, VIOLATION_MIN
 from ..kernels.twin import BLOCK, Elimination
 from ..stream.window import Window
 from . import over_relaxation
-from .dual import RowSolver, rows_of, set_thresholds, steering_of, variables_of
+from .dual import RowSolver, rows_of, set_thresholds, variables_of
 from .memory import twin_sor_memory
 from .problem import Problem
 from .protocol import CERTIFY, START, Start, State, all_rows
@@ -119,7 +119,7 @@ class TwinSorSolver(RowSolver):
 
     def train(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
         before = self.problem.penalty(state.w)
-        steering = steering_of(state, np.zeros(self.problem.n_lanes))  # no step of these losses is Newton's
+        steering = self.steering(state, np.zeros(self.problem.n_lanes))  # no step of these losses is Newton's
         elimination = Elimination(state.matrices["inverse"], self._column)
         rows = (order, rows_of(window), self.costs, variables_of(window, state))
         twin_kernels.twin_sor_visit(*rows, steering, state.totals, lanes, elimination)

@@ -110,7 +110,7 @@ class TrainingLoop(ABC):
     def run(self) -> Outcome:
         """Train until every lane is done."""
         if self.state.window == 0:
-            reopen(self.state, self.task.rule, self.task.problem.loss)
+            reopen(self.state, self.task.rule, self.task.solver)
         lanes = self.state.lanes
         try:
             if self._has_open_lanes():
@@ -142,7 +142,7 @@ class TrainingLoop(ABC):
         update_lane_phases(state, task.rule, task.solver, str(task.dataset.path))
         self._review_phases(certified)
         task.solver.end_read(state, trained)
-        reopen(state, task.rule, task.problem.loss)
+        reopen(state, task.rule, task.solver)
         state.totals[:] = new_totals(task.problem.n_lanes)
 
     def _review_phases(self, certified: np.ndarray) -> None:  # noqa: B027
@@ -333,7 +333,8 @@ class Loop(TrainingLoop):
         """Tell whether rows that shrink in this read are expected to stay out of the next."""
         lanes, training = self.state.lanes, self.state.phase(TRAIN)
         goes_on = (lanes["passes"][training] + 1 < self.task.rule.max_passes).any()
-        return bool(goes_on) and not acceleration.recalls_after(lanes, training)
+        returning = self.task.solver.estimate == "proximal" and acceleration.recalls_after(lanes, training)
+        return bool(goes_on) and not returning
 
     def _keep_active(self, stream: Stream, window: Window) -> None:
         """Copy the rows that are active in any lane that is not done, for the next reads."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..core.errors import DatasetError, UsageError
 from ..kernels.primitives import DUAL, GAP, LOSS, N_ACTIVE, N_SHRUNK
-from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Solver, State
+from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Estimate, Solver, State
 from .result import BY_GAP, BY_MAX_PASSES, BY_ROUNDING, BY_VALIDATION, BY_VIOLATION
 
 _OUTSIDE = 2.0  # a certified gap this many times the estimate lies in shrunk rows, or in features that were not visited
@@ -104,11 +104,10 @@ def _refuse_infinite(state: State, data: str) -> None:
     )
 
 
-def reopen(state: State, rule: StopRule, loss: str) -> bool:
+def reopen(state: State, rule: StopRule, solver: Solver) -> bool:
     """Resume training of lanes that are done but do not satisfy this rule; returns True if there are any.
 
-    All rows return, but in accelerated lanes with the squared hinge loss: there they return every few passes anyway, and at
-    once kdd99 took 31 passes to 1e-6 in place of 27. (With hinge heart_scale, C = 100, took 1.4 times the passes without.)
+    All rows return at once, but where the solver has them return every few passes, and declares that to be enough.
     """
     lanes = state.lanes
     done = lanes["phase"] == DONE
@@ -122,8 +121,7 @@ def reopen(state: State, rule: StopRule, loss: str) -> bool:
     lanes["phase"][again] = TRAIN
     lanes["reason"][again] = 0
     lanes["caution"][again] = 1.0
-    patient = loss == "squared_hinge" and "kappa" in lanes
-    restore(state, np.flatnonzero(again & ~(lanes["kappa"] > 0.0) if patient else again))
+    restore(state, np.flatnonzero(again & ~solver.recalling(state)))
     return bool(again.any())
 
 
@@ -172,8 +170,8 @@ def _conclude_certificates(state: State, rule: StopRule, solver: Solver) -> None
             lanes["phase"][lane] = DONE
             continue
         lanes["phase"][lane] = TRAIN
-        lanes["caution"][lane] = _caution_after_failure(lanes, lane)
-        if "gap_fall" in lanes:
+        lanes["caution"][lane] = _caution_after_failure(lanes, lane, solver.estimate)
+        if solver.estimate == "noisy":
             _record_failure(lanes, lane)
         if lanes["shrunk"][lane] and lanes["gap"][lane] > _OUTSIDE * lanes["estimate"][lane]:
             restore(state, np.array([lane]))
@@ -192,15 +190,18 @@ def _update_training_lanes(
     lanes["seen_violation"][trained] = solver.violation(state)[trained]
     lanes["shrunk"][trained] |= totals[:, N_SHRUNK] > 0
     for lane in trained.tolist():
-        _update_phase(state, rule, lane, float(previous[lane]), bool(was_shrunk[lane]))
+        _update_phase(state, rule, lane, float(previous[lane]), bool(was_shrunk[lane]), solver.estimate)
 
 
-def _update_phase(state: State, rule: StopRule, lane: int, previous: float, was_shrunk: bool) -> None:
+def _update_phase(
+    state: State, rule: StopRule, lane: int, previous: float, was_shrunk: bool, kind: Estimate
+) -> None:
     """Decide what a lane does after training, given its previous estimate and whether it was shrunk before this read."""
     lanes, primal = state.lanes, float(state.lanes["estimated_primal"][lane])
     if rule.tol is not None:
-        expected, allowed = _expected_gap(lanes, lane, previous), rule.tol * max(primal, 0.0)
-        if expected <= lanes["caution"][lane] * allowed and _extrapolated_gap(lanes, lane) <= _NEAR * allowed:
+        expected, allowed = _expected_gap(lanes, lane, previous, kind), rule.tol * max(primal, 0.0)
+        near = kind != "noisy" or _extrapolated_gap(lanes, lane) <= _NEAR * allowed
+        if expected <= lanes["caution"][lane] * allowed and near:
             lanes["phase"][lane] = CERTIFY
     elif rule.eps is not None and lanes["seen_violation"][lane] <= rule.eps:
         if was_shrunk:
@@ -213,7 +214,7 @@ def _update_phase(state: State, rule: StopRule, lane: int, previous: float, was_
         lanes["reason"][lane] = BY_MAX_PASSES
 
 
-def _expected_gap(lanes: dict[str, np.ndarray], lane: int, previous: float) -> float:
+def _expected_gap(lanes: dict[str, np.ndarray], lane: int, previous: float, kind: Estimate) -> float:
     """Return the gap expected of a certificate, from the estimates of this pass and of the `previous` one.
 
     Each row's term was computed before the row's own step, on average halfway through the pass, so at the end of the pass
@@ -222,38 +223,36 @@ def _expected_gap(lanes: dict[str, np.ndarray], lane: int, previous: float) -> f
     """
     estimate = float(lanes["estimate"][lane])
     fall = min(estimate / previous, 1.0) if previous > 0 else 1.0  # nan in the first pass
-    if "unseen_gap" in lanes:
+    if kind == "noisy":
         lanes["unseen_gap"][lane] *= _UNSEEN
         return max(estimate * fall, float(lanes["unseen_gap"][lane]))
-    if "distance" not in lanes:
+    if kind == "plain":
         return estimate * fall
     at_end = float(lanes["distance"][lane])
     lanes["expected_gap"][lane] = (estimate - at_end) * fall + at_end
     return float(lanes["expected_gap"][lane])
 
 
-def _caution_after_failure(lanes: dict[str, np.ndarray], lane: int) -> float:
+def _caution_after_failure(lanes: dict[str, np.ndarray], lane: int, kind: Estimate) -> float:
     """Return the share of the allowed gap that the expected gap has to reach after a failed certificate.
 
     With acceleration it is the ratio of expected to certified gap: accelerated passes gain so much that halving cost a9a 2
     to 4 unnecessary passes of 15 to 20.
     """
-    if "unseen_gap" in lanes and lanes["gap"][lane] > _OUTSIDE * lanes["estimate"][lane]:
+    if kind == "noisy" and lanes["gap"][lane] > _OUTSIDE * lanes["estimate"][lane]:
         lanes["unseen_gap"][lane] = lanes["gap"][lane]
-    if "expected_gap" not in lanes:
+    if kind != "proximal":
         return max(0.5 * float(lanes["caution"][lane]), 0.05)
     ratio = 0.97 * float(lanes["expected_gap"][lane] / lanes["gap"][lane])
     return max(min(ratio, float(lanes["caution"][lane])), _LEAST_CAUTION)
 
 
 def _extrapolated_gap(lanes: dict[str, np.ndarray], lane: int) -> float:
-    """Return the gap of this pass by extrapolation of the last two failed certificates; 0 where it is not in use.
+    """Return the gap of this pass by extrapolation of the last two failed certificates.
 
     Where estimates are noisy the smallest of them is not that of the smallest gap: imdb, squared hinge by online, C = 10,
     took 5 certificates, after estimates of a fourteenth to a half of the certified gaps; so it takes 4.
     """
-    if "gap_fall" not in lanes:
-        return 0.0
     age = lanes["passes"][lane] - lanes["failed_at"][lane]
     return float(lanes["failed_gap"][lane] * lanes["gap_fall"][lane] ** age)
 
