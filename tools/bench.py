@@ -1,4 +1,5 @@
 """Seconds a pass: streamcd in memory, streamcd out of core from a cold disk under a cap of memory, and LIBLINEAR.
+Against LIBLINEAR, scikit-learn, Snap ML, Cyanure and Vowpal Wabbit, to levels of the optimum: ``python -m tools.peers``.
 
 For comparison, the seconds that the disk alone takes for the bytes of a pass, which no cold pass can beat.
 

@@ -1,0 +1,126 @@
+"""A short race against the peers, and that its table says what was measured."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import multiprocessing
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from tools.make_data import Shape, write_dataset
+from tools.peers.__main__ import main
+from tools.peers.arrays import load_arrays, write_arrays
+from tools.peers.contestants import CONTESTANTS, Task
+from tools.peers.race import LEVELS, Training, loosest
+from tools.peers.tables import Race, read, standings
+
+RACE = Race("data", "hinge", 1.0, 1, "1GB", False)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    shape = Shape("clicks", rows=500, fields=4, values=50)
+    write_dataset(shape, tmp_path / "data", name="clicks")
+    write_dataset(shape, tmp_path / "test", name="clicks", first_row=4096)
+    return tmp_path / "data"
+
+
+def trainings(name: str, *figures: tuple[int, float, float, float]) -> list[Training]:
+    return [
+        Training(name, number, setting, relative, None, 0.0, timed(seconds))
+        for number, setting, relative, seconds in figures
+    ]
+
+
+def timed(seconds: float) -> dict[str, float]:
+    return {"seconds": seconds, "processor_seconds": seconds, "peak_memory_bytes": 1}
+
+
+def test_a_race_brings_streamcd_and_liblinear_to_the_same_optimum(data: Path, tmp_path: Path) -> None:
+    """Each in a process of its own, judged by the same objective; the table has both, with stages of ours."""
+    records = tmp_path / "records.jsonl"
+    options = [str(data), "--test", str(tmp_path / "test"), "--only", "streamcd,liblinear", "--rounds", "1"]
+    done = CliRunner().invoke(main, [*options, "--memory", "1GB", "--records", str(records), "--cold"])
+    assert done.exit_code == 0, done.output
+    [(race, found)] = read(records).items()
+    assert race == Race("data", "squared_hinge", 1.0, 1, "1GB", True)
+    by_name = {standing.name: standing for standing in standings(found)}
+    assert set(by_name) == {"streamcd", "liblinear"}
+    for standing in by_name.values():
+        assert set(standing.seconds) == set(LEVELS)
+        assert standing.accuracy == pytest.approx(by_name["liblinear"].accuracy, abs=0.01)
+        assert standing.peak_memory_bytes > 50e6
+    assert set(by_name["streamcd"].figures["stages"]) == {"read", "train", "wait", "state", "kernels"}
+    assert by_name["streamcd"].figures["bytes_read"] > 0
+    assert "seconds by stage" in done.output
+
+
+@pytest.fixture(scope="module")
+def apart() -> Iterator[ProcessPoolExecutor]:
+    """Another process: libraries built with -ffast-math turn off subnormal numbers in all of it."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+        yield process
+
+
+@pytest.mark.parametrize("name", sorted(set(CONTESTANTS) - {"streamcd", "streamcd-plain", "sklearn-sgd"}))
+def test_every_peer_minimises_our_objective(name: str, data: Path, apart: ProcessPoolExecutor) -> None:
+    """What a peer calls its regularisation is translated rightly: its optimum is that of streamcd."""
+    module = {"liblinear": "liblinear", "sklearn": "sklearn"}.get(name.partition("-")[0], name)
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{module} is not installed")
+    write_arrays(data, data.with_name("arrays"))
+    assert apart.submit(_distance_from_optimum, name, data).result() < 2e-3
+
+
+def _distance_from_optimum(name: str, data: Path) -> float:
+    from tools.peers.race import Judge
+
+    kind = CONTESTANTS[name]
+    task = Task(data, data.with_name("arrays"), kind.losses[0], 0.5, "1GB")
+    contestant = kind(task)
+    contestant.load()
+    contestant.fit(kind.settings[-3])
+    return float(Judge(task, None).relative(contestant.weights()))
+
+
+def test_arrays_are_the_rows_of_the_dataset(data: Path, tmp_path: Path) -> None:
+    write_arrays(data, tmp_path / "arrays")
+    rows, label = load_arrays(tmp_path / "arrays")
+    assert rows.shape == (500, len(set(rows.indices)) + np.sum(rows.getnnz(axis=0) == 0))
+    assert np.all(rows.getnnz(axis=1) == 4)
+    assert set(label) == {-1.0, 1.0}
+
+
+def test_the_first_training_of_a_process_is_not_counted() -> None:
+    """Later rounds count, but for their first training; each level takes the setting with the smallest median."""
+    found = trainings(
+        "one",
+        (0, 0.1, 1e-3, 9.0),
+        (0, 0.01, 1e-5, 8.0),
+        (1, 0.1, 1e-3, 5.0),
+        (1, 0.1, 1e-3, 1.0),
+        (1, 0.01, 1e-5, 2.0),
+        (2, 0.1, 1e-3, 7.0),
+        (2, 0.1, 1e-3, 3.0),
+        (2, 0.01, 1e-5, 6.0),
+    )
+    [standing] = standings(found)
+    assert standing.seconds == {1e-2: 2.0, 1e-3: 2.0, 1e-4: 4.0}
+    assert [each.setting for each in loosest(found, 1e-4)] == [0.01]
+    assert [each.setting for each in loosest(found, 1e-2)] == [0.1], (
+        "one that was quicker at a tighter setting was chosen"
+    )
+    assert json.loads(json.dumps(found[0].to_json()))["contestant"] == "one"
+
+
+def test_a_race_that_was_ended_early_counts_the_first_round_of_those_that_have_no_other() -> None:
+    """The table ended with an error."""
+    ended = [*trainings("one", (0, 0.1, 1e-5, 9.0), (1, 0.1, 1e-5, 5.0), (1, 0.1, 1e-5, 1.0))]
+    ended += trainings("two", (0, 0.1, 1e-5, 4.0))
+    assert [standing.seconds[1e-4] for standing in standings(ended)] == [1.0, 4.0]

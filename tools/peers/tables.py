@@ -1,0 +1,220 @@
+"""Records of races, their table and their plot."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from streamcd.core.memory_budget import format_size
+
+from .contestants import Task
+from .race import LEVELS, Training
+
+
+@dataclass(frozen=True)
+class Race:
+    """Data, problem and conditions of a race: a row of the table."""
+
+    data: str
+    loss: str
+    C: float
+    threads: int
+    memory: str
+    cold: bool
+
+    def __str__(self) -> str:
+        remarks = [f"C = {self.C:g}", f"{self.threads} threads" if self.threads > 1 else "1 thread"]
+        remarks += ["cold"] if self.cold else []
+        return f"{self.data}, {self.loss}, {', '.join(remarks)}"
+
+
+def race_of(task: Task, cold: bool) -> Race:
+    """The row that a task belongs to."""
+    return Race(task.dataset.name, task.loss, task.C, task.threads, task.memory, cold)
+
+
+def append(path: Path, race: Race, training: Training) -> None:
+    """Keep a training, as a line of JSON."""
+    with open(path, "a") as stream:
+        stream.write(json.dumps({"race": vars(race), **training.to_json()}) + "\n")
+
+
+def read(path: Path) -> dict[Race, list[Training]]:
+    """Read what was kept."""
+    races: dict[Race, list[Training]] = {}
+    for line in path.read_text().splitlines():
+        fields = json.loads(line)
+        races.setdefault(Race(**fields.pop("race")), []).append(Training(**fields))
+    return races
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A contestant's medians."""
+
+    name: str
+    load_seconds: float
+    seconds: dict[float, float]  # by level; missing where it was not reached
+    processor_seconds: dict[float, float]
+    peak_memory_bytes: int
+    accuracy: float | None
+    figures: dict[str, Any]  # of the training to the middle level, where it tells more
+
+
+def standings(trainings: Sequence[Training], levels: Sequence[float] = LEVELS) -> list[Standing]:
+    """Sum up a race: for each contestant and level the setting with the smallest median."""
+    found = []
+    for name in dict.fromkeys(each.contestant for each in trainings):
+        own = [each for each in trainings if each.contestant == name]
+        # a race that was ended early has a first round only of some
+        found.append(_standing(name, [each for each in own if each.round > 0] or own, levels))
+    return found
+
+
+def _standing(name: str, trainings: list[Training], levels: Sequence[float]) -> Standing:
+    by_setting = _by_setting(trainings)
+    best: dict[float, list[Training]] = {}
+    for level in levels:
+        within = [group for group in by_setting.values() if max(each.relative for each in group) <= level]
+        if within:
+            best[level] = min(within, key=lambda group: _median(group, "seconds"))
+    closest = best[min(best)][0] if best else None
+    middle = best.get(levels[len(levels) // 2])
+    return Standing(
+        name,
+        statistics.median(each.load_seconds for each in trainings),
+        {level: _median(group, "seconds") for level, group in best.items()},
+        {level: _median(group, "processor_seconds") for level, group in best.items()},
+        max(int(each.figures["peak_memory_bytes"]) for each in trainings),
+        None if closest is None else closest.accuracy,
+        middle[0].figures if middle else {},
+    )
+
+
+def _without_first(trainings: list[Training]) -> list[Training]:
+    """Leave out the first training of every process of later rounds, which is there to warm it up."""
+    kept: list[Training] = []
+    seen: set[int] = set()
+    for each in trainings:
+        if each.round == 0 or each.round in seen:
+            kept.append(each)
+        seen.add(each.round)
+    return kept
+
+
+def _median(group: Iterable[Training], name: str) -> float:
+    return statistics.median(each.figures[name] for each in group)
+
+
+def table(races: dict[Race, list[Training]], levels: Sequence[float] = LEVELS) -> str:
+    """Medians in Markdown: seconds of training to every level, and of processors in brackets."""
+    to = [f"to {level:g}" for level in levels]
+    lines = [
+        f"| | load, s | {', s | '.join(to)}, s | accuracy | peak memory |",
+        "| --- " * (len(levels) + 4) + "|",
+    ]
+    for race, trainings in races.items():
+        lines.append(f"| **{race}** |" + " |" * (len(levels) + 3))
+        lines += [_row(standing, levels) for standing in standings(trainings, levels)]
+    compared = [
+        _comparison(race, standings(trainings, levels), levels[len(levels) // 2])
+        for race, trainings in races.items()
+    ]
+    details = [line for race, trainings in races.items() for line in _details(race, trainings)]
+    return "\n".join([*lines, "", *filter(None, compared), "", *details])
+
+
+def _comparison(race: Race, standing: Sequence[Standing], level: float) -> str:
+    """Compare streamcd's time to a level with the best peer's; empty where one of the two did not reach it."""
+    ours = [each for each in standing if each.name == "streamcd" and level in each.seconds]
+    peers = [each for each in standing if not each.name.startswith("streamcd") and level in each.seconds]
+    if not ours or not peers:
+        return ""
+    best = min(peers, key=lambda each: each.seconds[level])
+    quickest = min(peers, key=lambda each: each.processor_seconds[level])
+    wall = best.seconds[level] / ours[0].seconds[level]
+    processor = quickest.processor_seconds[level] / ours[0].processor_seconds[level]
+    return (
+        f"* {race}: to {level:g} streamcd is {wall:.2f} times as fast as the best peer, {best.name}, and "
+        f"{processor:.2f} times by processor time ({quickest.name})"
+    )
+
+
+def _row(standing: Standing, levels: Sequence[float]) -> str:
+    spent = [
+        f"{standing.seconds[level]:.2f} ({standing.processor_seconds[level]:.2f})"
+        if level in standing.seconds
+        else "–"
+        for level in levels
+    ]
+    accuracy = "" if standing.accuracy is None else f"{100 * standing.accuracy:.2f} %"
+    load = "in training" if standing.name.startswith("streamcd") else f"{standing.load_seconds:.2f}"
+    cells = [standing.name, load, *spent, accuracy, format_size(standing.peak_memory_bytes)]
+    return "| " + " | ".join(cells) + " |"
+
+
+def _details(race: Race, trainings: Sequence[Training]) -> list[str]:
+    """List stages and bytes of trainings that record them."""
+    found = []
+    for standing in standings(trainings):
+        figures = standing.figures
+        if "stages" in figures:
+            stages = ", ".join(f"{name} {seconds:.2f}" for name, seconds in figures["stages"].items())
+            found.append(
+                f"* {race}: {standing.name} made {figures['passes']} passes and {figures['certificates']} certifying "
+                f"reads, {format_size(figures['bytes_read'])} read; seconds by stage: {stages}"
+            )
+    return found
+
+
+def plot(races: dict[Race, list[Training]], out: Path) -> None:
+    """Draw the distance from the optimum that each contestant has reached by then, a panel for each race."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    columns = min(2, len(races))
+    n_rows = -(-len(races) // columns)
+    figure, axes = plt.subplots(n_rows, columns, figsize=(5.2 * columns, 3.2 * n_rows), squeeze=False)
+    names = list(dict.fromkeys(each.contestant for trainings in races.values() for each in trainings))
+    colours = {name: plt.get_cmap("tab20")(number) for number, name in enumerate(names)}
+    for axis, (race, trainings) in zip(axes.flat, races.items(), strict=False):
+        for name, colour in colours.items():
+            points = _reached([each for each in trainings if each.contestant == name])
+            if points:
+                style = {"drawstyle": "steps-post", "markersize": 3, "color": colour, "label": name}
+                axis.loglog(*zip(*points, strict=True), "o-", **style)
+        axis.set_title(str(race), fontsize=8)
+        axis.set_ylim(1e-6, 1.0)
+        axis.xaxis.set_minor_formatter("")
+        axis.legend(fontsize=6, frameon=False)
+    for axis in list(axes.flat)[len(races) :]:
+        axis.remove()
+    figure.supxlabel("seconds of processors", fontsize=9)
+    figure.supylabel("objective / best − 1", fontsize=9)
+    figure.tight_layout()
+    figure.savefig(out, dpi=90)
+
+
+def _reached(trainings: list[Training]) -> list[tuple[float, float]]:
+    """Median seconds of processors and distance of every setting that comes nearer than all quicker ones."""
+    points: list[tuple[float, float]] = []
+    for seconds, relative in sorted(
+        (_median(group, "processor_seconds"), max(each.relative for each in group))
+        for group in _by_setting(trainings).values()
+    ):
+        if relative < min((reached for _, reached in points), default=1.0):
+            points.append((seconds, max(relative, 1e-6)))
+    return points
+
+
+def _by_setting(trainings: list[Training]) -> dict[float, list[Training]]:
+    groups: dict[float, list[Training]] = {}
+    for each in _without_first(trainings):
+        groups.setdefault(each.setting, []).append(each)
+    return groups
