@@ -1,5 +1,4 @@
 """Seconds a pass: streamcd in memory, streamcd out of core from a cold disk under a cap of memory, and LIBLINEAR.
-Against LIBLINEAR, scikit-learn, Snap ML, Cyanure and Vowpal Wabbit, to levels of the optimum: ``python -m tools.peers``.
 
 For comparison, the seconds that the disk alone takes for the bytes of a pass, which no cold pass can beat.
 
@@ -9,6 +8,7 @@ limit is the memory budget (both need root; otherwise the table says that the di
 
     python tools/bench.py DATASET --memory 400MB --rounds 3
 
+Against LIBLINEAR, scikit-learn, Snap ML, Cyanure and Vowpal Wabbit, to levels of the optimum: ``python -m tools.peers``.
 Conversions: ``python -m tools.bench_conversion``.
 """
 
