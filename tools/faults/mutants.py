@@ -102,9 +102,13 @@ def _block(text: str, name: str) -> range:
 
 def _copy_tree(copy: Path) -> Path:
     copy.mkdir()
+    being_written = shutil.ignore_patterns("*.pyc.*")  # by whoever runs beside this, under a name for a moment
     for name in _COPIED:
         source = ROOT / name
-        (shutil.copytree if source.is_dir() else shutil.copy2)(source, copy / name)
+        if source.is_dir():
+            shutil.copytree(source, copy / name, ignore=being_written)
+        else:
+            shutil.copy2(source, copy / name)
     return copy
 
 
