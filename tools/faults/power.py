@@ -79,7 +79,7 @@ class Power:
     In the first trial of each the command has ended, and everything that it has not synced is lost.
     """
 
-    default_count = 480
+    default_count = 960
 
     def prepare(self, place: Path) -> None:
         self.workspace = make_workspace(place)
