@@ -501,11 +501,11 @@ def test_a_column_layout_is_made_through_no_link(text_file: Path, tmp_path: Path
     ("options", "message"),
     [
         ({"memory": "200MB"}, r"--memory 200 MB is too small: \d+ MB interpreter and libraries \+ .* needed"),
-        ({"dtype": "int8"}, "expected --dtype float32 or float64, found 'int8'"),
-        ({"index_base": 2}, "expected --index-base auto, 0 or 1, found 2"),
+        ({"dtype": "int8"}, "dtype: expected one of float32, float64, found 'int8'"),
+        ({"index_base": 2}, "index_base: expected one of auto, 0, 1, found '2'"),
         ({"n_features": 0}, "expected --n-features from 1"),
         ({"compact": True, "n_features": 3}, "exclude each other"),
-        ({"compression": "gzip"}, "expected --compression lz4, zstd or none"),
+        ({"compression": "gzip"}, "compression: expected one of lz4, zstd, none"),
         ({"workers": 0}, "expected --workers 1 or more, found 0"),
     ],
 )

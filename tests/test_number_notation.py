@@ -169,7 +169,7 @@ def test_what_is_no_number_is_refused_by_line_and_text(tmp_path: Path) -> None:
     for options, message in (
         ({"number": "b"}, r"'b' \(--number\)"),
         ({"number": "y"}, "--number 'y': expected a column that becomes a feature"),
-        ({"decimal": ";"}, "expected --decimal"),
+        ({"decimal": ";"}, "decimal: expected one of"),
     ):
         with pytest.raises(UsageError, match=message):
             convert(path, tmp_path / "data", label="y", **options)

@@ -20,6 +20,7 @@ from streamcd.core.memory_budget import RESERVED_BYTES
 from streamcd.core.progress import Listener
 from streamcd.models.model import Model
 from streamcd.prediction.evaluate import evaluate, evaluate_model
+from streamcd.prediction.options import EvaluateOptions
 from streamcd.prediction.predict import predict
 from streamcd.prediction.roc_auc import RocArea
 from streamcd.prediction.source_order import SourceOrder
@@ -471,7 +472,7 @@ def test_curves_count_rows_by_their_weights(small_problem, made_dataset):
     weight = np.random.default_rng(0).integers(0, 4, y.size).astype(float)
     model, each = a_model(x, y, "log_loss"), np.repeat(np.arange(y.size), weight.astype(int))
     found, expected = (
-        evaluate_model(data, model)[1]
+        evaluate_model(data, model, EvaluateOptions())[1]
         for data in (made_dataset(x, y, weight=weight), made_dataset(x[each], y[each], name="repeated"))
     )
     for ours, theirs in ((found.roc(0), expected.roc(0)), (found.histogram(0), expected.histogram(0))):

@@ -14,6 +14,7 @@ from streamcd import StreamcdError, evaluate, load_model, resume, train, tune, w
 from streamcd.core.memory_budget import format_size
 from streamcd.prediction.curves import ScoreCurves
 from streamcd.prediction.evaluate import evaluate_model
+from streamcd.prediction.options import EvaluateOptions
 from streamcd.report.page import Section, render_page
 from streamcd.runs.describe import describe_run, largest_weights
 from streamcd.runs.report import plot_evaluation
@@ -119,7 +120,7 @@ def test_an_evaluation_is_drawn_in_the_format_of_the_name(run: Path, tmp_path: P
 
 
 def test_the_area_under_a_curve_is_the_exact_one_but_for_its_bins(run: Path) -> None:
-    result, curves = evaluate_model(run.parent / "data", load_model(run))
+    result, curves = evaluate_model(run.parent / "data", load_model(run), EvaluateOptions())
     assert curves is not None
     false, true = curves.roc(0)
     assert np.trapezoid(true, false) == pytest.approx(result["auc"], abs=2e-3)
@@ -129,7 +130,7 @@ def test_the_area_under_a_curve_is_the_exact_one_but_for_its_bins(run: Path) -> 
 
 
 def test_calibration_counts_every_row_once(run: Path) -> None:
-    result, curves = evaluate_model(run.parent / "data", load_model(run))
+    result, curves = evaluate_model(run.parent / "data", load_model(run), EvaluateOptions())
     assert curves is not None
     assert curves.calibration is not None
     assert curves.calibration.weight.sum() == result["n_rows"]
@@ -141,7 +142,7 @@ def test_several_classes_get_a_curve_each(tmp_path: Path) -> None:
     data = write_dataset(tmp_path / "data", multiclass())
     train(data, tmp_path / "run", max_passes=30)
     model = load_model(tmp_path / "run")
-    _, curves = evaluate_model(data, model)
+    _, curves = evaluate_model(data, model, EvaluateOptions())
     assert curves is not None
     assert len(curves.classes) == model.n_classes
     assert ScoreCurves.table_bytes(model) == curves.counts.nbytes

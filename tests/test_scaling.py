@@ -272,9 +272,9 @@ def test_options_that_make_no_sense_are_refused(train_text: Path, tmp_path: Path
     made = convert(train_text, tmp_path / "d", normalize="l2")
     with pytest.raises(UsageError, match=r"--scale and --like exclude each other.*--normalize l2"):
         convert(train_text, tmp_path / "e", like=made.path, scale="maxabs")
-    with pytest.raises(UsageError, match="expected --normalize none or l2, found 'l1'"):
+    with pytest.raises(UsageError, match="normalize: expected one of none, l2, found 'l1'"):
         convert(train_text, tmp_path / "e", normalize="l1")
-    with pytest.raises(UsageError, match="expected --scale none, maxabs, standard, found 'minmax'"):
+    with pytest.raises(UsageError, match="scale: expected one of none, maxabs, standard, found 'minmax'"):
         convert(train_text, tmp_path / "e", scale="minmax")
 
 

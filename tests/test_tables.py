@@ -20,7 +20,7 @@ import pytest
 import streamcd
 from streamcd.cli.output import describe_dataset
 from streamcd.conversion.numbering import TaskDictionary, merge_dictionaries
-from streamcd.conversion.sources import TableOptions
+from streamcd.conversion.options import TableOptions
 from streamcd.conversion.table_rows import plan_encoding
 from streamcd.conversion.tables import ParquetReader
 from streamcd.core.errors import StreamcdError
@@ -405,7 +405,7 @@ def test_the_memory_advised_for_dictionaries_counts_all_workers(tmp_path: Path) 
     dictionary = TaskDictionary(1 << 30, [])
     dictionary.categories.number(0, strings, valid, True, "c")
     dictionary.save(tmp_path, 0)
-    encoding = plan_encoding({"c": "string", "y": "number"}, TableOptions("y"), "t")
+    encoding = plan_encoding({"c": "string", "y": "number"}, TableOptions(label="y"), "t")
     needed = 4 * (7 * 1000 + 8 * 1001)
     with pytest.raises(StreamcdError, match=r"1,000 strings, need 60 kB .* or give about 250 kB"):
         merge_dictionaries(tmp_path, encoding, [], 60, 10_000, 2)

@@ -15,33 +15,29 @@ from typing import Any
 import click
 
 from .._version import __version__
+from ..conversion.options import ColumnsOptions, ConvertOptions
 from ..core.atomic_files import describe_set_aside
 from ..core.errors import UsageError
 from ..core.memory_budget import format_size
+from ..core.options import SharedWork
 from ..core.storage import is_url, local_path, location
-from ..runs.options import ResumeOptions, TrainOptions, TuneOptions
+from ..prediction.options import ModelOptions, PlotOptions, PredictOptions
+from ..runs.options import DescribeOptions, ReportOptions, ResumeOptions, TrainOptions, TuneOptions
 from . import console
 from .declared import options_of
 from .help_sections import option
 from .option_types import BIT
 from .options import (
     asked_model,
-    cache_options,
     checkpoint_option,
-    convert_options,
-    cut_options,
     force_option,
     json_option,
     liblinear_options,
-    memory_option,
-    model_options,
+    no_scheduler,
     output_options,
     refused_option,
-    scaled_option,
-    threads_option,
     training_keywords,
     weight_notes,
-    workers_option,
 )
 from .output import (
     describe_dataset,
@@ -78,7 +74,14 @@ def cli() -> None:
 @cli.command()
 @click.argument("sources", metavar="SRC...", nargs=-1, required=True, type=click.Path())
 @click.argument("dataset", metavar="DATASET", type=click.Path())
-@convert_options
+@options_of(ConvertOptions)
+@option(
+    "--columns",
+    section="Dataset",
+    is_flag=True,
+    help="Make the column layout as well, for --method primal and online.",
+)
+@no_scheduler
 @output_options
 def convert(
     sources: tuple[str, ...], dataset: str, columns: bool, quiet: bool, as_json: bool, **options: Any
@@ -110,10 +113,8 @@ def convert(
 
 @cli.command()
 @click.argument("dataset", type=click.Path())
-@memory_option
-@workers_option
-@cut_options("a Parquet file of the layout", "a row group")
-@force_option("column layout")
+@options_of(ColumnsOptions)
+@no_scheduler
 @output_options
 def columns(dataset: str, quiet: bool, as_json: bool, **options: Any) -> None:
     """Make the column layout of a dataset: its entries once more, sorted by feature, for --method primal and online.
@@ -133,7 +134,7 @@ def columns(dataset: str, quiet: bool, as_json: bool, **options: Any) -> None:
 
 @cli.command()
 @click.argument("path", metavar="DATASET|RUN|MODEL", type=click.Path())
-@scaled_option
+@options_of(DescribeOptions)
 @json_option
 def info(path: str, scaled: bool, as_json: bool) -> None:
     """Describe a dataset, a run or a model, without reading data.
@@ -163,14 +164,7 @@ def info(path: str, scaled: bool, as_json: bool) -> None:
 
 @cli.command()
 @click.argument("path", metavar="DATASET|RUN|MODEL", type=click.Path())
-@memory_option
-@option(
-    "--workers",
-    section="Processors, workers, cache",
-    type=int,
-    default=1,
-    help="Processes that share the work on a dataset.",
-)
+@options_of(SharedWork)
 @output_options
 def verify(path: str, quiet: bool, as_json: bool, **options: Any) -> None:
     """Check every checksum and invariant of a dataset, a run or a model; exit status 2 if something is wrong.
@@ -284,18 +278,14 @@ def resume(run: str, quiet: bool, as_json: bool, **options: Any) -> None:
 @cli.command()
 @click.argument("data", metavar="DATASET|FILE", type=click.Path())
 @click.argument("model", metavar="RUN|MODEL", type=click.Path())
-@model_options
-@cache_options
-@workers_option
-@threads_option
-@option("--unweighted", is_flag=True, help="Count all rows alike, whatever the weights of the data.")
+@options_of(PlotOptions)
+@no_scheduler
 @option(
     "--plot",
     metavar="FILE",
     help="Draw confusion matrix, ROC curves and calibration into a .png, .svg or .pdf file; needs the extra 'plot'.",
 )
 @checkpoint_option
-@force_option("picture")
 @output_options
 def evaluate(
     data: str,
@@ -331,15 +321,7 @@ def evaluate(
 @cli.command()
 @click.argument("run", type=click.Path())
 @option("-o", "out", required=True, metavar="OUT.html", help="The HTML page; its pictures are embedded.")
-@option(
-    "--data",
-    metavar="DATASET|FILE",
-    help="Evaluate the model on it: confusion, ROC, calibration.  [default: the run's validation set, if it has one]",
-)
-@option("--images", metavar="DIR", help="Write the pictures as PNG files into this directory too.")
-@scaled_option
-@model_options
-@force_option("page")
+@options_of(ReportOptions)
 @output_options
 def report(run: str, out: str, quiet: bool, as_json: bool, **options: Any) -> None:
     """Write a report on a run: gap, objective, κ, time, largest weights, configuration; needs the extra 'plot'.
@@ -367,13 +349,7 @@ def report(run: str, out: str, quiet: bool, as_json: bool, **options: Any) -> No
     "decision_LABEL). A name ending in .csv gets CSV: source, prediction. One ending in .txt gets a line with the "
     "label of each row, and - the same on standard output.",
 )
-@option("--decision", is_flag=True, help="Decisions in CSV and text too, after the label.")
-@option(
-    "--proba",
-    is_flag=True,
-    help="Add the probability of each class, last; for models of log_loss or --calibrate. Text then begins with a line "
-    "'labels ...' in their order, as LIBLINEAR's.",
-)
+@options_of(PredictOptions)
 @option(
     "-b",
     "liblinear_proba",
@@ -382,12 +358,8 @@ def report(run: str, out: str, quiet: bool, as_json: bool, **options: Any) -> No
     metavar="0|1",
     help="LIBLINEAR's: -b 1 is --proba.",
 )
-@model_options
-@cache_options
-@workers_option
-@threads_option
+@no_scheduler
 @checkpoint_option
-@force_option("file of predictions")
 @output_options
 def predict(
     data: str,
@@ -437,7 +409,7 @@ def predict(
     help="liblinear: a model as the text that LIBLINEAR's predict loads. libsvm: a dataset as text, in the order of its "
     "source. By default, whichever fits the source.",
 )
-@model_options
+@options_of(ModelOptions)
 @checkpoint_option
 @force_option("file of the same format")
 @output_options

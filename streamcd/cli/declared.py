@@ -6,6 +6,7 @@ import re
 import types
 import typing
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -48,6 +49,8 @@ def _type(one: Declared) -> Any:
         return Parsed(one.name, *one.option.text)
     union = isinstance(one.type, types.UnionType)
     kinds = set(typing.get_args(one.type)) - {types.NoneType} if union else {one.type}
+    if Path in kinds:
+        return click.Path()
     kind = kinds.pop() if len(kinds) == 1 else str
     return kind if kind in (int, float, bool) else str
 

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
-
-from ..core.atomic_files import describe_set_aside
-from ..core.storage import is_url
 
 
 class Parsed(click.ParamType):
@@ -26,18 +22,6 @@ class Parsed(click.ParamType):
             self.fail(f"expected {self._expected}, found {value!r}.", param, ctx)
         except FileNotFoundError:
             self.fail(f"no such file: {value}.", param, ctx)
-
-
-class PathOrUrl(click.Path):
-    """A path that is checked, or a URL that is not."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Check what is no URL."""
-        if is_url(value):
-            return value
-        if aside := describe_set_aside(Path(value)):
-            self.fail(f"{value} does not exist{aside}.", param, ctx)
-        return super().convert(value, param, ctx)
 
 
 BIT = Parsed("bit", "0 or 1", lambda text: bool(["0", "1"].index(text)))

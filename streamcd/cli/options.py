@@ -9,12 +9,10 @@ from typing import Any
 import click
 
 from ..core.errors import UsageError
-from ..core.options import Section
 from ..core.progress import Listener
 from ..runs.problem_options import class_weights
 from ..solvers.registry import SOLVERS
 from .help_sections import option
-from .option_types import PathOrUrl
 
 LIBLINEAR_TYPES = {
     entry.liblinear: (entry.loss, entry.method) for entry in SOLVERS if entry.liblinear is not None
@@ -50,28 +48,6 @@ def force_option(what: str) -> Option:
     return option("--force", section="Output", is_flag=True, help=f"Replace an existing {what}.")
 
 
-def _choice(name: str, values: str, text: str, section: str = Section.MOST_USED) -> Option:
-    """Make an option with a choice of values, of which the first is the default."""
-    choice = click.Choice(values.split())
-    return option(name, section=section, type=choice, default=values.split()[0], help=text)
-
-
-def cut_options(shard: str, chunk: str) -> Option:
-    """Make ``--shard-size`` and ``--chunk-size``; `shard` and `chunk` name the units in their help."""
-    return together(
-        option(
-            "--shard-size",
-            section="Dataset",
-            default="256MB",
-            metavar="SIZE",
-            help=f"Decoded size of {shard}.",
-        ),
-        option(
-            "--chunk-size", section="Dataset", default="1MB", metavar="SIZE", help=f"Decoded size of {chunk}."
-        ),
-    )
-
-
 json_option = option(
     "--json",
     "as_json",
@@ -99,181 +75,15 @@ memory_option = option(
     help="Bound on the process's peak resident memory, interpreter and all: 400MB, 2GiB.",
 )
 
-workers_option = together(
-    option(
-        "--workers",
-        section="Processors, workers, cache",
-        type=int,
-        default=1,
-        help="Processes that share the work; --memory bounds their sum, of which each needs 330 MB and the one that hands "
-        "out the work 200 MB. The result does not depend on their number.",
-    ),
-    refused_option(
-        "--scheduler",
-        "--workers N divides the work among processes of this machine; a dask scheduler is for train and resume",
-    ),
-)
-
-model_options = together(
-    option(
-        "-C",
-        "-c",
-        "--C",
-        "C",
-        type=float,
-        help="The model with this C, of a run that was trained with several.",
-    ),
-    memory_option,
-)
-
-scaled_option = option(
-    "--scaled",
-    is_flag=True,
-    help="Weights for features as they were scaled for the training (convert --scale), in place of those for the source's "
-    "values.",
+no_scheduler = refused_option(
+    "--scheduler",
+    "--workers N divides the work among processes of this machine; a dask scheduler is for train and resume",
 )
 
 checkpoint_option = option(
     "--checkpoint",
     is_flag=True,
     help="The model of a run's last checkpoint: of a training that was interrupted, or is in work.",
-)
-
-convert_options = together(
-    _choice(
-        "--format",
-        "auto libsvm csv parquet arrow npz npy",
-        "Format of SRC; auto recognises it by content. csv: text with a line of names and any delimiter.",
-        section="Source",
-    ),
-    option("--label", metavar="COL", help="Column of labels, numbers or strings; required for tables."),
-    option("--weight-column", section="Columns of tables", metavar="COL", help="Column of row weights."),
-    option(
-        "--features",
-        metavar="COL,…",
-        help="Columns that become features; all others by default. INDICES:VALUES are two columns of lists: sparse rows.",
-    ),
-    option("--drop", section="Columns of tables", metavar="COL,…", help="Columns to leave out."),
-    option(
-        "--hash",
-        section="Columns of tables",
-        type=int,
-        metavar="BITS",
-        help="Hash strings into 2^BITS features (MurmurHash3, signed) in place of a feature for each category.",
-    ),
-    _choice(
-        "--missing",
-        "error zero indicator",
-        "Missing values: an error, zero, or 1 in an indicator feature of their own.",
-    ),
-    option(
-        "--number",
-        section="Columns of tables",
-        metavar="COL,…",
-        help="Columns whose strings are numbers, such as 1 000, 1,000 and 12% (0.12), rather than categories.",
-    ),
-    _choice(
-        "--decimal",
-        ". ,",
-        "Decimal mark of numbers in delimited text, and in columns of --number.",
-        section="Columns of tables",
-    ),
-    memory_option,
-    workers_option,
-    option("--seed", section="Dataset", type=int, default=0, help="Seed of the random order of rows."),
-    _choice(
-        "--dtype",
-        "float32 float64",
-        "Type of the values on disk and in training; weights are float64 in any case.",
-        section="Values",
-    ),
-    _choice(
-        "--index-base",
-        "auto 0 1",
-        "First feature index. auto: 0 if an index 0 occurs anywhere in SRC, else 1.",
-        section="Source",
-    ),
-    option(
-        "--n-features",
-        section="Source",
-        type=int,
-        metavar="D",
-        help="Number of features; by default the largest index decides.",
-    ),
-    option(
-        "--weights",
-        section="Source",
-        type=click.Path(exists=True, dir_okay=False),
-        metavar="FILE",
-        help="Weights of the rows, one number per line in the order of SRC. A row of weight 2 counts twice.",
-    ),
-    option(
-        "--like",
-        type=PathOrUrl(exists=True),
-        metavar="DATASET|MODEL",
-        help="Take index base, number of features, labels, columns and scaling from there; use it for test data.",
-    ),
-    _choice(
-        "--scale",
-        "none maxabs standard",
-        "Divide each feature by its largest absolute value (maxabs), or by its standard deviation (standard; the "
-        "mean is not subtracted, which would make the data dense). Models keep the divisors and apply them to unscaled "
-        "data.",
-    ),
-    _choice(
-        "--normalize",
-        "none l2",
-        "Divide each row by its Euclidean norm, after --scale; for counts and other rows of very different lengths.",
-        section="Values",
-    ),
-    option(
-        "--compact",
-        section="Source",
-        is_flag=True,
-        help="Number only the features that occur, for indices such as 2^50.",
-    ),
-    option(
-        "--no-shuffle",
-        "shuffle",
-        section="Dataset",
-        is_flag=True,
-        callback=lambda context, parameter, value: not value,
-        help="Keep the order of SRC, which should then be random: data sorted by label trains badly.",
-    ),
-    cut_options(
-        "a Parquet file of the dataset, the unit of distribution", "a row group, the unit of reading"
-    ),
-    option(
-        "--columns",
-        section="Dataset",
-        is_flag=True,
-        help="Make the column layout as well, for --method primal and online.",
-    ),
-    force_option("dataset"),
-)
-
-threads_option = option(
-    "--threads",
-    section="Processors, workers, cache",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Threads that share the work of a process; no bit of a result depends on it.  [default: one a core]",
-)
-
-cache_options = together(
-    option(
-        "--cache",
-        section="Processors, workers, cache",
-        type=click.Path(file_okay=False),
-        metavar="DIR",
-        help="Keep what is read of a DATASET at a URL in this directory, and read it there the next time.",
-    ),
-    option(
-        "--cache-size",
-        section="Processors, workers, cache",
-        metavar="SIZE",
-        help="Largest size of that directory.  [default: 10GB]",
-    ),
 )
 
 liblinear_options = together(

@@ -19,9 +19,9 @@ from .byte_sources import (
     read_head,
     total_bytes,
 )
-from .sources import Reading, Source, TableOptions
+from .options import TableOptions
+from .sources import Reading, Source
 
-FORMATS = ("auto", "libsvm", "csv", "parquet", "arrow", "npz", "npy")
 _TABLES = ("csv", "parquet", "arrow")
 _MAGIC = (
     (b"PAR1", "parquet"),
@@ -123,8 +123,6 @@ def open_source(
     paths: list[str], roots: dict[str, str], format: str, reading: Reading, options: TableOptions
 ) -> Source:
     """Make the source of rows of files, all of one format."""
-    if format not in FORMATS:
-        raise UsageError(f"expected --format {', '.join(FORMATS)}, found {format!r}")
     head = b""
     if format == "auto":
         found = {path: recognise(path) for path in paths}

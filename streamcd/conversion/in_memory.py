@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -15,7 +15,8 @@ from ..core.errors import DataError, UsageError
 from ..dataset.arrow_columns import frame_reader
 from ..dataset.in_memory import refuse_mask, sound_matrix
 from .matrices import MatrixBlock, open_matrix
-from .sources import FilePart, Reader, Reading, Source, TableOptions, locator
+from .options import TableOptions
+from .sources import FilePart, Reader, Reading, Source, locator
 from .table_rows import TableBatch, column_types, open_tables
 
 LABEL = "label"
@@ -106,7 +107,7 @@ def _open_frames(tables: Iterator[Any], reading: Reading, options: TableOptions)
     first = next(tables)
     types = column_types(first.schema, "columns")
     if not options.label and LABEL in types and reading.encoding is None:
-        options = options._replace(label=LABEL)
+        options = replace(options, label=LABEL)
     return open_tables(
         FrameReader(chain([first], tables), first_types=types), types, reading, options, "data"
     )

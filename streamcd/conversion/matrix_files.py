@@ -19,7 +19,8 @@ import numpy as np
 from ..core.errors import DataError, UsageError
 from ..core.memory_budget import format_size
 from .matrices import MatrixBlock, open_matrix
-from .sources import Counted, Reader, Reading, Source, TableOptions, locator, refusing_damage
+from .options import TableOptions
+from .sources import Counted, Reader, Reading, Source, locator, refusing_damage
 
 _LABELS = ("y", "label", "labels", "target")
 """Arrays of a ``.npz`` that are taken as labels if none is named."""

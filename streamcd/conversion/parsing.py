@@ -12,10 +12,10 @@ import numpy as np
 from ..core.errors import DataError
 from ..core.process_pool import Tell
 from ..core.threads import ahead
-from .conversion_options import Plan
 from .external_shuffle import HeldRows, RunFormat, RunWriter
 from .feature_statistics import DistinctFeatures, LabelCounts
 from .numbering import TaskDictionary
+from .plan import Plan
 from .rows import Counts, RowBatch, Rows
 from .sources import Source
 

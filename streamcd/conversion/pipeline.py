@@ -26,7 +26,6 @@ from ..dataset.writer import DatasetWriter, PartWriter
 from ..kernels.tables import SPARSE_CODES
 from .byte_sources import check_rows, display_name
 from .chunking import cut_chunks, cut_shards
-from .conversion_options import Options, Plan, Stamp
 from .external_shuffle import MAX_BITS, HeldRows, RunFormat, RunReader
 from .feature_statistics import (
     STATISTICS_BYTES,
@@ -43,6 +42,7 @@ from .libsvm import copy_weights
 from .number_notation import notation_warnings
 from .numbering import Merged, Numbering, label_maps, merge_dictionaries, read_merged
 from .parsing import Parsed, Parsing, Task, Weights, changed, merge_distinct, parse_task
+from .plan import Options, Plan, Stamp
 from .publication import Publication
 from .rows import Counts
 from .shard_writing import (
@@ -151,9 +151,9 @@ class Conversion:
         return self.options.weights is not None or self.source.weighted
 
     def _weights(self, tasks: Sequence[Task]) -> Weights | None:
-        name, path = self.options.weights, self.work / "weights"
-        if name is None:
+        if self.options.weights is None:
             return None
+        name, path = str(self.options.weights), self.work / "weights"
         copying = (name, path, self.plan.max_line_bytes, self.plan.decoder_bytes)
         (n_weights,) = self.pool.run(copy_weights, [copying])
         weights = Weights(name, path, n_weights)
@@ -234,7 +234,7 @@ class Conversion:
         )
 
     def _base_and_width(self, counts: Counts) -> tuple[int, int]:
-        options, like, encoding = self.options, self.options.like, self.encoding
+        options, like, encoding = self.options, self.options.training, self.encoding
         if like is not None:
             return like.index_base, like.n_features
         if encoding is not None and not self.source.of_indices:
@@ -242,7 +242,7 @@ class Conversion:
                 return 0, encoding.sparse_start
             mapped = counts.max_index >= SPARSE_CODES
             return 0, counts.max_index + 1 + (encoding.sparse_start - SPARSE_CODES if mapped else 0)
-        base = options.index_base
+        base = options.first_index
         if base is None:
             base = 0 if counts.zero_index else 1
             why = "an index 0 occurs" if counts.zero_index else "no index 0 occurs"
@@ -258,7 +258,7 @@ class Conversion:
         return base, options.n_features
 
     def _manifest(self, parsed: Parsed, shape: Shape, class_names: list[str]) -> dict[str, Any]:
-        options, like, counts = self.options, self.options.like, parsed.counts
+        options, like, counts = self.options, self.options.training, parsed.counts
         kind = counts.label_kind if like is None or counts.label_kind == "decimal" else like.label_kind
         return {
             "n_features": shape.n_features,

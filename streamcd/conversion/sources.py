@@ -60,35 +60,6 @@ class Reading:
         return self.n_features + (1 if self.index_base is None else self.index_base)
 
 
-class TableOptions(NamedTuple):
-    """Options of a conversion that are for tables; `features` and `drop` are lists of columns."""
-
-    label: str = ""
-    weight: str = ""
-    features: tuple[str, ...] = ()
-    drop: tuple[str, ...] = ()
-    bits: int = 0
-    missing: str = "error"
-    number: tuple[str, ...] = ()
-    decimal: str = "."
-
-    @property
-    def given(self) -> list[str]:
-        """Return the options that differ from their defaults, by their names on the command line."""
-        names = [
-            "--label",
-            "--weight-column",
-            "--features",
-            "--drop",
-            "--hash",
-            "--missing",
-            "--number",
-            "--decimal",
-        ]
-        default = TableOptions()
-        return [name for name, value, usual in zip(names, self, default, strict=True) if value != usual]
-
-
 class FilePart(NamedTuple):
     """Row groups, or record batches, of a file; all of it where `stop` is None."""
 

@@ -20,14 +20,14 @@ from ..dataset.arrow_columns import (
     strings_of,
     type_name,
 )
-from ..dataset.text_numbers import MARKS
 from ..kernels import tables as kernels
-from ..models.encoding import MISSING, Column, Encoding, check_columns
+from ..models.encoding import Column, Encoding, check_columns
 from ..models.table_encoder import StringTable, TableEncoder
 from ..solvers.problem import LEAST_WEIGHT
 from .numbering import TaskDictionary
+from .options import TableOptions
 from .rows import Counts, RowBatch, Rows, are_weights, count_decimals
-from .sources import Reader, Reading, Source, TableOptions
+from .sources import Reader, Reading, Source
 
 
 class TableBatch(NamedTuple):
@@ -44,25 +44,26 @@ class TableBatch(NamedTuple):
 
 def plan_encoding(types: dict[str, str], options: TableOptions, name: str) -> Encoding:
     """Choose the columns that become features, and their encoding; `name` is the table's in messages."""
-    if not options.label:
+    label, weight = options.label, options.weight_column
+    if not label:
         raise UsageError(
             f"{name}: expected the name of the column of labels, found none; give --label, one of {_listed(types)}"
         )
-    asked = [("--label", options.label), ("--weight-column", options.weight)]
+    asked = [("--label", label), ("--weight-column", weight)]
     asked += [("--drop", dropped) for dropped in options.drop]
     for option, column in asked + [("--number", number) for number in options.number]:
         if column and column not in types:
             raise UsageError(
                 f"{name}: expected a column {column!r} ({option}), found {_listed(types)}; check the name"
             )
-    for column in (options.weight, *options.features):
-        if column == options.label or (column == options.weight and column in options.features):
+    for column in (weight, *options.features):
+        if column == label or (column == weight and column in options.features):
             raise UsageError(
                 f"{name}: column {column!r}: expected as label, weight or feature alone, found as two of these; leave it "
                 "out of one"
             )
     kept = options.features or tuple(
-        column for column in types if column not in (options.label, options.weight, *options.drop)
+        column for column in types if column not in (label, weight, *options.drop)
     )
     if unread := [column for column in options.number if column not in kept]:
         raise UsageError(
@@ -77,9 +78,9 @@ def plan_encoding(types: dict[str, str], options: TableOptions, name: str) -> En
             "--features: expected one pair INDICES:VALUES at most, found several; join their lists"
         )
     if not columns:
-        raise UsageError(f"{name}: expected columns of features, found none besides {options.label!r}")
-    bits = options.bits if any(column.kind == "hashed" for column in columns) else 0
-    return Encoding(tuple(ordered), options.missing, bits, options.label, options.weight, options.decimal)
+        raise UsageError(f"{name}: expected columns of features, found none besides {label!r}")
+    bits = options.hash or 0 if any(column.kind == "hashed" for column in columns) else 0
+    return Encoding(tuple(ordered), options.missing, bits, label, weight, options.decimal)
 
 
 def wanted_types(
@@ -123,7 +124,7 @@ def _column(feature: str, types: dict[str, str], options: TableOptions, name: st
     if kind in ("number", "nothing"):
         return Column(feature, "number")
     if kind == "string":
-        return Column(feature, "hashed" if options.bits else "category")
+        return Column(feature, "hashed" if options.hash else "category")
     return None
 
 
@@ -149,35 +150,6 @@ def _refuse_types(refused: dict[str, str], options: TableOptions, name: str) -> 
         f"{name}: expected columns of numbers or strings, found {shown}; {'; '.join(dict.fromkeys(advice))}; or leave "
         f"{'it' if len(refused) == 1 else 'them'} out with {option} {listed}"
     )
-
-
-def checked_options(
-    label: str | None,
-    weight_column: str | None,
-    features: str | Sequence[str] | None,
-    drop: str | Sequence[str] | None,
-    hash_bits: int | None,
-    missing: str,
-    number: str | Sequence[str] | None,
-    decimal: str,
-) -> TableOptions:
-    """Check the options for tables; lists of columns may be text separated by commas."""
-    if missing not in MISSING:
-        raise UsageError(f"expected --missing error, zero or indicator, found {missing!r}")
-    if decimal not in MARKS:
-        raise UsageError(f"expected --decimal . or , found {decimal!r}")
-    if hash_bits is not None and not 1 <= hash_bits <= 30:
-        raise UsageError(f"expected --hash from 1 to 30 bits, found {hash_bits}")
-    # names of columns may be numbers in a frame of pandas', which are text in Arrow's
-    label, weight_column = ("" if name is None else str(name) for name in (label, weight_column))
-    columns = (_names(features), _names(drop))
-    return TableOptions(label, weight_column, *columns, hash_bits or 0, missing, _names(number), decimal)
-
-
-def _names(given: str | Sequence[str] | None) -> tuple[str, ...]:
-    if isinstance(given, str):
-        given = [name.strip() for name in given.split(",")]
-    return tuple(str(name) for name in given or () if name != "")
 
 
 def distinct_names(names: Sequence[str], where: str) -> list[str]:

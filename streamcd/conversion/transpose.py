@@ -30,6 +30,7 @@ from ..core.errors import DatasetError, LockError, UsageError
 from ..core.external_partition import Layout, PartitionReader, PartitionWriter, Ranges, Records, index_path
 from ..core.locks import release_lock, take_lock
 from ..core.memory_budget import parse_size, require
+from ..core.options import takes
 from ..core.process_pool import (
     TASKS_PER_WORKER,
     Pool,
@@ -45,6 +46,7 @@ from ..core.threads import ahead
 from ..dataset.column_layout import FOLDER, Columns, ColumnsOutline, ColumnsWriter, has_columns, open_columns
 from ..dataset.dataset import Dataset, open_dataset
 from ..kernels import scatter
+from .options import ColumnsOptions
 from .publication import Publication, publishing
 from .staging import check_own, disk_full_means, remove_work
 
@@ -61,32 +63,16 @@ _BLOCK_BYTES = 8_000_000
 
 
 @ends_progress
-def make_columns(
-    dataset: Dataset | str | Path,
-    *,
-    memory: int | str = "1GB",
-    chunk_size: int | str = "1MB",
-    shard_size: int | str = "256MB",
-    compression: str = "lz4",
-    force: bool = False,
-    workers: int = 1,
-    listener: Listener | None = None,
-) -> Columns:
+@takes(ColumnsOptions)
+def make_columns(dataset: Dataset | str | Path, asked: ColumnsOptions) -> Columns:
     """Make the column layout of a dataset, beside its row layout; continues what an interrupted call has begun.
+
+    It depends neither on `memory` nor on `workers`.
 
     Parameters
     ----------
     dataset : Dataset or path
-    memory : size
-        Bound on the process's peak resident memory. The result does not depend on it.
-    chunk_size, shard_size : size
-        Decoded bytes of entries in a chunk and in a shard.
-    compression : {"lz4", "zstd", "none"}
-    force : bool
-        Replace an existing layout, once the new one is complete.
-    workers : int
-        Processes that share the work; the result does not depend on it.
-    listener : Listener, optional
+    {options}
 
     Returns
     -------
@@ -107,18 +93,16 @@ def make_columns(
     >>> streamcd.train("data", "by-features", method="primal").converged
     True
     """
-    if compression not in ("lz4", "zstd", "none"):
-        raise UsageError(f"expected compression lz4, zstd or none, found {compression!r}")
     dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
     path = writable(dataset.path, "a dataset that gets a column layout")
     if isinstance(path, Path):
         _clear_finished(path)
-    if has_columns(dataset) and not force:
+    if has_columns(dataset) and not asked.force:
         raise UsageError(f"{dataset.path / FOLDER} exists; replace it with --force")
-    options = Options(parse_size(chunk_size), parse_size(shard_size), compression)
-    plan = _make_plan(dataset, parse_size(memory), options, checked_workers(workers))
-    listener = listener or Listener()
-    with _workplace(path, force) as (work, publication):
+    options = Options(parse_size(asked.chunk_size), parse_size(asked.shard_size), asked.compression)
+    workers, listener = checked_workers(asked.workers), asked.listener or Listener()
+    plan = _make_plan(dataset, parse_size(asked.memory), options, workers)
+    with _workplace(path, asked.force) as (work, publication):
         _begin_or_go_on(dataset, options, plan, work, workers, listener)
         with open_pool(workers, listener, __name__) as pool:
             Transposition(dataset, plan, work).run(pool)

@@ -14,9 +14,11 @@ import typing
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar, overload
 
 from .errors import UsageError
+from .progress import Listener
 
 
 class Section(StrEnum):
@@ -112,13 +114,20 @@ def declared(options: Any) -> dict[str, Declared]:
     return found
 
 
-def check_choices(asked: Any) -> None:
-    """Refuse a value that is not among an option's choices."""
-    kind: Any = type(asked)
-    for name, one in declared(kind).items():
-        value, choices = getattr(asked, name), one.option.choices
-        if choices and value is not None and value not in choices:
-            raise UsageError(f"{name}: expected one of {', '.join(choices)}, found {value!r}")
+class Checked:
+    """Base of frozen dataclasses of options, which are brought to one form and checked when they are made."""
+
+    def _set(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def _check_choices(self) -> None:
+        """Refuse a value that is not among an option's choices."""
+        kind: Any = type(self)
+        for name, one in declared(kind).items():
+            value, choices = getattr(self, name), one.option.choices
+            if choices and value is not None and value not in choices:
+                raise UsageError(f"{name}: expected one of {', '.join(choices)}, found {value!r}")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -127,6 +136,7 @@ def check_choices(asked: Any) -> None:
 P = ParamSpec("P")
 A = TypeVar("A")
 B = TypeVar("B")
+C = TypeVar("C")
 Asked = TypeVar("Asked")
 R = TypeVar("R")
 
@@ -134,7 +144,7 @@ R = TypeVar("R")
 class takes(Generic[P, Asked]):
     """Give a function the options of a dataclass as keywords.
 
-    The function takes one or two arguments, which may be left out if they may be None, and the options, made and checked.
+    The function takes one to three arguments, which may be left out if they may be None, and the options, made and checked.
     Its signature lists every option, for ``help()`` and completion; its docstring explains them where it has the line
     ``{options}``.
     """
@@ -142,6 +152,8 @@ class takes(Generic[P, Asked]):
     def __init__(self, options: Callable[P, Asked]) -> None:
         self._options: Any = options
 
+    @overload
+    def __call__(self, function: Callable[[A, B, C, Asked], R]) -> Callable[Concatenate[A, B, C, P], R]: ...
     @overload
     def __call__(self, function: Callable[[A, B, Asked], R]) -> Callable[Concatenate[A, B, P], R]: ...
     @overload
@@ -199,13 +211,50 @@ def kind(one: Declared) -> str:
     return name
 
 
+# ---------------------------------------------------------------------------------------------------------------------
+# Options of several functions
+
+Place = str | Path | None
+"""Path of a file or directory, if one is given."""
+
+Size = int | str
+
+Memory = Annotated[
+    Size,
+    Option("Bound on the process's peak resident memory, interpreter and all: 400MB, 2GiB.", metavar="SIZE"),
+]
 Threads = Annotated[
     int | None,
     Option(
         "Threads that share the work of a process; no bit of a result depends on their number, and the memory budget "
         "includes what they take.",
         metavar="N",
-        default_is="one for each processor",
+        default_is="one for each processor, divided among processes",
         section=Section.PROCESSORS,
     ),
 ]
+Receiver = Annotated[
+    Listener | None, Option("Receiver of progress and messages, such as `ProgressBar`.", flags="")
+]
+
+
+def replaces(what: str) -> Option:
+    """Declare that an output may take the place of an existing one."""
+    return Option(f"Replace an existing {what}.", section=Section.OUTPUT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedWork(Checked):
+    """Options of work that processes of this machine share."""
+
+    memory: Memory = "1GB"
+    workers: Annotated[
+        int,
+        Option(
+            "Processes that share the work; `memory` bounds their sum, of which each needs 330 MB and the one that hands "
+            "out the work 200 MB. The result does not depend on their number.",
+            metavar="N",
+            section=Section.PROCESSORS,
+        ),
+    ] = 1
+    listener: Receiver = None

@@ -14,11 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import UsageError
-
-SCALES = ("none", "maxabs", "standard")
-NORMALIZATIONS = ("none", "l2")
-
 _DIGEST_FEATURES = 1 << 16  # hashed at a time; the digest depends on it
 
 
@@ -80,15 +75,6 @@ class Scaling:
         if description is None:
             return cls()
         return cls(description["scale"], description["normalize"], digest=description["digest"])
-
-
-def checked_names(scale: str, normalize: str) -> tuple[str, str]:
-    """Return the names of a transformation, or refuse unknown ones."""
-    if scale not in SCALES:
-        raise UsageError(f"expected --scale {', '.join(SCALES)}, found {scale!r}")
-    if normalize not in NORMALIZATIONS:
-        raise UsageError(f"expected --normalize {' or '.join(NORMALIZATIONS)}, found {normalize!r}")
-    return scale, normalize
 
 
 def scales_digest(scales: np.ndarray) -> str:

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 CATEGORIES_FILE = "categories.parquet"
 """File of the categories, in a dataset and in a model."""
 
-MISSING = ("error", "zero", "indicator")
-
 
 class Column(Structure):
     """A column that becomes features; a sparse column has its indices in `name` and its numbers in the column `values`."""

@@ -11,12 +11,14 @@ import numpy as np
 from ..core.classes import class_indices
 from ..core.errors import DataError
 from ..core.memory_budget import parse_size
+from ..core.options import takes
 from ..core.progress import Listener, ends_progress
 from ..dataset.dataset import Dataset
 from ..kernels.loss_table import PLANES, form_of
 from ..models.model import Model, load_model
 from ..solvers.problem import row_losses
 from .curves import MAX_CLASSES, ScoreCurves
+from .options import EvaluateOptions
 from .outputs import positive_scores
 from .reading_plan import Data, cached
 from .roc_auc import RocArea
@@ -163,18 +165,9 @@ def _brier_terms(probabilities: np.ndarray, place: np.ndarray) -> np.ndarray:
 
 
 @ends_progress
+@takes(EvaluateOptions)
 def evaluate(
-    data: Dataset | str | os.PathLike[str],
-    model: Model | str | os.PathLike[str],
-    *,
-    C: float | None = None,
-    unweighted: bool = False,
-    memory: int | str = "1GB",
-    cache: str | os.PathLike[str] | None = None,
-    cache_size: int | str | None = None,
-    workers: int = 1,
-    threads: int | None = None,
-    listener: Listener | None = None,
+    data: Dataset | str | os.PathLike[str], model: Model | str | os.PathLike[str], asked: EvaluateOptions
 ) -> dict[str, Any]:
     """Compare a model's predictions with the labels of the data.
 
@@ -185,19 +178,7 @@ def evaluate(
         or of a table's column, if it is there.
     model : Model or path
         A path names a model or a run.
-    C : float, optional
-        The model with this C, of a run that was trained with several.
-    unweighted : bool
-        Count all rows alike, whatever their weights.
-    memory : int or str
-        Bound on the process's resident memory; with several workers, on the sum of all.
-    cache, cache_size : optional
-        As for `train`, of a dataset at a URL.
-    workers : int
-        Processes that score rows. The result does not depend on their number.
-    threads : int, optional
-        Threads of each process, as for `predict`.
-    listener : Listener, optional
+    {options}
 
     Returns
     -------
@@ -220,38 +201,23 @@ def evaluate(
     >>> found["n_rows"], found["accuracy"] > 0.9, found["labels"]
     (2000, True, [-1, 1])
     """
-    data = cached(data, cache, cache_size)
-    model = model if isinstance(model, Model) else load_model(model, C, memory=parse_size(memory))
-    asked: dict[str, Any] = {
-        "unweighted": unweighted,
-        "memory": memory,
-        "workers": workers,
-        "threads": threads,
-    }
-    result, _ = evaluate_model(data, model, listener=listener, curves=False, **asked)
-    return result
+    data = cached(data, asked)
+    model = model if isinstance(model, Model) else load_model(model, asked.C, memory=parse_size(asked.memory))
+    return evaluate_model(data, model, asked, curves=False)[0]
 
 
 def evaluate_model(
-    data: Data,
-    model: Model,
-    *,
-    unweighted: bool = False,
-    memory: int | str = "1GB",
-    workers: int = 1,
-    threads: int | None = None,
-    listener: Listener | None = None,
-    curves: bool = True,
+    data: Data, model: Model, asked: EvaluateOptions, *, curves: bool = True
 ) -> tuple[dict[str, Any], ScoreCurves | None]:
     """Return the result of `evaluate`, and the distributions of scores for curves; None for more than `MAX_CLASSES`."""
-    budget, listener, found = parse_size(memory), listener or Listener(), None
+    budget, listener, found = parse_size(asked.memory), asked.listener or Listener(), None
     if curves and model.n_classes <= MAX_CLASSES:
         found, budget = ScoreCurves(model), budget - ScoreCurves.table_bytes(model)
-    each = threads_of_each(threads, workers)
-    scoring = Scoring(data, model, budget, listener, workers, threads=each, compared=True)
+    threads = threads_of_each(asked.threads, asked.workers)
+    scoring = Scoring(data, model, budget, listener, asked.workers, threads=threads, compared=True)
     evaluation = _Evaluation(model, RocArea(scoring.plan.left))
     for rows in scoring.blocks("evaluate"):
-        if unweighted:
+        if asked.unweighted:
             rows = replace(rows, weight=np.ones(rows.weight.size))
         evaluation.add(rows)
         if found is not None:

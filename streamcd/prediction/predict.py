@@ -14,12 +14,14 @@ from ..core.atomic_files import check_output, replacing
 from ..core.errors import UsageError
 from ..core.locks import scratch_directory
 from ..core.memory_budget import format_size, parse_size
+from ..core.options import takes
 from ..core.progress import Listener, ends_progress
 from ..core.storage import local_path
 from ..dataset.dataset import Dataset
 from ..dataset.schema import schema
 from ..dataset.table_writer import TableWriter
 from ..models.model import Model, load_model
+from .options import PredictOptions
 from .outputs import KINDS, LinesOfPredictions, Output, PredictionColumns, is_output, output_format
 from .reading_plan import FOOTER_BYTES, cached, is_dataset
 from .scored_rows import Scoring, threads_of_each
@@ -27,21 +29,12 @@ from .source_order import SourceOrder
 
 
 @ends_progress
+@takes(PredictOptions)
 def predict(
     data: Dataset | str | os.PathLike[str],
     model: Model | str | os.PathLike[str],
     out: Output,
-    *,
-    decision: bool = False,
-    proba: bool = False,
-    C: float | None = None,
-    memory: int | str = "1GB",
-    cache: str | os.PathLike[str] | None = None,
-    cache_size: int | str | None = None,
-    workers: int = 1,
-    threads: int | None = None,
-    force: bool = False,
-    listener: Listener | None = None,
+    asked: PredictOptions,
 ) -> dict[str, Any]:
     """Predict every row, in source order.
 
@@ -57,25 +50,7 @@ def predict(
         ``prediction``, ``decision`` (with several classes ``decision_<label>``) and with `proba` ``probability_<label>``; a
         name ending in ``.csv`` gets CSV with the same columns; one ending in ``.txt``, or a stream, a line with the label
         for each row.
-    decision : bool
-        Write the decisions into CSV and text too, after the label.
-    proba : bool
-        Add probabilities, last; for models trained with the logistic loss, or calibrated. Text then begins with a line
-        ``labels …`` that gives their order.
-    C : float, optional
-        The model with this C, of a run that was trained with several.
-    memory : int or str
-        Bound on the process's resident memory; with several workers, on the sum of all.
-    cache, cache_size : optional
-        As for `train`, of a dataset at a URL.
-    workers : int
-        Processes that score rows. The result does not depend on their number.
-    threads : int, optional
-        Threads of each process, as far as `memory` has room for them; by default the processors are divided among the
-        processes. The result does not depend on their number.
-    force : bool
-        Replace an existing file of predictions; other files are never replaced.
-    listener : Listener, optional
+    {options}
 
     Returns
     -------
@@ -92,21 +67,21 @@ def predict(
     >>> streamcd.predict("reviews/test.txt", "run", "predictions.csv", proba=True)["n_rows"]
     2000
     """
-    form, data = output_format(out), cached(data, cache, cache_size)
+    form, data = output_format(out), cached(data, asked)
     if isinstance(out, str | os.PathLike):
         is_text = not isinstance(data, Dataset) and not is_dataset(data)
         inputs = expand(os.fspath(data))[0] if is_text else ()  # type: ignore[arg-type]
         place = local_path(out, "predictions")
-        check_output(place, KINDS[form], lambda path: is_output(path, form), force=force, inputs=inputs)
-    budget = parse_size(memory)
-    model = model if isinstance(model, Model) else load_model(model, C, memory=budget)
-    if proba:
+        check_output(place, KINDS[form], lambda path: is_output(path, form), force=asked.force, inputs=inputs)
+    budget = parse_size(asked.memory)
+    model = model if isinstance(model, Model) else load_model(model, asked.C, memory=budget)
+    if asked.proba:
         model.log_probabilities(np.empty((0, model.n_vectors)))  # raises before any work
     scratch = Path(out).parent if isinstance(out, str | os.PathLike) else None
-    columns = PredictionColumns(model, decision or form == "parquet", proba)
+    columns = PredictionColumns(model, asked.decision or form == "parquet", asked.proba)
     n_columns = len(columns.types()) if form == "parquet" else 0
-    n_threads = threads_of_each(threads, workers)
-    scoring = Scoring(data, model, budget, listener or Listener(), workers, scratch, n_columns, n_threads)
+    threads, listener = threads_of_each(asked.threads, asked.workers), asked.listener or Listener()
+    scoring = Scoring(data, model, budget, listener, asked.workers, scratch, n_columns, threads)
     if not isinstance(out, str | os.PathLike):
         n_rows = _write_lines(out, columns, form, scoring)
         out.flush()

@@ -10,7 +10,8 @@ import numpy as np
 
 from ..conversion.byte_sources import expand_sources, is_compressed, total_bytes
 from ..conversion.formats import expand, open_source
-from ..conversion.sources import Reading, Source, TableOptions
+from ..conversion.options import TableOptions
+from ..conversion.sources import Reading, Source
 from ..core.errors import ModelError, UsageError
 from ..core.memory_budget import RESERVED_BYTES, require
 from ..core.metadata import content_digest
@@ -22,6 +23,7 @@ from ..dataset.parquet import file_checksum
 from ..dataset.scaling import Scaling
 from ..models.model import Model
 from ..models.scoring import affordable_threads, chunk_bytes
+from .options import ScoringOptions
 
 _LEAST_ROWS, _MAX_ROWS = 256, 1 << 16  # scored at a time
 FOOTER_BYTES = 900
@@ -171,9 +173,11 @@ class ReadingPlan:
         return rows
 
 
-def cached(data: Data, cache: str | os.PathLike[str] | None, cache_size: int | str | None) -> Data:
+def cached(data: Data, asked: ScoringOptions) -> Data:
     """Open a dataset with a cache, if one is asked for; other data stay as they are."""
-    return data if cache is None and cache_size is None else open_cached(data, cache, cache_size)
+    if asked.cache is None and asked.cache_size is None:
+        return data
+    return open_cached(data, asked.cache, asked.cache_size)
 
 
 def is_dataset(data: str | os.PathLike[str]) -> bool:

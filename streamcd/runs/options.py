@@ -1,4 +1,4 @@
-"""Options of a training, a search over C and a resumption, declared and checked."""
+"""Options of a training, a search over C, a resumption and a report, declared and checked."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from ..core.errors import UsageError
 from ..core.memory_budget import parse_size
-from ..core.options import Option, Section, Threads
+from ..core.options import Option, Place, Receiver, Section, Threads, replaces
 from ..core.progress import Listener
 from ..core.range_cache import CacheDirectory, CacheSize
+from ..prediction.options import ModelOptions
 from ..solvers.registry import find_solver
 from .method_choice import choose_method
 from .problem_options import (
@@ -27,10 +28,6 @@ if TYPE_CHECKING:
 
 WORKER_TIMEOUT = 300.0
 """Seconds; the default of `worker_timeout`."""
-
-Place = str | Path | None
-"""Path of a file or directory, if one is given."""
-
 
 MaxSeconds = Annotated[
     float | None,
@@ -69,9 +66,6 @@ Client = Annotated[
         kind="distributed.Client",
         flags="",
     ),
-]
-Receiver = Annotated[
-    Listener | None, Option("Receiver of progress and messages, such as `ProgressBar`.", flags="")
 ]
 Signals = Annotated[
     Callable[[], int | None] | None,
@@ -386,3 +380,41 @@ class ResumeOptions:
     client: Client = None
     listener: Receiver = None
     stop_requested: Signals = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DescribeOptions:
+    """Options of what shows weights."""
+
+    scaled: Annotated[
+        bool,
+        Option(
+            "Weights for features as they were scaled for the training (convert --scale), in place of those for the "
+            "source's values."
+        ),
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions(ModelOptions, DescribeOptions):
+    """Options of `report.write_report`."""
+
+    data: Annotated[
+        Any,
+        Option(
+            "Evaluate the model on it, as `evaluate` does: confusion, ROC, calibration.",
+            kind="Dataset or path",
+            metavar="DATASET|FILE",
+            default_is="the run's validation set, if it has one that is still there",
+        ),
+    ] = None
+    images: Annotated[
+        Place,
+        Option(
+            "Write the pictures as PNG files into this directory too; it is made if it is not there.",
+            kind="path",
+            metavar="DIR",
+        ),
+    ] = None
+    force: Annotated[bool, replaces("page")] = False
+    listener: Receiver = None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from ..core.errors import UsageError
 from ..core.metadata import Positive
-from ..core.options import Option, Section, Text, check_choices
+from ..core.options import Checked, Option, Section, Text
 from ..kernels.loss_table import PLANES, form_of
 from ..solvers.registry import LOSS_ALIASES, LOSSES, METHODS, SLACKS, check_omega, make_solver, solver_memory
 
@@ -147,7 +147,7 @@ def _rows(code: Any) -> list[list[int]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProblemOptions:
+class ProblemOptions(Checked):
     """Options that decide the problem and the order of visits: the ``options`` of ``config.json``.
 
     They are brought to one form: `C` is a tuple, `class_weight` a word or pairs, `code` a list of rows.
@@ -287,17 +287,13 @@ class ProblemOptions:
             code=None if self.code is None else _rows(self.code),
             acceleration=check_acceleration(self.acceleration),
         )
-        check_choices(self)
+        self._check_choices()
         if form_of(self.loss) != PLANES and (self.ridge is not None or self.slack is not None):
             raise UsageError(f"ridge and slack are options of the loss twin, not of {self.loss}")
         if self.folds != 0 and not 2 <= self.folds <= MAX_FOLDS:
             raise UsageError(f"folds: expected 0, or from 2 to {MAX_FOLDS}, found {self.folds}")
         if self.method != "auto":
             self._set(omega=check_omega(self.omega, self.loss, self.method))
-
-    def _set(self, **values: Any) -> None:
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
 
     @property
     def problem(self) -> ProblemOptions:

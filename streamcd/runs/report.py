@@ -14,12 +14,14 @@ from ..core.atomic_files import begins_with, check_output, replacing, write_file
 from ..core.errors import CheckpointError, StreamcdError
 from ..core.memory_budget import format_size
 from ..core.metadata import parse_json
-from ..core.progress import Listener, counted, ends_progress
+from ..core.options import takes
+from ..core.progress import counted, ends_progress
 from ..core.storage import local_path
 from ..dataset.dataset import Dataset
 from ..models.model import Model, load_model, models_of_path
 from ..prediction.curves import ScoreCurves
 from ..prediction.evaluate import evaluate_model
+from ..prediction.options import EvaluateOptions, PlotOptions
 from ..prediction.reading_plan import cached
 from ..report.drawing import image, image_format
 from ..report.evaluation_figures import Curve, Decisions, Reliability, evaluation_figure, weights_figure
@@ -35,6 +37,7 @@ from ..report.training_figures import (
 from ..training.history import read_history
 from .config import RunConfig, read_config
 from .describe import largest_weights, spent, told_options
+from .options import ReportOptions
 
 MAX_LOGS = 10
 """Largest number of logs (of groups of lanes) that are drawn; if there are more, the first ones."""
@@ -53,18 +56,8 @@ _IMAGES = {"png": rb"\x89PNG", "svg": rb"<\?xml", "pdf": rb"%PDF"}
 
 
 @ends_progress
-def write_report(
-    run: str | os.PathLike[str],
-    out: str | os.PathLike[str],
-    *,
-    data: Dataset | str | os.PathLike[str] | None = None,
-    C: float | None = None,
-    images: str | os.PathLike[str] | None = None,
-    scaled: bool = False,
-    memory: int | str = "1GB",
-    force: bool = False,
-    listener: Listener | None = None,
-) -> None:
+@takes(ReportOptions)
+def write_report(run: str | os.PathLike[str], out: str | os.PathLike[str], asked: ReportOptions) -> None:
     """Write a report on a run as one self-contained page.
 
     Parameters
@@ -73,20 +66,7 @@ def write_report(
         Of `train` or `tune`, finished or not.
     out : path
         Of the page, HTML with embedded pictures.
-    data : Dataset or path, optional
-        Data on which the model is evaluated, as `evaluate` takes it: confusion, ROC curves, calibration. By default the
-        run's validation set, if it has one that is still there.
-    C : float, optional
-        C of the model to evaluate and show, of a path over C; by default the largest.
-    images : path, optional
-        A directory for the pictures as PNG files too; made if it is not there.
-    scaled : bool
-        Show the weights for features as they were scaled for the training, in place of those for the source's values.
-    memory : int or str
-        Bound on the process's resident memory while `data` is evaluated.
-    force : bool
-        Replace an existing page.
-    listener : Listener, optional
+    {options}
 
     Raises
     ------
@@ -100,40 +80,32 @@ def write_report(
     >>> streamcd.write_report("run", "report.html", data="reviews/test.txt")
     """
     run, page_path = local_path(run, "a run"), local_path(out, "a report")
-    check_output(page_path, "a page", lambda path: begins_with(path, _PAGE), force=force)
+    check_output(page_path, "a page", lambda path: begins_with(path, _PAGE), force=asked.force)
     config, histories = read_config(run), dict(list(read_history(run).items())[:MAX_LOGS])
     search = _search(run)  # what is damaged is refused before anything is drawn
     sections = [_configuration(config), _training(run, histories, config), *search]
-    model = _model(run, C)
+    model, data = _model(run, asked.C), asked.data
     if model is None:
         sections.append(Section("Model", "There is none yet: training has not ended."))
     else:
         if data is None and config.validation is not None and os.path.exists(config.validation):
             data = config.validation
         if data is not None:
-            sections.append(_evaluation(data, model, memory, listener or Listener()))
-        sections += [_lanes(model), _weights(model, scaled), _provenance(model)]
+            sections.append(_evaluation(data, model, asked))
+        sections += [_lanes(model), _weights(model, asked.scaled), _provenance(model)]
     pictures = [picture for section in sections for picture in section.pictures]
     lead = f"{config.options.loss} by the {config.options.method} method, on {config.dataset}"
     write_file(page_path, render_page(f"streamcd run {run.name}", lead, sections).encode())
-    if images is not None:
-        _write_images(Path(images), pictures)
+    if asked.images is not None:
+        _write_images(Path(asked.images), pictures)
 
 
+@takes(PlotOptions)
 def plot_evaluation(
     data: Dataset | str | os.PathLike[str],
     model: Model | str | os.PathLike[str],
     out: str | os.PathLike[str],
-    *,
-    C: float | None = None,
-    unweighted: bool = False,
-    memory: int | str = "1GB",
-    cache: str | os.PathLike[str] | None = None,
-    cache_size: int | str | None = None,
-    workers: int = 1,
-    threads: int | None = None,
-    force: bool = False,
-    listener: Listener | None = None,
+    asked: PlotOptions,
 ) -> dict[str, Any]:
     """Evaluate as `evaluate` does, returning the same, and draw confusion, ROC curves and calibration into a file.
 
@@ -141,18 +113,11 @@ def plot_evaluation(
     """
     path = local_path(out, "a picture")
     form = image_format(path)
-    check_output(path, f"a picture ({form})", lambda found: begins_with(found, _IMAGES[form]), force=force)
-    data = cached(data, cache, cache_size)
-    loaded = model if isinstance(model, Model) else load_model(model, C)
-    result, curves = evaluate_model(
-        data,
-        loaded,
-        unweighted=unweighted,
-        memory=memory,
-        workers=workers,
-        threads=threads,
-        listener=listener,
+    check_output(
+        path, f"a picture ({form})", lambda found: begins_with(found, _IMAGES[form]), force=asked.force
     )
+    loaded = model if isinstance(model, Model) else load_model(model, asked.C)
+    result, curves = evaluate_model(cached(data, asked), loaded, asked)
     write_file(path, image(_evaluation_figure(loaded, result, curves), form))
     return result
 
@@ -326,10 +291,9 @@ def _provenance(model: Model) -> Section:
 # Evaluation
 
 
-def _evaluation(
-    data: Dataset | str | os.PathLike[str], model: Model, memory: int | str, listener: Listener
-) -> Section:
-    result, curves = evaluate_model(data, model, memory=memory, listener=listener)
+def _evaluation(data: Dataset | str | os.PathLike[str], model: Model, asked: ReportOptions) -> Section:
+    options = EvaluateOptions(memory=asked.memory, listener=asked.listener)
+    result, curves = evaluate_model(data, model, options)
     name = data.path if isinstance(data, Dataset) else data
     rows = [(_words(name), _text(value)) for name, value in result.items() if isinstance(value, int | float)]
     picture = Picture(

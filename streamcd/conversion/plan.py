@@ -1,4 +1,4 @@
-"""Options of a conversion, checked, and the shares of the memory."""
+"""What the options of a conversion name, and the shares of the memory."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 from ..core.errors import UsageError
-from ..core.memory_budget import format_size
+from ..core.memory_budget import format_size, parse_size
 from ..core.storage import Location, Url, location
 from ..dataset.scaling import Scaling
 from ..models.encoding import Encoding
-from .sources import TableOptions
+from .options import ConvertOptions
 
 _LEAST_DECODER_BYTES = 10 << 20
 
@@ -53,46 +53,51 @@ class Like:
     class_names: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Options:
-    """Options of a conversion, checked."""
+@dataclass(frozen=True, kw_only=True)
+class Options(ConvertOptions):
+    """Options of a conversion, with what they name."""
 
-    columns: TableOptions
+    place: Location  # of the dataset
     in_memory: bool  # the source is
-    dest: Location
-    memory_bytes: int
-    seed: int
-    value_dtype: np.dtype
-    index_base: int | None
-    n_features: int | None
-    like: Like | None
-    shuffle: bool
-    shard_bytes: int
-    chunk_bytes: int
-    compact: bool
-    compression: str
-    force: bool
-    weights: str | None
-    scale: str
-    normalize: str
-    workers: int
+    training: Like | None  # what `like` names
+
+    @property
+    def memory_bytes(self) -> int:
+        return parse_size(self.memory)
+
+    @property
+    def shard_bytes(self) -> int:
+        return parse_size(self.shard_size)
+
+    @property
+    def chunk_bytes(self) -> int:
+        return parse_size(self.chunk_size)
+
+    @property
+    def value_dtype(self) -> np.dtype:
+        return np.dtype(self.dtype)
+
+    @property
+    def first_index(self) -> int | None:
+        """The first index of a feature; None where the indices that occur decide."""
+        return None if self.index_base == "auto" else int(self.index_base)
 
     @property
     def index_options(self) -> list[str]:
         """Options given that are about the indices of features, by their names on the command line."""
-        given = (self.index_base is not None, self.n_features is not None, self.compact)
+        given = (self.first_index is not None, self.n_features is not None, self.compact)
         names = ("--index-base", "--n-features", "--compact")
         return [name for name, is_given in zip(names, given, strict=True) if is_given]
 
     @property
     def has_map(self) -> bool:
         """True where strings or indices may have to be numbered anew."""
-        return self.compact or bool(self.columns.label) or self.like is not None or self.in_memory
+        return self.compact or bool(self.label) or self.training is not None or self.in_memory
 
     @property
     def scaling(self) -> Scaling:
         """The scaling asked for; without the divisors, unless they are given."""
-        return self.like.scaling if self.like else Scaling(self.scale, self.normalize)
+        return self.training.scaling if self.training else Scaling(self.scale, self.normalize)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,243 @@
+"""Options of a conversion and of a column layout, declared and checked."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from ..core.errors import UsageError
+from ..core.memory_budget import parse_size
+from ..core.options import Checked, Option, Place, Section, SharedWork, Size, declared, replaces
+
+MAX_FEATURES = 1 << 62
+
+_NAMES = "str or sequence of str"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableOptions(Checked):
+    """Options for tables, brought to one form: names are text, and lists of them tuples, empty if not given."""
+
+    label: Annotated[
+        Any, Option("Column of labels, numbers or strings; tables need it.", kind="str", metavar="COL")
+    ] = None
+    weight_column: Annotated[
+        Any, Option("Column of row weights.", kind="str", metavar="COL", section=Section.COLUMNS)
+    ] = None
+    features: Annotated[
+        Any,
+        Option(
+            "Columns that become features, separated by commas (in Python also a sequence); all others by default. "
+            "INDICES:VALUES are two columns of lists: sparse rows.",
+            kind=_NAMES,
+            metavar="COL,…",
+        ),
+    ] = None
+    drop: Annotated[
+        Any,
+        Option("Columns to leave out.", kind=_NAMES, metavar="COL,…", section=Section.COLUMNS),
+    ] = None
+    hash: Annotated[
+        int | None,
+        Option(
+            "Hash strings into 2^BITS features (MurmurHash3, signed, as scikit-learn's FeatureHasher) in place of a "
+            "feature for each category.",
+            metavar="BITS",
+            section=Section.COLUMNS,
+        ),
+    ] = None
+    missing: Annotated[
+        str,
+        Option(
+            "Missing values: an error, zero, or 1 in an indicator feature of their own.",
+            choices=("error", "zero", "indicator"),
+        ),
+    ] = "error"
+    number: Annotated[
+        Any,
+        Option(
+            "Columns whose strings are numbers, such as 1 000, 1,000 and 12% (0.12), rather than categories; other "
+            "strings in them are refused.",
+            kind=_NAMES,
+            metavar="COL,…",
+            section=Section.COLUMNS,
+        ),
+    ] = None
+    decimal: Annotated[
+        str,
+        Option(
+            "Decimal mark of numbers in delimited text, and in the columns of `number`.",
+            choices=(".", ","),
+            section=Section.COLUMNS,
+        ),
+    ] = "."
+
+    def __post_init__(self) -> None:
+        self._set(
+            # names of columns may be numbers in a frame of pandas', which are text in Arrow's
+            label="" if self.label is None else str(self.label),
+            weight_column="" if self.weight_column is None else str(self.weight_column),
+            features=_names(self.features),
+            drop=_names(self.drop),
+            number=_names(self.number),
+        )
+        self._check_choices()
+        if self.hash is not None and not 1 <= self.hash <= 30:
+            raise UsageError(f"expected --hash from 1 to 30 bits, found {self.hash}")
+
+    @property
+    def given(self) -> list[str]:
+        """Names on the command line of the options for tables that differ from their defaults."""
+        usual = TableOptions()
+        of_tables = declared(TableOptions).values()
+        return [one.flags[0] for one in of_tables if getattr(self, one.name) != getattr(usual, one.name)]
+
+
+def _names(columns: Any) -> tuple[str, ...]:
+    if isinstance(columns, str):
+        columns = [name.strip() for name in columns.split(",")]
+    return tuple(str(name) for name in columns or () if name != "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnsOptions(SharedWork):
+    """Options of `transpose.make_columns`."""
+
+    shard_size: Annotated[
+        Size,
+        Option(
+            "Decoded size of a shard: a Parquet file, the unit of distribution.",
+            metavar="SIZE",
+            section=Section.DATASET,
+        ),
+    ] = "256MB"
+    chunk_size: Annotated[
+        Size,
+        Option(
+            "Decoded size of a chunk: a row group, the unit of reading.",
+            metavar="SIZE",
+            section=Section.DATASET,
+        ),
+    ] = "1MB"
+    compression: Annotated[
+        str, Option("Compression of the Parquet files.", choices=("lz4", "zstd", "none"), flags="")
+    ] = "lz4"
+    force: Annotated[bool, replaces("column layout, once the new one is complete")] = False
+
+    def __post_init__(self) -> None:
+        self._set(
+            memory=parse_size(self.memory),
+            shard_size=parse_size(self.shard_size),
+            chunk_size=parse_size(self.chunk_size),
+        )
+        self._check_choices()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertOptions(ColumnsOptions, TableOptions):
+    """Options of `convert.convert`."""
+
+    format: Annotated[
+        str,
+        Option(
+            "Format of the source; auto recognises it by content. csv: text with a line of names and any delimiter.",
+            choices=("auto", "libsvm", "csv", "parquet", "arrow", "npz", "npy"),
+            section=Section.SOURCE,
+        ),
+    ] = "auto"
+    index_base: Annotated[
+        str | int,
+        Option(
+            "First feature index. auto: 0 if an index 0 occurs anywhere in the source, else 1.",
+            kind='{"auto", 0, 1}',
+            choices=("auto", "0", "1"),
+            section=Section.SOURCE,
+        ),
+    ] = "auto"
+    n_features: Annotated[
+        int | None,
+        Option(
+            "Number of features.",
+            metavar="D",
+            default_is="given by the largest index",
+            section=Section.SOURCE,
+        ),
+    ] = None
+    weights: Annotated[
+        Place,
+        Option(
+            "Weights of the rows, one number per line in the order of the source. A row of weight 2 counts twice.",
+            kind="path",
+            metavar="FILE",
+            section=Section.SOURCE,
+        ),
+    ] = None
+    like: Annotated[
+        Place,
+        Option(
+            "Take index base, number of features, labels, columns and scaling from this dataset, run or model; use it for "
+            "test data. Features beyond that number are ignored and counted.",
+            kind="path",
+            metavar="DATASET|MODEL",
+        ),
+    ] = None
+    scale: Annotated[
+        str,
+        Option(
+            "Divide each feature by its largest absolute value (maxabs), or by its standard deviation (standard: over all "
+            "rows, unweighted, absent entries as zeros; the mean is not subtracted, which would make the data dense). "
+            "Models keep the divisors and apply them to unscaled data.",
+            choices=("none", "maxabs", "standard"),
+        ),
+    ] = "none"
+    normalize: Annotated[
+        str,
+        Option(
+            "Divide each row by its Euclidean norm, after `scale`; for counts and other rows of very different lengths.",
+            choices=("none", "l2"),
+            section=Section.VALUES,
+        ),
+    ] = "none"
+    dtype: Annotated[
+        Any,
+        Option(
+            "Type of the values on disk and in training; weights are float64 in any case.",
+            choices=("float32", "float64"),
+            section=Section.VALUES,
+        ),
+    ] = "float32"
+    compact: Annotated[
+        bool,
+        Option(
+            "Number only the features that occur, for indices such as 2^50; features.parquet keeps the original ones.",
+            section=Section.SOURCE,
+        ),
+    ] = False
+    seed: Annotated[int, Option("Seed of the random order of rows.", section=Section.DATASET)] = 0
+    shuffle: Annotated[
+        bool,
+        Option(
+            "Put rows in random order, rather than keep that of the source, which should then be random: data sorted by "
+            "label trains badly.",
+            flags="--shuffle/--no-shuffle",
+            section=Section.DATASET,
+        ),
+    ] = True
+    force: Annotated[bool, replaces("dataset, once the new one is complete")] = False
+
+    def __post_init__(self) -> None:
+        self._set(dtype=_type_name(self.dtype), index_base=str(self.index_base), seed=int(self.seed))
+        TableOptions.__post_init__(self)
+        ColumnsOptions.__post_init__(self)
+        if self.n_features is not None and not 1 <= self.n_features <= MAX_FEATURES:
+            raise UsageError(f"expected --n-features from 1 to 2^62, found {self.n_features}")
+
+
+def _type_name(dtype: Any) -> Any:
+    """Name a type of numpy's; what is none stays as it is."""
+    import numpy as np
+
+    with suppress(TypeError):
+        return str(np.dtype(dtype))
+    return dtype
