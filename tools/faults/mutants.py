@@ -102,7 +102,8 @@ def _block(text: str, name: str) -> range:
 
 def _copy_tree(copy: Path) -> Path:
     copy.mkdir()
-    being_written = shutil.ignore_patterns("*.pyc.*")  # by whoever runs beside this, under a name for a moment
+    # bytecode that a process beside this one is writing has such a name for a moment
+    being_written = shutil.ignore_patterns("*.pyc.*")
     for name in _COPIED:
         source = ROOT / name
         if source.is_dir():
