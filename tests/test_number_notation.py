@@ -159,6 +159,17 @@ def test_strings_that_are_no_numbers_or_plain_ones_are_not_told(tmp_path: Path) 
     assert not heard.said
 
 
+def test_a_column_of_numbers_but_for_a_word_is_told_with_the_word(tmp_path: Path) -> None:
+    """A question mark among 40 measurements made 40 features of them, without a word."""
+    heard = Warnings()
+    path = tmp_path / "rows.csv"
+    path.write_text("v,y\n" + "".join(f"{1.5 * k if k != 7 else '?'},{k % 2}\n" for k in range(40)))
+    convert(path, tmp_path / "data", label="y", listener=heard)
+    (told,) = heard.said
+    assert "column 'v': 39 of 40 distinct strings are numbers, and became categories" in told
+    assert "such as '?', are none" in told
+
+
 def test_what_is_no_number_is_refused_by_line_and_text(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("a;y\n1 000;0\nmany;1\n")

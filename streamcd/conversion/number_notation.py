@@ -21,16 +21,20 @@ _MOST_WARNINGS = 10
 def notation_warnings(directory: Path, encoding: Encoding) -> Iterator[str]:
     """Describe the columns of strings most of whose distinct strings, or of the first ones if hashed, are numbers."""
     found = [
-        (name, strings.size, *advice, became)
+        (name, strings.size, advice, became)
         for name, strings, became in _strings_of_columns(directory, encoding)
         if (advice := _notation(strings))
     ]
-    for name, n_strings, mark, n_numbers, example, became in found[:_MOST_WARNINGS]:
+    for name, n_strings, (mark, n_numbers, example, stray), became in found[:_MOST_WARNINGS]:
+        numbers = f"column {name!r}: {n_numbers:,} of {n_strings:,} distinct strings are numbers"
+        if example is None:
+            yield (
+                f"{numbers}, and {became}, since others, such as {stray!r}, are none; where it is a measurement, leave the "
+                "place of these empty, which --missing is about"
+            )
+            continue
         option = f"--number {shlex.quote(name)}" + f" --decimal {mark}" * (mark != MARKS[0])
-        yield (
-            f"column {name!r}: {n_numbers:,} of {n_strings:,} distinct strings are numbers, such as {example!r}, and "
-            f"{became}; {option} reads them as numbers"
-        )
+        yield f"{numbers}, such as {example!r}, and {became}; {option} reads them as numbers"
     if len(found) > _MOST_WARNINGS:
         yield f"so are those of {len(found) - _MOST_WARNINGS:,} more columns"
 
@@ -50,16 +54,20 @@ def _strings_of_columns(directory: Path, encoding: Encoding) -> Iterator[tuple[s
         n_before += column.n_categories
 
 
-def _notation(strings: Strings) -> tuple[str, int, str] | None:
-    """Return the decimal mark with which most strings are numbers, their count, and one of them; None if few are."""
+def _notation(strings: Strings) -> tuple[str, int, str | None, str | None] | None:
+    """Return the decimal mark with which most strings are numbers, and their count; None if few are, or all are plain.
+
+    Further one that is not plain, if there is any, and one that is no number.
+    """
     counts = dict.fromkeys(MARKS, 0)
     examples: dict[str, str] = {}
+    strays: dict[str, str] = {}
     for start in range(0, strings.size, _AT_A_TIME):
         part = strings.slice(start, min(start + _AT_A_TIME, strings.size))
-        more, of_part = count_numbers(part.to_arrow())
+        more, of_part, none = count_numbers(part.to_arrow())
         counts = {mark: count + more[mark] for mark, count in counts.items()}
-        examples = of_part | examples
+        examples, strays = of_part | examples, none | strays
     mark = max(MARKS, key=counts.__getitem__)  # the first of equal ones
-    return (
-        (mark, counts[mark], examples[mark]) if 2 * counts[mark] > strings.size and mark in examples else None
-    )
+    if 2 * counts[mark] <= strings.size or not (mark in examples or mark in strays):
+        return None
+    return mark, counts[mark], examples.get(mark), strays.get(mark)

@@ -53,15 +53,20 @@ def _is_true(mask: pa.Array) -> np.ndarray:
     return numbers_of(mask) == 1
 
 
-def count_numbers(texts: pa.Array) -> tuple[dict[str, int], dict[str, str]]:
-    """Count the texts that are numbers with each decimal mark; also returns one of each that is written in no plain way."""
+def count_numbers(texts: pa.Array) -> tuple[dict[str, int], dict[str, str], dict[str, str]]:
+    """Count the texts that are numbers with each decimal mark.
+
+    Also returns one of each that is written in no plain way, and one that is no number.
+    """
     import pyarrow.compute as pc
 
-    counts, examples = {}, {}
+    counts, examples, strays = {}, {}, {}
     is_plain = _is_true(pc.match_substring_regex(texts, _PLAIN))
     for mark in MARKS:
         is_number = _is_true(pc.match_substring_regex(texts, _pattern(mark)))
         counts[mark] = int(is_number.sum())
         if (others := np.flatnonzero(is_number & ~is_plain)).size:
             examples[mark] = texts[int(others[0])].as_py()
-    return counts, examples
+        if not is_number.all():
+            strays[mark] = texts[int(np.argmin(is_number))].as_py()
+    return counts, examples, strays
