@@ -21,6 +21,7 @@ from interrupted import ended
 from reference import augmented, exact_optimum, primal_objectives, run_weights
 from small_datasets import label_sorted, multiclass, random_rows, windows_of, write_dataset
 
+import streamcd
 from streamcd.conversion.transpose import make_columns
 from streamcd.core.errors import CheckpointError, DatasetError, Interrupted, LockError, UsageError
 from streamcd.dataset.dataset import Dataset
@@ -260,6 +261,16 @@ def test_a_converged_run_goes_on_to_a_smaller_tol(dataset: Dataset, tmp_path: Pa
     assert last.converged
     assert last.gap <= 1e-6 < first.gap
     assert last.passes > first.passes
+
+
+def test_a_run_that_was_not_converged_is_by_a_tolerance_that_its_certificate_meets(
+    dataset: Dataset, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with pytest.warns(streamcd.ConvergenceWarning):
+        first = train(dataset, run, plan=windows_of(dataset, 3), **options(tol=1e-12, max_passes=30))
+    last = resume(run, tol=2 * first.gap, max_passes=60)
+    assert (last.converged, last.stop_reason, last.passes) == (True, "gap", first.passes)
 
 
 def test_training_into_an_unfinished_run_points_to_resume(dataset: Dataset, tmp_path: Path) -> None:

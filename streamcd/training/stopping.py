@@ -114,7 +114,12 @@ def reopen(state: State, rule: StopRule, solver: Solver) -> bool:
     if not done.any():
         return False
     stopped = (lanes["reason"] == BY_VALIDATION) & rule.early_stop
-    unsatisfied = done & ~_satisfied(state, rule) & ~stopped
+    satisfied = _satisfied(state, rule)
+    now = (
+        done & satisfied & (lanes["reason"] == BY_MAX_PASSES) & (rule.tol is not None)
+    )  # by a looser tolerance
+    lanes["converged"][now], lanes["reason"][now] = True, BY_GAP
+    unsatisfied = done & ~satisfied & ~stopped
     again = unsatisfied & (lanes["passes"] < rule.max_passes)
     lanes["reason"][unsatisfied & lanes["converged"]] = BY_MAX_PASSES
     lanes["converged"][unsatisfied] = False
