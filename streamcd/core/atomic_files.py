@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -121,6 +122,18 @@ _OTHER_FORMATS = {
     ".pkl": "pickle",
     ".pickle": "pickle",
     ".joblib": "pickle",
+    ".xml": "XML",
+    ".html": "HTML",
+    ".yaml": "YAML",
+    ".xlsx": "Excel",
+    ".h5": "HDF5",
+    ".pt": "PyTorch",
+    ".pb": "protocol buffers",
+    ".safetensors": "safetensors",
+    ".mlmodel": "Core ML",
+    ".ubj": "UBJSON",
+    ".arff": "ARFF",
+    ".zip": "zip",
     ".gz": "gzip",
     ".bz2": "bzip2",
     ".xz": "xz",
@@ -206,5 +219,5 @@ def describe_set_aside(path: Path) -> str:
         return ""
     return (
         f"; an interrupted call has set aside what was there: repeat that call, which goes on from it, or restore it by "
-        f"'mv {aside} {path}'"
+        f"'mv {shlex.quote(str(aside))} {shlex.quote(str(path))}'"
     )
