@@ -289,6 +289,8 @@ def test_masked_arrays_are_refused_wherever_arrays_are_taken(tmp_path: Path) -> 
     weight = np.ma.array(np.ones(y.size), mask=mask[:, 1])
     for name, take in (
         ("X", lambda: LinearSVC().fit(masked_x, y)),
+        ("X", lambda: LinearSVC().fit(list(masked_x), y)),
+        ("y", lambda: fitted.score(x, masked_y)),
         ("y", lambda: LinearSVC().fit(x, masked_y)),
         ("sample_weight", lambda: LinearSVC().fit(x, y, weight)),
         ("X", lambda: fitted.decision_function(masked_x)),

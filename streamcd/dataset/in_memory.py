@@ -168,7 +168,8 @@ def number_matrix(X: Any) -> Any:
 
 def refuse_mask(array: Any, name: str) -> None:
     """Refuse a masked array: NumPy drops the mask in silence, and the values below it would count."""
-    if np.ma.isMaskedArray(array):
+    rows = array if isinstance(array, list | tuple) else ()
+    if np.ma.isMaskedArray(array) or any(map(np.ma.isMaskedArray, rows)):
         raise DataError(
             f"{name}: expected an array without a mask, found a masked one; give {name}.filled(VALUE), or leave the masked "
             "rows out"

@@ -296,6 +296,8 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Return the accuracy; a dataset has its own labels and weights."""
+        refuse_mask(y, "y")
+        refuse_mask(sample_weight, "sample_weight")
         if not isinstance(X, str | os.PathLike | Dataset):
             return float(super().score(X, y, sample_weight))
         dataset = X if isinstance(X, Dataset) else open_dataset(X)
