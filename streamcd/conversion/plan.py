@@ -1,4 +1,4 @@
-"""What the options of a conversion name, and the shares of the memory."""
+"""Plan of a conversion: the files and properties that its options name, and the shares of the memory."""
 
 from __future__ import annotations
 

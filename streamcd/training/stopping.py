@@ -115,10 +115,9 @@ def reopen(state: State, rule: StopRule, solver: Solver) -> bool:
         return False
     stopped = (lanes["reason"] == BY_VALIDATION) & rule.early_stop
     satisfied = _satisfied(state, rule)
-    now = (
-        done & satisfied & (lanes["reason"] == BY_MAX_PASSES) & (rule.tol is not None)
-    )  # by a looser tolerance
-    lanes["converged"][now], lanes["reason"][now] = True, BY_GAP
+    if rule.tol is not None:  # perhaps a looser one than that of the passes which have ended
+        reached = done & satisfied & (lanes["reason"] == BY_MAX_PASSES)
+        lanes["converged"][reached], lanes["reason"][reached] = True, BY_GAP
     unsatisfied = done & ~satisfied & ~stopped
     again = unsatisfied & (lanes["passes"] < rule.max_passes)
     lanes["reason"][unsatisfied & lanes["converged"]] = BY_MAX_PASSES
