@@ -27,6 +27,8 @@ def _made(one: Declared, others: Mapping[str, Declared]) -> Option:
     kind = _type(one)
     told = f"  [default: {one.option.default_is}]" if one.option.default_is else ""
     default = {} if one.is_needed else {"default": one.default}
+    if one.option.bare is not None:
+        default["flag_value"] = one.option.bare
     return option(
         *one.flags,
         one.name,

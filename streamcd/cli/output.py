@@ -64,11 +64,14 @@ def _dataset_rows(info: dict[str, Any]) -> list[tuple[str, str]]:
             f"{label} ({count:,})" for label, count in zip(info["classes"], info["class_counts"], strict=True)
         ]
         classes = ", ".join(pairs[:10]) + (f", … {len(pairs)} in all" if len(pairs) > 10 else "")
+    labels = ("classes", classes)
+    if info["targets"] is not None:
+        labels = ("targets", f"{info['targets']['min']:.6g} to {info['targets']['max']:.6g}")
     return [
         ("rows", f"{info['n_rows']:,}"),
         ("features", f"{info['n_features']:,} {_where_from(info)}"),
         ("entries", f"{info['n_entries']:,} (density {info['density']:.3g})"),
-        ("classes", classes),
+        labels,
         ("on disk", _size_on_disk(info)),
         ("decoded", f"{format_size(info['bytes_decoded'])} ({info['index_dtype']}, {info['value_dtype']})"),
         *_scaling_rows(info),

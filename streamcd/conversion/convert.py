@@ -166,6 +166,7 @@ def _load_like(path: Location) -> Like:
         scaling,
         encoding,
         names,
+        found.has_targets,
     )
 
 
@@ -182,7 +183,8 @@ def _reading(options: Options, plan: Plan) -> Reading:
         ignore_beyond=like is not None,
         encoding=like.encoding if like else None,
         class_names=like.class_names if like else (),
-        of_numbers=like is not None and not like.class_names,
+        of_numbers=options.has_targets or (like is not None and not like.class_names),
+        label_word="target" if options.has_targets else "label",
         threaded=options.workers == 1,
     )
 
@@ -208,6 +210,10 @@ def _check_source(options: Options, source: Source) -> None:
 
 def _check(options: Options, paths: list[str]) -> None:
     if options.training is not None:
+        if options.target and not options.training.has_targets:
+            raise UsageError(
+                f"--target and --like {options.like}, which has classes, exclude each other; leave one of them out"
+            )
         for name in options.index_options:
             raise UsageError(f"{name} and --like exclude each other: --like takes base and width from there")
         for name, given_name in (("--scale", options.scale), ("--normalize", options.normalize)):

@@ -259,16 +259,24 @@ def in_groups(batches: FeatureColumns) -> Iterator[dict[str, np.ndarray]]:
 
 @dataclass
 class LabelCounts:
-    """Distinct labels and how often they occur, as long as there are not too many."""
+    """Range of labels; their distinct values and how often they occur, as long as there are not too many.
+
+    `counts` is None where there are too many, or they are targets, which are not counted.
+    """
 
     counts: dict[float, int] | None = field(default_factory=dict)
+    least: float = np.inf
+    greatest: float = -np.inf
 
     def add(self, label: np.ndarray) -> None:
+        self.least = float(label.min(initial=self.least))
+        self.greatest = float(label.max(initial=self.greatest))
         if self.counts is not None:
             distinct, count = (part.tolist() for part in _counted(label))
             self.merge(LabelCounts(dict(zip(distinct, count, strict=True))))
 
     def merge(self, other: LabelCounts) -> None:
+        self.least, self.greatest = min(self.least, other.least), max(self.greatest, other.greatest)
         if self.counts is None or other.counts is None:
             self.counts = None
             return
@@ -282,6 +290,11 @@ class LabelCounts:
         if self.counts is None:
             return self
         return LabelCounts({float(numbers[int(code)]): count for code, count in self.counts.items()})
+
+    def target_range(self) -> dict[str, Any]:
+        """Return the manifest's ``targets``; there are no classes."""
+        targets = {"min": self.least, "max": self.greatest}
+        return {"classes": None, "class_counts": None, "label_kind": "decimal", "targets": targets}
 
     def manifest(self, known: np.ndarray | None = None) -> dict[str, Any]:
         """Return the manifest's ``classes`` and ``class_counts``; includes `known` classes that do not occur."""

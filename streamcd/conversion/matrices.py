@@ -81,7 +81,8 @@ def open_matrix(
         reader=reader,
         made_from="sparse matrix" if sparse else "dense array",
         value_dtype=np.dtype(reading.value_dtype),
-        names_labels=bool(reading.class_names) or names_labels,
+        names_labels=bool(reading.class_names) or (names_labels and not reading.of_numbers),
+        label_word=reading.label_word,
         class_names=reading.class_names,
         weighted=weighted,
         held_bytes=held_bytes,
@@ -189,13 +190,15 @@ class _RowMaker:
         if source.names_labels:
             return self._numbered(given)
         if given.dtype.kind not in "biuf":
-            raise DataError(f"{block.message(0)}: expected numbers as labels, found {given.dtype}")
+            raise DataError(
+                f"{block.message(0)}: expected numbers as {source.label_word}s, found {given.dtype}"
+            )
         label = given.astype(np.float64) + 0.0
         bad = np.isinf(label) | (np.isnan(label) & source.needs_label)
         if bad.any():
             row = int(np.flatnonzero(bad)[0])
             raise DataError(
-                f"{block.message(row)}: expected a finite label, found {label[row]}; correct or remove the row"
+                f"{block.message(row)}: expected a finite {source.label_word}, found {label[row]}; correct or remove the row"
             )
         return label
 

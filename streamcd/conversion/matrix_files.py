@@ -324,7 +324,7 @@ class NpyReader(_MatrixFiles):
 
 
 def open_matrices(paths: list[str], format: str, reading: Reading, options: TableOptions) -> Source:
-    given = [name for name in options.given if name != "--label"]
+    given = [name for name in options.given if name != options.label_flag]
     if given:
         raise UsageError(
             f"{', '.join(given)}: expected a table with named columns, found {format} in {paths[0]}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from ..core.errors import UsageError
@@ -21,6 +21,16 @@ class TableOptions(Checked):
 
     label: Annotated[
         Any, Option("Column of labels, numbers or strings; tables need it.", kind="str", metavar="COL")
+    ] = None
+    target: Annotated[
+        Any,
+        Option(
+            "Numbers to predict, in place of classes: the column of a table; of a source that needs no name, such as libsvm "
+            "text or (X, y), alone (in Python True), then as the last option.",
+            kind="str or bool",
+            metavar="[COL]",
+            bare="",
+        ),
     ] = None
     weight_column: Annotated[
         Any, Option("Column of row weights.", kind="str", metavar="COL", section=Section.COLUMNS)
@@ -74,9 +84,15 @@ class TableOptions(Checked):
     ] = "."
 
     def __post_init__(self) -> None:
+        target = "" if self.target in (None, True, False) else str(self.target)
+        if target and self.label and target != str(self.label):
+            raise UsageError(
+                f"--label {self.label} and --target {target} exclude each other: name one of them"
+            )
         self._set(
             # names of columns may be numbers in a frame of pandas', which are text in Arrow's
-            label="" if self.label is None else str(self.label),
+            label=target or ("" if self.label is None else str(self.label)),
+            target=self.target not in (None, False),
             weight_column="" if self.weight_column is None else str(self.weight_column),
             features=_names(self.features),
             drop=_names(self.drop),
@@ -89,9 +105,15 @@ class TableOptions(Checked):
     @property
     def given(self) -> list[str]:
         """Names on the command line of the options for tables that differ from their defaults."""
-        usual = TableOptions()
-        of_tables = declared(TableOptions).values()
-        return [one.flags[0] for one in of_tables if getattr(self, one.name) != getattr(usual, one.name)]
+        usual = replace(TableOptions(), target=self.target)  # which is for other sources, too
+        of_tables = declared(TableOptions)
+        given = [name for name in of_tables if getattr(self, name) != getattr(usual, name)]
+        return [self.label_flag if name == "label" else of_tables[name].flags[0] for name in given]
+
+    @property
+    def label_flag(self) -> str:
+        """The option that names the column `label`."""
+        return "--target" if self.target else "--label"
 
 
 def _names(columns: Any) -> tuple[str, ...]:

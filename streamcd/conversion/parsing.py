@@ -72,6 +72,7 @@ class Parsing:
     weights: Weights | None
     distinct: Path | None  # a directory for the indices that occur in each task
     tell: Tell | None  # takes the bytes read, if the whole source is one task
+    has_targets: bool  # labels are numbers to predict
 
 
 class Parsed(NamedTuple):
@@ -89,7 +90,7 @@ def changed(path: str) -> DataError:
 
 def parse_task(parsing: Parsing, task: Task) -> Parsed:
     """Write the rows of some ranges as a run; if they are the whole source, keep them in memory if they fit."""
-    counts, labels = Counts(), LabelCounts()
+    counts, labels = Counts(), LabelCounts(None if parsing.has_targets else {})
     distinct = None if parsing.distinct is None else DistinctFeatures(parsing.plan.map_bytes)
     run = RunWriter(parsing.form, task.number, parsing.plan.sort_bytes)
     dictionary = None

@@ -174,6 +174,7 @@ class Conversion:
             weights,
             self._directory("distinct") if self.options.compact else None,
             tell,
+            self.options.has_targets,
         )
         sizes = [sum(piece.n_bytes for piece in task.pieces) for task in tasks] if tell is None else None
         found: list[Parsed] = pool.run(
@@ -187,7 +188,7 @@ class Conversion:
 
     def _join(self, found: Sequence[Parsed]) -> Parsed:
         """Join the results of all tasks; names of classes already have their final numbers."""
-        counts, labels = Counts(), LabelCounts()
+        counts, labels = Counts(), LabelCounts(None if self.options.has_targets else {})
         maps = label_maps(self.work / "dictionaries") if self.source.names_labels else None
         for number, parsed in enumerate(found):
             counts.add(parsed.counts)
@@ -260,12 +261,12 @@ class Conversion:
     def _manifest(self, parsed: Parsed, shape: Shape, class_names: list[str]) -> dict[str, Any]:
         options, like, counts = self.options, self.options.training, parsed.counts
         kind = counts.label_kind if like is None or counts.label_kind == "decimal" else like.label_kind
+        classes = {**parsed.labels.manifest(like.classes if like else None), "label_kind": kind}
         return {
             "n_features": shape.n_features,
             "index_base": shape.index_base,
             "compact": options.compact,
-            **parsed.labels.manifest(like.classes if like else None),
-            "label_kind": kind,
+            **(parsed.labels.target_range() if options.has_targets else classes),
             **({"class_names": class_names} if self.source.names_labels else {}),
             "seed": options.seed,
             "shuffle": options.shuffle,

@@ -51,6 +51,7 @@ class Like:
     scaling: Scaling
     encoding: Encoding | None = None
     class_names: tuple[str, ...] = ()
+    has_targets: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +89,11 @@ class Options(ConvertOptions):
         given = (self.first_index is not None, self.n_features is not None, self.compact)
         names = ("--index-base", "--n-features", "--compact")
         return [name for name, is_given in zip(names, given, strict=True) if is_given]
+
+    @property
+    def has_targets(self) -> bool:
+        """True where labels are numbers to predict."""
+        return self.target or (self.training is not None and self.training.has_targets)
 
     @property
     def has_map(self) -> bool:

@@ -47,7 +47,8 @@ class Reading:
     reads_weights: bool = True  # of a table's column, which has to be there where labels have to be
     encoding: Encoding | None = None  # given by another dataset or a model
     class_names: tuple[str, ...] = ()
-    of_numbers: bool = False  # labels must be numbers, as in the data to match
+    of_numbers: bool = False  # labels must be numbers, as in the data to match, or as targets
+    label_word: str = "label"  # or target, in messages
     threaded: bool = (
         False  # Arrow's threads decode columns of tables: where no other process wants the processors
     )
@@ -146,6 +147,7 @@ class Source:
     grows: bool = False  # strings that occur become features
     names_labels: bool = False
     class_names: tuple[str, ...] = ()  # known beforehand
+    label_word: str = "label"  # in messages
     weighted: bool = False  # rows come with weights
     of_indices: bool = True  # features are numbered by indices in the data
     held_bytes: int = 0  # that reading holds all the time, besides blocks and batches

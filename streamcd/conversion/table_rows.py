@@ -47,9 +47,10 @@ def plan_encoding(types: dict[str, str], options: TableOptions, name: str) -> En
     label, weight = options.label, options.weight_column
     if not label:
         raise UsageError(
-            f"{name}: expected the name of the column of labels, found none; give --label, one of {_listed(types)}"
+            f"{name}: expected the name of the column of {'targets' if options.target else 'labels'}, found none; give "
+            f"{options.label_flag}, one of {_listed(types)}"
         )
-    asked = [("--label", label), ("--weight-column", weight)]
+    asked = [(options.label_flag, label), ("--weight-column", weight)]
     asked += [("--drop", dropped) for dropped in options.drop]
     for option, column in asked + [("--number", number) for number in options.number]:
         if column and column not in types:
@@ -243,6 +244,7 @@ def open_tables(
         grows=known is None,
         names_labels=bool(reading.class_names) or table_types.get(encoding.label) in ("string", "boolean"),
         class_names=reading.class_names,
+        label_word=reading.label_word,
         weighted=bool(encoding.weight),
         of_indices=encoding.sparse is not None and len(encoding.columns) == 1,
         held_bytes=reader.held_bytes(table_types),
@@ -291,13 +293,15 @@ class _Labels:
             label = numbers_of(array).astype(np.float64) + 0.0  # -0 is 0
         else:
             raise DataError(
-                f"{batch.message(0)}: column {self._name!r}: expected numbers as labels, as elsewhere, found {array.type}"
+                f"{batch.message(0)}: column {self._name!r}: expected numbers as {self._source.label_word}s, found "
+                f"{array.type}"
             )
         good = np.isfinite(label)
         if not good.all() and (bad := ~good & (np.isinf(label) | self._source.needs_label)).any():
             row = int(np.flatnonzero(bad)[0])
             raise DataError(
-                f"{batch.message(row)}: column {self._name!r}: expected a label, found {array[row].as_py()}; "
+                f"{batch.message(row)}: column {self._name!r}: expected a {self._source.label_word}, found "
+                f"{array[row].as_py()}; "
                 "correct or remove the row"
             )
         if not self._source.names_labels:

@@ -67,6 +67,8 @@ class Option:
         Reading of the command line's text, where it is not that of the type.
     default_is : str
         What None, or a default that is computed, stands for.
+    bare : str, optional
+        What the command line takes where the option is given without a value, if it may be.
     """
 
     help: str
@@ -77,6 +79,7 @@ class Option:
     choices: tuple[str, ...] = ()
     text: Text | None = None
     default_is: str = ""
+    bare: str | None = None
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,17 @@ class RowNorms(Structure):
             raise ValueError("a largest row norm without a smallest")
 
 
+class TargetRange(Structure):
+    """The range of the targets of a dataset's rows."""
+
+    min: float
+    max: float
+
+    def __post_init__(self) -> None:
+        if not -np.inf < self.min <= self.max < np.inf:
+            raise ValueError("`targets` is no range of finite numbers")
+
+
 class DatasetManifest(Structure):
     """``manifest.json`` of a dataset."""
 
@@ -104,6 +115,7 @@ class DatasetManifest(Structure):
     row_norms: RowNorms | None = None
     compact: bool = False
     class_names: list[str] | None = None
+    targets: TargetRange | None = None  # where rows have numbers to predict in place of classes
     encoding: dict[str, Any] | None = None
     categories: FileRecord | None = None
     data_digest: str = ""
@@ -116,6 +128,8 @@ class DatasetManifest(Structure):
             raise ValueError("`classes` and `class_counts` differ in length")
         if not np.isfinite(self.classes or []).all():
             raise ValueError("a class that is not finite")
+        if self.targets is not None and self.classes is not None:
+            raise ValueError("both `classes` and `targets`")
         check_class_names(self.class_names)
 
 
@@ -424,6 +438,7 @@ class RowTable(ChunkedTable):
         classes = manifest["classes"]
         self.classes = None if classes is None else np.array(classes, dtype=np.float64)
         self.class_counts = None if classes is None else np.array(manifest["class_counts"], dtype=np.int64)
+        self.targets: dict[str, float] | None = manifest.get("targets")
         self.row_dtype = row_dtype(self.n_rows)
         self.entry_bytes = self.index_dtype.itemsize + self.value_dtype.itemsize
         self.row_start = starts_of(chunk_table["n_rows"])

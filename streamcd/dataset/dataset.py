@@ -33,6 +33,8 @@ class Dataset(RowTable):
     classes : ndarray of float64 or None
         Distinct labels, ascending; None if there are more than 65,536.
     class_counts : ndarray of int64 or None
+    targets : dict or None
+        Range of the rows' targets, ``min`` and ``max``, where they are numbers to predict; None where labels are classes.
     label_kind : {"integer", "decimal"}
     weighted : bool
         Whether rows carry weights other than 1.
@@ -71,6 +73,11 @@ class Dataset(RowTable):
         self.seed: int = manifest["seed"]
         self.class_names: list[str] | None = manifest.get("class_names")
         self.made_from: str | None = manifest.get("made_from")
+
+    @property
+    def has_targets(self) -> bool:
+        """Check if rows have numbers to predict, rather than classes."""
+        return self.targets is not None
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -236,6 +243,7 @@ class Dataset(RowTable):
             "n_entries": self.n_entries,
             "classes": self._listed_classes(),
             "class_counts": None if self.class_counts is None else self.class_counts.tolist(),
+            "targets": self.targets,
             "density": self.n_entries / cells if cells else 0.0,
             "n_shards": self.n_shards,
             "n_chunks": self.n_chunks,
@@ -309,11 +317,13 @@ class RowSelection(PartOfTable, Dataset):
         classes = whole.classes
         counts = np.zeros(0 if classes is None else classes.size, np.int64)
         n_rows, n_entries = np.zeros((2, whole.n_chunks), np.int64)
+        least, greatest = np.inf, -np.inf
         for chunk in range(whole.n_chunks):
             label, entries, source = whole.read_rows(chunk, ("label", "n_entries", "source"))
             kept = self._kept_of(chunk)
             kept[:] = self._places(chunk, source) >= 0
             n_rows[chunk], n_entries[chunk] = kept.sum(), entries[kept].sum()
+            least, greatest = label[kept].min(initial=least), label[kept].max(initial=greatest)
             if classes is not None:
                 counts += np.bincount(np.searchsorted(classes, label[kept]), minlength=counts.size)
         # a chunk without rows stands for none
@@ -327,6 +337,7 @@ class RowSelection(PartOfTable, Dataset):
             "n_entries": int(n_entries.sum()),
             "classes": None if classes is None else classes[counts > 0],
             "class_counts": None if classes is None else counts[counts > 0],
+            "targets": {"min": float(least), "max": float(greatest)} if whole.has_targets else None,
         }
         checksums = {f"{name}_crc": crc for name, crc in whole.chunk_crc.items()}
         table: dict[str, Any] = {

@@ -96,7 +96,9 @@ def summary(dataset: Dataset) -> dict[str, str]:
     info = dataset.info()
     classes = info["classes"]
     listed = "too many values to be classes"
-    if classes is not None:
+    if (targets := info["targets"]) is not None:
+        listed = f"targets from {targets['min']:.6g} to {targets['max']:.6g}"
+    elif classes is not None:
         shown = [f"{label} ({count:,})" for label, count in zip(classes, info["class_counts"], strict=True)]
         listed = ", ".join(shown[:_LISTED_CLASSES]) + (", …" if len(shown) > _LISTED_CLASSES else "")
     return {

@@ -61,22 +61,22 @@ class ArrayParts(OpenParts):
 
 
 class InMemoryDataset(Dataset):
-    """Rows of two or more classes in memory.
+    """Rows of two or more classes, or of targets, in memory.
 
     `rows` are not copied: ``indptr`` (int64), ``feature`` (integer, 0-based, each at most once in a row) and ``value``
-    (float32 or float64); row ``r`` has the entries ``indptr[r]:indptr[r + 1]``. `code` is each row's class, from 0 on, which
-    is its label.
+    (float32 or float64); row ``r`` has the entries ``indptr[r]:indptr[r + 1]``. `label` is each row's class, from 0 on,
+    or its target where there are no classes.
     """
 
     def __init__(
         self,
         rows: tuple[np.ndarray, np.ndarray, np.ndarray],
         n_features: int,
-        code: np.ndarray,
-        n_classes: int,
+        label: np.ndarray,
+        n_classes: int | None,
         weight: np.ndarray | None = None,
     ) -> None:
-        self.rows, n_rows = rows, code.size
+        self.rows, n_rows = rows, label.size
         indptr, feature, value = rows
         sizes = indptr * (feature.itemsize + value.itemsize) + _ROW_BYTES * np.arange(n_rows + 1)
         row_start = _cut(sizes)
@@ -84,9 +84,7 @@ class InMemoryDataset(Dataset):
         manifest = {
             **_manifest(n_rows, feature, value),
             "n_features": n_features,
-            "classes": np.arange(n_classes, dtype=np.float64),
-            "class_counts": np.bincount(code, minlength=n_classes),
-            "label_kind": "integer",
+            **_labels(label, n_classes),
             "weighted": weight is not None,
             "index_base": 0,
             "seed": 0,
@@ -95,7 +93,7 @@ class InMemoryDataset(Dataset):
         super().__init__(_NOWHERE, manifest, _chunk_table(self, np.diff(row_start), np.diff(entry_start)))
         of_rows = {
             "source": np.arange(n_rows),
-            "label": code.astype(np.float64),
+            "label": label.astype(np.float64),
             "weight": np.ones(n_rows) if weight is None else weight,
             "n_entries": np.diff(indptr),
         }
@@ -278,6 +276,19 @@ def _manifest(n_rows: int, index: np.ndarray, value: np.ndarray) -> dict[str, An
         "index_dtype": index.dtype.name,
         "value_dtype": value.dtype.name,
         "parts": [names | {f"{table}_{kind}": 0 for table in names for kind in ("bytes", "checksum")}],
+    }
+
+
+def _labels(label: np.ndarray, n_classes: int | None) -> dict[str, Any]:
+    """Return the manifest's fields about labels: classes and their counts, or the range of targets."""
+    if n_classes is None:
+        targets = {"min": float(label.min()), "max": float(label.max())}
+        return {"classes": None, "class_counts": None, "label_kind": "decimal", "targets": targets}
+    counts = np.bincount(label, minlength=n_classes)
+    return {
+        "classes": np.arange(n_classes, dtype=np.float64),
+        "class_counts": counts,
+        "label_kind": "integer",
     }
 
 

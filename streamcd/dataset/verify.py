@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
@@ -158,11 +158,14 @@ class _RowFindings:
     problems: list[str] = field(default_factory=list)
     counts: dict[float, int] = field(default_factory=dict)
     source_sum: int = 0
+    least: float = np.inf
+    greatest: float = -np.inf
     complete: bool = True
 
     def join(self, other: _RowFindings) -> None:
         self.problems += other.problems
         self.source_sum += other.source_sum
+        self.least, self.greatest = min(self.least, other.least), max(self.greatest, other.greatest)
         self.complete = self.complete and other.complete
         for label, count in other.counts.items():
             self.counts[label] = self.counts.get(label, 0) + count
@@ -177,7 +180,7 @@ def _row_problems(dataset: RowTable, tasks: _Tasks) -> Iterator[str]:
         found.join(share)
     yield from found.problems
     if found.complete:
-        yield from _total_problems(dataset, found.counts, found.source_sum)
+        yield from _total_problems(dataset, found)
     if dataset.file("features.parquet") not in changed:
         yield from _feature_problems(dataset)
 
@@ -208,7 +211,8 @@ def _check_row_chunk(dataset: RowTable, chunk: int, damaged: set[Location]) -> _
     if dataset.classes is not None:
         labels, n_rows = np.unique(data.label, return_counts=True)
         counts = dict(zip(labels.tolist(), n_rows.tolist(), strict=True))
-    return _RowFindings(problems, counts, _hash_sum(data.source))
+    least, greatest = float(data.label.min(initial=np.inf)), float(data.label.max(initial=-np.inf))
+    return _RowFindings(problems, counts, _hash_sum(data.source), least, greatest)
 
 
 def _chunk_problems(
@@ -242,7 +246,7 @@ def _outside(numbers: np.ndarray, stop: int) -> bool:
     return bool(numbers.size and (numbers.min() < 0 or numbers.max() >= stop))
 
 
-def _total_problems(dataset: RowTable, counts: Mapping[float, int], source_sum: int) -> Iterator[str]:
+def _total_problems(dataset: RowTable, found: _RowFindings) -> Iterator[str]:
     manifest_path = dataset.path / "manifest.json"
     for what, start, expected in (
         ("rows", dataset.row_start, dataset.n_rows),
@@ -253,12 +257,14 @@ def _total_problems(dataset: RowTable, counts: Mapping[float, int], source_sum: 
     n_rows, block = int(dataset.row_start[-1]), 1 << 18  # not the manifest's number, which may be anything
     starts = range(0, n_rows, block)
     expected_sum = sum(_hash_sum(np.arange(start, min(start + block, n_rows))) for start in starts)
-    if (source_sum - expected_sum) % 2**64:
+    if (found.source_sum - expected_sum) % 2**64:
         yield f"{dataset.path / 'rows'}: the source places are not each of 0 … {n_rows - 1} once"
     if dataset.classes is not None and dataset.class_counts is not None:
         expected_counts = dict(zip(dataset.classes.tolist(), dataset.class_counts.tolist(), strict=True))
-        if {label: count for label, count in expected_counts.items() if count} != dict(counts):
+        if {label: count for label, count in expected_counts.items() if count} != found.counts:
             yield f"{manifest_path}: the counts of the classes differ from the rows'"
+    if dataset.targets is not None and dataset.targets != {"min": found.least, "max": found.greatest}:
+        yield f"{manifest_path}: the range of the targets differs from the rows'"
 
 
 def _feature_problems(dataset: RowTable) -> Iterator[str]:

@@ -32,6 +32,7 @@ class LossEntry(NamedTuple):
     form: Form = MARGINS
     smooth: bool = False  # has a curvature in every lane
     calibrates: bool = False  # its decisions become probabilities by sigmoids
+    of_targets: bool = False  # for rows with numbers to predict, rather than classes
 
 
 LOSSES = {
@@ -53,6 +54,11 @@ SLACKS = {"hinge": TWIN_HINGE, "squared_hinge": TWIN_SQUARED_HINGE}
 def form_of(loss: str) -> Form:
     """Return the form of a loss; of one that is unknown, as in a model of another version, that of margins."""
     return LOSSES[loss].form if loss in LOSSES else MARGINS
+
+
+def has_targets(loss: str) -> bool:
+    """Tell whether a loss is for rows with numbers to predict."""
+    return loss in LOSSES and LOSSES[loss].of_targets
 
 
 def is_logistic(loss: str) -> bool:

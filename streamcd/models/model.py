@@ -25,7 +25,7 @@ from ..core.metadata import metadata_text, read_metadata
 from ..core.storage import local_path
 from ..core.threads import Threads
 from ..dataset.scaling import Scaling
-from ..kernels.loss_table import PLANES, form_of, is_logistic
+from ..kernels.loss_table import PLANES, form_of, has_targets, is_logistic
 from .calibration import sigmoid_logarithms
 from .encoding import CATEGORIES_FILE, Encoding, read_encoding
 from .model_file import MODEL, STORED_FIELDS, ModelFile, check_file, read_array, write_array
@@ -164,6 +164,11 @@ class Model:
     def n_classes(self) -> int:
         """Number of labels."""
         return int(self.classes.size)
+
+    @property
+    def has_targets(self) -> bool:
+        """Check if the model predicts numbers, rather than classes."""
+        return has_targets(self.loss)
 
     @property
     def is_binary(self) -> bool:

@@ -52,6 +52,7 @@ class RowsToScore:
         if isinstance(data, Dataset) or is_dataset(data):
             self.dataset = data if isinstance(data, Dataset) else open_dataset(data)
             self.scaling = _missing_scaling(self.dataset, model)
+            _check_labels(self.dataset, model)
             self.shift = _feature_shift(self.dataset, model)
         else:
             self.paths, self._roots = expand(self.path)
@@ -237,6 +238,17 @@ def _missing_scaling(dataset: Dataset, model: Model) -> Scaling | None:
             "convert it with --like MODEL, or without scaling, which predictions then apply"
         )
     return model.scaling
+
+
+def _check_labels(dataset: Dataset, model: Model) -> None:
+    """Refuse targets where the model was trained on classes, and the other way round."""
+    if dataset.has_targets != model.has_targets:
+        kinds = "classes", "numbers to predict"
+        wanted, found = kinds[model.has_targets], kinds[dataset.has_targets]
+        raise ModelError(
+            f"{dataset.path}: expected rows with {wanted} for a model of {model.loss}, found {found}; convert "
+            f"{'with' if model.has_targets else 'without'} --target, or --like the model"
+        )
 
 
 def _feature_shift(dataset: Dataset, model: Model) -> int:

@@ -304,20 +304,11 @@ class ProblemOptions(Checked):
         """Lay out all lanes that the options ask for; refused if they do not fit in the budget `memory`."""
         import numpy as np
 
-        from ..dataset.schema import MAX_CLASSES
         from ..solvers.problem import make_problem  # with kernels, which declarations do without
 
-        if dataset.classes is None or dataset.class_counts is None:
-            raise UsageError(
-                f"{dataset.path}: expected at most {MAX_CLASSES:,} classes, found labels of more values; regression "
-                "is not offered; check which column is the label"
-            )
-        names = dataset.class_names
-        if dataset.classes.size == 1 and names is not None:
-            raise UsageError(
-                f"{dataset.path}: expected at least two classes, found {names[int(dataset.classes[0])]!r} alone; nothing "
-                "to separate"
-            )
+        _check_labels(self.loss, dataset)
+        assert dataset.classes is not None
+        assert dataset.class_counts is not None
         weights = self.class_weight
         return make_problem(
             loss=self.loss,
@@ -341,6 +332,27 @@ class ProblemOptions(Checked):
     def make_solver(self, lanes: Problem, dataset: Dataset) -> Solver:
         numbers = {"omega": self.omega, "acceleration": self.acceleration}
         return make_solver(lanes, self.method, dataset, seed=self.seed, **numbers)
+
+
+def _check_labels(loss: str, dataset: Dataset) -> None:
+    """Refuse a dataset whose labels are not what the loss is for: two classes at least."""
+    from ..dataset.schema import MAX_CLASSES
+
+    if dataset.has_targets:
+        raise UsageError(
+            f"{dataset.path}: expected classes for the loss {loss}, found numbers to predict; convert without --target to "
+            "take them as classes"
+        )
+    if dataset.classes is None:
+        raise UsageError(
+            f"{dataset.path}: expected at most {MAX_CLASSES:,} classes, found labels of more values; check which column is "
+            "the label, or convert with --target to take them as numbers to predict"
+        )
+    if dataset.classes.size == 1 and (names := dataset.class_names) is not None:
+        raise UsageError(
+            f"{dataset.path}: expected at least two classes, found {names[int(dataset.classes[0])]!r} alone; nothing to "
+            "separate"
+        )
 
 
 def _weights_by_number(
