@@ -154,8 +154,6 @@ def _feed(descriptor: int, content: str | bytes) -> None:
 
 def _load() -> None:
     """Import all that commands do, and load the kernels of the commonest."""
-    import dask.multiprocessing  # noqa: F401
-
     import streamcd
     from streamcd.cli.commands import cli
 

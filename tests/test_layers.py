@@ -49,7 +49,7 @@ DOORS = {
     "pyarrow": "dataset/ conversion/",
     "scipy": "dataset/",
     "msgspec": "core/metadata runs/config",
-    "dask": "core/process_pool cluster/dask_engine",
+    "dask": "cluster/dask_engine",
     "distributed": "cluster/dask_engine cluster/dask_worker",
     "sklearn": "estimators/",
     "matplotlib": "report/",

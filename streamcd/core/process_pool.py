@@ -1,8 +1,7 @@
-"""Worker processes on this machine, scheduled by dask's local multiprocessing scheduler.
+"""Worker processes on this machine, by `concurrent.futures`.
 
 A task is a plain function of another module; this module starts the processes, hands out tasks in order, reports their
-progress, and ends them whatever happens. Dask's local scheduler rather than a cluster: no ports, no serialised data, a tenth
-of the memory, and a killed process ends the work at once instead of being restarted.
+progress, and ends them whatever happens. A killed process ends the work at once.
 
 On Linux, a process with a single thread is forked, with all modules loaded, which saves a second of start-up per worker. A
 process with more threads is not, because locks that they hold are never released in the child: its workers are spawned, and
@@ -21,15 +20,14 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
-from functools import partial
 from multiprocessing.context import ForkContext, SpawnContext
 from multiprocessing.process import BaseProcess
-from typing import Any, NamedTuple
+from typing import Any
 
-from .errors import EnvironmentFailure, StreamcdError, UsageError
+from .errors import EnvironmentFailure, UsageError
 from .locks import HeldLocks, kept_by_copies
 from .memory_budget import RESERVED_BYTES, format_size
 from .progress import Listener, Progress
@@ -37,7 +35,7 @@ from .progress import Listener, Progress
 COORDINATOR_BYTES = 200_000_000
 """Memory of the coordinator, the process that hands out the work, and of Python's resource tracker.
 
-Measured on Linux x86-64: 142 MB for the first, with numba, pyarrow and dask loaded and nothing compiled, and 10 MB for the
+Measured on Linux x86-64: at most 142 MB for the first, with numba and pyarrow loaded and nothing compiled, and 10 MB for the
 other; the rest is for tables.
 """
 
@@ -83,13 +81,10 @@ def memory_per_worker(
 # ---------------------------------------------------------------------------------------------------------------------
 # In a worker
 
-_first_failed: Any = None  # the smallest number of a failed task, shared by all workers
 _processors: list[set[int]] = []  # all, and this worker's share of them; empty if they are not divided
 
 
-def _begin(first_failed: Any, n_begun: Any, shares: Sequence[Sequence[int]], _: HeldLocks) -> None:
-    global _first_failed
-    _first_failed = first_failed
+def _begin(n_begun: Any, shares: Sequence[Sequence[int]], _: HeldLocks) -> None:
     with n_begun.get_lock():
         number = n_begun.value
         n_begun.value += 1
@@ -114,8 +109,6 @@ def processor_shares(processors: Sequence[int], n_workers: int) -> list[list[int
 
 
 def _load(module: str) -> None:
-    import dask.multiprocessing  # noqa: F401 - the scheduler of tasks is loaded ahead too
-
     importlib.import_module(module)
 
 
@@ -126,49 +119,14 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-class _Failure(NamedTuple):
-    """An error that a task ended with, on its way to the coordinator."""
-
-    error: Exception
-
-
-def _carry_out(function: Callable[..., Any], number: int, arguments: tuple[Any, ...], apart: bool) -> Any:
-    """Carry out a task, unless one before it has failed."""
-    if _first_failed.value < number:
-        return None
+def _carry_out(function: Callable[..., Any], arguments: tuple[Any, ...], apart: bool) -> Any:
     if _processors:
         os.sched_setaffinity(0, _processors[apart])
-    try:
-        return function(*arguments)
-    except (StreamcdError, OSError, MemoryError) as error:
-        with _first_failed.get_lock():
-            _first_failed.value = min(_first_failed.value, number)
-        return _Failure(error)
+    return function(*arguments)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # In the coordinator
-
-
-class _Recording:
-    """Mixin for a multiprocessing context that records the processes it starts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.processes: list[BaseProcess] = []
-
-    def Process(self, *arguments: Any, **options: Any) -> BaseProcess:
-        process: BaseProcess = super().Process(*arguments, **options)  # type: ignore[misc]
-        self.processes.append(process)
-        return process
-
-
-class _SpawnContext(_Recording, SpawnContext):  # type: ignore[misc]
-    """Context that spawns processes."""
-
-
-class _ForkContext(_Recording, ForkContext):  # type: ignore[misc]
-    """Context that forks processes."""
 
 
 @contextmanager
@@ -221,7 +179,7 @@ class Workers:
     """
 
     def __init__(self, n_workers: int, listener: Listener, module: str) -> None:
-        self.n_workers, self.listener, self._module = n_workers, listener, module
+        self.n_workers, self.listener = n_workers, listener
         with _deferred_signals(), warnings.catch_warnings():
             # Python 3.12 and later warn of threads, including those of libraries
             warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
@@ -233,18 +191,22 @@ class Workers:
                 "workers: expected 1 in a process of a multiprocessing pool, which may not start others, "
                 f"found {self.n_workers}"
             )
-        self._context: _ForkContext | _SpawnContext = _SpawnContext()
+        context: Any = SpawnContext()
         # no other Python threads; libraries take care of their own across a fork
         if sys.platform == "linux" and threading.active_count() == 1:
             _load(module)
-            self._context = _ForkContext()
-        self._first_failed = self._context.Value("q", 0)
+            context = ForkContext()
+        self._processes: list[BaseProcess] = []
+        make = context.Process
+
+        def make_and_note(*arguments: Any, **options: Any) -> BaseProcess:
+            self._processes.append(make(*arguments, **options))
+            return self._processes[-1]
+
+        context.Process = make_and_note
         shares = processor_shares(sorted(os.sched_getaffinity(0)), self.n_workers)
         self._pool = ProcessPoolExecutor(
-            self.n_workers,
-            mp_context=self._context,
-            initializer=_begin,
-            initargs=(self._first_failed, self._context.Value("q", 0), shares, HeldLocks()),
+            self.n_workers, context, initializer=_begin, initargs=(context.Value("q", 0), shares, HeldLocks())
         )
         # a worker that dies this early is reported by `run`
         with kept_by_copies(), suppress(BrokenProcessPool):
@@ -260,12 +222,12 @@ class Workers:
 
     def _end(self) -> None:
         # they have no unfinished work unless something went wrong; letting them end by themselves takes seconds
-        for process in self._context.processes:
+        for process in self._processes:
             # raised if it was never started, or has ended
             with suppress(ValueError, AttributeError, ProcessLookupError):
                 process.kill()
         self._pool.shutdown(wait=True, cancel_futures=True)
-        for process in self._context.processes:
+        for process in self._processes:
             with suppress(ValueError, AssertionError):
                 process.join(timeout=_EXIT_SECONDS)
 
@@ -288,43 +250,27 @@ class Workers:
         `unit`; without them none is reported. Raises the error of the first failed task, in order, and
         `EnvironmentFailure` if a worker died.
         """
-        # dask takes tens of megabytes and most of a second to load: only where there are workers
-        with _deferred_signals():
-            import dask.multiprocessing
-            from dask.callbacks import Callback
-
-        self._first_failed.value = len(tasks)
-        numbers = {f"task-{number:09d}": number for number in range(len(tasks))}
-        done = 0
-
-        def tell(key: Any, *_: Any) -> None:
-            nonlocal done
-            if sizes is not None:
-                done += sizes[numbers[key]]
-                self.listener.progress(Progress(phase, done, sum(sizes), unit))
-
         # with few tasks some workers end early, and the threads of the others can use their processors
-        apart = len(tasks) >= 2 * self.n_workers
-        # a graph as dask's own: `dask.delayed` and `compute` would take as long as a small conversion
-        graph = {
-            name: (partial(_carry_out, function, number, arguments, apart),)
-            for (name, number), arguments in zip(numbers.items(), tasks, strict=True)
-        }
+        apart, done = len(tasks) >= 2 * self.n_workers, 0
         try:
-            with Callback(posttask=tell):
-                # one task at a time per worker: dask's default of six would leave other workers idle
-                results = dask.multiprocessing.get(
-                    graph, list(graph), pool=self._pool, chunksize=1, optimize_graph=False
-                )
+            futures = [self._pool.submit(_carry_out, function, arguments, apart) for arguments in tasks]
+            shares = dict(zip(futures, sizes or (), strict=False))
+            for future in as_completed(futures):
+                if future.exception() is not None:
+                    break
+                if sizes is not None:
+                    done += shares[future]
+                    self.listener.progress(Progress(phase, done, sum(sizes), unit))
+            begun = [
+                future for future in futures if not future.cancel()
+            ]  # those before a failed one among them
+            wait(begun)
+            return [future.result() for future in begun]
         except BrokenProcessPool:
             raise EnvironmentFailure(self._describe_worker_exit()) from None
-        for result in results:
-            if isinstance(result, _Failure):
-                raise result.error
-        return list(results)
 
     def _describe_worker_exit(self) -> str:
-        found = [_exit_code(process) for process in self._context.processes]
+        found = [_exit_code(process) for process in self._processes]
         codes = [code for code in found if code is not None]
         # when one has died, the pool ends the others with SIGTERM
         by_signal = [-code for code in codes if code < 0 and -code != signal.SIGTERM]
