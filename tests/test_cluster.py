@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import pickle
 import shlex
 import shutil
 import signal
@@ -14,9 +15,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import distributed
 import numpy as np
 import pytest
 from conftest import ROOT
@@ -25,16 +26,11 @@ from reference import dual_values
 from small_datasets import NAMED, multiclass, random_rows, write_dataset
 
 import streamcd
-from streamcd.cluster.block_steps import (
-    add_changes,
-    apply_step,
-    direction,
-    make_change,
-    newton_step,
-    quadratic_step,
-)
-from streamcd.cluster.dask_engine import open_client
-from streamcd.cluster.engines import WorkersLost
+from streamcd.cluster.block_steps import apply_step, direction, newton_step, quadratic_step
+from streamcd.cluster.dask_engine import DaskEngine, open_client
+from streamcd.cluster.dask_worker import Seat
+from streamcd.cluster.partition import Partition
+from streamcd.cluster.rounds import WorkersLost, add_changes, make_change
 from streamcd.core.errors import EnvironmentFailure, Interrupted, UsageError
 from streamcd.core.progress import Listener
 from streamcd.dataset.dataset import Dataset
@@ -415,7 +411,6 @@ def test_what_does_not_go_with_workers_is_refused(data: Dataset, tmp_path: Path)
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    distributed = pytest.importorskip("distributed")
     with distributed.LocalCluster(
         n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None
     ) as made:
@@ -424,9 +419,7 @@ def cluster() -> Iterator[Any]:
 
 @pytest.fixture
 def client(cluster: Any) -> Iterator[Any]:
-    from distributed import Client
-
-    with Client(cluster, set_as_default=False) as made:
+    with distributed.Client(cluster, set_as_default=False) as made:
         yield made
 
 
@@ -482,43 +475,6 @@ def test_a_worker_that_comes_late_is_used_and_one_that_leaves_is_not_missed(
     assert result.converged
 
 
-class _Answer:
-    """A future that ends between the first and the second look at it."""
-
-    def __init__(self) -> None:
-        self.looks = iter(["pending"])
-
-    @property
-    def status(self) -> str:
-        return next(self.looks, "finished")
-
-    def result(self) -> str:
-        return ""
-
-
-class _OneWorker:
-    """A client of a scheduler with one worker."""
-
-    status, asynchronous, scheduler = "running", False, SimpleNamespace(ncores=None)
-
-    def subscribe_topic(self, topic: str, handler: Any) -> None: ...
-
-    def sync(self, *_: Any, **__: Any) -> dict[str, int]:
-        return {"worker": 1}
-
-    def submit(self, *_: Any, **__: Any) -> _Answer:
-        return _Answer()
-
-
-def test_a_worker_that_has_imported_streamcd_is_not_refused_before_it_is_asked() -> None:
-    from streamcd.cluster.dask_engine import DaskEngine
-
-    spec: Any = SimpleNamespace(folder="run/dual", seed=0)
-    engine = DaskEngine(_OneWorker(), spec, np.ones(2), Listener(), 1.0, "run")
-    looks = [engine._admitted() for _ in range(3)]
-    assert looks == [([], ["worker"]), ([], ["worker"]), (["worker"], [])]
-
-
 def test_errors_of_workers_are_told_in_one_line(client: Any, tmp_path: Path) -> None:
     dataset = write_dataset(tmp_path / "data", random_rows(), n_chunks=6, n_shards=3)
     entries = dataset.path / dataset.manifest["parts"][1]["entries"]
@@ -534,8 +490,6 @@ def test_a_silent_worker_is_given_up(
     client: Any, data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One worker hangs in its first round, as on a dead disk: the other finishes the training alone."""
-    from streamcd.cluster.partition import Partition
-
     streamcd.train(
         data, tmp_path / "compiled", client=client, max_passes=2
     )  # which may take longer than the timeout
@@ -588,35 +542,64 @@ def test_two_sessions_on_the_same_workers_do_not_disturb_each_other(
         assert {record["attempts"] for record in log(tmp_path / loss)} == {1}
 
 
-def sessions(client: Any) -> list[str]:
-    return [
-        name
-        for found in client.run(
-            lambda dask_worker: list(vars(dask_worker).get("_streamcd_sessions", ()))
-        ).values()
-        for name in found
-    ]
-
-
-def test_a_session_that_was_killed_leaves_no_partition_behind(
+def test_an_abandoned_round_ends_at_the_next_window(
     client: Any, data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same run, begun anew with another loss, must not be given the partitions of the first."""
-    from streamcd.cluster.dask_engine import DaskEngine
+    """One worker loses its part while another is at work, which would go on to the end of its passes."""
+    begun, ended, left = threading.Event(), threading.Event(), iter(["at work", "lost"])
+    run_partition = Partition.run
 
+    def run(self: Partition, request: Any, w: np.ndarray, report: Any, worker: str) -> Any:
+        part = next(left, "")
+        if part == "lost":
+            begun.wait(60)
+            raise WorkersLost("pulled the plug")
+        deadline = time.monotonic() + 60
+        try:
+            while part == "at work" and time.monotonic() < deadline:
+                begun.set()
+                report(0)
+        except WorkersLost:
+            ended.set()
+            raise
+        return run_partition(self, request, w, report, worker)
+
+    monkeypatch.setattr(Partition, "run", run)
+    assert streamcd.train(data, tmp_path / "run", client=client, max_passes=3).passes == 3
+    assert ended.is_set()
+    assert log(tmp_path / "run")[0]["attempts"] == 2
+
+
+def seats(client: Any, change: Callable[[Any], Any] = lambda seat: seat) -> int:
+    """Count what workers keep for trainings, and put something in its place."""
+
+    def look(dask_worker: Any) -> int:
+        held = {key: seat for key, seat in dask_worker.data.items() if isinstance(seat, Seat)}
+        for key, seat in held.items():
+            dask_worker.data[key] = change(seat)
+        return len(held)
+
+    return sum(client.run(look).values())
+
+
+def test_a_client_that_is_gone_leaves_no_partition_behind(
+    cluster: Any, client: Any, data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same run, begun anew with another loss, must not be given the partitions of the first."""
     monkeypatch.setattr(DaskEngine, "close", lambda self: None)  # as a client that is killed
-    before = set(sessions(client))
-    streamcd.train(data, tmp_path / "run", loss="hinge", client=client, max_passes=3)
-    left = set(sessions(client)) - before
-    assert left
+    with distributed.Client(cluster, set_as_default=False) as killed:
+        streamcd.train(data, tmp_path / "run", loss="hinge", client=killed, max_passes=3)
+    deadline = time.monotonic() + 60
+    while seats(client) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert seats(client) == 0
     streamcd.train(data, tmp_path / "run", loss="log_loss", client=client, max_passes=3, force=True)
-    assert not left & set(sessions(client))
     streamcd.train(data, tmp_path / "made", loss="log_loss", client=Simulation(2), max_passes=3)
     assert (weights(tmp_path / "run") == weights(tmp_path / "made")).all()
 
 
-def test_workers_that_lost_w_are_sent_the_whole(client: Any, tmp_path: Path) -> None:
-    """They used to be sent the changes again and again."""
+def test_workers_that_lost_partition_and_w_are_sent_the_whole(client: Any, tmp_path: Path) -> None:
+    """They used to be sent the changes again and again; dask may write what a worker keeps to disk, which empties it."""
     x, y = random_rows(300, 12, seed=3)
     x.resize((300, 400))  # so that sending what changed pays
     data = write_dataset(tmp_path / "wide", (x, y), n_chunks=8, n_shards=4)
@@ -624,17 +607,17 @@ def test_workers_that_lost_w_are_sent_the_whole(client: Any, tmp_path: Path) -> 
 
     def forget() -> int | None:
         if not struck and (run / "log.jsonl").exists() and len(log(run)) == 3:
-            struck.append(client.run(lambda dask_worker: dask_worker._streamcd_sessions.clear()))
+            struck.append(seats(client, lambda seat: pickle.loads(pickle.dumps(seat))))
         return None
 
     streamcd.train(data, run, client=client, max_passes=8, tol=1e-9, stop_requested=forget)
     streamcd.train(data, tmp_path / "made", client=Simulation(2), max_passes=8, tol=1e-9)
-    assert struck
+    assert struck == [2]
+    assert max(record["attempts"] for record in log(run)) == 2
     assert (weights(run) == weights(tmp_path / "made")).all()
 
 
 def test_a_worker_that_dask_would_end_for_its_memory_is_refused(data: Dataset, tmp_path: Path) -> None:
-    distributed = pytest.importorskip("distributed")
     options = {"n_workers": 1, "threads_per_worker": 1, "processes": False, "dashboard_address": None}
     with (
         distributed.LocalCluster(memory_limit="4GB", **options) as cluster,
@@ -643,38 +626,6 @@ def test_a_worker_that_dask_would_end_for_its_memory_is_refused(data: Dataset, t
         with pytest.raises(EnvironmentFailure, match=r"no worker can take part.* 4 GB .*--memory-limit 0"):
             streamcd.train(data, tmp_path / "run", client=client, memory="3900MB")
         assert streamcd.train(data, tmp_path / "run", client=client, memory="500MB", force=True).converged
-
-
-def test_the_dashboard_is_told_or_why_there_is_none(client: Any) -> None:
-    import http.server
-
-    from streamcd.cluster.dask_engine import _dashboard
-
-    class Page(http.server.BaseHTTPRequestHandler):
-        status, text = 200, b"plots"
-
-        def do_GET(self) -> None:
-            self.send_response(self.status)
-            self.end_headers()
-            self.wfile.write(self.text)
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    class Scheduled:
-        dashboard_link: str | None = None
-
-    assert _dashboard(Scheduled()) == "dask dashboard: none, it needs bokeh ('pip install bokeh')"
-    with http.server.HTTPServer(("127.0.0.1", 0), Page) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        link = Scheduled.dashboard_link = f"http://127.0.0.1:{server.server_port}/status"
-        assert _dashboard(Scheduled()) == f"dask dashboard: {link}"
-        Page.text = b"<p>Dask needs bokeh>=3.1.0 for the dashboard.</p>"
-        assert _dashboard(Scheduled()).startswith("dask dashboard: none, it needs bokeh where the scheduler")
-        Page.status = 404
-        assert _dashboard(Scheduled()) == "dask dashboard: none, the scheduler was started without it"
-        server.shutdown()
-    assert _dashboard(Scheduled()) == f"dask dashboard: {link} (no answer from there yet)"
 
 
 def test_local_workers_are_reached_from_this_machine_only_and_answer_no_browser(tmp_path: Path) -> None:
@@ -913,7 +864,6 @@ class _Commands:
 
 @pytest.fixture
 def commands(tmp_path: Path) -> Iterator[_Commands]:
-    pytest.importorskip("distributed")
     made = _Commands(tmp_path)
     yield made
     made.stop()

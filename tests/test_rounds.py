@@ -17,7 +17,8 @@ import streamcd
 from streamcd.cluster import partition as partitions
 from streamcd.cluster.assignment import Assignment
 from streamcd.cluster.block_steps import LINEAR, next_sigma_prime
-from streamcd.cluster.partition import Partition, RoundRequest, RoundResponse, WorkerSpec
+from streamcd.cluster.partition import Partition
+from streamcd.cluster.rounds import RoundRequest, RoundResponse, WorkerSpec
 from streamcd.core.errors import DatasetError
 from streamcd.dataset.dataset import Dataset
 from streamcd.kernels.primitives import GAP

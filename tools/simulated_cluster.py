@@ -11,9 +11,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from streamcd.cluster.assignment import Assignment
-from streamcd.cluster.block_steps import add_changes, add_in_tree
-from streamcd.cluster.engines import Engine, RoundResult, join_responses, shard_entries
-from streamcd.cluster.partition import Partition, RoundRequest, WorkerSpec, open_same
+from streamcd.cluster.partition import Partition, open_same
+from streamcd.cluster.rounds import (
+    Engine,
+    RoundRequest,
+    RoundResponse,
+    WorkerSpec,
+    add_in_tree,
+    add_responses,
+    shard_entries,
+)
 
 
 class SerialEngine:
@@ -29,12 +36,14 @@ class SerialEngine:
         self._shards: dict[str, list[int]] = {}
         self._partitions: list[Partition] = []
 
-    def round(self, request: RoundRequest, w: np.ndarray, progress: Callable[[int], None]) -> RoundResult:
+    def round(self, request: RoundRequest, w: np.ndarray, progress: Callable[[int], None]) -> RoundResponse:
         """Have the partitions make their local passes, in turn."""
         self._assign(request)
-        responses = [partition.run(request, w, progress) for partition in self._in_turn()]
-        change = add_in_tree([response.change for response in responses], add_changes)
-        return join_responses(list(self._shards), responses, change, w.nbytes * len(responses))
+        responses = [
+            partition.run(request, w, progress, name)
+            for name, partition in zip(self._shards, self._in_turn(), strict=True)
+        ]
+        return add_in_tree(responses, add_responses)
 
     def _assign(self, request: RoundRequest) -> None:
         shards = self._assignment.of_round(request.assigned, self._workers)

@@ -31,9 +31,7 @@ pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Callable
 
 import numpy as np
 
@@ -43,76 +41,11 @@ from ..kernels.loss_table import CLASSES, LOG_LOSS
 from ..kernels.rounds import CURVATURE, DUAL_CHANGE, LINEAR, LONGEST, MAGNITUDE, QUADRATIC, SLOPE
 from ..solvers.problem import Problem
 
-Item = TypeVar("Item")
-
 _ROUNDING = 1e-9  # a slope below this share of the magnitudes summed has no reliable sign
 _SLOPE_LEFT = 1e-4  # Newton's method ends where the slope has fallen to this share of its value at 0
 _NARROW = 1e-3  # or where the dual still falls, and the longest step is within this share of eta
 _MAX_EVALUATIONS = 30
 _EXCEEDED = 1.05  # times sigma': a quotient above it is no rounding
-_SPARSE_PAYS = 0.5  # of the dense form's bytes; merging sparse changes costs more than adding dense ones
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Changes of w, added in a tree of processes
-
-
-@dataclass
-class Change:
-    """A change of `w` (or a part of ``w(alpha)``), dense, or sparse by features where that is smaller."""
-
-    index: np.ndarray | None  # the rows of w that change; None where all are given
-    values: np.ndarray  # (rows given, vectors)
-    n_rows: int  # of w
-    moved_bytes: int = 0  # sent between processes to make it
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes to send."""
-        return int(self.values.nbytes + (0 if self.index is None else self.index.nbytes))
-
-    def dense(self) -> np.ndarray:
-        """Return an array of the shape of `w`."""
-        if self.index is None:
-            return self.values
-        full = np.zeros((self.n_rows, self.values.shape[1]))
-        full[self.index] = self.values
-        return full
-
-
-def make_change(values: np.ndarray) -> Change:
-    """Pack a dense change, sparse where that is at most half the bytes."""
-    index = np.flatnonzero(values.any(axis=1))
-    if index.size * (values.shape[1] + 1) < _SPARSE_PAYS * values.size:
-        return Change(index, values[index], values.shape[0])
-    return Change(None, values, values.shape[0])
-
-
-def add_changes(a: Change, b: Change) -> Change:
-    """Add two changes, of which the second has to be sent to the first."""
-    moved = a.moved_bytes + b.moved_bytes + b.n_bytes
-    if a.index is None or b.index is None:
-        dense, other = (a, b) if a.index is None else (b, a)
-        total = dense.values.copy()
-        total[slice(None) if other.index is None else other.index] += other.values
-        return Change(None, total, a.n_rows, moved)
-    index = np.union1d(a.index, b.index)
-    values = np.zeros((index.size, a.values.shape[1]))
-    values[np.searchsorted(index, a.index)] = a.values
-    values[np.searchsorted(index, b.index)] += b.values
-    joint = Change(index, values, a.n_rows, moved)
-    if index.size * (values.shape[1] + 1) < _SPARSE_PAYS * a.n_rows * values.shape[1]:
-        return joint
-    return Change(None, joint.dense(), a.n_rows, moved)
-
-
-def add_in_tree(changes: Sequence[Item], add: Callable[[Item, Item], Item]) -> Item:
-    """Add the partitions' changes, or what stands for them, in the order in which a tree of processes adds them."""
-    level = list(changes)
-    while len(level) > 1:
-        pairs = [add(level[i], level[i + 1]) for i in range(0, len(level) - 1, 2)]
-        level = pairs + level[2 * len(pairs) :]
-    return level[0]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -124,13 +57,6 @@ def new_direction(n_lanes: int) -> np.ndarray:
     sums = np.zeros((n_lanes, 5))
     sums[:, LONGEST] = np.inf
     return sums
-
-
-def add_direction(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Add sums over rows."""
-    total = a + b
-    total[:, LONGEST] = np.minimum(a[:, LONGEST], b[:, LONGEST])
-    return total
 
 
 def direction(

@@ -2,7 +2,7 @@
 
 The engine is dask.distributed; the algorithm is elsewhere (`block_steps`, `loop`). Every round is a handful of tasks
 pinned to workers: `w` (or the features of it that changed) is passed along a tree of workers, each works on its own
-shards, the changes are added in a tree, and the coordinating process fetches one sum. All state is in the run directory,
+shards, the responses are added in a tree, and the coordinating process fetches one sum. All state is in the run directory,
 which every worker must see under the same path.
 
 A round is abandoned and repeated when a worker disappears, or has not visited a window within the time limit; its shards go
@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import logging
 import os
+import pickle
 import re
 import signal
-import threading
 import time
 import warnings
 from collections import deque
@@ -28,27 +27,25 @@ from typing import Any
 
 import numpy as np
 
+from .._version import __version__
 from ..core.errors import EnvironmentFailure, StreamcdError, UsageError
-from ..core.progress import Listener
+from ..core.progress import Listener, counted
 from . import dask_worker
 from .assignment import Assignment
-from .block_steps import Change, add_in_tree
 from .dask_worker import SharedWeights
-from .engines import RoundResult, WorkersLost, join_responses
-from .partition import RoundRequest, Superseded, WorkerSpec
+from .rounds import Change, RoundRequest, RoundResponse, WorkersLost, WorkerSpec, add_in_tree, add_responses
 
 _LOOPBACK = "127.0.0.1"
 _POLL_SECONDS = 0.2
 _LOOK_SECONDS = 1.0  # between queries of the scheduler's list of workers
 _ANSWER_SECONDS = 30.0  # for the scheduler to answer
-_DASHBOARD_SECONDS = 5.0  # for its web page to answer
 _MORE_SHARDS = (
     "'streamcd convert' with a smaller --shard-size makes more, as many as there are chunks (--chunk-size)"
 )
 
 
 class DaskEngine:
-    """Engine that carries out rounds on the workers of a dask client, which may come and go; see `engines.Engine`.
+    """Engine that carries out rounds on the workers of a dask client, which may come and go; see `rounds.Engine`.
 
     `timeout` limits, in seconds, the time a worker may take to respond, and the time without any worker.
     """
@@ -64,110 +61,93 @@ class DaskEngine:
     ) -> None:
         if getattr(client, "asynchronous", False):
             raise UsageError("expected a client that waits for its results, found an asynchronous one")
-        self.client, self.spec, self.listener = client, spec, listener
+        self.client, self.listener = client, listener
         self.n_shards, self.timeout, self.run = shard_entries.size, timeout, run
+        self._spec, self._folder = pickle.dumps(spec), spec.folder
         self._assignment = Assignment(shard_entries, spec.seed)
         self.topic = f"streamcd-{os.urandom(8).hex()}"
-        self._events: deque[tuple[float, dict[str, Any]]] = deque()
-        self._admissions: dict[str, Any] = {}
+        self._reports = reports = deque[tuple[float, dict[str, Any]]]()
+        self._seats: dict[str, Any] = {}  # futures of `dask_worker.Seat`, by worker
         self._refused: dict[str, str] = {}
-        self._accepted: set[str] = set()
-        self._asked: set[str] = set()  # those that can import streamcd, and have been asked what they see
         self._owners: dict[str, list[int]] = {}
-        self._announced: list[str] = []  # the owners of shards that were last announced
         self._sent: tuple[str, np.ndarray, set[str]] | None = None  # version, w, who has it
-        self._started = False
-        client.subscribe_topic(self.topic, self._receive_event)
+        client.subscribe_topic(self.topic, lambda event: reports.append((time.monotonic(), event[1])))
 
-    def round(self, request: RoundRequest, w: np.ndarray, progress: Callable[[int], None]) -> RoundResult:
-        """Have every worker work on its shards; raises `WorkersLost` when a partition's result is lost."""
-        owners = self._assign(request, progress)
-        names = list(owners)
-        weights = self._pack(request.token, w, names)
-        self._sent = None  # until every worker has it
+    def round(self, request: RoundRequest, w: np.ndarray, progress: Callable[[int], None]) -> RoundResponse:
+        """Have every worker work on its shards; raises `WorkersLost` when a response is lost."""
+        names = self._assign(request, progress)
+        weights, self._sent = self._pack(request.token, w, names), None  # until every worker has it
         futures: list[Any] = []
         try:
             with self._losses():
-                works, root = self._submit(request, weights, owners, futures)
-                self._wait([*works, root], names, progress, request.token)
-                (sums,) = self._bounded(lambda: self.client.gather([root]), names)
+                works, root = self._submit(request, weights, futures)
+                (result,) = self._results([root], works, progress, request.token)
         finally:
             with contextlib.suppress(Exception):
-                self._bounded(lambda: self.client.cancel(futures), (), _ANSWER_SECONDS)
+                self._within(_ANSWER_SECONDS, self.client.cancel, futures)
         self._sent = (request.token, w.copy(), set(names))
-        return join_responses(names, sums.responses, sums.change, weights.change.n_bytes * len(names))
+        change: Change = result.change
+        result.bytes_sent = weights.change.n_bytes * len(names) + change.moved_bytes + change.n_bytes
+        return result
 
     def slopes(self, request: RoundRequest, eta: np.ndarray) -> np.ndarray:
         """Sum `Partition.slopes` over the workers."""
         with self._losses():
-            futures = [
-                self._on(name, dask_worker.slopes, self.topic, self.spec.folder, shards, request, eta)
+            works = {
+                name: self._on(name, dask_worker.slopes, self._seats[name], shards, request, eta)
                 for name, shards in self._owners.items()
-            ]
-            self._wait(futures, list(self._owners), lambda n_entries: None, request.token)
-            found = self._bounded(lambda: self.client.gather(futures), list(self._owners))
-            total: np.ndarray = np.sum(found, axis=0)
+            }
+            found = self._results(list(works.values()), works, lambda n_entries: None, request.token)
+        total: np.ndarray = np.sum(found, axis=0)
         return total
 
     def close(self) -> None:
-        """Ask the workers to close their files, and wait briefly."""
+        """Give up the workers' seats, which closes their files."""
         with contextlib.suppress(Exception):
             self.client.unsubscribe_topic(self.topic)
-        if self.client.status != "running":
-            return
-        with contextlib.suppress(Exception):
-            from distributed import wait
-
-            live = self._live()
-            leaving = [
-                self._on(name, dask_worker.leave, self.topic)
-                for name in self._admissions
-                if name in live and name not in self._refused
-            ]
-            with self.client.as_current():
-                wait(leaving, timeout=10)
+        for seat in self._seats.values():
+            seat.release()
 
     # -- a round ------------------------------------------------------------------------------------------------------
 
     def _submit(
-        self, request: RoundRequest, weights: SharedWeights, owners: dict[str, list[int]], futures: list[Any]
-    ) -> tuple[list[Any], Any]:
+        self, request: RoundRequest, weights: SharedWeights, futures: list[Any]
+    ) -> tuple[dict[str, Any], Any]:
         """Submit the tasks of a round; returns every worker's own, and the one whose result is their sum.
 
         All tasks are added to `futures`. They are few, because each is two messages to and from the scheduler.
         """
-        names = list(owners)
-        first = names[0]
 
-        def send() -> Any:
-            return self.client.scatter(weights, workers=[first], hash=False, timeout=_ANSWER_SECONDS)
+        def on(worker: str, function: Callable[..., Any], *arguments: Any) -> Any:
+            futures.append(self._on(worker, function, *arguments))
+            return futures[-1]
 
-        copies = [self._bounded(send, names)]
+        names = list(self._owners)
+        copies = [self._within(self.timeout, self.client.scatter, weights, workers=names[:1], hash=False)]
         futures += copies
         for number, name in enumerate(names[1:], start=1):
             copy = copies[(number - 1) // 2]
-            if 2 * number + 1 < len(names):  # others fetch it from there
-                copy = self._on(name, dask_worker.pass_on, copy)
-                futures.append(copy)
-            copies.append(copy)
-        works = [
-            self._on(name, dask_worker.run_round, self.spec, shards, request, copy, self.topic)
-            for (name, shards), copy in zip(owners.items(), copies, strict=True)
-        ]
-        futures += works
+            others_fetch_it = 2 * number + 1 < len(names)
+            copies.append(on(name, dask_worker.pass_on, copy) if others_fetch_it else copy)
+        works = {
+            name: on(name, dask_worker.run_round, self._seats[name], shards, request, copy, self.topic)
+            for (name, shards), copy in zip(self._owners.items(), copies, strict=True)
+        }
 
         def add(first: tuple[str, Any], second: tuple[str, Any]) -> tuple[str, Any]:
-            name, own = first
-            futures.append(self._on(name, dask_worker.add_sums, own, second[1]))
-            return name, futures[-1]
+            return first[0], on(first[0], add_responses, first[1], second[1])
 
-        _, root = add_in_tree(list(zip(names, works, strict=True)), add)
-        return works, root
+        return works, add_in_tree(list(works.items()), add)[1]
 
     def _on(self, worker: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """Submit a task pinned to one worker."""
         pinned = {"workers": [worker], "allow_other_workers": False}
         return self.client.submit(function, *arguments, **pinned, pure=False)
+
+    def _within(self, seconds: float, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """Make a call of the client that may block indefinitely; raises TimeoutError after some seconds."""
+        begun = functools.partial(call, *arguments, **options, asynchronous=True)
+        return self.client.sync(begun, callback_timeout=seconds)
 
     def _pack(self, version: str, w: np.ndarray, names: Sequence[str]) -> SharedWeights:
         """Pack w, or only the rows that changed if all workers hold the old w and that is less to send."""
@@ -178,94 +158,58 @@ class DaskEngine:
                 return SharedWeights(version, self._sent[0], change)
         return SharedWeights(version, "", Change(None, w, w.shape[0]))
 
-    def _wait(
-        self, futures: list[Any], names: Sequence[str], progress: Callable[[int], None], token: str
-    ) -> None:
-        """Wait until all futures are done or one has failed; raises `WorkersLost` where workers are lost."""
+    def _results(
+        self, futures: list[Any], works: dict[str, Any], progress: Callable[[int], None], token: str
+    ) -> list[Any]:
+        """Fetch the results of futures once all are done; raises `WorkersLost` where one of the workers is lost."""
         from distributed import wait
 
-        begun = time.monotonic()
-        heard = dict.fromkeys(names, begun)
-        looked = begun
-        while True:
+        looked = time.monotonic()
+        heard = dict.fromkeys(works, looked)
+        while any(one.status == "pending" for one in futures) and all(
+            one.status != "error" for one in futures
+        ):
             self._check_scheduler()
-            try:
-                with self.client.as_current():
-                    wait(futures, timeout=_POLL_SECONDS)
-                done = True
-            except TimeoutError:
-                done = False
-            now = time.monotonic()
+            with contextlib.suppress(TimeoutError), self.client.as_current():
+                wait(futures, timeout=_POLL_SECONDS)
             progress(self._reported_entries(heard, token))
-            if done or any(future.status == "error" for future in futures):
-                return
-            if any(future.status in ("cancelled", "lost") for future in futures):
-                raise WorkersLost("results were lost with a worker")
-            if now - looked >= _LOOK_SECONDS:
-                looked = now
-                self._check_live(names)
-                self._give_up_silent(futures, names, heard, now)
+            if time.monotonic() - looked >= _LOOK_SECONDS:
+                looked = time.monotonic()
+                self._check_workers(works, heard)
+        found: list[Any] = self._within(self.timeout, self.client.gather, futures)
+        return found
 
-    def _bounded(
-        self, function: Callable[[], Any], names: Sequence[str], seconds: float | None = None
-    ) -> Any:
-        """Call a function of dask that may block indefinitely; give up when one of `names` is gone, or after `seconds`."""
-        outcome: list[tuple[bool, Any]] = []
-
-        def call() -> None:
-            try:
-                outcome.append((True, function()))
-            except BaseException as error:
-                outcome.append((False, error))
-
-        thread = threading.Thread(target=call, name="streamcd-dask", daemon=True)
-        begun = time.monotonic()
-        thread.start()
-        while True:
-            thread.join(_LOOK_SECONDS)
-            if outcome:
-                break
-            self._check_live(names)
-            if time.monotonic() - begun > (seconds or self.timeout):
-                raise WorkersLost("results did not arrive")
-        succeeded, value = outcome[0]
-        if not succeeded:
-            raise value
-        return value
-
-    def _give_up_silent(
-        self, futures: list[Any], names: Sequence[str], heard: dict[str, float], now: float
-    ) -> None:
-        for name, future in zip(names, futures, strict=False):
-            silent = now - heard[name]
+    def _check_workers(self, works: dict[str, Any], heard: dict[str, float]) -> None:
+        """Raise `WorkersLost` where a worker is gone, or silent for too long, which ends its part in the training."""
+        if gone := sorted(set(works) - self._live()):
+            raise WorkersLost(f"worker {gone[0]} is gone")
+        for name, future in works.items():
+            silent = time.monotonic() - heard[name]
             if not future.done() and silent > self.timeout:
                 self._refused[name] = f"did not respond for {silent:.0f} s"
                 raise WorkersLost(f"worker {name} did not respond for {silent:.0f} s; excluded")
 
-    def _receive_event(self, event: tuple[float, dict[str, Any]]) -> None:
-        self._events.append((time.monotonic(), event[1]))
-
     def _reported_entries(self, heard: dict[str, float], token: str) -> int:
         """Sum the entries that workers have reported since the last call."""
         total = 0
-        while self._events:
-            moment, event = self._events.popleft()
-            if event["worker"] in heard:
-                heard[event["worker"]] = moment
-            if event["token"] == token:
-                total += int(event["entries"])
+        while self._reports:
+            moment, report = self._reports.popleft()
+            if report["worker"] in heard:
+                heard[report["worker"]] = moment
+            if report["token"] == token:
+                total += int(report["entries"])
         return total
 
     # -- workers ------------------------------------------------------------------------------------------------------
 
-    def _assign(self, request: RoundRequest, progress: Callable[[int], None]) -> dict[str, list[int]]:
+    def _assign(self, request: RoundRequest, progress: Callable[[int], None]) -> list[str]:
         """Assign shards to the workers that take part in the next round; waits for a worker where there is none."""
-        begun = time.monotonic()
+        begun, before = time.monotonic(), set(self._owners)
         while True:
             progress(0)
             admitted, pending = self._admitted()
             waited = time.monotonic() - begun
-            if admitted and (self._started or not pending or waited > self.timeout):
+            if admitted and (before or not pending or waited > self.timeout):
                 break
             if not admitted and not pending and self._refused:
                 name, reason = next(iter(self._refused.items()))
@@ -275,72 +219,39 @@ class DaskEngine:
                     f"no worker for {waited:.0f} s; start some with 'dask worker', then 'streamcd resume {self.run}'"
                 )
             time.sleep(_POLL_SECONDS)
-        self._started = True
         self._owners = self._assignment.of_round(request.assigned, sorted(admitted))
-        if set(self._announced) != set(self._owners):
-            self._announced = list(self._owners)
-            self._announce(len(admitted))
-        return self._owners
+        if before != set(self._owners):
+            self._announce(len(self._owners), len(admitted) - len(self._owners))
+        return list(self._owners)
 
-    def _announce(self, n_workers: int) -> None:
-        n_shards, n_owners = self.n_shards, len(self._owners)
-        shards = f"{n_shards:,} shard{'s' * (n_shards != 1)} on {n_owners} worker{'s' * (n_owners != 1)}"
-        idle = n_workers - len(self._owners)
-        if idle:
-            self.listener.warning(f"{shards}: nothing to do for {idle} more; {_MORE_SHARDS}")
+    def _announce(self, n_owners: int, n_idle: int) -> None:
+        shards = f"{counted(self.n_shards, 'shard')} on {counted(n_owners, 'worker')}"
+        if n_idle:
+            self.listener.warning(f"{shards}: nothing to do for {n_idle} more; {_MORE_SHARDS}")
         else:
             self.listener.message(shards)
-        if len(self._owners) > 1 and self.n_shards < 2 * len(self._owners):
+        if n_owners > 1 and self.n_shards < 2 * n_owners:
             self.listener.warning(
                 f"{shards}: with fewer than two for each they cannot be reassigned, and rounds are many; {_MORE_SHARDS}"
             )
 
     def _admitted(self) -> tuple[list[str], list[str]]:
         """Return the workers that may take part, and those that have not answered yet; newcomers are asked."""
-        self._ask_newcomers()
-        admitted, pending = [], []
-        for name, future in self._admissions.items():
-            if name in self._refused:
-                continue
-            if name in self._accepted:
-                admitted.append(name)
-            elif future.status == "pending" or (name not in self._asked and future.status == "finished"):
-                pending.append(name)  # its import may have ended since newcomers were asked: no answer yet
-            elif self._accept(name, future):
-                admitted.append(name)
-        return admitted, pending
-
-    def _ask_newcomers(self) -> None:
-        from .._version import __version__
-
         live = self._live()
-        for name in [name for name in self._admissions if name not in live]:
-            del self._admissions[name]
         self._refused = {name: reason for name, reason in self._refused.items() if name in live}
-        self._accepted &= live
-        self._asked &= live
-        for name in live - set(self._admissions):
-            with self._losses():
-                # a worker without streamcd dies on receiving one of our functions
-                self._admissions[name] = self._on(name, importlib.import_module, dask_worker.__name__)
-        for name, future in self._admissions.items():
-            if name not in self._asked and future.status == "finished":
-                self._asked.add(name)
-                with self._losses():
-                    self._admissions[name] = self._on(name, dask_worker.admit, self.spec, __version__)
-
-    def _accept(self, name: str, future: Any) -> bool:
-        """Accept or refuse a worker by its answer; neither where it went away in the meantime."""
-        try:
-            reason = self._bounded(functools.partial(_reason, future), [name])
-        except WorkersLost:
-            return False
-        if reason:
-            self._refused[name] = reason
-            self.listener.warning(f"worker {name} cannot take part: {reason}")
-            return False
-        self._accepted.add(name)
-        return True
+        self._seats = {
+            name: seat for name, seat in self._seats.items() if name in live and seat.status != "cancelled"
+        }
+        with self._losses():
+            for name in live - set(self._seats):
+                self._seats[name] = self._on(name, _seat_opener(), __version__, self._spec)
+        for name, seat in self._seats.items():
+            if seat.status == "error" and name not in self._refused:
+                self._refused[name] = _reason(seat.exception(timeout=_ANSWER_SECONDS))
+                self.listener.warning(f"worker {name} cannot take part: {self._refused[name]}")
+        status = {name: seat.status for name, seat in self._seats.items() if name not in self._refused}
+        admitted = [name for name, found in status.items() if found == "finished"]
+        return admitted, [name for name, found in status.items() if found == "pending"]
 
     def _live(self) -> set[str]:
         """Return the addresses of the workers that the scheduler knows."""
@@ -349,10 +260,6 @@ class DaskEngine:
             return set(self.client.sync(self.client.scheduler.ncores, callback_timeout=_ANSWER_SECONDS))
         except (OSError, TimeoutError):
             raise self._scheduler_lost() from None
-
-    def _check_live(self, names: Sequence[str]) -> None:
-        if gone := sorted(set(names) - self._live()):
-            raise WorkersLost(f"worker {gone[0]} is gone")
 
     def _check_scheduler(self) -> None:
         if self.client.status != "running":
@@ -377,21 +284,14 @@ class DaskEngine:
             yield
         except (StreamcdError, WorkersLost):
             raise
-        except (
-            CancelledError,
-            FuturesCancelled,
-            KilledWorker,
-            CommClosedError,
-            Superseded,
-            TimeoutError,
-        ) as error:
+        except (CancelledError, FuturesCancelled, KilledWorker, CommClosedError, TimeoutError) as error:
             self._check_scheduler()
             raise WorkersLost(f"a worker was lost ({type(error).__name__})") from None
         except Exception as error:  # dask raises many kinds when a worker has just gone
             if set(self._owners) - self._live():
                 raise WorkersLost(f"a worker is gone ({type(error).__name__})") from None
             if isinstance(error, OSError):
-                where = error.filename or self.spec.folder
+                where = error.filename or self._folder
                 raise EnvironmentFailure(
                     f"a worker failed at {where}: {error.strerror or error}; the last committed round is kept: once this is "
                     f"fixed, 'streamcd resume {self.run} --scheduler ADDRESS' (or --workers N) goes on from there"
@@ -399,14 +299,20 @@ class DaskEngine:
             raise
 
 
-def _reason(future: Any) -> str:
-    """Return why a worker cannot take part, from the future of `dask_worker.admit`."""
-    if future.status == "finished":
-        return str(future.result())
-    if future.status != "error":
-        return f"its first task was {future.status}"
-    error = future.exception()
-    return f"{type(error).__name__}: {error}"
+def _seat_opener() -> Callable[..., Any]:
+    """Make a function that is sent as its code: a worker without streamcd ends on receiving one that it has to import."""
+
+    def open_seat(version: str, spec: bytes) -> Any:
+        import importlib
+
+        return importlib.import_module("streamcd.cluster.dask_worker").open_seat(version, spec)
+
+    return open_seat
+
+
+def _reason(error: BaseException) -> str:
+    """Describe why a worker cannot take part."""
+    return str(error) if isinstance(error, StreamcdError | OSError) else f"{type(error).__name__}: {error}"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -443,7 +349,7 @@ def open_client(scheduler: str | None, workers: int, listener: Listener | None =
                 "same ones everywhere; client.get_versions(check=True) lists them"
             )
         if scheduler is not None:
-            listener.message(_dashboard(client))
+            listener.message(f"dask dashboard: {_dashboard(client)}")
         yield client
 
 
@@ -511,24 +417,8 @@ def _checked_address(address: str) -> str:
 
 
 def _dashboard(client: Any) -> str:
-    """Describe where the dashboard is, or why there is none, by asking the scheduler's own web server."""
-    import urllib.error
-    import urllib.request
-
-    try:
-        link = client.dashboard_link
-    except (KeyError, OSError):  # a scheduler without a web server
-        link = None
-    if not link:
-        return "dask dashboard: none, it needs bokeh ('pip install bokeh')"
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(link, timeout=_DASHBOARD_SECONDS) as page:
-            missing = b"Dask needs bokeh" in page.read()
-    except urllib.error.HTTPError:
-        return "dask dashboard: none, the scheduler was started without it"
-    except OSError:
-        return f"dask dashboard: {link} (no answer from there yet)"
-    if missing:
-        return "dask dashboard: none, it needs bokeh where the scheduler runs ('pip install bokeh')"
-    return f"dask dashboard: {link}"
+    """Name the address of the scheduler's page, which shows plots where bokeh is installed there."""
+    with contextlib.suppress(KeyError, OSError):  # a scheduler without a web server
+        if link := client.dashboard_link:
+            return f"{link} (it needs bokeh where the scheduler runs)"
+    return "none, it needs bokeh ('pip install bokeh')"

@@ -35,9 +35,8 @@ from .block_steps import (
     next_sigma_prime,
     quadratic_step,
 )
-from .engines import Engine, RoundResult, WorkersLost, shard_entries
 from .memory import paired_layout
-from .partition import RoundRequest, WorkerSpec
+from .rounds import Engine, RoundRequest, RoundResponse, WorkersLost, WorkerSpec, shard_entries
 
 _MAX_ATTEMPTS = 10  # at one round: so many losses are no accident
 
@@ -156,7 +155,7 @@ class RoundLoop(TrainingLoop):
         self.bytes_read += result.bytes_read
         record["seconds"] = {
             "total": round(time.monotonic() - started, 6),
-            "workers": {name: round(seconds, 6) for name, seconds in result.worker_seconds.items()},
+            "workers": {name: round(seconds, 6) for name, seconds in result.seconds.items()},
             "line_search": round(stepped - worked, 6),
         }
         self.directory.append_log(record)
@@ -181,19 +180,19 @@ class RoundLoop(TrainingLoop):
 
     # -- the step -----------------------------------------------------------------------------------------------------
 
-    def _step(self, engine: Engine, request: RoundRequest, result: RoundResult) -> _Step:
+    def _step(self, engine: Engine, request: RoundRequest, result: RoundResponse) -> _Step:
         """Choose every lane's step along the joint direction; 1 for lanes that did not train, and for a partition alone."""
         n_lanes = self.task.problem.n_lanes
         trained = request.phase(TRAIN)
         sigma_prime = request.lanes["sigma_prime"].copy()
-        if result.w is not None or not trained.size:
+        if result.alone or not trained.size:
             return _Step(np.ones(n_lanes), None, 0, sigma_prime)
         change = result.change.dense()
         product, squared = np.zeros(n_lanes), np.zeros(n_lanes)
         columns = lane_columns(trained, n_lanes, change.shape[1])
         product[trained] = lane_products(self.state.w[:, columns], change[:, columns], trained.size)
         squared[trained] = lane_products(change[:, columns], change[:, columns], trained.size)
-        sums, k = result.direction, len(result.worker_seconds)
+        sums, k = result.direction, len(result.seconds)
         # rounding up took Crammer–Singer 41 rounds in place of 35 (badly conditioned rows, 2 workers, mean of 3 seeds)
         exceeded = sigma_prime if self.task.problem.form != CLASSES else np.full(n_lanes, np.inf)
         sigma_prime[trained] = next_sigma_prime(squared, sums[:, APART], k, exceeded)[trained]
@@ -212,7 +211,7 @@ class RoundLoop(TrainingLoop):
         )
         return _Step(eta, dual_change, count, sigma_prime)
 
-    def _conclude_round(self, request: RoundRequest, result: RoundResult, step: _Step) -> dict[str, Any]:
+    def _conclude_round(self, request: RoundRequest, result: RoundResponse, step: _Step) -> dict[str, Any]:
         """Move w and decide what each lane does next; returns the line for the log."""
         state = self.state
         trained, certified = request.phase(TRAIN), request.phase(START, CERTIFY)
@@ -237,20 +236,20 @@ class RoundLoop(TrainingLoop):
             "eta": _range(step.eta[trained]),
             "stiffness": _range(request.lanes["sigma_prime"][trained]),
             "line_search_reductions": step.n_evaluations,
-            "workers": len(result.worker_seconds),
+            "workers": len(result.seconds),
             "attempts": self.attempts,
             "bytes_read": result.bytes_read,
             "bytes_sent": result.bytes_sent,
         }
 
-    def _move(self, result: RoundResult, step: _Step, trained: np.ndarray, certified: np.ndarray) -> None:
+    def _move(self, result: RoundResponse, step: _Step, trained: np.ndarray, certified: np.ndarray) -> None:
         state, n_lanes = self.state, self.task.problem.n_lanes
         n_vectors = state.w.shape[1]
-        values = result.change.dense() if result.w is None else result.w
+        values = result.change.dense()
         columns = lane_columns(certified, n_lanes, n_vectors)
         state.w_alpha[:, columns] = values[:, columns]
         columns = lane_columns(trained, n_lanes, n_vectors)
-        if result.w is not None:
+        if result.alone:
             state.w[:, columns] = values[:, columns]
         else:
             state.w[:, columns] += np.repeat(step.eta, n_vectors // n_lanes)[columns] * values[:, columns]

@@ -20,7 +20,6 @@ import numpy as np
 
 from ..core.errors import CheckpointError, DatasetError
 from ..core.randomness import random_key
-from ..core.range_cache import Cache
 from ..dataset.dataset import Dataset, open_dataset
 from ..kernels.primitives import (
     ALPHA,
@@ -36,82 +35,26 @@ from ..kernels.rounds import APART, add_log_slopes
 from ..solvers.problem import Problem
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, State, new_totals
 from ..solvers.registry import make_solver
-from ..stream.identity import Identity
 from ..stream.memory_plan import make_plan, plan_shards
 from ..stream.slot_store import SlotStore, chunk_slots
 from ..stream.stream import Stream
 from ..stream.window import RowArena, Window
 from .block_steps import (
-    Change,
-    add_direction,
     alpha_columns,
     apply_step,
     direction,
     lane_columns,
     lane_products,
-    make_change,
     new_direction,
 )
 from .memory import model_bytes, paired_layout
+from .rounds import Change, RoundRequest, RoundResponse, WorkerSpec, add_directions, make_change
 
 _OF_LAST_PASS = [N_STEPS, N_VISITED, ALPHA, ALPHA_CURVATURE, ALPHA_SQUARE]
 """Totals that are those of the last local pass."""
 
 Report = Callable[[int], None]
 """Callback that takes the number of entries of each window visited."""
-
-
-@dataclass(frozen=True)
-class WorkerSpec:
-    """Description of a run for its workers, the same in every round."""
-
-    dataset: str  # absolute path
-    fingerprint: str  # of the dataset
-    folder: str  # absolute path of the run's folder of dual variables
-    problem: Problem
-    method: str
-    seed: int
-    memory: int  # budget of a worker, bytes
-    identity: Identity | None = None  # of the run
-    acceleration: float | str = "none"  # as `registry.make_solver` takes it
-    cache: Cache | None = None  # of a dataset at a URL
-
-
-@dataclass(frozen=True)
-class RoundRequest:
-    """Work of one round."""
-
-    token: str  # name of this attempt at the round, and of the folder it writes
-    committed: str  # folder of the last committed round; empty where there is none
-    eta: np.ndarray  # step of that round, per lane
-    read: int  # number of the first read of the data
-    n_passes: int  # reads, numbered from `read`; a single partition always makes one
-    lanes: dict[str, np.ndarray]  # per-lane arrays of the state, sigma_prime among them (see `block_steps`)
-    assigned: int  # number of the round's assignment of shards; the last round's leaves them where they are
-
-    def phase(self, *phases: int) -> np.ndarray:
-        return np.flatnonzero(np.isin(self.lanes["phase"], phases))
-
-    def sigma_prime(self) -> np.ndarray:
-        """Return sigma' of every lane's local models; 1 for lanes that do not train."""
-        return np.where(self.lanes["phase"] == TRAIN, self.lanes["sigma_prime"], 1.0)
-
-
-@dataclass(kw_only=True)
-class RoundResponse:
-    """Result of one worker's local passes.
-
-    `totals` are those of the first pass: in later ones the partition's own rows are nearly solved, which says nothing about
-    the whole. But the change of the dual is that of all passes, and Newton's steps are those of the last.
-    """
-
-    totals: np.ndarray  # (lanes, N_TOTALS)
-    direction: np.ndarray  # (lanes, 5), see `block_steps.direction`
-    change: Change  # of w for lanes that trained, the partition's share of w(alpha) for those certified
-    w: np.ndarray | None  # of a single partition, to the bit; else its change is added
-    n_passes: int = 0
-    seconds: float = 0.0
-    bytes_read: int = 0
 
 
 @dataclass
@@ -124,10 +67,6 @@ class _LocalRound:
     totals: np.ndarray
     dual_change: np.ndarray
     direction: np.ndarray
-
-
-class Superseded(Exception):
-    """End of local passes whose round the coordinating process has abandoned."""
 
 
 def open_same(spec: WorkerSpec) -> Dataset:
@@ -155,7 +94,6 @@ class Partition:
     def __init__(self, spec: WorkerSpec, shards: list[int], dataset: Dataset | None = None) -> None:
         self.whole = whole = dataset or open_same(spec)  # kept for the next partition of the same run
         self.spec, self._folder = spec, Path(spec.folder)
-        self.wanted: str | None = None  # the round that may go on; others end at the next window
         self._n_rows = np.diff(whole.row_start)
         self._problem = _writable(spec.problem)
         options: dict[str, Any] = {"acceleration": spec.acceleration}
@@ -188,7 +126,7 @@ class Partition:
 
     def has_room_for(self, shards: list[int]) -> bool:
         """Return whether these shards can be assigned without opening another partition."""
-        return len(shards) <= self._room
+        return shards == self.shards or len(shards) <= self._room
 
     def assign(self, shards: list[int]) -> None:
         """Take these shards from now on; those read before stay in memory as long as there is room."""
@@ -198,8 +136,10 @@ class Partition:
         for chunk in lost.tolist():
             self._holds[chunk] = None
 
-    def run(self, request: RoundRequest, w: np.ndarray, report: Report | None = None) -> RoundResponse:
-        """Make the local passes of a round from the common `w`, which is not changed."""
+    def run(
+        self, request: RoundRequest, w: np.ndarray, report: Report | None = None, worker: str = ""
+    ) -> RoundResponse:
+        """Make the local passes of a round from the common `w`, which is not changed; `worker` is the name of this one."""
         started, bytes_before = time.monotonic(), self._bytes_read()
         training = request.phase(TRAIN).size > 0
         self._open_stores(request.committed, request.token if training else "")
@@ -208,8 +148,6 @@ class Partition:
         for number in range(n_passes):
             last = number == n_passes - 1
             for window in self._stream.windows(request.read + number):
-                if self.wanted not in (None, request.token):
-                    raise Superseded
                 self._load(window, local, first_pass=number == 0)
                 key = random_key(self.spec.seed, window.read, window.number)
                 self._scaled_solver.visit(window, local.state, self._order, key)
@@ -220,10 +158,16 @@ class Partition:
             self._conclude_pass(local, number, last)
         if training:
             self._writer.sync()
-        response = self._response(local, w)
-        response.n_passes, response.seconds = n_passes, time.monotonic() - started
-        response.bytes_read = self._bytes_read() - bytes_before
-        return response
+        change = self._change(local, w)
+        return RoundResponse(
+            totals=local.totals,
+            direction=local.direction,
+            change=change,
+            alone=self.alone,
+            n_passes=n_passes,
+            seconds={worker: time.monotonic() - started},
+            bytes_read=self._bytes_read() - bytes_before,
+        )
 
     def slopes(self, request: RoundRequest, eta: np.ndarray) -> np.ndarray:
         """Sum the terms of `add_log_slopes` over the rows at a step, after `run`."""
@@ -272,7 +216,8 @@ class Partition:
             local.totals[:, _OF_LAST_PASS] = totals[:, _OF_LAST_PASS]
         totals[:] = new_totals(self._n_lanes)
 
-    def _response(self, local: _LocalRound, w: np.ndarray) -> RoundResponse:
+    def _change(self, local: _LocalRound, w: np.ndarray) -> Change:
+        """Return the change of w, or w itself where this partition is alone, and complete the sums."""
         n_vectors, trained = w.shape[1], local.request.phase(TRAIN)
         local.totals[trained, DUAL] = local.dual_change[trained]
         certified = lane_columns(local.request.phase(START, CERTIFY), self._n_lanes, n_vectors)
@@ -281,12 +226,7 @@ class Partition:
             values /= np.repeat(local.sigma_prime, n_vectors // self._n_lanes)
             local.direction[:, APART] = lane_products(values, values, self._n_lanes)
         values[:, certified] = local.state.w_alpha[:, certified]
-        return RoundResponse(
-            totals=local.totals,
-            direction=local.direction,
-            change=Change(None, values[:0], values.shape[0]) if self.alone else make_change(values),
-            w=values if self.alone else None,
-        )
+        return Change(None, values, values.shape[0]) if self.alone else make_change(values)
 
     # -- rows in and out ----------------------------------------------------------------------------------------------
 
@@ -335,7 +275,7 @@ class Partition:
             if last_pass and not self.alone:
                 code, cost = self._row_costs(arena, start, stop)
                 sums = direction(problem, pair[:, width:], pair[:, :width], cost, code)
-                local.direction = add_direction(local.direction, sums)
+                local.direction = add_directions(local.direction, sums)
 
     def _row_costs(self, arena: RowArena, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         code = arena.code[start:stop]

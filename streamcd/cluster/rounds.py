@@ -1,0 +1,176 @@
+"""Rounds as data: what the coordinating process asks of every partition, what a partition answers, and sums of answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from ..core.range_cache import Cache
+from ..dataset.dataset import Dataset
+from ..kernels.rounds import LONGEST
+from ..solvers.problem import Problem
+from ..solvers.protocol import TRAIN, join_totals
+from ..stream.identity import Identity
+
+Item = TypeVar("Item")
+
+_SPARSE_PAYS = 0.5  # of the dense form's bytes; merging sparse changes costs more than adding dense ones
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """Description of a run for its workers, the same in every round."""
+
+    dataset: str  # absolute path
+    fingerprint: str  # of the dataset
+    folder: str  # absolute path of the run's folder of dual variables
+    problem: Problem
+    method: str
+    seed: int
+    memory: int  # budget of a worker, bytes
+    identity: Identity | None = None  # of the run
+    acceleration: float | str = "none"  # as `registry.make_solver` takes it
+    cache: Cache | None = None  # of a dataset at a URL
+
+
+@dataclass(frozen=True)
+class RoundRequest:
+    """Work of one round."""
+
+    token: str  # name of this attempt at the round, and of the folder it writes
+    committed: str  # folder of the last committed round; empty where there is none
+    eta: np.ndarray  # step of that round, per lane
+    read: int  # number of the first read of the data
+    n_passes: int  # reads, numbered from `read`; a single partition always makes one
+    lanes: dict[str, np.ndarray]  # per-lane arrays of the state, sigma_prime among them (see `block_steps`)
+    assigned: int  # number of the round's assignment of shards; the last round's leaves them where they are
+
+    def phase(self, *phases: int) -> np.ndarray:
+        return np.flatnonzero(np.isin(self.lanes["phase"], phases))
+
+    def sigma_prime(self) -> np.ndarray:
+        """Return sigma' of every lane's local models; 1 for lanes that do not train."""
+        return np.where(self.lanes["phase"] == TRAIN, self.lanes["sigma_prime"], 1.0)
+
+
+@dataclass
+class Change:
+    """A change of `w` (or a part of ``w(alpha)``), dense, or sparse by features where that is smaller."""
+
+    index: np.ndarray | None  # the rows of w that change; None where all are given
+    values: np.ndarray  # (rows given, vectors)
+    n_rows: int  # of w
+    moved_bytes: int = 0  # sent between processes to make it
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes to send."""
+        return int(self.values.nbytes + (0 if self.index is None else self.index.nbytes))
+
+    def dense(self) -> np.ndarray:
+        """Return an array of the shape of `w`."""
+        if self.index is None:
+            return self.values
+        full = np.zeros((self.n_rows, self.values.shape[1]))
+        full[self.index] = self.values
+        return full
+
+
+def make_change(values: np.ndarray) -> Change:
+    """Pack a dense change, sparse where that is at most half the bytes."""
+    index = np.flatnonzero(values.any(axis=1))
+    if index.size * (values.shape[1] + 1) < _SPARSE_PAYS * values.size:
+        return Change(index, values[index], values.shape[0])
+    return Change(None, values, values.shape[0])
+
+
+def add_changes(a: Change, b: Change) -> Change:
+    """Add two changes, of which the second has to be sent to the first."""
+    moved = a.moved_bytes + b.moved_bytes + b.n_bytes
+    if a.index is None or b.index is None:
+        dense, other = (a, b) if a.index is None else (b, a)
+        total = dense.values.copy()
+        total[slice(None) if other.index is None else other.index] += other.values
+        return Change(None, total, a.n_rows, moved)
+    index = np.union1d(a.index, b.index)
+    values = np.zeros((index.size, a.values.shape[1]))
+    values[np.searchsorted(index, a.index)] = a.values
+    values[np.searchsorted(index, b.index)] += b.values
+    joint = Change(index, values, a.n_rows, moved)
+    if index.size * (values.shape[1] + 1) < _SPARSE_PAYS * a.n_rows * values.shape[1]:
+        return joint
+    return Change(None, joint.dense(), a.n_rows, moved)
+
+
+@dataclass(kw_only=True)
+class RoundResponse:
+    """Result of one worker's local passes, or the sum of several.
+
+    `totals` are those of the first pass: in later ones the partition's own rows are nearly solved, which says nothing about
+    the whole. But the change of the dual is that of all passes, and Newton's steps are those of the last.
+    """
+
+    totals: np.ndarray  # (lanes, N_TOTALS)
+    direction: np.ndarray  # (lanes, 5), see `block_steps.direction`
+    change: Change  # of w for lanes that trained, the partition's share of w(alpha) for those certified
+    alone: bool  # a single partition, whose `change` is w itself, to the bit
+    n_passes: int
+    seconds: dict[str, float]  # of every worker
+    bytes_read: int
+    bytes_sent: int = 0  # between processes: w to the workers, changes back
+
+
+def add_responses(a: RoundResponse, b: RoundResponse) -> RoundResponse:
+    """Add two responses, of which the second has to be sent to the first."""
+    totals = a.totals.copy()
+    join_totals(totals, b.totals)
+    return RoundResponse(
+        totals=totals,
+        direction=add_directions(a.direction, b.direction),
+        change=add_changes(a.change, b.change),
+        alone=False,
+        n_passes=a.n_passes,
+        seconds=a.seconds | b.seconds,
+        bytes_read=a.bytes_read + b.bytes_read,
+    )
+
+
+def add_directions(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Add sums over rows, see `block_steps.direction`."""
+    total = a + b
+    total[:, LONGEST] = np.minimum(a[:, LONGEST], b[:, LONGEST])
+    return total
+
+
+def add_in_tree(items: Sequence[Item], add: Callable[[Item, Item], Item]) -> Item:
+    """Add the partitions' responses, or what stands for them, in the order in which a tree of processes adds them."""
+    level = list(items)
+    while len(level) > 1:
+        pairs = [add(level[i], level[i + 1]) for i in range(0, len(level) - 1, 2)]
+        level = pairs + level[2 * len(pairs) :]
+    return level[0]
+
+
+class WorkersLost(Exception):
+    """Loss of a worker during a round."""
+
+
+class Engine(Protocol):
+    """What carries out the rounds of a training: dask's workers, or a simulation of them."""
+
+    def round(self, request: RoundRequest, w: np.ndarray, progress: Callable[[int], None]) -> RoundResponse:
+        """Have every partition make its local passes, and add their responses; raises `WorkersLost` when one is lost."""
+
+    def slopes(self, request: RoundRequest, eta: np.ndarray) -> np.ndarray:
+        """Sum `Partition.slopes` over the partitions of the last round."""
+
+    def close(self) -> None:
+        """Release the resources held for this run."""
+
+
+def shard_entries(dataset: Dataset) -> np.ndarray:
+    entries = np.diff(dataset.entry_start)
+    return np.bincount(dataset.chunk_part, weights=entries, minlength=dataset.n_shards).astype(np.int64)
