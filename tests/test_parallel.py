@@ -122,7 +122,7 @@ def test_statistics_of_features_are_the_same_beside_the_rows_and_after_them(
     """Sums of every shard where those of all features fit in memory, else another read of the shards for them."""
     for room in (True, False):
         if not room:
-            monkeypatch.setattr("streamcd.conversion.pipeline.Plan.sums_bytes", lambda plan, rows_held: 0)
+            monkeypatch.setattr("streamcd.conversion.plan.Plan.sums_bytes", lambda *_: 9000)
         convert(text_file, tmp_path / str(room), workers=2, memory=MEMORY, scale=scale, **CUT)
     one = convert(text_file, tmp_path / "one", scale=scale, **CUT)
     assert one.n_shards > 3

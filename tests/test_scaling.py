@@ -17,7 +17,7 @@ from conftest import SMALL_PROBLEMS, libsvm_text
 
 import streamcd
 from streamcd.conversion.export_libsvm import export_libsvm
-from streamcd.conversion.pipeline import Plan
+from streamcd.conversion.plan import Plan
 from streamcd.core.errors import DatasetError, ModelError, UsageError
 from streamcd.core.progress import Listener
 from streamcd.dataset.dataset import Dataset, open_dataset
@@ -184,7 +184,9 @@ def test_the_fingerprint_does_not_depend_on_memory(
     fingerprints = set()
     for sort_bytes, statistics_bytes in ((1 << 22, 1 << 20), (40_000, 1 << 20), (40_000, 4_000)):
         plan = Plan(4096, 1 << 20, sort_bytes, statistics_bytes, 1 << 20)
-        monkeypatch.setattr(sys.modules["streamcd.conversion.convert"], "_plan", lambda *_, plan=plan: plan)
+        monkeypatch.setattr(
+            sys.modules["streamcd.conversion.convert"], "make_plan", lambda *_, plan=plan: plan
+        )
         made = convert(
             tmp_path / "in", tmp_path / "d", scale=scale, normalize=normalize, chunk_size=20_000, force=True
         )

@@ -27,7 +27,12 @@ import numpy as np
 
 from streamcd.cli.synthetic import BLOCK_ROWS, RowPiece, draw_labels, iterate_rows, text_block
 from streamcd.conversion.chunking import ChunkRule
-from streamcd.conversion.feature_statistics import LabelCounts, RangeStatistics, in_groups
+from streamcd.conversion.feature_statistics import (
+    LabelCounts,
+    RangeStatistics,
+    read_statistics,
+    save_statistics,
+)
 from streamcd.conversion.libsvm import write_rows
 from streamcd.conversion.rows import Rows, concatenate
 from streamcd.conversion.staging import staging_directory
@@ -242,7 +247,8 @@ def write_dataset(
                 write(chunk)
         if cutter.has_rest:
             write(cutter.rest())
-        writer.write_features(in_groups(statistics.columns(n_rows)))
+        save_statistics(statistics.columns(n_rows), work / "statistics")
+        writer.write_features(read_statistics(work / "statistics"))
         writer.close(
             n_features=shape.n_features,
             index_base=1,

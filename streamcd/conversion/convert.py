@@ -13,41 +13,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..core.atomic_files import describe_set_aside
 from ..core.errors import UsageError
-from ..core.memory_budget import require
 from ..core.options import takes
-from ..core.process_pool import checked_workers, memory_per_worker, open_pool
+from ..core.process_pool import checked_workers, open_pool
 from ..core.progress import Listener, ends_progress
-from ..core.storage import (
-    REMOTE_BYTES,
-    UPLOADING_BYTES,
-    Location,
-    Url,
-    is_url,
-    local_path,
-    location,
-    writable,
-)
+from ..core.storage import Url, is_url, location, writable
 from ..dataset.chunked_table import RowTable
 from ..dataset.dataset import Dataset, open_dataset
-from ..models.encoding import encoding_of
-from .byte_sources import BLOCK_BYTES, total_bytes
+from .byte_sources import total_bytes
 from .formats import expand, open_source
 from .in_memory import is_files, open_data
 from .options import ConvertOptions
 from .pipeline import Conversion
-from .plan import Like, Options, Plan
+from .plan import Options, Plan, load_like, make_plan
 from .publication import Publication, publishing
 from .sources import Reading, Source
 from .staging import clear_interrupted, staging_directory
-
-_LEAST_BYTES = 16_000_000
-_HELD_ADVICE = (
-    "give a larger --memory, or write a Parquet file with smaller row groups, a .npz without compression"
-)
-_BLOCK_BYTES_OF_SEVERAL = 1 << 20
-"""Bytes of text that one of several processes parses at a time: every range allocates its buffers anew."""
 
 
 @ends_progress
@@ -91,7 +72,7 @@ def convert(sources: Any, dest: str | Path, asked: ConvertOptions) -> Dataset:
         **vars(asked),
         place=writable(dest, "a dataset to be written"),
         in_memory=not from_files,
-        training=None if asked.like is None else _load_like(location(asked.like)),
+        training=None if asked.like is None else load_like(location(asked.like)),
     )
     checked_workers(options.workers)
     _check(options, paths)
@@ -102,7 +83,7 @@ def convert(sources: Any, dest: str | Path, asked: ConvertOptions) -> Dataset:
         )
         options = replace(options, workers=1)
     urls = any(map(is_url, paths))
-    plan = _plan(options, urls)
+    plan = make_plan(options, urls)
 
     def opened(plan: Plan) -> Source:
         reading = _reading(options, plan)
@@ -113,7 +94,7 @@ def convert(sources: Any, dest: str | Path, asked: ConvertOptions) -> Dataset:
     source = opened(plan)
     _check_source(options, source)
     if source.held_bytes:
-        plan = _plan(options, urls, source.held_bytes)
+        plan = make_plan(options, urls, source.held_bytes)
         source = opened(plan)
     with (
         _workplace(options) as (work, publication),
@@ -138,36 +119,6 @@ def _workplace(options: Options) -> Iterator[tuple[Path, Publication | None]]:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Options
-
-
-def _load_like(path: Location) -> Like:
-    if isinstance(path, Path) and not path.exists():
-        raise UsageError(f"--like {path} does not exist{describe_set_aside(path)}")
-    if (path / "manifest.json").exists():
-        dataset = open_dataset(path)
-        if dataset.manifest.get("compact"):
-            raise UsageError(
-                f"--like {path}: a compacted dataset's features are renumbered; convert both without --compact"
-            )
-        found: Any = dataset
-        scaling, encoding = dataset.read_scaling(), encoding_of(dataset)
-    else:
-        from ..models.model import load_model  # needed for this only
-
-        found = load_model(local_path(str(path), "a model"))
-        scaling, encoding = found.scaling, found.encoding
-    names = tuple(found.class_names or ())
-    return Like(
-        str(path),
-        found.index_base,
-        found.n_features,
-        found.classes,
-        found.label_kind,
-        scaling,
-        encoding,
-        names,
-        found.has_targets,
-    )
 
 
 def _reading(options: Options, plan: Plan) -> Reading:
@@ -245,47 +196,3 @@ def _check_place(options: Options, dest: Path, paths: list[str]) -> None:
             raise UsageError(f"{dest} holds the input {path}; name another place")
     if not options.force:
         raise UsageError(f"{dest} exists; name another place or replace it with --force")
-
-
-def _plan(options: Options, reads_urls: bool, held_bytes: int = 0) -> Plan:
-    """Divide the memory: each share is a fraction of what is left after the interpreter and the writer."""
-    uploads = isinstance(options.place, Url)
-    client = {
-        "the client of URLs": REMOTE_BYTES if reads_urls or uploads else 0,
-        "files being uploaded": UPLOADING_BYTES if uploads else 0,
-    }
-    needs = {
-        # copied from the sorted rows, cast, encoded, compressed; and scaled
-        "chunks being written": (12 if _is_scaled(options) else 10) * options.chunk_bytes,
-        "chunks being made": 3 * options.chunk_bytes,  # while others are written
-        "blocks being read": _LEAST_BYTES,
-        "columns being read": held_bytes,
-        **client,
-        "scales of the features": 2 * _scales_in_memory(options.training),  # as stored, and as used
-    }
-    if options.workers == 1:
-        advice = _HELD_ADVICE if held_bytes else "give a larger --memory"
-        left = require(options.memory_bytes, needs, advice) + _LEAST_BYTES
-    else:
-        own = {"scales of the features": _scales_in_memory(options.training), **(client if uploads else {})}
-        left = memory_per_worker(options.memory_bytes, options.workers, needs, own) + _LEAST_BYTES
-    # a block takes three buffers of text and up to six times as much for its rows
-    most = BLOCK_BYTES if options.workers == 1 else _BLOCK_BYTES_OF_SEVERAL
-    block_bytes = min(max(left // 80, 1 << 16), most)
-    in_map = left // 4 if options.has_map else 0
-    return Plan(
-        block_bytes=block_bytes,
-        max_line_bytes=max(left // 24, block_bytes),
-        sort_bytes=left // 2 - in_map // 2,
-        statistics_bytes=left // 4,
-        map_bytes=in_map,
-    )
-
-
-def _is_scaled(options: Options) -> bool:
-    like = options.training is not None and options.training.scaling.changes_values
-    return like or options.scale != "none" or options.normalize != "none"
-
-
-def _scales_in_memory(like: Like | None) -> int:
-    return 0 if like is None or like.scaling.scales is None else like.scaling.scales.nbytes

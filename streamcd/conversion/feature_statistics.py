@@ -1,14 +1,13 @@
 """Statistics of every feature in bounded memory, to the same bits whatever the memory; distinct labels.
 
 The entries of a shard are summed in their order, and the sums of shards are added in theirs, so that shards can be summed
-separately. Where the sums of all features fit in memory they are made while the shards are written; else the shards are
-read again, once for each range of features that fits, and where features are few in a wide space of indices (hashes,
-say), their entries are sorted into files of ranges first.
+separately. Where the sums of all features do not fit in memory, entries go to files by ranges of features instead, which
+are cut into narrower ones until the sums of a range fit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -18,9 +17,8 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import UsageError
-from ..core.external_partition import Layout, PartitionReader, PartitionWriter, Records
+from ..core.external_partition import Layout, PartitionReader, PartitionWriter, Records, index_path
 from ..core.memory_budget import RESERVED_BYTES, format_size
-from ..dataset.parquet import read_groups
 from ..dataset.schema import MAX_CLASSES
 from ..kernels.feature_sums import add_entries, fold_shard
 
@@ -30,140 +28,191 @@ STATISTICS_BYTES = 56
 _GROUP_FEATURES = 1 << 16
 """Features in a row group of ``features.parquet``; fixed, so that its bytes do not depend on the memory."""
 
-_N_RANGES = 256
+_RANGE_BITS = 8  # of ranges into which entries are partitioned at a time
 _BLOCK_BYTES = 1 << 20  # of entries read at a time
-
-Entries = Iterable[tuple[int, np.ndarray, np.ndarray]]
-"""Blocks of entries (shard, feature, value), in the order of the dataset."""
-
-FeatureColumns = Iterable[Mapping[str, np.ndarray]]
-"""Columns of ``features.parquet``, some features at a time, ascending: ``feature``, ``n_entries``; ``min``, ``max``,
-``mean``, ``mean_square`` over all rows, absent entries counting as zeros."""
+_SORTING_BYTES = 48  # of an entry whose feature is looked for, besides its statistics
 
 _SAVED_SUMS = np.dtype([("feature", np.int64), ("sums", np.float64, (5,))])
 """A feature, and its number of entries, sum, sum of squares, least and greatest."""
 
+_STATISTICS = np.dtype(
+    [
+        *((name, np.int64) for name in ("feature", "n_entries")),
+        *((name, np.float64) for name in ("min", "max", "mean", "mean_square")),
+    ]
+)
+"""Columns of ``features.parquet``; the last four are over all rows, absent entries counting as zeros."""
+
 _LAYOUT = Layout((np.dtype(np.int64), np.dtype(np.float64), np.dtype(np.int32)))
-"""Of an entry that is scattered: feature, value, shard."""
+"""Of an entry in a file: feature, value, shard."""
 
 
 class RangeStatistics:
-    """Statistics of the features ``start <= feature < stop``."""
+    """Statistics of the features ``start <= feature < stop``, or of `features`, ascending."""
 
-    def __init__(self, start: int, stop: int) -> None:
-        self._start = start
-        self._sums = np.zeros((stop - start, 7))
+    def __init__(self, start: int, stop: int, features: np.ndarray | None = None) -> None:
+        self._start, self._features = start, features
+        self._sums = np.zeros((stop - start if features is None else features.size, 7))
         self._sums[:, 3], self._sums[:, 4] = np.inf, -np.inf
         self._shard = 0
 
     def add(self, shard: int, feature: np.ndarray, value: np.ndarray) -> None:
-        """Add the next entries of the dataset, from this shard; those of features outside the range are skipped."""
+        """Add the next entries of the dataset, from this shard, all of features in the range."""
         if shard != self._shard:
-            self._end_shard()
+            fold_shard(self._sums)
             self._shard = shard
+        if self._features is not None:
+            feature = np.searchsorted(self._features, feature)
         add_entries(feature - self._start if self._start else feature, value, self._sums.reshape(-1))
-
-    def _end_shard(self) -> None:
-        fold_shard(self._sums)
 
     def save(self, path: Path) -> None:
         """Write the sums so far, for `add_saved`."""
-        self._end_shard()
         with open(path, "wb") as file:
-            for start in range(0, len(self._sums), _GROUP_FEATURES):
-                occurs = start + np.flatnonzero(self._sums[start : start + _GROUP_FEATURES, 0])
+            for occurs in self._groups():
                 found = np.empty(occurs.size, _SAVED_SUMS)
                 found["feature"], found["sums"] = occurs + self._start, self._sums[occurs, :5]
                 found.tofile(file)
 
     def add_saved(self, path: Path) -> None:
-        """Add saved sums of the next shards, for features in the range, instead of their entries."""
-        if not path.stat().st_size:
-            return
-        saved = np.memmap(path, _SAVED_SUMS, mode="r")
-        ends = self._start, self._start + len(self._sums)
-        low, high = np.searchsorted(saved["feature"], ends).tolist()
-        for start in range(low, high, _GROUP_FEATURES):
-            found = saved[start : min(start + _GROUP_FEATURES, high)]
-            feature, sums = found["feature"] - self._start, found["sums"]
-            mine = self._sums[feature]
-            mine[:, :3] += sums[:, :3]
-            np.minimum(mine[:, 3], sums[:, 3], out=mine[:, 3])
-            np.maximum(mine[:, 4], sums[:, 4], out=mine[:, 4])
-            self._sums[feature] = mine
+        """Add saved sums of the next shards instead of their entries."""
+        with open(path, "rb") as file:
+            while (found := np.fromfile(file, _SAVED_SUMS, _GROUP_FEATURES)).size:
+                feature, sums = found["feature"] - self._start, found["sums"]
+                mine = self._sums[feature]
+                mine[:, :3] += sums[:, :3]
+                np.minimum(mine[:, 3], sums[:, 3], out=mine[:, 3])
+                np.maximum(mine[:, 4], sums[:, 4], out=mine[:, 4])
+                self._sums[feature] = mine
 
-    def columns(self, n_rows: int, feature: np.ndarray | None = None) -> Iterator[dict[str, np.ndarray]]:
-        """Yield columns of ``features.parquet`` for the features that occur; `feature` has their numbers, if given."""
-        self._end_shard()
-        for first in range(0, len(self._sums), _GROUP_FEATURES):
-            occurs = first + np.flatnonzero(self._sums[first : first + _GROUP_FEATURES, 0])
+    def columns(self, n_rows: int) -> Iterator[np.ndarray]:
+        """Yield the statistics of the features that occur, ascending."""
+        for occurs in self._groups():
             number, total, squares, least, greatest = self._sums[occurs, :5].T
             absent = np.where(number < n_rows, 0.0, np.nan)  # zeros of rows without an entry
-            yield {
-                "feature": occurs + self._start if feature is None else feature[occurs],
-                "n_entries": number.astype(np.int64),
-                "min": np.fmin(least, absent),
-                "max": np.fmax(greatest, absent),
-                "mean": total / n_rows,
-                "mean_square": squares / n_rows,
-            }
+            found = np.empty(occurs.size, _STATISTICS)
+            found["feature"] = occurs + self._start if self._features is None else self._features[occurs]
+            found["n_entries"] = number
+            found["min"], found["max"] = np.fmin(least, absent), np.fmax(greatest, absent)
+            found["mean"], found["mean_square"] = total / n_rows, squares / n_rows
+            yield found
+
+    def _groups(self) -> Iterator[np.ndarray]:
+        """Yield the places of the features that occur."""
+        fold_shard(self._sums)
+        for first in range(0, len(self._sums), _GROUP_FEATURES):
+            yield first + np.flatnonzero(self._sums[first : first + _GROUP_FEATURES, 0])
+
+
+def save_statistics(batches: Iterable[np.ndarray], path: Path) -> None:
+    with open(path, "wb") as file:
+        for batch in batches:
+            batch.tofile(file)
+
+
+def read_statistics(path: Path) -> Iterator[dict[str, np.ndarray]]:
+    """Yield saved statistics by columns, in groups of a fixed number of features."""
+    with open(path, "rb") as file:
+        while (group := np.fromfile(file, _STATISTICS, _GROUP_FEATURES)).size:
+            yield {name: group[name] for name in _STATISTICS.names or ()}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Statistics of a dataset, as tasks: their columns go to files
+# Sums of all shards, some of them by each task
 
 
-def read_entries(dataset: Path, means: Path | None = None) -> Entries:
-    """Iterate over the entries of the shards just written, chunk by chunk; minus their features' `means`, if given."""
-    mean = None if means is None else np.load(means)
-    for shard, path in enumerate(sorted((dataset / "entries").iterdir(), key=_by_number)):
-        for entries in read_groups(path, ("feature", "value"), verify=False):
-            feature, value = entries["feature"], entries["value"]
-            yield shard, feature, value if mean is None else value - mean[feature]
+@dataclass(frozen=True)
+class Summing:
+    """Where tasks leave what they add up of the features, and the memory that each has for it."""
+
+    directory: Path
+    n_features: int
+    memory_bytes: int
+
+    @property
+    def _fits(self) -> bool:
+        return self.n_features * STATISTICS_BYTES <= self.memory_bytes
+
+    def begin(self, first_shard: int) -> FeatureSums:
+        """Begin the sums of some shards."""
+        path = self.directory / f"{first_shard:07d}"
+        if self._fits:
+            return _SumsInMemory(path, self.n_features)
+        return _EntriesByRange(path, 0, self.n_features, self.memory_bytes)
+
+    def join(self, n_rows: int, out: Path) -> None:
+        """Write the statistics of all shards."""
+        paths = sorted(path for path in self.directory.iterdir() if not path.suffix)
+        if self._fits:
+            statistics = RangeStatistics(0, self.n_features)
+            for path in paths:
+                statistics.add_saved(path)
+            save_statistics(statistics.columns(n_rows), out)
+        else:
+            save_statistics(self._of_ranges(paths, 0, self.n_features, n_rows), out)
+
+    def _of_ranges(self, runs: list[Path], start: int, stop: int, n_rows: int) -> Iterator[np.ndarray]:
+        with PartitionReader(runs, _LAYOUT) as reader:
+            for number, (first, end) in enumerate(_cut_range(start, stop)):
+                n_entries, _ = reader.size(number)
+                blocks = partial(_blocks_of_shards, reader, number)
+                if (end - first) * STATISTICS_BYTES <= self.memory_bytes or end - first == 1:
+                    yield from _summed(RangeStatistics(first, end), blocks()).columns(n_rows)
+                elif n_entries * (STATISTICS_BYTES + _SORTING_BYTES) <= self.memory_bytes:
+                    features = sorted_distinct(reader.read(number).fields[0])
+                    yield from _summed(RangeStatistics(0, 0, features), blocks()).columns(n_rows)
+                else:
+                    narrower = _EntriesByRange(
+                        self.directory / f"{first}-{end}.cut", first, end, self.memory_bytes
+                    )
+                    run = _summed(narrower, blocks()).close()
+                    yield from self._of_ranges([run], first, end, n_rows)
+                    for path in (run, index_path(run)):
+                        path.unlink()
 
 
-def _by_number(path: Path) -> tuple[int, str]:
-    """Return a sort key of numbered files, also for numbers of more digits than usual."""
-    return len(path.name), path.name
+class _SumsInMemory(RangeStatistics):
+    def __init__(self, path: Path, n_features: int) -> None:
+        super().__init__(0, n_features)
+        self._path = path
+
+    def close(self) -> Path:
+        self.save(self._path)
+        return self._path
 
 
-def join_statistics(sums: list[Path], start: int, stop: int, n_rows: int, out: Path) -> None:
-    """Make the statistics of a range of features from saved sums."""
-    statistics = RangeStatistics(start, stop)
-    for path in sums:
-        statistics.add_saved(path)
-    save_columns(statistics.columns(n_rows), out)
+class _EntriesByRange:
+    """Entries written to a file by ranges of features."""
+
+    def __init__(self, path: Path, start: int, stop: int, memory_bytes: int) -> None:
+        self._path, self._start, self._shift = path, start, _range_shift(start, stop)
+        n_ranges = ((stop - start - 1) >> self._shift) + 1
+        self._writer = PartitionWriter(path, _LAYOUT, n_ranges, max(memory_bytes // 2, 1))
+
+    def add(self, shard: int, feature: np.ndarray, value: np.ndarray) -> None:
+        feature = feature.astype(np.int64, copy=False)
+        shards = np.full(feature.size, shard, np.int32)
+        number = ((feature - self._start) >> self._shift).astype(np.uint16)
+        self._writer.append(number, Records([feature, value.astype(np.float64, copy=False), shards]))
+
+    def close(self) -> Path:
+        self._writer.close()
+        return self._path
 
 
-def read_statistics(read: Callable[[], Entries], start: int, stop: int, n_rows: int, out: Path) -> None:
-    statistics = RangeStatistics(start, stop)
-    for entries in read():
-        statistics.add(*entries)
-    save_columns(statistics.columns(n_rows), out)
+FeatureSums = _SumsInMemory | _EntriesByRange
 
 
-def scatter_statistics(
-    read: Callable[[], Entries], n_rows: int, memory_bytes: int, run: Path, out: Path
-) -> None:
-    """Make the statistics of few features in a wide space: entries are first partitioned by ranges of features."""
-    save_columns(_scattered_statistics(read, n_rows, memory_bytes, run), out)
+def _range_shift(start: int, stop: int) -> int:
+    return max((stop - start - 1).bit_length() - _RANGE_BITS, 0)
 
 
-def _scattered_statistics(
-    read: Callable[[], Entries], n_rows: int, memory_bytes: int, run: Path
-) -> Iterator[Mapping[str, np.ndarray]]:
-    ends = _range_ends(read())
-    with PartitionWriter(run, _LAYOUT, len(ends) + 1, memory_bytes // 2) as writer:
-        for shard, feature, value in read():
-            shards = np.full(len(feature), shard, np.int32)
-            writer.append(np.searchsorted(ends, feature), Records([feature, value, shards]))
-    with PartitionReader([run], _LAYOUT) as reader:
-        for number in range(len(ends) + 1):
-            entries = partial(_partitioned_entries, reader, number)
-            yield from _occurring_statistics(entries, n_rows, memory_bytes)
+def _cut_range(start: int, stop: int) -> Iterator[tuple[int, int]]:
+    width = 1 << _range_shift(start, stop)
+    for first in range(start, stop, width):
+        yield first, min(first + width, stop)
 
 
-def _partitioned_entries(reader: PartitionReader, number: int) -> Entries:
+def _blocks_of_shards(reader: PartitionReader, number: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     for block in reader.blocks(number, _BLOCK_BYTES):
         feature, value, shard = block.fields
         borders = [0, *(1 + np.flatnonzero(np.diff(shard))).tolist(), block.size]
@@ -171,86 +220,46 @@ def _partitioned_entries(reader: PartitionReader, number: int) -> Entries:
             yield int(shard[start]), feature[start:stop], value[start:stop]
 
 
-def save_columns(batches: FeatureColumns, path: Path) -> None:
-    with open(path, "wb") as file:
-        for batch in batches:
-            np.save(file, np.array(len(batch)))
-            for name, column in batch.items():
-                np.save(file, np.array(name))
-                np.save(file, column)
+def _summed(sums: Any, blocks: Iterable[tuple[int, np.ndarray, np.ndarray]]) -> Any:
+    for block in blocks:
+        sums.add(*block)
+    return sums
 
 
-def saved_columns(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
-    """Read columns that `save_columns` wrote."""
-    size = path.stat().st_size
-    with open(path, "rb") as file:
-        while file.tell() < size:
-            n_columns = int(np.load(file))
-            yield {str(np.load(file)): np.load(file) for _ in range(n_columns)}
+# ---------------------------------------------------------------------------------------------------------------------
+# Divisors of the features, from their statistics
 
 
-def _occurring_statistics(
-    read_entries: Callable[[], Entries], n_rows: int, memory_bytes: int
-) -> Iterator[Mapping[str, np.ndarray]]:
-    # looking for features holds their list, the same merged with a chunk's features, and a sorted copy
-    width = max(memory_bytes // (STATISTICS_BYTES + 32), 1)
-    last = -1
-    while (features := _next_features(read_entries(), last, width)).size:
-        statistics = RangeStatistics(0, features.size)
-        for shard, feature, value in read_entries():
-            position = np.minimum(np.searchsorted(features, feature), features.size - 1)
-            statistics.add(shard, np.where(features[position] == feature, position, -1), value)
-        yield from statistics.columns(n_rows, features)
-        last = int(features[-1])
-        if features.size < width:
-            break
+def max_abs_scales(statistics: Path, n_features: int) -> np.ndarray:
+    """Compute the largest magnitude of every feature; 1 for features that are all zero."""
+    scales = np.ones(n_features)
+    for piece in read_statistics(statistics):
+        largest = np.maximum(np.abs(piece["min"]), np.abs(piece["max"]))
+        scales[piece["feature"]] = np.where(largest > 0, largest, 1.0)
+    return scales
 
 
-def sorted_distinct(*parts: np.ndarray) -> np.ndarray:
-    """Return the distinct integers in some arrays, sorted, as int64; `numpy.unique` hashes, which took ten times as long."""
-    merged = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    merged = np.sort(merged.astype(np.int64, copy=False))
-    first = np.ones(merged.size, np.bool_)
-    np.not_equal(merged[1:], merged[:-1], out=first[1:])
-    return merged[first]
+def feature_means(statistics: Path, n_features: int) -> np.ndarray:
+    """Compute the mean of every feature; NaN for features with a single value, whose deviation is 0."""
+    means = np.zeros(n_features)
+    for piece in read_statistics(statistics):
+        means[piece["feature"]] = np.where(piece["min"] < piece["max"], piece["mean"], np.nan)
+    return means
 
 
-def _next_features(entries: Entries, last: int, count: int) -> np.ndarray:
-    """Find the `count` smallest distinct features above `last`."""
-    smallest = np.empty(0, np.int64)
-    for _, feature, _ in entries:
-        limit = smallest[-1] if smallest.size == count else np.iinfo(np.int64).max
-        new = feature[(feature > last) & (feature <= limit)]
-        if new.size:
-            smallest = sorted_distinct(smallest, sorted_distinct(new))[:count].copy()
-    return smallest
+def standard_scales(deviations: Path, means: np.ndarray, n_rows: int) -> np.ndarray:
+    """Compute the standard deviation of every feature over all rows, absent entries as zeros; 1 for a single value.
 
-
-def _range_ends(entries: Entries) -> np.ndarray:
-    """Find the last features of ranges of about equally many distinct features, from a sample of the entries."""
-    limit = 1 << 14  # 64 a range
-    sample, step = np.empty(0, np.int64), 1
-    for _, feature, _ in entries:
-        sample = sorted_distinct(sample, feature[::step])
-        while sample.size > limit:  # halve the sample, and the rate from here on
-            sample, step = sample[::2].copy(), 2 * step
-    return (
-        sample[np.linspace(0, sample.size - 1, _N_RANGES).astype(np.int64)[1:-1]] if sample.size else sample
-    )
-
-
-def in_groups(batches: FeatureColumns) -> Iterator[dict[str, np.ndarray]]:
-    """Cut columns anew, into groups of `_GROUP_FEATURES` features and a last one."""
-    held: dict[str, np.ndarray] = {}
-    for batch in batches:
-        held = {
-            name: np.concatenate([held[name], column]) if held else column for name, column in batch.items()
-        }
-        while len(held["feature"]) >= _GROUP_FEATURES:
-            yield {name: column[:_GROUP_FEATURES] for name, column in held.items()}
-            held = {name: column[_GROUP_FEATURES:] for name, column in held.items()}
-    if held:
-        yield held
+    `deviations` are statistics of the entries minus the `means` of their features (see `feature_means`). The difference of
+    mean square and squared mean would lose all digits if the mean is large.
+    """
+    scales = np.ones(means.size)
+    for piece in read_statistics(deviations):
+        feature = piece["feature"]
+        absent = 1.0 - piece["n_entries"] / n_rows
+        deviation = np.sqrt(piece["mean_square"] + absent * means[feature] ** 2)
+        scales[feature] = np.where(deviation > 0, deviation, 1.0)  # false for NaN too
+    return scales
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -300,10 +309,7 @@ class LabelCounts:
         """Return the manifest's ``classes`` and ``class_counts``; includes `known` classes that do not occur."""
         if self.counts is None:
             return {"classes": None, "class_counts": None}
-        counts = dict(self.counts)
-        if known is not None:
-            for label in known.tolist():
-                counts.setdefault(label, 0)
+        counts = dict.fromkeys([] if known is None else known.tolist(), 0) | self.counts
         classes = sorted(counts)
         return {"classes": classes, "class_counts": [counts[label] for label in classes]}
 
@@ -320,34 +326,40 @@ def _counted(label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.unique(label, return_counts=True)
 
 
+def sorted_distinct(numbers: np.ndarray) -> np.ndarray:
+    """Return the distinct integers of an array, sorted, as int64; `numpy.unique` hashes, which took ten times as long."""
+    numbers = np.sort(numbers.astype(np.int64, copy=False))
+    first = np.ones(numbers.size, np.bool_)
+    np.not_equal(numbers[1:], numbers[:-1], out=first[1:])
+    return numbers[first]
+
+
 class DistinctFeatures:
     """The indices that occur, ascending; for ``--compact``. Their map may take `n_bytes`."""
 
     def __init__(self, n_bytes: int) -> None:
         self._n_bytes = n_bytes
-        self._sorted = np.empty(0, np.int64)
-        self._new: list[np.ndarray] = []
+        self._parts = [np.empty(0, np.int64)]  # the first is sorted, and the others are new
         self._n_new = 0
 
     def add(self, index: np.ndarray) -> None:
         """Add indices, in any order."""
-        new = sorted_distinct(index)
-        self._new.append(new)
-        self._n_new += new.size
+        self._parts.append(sorted_distinct(index))
+        self._n_new += self._parts[-1].size
         # merged once a quarter are new: the work stays proportional, and the memory small
-        if self._n_new > max(self._sorted.size // 4, 1 << 16):
+        if self._n_new > max(self._parts[0].size // 4, 1 << 16):
             self.merge()
 
     def merge(self) -> np.ndarray:
         """Return all indices so far; raises `UsageError` if they are too many for the memory."""
-        merged = np.concatenate([self._sorted, *self._new])
-        self._sorted, self._new, self._n_new = np.empty(0, np.int64), [], 0
-        self._sorted = sorted_distinct(merged)
-        needed = 24 * self._sorted.size  # the next merge holds the features twice, and a quarter more
+        merged, self._parts, self._n_new = np.concatenate(self._parts), [], 0
+        merged = sorted_distinct(merged)
+        self._parts = [merged]
+        needed = 24 * merged.size  # the next merge holds the features twice, and a quarter more
         if needed > self._n_bytes:
             raise UsageError(
-                f"--compact: {self._sorted.size:,} distinct features so far need {format_size(needed)} for their map, "
+                f"--compact: {merged.size:,} distinct features so far need {format_size(needed)} for their map, "
                 f"{format_size(self._n_bytes)} of --memory are left for it; give about "
                 f"{format_size(8 * needed + RESERVED_BYTES)} or convert without --compact"
             )
-        return self._sorted
+        return merged

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 
 from ..core.errors import DataError
 from ..core.process_pool import Tell
+from ..core.storage import Url, location
 from ..core.threads import ahead
 from .external_shuffle import HeldRows, RunFormat, RunWriter
 from .feature_statistics import DistinctFeatures, LabelCounts
@@ -18,6 +20,24 @@ from .numbering import TaskDictionary
 from .plan import Plan
 from .rows import Counts, RowBatch, Rows
 from .sources import Source
+
+
+class Stamp(NamedTuple):
+    """Properties of a file, or a server's version of a URL, that change when its content does."""
+
+    n_bytes: int | None
+    version: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, path: str) -> Stamp | None:
+        """Return the stamp of a file or URL; None for what is no regular file, or missing."""
+        if isinstance(url := location(path), Url):
+            size, version = url.status()
+            return cls(size, (version,))
+        if not os.path.isfile(path):
+            return None
+        found = os.stat(path)
+        return cls(found.st_size, (found.st_dev, found.st_ino, found.st_mtime_ns))
 
 
 class Task(NamedTuple):
@@ -44,17 +64,14 @@ class Weights(NamedTuple):
         self.check(int(rows.source_row[0]) + rows.n_rows)
         return weight
 
-    def check(self, n_rows: int) -> None:
-        """Refuse fewer weights than rows."""
+    def check(self, n_rows: int, *, whole: bool = False) -> None:
+        """Refuse fewer weights than rows; with `whole`, others that are left over."""
         if self.n_weights < n_rows:
             raise DataError(
                 f"{self.name}: expected a weight for every row, found {self.n_weights:,}, fewer "
                 "than the source has rows; give one number a line"
             )
-
-    def check_end(self, n_rows: int) -> None:
-        """Refuse weights that are left over."""
-        if self.n_weights > n_rows:
+        if whole and self.n_weights > n_rows:
             raise DataError(
                 f"{self.name}: expected {n_rows:,} weights, one a row, found more; is it the right file?"
             )
@@ -67,12 +84,13 @@ class Parsing:
     form: RunFormat
     plan: Plan
     source: Source
-    dictionaries: Path | None  # a directory for the strings of each task
-    hold: bool  # all rows in memory if they fit, where there is one task
-    weights: Weights | None
-    distinct: Path | None  # a directory for the indices that occur in each task
-    tell: Tell | None  # takes the bytes read, if the whole source is one task
+    scale: str
     has_targets: bool  # labels are numbers to predict
+    dictionaries: Path | None  # a directory for the strings of each task
+    distinct: Path | None  # a directory for the indices that occur in each task
+    weights: Weights | None
+    hold: bool  # all rows in memory if they fit, where there is one task
+    tell: Tell | None  # takes the bytes read, if the whole source is one task
 
 
 class Parsed(NamedTuple):
@@ -90,12 +108,13 @@ def changed(path: str) -> DataError:
 
 def parse_task(parsing: Parsing, task: Task) -> Parsed:
     """Write the rows of some ranges as a run; if they are the whole source, keep them in memory if they fit."""
-    counts, labels = Counts(), LabelCounts(None if parsing.has_targets else {})
-    distinct = None if parsing.distinct is None else DistinctFeatures(parsing.plan.map_bytes)
-    run = RunWriter(parsing.form, task.number, parsing.plan.sort_bytes)
+    counts, plan = Counts(), parsing.plan
+    labels = LabelCounts(None if parsing.has_targets else {})
+    distinct = None if parsing.distinct is None else DistinctFeatures(plan.map_bytes)
+    run = RunWriter(parsing.form, task.number, plan.sort_bytes)
     dictionary = None
     if parsing.dictionaries is not None:
-        dictionary = TaskDictionary(parsing.plan.map_bytes, parsing.source.class_names)
+        dictionary = TaskDictionary(plan.map_bytes, parsing.source.class_names)
     for batch in _batches(parsing.source, task, dictionary):
         counts, rows = batch.counts, batch.rows
         labels.add(rows.label)
@@ -106,7 +125,7 @@ def parse_task(parsing: Parsing, task: Task) -> Parsed:
         run.append(rows, counts.is_wide)
         if parsing.tell is not None:
             parsing.tell(batch.bytes_read)
-    held = run.close(hold=parsing.hold)
+    held = run.close(hold=parsing.hold and plan.has_room_to_hold(counts.max_index + 1, parsing.scale))
     if dictionary is not None and parsing.dictionaries is not None:
         dictionary.save(parsing.dictionaries, task.number)
     if distinct is not None and parsing.distinct is not None:

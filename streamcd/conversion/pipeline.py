@@ -1,17 +1,17 @@
 """Stages of a conversion, by one process or several, to the same dataset, bit for bit.
 
 Ranges of the source are parsed into runs sorted by leading key bits; the rows' lengths in final order determine where
-chunks and shards begin; then whole shards are written. Statistics are made by ranges of features, each feature's in the
-order of the rows. None of it depends on the assignment of tasks to workers. One worker alone takes all of the source as
-one task, and all shards as another, and keeps the rows in memory if they fit. For several, the rows of every range are
-counted first, so that each worker knows the number of rows before its own.
+chunks and shards begin; then whole shards are gathered, to sum up their features where these are scaled, and to be
+written. None of it depends on the assignment of tasks to workers. One worker alone takes all of the source as one task,
+and all shards as another, and keeps the rows in memory if they fit. For several, the rows of every range are counted
+first, so that each worker knows the number of rows before its own.
 
 A source (`sources.Source`) provides pieces of itself, and batches of the rows of pieces.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,57 +20,33 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import DataError
+from ..core.memory_budget import parse_size
 from ..core.process_pool import TASKS_PER_WORKER, InProcess, Pool, in_shares
-from ..dataset.scaling import Scaling
+from ..dataset.scaling import scales_digest
 from ..dataset.writer import DatasetWriter, PartWriter
 from ..kernels.tables import SPARSE_CODES
 from .byte_sources import check_rows, display_name
 from .chunking import cut_chunks, cut_shards
-from .external_shuffle import MAX_BITS, HeldRows, RunFormat, RunReader
+from .external_shuffle import MAX_BITS, RunFormat, RunReader
 from .feature_statistics import (
-    STATISTICS_BYTES,
-    FeatureColumns,
     LabelCounts,
-    in_groups,
-    join_statistics,
-    read_entries,
+    Summing,
+    feature_means,
+    max_abs_scales,
     read_statistics,
-    saved_columns,
-    scatter_statistics,
+    standard_scales,
 )
 from .libsvm import copy_weights
 from .number_notation import notation_warnings
 from .numbering import Merged, Numbering, label_maps, merge_dictionaries, read_merged
-from .parsing import Parsed, Parsing, Task, Weights, changed, merge_distinct, parse_task
-from .plan import Options, Plan, Stamp
+from .parsing import Parsed, Parsing, Stamp, Task, Weights, changed, merge_distinct, parse_task
+from .plan import Options, Plan
 from .publication import Publication
 from .rows import Counts
-from .shard_writing import (
-    Shape,
-    Shard,
-    Writing,
-    Written,
-    plan_buckets,
-    rescale_shards,
-    save_means,
-    save_scales,
-    write_shards,
-)
+from .shard_writing import Shape, Shard, ShardPass, Written, pass_over, plan_buckets
 from .sources import Source, counted_pieces
 
 _UNKNOWN_BITS = 10  # of keys, that make buckets where the size of the source is not known
-_MAX_RANGES = 8
-"""Above this number of passes for ranges of a fixed width, entries are scattered to files first."""
-
-
-def _told_collisions(merged: Merged) -> list[str]:
-    if not merged.n_buckets_used:
-        return []
-    return [f"{merged.n_collided:,} of {merged.n_buckets_used:,} hash buckets in use hold several categories"]
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Tasks
 
 
 @dataclass
@@ -95,30 +71,20 @@ class Conversion:
         found = self._parse(tasks, form)
         merged = self._merge_strings()
         parsed = self._join(found)
-        counts = parsed.counts
-        base, n_features = self._base_and_width(counts)
-        numbering = self._numbering(tasks, base)
-        if self.options.compact:
-            numbering = replace(numbering, original=self.work / "original.npy")
-            merging = (self.work / "distinct", self.plan.map_bytes, numbering.original)
-            (n_features,) = self.pool.run(merge_distinct, [merging])
-        shape = Shape(counts.n_rows, n_features, base)
-        sums = self._sums("dataset", shape, parsed.held)
-        rows_bytes = self.plan.rows_bytes(sums is not None)
-        writing = Writing(
-            partial(RunReader, form, rows_bytes, counts.is_wide, parsed.held),
-            partial(PartWriter, self.work / "dataset", **self._table_format(shape)),
-            shape,
-            numbering,
-            self.work / "dataset",
-            replace(self.options.scaling, scales=None),
-            self._given_scales(),
-            sums,
-            publication=None if sums is None else self.publication,  # else they are read once more
-        )
-        self._write(writing, self._manifest(parsed, shape, merged.class_names), parsed.held)
-        size = f"{counts.n_rows:,} rows, {n_features:,} features, {counts.n_entries:,} entries"
-        for message in [*counts.messages(self.options.value_dtype), *_told_collisions(merged), size]:
+        numbering, shape = self._number(tasks, parsed.counts)
+        reader = partial(RunReader, form, self.plan.rows_bytes, parsed.counts.is_wide, parsed.held)
+        shards = self._shards(reader, shape)
+        summing = self._summing("values", shape, parsed)
+        plain = ShardPass(reader, shape, numbering, summing)
+        scaling = self._scaling(plain, shards, parsed)
+        self._write(replace(plain, **scaling), shards, self._manifest(parsed, shape, merged.class_names))
+        messages = parsed.counts.messages(self.options.value_dtype)
+        if merged.n_buckets_used:
+            messages.append(
+                f"{merged.n_collided:,} of {merged.n_buckets_used:,} hash buckets in use hold several categories"
+            )
+        size = f"{shape.n_rows:,} rows, {shape.n_features:,} features, {parsed.counts.n_entries:,} entries"
+        for message in [*messages, size]:
             self.pool.listener.message(message)
 
     # -- reading
@@ -136,19 +102,23 @@ class Conversion:
 
     def _form(self, tasks: Sequence[Task]) -> RunFormat:
         options = self.options
-        (self.work / "runs").mkdir()
         expected = self.source.reader.expected_bytes([piece for task in tasks for piece in task.pieces])
         bits = _UNKNOWN_BITS
         if expected is not None:
             # a bucket has to fit in a quarter of the memory: records take up to three times the bytes of dense rows' text.
-            # Buckets too small cost less than buckets too large, which are cut, and read again for every part
+            # Buckets too small cost less than buckets too large, which are cut, and written again
             bits = min(int(np.ceil(np.log2(max(12 * expected / self.plan.sort_bytes, 2)))), MAX_BITS)
         seed = options.seed if options.shuffle else None
-        return RunFormat(self.work / "runs", seed, bits, options.value_dtype, self._weighted)
+        return RunFormat(self._directory("runs"), seed, bits, options.value_dtype, self._weighted)
 
     @property
     def _weighted(self) -> bool:
         return self.options.weights is not None or self.source.weighted
+
+    def _directory(self, name: str) -> Path:
+        directory = self.work / name
+        directory.mkdir()
+        return directory
 
     def _weights(self, tasks: Sequence[Task]) -> Weights | None:
         if self.options.weights is None:
@@ -169,12 +139,13 @@ class Conversion:
             form,
             self.plan,
             source,
-            self._directory("dictionaries") if self._has_strings else None,
-            self.pool.n_workers == 1,
-            weights,
-            self._directory("distinct") if self.options.compact else None,
-            tell,
+            self.options.scale,
             self.options.has_targets,
+            dictionaries=self._directory("dictionaries") if self._has_strings else None,
+            distinct=self._directory("distinct") if self.options.compact else None,
+            weights=weights,
+            hold=self.pool.n_workers == 1,
+            tell=tell,
         )
         sizes = [sum(piece.n_bytes for piece in task.pieces) for task in tasks] if tell is None else None
         found: list[Parsed] = pool.run(
@@ -183,7 +154,7 @@ class Conversion:
         n_rows = sum(parsed.counts.n_rows for parsed in found)
         check_rows(n_rows, source.reader.paths, source.what)
         if weights is not None:
-            weights.check_end(n_rows)
+            weights.check(n_rows, whole=True)
         return found
 
     def _join(self, found: Sequence[Parsed]) -> Parsed:
@@ -194,11 +165,6 @@ class Conversion:
             counts.add(parsed.counts)
             labels.merge(parsed.labels if maps is None else parsed.labels.renumbered(maps[number]))
         return Parsed(counts, labels, found[-1].held)
-
-    def _directory(self, name: str) -> Path:
-        directory = self.work / name
-        directory.mkdir()
-        return directory
 
     # -- numbering
 
@@ -223,16 +189,24 @@ class Conversion:
                 self.pool.listener.warning(warning)
         return merged
 
-    def _numbering(self, tasks: Sequence[Task], base: int) -> Numbering:
+    def _number(self, tasks: Sequence[Task], counts: Counts) -> tuple[Numbering, Shape]:
         encoding, source = self.encoding, self.source
-        return Numbering(
+        base, n_features = self._base_and_width(counts)
+        original = None
+        if self.options.compact:
+            original = self.work / "original.npy"
+            merging = (self.work / "distinct", self.plan.map_bytes, original)
+            (n_features,) = self.pool.run(merge_distinct, [merging])
+        numbering = Numbering(
             base,
+            original,
             dictionaries=self.work / "dictionaries" if self._has_strings else None,
             first_rows=tuple(task.first_row for task in tasks),
             maps_features=source.grows and encoding is not None and encoding.has_categories,
             maps_labels=source.names_labels,
             sparse_start=0 if encoding is None else encoding.sparse_start,
         )
+        return numbering, Shape(counts.n_rows, n_features, base)
 
     def _base_and_width(self, counts: Counts) -> tuple[int, int]:
         options, like, encoding = self.options, self.options.training, self.encoding
@@ -271,7 +245,7 @@ class Conversion:
             "seed": options.seed,
             "shuffle": options.shuffle,
             "chunk_bytes": options.chunk_bytes,
-            "shard_bytes": options.shard_bytes,
+            "shard_bytes": parse_size(options.shard_size),
             "n_explicit_zeros": counts.n_explicit_zeros,
             "n_underflows": counts.n_underflows,
             "n_ignored": counts.n_ignored,
@@ -290,125 +264,22 @@ class Conversion:
 
     # -- writing
 
-    def _table_format(self, shape: Shape) -> dict[str, Any]:
-        return {
-            "index_dtype": shape.index_dtype,
-            "value_dtype": self.options.value_dtype,
-            "row_dtype": shape.row_dtype,
-            "compression": self.options.compression,
-        }
-
-    def _given_scales(self) -> Path | None:
-        if self.options.scaling.scales is not None:
-            np.save(self.work / "scales.npy", self.options.scaling.scales)
-            return self.work / "scales.npy"
-        return None
-
-    def _write(self, writing: Writing, manifest: dict[str, Any], held: HeldRows | None) -> None:
-        """Write the dataset; where features are scaled, one without scaling first."""
-        shards = self._shards(writing)
-        if self.options.scale == "none":
-            self._write_parts(write_shards, writing, shards, manifest, held)
-            return
-        # divisors are computed over all rows in final order, which fixes their bits
-        self.plan.check_scales(writing.shape.n_features, self.options)
-        unscaled = self.work / "unscaled"
-        plain = replace(
-            writing,
-            dataset=unscaled,
-            part=partial(PartWriter, unscaled, **self._table_format(writing.shape)),
-            scaling=Scaling(),
-            scales=None,
-            sums=self._sums("unscaled", writing.shape, held),
-            publication=None,
-        )
-        self._write_parts(write_shards, plain, shards, manifest, held)
-        scaled = self._scaled(writing, unscaled)
-        self._write_parts(partial(rescale_shards, unscaled=unscaled), scaled, shards, manifest, None)
-
-    def _write_parts(
-        self,
-        function: Callable[..., list[Written]],
-        writing: Writing,
-        shards: Sequence[Shard],
-        manifest: dict[str, Any],
-        held: HeldRows | None,
-    ) -> None:
-        writer = DatasetWriter(
-            writing.dataset,
-            index_dtype=writing.shape.index_dtype,
-            value_dtype=self.options.value_dtype,
-            weighted=self._weighted,
-            compression=self.options.compression,
-        )
-        phase = "write" if writing.dataset.name == "dataset" else "write unscaled"
-        tell = self.pool.tell_within(phase, "rows", writing.shape.n_rows)
-        groups = [shards] if self.pool.n_workers == 1 else [[shard] for shard in shards]
-        tasks = [(replace(writing, tell=tell), group) for group in groups]
-        sizes = [sum(shard.n_rows for shard in group) for group in groups]
-        for parts in self.pool.run(function, tasks, phase=phase, unit="rows", sizes=sizes):
-            for written in parts:
-                writer.add_part(*written)
-        if held is not None:
-            held.release()  # statistics may need the memory
-        if writing.scaling.changes_values:
-            writer.write_scaling(writing.whole_scaling())
-        self._write_features(writer, writing)
-        if self.encoding is not None:
-            writer.write_encoding(self.encoding)
-        writer.close(**manifest)
-
-    def _write_features(self, writer: DatasetWriter, writing: Writing) -> None:
-        columns: FeatureColumns = (
-            batch for path in self._statistics(writing) for batch in saved_columns(path)
-        )
-        numbering, names = writing.numbering, None
-        if self.encoding is not None:
-            names = self.encoding.feature_names
-        if numbering.original is not None:
-            original = np.load(numbering.original, mmap_mode="r")
-            columns = ({**batch, "index": original[batch["feature"]]} for batch in columns)
-        else:
-            base = numbering.index_base
-            columns = ({**batch, "index": batch["feature"] + base} for batch in columns)
-        writer.write_features(in_groups(columns), names)
-
-    def _statistics(self, writing: Writing) -> list[Path]:
-        """Write files with the statistics of features, from sums if there are any."""
-        if writing.sums is None:
-            return self._statistics_files(writing.dataset, None, writing.shape)
-        saved = sorted(writing.sums.iterdir())
-        if self.pool.n_workers == 1:  # made by the only task
-            return saved
-        join = partial(join_statistics, saved)
-        return self._by_ranges(join, writing.sums / "joined", self.pool.n_workers, writing.shape)
-
-    def _scaled(self, writing: Writing, unscaled: Path) -> Writing:
-        """Return the parameters of the same shards with divisors, computed from a dataset without scaling."""
-        means, statistics, out = None, [], self.work / "scales.npy"
-        if self.options.scale == "standard":
-            means = self.work / "means.npy"
-            self.pool.run(save_means, [(unscaled, means)])
-            statistics = self._statistics_files(unscaled, means, writing.shape)
-        (digest,) = self.pool.run(save_scales, [(unscaled, means, statistics, out)])
-        return replace(writing, scaling=replace(writing.scaling, digest=digest), scales=out)
-
-    def _shards(self, writing: Writing) -> list[Shard]:
+    def _shards(self, reader: partial[RunReader], shape: Shape) -> list[Shard]:
         """Cut the final order into chunks and shards, by the lengths of all rows."""
-        with writing.reader() as reader:
-            n_buckets = reader.n_buckets
+        with reader() as opened:
+            n_buckets = opened.n_buckets
         ranges = in_shares([1] * n_buckets, TASKS_PER_WORKER * self.pool.n_workers)
         lengths = [self.work / "runs" / f"lengths-{start:07d}" for start, _ in ranges]
-        tasks = [(writing, *ends, path) for ends, path in zip(ranges, lengths, strict=True)]
+        tasks = [(reader, *ends, path) for ends, path in zip(ranges, lengths, strict=True)]
         sizes = [stop - start for start, stop in ranges]
         cells = self.pool.run(plan_buckets, tasks, phase="sort", unit="buckets", sizes=sizes)
-        entry_bytes = writing.shape.index_dtype.itemsize + self.options.value_dtype.itemsize
+        entry_bytes = shape.index_dtype.itemsize + self.options.value_dtype.itemsize
         chunk_rows, chunk_entries = cut_chunks(lengths, self.options.chunk_bytes, entry_bytes)
         row_start = np.concatenate([[0], np.cumsum(chunk_rows)])
         flat = [cell for bucket in cells for cell in bucket]
         cell_start = np.cumsum([0, *(cell.n_rows for cell in flat)])
         shards: list[Shard] = []
-        for first, stop in cut_shards(chunk_entries * entry_bytes, self.options.shard_bytes):
+        for first, stop in cut_shards(chunk_entries * entry_bytes, parse_size(self.options.shard_size)):
             row0, row_end = int(row_start[first]), int(row_start[stop])
             low = int(np.searchsorted(cell_start, row0, side="right")) - 1
             high = int(np.searchsorted(cell_start, row_end, side="left"))
@@ -416,42 +287,93 @@ class Conversion:
             shards.append(Shard(len(shards), row0, chunk_rows[first:stop], chunk_entries[first:stop], held))
         return shards
 
-    def _sums(self, name: str, shape: Shape, held: HeldRows | None) -> Path | None:
-        """Make a directory for the sums of features; None if those of all do not fit in a worker beside the rows."""
-        each = STATISTICS_BYTES + (0 if self.options.scale == "none" else 8)
-        if shape.n_features * each > self.plan.sums_bytes(held is not None):
-            return None
-        directory = self.work / f"sums-{name}"
-        directory.mkdir()
-        return directory
+    def _summing(self, name: str, shape: Shape, parsed: Parsed) -> Summing:
+        scales_bytes = 0 if self.options.scale == "none" else 8 * shape.n_features
+        room = self.plan.sums_bytes(parsed.held is not None, scales_bytes)
+        return Summing(self._directory(f"sums-{name}"), shape.n_features, room)
 
-    def _by_ranges(
-        self, function: Callable[..., None], directory: Path, n_ranges: int, shape: Shape
-    ) -> list[Path]:
-        """Write files with the statistics of ranges of features, ascending."""
-        directory.mkdir(exist_ok=True)
-        ends = np.linspace(0, shape.n_features, n_ranges + 1).astype(np.int64).tolist()
-        paths = [directory / f"range-{number:05d}" for number in range(n_ranges)]
-        tasks = [
-            (start, stop, shape.n_rows, path)
-            for start, stop, path in zip(ends[:-1], ends[1:], paths, strict=True)
-        ]
-        sizes = np.diff(ends).tolist()
-        self.pool.run(function, tasks, phase="statistics", unit="features", sizes=sizes)
-        return paths
+    def _scaling(self, plain: ShardPass, shards: Sequence[Shard], parsed: Parsed) -> dict[str, Any]:
+        """Return the scaling of a pass; divisors are computed over all rows in final order, which fixes their bits."""
+        scaling, shape = self.options.scaling, plain.shape
+        path = self.work / "scales.npy"
+        if scaling.scales is not None:
+            np.save(path, scaling.scales)
+            return {"scaling": replace(scaling, scales=None), "scales": path}
+        if self.options.scale == "none":
+            return {"scaling": scaling}
+        self.plan.check_scales(shape.n_features, self.options)
+        statistics, means = self._sum_up(plain, shards), None
+        if self.options.scale == "standard":
+            means = self.work / "means.npy"
+            self.pool.run(_save_means, [(statistics, shape.n_features, means)])
+            summing = self._summing("deviations", shape, parsed)
+            statistics = self._sum_up(replace(plain, means=means, summing=summing), shards)
+        (digest,) = self.pool.run(_save_scales, [(statistics, shape, means, path)])
+        summing = self._summing("scaled", shape, parsed)
+        return {"scaling": replace(scaling, digest=digest), "scales": path, "summing": summing}
 
-    def _statistics_files(self, dataset: Path, means: Path | None, shape: Shape) -> list[Path]:
-        """Write files with the statistics of features, by reading the shards again."""
-        directory = self.work / f"statistics-{dataset.name}{'' if means is None else '-deviations'}"
-        directory.mkdir()
-        memory_bytes = self.plan.statistics_bytes + self.plan.sort_bytes  # no rows are in memory any more
-        if self.options.scale != "none":
-            memory_bytes -= 8 * shape.n_features
-        width = max(memory_bytes // STATISTICS_BYTES, 1)
-        read = partial(read_entries, dataset, means)
-        if shape.n_features > width * _MAX_RANGES * self.pool.n_workers:
-            out = directory / "all"
-            self.pool.run(scatter_statistics, [(read, shape.n_rows, memory_bytes, directory / "run", out)])
-            return [out]
-        n_ranges = max(-(-shape.n_features // width), self.pool.n_workers)
-        return self._by_ranges(partial(read_statistics, read), directory, n_ranges, shape)
+    def _sum_up(self, work: ShardPass, shards: Sequence[Shard]) -> Path:
+        """Return the file of the statistics of the features, from a pass that writes no rows."""
+        self._pass(work, shards, "sum up")
+        return self._statistics(work)
+
+    def _pass(self, work: ShardPass, shards: Sequence[Shard], phase: str) -> Iterator[Written]:
+        tell = self.pool.tell_within(phase, "rows", work.shape.n_rows)
+        groups = [shards] if self.pool.n_workers == 1 else [[shard] for shard in shards]
+        tasks = [(replace(work, tell=tell), group) for group in groups]
+        sizes = [sum(shard.n_rows for shard in group) for group in groups]
+        parts = self.pool.run(pass_over, tasks, phase=phase, unit="rows", sizes=sizes)
+        return (written for group in parts for written in group)
+
+    def _statistics(self, work: ShardPass) -> Path:
+        out = work.summing.directory / "statistics.all"
+        joining = [(work.summing, work.shape.n_rows, out)]
+        self.pool.run(
+            Summing.join, joining, phase="statistics", unit="features", sizes=[work.shape.n_features]
+        )
+        return out
+
+    def _write(self, work: ShardPass, shards: Sequence[Shard], manifest: dict[str, Any]) -> None:
+        options, dataset = self.options, self.work / "dataset"
+        form: dict[str, Any] = {
+            "index_dtype": work.shape.index_dtype,
+            "value_dtype": options.value_dtype,
+            "compression": options.compression,
+        }
+        writer = DatasetWriter(dataset, weighted=self._weighted, **form)
+        part = partial(PartWriter, dataset, row_dtype=work.shape.row_dtype, **form)
+        upload = None if self.publication is None else partial(self.publication.upload, dataset)
+        work = replace(work, part=part, upload=upload)
+        for written in self._pass(work, shards, "write"):
+            writer.add_part(*written)
+        if work.scaling.changes_values:
+            writer.write_scaling(work.whole_scaling())
+        self._write_features(writer, work)
+        if self.encoding is not None:
+            writer.write_encoding(self.encoding)
+        writer.close(**manifest)
+
+    def _write_features(self, writer: DatasetWriter, work: ShardPass) -> None:
+        numbering = work.numbering
+        names = None if self.encoding is None else self.encoding.feature_names
+        original = None if numbering.original is None else np.load(numbering.original, mmap_mode="r")
+
+        def index_of(feature: np.ndarray) -> np.ndarray:
+            return feature + numbering.index_base if original is None else original[feature]
+
+        columns = read_statistics(self._statistics(work))
+        writer.write_features(({**group, "index": index_of(group["feature"])} for group in columns), names)
+
+
+def _save_means(statistics: Path, n_features: int, out: Path) -> None:
+    np.save(out, feature_means(statistics, n_features))
+
+
+def _save_scales(statistics: Path, shape: Shape, means: Path | None, out: Path) -> str:
+    """Write the divisors of the features; returns their digest."""
+    if means is None:
+        scales = max_abs_scales(statistics, shape.n_features)
+    else:
+        scales = standard_scales(statistics, np.load(means), shape.n_rows)
+    np.save(out, scales)
+    return scales_digest(scales)

@@ -1,57 +1,71 @@
-"""Plan of a conversion: the files and properties that its options name, and the shares of the memory."""
+"""Plan of a conversion: what its options name, and the shares of the memory."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from ..core.atomic_files import describe_set_aside
 from ..core.errors import UsageError
-from ..core.memory_budget import format_size, parse_size
-from ..core.storage import Location, Url, location
+from ..core.memory_budget import format_size, parse_size, require
+from ..core.process_pool import memory_per_worker
+from ..core.storage import REMOTE_BYTES, UPLOADING_BYTES, Location, Url, local_path
+from ..dataset.dataset import open_dataset
 from ..dataset.scaling import Scaling
-from ..models.encoding import Encoding
+from ..models.encoding import Encoding, encoding_of
+from .byte_sources import BLOCK_BYTES
 from .options import ConvertOptions
 
+_LEAST_BYTES = 16_000_000
 _LEAST_DECODER_BYTES = 10 << 20
-
-
-class Stamp(NamedTuple):
-    """Properties of a file, or a server's version of a URL, that change when its content does."""
-
-    device: int
-    inode: int
-    n_bytes: int | None
-    modified: int
-    version: str = ""
-
-    @classmethod
-    def of(cls, path: str) -> Stamp | None:
-        """Return the stamp of a file or URL; None for what is no regular file, or missing."""
-        if isinstance(url := location(path), Url):
-            size, version = url.status()
-            return cls(0, 0, size, 0, version)
-        if not os.path.isfile(path):
-            return None
-        found = os.stat(path)
-        return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+_HELD_ADVICE = (
+    "give a larger --memory, or write a Parquet file with smaller row groups, a .npz without compression"
+)
+_BLOCK_BYTES_OF_SEVERAL = 1 << 20
+"""Bytes of text that one of several processes parses at a time: every range allocates its buffers anew."""
 
 
 @dataclass(frozen=True)
 class Like:
     """Properties of the training side that a conversion takes over."""
 
-    name: str
     index_base: int
     n_features: int
     classes: np.ndarray | None
     label_kind: str
     scaling: Scaling
-    encoding: Encoding | None = None
-    class_names: tuple[str, ...] = ()
-    has_targets: bool = False
+    encoding: Encoding | None
+    class_names: tuple[str, ...]
+    has_targets: bool
+
+    @property
+    def scales_bytes(self) -> int:
+        return 0 if self.scaling.scales is None else self.scaling.scales.nbytes
+
+
+def load_like(path: Location) -> Like:
+    """Read what is taken over of a dataset, run or model."""
+    if isinstance(path, Path) and not path.exists():
+        raise UsageError(f"--like {path} does not exist{describe_set_aside(path)}")
+    if (path / "manifest.json").exists():
+        dataset = open_dataset(path)
+        if dataset.manifest.get("compact"):
+            raise UsageError(
+                f"--like {path}: a compacted dataset's features are renumbered; convert both without --compact"
+            )
+        found: Any = dataset
+        scaling, encoding = dataset.read_scaling(), encoding_of(dataset)
+    else:
+        from ..models.model import load_model  # needed for this only
+
+        found = load_model(local_path(str(path), "a model"))
+        scaling, encoding = found.scaling, found.encoding
+    names = tuple(found.class_names or ())
+    taken = (found.index_base, found.n_features, found.classes, found.label_kind)
+    return Like(*taken, scaling, encoding, names, found.has_targets)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +79,6 @@ class Options(ConvertOptions):
     @property
     def memory_bytes(self) -> int:
         return parse_size(self.memory)
-
-    @property
-    def shard_bytes(self) -> int:
-        return parse_size(self.shard_size)
 
     @property
     def chunk_bytes(self) -> int:
@@ -86,19 +96,17 @@ class Options(ConvertOptions):
     @property
     def index_options(self) -> list[str]:
         """Options given that are about the indices of features, by their names on the command line."""
-        given = (self.first_index is not None, self.n_features is not None, self.compact)
-        names = ("--index-base", "--n-features", "--compact")
-        return [name for name, is_given in zip(names, given, strict=True) if is_given]
+        given = {
+            "--index-base": self.first_index is not None,
+            "--n-features": self.n_features is not None,
+            "--compact": self.compact,
+        }
+        return [name for name, is_given in given.items() if is_given]
 
     @property
     def has_targets(self) -> bool:
         """True where labels are numbers to predict."""
         return self.target or (self.training is not None and self.training.has_targets)
-
-    @property
-    def has_map(self) -> bool:
-        """True where strings or indices may have to be numbered anew."""
-        return self.compact or bool(self.label) or self.training is not None or self.in_memory
 
     @property
     def scaling(self) -> Scaling:
@@ -126,6 +134,20 @@ class Plan:
         """Memory to sort the strings of all tasks: no text is read then, and few rows are in memory."""
         return self.map_bytes + self.statistics_bytes
 
+    @property
+    def rows_bytes(self) -> int:
+        """Memory of a cell of rows while shards are written: what a bucket takes at most, if keys are even."""
+        return self.sort_bytes // 4
+
+    def sums_bytes(self, rows_held: bool, scales_bytes: int) -> int:
+        """Memory for the sums of features while shards are written, when no text is read and less is sorted."""
+        whole = self.statistics_bytes if rows_held else 3 * self.statistics_bytes - self.map_bytes
+        return max(whole - scales_bytes, self.statistics_bytes // 4)
+
+    def has_room_to_hold(self, n_features: int, scale: str) -> bool:
+        """Tell if divisors of features fit beside all rows of the source."""
+        return scale == "none" or 8 * n_features <= self.statistics_bytes
+
     def check_scales(self, n_features: int, options: Options) -> None:
         """Refuse divisors that do not fit in the memory of the rows, which are sorted by then."""
         needed = 8 * n_features
@@ -138,10 +160,41 @@ class Plan:
                 "instead, or --compact where few of the features occur"
             )
 
-    def sums_bytes(self, rows_held: bool) -> int:
-        """Memory for the sums of features while shards are written, when no text is read and less is sorted."""
-        return self.statistics_bytes if rows_held else 3 * self.statistics_bytes - self.map_bytes
 
-    def rows_bytes(self, with_sums: bool) -> int:
-        """Memory for rows while shards are written; a bucket takes at most a quarter of `sort_bytes`, if keys are even."""
-        return self.sort_bytes // 4 if with_sums else self.sort_bytes
+def make_plan(options: Options, reads_urls: bool, held_bytes: int = 0) -> Plan:
+    """Divide the memory: each share is a fraction of what is left after the interpreter and the writer."""
+    uploads = isinstance(options.place, Url)
+    client = {
+        "the client of URLs": REMOTE_BYTES if reads_urls or uploads else 0,
+        "files being uploaded": UPLOADING_BYTES if uploads else 0,
+    }
+    like, scales = options.training, options.scaling
+    scales_bytes = 0 if like is None else like.scales_bytes
+    needs = {
+        # copied from the sorted rows, cast, encoded, compressed; and scaled
+        "chunks being written": (12 if scales.changes_values else 10) * options.chunk_bytes,
+        "chunks being made": 3 * options.chunk_bytes,  # while others are written
+        "blocks being read": _LEAST_BYTES,
+        "columns being read": held_bytes,
+        **client,
+        "scales of the features": 2 * scales_bytes,  # as stored, and as used
+    }
+    if options.workers == 1:
+        advice = _HELD_ADVICE if held_bytes else "give a larger --memory"
+        left = require(options.memory_bytes, needs, advice) + _LEAST_BYTES
+    else:
+        own = {"scales of the features": scales_bytes, **(client if uploads else {})}
+        left = memory_per_worker(options.memory_bytes, options.workers, needs, own) + _LEAST_BYTES
+    # a block takes three buffers of text and up to six times as much for its rows
+    most = BLOCK_BYTES if options.workers == 1 else _BLOCK_BYTES_OF_SEVERAL
+    block_bytes = min(max(left // 80, 1 << 16), most)
+    # strings or indices may have to be numbered anew
+    has_map = options.compact or options.label or like is not None or options.in_memory
+    in_map = left // 4 if has_map else 0
+    return Plan(
+        block_bytes=block_bytes,
+        max_line_bytes=max(left // 24, block_bytes),
+        sort_bytes=left // 2 - in_map // 2,
+        statistics_bytes=left // 4,
+        map_bytes=in_map,
+    )

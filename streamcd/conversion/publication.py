@@ -104,7 +104,7 @@ def publishing(folder: Url, table: type[ChunkedTable], *, force: bool) -> Iterat
     version = (folder / _MANIFEST).version()
     found = Publication(folder, os.urandom(8).hex(), version, force)
     scratch = Path(tempfile.gettempdir())
-    room = "three times" if table is Columns else "twice (three times with --scale)"
+    room = "three times" if table is Columns else "twice"
     disk_full = (
         f"{scratch}: the disk is full, nothing was written to {folder}; make room (about {room} the size of the "
         "decoded entries), or name another directory in TMPDIR"

@@ -1,11 +1,11 @@
-"""Tasks that write the shards of a dataset: rows gathered in final order, scaled and encoded; sums of their features."""
+"""Passes over the shards of a dataset: rows gathered in final order, scaled, written, and their features summed up."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,12 @@ from ..core.errors import DataError
 from ..core.process_pool import Tell
 from ..core.threads import ahead
 from ..dataset.chunked_table import RowTable
-from ..dataset.dataset import Dataset, open_dataset
-from ..dataset.scaling import Scaling, feature_means, max_abs_scales, scales_digest, standard_scales
+from ..dataset.scaling import Scaling
 from ..dataset.schema import row_dtype
 from ..dataset.writer import PartWriter
 from .external_shuffle import Cell, RunReader
-from .feature_statistics import RangeStatistics, save_columns, saved_columns
+from .feature_statistics import Summing
 from .numbering import Numberer, Numbering
-from .publication import Publication
 from .rows import Rows
 
 _INT32_MAX = 2**31 - 1
@@ -61,30 +59,30 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class Writing:
-    """Parameters of writing shards that all workers share."""
+class ShardPass:
+    """A pass over all shards, which workers share: what is done with the rows, and where their features are summed up."""
 
     reader: Callable[[], RunReader]  # opens the runs
-    part: Callable[[int, int], PartWriter]
     shape: Shape
     numbering: Numbering
-    dataset: Path
-    scaling: Scaling  # without its divisors, which `scales` names
-    scales: Path | None
-    sums: Path | None  # a directory for the sums of features by task; None where they do not fit in memory
-    publication: Publication | None = None  # uploads a shard once it is written; None for later, or none
-    tell: Tell | None = None  # takes the rows written, if all shards are one task
+    summing: Summing
+    part: Callable[[int, int], PartWriter] | None = None  # None where rows are only summed up
+    means: Path | None = None  # of the features, which are subtracted before values are summed up
+    scaling: Scaling = field(default_factory=Scaling)  # without its divisors, which `scales` names
+    scales: Path | None = None
+    upload: Callable[[str], None] | None = None  # of a file, once it is written
+    tell: Tell | None = None  # takes the rows done, if all shards are one task
 
     def whole_scaling(self) -> Scaling:
         return self.scaling if self.scales is None else replace(self.scaling, scales=np.load(self.scales))
 
 
-def plan_buckets(writing: Writing, start: int, stop: int, lengths: Path) -> list[Cell]:
+def plan_buckets(reader: Callable[[], RunReader], start: int, stop: int, lengths: Path) -> list[Cell]:
     """Cut buckets into cells, and write the entries of their rows in final order."""
-    with writing.reader() as reader, open(lengths, "wb") as file:
-        cells = [cell for bucket in range(start, stop) for cell in reader.cells(bucket)]
+    with reader() as opened, open(lengths, "wb") as file:
+        cells = [cell for bucket in range(start, stop) for cell in opened.cells(bucket)]
         for cell in cells:
-            reader.lengths(cell).tofile(file)
+            opened.lengths(cell).tofile(file)
     return cells
 
 
@@ -92,117 +90,97 @@ Written = tuple[dict[str, Any], "array[int]", np.ndarray]
 """Arguments of `DatasetWriter.add_part`."""
 
 
-class _Encoder:
-    """Writer of shards, which scales their chunks and sums up their features; a context manager."""
+def pass_over(work: ShardPass, shards: Sequence[Shard]) -> list[Written]:
+    """Write shards, unless they are only summed up, and leave the sums of their features."""
+    sums = work.summing.begin(shards[0].number)
+    numberer, index_dtype = Numberer(work.numbering), work.shape.index_dtype
+    means = None if work.means is None else np.load(work.means)
+    written = []
+    with work.reader() as reader, _Writer(work) as writer:
+        scaling = work.whole_scaling()
+        for shard in shards:
+            row = shard.row0
+            writer.begin(shard)
+            for gathered in _chunks(reader, shard):
+                chunk = _scaled(numberer.apply(gathered, index_dtype), scaling, work.shape.n_features)
+                writer.write(chunk)
+                value = chunk.value if means is None else chunk.value - means[chunk.index]
+                sums.add(shard.number, chunk.index, value)
+                row += chunk.n_rows
+                if work.tell is not None:
+                    work.tell(row)
+            written += writer.end()
+    sums.close()
+    return written
 
-    def __init__(self, writing: Writing) -> None:
-        self._writing, self._scaling = writing, writing.whole_scaling()
-        self._statistics = None if writing.sums is None else RangeStatistics(0, writing.shape.n_features)
+
+class _Writer:
+    """Writer of shards by a thread; another uploads the shard before. A context manager."""
+
+    def __init__(self, work: ShardPass) -> None:
+        self._work = work
+        self._part: PartWriter | None = None
         # one thread gathers, the other encodes: no processor is idle while the last few shards are written
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="streamcd-encode")
         self._uploads = ThreadPoolExecutor(1, thread_name_prefix="streamcd-upload")
+        self._writing: Future[None] | None = None
         self._uploading: list[Future[None]] = []
 
-    def __enter__(self) -> _Encoder:
+    def __enter__(self) -> _Writer:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self._thread.shutdown()
-        self._uploads.shutdown(cancel_futures=True)
+        try:
+            if kind is None:
+                self._wait_for_uploads()
+        finally:
+            self._uploads.shutdown(cancel_futures=True)
 
-    def write(self, shard: Shard, chunks: Iterator[Rows]) -> Written:
-        part, tell = self._writing.part(shard.number, shard.row0), self._writing.tell
-        pending: Future[None] | None = None
-        row = shard.row0
-        for chunk in chunks:
-            value = self._scaled(chunk)
-            if pending is not None:
-                pending.result()
-            columns = (chunk.source_row, chunk.label, chunk.weight, chunk.indptr, chunk.index, value)
-            pending = self._thread.submit(part.write_chunk, *columns)
-            if self._statistics is not None:
-                self._statistics.add(shard.number, chunk.index, value)
-            row += chunk.n_rows
-            if tell is not None:
-                tell(row)
-        if pending is not None:
-            pending.result()
-        record = part.close()
-        self._upload(record)
-        return record, part.chunk_table, part.row_norms
+    def begin(self, shard: Shard) -> None:
+        if self._work.part is not None:
+            self._part = self._work.part(shard.number, shard.row0)
 
-    def _upload(self, record: dict[str, Any]) -> None:
-        """Begin to upload a shard, once the one before is uploaded: so that two are on disk at most."""
-        self.end_uploads()
-        publication = self._writing.publication
-        if publication is not None:
+    def write(self, chunk: Rows) -> None:
+        if self._part is not None:
+            self._wait()
+            columns = (chunk.source_row, chunk.label, chunk.weight, chunk.indptr, chunk.index, chunk.value)
+            self._writing = self._thread.submit(self._part.write_chunk, *columns)
+
+    def end(self) -> list[Written]:
+        """End a shard, and begin to upload it once the one before is uploaded: so that two are on disk at most."""
+        if self._part is None:
+            return []
+        self._wait()
+        record = self._part.close()
+        self._wait_for_uploads()
+        if self._work.upload is not None:
             names = [record[table] for table in RowTable.TABLES]
-            folder = self._writing.dataset
-            self._uploading = [self._uploads.submit(publication.upload, folder, name) for name in names]
+            self._uploading = [self._uploads.submit(self._work.upload, name) for name in names]
+        return [(record, self._part.chunk_table, self._part.row_norms)]
 
-    def end_uploads(self) -> None:
-        """Wait for what is being uploaded."""
+    def _wait(self) -> None:
+        if self._writing is not None:
+            self._writing.result()
+            self._writing = None
+
+    def _wait_for_uploads(self) -> None:
         for upload in self._uploading:
             upload.result()
 
-    def _scaled(self, chunk: Rows) -> np.ndarray:
-        if not self._scaling.changes_values:
-            return chunk.value
-        n_features = self._writing.shape.n_features
-        scaled = self._scaling.apply(chunk.indptr, chunk.index, chunk.value, n_features)
-        return _stored_values(scaled, chunk.value.dtype)
 
-    def save_statistics(self, first_shard: int) -> None:
-        """Write the sums of the features of the shards written; the statistics themselves where these are all."""
-        if self._writing.sums is None or self._statistics is None:
-            return
-        path = self._writing.sums / f"shard-{first_shard:07d}"
-        if self._writing.tell is None:
-            self._statistics.save(path)
-        else:
-            save_columns(self._statistics.columns(self._writing.shape.n_rows), path)
-
-
-def write_shards(writing: Writing, shards: Sequence[Shard]) -> list[Written]:
-    numberer, index_dtype = Numberer(writing.numbering), writing.shape.index_dtype
-    with writing.reader() as reader, _Encoder(writing) as encoder:
-        written = []
-        for shard in shards:
-            chunks = (numberer.apply(chunk, index_dtype) for chunk in _chunks(reader, shard))
-            written.append(encoder.write(shard, chunks))
-        encoder.end_uploads()
-        encoder.save_statistics(shards[0].number)
-    return written
-
-
-def rescale_shards(writing: Writing, shards: Sequence[Shard], unscaled: Path) -> list[Written]:
-    """Write the shards of an unscaled dataset again, scaled."""
-    dataset = open_dataset(unscaled)
-    with _Encoder(writing) as encoder:
-        written = [encoder.write(shard, _stored_chunks(dataset, shard.number)) for shard in shards]
-        encoder.end_uploads()
-        encoder.save_statistics(shards[0].number)
-    dataset.close()
-    return written
-
-
-def _stored_chunks(dataset: Dataset, part: int) -> Iterator[Rows]:
-    """Yield the chunks of a dataset just written, as rows to write again."""
-    for chunk in np.flatnonzero(dataset.chunk_part == part).tolist():
-        data = dataset.read(chunk, verify=False)
-        yield Rows(data.source, data.label, data.weight, data.indptr, data.feature, data.value)
-
-
-def _stored_values(value: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Return scaled values in the type in which they are stored."""
+def _scaled(chunk: Rows, scaling: Scaling, n_features: int) -> Rows:
+    """Return rows with scaled values, in the type in which they are stored."""
+    if not scaling.changes_values:
+        return chunk
     with np.errstate(over="ignore", under="ignore"):
-        stored = value.astype(dtype)
-    if not np.isfinite(stored).all():
+        value = scaling.apply(chunk.indptr, chunk.index, chunk.value, n_features).astype(chunk.value.dtype)
+    if not np.isfinite(value).all():
         raise DataError(
-            f"a scaled value is too large for {stored.dtype}: a feature's scale is tiny beside its values; "
+            f"a scaled value is too large for {value.dtype}: a feature's scale is tiny beside its values; "
             "use --scale maxabs or --dtype float64"
         )
-    return stored
+    return replace(chunk, value=value)
 
 
 def _chunks(reader: RunReader, shard: Shard) -> Iterator[Rows]:
@@ -226,20 +204,3 @@ def _chunks(reader: RunReader, shard: Shard) -> Iterator[Rows]:
                 yield chunk
                 chunk = None
         del rows, order  # before the next ones are taken
-
-
-def save_means(unscaled: Path, out: Path) -> None:
-    dataset = open_dataset(unscaled)
-    np.save(out, feature_means(dataset.read_features(), dataset.n_features))
-
-
-def save_scales(unscaled: Path, means: Path | None, statistics: Sequence[Path], out: Path) -> str:
-    """Write the divisors of the features; returns their digest."""
-    dataset = open_dataset(unscaled)
-    if means is None:
-        scales = max_abs_scales(dataset.read_features(), dataset.n_features)
-    else:
-        deviations = (batch for path in statistics for batch in saved_columns(path))
-        scales = standard_scales(deviations, np.load(means), dataset.n_rows)
-    np.save(out, scales)
-    return scales_digest(scales)

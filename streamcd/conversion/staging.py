@@ -19,7 +19,7 @@ _MARK = b"streamcd works here\n"
 """Content of the lock file: who made the directory."""
 
 _MADE = re.compile(
-    r"lock|dataset|unscaled|replaced|runs|weights|dictionaries|distinct|(original|scales|means)\.npy|(sums|statistics)-.+"
+    r"lock|dataset|replaced|runs|weights|dictionaries|distinct|statistics|(original|scales|means)\.npy|sums-.+"
 )
 """Names in a directory for work."""
 
@@ -35,7 +35,7 @@ def staging_directory(dest: Path, force: bool) -> Iterator[Path]:
     with (
         disk_full_means(
             f"{dest.parent}: the disk is full, the conversion was undone; make room (about three times the size of the "
-            "decoded entries, four with --scale) and run it again"
+            "decoded entries, six where the sums of all features exceed the memory) and run it again"
         ),
         _locked(work),
     ):

@@ -8,7 +8,7 @@ problem with another optimum. So ``standard`` divides by the standard deviation 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,37 +86,3 @@ def scales_digest(scales: np.ndarray) -> str:
         digest.update((scaled + start).astype("<i8").tobytes())
         digest.update(block[scaled].astype("<f8").tobytes())
     return digest.hexdigest()[:32]
-
-
-def max_abs_scales(pieces: Iterable[Mapping[str, np.ndarray]], n_features: int) -> np.ndarray:
-    """Compute the largest magnitude of every feature from its statistics; 1 for features that are all zero."""
-    scales = np.ones(n_features)
-    for piece in pieces:
-        largest = np.maximum(np.abs(piece["min"]), np.abs(piece["max"]))
-        scales[piece["feature"]] = np.where(largest > 0, largest, 1.0)
-    return scales
-
-
-def feature_means(pieces: Iterable[Mapping[str, np.ndarray]], n_features: int) -> np.ndarray:
-    """Compute the mean of every feature; NaN for features with a single value, whose deviation is 0."""
-    means = np.zeros(n_features)
-    for piece in pieces:
-        means[piece["feature"]] = np.where(piece["min"] < piece["max"], piece["mean"], np.nan)
-    return means
-
-
-def standard_scales(
-    deviations: Iterable[Mapping[str, np.ndarray]], means: np.ndarray, n_rows: int
-) -> np.ndarray:
-    """Compute the standard deviation of every feature over all rows, absent entries as zeros; 1 for a single value.
-
-    `deviations` are statistics of the entries minus the `means` of their features (see `feature_means`). The difference of
-    mean square and squared mean would lose all digits if the mean is large.
-    """
-    scales = np.ones(means.size)
-    for piece in deviations:
-        feature = piece["feature"]
-        absent = 1.0 - piece["n_entries"] / n_rows
-        deviation = np.sqrt(piece["mean_square"] + absent * means[feature] ** 2)
-        scales[feature] = np.where(deviation > 0, deviation, 1.0)  # false for NaN too
-    return scales

@@ -477,7 +477,7 @@ _REFUSALS = (
         instead="left = budget",
     ),
     SafetyLine(
-        "conversion/convert.py",
+        "conversion/plan.py",
         "left = require(options.memory_bytes, needs, advice) + _LEAST_BYTES",
         _test("convert", "options_that_make_no_sense_are_refused"),
         instead="left = options.memory_bytes",
