@@ -12,7 +12,8 @@ import os
 import tempfile
 import warnings
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -72,18 +73,34 @@ class _Silent(Listener):
         self._bar.close()
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class LinearClassifier(ClassifierMixin, BaseEstimator):
-    """Base of the estimators.
+    """Base of the estimators, with the parameters of all; a subclass translates its own into options of `runs.train`."""
 
-    A subclass has the parameters ``C, tol, fit_intercept, class_weight, random_state, max_iter, verbose, method, memory,
-    workdir`` and translates them into options of `runs.train`.
-    """
-
-    feature_names_in_: np.ndarray
+    C: float = 1.0
+    tol: float = 1e-4
+    fit_intercept: bool = True
+    class_weight: Any = None
+    random_state: Any = None
+    max_iter: int = 1000
+    verbose: int = 0
+    method: str = "auto"
+    memory: int | str = "1GB"
+    workdir: Any = None
 
     def _problem(self) -> dict[str, Any]:
         """Return loss, method, bias, and other options that differ from their defaults; refuse unsupported parameters."""
         raise NotImplementedError
+
+    def _refuse_all_but(self, **supported: tuple[tuple[Any, ...], str]) -> None:
+        """Refuse a parameter that has none of the values supported; with advice."""
+        for name, (values, advice) in supported.items():
+            value = getattr(self, name)
+            if not any(value is one or value == one for one in values):
+                offered = " or ".join(map(repr, values))
+                raise UsageError(
+                    f"{type(self).__name__}: expected {name}={offered}, found {value!r}; {advice}"
+                )
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Fit the model to rows in memory, or to a dataset.
@@ -111,7 +128,7 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
         UsageError
             If a parameter's value is not supported, or `memory` is too small.
         """
-        asked = self._problem()  # refuses before anything is read
+        asked = self._problem() | self._shared()  # refuses before anything is read
         if isinstance(X, str | os.PathLike | Dataset):
             dataset = X if isinstance(X, Dataset) else open_dataset(X)
             if sample_weight is not None or (y is not None and not np.array_equal(y, dataset.labels())):
@@ -147,8 +164,7 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
                 X, code, weight = X[kept], code[kept], weight[kept]
         dataset = InMemoryDataset(sparse_rows(X), X.shape[1], code, self.classes_.size, weight)
         class_weight = dict(enumerate(factors)) if self.class_weight is not None else None
-        n_threads = self._n_threads()
-        threads = Threads(1 if n_threads is None else n_threads)
+        threads = Threads(self._n_threads() or 1)
         return self._adopt(*self._train_in_memory(dataset, {**asked, "class_weight": class_weight}, threads))
 
     def _fit_dataset(self, dataset: Dataset, asked: dict[str, Any]) -> Self:
@@ -160,19 +176,17 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
         if dataset is not dataset.whole:
             # a run on disk could not be resumed without these rows
             result, model = self._train_in_memory(dataset, asked, make_threads(self._n_threads()))
-        elif self.workdir is None:
-            with tempfile.TemporaryDirectory(prefix="streamcd-") as folder:
-                result, model = self._train_in_directory(dataset, Path(folder), asked)
         else:
-            result, model = self._train_in_directory(dataset, Path(self.workdir), asked)
+            temporary = tempfile.TemporaryDirectory(prefix="streamcd-")
+            with temporary if self.workdir is None else nullcontext(self.workdir) as folder:
+                result, model = self._train_in_directory(dataset, Path(folder), asked)
         self.classes_ = np.array(model.label_numbers())
         self._name_features(model)
         return self._adopt(result, model)
 
     def _name_features(self, model: Model) -> None:
         """Take over the names of the features of a table; those that hashes and indices number have none."""
-        if hasattr(self, "feature_names_in_"):
-            del self.feature_names_in_  # from an earlier fit
+        vars(self).pop("feature_names_in_", None)  # from an earlier fit
         encoding = model.encoding
         if encoding is not None and encoding.sparse is None and not encoding.bits:
             self.feature_names_in_ = np.array(
@@ -195,10 +209,8 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
         from ..training.loop import Session
 
         listener = self._listener()
-        rule = {"tol": self.tol, "max_passes": self.max_iter, "checkpoint_every": float("inf")}
-        options = TrainOptions(
-            **{**self._shared(), **asked}, **rule, memory=self.memory, in_memory=True
-        ).settled(listener)
+        asked = asked | {"tol": self.tol, "max_passes": self.max_iter, "memory": self.memory}
+        options = TrainOptions(**asked, checkpoint_every=float("inf"), in_memory=True).settled(listener)
         with closing(listener):
             result, (model,) = train_in_memory(dataset, options, Session(listener, None, threads=threads))
         return result, model
@@ -210,9 +222,8 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
         from ..runs.resume import resume
         from ..runs.train import train
 
-        options = {**self._shared(), **asked}
-        run = workdir / f"run-{_digest({**options, 'fingerprint': dataset.fingerprint})}"
-        rule = {"tol": self.tol, "max_passes": self.max_iter}
+        run = workdir / f"run-{_digest({**asked, 'fingerprint': dataset.fingerprint})}"
+        rule: dict[str, Any] = {"tol": self.tol, "max_passes": self.max_iter}
         rule |= {"threads": self._n_threads(), "listener": self._listener()}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # `_adopt` warns
@@ -220,7 +231,7 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
                 result = resume(run, **rule)
             else:
                 workdir.mkdir(parents=True, exist_ok=True)
-                result = train(dataset, run, memory=self.memory, **rule, **options)
+                result = train(dataset, run, memory=self.memory, **rule, **asked)
         return result, result.model
 
     def _shared(self) -> dict[str, Any]:
@@ -311,9 +322,8 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
             X = open_dataset(X)
         if isinstance(X, Dataset):
             return self._dataset_decisions(X)
-        if self.model_.encoding is None or not hasattr(
-            X, "__arrow_c_stream__"
-        ):  # else by the table's columns
+        by_columns = self.model_.encoding is not None and hasattr(X, "__arrow_c_stream__")
+        if not by_columns:
             numbers = (np.float64, np.float32)
             X = validate_data(self, sound_matrix(X), accept_sparse="csr", dtype=numbers, reset=False)
         return self.model_.matrix_decisions(X)
@@ -334,16 +344,6 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         return tags
-
-
-def refuse(estimator: object, **parameters: tuple[Any, tuple[Any, ...], str]) -> None:
-    """Refuse parameters by name: each is given with its value, the supported values, and advice."""
-    for name, (value, taken, advice) in parameters.items():
-        if not any(value is one or value == one for one in taken):
-            offered = " or ".join(repr(one) for one in taken)
-            raise UsageError(
-                f"{type(estimator).__name__}: expected {name}={offered}, found {value!r}; {advice}"
-            )
 
 
 def _digest(options: Mapping[str, Any]) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..core.errors import UsageError
-from .base import LinearClassifier, refuse
+from .base import LinearClassifier
 
 if TYPE_CHECKING:
     from ..training.result import Result
@@ -17,6 +18,7 @@ _SOLVERS: tuple[str, ...] = ("lbfgs", "newton-cg", "newton-cholesky", "sag", "sa
 """Solvers of scikit-learn's whose optimum is the one found here."""
 
 
+@dataclass(eq=False, repr=False)
 class LinearSVC(LinearClassifier):
     """Linear support vector classifier: ``½‖w‖² + C Σ loss``, with the intercept penalised as in scikit-learn's.
 
@@ -72,38 +74,19 @@ class LinearSVC(LinearClassifier):
     ['yes']
     """
 
-    def __init__(
-        self,
-        penalty: str = "l2",
-        loss: str = "squared_hinge",
-        *,
-        dual: str | bool = "auto",
-        tol: float = 1e-4,
-        C: float = 1.0,
-        multi_class: str = "ovr",
-        fit_intercept: bool = True,
-        intercept_scaling: float = 1,
-        class_weight: Any = None,
-        verbose: int = 0,
-        random_state: Any = None,
-        max_iter: int = 1000,
-        method: str = "auto",
-        memory: int | str = "1GB",
-        workdir: Any = None,
-    ) -> None:
-        self.penalty, self.loss, self.dual, self.tol, self.C = penalty, loss, dual, tol, C
-        self.multi_class, self.fit_intercept = multi_class, fit_intercept
-        self.intercept_scaling, self.class_weight, self.verbose = intercept_scaling, class_weight, verbose
-        self.random_state, self.max_iter, self.method = random_state, max_iter, method
-        self.memory, self.workdir = memory, workdir
+    penalty: str = "l2"
+    loss: str = "squared_hinge"
+    _: KW_ONLY
+    dual: str | bool = "auto"
+    multi_class: str = "ovr"
+    intercept_scaling: float = 1
 
     def _problem(self) -> dict[str, Any]:
-        refuse(
-            self,
-            penalty=(self.penalty, ("l2",), "there is no other penalty"),
-            dual=(self.dual, ("auto", True, False), "method='dual' or method='primal' chooses"),
-            loss=(self.loss, ("squared_hinge", "hinge"), "TwinSVC and LogisticRegression have other losses"),
-            multi_class=(self.multi_class, ("ovr", "crammer_singer"), "there is no other way"),
+        self._refuse_all_but(
+            penalty=(("l2",), "there is no other penalty"),
+            dual=(("auto", True, False), "method='dual' or method='primal' chooses"),
+            loss=(("squared_hinge", "hinge"), "TwinSVC and LogisticRegression have other losses"),
+            multi_class=(("ovr", "crammer_singer"), "there is no other way"),
         )
         if self.fit_intercept and not self.intercept_scaling > 0:
             raise UsageError(f"LinearSVC: expected intercept_scaling > 0, found {self.intercept_scaling}")
@@ -118,6 +101,7 @@ class LinearSVC(LinearClassifier):
         return vectors[1:] - vectors[:1] if self.model_.n_vectors == self.model_.n_classes == 2 else vectors
 
 
+@dataclass(eq=False, repr=False)
 class LogisticRegression(LinearClassifier):
     """Logistic regression: ``½‖w‖² + C Σ log(1 + exp(-y (w·x + b)))``, the intercept b not penalised; one-vs-rest.
 
@@ -159,49 +143,26 @@ class LogisticRegression(LinearClassifier):
     [[0.5, 0.5]]
     """
 
-    def __init__(
-        self,
-        penalty: str = "l2",
-        *,
-        C: float = 1.0,
-        l1_ratio: float | None = 0.0,
-        dual: bool = False,
-        tol: float = 1e-4,
-        fit_intercept: bool = True,
-        intercept_scaling: float = 1,
-        class_weight: Any = None,
-        random_state: Any = None,
-        solver: str = "lbfgs",
-        max_iter: int = 1000,
-        verbose: int = 0,
-        warm_start: bool = False,
-        n_jobs: int | None = None,
-        method: str = "auto",
-        memory: int | str = "1GB",
-        workdir: Any = None,
-    ) -> None:
-        self.penalty, self.C, self.l1_ratio, self.dual, self.tol = penalty, C, l1_ratio, dual, tol
-        self.fit_intercept, self.intercept_scaling = fit_intercept, intercept_scaling
-        self.class_weight, self.random_state, self.solver = class_weight, random_state, solver
-        self.max_iter, self.verbose, self.warm_start, self.n_jobs = max_iter, verbose, warm_start, n_jobs
-        self.method, self.memory, self.workdir = method, memory, workdir
+    penalty: str = "l2"
+    _: KW_ONLY
+    l1_ratio: float | None = 0.0
+    dual: bool = False
+    intercept_scaling: float = 1
+    solver: str = "lbfgs"
+    warm_start: bool = False
+    n_jobs: int | None = None
 
     def _problem(self) -> dict[str, Any]:
         # the dual method penalises the intercept
         solvers = _SOLVERS if self.fit_intercept else (*_SOLVERS, "liblinear")
         either: tuple[bool, ...] = (False,) if self.fit_intercept else (False, True)
-        refuse(
-            self,
-            penalty=(self.penalty, ("l2", "deprecated"), "there is no other penalty"),
-            l1_ratio=(self.l1_ratio, (0.0, None), "there is no other penalty than l2"),
-            dual=(self.dual, either, "method='dual' with fit_intercept=False is the dual method"),
-            intercept_scaling=(self.intercept_scaling, (1,), "the intercept is not penalised"),
-            solver=(
-                self.solver,
-                solvers,
-                "'liblinear' penalises the intercept: it is taken with fit_intercept=False",
-            ),
-            warm_start=(self.warm_start, (False,), "streamcd.train(start_from=) begins from another run"),
+        self._refuse_all_but(
+            penalty=(("l2", "deprecated"), "there is no other penalty"),
+            l1_ratio=((0.0, None), "there is no other penalty than l2"),
+            dual=(either, "method='dual' with fit_intercept=False is the dual method"),
+            intercept_scaling=((1,), "the intercept is not penalised"),
+            solver=(solvers, "'liblinear' penalises the intercept: it is taken with fit_intercept=False"),
+            warm_start=((False,), "streamcd.train(start_from=) begins from another run"),
         )
         method = self.method
         if method == "auto":
@@ -212,12 +173,8 @@ class LogisticRegression(LinearClassifier):
                 "fit_intercept=False"
             )
         bias = 1.0 if self.fit_intercept else -1.0
-        return {
-            "loss": "log_loss",
-            "method": method,
-            "bias": bias,
-            "unpenalized_bias": bool(self.fit_intercept),
-        }
+        free = bool(self.fit_intercept)
+        return {"loss": "log_loss", "method": method, "bias": bias, "unpenalized_bias": free}
 
     def _count_passes(self, result: Result) -> Any:
         return np.array([lane["passes"] for lane in result.lanes])
@@ -232,6 +189,7 @@ class LogisticRegression(LinearClassifier):
         return np.exp(self.predict_log_proba(X))
 
 
+@dataclass(eq=False, repr=False)
 class TwinSVC(LinearClassifier):
     """Twin support vector classifier: a plane for each class, close to its own rows and away from the others'.
 
@@ -267,25 +225,10 @@ class TwinSVC(LinearClassifier):
     [1]
     """
 
-    def __init__(
-        self,
-        C: float = 1.0,
-        *,
-        ridge: float = 1.0,
-        slack: str = "hinge",
-        tol: float = 1e-4,
-        fit_intercept: bool = True,
-        class_weight: Any = None,
-        verbose: int = 0,
-        random_state: Any = None,
-        max_iter: int = 1000,
-        method: str = "auto",
-        memory: int | str = "1GB",
-        workdir: Any = None,
-    ) -> None:
-        self.C, self.ridge, self.slack, self.tol, self.fit_intercept = C, ridge, slack, tol, fit_intercept
-        self.class_weight, self.verbose, self.random_state = class_weight, verbose, random_state
-        self.max_iter, self.method, self.memory, self.workdir = max_iter, method, memory, workdir
+    C: float = 1.0
+    _: KW_ONLY
+    ridge: float = 1.0
+    slack: str = "hinge"
 
     def _problem(self) -> dict[str, Any]:
         return {
