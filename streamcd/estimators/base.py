@@ -186,7 +186,7 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
 
     def _name_features(self, model: Model) -> None:
         """Take over the names of the features of a table; those that hashes and indices number have none."""
-        vars(self).pop("feature_names_in_", None)  # from an earlier fit
+        self.__dict__.pop("feature_names_in_", None)  # from an earlier fit
         encoding = model.encoding
         if encoding is not None and encoding.sparse is None and not encoding.bits:
             self.feature_names_in_ = np.array(
