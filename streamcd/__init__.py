@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .estimators.linear import LogisticRegression as LogisticRegression
     from .estimators.linear import TwinSVC as TwinSVC
     from .models.model import Model as Model
-    from .models.model import load_model as load_model
+    from .models.stored import load_model as load_model
     from .prediction.evaluate import evaluate as evaluate
     from .prediction.predict import predict as predict
     from .runs.checkpoint_model import load_checkpoint as load_checkpoint
@@ -49,7 +49,7 @@ _PUBLIC = {
     "convert": ("conversion.convert", "convert"),
     "evaluate": ("prediction.evaluate", "evaluate"),
     "load_checkpoint": ("runs.checkpoint_model", "load_checkpoint"),
-    "load_model": ("models.model", "load_model"),
+    "load_model": ("models.stored", "load_model"),
     "make_columns": ("conversion.transpose", "make_columns"),
     "open": ("dataset.dataset", "open_dataset"),
     "predict": ("prediction.predict", "predict"),

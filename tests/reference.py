@@ -91,7 +91,7 @@ def primal_objectives(
 
 def run_weights(run: Path, bias: float = -1.0) -> np.ndarray:
     """Weights of a run's model, shape (d [+ 1], vectors), with the bias's weight where there is one."""
-    from streamcd.models.model import load_model
+    from streamcd import load_model
 
     model = load_model(run)
     return model.weights if bias < 0 else np.vstack([model.weights, model.intercept / bias])

@@ -20,6 +20,7 @@ import pytest
 from click.testing import CliRunner, Result
 from conftest import SUBPROCESS_ENVIRONMENT, libsvm_text
 
+from streamcd import load_model
 from streamcd.cli import commands as cli_module
 from streamcd.cli.commands import cli
 from streamcd.cli.console import Console, explain
@@ -30,7 +31,6 @@ from streamcd.core.errors import DataError, Interrupted, LockError
 from streamcd.core.options import Section
 from streamcd.core.progress import Listener, Progress
 from streamcd.models.liblinear import LIBLINEAR_SOLVERS
-from streamcd.models.model import load_model
 from streamcd.solvers.registry import METHODS, SOLVERS
 
 
@@ -742,3 +742,15 @@ def test_info_of_a_search_tells_the_part_in_work(data, tmp_path):
     run("tune", data, tmp_path / "search", "-C", "0.1,1")
     found = run_json("info", tmp_path / "search")
     assert (found["kind"], found["state"], found["lanes"]) == ("search", "converged", 1)
+    assert found["best_C"] in (0.1, 1.0)
+    assert f"best C {found['best_C']:g}\n" in re.sub(" +", " ", run("info", tmp_path / "search").stdout)
+
+
+def test_info_tells_the_intercept(data, tmp_path):
+    run("train", data, tmp_path / "run", "--bias", 2)
+    intercept = load_model(tmp_path / "run").intercept[0]
+    for path in (tmp_path / "run", tmp_path / "run" / "model"):
+        described = run_json("info", path)
+        described = described.get("model", described)
+        assert described["intercept"] == [{"vector": 1, "weight": intercept}]
+        assert f"intercept {intercept:.6g}" in re.sub(" +", " ", run("info", path).stdout)

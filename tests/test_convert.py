@@ -25,7 +25,6 @@ from forking import Forked
 
 from streamcd import convert as convert_function
 from streamcd import make_columns
-from streamcd.cli.output import describe_dataset
 from streamcd.cli.synthetic import write_text_like
 from streamcd.conversion import staging
 from streamcd.conversion.external_shuffle import row_keys
@@ -36,6 +35,7 @@ from streamcd.core.memory_budget import RESERVED_BYTES
 from streamcd.core.progress import Listener, Progress
 from streamcd.dataset.dataset import Dataset, open_dataset
 from streamcd.dataset.writer import PartWriter
+from streamcd.runs.describe import describe_dataset
 
 ROOT = Path(__file__).resolve().parent.parent
 convert: Callable[..., Dataset] = convert_function

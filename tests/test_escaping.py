@@ -24,6 +24,7 @@ from streamcd.core.progress import Listener, Progress
 from streamcd.report.drawing import image
 from streamcd.report.evaluation_figures import Curve, Decisions, evaluation_figure, weights_figure
 from streamcd.report.page import Section, render_page
+from streamcd.report.tables import Table
 
 RED, TURN = "\x1b[31mred\x1b[0m", "\u202egnp.exe"
 CLASSES = [f"yes {RED}", f"no {TURN}", "$5_$6"]
@@ -154,7 +155,9 @@ def test_python_gets_errors_logs_and_descriptions_escaped(table: Path, trained, 
 
 def test_a_report_has_names_escaped(table: Path, trained) -> None:
     assert is_plain(table.with_name("r.html").read_text())
-    assert is_plain(render_page(HOSTILE, HOSTILE, [Section(HOSTILE, HOSTILE, [[(HOSTILE,)]])]))
+    assert is_plain(
+        render_page(HOSTILE, HOSTILE, [Section(HOSTILE, HOSTILE, [Table(HOSTILE, [(HOSTILE,)])])])
+    )
 
 
 def texts(figure: Any) -> set[str]:

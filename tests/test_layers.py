@@ -31,9 +31,9 @@ BELOW = {
     "training": "kernels core report dataset models stream solvers",
     "prediction": "kernels core dataset models solvers conversion",
     "cluster": "kernels core dataset stream solvers training",
-    "runs": "kernels core report dataset models stream solvers training prediction cluster",
+    "runs": "kernels core report dataset models stream solvers conversion training prediction cluster",
     "estimators": "core dataset models conversion training prediction runs",
-    "cli": "core dataset models solvers box_qp conversion prediction cluster runs",
+    "cli": "core report dataset models solvers box_qp conversion prediction cluster runs",
 }
 """The rooms, from the lowest up, each with those that its modules may import from."""
 

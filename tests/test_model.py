@@ -16,12 +16,14 @@ from liblinear.liblinearutil import predict as liblinear_predict
 from liblinear.liblinearutil import save_model as liblinear_save
 from liblinear.liblinearutil import train as liblinear_train
 
+from streamcd import Model, load_model
 from streamcd.core.classes import default_code
 from streamcd.core.errors import ModelError
 from streamcd.core.progress import Listener
 from streamcd.dataset.scaling import Scaling
 from streamcd.models.liblinear import export_liblinear, import_liblinear
-from streamcd.models.model import MODEL, Model, load_model, verify_model
+from streamcd.models.model_file import MODEL
+from streamcd.models.stored import verify_model
 
 
 def a_model(n_features: int = 5, n_classes: int = 2, **changes) -> Model:

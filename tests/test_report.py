@@ -16,7 +16,7 @@ from streamcd.prediction.curves import ScoreCurves
 from streamcd.prediction.evaluate import evaluate_model
 from streamcd.prediction.options import EvaluateOptions
 from streamcd.report.page import Section, render_page
-from streamcd.runs.describe import describe_run, largest_weights
+from streamcd.report.tables import Table
 from streamcd.runs.report import plot_evaluation
 
 
@@ -63,7 +63,6 @@ def test_a_page_has_all_pictures_inside_and_asks_nothing_of_the_network(page: Pa
     assert "area under ROC curve" in text
     assert re.search(r"converged</td><td>yes", text)
     assert "omega" not in text  # an option that was not given
-    assert "max_passes" not in text
 
 
 def test_a_page_is_replaced_with_force_alone_and_the_same_run_gives_the_same(run: Path, page: Path) -> None:
@@ -96,9 +95,9 @@ def test_a_search_is_drawn_with_its_folds(tmp_path: Path) -> None:
 
 
 def test_text_of_others_is_escaped() -> None:
-    page = render_page("<script>", "&", [Section("<b>", tables=[[("a", "<i>")]])])
+    page = render_page("<script>", "&", [Section("<b>", tables=[Table("<h>", [("a", "<i>")])])])
     assert "<script>" not in page
-    assert "<td>" not in page
+    assert "<i>" not in page
     assert "&lt;i&gt;" in page
 
 
@@ -146,9 +145,6 @@ def test_several_classes_get_a_curve_each(tmp_path: Path) -> None:
     assert curves is not None
     assert len(curves.classes) == model.n_classes
     assert ScoreCurves.table_bytes(model) == curves.counts.nbytes
-    features, vectors, weights = map(np.array, zip(*largest_weights(model.weights, 5), strict=True))
-    assert np.array_equal(weights, model.weights[features, vectors])
-    assert np.abs(weights).min() >= np.sort(np.abs(model.weights).ravel())[-5]
 
 
 def test_a_result_draws_its_gaps(run: Path) -> None:
@@ -166,11 +162,11 @@ def test_time_and_bytes_are_those_of_the_run_after_a_kill_too(run: Path, tmp_pat
     state = dict(np.load(tmp_path / "run" / "state.npz"))
     state["seconds"], state["bytes_read"] = np.float64(39.0), np.int64(6_010_000_000)
     np.savez(tmp_path / "run" / "state.npz", **state)
-    assert describe_run(tmp_path / "run")["bytes_read"] == 6_010_000_000 != result.bytes_read
+    assert result.bytes_read != 6_010_000_000
     write_report(tmp_path / "run", tmp_path / "r.html")
     page = (tmp_path / "r.html").read_text()
-    assert "without writing the model</td><td>39</td>" in page
-    assert "<td>read by training</td><td>6.01 GB</td>" in page
+    assert "<td>time</td><td>39 s</td>" in page
+    assert "<td>read</td><td>6.01 GB</td>" in page
 
 
 def test_a_report_has_ten_digits_of_objectives(run: Path, page: Path) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import streamcd
-from streamcd.cli.output import print_description
+from streamcd.cli.commands import cli
 from streamcd.dataset.scaling import Scaling
-from streamcd.runs.describe import describe_run
 
 
 @pytest.fixture(scope="module")
@@ -62,15 +62,15 @@ def test_info_shows_weights_in_the_sources_units_and_scaled_ones_on_demand(
 
 
 def test_tables_and_reports_say_of_what_the_weights_are(
-    trained_on_scaled: tuple[Path, np.ndarray], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained_on_scaled: tuple[Path, np.ndarray], tmp_path: Path
 ) -> None:
     run, _ = trained_on_scaled
     for scaled, said in (
         (False, "in the source&#x27;s units (trained with --scale standard)"),
         (True, "for features divided by their scales (--scale standard)"),
     ):
-        print_description(str(run), describe_run(run, scaled=scaled))
-        assert html.unescape(said) in capsys.readouterr().out
+        arguments = ["info", str(run), *["--scaled"] * scaled]
+        assert html.unescape(said) in CliRunner().invoke(cli, arguments).stdout
         streamcd.write_report(run, tmp_path / f"{scaled}.html", scaled=scaled)
         assert said in (tmp_path / f"{scaled}.html").read_text()
     assert Scaling("none", "l2").describe_weights() == "for values of rows divided by their norms"

@@ -18,7 +18,6 @@ import pyarrow.parquet
 import pytest
 
 import streamcd
-from streamcd.cli.output import describe_dataset
 from streamcd.conversion.numbering import TaskDictionary, merge_dictionaries
 from streamcd.conversion.options import TableOptions
 from streamcd.conversion.table_rows import plan_encoding
@@ -28,6 +27,7 @@ from streamcd.dataset.arrow_columns import arrow_strings, lists_of, strings_of
 from streamcd.dataset.diagnostics import advice
 from streamcd.kernels.tables import count_records, last_record_end
 from streamcd.models.table_encoder import StringTable
+from streamcd.runs.describe import describe_dataset
 
 N_ROWS = 400
 

@@ -22,6 +22,7 @@ from ..core.memory_budget import format_size
 from ..core.options import SharedWork
 from ..core.storage import is_url, local_path, location
 from ..prediction.options import ModelOptions, PlotOptions, PredictOptions
+from ..report.tables import Table, column_tables, dataset_tables, description_tables, evaluation_tables
 from ..runs.options import DescribeOptions, ReportOptions, ResumeOptions, TrainOptions, TuneOptions
 from . import console
 from .declared import options_of
@@ -39,16 +40,9 @@ from .options import (
     training_keywords,
     weight_notes,
 )
-from .output import (
-    describe_dataset,
-    print_columns,
-    print_dataset,
-    print_description,
-    print_evaluation,
-)
 from .program import Program
 from .session import carry_out
-from .verification import find_problems, print_problems
+from .verification import find_problems, told
 
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True}
 
@@ -99,6 +93,7 @@ def convert(
       streamcd convert test.txt test --like data
     """
     from ..conversion.convert import convert as convert_text
+    from ..runs.describe import describe_dataset
 
     with console.Console(quiet) as listener:
         made = convert_text(list(sources), dataset, listener=listener, **options)
@@ -108,7 +103,7 @@ def convert(
             sizes = {name: options[name] for name in ("memory", "workers", "shard_size", "chunk_size")}
             make_columns(made, listener=listener, **sizes)
         result = describe_dataset(made)
-    console.show(result, as_json, print_dataset, dataset, result)
+    console.show(result, as_json, *dataset_tables(dataset, result))
 
 
 @cli.command()
@@ -129,7 +124,7 @@ def columns(dataset: str, quiet: bool, as_json: bool, **options: Any) -> None:
 
     with console.Console(quiet) as listener:
         made = make_columns(dataset, listener=listener, **options)
-    console.show(made.info(), as_json, print_columns, dataset, made.info())
+    console.show(made.info(), as_json, *column_tables(dataset, made.info()))
 
 
 @cli.command()
@@ -146,20 +141,14 @@ def info(path: str, scaled: bool, as_json: bool) -> None:
       streamcd info data
       streamcd info run
     """
-    from ..runs.describe import describe_model, describe_run, kind_of_directory
+    from ..runs.describe import describe
 
     if not is_url(path) and not os.path.exists(path):
         made = "; 'streamcd convert SRC DATASET' makes a dataset, 'streamcd train DATASET RUN' a run"
         raise UsageError(f"{path} does not exist{describe_set_aside(Path(path)) or made}")
-    kind = kind_of_directory(path)
-    if kind == "dataset":
-        from ..conversion.publication import open_or_tell
-
-        found = describe_dataset(open_or_tell(path))
-        console.show(found, as_json, print_dataset, path, found)
-    else:
-        found = (describe_run if kind == "run" else describe_model)(path, scaled=scaled)
-        console.show(found, as_json, print_description, path, found)
+    described = describe(path, scaled=scaled)
+    tables = description_tables if "kind" in described else dataset_tables
+    console.show(described, as_json, *tables(path, described))
 
 
 @cli.command()
@@ -178,7 +167,7 @@ def verify(path: str, quiet: bool, as_json: bool, **options: Any) -> None:
     with console.Console(quiet) as listener:
         problems, advice = find_problems(path, listener, **options)
     result = {"ok": not problems, "problems": problems}
-    console.show(result, as_json, print_problems, path, problems, advice)
+    console.show(result, as_json, *([] if as_json else told(path, problems, advice)))
     if problems:
         sys.exit(2)
 
@@ -315,7 +304,7 @@ def evaluate(
 
             result = plot_evaluation(data, used, plot, force=force, listener=listener, **options)
     result |= said
-    console.show(result, as_json, print_evaluation, f"{name} on {data}", result)
+    console.show(result, as_json, *evaluation_tables(f"{name} on {data}", result))
 
 
 @cli.command()
@@ -334,7 +323,7 @@ def report(run: str, out: str, quiet: bool, as_json: bool, **options: Any) -> No
 
     with console.Console(quiet) as listener:
         write_report(run, out, listener=listener, **options)
-    console.show({"report": out}, as_json, console.print_line, f"{out}: open it in a browser")
+    console.show({"report": out}, as_json, f"{out}: open it in a browser")
 
 
 @cli.command()
@@ -391,12 +380,8 @@ def predict(
         proba = proba or bool(liblinear_proba)
         used, name, said = asked_model(model, checkpoint, options["C"], options["memory"], listener)
         result = predict_rows(data, used, target, proba=proba, listener=listener, **options)
-    if as_json:
-        console.print_json({**result, **said, "out": out})
-    elif out != "-":
-        console.print_line(
-            f"{result['n_rows']:,} predictions in {out}" + (f", by {name}" if checkpoint else "")
-        )
+    text = f"{result['n_rows']:,} predictions in {out}" + (f", by {name}" if checkpoint else "")
+    console.show({**result, **said, "out": out}, as_json, *([] if out == "-" else [text]))
 
 
 @cli.command()
@@ -450,7 +435,7 @@ def export(
             export_libsvm(open_dataset(source), file, memory=memory, force=force, listener=listener)
         else:
             from ..models.liblinear import export_liblinear
-            from ..models.model import load_model
+            from ..models.stored import load_model
 
             used, name, said = asked_model(source, checkpoint, C, memory, listener)
             model = used if checkpoint else load_model(source, C, memory=memory)
@@ -458,7 +443,7 @@ def export(
             of = f", of {name}" if checkpoint else ""
     n_bytes = os.path.getsize(file)
     written = {"file": file, "format": found, "bytes": n_bytes} | said
-    console.show(written, as_json, console.print_line, f"{file}: {found} text, {format_size(n_bytes)}{of}")
+    console.show(written, as_json, f"{file}: {found} text, {format_size(n_bytes)}{of}")
 
 
 @cli.command(name="import")
@@ -475,7 +460,7 @@ def import_model(file: str, model: str, force: bool, as_json: bool) -> None:
     """
     from ..core.atomic_files import check_output
     from ..models.liblinear import import_liblinear
-    from ..models.model import is_unfinished
+    from ..models.stored import is_unfinished
 
     if not is_unfinished(model):
         check_output(
@@ -486,7 +471,7 @@ def import_model(file: str, model: str, force: bool, as_json: bool) -> None:
     labels = found.label_numbers()
     read = {"model": model, "loss": found.loss, "n_features": found.n_features, "labels": labels}
     text = f"{model}: {found.loss}, {found.n_features:,} features, {found.n_classes} classes"
-    console.show(read, as_json, console.print_line, text)
+    console.show(read, as_json, text)
 
 
 @cli.command()
@@ -519,11 +504,10 @@ def demo(keep: str | None, example: str | None, quiet: bool, as_json: bool) -> N
     with console.Console(quiet) as listener:
         if example is not None:
             written = write_example(example, listener)
-            if as_json:
-                console.print_json(written)
+            console.show(written, as_json)
             return
         result = run_demo(keep, listener)
-    console.show(result, as_json, console.print_table, "streamcd demo", result_rows(result))
+    console.show(result, as_json, Table("streamcd demo", result_rows(result)))
     if not result["ok"]:
         sys.exit(1)
 

@@ -9,11 +9,12 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO, cast
 
 from ..core.errors import StreamcdError, escaped, file_named
 from ..core.progress import Listener, Progress, TrainingStatus, set_default_listener
+from ..report.tables import Table
 from .bars import Bars, NotebookBars
 from .course import Course, describe_progress
 
@@ -152,18 +153,17 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def show(result: Mapping[str, Any], as_json: bool, print_text: Callable[..., None], *arguments: Any) -> None:
-    """Print a result: its JSON object, or the text for people, by ``print_text(*arguments)``."""
+def show(result: Mapping[str, Any], as_json: bool, *shown: Table | str) -> None:
+    """Print a result: its JSON object, or for people tables and lines."""
     with file_named("standard output"):
         if as_json:
             print_json(result)
-        else:
-            print_text(*arguments)
-
-
-def print_line(text: str) -> None:
-    """Print a line on standard output."""
-    print(escaped(text), flush=True)
+            return
+        for part in shown:
+            if isinstance(part, Table):
+                print_table(*part)
+            else:
+                print(escaped(part), flush=True)
 
 
 class _EscapedLines(io.TextIOBase):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from ..core.memory_budget import format_size
-from ..core.progress import CostStatus, Progress, TrainingStatus
+from ..core.progress import CostStatus, Progress, TrainingStatus, format_seconds
 from .forecast import Forecast
 
 _FIRST_BY_COST = 5  # pass after which a state is described for each C
@@ -119,14 +119,3 @@ def _amount(number: float, unit: str) -> str:
         if number >= scale:
             return f"{number / scale:.3g}{letter} {unit}"
     return f"{number:.3g} {unit}"
-
-
-def format_seconds(seconds: float) -> str:
-    """Format a time as ``"0.42 s"``, ``"42 s"``, ``"4 min 2 s"`` or ``"3 h 2 min"``."""
-    if seconds < 10:
-        return f"{seconds:.2g} s"
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    if seconds < 3600:
-        return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
-    return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min"

@@ -22,8 +22,7 @@ from typing import Any, TypeVar
 from ..core.errors import EnvironmentFailure, StreamcdError, UsageError, file_named
 from ..core.memory_budget import format_size, parse_size
 from ..core.process_pool import Workers
-from ..core.progress import Listener
-from .course import format_seconds
+from ..core.progress import Listener, format_seconds
 from .synthetic import BLOCK_ROWS, write_text_like
 
 Found = TypeVar("Found")

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import ConvergenceWarning
+from ..report.tables import result_tables
 from ..runs.interrupts import stop_requests
 from . import console
-from .output import print_result, warn_unconverged
 
 
 @contextmanager
@@ -38,5 +38,8 @@ def carry_out(
         with warnings.catch_warnings(), _way_on(run):
             warnings.simplefilter("ignore", ConvergenceWarning)  # reported below, in the command's own words
             result = work(listener=listener, stop_requested=stop_requested)
-        warn_unconverged(listener, result)
-    console.show(result.to_json(), as_json, print_result, result)
+        if result.fell_short and result.stop_reason != "time":  # which the training has reported
+            way_on = f"'streamcd resume {result.run} --max-passes N' goes on"
+            listener.warning(f"{result.describe_shortfall()}; {way_on}")
+    content = result.to_json()
+    console.show(content, as_json, *result_tables(content))

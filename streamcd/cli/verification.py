@@ -16,7 +16,7 @@ def find_problems(
     """Verify a directory according to its kind: a run, a model, or else a dataset; returns the advice on problems too."""
     from ..core.process_pool import checked_workers
     from ..dataset.dataset import open_dataset
-    from ..models.model import is_model, verify_model
+    from ..models.stored import is_model, verify_model
 
     checked_workers(workers)
     if os.path.exists(os.path.join(path, "config.json")):
@@ -38,11 +38,10 @@ def find_problems(
         return [str(error)], advice
 
 
-def print_problems(path: str, problems: list[str], advice: str) -> None:
-    """Print each problem in a line, and the advice; or that there are none."""
+def told(path: str, problems: list[str], advice: str) -> list[str]:
+    """Print each problem in a line on standard error, with the advice; or return the line that there are none."""
     for problem in problems:
         console.print_error(problem)
     if problems:
         print(f"{len(problems)} found: restore the files named above from a copy, {advice}", file=sys.stderr)
-    else:
-        console.print_line(f"{path}: all checksums and invariants hold")
+    return [] if problems else [f"{path}: all checksums and invariants hold"]

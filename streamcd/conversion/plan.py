@@ -59,7 +59,7 @@ def load_like(path: Location) -> Like:
         found: Any = dataset
         scaling, encoding = dataset.read_scaling(), encoding_of(dataset)
     else:
-        from ..models.model import load_model  # needed for this only
+        from ..models.stored import load_model  # needed for this only
 
         found = load_model(local_path(str(path), "a model"))
         scaling, encoding = found.scaling, found.encoding

@@ -135,3 +135,14 @@ def default_listener() -> Listener:
 def counted(number: int, noun: str, plural: str = "") -> str:
     """Return a number with its noun, in the plural unless it is 1."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def format_seconds(seconds: float) -> str:
+    """Format a time as ``"0.42 s"``, ``"42 s"``, ``"4 min 2 s"`` or ``"3 h 2 min"``."""
+    if seconds < 10:
+        return f"{seconds:.2g} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    if seconds < 3600:
+        return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
+    return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min"

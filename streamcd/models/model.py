@@ -1,4 +1,4 @@
-"""A trained linear model: prediction and storage.
+"""A trained linear model, and its predictions.
 
 Decisions are ``h(x) = x W + intercept``, with a column of ``W`` per vector (lane). The code matrix ``M`` (classes ×
 vectors, entries −1, 0, +1) holds the sign of each class for each vector. With two classes there is one vector, positive for
@@ -12,23 +12,19 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..core.atomic_files import make_directory, replacing_together
 from ..core.classes import default_code
 from ..core.errors import ModelError
-from ..core.memory_budget import parse_size, require
-from ..core.metadata import metadata_text, read_metadata
 from ..core.storage import local_path
 from ..core.threads import Threads
 from ..dataset.scaling import Scaling
 from ..kernels.loss_table import PLANES, form_of, has_targets, is_logistic
 from .calibration import sigmoid_logarithms
-from .encoding import CATEGORIES_FILE, Encoding, read_encoding
-from .model_file import MODEL, STORED_FIELDS, ModelFile, check_file, read_array, write_array
+from .encoding import Encoding
+from .model_file import STORED_FIELDS, number_text, source_labels, write_model
 from .scoring import ClassChoice, SparseRows, score
 
 UNKNOWN_CLASS = "(unknown)"
@@ -308,10 +304,7 @@ class Model:
         """Format a label as in the source: a name or a number, integers without a decimal point."""
         if self.class_names is not None:
             return self.class_names[int(label)] if label < len(self.class_names) else UNKNOWN_CLASS
-        return self._number_text(label)
-
-    def _number_text(self, label: float) -> str:
-        return str(int(label)) if self.label_kind == "integer" else repr(float(label))
+        return number_text(label, self.label_kind)
 
     def label_texts(self) -> list[str]:
         """Format all labels, ascending, as in the source."""
@@ -319,11 +312,7 @@ class Model:
 
     def label_numbers(self) -> list[int] | list[float] | list[str]:
         """Return all labels, ascending, in the source's type: integers, decimal numbers or names."""
-        if self.class_names is not None:
-            return self.label_texts()
-        return (
-            [int(label) for label in self.classes] if self.label_kind == "integer" else self.classes.tolist()
-        )
+        return source_labels(self.classes.tolist(), self.label_kind, self.class_names)
 
     def feature_name(self, feature: int) -> str:
         """Name a 0-based feature; without names, "feature" and its index in the source."""
@@ -347,209 +336,26 @@ class Model:
         rows : iterable of ndarray, optional
             Blocks of rows of the weights, if they do not fit in memory; `weights` then has only their shape.
         """
-        from ..dataset.parquet import file_checksum  # here, because it imports pyarrow
-
-        directory = local_path(path, "a model")
-        make_directory(directory)
-        description = self._description()
-        description["categories_checksum"] = ""
-        has_scales, has_categories = (
-            self.scaling.scales is not None,
-            self.encoding is not None and self.encoding.has_categories,
-        )
-        names = (
-            ["weights.npy"]
-            + ["scaling.npy"] * has_scales
-            + [CATEGORIES_FILE] * has_categories
-            + ["model.json"]
-        )
-        with replacing_together([directory / name for name in names]) as files:
-            new = dict(zip(names, files, strict=True))
-            write_array(new["weights.npy"], self.weights.shape, (self.weights,) if rows is None else rows)
-            description["weights_checksum"] = file_checksum(new["weights.npy"])
-            if self.scaling.scales is not None:
-                write_array(new["scaling.npy"], self.scaling.scales.shape, (self.scaling.scales,))
-                description["scaling"]["checksum"] = file_checksum(new["scaling.npy"])
-            if self.encoding is not None and has_categories:
-                self.encoding.save(new[CATEGORIES_FILE])
-                description["categories_checksum"] = file_checksum(new[CATEGORIES_FILE])
-            new["model.json"].write_bytes(metadata_text(MODEL, description, allow_nan=False))
-        # files of the model that was here before
-        for name in {"scaling.npy", CATEGORIES_FILE}.difference(names):
-            (directory / name).unlink(missing_ok=True)
+        arrays = {"weights.npy": (self.weights.shape, (self.weights,) if rows is None else rows)}
+        if self.scaling.scales is not None:
+            arrays["scaling.npy"] = self.scaling.scales.shape, (self.scaling.scales,)
+        write_model(local_path(path, "a model"), self._description(), arrays, self.encoding)
 
     def _description(self) -> dict[str, Any]:
+        """Return the content of ``model.json``, but for checksums."""
         fields: dict[str, Any] = {}
         for name in STORED_FIELDS:
             value = getattr(self, name)
             fields[name] = value.tolist() if isinstance(value, np.ndarray) else value
-        fields["code"] = None if self._has_default_code else self.code.tolist()
+        # that of `default_code` is not stored: with many classes it would fill the file
+        one_each = self.n_classes > 2 and self.choice.one_vector_per_class
+        default = one_each and self.code[0, -1] == default_code(form_of(self.loss), self.n_classes)[0, -1]
+        fields["code"] = None if default else self.code.tolist()
         if form_of(self.loss) != PLANES:
             del fields["ridge"], fields["slack"]
         fields["class_weight"] = {
-            self._number_text(label): weight for label, weight in self.class_weight.items()
+            number_text(label, self.label_kind): weight for label, weight in self.class_weight.items()
         }
         fields["encoding"] = None if self.encoding is None else self.encoding.record()
         fields["scaling"] = self.scaling.to_json() if self.scaling.changes_values else None
         return fields
-
-    @property
-    def _has_default_code(self) -> bool:
-        """Check if the code is that of `default_code`, which is not stored: with many classes it would fill the file."""
-        default = default_code(form_of(self.loss), self.n_classes)
-        return self.n_classes > 2 and self.choice.one_vector_per_class and self.code[0, -1] == default[0, -1]
-
-
-def path_directory(model_path: Path, C: float) -> Path:
-    """Return the directory, in a run's ``model``, of the model for one C of a path."""
-    return model_path / f"C={C!r}"
-
-
-def models_of_path(path: str | os.PathLike[str]) -> dict[float, Path]:
-    """Find the models of a path over C, by C ascending; empty for a run or model without a path."""
-    found = {}
-    for inside in (Path(path) / "model", Path(path)):
-        for directory in inside.glob("C=*"):
-            if (directory / "model.json").exists():
-                found[float(directory.name.removeprefix("C="))] = directory
-    return dict(sorted(found.items()))
-
-
-def load_model(
-    path: str | os.PathLike[str], C: float | None = None, *, memory: int | str | None = None
-) -> Model:
-    """Read a model, or the model of a run.
-
-    Parameters
-    ----------
-    path : path
-        A directory with ``model.json``, or a run.
-    C : float, optional
-        C of the wanted model of a path; required if the run has several models and no best one.
-    memory : int or str, optional
-        Bound on the process's resident memory.
-
-    Returns
-    -------
-    Model
-
-    Raises
-    ------
-    ModelError
-        If there is no model, or it is damaged.
-    UsageError
-        If it does not fit in `memory`.
-
-    Examples
-    --------
-    >>> streamcd.load_model("run").loss
-    'log_loss'
-    """
-    directory = _model_directory(local_path(path, "a model"), C)
-    if memory is not None and (directory / "weights.npy").exists():
-        files = [directory / name for name in ("weights.npy", "scaling.npy", CATEGORIES_FILE)]
-        require(
-            parse_size(memory), {"the model": sum(file.stat().st_size for file in files if file.exists())}
-        )
-    description_path = directory / "model.json"
-    try:
-        _, description = read_metadata(description_path, MODEL)
-    except (FileNotFoundError, NotADirectoryError):
-        raise ModelError(_missing(Path(path))) from None
-    try:
-        checksum, n_features = description.weights_checksum, description.n_features
-        weights = read_array(directory / "weights.npy", checksum, n_features, 2)
-        scaling = _read_scaling(directory / "scaling.npy", description)
-        model = _model_from(description, weights, scaling, _read_encoding(directory, description))
-    except (ArithmeticError, TypeError, ValueError) as error:
-        raise ModelError(f"{description_path}: damaged ({error})") from None
-    if C is not None and model.C != C:
-        raise ModelError(f"{path} holds no model for C = {C:g}; its model has C = {model.C}")
-    return model
-
-
-def is_model(path: str | os.PathLike[str]) -> bool:
-    """Check for a model in a directory, or for those of a path over C."""
-    return (Path(path) / "model.json").exists() or bool(models_of_path(path))
-
-
-def is_unfinished(path: str | os.PathLike[str]) -> bool:
-    """Check if a directory is empty but for files that a killed `Model.save` may leave."""
-    arrays = {"weights.npy", "scaling.npy", CATEGORIES_FILE}
-    left = arrays | {f"{name}.partial" for name in (*arrays, "model.json")}
-    return os.path.isdir(path) and left.issuperset(os.listdir(path))
-
-
-def verify_model(path: str | os.PathLike[str], *, memory: int | str | None = None) -> list[str]:
-    """Check the model in a directory, or those of a path over C; returns the problems, one line each."""
-    problems = []
-    for directory in models_of_path(path).values() or [_model_directory(path)]:
-        try:
-            if not np.isfinite(load_model(directory, memory=memory).weights).all():
-                problems.append(f"{directory / 'weights.npy'}: a weight that is not finite")
-        except ModelError as error:
-            problems.append(str(error))
-    return problems
-
-
-def stored_certificate(path: Path) -> dict[str, Any] | None:
-    """Read the certificate of the model in a directory; None if there is no complete model."""
-    try:
-        _, description = read_metadata(path / "model.json", MODEL)
-    except (OSError, ModelError):
-        return None
-    return description.certificate if description.certificate and (path / "weights.npy").exists() else None
-
-
-def _model_directory(path: str | os.PathLike[str], C: float | None = None) -> Path:
-    inside = Path(path) / "model"
-    directory = inside if (inside / "model.json").exists() else Path(path)
-    single = (directory / "model.json").exists()
-    models = models_of_path(path)
-    if not models or (C is None and single):
-        return directory
-    if C in models:
-        return models[C]
-    known = ", ".join(f"{value:g}" for value in models)
-    if C is None:
-        raise ModelError(f"{path} holds a model for each C of {known}: name one with -C")
-    raise ModelError(f"{path} holds no model for C = {C:g}; it has {known}")
-
-
-def _missing(path: Path) -> str:
-    if (path / "config.json").exists():
-        return (
-            f"{path}: this run has no model yet; 'streamcd resume {path}' goes on with it, and --checkpoint (in Python "
-            "load_checkpoint) takes the model of its last checkpoint"
-        )
-    if path.is_file():
-        return f"{path} is a file; expected a run or a model ('streamcd import {path} MODEL' reads LIBLINEAR's text)"
-    found = "no model.json in it" if path.exists() else "nothing there"
-    return f"{path}: expected a run or a model, found {found}; 'streamcd train DATASET RUN' makes a run"
-
-
-def _read_scaling(path: Path, description: ModelFile) -> Scaling:
-    found = description.scaling
-    if found is None:
-        return Scaling()
-    scales = None if found.scale == "none" else read_array(path, found.checksum, description.n_features, 1)
-    return Scaling(found.scale, found.normalize, scales, found.digest)
-
-
-def _read_encoding(directory: Path, description: ModelFile) -> Encoding | None:
-    if description.encoding is None:
-        return None
-    if description.categories_checksum:
-        check_file(directory / CATEGORIES_FILE, description.categories_checksum)
-    return read_encoding(directory / CATEGORIES_FILE, description.encoding)
-
-
-def _model_from(
-    description: ModelFile, weights: np.ndarray, scaling: Scaling, encoding: Encoding | None
-) -> Model:
-    # fields of the same name in both; `Model` makes the arrays
-    same = {name: getattr(description, name) for name in STORED_FIELDS if name != "n_features"}
-    code = default_code(form_of(description.loss), len(description.classes))
-    if description.code is not None:
-        code = np.array(description.code, dtype=np.int8).reshape(-1, weights.shape[1])
-    return Model(weights=weights, code=code, scaling=scaling, encoding=encoding, **same)

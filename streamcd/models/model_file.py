@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from ..core.atomic_files import make_directory, replacing_together
 from ..core.classes import check_class_names
 from ..core.errors import ModelError
-from ..core.metadata import Count, Kind, Structure, content_digest
-from .encoding import EncodingRecord
+from ..core.metadata import Count, Kind, Structure, content_digest, metadata_text
+from .encoding import CATEGORIES_FILE, Encoding, EncodingRecord
 
 
 class ModelScaling(Structure):
@@ -58,6 +59,16 @@ class ModelFile(Structure, kw_only=True):
         check_class_names(self.class_names)
 
 
+def number_text(label: float, label_kind: str) -> str:
+    """Format a label that is a number as in the source: integers without a decimal point."""
+    return str(int(label)) if label_kind == "integer" else repr(float(label))
+
+
+def source_labels(classes: list[float], label_kind: str, names: list[str] | None) -> list[Any]:
+    """Return labels in the source's type: integers, decimal numbers or names."""
+    return names or ([int(label) for label in classes] if label_kind == "integer" else classes)
+
+
 STORED_FIELDS = [
     name
     for name in ModelFile.__struct_fields__
@@ -75,7 +86,36 @@ MODEL = Kind(
 )
 
 
-def write_array(path: Path, shape: tuple[int, ...], blocks: Iterable[np.ndarray]) -> None:
+def write_model(
+    directory: Path,
+    description: dict[str, Any],
+    arrays: Mapping[str, tuple[tuple[int, ...], Iterable[np.ndarray]]],
+    encoding: Encoding | None,
+) -> None:
+    """Write a model's files: each array from its shape and blocks of rows, the categories, and ``model.json`` last."""
+    from ..dataset.parquet import file_checksum  # here, because it imports pyarrow
+
+    make_directory(directory)
+    categories = [CATEGORIES_FILE] if encoding is not None and encoding.has_categories else []
+    names = [*arrays, *categories, "model.json"]
+    with replacing_together([directory / name for name in names]) as partial:
+        files = dict(zip(names, partial, strict=True))
+        for name, (shape, blocks) in arrays.items():
+            _write_array(files[name], shape, blocks)
+        if encoding is not None and categories:
+            encoding.save(files[CATEGORIES_FILE])
+        checksums = {name: file_checksum(files[name]) for name in names[:-1]}
+        description["weights_checksum"] = checksums["weights.npy"]
+        description["categories_checksum"] = checksums.get(CATEGORIES_FILE, "")
+        if "scaling.npy" in arrays:
+            description["scaling"]["checksum"] = checksums["scaling.npy"]
+        files["model.json"].write_bytes(metadata_text(MODEL, description, allow_nan=False))
+    # files of the model that was here before
+    for name in {"scaling.npy", CATEGORIES_FILE}.difference(names):
+        (directory / name).unlink(missing_ok=True)
+
+
+def _write_array(path: Path, shape: tuple[int, ...], blocks: Iterable[np.ndarray]) -> None:
     """Write a ``.npy`` file of float64 from blocks of rows."""
     with open(path, "wb") as file:
         header = {"descr": "<f8", "fortran_order": False, "shape": shape}

@@ -15,7 +15,8 @@ from ..core.options import takes
 from ..core.progress import Listener, ends_progress
 from ..dataset.dataset import Dataset
 from ..kernels.loss_table import PLANES, form_of
-from ..models.model import Model, load_model
+from ..models.model import Model
+from ..models.stored import load_model
 from ..solvers.problem import row_losses
 from .curves import MAX_CLASSES, ScoreCurves
 from .options import EvaluateOptions

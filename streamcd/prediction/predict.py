@@ -20,7 +20,8 @@ from ..core.storage import local_path
 from ..dataset.dataset import Dataset
 from ..dataset.schema import schema
 from ..dataset.table_writer import TableWriter
-from ..models.model import Model, load_model
+from ..models.model import Model
+from ..models.stored import load_model
 from .options import PredictOptions
 from .outputs import KINDS, LinesOfPredictions, Output, PredictionColumns, is_output, output_format
 from .reading_plan import FOOTER_BYTES, cached, is_dataset

@@ -25,8 +25,9 @@ from ..core.range_cache import Cache
 from ..core.threads import Threads, make_threads
 from ..dataset.dataset import Dataset
 from ..dataset.schema import ChunkData
-from ..models.model import Model, load_model
+from ..models.model import Model
 from ..models.scoring import score_chunks
+from ..models.stored import load_model
 from .reading_plan import Data, ReadingPlan, RowsToScore
 
 

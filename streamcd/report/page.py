@@ -5,15 +5,16 @@ from __future__ import annotations
 import base64
 import html
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ..core.errors import escaped
+from .tables import Table
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1c2430; background: #fff;
        max-width: 1080px; margin: 2em auto; padding: 0 1.5em }
 h1 { font-size: 1.6em; margin-bottom: 0 } h2 { font-size: 1.15em; margin-top: 2em;
-     border-bottom: 1px solid #d8dde5; padding-bottom: .2em }
+     border-bottom: 1px solid #d8dde5; padding-bottom: .2em } h3 { font-size: 1em; margin-bottom: 0 }
 .lead { color: #556070; margin-top: .2em }
 figure { margin: 1em 0 } img { max-width: 100%; height: auto }
 figcaption { color: #556070; font-size: .9em }
@@ -36,12 +37,12 @@ class Picture:
 
 @dataclass
 class Section:
-    """A part of the page: text, tables of cells (the first row is the header), pictures."""
+    """A part of the page: tables, then pictures, or a text where there are none."""
 
     title: str
     text: str = ""
-    tables: list[Sequence[Sequence[str]]] = field(default_factory=list)
-    pictures: list[Picture] = field(default_factory=list)
+    tables: Sequence[Table] = ()
+    pictures: Sequence[Picture] = ()
 
 
 def _escape(text: str) -> str:
@@ -67,10 +68,12 @@ def render_page(title: str, lead: str, sections: Sequence[Section]) -> str:
     return "\n".join([*parts, "</body></html>", ""])
 
 
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    head, *body = rows
-    lines = [_cells("th", head), *(_cells("td", row) for row in body)]
-    return '<div class="wide"><table>' + "\n".join(lines) + "</table></div>"
+def _table(table: Table) -> str:
+    lines = [_cells("td", row) for row in table.rows]
+    if table.header is not None:
+        lines.insert(0, _cells("th", table.header))
+    title = f"<h3>{_escape(table.title)}</h3>" if table.title else ""
+    return f'{title}<div class="wide"><table>' + "\n".join(lines) + "</table></div>"
 
 
 def _cells(tag: str, cells: Sequence[str]) -> str:

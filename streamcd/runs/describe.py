@@ -1,4 +1,4 @@
-"""Descriptions of runs and models without training or reading data: options, progress, next command."""
+"""Descriptions of datasets, runs and models without training or reading data, as ``info --json`` prints them."""
 
 from __future__ import annotations
 
@@ -10,19 +10,58 @@ from typing import Any
 
 import numpy as np
 
+from ..core.errors import CheckpointError, DataError
 from ..core.locks import release_lock, take_lock
-from ..core.metadata import read_metadata
-from ..models.encoding import CATEGORIES_FILE, read_encoding
-from ..models.model import MODEL, is_model, models_of_path
+from ..core.metadata import Structure, as_structure, parse_json
+from ..dataset.dataset import Dataset
+from ..models.stored import describe_model, is_model, models_of_path
 from ..solvers.protocol import DONE
 from ..training import checkpoint
 from ..training.result import worst_reason
 from .config import RunConfig, read_config
 from .problem_options import ProblemOptions
 
-_N_WEIGHTS = 10
-_BLOCK_WEIGHTS = 1 << 20  # read at a time
 _LANE_ARRAYS = ("phase", "converged", "reason", "passes", "gap", "primal", "estimate", "estimated_primal")
+
+
+def describe(path: str, *, scaled: bool = False) -> dict[str, Any]:
+    """Describe a dataset, a run or a model, without reading data; see the functions for each."""
+    kind = kind_of_directory(path)
+    if kind != "dataset":
+        return (describe_run if kind == "run" else describe_model)(path, scaled=scaled)
+    from ..conversion.publication import open_or_tell
+
+    return describe_dataset(open_or_tell(path))
+
+
+def describe_dataset(dataset: Dataset) -> dict[str, Any]:
+    """Describe a dataset: as `Dataset.info`, with the names of features, advice, and what a training would choose."""
+    from ..conversion.publication import unfinished
+    from ..dataset.column_layout import has_columns
+    from ..dataset.diagnostics import advice, feature_rms
+    from ..models.encoding import first_feature_names
+    from .bias_choice import bias_by_source
+    from .method_choice import choose_method
+
+    bias, bias_because = bias_by_source(dataset)
+    method, method_because = choose_method(unpenalized_bias=False)
+    alone = dataset.classes is not None and dataset.classes.size == 1
+    return {
+        **dataset.info(),
+        "feature_names": first_feature_names(dataset, 10),
+        "feature_rms": feature_rms(dataset),
+        "advice": [*[_ONE_CLASS] * alone, *advice(dataset), *unfinished(dataset.path)],
+        "columns": has_columns(dataset),
+        "method": method,
+        "method_because": method_because,
+        "bias": bias,
+        "bias_because": bias_because,
+    }
+
+
+_ONE_CLASS = (
+    "one class alone: there is nothing to separate, and no training; check the column or file of labels"
+)
 
 
 def describe_run(path: str | Path, *, scaled: bool = False) -> dict[str, Any]:
@@ -35,8 +74,9 @@ def describe_run(path: str | Path, *, scaled: bool = False) -> dict[str, Any]:
         bias), ``bias_because``,
         ``memory``, ``stopping``, ``workers``; ``state`` ("in work", "interrupted", "converged" or "not converged"),
         ``stop_reason``, ``passes``, ``gap`` (largest certified; None before), ``gap_estimate``, ``lanes``, ``open_lanes``,
-        ``seconds``, ``bytes_read``; ``model`` (as of `describe_model`; None where there is none, or several), ``models``
-        (the C of each of several); ``next``, a command.
+        ``seconds``, ``bytes_read``, and for a search ``parts`` with these two of each; ``best_C``, the one that a search has
+        chosen (else None); ``model`` (as of `describe_model`; None where there is none, or several), ``models`` (the C
+        of each of several); ``next``, a command.
 
     Raises
     ------
@@ -45,28 +85,55 @@ def describe_run(path: str | Path, *, scaled: bool = False) -> dict[str, Any]:
     """
     path = Path(path)
     config = read_config(path)
+    is_search = config.tune is not None
     state = _describe_state(path)
     costs = list(models_of_path(path))
     has_model = is_model(path / "model")
     if state["state"] == "unfinished":
         state["state"] = "in work" if _in_use(path) else "interrupted"
+    scores = read_scores(path) if is_search else None
     return {
-        "kind": "run" if config.tune is None else "search",
+        "kind": "search" if is_search else "run",
         "dataset": config.dataset,
         "fingerprint": config.fingerprint,
-        "options": told_options(config),
+        "options": _told_options(config),
         "bias_because": config.bias_because,
         "memory": config.memory,
         "stopping": {name: value for name, value in asdict(config.rule).items() if value is not None},
         "workers": config.rounds is not None,
         **state,
+        "parts": _spent(path) if is_search else {},
+        "best_C": scores and scores["best_C"],
         "model": describe_model(path / "model", scaled=scaled) if has_model and not costs else None,
         "models": costs,
         "next": _next_command(path, config, state),
     }
 
 
-def told_options(config: RunConfig) -> dict[str, Any]:
+class _OfFolds(Structure):
+    folds: list[float]
+    mean: float
+
+
+class _Scores(Structure):
+    scores: dict[str, _OfFolds]
+    best_C: float
+
+
+def read_scores(path: Path) -> dict[str, Any] | None:
+    """Read the scores of a search, ``{"scores": as in its result, "best_C": …}``; None before its folds have ended."""
+    file = path / "scores.json"
+    if not file.exists():
+        return None
+    try:
+        content: dict[str, Any] = parse_json(file.read_bytes())
+        as_structure(content, _Scores, str(file))
+        return content
+    except (ValueError, DataError):
+        raise CheckpointError(f"{file}: damaged; remove it, and 'streamcd resume' makes it again") from None
+
+
+def _told_options(config: RunConfig) -> dict[str, Any]:
     """Return loss, method, C and bias, and the options that differ from their defaults."""
     given, usual = asdict(config.options), asdict(ProblemOptions())
     told = {name: value for name, value in given.items() if value != usual[name]}
@@ -75,13 +142,13 @@ def told_options(config: RunConfig) -> dict[str, Any]:
 
 def _describe_state(path: Path) -> dict[str, Any]:
     """Sum up the last checkpoints of a run's groups of lanes; of a search, those of its current part."""
-    found = [_read_state(file) for file in _state_files(path)]
-    if not found:
+    states = [_read_state(file) for file in _state_files(path)]
+    if not states:
         return {
             "state": "unfinished", "stop_reason": None, "passes": 0, "gap": None, "gap_estimate": None,
             "lanes": 0, "open_lanes": 0, "seconds": 0.0, "bytes_read": 0,
         }  # fmt: skip
-    lanes = {name: np.concatenate([arrays[f"lane_{name}"] for arrays in found]) for name in _LANE_ARRAYS}
+    lanes = {name: np.concatenate([arrays[f"lane_{name}"] for arrays in states]) for name in _LANE_ARRAYS}
     is_open = lanes["phase"] != DONE
     done = not is_open.any() and is_model(path / "model")
     ended = "converged" if lanes["converged"].all() else "not converged"
@@ -93,8 +160,7 @@ def _describe_state(path: Path) -> dict[str, Any]:
         "gap_estimate": largest_ratio(lanes["estimate"], lanes["estimated_primal"]),
         "lanes": int(is_open.size),
         "open_lanes": int(is_open.sum()),
-        "seconds": sum(float(arrays["seconds"]) for arrays in found),
-        "bytes_read": sum(int(arrays["bytes_read"]) for arrays in found),
+        **_sums(states),
     }
 
 
@@ -108,17 +174,17 @@ def _states_in(part: Path) -> list[Path]:
     return [file for file in files if file.exists()]
 
 
-def spent(path: Path) -> dict[str, tuple[float, int]]:
-    """Sum up seconds and bytes read of all sessions of a run; of a search, by its parts."""
-    parts = {"training": path, "folds": path / "folds", "training with the best C": path / "best"}
-    found = {name: [_read_state(file) for file in _states_in(part)] for name, part in parts.items()}
+def _spent(path: Path) -> dict[str, dict[str, Any]]:
+    """Sum up seconds and bytes read of the parts of a search, in all sessions."""
+    parts = {"folds": path / "folds", "training with the best C": path / "best"}
+    states = {name: [_read_state(file) for file in _states_in(part)] for name, part in parts.items()}
+    return {name: _sums(of_part) for name, of_part in states.items() if of_part}
+
+
+def _sums(states: list[dict[str, np.ndarray]]) -> dict[str, Any]:
     return {
-        name: (
-            sum(float(state["seconds"]) for state in states),
-            sum(int(state["bytes_read"]) for state in states),
-        )
-        for name, states in found.items()
-        if states
+        "seconds": sum(float(state["seconds"]) for state in states),
+        "bytes_read": sum(int(state["bytes_read"]) for state in states),
     }
 
 
@@ -153,85 +219,6 @@ def _next_command(path: Path, config: RunConfig, state: dict[str, Any]) -> str:
     if state["state"] == "not converged":
         return f"streamcd resume {path} --max-passes {2 * config.rule.max_passes}{workers}"
     return "wait" if state["state"] == "in work" else f"streamcd resume {path}{workers}"
-
-
-def describe_model(path: str | Path, *, scaled: bool = False) -> dict[str, Any]:
-    """Describe a model without keeping its weights in memory.
-
-    Returns
-    -------
-    dict
-        ``kind`` ("model"), ``loss``, ``method``, ``C``, ``labels``, ``n_features``, ``n_vectors``, ``bias``, ``scale``,
-        ``normalize``, ``class_weight``, ``gap`` (None where it is not known), ``largest_weights``: list of ``{feature,
-        index (as in the source), name (of a table's; else None), vector (its label, or number), weight}``; ``weights_of``,
-        "source" if they are for the source's values, "scaled features" with `scaled` for those that the model was trained
-        on; ``next``, a command.
-
-    Raises
-    ------
-    ModelError
-        If it is not a model, or damaged.
-    """
-    path = Path(path)
-    _, found = read_metadata(path / "model.json", MODEL)
-    weights = np.load(path / "weights.npy", mmap_mode="r", allow_pickle=False)
-    integers = found.label_kind == "integer"
-    labels: list[Any] = found.class_names or [int(label) if integers else label for label in found.classes]
-    encoding = read_encoding(path / CATEGORIES_FILE, found.encoding)
-    divided = found.scaling is not None and found.scaling.scale != "none"
-    scales = (
-        np.load(path / "scaling.npy", mmap_mode="r", allow_pickle=False) if divided and not scaled else None
-    )
-    one_each = weights.shape[1] == len(labels)
-    largest = [
-        {
-            "feature": feature,
-            "index": feature + found.index_base,
-            "name": None if encoding is None else next(iter(encoding.feature_names(np.array([feature])))),
-            "vector": labels[vector] if one_each else labels[-1] if len(labels) == 2 else vector,
-            "weight": weight,
-        }
-        for feature, vector, weight in largest_weights(weights, _N_WEIGHTS, scales)
-    ]
-    return {
-        "kind": "model",
-        "loss": found.loss,
-        "method": found.method,
-        "C": found.C,
-        "labels": labels,
-        "n_features": found.n_features,
-        "n_vectors": int(weights.shape[1]),
-        "bias": found.bias,
-        "scale": found.scaling.scale if found.scaling else "none",
-        "normalize": found.scaling.normalize if found.scaling else "none",
-        "class_weight": {f"{label:g}": weight for label, weight in found.class_weight.items()},
-        "gap": found.certificate.get("gap"),
-        "largest_weights": largest,
-        "weights_of": "scaled features" if divided and scaled else "source",
-        "next": f"streamcd predict FILE {path} -o predictions.parquet",
-    }
-
-
-def largest_weights(
-    weights: np.ndarray, most: int, scales: np.ndarray | None = None
-) -> list[tuple[int, int, float]]:
-    """Find the nonzero weights of the largest magnitude, block by block: 0-based features, vectors, values.
-
-    With `scales`, the divisors of the features, they are those for the source's values.
-    """
-    best: list[tuple[float, int, int, float]] = []
-    rows = max(1, _BLOCK_WEIGHTS // weights.shape[1])
-    for start in range(0, weights.shape[0], rows):
-        block = np.asarray(weights[start : start + rows])
-        if scales is not None:
-            block = block / scales[start : start + rows, np.newaxis]
-        flat = np.abs(block).ravel()
-        chosen = np.argsort(-flat, kind="stable")[:most]
-        for place in chosen[flat[chosen] > 0].tolist():
-            feature, vector = divmod(place, weights.shape[1])
-            best.append((-flat[place], start + feature, vector, float(block[feature, vector])))
-        best = sorted(best)[:most]
-    return [(feature, vector, weight) for _, feature, vector, weight in best]
 
 
 def kind_of_directory(path: str | os.PathLike[str]) -> str:

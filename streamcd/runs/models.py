@@ -10,7 +10,8 @@ import numpy as np
 
 from ..dataset.dataset import Dataset
 from ..models.encoding import encoding_of
-from ..models.model import Model, path_directory, stored_certificate
+from ..models.model import Model
+from ..models.stored import path_directory, stored_certificate
 from ..solvers.problem import Problem
 from ..training import checkpoint
 from ..training.result import Result

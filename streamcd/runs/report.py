@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..core.atomic_files import begins_with, check_output, replacing, write_file
-from ..core.errors import CheckpointError, StreamcdError
-from ..core.memory_budget import format_size
-from ..core.metadata import parse_json
 from ..core.options import takes
-from ..core.progress import counted, ends_progress
+from ..core.progress import ends_progress
 from ..core.storage import local_path
 from ..dataset.dataset import Dataset
-from ..models.model import Model, load_model, models_of_path
+from ..models.model import Model
+from ..models.stored import describe_model, find_model, is_model, load_model, models_of_path
 from ..prediction.curves import ScoreCurves
 from ..prediction.evaluate import evaluate_model
 from ..prediction.options import EvaluateOptions, PlotOptions
@@ -26,6 +23,7 @@ from ..prediction.reading_plan import cached
 from ..report.drawing import image, image_format
 from ..report.evaluation_figures import Curve, Decisions, Reliability, evaluation_figure, weights_figure
 from ..report.page import Picture, Section, render_page
+from ..report.tables import Table, evaluation_tables, model_table, run_table, score_table
 from ..report.training_figures import (
     Histories,
     gap_figure,
@@ -35,22 +33,14 @@ from ..report.training_figures import (
     work_figure,
 )
 from ..training.history import read_history
-from .config import RunConfig, read_config
-from .describe import largest_weights, spent, told_options
+from .config import read_config
+from .describe import describe_run, read_scores
 from .options import ReportOptions
 
 MAX_LOGS = 10
 """Largest number of logs (of groups of lanes) that are drawn; if there are more, the first ones."""
 
-_MAX_LANES = 40  # in the table
 _N_WEIGHTS = 20
-_NAMES = {
-    "gap": "relative gap",
-    "n_rows": "rows",
-    "auc": "area under ROC curve",
-    "log_loss": "mean log loss",
-    "brier_score": "Brier score",
-}
 _PAGE = rb"<!doctype html>"
 _IMAGES = {"png": rb"\x89PNG", "svg": rb"<\?xml", "pdf": rb"%PDF"}
 
@@ -81,23 +71,28 @@ def write_report(run: str | os.PathLike[str], out: str | os.PathLike[str], asked
     """
     run, page_path = local_path(run, "a run"), local_path(out, "a report")
     check_output(page_path, "a page", lambda path: begins_with(path, _PAGE), force=asked.force)
-    config, histories = read_config(run), dict(list(read_history(run).items())[:MAX_LOGS])
-    search = _search(run)  # what is damaged is refused before anything is drawn
-    sections = [_configuration(config), _training(run, histories, config), *search]
-    model, data = _model(run, asked.C), asked.data
-    if model is None:
+    found = describe_run(run, scaled=asked.scaled)
+    scores = read_scores(run)  # what is damaged is refused before anything is drawn
+    histories = dict(list(read_history(run).items())[:MAX_LOGS])
+    sections = [Section("Run", tables=[run_table("", found)]), _training(histories, found)]
+    if scores is not None:
+        sections.append(_search(scores))
+    place = _model_place(run, asked.C)
+    if place is None:
         sections.append(Section("Model", "There is none yet: training has not ended."))
     else:
-        if data is None and config.validation is not None and os.path.exists(config.validation):
-            data = config.validation
+        data = asked.data
+        validation = read_config(run).validation
+        if data is None and validation is not None and os.path.exists(validation):
+            data = validation
         if data is not None:
-            sections.append(_evaluation(data, model, asked))
-        sections += [_lanes(model), _weights(model, asked.scaled), _provenance(model)]
-    pictures = [picture for section in sections for picture in section.pictures]
-    lead = f"{config.options.loss} by the {config.options.method} method, on {config.dataset}"
+            sections.append(_evaluation(data, place, asked))
+        sections += _model(describe_model(place, scaled=asked.scaled, n_weights=_N_WEIGHTS))
+    options = found["options"]
+    lead = f"{options['loss']} by the {options['method']} method, on {found['dataset']}"
     write_file(page_path, render_page(f"streamcd run {run.name}", lead, sections).encode())
     if asked.images is not None:
-        _write_images(Path(asked.images), pictures)
+        _write_images(Path(asked.images), [picture for section in sections for picture in section.pictures])
 
 
 @takes(PlotOptions)
@@ -122,15 +117,12 @@ def plot_evaluation(
     return result
 
 
-def _model(run: Path, C: float | None) -> Model | None:
-    """Load the run's model; of a path over C without `C`, that of the largest."""
-    try:
-        path = models_of_path(run)
-        return load_model(run, C if C is not None or not path else max(path))
-    except StreamcdError:
-        if C is not None:
-            raise
-        return None
+def _model_place(run: Path, C: float | None) -> Path | None:
+    """Find the run's model; of a path over C without `C`, that of the largest."""
+    path = models_of_path(run)
+    if C is not None:
+        return find_model(run, C)
+    return path[max(path)] if path else run / "model" if is_model(run / "model") else None
 
 
 def _write_images(directory: Path, pictures: list[Picture]) -> None:
@@ -144,162 +136,66 @@ def _write_images(directory: Path, pictures: list[Picture]) -> None:
 # Sections
 
 
-def _configuration(config: RunConfig) -> Section:
-    rows = [("dataset", config.dataset), ("fingerprint", config.fingerprint)]
-    asked = {**told_options(config), "memory": format_size(config.memory), **_rule(config)}
-    rows += [(_words(name), _text(value)) for name, value in asked.items() if value is not False]
-    return Section("Configuration", tables=[[("option", "value"), *rows]])
-
-
-def _rule(config: RunConfig) -> dict[str, Any]:
-    return {name: value for name, value in asdict(config.rule).items() if value is not None}
-
-
-def _words(name: str) -> str:
-    """Name a figure as a person would."""
-    return _NAMES.get(name, name.replace("_", " "))
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return ", ".join(map(_text, value))
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return (
-        f"{value:.10g}"
-        if isinstance(value, float)
-        else f"{value:,}"
-        if isinstance(value, int)
-        else str(value)
-    )
-
-
-def _training(run: Path, histories: Histories, config: RunConfig) -> Section:
+def _training(histories: Histories, run: Mapping[str, Any]) -> Section:
     begun = {name: records for name, records in histories.items() if records}
     if not begun:
         return Section("Training", "No read of the data has ended yet.")
-    last = [records[-1] for records in begun.values()]
-    gaps = [
-        record["gap"] / record["primal"] for record in last if record["gap"] is not None and record["primal"]
-    ]
-    rows = [
-        ("passes", f"{max(record['passes'] for record in last):,}"),
-        ("lanes still open", f"{sum(record['open_lanes'] for record in last):,}"),
-        ("relative gap, last certificate", f"{max(gaps):.3g}" if gaps else "none yet"),
-        *(
-            row
-            for part, (seconds, n_bytes) in spent(run).items()
-            for row in (
-                (f"seconds of {part}, without writing the model", f"{seconds:.4g}"),
-                (f"read by {part}", format_size(n_bytes)),
-            )
-        ),
-    ]
-    pictures = [
-        Picture(
-            "gap",
-            image(gap_figure(begun, _rule(config).get("tol"))),
-            "The certified and estimated duality gap.",
-        ),
-        Picture(
+    drawn = [
+        ("gap", gap_figure(begun, run["stopping"].get("tol")), "The certified and estimated duality gap."),
+        (
             "objective",
-            image(objective_figure(begun)),
-            "The objective with its certified bounds, and κ or β, from the smallest to the largest over lanes.",
+            objective_figure(begun),
+            "The objective with its certified bounds, and κ or β, from the smallest to the largest of all problems.",
         ),
-        Picture("work", image(work_figure(begun)), "Active rows, bytes read, and seconds by stage."),
+        ("work", work_figure(begun), "Active rows, bytes read, and seconds by stage."),
     ]
-    if config.validation is not None and any(
-        record.get("validation") for log in begun.values() for record in log
-    ):
-        text = f"Loss and accuracy on {config.validation} while training."
-        pictures.insert(1, Picture("validation", image(validation_figure(begun)), text))
-    return Section("Training", tables=[[("figure", "value"), *rows]], pictures=pictures)
+    if any(record.get("validation") for log in begun.values() for record in log):
+        text = "Loss and accuracy on the validation set while training."
+        drawn.insert(1, ("validation", validation_figure(begun), text))
+    return Section("Training", pictures=[Picture(name, image(figure), text) for name, figure, text in drawn])
 
 
-def _search(run: Path) -> list[Section]:
-    """Describe the scores of a search over C; none where the run is no search, or its folds have not ended."""
-    path = run / "scores.json"
-    if not path.exists():
-        return []
-    try:
-        found = parse_json(path.read_bytes())["scores"]
-        scores = {float(C): [float(score) for score in of_C["folds"]] for C, of_C in found.items()}
-    except (ValueError, TypeError, KeyError, AttributeError):
-        raise CheckpointError(f"{path}: damaged; without it, the report leaves the scores out") from None
-    rows = [
-        (f"{C:g}", *(f"{score:.4f}" for score in (np.mean(folds), min(folds), max(folds))))
-        for C, folds in scores.items()
+def _search(found: Mapping[str, Any]) -> Section:
+    by_cost = {float(C): scores["folds"] for C, scores in found["scores"].items()}
+    text = "Accuracy of the models trained without a fold on its rows."
+    picture = Picture("search", image(search_figure(by_cost)), text)
+    table = score_table(found["scores"], found["best_C"])
+    return Section("Search", tables=[table], pictures=[picture])
+
+
+def _model(model: Mapping[str, Any]) -> list[Section]:
+    """Show certificate, largest weights and provenance of a model."""
+    two = len(model["labels"]) == 2 and model["n_vectors"] == 1
+    names = [
+        (weight["name"] or f"feature {weight['index']}") + ("" if two else f" ({weight['vector']})")
+        for weight in model["largest_weights"]
     ]
-    picture = Picture(
-        "search", image(search_figure(scores)), "Accuracy of the models trained without a fold on its rows."
-    )
+    weights = [weight["weight"] for weight in model["largest_weights"]]
+    of = model["weights_for"]
+    positive = f" Positive weights are evidence for {model['labels'][-1]}." if two else ""
+    caption = f"Weights of the largest magnitude{of and ', ' + of}.{positive}"
+    made_of = [("dataset's fingerprint", model["fingerprint"]), *model["versions"].items()]
     return [
+        Section("Model", tables=[model_table("", model)]),
         Section(
-            "Search", tables=[[("C", "mean accuracy", "worst fold", "best fold"), *rows]], pictures=[picture]
-        )
+            "Largest weights", pictures=[Picture("weights", image(weights_figure(names, weights)), caption)]
+        ),
+        Section("Provenance", tables=[Table("", made_of)]),
     ]
-
-
-def _lanes(model: Model) -> Section:
-    found = model.certificate
-    passes = found.get("passes", [])
-    rows = [
-        (_words(name), f"{value:.3g}" if name == "gap" and value else _text(value))
-        for name, value in found.items()
-        if name != "passes"
-    ]
-    if passes:
-        rows.append(
-            (
-                "passes" if len(passes) == 1 else "passes of each vector",
-                _text(passes[:_MAX_LANES]) + (", …" if len(passes) > _MAX_LANES else ""),
-            )
-        )
-    return Section("Certificate of the model", tables=[[("figure", "value"), *rows]])
-
-
-def _weights(model: Model, scaled: bool) -> Section:
-    largest = largest_weights(model.weights, _N_WEIGHTS, None if scaled else model.scaling.scales)
-    of = model.scaling.describe_weights(scaled=scaled)
-    labels = model.label_texts()
-    vectors = (
-        labels if model.n_vectors == model.n_classes else [f"vector {k}" for k in range(model.n_vectors)]
-    )
-    named = [
-        model.feature_name(feature) + ("" if model.is_binary else f" ({vectors[vector]})")
-        for feature, vector, _ in largest
-    ]
-    positive = f"Positive weights are evidence for {labels[-1]}." if model.is_binary else ""
-    text = f"{counted(model.n_features, 'feature')}, {counted(model.n_vectors, 'weight vector')}. {positive}"
-    if of:
-        text += f" Weights are {of}."
-    picture = Picture(
-        "weights",
-        image(weights_figure(named, [weight for *_, weight in largest])),
-        f"Weights of the largest magnitude{of and ', ' + of}.",
-    )
-    return Section("Largest weights", text, pictures=[picture])
-
-
-def _provenance(model: Model) -> Section:
-    versions = [(_words(name), _text(version)) for name, version in model.versions.items()]
-    rows = [("dataset's fingerprint", model.fingerprint), *versions]
-    return Section("Provenance", tables=[[("made of", "version"), *rows]])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Evaluation
 
 
-def _evaluation(data: Dataset | str | os.PathLike[str], model: Model, asked: ReportOptions) -> Section:
+def _evaluation(data: Dataset | str | os.PathLike[str], place: Path, asked: ReportOptions) -> Section:
+    model = load_model(place)
     options = EvaluateOptions(memory=asked.memory, listener=asked.listener)
     result, curves = evaluate_model(data, model, options)
     name = data.path if isinstance(data, Dataset) else data
-    rows = [(_words(name), _text(value)) for name, value in result.items() if isinstance(value, int | float)]
-    picture = Picture(
-        "evaluation", image(_evaluation_figure(model, result, curves)), f"Predictions on {name}."
-    )
-    return Section(f"Evaluation on {name}", tables=[[("figure", "value"), *rows]], pictures=[picture])
+    drawn = image(_evaluation_figure(model, result, curves))
+    picture = Picture("evaluation", drawn, f"Predictions on {name}.")
+    return Section(f"Evaluation on {name}", tables=evaluation_tables("", result), pictures=[picture])
 
 
 def _evaluation_figure(model: Model, result: Mapping[str, Any], curves: ScoreCurves | None) -> Any:

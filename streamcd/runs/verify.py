@@ -13,7 +13,7 @@ from ..core.errors import CheckpointError, StreamcdError, UsageError
 from ..core.memory_budget import parse_size, require
 from ..core.progress import Listener, Progress
 from ..core.storage import local_path
-from ..models.model import load_model, models_of_path
+from ..models.stored import load_model, models_of_path
 from ..solvers.problem import Problem
 from ..stream.identity import Identity
 from ..stream.slot_store import NO_SLOT, SlotStore, chunk_slots

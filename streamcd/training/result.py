@@ -97,7 +97,7 @@ class Result:
     @property
     def model(self) -> Any:
         """The trained model, loaded from the run."""
-        from ..models.model import load_model
+        from ..models.stored import load_model
 
         return load_model(self.run)
 

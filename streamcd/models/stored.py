@@ -1,0 +1,268 @@
+"""Models on disk: found, read, verified and described."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core.classes import default_code
+from ..core.errors import ModelError
+from ..core.memory_budget import parse_size, require
+from ..core.metadata import read_metadata
+from ..core.storage import local_path
+from ..dataset.scaling import Scaling
+from ..kernels.loss_table import form_of
+from .encoding import CATEGORIES_FILE, Encoding, read_encoding
+from .model import Model
+from .model_file import MODEL, STORED_FIELDS, ModelFile, check_file, read_array, source_labels
+
+_BLOCK_WEIGHTS = 1 << 20  # read at a time
+_FILES = ("weights.npy", "scaling.npy", CATEGORIES_FILE)
+
+
+def path_directory(model_path: Path, C: float) -> Path:
+    """Return the directory, in a run's ``model``, of the model for one C of a path."""
+    return model_path / f"C={C!r}"
+
+
+def models_of_path(path: str | os.PathLike[str]) -> dict[float, Path]:
+    """Find the models of a path over C, by C ascending; empty for a run or model without a path."""
+    found = {}
+    for inside in (Path(path) / "model", Path(path)):
+        for directory in inside.glob("C=*"):
+            if (directory / "model.json").exists():
+                found[float(directory.name.removeprefix("C="))] = directory
+    return dict(sorted(found.items()))
+
+
+def load_model(
+    path: str | os.PathLike[str], C: float | None = None, *, memory: int | str | None = None
+) -> Model:
+    """Read a model, or the model of a run.
+
+    Parameters
+    ----------
+    path : path
+        A directory with ``model.json``, or a run.
+    C : float, optional
+        C of the wanted model of a path; required if the run has several models and no best one.
+    memory : int or str, optional
+        Bound on the process's resident memory.
+
+    Returns
+    -------
+    Model
+
+    Raises
+    ------
+    ModelError
+        If there is no model, or it is damaged.
+    UsageError
+        If it does not fit in `memory`.
+
+    Examples
+    --------
+    >>> streamcd.load_model("run").loss
+    'log_loss'
+    """
+    directory = find_model(local_path(path, "a model"), C)
+    if memory is not None and (directory / "weights.npy").exists():
+        files = [directory / name for name in _FILES]
+        require(
+            parse_size(memory), {"the model": sum(file.stat().st_size for file in files if file.exists())}
+        )
+    description_path = directory / "model.json"
+    try:
+        _, description = read_metadata(description_path, MODEL)
+    except (FileNotFoundError, NotADirectoryError):
+        raise ModelError(_missing(Path(path))) from None
+    try:
+        checksum, n_features = description.weights_checksum, description.n_features
+        weights = read_array(directory / "weights.npy", checksum, n_features, 2)
+        scaling = _read_scaling(directory / "scaling.npy", description)
+        model = _model_from(description, weights, scaling, _read_encoding(directory, description))
+    except (ArithmeticError, TypeError, ValueError) as error:
+        raise ModelError(f"{description_path}: damaged ({error})") from None
+    if C is not None and model.C != C:
+        raise ModelError(f"{path} holds no model for C = {C:g}; its model has C = {model.C}")
+    return model
+
+
+def is_model(path: str | os.PathLike[str]) -> bool:
+    """Check for a model in a directory, or for those of a path over C."""
+    return (Path(path) / "model.json").exists() or bool(models_of_path(path))
+
+
+def is_unfinished(path: str | os.PathLike[str]) -> bool:
+    """Check if a directory is empty but for files that a killed `Model.save` may leave."""
+    left = {*_FILES, *(f"{name}.partial" for name in (*_FILES, "model.json"))}
+    return os.path.isdir(path) and left.issuperset(os.listdir(path))
+
+
+def verify_model(path: str | os.PathLike[str], *, memory: int | str | None = None) -> list[str]:
+    """Check the model in a directory, or those of a path over C; returns the problems, one line each."""
+    problems = []
+    for directory in models_of_path(path).values() or [find_model(path)]:
+        try:
+            if not np.isfinite(load_model(directory, memory=memory).weights).all():
+                problems.append(f"{directory / 'weights.npy'}: a weight that is not finite")
+        except ModelError as error:
+            problems.append(str(error))
+    return problems
+
+
+def stored_certificate(path: Path) -> dict[str, Any] | None:
+    """Read the certificate of the model in a directory; None if there is no complete model."""
+    try:
+        _, description = read_metadata(path / "model.json", MODEL)
+    except (OSError, ModelError):
+        return None
+    return description.certificate if description.certificate and (path / "weights.npy").exists() else None
+
+
+def find_model(path: str | os.PathLike[str], C: float | None = None) -> Path:
+    """Find the directory of a model, of a run, or of one C of a path."""
+    inside = Path(path) / "model"
+    directory = inside if (inside / "model.json").exists() else Path(path)
+    single = (directory / "model.json").exists()
+    models = models_of_path(path)
+    if not models or (C is None and single):
+        return directory
+    if C in models:
+        return models[C]
+    known = ", ".join(f"{value:g}" for value in models)
+    if C is None:
+        raise ModelError(f"{path} holds a model for each C of {known}: name one with -C")
+    raise ModelError(f"{path} holds no model for C = {C:g}; it has {known}")
+
+
+def _missing(path: Path) -> str:
+    if (path / "config.json").exists():
+        return (
+            f"{path}: this run has no model yet; 'streamcd resume {path}' goes on with it, and --checkpoint (in Python "
+            "load_checkpoint) takes the model of its last checkpoint"
+        )
+    if path.is_file():
+        return f"{path} is a file; expected a run or a model ('streamcd import {path} MODEL' reads LIBLINEAR's text)"
+    found = "no model.json in it" if path.exists() else "nothing there"
+    return f"{path}: expected a run or a model, found {found}; 'streamcd train DATASET RUN' makes a run"
+
+
+def _read_scaling(path: Path, description: ModelFile) -> Scaling:
+    found = description.scaling
+    if found is None:
+        return Scaling()
+    scales = None if found.scale == "none" else read_array(path, found.checksum, description.n_features, 1)
+    return Scaling(found.scale, found.normalize, scales, found.digest)
+
+
+def _read_encoding(directory: Path, description: ModelFile) -> Encoding | None:
+    if description.encoding is None:
+        return None
+    if description.categories_checksum:
+        check_file(directory / CATEGORIES_FILE, description.categories_checksum)
+    return read_encoding(directory / CATEGORIES_FILE, description.encoding)
+
+
+def _model_from(
+    description: ModelFile, weights: np.ndarray, scaling: Scaling, encoding: Encoding | None
+) -> Model:
+    # fields of the same name in both; `Model` makes the arrays
+    same = {name: getattr(description, name) for name in STORED_FIELDS if name != "n_features"}
+    code = default_code(form_of(description.loss), len(description.classes))
+    if description.code is not None:
+        code = np.array(description.code, dtype=np.int8).reshape(-1, weights.shape[1])
+    return Model(weights=weights, code=code, scaling=scaling, encoding=encoding, **same)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Descriptions
+
+
+def describe_model(path: str | Path, *, scaled: bool = False, n_weights: int = 10) -> dict[str, Any]:
+    """Describe a model without keeping its weights in memory.
+
+    Returns
+    -------
+    dict
+        ``kind`` ("model"), ``loss``, ``method``, ``C``, ``labels``, ``n_features``, ``n_vectors``, ``bias``, ``scale``,
+        ``normalize``, ``class_weight``, ``gap`` (None where it is not known), ``certificate``, ``fingerprint``,
+        ``versions``; ``intercept``: for each vector ``{vector (its label, or number), weight}``; ``largest_weights``: list of
+        ``{feature, index (as in the source), name (of a table's; else None), vector, weight}``; ``weights_of``, "source" if
+        they are for the source's values, "scaled features" with `scaled` for those that the model was trained on;
+        ``weights_for``, the same in words; ``next``, a command.
+
+    Raises
+    ------
+    ModelError
+        If it is not a model, or damaged.
+    """
+    path = Path(path)
+    _, stored = read_metadata(path / "model.json", MODEL)
+    weights = np.load(path / "weights.npy", mmap_mode="r", allow_pickle=False)
+    labels = source_labels(stored.classes, stored.label_kind, stored.class_names)
+    scaling = stored.scaling or Scaling()
+    divided = scaling.scale != "none"
+    scales = (
+        np.load(path / "scaling.npy", mmap_mode="r", allow_pickle=False) if divided and not scaled else None
+    )
+    n_vectors = int(weights.shape[1])
+    vectors = labels
+    if n_vectors != len(labels):
+        vectors = labels[-1:] * n_vectors if len(labels) == 2 else list(range(n_vectors))
+    encoding = read_encoding(path / CATEGORIES_FILE, stored.encoding)
+    largest = [
+        {
+            "feature": feature,
+            "index": feature + stored.index_base,
+            "name": None if encoding is None else next(iter(encoding.feature_names(np.array([feature])))),
+            "vector": vectors[vector],
+            "weight": weight,
+        }
+        for feature, vector, weight in _largest_weights(weights, n_weights, scales)
+    ]
+    kept = ("loss", "method", "C", "n_features", "bias", "certificate", "fingerprint", "versions")
+    return {
+        "kind": "model",
+        **{name: getattr(stored, name) for name in kept},
+        "labels": labels,
+        "n_vectors": n_vectors,
+        "scale": scaling.scale,
+        "normalize": scaling.normalize,
+        "class_weight": {f"{label:g}": weight for label, weight in stored.class_weight.items()},
+        "gap": stored.certificate.get("gap"),
+        "intercept": [
+            {"vector": vector, "weight": weight}
+            for vector, weight in zip(vectors, stored.intercept, strict=True)
+        ],
+        "largest_weights": largest,
+        "weights_of": "scaled features" if divided and scaled else "source",
+        "weights_for": Scaling(scaling.scale, scaling.normalize).describe_weights(scaled=scaled),
+        "next": f"streamcd predict FILE {path} -o predictions.parquet",
+    }
+
+
+def _largest_weights(
+    weights: np.ndarray, most: int, scales: np.ndarray | None
+) -> Iterator[tuple[int, int, float]]:
+    """Find the nonzero weights of the largest magnitude, block by block: 0-based features, vectors, values.
+
+    With `scales`, the divisors of the features, they are those for the source's values.
+    """
+    best: list[tuple[float, int, int, float]] = []
+    rows = max(1, _BLOCK_WEIGHTS // weights.shape[1])
+    for start in range(0, weights.shape[0], rows):
+        block = np.asarray(weights[start : start + rows])
+        if scales is not None:
+            block = block / scales[start : start + rows, np.newaxis]
+        flat = np.abs(block).ravel()
+        chosen = np.argsort(-flat, kind="stable")[:most]
+        for place in chosen[flat[chosen] > 0].tolist():
+            feature, vector = divmod(place, weights.shape[1])
+            best.append((-flat[place], start + feature, vector, float(block[feature, vector])))
+        best = sorted(best)[:most]
+    yield from ((feature, vector, weight) for _, feature, vector, weight in best)

@@ -1,0 +1,367 @@
+"""Facts as tables, which the command line prints and a page shows: made from the objects that ``--json`` prints."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ..core.memory_budget import format_size
+from ..core.progress import counted, format_seconds
+
+_MOST_CLASSES_SHOWN, _MOST_CLASSES_CROSSED = 30, 10
+_MOST_LISTED = 10
+
+Facts = Mapping[str, Any]
+
+
+class Table(NamedTuple):
+    """Rows of a name and a text, or of cells below a header."""
+
+    title: str
+    rows: Sequence[Sequence[str]]
+    header: Sequence[str] | None = None
+
+
+def listed(value: Any) -> str:
+    """Format a number, a word, or the first of several."""
+    if isinstance(value, list | tuple):
+        texts = [listed(item) for item in value[:_MOST_LISTED]]
+        return ", ".join(texts) + (f", … {len(value)} in all" if len(value) > _MOST_LISTED else "")
+    return f"{value:g}" if isinstance(value, float) else "yes" if value is True else str(value)
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _rows(facts: Facts, **forms: str | Callable[[Any], str]) -> list[tuple[str, str]]:
+    """Format some facts, by key; what is not known, or not so, is left out."""
+    kept = {key: facts.get(key) for key in forms}
+    return [
+        (_words(key), form(kept[key]) if callable(form := forms[key]) else format(kept[key], form))
+        for key, value in kept.items()
+        if value is not None and value is not False and value != {} and value != []
+    ]
+
+
+def _no_nan(form: str) -> Callable[[float], str]:
+    """Make the formatting of a certified figure."""
+    return lambda figure: "not certified yet" if math.isnan(figure) else format(figure, form)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Datasets
+
+
+def dataset_tables(path: str, info: Facts) -> list[Table]:
+    """Describe a dataset."""
+    classes = "too many to train on: is it the right column of labels?"
+    if info["classes"] is not None:
+        pairs = zip(info["classes"], info["class_counts"], strict=True)
+        classes = listed([f"{label} ({count:,})" for label, count in pairs])
+    labels = ("classes", classes)
+    if info["targets"] is not None:
+        labels = ("targets", f"{info['targets']['min']:.6g} to {info['targets']['max']:.6g}")
+    numbered = f"indices from {info['index_base']} on"
+    if info["feature_names"]:
+        more = ", …" if info["n_features"] > len(info["feature_names"]) else ""
+        numbered = ", ".join(info["feature_names"]) + more
+    rows = [
+        ("rows", f"{info['n_rows']:,}"),
+        ("features", f"{info['n_features']:,} ({numbered})"),
+        ("entries", f"{info['n_entries']:,} (density {info['density']:.3g})"),
+        labels,
+        ("on disk", _size_on_disk(info)),
+        ("decoded", f"{format_size(info['bytes_decoded'])} ({info['index_dtype']}, {info['value_dtype']})"),
+        *_scaling_rows(info),
+        *_rows(info, fingerprint="", data_digest=lambda digest: digest or ""),
+        ("column layout", "yes" if info["columns"] else "no"),
+        ("method", f"{info['method']}: {info['method_because']}"),
+        ("bias", describe_bias(info["bias"], info["bias_because"])),
+    ]
+    return [Table(f"dataset {path}", [row for row in rows if row[1]])]
+
+
+def _scaling_rows(info: Facts) -> list[tuple[str, str]]:
+    given = [f"--{name} {info[name]}" for name in ("scale", "normalize") if info[name] != "none"]
+    rows = [("scaling", ", ".join(given))]
+    rms, norms = info["feature_rms"], info["row_norms"]
+    if rms is not None:
+        rows.append(("feature values", f"root mean squares from {rms['min']:.3g} to {rms['max']:.3g}"))
+    if norms is not None and norms["min"] is not None:
+        mean_square = norms["mean_square"]
+        middle = "" if mean_square is None else f", root mean square {mean_square**0.5:.3g}"
+        text = f"from {norms['min']:.3g} to {norms['max']:.3g}{middle}; {norms['n_empty']:,} empty rows"
+        rows.append(("row norms", text))
+    return rows + [("note", line) for line in info["advice"]]
+
+
+def _size_on_disk(info: Facts) -> str:
+    return f"{format_size(info['bytes'])} in {counted(info['n_shards'], 'shard')}, {counted(info['n_chunks'], 'chunk')}"
+
+
+def column_tables(path: str, info: Facts) -> list[Table]:
+    """Describe the column layout of a dataset."""
+    rows = [
+        ("features", f"{info['n_features']:,} that occur"),
+        ("entries", f"{info['n_entries']:,}"),
+        ("on disk", _size_on_disk(info)),
+        ("fingerprint", info["fingerprint"]),
+    ]
+    return [Table(f"column layout of {path}", rows)]
+
+
+def describe_bias(bias: float, because: str) -> str:
+    """Say which bias a training has, why, and how to have another."""
+    another = "--bias 1 adds an intercept" if bias < 0 else "--bias none leaves the intercept out"
+    return f"{bias_text(bias)}: {because}" + ("" if because == "as asked" else f"; {another}")
+
+
+def bias_text(bias: float) -> str:
+    """Format a bias for people."""
+    return "none" if bias < 0 else f"{bias:g}"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Trainings
+
+
+def result_tables(result: Facts) -> list[Table]:
+    """Show the result of a training or of a search over C."""
+    several = result["n_lanes"] > 1
+    sums, largest = (f", sum of {result['n_lanes']} problems", ", largest") if several else ("", "")
+    rows = [
+        ("converged", "yes" if result["converged"] else "no"),
+        ("stopped by", _words(result["stop_reason"])),
+        ("passes", f"{result['passes']:,}"),
+        *((f"{name}{sums}", text) for name, text in _objectives(result)),
+        (f"relative gap{largest}", _no_nan(".3g")(result["gap"])),
+        (f"violation{largest}", f"{result['violation']:.3g}"),
+        *_validation_rows(result["validation"]),
+        ("time", format_seconds(result["seconds"])),
+        ("read", format_size(result["bytes_read"])),
+        ("peak memory", format_size(result["peak_memory_bytes"])),
+        *([] if result["stop_reason"] == "time" else [("model", os.path.join(result["run"], "model"))]),
+    ]
+    title = f"run {result['run']}: {result['n_rows']:,} rows, {result['n_features']:,} features"
+    tables = [Table(title, rows)]
+    if result.get("scores"):
+        trained = result["folds"]
+        tables.append(score_table(result["scores"], result["best_C"]))
+        passes, seconds = f"{trained['passes']:,} passes", format_seconds(trained["seconds"])
+        tables[-1] = tables[-1]._replace(title=f"{tables[-1].title}; trained in {passes}, {seconds}")
+    elif len({lane["C"] for lane in result["lanes"]}) > 1:
+        tables.append(_cost_table(result["lanes"]))
+    return tables
+
+
+def _objectives(facts: Facts) -> list[tuple[str, str]]:
+    return _rows(facts, primal_objective=_no_nan(".10g"), dual_objective=_no_nan(".10g"))
+
+
+def _validation_rows(looks: Sequence[Facts]) -> list[tuple[str, str]]:
+    several = len(looks) > 1
+    return [
+        (
+            "validation" + (f", C = {last['C']:g}" if several else ""),
+            f"loss {last['loss']:.4g}, accuracy {last['accuracy']:.4f}; least loss {last['best_loss']:.4g} "
+            f"after {last['best_passes']} passes",
+        )
+        for last in looks
+    ]
+
+
+def score_table(scores: Mapping[str, Facts], best_C: float) -> Table:
+    """Show the scores of a search: for each C the mean of the folds, the worst and the best."""
+    rows = [
+        [C, *(f"{score:.4f}" for score in (found["mean"], min(found["folds"]), max(found["folds"])))]
+        for C, found in scores.items()
+    ]
+    n_folds = len(next(iter(scores.values()))["folds"])
+    return Table(f"accuracy on {n_folds} folds, best C = {best_C:g}", rows, ["C", "mean", "worst", "best"])
+
+
+def _cost_table(lanes: Sequence[Facts]) -> Table:
+    """Show the model of each C, of several classes by sums and the largest."""
+    by_cost: dict[float, list[Facts]] = {}
+    for lane in lanes:
+        by_cost.setdefault(lane["C"], []).append(lane)
+    several = len(lanes) > len(by_cost)
+    objective = f"primal objective{', sum over classes' if several else ''}"
+    rows = [
+        [
+            f"{C:g}",
+            f"{sum(lane['primal_objective'] for lane in of_cost):.10g}",
+            f"{max(lane['gap'] for lane in of_cost):.2g}",
+            f"{max(lane['passes'] for lane in of_cost):,}",
+        ]
+        for C, of_cost in by_cost.items()
+    ]
+    gap = "largest relative gap" if several else "relative gap"
+    return Table("models", rows, ["C", objective, gap, "passes"])
+
+
+def run_table(title: str, run: Facts) -> Table:
+    """Describe a run: how far it is, and its options."""
+    options = {_words(name): listed(value) for name, value in run["options"].items() if value is not False}
+    options["bias"] = f"{bias_text(run['options']['bias'])}: {run['bias_because']}"
+    state = run["state"]
+    if state == "not converged":
+        state += f", ended by {_words(run['stop_reason'])}"
+    lanes = counted(run["lanes"], "problem")
+    if run["lanes"] > 1:
+        lanes += " (of classes, values of C or folds)"
+    lanes += f", {run['open_lanes']:,} not finished" if run["open_lanes"] else ""
+    rows = [
+        ("state", state),
+        *_rows(run, best_C="g"),
+        ("passes", f"{run['passes']:,}"),
+        *((f"{kind} gap", f"{run[key]:.3g}") for kind, key in _GAPS if run[key] is not None),
+        ("trains", lanes),
+        *_spent_rows(run),
+        ("dataset", run["dataset"]),
+        *options.items(),
+        *_rows(run["stopping"], **dict.fromkeys(run["stopping"], listed)),
+        ("memory", format_size(run["memory"]) + (", each worker" if run["workers"] else "")),
+        *([("models for C", listed(run["models"]))] if run["models"] else []),
+    ]
+    return Table(title, rows)
+
+
+_GAPS = ("certified", "gap"), ("estimated", "gap_estimate")
+
+
+def _spent_rows(run: Facts) -> list[tuple[str, str]]:
+    """Tell time and bytes; of a search by its parts."""
+    parts = run["parts"] or {"": run}
+    return [
+        row
+        for part, spent in parts.items()
+        for row in (
+            (f"time of {part}" if part else "time", format_seconds(spent["seconds"])),
+            (f"read by {part}" if part else "read", format_size(spent["bytes_read"])),
+        )
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Models
+
+
+def description_tables(path: str, found: Facts) -> list[Table]:
+    """Describe a run or a model, with its largest weights and the next command."""
+    model = found if found["kind"] == "model" else found["model"]
+    title = f"{found['kind']} {path}"
+    table = model_table(title, found) if model is found else run_table(title, found)
+    rows = [*table.rows]
+    if model and model is not found:
+        rows += [("classes", listed(model["labels"])), *_intercept_rows(model)]
+    tables = [table._replace(rows=[*rows, ("next", found["next"])])]
+    if model and model["largest_weights"]:
+        tables.append(weights_table(model))
+    return tables
+
+
+def model_table(title: str, model: Facts) -> Table:
+    """Describe a model."""
+    rows = [
+        *_rows(model, loss="", method=""),
+        ("C", "not known" if model["C"] is None else f"{model['C']:g}"),
+        ("classes", listed(model["labels"])),
+        ("features", f"{model['n_features']:,}"),
+        ("vectors", f"{model['n_vectors']:,}"),
+        ("bias", bias_text(model["bias"])),
+        *_intercept_rows(model),
+        *((name, model[name]) for name in ("scale", "normalize") if model[name] != "none"),
+        *_rows(model, class_weight=lambda factors: listed([f"{k}={v:g}" for k, v in factors.items()])),
+        *certificate_rows(model["certificate"]),
+    ]
+    return Table(title, rows)
+
+
+def _intercept_rows(model: Facts) -> list[tuple[str, str]]:
+    """Tell the intercepts, by vector where there are several."""
+    if model["bias"] < 0:
+        return []
+    texts = [f"{intercept['weight']:.6g}" for intercept in model["intercept"]]
+    if len(texts) > 1:
+        texts = [f"{of['vector']}: {text}" for of, text in zip(model["intercept"], texts, strict=True)]
+    return [("intercept", listed(texts))]
+
+
+def certificate_rows(certificate: Facts) -> list[tuple[str, str]]:
+    """Tell the objectives and the gap with which a training ended."""
+    rows = _objectives(certificate)
+    if isinstance(certificate.get("gap"), float):
+        rows.append(("relative gap", f"{certificate['gap']:.3g}"))
+    if certificate:
+        rows.append(("converged", "yes" if certificate.get("converged") else "no"))
+    return rows + _rows(certificate, passes=listed)
+
+
+def weights_table(model: Facts) -> Table:
+    """Show the largest weights of a model."""
+    several = model["n_vectors"] > 1
+    header = ["feature", *(["for"] if several else []), "weight"]
+    rows = [
+        [
+            str(weight["name"] or weight["index"]),
+            *([str(weight["vector"])] if several else []),
+            f"{weight['weight']:.6g}",
+        ]
+        for weight in model["largest_weights"]
+    ]
+    return Table(f"largest weights{model['weights_for'] and ', ' + model['weights_for']}", rows, header)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Evaluations
+
+_QUALITY = {
+    "primal_objective": "primal objective",
+    "auc": "area under ROC curve",
+    "average_precision": "average precision",
+    "brier_score": "Brier score",
+    "log_loss": "mean log loss",
+}
+
+
+def evaluation_tables(title: str, result: Facts) -> list[Table]:
+    """Show the quality of a model's predictions."""
+    rows = [("rows", f"{result['n_rows']:,}")]
+    if result.get("weighted"):
+        total = f"{result['sum_of_weights']:,.10g}"
+        rows += [("weights", f"{total} in sum, by which rows count below; --unweighted counts them alike")]
+    rows += [("accuracy", f"{100 * result['accuracy']:.4f} %")]
+    for key, name in _QUALITY.items():
+        if result.get(key) is not None:
+            error = f" ± {result[f'{key}_error']:.1g}" if f"{key}_error" in result else ""
+            rows.append((name, f"{result[key]:.10g}{error}"))
+    tables, n_labels = [Table(title, rows)], len(result.get("labels", []))
+    if 1 < n_labels <= _MOST_CLASSES_SHOWN:
+        tables.append(_class_table(result["per_class"]))
+    if 1 < n_labels <= _MOST_CLASSES_CROSSED:
+        tables.append(_confusion_table(result["labels"], result["confusion"]))
+    return tables
+
+
+def _class_table(classes: Sequence[Facts]) -> Table:
+    rows = [
+        [str(of["label"]), f"{of['n_rows']:,}", *map(_share, (of["precision"], of["recall"], of["f1"]))]
+        for of in classes
+    ]
+    return Table("by class", rows, ["label", "rows", "precision", "recall", "F1"])
+
+
+def _share(figure: float | None) -> str:
+    return "" if figure is None else f"{figure:.4f}"
+
+
+def _confusion_table(labels: Sequence[Any], confusion: Sequence[Sequence[float]]) -> Table:
+    rows = [
+        [str(label), *(f"{count:.6g}" if isinstance(count, float) else str(count) for count in row)]
+        for label, row in zip(labels, confusion, strict=True)
+    ]
+    return Table("confusion", rows, ["true \\ predicted", *map(str, labels)])
