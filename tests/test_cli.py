@@ -109,7 +109,7 @@ def test_every_command_takes_json(command):
 
 FIRST = {
     "train": ["--loss", "-C", "-B", "--class-weight", "--tol", "--memory"],
-    "convert": ["--label", "--features", "--missing", "--memory", "--like", "--scale"],
+    "convert": ["--label", "--target", "--features", "--missing", "--memory", "--like", "--scale"],
     "tune": ["--loss", "-C", "-B", "--class-weight", "--tol", "--memory", "-v"],
     "resume": ["--max-passes", "--tol", "--dataset"],
 }
