@@ -192,8 +192,8 @@ def describe_model(path: str | Path, *, scaled: bool = False, n_weights: int = 1
         ``kind`` ("model"), ``loss``, ``method``, ``C``, ``labels``, ``n_features``, ``n_vectors``, ``bias``, ``scale``,
         ``normalize``, ``class_weight``, ``gap`` (None where it is not known), ``certificate``, ``fingerprint``,
         ``versions``; ``intercept``: for each vector ``{vector (its label, or number), weight}``; ``largest_weights``: a list
-        of ``{feature, index (as in the source), name (of a table's; else None), vector, weight}``; ``weights_of``, "source" if
-        they are for the source's values, "scaled features" with `scaled` for those that the model was trained on;
+        of ``{feature, index (as in the source), name (of a table's; else None), vector, weight}``; ``weights_of``, "source"
+        if they are for the source's values, "scaled features" with `scaled` for those that the model was trained on;
         ``weights_for``, the same in words; ``next``, a command.
 
     Raises
