@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import scipy.optimize
 import scipy.sparse as sp
+from scipy.special import logsumexp, softmax
 from threadpoolctl import ThreadpoolController
 
 from streamcd.dataset.dataset import Dataset
@@ -30,6 +31,8 @@ from streamcd.stream.window import RowArena
 one_thread = ThreadpoolController().wrap(limits=1, user_api="blas")
 
 LIBLINEAR_NUMBERS = {"squared_hinge": 1, "hinge": 3, "log_loss": 7, "crammer_singer": 4}
+OF_CLASSES = ("crammer_singer", "multinomial")
+"""Losses of the scores of all classes at once."""
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -79,12 +82,13 @@ def primal_objectives(
     classes = np.unique(y)
     cost = np.broadcast_to(np.asarray(cost, dtype=np.float64), y.shape)
     scores = x @ w
-    if loss == "crammer_singer":
+    if loss in OF_CLASSES:
         place = np.searchsorted(classes, y)
         rows = np.arange(y.size)
-        margin = scores - scores[rows, place][:, None] + 1.0
+        margin = scores - scores[rows, place][:, None] + (loss == "crammer_singer")
         margin[rows, place] = 0.0
-        return np.array([0.5 * np.sum(w * w) + cost @ margin.max(axis=1)])
+        losses = margin.max(axis=1) if loss == "crammer_singer" else logsumexp(margin, axis=1)
+        return np.array([0.5 * np.sum(w * w) + cost @ losses])
     t = signs_of(y, classes) * scores
     return 0.5 * np.sum(w * w, axis=0) + cost @ loss_values(loss, t)
 
@@ -152,6 +156,9 @@ def exact_optimum(
     Newton's method on the primal for the smooth losses, an interior-point method on the dual for hinge.
     """
     cost = np.broadcast_to(np.asarray(cost, dtype=np.float64), y.shape)
+    if loss == "multinomial":
+        w = multinomial_optimum(x, y, cost)
+        return w, primal_objectives(loss, x, y, w, cost)
     columns = []
     for sign in signs_of(y, np.unique(y)).T:
         signed = x * sign[:, None]
@@ -181,6 +188,30 @@ def _newton(loss: str, signed: np.ndarray, cost: np.ndarray) -> np.ndarray:
         while size > 1e-10 and objective(w - size * step) > objective(w) - 1e-4 * size * float(
             gradient @ step
         ):
+            size *= 0.5
+        w = w - size * step
+        if np.abs(size * step).max() <= 1e-14 * max(1.0, np.abs(w).max()):
+            break
+    return w
+
+
+@one_thread
+def multinomial_optimum(x: np.ndarray, y: np.ndarray, cost: np.ndarray) -> np.ndarray:
+    """``min ½ Σ_m ‖w_m‖² + Σ cost (log Σ_m exp(w_m·x) - w_y·x)`` by Newton's method; returns w, shape (d, classes)."""
+    classes, place = np.unique(y, return_inverse=True)
+    k, d = classes.size, x.shape[1]
+    target, w = np.eye(k)[place], np.zeros((d, k))
+    for _ in range(200):
+        p = softmax(x @ w, axis=1)
+        gradient = w + x.T @ (cost[:, None] * (p - target))
+        hessian = np.eye(d * k)
+        for m in range(k):
+            for n in range(k):
+                curvature = cost * p[:, m] * ((m == n) - p[:, n])
+                hessian[m * d : (m + 1) * d, n * d : (n + 1) * d] += x.T @ (x * curvature[:, None])
+        step = np.linalg.solve(hessian, gradient.T.reshape(-1)).reshape(k, d).T
+        size, least = 1.0, primal_objectives("multinomial", x, y, w, cost)[0]
+        while size > 1e-10 and primal_objectives("multinomial", x, y, w - size * step, cost)[0] > least:
             size *= 0.5
         w = w - size * step
         if np.abs(size * step).max() <= 1e-14 * max(1.0, np.abs(w).max()):

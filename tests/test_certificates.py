@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from mpmath import mp, mpf
-from reference import run_dual
+from reference import OF_CLASSES, run_dual
 from small_datasets import Rows, write_dataset
 
 from streamcd import ConvergenceWarning, train
@@ -25,6 +25,7 @@ CASES = [
     ("squared_hinge", "dual", {}),
     ("log_loss", "dual", {}),
     ("crammer_singer", "dual", {}),
+    ("multinomial", "dual", {}),
     ("twin", "dual", {"slack": "hinge"}),
     ("twin", "dual", {"slack": "squared_hinge"}),
     ("twin", "sor", {"slack": "hinge"}),
@@ -115,7 +116,7 @@ def exact_gap(
 def exact_class_gap(
     problem: Problem, x: np.ndarray, code: np.ndarray, w: np.ndarray, alpha: np.ndarray
 ) -> tuple[Any, Any]:
-    """As `exact_gap` for Crammer–Singer."""
+    """As `exact_gap` for Crammer–Singer and multinomial logistic regression."""
     k = problem.classes.size
     weights = [[mpf(float(value)) for value in w[:, m]] for m in range(k)]
     v = [[mpf(0)] * w.shape[0] for _ in range(k)]
@@ -123,11 +124,18 @@ def exact_class_gap(
     for i, row in enumerate([[mpf(float(value)) for value in row] for row in x]):
         y, c = int(code[i]), mpf(float(problem.cost[code[i], 0]))
         scores = [sum(a * b for a, b in zip(row, own, strict=True)) for own in weights]
-        primal += c * max(scores[m] - scores[y] + (m != y) for m in range(k))
+        a = [mpf(float(number)) for number in alpha[i]]
+        if problem.loss == "multinomial":
+            largest = max(scores)
+            primal += c * (largest - scores[y] + mp.log(sum(mp.exp(score - largest) for score in scores)))
+            a[y] = c - sum(a[:y] + a[y + 1 :])  # the others say what it is
+            dual += x_log_x(c) - sum(map(x_log_x, a))
+            a = [c * (m == y) - own for m, own in enumerate(a)]
+        else:
+            primal += c * max(scores[m] - scores[y] + (m != y) for m in range(k))
+            dual -= sum(a) - a[y]
         for m in range(k):
-            a = mpf(float(alpha[i, m]))
-            dual -= a * (m != y)
-            v[m] = [old + a * value for old, value in zip(v[m], row, strict=True)]
+            v[m] = [old + a[m] * value for old, value in zip(v[m], row, strict=True)]
     return primal, primal - dual + sum(value * value for own in v for value in own) / 2
 
 
@@ -222,8 +230,9 @@ def compare(
         exact = [exact_excess(problem, x, code, w)]
     else:
         n_vectors = problem.n_lanes * problem.lane_vectors
-        alpha, _ = run_dual(run, dataset, n_vectors * (2 if loss == "log_loss" else 1), n_vectors)
-        if loss == "crammer_singer":
+        n_flags = problem.n_lanes if loss == "multinomial" else n_vectors
+        alpha, _ = run_dual(run, dataset, n_vectors * (2 if loss == "log_loss" else 1), n_flags)
+        if loss in OF_CLASSES:
             exact = [exact_class_gap(problem, x, code, w, alpha)]
         else:
             exact = [exact_gap(problem, lane, x, code, w, alpha) for lane in range(problem.n_lanes)]
@@ -257,7 +266,7 @@ def test_no_certificate_is_below_the_true_gap_where_scales_are_bad(
     tmp_path: Path, loss: str, method: str, options: dict[str, Any], seeds: slice
 ) -> None:
     """Each of twelve problems is one of the first two of some losses."""
-    n_classes = 3 if loss in ("crammer_singer", "twin") else 2
+    n_classes = 3 if loss in (*OF_CLASSES, "twin") else 2
     first = 2 * CASES.index((loss, method, options))
     for seed in np.roll(range(12), -first)[seeds].tolist():
         rows, C = badly_scaled(seed, n_classes)

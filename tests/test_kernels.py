@@ -336,7 +336,7 @@ class Classes:
     def certify(self) -> np.ndarray:
         w_alpha = np.zeros_like(self.w)
         crammer_singer_kernels.crammer_singer_certify(
-            np.arange(50), *self.arguments(), w_alpha, self.totals, np.empty(4)
+            np.arange(50), *self.arguments(), w_alpha, self.totals, ClassScratch(*np.empty((3, 4)))
         )
         return w_alpha
 

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from reference import (
+    LIBLINEAR_NUMBERS,
+    OF_CLASSES,
     augmented,
     exact_optimum,
     liblinear,
@@ -40,7 +42,7 @@ from streamcd.training.result import Result
 
 # twin has a file of its own
 LOSSES = [entry.loss for entry in SOLVERS if entry.method == "dual" and entry.loss != "twin"]
-BINARY = [loss for loss in LOSSES if loss != "crammer_singer"]
+BINARY = [loss for loss in LOSSES if loss not in OF_CLASSES]
 TOL = 1e-5
 
 
@@ -120,8 +122,8 @@ def test_reaches_the_optimum_of_several_classes(
     result = fit(write_dataset(tmp_path / "data", rows), loss=loss, C=0.1, bias=bias)
     assert_optimal(result, rows, optimum(loss, rows, C=0.1, bias=bias), C=0.1, loss=loss, bias=bias)
     assert result.converged
-    assert result.n_lanes == (1 if loss == "crammer_singer" else 4)
-    if loss != "crammer_singer":
+    assert result.n_lanes == (1 if loss in OF_CLASSES else 4)
+    if loss not in OF_CLASSES:
         assert [lane["label"] for lane in result.lanes] == [-4, -1, 2, 5]
 
 
@@ -140,7 +142,7 @@ def real_rows(path: Path, n_rows: int) -> Rows:
 
 REAL = [
     pytest.param(loss, name, marks=[pytest.mark.slow] if loss == "hinge" and name != "heart_scale" else [])
-    for loss in LOSSES
+    for loss in LIBLINEAR_NUMBERS
     for name in ("heart_scale", "a9a", "dna.scale")
 ]
 
@@ -218,7 +220,8 @@ def test_rows_sorted_by_label_train_in_about_as_many_passes(
 
 @pytest.mark.parametrize(
     ("problem", "loss"),
-    [("random", loss) for loss in LOSSES] + [("multiclass", "log_loss"), ("multiclass", "crammer_singer")],
+    [("random", loss) for loss in LOSSES]
+    + [("multiclass", "log_loss"), *(("multiclass", loss) for loss in OF_CLASSES)],
 )
 def test_out_of_core_is_resident_bit_for_bit(
     fit: Callable[..., Result], tmp_path: Path, loss: str, problem: str
@@ -248,9 +251,9 @@ def weight_bytes(result: Result) -> bytes:
 
 def dual_of(result: Result, dataset: Dataset, loss: str) -> tuple[np.ndarray, np.ndarray]:
     assert dataset.classes is not None
-    n_lanes = dataset.classes.size if loss == "crammer_singer" or dataset.classes.size > 2 else 1
+    n_lanes = dataset.classes.size if loss in OF_CLASSES or dataset.classes.size > 2 else 1
     width = 2 * n_lanes if loss == "log_loss" else n_lanes
-    return run_dual(Path(result.run), dataset, width, n_lanes)
+    return run_dual(Path(result.run), dataset, width, 1 if loss == "multinomial" else n_lanes)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -270,6 +273,11 @@ def test_weights_are_those_of_the_dual_variables_on_disk(
         np.testing.assert_allclose(alpha.sum(axis=1), 0, atol=1e-12)
         assert (alpha <= member + 1e-15).all()
         dual = -0.5 * np.sum(w * w) - alpha[~member].sum()
+    elif loss == "multinomial":
+        np.testing.assert_allclose(w, x.T @ (member - alpha), rtol=1e-9, atol=1e-10)
+        np.testing.assert_allclose(alpha.sum(axis=1), 1.0, rtol=1e-14)
+        assert (alpha > 0).all()
+        dual = -0.5 * np.sum(w * w) - np.sum(alpha * np.log(alpha))
     else:
         signs, rest = np.where(member, 1.0, -1.0), 1.0 - alpha[:, :4]
         np.testing.assert_allclose(w, x.T @ (signs * alpha[:, :4]), rtol=1e-9, atol=1e-10)
@@ -408,7 +416,7 @@ def test_balanced_classes_weigh_the_same(fit: Callable[..., Result], tmp_path: P
 
 
 @pytest.mark.parametrize("eps", [0.1, 1e-3])
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", LIBLINEAR_NUMBERS)
 def test_eps_rule_ends_as_near_to_the_optimum_as_liblinears(
     fit: Callable[..., Result], tmp_path: Path, loss: str, eps: float
 ) -> None:

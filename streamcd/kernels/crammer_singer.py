@@ -55,13 +55,13 @@ class ClassScratch(NamedTuple):
 
 
 @inlined
-def _class_margins(i, rows, w, columns, bias, margin):
-    """Write ``G_m = w_m·x + [m ≠ y]`` of all classes to `margin`; returns x·x, with the bias."""
+def class_scores(i, rows, w, columns, bias, apart, margin):
+    """Write ``w_m·x + apart [m ≠ y]`` of all classes to `margin`; returns x·x, with the bias."""
     feature, value, first, n_columns = rows.feature, rows.value, columns.first, columns.n_columns
     label, n_classes = rows.code[i], margin.size
     last = w.size - n_columns + first
     for m in range(n_classes):
-        margin[m] = bias * w[last + m] + (0.0 if m == label else 1.0)
+        margin[m] = bias * w[last + m] + (0.0 if m == label else apart)
     q = bias * bias
     for k in range(rows.indptr[i], rows.indptr[i + 1]):
         v = np.float64(value[k])
@@ -177,7 +177,7 @@ def _solve_empty_row(alpha, active, label, c):
 
 
 @inlined
-def _add_row_classes(i, rows, w, columns, bias, step):
+def add_row_classes(i, rows, w, columns, bias, step):
     """Add ``step[m]`` times the row to the m-th vector of the lane, in place."""
     feature, value, first, n_columns = rows.feature, rows.value, columns.first, columns.n_columns
     last = w.size - n_columns + first
@@ -213,7 +213,7 @@ def crammer_singer_visit(order, rows, costs, variables, columns, totals, scratch
             continue
         label = rows.code[i]
         alpha, active = variables.alpha[i, own], variables.active[i, own]
-        q = _class_margins(i, rows, variables.w, columns, costs.bias, margin)
+        q = class_scores(i, rows, variables.w, columns, costs.bias, 1.0, margin)
         phi, _, dual_old = _class_terms(alpha, label, c, margin)
         totals[lane, GAP] += phi
         totals[lane, N_VISITED] += 1
@@ -248,13 +248,13 @@ def crammer_singer_visit(order, rows, costs, variables, columns, totals, scratch
             _count_classes(columns, alpha, label, q, 1.0, totals)
             for m in range(n_classes):
                 scratch.step[m] *= columns.inverse_mu
-        _add_row_classes(i, rows, variables.w, columns, costs.bias, scratch.step)
+        add_row_classes(i, rows, variables.w, columns, costs.bias, scratch.step)
 
 
 @kernel
-def crammer_singer_certify(order, rows, costs, variables, columns, w_alpha, totals, margin):
-    """As `dual_certify` for a lane of Crammer–Singer. Changed in place: `w_alpha`, `totals`; `margin` is scratch."""
-    lane = columns.lane
+def crammer_singer_certify(order, rows, costs, variables, columns, w_alpha, totals, scratch):
+    """As `dual_certify` for a lane of Crammer–Singer. Changed in place: `w_alpha`, `totals`; `scratch` is scratch."""
+    lane, margin = columns.lane, scratch.margin
     own = slice(columns.first, columns.first + margin.size)
     fetched = range(columns.first, columns.first + margin.size, 8)
     totals[lane, VIOLATION_MIN] = min(totals[lane, VIOLATION_MIN], 0.0)
@@ -267,7 +267,7 @@ def crammer_singer_certify(order, rows, costs, variables, columns, w_alpha, tota
             continue
         label = rows.code[i]
         alpha = variables.alpha[i, own]
-        q = _class_margins(i, rows, variables.w, columns, costs.bias, margin)
+        q = class_scores(i, rows, variables.w, columns, costs.bias, 1.0, margin)
         phi, primal, dual = _class_terms(alpha, label, c, margin)
         magnitude, size = primal, 0.0
         for m in range(margin.size):
@@ -288,4 +288,4 @@ def crammer_singer_certify(order, rows, costs, variables, columns, w_alpha, tota
             active = variables.active[i, own]
             largest, smallest = _class_violation(alpha, active, True, label, c, margin)
             totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], largest - smallest)
-        _add_row_classes(i, rows, w_alpha, columns, costs.bias, alpha)
+        add_row_classes(i, rows, w_alpha, columns, costs.bias, alpha)

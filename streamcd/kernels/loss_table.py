@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-HINGE, SQUARED_HINGE, LOG_LOSS, CRAMMER_SINGER, TWIN_HINGE, TWIN_SQUARED_HINGE = range(6)
+HINGE, SQUARED_HINGE, LOG_LOSS, CRAMMER_SINGER, TWIN_HINGE, TWIN_SQUARED_HINGE, MULTINOMIAL = range(7)
 
 Form = Literal["margins", "classes", "planes"]
 MARGINS: Form = "margins"
@@ -42,6 +42,7 @@ LOSSES = {
     "hinge": LossEntry(HINGE, {"dual": 3}, calibrates=True),
     "log_loss": LossEntry(LOG_LOSS, {"dual": 7, "primal": 0, "online": None}, smooth=True),
     "crammer_singer": LossEntry(CRAMMER_SINGER, {"dual": 4}, CLASSES),
+    "multinomial": LossEntry(MULTINOMIAL, {"dual": None}, CLASSES, smooth=True),
     "twin": LossEntry(TWIN_HINGE, {"dual": None, "sor": None}, PLANES),
 }
 
@@ -64,3 +65,8 @@ def has_targets(loss: str) -> bool:
 def is_logistic(loss: str) -> bool:
     """Tell whether a loss is the logistic one: it has probabilities, and stores C - alpha beside alpha."""
     return loss in LOSSES and LOSSES[loss].kind == LOG_LOSS
+
+
+def gives_probabilities(loss: str) -> bool:
+    """Tell whether the decisions of a loss are probabilities' logits."""
+    return loss in LOSSES and LOSSES[loss].kind in (LOG_LOSS, MULTINOMIAL)

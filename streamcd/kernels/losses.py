@@ -160,7 +160,7 @@ def falling(t):
 
 
 @inlined
-def _divergence(p, log_p, s, log_s):
+def divergence(p, log_p, s, log_s):
     """Compute ``s h(p/s)`` of two probabilities, ``h(r) = r log r - r + 1``; never negative."""
     change = p - s
     if abs(change) < 0.01 * s:
@@ -184,7 +184,7 @@ def log_terms(t, cost, alpha, rest):
     other, loss = loss + max(t, 0.0), loss + max(-t, 0.0)
     p, q = alpha / cost, rest / cost
     log_p, log_q = math.log(p) if p > 0.0 else 0.0, math.log(q) if q > 0.0 else 0.0
-    phi = _divergence(p, log_p, falls, -other) + _divergence(q, log_q, rises, -loss)
+    phi = divergence(p, log_p, falls, -other) + divergence(q, log_q, rises, -loss)
     return cost * phi, cost * loss, -cost * (p * log_p + q * log_q)
 
 

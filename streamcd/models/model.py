@@ -21,7 +21,7 @@ from ..core.errors import ModelError
 from ..core.storage import local_path
 from ..core.threads import Threads
 from ..dataset.scaling import Scaling
-from ..kernels.loss_table import PLANES, form_of, has_targets, is_logistic
+from ..kernels.loss_table import CLASSES, PLANES, form_of, gives_probabilities, has_targets
 from .calibration import sigmoid_logarithms
 from .encoding import Encoding
 from .model_file import STORED_FIELDS, number_text, source_labels, write_model
@@ -47,7 +47,7 @@ class Model:
         Labels, ascending.
     code : ndarray of int8, shape (n_classes, n_vectors)
         Entries −1, 0, +1; ``[[-1], [1]]`` for two classes, the identity for Crammer–Singer.
-    loss : {"squared_hinge", "hinge", "log_loss", "crammer_singer", "twin"}
+    loss : {"squared_hinge", "hinge", "log_loss", "crammer_singer", "multinomial", "twin"}
     C : float or None
         None if unknown (LIBLINEAR's format does not hold it).
     method : str
@@ -278,23 +278,25 @@ class Model:
     def has_probabilities(self) -> bool:
         """Check if the model has probabilities: logistic or calibrated, with a vector per class or one for two classes."""
         one_each = self.is_binary or self.choice.one_vector_per_class
-        return one_each and (is_logistic(self.loss) or self.sigmoids is not None)
+        return one_each and (gives_probabilities(self.loss) or self.sigmoids is not None)
 
     def log_probabilities(self, decisions: np.ndarray) -> np.ndarray:
         """Compute the logarithms of the classes' probabilities; shape (rows, n_classes).
 
-        With several classes each one's sigmoid is divided by their sum, as LIBLINEAR does for logistic regression. Raises
-        ``ModelError`` if the model has no probabilities.
+        The softmax of the decisions of a multinomial model; else, with several classes, each one's sigmoid is divided by
+        their sum, as LIBLINEAR does for logistic regression. Raises ``ModelError`` if the model has no probabilities.
         """
-        if not is_logistic(self.loss) and self.sigmoids is None:
+        if not gives_probabilities(self.loss) and self.sigmoids is None:
             raise ModelError(
-                "probabilities need a model trained with --loss log_loss, or with --calibrate; "
+                "probabilities need a model trained with --loss log_loss or multinomial, or with --calibrate; "
                 f"this one was trained with {self.loss}"
             )
         if not self.has_probabilities:
             raise ModelError(
                 "probabilities need one vector per class; this model was trained with another code matrix"
             )
+        if form_of(self.loss) == CLASSES and self.sigmoids is None:
+            return decisions - np.logaddexp.reduce(decisions, axis=1, keepdims=True)
         log_p, log_q = sigmoid_logarithms(_LOGISTIC if self.sigmoids is None else self.sigmoids, decisions)
         if self.is_binary:
             return np.hstack([log_q, log_p])

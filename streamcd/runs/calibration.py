@@ -18,7 +18,7 @@ import numpy as np
 
 from ..core.atomic_files import write_file
 from ..core.errors import CheckpointError, UsageError, file_named
-from ..kernels.loss_table import LOSSES, is_logistic
+from ..kernels.loss_table import LOSSES, gives_probabilities
 from ..models.calibration import fit_sigmoids
 from ..training import checkpoint
 from ..training.loop import Session
@@ -40,7 +40,9 @@ def check_calibration(options: ProblemOptions, *, on_workers: bool) -> None:
         found = "a code matrix" if options.code is not None else options.loss
         losses = " or ".join(sorted(name for name, entry in LOSSES.items() if entry.calibrates))
         advice = (
-            f"; {found} has probabilities of its own: leave --calibrate out" if is_logistic(found) else ""
+            f"; {found} has probabilities of its own: leave --calibrate out"
+            if gives_probabilities(found)
+            else ""
         )
         raise UsageError(f"calibrate: expected the loss {losses}, one-vs-rest, found {found}{advice}")
     if on_workers:

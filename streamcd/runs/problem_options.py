@@ -157,9 +157,9 @@ class ProblemOptions(Checked):
         str,
         Option(
             "Loss of a row with margin t = y w·x: squared_hinge max(0, 1-t)^2, hinge max(0, 1-t), log_loss log(1 + "
-            "exp(-t)), crammer_singer max over m of w_m·x - w_y·x + [m != y]. twin: a plane per class, fitted to its "
-            "own rows, ½ Σ (w·x)^2, and kept away from the others (`slack`); the nearest plane's class is predicted. "
-            "logistic and log are log_loss.",
+            "exp(-t)); of all classes at once crammer_singer max over m of w_m·x - w_y·x + [m != y], multinomial log of "
+            "the sum over m of exp(w_m·x - w_y·x). twin: a plane per class, fitted to its own rows, ½ Σ (w·x)^2, and "
+            "kept away from the others (`slack`); the nearest plane's class is predicted. logistic and log are log_loss.",
             choices=(*LOSSES, *LOSS_ALIASES),
             section=Section.MOST_USED,
         ),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from ..kernels.crammer_singer import ClassScratch, LaneColumns
 from ..stream.window import Window
 from .acceleration import Acceleration
 from .dual import RowSolver, rows_of, shuffled_active_rows, variables_of, violation
-from .memory import crammer_singer_memory
+from .memory import class_memory
 from .problem import Problem
 from .protocol import CERTIFY, START, TRAIN, State, all_rows
 
@@ -24,8 +25,13 @@ from .protocol import CERTIFY, START, TRAIN, State, all_rows
 class CrammerSingerSolver(RowSolver):
     """Sequential dual method: each row's problem over its classes is solved exactly."""
 
+    kernels: tuple[Any, Any] = (
+        crammer_singer_kernels.crammer_singer_visit,
+        crammer_singer_kernels.crammer_singer_certify,
+    )
+
     def __init__(self, problem: Problem, acceleration: Acceleration | None = None) -> None:
-        memory = crammer_singer_memory(problem, accelerated=acceleration is not None)
+        memory = class_memory(problem, accelerated=acceleration is not None)
         super().__init__(problem, memory, acceleration)
         n_classes, together = problem.classes.size, memory.layout.n_orders
         self._scratch = [ClassScratch(*np.empty((3, n_classes))) for _ in range(together)]
@@ -55,10 +61,10 @@ class CrammerSingerSolver(RowSolver):
 
     def _certify(self, window: Window, state: State, rows: np.ndarray, part: int, lanes: list[int]) -> None:
         arguments = (rows_of(window), self.costs, variables_of(window, state))
-        sums = (state.w_alpha.reshape(-1), state.totals, self._scratch[part].margin)
+        sums = (state.w_alpha.reshape(-1), state.totals, self._scratch[part])
         for lane in lanes:
             columns = LaneColumns(lane, self.columns(lane).start, self.n_vectors)
-            crammer_singer_kernels.crammer_singer_certify(rows, *arguments, columns, *sums)
+            self.kernels[1](rows, *arguments, columns, *sums)
 
     def _train(
         self, window: Window, state: State, order: np.ndarray, key: np.uint64, part: int, lanes: list[int]
@@ -71,10 +77,13 @@ class CrammerSingerSolver(RowSolver):
             own = self.columns(lane)
             numbers = (float(inverse_mu[lane]), float(uncounted[lane]))
             columns = LaneColumns(lane, own.start, self.n_vectors, *numbers)
-            chosen = shuffled_active_rows(window, np.arange(own.start, own.stop), room, key)
-            crammer_singer_kernels.crammer_singer_visit(
-                chosen, *arguments, columns, state.totals, self._scratch[part]
-            )
+            chosen = shuffled_active_rows(window, self.flags(lane), room, key)
+            self.kernels[0](chosen, *arguments, columns, state.totals, self._scratch[part])
+
+    def flags(self, lane: int) -> np.ndarray:
+        """Return the columns of the lane's flags."""
+        own = self.columns(lane)
+        return np.arange(own.start, own.stop)
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """Restore shrunk rows of lanes whose active ones are solved to the shrink tolerance, which is then halved."""

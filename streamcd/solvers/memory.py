@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..dataset.dataset import Dataset
 from ..kernels.acceleration import N_BUCKETS
-from ..kernels.loss_table import is_logistic
+from ..kernels.loss_table import LOSSES, is_logistic
 from ..stream.arenas import RESIDENT_WINDOW_ENTRIES, ColumnLayout, RowLayout
 from ..stream.memory_plan import Paging, SolverMemory
 from .problem import Problem
@@ -16,8 +16,8 @@ MOST_COPIED = 1 << 19
 """Largest number of weights with which a window is certified in parts, each with a copy of w(alpha)."""
 
 LANES_TOGETHER = 4
-"""Largest number of Crammer and Singer's lanes visited at a time, each with an order of the window's rows. It does not
-depend on the number of threads, and so neither do the windows."""
+"""Largest number of lanes visited at a time that have a vector for each class, each with an order of the window's rows. It
+does not depend on the number of threads, and so neither do the windows."""
 
 COMPILING_BYTES = 8_000_000
 """Memory to compile the kernels of columns beside the reserve; a first training took 2 MB more than its budget without."""
@@ -32,10 +32,11 @@ def dual_memory(problem: Problem, *, accelerated: bool) -> SolverMemory:
     return SolverMemory(layout, _two_weights(problem) + _centre(problem, accelerated), more=more)
 
 
-def crammer_singer_memory(problem: Problem, *, accelerated: bool) -> SolverMemory:
-    """Count w and w(alpha); a row has a dual variable of every lane and class."""
+def class_memory(problem: Problem, *, accelerated: bool) -> SolverMemory:
+    """Count w and w(alpha); a row has a dual variable of every lane and class, and flags of those that leave."""
     n_vectors = problem.n_lanes * problem.lane_vectors
-    layout = RowLayout(n_vectors, n_vectors, n_orders=min(problem.n_lanes, LANES_TOGETHER))
+    n_flags = problem.n_lanes if LOSSES[problem.loss].smooth else n_vectors
+    layout = RowLayout(n_vectors, n_flags, n_orders=min(problem.n_lanes, LANES_TOGETHER))
     return SolverMemory(layout, _two_weights(problem) + _centre(problem, accelerated))
 
 

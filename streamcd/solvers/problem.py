@@ -377,7 +377,8 @@ def row_losses(
     `given` is a problem or a model; `place` holds the rows' class indices, `decisions` (rows, vectors) their scores.
     """
     if LOSSES[given.loss].form == CLASSES:
-        return cost * crammer_singer_losses(decisions, place)
+        of_classes = multinomial_losses if LOSSES[given.loss].smooth else crammer_singer_losses
+        return cost * of_classes(decisions, place)
     sign, costs = given.code[place].astype(np.float64), cost[:, None]
     if LOSSES[given.loss].form == PLANES:
         sign, costs = 1.0 - 2.0 * sign, np.where(sign > 0, weight[:, None], costs)
@@ -394,3 +395,18 @@ def crammer_singer_losses(scores: np.ndarray, code: np.ndarray) -> np.ndarray:
     margin[rows, code] = 0.0
     losses: np.ndarray = margin.max(axis=1)
     return losses
+
+
+def multinomial_losses(scores: np.ndarray, code: np.ndarray) -> np.ndarray:
+    """Compute ``log Σ_m exp(s_im) - s_i,y_i`` of every row; arguments as of `crammer_singer_losses`."""
+    rows = np.arange(code.size)
+    margin = scores - scores[rows, code][:, None]
+    losses: np.ndarray = np.logaddexp.reduce(margin, axis=1)
+    return losses
+
+
+def entropies(alpha: np.ndarray, cost: np.ndarray) -> np.ndarray:
+    """Compute ``-Σ_m a_m log(a_m / C_i)`` of multinomial rows; `alpha` is (rows, lanes, k), `cost` (rows, lanes)."""
+    share = np.divide(alpha, cost[..., None], out=np.ones_like(alpha), where=alpha > 0.0)
+    terms: np.ndarray = -(alpha * np.log(share)).sum(axis=2)
+    return terms

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ..core.errors import UsageError
 from ..kernels import loss_table
-from ..kernels.loss_table import CLASSES, LOG_LOSS, PLANES
+from ..kernels.loss_table import CLASSES, CRAMMER_SINGER, LOG_LOSS, MULTINOMIAL, PLANES
 
 if TYPE_CHECKING:
     from ..dataset.dataset import Dataset
@@ -64,6 +64,12 @@ def _crammer_singer(asked: SolverRequest) -> Solver:
     return CrammerSingerSolver(asked.problem, _proximal_point(asked))
 
 
+def _multinomial(asked: SolverRequest) -> Solver:
+    from .multinomial import MultinomialSolver
+
+    return MultinomialSolver(asked.problem, _proximal_point(asked))
+
+
 def _twin_sor(asked: SolverRequest) -> Solver:
     from .twin_sor import TwinSorSolver
 
@@ -97,7 +103,7 @@ def _entry(loss: str, method: str) -> SolverEntry:
     """Describe the solver of a loss by one of the methods that `loss_table` lists for it."""
     kind, methods, form, *_ = loss_table.LOSSES[loss]
     by_rows = method in ("dual", "sor")
-    factory = _crammer_singer if form == CLASSES else _FACTORIES[method]
+    factory = _OF_CLASSES[kind] if form == CLASSES else _FACTORIES[method]
     return SolverEntry(
         loss,
         method,
@@ -106,11 +112,13 @@ def _entry(loss: str, method: str) -> SolverEntry:
         liblinear=methods[method],
         relaxes=by_rows and form != CLASSES and kind != LOG_LOSS,
         accelerates=method != "sor",
-        in_rounds=method == "dual" and form != PLANES,
+        in_rounds=method == "dual" and form != PLANES and kind != MULTINOMIAL,
     )
 
 
 _FACTORIES = {"dual": _dual, "primal": _primal, "online": _online, "sor": _twin_sor}
+
+_OF_CLASSES = {CRAMMER_SINGER: _crammer_singer, MULTINOMIAL: _multinomial}
 
 METHODS = tuple(_FACTORIES)
 LOSSES, LOSS_ALIASES, SLACKS = tuple(loss_table.LOSSES), loss_table.LOSS_ALIASES, tuple(loss_table.SLACKS)
@@ -162,7 +170,7 @@ def solver_memory(
         )
     if method == "sor":
         return memory.twin_sor_memory(problem)
-    count = memory.crammer_singer_memory if problem.lane_vectors > 1 else memory.dual_memory
+    count = memory.class_memory if problem.lane_vectors > 1 else memory.dual_memory
     return count(problem, accelerated=accelerated)
 
 

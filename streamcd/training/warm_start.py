@@ -17,9 +17,9 @@ import numpy as np
 
 from ..core.errors import CheckpointError, UsageError
 from ..dataset.dataset import Dataset
-from ..kernels.loss_table import CLASSES, is_logistic
+from ..kernels.loss_table import CLASSES, gives_probabilities, is_logistic
 from ..solvers.acceleration import weights_of_alpha
-from ..solvers.problem import Problem, dual_terms
+from ..solvers.problem import Problem, dual_terms, entropies
 from ..solvers.protocol import State
 from ..stream.arenas import class_codes
 from ..stream.identity import Identity
@@ -111,6 +111,8 @@ class WarmStart:
         if problem.form == CLASSES:
             # -Σ_{m ≠ y} alpha is the variable of the row's own class: the sum over all classes is 0
             per_lane = alpha.reshape(code.size, problem.n_lanes, problem.classes.size)
+            if gives_probabilities(problem.loss):
+                return entropies(per_lane, problem.cost[code] * weight[:, None]).sum(axis=0)
             return np.array(
                 [per_lane[np.arange(code.size), lane, code].sum() for lane in range(problem.n_lanes)]
             )
