@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from streamcd.cli.commands import cli
 from streamcd.conversion import transpose
 from streamcd.core.atomic_files import restore_directory
 from streamcd.core.errors import CheckpointError
-from streamcd.core.locks import release_lock, take_lock
+from streamcd.core.locks import kept_by_copies, release_lock, take_lock
 from streamcd.stream.identity import Identity
 from streamcd.stream.slot_store import SlotStore
 from streamcd.training.checkpoint import Run
@@ -233,3 +234,37 @@ def test_a_forked_child_holds_no_lock_of_its_parent(tmp_path: Path) -> None:
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_lock_that_workers_of_a_killed_process_hold_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lives: bool
+) -> None:
+    """A command that followed at once said that another one worked there; it does so still while the process lives."""
+    (ready_out, ready_in), (end_out, end_in) = os.pipe(), os.pipe()
+    taker = os.fork()
+    if taker == 0:
+        take_lock(tmp_path)
+        with kept_by_copies():
+            worker = os.fork()
+        if worker == 0:
+            os.close(end_in)
+            os.write(ready_in, b"x")
+            os.read(end_out, 1)
+        elif lives:
+            signal.pause()
+        os._exit(0)
+    os.read(ready_out, 1)
+    if not lives:
+        os.waitpid(taker, 0)
+    waits = []
+    monkeypatch.setattr(time, "sleep", lambda _: waits.append(end_in) or os.write(end_in, b"x"))
+    found = take_lock(tmp_path)
+    assert (found is None, bool(waits)) == (lives, not lives)
+    if found is None:
+        os.kill(taker, signal.SIGKILL)
+        os.waitpid(taker, 0)
+    else:
+        release_lock(found)
+    for descriptor in (ready_out, ready_in, end_out, end_in):
+        os.close(descriptor)

@@ -299,6 +299,7 @@ SLOW_TO_END = """
 import os, sys, threading, time
 import streamcd.core.process_pool as process_pool
 from streamcd import convert, make_columns
+from streamcd.core import locks
 from streamcd.core.errors import StreamcdError
 from streamcd.core.progress import Listener
 
@@ -311,6 +312,8 @@ def end_late():
 
 if sys.argv[-1] == "delayed":
     process_pool._end_with_parent = end_late
+elif sys.argv[-1] == "at once":
+    locks._DYING_SECONDS = 0.1
 
 class Killed(Listener):
     def progress(self, progress):

@@ -35,9 +35,9 @@ from streamcd.conversion.byte_sources import share_out
 from streamcd.core import storage
 from streamcd.core.errors import DataError, DatasetError, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
-from streamcd.core.range_cache import Cache, CachedFile, CachedRanges
 from streamcd.core.storage import Url, location, open_bytes
 from streamcd.dataset.dataset import Dataset, open_dataset
+from streamcd.dataset.range_cache import Cache, CachedFile, CachedRanges
 from streamcd.stream.arenas import RowLayout
 from streamcd.stream.memory_plan import make_plan, plan_shards
 

@@ -8,8 +8,8 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from ..core.range_cache import Cache
 from ..dataset.dataset import Dataset
+from ..dataset.range_cache import Cache
 from ..kernels.rounds import LONGEST
 from ..solvers.problem import Problem
 from ..solvers.protocol import TRAIN, join_totals

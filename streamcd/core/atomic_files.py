@@ -107,47 +107,19 @@ def check_output(
         raise UsageError(f"{path} exists; name another place, or give --force to replace it")
 
 
-_OTHER_FORMATS = {
-    ".onnx": "ONNX",
-    ".pmml": "PMML",
-    ".csv": "CSV",
-    ".tsv": "CSV",
-    ".json": "JSON",
-    ".jsonl": "JSON",
-    ".parquet": "Parquet",
-    ".arrow": "Arrow",
-    ".feather": "Arrow",
-    ".npy": "npy",
-    ".npz": "npz",
-    ".pkl": "pickle",
-    ".pickle": "pickle",
-    ".joblib": "pickle",
-    ".xml": "XML",
-    ".html": "HTML",
-    ".yaml": "YAML",
-    ".xlsx": "Excel",
-    ".h5": "HDF5",
-    ".pt": "PyTorch",
-    ".pb": "protocol buffers",
-    ".safetensors": "safetensors",
-    ".mlmodel": "Core ML",
-    ".ubj": "UBJSON",
-    ".arff": "ARFF",
-    ".zip": "zip",
-    ".gz": "gzip",
-    ".bz2": "bzip2",
-    ".xz": "xz",
-    ".zst": "Zstandard",
-}
+_OTHER_FORMATS = re.compile(
+    r"\.(onnx|pmml|csv|tsv|jsonl?|parquet|arrow|feather|np[yz]|pkl|pickle|joblib|xml|html|yaml|xlsx|h5|pt|pb|safetensors|"
+    r"mlmodel|ubj|arff|zip|gz|bz2|xz|zst)"
+)
+"""Endings of the names of files."""
 
 
 def refuse_other_ending(path: Path, written: str) -> None:
     """Refuse a name that ends as files of another format than plain text do; `written` is what would be in the file."""
-    other = _OTHER_FORMATS.get(path.suffix.lower())
-    if other is not None:
+    if _OTHER_FORMATS.fullmatch(path.suffix.lower()):
         raise UsageError(
-            f"{path}: expected a name for {written}, such as {path.stem}.txt, found the ending of {other}, which export "
-            "does not write"
+            f"{path}: expected a name for {written}, such as {path.stem}.txt, found the ending of another format, "
+            f"{path.suffix}, which export does not write"
         )
 
 

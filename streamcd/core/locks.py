@@ -10,6 +10,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import reduction
@@ -18,21 +19,46 @@ from typing import Any
 
 _held: set[int] = set()
 _copies_keep = False
+_DYING_SECONDS = 5.0
+"""The time in which the workers of a killed process, which hold its locks, end on a busy machine."""
 
 
 def take_lock(path: Path, flags: int = os.O_RDONLY) -> int | None:
     """Open a file or a directory and lock it for this process alone.
 
-    Returns the descriptor that holds the lock; None if another process has it.
+    Returns the descriptor that holds the lock; None if another process has it. Where that one has ended, its workers are
+    ending: they are waited for.
     """
     descriptor = os.open(path, flags, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        return None
+    until = time.monotonic() + _DYING_SECONDS
+    while not _lock(descriptor):
+        if _is_of_a_living_process(descriptor) or time.monotonic() > until:
+            os.close(descriptor)
+            return None
+        time.sleep(0.02)
     _held.add(descriptor)
     return descriptor
+
+
+def _lock(descriptor: int) -> bool:
+    with suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+def _is_of_a_living_process(descriptor: int) -> bool:
+    """Check if the process that took the lock of a file still lives; the system lists who took which."""
+    number = os.fstat(descriptor).st_ino
+    with suppress(OSError), open("/proc/locks", encoding="ascii") as lines:
+        for (
+            line
+        ) in lines:  # "1: FLOCK  ADVISORY  WRITE 4242 08:01:1234567 0 EOF", in its own namespace of processes
+            _, kind, _, _, process, file, *_ = line.split()
+            if kind == "FLOCK" and file.endswith(f":{number}") and os.path.exists(f"/proc/{process}"):
+                return True
+        return False
+    return True  # no list: macOS
 
 
 def release_lock(descriptor: int) -> None:

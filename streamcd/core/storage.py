@@ -13,7 +13,6 @@ import os
 import re
 import stat
 import time
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -274,7 +273,7 @@ Location = Path | Url
 
 
 class Ranges:
-    """Reader of ranges of files at URLs; `range_cache` has one that keeps them."""
+    """Reader of ranges of files at URLs; `dataset.range_cache` has one that keeps them."""
 
     def read(self, url: Url, offset: int, n_bytes: int) -> bytes:
         """Read a range, or as much of it as there is."""
@@ -482,47 +481,3 @@ class _RemoteFile(io.RawIOBase):
         if not self.closed:
             self._threads.shutdown(wait=True, cancel_futures=True)
         super().close()
-
-
-class LocalReader:
-    """A file on disk, open for reads of ranges, until `close` or until nothing refers to it."""
-
-    def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_RDONLY)
-        self._close = weakref.finalize(self, os.close, self._descriptor)
-        self.size = os.fstat(self._descriptor).st_size
-
-    def read(self, offset: int, n_bytes: int) -> bytes:
-        """Read a range, or as much of it as there is."""
-        return os.pread(self._descriptor, n_bytes, offset)
-
-    def expect(self, offset: int, n_bytes: int) -> None:
-        """Have the kernel read ahead; where it objects, the read to come says why."""
-        if hasattr(os, "posix_fadvise"):  # not on macOS
-            with suppress(OSError, OverflowError):
-                os.posix_fadvise(self._descriptor, offset, n_bytes, os.POSIX_FADV_WILLNEED)
-
-    def close(self) -> None:
-        self._close()
-
-
-class RemoteReader:
-    """A file at a URL for reads of ranges."""
-
-    def __init__(self, url: Url, ranges: Ranges) -> None:
-        self._url, self._ranges = url, ranges
-        self.size = url.size() if url.known_size is None else url.known_size
-
-    def read(self, offset: int, n_bytes: int) -> bytes:
-        return self._ranges.read(self._url, offset, min(n_bytes, self.size - offset))
-
-    def expect(self, offset: int, n_bytes: int) -> None:
-        """Do nothing: `read_ahead` reads ahead."""
-
-    def close(self) -> None:
-        """Do nothing: connections are shared."""
-
-
-def open_reader(path: Location, ranges: Ranges) -> LocalReader | RemoteReader:
-    """Open a file for reads of ranges, those of a URL by `ranges`."""
-    return RemoteReader(path, ranges) if isinstance(path, Url) else LocalReader(path)

@@ -20,9 +20,9 @@ from ..core.atomic_files import describe_set_aside
 from ..core.classes import check_class_names
 from ..core.errors import DatasetError
 from ..core.metadata import WRITER, Count, FileName, Infix, Kind, Structure, content_digest, read_metadata
-from ..core.range_cache import Cache, CachedFile
 from ..core.storage import DATASET_BYTES, NO_FILE, Location, Url, file_sizes, location, with_size
 from .parquet import NO_CRC, OpenParts, read_table
+from .range_cache import Cache, CachedFile
 from .schema import FIRST_OF_ROWS, ChunkData, row_dtype
 
 MAX_OPEN_PARTS = 64

@@ -13,10 +13,10 @@ import numpy as np
 
 from ..core.errors import DatasetError, UsageError, escaped
 from ..core.progress import Listener
-from ..core.range_cache import asked_cache
 from ..core.storage import Location
 from .chunked_table import PartOfTable, RowTable
 from .parquet import read_groups, reading
+from .range_cache import asked_cache
 from .scaling import Scaling
 from .schema import FIRST_OF_ALL, row_dtype
 

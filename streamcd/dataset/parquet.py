@@ -7,13 +7,13 @@ import errno
 import hashlib
 import io
 import os
+import weakref
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from weakref import WeakValueDictionary
 
 import numpy as np
 import pyarrow as pa
@@ -21,16 +21,7 @@ import pyarrow.parquet as pq
 
 from ..core import storage
 from ..core.errors import DatasetError, EnvironmentFailure
-from ..core.storage import (
-    LocalReader,
-    Location,
-    Ranges,
-    RemoteReader,
-    Url,
-    open_bytes,
-    open_reader,
-    with_size,
-)
+from ..core.storage import Location, Ranges, Url, open_bytes, with_size
 from .arrow_columns import numbers_of
 from .read_ahead import AHEAD_BYTES, ReadAhead
 
@@ -133,18 +124,35 @@ def read_groups(
 
 
 class _Source:
-    """File object for Arrow; some of its bytes may have been read ahead."""
+    """File object for Arrow, of a file on disk or at a URL; some of its bytes may have been read ahead."""
 
     closed = False
 
-    def __init__(self, file: LocalReader | RemoteReader) -> None:
-        self._file, self._offset = file, 0
+    def __init__(self, path: Location, ranges: Ranges) -> None:
+        self._offset = 0
         self.ahead: tuple[int, memoryview] | None = None  # offset and bytes; served without a copy
+        self._path, self._ranges, self._descriptor = path, ranges, -1
+        if isinstance(path, Url):
+            self._size = path.size() if path.known_size is None else path.known_size
+        else:
+            self._descriptor = os.open(path, os.O_RDONLY)
+            self._close = weakref.finalize(self, os.close, self._descriptor)
+            self._size = os.fstat(self._descriptor).st_size
+
+    def fetch(self, offset: int, n_bytes: int) -> bytes:
+        """Read raw bytes, or as much of them as there is."""
+        if isinstance(self._path, Url):
+            return self._ranges.read(self._path, offset, min(n_bytes, self._size - offset))
+        return os.pread(self._descriptor, n_bytes, offset)
+
+    def expect(self, offset: int, n_bytes: int) -> None:
+        """Have the kernel read ahead a file on disk; if the footer is too damaged for that, the read to come reports it."""
+        if self._descriptor >= 0 and hasattr(os, "posix_fadvise"):  # not on macOS
+            with contextlib.suppress(OSError, OverflowError):
+                os.posix_fadvise(self._descriptor, offset, n_bytes, os.POSIX_FADV_WILLNEED)
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._offset = (
-            offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._offset, os.SEEK_END: self._file.size}[whence]
-        )
+        self._offset = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._offset, os.SEEK_END: self._size}[whence]
         return self._offset
 
     def tell(self) -> int:
@@ -156,12 +164,14 @@ class _Source:
             if start >= 0 and start + n_bytes <= len(self.ahead[1]):
                 self._offset += n_bytes
                 return self.ahead[1][start : start + n_bytes]
-        data = self._file.read(self._offset, n_bytes)
+        data = self.fetch(self._offset, n_bytes)
         self._offset += len(data)
         return data
 
     def close(self) -> None:
         self.closed = True
+        if self._descriptor >= 0:
+            self._close()
 
 
 def extent_of(metadata: pq.FileMetaData, group: int, first_column: int) -> tuple[int, int]:
@@ -179,9 +189,8 @@ class PartReader:
         self, path: Location, footer: pq.FileMetaData | None = None, ranges: Ranges | None = None
     ) -> None:
         self.path = path
-        self._file = open_reader(path, ranges or Ranges())
-        self._bytes = _Source(self._file)
-        self._source = pa.PythonFile(self._bytes, mode="r")
+        self.bytes = _Source(path, ranges or Ranges())
+        self._source = pa.PythonFile(self.bytes, mode="r")
         self._reader = self._open() if footer is None else self._open(metadata=footer)
         self._verifying: pq.ParquetFile | None = None
         self._index = {name: number for number, name in enumerate(self._reader.schema_arrow.names)}
@@ -203,12 +212,12 @@ class PartReader:
         return [column_values(table.column(name)) for name in columns]
 
     def _open(self, **options: Any) -> pq.ParquetFile:
-        # with pre_buffer, Arrow's threads would call `_bytes`: one still running when Python ends aborts the process
+        # with pre_buffer, Arrow's threads would call `bytes`: one still running when Python ends aborts the process
         return pq.ParquetFile(self._source, pre_buffer=False, **options)
 
     def set_read_ahead(self, ahead: tuple[int, memoryview] | None) -> None:
         """Set the bytes of the file that were read ahead, with their offset; None for none."""
-        self._bytes.ahead = ahead
+        self.bytes.ahead = ahead
 
     def extent(self, group: int, first_column: str) -> tuple[int, int]:
         """Return offset and length of a row group's columns from `first_column` on, see `extent_of`."""
@@ -222,17 +231,9 @@ class PartReader:
         """Check if one of these columns lies before the first one of them in the file."""
         return min(self._index[name] for name in columns) < self._index[columns[0]]
 
-    def fetch(self, offset: int, n_bytes: int) -> bytes:
-        """Read raw bytes of the file."""
-        return self._file.read(offset, n_bytes)
-
-    def expect(self, offset: int, n_bytes: int) -> None:
-        """Have the kernel read ahead; if the footer is too damaged for that, the read that follows reports it."""
-        self._file.expect(offset, n_bytes)
-
     def close(self) -> None:
         self._source.close()
-        self._file.close()
+        self.bytes.close()
 
 
 class OpenParts:
@@ -242,7 +243,7 @@ class OpenParts:
         self._path, self._limit, self._sizes = path, limit, sizes
         self.ranges = Ranges()
         self._parts: OrderedDict[str, PartReader] = OrderedDict()
-        self._footers: WeakValueDictionary[str, pq.FileMetaData] = WeakValueDictionary()
+        self._footers: weakref.WeakValueDictionary[str, pq.FileMetaData] = weakref.WeakValueDictionary()
         self._ahead: ReadAhead | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -304,7 +305,7 @@ class OpenParts:
             offset, n_bytes = part.extent(group, columns[0])
             data: memoryview | bytes | None = self._ahead.take(part.path, offset) if self._ahead else None
             if verify and crc != NO_CRC:
-                data = part.fetch(offset, n_bytes) if data is None else data
+                data = part.bytes.fetch(offset, n_bytes) if data is None else data
                 if zlib.crc32(data) != crc:
                     if isinstance(part.path, Url):
                         self.ranges.forget(part.path, offset, n_bytes)
@@ -328,7 +329,7 @@ class OpenParts:
         if isinstance(self._path, Url):
             self.read_directly(AHEAD_BYTES)
         if self._ahead is None or not self._ahead.possible:
-            self[name].expect(offset, n_bytes)
+            self[name].bytes.expect(offset, n_bytes)
         else:
             self._ahead.expect(self._path / name, offset, n_bytes)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from ..core.options import Memory, Option, SharedWork, Threads, replaces
-from ..core.range_cache import CacheDirectory, CacheSize
+from ..dataset.range_cache import CacheDirectory, CacheSize
 
 
 @dataclass(frozen=True, kw_only=True)

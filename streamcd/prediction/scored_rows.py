@@ -21,9 +21,9 @@ from ..core.errors import DataError
 from ..core.locks import scratch_directory
 from ..core.process_pool import TASKS_PER_WORKER, Workers, in_shares
 from ..core.progress import Listener, Progress, counted
-from ..core.range_cache import Cache
 from ..core.threads import Threads, make_threads
 from ..dataset.dataset import Dataset
+from ..dataset.range_cache import Cache
 from ..dataset.schema import ChunkData
 from ..models.model import Model
 from ..models.scoring import score_chunks

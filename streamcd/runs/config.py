@@ -13,9 +13,9 @@ import numpy as np
 
 from ..core.errors import CheckpointError, DatasetError, UsageError
 from ..core.metadata import Positive
-from ..core.range_cache import Cache
 from ..core.storage import is_url
 from ..dataset.dataset import Dataset, open_dataset
+from ..dataset.range_cache import Cache
 from ..solvers.problem import Problem
 from ..solvers.protocol import Solver
 from ..stream.memory_plan import Plan

@@ -11,7 +11,7 @@ from ..core.errors import UsageError
 from ..core.memory_budget import parse_size
 from ..core.options import Option, Place, Receiver, Section, Threads, replaces
 from ..core.progress import Listener
-from ..core.range_cache import CacheDirectory, CacheSize
+from ..dataset.range_cache import CacheDirectory, CacheSize
 from ..prediction.options import ModelOptions
 from ..solvers.registry import find_solver
 from .method_choice import choose_method

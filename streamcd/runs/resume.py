@@ -9,8 +9,8 @@ from pathlib import Path
 from ..core.errors import UsageError
 from ..core.options import takes
 from ..core.progress import ends_progress
-from ..core.range_cache import asked_cache
 from ..core.storage import local_path, location
+from ..dataset.range_cache import asked_cache
 from ..training import checkpoint
 from ..training.loop import Session
 from ..training.result import Result

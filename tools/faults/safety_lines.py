@@ -292,7 +292,7 @@ _CHECKS = (
         _test("model", "a_flipped_bit_in_the_weights_is_refused_by_name"),
     ),
     SafetyLine(
-        "core/range_cache.py",
+        "dataset/range_cache.py",
         'if len(found) == n_bytes and zlib.crc32(found).to_bytes(_CRC_BYTES, "little") == crc:',
         _test("remote", "a_damaged_range_of_a_cache_is_asked_for_again"),
         instead="if len(found) == n_bytes:",

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from .atomic_files import write_file
-from .errors import UsageError
-from .memory_budget import parse_size
-from .options import Option, Section
-from .progress import warn_once
-from .storage import Ranges, Url, is_url, local_path
+from ..core.atomic_files import write_file
+from ..core.errors import UsageError
+from ..core.memory_budget import parse_size
+from ..core.options import Option, Section
+from ..core.progress import warn_once
+from ..core.storage import Ranges, Url, is_url, local_path
 
 DEFAULT_SIZE = "10GB"
 
