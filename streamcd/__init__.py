@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from .prediction.predict import predict as predict
     from .runs.checkpoint_model import load_checkpoint as load_checkpoint
     from .runs.report import write_report as write_report
-    from .runs.resume import resume as resume
+    from .runs.train import resume as resume
     from .runs.train import train as train
-    from .runs.tune import tune as tune
+    from .runs.train import tune as tune
     from .training.result import Result as Result
 
 # Loaded at first use: the command line starts fast, and a training process holds only what it needs.
@@ -53,10 +53,10 @@ _PUBLIC = {
     "make_columns": ("conversion.transpose", "make_columns"),
     "open": ("dataset.dataset", "open_dataset"),
     "predict": ("prediction.predict", "predict"),
-    "resume": ("runs.resume", "resume"),
+    "resume": ("runs.train", "resume"),
     "solve_box_qp": ("box_qp.solve", "solve_box_qp"),
     "train": ("runs.train", "train"),
-    "tune": ("runs.tune", "tune"),
+    "tune": ("runs.train", "tune"),
     "write_report": ("runs.report", "write_report"),
 }
 

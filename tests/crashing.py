@@ -64,8 +64,7 @@ class CrashingProcess:
 
 def _work(order: dict[str, Any], ready: int, report: int) -> None:
     """What the child does; writes to `ready` when the first window is done, its count of operations to `report`."""
-    from streamcd.runs.resume import resume
-    from streamcd.runs.train import train
+    from streamcd import resume, train
     from streamcd.stream.memory_plan import Plan
 
     die, arguments = order["die"], order["arguments"]
@@ -118,7 +117,7 @@ def _carry_out(order: dict[str, Any]) -> dict[str, Any]:
 
 def _warm_up(arguments: dict[str, Any]) -> None:
     """Train one pass here, so that the children find the kernels loaded."""
-    from streamcd.runs.train import train
+    from streamcd import train
     from streamcd.stream.memory_plan import Plan
 
     with tempfile.TemporaryDirectory() as folder:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from streamcd import resume
 from streamcd.core.errors import Interrupted
-from streamcd.runs.resume import resume
 
 
 def ended(run: Path) -> tuple[bytes, list[dict[str, Any]]]:

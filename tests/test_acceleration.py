@@ -22,14 +22,12 @@ from reference import (
 from small_datasets import NAMED, Rows, columns_of, multiclass, random_rows, windows_of, write_dataset
 from test_primal import Pass
 
-from streamcd import convert, make_columns
+from streamcd import convert, make_columns, resume, train
 from streamcd.core.errors import Interrupted, UsageError
 from streamcd.core.progress import Listener
 from streamcd.dataset.dataset import Dataset
 from streamcd.runs.lane_groups import resolve
 from streamcd.runs.options import TrainOptions
-from streamcd.runs.resume import resume
-from streamcd.runs.train import train
 from streamcd.solvers import extrapolation
 from streamcd.solvers.registry import SOLVERS
 from streamcd.training import stopping
@@ -203,7 +201,7 @@ def test_a_kappa_of_0_is_plain_descent_bit_for_bit(
     data = write_dataset(tmp_path / "data", problem(), n_chunks=8)
     asked = {"loss": loss, "C": 2.0, "tol": 0.0, "max_passes": 12, "bias": 1.0}
     train(data, tmp_path / "plain", acceleration="none", **asked)
-    monkeypatch.setattr(TrainOptions, "settled", lambda asked, listener: asked)
+    monkeypatch.setattr("streamcd.runs.choices.choose_acceleration", lambda asked, listener: asked)
     train(data, tmp_path / "zero", acceleration=0.0, **asked)
     plain, zero = state_of(tmp_path / "plain"), state_of(tmp_path / "zero")
     assert "matrix_companion" in zero

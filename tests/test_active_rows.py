@@ -16,12 +16,11 @@ from interrupted import ended, stopping_after
 from small_datasets import multiclass, random_rows, write_dataset
 from test_memory import assert_within, peak_of_training, write_large
 
+from streamcd import resume, train
 from streamcd.core.errors import Interrupted
 from streamcd.core.memory_budget import RESERVED_BYTES
 from streamcd.core.progress import Listener
 from streamcd.dataset.dataset import Dataset, open_dataset
-from streamcd.runs.resume import resume
-from streamcd.runs.train import train
 from streamcd.stream.active_rows import ActiveRows
 from streamcd.stream.arenas import RowLayout
 from streamcd.stream.memory_plan import Plan

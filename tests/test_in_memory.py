@@ -11,6 +11,7 @@ import pytest
 import scipy.sparse as sp
 from small_datasets import write_dataset
 
+from streamcd import train
 from streamcd.conversion.transpose import make_columns
 from streamcd.core.errors import UsageError
 from streamcd.core.progress import Listener
@@ -18,7 +19,6 @@ from streamcd.dataset import in_memory
 from streamcd.dataset.in_memory import InMemoryDataset, sparse_rows
 from streamcd.runs.carry_out import train_in_memory
 from streamcd.runs.options import TrainOptions
-from streamcd.runs.train import train
 from streamcd.solvers.registry import SOLVERS
 from streamcd.stream.memory_plan import Plan
 from streamcd.training.loop import Session

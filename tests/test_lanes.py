@@ -13,7 +13,7 @@ import scipy.sparse as sp
 from small_datasets import columns_of, multiclass, random_rows, write_dataset
 
 import streamcd
-from streamcd import load_checkpoint
+from streamcd import load_checkpoint, train, tune
 from streamcd.cluster.memory import model_bytes
 from streamcd.core.errors import ModelError, UsageError
 from streamcd.core.randomness import assign_folds
@@ -21,8 +21,6 @@ from streamcd.dataset.dataset import Dataset
 from streamcd.models.scoring import ClassChoice
 from streamcd.runs import lane_groups
 from streamcd.runs.problem_options import ProblemOptions, read_code
-from streamcd.runs.train import train
-from streamcd.runs.tune import tune
 from streamcd.solvers.problem import Problem, make_problem
 from streamcd.solvers.registry import SOLVERS, SolverEntry
 
@@ -212,7 +210,8 @@ def test_folds_are_dealt_by_the_place_in_the_source_evenly() -> None:
 )
 def test_tune_agrees_with_separate_runs_on_the_same_folds(tmp_path: Path, loss: str, make: Any) -> None:
     x, y = make(n_rows=40)
-    data = write_dataset(tmp_path / "data", (x, y), n_chunks=3)
+    weight = 1.0 + np.arange(y.size) % 3 if make is multiclass else None
+    data = write_dataset(tmp_path / "data", (x, y), n_chunks=3, weight=weight)
     result = tune(
         data, tmp_path / "tune", C=[0.05, 1.0], cv=3, loss=loss, tol=1e-5, max_passes=50_000, seed=3
     )
@@ -222,14 +221,17 @@ def test_tune_agrees_with_separate_runs_on_the_same_folds(tmp_path: Path, loss: 
     for C in (0.05, 1.0):
         for number in range(3):
             rest = write_dataset(
-                tmp_path / f"{C}-{number}", (sp.csr_array(x[fold != number]), y[fold != number])
+                tmp_path / f"{C}-{number}",
+                (sp.csr_array(x[fold != number]), y[fold != number]),
+                weight=None if weight is None else weight[fold != number],
             )
             single = train(rest, tmp_path / f"run-{C}-{number}", loss=loss, C=C, tol=1e-5, max_passes=50_000)
             held_out = sp.csr_array(x[fold == number])
             decisions = held_out @ single.model.weights
-            close = (np.abs(decisions) < 1e-3).any(axis=1).sum()
-            hits = (single.model.labels(decisions) == y[fold == number]).sum()
-            score = result.scores[f"{C:g}"]["folds"][number] * (fold == number).sum()
+            of_fold = np.ones(held_out.shape[0]) if weight is None else weight[fold == number]
+            close = of_fold[(np.abs(decisions) < 1e-3).any(axis=1)].sum()
+            hits = of_fold[single.model.labels(decisions) == y[fold == number]].sum()
+            score = result.scores[f"{C:g}"]["folds"][number] * of_fold.sum()
             assert abs(score - hits) <= close + 1e-9
     assert result.best_C == max((0.05, 1.0), key=lambda C: (result.scores[f"{C:g}"]["mean"], -C))
     final = train(data, tmp_path / "final", loss=loss, C=result.best_C, tol=1e-5, max_passes=50_000)

@@ -17,6 +17,7 @@ import scipy.sparse as sp
 from small_datasets import random_rows, write_dataset
 
 import streamcd
+from streamcd import train
 from streamcd.core.errors import UsageError
 from streamcd.core.memory_budget import (
     RESERVED_BYTES,
@@ -26,7 +27,6 @@ from streamcd.core.memory_budget import (
     require,
 )
 from streamcd.dataset.dataset import open_dataset
-from streamcd.runs.train import train
 from streamcd.training.result import Result
 from tools.chunk_writer import ChunkWriter
 

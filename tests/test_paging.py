@@ -15,6 +15,7 @@ from interrupted import ended, resume_by_threes, stopping_after
 from small_datasets import column_of, columns_of, unequal_columns
 from test_memory import assert_within, peak_of_training
 
+from streamcd import resume, train
 from streamcd.conversion.transpose import make_columns
 from streamcd.core.errors import CheckpointError, Interrupted, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
@@ -26,8 +27,6 @@ from streamcd.kernels.rows import compact_rows
 from streamcd.runs.lane_groups import resolve
 from streamcd.runs.options import TrainOptions
 from streamcd.runs.problem_options import ProblemOptions
-from streamcd.runs.resume import resume
-from streamcd.runs.train import train
 from streamcd.solvers.memory import COMPILING_BYTES
 from streamcd.solvers.primal import PrimalSolver
 from streamcd.stream.arenas import ColumnLayout

@@ -26,6 +26,7 @@ from small_datasets import (
     write_dataset,
 )
 
+from streamcd import resume, train, tune
 from streamcd.conversion.transpose import make_columns
 from streamcd.core.errors import CheckpointError, DatasetError, Interrupted, UsageError
 from streamcd.core.progress import Listener
@@ -33,9 +34,6 @@ from streamcd.dataset.column_layout import open_columns
 from streamcd.dataset.dataset import Dataset
 from streamcd.kernels.primitives import GAP, N_VISITED, VIOLATION_MAX
 from streamcd.prediction.evaluate import evaluate
-from streamcd.runs.resume import resume
-from streamcd.runs.train import train
-from streamcd.runs.tune import tune
 from streamcd.solvers.primal import OnlineSolver, PrimalSolver
 from streamcd.solvers.problem import make_problem
 from streamcd.solvers.protocol import CERTIFY, State

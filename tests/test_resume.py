@@ -22,14 +22,12 @@ from reference import augmented, exact_optimum, primal_objectives, run_weights
 from small_datasets import label_sorted, multiclass, random_rows, windows_of, write_dataset
 
 import streamcd
-from streamcd import load_model
+from streamcd import load_model, resume, train
 from streamcd.conversion.transpose import make_columns
 from streamcd.core.errors import CheckpointError, DatasetError, Interrupted, LockError, UsageError
 from streamcd.dataset.dataset import Dataset
 from streamcd.runs.config import RunConfig, Search, read_config, write_config
 from streamcd.runs.problem_options import ProblemOptions, SharedRounds
-from streamcd.runs.resume import resume
-from streamcd.runs.train import train
 from streamcd.runs.verify import verify_run
 from streamcd.solvers.registry import SOLVERS
 from streamcd.stream.identity import Identity

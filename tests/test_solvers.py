@@ -33,10 +33,10 @@ from small_datasets import (
 )
 
 import streamcd
+from streamcd import train
 from streamcd.conversion.transpose import make_columns
 from streamcd.core.errors import DatasetError, UsageError
 from streamcd.dataset.dataset import Dataset
-from streamcd.runs.train import train
 from streamcd.solvers.registry import SOLVERS
 from streamcd.training.result import Result
 

@@ -12,11 +12,10 @@ from reference import augmented, exact_optimum
 from small_datasets import label_sorted, multiclass, random_rows, repeated, windows_of, write_dataset
 from test_kernels import Lanes
 
+from streamcd import resume, train
 from streamcd.core.errors import Interrupted, UsageError
 from streamcd.core.progress import Listener
 from streamcd.runs.config import versions
-from streamcd.runs.resume import resume
-from streamcd.runs.train import train
 from streamcd.solvers import over_relaxation
 from streamcd.training.result import Result
 

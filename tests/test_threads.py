@@ -17,6 +17,7 @@ from small_datasets import multiclass, random_rows, windows_of, write_dataset
 from threadpoolctl import threadpool_limits
 
 import streamcd
+from streamcd import tune
 from streamcd.conversion.export_libsvm import export_libsvm
 from streamcd.core.errors import UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
@@ -27,7 +28,6 @@ from streamcd.models.model import Model
 from streamcd.prediction.reading_plan import RowsToScore, scoring_needs
 from streamcd.prediction.scored_rows import Scoring
 from streamcd.runs.problem_options import ProblemOptions
-from streamcd.runs.tune import tune
 from streamcd.solvers import crammer_singer
 from streamcd.solvers.crammer_singer import CrammerSingerSolver
 from streamcd.solvers.dual import DualSolver

@@ -29,15 +29,12 @@ from small_datasets import (
 )
 
 import streamcd
-from streamcd import Model, load_model
+from streamcd import Model, load_model, resume, train, tune
 from streamcd.core.errors import Interrupted, ModelError, UsageError
 from streamcd.core.progress import Listener
 from streamcd.dataset.dataset import Dataset
 from streamcd.kernels.loss_table import TWIN_SQUARED_HINGE
 from streamcd.models.liblinear import export_liblinear
-from streamcd.runs.resume import resume
-from streamcd.runs.train import train
-from streamcd.runs.tune import tune
 from streamcd.solvers.problem import make_problem
 from streamcd.training.result import Result
 

@@ -30,6 +30,16 @@ def _sets(tmp_path: Path, rows: Rows, n_held: int):
     return [write_dataset(tmp_path / name, (sp.csr_array(x[part]), y[part])) for name, part in parts.items()]
 
 
+def test_accuracy_while_training_is_weighted_as_in_evaluate(tmp_path):
+    x, y = multiclass()
+    weight = 1.0 + np.arange(y.size) % 7 * (y == y[0])
+    data = write_dataset(tmp_path / "data", (x, y), weight=weight)
+    result = train(data, tmp_path / "run", validation=data)
+    said = evaluate(data, result.model)
+    assert said["accuracy"] != evaluate(data, result.model, unweighted=True)["accuracy"]
+    assert result.validation[0]["accuracy"] == said["accuracy"]
+
+
 @pytest.mark.parametrize(
     "options",
     [

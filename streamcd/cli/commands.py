@@ -234,7 +234,7 @@ def tune(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) -> 
     """
     notes = weight_notes(options)
     options = training_keywords(**options)
-    from ..runs.tune import tune as tune_model
+    from ..runs.train import tune as tune_model
 
     carry_out(partial(tune_model, dataset, run, **options), run, quiet, as_json, notes)
 
@@ -255,7 +255,7 @@ def resume(run: str, quiet: bool, as_json: bool, **options: Any) -> None:
       streamcd resume run --dataset /new/disk/data
       streamcd resume /shared/run --scheduler tcp://host:8786
     """
-    from ..runs.resume import resume as resume_run
+    from ..runs.train import resume as resume_run
 
     carry_out(partial(resume_run, run, **options), run, quiet, as_json)
 

@@ -205,12 +205,14 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
         self, dataset: Dataset, asked: dict[str, Any], threads: Threads
     ) -> tuple[Result, Model]:
         from ..runs.carry_out import train_in_memory
+        from ..runs.choices import choose_acceleration
         from ..runs.options import TrainOptions
         from ..training.loop import Session
 
         listener = self._listener()
         asked = asked | {"tol": self.tol, "max_passes": self.max_iter, "memory": self.memory}
-        options = TrainOptions(**asked, checkpoint_every=float("inf"), in_memory=True).settled(listener)
+        options = TrainOptions(**asked, checkpoint_every=float("inf"), in_memory=True)
+        options = choose_acceleration(options, listener)
         with closing(listener):
             result, (model,) = train_in_memory(dataset, options, Session(listener, None, threads=threads))
         return result, model
@@ -219,8 +221,7 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
         self, dataset: Dataset, workdir: Path, asked: dict[str, Any]
     ) -> tuple[Result, Model]:
         """Train in a directory named by a digest of data and options; resume or reuse the run of an earlier fit there."""
-        from ..runs.resume import resume
-        from ..runs.train import train
+        from ..runs.train import resume, train
 
         run = workdir / f"run-{_digest({**asked, 'fingerprint': dataset.fingerprint})}"
         rule: dict[str, Any] = {"tol": self.tol, "max_passes": self.max_iter}

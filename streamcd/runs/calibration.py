@@ -26,7 +26,7 @@ from ..training.result import BY_TIME
 from .config import ResolvedRun
 from .held_out import HeldOut, held_out_rows
 from .lane_groups import resolve_part
-from .problem_options import ProblemOptions
+from .options import TrainOptions
 
 N_FOLDS = 5
 FOLDER = "calibration"
@@ -34,7 +34,7 @@ _FITTED = "sigmoids.json"
 _BLOCK_BYTES = 1 << 22
 
 
-def check_calibration(options: ProblemOptions, *, on_workers: bool) -> None:
+def check_calibration(options: TrainOptions) -> None:
     """Refuse problems without decisions to calibrate, or with probabilities of their own."""
     if not LOSSES[options.loss].calibrates or options.code is not None:
         found = "a code matrix" if options.code is not None else options.loss
@@ -45,7 +45,7 @@ def check_calibration(options: ProblemOptions, *, on_workers: bool) -> None:
             else ""
         )
         raise UsageError(f"calibrate: expected the loss {losses}, one-vs-rest, found {found}{advice}")
-    if on_workers:
+    if options.on_workers:
         raise UsageError("calibrate: one process trains all folds in the same reads; leave --workers out")
 
 

@@ -32,6 +32,7 @@ class HeldOut(NamedTuple):
     C: float
     fold: int
     code: np.ndarray  # indices of the rows' classes
+    weight: np.ndarray
     decisions: np.ndarray  # shape (rows, vectors)
     choice: ClassChoice
 
@@ -107,4 +108,4 @@ def _score_chunk(
             decisions, _ = score(rows, fold.weights, fold.intercept)
             by_cost = np.split(decisions, len(fold.costs), axis=1)
             for C, choice, own in zip(fold.costs, fold.choices, by_cost, strict=True):
-                yield use(HeldOut(C, fold.number, code[mine], own, choice))
+                yield use(HeldOut(C, fold.number, code[mine], data.weight[mine], own, choice))

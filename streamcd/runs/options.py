@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any
 
 from ..core.errors import UsageError
 from ..core.memory_budget import parse_size
 from ..core.options import Option, Place, Receiver, Section, Threads, replaces
-from ..core.progress import Listener
 from ..dataset.range_cache import CacheDirectory, CacheSize
 from ..prediction.options import ModelOptions
-from ..solvers.registry import find_solver
-from .method_choice import choose_method
 from .problem_options import (
     COSTS,
     MAX_FOLDS,
@@ -241,37 +238,6 @@ class TrainOptions(ProblemOptions):
             return None
         timeout = WORKER_TIMEOUT if self.worker_timeout is None else float(self.worker_timeout)
         return SharedRounds(self.local_passes, timeout, self.memory_bytes if self.workers else None)
-
-    def by_method(self, listener: Listener, *, choose: bool) -> Self:
-        """Resolve the method auto: by measurements if `choose`, and then with a message; else dual."""
-        if self.method != "auto":
-            return self
-        if not choose:
-            return replace(self, method="dual")
-        method, reason = choose_method(self.unpenalized_bias)
-        listener.message(f"method {method}: {reason}")
-        return replace(self, method=method)
-
-    def settled(self, listener: Listener) -> Self:
-        """Turn acceleration off where it does not apply: with a message for auto, refused for a given kappa."""
-        reason, solver = None, find_solver(self.loss, self.method)
-        if not solver.accelerates:
-            reason = f"{self.loss} by method {self.method} cannot be accelerated"
-        elif self.omega != 1.0:
-            reason = f"it cannot be combined with omega {self.omega}"
-        elif solver.layout == "columns" and self.acceleration not in ("auto", "none"):
-            reason = f"method {self.method} extrapolates by a line search, without a kappa"
-        elif self.eps is not None and solver.layout == "rows":
-            reason = "LIBLINEAR's rule (eps) is about plain coordinate descent"
-        if self.acceleration == 0.0:  # plain coordinate descent by another name
-            return replace(self, acceleration="none")
-        if reason is None or self.acceleration == "none":
-            return self
-        if self.acceleration != "auto":
-            raise UsageError(f"acceleration {self.acceleration:g}: {reason}; leave it at auto or none")
-        if solver.accelerates:
-            listener.message(f"trained without acceleration: {reason}")
-        return replace(self, acceleration="none")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ The training on all rows starts from the folds' solutions (`warm_start`).
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -16,6 +16,7 @@ import numpy as np
 
 from ..core.atomic_files import write_file
 from ..core.progress import Listener
+from ..prediction.sums import ExactSum
 from ..training import checkpoint
 from ..training.loop import Session
 from ..training.result import BY_TIME, Outcome, Result, TuneResult, relative_gaps
@@ -24,6 +25,9 @@ from .config import ResolvedRun, write_config
 from .held_out import HeldOut, held_out_rows
 from .lane_groups import resolve_part
 from .previous_run import PreviousRun
+
+Sums = defaultdict[tuple[float, int], ExactSum]
+"""Sums for each C and fold."""
 
 
 def carry_out_search(directory: checkpoint.Run, search: ResolvedRun, session: Session) -> TuneResult:
@@ -87,18 +91,21 @@ def _as_json(scores: Mapping[float, Sequence[float]]) -> dict[str, dict[str, Any
 
 
 def _score(path: Path, search: ResolvedRun, session: Session) -> dict[float, list[float]]:
-    """Return the accuracy of every C on each fold, by the lanes trained without it."""
+    """Return the accuracy of every C on each fold, weighted as in `evaluate`, by the models trained without it."""
     problem = search.problem
-    n_correct: Counter[tuple[float, int]] = Counter()
-    n_rows: Counter[tuple[float, int]] = Counter()
+    # exact, so that they do not depend on the blocks of rows
+    all_weights: Sums = defaultdict(ExactSum)
+    weights_of_hits: Sums = defaultdict(ExactSum)
 
-    def compare(rows: HeldOut) -> tuple[tuple[float, int], int, int]:
-        correct = rows.choice.places(rows.decisions) == rows.code
-        return (rows.C, rows.fold), int(correct.sum()), rows.code.size
+    def compare(rows: HeldOut) -> tuple[tuple[float, int], np.ndarray, np.ndarray]:
+        return (rows.C, rows.fold), rows.weight, rows.choice.places(rows.decisions) == rows.code
 
-    for model, found, of in held_out_rows(path, search, session, compare, "score the folds"):
-        n_correct[model] += found
-        n_rows[model] += of
+    for model, weight, hits in held_out_rows(path, search, session, compare, "score the folds"):
+        all_weights[model].add(weight)
+        weights_of_hits[model].add(weight[hits])
+
+    def accuracy(C: float, fold: int) -> float:
+        return weights_of_hits[C, fold].value() / (all_weights[C, fold].value() or 1.0)
+
     values = sorted({lane.C for lane in problem.lanes})
-    folds = range(problem.n_folds)
-    return {C: [n_correct[C, fold] / max(n_rows[C, fold], 1) for fold in folds] for C in values}
+    return {C: [accuracy(C, fold) for fold in range(problem.n_folds)] for C in values}

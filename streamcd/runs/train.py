@@ -1,24 +1,42 @@
-"""Training in a run directory."""
+"""Training in a run directory: begun, searched for the best C, and resumed from its last checkpoint."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from ..core.errors import UsageError
 from ..core.options import takes
-from ..core.progress import Listener, ends_progress
-from ..core.storage import local_path
+from ..core.progress import ends_progress
+from ..core.storage import local_path, location
 from ..dataset.dataset import Dataset, open_cached
+from ..dataset.range_cache import asked_cache
 from ..solvers.registry import SOLVERS, find_solver
-from ..training.result import Result
-from .bias_choice import choose_bias
+from ..training import checkpoint
+from ..training.loop import Session
+from ..training.result import Result, TuneResult
+from ..training.stopping import make_rule
 from .carry_out import begin_run, carry_out, new_session
-from .config import absolute_path, changed_by, is_begun
+from .choices import settle
+from .config import (
+    ResolvedRun,
+    RunConfig,
+    absolute_path,
+    changed_by,
+    check_workers,
+    differs,
+    is_begun,
+    read_config,
+    reopen,
+    same_dataset,
+    same_validation,
+    write_config,
+)
 from .early_warnings import warn_early
 from .interrupts import stops_when_interrupted
-from .lane_groups import resolve
-from .options import TrainOptions
+from .lane_groups import describe_worker_budget, resolve, share_memory_anew
+from .options import ResumeOptions, TrainOptions, TuneOptions
 from .previous_run import previous_run
 from .workers import Workers
 
@@ -53,43 +71,161 @@ def train(dataset: Dataset | str | Path, run: str | Path | None, asked: TrainOpt
     >>> result.converged
     True
     """
-    listener = asked.listener or Listener()
     on_workers = Workers.asked(asked.client, asked.workers, asked.scheduler, fewest=2)
+    return _begin(dataset, run, asked, on_workers)
+
+
+@stops_when_interrupted
+@ends_progress
+@takes(TuneOptions)
+def tune(dataset: Dataset | str | Path, run: str | Path, asked: TuneOptions) -> TuneResult:
+    """Choose C by cross-validation, and train with it on all rows.
+
+    Parameters
+    ----------
+    dataset : Dataset or path
+    run : path
+        Directory to make: ``folds/`` and ``best/`` are runs in it, ``model/`` is the best run's model.
+    {options}
+
+    Returns
+    -------
+    TuneResult
+
+    Raises
+    ------
+    UsageError, DatasetError, CheckpointError, LockError, Interrupted
+
+    Examples
+    --------
+    >>> result = streamcd.tune("data", "search", C=[0.1, 1, 10], cv=3)
+    >>> result.best_C, sorted(result.scores)
+    (0.1, ['0.1', '1', '10'])
+    """
+    result = _begin(dataset, run, asked, Workers())
+    assert isinstance(result, TuneResult)
+    return result
+
+
+@stops_when_interrupted
+@ends_progress
+@takes(ResumeOptions)
+def resume(run: str | Path, asked: ResumeOptions) -> Result:
+    """Resume a run from its last checkpoint, also one that ended without convergence.
+
+    A run that has converged (by its own rule, or by `tol` if that is given) is not changed, and the listener is told.
+
+    Parameters
+    ----------
+    run : path
+    {options}
+
+    Returns
+    -------
+    Result
+
+    Raises
+    ------
+    CheckpointError
+        Where the run, or the dataset it was made with, is damaged, missing or changed.
+
+    Examples
+    --------
+    >>> result = streamcd.resume("run", tol=1e-6)
+    >>> result.gap <= 1e-6
+    True
+    """
+    path = local_path(run, "a run")
+    on_workers = Workers.asked(asked.client, asked.workers, asked.scheduler, fewest=1)
+    return _go_on(path, on_workers, new_session(asked), lambda config: _changed(config, asked))
+
+
+def _begin(
+    dataset: Dataset | str | Path, run: str | Path | None, asked: TrainOptions, on_workers: Workers
+) -> Result:
+    """Begin a run; with `resume` go on with it where it was begun."""
     session = new_session(asked)
     # first: for rows in memory a run is not what is missing
     dataset = open_cached(dataset, asked.cache, asked.cache_size)
     path = local_path(run, "a run")
-    asked = asked.by_method(listener, choose=asked.start_from is None and not on_workers).settled(listener)
-    bias, because = choose_bias(asked.bias, dataset, listener, asked.start_from)
-    _check_rounds(asked, on_workers)
-    asked = replace(
-        asked,
-        bias=bias,
-        bias_because=because,
-        validation=_validation_path(asked, on_workers),
-        workers=on_workers.local or None,
-        on_workers=bool(on_workers),
-    )
+    asked = replace(asked, on_workers=bool(on_workers), workers=on_workers.local or None)
+    asked = settle(asked, dataset, session.listener)
+    _check_rounds(asked)
+    asked = replace(asked, validation=_validation_path(asked))
     if asked.calibrate:
         from .calibration import check_calibration
 
-        check_calibration(asked, on_workers=bool(on_workers))
-    resolved = resolve(dataset, asked, listener)
+        check_calibration(asked)
+    resolved = resolve(dataset, asked, session.listener)
     if asked.resume and is_begun(path, resolved.config):
-        from .resume import go_on
-
-        return go_on(path, on_workers, session, lambda config: changed_by(config, resolved.config))
-    warn_early(resolved, listener)
-    previous = previous_run(resolved)  # refused before anything is made
-    with (
-        on_workers.reached(listener) as reached,
-        begin_run(path, resolved, force=asked.force) as directory,
-        reached.connected(listener) as client,
-    ):
-        return carry_out(directory, resolved, previous, replace(session, client=client))
+        return _go_on(path, on_workers, session, lambda config: changed_by(config, resolved.config))
+    warn_early(resolved, session.listener)
+    previous_run(resolved)  # refused before anything is made
+    with on_workers.reached(session.listener) as reached, begin_run(path, resolved, force=asked.force) as new:
+        return _train(new, resolved, reached, session)
 
 
-def _validation_path(asked: TrainOptions, workers: Workers) -> str | None:
+def _train(directory: checkpoint.Run, run: ResolvedRun, on_workers: Workers, session: Session) -> Result:
+    """Train a run of any kind from where it stands."""
+    with on_workers.connected(session.listener) as client:
+        session = replace(session, client=client)
+        if run.config.tune is not None:
+            from .search import carry_out_search  # loads kernels that other runs do not need
+
+            return carry_out_search(directory, run, session)
+        return carry_out(directory, run, previous_run(run), session)
+
+
+def _go_on(
+    path: Path, on_workers: Workers, session: Session, change: Callable[[RunConfig], RunConfig]
+) -> Result:
+    """Resume a run of any kind with its configuration as changed by `change`."""
+    listener = session.listener
+    with checkpoint.open_run(path) as directory:
+        config = read_config(path)
+        check_workers(path, config, on_workers=bool(on_workers))
+        config = change(config)
+        dataset = same_dataset(config)
+        same_validation(config)
+        if differs(config):
+            listener.warning(
+                "this machine or its libraries differ from those that the run was begun with: "
+                "the optimum is the same by its gap, the last digits may differ"
+            )
+        run = reopen(path, config, dataset)
+        if on_workers.local and config.rounds is not None and config.rounds.shared_memory is not None:
+            config = replace(config, memory=share_memory_anew(run, on_workers.local))
+            run = replace(run, config=config)
+        if on_workers:
+            listener.message(describe_worker_budget(config.memory))
+        write_config(directory, config)
+        warn_early(run, listener)
+        return _train(directory, run, on_workers, session)
+
+
+def _changed(config: RunConfig, asked: ResumeOptions) -> RunConfig:
+    """Return the configuration with the options given in place of its own."""
+    if config.validation is None and (asked.validation is not None or asked.early_stop):
+        raise UsageError(
+            "this run has no validation set, nor memory for one; begin another with --validation and --start-from"
+        )
+    place = config.dataset if asked.dataset is None else str(location(asked.dataset).resolve())
+    directory = asked.cache or (asked.cache_size and config.cache and config.cache.directory) or None
+    old, tol = config.rule, asked.tol
+    tolerance, eps = (old.tol, old.eps) if tol is None else (tol, None if tol else old.eps)
+    stops = old.early_stop if asked.early_stop is None else asked.early_stop
+    every = asked.checkpoint_every
+    return replace(
+        config,
+        dataset=place,
+        cache=asked_cache(directory, asked.cache_size, place) or config.cache,
+        validation=config.validation if asked.validation is None else absolute_path(asked.validation),
+        rule=make_rule(tolerance, eps, asked.max_passes or old.max_passes, early_stop=stops),
+        checkpoint_every=config.checkpoint_every if every is None else float(every),
+    )
+
+
+def _validation_path(asked: TrainOptions) -> str | None:
     """Return the whole path of a validation set, for the record of the run; one that will not do is refused."""
     validation = asked.validation
     if validation is None:
@@ -104,13 +240,13 @@ def _validation_path(asked: TrainOptions, workers: Workers) -> str | None:
     from .validation import check_validation  # with the kernels of decisions
 
     path = absolute_path(str(validation.path) if isinstance(validation, Dataset) else validation)
-    check_validation(path, on_workers=bool(workers))
+    check_validation(path, on_workers=asked.on_workers)
     return path
 
 
-def _check_rounds(asked: TrainOptions, workers: Workers) -> None:
+def _check_rounds(asked: TrainOptions) -> None:
     """Refuse options that training on workers does not have, or that only it has."""
-    if not workers:
+    if not asked.on_workers:
         for name in ("local_passes", "worker_timeout"):
             if getattr(asked, name) is not None:
                 raise UsageError(f"{name} is for training on workers; give --scheduler or --workers")

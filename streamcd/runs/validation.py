@@ -63,7 +63,8 @@ class ValidationSet:
 
         It returns mean loss and accuracy of the C of each lane, shape (lanes,) each. The loss is that of the objective
         without C (of twin planes with it): ``Σ loss`` with the weights of rows and classes, divided by the sum of the rows'
-        weights. Rows of a class that was not trained count as errors, and have no loss.
+        weights. Rows of a class that was not trained count as errors, and have no loss. The accuracy is weighted as in
+        `evaluate`.
         """
         listeners = chain([listener], repeat(Listener()))  # the first look tells what is ignored
 
@@ -99,14 +100,14 @@ class _Sums:
         if problem.form == PLANES:
             self._costs = self._costs * problem.lanes[lanes.start].C
         # exact, so that they do not depend on the blocks in which rows come
-        self._loss, self.weight = ExactSum(), ExactSum()
-        self._n_rows = self._n_correct = 0
+        self._loss, self.weight = ExactSum(), ExactSum()  # weights of the rows of known classes
+        self._all_weights, self._weights_of_hits = ExactSum(), ExactSum()
 
     def add(self, rows: ScoredRows, decisions: np.ndarray) -> None:
         place, known = class_indices(self._problem.classes, rows.label)
         predicted = self._choice.places(decisions)
-        self._n_rows += place.size
-        self._n_correct += int((known & (predicted == place)).sum())
+        self._all_weights.add(rows.weight)
+        self._weights_of_hits.add(rows.weight[known & (predicted == place)])
         place, weight = place[known], rows.weight[known]
         costs = self._costs[place] * weight
         self._loss.add(row_losses(self._problem, place, decisions[known], costs, weight))
@@ -114,7 +115,8 @@ class _Sums:
 
     def figures(self) -> tuple[float, float]:
         """Return the mean loss and the accuracy."""
-        return self._loss.value() / self.weight.value(), self._n_correct / self._n_rows
+        accuracy = self._weights_of_hits.value() / self._all_weights.value()
+        return self._loss.value() / self.weight.value(), accuracy
 
 
 def _untouched(lanes: Problem) -> np.ndarray:
