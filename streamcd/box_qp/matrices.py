@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -28,24 +28,8 @@ _SYMMETRY = 1e-6  # largest difference of Q[i, j] and Q[j, i], relative to the l
 _TILE = 512  # rows and columns compared at a time; for a matrix on disk as memory allows, up to four times as many
 
 
-class Matrix(Protocol):
-    """Q of `n` variables, in one of its forms of storage."""
-
-    n: int
-    diagonal: np.ndarray
-
-    def product(self, x: np.ndarray) -> np.ndarray:
-        """Compute ``Qx``."""
-
-    def visit(self, order: np.ndarray, point: Point) -> None:
-        """Visit all active variables in the given order, and keep at least their gradients up to date."""
-
-    def gather(self, active: np.ndarray) -> Matrix | None:
-        """Copy the rows and columns of the active variables into memory; None if Q is in memory, or they do not fit."""
-
-
 def make_matrix(Q: Any, n: int, memory: int) -> Matrix:
-    """Make a `Matrix` of `n` variables from an array, a memory map or a sparse matrix.
+    """Make a matrix of `n` variables from an array, a memory map or a sparse matrix.
 
     Raises
     ------
@@ -66,8 +50,8 @@ def make_matrix(Q: Any, n: int, memory: int) -> Matrix:
         dense = dense.T  # the same matrix
     dtype = float_type(dense)
     if isinstance(Q, np.memmap) and 2 * dense.size * dtype.itemsize > memory:
-        return MappedMatrix(dense, memory)
-    return DenseMatrix(np.ascontiguousarray(dense, dtype=dtype))
+        return FullMatrix(dense, memory)
+    return FullMatrix(np.ascontiguousarray(dense, dtype=dtype))
 
 
 def float_type(matrix: np.ndarray) -> np.dtype[Any]:
@@ -100,59 +84,93 @@ def refuse_asymmetric(matrix: np.ndarray, tile: int, read: Callable[[slice, slic
         )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# In memory
+class FullMatrix:
+    """A full matrix, float32 or float64: in memory in C order, or a memory map, of which panels of rows are read.
 
+    A visit of a map reads the rows of its variables in the order of the visit. Fixed panels of neighbouring rows would be
+    read faster if rows are small, but convergence is slower if the same variables are always visited together: the dual of
+    an SVM of 400 rows took 11,306 passes to 1e-8 with 8 such panels, 1,980 with this order.
 
-class _InMemory:
-    def gather(self, active: np.ndarray) -> Matrix | None:
-        return None
-
-
-class DenseMatrix(_InMemory):
-    """A full matrix in memory, float32 or float64, C order; `checked` if it is known to be symmetric."""
-
-    def __init__(self, matrix: np.ndarray, *, checked: bool = False) -> None:
-        self._matrix, self.n = matrix, matrix.shape[0]
-        self.diagonal = matrix.diagonal().astype(np.float64)
-        if not checked:
-            refuse_asymmetric(matrix, _TILE, lambda rows, columns: matrix[rows, columns])
-
-    def product(self, x: np.ndarray) -> np.ndarray:
-        """Compute ``Qx`` in float64, without a full copy of a float32 matrix."""
-        if self._matrix.dtype == np.float64:
-            return np.asarray(self._matrix @ x)
-        blocks = [
-            self._matrix[start : start + _TILE].astype(np.float64) @ x for start in range(0, self.n, _TILE)
-        ]
-        return np.concatenate(blocks) if blocks else np.zeros(0)
-
-    def visit(self, order: np.ndarray, point: Point) -> None:
-        kernels.visit_dense(order, order, self._matrix, np.sort(order), self.diagonal, point)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# On disk
-
-
-class _Map:
-    """Memory map under an array: counts the pages that reading faults in, and releases them at an eighth of the memory.
-
-    Pages of a private map are not released: changes made to them would be lost.
+    Parameters
+    ----------
+    memory : int, optional
+        Bytes for panels of a map and for entries gathered from it; None if the matrix is in memory.
+    checked : bool
+        Whether the matrix is known to be symmetric.
     """
 
-    def __init__(self, matrix: np.ndarray, memory: int) -> None:
-        private = getattr(matrix, "mode", "c") == "c"
-        self._map = None if private else getattr(matrix, "_mmap", None)
-        self._allowed, self._seen = memory // _PANEL_SHARE, 0
+    def __init__(self, matrix: np.ndarray, memory: int | None = None, *, checked: bool = False) -> None:
+        self._matrix, self.n, self._memory = matrix, matrix.shape[0], memory
+        self._dtype, tile = float_type(matrix), _TILE
+        if memory is not None:
+            # pages of a private map are not released: changes made to them would be lost
+            self._map = None if getattr(matrix, "mode", "c") == "c" else getattr(matrix, "_mmap", None)
+            self._faulted = 0  # bytes of pages since they were last released
+            self._panel_rows = panel_entries(memory, self.n, self._dtype.itemsize) // self.n
+            # memory holds a tile, its mirror image, their difference and its absolute value, as float64
+            tile = max(1, min(4 * _TILE, math.isqrt(memory // 64)))
+        if not checked:
+            refuse_asymmetric(matrix, tile, self._tile)
+        parts = [panel[places, rows] for rows, places, panel in self._panels(np.arange(self.n))]
+        self.diagonal = np.concatenate(parts).astype(np.float64)
 
-    def read(self, values: np.ndarray, out: np.ndarray) -> None:
-        """Copy adjacent entries from the map."""
+    def product(self, x: np.ndarray) -> np.ndarray:
+        """Compute ``Qx`` in float64, without a full copy of a float32 matrix; one read of a map."""
+        out = np.empty(self.n)
+        step = _TILE if self._dtype == np.float32 else max(self.n, 1)
+        for rows, places, panel in self._panels(np.arange(self.n)):
+            for start in range(0, places.size, step):
+                part = slice(start, min(start + step, places.size))
+                out[rows[part]] = panel[part].astype(np.float64, copy=False) @ x
+        return out
+
+    def visit(self, order: np.ndarray, point: Point) -> None:
+        """Visit all active variables in the given order, and keep at least their gradients up to date."""
+        columns = np.sort(order)
+        for rows, places, panel in self._panels(order):
+            kernels.visit_dense(rows, places, panel, columns, self.diagonal, point)
+
+    def gather(self, active: np.ndarray) -> FullMatrix | None:
+        """Copy the rows and columns of the active variables from a map; None if they do not fit in half of the memory."""
+        if self._memory is None or 2 * active.size**2 * self._dtype.itemsize > self._memory:
+            return None
+        out = np.empty((active.size, active.size), dtype=self._dtype)
+        start = 0
+        for rows, _, panel in self._panels(active):
+            out[start : start + rows.size] = panel[:, active]
+            start += rows.size
+        return FullMatrix(out, checked=True)
+
+    def _panels(self, order: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Iterate over the rows in the given order: panels, each with the numbers of its rows and their places in it."""
+        if self._memory is None:
+            yield order, order, self._matrix
+            return
+        for start in range(0, order.size, self._panel_rows):
+            rows = order[start : start + self._panel_rows]
+            panel = np.empty((rows.size, self.n), dtype=self._dtype)
+            for i, row in enumerate(rows.tolist()):
+                self._read(self._matrix[row], panel[i])
+            yield rows, np.arange(rows.size), panel
+
+    def _tile(self, rows: slice, columns: slice) -> np.ndarray:
+        part = self._matrix[rows, columns]
+        if self._memory is None:
+            return part
+        out = np.empty(part.shape, dtype=self._dtype)
+        for values, target in zip(part, out, strict=True):
+            self._read(values, target)
+        return out
+
+    def _read(self, values: np.ndarray, out: np.ndarray) -> None:
+        """Copy adjacent entries of the map; its pages are released when they take an eighth of the memory."""
+        assert self._memory is not None
         out[:] = values
-        self._seen += values.nbytes + _FAULT_BYTES
-        if self._seen > self._allowed and self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
+        self._faulted += values.nbytes + _FAULT_BYTES
+        is_full = self._faulted > self._memory // _PANEL_SHARE
+        if is_full and self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED)
-            self._seen = 0
+            self._faulted = 0
 
 
 def panel_entries(memory: int, n: int, itemsize: int) -> int:
@@ -165,70 +183,7 @@ def panel_entries(memory: int, n: int, itemsize: int) -> int:
     return max(row_bytes, min(PANEL_BYTES, memory // _PANEL_SHARE)) // itemsize
 
 
-class MappedMatrix:
-    """A full matrix on disk. A visit reads the rows of its variables in the order of the visit, a panel at a time.
-
-    Fixed panels of neighbouring rows would be read faster if rows are small, but convergence is slower if the same variables
-    are always visited together: the dual of an SVM of 400 rows took 11,306 passes to 1e-8 with 8 such panels, 1,980 with
-    this order.
-    """
-
-    def __init__(self, matrix: np.ndarray, memory: int) -> None:
-        self._matrix, self.n, self._memory = matrix, matrix.shape[0], memory
-        self._dtype, self._map = float_type(matrix), _Map(matrix, memory)
-        self._rows = panel_entries(memory, self.n, self._dtype.itemsize) // self.n
-        # one read of the matrix; memory holds a tile, its mirror image, their difference and its absolute value, as float64
-        refuse_asymmetric(matrix, max(1, min(4 * _TILE, math.isqrt(memory // 64))), self._tile)
-        self.diagonal = np.empty(self.n)
-        for rows, panel in self._panels(np.arange(self.n)):
-            self.diagonal[rows] = panel[np.arange(rows.size), rows]
-
-    def _tile(self, rows: slice, columns: slice) -> np.ndarray:
-        part = self._matrix[rows, columns]
-        out = np.empty(part.shape, dtype=self._dtype)
-        for values, target in zip(part, out, strict=True):
-            self._map.read(values, target)
-        return out
-
-    def _panels(self, order: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Read rows in the given order; yields panels, as the numbers of the rows and their entries."""
-        for start in range(0, order.size, self._rows):
-            rows = order[start : start + self._rows]
-            panel = np.empty((rows.size, self.n), dtype=self._dtype)
-            for i, row in enumerate(rows.tolist()):
-                self._map.read(self._matrix[row], panel[i])
-            yield rows, panel
-
-    def product(self, x: np.ndarray) -> np.ndarray:
-        """Compute ``Qx`` in one read."""
-        out = np.empty(self.n)
-        for rows, panel in self._panels(np.arange(self.n)):
-            out[rows] = panel.astype(np.float64, copy=False) @ x
-        return out
-
-    def visit(self, order: np.ndarray, point: Point) -> None:
-        """See `Matrix`; reads the rows of `order`."""
-        columns = np.sort(order)
-        for rows, panel in self._panels(order):
-            kernels.visit_dense(rows, np.arange(rows.size), panel, columns, self.diagonal, point)
-
-    def gather(self, active: np.ndarray) -> Matrix | None:
-        """Copy the active variables' rows and columns; None if they do not fit in half of the memory."""
-        if 2 * active.size**2 * self._dtype.itemsize > self._memory:
-            return None
-        out = np.empty((active.size, active.size), dtype=self._dtype)
-        start = 0
-        for rows, panel in self._panels(active):
-            out[start : start + rows.size] = panel[:, active]
-            start += rows.size
-        return DenseMatrix(out, checked=True)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Sparse
-
-
-class SparseMatrix(_InMemory):
+class SparseMatrix:
     """Compressed sparse rows; repeated entries are added."""
 
     def __init__(self, rows: Any, n: int) -> None:
@@ -244,8 +199,16 @@ class SparseMatrix(_InMemory):
         self.diagonal = rows.diagonal().astype(np.float64)
 
     def product(self, x: np.ndarray) -> np.ndarray:
+        """Compute ``Qx``."""
         return np.asarray(self._rows @ x, dtype=np.float64)
 
     def visit(self, order: np.ndarray, point: Point) -> None:
+        """Visit all active variables in the given order, and keep all gradients up to date."""
         rows = self._rows
         kernels.visit_sparse(order, rows.indptr, rows.indices, rows.data, self.diagonal, point)
+
+    def gather(self, active: np.ndarray) -> None:
+        """Return None: all of it is in memory."""
+
+
+Matrix = FullMatrix | SparseMatrix
