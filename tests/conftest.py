@@ -22,12 +22,12 @@ from click.testing import CliRunner
 from crashing import CrashingProcess
 from threadpoolctl import threadpool_limits
 
+from streamcd import Dataset, Listener
 from streamcd.cli.commands import cli
 from streamcd.conversion import byte_sources
 from streamcd.core.memory_budget import available_memory
 from streamcd.core.process_pool import Workers
-from streamcd.core.progress import Listener
-from streamcd.dataset.dataset import Dataset, open_dataset
+from streamcd.dataset.dataset import open_dataset
 from tools.chunk_writer import ChunkWriter
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,11 @@ def stopping_after(n_windows: int) -> Callable[[], int | None]:
     return lambda: None if next(left, None) is not None else 15
 
 
-def resume_by_threes(run: Path) -> None:
-    """Go on with a run to its end, stopped after every three windows."""
-    for _ in range(1000):
+def resume_by_turns(run: Path, turns: Sequence[int]) -> None:
+    """Go on with a run to its end, stopped again and again after so many windows and one."""
+    for n_windows in itertools.islice(itertools.cycle(turns), 1000):
         try:
-            resume(run, stop_requested=stopping_after(3))
+            resume(run, stop_requested=stopping_after(n_windows))
             break
         except Interrupted:
             pass

@@ -12,7 +12,7 @@ import scipy.sparse as sp
 from scipy.special import logsumexp, softmax
 from threadpoolctl import ThreadpoolController
 
-from streamcd.dataset.dataset import Dataset
+from streamcd import Dataset
 from streamcd.kernels.primitives import (
     DUAL,
     GAP,

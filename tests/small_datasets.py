@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from streamcd.conversion.transpose import make_columns
+from streamcd import Dataset, make_columns
 from streamcd.dataset.column_layout import Columns
-from streamcd.dataset.dataset import Dataset, open_dataset
+from streamcd.dataset.dataset import open_dataset
 from streamcd.stream.memory_plan import Plan
 from tools.chunk_writer import ChunkWriter
 

@@ -15,24 +15,19 @@ from reference import (
     exact_optimum,
     loss_values,
     primal_objectives,
-    run_dual,
     run_weights,
-    signs_of,
 )
-from small_datasets import NAMED, Rows, columns_of, multiclass, random_rows, windows_of, write_dataset
+from small_datasets import Rows, columns_of, multiclass, random_rows, write_dataset
 from test_primal import Pass
 
-from streamcd import convert, make_columns, resume, train
+from streamcd import Dataset, Listener, Result, convert, make_columns, resume, train
 from streamcd.core.errors import Interrupted, UsageError
-from streamcd.core.progress import Listener
-from streamcd.dataset.dataset import Dataset
 from streamcd.runs.lane_groups import resolve
 from streamcd.runs.options import TrainOptions
 from streamcd.solvers import extrapolation
 from streamcd.solvers.registry import SOLVERS
 from streamcd.training import stopping
 from streamcd.training.checkpoint import read_arrays, read_config
-from streamcd.training.result import Result
 from tools.simulated_cluster import Simulation
 
 LOSSES = [entry.loss for entry in SOLVERS if entry.accelerates and entry.layout == "rows"]
@@ -79,17 +74,6 @@ def state_of(run: Path) -> dict[str, np.ndarray]:
     return arrays
 
 
-def dual_objective(loss: str, x: np.ndarray, y: np.ndarray, alpha: np.ndarray, C: float) -> float:
-    """Value of the dual at the variables on disk, one lane."""
-    signed = signs_of(y, np.unique(y))[:, 0] * alpha[:, 0]
-    quadratic = 0.5 * float(np.sum((x.T @ signed) ** 2))
-    if loss == "log_loss":
-        terms = C * np.log(C) - (alpha * np.log(alpha)).sum(axis=1)
-    else:
-        terms = alpha[:, 0] - (0.25 / C * alpha[:, 0] ** 2 if loss == "squared_hinge" else 0.0)
-    return float(terms.sum()) - quadratic
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Passes and optima
 
@@ -116,33 +100,6 @@ def test_extrapolated_passes_over_columns_are_a_fraction(tmp_path: Path, loss: s
     assert plain.dual_objective <= fast.primal_objective <= plain.primal_objective * (1 + 1e-5)
 
 
-@pytest.mark.parametrize(
-    ("loss", "name", "n_chunks"),
-    [
-        (loss, name, (1, 6)[(row + column) % 2])
-        for row, loss in enumerate(BINARY)
-        for column, name in enumerate(sorted(NAMED))
-    ],
-)
-def test_the_certified_point_is_the_optimum(tmp_path: Path, loss: str, name: str, n_chunks: int) -> None:
-    """On every small problem; that gap and objectives are those of the weights and of alpha on disk."""
-    x, y = NAMED[name]()
-    data = write_dataset(tmp_path / "data", (x, y), n_chunks=n_chunks)
-    plan = windows_of(data, min(3, n_chunks), resident=False)
-    result = train(data, tmp_path / "run", loss=loss, C=5.0, tol=1e-4, bias=1.0, max_passes=20_000, plan=plan)
-    assert result.converged
-    dense, w = augmented(x, 1.0), run_weights(tmp_path / "run", 1.0)
-    primal = primal_objectives(loss, dense, y, w, 5.0)
-    least = exact_optimum(loss, dense, y, 5.0)[1]
-    np.testing.assert_allclose(primal, [lane["primal_objective"] for lane in result.lanes], rtol=1e-8)
-    assert (primal <= least * (1 + 1.1e-4)).all()
-    if len(result.lanes) == 1:
-        alpha, _ = run_dual(tmp_path / "run", data, 2 if loss == "log_loss" else 1, 1)
-        dual = dual_objective(loss, dense, y, alpha, 5.0)
-        assert dual == pytest.approx(result.dual_objective, rel=1e-8)
-        assert (primal[0] - dual) / primal[0] == pytest.approx(result.gap, rel=1e-3, abs=1e-8)
-
-
 @pytest.mark.parametrize("kappa", [0.01, 1.0, 300.0])
 def test_any_fixed_kappa_ends_at_the_optimum(tmp_path: Path, kappa: float) -> None:
     x, y = random_rows()
@@ -152,20 +109,6 @@ def test_any_fixed_kappa_ends_at_the_optimum(tmp_path: Path, kappa: float) -> No
     assert result.converged
     assert least * (1 - 1e-9) <= result.primal_objective <= least * (1 + 1.1e-4)
     assert result.lanes[0]["kappa"] == kappa
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-def test_lanes_end_where_their_own_runs_end(tmp_path: Path, loss: str) -> None:
-    data = write_dataset(tmp_path / "data", multiclass(), n_chunks=6)
-    asked = {"loss": loss, "tol": 1e-4, "max_passes": 20_000}
-    together = train(data, tmp_path / "path", C=[0.1, 10.0], **asked)
-    for number, C in enumerate((0.1, 10.0)):
-        alone = train(data, tmp_path / f"alone-{C}", C=C, **asked)
-        mine = together.lanes[number * len(alone.lanes) : (number + 1) * len(alone.lanes)]
-        assert together.converged
-        assert alone.converged
-        for one, other in zip(mine, alone.lanes, strict=True):
-            assert one["primal_objective"] == pytest.approx(other["primal_objective"], rel=2.1e-4)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import json
 import os
 from concurrent.futures import wait
@@ -12,15 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from interrupted import ended, stopping_after
+from interrupted import ended
 from small_datasets import multiclass, random_rows, write_dataset
 from test_memory import assert_within, peak_of_training, write_large
 
-from streamcd import resume, train
-from streamcd.core.errors import Interrupted
+from streamcd import Dataset, Listener, train
 from streamcd.core.memory_budget import RESERVED_BYTES
-from streamcd.core.progress import Listener
-from streamcd.dataset.dataset import Dataset, open_dataset
+from streamcd.dataset.dataset import open_dataset
 from streamcd.stream.active_rows import ActiveRows
 from streamcd.stream.arenas import RowLayout
 from streamcd.stream.memory_plan import Plan
@@ -241,21 +238,6 @@ def test_no_more_than_half_of_the_space_left_is_taken(
     train(dataset, tmp_path / "run", listener=listener, **options("hinge", "none", plan=plan_of(dataset, 2)))
     assert any("No space left" in text for text in listener.said)
     assert all(line["scratch_bytes"] <= space for line in log_of(tmp_path / "run"))
-
-
-def test_interrupted_and_resumed_the_bits_are_those_of_one_session(tmp_path: Path, dataset: Dataset) -> None:
-    """Copies are lost with the process, and made again by the next."""
-    asked = options("hinge", "auto", plan=plan_of(dataset, 4), max_passes=20)
-    train(dataset, tmp_path / "whole", **asked)
-    with pytest.raises(Interrupted):
-        train(dataset, tmp_path / "run", stop_requested=stopping_after(23), **asked)
-    for n_windows in itertools.cycle([7, 31, 12]):
-        try:
-            resume(tmp_path / "run", stop_requested=stopping_after(n_windows))
-            break
-        except Interrupted:
-            pass
-    assert ended(tmp_path / "run") == ended(tmp_path / "whole")
 
 
 @pytest.mark.slow

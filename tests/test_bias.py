@@ -16,10 +16,9 @@ from small_datasets import random_rows, write_dataset
 from test_tables import write_table
 
 import streamcd
+from streamcd import Dataset, Listener
 from streamcd.cli.commands import cli
 from streamcd.core.errors import UsageError
-from streamcd.core.progress import Listener
-from streamcd.dataset.dataset import Dataset
 from streamcd.models.liblinear import export_liblinear, import_liblinear
 from streamcd.runs.config import read_config
 

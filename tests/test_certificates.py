@@ -13,9 +13,7 @@ from mpmath import mp, mpf
 from reference import OF_CLASSES, run_dual
 from small_datasets import Rows, write_dataset
 
-from streamcd import ConvergenceWarning, train
-from streamcd.conversion.transpose import make_columns
-from streamcd.dataset.dataset import Dataset
+from streamcd import ConvergenceWarning, Dataset, make_columns, train
 from streamcd.solvers.problem import Problem, make_problem
 from streamcd.training import stopping
 from tools.simulated_cluster import Simulation

@@ -19,8 +19,8 @@ from forking import DEVNULL, PIPE, Forked, start_endless_training
 from small_datasets import random_rows, write_dataset
 
 import streamcd
+from streamcd import Listener
 from streamcd.cli.commands import cli
-from streamcd.core.progress import Listener
 from streamcd.training import checkpoint
 from tools.simulated_cluster import Simulation
 

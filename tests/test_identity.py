@@ -15,12 +15,10 @@ from click.testing import CliRunner
 from small_datasets import random_rows, windows_of, write_dataset
 
 import streamcd
+from streamcd import Dataset, Listener, StreamcdError, make_columns
 from streamcd.cli.commands import cli
-from streamcd.conversion.transpose import make_columns
-from streamcd.core.errors import CheckpointError, StreamcdError, UsageError
+from streamcd.core.errors import CheckpointError, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
-from streamcd.core.progress import Listener
-from streamcd.dataset.dataset import Dataset
 from streamcd.runs.verify import verify_run
 from tools.simulated_cluster import Simulation
 
@@ -127,37 +125,36 @@ def test_nothing_is_written_through_a_symbolic_link_in_a_run(
     assert {path: path.read_bytes() for path in [outside, *outside.rglob("*")] if path.is_file()} == before
 
 
-def test_a_state_that_inflates_is_refused_unread(dataset: Dataset, tmp_path: Path) -> None:
+def inflating(arrays: dict[str, np.ndarray], path: Path) -> None:
     """4.1 GB of zeros in 4 MB were inflated into memory."""
-    run = train(dataset, tmp_path / "run")
-    with np.load(run / "state.npz") as state:
-        arrays = dict(state)
-    np.savez_compressed(run / "state.npz", **{**arrays, "w": np.zeros((10_000_000, 1))})
-    with pytest.raises(CheckpointError, match=r"state\.npz: damaged \(compressed"):
-        streamcd.resume(run, max_passes=9)
+    np.savez_compressed(path, **{**arrays, "w": np.zeros((10_000_000, 1))})
 
 
-def test_a_state_larger_than_that_of_the_run_is_refused_unread(dataset: Dataset, tmp_path: Path) -> None:
-    run = train(dataset, tmp_path / "run")
-    with np.load(run / "state.npz") as state:
-        arrays = dict(state)
-    np.savez(run / "state.npz", **{**arrays, "row_more": np.zeros(1_000_000)})
-    with pytest.raises(CheckpointError, match=r"state\.npz: damaged .* at most"):
-        streamcd.resume(run, max_passes=9)
+def too_large(arrays: dict[str, np.ndarray], path: Path) -> None:
+    np.savez(path, **{**arrays, "row_more": np.zeros(1_000_000)})
 
 
-def test_a_state_whose_header_claims_more_than_it_holds_is_refused(dataset: Dataset, tmp_path: Path) -> None:
-    run = train(dataset, tmp_path / "run")
-    with np.load(run / "state.npz") as state:
-        arrays = dict(state)
+def claiming_more(arrays: dict[str, np.ndarray], path: Path) -> None:
+    """A header says more than the file holds."""
     header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        header, {"descr": "<f8", "fortran_order": False, "shape": (2**50, 1)}
-    )
-    np.savez(run / "state.npz", **{name: array for name, array in arrays.items() if name != "w"})
-    with zipfile.ZipFile(run / "state.npz", "a") as archive:
+    shape = {"descr": "<f8", "fortran_order": False, "shape": (2**50, 1)}
+    np.lib.format.write_array_header_1_0(header, shape)
+    np.savez(path, **{name: array for name, array in arrays.items() if name != "w"})
+    with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("w.npy", header.getvalue())
-    with pytest.raises(CheckpointError, match=r"state\.npz: damaged"):
+
+
+@pytest.mark.parametrize(
+    ("craft", "message"), [(inflating, r"\(compressed"), (too_large, ".* at most"), (claiming_more, "")]
+)
+def test_a_state_of_another_size_than_the_runs_is_refused_unread(
+    dataset: Dataset, tmp_path: Path, craft: Callable[..., None], message: str
+) -> None:
+    run = train(dataset, tmp_path / "run")
+    with np.load(run / "state.npz") as state:
+        arrays = dict(state)
+    craft(arrays, run / "state.npz")
+    with pytest.raises(CheckpointError, match=rf"state\.npz: damaged {message}"):
         streamcd.resume(run, max_passes=9)
 
 

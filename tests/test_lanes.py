@@ -13,11 +13,10 @@ import scipy.sparse as sp
 from small_datasets import columns_of, multiclass, random_rows, write_dataset
 
 import streamcd
-from streamcd import load_checkpoint, train, tune
+from streamcd import Dataset, load_checkpoint, train, tune
 from streamcd.cluster.memory import model_bytes
 from streamcd.core.errors import ModelError, UsageError
 from streamcd.core.randomness import assign_folds
-from streamcd.dataset.dataset import Dataset
 from streamcd.models.scoring import ClassChoice
 from streamcd.runs import lane_groups
 from streamcd.runs.problem_options import ProblemOptions, read_code
@@ -31,7 +30,7 @@ def lanes_of(result: Any) -> dict[tuple[Any, float], dict[str, Any]]:
     return {(lane["label"], lane["C"]): lane for lane in result.lanes}
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", [*LOSSES, "twin"])
 def test_every_C_of_a_path_ends_where_its_own_run_ends(tmp_path: Path, loss: str) -> None:
     data = write_dataset(tmp_path / "data", multiclass(n_rows=60))
     path = train(data, tmp_path / "path", loss=loss, C=[0.1, 1.0, 3.0], tol=1e-5, max_passes=20_000)
@@ -361,11 +360,3 @@ def test_many_classes_are_predicted_without_a_table(monkeypatch: pytest.MonkeyPa
     decisions[0, 3:5] = 1.0, np.nextafter(1.0, 2.0)
     decisions[0, 5] = -1e9  # beside which the two are one in a sum over all
     assert ClassChoice("hinge", problem.code, np.zeros((1, 700))).places(decisions).tolist() == [4]
-
-
-def test_tables_that_many_classes_need_are_in_the_plan(tmp_path: Path) -> None:
-    """Weights of classes with several C have no short form."""
-    label = np.repeat(np.arange(400.0), 2)
-    dataset = write_dataset(tmp_path / "data", (sp.csr_array(np.ones((800, 2))), label))
-    with pytest.raises(UsageError, match="MB costs of classes and lanes"):
-        train(dataset, tmp_path / "run", C=(1.0, 2.0), class_weight={3.0: 2.0}, memory="302MB")

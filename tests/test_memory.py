@@ -17,7 +17,7 @@ import scipy.sparse as sp
 from small_datasets import random_rows, write_dataset
 
 import streamcd
-from streamcd import train
+from streamcd import Result, train
 from streamcd.core.errors import UsageError
 from streamcd.core.memory_budget import (
     RESERVED_BYTES,
@@ -27,7 +27,6 @@ from streamcd.core.memory_budget import (
     require,
 )
 from streamcd.dataset.dataset import open_dataset
-from streamcd.training.result import Result
 from tools.chunk_writer import ChunkWriter
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import json
-import shutil
-from dataclasses import astuple, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from crashing import CrashingProcess
-from interrupted import ended, resume_by_threes, stopping_after
+from interrupted import ended
 from small_datasets import column_of, columns_of, unequal_columns
 from test_memory import assert_within, peak_of_training
 
-from streamcd import resume, train
-from streamcd.conversion.transpose import make_columns
-from streamcd.core.errors import CheckpointError, Interrupted, UsageError
+from streamcd import Dataset, Listener, make_columns, resume, train
+from streamcd.core.errors import CheckpointError, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
-from streamcd.core.progress import Listener
 from streamcd.dataset.column_layout import open_columns
-from streamcd.dataset.dataset import Dataset, open_dataset
+from streamcd.dataset.dataset import open_dataset
 from streamcd.kernels.primitives import N_STEPS
 from streamcd.kernels.rows import compact_rows
 from streamcd.runs.lane_groups import resolve
@@ -158,53 +154,6 @@ def test_a_sweep_brings_all_entries_of_a_large_feature_in_order(tmp_path: Path) 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Stop, kill, resume
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_paged_run_stopped_anywhere_and_resumed_ends_with_the_same_bits(
-    tmp_path: Path, method: str
-) -> None:
-    dataset = columns_of(tmp_path / "data", unequal_columns(3), weight=np.linspace(0.1, 3.0, 120))
-    asked = {"method": method, "bias": 1.0, "tol": 0.1, "plan": PAGED}
-    train(dataset, tmp_path / "whole", **asked)
-    expected = ended(tmp_path / "whole")
-    run = tmp_path / "run"
-    with pytest.raises(Interrupted):
-        train(dataset, run, stop_requested=stopping_after(2), **asked)
-    resume_by_threes(run)
-    assert ended(run) == expected
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_paged_run_killed_anywhere_and_resumed_ends_with_the_same_bits(
-    doomed: CrashingProcess, tmp_path: Path, method: str
-) -> None:
-    """SIGKILL at moments and at single operations on files, some half done, some with what was not synced lost."""
-    dataset = columns_of(tmp_path / "data", unequal_columns())
-    asked = {"loss": "squared_hinge", "method": method, "bias": 1.0, "tol": 0.0, "max_passes": 6}
-    train(dataset, tmp_path / "whole", plan=PAGED, **asked)
-    expected = ended(tmp_path / "whole")
-    rng = np.random.default_rng(5)
-    run = tmp_path / "run"
-    begin = {"dataset": dataset.path, "run": run, "plan": astuple(PAGED), "checkpoint_every": 0.02, **asked}
-    call, arguments, kills = "train", begin, 0
-    while kills < 6:
-        at = {"at": int(rng.integers(20, 900)), "half": bool(kills % 2), "power": kills % 3 == 0}
-        answer = doomed(call, {"after": float(rng.uniform(0.0, 0.1))} if kills % 4 == 3 else at, **arguments)
-        if answer["ended"] == "killed":
-            kills += 1
-        if not (run / "state.npz").exists():  # before the first checkpoint there is nothing to resume
-            shutil.rmtree(run)
-            call, arguments = "train", begin
-            continue
-        call, arguments = "resume", {"run": run, "checkpoint_every": float(rng.choice([1e-9, 0.01, 0.05]))}
-        if answer["ended"] == "done":
-            assert ended(run) == expected
-            shutil.rmtree(run)
-            call, arguments = "train", begin
-    if call == "resume":
-        resume(run, checkpoint_every=60.0)
-        assert ended(run) == expected
 
 
 def test_damage_of_a_page_is_found_and_named(tmp_path: Path) -> None:

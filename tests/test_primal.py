@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
-from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from crashing import CrashingProcess
-from interrupted import ended, resume_by_threes, stopping_after
 from reference import augmented, exact_optimum, liblinear, loss_values, primal_objectives, run_weights
 from small_datasets import (
     NAMED,
@@ -21,19 +17,14 @@ from small_datasets import (
     columns_of,
     multiclass,
     random_rows,
-    repeated,
     unequal_columns,
     write_dataset,
 )
 
-from streamcd import resume, train, tune
-from streamcd.conversion.transpose import make_columns
-from streamcd.core.errors import CheckpointError, DatasetError, Interrupted, UsageError
-from streamcd.core.progress import Listener
+from streamcd import Dataset, Listener, evaluate, make_columns, resume, train, tune
+from streamcd.core.errors import CheckpointError, DatasetError, UsageError
 from streamcd.dataset.column_layout import open_columns
-from streamcd.dataset.dataset import Dataset
 from streamcd.kernels.primitives import GAP, N_VISITED, VIOLATION_MAX
-from streamcd.prediction.evaluate import evaluate
 from streamcd.solvers.primal import OnlineSolver, PrimalSolver
 from streamcd.solvers.problem import make_problem
 from streamcd.solvers.protocol import CERTIFY, State
@@ -265,32 +256,6 @@ def test_agrees_with_the_dual_within_the_sum_of_the_gaps(tmp_path: Path, loss: s
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_lanes_end_where_their_own_runs_end(tmp_path: Path, loss: str) -> None:
-    x, y = multiclass()
-    dataset = columns_of(tmp_path / "data", (x, y))
-    train(dataset, tmp_path / "all", loss=loss, method="primal", tol=1e-6, max_passes=5000)
-    together = run_weights(tmp_path / "all")
-    for lane, label in enumerate(np.unique(y)):
-        alone = columns_of(tmp_path / f"data{lane}", (x, np.where(y == label, 1.0, -1.0)))
-        train(alone, tmp_path / f"run{lane}", loss=loss, method="primal", tol=1e-6, max_passes=5000)
-        np.testing.assert_allclose(together[:, lane], run_weights(tmp_path / f"run{lane}")[:, 0], atol=2e-3)
-
-
-def test_weight_two_is_the_row_twice(tmp_path: Path) -> None:
-    x, y = random_rows(60, 8, seed=9)
-    times = 1 + np.arange(60) % 3
-    weighted = columns_of(tmp_path / "weighted", (x, y), weight=times.astype(float))
-    twice = columns_of(tmp_path / "twice", repeated((x, y), times))
-    objectives = [
-        train(
-            data, tmp_path / f"{data.path.name}-run", method="primal", tol=1e-8, max_passes=5000
-        ).primal_objective
-        for data in (weighted, twice)
-    ]
-    assert objectives[0] == pytest.approx(objectives[1], rel=1e-7)
-
-
-@pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("method", METHODS)
 def test_unpenalized_bias(tmp_path: Path, loss: str, method: str) -> None:
     """Against a bias of 1000, which is nearly unpenalised, and its certificate against the optimum itself."""
@@ -360,52 +325,6 @@ def test_agrees_with_liblinear(tmp_path: Path, loss: str) -> None:
 # Runs
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("resident", [False, True])
-def test_stopped_anywhere_and_resumed_ends_with_the_same_bits(
-    tmp_path: Path, method: str, resident: bool
-) -> None:
-    """In the middle of passes and of certificates."""
-    dataset = columns_of(tmp_path / "data", multiclass(3, 80))
-    plan = small_windows(dataset, resident=resident)
-    asked = {"method": method, "loss": "squared_hinge", "bias": 1.0, "tol": 0.1, "plan": plan}
-    train(dataset, tmp_path / "whole", **asked)
-    expected = ended(tmp_path / "whole")
-    assert sum(line["kind"] == "certify" or line["gap"] is not None for line in expected[1]) > 0
-    run = tmp_path / "run"
-    with pytest.raises(Interrupted):
-        train(dataset, run, stop_requested=stopping_after(2), **asked)
-    resume_by_threes(run)
-    assert ended(run) == expected
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_kills_at_random_moments_leave_the_bits_alone(
-    doomed: CrashingProcess, tmp_path: Path, method: str
-) -> None:
-    dataset = columns_of(tmp_path / "data", multiclass())
-    plan = small_windows(dataset)
-    asked = {"loss": "log_loss", "method": method, "bias": 1.0, "tol": 0.0, "max_passes": 60}
-    train(dataset, tmp_path / "whole", plan=plan, **asked)
-    expected = ended(tmp_path / "whole")
-    rng = np.random.default_rng(5)
-    run = tmp_path / "run"
-    begin = {"dataset": dataset.path, "run": run, "plan": astuple(plan), "checkpoint_every": 0.02, **asked}
-    call, arguments, kills = "train", begin, 0
-    while kills < 4:
-        answer = doomed(call, {"after": float(rng.uniform(0.0, 0.1))}, **arguments)
-        call, arguments = "resume", {"run": run, "checkpoint_every": float(rng.choice([1e-9, 0.01, 0.05]))}
-        if answer["ended"] == "killed":
-            kills += 1
-        else:
-            assert ended(run) == expected
-            shutil.rmtree(run)
-            call, arguments = "train", begin
-    if call == "resume":
-        resume(run, checkpoint_every=60.0)
-        assert ended(run) == expected
-
-
 def test_a_layout_made_anew_is_refused(tmp_path: Path) -> None:
     dataset = columns_of(tmp_path / "data", random_rows())
     train(dataset, tmp_path / "run", method="primal", tol=0.0, max_passes=2)
@@ -472,27 +391,6 @@ def test_a_warm_start_begins_with_the_weights_and_their_scores(
         assert warm.passes <= 3 if name == "same" else warm.passes < cold.passes
 
 
-def test_a_warm_start_is_stopped_and_resumed_to_the_same_bits(tmp_path: Path) -> None:
-    """In the middle of the read that computes the scores too, in memory and in pages."""
-    dataset = columns_of(tmp_path / "data", multiclass(3, 80))
-    train(dataset, tmp_path / "first", method="primal", tol=1e-4)
-    results = []
-    for plan in (small_windows(dataset), replace(small_windows(dataset), page_rows=30)):
-        asked = {"method": "online", "C": 2.0, "tol": 0.1, "start_from": tmp_path / "first", "plan": plan}
-        train(dataset, tmp_path / f"whole{plan.page_rows}", **asked)
-        run = tmp_path / f"run{plan.page_rows}"
-        with pytest.raises(Interrupted):
-            train(dataset, run, stop_requested=stopping_after(1), **asked)
-        while True:
-            try:
-                resume(run, stop_requested=stopping_after(1))
-                break
-            except Interrupted:
-                pass
-        results += [ended(run), ended(tmp_path / f"whole{plan.page_rows}")]
-    assert all(result == results[0] for result in results)
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_a_search_by_a_primal_method_scores_as_the_dual_does(tmp_path: Path, method: str) -> None:
     dataset = columns_of(tmp_path / "data", multiclass())
@@ -505,15 +403,6 @@ def test_a_search_by_a_primal_method_scores_as_the_dual_does(tmp_path: Path, met
         # optima within 1e-5 of each other may put a row or two of a fold of 53 on either side
         np.testing.assert_allclose(primal.scores[C]["folds"], scores["folds"], atol=2.5 / 53)
     assert primal.primal_objective == pytest.approx(dual.primal_objective, rel=2e-5)
-
-
-def test_command_line(tmp_path: Path, streamcd_json: Any) -> None:
-    dataset = columns_of(tmp_path / "data", random_rows())
-    for name, options in {"s2": ["-s", 2], "s0": ["-s", 0], "online": ["--method", "online"]}.items():
-        result = streamcd_json("train", dataset.path, tmp_path / name, *options)
-        assert result["converged"]
-    free = ["--method", "primal", "--bias", 1, "--unpenalized-bias"]
-    assert streamcd_json("train", dataset.path, tmp_path / "free", *free)["converged"]
 
 
 # ---------------------------------------------------------------------------------------------------------------------

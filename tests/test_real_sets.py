@@ -16,8 +16,7 @@ from sklearn.datasets import load_svmlight_file
 from sklearn.preprocessing import normalize
 
 import streamcd
-from streamcd.conversion.transpose import make_columns
-from streamcd.core.errors import StreamcdError
+from streamcd import StreamcdError, make_columns
 
 pytestmark = pytest.mark.slow
 

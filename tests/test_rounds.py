@@ -14,13 +14,13 @@ import scipy.sparse as sp
 from small_datasets import multiclass, random_rows, write_dataset
 
 import streamcd
+from streamcd import Dataset
 from streamcd.cluster import partition as partitions
 from streamcd.cluster.assignment import Assignment
 from streamcd.cluster.block_steps import LINEAR, next_sigma_prime
 from streamcd.cluster.partition import Partition
 from streamcd.cluster.rounds import RoundRequest, RoundResponse, WorkerSpec
 from streamcd.core.errors import DatasetError
-from streamcd.dataset.dataset import Dataset
 from streamcd.kernels.primitives import GAP
 from streamcd.runs.problem_options import ProblemOptions
 from streamcd.solvers.protocol import DONE, TRAIN

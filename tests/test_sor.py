@@ -10,14 +10,11 @@ import numpy as np
 import pytest
 from reference import augmented, exact_optimum
 from small_datasets import label_sorted, multiclass, random_rows, repeated, windows_of, write_dataset
-from test_kernels import Lanes
 
-from streamcd import resume, train
-from streamcd.core.errors import Interrupted, UsageError
-from streamcd.core.progress import Listener
+from streamcd import Listener, Result, resume, train
+from streamcd.core.errors import UsageError
 from streamcd.runs.config import versions
 from streamcd.solvers import over_relaxation
-from streamcd.training.result import Result
 
 LOSSES = ["hinge", "squared_hinge"]
 
@@ -25,22 +22,6 @@ LOSSES = ["hinge", "squared_hinge"]
 def fit(dataset: Any, run: Path, **options: Any) -> Result:
     options = {"tol": 1e-6, "max_passes": 5000, "plan": windows_of(dataset, 4, resident=True)} | options
     return train(dataset, run, **options)
-
-
-@pytest.mark.parametrize("omega", [0.4, 1.3, 1.9])
-@pytest.mark.parametrize("n_lanes", [1, 3])
-@pytest.mark.parametrize("loss", LOSSES)
-def test_a_visit_changes_what_its_slow_twin_changes(loss: str, n_lanes: int, omega: float) -> None:
-    problem = Lanes(loss, n_lanes, 1.5)
-    problem.twin.omega = omega
-    rng = np.random.default_rng(1)
-    for high, low in ((np.inf, -np.inf), (0.05, -0.05)):
-        problem.twin.high, problem.twin.low = high, low
-        order = rng.permutation(problem.n_rows)
-        order = order[problem.active[order].any(axis=1)]
-        problem.visit(order)
-        problem.twin.visit(order)
-        problem.assert_same(1e-11)
 
 
 @pytest.mark.parametrize("omega", [0.5, 1.5, 1.8, "auto"])
@@ -109,34 +90,6 @@ def test_a_trial_is_reported(tmp_path: Path) -> None:
     early = fit(dataset, tmp_path / "early", omega="auto", tol=0.0, max_passes=3)
     assert early.lanes[0]["omega_trial"] is None
     assert early.lanes[0]["omega"] == 1.0
-
-
-class AfterWindows:
-    def __init__(self, n: int) -> None:
-        self.left = n
-
-    def __call__(self) -> int | None:
-        self.left -= 1
-        return 15 if self.left <= 0 else None
-
-
-@pytest.mark.parametrize("resident", [False, True])
-def test_a_stop_inside_a_trial_leaves_the_bits_alone(tmp_path: Path, resident: bool) -> None:
-    dataset = write_dataset(tmp_path / "data", multiclass(), n_chunks=6)
-    options = {
-        "omega": "auto",
-        "tol": 0.0,
-        "max_passes": 24,
-        "plan": windows_of(dataset, 2, resident=resident),
-    }
-    whole = train(dataset, tmp_path / "whole", **options)
-    for windows in (13, 25, 31, 61):  # before, in and after the blocks of a trial: a pass has three windows
-        run = tmp_path / f"run{windows}"
-        with pytest.raises(Interrupted):
-            train(dataset, run, stop_requested=AfterWindows(windows), **options)
-        result = resume(run)
-        np.testing.assert_array_equal(result.model.weights, whole.model.weights)
-        assert [lane["omega_trial"] for lane in result.lanes] == [lane["omega_trial"] for lane in whole.lanes]
 
 
 @pytest.mark.parametrize("loss", LOSSES)

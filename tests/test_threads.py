@@ -17,14 +17,12 @@ from small_datasets import multiclass, random_rows, windows_of, write_dataset
 from threadpoolctl import threadpool_limits
 
 import streamcd
-from streamcd import tune
+from streamcd import Listener, Model, tune
 from streamcd.conversion.export_libsvm import export_libsvm
 from streamcd.core.errors import UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
-from streamcd.core.progress import Listener
 from streamcd.core.threads import AHEAD, Threads, ahead
 from streamcd.dataset.read_ahead import AHEAD_BYTES
-from streamcd.models.model import Model
 from streamcd.prediction.reading_plan import RowsToScore, scoring_needs
 from streamcd.prediction.scored_rows import Scoring
 from streamcd.runs.problem_options import ProblemOptions
@@ -332,15 +330,3 @@ def test_the_callers_thread_takes_calls_as_long_as_there_are_any() -> None:
     threads.close()
     assert sum(by_thread.values()) == 20
     assert by_thread[threading.get_ident()] > 1
-
-
-def test_an_error_in_any_call_is_raised_when_all_have_ended() -> None:
-    def fail() -> None:
-        raise UsageError("no")
-
-    done: list[int] = []
-    threads = Threads(2)
-    with pytest.raises(UsageError, match="no"):
-        threads.run([partial(done.append, 1), fail, partial(done.append, 2), fail])
-    threads.close()
-    assert set(done) <= {1, 2}

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
-from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 import quadprog
 import scipy.sparse as sp
-from crashing import CrashingProcess
-from interrupted import ended
 from reference import augmented, hinge_optimum, loss_values, run_dual, run_weights
 from small_datasets import (
     NAMED,
@@ -23,20 +19,16 @@ from small_datasets import (
     label_sorted,
     multiclass,
     random_rows,
-    repeated,
     windows_of,
     write_dataset,
 )
 
 import streamcd
-from streamcd import Model, load_model, resume, train, tune
-from streamcd.core.errors import Interrupted, ModelError, UsageError
-from streamcd.core.progress import Listener
-from streamcd.dataset.dataset import Dataset
+from streamcd import Dataset, Listener, Model, Result, load_model, train, tune
+from streamcd.core.errors import ModelError, UsageError
 from streamcd.kernels.loss_table import TWIN_SQUARED_HINGE
 from streamcd.models.liblinear import export_liblinear
 from streamcd.solvers.problem import make_problem
-from streamcd.training.result import Result
 
 METHODS = ["dual", "sor"]
 SLACKS = ["hinge", "squared_hinge"]
@@ -199,21 +191,6 @@ def test_planes_are_those_of_the_dual_variables_on_disk(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_rows_weight_counts_like_repeating_it(
-    fit: Callable[..., Result], tmp_path: Path, method: str
-) -> None:
-    rows = random_rows(80, 6, seed=31)
-    times = np.random.default_rng(1).integers(0, 4, 80)
-    weighted = write_dataset(tmp_path / "weighted", rows, weight=times.astype(float))
-    often = write_dataset(tmp_path / "often", repeated(rows, times))
-    one, other = (
-        fit(data, method=method, windows=None, tol=1e-9, max_passes=5000) for data in (weighted, often)
-    )
-    assert one.primal_objective == pytest.approx(other.primal_objective, rel=1e-8)
-    np.testing.assert_allclose(one.model.weights, other.model.weights, atol=1e-3)
-
-
-@pytest.mark.parametrize("method", METHODS)
 def test_class_weights_make_C_differ_by_plane(
     fit: Callable[..., Result], tmp_path: Path, method: str
 ) -> None:
@@ -239,58 +216,6 @@ def test_class_weights_make_C_differ_by_plane(
 
 # ---------------------------------------------------------------------------------------------------------------------
 # However it is read; kills
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("windows", [1, 3])
-def test_out_of_core_is_resident_bit_for_bit(
-    fit: Callable[..., Result], tmp_path: Path, method: str, windows: int | None
-) -> None:
-    dataset = write_dataset(tmp_path / "data", multiclass(), n_chunks=8, n_shards=3)
-    streamed, resident = (
-        fit(dataset, method=method, windows=windows, resident=kept, tol=1e-3, omega="auto", max_passes=60)
-        for kept in (False, True)
-    )
-    np.testing.assert_array_equal(streamed.model.weights, resident.model.weights)
-    assert streamed.dual_objective == resident.dual_objective
-    assert streamed.passes == resident.passes
-
-
-@pytest.mark.parametrize(
-    ("method", "omega"),
-    [
-        ("dual", "auto"),
-        ("sor", 1.0),
-        pytest.param("dual", 1.0, marks=pytest.mark.slow),
-        pytest.param("sor", "auto", marks=pytest.mark.slow),
-    ],
-)
-def test_deaths_on_the_way_leave_the_bits_alone(
-    doomed: CrashingProcess, tmp_path: Path, method: str, omega: float | str
-) -> None:
-    """At operations on files of a run that saves after every window: matrices half summed up, trials half made."""
-    dataset = write_dataset(tmp_path / "data", random_rows(60, 6, seed=22), n_chunks=4, n_shards=2)
-    plan = windows_of(dataset, 2)
-    asked = {"loss": "twin", "method": method, "omega": omega, "tol": 0.0, "max_passes": 13, "bias": 1.0}
-    train(dataset, tmp_path / "whole", plan=plan, **asked)
-    expected = ended(tmp_path / "whole")
-    arguments = {"dataset": dataset.path, "plan": astuple(plan), "checkpoint_every": 1e-9, **asked}
-    n_operations = doomed("train", run=tmp_path / "counted", **arguments)["operations"]
-    assert ended(tmp_path / "counted") == expected
-    for at in [*range(10, 60, 16), *range(60, n_operations, 1 + n_operations // 2)]:
-        run = tmp_path / f"run{at}"
-        assert doomed("train", {"at": at, "power": True}, run=run, **arguments)["ended"] == "killed"
-        resume(run)
-        assert ended(run) == expected, f"died at operation {at} of {n_operations}"
-        shutil.rmtree(run)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_goes_on_after_max_passes(fit: Callable[..., Result], tmp_path: Path, method: str) -> None:
-    dataset = write_dataset(tmp_path / "data", multiclass())
-    short = fit(dataset, method=method, windows=None, max_passes=2, tol=1e-5)
-    assert not short.converged
-    assert resume(short.run, max_passes=20_000).converged
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -413,31 +338,6 @@ def test_a_start_from_the_optimum_is_certified_at_once(fit: Callable[..., Result
         assert primal == pytest.approx(first.primal_objective, rel=1e-4)
 
 
-@pytest.mark.parametrize("windows", [1, 2, 5])
-def test_a_stop_in_the_first_reads_of_a_warm_start_leaves_the_bits_alone(
-    tmp_path: Path, windows: int
-) -> None:
-    """While matrices and w are summed up, and after it."""
-    dataset = write_dataset(tmp_path / "data", multiclass(), n_chunks=6)
-    options: dict[str, Any] = {
-        "loss": "twin",
-        "method": "sor",
-        "plan": windows_of(dataset, 2, resident=False),
-    }
-    train(dataset, tmp_path / "first", max_passes=3, tol=0.0, **options)
-    options |= {"C": 2.0, "start_from": tmp_path / "first", "max_passes": 4, "tol": 0.0}
-    whole = train(dataset, tmp_path / "whole", **options)
-    left = [windows]
-
-    def stop() -> int | None:
-        left[0] -= 1
-        return 15 if left[0] == 0 else None
-
-    with pytest.raises(Interrupted):
-        train(dataset, tmp_path / "run", stop_requested=stop, **options)
-    np.testing.assert_array_equal(resume(tmp_path / "run").model.weights, whole.model.weights)
-
-
 def test_what_a_run_by_sor_does_not_keep_is_not_started_from(
     fit: Callable[..., Result], tmp_path: Path
 ) -> None:
@@ -459,14 +359,6 @@ def test_a_search_scores_by_distance(tmp_path: Path, method: str) -> None:
     assert result.folds["n_lanes"] == 2 * 3 * 3
     assert result.scores[f"{result.best_C:g}"]["mean"] > 0.9
     assert streamcd.evaluate(dataset, result.run)["accuracy"] > 0.9
-
-
-def test_several_C_make_several_models(fit: Callable[..., Result], tmp_path: Path) -> None:
-    dataset = write_dataset(tmp_path / "data", multiclass())
-    path = fit(dataset, C=[0.1, 1.0], method="sor")
-    assert path.n_lanes == 8
-    single = fit(dataset, C=1.0, method="sor")
-    np.testing.assert_allclose(streamcd.load_model(path.run, C=1.0).weights, single.model.weights, atol=1e-2)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -541,33 +433,6 @@ def test_planes_are_trained_in_groups_where_their_matrices_do_not_fit_together(t
     assert (tmp_path / "500MB" / "group-01").exists()
     assert apart.primal_objective == pytest.approx(together.primal_objective, rel=1e-8)
     assert len(apart.lanes) == 4
-
-
-def test_the_command_line(streamcd_json: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
-    dataset = write_dataset(tmp_path / "data", random_rows())
-    options = [
-        "--loss",
-        "twin",
-        "--ridge",
-        2,
-        "--slack",
-        "squared_hinge",
-        "--omega",
-        "auto",
-        "--bias",
-        1,
-        "-C",
-        0.5,
-    ]
-    results = [
-        streamcd_json("train", dataset.path, tmp_path / method, "--method", method, "--tol", 1e-6, *options)
-        for method in METHODS
-    ]
-    assert results[0]["primal_objective"] == pytest.approx(results[1]["primal_objective"], rel=3 * TOL)
-    assert results[0]["n_lanes"] == 2
-    assert {"omega", "omega_trial"} <= set(results[0]["lanes"][0])
-    evaluation = streamcd_json("evaluate", dataset.path, tmp_path / "sor")
-    assert evaluation["primal_objective"] == pytest.approx(results[1]["primal_objective"], rel=1e-9)
 
 
 def test_problem_of_twin_planes_in_its_common_form() -> None:

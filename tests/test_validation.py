@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from interrupted import ended, resume_by_threes, stopping_after
+from interrupted import ended, resume_by_turns, stopping_after
 from small_datasets import Rows, multiclass, random_rows, write_dataset
 
 import streamcd
@@ -135,7 +135,7 @@ def test_a_killed_training_goes_on_to_the_same_looks_and_weights(tmp_path, early
     train(data, tmp_path / "whole", **options)
     with pytest.raises(Interrupted):
         train(data, tmp_path / "run", stop_requested=stopping_after(3), **options)
-    resume_by_threes(tmp_path / "run")
+    resume_by_turns(tmp_path / "run", (3,))
     assert ended(tmp_path / "run") == ended(tmp_path / "whole")
 
 

@@ -183,17 +183,19 @@ _CHECKS = (
     SafetyLine(
         "training/checkpoint.py",
         "if not stored or size > path.stat().st_size:",
-        _test("identity", "a_state_that_inflates_is_refused_unread"),
+        _test(
+            "identity", "a_state_of_another_size_than_the_runs_is_refused_unread[inflating-\\\\(compressed]"
+        ),
     ),
     SafetyLine(
         "training/checkpoint.py",
         "if room is not None and size > room:",
-        _test("identity", "a_state_larger_than_that_of_the_run_is_refused_unread"),
+        _test("identity", "a_state_of_another_size_than_the_runs_is_refused_unread[too_large-.* at most]"),
     ),
     SafetyLine(
         "training/checkpoint.py",
         "if self.log_path.exists() and self.log_path.stat().st_size:",
-        _test("resume", "a_run_whose_state_was_lost_is_not_begun_anew_in_silence"),
+        _test("resume", "truncated_or_missing_files_are_refused_by_name[gone-state.npz]"),
     ),
     SafetyLine(
         "stream/slot_store.py",
