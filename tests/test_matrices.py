@@ -16,7 +16,8 @@ import scipy.sparse
 from test_tables import convert, make_table, write_table
 
 import streamcd
-from streamcd.conversion.matrix_files import NpzReader
+from streamcd.conversion.matrix_files import MatrixReader
+from streamcd.conversion.sources import Reading
 from streamcd.core.errors import StreamcdError
 
 N_ROWS, N_COLUMNS = 300, 12
@@ -188,7 +189,7 @@ def test_a_model_of_arrays_predicts_a_file_of_them(tmp_path: Path) -> None:
             r"of one type each, found DataFrame .*column p with type",
         ),
         (pd.DataFrame.sparse.from_spmatrix(scipy.sparse.eye(2)), "found DataFrame .*Sparse pandas data"),
-        ((np.ones((1, 1)), np.ones(1), np.array([-1.0])), "expected weights of 0, or from"),
+        ((np.ones((1, 1)), np.ones(1), np.array([-1.0])), "row 1: expected a weight, 0 or from"),
     ],
 )
 def test_data_that_is_none_is_refused_in_a_line(tmp_path: Path, data: Any, message: str) -> None:
@@ -252,13 +253,13 @@ def test_only_a_compressed_archive_has_to_fit_in_memory(tmp_path: Path, compress
     path = tmp_path / "m.npz"
     arrays = {"data": made.data, "indices": made.indices, "indptr": made.indptr, "shape": made.shape}
     (np.savez_compressed if compressed else np.savez)(path, **arrays, y=np.arange(n) % 2)
-    reader = NpzReader([str(path)], "", 1 << 20)
-    assert (reader.compressed_bytes > 20e6) == compressed
+    reader = MatrixReader([str(path)], "", Reading(batch_bytes=1 << 20), sparse=True)
+    assert (reader.held_bytes({}) > 20e6) == compressed
     if compressed:
         with pytest.raises(StreamcdError, match=r"columns being read = .*\.npz without compression"):
             streamcd.convert(path, tmp_path / "out", memory="345MB")
     else:
-        block = next(iter(reader.blocks(reader.pieces(3)[1:])))
+        block = next(iter(reader.blocks(reader.pieces(3)[1:], 0, {})))
         assert block.label is not None
         assert (block.message(0), block.label[0]) == (f"{path}, row {n // 3 + 1}", n // 3 % 2)
-        assert block.indices.nbytes < 1 << 20
+        assert block.content.indices.nbytes < 1 << 20

@@ -20,7 +20,7 @@ import pytest
 import streamcd
 from streamcd.conversion.numbering import TaskDictionary, merge_dictionaries
 from streamcd.conversion.options import TableOptions
-from streamcd.conversion.table_rows import plan_encoding
+from streamcd.conversion.table_columns import plan_encoding
 from streamcd.conversion.tables import ParquetReader
 from streamcd.core.errors import StreamcdError
 from streamcd.dataset.arrow_columns import arrow_strings, lists_of, strings_of

@@ -142,9 +142,7 @@ def open_source(
     if format == "libsvm":
         return _open_libsvm(paths, head, reading, options)
     if format in _TABLES:
-        decimal = options.decimal if reading.encoding is None else reading.encoding.decimal
-        reader = _table_reader(paths, roots, format, head, reading, decimal)
-        return _open_table(reader, reading, options, paths[0])
+        return _open_table(paths, roots, format, head, reading, options)
     from .matrix_files import open_matrices  # zip and npy: only where they are met
 
     _refuse_urls(paths, format)
@@ -174,41 +172,42 @@ def _open_libsvm(paths: list[str], head: bytes, reading: Reading, options: Table
             f"{display_name(paths[0])}: expected a table with the strings of the training data (columns {names}, …), found "
             "libsvm text"
         )
-    return LibsvmSource(reader=LibsvmReader(paths, reading, head=head), what="rows of libsvm text")
+    return LibsvmSource(reader=LibsvmReader(paths, reading, head=head))
+
+
+def _open_table(
+    paths: list[str], roots: dict[str, str], format: str, head: bytes, reading: Reading, options: TableOptions
+) -> Source:
+    from .table_columns import open_tables
+
+    name = display_name(paths[0])
+    if reading.encoding is None and not reading.needs_label:
+        raise DataError(
+            f"{name}: expected libsvm text or a matrix, found a table: the model's data came from none, and its features "
+            "have no names; train on a dataset that was converted from a table"
+        )
+    reader = _table_reader(paths, roots, format, head, reading, options)
+    return open_tables(reader, reader.types(), reading, options, name)
 
 
 def _table_reader(
-    paths: list[str], roots: dict[str, str], format: str, head: bytes, reading: Reading, decimal: str
+    paths: list[str], roots: dict[str, str], format: str, head: bytes, reading: Reading, options: TableOptions
 ) -> Any:
     from .tables import ArrowReader, CsvReader, ParquetReader, partitions_of
 
     if format == "csv":
         first = ByteRange(paths[0], head=head if paths[0] == STANDARD_INPUT else b"")
-        text = read_head(first, _HEAD_BYTES)[1]
-        sizes = (reading.block_bytes, reading.max_line_bytes, reading.decoder_bytes)
-        delimiter, threaded = delimiter_of(text) or ",", reading.threaded
-        return CsvReader(paths, delimiter, *sizes, threaded=threaded, decimal=decimal, head=head)
+        delimiter = delimiter_of(read_head(first, _HEAD_BYTES)[1]) or ","
+        decimal = options.decimal if reading.encoding is None else reading.encoding.decimal
+        return CsvReader(paths, reading, delimiter, decimal, head=head)
     for path in paths:
         if total_bytes([path]) is None or is_compressed(path):
             raise UsageError(
                 f"{display_name(path)}: expected a plain {format} file that can be read at any place, found another; "
                 "decompress or download it first"
             )
-        if format == "arrow":
-            _refuse_urls([path], format)
     if format == "arrow":
+        _refuse_urls(paths, format)
         return ArrowReader(paths, reading.batch_bytes)
     partitions = {path: partitions_of(path, root) for path, root in roots.items()}
     return ParquetReader(paths, reading.batch_bytes, partitions)
-
-
-def _open_table(reader: Any, reading: Reading, options: TableOptions, name: str) -> Source:
-    from .table_rows import open_tables
-
-    name = display_name(name)
-    if reading.encoding is None and not reading.needs_label:
-        raise DataError(
-            f"{name}: expected libsvm text or a matrix, found a table: the model's data came from none, and its features "
-            "have no names; train on a dataset that was converted from a table"
-        )
-    return open_tables(reader, reader.types(), reading, options, name)

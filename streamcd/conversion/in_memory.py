@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -14,20 +14,20 @@ import pyarrow as pa
 from ..core.errors import DataError, UsageError
 from ..dataset.arrow_columns import frame_reader
 from ..dataset.in_memory import refuse_mask, sound_matrix
-from .matrices import MatrixBlock, open_matrix
+from .encoded_rows import open_matrix
 from .options import TableOptions
-from .sources import FilePart, Reader, Reading, Source, locator
-from .table_rows import TableBatch, column_types, open_tables
+from .sources import Block, FilePart, Reader, Reading, Source, locator
+from .table_columns import column_types, open_tables
 
 LABEL = "label"
 """Name of the column for labels that are given beside a frame."""
 
 
 @dataclass(frozen=True)
-class _InMemory(Reader):
-    """Base of readers of data in memory."""
+class InMemoryReader(Reader):
+    """Tables of Arrow's, or matrices with labels and weights."""
 
-    batches_of: Iterable[Any]
+    batches: Iterator[Any]
     paths: tuple[str, ...] = ()
 
     in_memory = True
@@ -39,46 +39,20 @@ class _InMemory(Reader):
     def whole(self) -> list[Any]:
         return [FilePart("data in memory")]
 
-
-@dataclass(frozen=True)
-class FrameReader(_InMemory):
-    """Frames, as record batches of Arrow's."""
-
-    first_types: dict[str, str] = field(default_factory=dict)
-
-    def types(self) -> dict[str, str]:
-        return self.first_types
-
-    def batches(
-        self, pieces: Sequence[Any], first_line: int, types: dict[str, str]
-    ) -> Generator[TableBatch, None, None]:
+    def blocks(self, pieces: Sequence[Any], first_line: int, types: Mapping[str, str]) -> Iterator[Block]:
         before = 0
-        for table in self.batches_of:
-            names = [name for name in types if name in table.schema.names]
-            lacking = set(types) - set(names)
-            if lacking:
-                raise DataError(
-                    f"row {before + 1}: expected the column {min(lacking)!r}, as before, found none"
-                )
-            for batch in table.select(names).to_batches(max_chunksize=1 << 16):
-                yield TableBatch(batch, 0, locator("", before))
-                before += batch.num_rows
+        for batch in self.batches:
+            found = _columns(batch, types, before) if isinstance(batch, pa.Table) else [batch]
+            for content, label, weight in found:
+                yield Block(locator("", before), content, 0, label, weight)
+                before += content.shape[0]
 
 
-@dataclass(frozen=True)
-class ArrayReader(_InMemory):
-    """Pairs of a matrix and labels, or triples with weights of rows too."""
-
-    n_columns: int | None = None
-
-    def blocks(self, pieces: Sequence[Any]) -> Iterator[MatrixBlock]:
-        before = 0
-        for X, label, weight in self.batches_of:
-            label = None if label is None else np.asarray(label)
-            weight = None if weight is None else np.asarray(weight)
-            matrix = (X,) if isinstance(X, np.ndarray) else (None, X.indptr, X.indices, X.data)
-            yield MatrixBlock(locator("", before), label, weight, *matrix)
-            before += X.shape[0]
+def _columns(table: Any, types: Mapping[str, str], before: int) -> Iterator[tuple[Any, None, None]]:
+    if lacking := set(types).difference(table.schema.names):
+        raise DataError(f"row {before + 1}: expected the column {min(lacking)!r}, as before, found none")
+    for batch in table.select(list(types)).to_batches(max_chunksize=1 << 16):
+        yield batch, None, None
 
 
 def is_files(data: Any) -> bool:
@@ -96,31 +70,23 @@ def open_data(data: Any, reading: Reading, options: TableOptions) -> Source:
     if first is None:
         raise DataError("expected rows, found none: there is no batch")
     batches = chain([first], batches)
-    if _is_table(first):
-        return _open_frames(_tables(batches), reading, options)
+    if isinstance(first, pa.Table):
+        return _open_frames(first, (_like_first(batch, first) for batch in batches), reading, options)
     if options.given:
         raise UsageError(f"{', '.join(options.given)}: expected a frame with named columns, found arrays")
-    return _open_arrays(batches, reading)
+    triples = (_triple(_like_first(batch, first)) for batch in batches)
+    X, label, weight = first = next(triples)
+    names = label is not None and label.dtype.kind in "OUST"
+    reader = InMemoryReader(chain([first], triples))
+    sparse = not isinstance(X, np.ndarray)
+    return open_matrix(reader, reading, sparse=sparse, names_labels=names, weighted=weight is not None)
 
 
-def _open_frames(tables: Iterator[Any], reading: Reading, options: TableOptions) -> Source:
-    first = next(tables)
+def _open_frames(first: Any, tables: Iterator[Any], reading: Reading, options: TableOptions) -> Source:
     types = column_types(first.schema, "columns")
     if not options.label and LABEL in types and reading.encoding is None:
         options = replace(options, label=LABEL)
-    return open_tables(
-        FrameReader(chain([first], tables), first_types=types), types, reading, options, "data"
-    )
-
-
-def _open_arrays(batches: Iterator[Any], reading: Reading) -> Source:
-    triples = (_triple(batch) for batch in batches)
-    first = next(triples)
-    X, label, weight = first
-    names = label is not None and np.asarray(label).dtype.kind in "OUST"
-    reader = ArrayReader(chain([first], triples), n_columns=X.shape[1])
-    sparse = not isinstance(X, np.ndarray)
-    return open_matrix(reader, reading, sparse=sparse, names_labels=names, weighted=weight is not None)
+    return open_tables(InMemoryReader(tables), types, reading, options, "data")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -145,10 +111,6 @@ def _batches(data: Any) -> Iterator[Any]:
             f"expected files, (X, y), a frame, or an iterable of such batches, found {type(data).__name__}; {advice}"
         )
     return chain.from_iterable(_batches(batch) for batch in data)
-
-
-def _is_table(batch: Any) -> bool:
-    return isinstance(batch, pa.Table | pa.RecordBatch)
 
 
 def _is_dask_frame(data: Any) -> bool:
@@ -209,25 +171,21 @@ def _of_dask_arrays(X: Any, y: Any, weight: Any) -> Iterator[Any]:
         yield X.blocks[number, 0].compute(), label, weights
 
 
-def _tables(batches: Iterator[Any]) -> Iterator[Any]:
-    for batch in batches:
-        if not _is_table(batch):
-            raise DataError("expected frames in all batches, as in the first one, found arrays")
-        yield batch if isinstance(batch, pa.Table) else pa.Table.from_batches([batch])
+def _like_first(batch: Any, first: Any) -> Any:
+    """Refuse a frame after arrays, and arrays after a frame."""
+    if isinstance(batch, pa.Table) is not isinstance(first, pa.Table):
+        expected, found = ("frames", "arrays") if isinstance(first, pa.Table) else ("arrays", "a frame")
+        raise DataError(f"expected {expected} in all batches, as in the first one, found {found}")
+    return batch
 
 
-def _triple(batch: Any) -> tuple[Any, Any, Any]:
+def _triple(batch: tuple[Any, Any, Any]) -> tuple[Any, np.ndarray | None, np.ndarray | None]:
     """A matrix, as an array or as CSR, with labels and weights."""
-    if _is_table(batch):
-        raise DataError("expected arrays in all batches, as in the first one, found a frame")
     X, y, weight = batch
     refuse_mask(y, "y")
     refuse_mask(weight, "weights")
     X = sound_matrix(X)
-    if hasattr(X, "tocsr"):
-        X = X.tocsr()
-    else:
-        X = np.asarray(X)
+    X = X.tocsr() if hasattr(X, "tocsr") else np.asarray(X)
     if len(X.shape) != 2 or X.dtype.kind not in "biuf":
         raise DataError(f"expected X with two dimensions, of numbers, found shape {X.shape} of {X.dtype}")
-    return X, y, weight
+    return X, None if y is None else np.asarray(y), None if weight is None else np.asarray(weight)

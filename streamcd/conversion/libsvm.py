@@ -6,7 +6,7 @@ before they are cast to the dtype asked for. `iterate_batches` documents the tex
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -275,14 +275,11 @@ def _count(text, start, stop):
 # Batches of rows
 
 
-@dataclass(frozen=True)
 class LibsvmReader(TextReader):
     """Reader of libsvm text."""
 
-    options: Reading
-
     def count(self, piece: ByteRange) -> Counted:
-        return Counted(*count_rows(piece, self.options))
+        return Counted(*count_rows(piece, self.reading))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,16 +287,12 @@ class LibsvmSource(Source):
     """Rows of libsvm text."""
 
     made_from: str = "libsvm text"
+    what: str = "rows of libsvm text"
 
     def parse(
         self, pieces: Sequence[ByteRange], first_row: int, first_line: int, dictionary: TaskDictionary | None
     ) -> Iterator[RowBatch]:
-        return iterate_batches(pieces, self.reader.options, first_row, first_line)
-
-
-def _blocks(ranges: Sequence[ByteRange], options: Reading) -> Generator[ByteBlock, None, None]:
-    """The text, in blocks of whole lines."""
-    return read_blocks(ranges, options.block_bytes, options.max_line_bytes, options.decoder_bytes)
+        return iterate_batches(pieces, self.reader.reading, first_row, first_line)
 
 
 class _Parser:
@@ -442,7 +435,7 @@ def iterate_batches(
         the base, beyond the width, out of order or repeated in its row; a damaged compressed file.
     """
     parser = _Parser(options, first_row, first_line)
-    with closing(_blocks(ranges, options)) as blocks:
+    with closing(read_blocks(ranges, *options.of_text)) as blocks:
         for block in blocks:
             yield from parser.batches(block)
 
@@ -450,7 +443,7 @@ def iterate_batches(
 def count_rows(part: ByteRange, options: Reading) -> tuple[int, int]:
     """Count the rows and the lines of a range, without parsing them."""
     n_rows = n_lines = 0
-    with closing(_blocks([part], options)) as blocks:
+    with closing(read_blocks([part], *options.of_text)) as blocks:
         for block in blocks:
             rows, lines = _count(block.as_array(), block.start, block.stop)
             n_rows, n_lines = n_rows + rows, n_lines + lines

@@ -1,4 +1,4 @@
-"""Matrices in files: SciPy's ``.npz`` of sparse ones, NumPy's ``.npy`` and ``.npz`` of dense ones."""
+"""Matrices in files: SciPy's ``.npz`` of sparse ones, NumPy's ``.npy`` of dense ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
@@ -18,15 +19,16 @@ import numpy as np
 
 from ..core.errors import DataError, UsageError
 from ..core.memory_budget import format_size
-from .matrices import MatrixBlock, open_matrix
+from .encoded_rows import open_matrix
 from .options import TableOptions
-from .sources import Counted, Reader, Reading, Source, locator, refusing_damage
+from .sources import Block, Counted, Csr, FilePart, Reader, Reading, Source, locator, refusing_damage
 
 _LABELS = ("y", "label", "labels", "target")
 """Arrays of a ``.npz`` that are taken as labels if none is named."""
 
-
 _CHECKED_BYTES = 1 << 20  # at a time
+_LOCAL_HEADER = struct.Struct("<26xHH")
+"""Of a member of an archive: the lengths of its name and of what follows."""
 
 _DAMAGE = (
     ValueError, KeyError, EOFError, RuntimeError, SyntaxError, tokenize.TokenError, zipfile.BadZipFile, zlib.error,
@@ -34,17 +36,7 @@ _DAMAGE = (
 )  # fmt: skip
 """Errors of zipfile, zlib and numpy for bytes that they did not write; RuntimeError also for what is encrypted."""
 
-
 _refusing_damage = partial(refusing_damage, _DAMAGE, "expected NumPy's or SciPy's format, found it damaged")
-
-
-class RowRange(NamedTuple):
-    """Rows of a file."""
-
-    path: str
-    start: int
-    stop: int
-    n_bytes: int
 
 
 class _Array(NamedTuple):
@@ -91,68 +83,37 @@ def _open_npy(path: str) -> _Array:
         return _open_array(file, path, path)
 
 
-@dataclass(frozen=True)
-class _MatrixFiles(Reader):
-    paths: list[str]
-    label: str
-    batch_bytes: int
-    needs_label: bool = True
+class _Npz:
+    """A CSR matrix of SciPy's; labels are an array of the same file, or a ``.npy`` beside it."""
 
-    compressed_bytes = 0  # of a file, in memory while it is read
+    def __init__(self, path: str, label: str, needs_label: bool) -> None:
+        self._path, self._label = path, label
+        with self._open() as archive:
+            members = archive.infolist()
+        self._names = [one.filename.removesuffix(".npy") for one in members if one.filename.endswith(".npy")]
+        compressed = [one.file_size for one in members if one.compress_type != zipfile.ZIP_STORED]
+        self.compressed_bytes = sum(compressed)
+        if not label:
+            self._label = next((name for name in _LABELS if name in self._names), "")
+        if needs_label and not label.endswith(".npy") and self._label not in self._names:
+            raise UsageError(
+                f"{path}: expected labels, found the arrays {', '.join(self._names)}; give --label, an array of the file or "
+                "a .npy"
+            )
 
-    def pieces(self, n_tasks: int) -> list[RowRange]:
-        found = []
-        for piece in self.whole():
-            n_ranges = 1 if self.compressed_bytes else min(n_tasks, max(piece.stop, 1))
-            ends = np.linspace(0, piece.stop, n_ranges + 1).astype(np.int64).tolist()
-            row_bytes = piece.n_bytes / max(piece.stop, 1)
-            found += [
-                RowRange(piece.path, start, stop, int((stop - start) * row_bytes))
-                for start, stop in pairwise(ends)
-            ]
-        return found
+    def labels(self, most_elements: int | None = None) -> _Array | None:
+        if self._label.endswith(".npy"):
+            return _open_npy(self._label)
+        return self._array(self._label, most_elements) if self._label in self._names else None
 
-    def count(self, piece: RowRange) -> Counted:
-        return Counted(piece.stop - piece.start, piece.stop - piece.start)
+    def _open(self) -> zipfile.ZipFile:
+        with _refusing_damage(self._path):
+            return zipfile.ZipFile(self._path)
 
-
-# ---------------------------------------------------------------------------------------------------------------------
-# npz
-
-
-_LOCAL_HEADER = struct.Struct(
-    "<26xHH"
-)  # of a member of an archive: the lengths of its name and of what follows
-
-
-@dataclass(frozen=True)
-class NpzReader(_MatrixFiles):
-    """SciPy's files of CSR matrices; labels are an array of the same file, or a ``.npy`` beside it."""
-
-    @cached_property
-    def n_columns(self) -> int | None:
-        return max(n_columns for _, n_columns in self._shapes.values())
-
-    @cached_property
-    def compressed_bytes(self) -> int:  # type: ignore[override]
-        """Bytes of the largest file's compressed arrays."""
-        sizes = []
-        for path in self.paths:
-            with self._open(path) as archive:
-                stored = zipfile.ZIP_STORED
-                sizes.append(
-                    sum(found.file_size for found in archive.infolist() if found.compress_type != stored)
-                )
-        return max(sizes)
-
-    def _open(self, path: str) -> zipfile.ZipFile:
-        with _refusing_damage(path):
-            return zipfile.ZipFile(path)
-
-    def _array(self, path: str, name: str, most_elements: int | None = None) -> _Array:
+    def _array(self, name: str, most_elements: int | None = None) -> _Array:
         """Open an array; of a compressed one, read all or the first `most_elements`."""
-        told = f"{path}, array {name!r}"
-        with self._open(path) as archive, _refusing_damage(told), archive.open(f"{name}.npy") as member:
+        path, told = self._path, f"{self._path}, array {name!r}"
+        with self._open() as archive, _refusing_damage(told), archive.open(f"{name}.npy") as member:
             array = _open_array(member, path, told)
             info = archive.getinfo(f"{name}.npy")
             if info.compress_type != zipfile.ZIP_STORED:
@@ -165,162 +126,155 @@ class NpzReader(_MatrixFiles):
                 offset=info.header_offset + _LOCAL_HEADER.size + sum(lengths) + array.offset
             )
 
-    @cached_property
-    def _shapes(self) -> dict[str, tuple[int, int]]:
-        """Rows and columns of each file, whose checksums are compared first."""
-        return {path: self._checked_shape(path) for path in self.paths}
-
-    def _checked_shape(self, path: str) -> tuple[int, int]:
-        names = self._names(path)
-        for name in names:
-            told = f"{path}, array {name!r}"
-            with self._open(path) as archive, _refusing_damage(told), archive.open(f"{name}.npy") as member:
+    def shape(self) -> tuple[int, int]:
+        """Read rows and columns, once the checksums of all arrays were compared."""
+        for name in self._names:
+            told = f"{self._path}, array {name!r}"
+            with self._open() as archive, _refusing_damage(told), archive.open(f"{name}.npy") as member:
                 while member.read(_CHECKED_BYTES):
                     pass
         kind = "csr"
-        if "format" in names:
-            found = self._array(path, "format", 1).read(0, 1).tolist()[0]
+        if "format" in self._names:
+            found = self._array("format", 1).read(0, 1).tolist()[0]
             kind = found.decode(errors="replace") if isinstance(found, bytes) else str(found)
-        lacking = {"data", "indices", "indptr", "shape"} - set(names)
+        lacking = {"data", "indices", "indptr", "shape"} - set(self._names)
         if kind != "csr" or lacking:
-            shown = f"a matrix in {kind}" if kind != "csr" else ", ".join(names[:10]) or "nothing"
+            shown = f"a matrix in {kind}" if kind != "csr" else ", ".join(self._names[:10]) or "nothing"
             raise DataError(
-                f"{path}: expected a sparse matrix in CSR as scipy.sparse.save_npz writes it, found {shown}; "
+                f"{self._path}: expected a sparse matrix in CSR as scipy.sparse.save_npz writes it, found {shown}; "
                 "convert it with .tocsr()"
             )
-        n_rows, n_columns = self._array(path, "shape", 2).read(0, 2).tolist()
+        n_rows, n_columns = self._array("shape", 2).read(0, 2).tolist()
         return int(n_rows), int(n_columns)
 
-    def _names(self, path: str) -> list[str]:
-        with self._open(path) as archive:
-            return [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
-
-    def whole(self) -> list[RowRange]:
-        return [
-            RowRange(path, 0, n_rows, os.path.getsize(path)) for path, (n_rows, _) in self._shapes.items()
-        ]
-
-    def label_dtype(self) -> np.dtype | None:
-        """Type of the labels; None where there are none."""
-        labels = self._labels(self.paths[0], 0)
-        return None if labels is None else labels.dtype
-
-    def _labels(self, path: str, most_elements: int | None = None) -> _Array | None:
-        if self.label.endswith(".npy"):
-            return _open_npy(self.label)
-        names = self._names(path)
-        name = self.label or next((name for name in _LABELS if name in names), "")
-        if name in names:
-            return self._array(path, name, most_elements)
-        if self.needs_label:
-            raise UsageError(
-                f"{path}: expected labels, found the arrays {', '.join(names)}; give --label, an array of the file or a .npy"
-            )
-        return None
-
-    def blocks(self, pieces: Sequence[RowRange]) -> Iterator[MatrixBlock]:
-        for piece in pieces:
-            arrays = [self._array(piece.path, name) for name in ("indptr", "indices", "data")]
-            yield from self._read(piece, *arrays, labels=self._labels(piece.path))
-
-    def _read(
-        self, piece: RowRange, indptr: _Array, indices: _Array, data: _Array, *, labels: _Array | None
-    ) -> Iterator[MatrixBlock]:
+    def read(self, start: int, stop: int, width: int, batch_bytes: int) -> Iterator[tuple[int, Any]]:
+        """Yield rows, some at a time, each time with the number of the first."""
+        indptr, indices, data = (self._array(name) for name in ("indptr", "indices", "data"))
         entry_bytes = indices.dtype.itemsize + data.dtype.itemsize
-        most = max(self.batch_bytes // 4 // (entry_bytes + 16), 1)
-        most_rows = max(self.batch_bytes // 64, 1)
-        start = piece.start
-        while start < piece.stop:
-            ends = indptr.read(start, min(start + most_rows, piece.stop) + 1).astype(np.int64)
+        most = max(batch_bytes // 4 // (entry_bytes + 16), 1)
+        most_rows = max(batch_bytes // 64, 1)
+        while start < stop:
+            ends = indptr.read(start, min(start + most_rows, stop) + 1).astype(np.int64)
             if (np.diff(ends) < 0).any() or ends[0] < 0 or (ends[0] and not start):
                 raise DataError(
                     f"{indptr.name}: expected it to begin at 0 and not to descend, found it does not; get it again"
                 )
             n_rows = max(int(np.searchsorted(ends, ends[0] + most, side="right")) - 1, 1)
             first, last = int(ends[0]), int(ends[n_rows])
-            if (last - first) * entry_bytes > self.batch_bytes:
+            if (last - first) * entry_bytes > batch_bytes:
                 raise DataError(
-                    f"{piece.path}, row {start + 1}: expected rows of at most {format_size(self.batch_bytes)} under this "
+                    f"{self._path}, row {start + 1}: expected rows of at most {format_size(batch_bytes)} under this "
                     "memory budget, found a longer one; give a larger --memory"
                 )
-            label = None if labels is None else labels.read(start, start + n_rows)
             entries = indices.read(first, last), data.read(first, last)
-            yield MatrixBlock(
-                locator(piece.path, start), label, None, None, ends[: n_rows + 1] - first, *entries
-            )
+            yield start, Csr(ends[: n_rows + 1] - first, *entries, width)
             start += n_rows
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# npy
+class _Npy:
+    """A dense matrix of NumPy's; labels are a column of it, by its number, or another ``.npy``."""
 
+    compressed_bytes = 0
 
-@dataclass(frozen=True)
-class NpyReader(_MatrixFiles):
-    """NumPy's files of dense matrices; labels are a column of it, by its number, or another ``.npy``."""
-
-    def _array(self, path: str) -> _Array:
-        found = _open_npy(path)
+    def __init__(self, path: str, label: str, needs_label: bool) -> None:
+        self._array, self._label = _open_npy(path), label
+        found = self._array
         if len(found.shape) != 2 or found.dtype.kind not in "biuf" or (found.fortran and found.shape[0] > 1):
             layout = "Fortran's order" if found.fortran else f"shape {found.shape} of {found.dtype}"
             raise DataError(
                 f"{path}: expected a matrix of numbers, row after row, found {layout}; save np.ascontiguousarray of it"
             )
-        return found
+        self._column = (
+            int(label) if label.lstrip("-").isdigit() else None
+        )  # from the end where it is negative
+        expected = "the number of a column (-1 is the last) or a .npy"
+        if not label and needs_label:
+            raise UsageError(f"{path}: expected labels; give --label, {expected}")
+        if label and self._column is None and not os.path.isfile(label):
+            raise UsageError(f"{path}: expected as --label {expected}, found {label!r}; check the name")
 
-    @property
-    def _column(self) -> int | None:
-        """The number of the column of labels, from the end where it is negative."""
-        return int(self.label) if self.label.lstrip("-").isdigit() else None
+    def labels(self, most_elements: int | None = None) -> _Array | None:
+        if self._column is not None:
+            return self._array
+        return _open_npy(self._label) if self._label else None
+
+    def shape(self) -> tuple[int, int]:
+        n_rows, n_columns = self._array.shape
+        return n_rows, n_columns - (self._column is not None)
+
+    def read(self, start: int, stop: int, width: int, batch_bytes: int) -> Iterator[tuple[int, Any]]:
+        """Yield rows, some at a time, each time with the number of the first; a column of labels is among them."""
+        n_columns = self._array.shape[1]
+        step = max(batch_bytes // 4 // max(n_columns * self._array.dtype.itemsize, 1), 1)
+        for first in range(start, stop, step):
+            end = min(first + step, stop)
+            yield first, self._array.read(first * n_columns, end * n_columns).reshape(-1, n_columns)
+
+
+@dataclass(frozen=True)
+class MatrixReader(Reader):
+    """Matrices in files of one format, with their labels."""
+
+    paths: list[str]
+    label: str
+    reading: Reading
+    sparse: bool
 
     @cached_property
-    def n_columns(self) -> int | None:
-        return max(self._array(path).shape[1] for path in self.paths) - (self._column is not None)
+    def _files(self) -> dict[str, _Npz | _Npy]:
+        kind = _Npz if self.sparse else _Npy
+        return {path: kind(path, self.label, self.reading.needs_label) for path in self.paths}
 
-    def whole(self) -> list[RowRange]:
-        return [RowRange(path, 0, self._array(path).shape[0], os.path.getsize(path)) for path in self.paths]
+    @cached_property
+    def _shapes(self) -> dict[str, tuple[int, int]]:
+        return {path: file.shape() for path, file in self._files.items()}
 
-    def label_dtype(self) -> np.dtype | None:
-        """Type of the labels; None where there are none."""
-        if self._column is not None:
-            return self._array(self.paths[0]).dtype
-        if not self.label:
-            if self.needs_label:
-                raise UsageError(
-                    f"{self.paths[0]}: expected labels; give --label, the number of a column (-1 is the last) or a .npy"
-                )
-            return None
-        if not os.path.isfile(self.label):
-            raise UsageError(
-                f"{self.paths[0]}: expected as --label the number of a column (-1 is the last) or a .npy, found "
-                f"{self.label!r}; check the name"
-            )
-        return _open_npy(self.label).dtype
+    def names_labels(self) -> bool:
+        """Tell if labels are strings."""
+        labels = self._files[self.paths[0]].labels(0)
+        return labels is not None and labels.dtype.kind in "US"
 
-    def blocks(self, pieces: Sequence[RowRange]) -> Iterator[MatrixBlock]:
+    def held_bytes(self, types: Mapping[str, str]) -> int:
+        """Bytes of the largest file's compressed arrays, in memory while it is read."""
+        return max(file.compressed_bytes for file in self._files.values())
+
+    def whole(self) -> list[FilePart]:
+        return [
+            FilePart(path, 0, n_rows, os.path.getsize(path)) for path, (n_rows, _) in self._shapes.items()
+        ]
+
+    def pieces(self, n_tasks: int) -> list[FilePart]:
+        found = []
+        for path, _, n_rows, n_bytes in self.whole():
+            assert n_rows is not None
+            n_ranges = 1 if self._files[path].compressed_bytes else min(n_tasks, max(n_rows, 1))
+            ends = np.linspace(0, n_rows, n_ranges + 1).astype(np.int64).tolist()
+            row_bytes = n_bytes / max(n_rows, 1)
+            found += [
+                FilePart(path, start, stop, int((stop - start) * row_bytes)) for start, stop in pairwise(ends)
+            ]
+        return found
+
+    def count(self, piece: FilePart) -> Counted:
+        assert piece.stop is not None
+        return Counted(piece.stop - piece.start, piece.stop - piece.start)
+
+    def blocks(
+        self, pieces: Sequence[FilePart], first_line: int, types: Mapping[str, str]
+    ) -> Iterator[Block]:
+        width = max(n_columns for _, n_columns in self._shapes.values())
         for piece in pieces:
-            array = self._array(piece.path)
-            labels = self._label_file()
-            n_columns = array.shape[1]
-            step = max(self.batch_bytes // 4 // max(n_columns * array.dtype.itemsize, 1), 1)
-            for start in range(piece.start, piece.stop, step):
-                stop = min(start + step, piece.stop)
-                values = array.read(start * n_columns, stop * n_columns)
-                values = values.reshape(stop - start, n_columns)
-                label = None if labels is None else labels.read(start, stop)
-                if self._column is not None:
-                    label = values[:, self._column].copy()
-                    values = np.delete(values, self._column, axis=1)
-                yield MatrixBlock(locator(piece.path, start), label, None, values)
-
-    def _label_file(self) -> _Array | None:
-        if self._column is not None or not self.label:
-            return None
-        if len(self.paths) > 1:
-            raise UsageError(
-                "--label: expected one .npy of labels for one matrix, found several matrices; join them"
-            )
-        return _open_npy(self.label)
+            file, labels = self._files[piece.path], self._files[piece.path].labels()
+            column = None if self.sparse or not self.label.lstrip("-").isdigit() else int(self.label)
+            assert piece.stop is not None
+            with closing(file.read(piece.start, piece.stop, width, self.reading.batch_bytes)) as parts:  # type: ignore[type-var]
+                for start, rows in parts:
+                    label = None
+                    if column is not None:
+                        label, rows = rows[:, column].copy(), np.delete(rows, column, axis=1)
+                    elif labels is not None:
+                        label = labels.read(start, start + rows.shape[0])
+                    yield Block(locator(piece.path, start), rows, label=label)
 
 
 def open_matrices(paths: list[str], format: str, reading: Reading, options: TableOptions) -> Source:
@@ -329,14 +283,9 @@ def open_matrices(paths: list[str], format: str, reading: Reading, options: Tabl
         raise UsageError(
             f"{', '.join(given)}: expected a table with named columns, found {format} in {paths[0]}"
         )
-    reader: Any = (NpzReader if format == "npz" else NpyReader)(
-        paths, options.label, reading.batch_bytes, reading.needs_label
-    )
-    dtype = reader.label_dtype()
     if options.label.endswith(".npy") and len(paths) > 1:
         raise UsageError(
             "--label: expected one .npy of labels for one matrix, found several matrices; join them"
         )
-    names_labels = dtype is not None and dtype.kind in "US"
-    more = {"sparse": format == "npz", "held_bytes": reader.compressed_bytes}
-    return open_matrix(reader, reading, names_labels=names_labels, **more)
+    reader = MatrixReader(paths, options.label, reading, format == "npz")
+    return open_matrix(reader, reading, sparse=reader.sparse, names_labels=reader.names_labels())

@@ -38,9 +38,8 @@ class Reading:
     max_line_bytes: int | None = None  # for which a block may grow
     decoder_bytes: int = DECODER_BYTES  # for decompression
     batch_bytes: int = 64 << 20  # of tables, decoded
-    index_base: int | None = (
-        None  # the least index allowed; None allows 0, `Counts.zero_index` tells if it occurs
-    )
+    # the least index allowed; None allows 0, `Counts.zero_index` tells if it occurs
+    index_base: int | None = None
     n_features: int | None = None  # indices are below ``n_features + index_base``; no base counts as 1
     ignore_beyond: bool = False  # pass over entries beyond the width, and count them, rather than refuse them
     needs_label: bool = True  # else a row of text may begin with an entry; a missing label is NaN
@@ -49,9 +48,8 @@ class Reading:
     class_names: tuple[str, ...] = ()
     of_numbers: bool = False  # labels must be numbers, as in the data to match, or as targets
     label_word: str = "label"  # or target, in messages
-    threaded: bool = (
-        False  # Arrow's threads decode columns of tables: where no other process wants the processors
-    )
+    # Arrow's threads decode columns of tables: where no other process wants the processors
+    threaded: bool = False
 
     @property
     def width_end(self) -> int:
@@ -60,9 +58,14 @@ class Reading:
             return MAX_INDEX + 1
         return self.n_features + (1 if self.index_base is None else self.index_base)
 
+    @property
+    def of_text(self) -> tuple[int, int | None, int]:
+        """Arguments of `byte_sources.read_blocks`."""
+        return self.block_bytes, self.max_line_bytes, self.decoder_bytes
+
 
 class FilePart(NamedTuple):
-    """Row groups, or record batches, of a file; all of it where `stop` is None."""
+    """Row groups, record batches or rows of a file; all of it where `stop` is None."""
 
     path: str
     start: int = 0
@@ -76,6 +79,47 @@ class Counted(NamedTuple):
     n_rows: int
     n_lines: int
     whole: bool = True
+
+
+class Block(NamedTuple):
+    """Some rows of a table or a matrix; `message` describes the location of a row, by its number in the block.
+
+    `content` is a record batch of Arrow's, a dense array, or has the shape and the arrays of SciPy's CSR. Labels and
+    weights of a table are columns of it.
+    """
+
+    message: Callable[[int], str]
+    content: Any
+    bytes_read: int = 0
+    label: np.ndarray | None = None
+    weight: np.ndarray | None = None
+
+    @property
+    def n_rows(self) -> int:
+        return int(self.content.shape[0])
+
+    def column(self, name: str, given: np.ndarray | None) -> Any:
+        """Return the column `name` of a table, None where it lacks; of a matrix, whose columns have no names, `given`."""
+        if not name:
+            return given
+        return self.content.column(name) if name in self.content.schema.names else None
+
+    def place(self, row: int, name: str) -> str:
+        """Describe where the value of a row in a column is."""
+        return f"{self.message(row)}: column {name!r}" if name else self.message(row)
+
+
+class Csr(NamedTuple):
+    """Sparse rows, as SciPy's matrices have them."""
+
+    indptr: np.ndarray
+    indices: np.ndarray
+    data: np.ndarray
+    n_columns: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.indptr.size - 1, self.n_columns
 
 
 class Reader:
@@ -121,6 +165,7 @@ class TextReader(Reader):
     is_text = True
 
     paths: list[str]
+    reading: Reading
     head: bytes = field(default=b"", kw_only=True)  # of standard input, read already
 
     def expected_bytes(self, pieces: Sequence[ByteRange]) -> int | None:
@@ -147,7 +192,6 @@ class Source:
     grows: bool = False  # strings that occur become features
     names_labels: bool = False
     class_names: tuple[str, ...] = ()  # known beforehand
-    label_word: str = "label"  # in messages
     weighted: bool = False  # rows come with weights
     of_indices: bool = True  # features are numbered by indices in the data
     held_bytes: int = 0  # that reading holds all the time, besides blocks and batches

@@ -27,16 +27,9 @@ from ..dataset.parquet import parquet_file
 from ..dataset.text_numbers import NULLS
 from ..kernels import tables as kernels
 from .arrow_messages import BatchSize, batch_size, block_size, footer_blocks
-from .byte_sources import (
-    DECODER_BYTES,
-    ByteBlock,
-    ByteRange,
-    display_name,
-    read_blocks,
-    read_head,
-)
-from .sources import Counted, FilePart, Reader, TextReader, locator, refusing_damage
-from .table_rows import TableBatch, column_types, distinct_names
+from .byte_sources import ByteBlock, ByteRange, display_name, read_blocks, read_head
+from .sources import Block, Counted, FilePart, Reader, TextReader, locator, refusing_damage
+from .table_columns import column_types, distinct_names
 
 SAMPLE_BYTES = 1 << 20
 """First bytes of delimited text, from which the columns' types are inferred."""
@@ -65,16 +58,11 @@ class CsvReader(TextReader):
     """Delimited text with a line of names; a newline between quotes is part of a value."""
 
     delimiter: str = ","
-    block_bytes: int = 1 << 20
-    max_line_bytes: int | None = None
-    decoder_bytes: int = DECODER_BYTES
-    threaded: bool = False
     decimal: str = "."
 
     def count(self, piece: ByteRange) -> Counted:
         n_rows, n_lines, quoted = 0, 0, False
-        blocks = read_blocks([piece], self.block_bytes, self.max_line_bytes, self.decoder_bytes)
-        with closing(blocks):
+        with closing(read_blocks([piece], *self.reading.of_text)) as blocks:
             for block in blocks:
                 # a newline between quotes ends a block too: a quote more changes what is a record from there on
                 rows, lines, odd = kernels.count_records(block.as_array(), block.start, block.stop, _QUOTE)
@@ -82,20 +70,25 @@ class CsvReader(TextReader):
         return Counted(max(n_rows - (piece.start == 0), 0), n_lines, not quoted)
 
     def types(self) -> dict[str, str]:
-        sample, text = read_head(self.all_of(self.paths[0]), SAMPLE_BYTES, self.decoder_bytes)
-        is_cut = max(len(sample), len(text)) >= SAMPLE_BYTES
+        path = self.paths[0]
+        text, is_cut = self._sample(path)
         end = _last_record_end(bytearray(text), len(text)) if is_cut else len(text)
-        names, start = self._header(self.paths[0])
-        if not text[start : end or len(text)].strip():
+        names, start = self._header(path)
+        rows = text[start : end or len(text)]
+        if not rows.strip():
             return dict.fromkeys(names, "nothing")
-        buffer = pa.py_buffer(text[start : end or len(text)])
-        table = self._read(buffer, names, names, {}, _at_lines(display_name(self.paths[0]), 1))
+        table = self._read(pa.py_buffer(rows), names, names, {}, _at_lines(display_name(path), 1))
         types = column_types(table.schema, "")
         return {name: "text not in UTF-8" if kind == "binary" else kind for name, kind in types.items()}
 
+    def _sample(self, path: str) -> tuple[bytes, bool]:
+        """Read the first bytes of text; tells if there are more."""
+        sample, text = read_head(self.all_of(path), SAMPLE_BYTES, self.reading.decoder_bytes)
+        return text, max(len(sample), len(text)) >= SAMPLE_BYTES
+
     def _header(self, path: str) -> tuple[list[str], int]:
         """Return the names in the first line, and its end."""
-        _, text = read_head(self.all_of(path), SAMPLE_BYTES, self.decoder_bytes)
+        text, _ = self._sample(path)
         first = 3 if text.startswith(b"\xef\xbb\xbf") else 0
         while text[first : first + 1] in (b"\n", b"\r"):
             first += 1
@@ -122,45 +115,44 @@ class CsvReader(TextReader):
             )
         return distinct_names(found, f"{name}:1"), min(end + 1, len(text))
 
-    def batches(
+    def blocks(
         self, pieces: Sequence[ByteRange], first_line: int, types: dict[str, str]
-    ) -> Generator[TableBatch, None, None]:
+    ) -> Generator[Block, None, None]:
+        arrow = {"number": pa.float64(), "nothing": pa.float64()}
+        wanted = {name: arrow.get(kind, pa.large_string()) for name, kind in types.items()}
         read_before = 0
         for piece in pieces:
             names, header_end = self._header(piece.path)
-            arrow = {"number": pa.float64(), "nothing": pa.float64()}
-            wanted = {name: arrow.get(kind, pa.large_string()) for name, kind in types.items()}
-            present = set(names)
-            chosen = [name for name in wanted if name in present]
+            chosen = [name for name in wanted if name in set(names)]
             line = first_line if piece is pieces[0] else 0
-            blocks = read_blocks(
-                [piece], self.block_bytes, self.max_line_bytes, self.decoder_bytes, _last_record_end
-            )
-            with closing(blocks):
-                for block in blocks:
-                    start = max(header_end, block.start) if block.first else block.start
-                    skipped = block.first and 1
-                    message = _at_lines(block.name, line + skipped)
-                    n_lines = int(np.count_nonzero(block.as_array()[block.start : block.stop] == 0x0A))
-                    if table := self._block(block, start, names, chosen, wanted, message):
-                        for batch in table.to_batches(max_chunksize=_MOST_BATCH_ROWS):
-                            yield TableBatch(batch, read_before + block.bytes_read, message)
-                            message = _at_lines(block.name, line + skipped + batch.num_rows)
-                    line += n_lines
+            with closing(read_blocks([piece], *self.reading.of_text, _last_record_end)) as texts:
+                for text in texts:
+                    start = max(header_end, text.start) if text.first else text.start
+                    first = line + (text.first and 1)
+                    for batch in self._batches(
+                        text, start, names, chosen, wanted, _at_lines(text.name, first)
+                    ):
+                        message = _at_lines(text.name, first)
+                        yield Block(message, batch, read_before + text.bytes_read)
+                        first += batch.num_rows
+                    line += int(np.count_nonzero(text.as_array()[text.start : text.stop] == 0x0A))
             read_before += piece.n_bytes if piece.path != "-" else 0
 
-    def _block(self, block: ByteBlock, start: int, *columns: Any) -> Any:
-        view = memoryview(block.buffer)[start : block.stop]
+    def _batches(self, text: ByteBlock, start: int, *columns: Any) -> list[Any]:
+        view = memoryview(text.buffer)[start : text.stop]
         if len(view) < 3 and not bytes(view).strip():
-            return None
-        return self._read(pa.py_buffer(view), *columns)
+            return []
+        batches: list[Any] = self._read(pa.py_buffer(view), *columns).to_batches(
+            max_chunksize=_MOST_BATCH_ROWS
+        )
+        return batches
 
     def _read(
         self, buffer: Any, names: list[str], chosen: list[str], types: dict[str, Any], message: Any
     ) -> Any:
         """Read the columns `chosen` from text without its line of names, some at a time: each takes Arrow 15 kB."""
         read = csv.ReadOptions(
-            use_threads=self.threaded, column_names=names, block_size=min(buffer.size + 1, 2**31 - 1)
+            use_threads=self.reading.threaded, column_names=names, block_size=min(buffer.size + 1, 2**31 - 1)
         )
         parse = csv.ParseOptions(delimiter=self.delimiter)
         columns: list[Any] = []
@@ -177,8 +169,9 @@ class CsvReader(TextReader):
                 )
                 columns += csv.read_csv(pa.BufferReader(buffer), read, parse, convert).columns
         except pa.ArrowInvalid as error:
-            if self.threaded:  # Arrow's threads do not tell the row
-                return replace(self, threaded=False)._read(buffer, names, chosen, types, message)
+            if self.reading.threaded:  # Arrow's threads do not tell the row
+                alone = replace(self, reading=replace(self.reading, threaded=False))
+                return alone._read(buffer, names, chosen, types, message)
             raise DataError(_csv_complaint(str(error), names, message)) from None
         return pa.Table.from_arrays(columns, chosen)
 
@@ -302,9 +295,9 @@ class ParquetReader(_WholeFiles):
             types.setdefault(key, "number" if numeric else "string")
         return types
 
-    def batches(
+    def blocks(
         self, pieces: Sequence[FilePart], first_line: int, types: dict[str, str]
-    ) -> Generator[TableBatch, None, None]:
+    ) -> Generator[Block, None, None]:
         read_before = 0
         for piece in pieces:
             metadata = self._metadata[piece.path]
@@ -312,7 +305,7 @@ class ParquetReader(_WholeFiles):
             before = sum(metadata.row_group(group).num_rows for group in range(groups.start))
             for columns in self._read(piece.path, groups, types):
                 columns = self._with_partitions(piece.path, columns, types)
-                yield TableBatch(columns, read_before, locator(piece.path, before))
+                yield Block(locator(piece.path, before), columns, read_before)
                 before += columns.num_rows
             read_before += piece.n_bytes
 
@@ -458,9 +451,9 @@ class ArrowReader(_WholeFiles):
             schema = file.schema
         return column_types(schema, path)
 
-    def batches(
+    def blocks(
         self, pieces: Sequence[FilePart], first_line: int, types: dict[str, str]
-    ) -> Generator[TableBatch, None, None]:
+    ) -> Generator[Block, None, None]:
         read_before = 0
         for piece in pieces:
             before = first_line if piece is pieces[0] else 0
@@ -474,7 +467,7 @@ class ArrowReader(_WholeFiles):
                     for start in range(0, columns.num_rows, rows):
                         part = columns.slice(start, rows)
                         part.validate(full=True)  # pyarrow follows offsets out of a damaged file into a crash
-                        yield TableBatch(part, read_before, locator(piece.path, before + start))
+                        yield Block(locator(piece.path, before + start), part, read_before)
                         file.forget()
                     before += batch.num_rows
             read_before += piece.n_bytes

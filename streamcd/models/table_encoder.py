@@ -175,13 +175,13 @@ class TableEncoder:
                 self._table.number(number, categories.slice(start, stop), np.empty(0, np.bool_), True, "")
 
     @property
-    def n_codes(self) -> int:
-        """Number of codes so far, without those of a sparse column."""
-        return (
-            self._n_static + self.encoding.n_buckets + self._table.size
-            if self._grows
-            else self.encoding.sparse_start
-        )
+    def largest_index(self) -> int:
+        """The largest code so far."""
+        if self.encoding.sparse is not None:
+            return int(self.state[kernels.MAX_INDEX]) + self.sparse_start
+        if self._grows:
+            return self._n_static + self.encoding.n_buckets + self._table.size - 1
+        return self.encoding.sparse_start - 1
 
     @property
     def sparse_start(self) -> int:

@@ -1,0 +1,289 @@
+"""Rows of tables and matrices: blocks of columns, or of entries, encoded as rows of features with labels and weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ..core.errors import DataError
+from ..core.threads import ahead
+from ..dataset.arrow_columns import (
+    Strings,
+    arrow_strings,
+    dictionary_of,
+    numbers_of,
+    strings_of,
+    type_name,
+)
+from ..kernels import tables as kernels
+from ..models.table_encoder import (
+    BLOCK_CELLS,
+    EncodedRows,
+    StringTable,
+    TableEncoder,
+    describe_refusal,
+    sorted_rows,
+)
+from ..solvers.problem import LEAST_WEIGHT
+from .numbering import TaskDictionary
+from .rows import Counts, RowBatch, Rows, are_weights, count_decimals
+from .sources import Block, Reader, Reading, Source
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodedSource(Source):
+    """Rows of a table, whose columns are encoded, or of a matrix, whose columns are the indices from `first_index` on.
+
+    `table_types` gives the types of the columns to read of a table. With `grows`, categories are numbered in order of
+    appearance; else they are the encoding's. The reader has `blocks`, which reads pieces as `Block`.
+    """
+
+    reading: Reading
+    table_types: dict[str, str] = field(default_factory=dict)
+
+    def encoder(self, dictionary: TaskDictionary | None) -> TableEncoder | MatrixEncoder:
+        """Make the encoder of a task."""
+        reading, least = self.reading, self.reading.index_base or 0
+        if self.encoding is None:
+            return MatrixEncoder(reading)
+        grown = dictionary.categories if dictionary is not None and self.grows else None
+        end = reading.width_end - (0 if reading.encoding is None else reading.encoding.sparse_start)
+        encoder = TableEncoder(self.encoding, reading.value_dtype, grown, least, end, reading.ignore_beyond)
+        if dictionary is not None:
+            dictionary.collisions, dictionary.samples = encoder.collisions, encoder.samples
+        return encoder
+
+    def parse(
+        self, pieces: Sequence[Any], first_row: int, first_line: int, dictionary: TaskDictionary | None
+    ) -> Iterator[RowBatch]:
+        encoder, labels, counts = self.encoder(dictionary), _Labels(self, dictionary), Counts()
+        blocks = self.reader.blocks(pieces, first_line, self.table_types)
+        for block in blocks if self.in_memory else ahead(blocks):
+            encoder.message = block.message
+            label, weight = labels.of(block), self._weights(block)
+            for found in encoder.encode(block.content):
+                n_rows = found.indptr.size - 1
+                mine = slice(found.start, found.start + n_rows)
+                start = first_row + counts.n_rows
+                counts.n_rows += n_rows
+                counts.n_entries += found.feature.size
+                _take_counts(counts, encoder, block)
+                counts.n_decimal_labels = labels.n_decimal
+                source_row = np.arange(start, start + n_rows)
+                weights = None if weight is None else weight[mine]
+                rows = Rows(source_row, label[mine], weights, found.indptr, found.feature, found.value)
+                yield RowBatch(rows, block.bytes_read, counts)
+
+    def _weights(self, block: Block) -> np.ndarray | None:
+        if not self.weighted:
+            return None
+        name = "" if self.encoding is None else self.encoding.weight
+        given = block.column(name, block.weight)
+        if not _are_numbers(given) or len(given) != block.n_rows:
+            raise DataError(
+                f"{block.place(0, name)}: expected numbers as weights, one a row, found {_kind(given)}; "
+                "check --weight-column"
+            )
+        weight = _numbers(given)
+        bad = np.flatnonzero(~are_weights(weight))
+        if bad.size:
+            raise DataError(
+                f"{block.place(int(bad[0]), name)}: expected a weight, 0 or from {LEAST_WEIGHT:g} to "
+                f"{1 / LEAST_WEIGHT:g}, found {_shown(given, int(bad[0]))}; correct the row"
+            )
+        return weight
+
+
+def _take_counts(counts: Counts, encoder: TableEncoder | MatrixEncoder, block: Block) -> None:
+    state, largest = encoder.state, encoder.largest_index
+    counts.n_explicit_zeros, counts.n_underflows = int(state[kernels.ZEROS]), int(state[kernels.UNDERFLOWS])
+    counts.n_ignored, counts.n_unseen = int(state[kernels.IGNORED]), int(state[kernels.UNSEEN])
+    counts.zero_index = counts.zero_index or bool(state[kernels.ZERO_INDEX])
+    if largest > counts.max_index:
+        counts.max_index, counts.max_location = largest, block.message(int(state[kernels.MAX_ROW]))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Labels and weights, as arrays of Arrow's or numpy's
+
+
+def _are_numbers(given: Any) -> bool:
+    return (
+        type_name(given.type) in ("number", "nothing")
+        if isinstance(given, pa.Array)
+        else given.dtype.kind in "biuf"
+    )
+
+
+def _numbers(given: Any) -> np.ndarray:
+    found = numbers_of(given) if isinstance(given, pa.Array) else given
+    return found.astype(np.float64) + 0.0  # -0 is 0
+
+
+def _kind(given: Any) -> str:
+    if isinstance(given, pa.Array):
+        return str(given.type)
+    return f"an array of shape {given.shape} of {given.dtype}"
+
+
+def _shown(given: Any, row: int) -> Any:
+    return given[row].as_py() if isinstance(given, pa.Array) else given[row]
+
+
+class _Labels:
+    """Labels of blocks as numbers: as they are, or the codes of names."""
+
+    def __init__(self, source: EncodedSource, dictionary: TaskDictionary | None) -> None:
+        self._source, self.n_decimal = source, 0
+        self._name = "" if source.encoding is None else source.encoding.label
+        self._table = StringTable() if dictionary is None else dictionary.labels
+        self._dictionary: tuple[Any, np.ndarray] | None = None  # the last one, and its codes
+        self._adds = dictionary is not None
+        if not self._adds and source.class_names:
+            self._number(*strings_of(arrow_strings(source.class_names)), adds=True)
+
+    def of(self, block: Block) -> np.ndarray:
+        """Return the labels of a block's rows; NaN where they are missing and may be."""
+        given, reading = block.column(self._name, block.label), self._source.reading
+        word = reading.label_word
+        if given is None:
+            if reading.needs_label:
+                raise DataError(f"{block.message(0)}: expected {word}s, found none; see --{word}")
+            return np.full(block.n_rows, np.nan)
+        if len(given) != block.n_rows or getattr(given, "ndim", 1) != 1:
+            raise DataError(
+                f"{block.message(0)}: expected a {word} for each of {block.n_rows:,} rows, found {_kind(given)}"
+            )
+        if self._source.names_labels:
+            label = self._names(given)
+        elif _are_numbers(given):
+            label = _numbers(given)
+        else:
+            raise DataError(
+                f"{block.place(0, self._name)}: expected numbers as {word}s, found {_kind(given)}"
+            )
+        bad = np.flatnonzero(~np.isfinite(label) & (np.isinf(label) | reading.needs_label))
+        if bad.size:
+            row = int(bad[0])
+            raise DataError(
+                f"{block.place(row, self._name)}: expected a {word}, found {_shown(given, row)}; correct or remove the row"
+            )
+        if not self._source.names_labels:
+            self.n_decimal += count_decimals(label)
+        return label
+
+    def _names(self, given: Any) -> np.ndarray:
+        if not isinstance(given, pa.Array):
+            names, places = np.unique(given.astype(str), return_inverse=True)
+            return self._number(*strings_of(arrow_strings(names.tolist())), adds=self._adds)[places]
+        found = dictionary_of(given)
+        if found is None:
+            return self._number(*strings_of(given), adds=self._adds)
+        values, places = found
+        if self._dictionary is None or not self._dictionary[0].equals(values):
+            self._dictionary = values, np.append(self._number(*strings_of(values), adds=self._adds), np.nan)
+        label = np.empty(len(places))
+        kernels.take_codes(self._dictionary[1], places, label)
+        return label
+
+    def _number(self, strings: Strings, valid: np.ndarray, adds: bool) -> np.ndarray:
+        codes = self._table.number(0, strings, valid, adds, self._name or "label")
+        label = codes.astype(np.float64)
+        label[codes == kernels.MISSING] = np.nan
+        label[codes == kernels.UNKNOWN] = len(self._source.class_names)  # one number for all unknown ones
+        return label
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Matrices
+
+
+class MatrixEncoder:
+    """Encoder of matrices, whose columns are indices; see `kernels.tables` for `state`."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._dtype, self._first_index = np.dtype(reading.value_dtype), reading.index_base or 0
+        self._end, self._ignore = reading.width_end - self._first_index, reading.ignore_beyond
+        self._width = 0
+        self.message = str
+        self.state = np.zeros(kernels.N_STATE, np.int64)
+        self.state[kernels.MAX_INDEX], self.state[kernels.ZERO_INDEX] = -1, not self._first_index
+
+    @property
+    def largest_index(self) -> int:
+        """Index of the last column, also where it is one of zeros."""
+        return max(int(self.state[kernels.MAX_INDEX]), self._width - 1) + self._first_index
+
+    def encode(self, matrix: Any) -> Iterator[EncodedRows]:
+        """Make rows of a dense matrix, or of one in CSR, some at a time."""
+        self._width = max(self._width, matrix.shape[1])
+        n_rows, start = matrix.shape[0], 0
+        while start < n_rows:
+            if isinstance(matrix, np.ndarray):
+                stop = start + BLOCK_CELLS // max(matrix.shape[1], 1)
+            else:
+                most = matrix.indptr[start] + BLOCK_CELLS
+                stop = min(int(np.searchsorted(matrix.indptr, most, side="right")) - 1, start + BLOCK_CELLS)
+            stop = min(max(stop, start + 1), n_rows)
+            indptr, index, value = self._rows(matrix, start, stop)
+            index = index[: indptr[-1]]
+            index += self._first_index
+            yield EncodedRows(start, indptr, index, value[: indptr[-1]])
+            start = stop
+
+    def _rows(self, matrix: Any, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        limits: tuple[Any, ...]
+        if isinstance(matrix, np.ndarray):
+            given: tuple[Any, ...] = (_native(matrix[start:stop]),)
+            room, limits, make = self._room(stop - start, given[0].size), (), kernels.dense_rows
+        else:
+            starts = matrix.indptr[start : stop + 1].astype(np.int64)
+            first, last = int(starts[0]), int(starts[-1])
+            starts -= first
+            entries = _native(matrix.indices[first:last]), _native(matrix.data[first:last])
+            given = (starts, *sorted_rows(starts, *entries))
+            room, limits, make = self._room(stop - start, last - first), (0,), kernels.sparse_rows
+        status = make(*given, *limits, self._end, self._ignore, *room, self.state)
+        if status != kernels.OK:
+            self._refuse(status, start, given)
+        return room
+
+    def _room(self, n_rows: int, n_entries: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        indptr = np.zeros(n_rows + 1, np.int64)
+        return indptr, np.empty(n_entries, np.int64), np.empty(n_entries, self._dtype)
+
+    def _refuse(self, status: int, start: int, given: tuple[Any, ...]) -> None:
+        row, at = int(self.state[kernels.ROW]), int(self.state[kernels.COLUMN])
+        index, value = (at, given[0][row, at]) if len(given) == 1 else (given[1][at], given[2][at])
+        found = index if status >= kernels.NEGATIVE_INDEX else value
+        reason = describe_refusal(status, found, self._dtype, 0, self._end)
+        if status == kernels.NULL_VALUE:
+            reason = f"expected a finite value, found {found}; correct or remove the row"
+        raise DataError(f"{self.message(start + row)}: {reason}")
+
+
+def _native(numbers: np.ndarray) -> np.ndarray:
+    """Return numbers in a type that kernels take: the processor's order of bytes, floats of 4 or 8 bytes."""
+    dtype = numbers.dtype.newbyteorder("=")
+    if dtype.kind == "f" and dtype.itemsize not in (4, 8):
+        dtype = np.dtype(np.float32 if dtype.itemsize < 4 else np.float64)
+    return numbers.astype(dtype, copy=False)
+
+
+def open_matrix(
+    reader: Reader, reading: Reading, *, sparse: bool, names_labels: bool, weighted: bool = False
+) -> EncodedSource:
+    """Make the source of a reader's rows, of `sparse` matrices or of dense ones; `names_labels` where labels are strings."""
+    return EncodedSource(
+        reader=reader,
+        made_from="sparse matrix" if sparse else "dense array",
+        names_labels=bool(reading.class_names) or (names_labels and not reading.of_numbers),
+        class_names=reading.class_names,
+        weighted=weighted,
+        held_bytes=reader.held_bytes({}),
+        reading=reading,
+    )

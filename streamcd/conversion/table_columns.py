@@ -1,0 +1,164 @@
+"""Columns of tables: which become features, labels and weights, and by which encoding; the source of rows of a table."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..core.errors import DataError, UsageError
+from ..dataset.arrow_columns import type_name
+from ..models.encoding import Column, Encoding, check_columns
+from .encoded_rows import EncodedSource
+from .options import TableOptions
+from .sources import Reader, Reading
+
+
+def plan_encoding(types: dict[str, str], options: TableOptions, name: str) -> Encoding:
+    """Choose the columns that become features, and their encoding; `name` is the table's in messages."""
+    label, weight = options.label, options.weight_column
+    if not label:
+        raise UsageError(
+            f"{name}: expected the name of the column of {'targets' if options.target else 'labels'}, found none; give "
+            f"{options.label_flag}, one of {_listed(types)}"
+        )
+    asked = [(options.label_flag, label), ("--weight-column", weight)]
+    asked += [("--drop", dropped) for dropped in options.drop]
+    for option, column in asked + [("--number", number) for number in options.number]:
+        if column and column not in types:
+            raise UsageError(
+                f"{name}: expected a column {column!r} ({option}), found {_listed(types)}; check the name"
+            )
+    for column in (weight, *options.features):
+        if column == label or (column == weight and column in options.features):
+            raise UsageError(
+                f"{name}: column {column!r}: expected as label, weight or feature alone, found as two of these; leave it "
+                "out of one"
+            )
+    kept = options.features or tuple(
+        column for column in types if column not in (label, weight, *options.drop)
+    )
+    if unread := [column for column in options.number if column not in kept]:
+        raise UsageError(
+            f"{name}: --number {unread[0]!r}: expected a column that becomes a feature; leave it out"
+        )
+    found = {column: _column(column, types, options, name) for column in kept}
+    _refuse_types({column: types[column] for column, made in found.items() if made is None}, options, name)
+    columns = tuple(column for column in found.values() if column is not None)
+    ordered = sorted(columns, key=lambda column: column.kind == "sparse")
+    if sum(column.kind == "sparse" for column in columns) > 1:
+        raise UsageError(
+            "--features: expected one pair INDICES:VALUES at most, found several; join their lists"
+        )
+    if not columns:
+        raise UsageError(f"{name}: expected columns of features, found none besides {label!r}")
+    bits = options.hash or 0 if any(column.kind == "hashed" for column in columns) else 0
+    return Encoding(tuple(ordered), options.missing, bits, label, weight, options.decimal)
+
+
+def _listed(names: dict[str, str]) -> str:
+    shown = ", ".join(list(names)[:20])
+    return shown + (f", … ({len(names):,} in all)" if len(names) > 20 else "")
+
+
+def _column(feature: str, types: dict[str, str], options: TableOptions, name: str) -> Column | None:
+    """Return a column, or a pair ``INDICES:VALUES``, as features are made from it; None where its type has no encoding."""
+    index, _, values = feature.rpartition(":")
+    if feature not in types and index in types and values in types:
+        return Column(index, "sparse", values)
+    if feature not in types:
+        raise UsageError(
+            f"{name}: expected a column {feature!r} (--features), found {_listed(types)}; check the name"
+        )
+    kind = types[feature]
+    if feature in options.number and kind in ("number", "nothing", "string"):
+        return Column(feature, "number", text=True)
+    if kind in ("number", "nothing"):
+        return Column(feature, "number")
+    if kind == "string":
+        return Column(feature, "hashed" if options.hash else "category")
+    return None
+
+
+_ADVICE = {
+    "boolean": "make a boolean 0 and 1, or a string",
+    "time": "make numbers of a time, such as days or seconds",
+    "text not in UTF-8": "write the file in UTF-8",
+    "list": "name a column of indices and one of values with --features INDICES:VALUES",
+}
+
+
+def _refuse_types(refused: dict[str, str], options: TableOptions, name: str) -> None:
+    """Refuse columns by name and type, all at once, with the option that leaves them out."""
+    if not refused:
+        return
+    shown = ", ".join(f"{column!r} ({kind})" for column, kind in list(refused.items())[:20])
+    shown += f", … ({len(refused):,} in all)" if len(refused) > 20 else ""
+    advice = [_ADVICE.get(kind, "make numbers or strings of other types") for kind in refused.values()]
+    kept = [column for column in options.features if column not in refused]
+    option, names = ("--features", kept) if options.features else ("--drop", [*options.drop, *refused])
+    listed = shlex.quote(",".join(names)) if len(names) <= 100 else "and their names"
+    raise UsageError(
+        f"{name}: expected columns of numbers or strings, found {shown}; {'; '.join(dict.fromkeys(advice))}; or leave "
+        f"{'it' if len(refused) == 1 else 'them'} out with {option} {listed}"
+    )
+
+
+def distinct_names(names: Sequence[str], where: str) -> list[str]:
+    """Refuse duplicate names of columns."""
+    for name, times in Counter(names).items():
+        if times > 1:
+            raise DataError(f"{where}: expected every column's name once, found {name!r} twice; rename one")
+    return list(names)
+
+
+def column_types(schema: Any, where: str) -> dict[str, str]:
+    """Return the columns of an Arrow schema with their types (`type_name`); refuse duplicate names."""
+    return {name: type_name(schema.field(name).type) for name in distinct_names(schema.names, where)}
+
+
+def _wanted_types(
+    encoding: Encoding, types: dict[str, str], reading: Reading, is_text: bool
+) -> dict[str, str]:
+    """Return the types of the columns to read; those of text have no types but those asked for."""
+    wanted = {name: types[name] for name in encoding.names if name in types}
+    kinds = {"category": "string", "hashed": "string", "number": "number"}
+    wanted |= {column.name: kinds[column.kind] for column in encoding.columns if column.kind in kinds}
+    for column in encoding.columns:
+        if column.text and (is_text or types.get(column.name) == "string"):
+            wanted[column.name] = "string"
+    for name in (encoding.label, encoding.weight):
+        if name and name in types:
+            wanted[name] = types[name]
+    if encoding.label in wanted and (reading.class_names or reading.of_numbers):
+        wanted[encoding.label] = "string" if reading.class_names else "number"
+    return wanted
+
+
+def open_tables(
+    reader: Reader, types: dict[str, str], reading: Reading, options: TableOptions, name: str
+) -> EncodedSource:
+    """Make the source of a reader's rows, with the encoding of the data to match, if any; `name` is for messages."""
+    known = reading.encoding
+    if known is None:
+        encoding = plan_encoding(types, options, name)
+    else:
+        check_columns(known, types, reading.needs_label, name)
+        weighted = reading.reads_weights and known.weight in types
+        encoding = known if weighted else replace(known, weight="")
+    table_types = _wanted_types(encoding, types, reading, reader.is_text)
+    return EncodedSource(
+        reader=reader,
+        made_from="table",
+        encoding=encoding,
+        grows=known is None,
+        names_labels=bool(reading.class_names) or table_types.get(encoding.label) in ("string", "boolean"),
+        class_names=reading.class_names,
+        weighted=bool(encoding.weight),
+        of_indices=encoding.sparse is not None and len(encoding.columns) == 1,
+        held_bytes=reader.held_bytes(table_types),
+        reading=reading,
+        table_types=table_types,
+    )
