@@ -210,7 +210,7 @@ def test_a_failure_is_printed_with_its_seed_and_the_command_that_repeats_it(
     assert capsys.readouterr().err == said
 
 
-def test_every_line_of_safety_is_where_it_is_said_to_be_and_has_its_guards() -> None:
+def test_every_line_of_safety_is_where_it_is_said_to_be_and_has_its_guard() -> None:
     assert len(LINES) >= 30
     check_lines(LINES)
 
@@ -218,12 +218,15 @@ def test_every_line_of_safety_is_where_it_is_said_to_be_and_has_its_guards() -> 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (SafetyLine("core/locks.py", "no such line", ()), "found 0 times"),
-        (SafetyLine("core/atomic_files.py", "sync(path.parent)", ()), "found 4 times"),
-        (SafetyLine("core/atomic_files.py", "sync(path.parent)", (), "no_such_function"), "defined 0 times"),
-        (SafetyLine("core/locks.py", "if lock is not None:", (), instead="if :"), "invalid syntax"),
-        (SafetyLine("core/locks.py", "os.close(descriptor)", ("test_faults.py::test_none",)), "no test"),
-        (SafetyLine("core/no_such_module.py", "pass", ()), "No such file"),
+        (SafetyLine("core/locks.py", "no such line"), "found 0 times"),
+        (SafetyLine("core/atomic_files.py", "sync(path.parent)"), "found 4 times"),
+        (
+            SafetyLine("core/atomic_files.py", "sync(path.parent)", within="no_such_function"),
+            "defined 0 times",
+        ),
+        (SafetyLine("core/locks.py", "if lock is not None:", instead="if :"), "invalid syntax"),
+        (SafetyLine("core/locks.py", "os.close(descriptor)", "test_faults.py::test_none"), "no test"),
+        (SafetyLine("core/no_such_module.py", "pass"), "No such file"),
     ],
 )
 def test_a_line_of_safety_that_is_not_found_exactly_once_is_an_error(line: SafetyLine, message: str) -> None:
@@ -231,11 +234,9 @@ def test_a_line_of_safety_that_is_not_found_exactly_once_is_an_error(line: Safet
         check_lines([line])
 
 
-def test_a_line_of_safety_is_missed_by_its_guards_when_it_is_gone() -> None:
-    """A sample of those whose guards take a moment."""
-    quick = [
-        line for line in LINES if line.guards[0].startswith("test_durability") and "[" not in line.guards[0]
-    ]
+def test_a_line_of_safety_is_missed_by_its_guard_when_it_is_gone() -> None:
+    """A sample of those whose guard takes a moment."""
+    quick = [line for line in LINES if line.guard.startswith("test_durability") and "[" not in line.guard]
     row = run_attack(Mutants(quick), "mutants", seed=1, first=0, count=1, jobs=1)
     assert (row.tried, row.failures) == (1, [])
 
@@ -244,16 +245,16 @@ def test_a_line_of_safety_is_missed_by_its_guards_when_it_is_gone() -> None:
     ("statuses", "column", "message"),
     [
         ((0, 0), "unnoticed", "removed, and test_x.py::test_y passed"),
-        ((1, 1), "unnoticed", "its guards fail without the mutation"),
-        ((0, 4), "ugly", "its guards could not run"),
+        ((1, 1), "unnoticed", "its guard fails without the mutation"),
+        ((0, 4), "ugly", "its guard could not run"),
     ],
 )
-def test_a_line_that_nobody_misses_is_told_with_its_guards(
+def test_a_line_that_nobody_misses_is_told_with_its_guard(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, statuses: tuple[int, int], column: str, message: str
 ) -> None:
     ended = iter(statuses)
-    monkeypatch.setattr("tools.faults.mutants._run_guards", lambda *_: (next(ended), "said"))
-    line = SafetyLine("core/locks.py", "os.close(descriptor)", ("test_x.py::test_y",), "release_lock")
+    monkeypatch.setattr("tools.faults.mutants._run_guard", lambda *_: (next(ended), "said"))
+    line = SafetyLine("core/locks.py", "os.close(descriptor)", "test_x.py::test_y", "release_lock")
     (finding,) = Mutants([line]).attempt(0, random.Random(0), tmp_path)
     assert (finding.column, finding.what.startswith(f"{line}: {message}")) == (column, True)
 

@@ -145,7 +145,9 @@ def claiming_more(arrays: dict[str, np.ndarray], path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("craft", "message"), [(inflating, r"\(compressed"), (too_large, ".* at most"), (claiming_more, "")]
+    ("craft", "message"),
+    [(inflating, r"\(compressed"), (too_large, ".* at most"), (claiming_more, "")],
+    ids=["inflates", "too large", "claims more"],
 )
 def test_a_state_of_another_size_than_the_runs_is_refused_unread(
     dataset: Dataset, tmp_path: Path, craft: Callable[..., None], message: str

@@ -1,4 +1,4 @@
-"""Lines of safety removed one at a time, in a copy of the tree: the tests that guard each must notice."""
+"""Lines of safety removed one at a time, in a copy of the tree: the test that guards each must notice."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PYTEST = ("-m", "pytest", "-p", "no:xdist", "-p", "no:cacheprovider", "-o", "ad
 
 
 class Mutants:
-    """Trial k removes the line that the seed has put in place k; its guards have to pass before, and to fail then."""
+    """Trial k removes the line that the seed has put in place k; its guard has to pass before, and to fail then."""
 
     def __init__(self, lines: Sequence[SafetyLine] = LINES) -> None:
         self.lines, self.default_count = list(lines), len(lines)
@@ -41,9 +41,9 @@ class Mutants:
     def attempt(self, number: int, rng: random.Random, place: Path) -> list[Finding]:
         line = self.lines[number]
         copy = _copy_tree(place / "tree")
-        status, said = _run_guards(copy, line.guards, place / "before")
+        status, said = _run_guard(copy, line.guard, place / "before")
         if status != 0:
-            return [Finding("unnoticed", f"{line}: its guards fail without the mutation: {said}")]
+            return [Finding("unnoticed", f"{line}: its guard fails without the mutation: {said}")]
         source = copy / "streamcd" / line.file
         text = source.read_text(encoding="utf-8")
         source.write_text(mutated(text, line), encoding="utf-8")
@@ -51,16 +51,16 @@ class Mutants:
             compiled.unlink()
         # kernels of a changed package are compiled, and not kept for others
         cache = place / "kernels" if _KERNELS.search(text) else None
-        status, said = _run_guards(copy, line.guards, place / "after", cache)
+        status, said = _run_guard(copy, line.guard, place / "after", cache)
         if status == 0:
-            return [Finding("unnoticed", f"{line}: removed, and {' '.join(line.guards)} passed")]
+            return [Finding("unnoticed", f"{line}: removed, and {line.guard} passed")]
         if status != 1:
-            return [Finding("ugly", f"{line}: its guards could not run (exit {status}): {said}")]
+            return [Finding("ugly", f"{line}: its guard could not run (exit {status}): {said}")]
         return []
 
 
 def check_lines(lines: Iterable[SafetyLine], package: Path = ROOT / "streamcd") -> None:
-    """Refuse lines that are not found exactly once, that leave no code, and guards that do not exist."""
+    """Refuse lines that are not found exactly once, that leave no code, or whose guard does not exist."""
     wrong = []
     for line in lines:
         try:
@@ -68,11 +68,10 @@ def check_lines(lines: Iterable[SafetyLine], package: Path = ROOT / "streamcd") 
             compile(mutated(text, line), line.file, "exec")
         except (OSError, SyntaxError, ValueError) as error:
             wrong.append(f"{line}: {error}")
-        for guard in line.guards:
-            module, _, test = guard.partition("::")
-            path = package.parent / "tests" / module
-            if not path.exists() or f"\ndef {test.partition('[')[0]}(" not in path.read_text("utf-8"):
-                wrong.append(f"{line}: no test {guard}")
+        module, _, test = line.guard.partition("::")
+        path = package.parent / "tests" / module
+        if not path.is_file() or f"\ndef {test.partition('[')[0]}(" not in path.read_text("utf-8"):
+            wrong.append(f"{line}: no test {line.guard}")
     if wrong:
         raise ValueError("tools/faults/safety_lines.py:\n" + "\n".join(wrong))
 
@@ -117,11 +116,11 @@ def _bound_memory() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (_DATA_BYTES, _DATA_BYTES))
 
 
-def _run_guards(copy: Path, guards: Sequence[str], place: Path, cache: Path | None = None) -> tuple[int, str]:
-    """Run tests of a copy; pytest's exit status (1 also after a hang), and the last line that it said."""
+def _run_guard(copy: Path, guard: str, place: Path, cache: Path | None = None) -> tuple[int, str]:
+    """Run a test of a copy; pytest's exit status (1 also after a hang), and the last line that it said."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environment |= {"PYTHONPATH": str(copy)} | ({} if cache is None else {"NUMBA_CACHE_DIR": str(cache)})
-    command = [sys.executable, *_PYTEST, f"--basetemp={place}", *(f"tests/{guard}" for guard in guards)]
+    command = [sys.executable, *_PYTEST, f"--basetemp={place}", f"tests/{guard}"]
     process = subprocess.Popen(
         command, cwd=copy, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         start_new_session=True, preexec_fn=_bound_memory,
