@@ -8,21 +8,35 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from streamcd import resume
 from streamcd.core.errors import Interrupted
 
 
+def log(run: Path) -> list[dict[str, Any]]:
+    """Lines of a run's log, without the identity."""
+    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "identity"} for line in lines]
+
+
+def weights(run: Path) -> np.ndarray:
+    """Weights of a run's state."""
+    with np.load(run / "state.npz") as arrays:
+        found: np.ndarray = arrays["w"]
+    return found
+
+
 def ended(run: Path) -> tuple[bytes, list[dict[str, Any]]]:
     """What has to be the same, bit for bit: the weights, and the log but for its seconds and bytes."""
-    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    lines[0].pop("identity", None)
+    lines = log(run)
     for line in lines:
         del line["seconds"], line["bytes_read"]
         line.pop("scratch_bytes", None)  # not of a run with workers
     model = run / "model" if (run / "model").exists() else run / "models"
-    weights = sorted(model.rglob("weights.npy"))
-    assert weights, f"{run} has no model"
-    return b"".join(path.read_bytes() for path in weights), lines
+    files = sorted(model.rglob("weights.npy"))
+    assert files, f"{run} has no model"
+    return b"".join(path.read_bytes() for path in files), lines
 
 
 def stopping_after(n_windows: int) -> Callable[[], int | None]:
