@@ -486,7 +486,7 @@ def partition_after(
 
 def own_rows(partition: Partition) -> int:
     """Rows of the partition's shards, which are the first of the dataset."""
-    return int(np.diff(partition.whole.row_start)[partition._own].sum())
+    return int(np.diff(partition.dataset.row_start)[partition._own].sum())
 
 
 def local_model(partition: Partition, response: RoundResponse, w: np.ndarray, sigma_prime: float) -> float:
@@ -557,7 +557,7 @@ def test_sigma_prime_of_a_lane_leaves_other_lanes_alone(data: Dataset, tmp_path:
     problem = problem_of(data, "hinge", (0.7, 0.7))
     (tmp_path / "two").mkdir()
     both = Partition(replace(partition.spec, problem=problem, folder=str(tmp_path / "two")), partition.shards)
-    lanes = make_solver(problem, "dual", partition.whole).new_state().lanes
+    lanes = make_solver(problem, "dual", partition.dataset).new_state().lanes
     lanes |= {**new_lane_arrays(2), "sigma_prime": np.array([1.0, 2.0])}
     request = RoundRequest("token", "", np.ones(2), 1, 1, lanes, 0)
     change = both.run(request, np.hstack([w, w])).change.dense()
@@ -647,20 +647,9 @@ def test_workers_with_room_for_their_shards_read_only_those_that_arrive_and_end_
     assert loads == data.n_chunks
     whole_plan = partitions.plan_shards
     monkeypatch.setattr(partitions, "plan_shards", lambda *given: (whole_plan(*given)[0], 4))  # type: ignore[index]
-    monkeypatch.setattr(SerialEngine, "_assign", _assign_and_keep)
     streamcd.train(data, tmp_path / "few", local_passes=1, **options)
     assert (weights(tmp_path / "all") == weights(tmp_path / "few")).all()
     assert loads < 0.5 * 20 * data.n_chunks
-
-
-def _assign_and_keep(self: SerialEngine, request: RoundRequest) -> None:
-    """As a worker does: a partition stays open."""
-    self._shards = self._assignment.of_round(request.assigned, self._workers)
-    if not self._partitions:
-        self._partitions = [Partition(self._spec, owned) for owned in self._shards.values()]
-    for partition, owned in zip(self._partitions, self._shards.values(), strict=True):
-        assert partition.has_room_for(owned)
-        partition.assign(owned)
 
 
 def test_a_round_makes_the_passes_asked_for_and_one_where_a_worker_is_alone(

@@ -6,11 +6,14 @@ A `Simulation` takes the place of a client: ``streamcd.train(data, run, client=S
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
+from itertools import cycle
 
 import numpy as np
 
 from streamcd.cluster.assignment import Assignment
+from streamcd.cluster.dask_worker import Seat
 from streamcd.cluster.partition import Partition, open_same
 from streamcd.cluster.rounds import (
     Engine,
@@ -30,52 +33,35 @@ class SerialEngine:
     """
 
     def __init__(self, spec: WorkerSpec, n_partitions: int) -> None:
-        self._spec, self._dataset = spec, open_same(spec)
-        self._assignment = Assignment(shard_entries(self._dataset), spec.seed)
+        with closing(open_same(spec)) as dataset:
+            self._everything, entries = list(range(dataset.n_shards)), shard_entries(dataset)
+        self._assignment = Assignment(entries, spec.seed)
         self._workers = [str(number) for number in range(n_partitions)]
         self._shards: dict[str, list[int]] = {}
-        self._partitions: list[Partition] = []
+        self._seats = [Seat(spec) for _ in self._workers]
 
     def round(self, request: RoundRequest, w: np.ndarray, progress: Callable[[int], None]) -> RoundResponse:
         """Have the partitions make their local passes, in turn."""
-        self._assign(request)
-        responses = [
-            partition.run(request, w, progress, name)
-            for name, partition in zip(self._shards, self._in_turn(), strict=True)
-        ]
+        self._shards = self._assignment.of_round(request.assigned, self._workers)
+        responses = [partition.run(request, w, progress, name) for name, partition in self._in_turn()]
         return add_in_tree(responses, add_responses)
 
-    def _assign(self, request: RoundRequest) -> None:
-        shards = self._assignment.of_round(request.assigned, self._workers)
-        if shards == self._shards:
-            return
-        self._shards, everything = shards, list(range(self._dataset.n_shards))
-        if len(self._partitions) == 1 and self._partitions[0].has_room_for(everything):
-            return
-        self.close()
-        first, *others = shards.values()
-        self._partitions = [Partition(self._spec, first, self._dataset)]
-        if not self._partitions[0].has_room_for(everything):
-            self._partitions += [Partition(self._spec, owned, self._dataset) for owned in others]
-
-    def _in_turn(self) -> Iterator[Partition]:
-        """Iterate over the workers' partitions."""
-        if len(self._partitions) == len(self._shards):
-            yield from self._partitions
-            return
-        for shards in self._shards.values():
-            self._partitions[0].assign(shards)
-            yield self._partitions[0]
+    def _in_turn(self) -> Iterator[tuple[str, Partition]]:
+        """Iterate over the workers' partitions, with the workers' names."""
+        first = next(iter(self._shards.values()))
+        if len(self._seats) > 1 and self._seats[0].take(first).has_room_for(self._everything):
+            del self._seats[1:]
+        for (name, shards), seat in zip(self._shards.items(), cycle(self._seats), strict=False):
+            yield name, seat.take(shards)
 
     def slopes(self, request: RoundRequest, eta: np.ndarray) -> np.ndarray:
         """Sum `Partition.slopes` over the partitions."""
-        return np.sum([partition.slopes(request, eta) for partition in self._in_turn()], axis=0)
+        return np.sum([partition.slopes(request, eta) for _, partition in self._in_turn()], axis=0)
 
     def close(self) -> None:
         """Close the partitions' files."""
-        for partition in self._partitions:
-            partition.close()
-        self._dataset.close()
+        for seat in self._seats:
+            seat.clear()
 
 
 @dataclass(frozen=True)

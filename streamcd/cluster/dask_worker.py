@@ -50,13 +50,11 @@ class Seat:
 
     def take(self, shards: list[int]) -> Partition:
         """Return the partition, which is made anew where it has no room for these shards."""
-        if self.partition is not None and self.partition.has_room_for(shards):
-            if shards != self.partition.shards:
-                self.partition.assign(shards)
-            return self.partition
-        whole = None if self.partition is None else self.partition.whole
-        self.clear()  # its memory is needed for the new one
-        self.partition = Partition(self.spec, shards, whole)
+        if self.partition is None or not self.partition.has_room_for(shards):
+            self.clear()  # its memory is needed for the new one
+            self.partition = Partition(self.spec, shards)
+        elif shards != self.partition.shards:
+            self.partition.assign(shards)
         return self.partition
 
     def update_w(self, weights: SharedWeights) -> np.ndarray:

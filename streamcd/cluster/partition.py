@@ -92,33 +92,27 @@ class Partition:
     """
 
     def __init__(self, spec: WorkerSpec, shards: list[int], dataset: Dataset | None = None) -> None:
-        self.whole = whole = dataset or open_same(spec)  # kept for the next partition of the same run
+        self.dataset = dataset = dataset or open_same(spec)
         self.spec, self._folder = spec, Path(spec.folder)
-        self._n_rows = np.diff(whole.row_start)
         self._problem = _writable(spec.problem)
         options: dict[str, Any] = {"acceleration": spec.acceleration}
-        self._solver = solver = make_solver(self._problem, spec.method, whole, **options)
+        self._solver = solver = make_solver(self._problem, spec.method, dataset, **options)
         # the local model is a problem whose costs are sigma' times as large
         self._scaled_problem = replace(self._problem, cost=self._problem.cost.copy())
-        self._scaled_solver = make_solver(self._scaled_problem, spec.method, whole, **options)
+        self._scaled_solver = make_solver(self._scaled_problem, spec.method, dataset, **options)
         self._width, self._layout = solver.layout.alpha_width, paired_layout(solver.layout)
         weights = {"weights": model_bytes(self._problem, solver.memory)}
-        self._dataset, self._chunks = whole, np.arange(whole.n_chunks)
-        kept = plan_shards(whole, spec.memory, self._layout, weights, len(shards))
-        if kept is not None:
-            self.plan, self._room = kept
-        else:
-            self._dataset = whole.select_parts(shards)
-            self._chunks = np.flatnonzero(np.isin(whole.chunk_part, shards))
-            self.plan, self._room = make_plan(self._dataset, spec.memory, self._layout, weights), 0
-        n_folds, n_shards = self._problem.n_folds, self._room or None
-        self._stream = Stream(
-            self._dataset, self.plan, self._layout, spec.seed, n_folds=n_folds, n_shards=n_shards
+        # where too few shards fit in memory, any number is streamed
+        self.plan, self._room = plan_shards(dataset, spec.memory, self._layout, weights, len(shards)) or (
+            make_plan(dataset, spec.memory, self._layout, weights),
+            dataset.n_shards,
         )
+        options = {"n_folds": self._problem.n_folds, "n_shards": self._room}
+        self._stream = Stream(dataset, self.plan, self._layout, spec.seed, **options)
         self._order = np.empty(self._stream.largest_window_items + 1, dtype=np.int64)
         # in a resident arena: the folder whose records the rows of a chunk hold, and whether the step was applied
-        self._holds: list[str | None] = [None] * self._chunks.size
-        self._applied = np.zeros(self._chunks.size, dtype=bool)
+        self._holds: list[str | None] = [None] * dataset.n_chunks
+        self._applied = np.zeros(dataset.n_chunks, dtype=bool)
         self._arena: RowArena | None = None
         self._reader = self._writer = self._records("")  # an attempt writes the first slot of every chunk
         self._slot_bytes_read = 0
@@ -126,13 +120,12 @@ class Partition:
 
     def has_room_for(self, shards: list[int]) -> bool:
         """Return whether these shards can be assigned without opening another partition."""
-        return shards == self.shards or len(shards) <= self._room
+        return len(shards) <= self._room
 
     def assign(self, shards: list[int]) -> None:
         """Take these shards from now on; those read before stay in memory as long as there is room."""
-        self.shards, self.alone = shards, len(shards) == self.whole.n_shards
-        taken = np.array(shards) if self._room else np.unique(self._dataset.chunk_part)
-        self._own, lost = self._stream.restrict(taken)
+        self.shards, self.alone = shards, len(shards) == self.dataset.n_shards
+        self._own, lost = self._stream.restrict(np.array(shards))
         for chunk in lost.tolist():
             self._holds[chunk] = None
 
@@ -173,10 +166,10 @@ class Partition:
         """Sum the terms of `add_log_slopes` over the rows at a step, after `run`."""
         total = np.zeros((self._n_lanes, 3))
         width, arena = self._width, self._arena
-        for local, chunk in zip(self._own.tolist(), self._chunks[self._own].tolist(), strict=True):
-            n_rows = int(self._n_rows[chunk])
-            if arena is not None and self._holds[local] == request.token:
-                start = self._stream.resident_start(local)
+        for chunk in self._own.tolist():
+            n_rows = int(self.dataset.row_start[chunk + 1] - self.dataset.row_start[chunk])
+            if arena is not None and self._holds[chunk] == request.token:
+                start = self._stream.resident_start(chunk)
                 pair = arena.alpha[start : start + n_rows]
             else:
                 pair = np.empty((n_rows, 2 * width))
@@ -242,7 +235,7 @@ class Partition:
                     self._holds[chunk], self._applied[chunk] = request.token, False
             elif not self.plan.resident:
                 pair = arena.alpha[start:stop]
-                self._writer.load(int(self._chunks[chunk]), [pair, arena.active[start:stop]])
+                self._writer.load(chunk, [pair, arena.active[start:stop]])
 
     def _load_committed(
         self, arena: RowArena, chunk: int, start: int, stop: int, request: RoundRequest
@@ -256,7 +249,7 @@ class Partition:
             self._solver.new_rows(arena, start, stop)
             pair[:, width:] = pair[:, :width]
         else:
-            self._reader.load(int(self._chunks[chunk]), [pair, active])
+            self._reader.load(chunk, [pair, active])
         if request.committed:
             code, cost = self._row_costs(arena, start, stop)
             base, candidate = pair[:, width:], pair[:, :width]
@@ -271,7 +264,7 @@ class Partition:
             if last_pass:
                 pair[:, :width] /= alpha_columns(problem, local.sigma_prime)
             if last_pass or not self.plan.resident:
-                self._writer.save(int(self._chunks[chunk]), [pair, active])
+                self._writer.save(chunk, [pair, active])
             if last_pass and not self.alone:
                 code, cost = self._row_costs(arena, start, stop)
                 sums = direction(problem, pair[:, width:], pair[:, :width], cost, code)
@@ -305,7 +298,7 @@ class Partition:
     def _records(self, token: str) -> SlotStore:
         # before the first round the store has no chunks, and needs no file
         return chunk_slots(
-            self._folder / token, self.whole, self._layout.state_bytes if token else 0, self.spec.identity
+            self._folder / token, self.dataset, self._layout.state_bytes if token else 0, self.spec.identity
         )
 
     def _bytes_read(self) -> int:

@@ -486,19 +486,6 @@ class RowTable(ChunkedTable):
             int(self.row_start[chunk]), source, label, weight, starts_of(n_entries), feature, value
         )
 
-    def select_parts(self, parts: Sequence[int]) -> Self:
-        """Open some parts, ascending, as a dataset of their own; chunks and rows are renumbered from 0."""
-        chunks = np.isin(self.chunk_part, parts)
-        table = {
-            "part": np.searchsorted(parts, self.chunk_part[chunks]),
-            "n_rows": np.diff(self.row_start)[chunks],
-            "n_entries": np.diff(self.entry_start)[chunks],
-            **{f"{name}_crc": crc[chunks] for name, crc in self.chunk_crc.items()},
-        }
-        totals = {name: int(table[name].sum()) for name in ("n_rows", "n_entries")}
-        chosen = [self.manifest["parts"][part] for part in parts]
-        return type(self)(self.path, {**self.manifest, **totals, "parts": chosen}, table)
-
 
 def _describe_absence(path: Location) -> str:
     if (path / "config.json").exists():
