@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import signal
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from interrupted import log, weights
+from interrupted import log, stopping_after, weights
 from reference import dual_values
 from small_datasets import NAMED, multiclass, random_rows, write_dataset
 
@@ -322,16 +320,10 @@ def test_a_path_of_costs_and_a_warm_start_in_rounds(data: Dataset, tmp_path: Pat
         streamcd.train(data, tmp_path / "back", C=2.0, start_from=tmp_path / "path")
 
 
-def stop_after(n: int) -> Callable[[], int | None]:
-    """For `stop_requested`, which is asked after every window."""
-    left = iter(range(n))
-    return lambda: None if next(left, None) is not None else signal.SIGTERM
-
-
 def test_stopped_and_resumed_with_another_number_of_workers(data: Dataset, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with pytest.raises(Interrupted, match="round"):
-        streamcd.train(data, run, client=Simulation(3), tol=1e-4, stop_requested=stop_after(40))
+        streamcd.train(data, run, client=Simulation(3), tol=1e-4, stop_requested=stopping_after(40))
     before = len(log(run))
     assert before > 1
     with pytest.raises(UsageError, match="begun on workers"):
@@ -350,7 +342,7 @@ def test_stopped_and_resumed_with_the_same_workers_gives_the_same_bits(
     options: dict[str, Any] = {"loss": loss, "tol": 1e-9, "max_passes": 12, "client": Simulation(3)}
     streamcd.train(data, tmp_path / "whole", **options)
     with pytest.raises(Interrupted):
-        streamcd.train(data, tmp_path / "cut", stop_requested=stop_after(30), **options)
+        streamcd.train(data, tmp_path / "cut", stop_requested=stopping_after(30), **options)
     streamcd.resume(tmp_path / "cut", client=Simulation(3))
     assert (weights(tmp_path / "whole") == weights(tmp_path / "cut")).all()
 
