@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Any
 
 from ..core.errors import UsageError
 from ..core.memory_budget import parse_size
-from ..core.options import Checked, Option, Place, Section, SharedWork, Size, declared, replaces
+from ..core.options import Checked, Place, Section, SharedWork, Size, declared, option, replaces
 
 MAX_FEATURES = 1 << 62
 
@@ -19,69 +19,54 @@ _NAMES = "str or sequence of str"
 class TableOptions(Checked):
     """Options for tables, brought to one form: names are text, and lists of them tuples, empty if not given."""
 
-    label: Annotated[
-        Any, Option("Column of labels, numbers or strings; tables need it.", kind="str", metavar="COL")
-    ] = None
-    target: Annotated[
-        Any,
-        Option(
-            "Numbers to predict, in place of classes: the column of a table; of a source that needs no name, such as libsvm "
-            "text or (X, y), alone (in Python True), then as the last option.",
-            kind="str or bool",
-            metavar="[COL]",
-            bare="",
-        ),
-    ] = None
-    weight_column: Annotated[
-        Any, Option("Column of row weights.", kind="str", metavar="COL", section=Section.COLUMNS)
-    ] = None
-    features: Annotated[
-        Any,
-        Option(
-            "Columns that become features, separated by commas (in Python also a sequence); all others by default. "
-            "INDICES:VALUES are two columns of lists: sparse rows.",
-            kind=_NAMES,
-            metavar="COL,…",
-        ),
-    ] = None
-    drop: Annotated[
-        Any,
-        Option("Columns to leave out.", kind=_NAMES, metavar="COL,…", section=Section.COLUMNS),
-    ] = None
-    hash: Annotated[
-        int | None,
-        Option(
-            "Hash strings into 2^BITS features (MurmurHash3, signed, as scikit-learn's FeatureHasher) in place of a "
-            "feature for each category.",
-            metavar="BITS",
-            section=Section.COLUMNS,
-        ),
-    ] = None
-    missing: Annotated[
-        str,
-        Option(
-            "Missing values: an error, zero, or 1 in an indicator feature of their own.",
-            choices=("error", "zero", "indicator"),
-        ),
-    ] = "error"
-    number: Annotated[
-        Any,
-        Option(
-            "Columns whose strings are numbers, such as 1 000, 1,000 and 12% (0.12), rather than categories; other "
-            "strings in them are refused.",
-            kind=_NAMES,
-            metavar="COL,…",
-            section=Section.COLUMNS,
-        ),
-    ] = None
-    decimal: Annotated[
-        str,
-        Option(
-            "Decimal mark of numbers in delimited text, and in the columns of `number`.",
-            choices=(".", ","),
-            section=Section.COLUMNS,
-        ),
-    ] = "."
+    label: Any = option(
+        None, "Column of labels, numbers or strings; tables need it.", kind="str", metavar="COL"
+    )
+    target: Any = option(
+        None,
+        "Numbers to predict, in place of classes: the column of a table; of a source that needs no name, such as libsvm "
+        "text or (X, y), alone (in Python True), then as the last option.",
+        kind="str or bool",
+        metavar="[COL]",
+        bare="",
+    )
+    weight_column: Any = option(
+        None, "Column of row weights.", kind="str", metavar="COL", section=Section.COLUMNS
+    )
+    features: Any = option(
+        None,
+        "Columns that become features, separated by commas (in Python also a sequence); all others by default. "
+        "INDICES:VALUES are two columns of lists: sparse rows.",
+        kind=_NAMES,
+        metavar="COL,…",
+    )
+    drop: Any = option(None, "Columns to leave out.", kind=_NAMES, metavar="COL,…", section=Section.COLUMNS)
+    hash: int | None = option(
+        None,
+        "Hash strings into 2^BITS features (MurmurHash3, signed, as scikit-learn's FeatureHasher) in place of a "
+        "feature for each category.",
+        metavar="BITS",
+        section=Section.COLUMNS,
+    )
+    missing: str = option(
+        "error",
+        "Missing values: an error, zero, or 1 in an indicator feature of their own.",
+        choices=("error", "zero", "indicator"),
+    )
+    number: Any = option(
+        None,
+        "Columns whose strings are numbers, such as 1 000, 1,000 and 12% (0.12), rather than categories; other "
+        "strings in them are refused.",
+        kind=_NAMES,
+        metavar="COL,…",
+        section=Section.COLUMNS,
+    )
+    decimal: str = option(
+        ".",
+        "Decimal mark of numbers in delimited text, and in the columns of `number`.",
+        choices=(".", ","),
+        section=Section.COLUMNS,
+    )
 
     def __post_init__(self) -> None:
         target = "" if self.target in (None, True, False) else str(self.target)
@@ -126,26 +111,22 @@ def _names(columns: Any) -> tuple[str, ...]:
 class ColumnsOptions(SharedWork):
     """Options of `transpose.make_columns`."""
 
-    shard_size: Annotated[
-        Size,
-        Option(
-            "Decoded size of a shard: a Parquet file, the unit of distribution.",
-            metavar="SIZE",
-            section=Section.DATASET,
-        ),
-    ] = "256MB"
-    chunk_size: Annotated[
-        Size,
-        Option(
-            "Decoded size of a chunk: a row group, the unit of reading.",
-            metavar="SIZE",
-            section=Section.DATASET,
-        ),
-    ] = "1MB"
-    compression: Annotated[
-        str, Option("Compression of the Parquet files.", choices=("lz4", "zstd", "none"), flags="")
-    ] = "lz4"
-    force: Annotated[bool, replaces("column layout, once the new one is complete")] = False
+    shard_size: Size = option(
+        "256MB",
+        "Decoded size of a shard: a Parquet file, the unit of distribution.",
+        metavar="SIZE",
+        section=Section.DATASET,
+    )
+    chunk_size: Size = option(
+        "1MB",
+        "Decoded size of a chunk: a row group, the unit of reading.",
+        metavar="SIZE",
+        section=Section.DATASET,
+    )
+    compression: str = option(
+        "lz4", "Compression of the Parquet files.", choices=("lz4", "zstd", "none"), flags=""
+    )
+    force: bool = replaces("column layout, once the new one is complete")
 
     def __post_init__(self) -> None:
         self._set(
@@ -160,93 +141,73 @@ class ColumnsOptions(SharedWork):
 class ConvertOptions(ColumnsOptions, TableOptions):
     """Options of `convert.convert`."""
 
-    format: Annotated[
-        str,
-        Option(
-            "Format of the source; auto recognises it by content. csv: text with a line of names and any delimiter.",
-            choices=("auto", "libsvm", "csv", "parquet", "arrow", "npz", "npy"),
-            section=Section.SOURCE,
-        ),
-    ] = "auto"
-    index_base: Annotated[
-        str | int,
-        Option(
-            "First feature index. auto: 0 if an index 0 occurs anywhere in the source, else 1.",
-            kind='{"auto", 0, 1}',
-            choices=("auto", "0", "1"),
-            section=Section.SOURCE,
-        ),
-    ] = "auto"
-    n_features: Annotated[
-        int | None,
-        Option(
-            "Number of features.",
-            metavar="D",
-            default_is="given by the largest index",
-            section=Section.SOURCE,
-        ),
-    ] = None
-    weights: Annotated[
-        Place,
-        Option(
-            "Weights of the rows, one number per line in the order of the source. A row of weight 2 counts twice.",
-            kind="path",
-            metavar="FILE",
-            section=Section.SOURCE,
-        ),
-    ] = None
-    like: Annotated[
-        Place,
-        Option(
-            "Take index base, number of features, labels, columns and scaling from this dataset, run or model; use it for "
-            "test data. Features beyond that number are ignored and counted.",
-            kind="path",
-            metavar="DATASET|MODEL",
-        ),
-    ] = None
-    scale: Annotated[
-        str,
-        Option(
-            "Divide each feature by its largest absolute value (maxabs), or by its standard deviation (standard: over all "
-            "rows, unweighted, absent entries as zeros; the mean is not subtracted, which would make the data dense). "
-            "Models keep the divisors and apply them to unscaled data.",
-            choices=("none", "maxabs", "standard"),
-        ),
-    ] = "none"
-    normalize: Annotated[
-        str,
-        Option(
-            "Divide each row by its Euclidean norm, after `scale`; for counts and other rows of very different lengths.",
-            choices=("none", "l2"),
-            section=Section.VALUES,
-        ),
-    ] = "none"
-    dtype: Annotated[
-        Any,
-        Option(
-            "Type of the values on disk and in training; weights are float64 in any case.",
-            choices=("float32", "float64"),
-            section=Section.VALUES,
-        ),
-    ] = "float32"
-    compact: Annotated[
-        bool,
-        Option(
-            "Number only the features that occur, for indices such as 2^50; features.parquet keeps the original ones.",
-            section=Section.SOURCE,
-        ),
-    ] = False
-    seed: Annotated[int, Option("Seed of the random order of rows.", section=Section.DATASET)] = 0
-    shuffle: Annotated[
-        bool,
-        Option(
-            "Put rows in random order, rather than keep that of the source, which should then be random: data sorted by "
-            "label trains badly.",
-            flags="--shuffle/--no-shuffle",
-            section=Section.DATASET,
-        ),
-    ] = True
-    force: Annotated[bool, replaces("dataset, once the new one is complete")] = False
+    format: str = option(
+        "auto",
+        "Format of the source; auto recognises it by content. csv: text with a line of names and any delimiter.",
+        choices=("auto", "libsvm", "csv", "parquet", "arrow", "npz", "npy"),
+        section=Section.SOURCE,
+    )
+    index_base: str | int = option(
+        "auto",
+        "First feature index. auto: 0 if an index 0 occurs anywhere in the source, else 1.",
+        kind='{"auto", 0, 1}',
+        choices=("auto", "0", "1"),
+        section=Section.SOURCE,
+    )
+    n_features: int | None = option(
+        None,
+        "Number of features.",
+        metavar="D",
+        default_is="given by the largest index",
+        section=Section.SOURCE,
+    )
+    weights: Place = option(
+        None,
+        "Weights of the rows, one number per line in the order of the source. A row of weight 2 counts twice.",
+        kind="path",
+        metavar="FILE",
+        section=Section.SOURCE,
+    )
+    like: Place = option(
+        None,
+        "Take index base, number of features, labels, columns and scaling from this dataset, run or model; use it for "
+        "test data. Features beyond that number are ignored and counted.",
+        kind="path",
+        metavar="DATASET|MODEL",
+    )
+    scale: str = option(
+        "none",
+        "Divide each feature by its largest absolute value (maxabs), or by its standard deviation (standard: over all "
+        "rows, unweighted, absent entries as zeros; the mean is not subtracted, which would make the data dense). "
+        "Models keep the divisors and apply them to unscaled data.",
+        choices=("none", "maxabs", "standard"),
+    )
+    normalize: str = option(
+        "none",
+        "Divide each row by its Euclidean norm, after `scale`; for counts and other rows of very different lengths.",
+        choices=("none", "l2"),
+        section=Section.VALUES,
+    )
+    dtype: Any = option(
+        "float32",
+        "Type of the values on disk and in training; weights are float64 in any case.",
+        choices=("float32", "float64"),
+        section=Section.VALUES,
+    )
+    compact: bool = option(
+        False,
+        "Number only the features that occur, for indices such as 2^50; features.parquet keeps the original ones.",
+        section=Section.SOURCE,
+    )
+    seed: int = option(0, "Seed of the random order of rows.", section=Section.DATASET)
+    shuffle: bool = option(
+        True,
+        "Put rows in random order, rather than keep that of the source, which should then be random: data sorted by "
+        "label trains badly.",
+        flags="--shuffle/--no-shuffle",
+        section=Section.DATASET,
+    )
+    force: bool = replaces("dataset, once the new one is complete")
 
     def __post_init__(self) -> None:
         self._set(dtype=_type_name(self.dtype), index_base=str(self.index_base), seed=int(self.seed))

@@ -12,10 +12,10 @@ import inspect
 import textwrap
 import typing
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar, overload
 
 from .errors import UsageError
 from .progress import Listener
@@ -103,18 +103,26 @@ class Declared:
         return self.default is MISSING
 
 
+def option(default: Any, help: str, **about: Any) -> Any:
+    """Declare a field of a dataclass to be an option: its default (`MISSING` if it has to be given) and an `Option`."""
+    return field(default=default, metadata={"option": Option(help, **about)})
+
+
+def replaces(what: str) -> Any:
+    """Declare that an output may take the place of an existing one."""
+    return option(False, f"Replace an existing {what}.", section=Section.OUTPUT)
+
+
 @functools.cache
 def declared(options: Any) -> dict[str, Declared]:
     """Return the options that a dataclass declares, by name and in the order of ``help()``; other fields are left out."""
     assert isinstance(options, type)
-    hints = typing.get_type_hints(options, include_extras=True)
-    found = {}
-    for field in fields(options):
-        plain, *notes = typing.get_args(hints[field.name]) or (hints[field.name],)
-        for note in notes:
-            if isinstance(note, Option):
-                found[field.name] = Declared(field.name, plain, field.default, note)
-    return found
+    types = typing.get_type_hints(options)
+    return {
+        one.name: Declared(one.name, types[one.name], one.default, one.metadata["option"])
+        for one in fields(options)
+        if "option" in one.metadata
+    }
 
 
 class Checked:
@@ -222,42 +230,49 @@ Place = str | Path | None
 
 Size = int | str
 
-Memory = Annotated[
-    Size,
-    Option("Bound on the process's peak resident memory, interpreter and all: 400MB, 2GiB.", metavar="SIZE"),
-]
-Threads = Annotated[
-    int | None,
-    Option(
+
+@dataclass(frozen=True, kw_only=True)
+class ListenerOptions:
+    """Options of what reports progress."""
+
+    listener: Listener | None = option(
+        None, "Receiver of progress and messages, such as `ProgressBar`.", flags=""
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThreadOptions:
+    """Options of what threads share."""
+
+    threads: int | None = option(
+        None,
         "Threads that share the work of a process; no bit of a result depends on their number, and the memory budget "
         "includes what they take.",
         metavar="N",
         default_is="one for each processor, divided among processes",
         section=Section.PROCESSORS,
-    ),
-]
-Receiver = Annotated[
-    Listener | None, Option("Receiver of progress and messages, such as `ProgressBar`.", flags="")
-]
-
-
-def replaces(what: str) -> Option:
-    """Declare that an output may take the place of an existing one."""
-    return Option(f"Replace an existing {what}.", section=Section.OUTPUT)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class SharedWork(Checked):
+class MemoryOptions:
+    """Options of what has a memory budget."""
+
+    memory: Size = option(
+        "1GB",
+        "Bound on the process's peak resident memory, interpreter and all: 400MB, 2GiB.",
+        metavar="SIZE",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedWork(ListenerOptions, MemoryOptions, Checked):
     """Options of work that processes of this machine share."""
 
-    memory: Memory = "1GB"
-    workers: Annotated[
-        int,
-        Option(
-            "Processes that share the work; `memory` bounds their sum, of which each needs 330 MB and the one that hands "
-            "out the work 200 MB. The result does not depend on their number.",
-            metavar="N",
-            section=Section.PROCESSORS,
-        ),
-    ] = 1
-    listener: Receiver = None
+    workers: int = option(
+        1,
+        "Processes that share the work; `memory` bounds their sum, of which each needs 330 MB and the one that hands "
+        "out the work 200 MB. The result does not depend on their number.",
+        metavar="N",
+        section=Section.PROCESSORS,
+    )

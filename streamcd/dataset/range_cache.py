@@ -17,37 +17,41 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 from ..core.atomic_files import write_file
 from ..core.errors import UsageError
 from ..core.memory_budget import parse_size
-from ..core.options import Option, Section
+from ..core.options import Place, Section, Size, option
 from ..core.progress import warn_once
 from ..core.storage import Ranges, Url, is_url, local_path
 
 DEFAULT_SIZE = "10GB"
 
-CacheDirectory = Annotated[
-    str | Path | None,
-    Option(
-        "Keep what is read of a dataset at a URL in this directory (of every worker), and read it there the next time.",
-        kind="path",
-        metavar="DIR",
-        section=Section.PROCESSORS,
-    ),
-]
-CacheSize = Annotated[
-    int | str | None,
-    Option(
-        "Largest size of that directory.", metavar="SIZE", default_is=DEFAULT_SIZE, section=Section.PROCESSORS
-    ),
-]
-
 _MARK = "streamcd-cache"
 """Name of the file with the fingerprint and the URL of the dataset; a directory with other content, and without it, is not
 ours."""
 _CRC_BYTES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheOptions:
+    """Options of what reads datasets at URLs."""
+
+    cache: Place = option(
+        None,
+        "Keep what is read of a dataset at a URL in this directory (of every worker), and read it there the next time.",
+        kind="path",
+        metavar="DIR",
+        section=Section.PROCESSORS,
+    )
+    cache_size: Size | None = option(
+        None,
+        "Largest size of that directory.",
+        metavar="SIZE",
+        default_is=DEFAULT_SIZE,
+        section=Section.PROCESSORS,
+    )
 
 
 class CachedFile(NamedTuple):

@@ -3,56 +3,47 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
-from ..core.options import Memory, Option, SharedWork, Threads, replaces
-from ..dataset.range_cache import CacheDirectory, CacheSize
+from ..core.options import MemoryOptions, SharedWork, ThreadOptions, option, replaces
+from ..dataset.range_cache import CacheOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelOptions:
+class ModelOptions(MemoryOptions):
     """Options of what loads a model."""
 
-    C: Annotated[
-        float | None,
-        Option("The model with this C, of a run that was trained with several.", flags="-C -c --C"),
-    ] = None
-    memory: Memory = "1GB"
+    C: float | None = option(
+        None, "The model with this C, of a run that was trained with several.", flags="-C -c --C"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoringOptions(SharedWork, ModelOptions):
+class ScoringOptions(SharedWork, ModelOptions, CacheOptions, ThreadOptions):
     """Options of what scores rows."""
-
-    cache: CacheDirectory = None
-    cache_size: CacheSize = None
-    threads: Threads = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(ScoringOptions):
     """Options of `evaluate.evaluate`."""
 
-    unweighted: Annotated[bool, Option("Count all rows alike, whatever the weights of the data.")] = False
+    unweighted: bool = option(False, "Count all rows alike, whatever the weights of the data.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlotOptions(EvaluateOptions):
     """Options of an evaluation that is drawn."""
 
-    force: Annotated[bool, replaces("picture")] = False
+    force: bool = replaces("picture")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PredictOptions(ScoringOptions):
     """Options of `predict.predict`."""
 
-    decision: Annotated[bool, Option("Decisions in CSV and text too, after the label.")] = False
-    proba: Annotated[
-        bool,
-        Option(
-            "Add the probability of each class, last; for models of log_loss, or calibrated. Text then begins with a line "
-            "'labels ...' in their order, as LIBLINEAR's."
-        ),
-    ] = False
-    force: Annotated[bool, replaces("file of predictions")] = False
+    decision: bool = option(False, "Decisions in CSV and text too, after the label.")
+    proba: bool = option(
+        False,
+        "Add the probability of each class, last; for models of log_loss, or calibrated. Text then begins with a line "
+        "'labels ...' in their order, as LIBLINEAR's.",
+    )
+    force: bool = replaces("file of predictions")

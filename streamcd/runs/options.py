@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UsageError
 from ..core.memory_budget import parse_size
-from ..core.options import Option, Place, Receiver, Section, Threads, replaces
-from ..dataset.range_cache import CacheDirectory, CacheSize
+from ..core.options import ListenerOptions, Place, Section, Size, ThreadOptions, option, replaces
+from ..dataset.range_cache import CacheOptions
 from ..prediction.options import ModelOptions
 from .problem_options import (
     COSTS,
@@ -26,184 +26,142 @@ if TYPE_CHECKING:
 WORKER_TIMEOUT = 300.0
 """Seconds; the default of `worker_timeout`."""
 
-MaxSeconds = Annotated[
-    float | None,
-    Option(
+
+@dataclass(frozen=True, kw_only=True)
+class SessionOptions(CacheOptions, ThreadOptions, ListenerOptions):
+    """Options of what trains, as long as the call takes; no run records them."""
+
+    max_seconds: float | None = option(
+        None,
         "Stop after this time with a checkpoint and without a model, unless training has ended (stop_reason time), for "
         "batch queues; checked between windows.",
         metavar="TIME",
         text=SECONDS,
         section=Section.STOPPING,
-    ),
-]
-Workers = Annotated[
-    int | None,
-    Option(
+    )
+    workers: int | None = option(
+        None,
         "Train on this number of processes of this machine, which share `memory` (at least 385 MB each, and 200 MB for "
         "this one). Several need more passes than one: worth it if a pass takes long.",
         metavar="N",
         default_is="this process alone",
         section=Section.PROCESSORS,
-    ),
-]
-Scheduler = Annotated[
-    str | None,
-    Option(
+    )
+    scheduler: str | None = option(
+        None,
         "Train on the workers of this dask scheduler, such as tcp://host:8786. They must see the run, and a dataset "
         "that is no URL, under the same paths; the memory budget is that of each. Every round is a checkpoint.",
         metavar="ADDRESS",
         section=Section.PROCESSORS,
-    ),
-]
-Client = Annotated[
-    Any,
-    Option(
+    )
+    client: Any = option(
+        None,
         "A client of such a scheduler, in place of its address. With `workers` its workers, of that number, are on "
         "this machine and share its memory budget.",
         kind="distributed.Client",
         flags="",
-    ),
-]
-Signals = Annotated[
-    Callable[[], int | None] | None,
-    Option(
+    )
+    stop_requested: Callable[[], int | None] | None = option(
+        None,
         "Called without arguments after every window; returns the number of a signal that asks the training to stop, "
         "or None. By default Ctrl-C and SIGTERM ask that.",
         kind="callable",
         flags="",
-    ),
-]
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainOptions(ProblemOptions):
+class TrainOptions(ProblemOptions, SessionOptions):
     """Options of `train.train`."""
 
-    tol: Annotated[
-        float | None,
-        Option(
-            "Stop at this relative duality gap, (primal - dual) / primal.",
-            default_is="1e-3",
-            section=Section.MOST_USED,
-        ),
-    ] = None
-    eps: Annotated[
-        float | None,
-        Option(
-            "Stop by LIBLINEAR's rule instead: over all rows the projected gradients PG of the dual satisfy max PG - "
-            "min PG, |max PG|, |min PG| <= EPS; by a primal method the gradient at w satisfies ‖grad f(w)‖ <= EPS · "
-            "min(n+, n-)/n · ‖grad f(0)‖, w being the end of a pass. Turns acceleration off for dual.",
-            flags="-e",
-            metavar="EPS",
-            section=Section.STOPPING,
-        ),
-    ] = None
-    max_passes: Annotated[
-        int, Option("Maximum number of passes over the data.", section=Section.STOPPING)
-    ] = 1000
-    validation: Annotated[
-        Any,
-        Option(
-            "Held-out rows, a dataset or whatever `convert` reads, whose mean loss and accuracy are told after passes "
-            "1 to 8, 10, 12, 15, ... and at the end, for each C; in log, progress and report. They stop nothing but by "
-            "`early_stop`. Not on workers.",
-            kind="Dataset or path",
-            metavar="DATASET|FILE",
-            section=Section.STOPPING,
-        ),
-    ] = None
-    early_stop: Annotated[
-        bool,
-        Option(
-            "End the training of a C when five looks in a row at `validation` have not found a smaller loss "
-            "(stop_reason validation); the model is that of the last pass, with a certificate. The gap still ends it "
-            "if it is first.",
-            section=Section.STOPPING,
-        ),
-    ] = False
-    start_from: Annotated[
-        Place,
-        Option(
-            "Start from the dual variables of a finished run on the same dataset, scaled from its C to this one; takes "
-            "no extra read. Method sor can start from a run by dual or sor; a primal method starts from the weights of "
-            "a run by any method, which takes a read.",
-            metavar="RUN",
-            section=Section.METHOD,
-        ),
-    ] = None
-    calibrate: Annotated[
-        bool,
-        Option(
-            "Give the model probabilities: sigmoids fitted to decisions on five held-out folds, "
-            "which are trained after the model, in reads of their own. For the losses hinge and squared_hinge; the "
-            "weights do not change.",
-            section=Section.PROBLEM,
-        ),
-    ] = False
-    memory: Annotated[
-        int | str,
-        Option(
-            "Bound on the process's peak resident memory, interpreter and all: 400MB, 2GiB. What does not fit together "
-            "is trained in groups, one after another.",
-            metavar="SIZE",
-            section=Section.MOST_USED,
-        ),
-    ] = "1GB"
-    cache: CacheDirectory = None
-    cache_size: CacheSize = None
-    checkpoint_every: Annotated[
-        float,
-        Option(
-            "Time between checkpoints, from which `resume` continues, in seconds.",
-            metavar="TIME",
-            text=SECONDS,
-            section=Section.RUN,
-        ),
-    ] = 60.0
-    max_seconds: MaxSeconds = None
-    resume: Annotated[
-        bool,
-        Option(
-            "Continue the run if it holds this training already, with the stopping rule given here, otherwise begin "
-            "it: the same command for every job of a queue.",
-            section=Section.RUN,
-        ),
-    ] = False
-    force: Annotated[bool, Option("Replace an existing run.", section=Section.RUN)] = False
-    threads: Threads = None
-    workers: Workers = None
-    scheduler: Scheduler = None
-    client: Client = None
-    local_passes: Annotated[
-        int | None,
-        Option(
-            "With workers: passes of each over its own rows in a round, without communication.",
-            metavar="N",
-            default_is="3; 1 with more features than rows, or 34 M entries or more",
-            section=Section.PROCESSORS,
-        ),
-    ] = None
-    worker_timeout: Annotated[
-        float | None,
-        Option(
-            "With workers: exclude one that has not responded for this time; others take over its shards.",
-            metavar="TIME",
-            text=SECONDS,
-            default_is="300s",
-            section=Section.PROCESSORS,
-        ),
-    ] = None
-    plan: Annotated[
-        Any,
-        Option(
-            "Sizes of the windows, for tests of streamcd itself.",
-            flags="",
-            kind="Plan",
-            default_is="given by `memory`",
-        ),
-    ] = None
-    listener: Receiver = None
-    stop_requested: Signals = None
+    tol: float | None = option(
+        None,
+        "Stop at this relative duality gap, (primal - dual) / primal.",
+        default_is="1e-3",
+    )
+    eps: float | None = option(
+        None,
+        "Stop by LIBLINEAR's rule instead: over all rows the projected gradients PG of the dual satisfy max PG - "
+        "min PG, |max PG|, |min PG| <= EPS; by a primal method the gradient at w satisfies ‖grad f(w)‖ <= EPS · "
+        "min(n+, n-)/n · ‖grad f(0)‖, w being the end of a pass. Turns acceleration off for dual.",
+        flags="-e",
+        metavar="EPS",
+        section=Section.STOPPING,
+    )
+    max_passes: int = option(1000, "Maximum number of passes over the data.", section=Section.STOPPING)
+    validation: Any = option(
+        None,
+        "Held-out rows, a dataset or whatever `convert` reads, whose mean loss and accuracy are told after passes "
+        "1 to 8, 10, 12, 15, ... and at the end, for each C; in log, progress and report. They stop nothing but by "
+        "`early_stop`. Not on workers.",
+        kind="Dataset or path",
+        metavar="DATASET|FILE",
+        section=Section.STOPPING,
+    )
+    early_stop: bool = option(
+        False,
+        "End the training of a C when five looks in a row at `validation` have not found a smaller loss "
+        "(stop_reason validation); the model is that of the last pass, with a certificate. The gap still ends it "
+        "if it is first.",
+        section=Section.STOPPING,
+    )
+    start_from: Place = option(
+        None,
+        "Start from the dual variables of a finished run on the same dataset, scaled from its C to this one; takes "
+        "no extra read. Method sor can start from a run by dual or sor; a primal method starts from the weights of "
+        "a run by any method, which takes a read.",
+        metavar="RUN",
+        section=Section.METHOD,
+    )
+    calibrate: bool = option(
+        False,
+        "Give the model probabilities: sigmoids fitted to decisions on five held-out folds, "
+        "which are trained after the model, in reads of their own. For the losses hinge and squared_hinge; the "
+        "weights do not change.",
+        section=Section.PROBLEM,
+    )
+    memory: Size = option(
+        "1GB",
+        "Bound on the process's peak resident memory, interpreter and all: 400MB, 2GiB. What does not fit together "
+        "is trained in groups, one after another.",
+        metavar="SIZE",
+    )
+    checkpoint_every: float = option(
+        60.0,
+        "Time between checkpoints, from which `resume` continues, in seconds.",
+        metavar="TIME",
+        text=SECONDS,
+        section=Section.RUN,
+    )
+    resume: bool = option(
+        False,
+        "Continue the run if it holds this training already, with the stopping rule given here, otherwise begin "
+        "it: the same command for every job of a queue.",
+        section=Section.RUN,
+    )
+    force: bool = option(False, "Replace an existing run.", section=Section.RUN)
+    local_passes: int | None = option(
+        None,
+        "With workers: passes of each over its own rows in a round, without communication.",
+        metavar="N",
+        default_is="3; 1 with more features than rows, or 34 M entries or more",
+        section=Section.PROCESSORS,
+    )
+    worker_timeout: float | None = option(
+        None,
+        "With workers: exclude one that has not responded for this time; others take over its shards.",
+        metavar="TIME",
+        text=SECONDS,
+        default_is="300s",
+        section=Section.PROCESSORS,
+    )
+    plan: Any = option(
+        None,
+        "Sizes of the windows, for tests of streamcd itself.",
+        flags="",
+        kind="Plan",
+        default_is="given by `memory`",
+    )
     bias_because: str = ""  # why the bias is as it is
     in_memory: bool = False  # no directory: the rows' state stays in memory
     search: bool = False  # for the best C, by cross-validation
@@ -244,25 +202,19 @@ class TrainOptions(ProblemOptions):
 class TuneOptions(TrainOptions):
     """Options of `tune.tune`: those of a training in one process, by a penalised bias, and the folds."""
 
-    C: Annotated[
-        Any,
-        Option(
-            "The costs to try, separated by commas: 0.01,0.1,1,10; in Python a sequence.",
-            kind="sequence of float",
-            flags="-C -c --C",
-            text=COSTS,
-            section=Section.MOST_USED,
-        ),
-    ] = field()  # to be given
-    cv: Annotated[
-        int,
-        Option(
-            "Folds of the cross-validation, to which rows are assigned by a hash of (seed, source row).",
-            flags="-v --cv",
-            metavar="K",
-            section=Section.MOST_USED,
-        ),
-    ] = 5
+    C: Any = option(
+        MISSING,
+        "The costs to try, separated by commas: 0.01,0.1,1,10; in Python a sequence.",
+        kind="sequence of float",
+        flags="-C -c --C",
+        text=COSTS,
+    )
+    cv: int = option(
+        5,
+        "Folds of the cross-validation, to which rows are assigned by a hash of (seed, source row).",
+        flags="-v --cv",
+        metavar="K",
+    )
     unpenalized_bias: bool = False
     validation: Any = None
     early_stop: bool = False
@@ -284,103 +236,70 @@ class TuneOptions(TrainOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResumeOptions:
+class ResumeOptions(SessionOptions):
     """Options of `resume.resume`, in place of a run's own where they are given."""
 
-    max_passes: Annotated[
-        int | None,
-        Option(
-            "Largest number of passes over the data, counted from the start of the run.",
-            metavar="N",
-            section=Section.MOST_USED,
-        ),
-    ] = None
-    tol: Annotated[
-        float | None,
-        Option(
-            "Stop at this relative duality gap instead of by the run's own rule.", section=Section.MOST_USED
-        ),
-    ] = None
-    checkpoint_every: Annotated[
-        float | None,
-        Option("Time between checkpoints, in seconds.", metavar="TIME", text=SECONDS, section=Section.RUN),
-    ] = None
-    max_seconds: MaxSeconds = None
-    dataset: Annotated[
-        Place,
-        Option(
-            "The dataset's directory, if it was moved after the run began; it has to be the same dataset.",
-            metavar="PATH",
-            section=Section.MOST_USED,
-        ),
-    ] = None
-    validation: Annotated[
-        Place,
-        Option(
-            "The validation set, if it was moved after the run began.",
-            metavar="PATH",
-            section=Section.STOPPING,
-        ),
-    ] = None
-    early_stop: Annotated[
-        bool | None,
-        Option(
-            "Let the validation set end the training, or go on where it has.",
-            flags="--early-stop/--no-early-stop",
-            section=Section.STOPPING,
-        ),
-    ] = None
-    cache: CacheDirectory = None
-    cache_size: CacheSize = None
-    threads: Threads = None
-    workers: Annotated[
-        int | None,
-        Option(
-            "Train on this number of processes of this machine, 1 included; needed, or `scheduler`, for a run begun on "
-            "workers. The memory given for all is divided anew.",
-            metavar="N",
-            section=Section.PROCESSORS,
-        ),
-    ] = None
-    scheduler: Scheduler = None
-    client: Client = None
-    listener: Receiver = None
-    stop_requested: Signals = None
+    max_passes: int | None = option(
+        None,
+        "Largest number of passes over the data, counted from the start of the run.",
+        metavar="N",
+    )
+    tol: float | None = option(None, "Stop at this relative duality gap instead of by the run's own rule.")
+    checkpoint_every: float | None = option(
+        None, "Time between checkpoints, in seconds.", metavar="TIME", text=SECONDS, section=Section.RUN
+    )
+    dataset: Place = option(
+        None,
+        "The dataset's directory, if it was moved after the run began; it has to be the same dataset.",
+        metavar="PATH",
+    )
+    validation: Place = option(
+        None,
+        "The validation set, if it was moved after the run began.",
+        metavar="PATH",
+        section=Section.STOPPING,
+    )
+    early_stop: bool | None = option(
+        None,
+        "Let the validation set end the training, or go on where it has.",
+        flags="--early-stop/--no-early-stop",
+        section=Section.STOPPING,
+    )
+    workers: int | None = option(
+        None,
+        "Train on this number of processes of this machine, 1 included; needed, or `scheduler`, for a run begun on "
+        "workers. The memory given for all is divided anew.",
+        metavar="N",
+        section=Section.PROCESSORS,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class DescribeOptions:
     """Options of what shows weights."""
 
-    scaled: Annotated[
-        bool,
-        Option(
-            "Weights for features as they were scaled for the training (convert --scale), in place of those for the "
-            "source's values."
-        ),
-    ] = False
+    scaled: bool = option(
+        False,
+        "Weights for features as they were scaled for the training (convert --scale), in place of those for the "
+        "source's values.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportOptions(ModelOptions, DescribeOptions):
+class ReportOptions(ModelOptions, DescribeOptions, ListenerOptions):
     """Options of `report.write_report`."""
 
-    data: Annotated[
-        Any,
-        Option(
-            "Evaluate the model on it, as `evaluate` does: confusion, ROC, calibration.",
-            kind="Dataset or path",
-            metavar="DATASET|FILE",
-            default_is="the run's validation set, if it has one that is still there",
-        ),
-    ] = None
-    images: Annotated[
-        Place,
-        Option(
-            "Write the pictures as PNG files into this directory too; it is made if it is not there.",
-            kind="path",
-            metavar="DIR",
-        ),
-    ] = None
-    force: Annotated[bool, replaces("page")] = False
-    listener: Receiver = None
+    data: Any = option(
+        None,
+        "Evaluate the model on it, as `evaluate` does: confusion, ROC, calibration.",
+        kind="Dataset or path",
+        metavar="DATASET|FILE",
+        default_is="the run's validation set, if it has one that is still there",
+    )
+    images: Place = option(
+        None,
+        "Write the pictures as PNG files into this directory too; it is made if it is not there.",
+        kind="path",
+        metavar="DIR",
+    )
+    force: bool = replaces("page")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UsageError
 from ..core.metadata import Positive
-from ..core.options import Checked, Option, Section, Text
+from ..core.options import Checked, Section, Text, option
 from ..kernels.loss_table import PLANES, form_of
 from ..solvers.registry import LOSS_ALIASES, LOSSES, METHODS, SLACKS, check_omega, make_solver, solver_memory
 
@@ -153,125 +153,99 @@ class ProblemOptions(Checked):
     They are brought to one form: `C` is a tuple, `class_weight` a word or pairs, `code` a list of rows.
     """
 
-    loss: Annotated[
-        str,
-        Option(
-            "Loss of a row with margin t = y w·x: squared_hinge max(0, 1-t)^2, hinge max(0, 1-t), log_loss log(1 + "
-            "exp(-t)); of all classes at once crammer_singer max over m of w_m·x - w_y·x + [m != y], multinomial log of "
-            "the sum over m of exp(w_m·x - w_y·x). twin: a plane per class, fitted to its own rows, ½ Σ (w·x)^2, and "
-            "kept away from the others (`slack`); the nearest plane's class is predicted. logistic and log are log_loss.",
-            choices=(*LOSSES, *LOSS_ALIASES),
-            section=Section.MOST_USED,
-        ),
-    ] = "squared_hinge"
-    method: Annotated[
-        str,
-        Option(
-            "dual: coordinate descent on the dual variables, row by row. primal: on the weights, feature by feature, "
-            "in a new random order each pass; online: likewise, with features drawn at random with replacement. Both "
-            "are for squared_hinge and log_loss, and read the column layout (streamcd columns). sor: for the loss "
-            "twin, with the inverse of a matrix of features x features for each plane. auto chooses, and says why.",
-            choices=("auto", *METHODS),
-            section=Section.METHOD,
-        ),
-    ] = "auto"
-    C: Annotated[
-        Any,
-        Option(
-            "Cost: the factor of the sum of losses in ½‖w‖² + C Σ loss. Several values, separated by commas (in Python "
-            "a sequence), are trained in the same passes, and each gets a model of its own.",
-            kind="float or sequence of float",
-            flags="-C -c --C",
-            text=COSTS,
-            section=Section.MOST_USED,
-        ),
-    ] = 1.0
-    bias: Annotated[
-        float | str,
-        Option(
-            "Append a constant feature of this value to every row, for an intercept; its weight is penalised like the "
-            "others. none, or a negative number: no intercept. auto: 1 for a dataset made from tables, frames or dense "
-            "arrays, none for libsvm text and sparse matrices, as LIBLINEAR; where it starts from another run, as there.",
-            kind='"auto", "none" or float',
-            flags="-B --bias",
-            metavar="auto|none|NUMBER",
-            text=_number_or("auto", "none"),
-            section=Section.MOST_USED,
-        ),
-    ] = "auto"
-    unpenalized_bias: Annotated[
-        bool,
-        Option(
-            "Leave the bias's weight out of ½‖w‖². With the methods primal and online only.",
-            flags="-R --unpenalized-bias",
-            section=Section.PROBLEM,
-        ),
-    ] = False
-    class_weight: Annotated[
-        Any,
-        Option(
-            "Factors of C for the rows of a label, in every one-vs-rest problem (LIBLINEAR's -wi weights the positive "
-            "side only, where there are more than two classes). balanced: rows / (classes · rows of the class). For "
-            "twin planes too they change C alone: they weight the rows that a plane keeps away from, not those it is "
-            "fitted to.",
-            kind='mapping of label to factor, or "balanced"',
-            metavar="balanced|LABEL=W,...",
-            text=Text("'balanced' or LABEL=WEIGHT,LABEL=WEIGHT", class_weights),
-            section=Section.MOST_USED,
-        ),
-    ] = None
-    code: Annotated[
-        Any,
-        Option(
-            "Code matrix for several classes, instead of one-vs-rest: a row per class, labels ascending; a column per "
-            "binary problem, 1 for its positive classes, -1 for its negative ones, 0 for those it leaves out.",
-            kind="array of -1, 0, +1, shape (classes, problems)",
-            metavar="FILE",
-            text=Text("a file", read_code),
-            section=Section.PROBLEM,
-        ),
-    ] = None
-    omega: Annotated[
-        float | str,
-        Option(
-            "Over-relaxation (SOR) of the dual steps of hinge, squared_hinge and twin: each is this number, above 0 "
-            "and below 2, times coordinate descent's. auto tries two values during training, and says which it keeps.",
-            metavar="NUMBER|auto",
-            text=_number_or("auto"),
-            section=Section.METHOD,
-        ),
-    ] = 1.0
-    acceleration: Annotated[
-        float | str,
-        Option(
-            "For the method dual, an outer proximal point around the passes: badly conditioned problems (large C, long "
-            "rows) take a tenth of the passes or fewer. It needs one more array of the weights' size, and is left out "
-            "if that does not fit in `memory`. auto finds its strength kappa while training. For primal and online, an "
-            "extrapolation after each pass by a line search; it needs one more array of rows' scores too, and has no "
-            "kappa. Training is plain by dual with `eps` or an `omega` other than 1, and by sor.",
-            metavar="auto|none|KAPPA",
-            text=_number_or("auto", "none"),
-            section=Section.METHOD,
-        ),
-    ] = "auto"
-    ridge: Annotated[
-        float | None,
-        Option(
-            "r in a twin plane's r/2 ‖w‖^2; with a small r the method dual converges slowly.",
-            default_is="1",
-            section=Section.PROBLEM,
-        ),
-    ] = None
-    slack: Annotated[
-        str | None,
-        Option(
-            "Loss of the other classes' rows for a twin plane, max(0, 1 - w·x) or its square.",
-            choices=SLACKS,
-            default_is="hinge",
-            section=Section.PROBLEM,
-        ),
-    ] = None
-    seed: Annotated[int, Option("Seed of the random order of visits.", section=Section.METHOD)] = 0
+    loss: str = option(
+        "squared_hinge",
+        "Loss of a row with margin t = y w·x: squared_hinge max(0, 1-t)^2, hinge max(0, 1-t), log_loss log(1 + "
+        "exp(-t)); of all classes at once crammer_singer max over m of w_m·x - w_y·x + [m != y], multinomial log of "
+        "the sum over m of exp(w_m·x - w_y·x). twin: a plane per class, fitted to its own rows, ½ Σ (w·x)^2, and "
+        "kept away from the others (`slack`); the nearest plane's class is predicted. logistic and log are log_loss.",
+        choices=(*LOSSES, *LOSS_ALIASES),
+    )
+    method: str = option(
+        "auto",
+        "dual: coordinate descent on the dual variables, row by row. primal: on the weights, feature by feature, "
+        "in a new random order each pass; online: likewise, with features drawn at random with replacement. Both "
+        "are for squared_hinge and log_loss, and read the column layout (streamcd columns). sor: for the loss "
+        "twin, with the inverse of a matrix of features x features for each plane. auto chooses, and says why.",
+        choices=("auto", *METHODS),
+        section=Section.METHOD,
+    )
+    C: Any = option(
+        1.0,
+        "Cost: the factor of the sum of losses in ½‖w‖² + C Σ loss. Several values, separated by commas (in Python "
+        "a sequence), are trained in the same passes, and each gets a model of its own.",
+        kind="float or sequence of float",
+        flags="-C -c --C",
+        text=COSTS,
+    )
+    bias: float | str = option(
+        "auto",
+        "Append a constant feature of this value to every row, for an intercept; its weight is penalised like the "
+        "others. none, or a negative number: no intercept. auto: 1 for a dataset made from tables, frames or dense "
+        "arrays, none for libsvm text and sparse matrices, as LIBLINEAR; where it starts from another run, as there.",
+        kind='"auto", "none" or float',
+        flags="-B --bias",
+        metavar="auto|none|NUMBER",
+        text=_number_or("auto", "none"),
+    )
+    unpenalized_bias: bool = option(
+        False,
+        "Leave the bias's weight out of ½‖w‖². With the methods primal and online only.",
+        flags="-R --unpenalized-bias",
+        section=Section.PROBLEM,
+    )
+    class_weight: Any = option(
+        None,
+        "Factors of C for the rows of a label, in every one-vs-rest problem (LIBLINEAR's -wi weights the positive "
+        "side only, where there are more than two classes). balanced: rows / (classes · rows of the class). For "
+        "twin planes too they change C alone: they weight the rows that a plane keeps away from, not those it is "
+        "fitted to.",
+        kind='mapping of label to factor, or "balanced"',
+        metavar="balanced|LABEL=W,...",
+        text=Text("'balanced' or LABEL=WEIGHT,LABEL=WEIGHT", class_weights),
+    )
+    code: Any = option(
+        None,
+        "Code matrix for several classes, instead of one-vs-rest: a row per class, labels ascending; a column per "
+        "binary problem, 1 for its positive classes, -1 for its negative ones, 0 for those it leaves out.",
+        kind="array of -1, 0, +1, shape (classes, problems)",
+        metavar="FILE",
+        text=Text("a file", read_code),
+        section=Section.PROBLEM,
+    )
+    omega: float | str = option(
+        1.0,
+        "Over-relaxation (SOR) of the dual steps of hinge, squared_hinge and twin: each is this number, above 0 "
+        "and below 2, times coordinate descent's. auto tries two values during training, and says which it keeps.",
+        metavar="NUMBER|auto",
+        text=_number_or("auto"),
+        section=Section.METHOD,
+    )
+    acceleration: float | str = option(
+        "auto",
+        "For the method dual, an outer proximal point around the passes: badly conditioned problems (large C, long "
+        "rows) take a tenth of the passes or fewer. It needs one more array of the weights' size, and is left out "
+        "if that does not fit in `memory`. auto finds its strength kappa while training. For primal and online, an "
+        "extrapolation after each pass by a line search; it needs one more array of rows' scores too, and has no "
+        "kappa. Training is plain by dual with `eps` or an `omega` other than 1, and by sor.",
+        metavar="auto|none|KAPPA",
+        text=_number_or("auto", "none"),
+        section=Section.METHOD,
+    )
+    ridge: float | None = option(
+        None,
+        "r in a twin plane's r/2 ‖w‖^2; with a small r the method dual converges slowly.",
+        default_is="1",
+        section=Section.PROBLEM,
+    )
+    slack: str | None = option(
+        None,
+        "Loss of the other classes' rows for a twin plane, max(0, 1 - w·x) or its square.",
+        choices=SLACKS,
+        default_is="hinge",
+        section=Section.PROBLEM,
+    )
+    seed: int = option(0, "Seed of the random order of visits.", section=Section.METHOD)
     folds: int = 0  # of a cross-validation; 0 for none
 
     def __post_init__(self) -> None:
