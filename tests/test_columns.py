@@ -138,8 +138,8 @@ def test_jobs_begin_where_parts_do(tmp_path: Path) -> None:
     dataset = write_dataset(
         tmp_path / "data", (sp.csr_array(dense), np.where(rng.random(400) < 0.5, 1.0, -1.0))
     )
-    options = transpose.Options(200, 1500, "lz4")
-    divided = transpose._divide(dataset, options, transpose.Plan(1_000, 2_000), 12)
+    form = {"chunk_bytes": 200, "shard_bytes": 1500, "compression": "lz4"}
+    divided = transpose._divide(dataset, form, transpose.Plan(1_000, 2_000), 12)
     buckets, jobs = divided["buckets"], divided["jobs"]
     columns = make_columns(dataset, **SMALL)
     begins = np.searchsorted(columns.chunk_part, np.arange(columns.n_shards))

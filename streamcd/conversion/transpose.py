@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -99,11 +99,15 @@ def make_columns(dataset: Dataset | str | Path, asked: ColumnsOptions) -> Column
         _clear_finished(path)
     if has_columns(dataset) and not asked.force:
         raise UsageError(f"{dataset.path / FOLDER} exists; replace it with --force")
-    options = Options(parse_size(asked.chunk_size), parse_size(asked.shard_size), asked.compression)
+    form: dict[str, Any] = {
+        "chunk_bytes": parse_size(asked.chunk_size),
+        "shard_bytes": parse_size(asked.shard_size),
+        "compression": asked.compression,
+    }
     workers, listener = checked_workers(asked.workers), asked.listener or Listener()
-    plan = _make_plan(dataset, parse_size(asked.memory), options, workers)
+    plan = _make_plan(dataset, parse_size(asked.memory), form["chunk_bytes"], workers)
     with _workplace(path, asked.force) as (work, publication):
-        _begin_or_go_on(dataset, options, plan, work, workers, listener)
+        _begin_or_go_on(dataset, form, plan, work, workers, listener)
         with open_pool(workers, listener, __name__) as pool:
             Transposition(dataset, plan, work).run(pool)
         if publication is not None:
@@ -153,19 +157,6 @@ def _clear_finished(dataset: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Options:
-    """Options of the layout's format."""
-
-    chunk_bytes: int
-    shard_bytes: int
-    compression: str
-
-    def task(self, dataset: Dataset) -> dict[str, Any]:
-        """Describe the task, by which its state on disk is recognised."""
-        return {"dataset": dataset.fingerprint, **asdict(self)}
-
-
-@dataclass(frozen=True)
 class Plan:
     """Shares of the memory: for entries that wait to be written, and for entries sorted at a time."""
 
@@ -173,13 +164,13 @@ class Plan:
     sort_bytes: int
 
 
-def _make_plan(dataset: Dataset, budget: int, options: Options, workers: int = 1) -> Plan:
+def _make_plan(dataset: Dataset, budget: int, chunk_bytes: int, workers: int = 1) -> Plan:
     largest = int(np.diff(dataset.entry_start).max(initial=1))
     needs = {
         # copied, cast, encoded, compressed
-        "chunks being written": 8 * options.chunk_bytes,
+        "chunks being written": 8 * chunk_bytes,
         "chunks being read": 5 * largest * _record_bytes(dataset),
-        "chunk tables": 40 * dataset.n_chunks + 200 * (dataset.n_entries * 8 // options.chunk_bytes + 1),
+        "chunk tables": 40 * dataset.n_chunks + 200 * (dataset.n_entries * 8 // chunk_bytes + 1),
         "entries being sorted": _LEAST_BYTES,
         "the client of URLs": dataset.client_bytes + (UPLOADING_BYTES if dataset.client_bytes else 0),
     }
@@ -299,12 +290,12 @@ def _begin_bucket(buckets: list[Bucket], feature: int) -> None:
         buckets.append(Bucket(feature, last.stop, 0, 0))
 
 
-def _divide(dataset: Dataset, options: Options, plan: Plan, n_workers: int) -> dict[str, Any]:
+def _divide(dataset: Dataset, form: Mapping[str, Any], plan: Plan, n_workers: int) -> dict[str, Any]:
     """Divide the work into buckets, jobs (of buckets), and shares of the row chunks, each of which becomes a run."""
     n_tasks = TASKS_PER_WORKER * n_workers if n_workers > 1 else 1
     n_tasks = min(max(n_tasks, dataset.n_entries // _TASK_ENTRIES), _MAX_TASKS)
     counts = FeatureCounts(dataset)
-    whole, shards = _outline(dataset, options, counts)
+    whole, shards = _outline(dataset, form, counts)
     if not whole.n_entries or (n_workers == 1 and counts.sort_bytes(whole) <= plan.sort_bytes):
         return {"buckets": [whole], "jobs": [Job(0, 0, 1)], "shares": []}
     first = np.array([feature for _, feature in shards])
@@ -325,10 +316,10 @@ def _divide(dataset: Dataset, options: Options, plan: Plan, n_workers: int) -> d
 
 
 def _outline(
-    dataset: Dataset, options: Options, counts: FeatureCounts
+    dataset: Dataset, form: Mapping[str, Any], counts: FeatureCounts
 ) -> tuple[Bucket, list[tuple[int, int]]]:
     """Count all entries; list the layout's shards that begin with a feature, and that feature."""
-    outline = ColumnsOutline(dataset, chunk_bytes=options.chunk_bytes, shard_bytes=options.shard_bytes)
+    outline = ColumnsOutline(dataset, **form)
     n_features = n_entries = 0
     for feature, count in counts.pieces(0, dataset.n_features):
         outline.add_counts(feature, count)
@@ -343,10 +334,15 @@ def _outline(
 
 
 def _begin_or_go_on(
-    dataset: Dataset, options: Options, plan: Plan, work: Path, n_workers: int, listener: Listener
+    dataset: Dataset,
+    form: Mapping[str, Any],
+    plan: Plan,
+    work: Path,
+    n_workers: int,
+    listener: Listener,
 ) -> None:
     """Prepare ``work / "state.json"``, or keep that of an earlier call of the same task, whatever its workers."""
-    task = options.task(dataset)
+    task = {"dataset": dataset.fingerprint, **form}  # by which its state is recognised
     for begun in (work, *work.parent.glob(f".{FOLDER}.*")):
         check_own(begun)
     try:
@@ -359,7 +355,7 @@ def _begin_or_go_on(
         _forget_task(begun)
         shutil.rmtree(begun)
     (work / FOLDER).mkdir(parents=True)
-    state = {"task": task, **_divide(dataset, options, plan, n_workers)}
+    state = {"task": task, **_divide(dataset, form, plan, n_workers)}
     write_file(work / "state.json", json.dumps(state).encode())
 
 
@@ -373,8 +369,7 @@ class Transposition:
     def __init__(self, dataset: Dataset, plan: Plan, work: Path) -> None:
         self._dataset, self._plan, self._work = dataset, plan, work
         state = json.loads((work / "state.json").read_bytes())
-        del state["task"]["dataset"]
-        self._options = Options(**state["task"])
+        self._form = {name: value for name, value in state["task"].items() if name != "dataset"}
         self._buckets = [Bucket(*bucket) for bucket in state["buckets"]]
         self._jobs = [Job(*job) for job in state["jobs"]]
         self._shares: list[tuple[int, int]] = state["shares"]
@@ -412,7 +407,7 @@ class Transposition:
         return start, stop
 
     def _writer(self, finished: dict[str, Any]) -> ColumnsWriter:
-        return ColumnsWriter(self._work / FOLDER, self._dataset, **asdict(self._options), finished=finished)
+        return ColumnsWriter(self._work / FOLDER, self._dataset, **self._form, finished=finished)
 
     # -- scattering
 

@@ -281,10 +281,8 @@ class ColumnsWriter:
 class ColumnsOutline(ColumnsWriter):
     """Dry run of `ColumnsWriter`, which writes nothing: it finds where the parts begin, from numbers of entries alone."""
 
-    def __init__(self, dataset: RowTable, *, chunk_bytes: int, shard_bytes: int) -> None:
-        super().__init__(
-            Path(), dataset, chunk_bytes=chunk_bytes, shard_bytes=shard_bytes, compression="none"
-        )
+    def __init__(self, dataset: RowTable, **form: Any) -> None:
+        super().__init__(Path(), dataset, **form)
         # first feature of every part, and the number of the feature's piece there
         self.starts: list[tuple[int, int]] = []
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -45,19 +44,16 @@ def to_numpy(dataset: Dataset, dtype: Any) -> np.ndarray:
     cells = dataset.n_rows * dataset.n_features * number.itemsize
     require(
         int(min(available_memory(), 2**62)),
-        {"a dense matrix": cells, "the order of the rows": _ROW_BYTES * dataset.n_rows},
+        {"a dense matrix": cells},
         "scale the data when it is converted, by convert(scale=, normalize=), and leave the scaler out: streamcd's "
         "estimators read a dataset as it is",
         f"expected an array, found the dataset {dataset.path}, which would not fit in the memory that is free, "
         f"{format_size(available_memory())}, as one:",
     )
     dense = np.zeros(dataset.shape, number)
-    rank = np.empty(dataset.n_rows, np.int64)
-    sources = [dataset.read_rows(chunk, ("source",))[0] for chunk in range(dataset.n_chunks)]
-    rank[np.argsort(np.concatenate(sources))] = np.arange(dataset.n_rows)
-    for chunk, (start, stop) in enumerate(pairwise(dataset.row_start)):
+    for chunk in range(dataset.n_chunks):
         rows = dataset.read(chunk)
-        dense[np.repeat(rank[start:stop], np.diff(rows.indptr)), rows.feature] = rows.value
+        dense[np.repeat(rows.source, np.diff(rows.indptr)), rows.feature] = rows.value
     return dense
 
 
@@ -80,10 +76,15 @@ def _label_bytes(dataset: Dataset) -> int:
 
 def in_source_order(dataset: Dataset, *names: str) -> list[np.ndarray]:
     """Read columns of all rows, in the order of the source."""
-    parts = [dataset.read_rows(chunk, ("source", *names)) for chunk in range(dataset.n_chunks)]
-    source, *columns = ([part[k] for part in parts] for k in range(len(names) + 1))
-    order = np.argsort(np.concatenate(source))
-    return [np.concatenate(column)[order] for column in columns]
+    source, *columns = _stored(dataset, "source", *names)
+    order = np.argsort(source)
+    return [column[order] for column in columns]
+
+
+def _stored(dataset: Dataset, *names: str) -> list[np.ndarray]:
+    """Read columns of all rows, as they are stored."""
+    parts = [dataset.read_rows(chunk, names) for chunk in range(dataset.n_chunks)]
+    return [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
 
 
 def head(dataset: Dataset, n_rows: int) -> pa.Table:
@@ -137,22 +138,14 @@ def _require_room(dataset: Dataset, memory: int | str | None, what: str, n_bytes
 
 def _rows_in_source_order(dataset: Dataset) -> dict[str, np.ndarray]:
     """Read all rows; entries are put in place chunk by chunk, so that only one copy of them is in memory."""
-    columns = ("source", "label", "weight", "n_entries")
-    parts = [dataset.read_rows(chunk, columns) for chunk in range(dataset.n_chunks)]
-    found = {
-        name: np.concatenate(arrays) for name, arrays in zip(columns, zip(*parts, strict=True), strict=True)
-    }
-    order = np.argsort(found["source"])
-    rank = np.empty_like(order)
-    rank[order] = np.arange(order.size)
-    rows = {name: array[order] for name, array in found.items()}
+    names = ("source", "label", "weight", "n_entries")
+    rows = dict(zip(names, in_source_order(dataset, *names), strict=True))
     rows["indptr"] = starts_of(rows["n_entries"])
     rows["feature"] = np.empty(dataset.n_entries, dataset.index_dtype)
     rows["value"] = np.empty(dataset.n_entries, dataset.value_dtype)
-    for chunk, part in enumerate(parts):
-        start, stop = dataset.row_start[chunk : chunk + 2]
-        n_entries = part[-1].astype(np.int64)
-        shift = rows["indptr"][rank[start:stop]] - starts_of(n_entries)[:-1]
+    for chunk in range(dataset.n_chunks):
+        source, n_entries = dataset.read_rows(chunk, ("source", "n_entries"))
+        shift = rows["indptr"][source] - starts_of(n_entries)[:-1]
         target = np.arange(n_entries.sum()) + np.repeat(shift, n_entries)
         rows["feature"][target], rows["value"][target] = dataset.read_entries(chunk)
     return rows

@@ -6,7 +6,9 @@ not hold all rows mixes rows from many places.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -181,47 +183,24 @@ def sound_matrix(X: Any) -> Any:
         return X
     if getattr(X, "format", "") not in ("csr", "csc", "bsr", "coo"):
         X = X.tocsr()
-    if fault := _coordinates_fault(X) if X.format == "coo" else _compressed_fault(X):
+    if fault := _fault(X):
         raise DataError(
-            f"X: expected a whole {X.format.upper()} matrix, found {fault}; make the matrix again"
+            f"X: expected a whole {X.format.upper()} matrix, found a damaged one ({fault}); make the matrix again"
         )
     return X
 
 
-def _coordinates_fault(X: Any) -> str:
-    """Describe what is wrong with the arrays of a COO matrix; empty if they are sound."""
-    if not X.row.size == X.col.size == X.data.size:
-        return f"{X.row.size:,} rows and {X.col.size:,} columns of {X.data.size:,} values"
-    return _index_fault(X.row, X.shape[0], "row") or _index_fault(X.col, X.shape[1], "col")
-
-
-def _compressed_fault(X: Any) -> str:
-    """Describe what is wrong with the arrays of a CSR, CSC or BSR matrix; empty if they are sound."""
-    ends, index = X.indptr, X.indices
-    height, width = X.blocksize if X.format == "bsr" else (1, 1)
-    n_lines, n_places = X.shape[0] // height, X.shape[1] // width
-    if X.format == "csc":
-        n_lines, n_places = n_places, n_lines
-    if ends.shape != (n_lines + 1,) or ends.dtype.kind not in "iu":
-        return f"an indptr of shape {ends.shape} and type {ends.dtype} for {n_lines:,} lines"
-    if ends[0] != 0:
-        return f"an indptr that begins with {ends[0]}"
-    descents = np.flatnonzero(ends[1:] < ends[:-1])
-    if descents.size:
-        return f"an indptr that descends after place {descents[0]:,}"
-    n_entries = min(index.size, X.data.shape[0])
-    if ends[-1] > n_entries:
-        return f"an indptr that ends with {ends[-1]:,} where there are {n_entries:,} entries"
-    return _index_fault(index[: ends[-1]], n_places, "indices")
-
-
-def _index_fault(index: np.ndarray, end: int, name: str) -> str:
-    if index.dtype.kind not in "iu":
-        return f"{name} of type {index.dtype}"
-    if index.size and (wrong := index.min()) < 0:
-        return f"{wrong} in {name}"
-    if index.size and (wrong := index.max()) >= end:
-        return f"{wrong} in {name}, which has to be less than {end:,}"
+def _fault(X: Any) -> str:
+    """Describe what SciPy finds wrong with the arrays of a sparse matrix; empty if they are sound."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # of indices that are no integers
+        try:
+            if X.format == "coo":
+                type(X)((X.data, (X.row, X.col)), shape=X.shape)
+            else:
+                copy(X).check_format(full_check=True)  # which shortens arrays
+        except (ValueError, TypeError, UserWarning) as error:
+            return str(error).splitlines()[0]
     return ""
 
 
