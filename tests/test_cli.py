@@ -21,7 +21,6 @@ from click.testing import CliRunner, Result
 from conftest import SUBPROCESS_ENVIRONMENT, libsvm_text
 
 from streamcd import load_model
-from streamcd.cli import commands as cli_module
 from streamcd.cli.commands import cli
 from streamcd.cli.console import Console, explain
 from streamcd.cli.course import describe_progress
@@ -526,10 +525,10 @@ def test_what_the_machine_did_is_status_1():
 
 
 def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch):
-    def fail(*arguments: object) -> None:
+    def fail(*arguments: object, **options: object) -> None:
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr(cli_module.console, "Console", fail)
+    monkeypatch.setattr("streamcd.cli.session.Console", fail)
     assert isinstance(run("verify", "x").exception, ZeroDivisionError)
 
 
@@ -639,10 +638,10 @@ def test_a_scheduler_is_refused_with_advice_where_it_is_not_used(command: str) -
 
 
 def test_an_end_of_file_is_not_told_as_ctrl_c(monkeypatch):
-    def fail(*arguments: object) -> None:
+    def fail(*arguments: object, **options: object) -> None:
         raise EOFError("of some file")
 
-    monkeypatch.setattr(cli_module.console, "Console", fail)
+    monkeypatch.setattr("streamcd.cli.session.Console", fail)
     assert isinstance(run("verify", "x").exception, EOFError)
 
 

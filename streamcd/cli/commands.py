@@ -7,7 +7,6 @@ needs.
 from __future__ import annotations
 
 import os
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,24 +24,22 @@ from ..prediction.options import ModelOptions, PlotOptions, PredictOptions
 from ..report.tables import Table, column_tables, dataset_tables, description_tables, evaluation_tables
 from ..runs.options import DescribeOptions, ReportOptions, ResumeOptions, TrainOptions, TuneOptions
 from . import console
-from .declared import options_of
-from .help_sections import option
-from .option_types import BIT
+from .console import Console, Problem, Shown
 from .options import (
-    asked_model,
+    BIT,
     checkpoint_option,
     force_option,
-    json_option,
     liblinear_options,
     no_scheduler,
-    output_options,
+    option,
+    options_of,
     refused_option,
     training_keywords,
     weight_notes,
 )
 from .program import Program
-from .session import carry_out
-from .verification import find_problems, told
+from .session import asked_model, carry_out, talks
+from .verification import find_problems
 
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True}
 
@@ -76,10 +73,10 @@ def cli() -> None:
     help="Make the column layout as well, for --method primal and online.",
 )
 @no_scheduler
-@output_options
+@talks()
 def convert(
-    sources: tuple[str, ...], dataset: str, columns: bool, quiet: bool, as_json: bool, **options: Any
-) -> None:
+    listener: Console, sources: tuple[str, ...], dataset: str, columns: bool, **options: Any
+) -> Shown:
     """Convert libsvm text, CSV, Parquet, Arrow or matrices to a dataset: a directory of Parquet files in random row order.
 
     SRC are files, directories, globs, or - for standard input; formats, and gzip, bzip2, xz and Zstandard of text, are
@@ -95,23 +92,22 @@ def convert(
     from ..conversion.convert import convert as convert_text
     from ..runs.describe import describe_dataset
 
-    with console.Console(quiet) as listener:
-        made = convert_text(list(sources), dataset, listener=listener, **options)
-        if columns:
-            from ..conversion.transpose import make_columns
+    made = convert_text(list(sources), dataset, listener=listener, **options)
+    if columns:
+        from ..conversion.transpose import make_columns
 
-            sizes = {name: options[name] for name in ("memory", "workers", "shard_size", "chunk_size")}
-            make_columns(made, listener=listener, **sizes)
-        result = describe_dataset(made)
-    console.show(result, as_json, *dataset_tables(dataset, result))
+        sizes = {name: options[name] for name in ("memory", "workers", "shard_size", "chunk_size")}
+        make_columns(made, listener=listener, **sizes)
+    described = describe_dataset(made)
+    return described, *dataset_tables(dataset, described)
 
 
 @cli.command()
 @click.argument("dataset", type=click.Path())
 @options_of(ColumnsOptions)
 @no_scheduler
-@output_options
-def columns(dataset: str, quiet: bool, as_json: bool, **options: Any) -> None:
+@talks()
+def columns(listener: Console, dataset: str, **options: Any) -> Shown:
     """Make the column layout of a dataset: its entries once more, sorted by feature, for --method primal and online.
 
     It takes as much disk space as the dataset, and twice that while it is made. If interrupted, it goes on where it stopped.
@@ -122,16 +118,15 @@ def columns(dataset: str, quiet: bool, as_json: bool, **options: Any) -> None:
     """
     from ..conversion.transpose import make_columns
 
-    with console.Console(quiet) as listener:
-        made = make_columns(dataset, listener=listener, **options)
-    console.show(made.info(), as_json, *column_tables(dataset, made.info()))
+    made = make_columns(dataset, listener=listener, **options).info()
+    return made, *column_tables(dataset, made)
 
 
 @cli.command()
 @click.argument("path", metavar="DATASET|RUN|MODEL", type=click.Path())
 @options_of(DescribeOptions)
-@json_option
-def info(path: str, scaled: bool, as_json: bool) -> None:
+@talks(quietly=True)
+def info(listener: Console, path: str, scaled: bool) -> Shown:
     """Describe a dataset, a run or a model, without reading data.
 
     Of a run: its options, its progress, the last gap, the largest weights, and the next command.
@@ -148,14 +143,14 @@ def info(path: str, scaled: bool, as_json: bool) -> None:
         raise UsageError(f"{path} does not exist{describe_set_aside(Path(path)) or made}")
     described = describe(path, scaled=scaled)
     tables = description_tables if "kind" in described else dataset_tables
-    console.show(described, as_json, *tables(path, described))
+    return described, *tables(path, described)
 
 
 @cli.command()
 @click.argument("path", metavar="DATASET|RUN|MODEL", type=click.Path())
 @options_of(SharedWork)
-@output_options
-def verify(path: str, quiet: bool, as_json: bool, **options: Any) -> None:
+@talks(failure=2)
+def verify(listener: Console, path: str, **options: Any) -> Shown:
     """Check every checksum and invariant of a dataset, a run or a model; exit status 2 if something is wrong.
 
     Runs and models are read by one process, a slot or a model at a time.
@@ -164,12 +159,11 @@ def verify(path: str, quiet: bool, as_json: bool, **options: Any) -> None:
     Example:
       streamcd verify data
     """
-    with console.Console(quiet) as listener:
-        problems, advice = find_problems(path, listener, **options)
-    result = {"ok": not problems, "problems": problems}
-    console.show(result, as_json, *([] if as_json else told(path, problems, advice)))
+    problems, advice = find_problems(path, listener, **options)
+    text = f"{path}: all checksums and invariants hold"
     if problems:
-        sys.exit(2)
+        text = f"{len(problems)} found: restore the files named above from a copy, {advice}"
+    return {"ok": not problems, "problems": problems}, *map(Problem, problems), text
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -182,8 +176,8 @@ def verify(path: str, quiet: bool, as_json: bool, **options: Any) -> None:
 @options_of(TrainOptions)
 @liblinear_options
 @option("-v", "folds", type=int, hidden=True, help="LIBLINEAR's cross-validation: refused, 'tune' does it.")
-@output_options
-def train(dataset: str, run: str, quiet: bool, as_json: bool, folds: int | None, **options: Any) -> None:
+@talks()
+def train(listener: Console, dataset: str, run: str, folds: int | None, **options: Any) -> Shown:
     """Train a linear classifier on a dataset, in a run directory that can be resumed.
 
     Minimises ½‖w‖² + C Σ loss over the rows, and stops when the duality gap certifies the result. Ctrl-C and SIGTERM save a
@@ -206,7 +200,7 @@ def train(dataset: str, run: str, quiet: bool, as_json: bool, folds: int | None,
     options = training_keywords(**options)
     from ..runs.train import train as train_model
 
-    carry_out(partial(train_model, dataset, run, **options), run, quiet, as_json, notes)
+    return carry_out(partial(train_model, dataset, run, **options), run, listener, notes)
 
 
 _TUNE_ALONE = (
@@ -222,8 +216,8 @@ _TUNE_ALONE = (
 @liblinear_options
 @refused_option("--scheduler", _TUNE_ALONE)
 @refused_option("--workers", _TUNE_ALONE)
-@output_options
-def tune(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) -> None:
+@talks()
+def tune(listener: Console, dataset: str, run: str, **options: Any) -> Shown:
     """Choose C by cross-validation, and train with the best on all rows.
 
     All folds of all C are trained in the same passes over the data; the final training starts from their solutions.
@@ -236,14 +230,14 @@ def tune(dataset: str, run: str, quiet: bool, as_json: bool, **options: Any) -> 
     options = training_keywords(**options)
     from ..runs.train import tune as tune_model
 
-    carry_out(partial(tune_model, dataset, run, **options), run, quiet, as_json, notes)
+    return carry_out(partial(tune_model, dataset, run, **options), run, listener, notes)
 
 
 @cli.command()
 @click.argument("run", type=click.Path())
 @options_of(ResumeOptions)
-@output_options
-def resume(run: str, quiet: bool, as_json: bool, **options: Any) -> None:
+@talks()
+def resume(listener: Console, run: str, **options: Any) -> Shown:
     """Continue a run from its last checkpoint, even one that ended without convergence.
 
     A run that has converged is not changed.
@@ -257,7 +251,7 @@ def resume(run: str, quiet: bool, as_json: bool, **options: Any) -> None:
     """
     from ..runs.train import resume as resume_run
 
-    carry_out(partial(resume_run, run, **options), run, quiet, as_json)
+    return carry_out(partial(resume_run, run, **options), run, listener)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -275,17 +269,16 @@ def resume(run: str, quiet: bool, as_json: bool, **options: Any) -> None:
     help="Draw confusion matrix, ROC curves and calibration into a .png, .svg or .pdf file; needs the extra 'plot'.",
 )
 @checkpoint_option
-@output_options
+@talks()
 def evaluate(
+    listener: Console,
     data: str,
     model: str,
     plot: str | None,
     checkpoint: bool,
     force: bool,
-    quiet: bool,
-    as_json: bool,
     **options: Any,
-) -> None:
+) -> Shown:
     """Compare a model's predictions with the labels of a dataset, of a table or of libsvm text.
 
     \b
@@ -293,26 +286,25 @@ def evaluate(
       streamcd evaluate test.libsvm.gz run
       streamcd evaluate test.libsvm.gz run --plot test.png
     """
-    with console.Console(quiet) as listener:
-        used, name, said = asked_model(model, checkpoint, options["C"], options["memory"], listener)
-        if plot is None:
-            from ..prediction.evaluate import evaluate as evaluate_model
+    used, name, said = asked_model(model, checkpoint, options["C"], options["memory"], listener)
+    if plot is None:
+        from ..prediction.evaluate import evaluate as evaluate_model
 
-            result = evaluate_model(data, used, listener=listener, **options)
-        else:
-            from ..runs.report import plot_evaluation
+        result = evaluate_model(data, used, listener=listener, **options)
+    else:
+        from ..runs.report import plot_evaluation
 
-            result = plot_evaluation(data, used, plot, force=force, listener=listener, **options)
+        result = plot_evaluation(data, used, plot, force=force, listener=listener, **options)
     result |= said
-    console.show(result, as_json, *evaluation_tables(f"{name} on {data}", result))
+    return result, *evaluation_tables(f"{name} on {data}", result)
 
 
 @cli.command()
 @click.argument("run", type=click.Path())
 @option("-o", "out", required=True, metavar="OUT.html", help="The HTML page; its pictures are embedded.")
 @options_of(ReportOptions)
-@output_options
-def report(run: str, out: str, quiet: bool, as_json: bool, **options: Any) -> None:
+@talks()
+def report(listener: Console, run: str, out: str, **options: Any) -> Shown:
     """Write a report on a run: gap, objective, κ, time, largest weights, configuration; needs the extra 'plot'.
 
     \b
@@ -321,9 +313,8 @@ def report(run: str, out: str, quiet: bool, as_json: bool, **options: Any) -> No
     """
     from ..runs.report import write_report
 
-    with console.Console(quiet) as listener:
-        write_report(run, out, listener=listener, **options)
-    console.show({"report": out}, as_json, f"{out}: open it in a browser")
+    write_report(run, out, listener=listener, **options)
+    return {"report": out}, f"{out}: open it in a browser"
 
 
 @cli.command()
@@ -349,18 +340,17 @@ def report(run: str, out: str, quiet: bool, as_json: bool, **options: Any) -> No
 )
 @no_scheduler
 @checkpoint_option
-@output_options
+@talks()
 def predict(
+    listener: Console,
     data: str,
     model: str,
-    quiet: bool,
-    as_json: bool,
     out: str,
     proba: bool,
     liblinear_proba: bool | None,
     checkpoint: bool,
     **options: Any,
-) -> None:
+) -> Shown:
     """Predict the rows of a dataset, of a table or of libsvm text, in the order of the source.
 
     \b
@@ -369,19 +359,18 @@ def predict(
       streamcd predict new.libsvm run -o probabilities.csv --proba
       streamcd predict new.libsvm run -o - > labels.txt
     """
-    if out == "-" and as_json:
+    if out == "-" and listener.is_json:
         raise UsageError(
             "-o - prints predictions on standard output, where --json prints its object; name a file with -o"
         )
     from ..prediction.predict import predict as predict_rows
 
-    with console.Console(quiet) as listener:
-        target = console.lines_output() if out == "-" else out
-        proba = proba or bool(liblinear_proba)
-        used, name, said = asked_model(model, checkpoint, options["C"], options["memory"], listener)
-        result = predict_rows(data, used, target, proba=proba, listener=listener, **options)
+    target = console.lines_output() if out == "-" else out
+    proba = proba or bool(liblinear_proba)
+    used, name, said = asked_model(model, checkpoint, options["C"], options["memory"], listener)
+    result = predict_rows(data, used, target, proba=proba, listener=listener, **options)
     text = f"{result['n_rows']:,} predictions in {out}" + (f", by {name}" if checkpoint else "")
-    console.show({**result, **said, "out": out}, as_json, *([] if out == "-" else [text]))
+    return {**result, **said, "out": out}, *([] if out == "-" else [text])
 
 
 @cli.command()
@@ -397,18 +386,16 @@ def predict(
 @options_of(ModelOptions)
 @checkpoint_option
 @force_option("file of the same format")
-@output_options
+@talks()
 def export(
+    listener: Console,
     source: str,
     file: str,
     target_format: str | None,
-    C: float | None,
-    memory: str,
     checkpoint: bool,
     force: bool,
-    quiet: bool,
-    as_json: bool,
-) -> None:
+    **given: Any,
+) -> Shown:
     """Write a model in LIBLINEAR's text format (LIBLINEAR then predicts the same), or a dataset as libsvm text.
 
     The divisors of features (convert --scale) are folded into the weights, for data as it is in the source. A model
@@ -420,38 +407,37 @@ def export(
       streamcd export run model.txt --format liblinear
       streamcd export data data.libsvm --format libsvm
     """
-    found = target_format or ("libsvm" if (location(source) / "manifest.json").exists() else "liblinear")
-    of = ""
-    said: dict[str, Any] = {}
-    with console.Console(quiet) as listener:
-        if found == "libsvm":
-            if C is not None or checkpoint:
-                raise UsageError(
-                    "-C and --checkpoint pick a model, --format libsvm writes a dataset: leave one of them out"
-                )
-            from ..conversion.export_libsvm import export_libsvm
-            from ..dataset.dataset import open_dataset
+    form = target_format or ("libsvm" if (location(source) / "manifest.json").exists() else "liblinear")
+    name, said = source, dict[str, Any]()
+    if form == "libsvm":
+        if given["C"] is not None or checkpoint:
+            raise UsageError(
+                "-C and --checkpoint pick a model, --format libsvm writes a dataset: leave one of them out"
+            )
+        from ..conversion.export_libsvm import export_libsvm
+        from ..dataset.dataset import open_dataset
 
-            export_libsvm(open_dataset(source), file, memory=memory, force=force, listener=listener)
-        else:
-            from ..models.liblinear import export_liblinear
-            from ..models.stored import load_model
+        memory = given["memory"]
+        export_libsvm(open_dataset(source), file, memory=memory, force=force, listener=listener)
+    else:
+        from ..models.liblinear import export_liblinear
+        from ..models.stored import load_model
 
-            used, name, said = asked_model(source, checkpoint, C, memory, listener)
-            model = used if checkpoint else load_model(source, C, memory=memory)
-            export_liblinear(model, file, listener, force=force)
-            of = f", of {name}" if checkpoint else ""
+        used, name, said = asked_model(source, checkpoint, given["C"], given["memory"], listener)
+        model = used if checkpoint else load_model(source, **given)
+        export_liblinear(model, file, listener, force=force)
     n_bytes = os.path.getsize(file)
-    written = {"file": file, "format": found, "bytes": n_bytes} | said
-    console.show(written, as_json, f"{file}: {found} text, {format_size(n_bytes)}{of}")
+    of = f", of {name}" if checkpoint else ""
+    text = f"{file}: {form} text, {format_size(n_bytes)}{of}"
+    return {"file": file, "format": form, "bytes": n_bytes} | said, text
 
 
 @cli.command(name="import")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
 @click.argument("model", type=click.Path())
 @force_option("model")
-@json_option
-def import_model(file: str, model: str, force: bool, as_json: bool) -> None:
+@talks(quietly=True)
+def import_model(listener: Console, file: str, model: str, force: bool) -> Shown:
     """Read a model from LIBLINEAR's text format into a model directory.
 
     \b
@@ -466,12 +452,10 @@ def import_model(file: str, model: str, force: bool, as_json: bool) -> None:
         check_output(
             local_path(model, "a model"), "a model", lambda path: (path / "model.json").is_file(), force=force
         )
-    found = import_liblinear(file)
-    found.save(model)
-    labels = found.label_numbers()
-    read = {"model": model, "loss": found.loss, "n_features": found.n_features, "labels": labels}
-    text = f"{model}: {found.loss}, {found.n_features:,} features, {found.n_classes} classes"
-    console.show(read, as_json, text)
+    read = import_liblinear(file)
+    read.save(model)
+    told = {"model": model, "loss": read.loss, "n_features": read.n_features, "labels": read.label_numbers()}
+    return told, f"{model}: {read.loss}, {read.n_features:,} features, {read.n_classes} classes"
 
 
 @cli.command()
@@ -487,8 +471,8 @@ def import_model(file: str, model: str, force: bool, as_json: bool) -> None:
     metavar="DIR",
     help="Only write two small files of synthetic data, train.txt and test.txt, to a new directory: for first steps.",
 )
-@output_options
-def demo(keep: str | None, example: str | None, quiet: bool, as_json: bool) -> None:
+@talks(failure=1)
+def demo(listener: Console, keep: str | None, example: str | None) -> Shown:
     """Demonstrate streamcd in about three minutes: data twice as large as the memory allowed, a kill, a resume.
 
     Makes a text-like libsvm file, converts it, trains on it within a memory budget of half its size, kills that training
@@ -501,15 +485,10 @@ def demo(keep: str | None, example: str | None, quiet: bool, as_json: bool) -> N
     """
     from .demo import result_rows, run_demo, write_example
 
-    with console.Console(quiet) as listener:
-        if example is not None:
-            written = write_example(example, listener)
-            console.show(written, as_json)
-            return
-        result = run_demo(keep, listener)
-    console.show(result, as_json, Table("streamcd demo", result_rows(result)))
-    if not result["ok"]:
-        sys.exit(1)
+    if example is not None:
+        return (write_example(example, listener),)
+    result = run_demo(keep, listener)
+    return result, Table("streamcd demo", result_rows(result))
 
 
 def main() -> None:

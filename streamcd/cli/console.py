@@ -28,8 +28,8 @@ _ROUND_PASSES = (1, 2, 5)  # passes that leave a line; so do ten, a hundred, ...
 class Console(Listener):
     """Progress and messages on standard error: bars on a terminal, else a line from time to time; `quiet`: warnings only."""
 
-    def __init__(self, quiet: bool = False, stream: TextIO | None = None) -> None:
-        self._quiet = quiet
+    def __init__(self, quiet: bool = False, stream: TextIO | None = None, *, is_json: bool = False) -> None:
+        self._quiet, self.is_json = quiet, is_json
         self._stream = stream or sys.stderr
         self._bars = None if quiet else self._make_bars()
         self._phase = ""
@@ -153,17 +153,29 @@ def _finite(value: Any) -> Any:
     return value
 
 
+class Problem(str):
+    """A line of a result that goes to standard error."""
+
+
+Shown = tuple[Any, ...]
+"""The result of a command, an object for ``--json``, and what people are shown in its place: tables and lines."""
+
+
 def show(result: Mapping[str, Any], as_json: bool, *shown: Table | str) -> None:
-    """Print a result: its JSON object, or for people tables and lines."""
+    """Print a result: its JSON object, or for people tables and lines; problems, and what follows them, as errors."""
     with file_named("standard output"):
         if as_json:
             print_json(result)
             return
+        out = sys.stdout
         for part in shown:
             if isinstance(part, Table):
                 print_table(*part)
+            elif isinstance(part, Problem):
+                print_error(part)
+                out = sys.stderr
             else:
-                print(escaped(part), flush=True)
+                print(escaped(part), file=out, flush=True)
 
 
 class _EscapedLines(io.TextIOBase):

@@ -1,39 +1,118 @@
-"""Options shared by several commands, and their allowed combinations."""
+"""Options of commands: made from their declarations (`core/options`), and those that the command line alone has."""
 
 from __future__ import annotations
 
+import re
+import types
+import typing
 from collections.abc import Callable, Mapping
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 import click
 
 from ..core.errors import UsageError
-from ..core.progress import Listener
+from ..core.options import Declared, Section, declared
 from ..runs.problem_options import class_weights
 from ..solvers.registry import SOLVERS
-from .help_sections import option
 
-LIBLINEAR_TYPES = {
-    entry.liblinear: (entry.loss, entry.method) for entry in SOLVERS if entry.liblinear is not None
-}
-"""LIBLINEAR's ``-s`` numbers as (loss, method)."""
-
-LIBLINEAR_WEIGHTS = (
-    "-w multiplies C for all rows of the label in every one-vs-rest problem; with three classes and more LIBLINEAR does so "
-    "on the positive side only"
-)
-
-Option = Callable[[Callable[..., Any]], Callable[..., Any]]
-"""Decorates a command."""
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""Adds options to a command."""
 
 
-def together(*options: Option) -> Option:
+class SectionedOption(click.Option):
+    """Option with the section of the help in which it is listed."""
+
+    def __init__(self, *arguments: Any, section: str = Section.MOST_USED, **attributes: Any) -> None:
+        super().__init__(*arguments, **attributes)
+        self.section = Section(section)
+
+
+def option(*names: str, section: str = Section.MOST_USED, **attributes: Any) -> Decorator:
+    """Declare an option as `click.option` does, with its section."""
+    return click.option(*names, cls=SectionedOption, section=section, **attributes)
+
+
+def together(*options: Decorator) -> Decorator:
     """Make one decorator of several options, in this order in ``--help``."""
     return lambda command: reduce(lambda done, option: option(done), reversed(options), command)
 
 
-def refused_option(name: str, advice: str) -> Option:
+class Parsed(click.ParamType):
+    """Type of a value parsed from text by a function that raises ValueError where the text is not what is `expected`."""
+
+    def __init__(self, name: str, expected: str, parse: Callable[[str], Any]) -> None:
+        self.name, self._expected, self._parse = name, expected, parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Parse the text; a default that is not text is returned unchanged."""
+        try:
+            return self._parse(value) if isinstance(value, str) else value
+        except ValueError:
+            self.fail(f"expected {self._expected}, found {value!r}.", param, ctx)
+        except FileNotFoundError:
+            self.fail(f"no such file: {value}.", param, ctx)
+
+
+BIT = Parsed("bit", "0 or 1", lambda text: bool(["0", "1"].index(text)))
+
+
+def options_of(declaration: type) -> Decorator:
+    """Make the options of a command from those that a dataclass declares."""
+    taken = declared(declaration)
+    return together(*(_made(one, taken) for one in taken.values() if one.flags))
+
+
+def _made(one: Declared, others: Mapping[str, Declared]) -> Decorator:
+    kind = _type(one)
+    told = f"  [default: {one.option.default_is}]" if one.option.default_is else ""
+    default = {} if one.is_needed else {"default": one.default}
+    if one.option.bare is not None:
+        default["flag_value"] = one.option.bare
+    return option(
+        *one.flags,
+        one.name,
+        section=one.option.section,
+        type=kind,
+        is_flag=kind is bool,
+        required=one.is_needed,
+        show_default=one.default is not None and not one.is_needed and kind is not bool,
+        **default,
+        metavar=one.option.metavar or None,
+        help=_as_flags(one.option.help, others) + told,
+    )
+
+
+def _type(one: Declared) -> Any:
+    """Return the type of an option for click: of text and numbers, text."""
+    if one.option.choices:
+        return click.Choice(one.option.choices)
+    if one.option.text is not None:
+        return Parsed(one.name, *one.option.text)
+    union = isinstance(one.type, types.UnionType)
+    kinds = set(typing.get_args(one.type)) - {types.NoneType} if union else {one.type}
+    if Path in kinds:
+        return click.Path()
+    kind = kinds.pop() if len(kinds) == 1 else str
+    return kind if kind in (int, float, bool) else str
+
+
+def _as_flags(text: str, options: Mapping[str, Declared]) -> str:
+    """Name the options in a help text as the command line does."""
+
+    def flag(match: re.Match[str]) -> str:
+        one = options.get(match.group(1))
+        return match.group(1) if one is None or not one.flags else one.flags[-1]
+
+    return re.sub(r"`(\w+)`", flag, text)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Options of the command line alone
+
+
+def refused_option(name: str, advice: str) -> Decorator:
     """Make an option that is refused with advice, because other commands have it."""
 
     def refuse(context: click.Context, parameter: click.Parameter, value: Any) -> None:
@@ -43,7 +122,7 @@ def refused_option(name: str, advice: str) -> Option:
     return click.option(name, hidden=True, expose_value=False, callback=refuse, help=f"Refused: {advice}.")
 
 
-def force_option(what: str) -> Option:
+def force_option(what: str) -> Decorator:
     """Make ``--force`` for a command that replaces `what`."""
     return option("--force", section="Output", is_flag=True, help=f"Replace an existing {what}.")
 
@@ -56,23 +135,13 @@ json_option = option(
     help="Print one JSON object on standard output, and all else on standard error.",
 )
 
-output_options = together(
-    option(
-        "-q",
-        "--quiet",
-        "quiet",
-        section="Output",
-        is_flag=True,
-        help="No progress and no messages; results, warnings and errors only.",
-    ),
-    json_option,
-)
-
-memory_option = option(
-    "--memory",
-    default="1GB",
-    metavar="SIZE",
-    help="Bound on the process's peak resident memory, interpreter and all: 400MB, 2GiB.",
+quiet_option = option(
+    "-q",
+    "--quiet",
+    "quiet",
+    section="Output",
+    is_flag=True,
+    help="No progress and no messages; results, warnings and errors only.",
 )
 
 no_scheduler = refused_option(
@@ -84,6 +153,16 @@ checkpoint_option = option(
     "--checkpoint",
     is_flag=True,
     help="The model of a run's last checkpoint: of a training that was interrupted, or is in work.",
+)
+
+LIBLINEAR_TYPES = {
+    entry.liblinear: (entry.loss, entry.method) for entry in SOLVERS if entry.liblinear is not None
+}
+"""LIBLINEAR's ``-s`` numbers as (loss, method)."""
+
+LIBLINEAR_WEIGHTS = (
+    "-w multiplies C for all rows of the label in every one-vs-rest problem; with three classes and more LIBLINEAR does so "
+    "on the positive side only"
 )
 
 liblinear_options = together(
@@ -145,17 +224,3 @@ def _loss_and_method(solver_type: int) -> tuple[str, str]:
     reason = reasons.get(solver_type, "one-class" if solver_type == 21 else "unknown to LIBLINEAR")
     known = ", ".join(str(number) for number in sorted(LIBLINEAR_TYPES))
     raise UsageError(f"-s {solver_type} is {reason}; streamcd trains L2-regularised classifiers: {known}")
-
-
-def asked_model(
-    run: str, checkpoint: bool, C: float | None, memory: str, listener: Listener
-) -> tuple[Any, str, dict[str, Any]]:
-    """Return the model to use, its name, and what ``--json`` adds: of a checkpoint, or the path."""
-    if not checkpoint:
-        return run, run, {}
-    from ..runs.checkpoint_model import describe_checkpoint, load_checkpoint
-
-    model = load_checkpoint(run, C, memory=memory)
-    name = describe_checkpoint(run, model)
-    listener.message(f"the model is that of {name}")
-    return model, name, {"checkpoint": model.certificate}

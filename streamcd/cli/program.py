@@ -14,9 +14,9 @@ from typing import Any
 import click
 
 from ..core.errors import Interrupted
+from ..core.options import Section
 from ..runs.interrupts import handled
 from . import console
-from .help_sections import Command
 
 _HELP_WANTED: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 """Error of a command without arguments; click before 8.2 prints the help itself."""
@@ -29,6 +29,27 @@ SECTIONS = {
     "First steps": ("demo",),
 }
 """Commands by task, as ``--help`` lists them."""
+
+
+_LEAST_OPTIONS = 10  # of a command with sections; fewer are one list
+
+
+class Command(click.Command):
+    """Command whose help lists options by section, if it has many."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options that are not hidden."""
+        by_section: dict[str, list[tuple[str, str]]] = {title: [] for title in Section}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                by_section[getattr(parameter, "section", Section.OUTPUT)].append(record)
+        if sum(map(len, by_section.values())) < _LEAST_OPTIONS:
+            by_section = {"Options": [record for records in by_section.values() for record in records]}
+        for title, records in by_section.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
 
 
 class Program(click.Group):

@@ -1,8 +1,10 @@
-"""A training as a command carries it out: signals stop it, an error says how to go on, the result is printed."""
+"""A command around its call of the library: a listener before, the result printed after; trainings that signals stop."""
 
 from __future__ import annotations
 
+import functools
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import ConvergenceWarning
+from ..core.progress import Listener
 from ..report.tables import result_tables
 from ..runs.interrupts import stop_requests
-from . import console
+from .console import Console, Shown, show
+from .options import Decorator, json_option, quiet_option
 
 
 @contextmanager
@@ -28,18 +32,55 @@ def _way_on(run: str) -> Iterator[None]:
         raise
 
 
-def carry_out(
-    work: Callable[..., Any], run: str, quiet: bool, as_json: bool, notes: Sequence[str] = ()
-) -> None:
-    """Run a training that signals can stop, and print the result."""
-    with console.Console(quiet) as listener, stop_requests() as stop_requested:
+def carry_out(work: Callable[..., Any], run: str, listener: Console, notes: Sequence[str] = ()) -> Shown:
+    """Run a training that signals can stop; returns its result."""
+    with stop_requests() as stop_requested:
         for note in notes:
             listener.message(note)
         with warnings.catch_warnings(), _way_on(run):
-            warnings.simplefilter("ignore", ConvergenceWarning)  # reported below, in the command's own words
+            warnings.simplefilter("ignore", ConvergenceWarning)  # told below, in the command's own words
             result = work(listener=listener, stop_requested=stop_requested)
-        if result.fell_short and result.stop_reason != "time":  # which the training has reported
+        if result.fell_short and result.stop_reason != "time":  # which the training has told
             way_on = f"'streamcd resume {result.run} --max-passes N' goes on"
             listener.warning(f"{result.describe_shortfall()}; {way_on}")
     content = result.to_json()
-    console.show(content, as_json, *result_tables(content))
+    return content, *result_tables(content)
+
+
+def talks(*, quietly: bool = False, failure: int = 0) -> Decorator:
+    """Give a command a listener, with ``--quiet`` and ``--json``, and print the result and the tables that it returns.
+
+    Parameters
+    ----------
+    quietly : bool
+        It reports no progress, and has no ``--quiet``.
+    failure : int
+        The exit status where the result has ``ok: false``.
+    """
+
+    def decorate(command: Callable[..., Shown]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def run(as_json: bool, quiet: bool = True, **arguments: Any) -> None:
+            with Console(quiet, is_json=as_json) as listener:
+                result, *shown = command(listener, **arguments)
+            show(result, as_json, *shown)
+            if failure and result.get("ok") is False:
+                sys.exit(failure)
+
+        return json_option(run) if quietly else quiet_option(json_option(run))
+
+    return decorate
+
+
+def asked_model(
+    run: str, checkpoint: bool, C: float | None, memory: str, listener: Listener
+) -> tuple[Any, str, dict[str, Any]]:
+    """Return the model to use, its name, and what ``--json`` adds: of a checkpoint, or the path."""
+    if not checkpoint:
+        return run, run, {}
+    from ..runs.checkpoint_model import describe_checkpoint, load_checkpoint
+
+    model = load_checkpoint(run, C, memory=memory)
+    name = describe_checkpoint(run, model)
+    listener.message(f"the model is that of {name}")
+    return model, name, {"checkpoint": model.certificate}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 
 from ..core.errors import DatasetError
 from ..core.storage import location
@@ -36,12 +35,3 @@ def find_problems(
         if not location(path).exists():
             raise
         return [str(error)], advice
-
-
-def told(path: str, problems: list[str], advice: str) -> list[str]:
-    """Print each problem in a line on standard error, with the advice; or return the line that there are none."""
-    for problem in problems:
-        console.print_error(problem)
-    if problems:
-        print(f"{len(problems)} found: restore the files named above from a copy, {advice}", file=sys.stderr)
-    return [] if problems else [f"{path}: all checksums and invariants hold"]
