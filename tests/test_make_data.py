@@ -54,7 +54,7 @@ def test_parts_made_apart_are_the_rows_of_the_whole() -> None:
 
 def test_a_linear_model_of_clicks_ranks_rows_that_it_has_not_seen(tmp_path: Path) -> None:
     """Labels come from a linear model, with noise: neither a coin's nor a certain matter."""
-    size = ["--fields", "8", "--values", "100", "--chunk-bytes", "100000", "--shard-size", "250kB"]
+    size = ["--fields", "8", "--values", "100", "--chunk-size", "100kB", "--shard-size", "250kB"]
     for name, rows in {
         "train": ["--rows", "16000"],
         "test": ["--first-row", "16384", "--rows", "8000"],

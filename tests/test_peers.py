@@ -26,8 +26,8 @@ RACE = Race("data", "hinge", 1.0, 1, "1GB", False)
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     shape = Shape("clicks", rows=500, fields=4, values=50)
-    write_dataset(shape, tmp_path / "data", name="clicks")
-    write_dataset(shape, tmp_path / "test", name="clicks", first_row=4096)
+    write_dataset(shape, tmp_path / "data")
+    write_dataset(shape, tmp_path / "test", first_row=4096)
     return tmp_path / "data"
 
 

@@ -24,21 +24,12 @@ from typing import Any
 
 import click
 import numpy as np
+import scipy.sparse as sp
 
+from streamcd import StreamcdError, convert
 from streamcd.cli.synthetic import BLOCK_ROWS, RowPiece, draw_labels, iterate_rows, text_block
-from streamcd.conversion.chunking import ChunkRule
-from streamcd.conversion.feature_statistics import (
-    LabelCounts,
-    RangeStatistics,
-    read_statistics,
-    save_statistics,
-)
 from streamcd.conversion.libsvm import write_rows
-from streamcd.conversion.rows import Rows, concatenate
-from streamcd.conversion.staging import staging_directory
-from streamcd.core.errors import StreamcdError, UsageError
-from streamcd.core.memory_budget import parse_size
-from tools.chunk_writer import ChunkWriter
+from streamcd.core.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -178,88 +169,15 @@ def dense_block(number: int, *, n_features: int, seed: int, n_classes: int = 2) 
 # Datasets
 
 
-class ChunkCutter:
-    """Cuts rows in final order into chunks."""
+def write_dataset(shape: Shape, dest: Path, *, seed: int = 0, first_row: int = 0, **options: Any) -> None:
+    """Write rows to a dataset in the order in which they are made, which is random; `options` are those of `convert`."""
 
-    def __init__(self, chunk_bytes: int, entry_bytes: int) -> None:
-        self._rule = ChunkRule(chunk_bytes, entry_bytes)
-        self._pending: list[Rows] = []
-
-    def cut(self, rows: Rows, order: np.ndarray) -> Iterator[Rows]:
-        """Take rows in the given order; yield the chunks that are complete."""
-        start = 0
-        for end in self._rule.ends(rows.indptr[order + 1] - rows.indptr[order]):
-            if end > start:
-                self._pending.append(rows.take(order[start:end]))
-            yield self.rest()
-            start = end
-        if start < len(order):
-            self._pending.append(rows.take(order[start:]))
-
-    def rest(self) -> Rows:
-        """The chunk begun so far."""
-        chunk = concatenate(self._pending)
-        self._pending = []
-        return chunk
-
-    @property
-    def has_rest(self) -> bool:
-        """True where a chunk has been begun."""
-        return bool(self._pending)
-
-
-def write_dataset(
-    shape: Shape,
-    dest: Path,
-    *,
-    name: str,
-    seed: int = 0,
-    first_row: int = 0,
-    chunk_bytes: int = 1_000_000,
-    shard_bytes: int = 256_000_000,
-    force: bool = False,
-) -> None:
-    """Write rows to a dataset in the order in which they are made, which is random."""
-    if dest.exists() and not force:
-        raise StreamcdError(f"{dest} exists; name another place or replace it with --force")
-    labels, statistics = LabelCounts(), RangeStatistics(0, shape.n_features)
-    cutter = ChunkCutter(chunk_bytes, entry_bytes=8)
-    with staging_directory(dest, force) as work:
-        writer = ChunkWriter(
-            work / "dataset",
-            index_dtype=np.int32,
-            value_dtype=np.float32,
-            row_dtype=np.int64,
-            shard_bytes=shard_bytes,
-        )
-
-        def write(chunk: Rows) -> None:
-            writer.write_chunk(chunk.source_row, chunk.label, None, chunk.indptr, chunk.index, chunk.value)
-            statistics.add(writer.n_parts - 1, chunk.index, chunk.value)
-
-        n_rows = 0
+    def batches() -> Iterator[tuple[sp.csr_array, np.ndarray]]:
         for piece in iterate_rows(shape.block_maker(seed), first_row, shape.rows):
-            place = np.arange(n_rows, n_rows + len(piece.label))
-            n_rows += len(place)
-            labels.add(piece.label)
-            rows = Rows(place, piece.label, None, piece.indptr, piece.feature, piece.value)
-            for chunk in cutter.cut(rows, np.arange(len(place))):
-                write(chunk)
-        if cutter.has_rest:
-            write(cutter.rest())
-        save_statistics(statistics.columns(n_rows), work / "statistics")
-        writer.write_features(read_statistics(work / "statistics"))
-        writer.close(
-            n_features=shape.n_features,
-            index_base=1,
-            compact=False,
-            **labels.manifest(),
-            label_kind="integer",
-            seed=seed,
-            shuffle=False,
-            chunk_bytes=chunk_bytes,
-            source=[{"name": f"made: {name}", "bytes": None}],
-        )
+            entries = piece.value, piece.feature, piece.indptr
+            yield sp.csr_array(entries, shape=(len(piece.label), shape.n_features)), piece.label
+
+    convert(batches(), dest, shuffle=False, n_features=shape.n_features, **options)
 
 
 @click.command(help=__doc__.split("\n")[0])
@@ -274,20 +192,13 @@ def write_dataset(
 @click.option("--seed", default=0, show_default=True)
 @click.option("--first-row", default=0, show_default=True, help="Make a part that begins here.")
 @click.option("--as", "kind", type=click.Choice(["dataset", "text"]), default="dataset", show_default=True)
-@click.option("--chunk-bytes", default=1_000_000, show_default=True)
+@click.option("--chunk-size", default="1MB", show_default=True)
 @click.option("--shard-size", default="256MB", show_default=True)
 @click.option("--force", is_flag=True, help="Replace an existing dataset.")
 def main(
-    name: str,
-    out: Path,
-    seed: int,
-    first_row: int,
-    kind: str,
-    chunk_bytes: int,
-    shard_size: str,
-    force: bool,
+    name: str, out: Path, seed: int, first_row: int, kind: str, chunk_size: str, shard_size: str, force: bool,
     **sizes: Any,
-) -> None:
+) -> None:  # fmt: skip
     try:
         shape = replace(SHAPES[name], **{size: given for size, given in sizes.items() if given is not None})
         if kind == "text":
@@ -295,16 +206,8 @@ def main(
                 for piece in iterate_rows(shape.block_maker(seed), first_row, shape.rows):
                     write_rows(stream, piece.label, piece.indptr, piece.feature, piece.value)
         else:
-            write_dataset(
-                shape,
-                out,
-                name=name,
-                seed=seed,
-                first_row=first_row,
-                chunk_bytes=chunk_bytes,
-                shard_bytes=parse_size(shard_size),
-                force=force,
-            )
+            cut = {"chunk_size": chunk_size, "shard_size": shard_size, "force": force}
+            write_dataset(shape, out, seed=seed, first_row=first_row, **cut)
     except StreamcdError as error:
         print(f"make_data: {error}", file=sys.stderr)
         sys.exit(error.exit_status)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .commands import Ended, contents, files_of, run_command
 from .trials import Finding
-from .workspace import make_workspace
+from .workspace import make_workspace, must_run
 
 DAMAGES = ("cut", "emptied", "bit", "bytes", "zeros", "longer", "gone")
 
@@ -19,29 +19,23 @@ class Use:
 
     target: str
     beside: tuple[str, ...]
-    command: tuple[object, ...]
+    command: str
     output: str
+
+    @property
+    def name(self) -> str:
+        return self.command.split()[0]
 
 
 USES = (
-    Use("a", (), ("train", "a", "out", "--method", "dual", "--max-passes", 3, "--tol", "1e-12"), "out"),
-    Use("a", (), ("train", "a", "out", "--method", "primal", "--max-passes", 2, "--tol", "1e-12"), "out"),
-    Use("a", ("b.done",), ("predict", "a", "b.done", "-o", "out.csv"), "out.csv"),
-    Use("a.run", ("a",), ("resume", "a.run", "--max-passes", 6), "a.run"),
-    Use("a.primal", ("a",), ("resume", "a.primal", "--max-passes", 4), "a.primal"),
-    Use("a.done/model", ("a",), ("predict", "a", "a.done", "-o", "out.csv"), "out.csv"),
-    Use(
-        "a.table.done/model",
-        ("a.csv",),
-        ("predict", "a.csv", "a.table.done", "--proba", "-o", "out.csv"),
-        "out.csv",
-    ),
-    Use(
-        "a.table",
-        (),
-        ("train", "a.table", "out", "--method", "dual", "--max-passes", 3, "--tol", "1e-12"),
-        "out",
-    ),
+    Use("a", (), "train a out --method dual --max-passes 3 --tol 1e-12", "out"),
+    Use("a", (), "train a out --method primal --max-passes 2 --tol 1e-12", "out"),
+    Use("a", ("b.done",), "predict a b.done -o out.csv", "out.csv"),
+    Use("a.run", ("a",), "resume a.run --max-passes 6", "a.run"),
+    Use("a.primal", ("a",), "resume a.primal --max-passes 4", "a.primal"),
+    Use("a.done/model", ("a",), "predict a a.done -o out.csv", "out.csv"),
+    Use("a.table.done/model", ("a.csv",), "predict a.csv a.table.done --proba -o out.csv", "out.csv"),
+    Use("a.table", (), "train a.table out --method dual --max-passes 3 --tol 1e-12", "out"),
 )
 
 
@@ -57,9 +51,7 @@ class Damage:
             work = place / f"use-{number}"
             work.mkdir()
             self.begin(use, work)
-            ended = run_command(work, *use.command)
-            if ended.status != 0:
-                raise RuntimeError(f"{use}: {ended}")
+            must_run(work, use.command)
             self.expected.append(contents(work / use.output))
 
     def begin(self, use: Use, place: Path) -> None:
@@ -73,16 +65,16 @@ class Damage:
         how = rng.choice(DAMAGES)
         what = f"{how} {file.relative_to(place)} ({damage(file, how, rng)})"
         findings = verify_findings(place, use.target, what) if use.target in ("a", "a.table") else []
-        ended = run_command(place, *use.command)
+        ended = run_command(place, *use.command.split())
         return [*findings, *self.judge(number % len(USES), ended, place, what)]
 
     def judge(self, number: int, ended: Ended, place: Path, what: str) -> list[Finding]:
         """Refused in a line, or the same bits."""
         use = USES[number]
         if ended.is_ugly:
-            return [Finding("ugly", f"{what}: {use.command[0]}: {ended}")]
+            return [Finding("ugly", f"{what}: {use.name}: {ended}")]
         if ended.status == 0 and contents(place / use.output) != self.expected[number]:
-            return [Finding("wrong", f"{what}: {use.command[0]} is done with another result")]
+            return [Finding("wrong", f"{what}: {use.name} is done with another result")]
         return []
 
 

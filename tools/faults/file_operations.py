@@ -6,13 +6,17 @@ import random
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from .commands import Ended, contents, files_of, run_command
 from .injection import HOWS, FaultyFiles
 from .trials import Finding
 from .workspace import Workspace, make_workspace
 
-TRAIN = ("train", "a", "out", "--tol", "1e-12", "--checkpoint-every", "0.000001s")
+TRAIN = "train a out --tol 1e-12 --checkpoint-every 0.000001s"
+_CONVERT = "convert a.txt out --chunk-size 400B --shard-size 2kB"
+
+Command = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -21,76 +25,63 @@ class Scenario:
 
     name: str
     inputs: tuple[str, ...]
-    command: tuple[object, ...]
-    recoveries: tuple[tuple[object, ...], ...]
+    command: Command
+    recoveries: tuple[Command, ...]
     output: str = "out"
     renamed: tuple[str, str] | None = None
-    before: tuple[object, ...] = ()  # a command that makes what else there is
+    before: Command = ()  # a command that makes what else there is
     n_operations: int = 0
     expected: tuple[object, ...] | None = None
     former: tuple[object, ...] | None = None
 
 
-def repeated(name: str, inputs: tuple[str, ...], *command: object, output: str = "out") -> Scenario:
-    return Scenario(name, inputs, command, (command, (*command, "--force")), output)
+def scenario_of(name: str, inputs: str, command: str, *recoveries: str, **fields: Any) -> Scenario:
+    """Make a scenario of commands as text; without recoveries the command is repeated, in the end with ``--force``."""
+    commands = recoveries or (command, f"{command} --force")
+    tried = tuple(tuple(recovery.split()) for recovery in commands)
+    return Scenario(name, tuple(inputs.split()), tuple(command.split()), tried, **fields)
 
 
-def training(name: str, *options: object) -> Scenario:
-    command = (*TRAIN, *options)
-    return Scenario(name, ("a",), command, (("resume", "out"), command))
+def training(name: str, options: str, inputs: str = "a") -> Scenario:
+    """Make a scenario of a training, which is resumed or begun anew."""
+    return scenario_of(name, inputs, f"{TRAIN} {options}", "resume out", f"{TRAIN} {options}")
 
-
-_CONVERT = ("convert", "a.txt", "out", "--chunk-size", "400B", "--shard-size", "2kB")
 
 SCENARIOS = (
-    repeated("convert", ("a.txt",), *_CONVERT),
-    repeated("convert scaled", ("a.txt",), *_CONVERT, "--scale", "standard"),
-    replace(
-        repeated("convert over another", ("a.txt", "b"), *_CONVERT, "--force"), renamed=("b", "out")
-    ),
-    repeated("columns", ("bare",), "columns", "bare", output="bare"),
-    training("train dual", "--method", "dual", "--max-passes", 3),
-    training("train primal", "--method", "primal", "--max-passes", 2),
-    training("train log_loss path", "--loss", "log_loss", "--method", "dual", "-C", "0.5,1", "--max-passes", 2),
-    replace(
-        training("train over another", "--method", "dual", "--max-passes", 2, "--force"),
-        inputs=("a", "b.run"),
+    scenario_of("convert", "a.txt", _CONVERT),
+    scenario_of("convert scaled", "a.txt", f"{_CONVERT} --scale standard"),
+    scenario_of("convert over another", "a.txt b", f"{_CONVERT} --force", renamed=("b", "out")),
+    scenario_of("columns", "bare", "columns bare", output="bare"),
+    training("train dual", "--method dual --max-passes 3"),
+    training("train primal", "--method primal --max-passes 2"),
+    training("train log_loss path", "--loss log_loss --method dual -C 0.5,1 --max-passes 2"),
+    scenario_of(
+        "train over another", "a b.run", *[f"{TRAIN} --method dual --max-passes 2 --force"] * 2,
         renamed=("b.run", "out"),
-        recoveries=((*TRAIN, "--method", "dual", "--max-passes", 2, "--force"),),
     ),
-    Scenario(
-        "resume", ("a", "a.run"), ("resume", "a.run", "--max-passes", 6),
-        (("resume", "a.run", "--max-passes", 6),), "a.run",
+    scenario_of("resume", "a a.run", *["resume a.run --max-passes 6"] * 2, output="a.run"),
+    scenario_of(
+        "tune", "a", "tune a out -C 0.5,1 --cv 2 --max-passes 3",
+        "resume out", "tune a out -C 0.5,1 --cv 2 --max-passes 3",
     ),
-    Scenario(
-        "tune", ("a",), ("tune", "a", "out", "-C", "0.5,1", "--cv", 2, "--max-passes", 3),
-        (("resume", "out"), ("tune", "a", "out", "-C", "0.5,1", "--cv", 2, "--max-passes", 3)),
+    scenario_of("predict", "a a.done", "predict a a.done -o out.csv", output="out.csv"),
+    scenario_of("predict parquet", "a a.done", "predict a a.done -o out.parquet", output="out.parquet"),
+    scenario_of("export model", "a.done", "export a.done out --format liblinear"),
+    scenario_of("export dataset", "a", "export a out --format libsvm"),
+    scenario_of(
+        "convert table", "a.csv",
+        "convert a.csv out --label kind --missing zero --chunk-size 400B --shard-size 1kB",
     ),
-    repeated("predict", ("a", "a.done"), "predict", "a", "a.done", "-o", "out.csv", output="out.csv"),
-    repeated("predict parquet", ("a", "a.done"), "predict", "a", "a.done", "-o", "out.parquet", output="out.parquet"),
-    repeated("export model", ("a.done",), "export", "a.done", "out", "--format", "liblinear"),
-    repeated("export dataset", ("a",), "export", "a", "out", "--format", "libsvm"),
-    repeated(
-        "convert table", ("a.csv",),
-        "convert", "a.csv", "out", "--label", "kind", "--missing", "zero", "--chunk-size", "400B", "--shard-size", "1kB",
+    scenario_of("convert, two workers", "a.txt", f"{_CONVERT} --workers 2"),
+    scenario_of("columns, two workers", "bare", "columns bare --workers 2", output="bare"),
+    scenario_of(
+        "predict table", "a.csv a.table.done", "predict a.csv a.table.done --proba -o out.csv", output="out.csv"
     ),
-    repeated("convert, two workers", ("a.txt",), *_CONVERT, "--workers", 2),
-    repeated("columns, two workers", ("bare",), "columns", "bare", "--workers", 2, output="bare"),
-    repeated(
-        "predict table", ("a.csv", "a.table.done"),
-        "predict", "a.csv", "a.table.done", "--proba", "-o", "out.csv", output="out.csv",
-    ),
-    training("train calibrated", "--method", "dual", "--max-passes", 2, "--calibrate"),
-    Scenario(
-        "train validated", ("a", "b"), (*TRAIN, "--method", "dual", "--max-passes", 2, "--validation", "b"),
-        (("resume", "out"), (*TRAIN, "--method", "dual", "--max-passes", 2, "--validation", "b")),
-    ),
-    Scenario(
-        "train online", ("a",), (*TRAIN, "--method", "online", "--max-passes", 2),
-        (("resume", "out"), (*TRAIN, "--method", "online", "--max-passes", 2)),
-    ),
-    repeated("report", ("a", "a.done"), "report", "a.done", "-o", "out.html", output="out.html"),
-    repeated("import", ("a.liblinear",), "import", "a.liblinear", "out"),
+    training("train calibrated", "--method dual --max-passes 2 --calibrate"),
+    training("train validated", "--method dual --max-passes 2 --validation b", "a b"),
+    training("train online", "--method online --max-passes 2"),
+    scenario_of("report", "a a.done", "report a.done -o out.html", output="out.html"),
+    scenario_of("import", "a.liblinear", "import a.liblinear out"),
 )  # fmt: skip
 
 

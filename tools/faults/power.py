@@ -14,7 +14,7 @@ from streamcd.training.checkpoint import RUN
 from .commands import Ended, contents, run_command
 from .disk import CONTENTS, NAMES, Disk, Tree
 from .file_operations import SCENARIOS as OPERATIONS
-from .file_operations import TRAIN, Scenario, begin, judge, repeated, training
+from .file_operations import TRAIN, Scenario, begin, judge, scenario_of, training
 from .recording import Event, Recorder, make_tree, tree_of
 from .trials import Finding
 from .workspace import Workspace, make_workspace
@@ -23,32 +23,28 @@ _CUT = Ended(-9, "", "")
 _IN_PLACE = ("convert", "columns", "predict", "export")
 """Commands whose output has at every moment its former content, if it had any, or the new one."""
 
+_ROUNDS = f"{TRAIN} --workers 2 --max-passes 3 --memory 3GB"
+
 SCENARIOS = (
     *OPERATIONS,
-    repeated("columns over others", ("a",), "columns", "a", "--force", "--chunk-size", "300B", output="a"),
-    replace(
-        repeated("predict over another", ("a", "b", "a.done"), "predict", "a", "a.done", "-o", "out.csv", "--force"),
-        output="out.csv", before=("predict", "b", "a.done", "-o", "out.csv"),
+    scenario_of("columns over others", "a", "columns a --force --chunk-size 300B", output="a"),
+    scenario_of(
+        "predict over another", "a b a.done", "predict a a.done -o out.csv --force", output="out.csv",
+        before=("predict", "b", "a.done", "-o", "out.csv"),
     ),
-    replace(
-        repeated("export over another", ("a.done", "b.done"), "export", "a.done", "out", "--format", "liblinear", "--force"),
+    scenario_of(
+        "export over another", "a.done b.done", "export a.done out --format liblinear --force",
         before=("export", "b.done", "out", "--format", "liblinear"),
     ),
-    replace(
-        repeated("import over another", ("a.liblinear", "b.liblinear"), "import", "a.liblinear", "out", "--force"),
+    scenario_of(
+        "import over another", "a.liblinear b.liblinear", "import a.liblinear out --force",
         before=("import", "b.liblinear", "out"),
     ),
-    training("train primal log_loss", "--loss", "log_loss", "--method", "primal", "--max-passes", 2),
-    training("train crammer_singer", "--loss", "crammer_singer", "--method", "dual", "--max-passes", 2),
-    training("train twin planes", "--loss", "twin", "--method", "sor", "--max-passes", 2),
-    Scenario(
-        "train in rounds", ("a",), (*TRAIN, "--workers", 2, "--max-passes", 3, "--memory", "3GB"),
-        (("resume", "out", "--workers", 2), (*TRAIN, "--workers", 2, "--max-passes", 3, "--memory", "3GB")),
-    ),
-    Scenario(
-        "resume primal", ("a", "a.primal"), ("resume", "a.primal", "--max-passes", 4),
-        (("resume", "a.primal", "--max-passes", 4),), "a.primal",
-    ),
+    training("train primal log_loss", "--loss log_loss --method primal --max-passes 2"),
+    training("train crammer_singer", "--loss crammer_singer --method dual --max-passes 2"),
+    training("train twin planes", "--loss twin --method sor --max-passes 2"),
+    scenario_of("train in rounds", "a", _ROUNDS, "resume out --workers 2", _ROUNDS),
+    scenario_of("resume primal", "a a.primal", *["resume a.primal --max-passes 4"] * 2, output="a.primal"),
 )  # fmt: skip
 
 

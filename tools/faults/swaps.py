@@ -32,7 +32,7 @@ class Swaps(Damage):
             verify_findings(place, use.target, what) if changed and use.target in ("a", "a.table") else []
         )
         is_other = all((target / name).read_bytes() == (other / name).read_bytes() for name in common)
-        ended = run_command(place, *use.command)
+        ended = run_command(place, *use.command.split())
         if is_other:  # whole, with files that both have alike
             return findings
         if {"config.json", "state.npz"} <= {name.name for name in taken}:

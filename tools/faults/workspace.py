@@ -53,30 +53,19 @@ def make_workspace(parent: Path) -> Workspace:
     place.mkdir()
     for seed, name in enumerate("ab"):
         make_text(place / f"{name}.txt", seed)
-        _must(place, "convert", f"{name}.txt", name, "--chunk-size", "400B", "--shard-size", "2kB")
-        _must(place, "columns", name)
-        _must(place, "train", name, f"{name}.run", "--method", "dual", "--max-passes", 3, "--tol", "1e-12")
-        _must(
-            place, "train", name, f"{name}.primal", "--method", "primal", "--max-passes", 2, "--tol", "1e-12"
-        )
-        _must(place, "train", name, f"{name}.done", "--method", "dual", "--tol", "1e-3")
-        _must(place, "export", f"{name}.done", f"{name}.liblinear")
         make_table(place / f"{name}.csv", seed)
-        table = f"{name}.table"
-        _must(
-            place,
-            "convert",
-            f"{name}.csv",
-            table,
-            "--label",
-            "kind",
-            "--missing",
-            "zero",
-            "--chunk-size",
-            "400B",
-        )
-        _must(place, "train", table, f"{table}.done", "--method", "dual", "--tol", "1e-3", "--calibrate")
-    _must(place, "convert", "a.txt", "bare", "--chunk-size", "400B", "--shard-size", "2kB")
+        for command in (
+            f"convert {name}.txt {name} --chunk-size 400B --shard-size 2kB",
+            f"columns {name}",
+            f"train {name} {name}.run --method dual --max-passes 3 --tol 1e-12",
+            f"train {name} {name}.primal --method primal --max-passes 2 --tol 1e-12",
+            f"train {name} {name}.done --method dual --tol 1e-3",
+            f"export {name}.done {name}.liblinear",
+            f"convert {name}.csv {name}.table --label kind --missing zero --chunk-size 400B",
+            f"train {name}.table {name}.table.done --method dual --tol 1e-3 --calibrate",
+        ):
+            must_run(place, command)
+    must_run(place, "convert a.txt bare --chunk-size 400B --shard-size 2kB")
     return Workspace(place)
 
 
@@ -97,7 +86,8 @@ def load_kernels() -> None:
         predict(dataset, place / "dual", place / "out.txt")
 
 
-def _must(place: Path, *arguments: object) -> None:
-    ended = run_command(place, *arguments)
+def must_run(place: Path, command: str) -> None:
+    """Run a command that has to succeed."""
+    ended = run_command(place, *command.split())
     if ended.status != 0:
-        raise RuntimeError(f"{' '.join(map(str, arguments))}: {ended}\n{ended.stderr}")
+        raise RuntimeError(f"{command}: {ended}\n{ended.stderr}")
