@@ -4,8 +4,8 @@ One process loads everything once, compiled kernels too, and forks a child for e
 a line of JSON: ``{"call": "train" or "resume", "arguments": {...}, "die": {...}}``, where ``die`` is one of
 
 * ``{"after": seconds}``: SIGKILL so long after the first window was trained,
-* ``{"at": n, "half": bool, "power": bool}``: the child kills itself at its n-th operation on files (a write to a slot, a
-  sync, a rename), with `half` after writing only half of it; with `power` everything that was not synced is lost as well,
+* ``{"at": n, "half": bool}``: the child kills itself at its n-th operation on files (a write to a slot, a sync, a rename),
+  with `half` after writing only half of it,
 * ``{}``: not at all.
 
 The answer is a line of JSON: ``{"ended": "killed" or "done" or "failed", "operations": n}``.
@@ -26,7 +26,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from tools.faults.injection import PowerCut
+from tools.faults.injection import FaultyFiles
 
 
 class CrashingProcess:
@@ -68,9 +68,8 @@ def _work(order: dict[str, Any], ready: int, report: int) -> None:
     from streamcd.stream.memory_plan import Plan
 
     die, arguments = order["die"], order["arguments"]
-    files = PowerCut(
-        Path(arguments["run"]), die.get("at", 0), die.get("half", False), die.get("power", False)
-    )
+    how = "half" if die.get("half") else "before"
+    files = FaultyFiles(die.get("at", 0), how, ("pwritev", "fsync", "replace"))
     files.install()
 
     def first_window() -> None:

@@ -11,13 +11,9 @@ import errno
 import io
 import multiprocessing
 import os
-import shutil
 import signal
 from collections.abc import Callable, Collection
-from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from streamcd.core import atomic_files
 
@@ -158,97 +154,3 @@ class _FaultyRaw(io.FileIO):
 
         written: int = self._faults.perform(write, lambda given: write(given[: len(given) // 2]), bytes(data))
         return written
-
-
-class PowerCut(FaultyFiles):
-    """Kills at an operation of a training; with `power` what was not synced by then is lost as well.
-
-    A write to a slot, a rename and the log's last lines are taken back unless a sync of the file (of the directory, for a
-    rename) came between them and the end: the worst that a disk may do. Of what an earlier process left, the log is safe as
-    far as the last checkpoint knows it.
-    """
-
-    def __init__(self, run: Path, at: int, half: bool, power: bool) -> None:
-        super().__init__(at, "half" if half else "before", ("pwritev", "fsync", "replace"))
-        self.power = power
-        self.unsynced: list[tuple[str, int, bytes]] = []  # file, offset, bytes before
-        self.renames: list[tuple[str, str | None]] = []  # name, copy of the file before
-        self.log = run.resolve() / "log.jsonl"
-        self.synced_bytes = {str(self.log): _log_bytes(run / "state.npz")}
-
-    def install(self) -> None:
-        self._replace = os.replace
-        super().install()
-        pwritev, fsync, replace = os.pwritev, os.fsync, os.replace
-
-        def noted_pwritev(descriptor: int, pieces: Any, offset: int) -> int:
-            data = b"".join(pieces)
-            self.unsynced.append((_name(descriptor), offset, os.pread(descriptor, len(data), offset)))
-            return pwritev(descriptor, [data], offset)
-
-        def noted_fsync(descriptor: int) -> None:
-            fsync(descriptor)
-            self._note_sync(descriptor)
-
-        def noted_replace(source: Any, target: Any) -> None:
-            copy = self._copy_of(target)
-            replace(source, target)
-            self.renames.append((os.path.realpath(target), copy))
-
-        os.pwritev, os.fsync, os.replace = noted_pwritev, noted_fsync, noted_replace  # type: ignore[assignment]
-
-    def perform(self, call: Callable[..., Any], half: Callable[..., Any] | None, *arguments: Any) -> Any:
-        if half is None and len(arguments) == 2:  # a rename, where its turn has not come
-            return super().perform(lambda *names: self._rename(call, *names), None, *arguments)
-        return super().perform(call, half, *arguments)
-
-    def die(self) -> None:
-        if self.power:
-            for name, offset, before in reversed(self.unsynced):
-                with _OPEN(name, "r+b", buffering=0) as file:
-                    os.pwrite(file.fileno(), before, offset)
-            for target, copy in reversed(self.renames):
-                if copy is None:
-                    os.unlink(target)
-                else:
-                    self._replace(copy, target)
-            if self.log.exists():
-                os.truncate(self.log, min(self.synced_bytes[str(self.log)], self.log.stat().st_size))
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def _rename(self, call: Callable[..., Any], source: Any, target: Any) -> None:
-        real = os.path.realpath(source)
-        if self.synced_bytes.get(real) != os.stat(real).st_size:
-            os.truncate(
-                real, 0
-            )  # renamed before it was synced: the name survives a power cut, not what is in it
-        self.synced_bytes[os.path.realpath(target)] = os.stat(real).st_size
-        call(source, target)
-
-    def _note_sync(self, descriptor: int) -> None:
-        name = _name(descriptor)
-        self.unsynced = [write for write in self.unsynced if write[0] != name]
-        if os.path.isdir(name):
-            self.renames = [rename for rename in self.renames if os.path.dirname(rename[0]) != name]
-        else:
-            self.synced_bytes[name] = os.fstat(descriptor).st_size
-
-    def _copy_of(self, target: Any) -> str | None:
-        name = os.path.realpath(target)
-        if not os.path.exists(name):
-            return None
-        copy = f"{name}.before-{self.count}"
-        shutil.copyfile(name, copy)
-        return copy
-
-
-def _name(descriptor: int) -> str:
-    return os.readlink(f"/proc/self/fd/{descriptor}")
-
-
-def _log_bytes(state: Path) -> int:
-    """Return the length of the log at the last checkpoint."""
-    if not state.exists():
-        return 0
-    with np.load(state) as arrays:
-        return int(arrays["log_bytes"])
