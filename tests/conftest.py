@@ -19,7 +19,6 @@ import pytest
 import quick_processes  # noqa: F401
 import scipy.sparse as sp
 from click.testing import CliRunner
-from crashing import CrashingProcess
 from threadpoolctl import threadpool_limits
 
 from streamcd import Dataset, Listener
@@ -94,8 +93,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Modules whose tests share processes come one after the other, so that one worker of pytest has them all."""
-    shared = {"lent_workers", "doomed"}
-    first = {item.path for item in items if shared & set(getattr(item, "fixturenames", ()))}
+    first = {item.path for item in items if "lent_workers" in getattr(item, "fixturenames", ())}
     items.sort(key=lambda item: item.path not in first)
 
 
@@ -340,10 +338,3 @@ def lend(lent_workers: LentWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(byte_sources, "LEAST_RANGE_BYTES", 1 << 14)
     for module in ("core.process_pool", "prediction.scored_rows"):
         monkeypatch.setattr(importlib.import_module(f"streamcd.{module}"), "Workers", lent_workers)
-
-
-@pytest.fixture(scope="session")
-def doomed() -> Iterator[CrashingProcess]:
-    """Runs a training in a process that dies when it is told to."""
-    with CrashingProcess() as process:
-        yield process

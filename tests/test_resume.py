@@ -11,13 +11,12 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from crashing import CrashingProcess
+from crashing import killed
 from interrupted import ended, resume_by_turns, stopping_after
 from reference import augmented, exact_optimum, primal_objectives, run_weights
 from small_datasets import (
@@ -153,7 +152,7 @@ KILLED = [
 
 @pytest.mark.parametrize(("kind", "resident", "n_kills"), KILLED)
 def test_kills_at_random_moments_leave_the_bits_alone(
-    doomed: CrashingProcess, tmp_path: Path, kind: str, resident: bool, n_kills: int
+    tmp_path: Path, kind: str, resident: bool, n_kills: int
 ) -> None:
     """SIGKILL, resume, and so on; the weights are those of the uninterrupted run, and the log has each read once."""
     asked = training(kind, tmp_path, resident=resident, max_passes=60)
@@ -161,27 +160,22 @@ def test_kills_at_random_moments_leave_the_bits_alone(
     expected = ended(tmp_path / "whole")
     rng = np.random.default_rng(5)
     run = tmp_path / "run"
-    begin = {"run": run, "checkpoint_every": 0.02, **of_process(asked)}
-    call, arguments, kills, sessions = "train", begin, 0, []
+    begin: tuple[Any, dict[str, Any]] = train, {"checkpoint_every": 0.02, **asked}
+    (call, arguments), kills, sessions = begin, 0, []
     while kills < n_kills:
-        answer = doomed(call, {"after": float(rng.uniform(0.0, 0.1))}, **arguments)
+        lived = killed(call, run=run, after=float(rng.uniform(0.0, 0.1)), **arguments)
         sessions.append(call)
-        call, arguments = "resume", {"run": run, "checkpoint_every": float(rng.choice([1e-9, 0.01, 0.05]))}
-        if answer["ended"] == "killed":
+        call, arguments = resume, {"checkpoint_every": float(rng.choice([1e-9, 0.01, 0.05]))}
+        if lived is None:
             kills += 1
         else:  # it came to its end; begin again
             assert ended(run) == expected
             shutil.rmtree(run)
-            call, arguments = "train", begin
-    if call == "resume":
+            call, arguments = begin
+    if call is resume:
         resume(run, checkpoint_every=60.0)
         assert ended(run) == expected
-    assert n_kills < 10 or sessions.count("resume") >= 5, "the run is too short to show anything"
-
-
-def of_process(asked: dict[str, Any]) -> dict[str, Any]:
-    """Arguments as they are sent to a process."""
-    return {**asked, "dataset": asked["dataset"].path, "plan": astuple(asked["plan"])}
+    assert n_kills < 10 or sessions.count(resume) >= 5, "the run is too short to show anything"
 
 
 ENDS = [
@@ -202,7 +196,6 @@ ENDS = [
 
 @pytest.mark.parametrize(("kind", "resident", "n_passes", "n_ends", "how"), ENDS)
 def test_death_at_any_operation_on_files_leaves_the_bits_alone(
-    doomed: CrashingProcess,
     tmp_path: Path,
     kind: str,
     resident: bool,
@@ -219,7 +212,8 @@ def test_death_at_any_operation_on_files_leaves_the_bits_alone(
     events: list[Event] = []
     if how == "power":
         events = recorded(place, lambda: train(run=run, **often, **asked))
-    n_operations = len(events) or doomed("train", run=run, **often, **of_process(asked))["operations"]
+    n_operations = len(events) or killed(train, run=run, **often, **asked)
+    assert n_operations is not None
     assert ended(run) == expected  # checkpoints do not change the bits either
     chosen = np.linspace(1, n_operations, n_ends or n_operations).astype(int).tolist()
     model = range(n_operations - 8, n_operations + 1) if n_ends is None or n_ends > 4 else ()
@@ -232,8 +226,7 @@ def test_death_at_any_operation_on_files_leaves_the_bits_alone(
                 disk.apply(event)
             make_tree(place, disk.cut(random.Random(at), "lost", "lost"))
         else:
-            arguments = {"run": run, **often, **of_process(asked)}
-            assert doomed("train", {"at": at, "half": True}, **arguments)["ended"] == "killed"
+            assert killed(train, run=run, at=at, half=True, **often, **asked) is None
         if at > n_operations / 2:  # the work of the first half is safe
             assert (run / "state.npz").exists()
         if (run / "config.json").exists():
@@ -262,17 +255,18 @@ def recorded(place: Path, call: Callable[[], object]) -> list[Event]:
 
 
 def test_a_kill_before_the_new_model_is_written_does_not_leave_the_old_one(
-    doomed: CrashingProcess, dataset: Dataset, tmp_path: Path
+    dataset: Dataset, tmp_path: Path
 ) -> None:
     """A run ends at max_passes, goes on with more, and dies between its last checkpoint and its model."""
     plan, first, whole = windows_of(dataset, 3), tmp_path / "first", tmp_path / "whole"
     train(dataset, first, plan=plan, **options(max_passes=3))
     shutil.copytree(first, whole)
-    n_operations = doomed("resume", run=whole, max_passes=6)["operations"]
+    n_operations = killed(resume, run=whole, max_passes=6)
+    assert n_operations is not None
     for at in range(n_operations - 8, n_operations + 1):
         run = tmp_path / f"run{at}"
         shutil.copytree(first, run)
-        assert doomed("resume", {"at": at}, run=run, max_passes=6)["ended"] == "killed"
+        assert killed(resume, run=run, at=at, max_passes=6) is None
         resume(run)
         assert ended(run) == ended(whole), f"died at operation {at} of {n_operations}"
         assert load_model(run).certificate == load_model(whole).certificate
