@@ -147,9 +147,9 @@ def test_a_kappa_of_0_is_plain_descent_bit_for_bit(
     monkeypatch.setattr("streamcd.runs.choices.choose_acceleration", lambda asked, listener: asked)
     train(data, tmp_path / "zero", acceleration=0.0, **asked)
     plain, zero = state_of(tmp_path / "plain"), state_of(tmp_path / "zero")
-    assert "matrix_companion" in zero
+    assert "matrix_centre_or_w_alpha" in zero
     # the certified point is kept where acceleration is on; w(alpha), which plain runs go on from, is beside it
-    np.testing.assert_array_equal(plain["w"], zero["matrix_companion"])
+    np.testing.assert_array_equal(plain["w"], zero["matrix_centre_or_w_alpha"])
     for name in ("lane_dual_sum", "lane_primal", "lane_dual", "lane_gap", "lane_n_active", "lane_estimate"):
         np.testing.assert_array_equal(plain[name], zero[name])
 
@@ -303,11 +303,11 @@ def test_a_run_that_ended_goes_on_and_starts_others(tmp_path: Path, loss: str) -
     cold = train(data, tmp_path / "cold", C=6.0, tol=1e-4, **asked)
     warm = train(data, tmp_path / "warm", C=6.0, tol=1e-4, start_from=tmp_path / "run", **asked)
     assert warm.passes <= (1.3 if loss == "crammer_singer" else 1.0) * cold.passes
-    w, companion = state_of(tmp_path / "warm")["w"], state_of(tmp_path / "warm")["matrix_companion"]
+    w, beside = state_of(tmp_path / "warm")["w"], state_of(tmp_path / "warm")["matrix_centre_or_w_alpha"]
     for lane, one in enumerate(warm.lanes):
         assert one["primal_objective"] == pytest.approx(cold.lanes[lane]["primal_objective"], rel=2.1e-4)
     # w and w(alpha) meet at the optimum
-    assert np.linalg.norm(w - companion) <= 0.3 * np.linalg.norm(w)
+    assert np.linalg.norm(w - beside) <= 0.3 * np.linalg.norm(w)
 
 
 def test_kappa_is_in_the_log_and_in_the_result(tmp_path: Path) -> None:

@@ -302,7 +302,7 @@ class RoundLoop(TrainingLoop):
             self.state.lanes["dual_sum"] += start.write_alpha(store, layout.n_flags, copies=2)
             store.sync()
             store.close()
-            start.fill_from_alpha(self.state)
+            start.fill_from_alpha(self.state, accelerated=self.task.solver.estimate == "proximal")
             self.state.lanes["phase"][:] = TRAIN
         self._commit()
 

@@ -95,7 +95,8 @@ class Partition:
         self.dataset = dataset = dataset or open_same(spec)
         self.spec, self._folder = spec, Path(spec.folder)
         self._problem = _writable(spec.problem)
-        options: dict[str, Any] = {"acceleration": spec.acceleration}
+        # kappa and centre are the coordinating process's: here any fixed kappa stands for it
+        options: dict[str, Any] = {"acceleration": "none" if spec.acceleration == "none" else 0.0}
         self._solver = solver = make_solver(self._problem, spec.method, dataset, **options)
         # the local model is a problem whose costs are sigma' times as large
         self._scaled_problem = replace(self._problem, cost=self._problem.cost.copy())

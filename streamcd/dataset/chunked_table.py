@@ -330,10 +330,10 @@ class ChunkedTable:
         """Memory that reading takes where the table is at a URL."""
         return DATASET_BYTES if isinstance(self.path, Url) else 0
 
-    def another(self) -> Self:
+    def reopen(self) -> Self:
         """Return the same table with its own open files, for another thread."""
         other = copy.copy(self)
-        other._parts = self._parts.another()
+        other._parts = self._parts.reopen()
         return other
 
     def read_directly(self, ahead_bytes: int) -> None:
@@ -388,10 +388,10 @@ class PartOfTable:
     _chunks: np.ndarray
     cache: Cache | None
 
-    def another(self) -> Self:
+    def reopen(self) -> Self:
         """Return the same table with files of its own, to be read by another thread."""
         other = copy.copy(self)
-        other._whole = self._whole.another()
+        other._whole = self._whole.reopen()
         return other
 
     def open_parts(self, chunks: Iterable[int]) -> None:

@@ -305,7 +305,7 @@ class RowSelection(PartOfTable, Dataset):
     """
 
     def __init__(self, whole: Dataset, rows: np.ndarray) -> None:
-        self._whole = whole.another()
+        self._whole = whole.reopen()
         self._place = np.full(whole.n_rows, -1, row_dtype(whole.n_rows))
         self._place[rows] = np.arange(rows.size)
         if np.count_nonzero(self._place >= 0) != rows.size:

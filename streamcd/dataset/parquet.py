@@ -250,7 +250,7 @@ class OpenParts:
         """Pickle the directory alone: another process opens files of its own."""
         return OpenParts, (self._path, self._limit, self._sizes)
 
-    def another(self) -> OpenParts:
+    def reopen(self) -> OpenParts:
         """Return a second cache of the same parts for another thread; the footers are shared."""
         other = OpenParts(self._path, self._limit, self._sizes)
         other._footers, other.ranges = self._footers, self.ranges

@@ -45,7 +45,7 @@ class SelectedColumns(PartOfTable, Columns):
     """The column layout of a selection: `numbers` gives each row of the whole its number, -1 where it is left out."""
 
     def __init__(self, selection: RowTable, whole: Columns, numbers: np.ndarray) -> None:
-        self._whole, self._chunks, self._numbers = whole.another(), np.arange(whole.n_chunks), numbers
+        self._whole, self._chunks, self._numbers = whole.reopen(), np.arange(whole.n_chunks), numbers
         kept = [int((numbers[row] >= 0).sum()) for row in map(self._rows, range(whole.n_chunks))]
         digest = hashlib.sha256(f"{whole.fingerprint} {selection.fingerprint}".encode()).hexdigest()
         manifest = {**whole.manifest, "fingerprint": digest[:32], "n_entries": sum(kept)}

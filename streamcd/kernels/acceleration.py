@@ -20,34 +20,34 @@ MOVED, ALPHA_NORM = range(2)
 
 
 @kernel
-def end_pass(w, companion, width, lanes, kappa, sums, sketch, moved):
+def end_pass(w, beside, width, lanes, kappa, sums, sketch, moved):
     """Replace the centre by w(alpha), and measure how far the pass moved from it.
 
     Neighbouring lanes are processed together, by vector operations, in loops so short that the compiler finds them free of
     aliases: 105 lanes of 55,000 features took half the processor time.
 
-    The centre v (`companion`, like the iterate `w`) becomes ``w(alpha) = (1 + kappa) w - kappa v``. Added to `sums` (2, all
+    The centre v (`beside`, like the iterate `w`) becomes ``w(alpha) = (1 + kappa) w - kappa v``. Added to `sums` (2, all
     lanes); and to `sketch` (N_BUCKETS, all lanes), w - v with its signs changed at random, folded: the angle of two such
     vectors is about that of theirs. `moved` (all lanes) is scratch.
     """
     if lanes.size == 1 and width == w.shape[1]:
-        _end_pass_of_all(w.reshape(-1), companion.reshape(-1), kappa[0], sums.reshape(-1), sketch.reshape(-1))
+        _end_pass_of_all(w.reshape(-1), beside.reshape(-1), kappa[0], sums.reshape(-1), sketch.reshape(-1))
         return
     if width == 1:
         start = 0
         while start < lanes.size:
             stop = _end_of_run(lanes, start)
             low, high = np.uint64(lanes[start]), np.uint64(lanes[stop - 1] + 1)
-            _end_pass_of_run(w, companion, low, high, kappa, sums, sketch, moved)
+            _end_pass_of_run(w, beside, low, high, kappa, sums, sketch, moved)
             start = stop
         return
     for j in range(w.shape[0]):
         for lane in lanes:
             for m in range(width):
                 column = lane * width + m
-                change = w[j, column] - companion[j, column]
+                change = w[j, column] - beside[j, column]
                 w_alpha = sum_of(w[j, column], change, kappa[lane])
-                companion[j, column] = w_alpha
+                beside[j, column] = w_alpha
                 sums[MOVED, lane] += change * change
                 sums[ALPHA_NORM, lane] += w_alpha * w_alpha
                 position = np.uint64(j * width + m)
@@ -64,11 +64,11 @@ def _end_of_run(lanes, start):
 
 
 @inlined
-def _end_pass_of_run(w, companion, low, high, kappa, sums, sketch, moved):
+def _end_pass_of_run(w, beside, low, high, kappa, sums, sketch, moved):
     """Do the work of `end_pass` for the lanes ``low:high``, of one column each."""
     moved_sum, alpha_sum = sums[MOVED], sums[ALPHA_NORM]
     for j in range(w.shape[0]):
-        point, weights, bucket = w[j], companion[j], sketch[np.uint64(j) & _LAST_BUCKET]
+        point, weights, bucket = w[j], beside[j], sketch[np.uint64(j) & _LAST_BUCKET]
         sign = _signed(1.0, np.uint64(j))
         for lane in range(low, high):
             moved[lane] = point[lane] - weights[lane]
@@ -81,13 +81,13 @@ def _end_pass_of_run(w, companion, low, high, kappa, sums, sketch, moved):
 
 
 @inlined
-def _end_pass_of_all(w, companion, kappa, sums, sketch):
+def _end_pass_of_all(w, beside, kappa, sums, sketch):
     """Do the work of `end_pass` for the only lane: with flat arrays 1.5 M features took half the time."""
     moved_sum = alpha_sum = 0.0
     for j in range(w.size):
-        moved = w[j] - companion[j]
+        moved = w[j] - beside[j]
         w_alpha = sum_of(w[j], moved, kappa)
-        companion[j] = w_alpha
+        beside[j] = w_alpha
         moved_sum += moved * moved
         alpha_sum += w_alpha * w_alpha
         sketch[np.uint64(j) & _LAST_BUCKET] += _signed(moved, np.uint64(j))
@@ -102,17 +102,17 @@ def _signed(number, position):
 
 
 @kernel
-def begin_pass(w, companion, width, lanes, kappa):
+def begin_pass(w, beside, width, lanes, kappa):
     """Make the point where the last read ended the centre, in place: ``(w(alpha) + kappa w)/(1 + kappa), w``."""
     if lanes.size == 1 and width == w.shape[1]:
-        _begin_pass_of_all(w.reshape(-1), companion.reshape(-1), kappa[lanes[0]])
+        _begin_pass_of_all(w.reshape(-1), beside.reshape(-1), kappa[lanes[0]])
         return
     start = 0
     while start < lanes.size:
         stop = _end_of_run(lanes, start)
         low, high = np.uint64(lanes[start] * width), np.uint64((lanes[stop - 1] + 1) * width)
         for j in range(w.shape[0]):
-            point, weights = w[j], companion[j]
+            point, weights = w[j], beside[j]
             for column in range(low, high):
                 centre = point[column]
                 factor = kappa[column] if width == 1 else kappa[column // np.uint64(width)]
@@ -122,13 +122,13 @@ def begin_pass(w, companion, width, lanes, kappa):
 
 
 @inlined
-def _begin_pass_of_all(w, companion, kappa):
+def _begin_pass_of_all(w, beside, kappa):
     """Do the work of `begin_pass` for the only lane."""
     inverse_mu = 1.0 / (1.0 + kappa)
     for j in range(w.size):
         centre = w[j]
-        w[j] = weight_of(companion[j], centre, kappa, inverse_mu)
-        companion[j] = centre
+        w[j] = weight_of(beside[j], centre, kappa, inverse_mu)
+        beside[j] = centre
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ def score_chunks(
     A single thread scores a chunk's rows as they are taken.
     """
     count = threads.count
-    readers = [dataset, *(dataset.another() for _ in range(count - 1))]
+    readers = [dataset, *(dataset.reopen() for _ in range(count - 1))]
     # a reader has the chunks first, first + count, …, of which a thread takes one after the other
     shares = [chunks[first::count] for first in range(count)]
     for reader, share in zip(readers, shares, strict=True):

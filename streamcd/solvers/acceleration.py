@@ -100,13 +100,14 @@ class Acceleration:
             self._first = np.full(n_lanes, float(asked))
 
     def add_to(self, state: State) -> None:
-        """Add the arrays of acceleration to a new state: the companion of w (see `kernels.acceleration`), and per lane:
+        """Add the arrays of acceleration to a new state: ``centre_or_w_alpha``, which holds
+        the centre v while ``in_pass`` is set, else w(alpha) (see `kernels.acceleration`), and per lane:
 
         ``in_pass``, set while w is the iterate of an unfinished training read; ``moves``, the number of finished ones;
         ``distance``, which is ``½‖w - w(alpha)‖²``; ``theta``, the factor on the bounds of kappa, 0 if kappa is fixed.
         """
         n_lanes = self._first.size
-        state.matrices["companion"] = np.zeros(state.w.shape)
+        state.matrices["centre_or_w_alpha"] = np.zeros(state.w.shape)
         of_pass = ("distance", "w_alpha_square", "cosine", "progress", "previous_estimate", "expected_gap")
         of_rows = ("alpha_sum", "alpha_curvature", "alpha_square")
         state.lanes.update({name: np.zeros(n_lanes) for name in (*of_pass, *of_rows)})
@@ -120,7 +121,13 @@ class Acceleration:
     def load_kernels(self, state: State) -> None:
         """Compile kernels, or load them from the cache; no lane is changed."""
         none, numbers = np.zeros(0, dtype=np.int64), np.zeros((2, 0))
-        arguments = (state.w[:0], state.matrices["companion"][:0], self._width, none, state.lanes["kappa"])
+        arguments = (
+            state.w[:0],
+            state.matrices["centre_or_w_alpha"][:0],
+            self._width,
+            none,
+            state.lanes["kappa"],
+        )
         acceleration_kernels.begin_pass(*arguments)
         acceleration_kernels.end_pass(*arguments, numbers, numbers, numbers[0])
 
@@ -130,17 +137,20 @@ class Acceleration:
         new = lanes[~kept["in_pass"][lanes]]
         if not new.size:
             return
-        w, companion = state.w, state.matrices["companion"]
+        w, beside = state.w, state.matrices["centre_or_w_alpha"]
         rest = (self._width, new, kept["kappa"])
         begin = acceleration_kernels.begin_pass
-        threads.share(lambda rows: begin(w[rows], companion[rows], *rest), w.shape[0], w.size)
+        threads.share(lambda rows: begin(w[rows], beside[rows], *rest), w.shape[0], w.size)
         kept["in_pass"][new] = True
 
     def end_pass(self, state: State, trained: np.ndarray, threads: Threads) -> None:
         """Measure the movement by a training read, and leave w at the point that a certificate would refer to."""
         kept, previous, n_lanes = state.lanes, state.matrices["movement"], self._first.size
         sums, sketch = np.zeros((2, n_lanes)), np.zeros((N_BUCKETS, n_lanes))
-        weights, rest = (state.w, state.matrices["companion"], self._width), (kept["kappa"], sums, sketch)
+        weights, rest = (
+            (state.w, state.matrices["centre_or_w_alpha"], self._width),
+            (kept["kappa"], sums, sketch),
+        )
         end = acceleration_kernels.end_pass
         parts = np.array_split(
             trained, min(threads.parts(state.w.size), trained.size)
@@ -285,11 +295,11 @@ def _clip(number: float, low: float, high: float) -> float:
     return min(max(number, low), high)
 
 
-def weights_of_alpha(lanes: Mapping[str, np.ndarray], w: np.ndarray, companion: np.ndarray) -> np.ndarray:
-    """Compute w(alpha) of every lane from rows of w and of its companion."""
+def weights_of_alpha(lanes: Mapping[str, np.ndarray], w: np.ndarray, beside: np.ndarray) -> np.ndarray:
+    """Compute w(alpha) of every lane from rows of w and of ``centre_or_w_alpha``."""
     width = w.shape[1] // lanes["kappa"].size
     in_pass, kappa = (np.repeat(lanes[name], width) for name in ("in_pass", "kappa"))
-    return np.where(in_pass, w + kappa * (w - companion), companion)
+    return np.where(in_pass, w + kappa * (w - beside), beside)
 
 
 def report(lanes: Mapping[str, np.ndarray], lane: int) -> dict[str, Any]:

@@ -149,9 +149,9 @@ class RowSolver:
     ) -> list[np.ndarray]:
         """Divide the rows of a visit into stretches, after all of which but the last kappa and centre are set anew.
 
-        It is a single one but for the first window of the first pass. Workers, whose state has no centre, leave it alone.
+        It is a single one but for the first window of the first pass, or where kappa is fixed.
         """
-        if not (self.acceleration and "companion" in state.matrices and window.number == 0):
+        if not (self.acceleration and window.number == 0):
             return [rows]
         n_entries = window.n_entries * window.count
         return np.split(rows, self.acceleration.first_stretches(state, lanes, rows.size, n_entries))
@@ -213,9 +213,9 @@ class RowSolver:
         return violation(state.totals)
 
     def adopt_certified_w(self, state: State, lanes: np.ndarray) -> None:
-        """Continue from ``w(alpha)`` as summed by the read; accelerated lanes keep w, and store it as their companion."""
+        """Continue from ``w(alpha)`` as summed by the read; accelerated lanes keep w, and store it beside w."""
         columns = self._columns_of(lanes)
-        target = state.matrices["companion"] if self.acceleration else state.w
+        target = state.matrices["centre_or_w_alpha"] if self.acceleration else state.w
         source, n_rows, move = state.w_alpha, state.w.shape[0], weight_kernels.move_columns
         share = self.threads.share
         share(lambda rows: move(source[rows], target[rows], columns), n_rows, n_rows * columns.size)

@@ -80,6 +80,6 @@ def _two_weights(problem: Problem) -> int:
 
 
 def _centre(problem: Problem, accelerated: bool) -> int:
-    """Count acceleration's companion of w, and two sketches of a lane."""
-    companion = (problem.n_features + 1) * problem.n_lanes * problem.lane_vectors
-    return 8 * (companion + 2 * N_BUCKETS * problem.n_lanes) if accelerated else 0
+    """Count acceleration's centre or w(alpha), and two sketches of a lane."""
+    beside = (problem.n_features + 1) * problem.n_lanes * problem.lane_vectors
+    return 8 * (beside + 2 * N_BUCKETS * problem.n_lanes) if accelerated else 0

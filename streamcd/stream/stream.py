@@ -68,7 +68,7 @@ class Stream:
         self._in_memory = self.table.bytes_on_disk() == 0
         self._at_once = self._in_memory or (plan.resident and self.table.n_entries <= _FEW_ENTRIES)
         n_readers = 1 if self._at_once else max(min(n_threads, plan.readers, self.table.n_chunks), 1)
-        tables = [self.table, *(self.table.another() for _ in range(n_readers - 1))]
+        tables = [self.table, *(self.table.reopen() for _ in range(n_readers - 1))]
         self._seen = np.zeros(self.table.n_chunks, dtype=bool)
         if not self._in_memory and self._exceeds_page_cache():  # affects speed alone, never results
             for table in tables:

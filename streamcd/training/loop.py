@@ -406,7 +406,7 @@ class Loop(TrainingLoop):
             return
         dual_sum = start.write_alpha(self.slots, solver.layout.n_flags)
         if solver.warm_start == "alpha and w":
-            start.fill_from_alpha(state)
+            start.fill_from_alpha(state, accelerated=solver.estimate == "proximal")
             state.lanes["dual_sum"] += dual_sum
             state.lanes["phase"][:] = TRAIN
 

@@ -33,7 +33,7 @@ class Source(NamedTuple):
     path: Path
     identity: Identity
     layout: Any  # `memory_plan.Layout`
-    accelerated: bool  # by a proximal point, with a companion of w
+    accelerated: bool  # by a proximal point
     lanes: Sequence[int]
 
 
@@ -129,12 +129,12 @@ class WarmStart:
         for source in self._sources:
             source.add_weights(w, dual=dual)
 
-    def fill_from_alpha(self, state: State) -> None:
+    def fill_from_alpha(self, state: State, *, accelerated: bool) -> None:
         """Write w(alpha) of the new lanes and, with acceleration, their first centre."""
-        if "companion" not in state.matrices:
+        if not accelerated:
             self.fill_weights(state.w)
             return
-        self.fill_weights(state.matrices["companion"])
+        self.fill_weights(state.matrices["centre_or_w_alpha"])
         self._fill_centre(state)
 
     def _fill_centre(self, state: State) -> None:
@@ -211,7 +211,7 @@ class _LaneSource:
         arrays = checkpoint.read_arrays(self._path / "state.npz", ("lane_kappa", "lane_in_pass"))
         assert arrays is not None
         lanes = {name.removeprefix("lane_"): array for name, array in arrays.items()}
-        for blocks in zip(self._read_rows("w"), self._read_rows("matrix_companion"), strict=True):
+        for blocks in zip(self._read_rows("w"), self._read_rows("matrix_centre_or_w_alpha"), strict=True):
             yield weights_of_alpha(lanes, *blocks)
 
     def _read_rows(self, name: str) -> Iterator[np.ndarray]:
