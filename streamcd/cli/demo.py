@@ -13,19 +13,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ..core.errors import EnvironmentFailure, StreamcdError, UsageError, file_named
 from ..core.memory_budget import format_size, parse_size
 from ..core.process_pool import Workers
 from ..core.progress import Listener, format_seconds
 from .synthetic import BLOCK_ROWS, write_text_like
-
-Found = TypeVar("Found")
 
 _POLL_SECONDS = 0.02
 _TEXT_BYTES_PER_ENTRY = 15
@@ -137,23 +135,32 @@ class _Demo:
     def __init__(self, directory: Path, size: DemoSize, listener: Listener) -> None:
         self.directory, self.size, self.listener = directory, size, listener
         self.seconds: dict[str, float] = {}
+        budget = ("--memory", size.memory)
+        self.options = {
+            "convert": ("train", "data", *budget),
+            "train": ("--tol", str(size.tol), "--checkpoint-every", f"{size.checkpoint_every}s", *budget),
+            "evaluate": ("test.libsvm", "run-killed", *budget),
+        }
 
     def run(self) -> dict[str, Any]:
-        started = time.monotonic()
-        self._check_disk()
-        text_bytes = self._timed("make", self._make_text)
-        memory = self.size.memory
-        dataset = self._step("convert", f"converts it within {memory}", "train", "data", "--memory", memory)
-        message = f"trains within {memory}, uninterrupted"
-        whole = self._step("train", message, *self._train_arguments("run-whole"))
-        killed_in_pass = self._timed("killed", lambda: self._train_and_kill(whole["passes"]))
-        resumed = self._step("resume", "resumes it", "run-killed")
-        message = "evaluates on rows held out"
-        evaluation = self._step("evaluate", message, "test.libsvm", "run-killed", "--memory", memory)
-        self.seconds["total"] = time.monotonic() - started
-        budget = parse_size(self.size.memory)
-        peak = max(whole["peak_memory_bytes"], resumed["peak_memory_bytes"])
-        converged, weights_equal = whole["converged"] and resumed["converged"], self._same_weights()
+        """Go through all steps; the run that is killed half-way does not end."""
+        memory, train = self.size.memory, self.options["train"]
+        with self._step("total"):
+            self._check_disk()
+            with self._step("make"):
+                text_bytes = self._make_text()
+            dataset = self._command("convert", f"converts it within {memory}", *self.options["convert"])
+            message = f"trains within {memory}, uninterrupted"
+            whole = self._command("train", message, "data", "run-whole", *train)
+            with self._step("killed"):
+                killed_in_pass = self._train_and_kill(whole["passes"], "data", "run-killed", *train)
+            resumed = self._command("resume", "resumes it", "run-killed")
+            message = "evaluates on rows held out"
+            evaluation = self._command("evaluate", message, *self.options["evaluate"])
+        budget, peak = parse_size(memory), max(whole["peak_memory_bytes"], resumed["peak_memory_bytes"])
+        runs = (self.directory / name / "model" / "weights.npy" for name in ("run-whole", "run-killed"))
+        weights_equal = len({path.read_bytes() for path in runs}) == 1
+        converged = whole["converged"] and resumed["converged"]
         return {
             "ok": weights_equal and converged and peak <= budget,
             **{name: dataset[name] for name in ("n_rows", "n_features", "n_entries")},
@@ -162,10 +169,8 @@ class _Demo:
             "decoded_bytes": dataset["n_entries"] * _DECODED_BYTES_PER_ENTRY,
             "budget_bytes": budget,
             "peak_memory_bytes": peak,
-            "passes": whole["passes"],
-            "gap": whole["gap"],
+            **{name: whole[name] for name in ("passes", "gap", "bytes_read")},
             "converged": converged,
-            "bytes_read": whole["bytes_read"],
             "killed_in_pass": killed_in_pass,
             "passes_after_resume": resumed["passes"],
             "weights_equal": weights_equal,
@@ -174,20 +179,25 @@ class _Demo:
             "seconds": self.seconds,
         }
 
-    def _step(self, command: str, message: str, *arguments: str) -> dict[str, Any]:
-        """Carry out a command, and record its seconds."""
-        self.listener.message(f"demo: {message}")
-        return self._timed(command, lambda: self._command(command, *arguments))
-
-    def _timed(self, name: str, step: Callable[[], Found]) -> Found:
+    @contextmanager
+    def _step(self, name: str) -> Iterator[None]:
+        """Record the seconds of a step."""
         started = time.monotonic()
-        result = step()
+        yield
         self.seconds[name] = time.monotonic() - started
+
+    def _command(self, command: str, message: str, *arguments: str) -> dict[str, Any]:
+        """Carry out a command, and return its JSON object."""
+        self.listener.message(f"demo: {message}")
+        with self._step(command), self._process(command, *arguments) as process:
+            output, _ = process.communicate()
+        if process.returncode:
+            raise EnvironmentFailure(f"demo: 'streamcd {command}' ended with status {process.returncode}")
+        result: dict[str, Any] = json.loads(output)
         return result
 
     def _check_disk(self) -> None:
-        free = shutil.disk_usage(self.directory).free
-        need = self.size.disk_bytes
+        free, need = shutil.disk_usage(self.directory).free, self.size.disk_bytes
         self.listener.message(f"demo: needs up to {format_size(need)} of disk in {self.directory}")
         if free < need:
             raise EnvironmentFailure(
@@ -210,44 +220,21 @@ class _Demo:
             workers.run(_write_part, jobs, phase="make", unit="parts")
         return sum(path.stat().st_size for path in paths)
 
-    def _train_arguments(self, run: str) -> list[str]:
-        size = self.size
-        every = f"{size.checkpoint_every}s"
-        options = ["--loss", "squared_hinge", "--memory", size.memory, "--tol", str(size.tol)]
-        return ["data", run, *options, "--checkpoint-every", every]
-
-    def _train_and_kill(self, n_passes: int) -> int:
+    def _train_and_kill(self, n_passes: int, *arguments: str) -> int:
         """Begin the same training again, and kill it half-way; returns the pass in which it was killed."""
         self.listener.message("demo: trains once more, to be killed half-way")
-        run = self.directory / "run-killed"
-        with self._process("train", *self._train_arguments(run.name)) as process:
+        log = self.directory / arguments[1] / "log.jsonl"  # it begins with the first checkpoint
+        with self._process("train", *arguments) as process:
             while process.poll() is None:
                 time.sleep(_POLL_SECONDS)
-                if not (run / "log.jsonl").exists():  # it begins with the first checkpoint
-                    continue
-                n_done = (run / "log.jsonl").read_text().count('"kind": "train"')
-                if n_done >= max(1, n_passes // 2):
+                n_done = log.read_text().count('"kind": "train"') if log.exists() else 0
+                if n_done and n_done >= n_passes // 2:
                     process.send_signal(signal.SIGKILL)
                     process.wait()
                     killed_in = min(n_done + 1, n_passes)  # it may already have been writing its model
                     self.listener.message(f"demo: killed in pass {killed_in}")
                     return killed_in
         raise StreamcdError("demo: the training that was to be killed ended before half of its passes")
-
-    def _same_weights(self) -> bool:
-        runs = (self.directory / "run-whole", self.directory / "run-killed")
-        whole, killed = [(run / "model" / "weights.npy").read_bytes() for run in runs]
-        return whole == killed
-
-    def _command(self, *arguments: str) -> dict[str, Any]:
-        with self._process(*arguments) as process:
-            output, _ = process.communicate()
-        if process.returncode:
-            raise EnvironmentFailure(
-                f"demo: 'streamcd {arguments[0]}' ended with status {process.returncode}"
-            )
-        result: dict[str, Any] = json.loads(output)
-        return result
 
     @contextmanager
     def _process(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:

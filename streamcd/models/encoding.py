@@ -177,11 +177,11 @@ class Encoding:
 
 def read_encoding(categories: Location, record: EncodingRecord | Mapping[str, Any] | None) -> Encoding | None:
     """Read an encoding from its record and the file of its categories; None if there is none: no table was encoded."""
+    if record is None:
+        return None
     from ..dataset.arrow_columns import no_strings
     from ..dataset.string_files import read_strings
 
-    if record is None:
-        return None
     if isinstance(record, Mapping):
         record = as_structure(record, EncodingRecord, f"{categories}: the encoding of the table")
     columns = tuple(record.columns)

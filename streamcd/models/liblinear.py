@@ -72,43 +72,45 @@ def export_liblinear(
     is_kind = partial(begins_with, pattern=b"solver_type ")
     refuse_other_ending(local_path(path, "a model"), "LIBLINEAR's text")
     check_output(Path(path), "a model of LIBLINEAR's", is_kind, force=force)
-    if form_of(model.loss) == PLANES:
-        raise ModelError(
-            "LIBLINEAR's text cannot hold a twin model: LIBLINEAR predicts the largest w·x, a twin model the nearest plane"
-        )
-    if model.scaling.normalize != "none":
-        _check_export_of_unit_rows(model, listener)
-    if not (np.array_equal(model.classes, np.rint(model.classes)) and np.abs(model.classes).max() < 2**31):
-        raise ModelError(
-            f"LIBLINEAR's labels are integers of 32 bits, the model's are {', '.join(model.label_texts()[:5])}"
-        )
-    if model.sigmoids is not None and listener is not None:
-        listener.warning(
-            "LIBLINEAR's text cannot hold calibrated probabilities: they stay with the model here"
-        )
-    if model.index_base == 0 and listener is not None:
-        listener.warning(
-            "the model's data counts features from 0, LIBLINEAR from 1: add 1 to each index given to LIBLINEAR"
-        )
-    if model.class_names is not None and listener is not None:
-        numbered = ", ".join(f"{number} = {name}" for number, name in enumerate(model.class_names[:5]))
-        more = ", …" if len(model.class_names) > 5 else ""
-        listener.warning(f"LIBLINEAR's labels are integers: the classes are numbered, {numbered}{more}")
+    _check_export(model)
+    for warning in _lost_in_export(model):
+        (listener or Listener()).warning(warning)
     with replacing(Path(path)) as new, open(new, "w", encoding="ascii", newline="\n") as file:
         _write_liblinear(model, file)
 
 
-def _check_export_of_unit_rows(model: Model, listener: Listener | None) -> None:
-    if model.bias >= 0 and model.intercept.any():
+def _check_export(model: Model) -> None:
+    """Refuse a model that the format cannot hold."""
+    if form_of(model.loss) == PLANES:
+        raise ModelError(
+            "LIBLINEAR's text cannot hold a twin model: LIBLINEAR predicts the largest w·x, a twin model the nearest plane"
+        )
+    if model.scaling.normalize != "none" and model.bias >= 0 and model.intercept.any():
         raise ModelError(
             "the model was trained on rows of unit norm (--normalize l2) and has a bias: for a row of another norm "
             "LIBLINEAR would predict another label; train with --bias none, or convert without --normalize l2"
         )
-    if listener is not None:
-        listener.warning(
+    if not (np.array_equal(model.classes, np.rint(model.classes)) and np.abs(model.classes).max() < 2**31):
+        raise ModelError(
+            f"LIBLINEAR's labels are integers of 32 bits, the model's are {', '.join(model.label_texts()[:5])}"
+        )
+
+
+def _lost_in_export(model: Model) -> Iterator[str]:
+    """Tell what the format leaves out, or says otherwise."""
+    if model.scaling.normalize != "none":
+        yield (
             "the model was trained on rows of unit norm (--normalize l2): LIBLINEAR predicts the same labels, but its "
             "decision values and probabilities are those of rows of unit norm only if the rows it is given are so"
         )
+    if model.sigmoids is not None:
+        yield "LIBLINEAR's text cannot hold calibrated probabilities: they stay with the model here"
+    if model.index_base == 0:
+        yield "the model's data counts features from 0, LIBLINEAR from 1: add 1 to each index given to LIBLINEAR"
+    if model.class_names is not None:
+        numbered = ", ".join(f"{number} = {name}" for number, name in enumerate(model.class_names[:5]))
+        more = ", …" if len(model.class_names) > 5 else ""
+        yield f"LIBLINEAR's labels are integers: the classes are numbered, {numbered}{more}"
 
 
 def _write_liblinear(model: Model, file: TextIO) -> None:

@@ -16,7 +16,7 @@ from ..core.metadata import read_metadata
 from ..core.storage import local_path
 from ..dataset.scaling import Scaling
 from ..kernels.loss_table import form_of
-from .encoding import CATEGORIES_FILE, Encoding, read_encoding
+from .encoding import CATEGORIES_FILE, read_encoding
 from .model import Model
 from .model_file import MODEL, STORED_FIELDS, ModelFile, check_file, read_array, source_labels
 
@@ -81,10 +81,7 @@ def load_model(
     except (FileNotFoundError, NotADirectoryError):
         raise ModelError(_missing(Path(path))) from None
     try:
-        checksum, n_features = description.weights_checksum, description.n_features
-        weights = read_array(directory / "weights.npy", checksum, n_features, 2)
-        scaling = _read_scaling(directory / "scaling.npy", description)
-        model = _model_from(description, weights, scaling, _read_encoding(directory, description))
+        model = _read(directory, description)
     except (ArithmeticError, TypeError, ValueError) as error:
         raise ModelError(f"{description_path}: damaged ({error})") from None
     if C is not None and model.C != C:
@@ -152,30 +149,22 @@ def _missing(path: Path) -> str:
     return f"{path}: expected a run or a model, found {found}; 'streamcd train DATASET RUN' makes a run"
 
 
-def _read_scaling(path: Path, description: ModelFile) -> Scaling:
-    found = description.scaling
-    if found is None:
-        return Scaling()
-    scales = None if found.scale == "none" else read_array(path, found.checksum, description.n_features, 1)
-    return Scaling(found.scale, found.normalize, scales, found.digest)
-
-
-def _read_encoding(directory: Path, description: ModelFile) -> Encoding | None:
-    if description.encoding is None:
-        return None
+def _read(directory: Path, description: ModelFile) -> Model:
+    n_features, found = description.n_features, description.scaling
+    weights = read_array(directory / "weights.npy", description.weights_checksum, n_features, 2)
+    scaling = Scaling()
+    if found is not None:
+        path, divides = directory / "scaling.npy", found.scale != "none"
+        scales = read_array(path, found.checksum, n_features, 1) if divides else None
+        scaling = Scaling(found.scale, found.normalize, scales, found.digest)
     if description.categories_checksum:
         check_file(directory / CATEGORIES_FILE, description.categories_checksum)
-    return read_encoding(directory / CATEGORIES_FILE, description.encoding)
-
-
-def _model_from(
-    description: ModelFile, weights: np.ndarray, scaling: Scaling, encoding: Encoding | None
-) -> Model:
-    # fields of the same name in both; `Model` makes the arrays
-    same = {name: getattr(description, name) for name in STORED_FIELDS if name != "n_features"}
+    encoding = read_encoding(directory / CATEGORIES_FILE, description.encoding)
     code = default_code(form_of(description.loss), len(description.classes))
     if description.code is not None:
         code = np.array(description.code, dtype=np.int8).reshape(-1, weights.shape[1])
+    # fields of the same name in both; `Model` makes the arrays
+    same = {name: getattr(description, name) for name in STORED_FIELDS if name != "n_features"}
     return Model(weights=weights, code=code, scaling=scaling, encoding=encoding, **same)
 
 

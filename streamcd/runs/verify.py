@@ -15,6 +15,8 @@ from ..core.progress import Listener, Progress
 from ..core.storage import local_path
 from ..models.stored import load_model, models_of_path
 from ..solvers.problem import Problem
+from ..solvers.row_scores import PagedRows
+from ..stream.arenas import RowLayout
 from ..stream.identity import Identity
 from ..stream.slot_store import NO_SLOT, SlotStore, chunk_slots
 from ..training import checkpoint
@@ -119,24 +121,24 @@ def _slot_array(run: ResolvedRun) -> str:
 def _open_slots(
     folder: Path, identity: Identity, run: ResolvedRun, lanes: Problem, current: np.ndarray
 ) -> SlotStore:
-    solver, plan = run.make_solver(lanes), run.config.plan
-    pages = folder / "rows"
-    where = folder / "dual" if run.config.rounds is None else folder / "dual" / str(current)
-    where = pages if plan.page_rows and pages.exists() else where
-    if not where.is_dir():
+    options, plan, rounds = run.options, run.config.plan, run.config.rounds
+    where = folder / "dual" if rounds is None else folder / "dual" / str(current)
+    if plan.page_rows and (folder / "rows").exists():
+        extrapolates = options.acceleration != "none"
+        pages = (run.dataset, lanes, options.seed, plan.page_rows)
+        store = PagedRows(folder / "rows", *pages, extrapolates=extrapolates).slots
+    elif not where.is_dir():
         raise CheckpointError(f"{where}: the directory is missing; restore the run directory from a copy")
-    paged = solver.page_rows(where, plan.page_rows) if where == pages else None
-    if paged is not None:
-        store: SlotStore = paged.slots
     else:
-        layout = solver.layout
-        if run.config.rounds is not None:
+        layout = options.solver_memory(lanes, run.dataset).layout
+        if rounds is not None:
             from ..cluster.memory import paired_layout  # only where there were workers
 
+            assert isinstance(layout, RowLayout)
             layout = paired_layout(layout)
         store = chunk_slots(where, run.dataset, layout.state_bytes if str(current) else 0, identity)
     store.identity = identity
-    if run.config.rounds is not None:
+    if rounds is not None:
         current = np.zeros(store.current.size, dtype=np.uint8)
     if current.shape != store.current.shape:
         raise CheckpointError(
