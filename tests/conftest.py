@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import json
 import os
 import signal
@@ -11,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from streamcd import Dataset, Listener
 from streamcd.cli.commands import cli
 from streamcd.conversion import byte_sources
 from streamcd.core.memory_budget import available_memory
-from streamcd.core.process_pool import Workers
+from streamcd.core.process_pool import Pool
 from streamcd.dataset.dataset import open_dataset
 from tools.chunk_writer import ChunkWriter
 
@@ -303,21 +303,16 @@ class LentWorkers:
     """Worker processes that several calls use one after the other; the first call starts them."""
 
     def __init__(self) -> None:
-        self._workers: Workers | None = None
+        self._workers: Pool | None = None
 
-    def __call__(self, n_workers: int, listener: Listener, module: str) -> LentWorkers:
-        """Two processes do the work that is divided among `n_workers`."""
+    def __call__(self, n_workers: int, listener: Listener, module: str = "") -> AbstractContextManager[Pool]:
+        """Two processes do the work that is divided among `n_workers`, where that is more than one."""
+        if n_workers == 1:
+            return Pool(1, listener)
         if self._workers is None:
-            self._workers = Workers(2, listener, "streamcd.conversion.pipeline")
-        self._workers.n_workers, self._workers.listener, self._workers._module = n_workers, listener, module
-        return self
-
-    def __enter__(self) -> Workers:
-        assert self._workers is not None
-        return self._workers
-
-    def __exit__(self, *exception: object) -> None:
-        pass
+            self._workers = Pool(2, listener, "streamcd.conversion.pipeline")
+        self._workers.n_workers, self._workers.listener = n_workers, listener
+        return nullcontext(self._workers)
 
     def end(self) -> None:
         if self._workers is not None:
@@ -336,5 +331,5 @@ def lent_workers() -> Iterator[LentWorkers]:
 def lend(lent_workers: LentWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that have been started do the work of all calls with several workers; small files are cut as well."""
     monkeypatch.setattr(byte_sources, "LEAST_RANGE_BYTES", 1 << 14)
-    for module in ("core.process_pool", "prediction.scored_rows"):
-        monkeypatch.setattr(importlib.import_module(f"streamcd.{module}"), "Workers", lent_workers)
+    for module in ("conversion.convert", "conversion.transpose", "dataset.verify", "prediction.scored_rows"):
+        monkeypatch.setattr(f"streamcd.{module}.Pool", lent_workers)

@@ -48,7 +48,7 @@ def test_the_killed_training_resumes_to_the_same_weights_and_nothing_is_left(
     tmp_path, monkeypatch, lent_workers
 ):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(demo, "Workers", lent_workers)
+    monkeypatch.setattr(demo, "Pool", lent_workers)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     monkeypatch.setattr(demo, "subprocess", SimpleNamespace(Popen=forked, PIPE=PIPE))
     result = run_demo(size=SMALL)

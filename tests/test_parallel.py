@@ -45,7 +45,7 @@ from streamcd.core.errors import DataError, EnvironmentFailure, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
 from streamcd.core.process_pool import (
     COORDINATOR_BYTES,
-    Workers,
+    Pool,
     in_shares,
     memory_per_worker,
     processor_shares,
@@ -202,7 +202,7 @@ def test_the_first_error_of_the_source_is_told_whoever_meets_it(text_file: Path,
 
 
 def test_errors_of_the_system_come_back_as_they_are(lent_workers: LentWorkers) -> None:
-    workers = lent_workers(2, Listener(), "streamcd.core.process_pool").__enter__()
+    workers = lent_workers(2, Listener()).__enter__()
     assert workers.run(len, [("ab",), ("c",)]) == [2, 1]
     with pytest.raises(FileNotFoundError) as caught:
         workers.run(os.stat, [("/",), ("/nowhere",), ("/nowhere else",)])
@@ -376,7 +376,7 @@ def test_a_process_with_threads_is_not_copied() -> None:
     before = descendants(os.getpid())
     thread.start()
     try:
-        with Workers(2, Listener(), "streamcd.core.process_pool") as workers:
+        with Pool(2, Listener()) as workers:
             spawned = workers.run(os.getppid, [()])
             started = set(descendants(os.getpid())).difference(before)
             lines = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in started]
@@ -650,14 +650,14 @@ def test_a_worker_that_dies_before_it_has_work_is_told_of_with_the_work(
         raise BrokenProcessPool("terminated abruptly")
 
     monkeypatch.setattr(ProcessPoolExecutor, "submit", broken)
-    with Workers(2, Listener(), "streamcd.core.process_pool") as workers:  # noqa: SIM117
+    with Pool(2, Listener()) as workers:  # noqa: SIM117
         with pytest.raises(EnvironmentFailure, match="one of 2 worker processes"):
             workers.run(os.getppid, [()])
 
 
 def test_how_workers_ended_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pool ends the others with SIGTERM when one has died."""
-    with Workers(2, Listener(), "streamcd.core.process_pool") as workers:
+    with Pool(2, Listener()) as workers:
         workers.run(os.getppid, [()])
         for codes, said in (
             ((-9, -15), "was killed by SIGKILL; "),
@@ -673,7 +673,7 @@ def test_how_workers_ended_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_workers_are_refused_where_they_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(vars(multiprocessing.current_process())["_config"], "daemon", True)
     with pytest.raises(UsageError, match="expected 1 in a process of a multiprocessing pool"):
-        Workers(2, Listener(), "streamcd.core.process_pool")
+        Pool(2, Listener())
 
 
 def test_chunks_are_cut_the_same_however_many_lengths_are_read_at_a_time(

@@ -21,7 +21,7 @@ from typing import Any
 
 from ..core.errors import EnvironmentFailure, StreamcdError, UsageError, file_named
 from ..core.memory_budget import format_size, parse_size
-from ..core.process_pool import Workers
+from ..core.process_pool import Pool
 from ..core.progress import Listener, format_seconds
 from .synthetic import BLOCK_ROWS, write_text_like
 
@@ -216,7 +216,7 @@ class _Demo:
         jobs = [(path, *bounds[part : part + 2], size) for part, path in enumerate(paths)]
         n_blocks = size.train_blocks + size.test_blocks
         jobs.append((self.directory / "test.libsvm", size.train_blocks, n_blocks, size))
-        with Workers(n_parts, self.listener, __name__) as workers:
+        with Pool(n_parts, self.listener, __name__) as workers:
             workers.run(_write_part, jobs, phase="make", unit="parts")
         return sum(path.stat().st_size for path in paths)
 

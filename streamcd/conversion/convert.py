@@ -15,7 +15,7 @@ from typing import Any
 
 from ..core.errors import UsageError
 from ..core.options import takes
-from ..core.process_pool import checked_workers, open_pool
+from ..core.process_pool import Pool, checked_workers
 from ..core.progress import Listener, ends_progress
 from ..core.storage import Url, is_url, location, writable
 from ..dataset.chunked_table import RowTable
@@ -98,7 +98,7 @@ def convert(sources: Any, dest: str | Path, asked: ConvertOptions) -> Dataset:
         source = opened(plan)
     with (
         _workplace(options) as (work, publication),
-        open_pool(options.workers, listener, Conversion.__module__) as pool,
+        Pool(options.workers, listener, Conversion.__module__) as pool,
     ):
         Conversion(options, plan, source, work, pool, publication).run()
         if publication is not None:

@@ -21,7 +21,7 @@ import numpy as np
 
 from ..core.errors import DataError
 from ..core.memory_budget import parse_size
-from ..core.process_pool import TASKS_PER_WORKER, InProcess, Pool, in_shares
+from ..core.process_pool import TASKS_PER_WORKER, Pool, in_shares
 from ..dataset.scaling import scales_digest
 from ..dataset.writer import DatasetWriter, PartWriter
 from ..kernels.tables import SPARSE_CODES
@@ -132,7 +132,7 @@ class Conversion:
 
     def _parse(self, tasks: Sequence[Task], form: RunFormat) -> list[Parsed]:
         source = self.source
-        pool = InProcess(self.pool.listener) if source.in_memory else self.pool
+        pool = Pool(1, self.pool.listener) if source.in_memory else self.pool
         tell = pool.tell_within("parse", "B", source.reader.total_bytes)
         weights = self._weights(tasks)
         parsing = Parsing(

@@ -38,7 +38,6 @@ from ..core.process_pool import (
     checked_workers,
     in_shares,
     memory_per_worker,
-    open_pool,
 )
 from ..core.progress import Listener, ends_progress
 from ..core.storage import UPLOADING_BYTES, Location, Url, writable
@@ -108,7 +107,7 @@ def make_columns(dataset: Dataset | str | Path, asked: ColumnsOptions) -> Column
     plan = _make_plan(dataset, parse_size(asked.memory), form["chunk_bytes"], workers)
     with _workplace(path, asked.force) as (work, publication):
         _begin_or_go_on(dataset, form, plan, work, workers, listener)
-        with open_pool(workers, listener, __name__) as pool:
+        with Pool(workers, listener, __name__) as pool:
             Transposition(dataset, plan, work).run(pool)
         if publication is not None:
             publication.finish(work / FOLDER, listener)

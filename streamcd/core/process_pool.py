@@ -149,37 +149,18 @@ def _deferred_signals() -> Iterator[None]:
         signal.raise_signal(received[0])
 
 
-class InProcess:
-    """Pool that carries out tasks in this process; a context manager like `Workers`."""
-
-    n_workers = 1
-
-    def __init__(self, listener: Listener) -> None:
-        self.listener = listener
-
-    def __enter__(self) -> InProcess:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def run(self, function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]], **_: Any) -> list[Any]:
-        """Carry out ``function(*arguments)`` for every task; tasks report their own progress (`tell_within`)."""
-        return [function(*arguments) for arguments in tasks]
-
-    def tell_within(self, phase: str, unit: str, total: int | None) -> Tell | None:
-        """Return a function by which a task reports its progress; None if `run` reports the end of each task."""
-        return lambda done: self.listener.progress(Progress(phase, done, total, unit))
-
-
-class Workers:
-    """Pool of worker processes; a context manager, on whose exit all of them have ended.
+class Pool:
+    """Pool of worker processes, or of this one alone; a context manager, on whose exit all others have ended.
 
     They import `module`, that of the tasks, in the background.
     """
 
-    def __init__(self, n_workers: int, listener: Listener, module: str) -> None:
+    def __init__(self, n_workers: int, listener: Listener, module: str = __name__) -> None:
         self.n_workers, self.listener = n_workers, listener
+        self._pool: ProcessPoolExecutor | None = None
+        self._processes: list[BaseProcess] = []
+        if n_workers == 1:
+            return
         with _deferred_signals(), warnings.catch_warnings():
             # Python 3.12 and later warn of threads, including those of libraries
             warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
@@ -196,7 +177,6 @@ class Workers:
         if sys.platform == "linux" and threading.active_count() == 1:
             _load(module)
             context = ForkContext()
-        self._processes: list[BaseProcess] = []
         make = context.Process
 
         def make_and_note(*arguments: Any, **options: Any) -> BaseProcess:
@@ -213,27 +193,30 @@ class Workers:
             for _ in range(self.n_workers):
                 self._pool.submit(_load, module)
 
-    def __enter__(self) -> Workers:
+    def __enter__(self) -> Pool:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        with _deferred_signals():
-            self._end()
+        if self._pool is not None:
+            with _deferred_signals():
+                self._end(self._pool)
 
-    def _end(self) -> None:
+    def _end(self, pool: ProcessPoolExecutor) -> None:
         # they have no unfinished work unless something went wrong; letting them end by themselves takes seconds
         for process in self._processes:
             # raised if it was never started, or has ended
             with suppress(ValueError, AttributeError, ProcessLookupError):
                 process.kill()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        pool.shutdown(wait=True, cancel_futures=True)
         for process in self._processes:
             with suppress(ValueError, AssertionError):
                 process.join(timeout=_EXIT_SECONDS)
 
     def tell_within(self, phase: str, unit: str, total: int | None) -> Tell | None:
-        """Return None: `run` reports the end of each task."""
-        return None
+        """Return a function by which a task of this process reports its progress; None if `run` reports the end of each."""
+        if self._pool is not None:
+            return None
+        return lambda done: self.listener.progress(Progress(phase, done, total, unit))
 
     def run(
         self,
@@ -250,6 +233,8 @@ class Workers:
         `unit`; without them none is reported. Raises the error of the first failed task, in order, and
         `EnvironmentFailure` if a worker died.
         """
+        if self._pool is None:
+            return [function(*arguments) for arguments in tasks]
         # with few tasks some workers end early, and the threads of the others can use their processors
         apart, done = len(tasks) >= 2 * self.n_workers, 0
         try:
@@ -290,14 +275,6 @@ class Workers:
                 "--workers 1 needs no other process"
             )
         return f"one of {self.n_workers} worker processes {how}; what it had begun was discarded; {advice}"
-
-
-Pool = InProcess | Workers
-
-
-def open_pool(n_workers: int, listener: Listener, module: str) -> Pool:
-    """Open a pool for tasks: this process for one worker, otherwise `Workers`."""
-    return InProcess(listener) if n_workers == 1 else Workers(n_workers, listener, module)
 
 
 def _exit_code(process: BaseProcess) -> int | None:

@@ -113,26 +113,6 @@ def make_threads(count: int | None) -> Threads:
 # Stages of a pipeline
 
 
-class _Ahead(threading.Thread):
-    """Thread that takes an item from a generator whenever one is asked for."""
-
-    def __init__(self, items: Generator[Any, None, None]) -> None:
-        super().__init__(name="streamcd-ahead", daemon=True)
-        self._items = items
-        self.asked: queue.SimpleQueue[bool] = queue.SimpleQueue()  # False ends the thread
-        self.made: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-        self.stopped = False
-
-    def run(self) -> None:
-        try:
-            while self.asked.get() and not self.stopped:
-                self.made.put((next(self._items), None))
-        except BaseException as error:  # StopIteration too: raised in the thread that takes the items
-            self.made.put((None, error))
-        finally:
-            self._items.close()
-
-
 AHEAD = 2
 """Items that are made ahead: with one, a stage of a pipeline often waits for the other's thread to be woken."""
 
@@ -144,21 +124,34 @@ def ahead(items: Generator[Item, None, None], n: int = AHEAD) -> Generator[Item,
     of the generator is raised here. On closing, the thread ends after the item that it is making; one that waits for input
     is left waiting, as nothing can wake it.
     """
-    thread = _Ahead(items)
+    asked: queue.SimpleQueue[bool] = queue.SimpleQueue()  # False ends the thread
+    made: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+    stopped = threading.Event()
+
+    def make() -> None:
+        try:
+            while asked.get() and not stopped.is_set():
+                made.put((next(items), None))
+        except BaseException as error:  # StopIteration too: raised in the thread that takes the items
+            made.put((None, error))
+        finally:
+            items.close()
+
+    thread = threading.Thread(target=make, name="streamcd-ahead", daemon=True)
     thread.start()
     try:
         for _ in range(n):
-            thread.asked.put(True)
+            asked.put(True)
         while True:
-            item, error = thread.made.get()
+            item, error = made.get()
+            if isinstance(error, StopIteration):
+                return
             if error is not None:
-                if isinstance(error, StopIteration):
-                    return
                 raise error
-            thread.asked.put(True)
+            asked.put(True)
             yield item
             del item  # before the next one is waited for
     finally:
-        thread.stopped = True
-        thread.asked.put(False)
+        stopped.set()
+        asked.put(False)
         thread.join(timeout=1.0)

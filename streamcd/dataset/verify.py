@@ -14,12 +14,10 @@ from ..core.errors import DatasetError
 from ..core.memory_budget import parse_size, require
 from ..core.process_pool import (
     TASKS_PER_WORKER,
-    InProcess,
     Pool,
     checked_workers,
     in_shares,
     memory_per_worker,
-    open_pool,
 )
 from ..core.progress import Listener, Progress
 from ..core.storage import Location
@@ -52,7 +50,7 @@ def verify(
     """
     budget = None if memory is None else parse_size(memory)
     _require_memory(dataset, budget, checked_workers(workers))
-    with open_pool(workers, listener or Listener(), __name__) as pool:
+    with Pool(workers, listener or Listener(), __name__) as pool:
         tasks = _Tasks(pool, budget)
         problems = list(_row_problems(dataset, tasks))
         if has_columns(dataset) or (dataset.path / FOLDER).exists():
@@ -107,7 +105,7 @@ class _Tasks:
         Workers open the table by `reopen`. Progress is counted in `unit`, of which ``starts[c]`` precede chunk ``c``.
         """
         _require_memory(table, self._budget, self._pool.n_workers)
-        alone = isinstance(self._pool, InProcess)
+        alone = self._pool.n_workers == 1
         n_shares = _SHARES if alone else TASKS_PER_WORKER * self._pool.n_workers
         shares = in_shares(np.diff(table.entry_start).tolist(), n_shares)
         sizes = [int(starts[stop] - starts[start]) for start, stop in shares]
@@ -117,7 +115,7 @@ class _Tasks:
     def _run(
         self, function: Callable[..., Any], tasks: Sequence[Any], phase: str, unit: str, sizes: Sequence[int]
     ) -> Iterator[Any]:
-        if not isinstance(self._pool, InProcess):
+        if self._pool.n_workers > 1:
             yield from self._pool.run(function, tasks, phase=phase, unit=unit, sizes=sizes)
             return
         for task, done in zip(tasks, accumulate(sizes), strict=True):

@@ -19,7 +19,7 @@ from ..conversion.rows import Counts, query_ids_skipped
 from ..conversion.sources import counted_pieces
 from ..core.errors import DataError
 from ..core.locks import scratch_directory
-from ..core.process_pool import TASKS_PER_WORKER, Workers, in_shares
+from ..core.process_pool import TASKS_PER_WORKER, Pool, in_shares
 from ..core.progress import Listener, Progress, counted
 from ..core.threads import Threads, make_threads
 from ..dataset.dataset import Dataset
@@ -167,7 +167,7 @@ class Scoring:
             self.model.save(directory / "model")
             cache = None if self.dataset is None else self.dataset.cache
             shared = (self._rows.path, cache, self.plan.worker_bytes, self.plan.threads, self._rows.compared)
-            with Workers(self.plan.workers, self.listener, __name__) as workers:
+            with Pool(self.plan.workers, self.listener, __name__) as workers:
                 parts, sizes, unit = self._parts(workers)
                 paths = [directory / f"{number:07d}" for number in range(len(parts))]
                 tasks = [(path, *shared, *part) for path, part in zip(paths, parts, strict=True)]
@@ -179,7 +179,7 @@ class Scoring:
                         yield pickle.load(file)
                 path.unlink()
 
-    def _parts(self, workers: Workers) -> tuple[list[tuple[Any, ...]], list[int], str]:
+    def _parts(self, workers: Pool) -> tuple[list[tuple[Any, ...]], list[int], str]:
         """Cut the data into arguments of `rows`; also returns the parts' sizes, and their unit."""
         n_parts = TASKS_PER_WORKER * self.plan.workers
         dataset = self.dataset
