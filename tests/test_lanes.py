@@ -316,7 +316,7 @@ def test_tables_that_do_not_fit_are_refused_before_they_are_made(
 ) -> None:
     dataset = many_classes(tmp_path / "data")
     monkeypatch.setattr(np, "tile", lambda *arguments: pytest.fail("a table was made"))
-    with pytest.raises(UsageError, match=r"17\.3 MB costs of classes and lanes = 317 MB needed"):
+    with pytest.raises(UsageError, match=r"17\.3 MB costs of classes = 317 MB needed"):
         train(dataset, tmp_path / "run", C=(1.0, 2.0), class_weight={3.0: 2.0}, memory="310MB")
 
 

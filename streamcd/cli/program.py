@@ -122,12 +122,12 @@ def _report(error: BaseException, as_json: bool, takes_memory: bool) -> int:
     if isinstance(error, click.ClickException):
         command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "streamcd"
         text, example = _missing_arguments(error) or (error.format_message(), "")
-        found: tuple[str, int] | None = (f"{text} See '{command} --help'.{example}", 2)
+        explained: tuple[str, int] | None = (f"{text} See '{command} --help'.{example}", 2)
     else:
-        found = console.explain(error, takes_memory=takes_memory)
-    if found is None:
+        explained = console.explain(error, takes_memory=takes_memory)
+    if explained is None:
         raise error
-    text, status = found
+    text, status = explained
     console.print_error(text)
     try:
         if as_json:

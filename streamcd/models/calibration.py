@@ -70,10 +70,10 @@ def _line_search(
     slope = (before.gradient * direction).sum(axis=0)
     step = np.ones(slope.size)
     while True:
-        found = _sum(blocks, point + step * direction, targets)
-        too_long = (found.loss > before.loss + _ARMIJO * step * slope) & (step > 0.0)
+        sums = _sum(blocks, point + step * direction, targets)
+        too_long = (sums.loss > before.loss + _ARMIJO * step * slope) & (step > 0.0)
         if not too_long.any():
-            return step, found
+            return step, sums
         step[too_long] /= 2.0
         step[step < _LEAST_STEP] = 0.0
 

@@ -195,13 +195,13 @@ def read_encoding(categories: Location, record: EncodingRecord | Mapping[str, An
         categories=no_strings(),
     )
     if encoding.has_categories:
-        found = read_strings(categories, "category")
+        texts = read_strings(categories, "category")
         counted = sum(column.n_categories for column in encoding.columns)
-        if counted != found.size:
+        if counted != texts.size:
             raise DataError(
-                f"{categories}: expected {counted:,} categories, found {found.size:,}; convert the data again"
+                f"{categories}: expected {counted:,} categories, found {texts.size:,}; convert the data again"
             )
-        encoding = replace(encoding, categories=found)
+        encoding = replace(encoding, categories=texts)
     return encoding
 
 

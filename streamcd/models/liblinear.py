@@ -244,12 +244,12 @@ def _read_header(file: TextIO, path: str | os.PathLike[str]) -> _Header:
 
 def _check_size(file: TextIO, n_rows: int, n_columns: int) -> None:
     """Refuse a header that promises more weights than the file can hold, before room is made for them."""
-    found = os.fstat(file.fileno())
-    most = (found.st_size + 1) // 2  # a digit and a space each
-    if stat.S_ISREG(found.st_mode) and n_rows * n_columns > most:
+    status = os.fstat(file.fileno())
+    most = (status.st_size + 1) // 2  # a digit and a space each
+    if stat.S_ISREG(status.st_mode) and n_rows * n_columns > most:
         raise ValueError(
             f"the header promises {n_rows:,} rows of {counted(n_columns, 'weight')}, the file's "
-            f"{format_size(found.st_size)} hold at most {most:,} weights; correct nr_feature, or get the file again"
+            f"{format_size(status.st_size)} hold at most {most:,} weights; correct nr_feature, or get the file again"
         )
 
 

@@ -78,8 +78,8 @@ def score_chunks(
 
     def read_and_score(number: int) -> Iterable[Scored]:
         reader, share = readers[number % count], shares[number % count]
-        found = score_chunk(_read_chunk(reader, share, number // count))
-        return found if count == 1 else list(found)
+        scored = score_chunk(_read_chunk(reader, share, number // count))
+        return scored if count == 1 else list(scored)
 
     calls = (partial(read_and_score, number) for number in range(len(chunks)))
     try:

@@ -31,12 +31,12 @@ def path_directory(model_path: Path, C: float) -> Path:
 
 def models_of_path(path: str | os.PathLike[str]) -> dict[float, Path]:
     """Find the models of a path over C, by C ascending; empty for a run or model without a path."""
-    found = {}
+    by_cost = {}
     for inside in (Path(path) / "model", Path(path)):
         for directory in inside.glob("C=*"):
             if (directory / "model.json").exists():
-                found[float(directory.name.removeprefix("C="))] = directory
-    return dict(sorted(found.items()))
+                by_cost[float(directory.name.removeprefix("C="))] = directory
+    return dict(sorted(by_cost.items()))
 
 
 def load_model(
@@ -150,13 +150,13 @@ def _missing(path: Path) -> str:
 
 
 def _read(directory: Path, description: ModelFile) -> Model:
-    n_features, found = description.n_features, description.scaling
+    n_features, stored = description.n_features, description.scaling
     weights = read_array(directory / "weights.npy", description.weights_checksum, n_features, 2)
     scaling = Scaling()
-    if found is not None:
-        path, divides = directory / "scaling.npy", found.scale != "none"
-        scales = read_array(path, found.checksum, n_features, 1) if divides else None
-        scaling = Scaling(found.scale, found.normalize, scales, found.digest)
+    if stored is not None:
+        path, divides = directory / "scaling.npy", stored.scale != "none"
+        scales = read_array(path, stored.checksum, n_features, 1) if divides else None
+        scaling = Scaling(stored.scale, stored.normalize, scales, stored.digest)
     if description.categories_checksum:
         check_file(directory / CATEGORIES_FILE, description.categories_checksum)
     encoding = read_encoding(directory / CATEGORIES_FILE, description.encoding)

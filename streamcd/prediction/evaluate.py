@@ -142,7 +142,7 @@ def _listed_label(model: Model, label: float) -> int | float | str:
 def _per_class(labels: list[Any], n_rows: np.ndarray, table: np.ndarray) -> list[dict[str, Any]]:
     """Compute precision, recall and F1 of every label from the confusion matrix; None where the divisor is 0."""
     hits, true, predicted = (
-        found.tolist() for found in (np.diag(table), table.sum(axis=1), table.sum(axis=0))
+        weights.tolist() for weights in (np.diag(table), table.sum(axis=1), table.sum(axis=0))
     )
     return [
         {
@@ -211,9 +211,9 @@ def evaluate_model(
     data: Data, model: Model, asked: EvaluateOptions, *, curves: bool = True
 ) -> tuple[dict[str, Any], ScoreCurves | None]:
     """Return the result of `evaluate`, and the distributions of scores for curves; None for more than `MAX_CLASSES`."""
-    budget, listener, found = parse_size(asked.memory), asked.listener or Listener(), None
+    budget, listener, score_curves = parse_size(asked.memory), asked.listener or Listener(), None
     if curves and model.n_classes <= MAX_CLASSES:
-        found, budget = ScoreCurves(model), budget - ScoreCurves.table_bytes(model)
+        score_curves, budget = ScoreCurves(model), budget - ScoreCurves.table_bytes(model)
     threads = threads_of_each(asked.threads, asked.workers)
     scoring = Scoring(data, model, budget, listener, asked.workers, threads=threads, compared=True)
     evaluation = _Evaluation(model, RocArea(scoring.plan.left))
@@ -221,11 +221,11 @@ def evaluate_model(
         if asked.unweighted:
             rows = replace(rows, weight=np.ones(rows.weight.size))
         evaluation.add(rows)
-        if found is not None:
-            found.add(rows)
+        if score_curves is not None:
+            score_curves.add(rows)
     if evaluation.n_unknown:
         listener.warning(
             f"{evaluation.n_unknown:,} rows have labels that the model does not know "
             f"({', '.join(model.label_texts()[:5])}{', …' if model.n_classes > 5 else ''}); they count as errors"
         )
-    return evaluation.result(), found
+    return evaluation.result(), score_curves

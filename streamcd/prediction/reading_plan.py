@@ -196,11 +196,11 @@ def identify(data: str) -> str:
     if is_dataset(data):
         return open_dataset(data, check_files=False).fingerprint
     paths, _ = expand([data])
-    found = [
+    digests = [
         str(place.status()) if isinstance(place := location(path), Url) else file_checksum(place)
         for path in paths
     ]
-    return content_digest({"files": found})[:32]
+    return content_digest({"files": digests})[:32]
 
 
 def reads_once(data: Data) -> bool:

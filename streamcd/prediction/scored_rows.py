@@ -93,11 +93,11 @@ class Scoring:
     def rows(self, phase: str, part: Any = None, *start: int) -> Iterator[ScoredRows]:
         """Yield the rows of all data, or of a part: some chunks, or a piece of a file from the given row and line on."""
         if self.dataset is not None:
-            found = self._of_dataset(phase, self.dataset, part)
+            scored = self._of_dataset(phase, self.dataset, part)
         else:
-            found = self._of_files(phase, part, *start)
+            scored = self._of_files(phase, part, *start)
         with closing(self._threads):
-            for rows in found:
+            for rows in scored:
                 self.ignored["entries"] += rows.n_ignored
                 if self._rows.compared:
                     self._require_labels(rows)
@@ -116,8 +116,8 @@ class Scoring:
 
     def _of_dataset(self, phase: str, dataset: Dataset, chunks: range | None) -> Iterator[ScoredRows]:
         chunks = range(dataset.n_chunks) if chunks is None else chunks
-        for chunk, found in score_chunks(dataset, chunks, self._score_chunk, self._threads):
-            yield from found
+        for chunk, scored in score_chunks(dataset, chunks, self._score_chunk, self._threads):
+            yield from scored
             self.listener.progress(Progress(phase, int(dataset.row_start[chunk + 1]), dataset.n_rows, "rows"))
 
     def _score_chunk(self, data: ChunkData) -> Iterator[ScoredRows]:

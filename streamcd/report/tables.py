@@ -176,8 +176,8 @@ def _validation_rows(looks: Sequence[Facts]) -> list[tuple[str, str]]:
 def score_table(scores: Mapping[str, Facts], best_C: float) -> Table:
     """Show the scores of a search: for each C the mean of the folds, the worst and the best."""
     rows = [
-        [C, *(f"{score:.4f}" for score in (found["mean"], min(found["folds"]), max(found["folds"])))]
-        for C, found in scores.items()
+        [C, *(f"{score:.4f}" for score in (of_cost["mean"], min(of_cost["folds"]), max(of_cost["folds"])))]
+        for C, of_cost in scores.items()
     ]
     n_folds = len(next(iter(scores.values()))["folds"])
     return Table(f"accuracy on {n_folds} folds, best C = {best_C:g}", rows, ["C", "mean", "worst", "best"])
@@ -250,15 +250,15 @@ def _spent_rows(run: Facts) -> list[tuple[str, str]]:
 # Models
 
 
-def description_tables(path: str, found: Facts) -> list[Table]:
+def description_tables(path: str, facts: Facts) -> list[Table]:
     """Describe a run or a model, with its largest weights and the next command."""
-    model = found if found["kind"] == "model" else found["model"]
-    title = f"{found['kind']} {path}"
-    table = model_table(title, found) if model is found else run_table(title, found)
+    model = facts if facts["kind"] == "model" else facts["model"]
+    title = f"{facts['kind']} {path}"
+    table = model_table(title, facts) if model is facts else run_table(title, facts)
     rows = [*table.rows]
-    if model and model is not found:
+    if model and model is not facts:
         rows += [("classes", listed(model["labels"])), *_intercept_rows(model)]
-    tables = [table._replace(rows=[*rows, ("next", found["next"])])]
+    tables = [table._replace(rows=[*rows, ("next", facts["next"])])]
     if model and model["largest_weights"]:
         tables.append(weights_table(model))
     return tables

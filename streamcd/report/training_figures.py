@@ -120,14 +120,16 @@ def validation_figure(histories: Histories) -> Figure:
     """Draw loss and accuracy on the validation set against passes, a line for each C, the smallest loss with a dot."""
     figure, (losses, accuracies) = new_figure(columns=2)
     looks = [record for records in histories.values() for record in records if record.get("validation")]
-    costs = sorted({found["C"] for record in looks for found in record["validation"]})
+    costs = sorted({of_cost["C"] for record in looks for of_cost in record["validation"]})
     for number, C in enumerate(costs):
-        seen = [(look["passes"], found) for look in looks for found in look["validation"] if found["C"] == C]
+        seen = [
+            (look["passes"], of_cost) for look in looks for of_cost in look["validation"] if of_cost["C"] == C
+        ]
         color = COLORS[number % len(COLORS)]
-        line = [(passes, found["loss"]) for passes, found in seen]
+        line = [(passes, of_cost["loss"]) for passes, of_cost in seen]
         losses.plot(*_points(line), color=color, label=f"C = {C:g}")
         losses.plot(*min(line, key=lambda point: point[1]), "o", color=color, markersize=5)
-        accuracies.plot(*_points([(passes, found["accuracy"]) for passes, found in seen]), color=color)
+        accuracies.plot(*_points([(passes, of_cost["accuracy"]) for passes, of_cost in seen]), color=color)
     for axes, title in ((losses, "Mean loss, validation set"), (accuracies, "Accuracy, validation set")):
         axes.set_title(title)
         _label_passes(axes)

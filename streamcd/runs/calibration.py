@@ -37,14 +37,14 @@ _BLOCK_BYTES = 1 << 22
 def check_calibration(options: TrainOptions) -> None:
     """Refuse problems without decisions to calibrate, or with probabilities of their own."""
     if not LOSSES[options.loss].calibrates or options.code is not None:
-        found = "a code matrix" if options.code is not None else options.loss
+        asked = "a code matrix" if options.code is not None else options.loss
         losses = " or ".join(sorted(name for name, entry in LOSSES.items() if entry.calibrates))
         advice = (
-            f"; {found} has probabilities of its own: leave --calibrate out"
-            if gives_probabilities(found)
+            f"; {asked} has probabilities of its own: leave --calibrate out"
+            if gives_probabilities(asked)
             else ""
         )
-        raise UsageError(f"calibrate: expected the loss {losses}, one-vs-rest, found {found}{advice}")
+        raise UsageError(f"calibrate: expected the loss {losses}, one-vs-rest, found {asked}{advice}")
     if options.on_workers:
         raise UsageError("calibrate: one process trains all folds in the same reads; leave --workers out")
 
@@ -64,11 +64,11 @@ def fit_calibration(
         outcome = train_groups(part, folds, None, session, shown_as=run_path, stage="calibration: ")
         if (outcome.lanes["reason"] == BY_TIME).any():
             return None
-        content = {f"{C:.17g}": found.tolist() for C, found in _fit(part.path, folds, session).items()}
+        content = {f"{C:.17g}": sigmoids.tolist() for C, sigmoids in _fit(part.path, folds, session).items()}
         write_file(fitted, json.dumps(content).encode())
     try:
-        found = json.loads(fitted.read_text())
-        return {float(C): np.array(sigmoids, dtype=np.float64) for C, sigmoids in found.items()}
+        by_cost = json.loads(fitted.read_text())
+        return {float(C): np.array(sigmoids, dtype=np.float64) for C, sigmoids in by_cost.items()}
     except (ValueError, AttributeError):
         raise CheckpointError(f"{fitted}: damaged; remove it, and 'streamcd resume' makes it again") from None
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..core.errors import UsageError
 from ..core.memory_budget import peak_memory_bytes
-from ..core.progress import Listener
+from ..core.progress import Listener, counted
 from ..core.threads import make_threads
 from ..dataset.dataset import Dataset
 from ..dataset.diagnostics import advice
@@ -96,7 +96,7 @@ def _make_task(
 ) -> Task:
     problem, config = run.problem, run.config
     lanes, numbers = problem.subset(group.lanes), group.lanes
-    part = f"lanes {numbers.start + 1}-{numbers.stop} of {problem.n_lanes}, " if group.directory else ""
+    part = f"problems {numbers.start + 1}-{numbers.stop} of {problem.n_lanes}, " if group.directory else ""
     return Task(
         dataset=run.dataset,
         problem=lanes,
@@ -189,7 +189,9 @@ def _tell_omegas(result: Result, listener: Listener) -> None:
     for C in dict.fromkeys(lane["C"] for lane in result.lanes):
         lanes = [lane for lane in result.lanes if lane["C"] == C]
         counts = Counter(lane["omega"] for lane in lanes)
-        text = ", ".join(f"{omega:g} for {n} lanes" for omega, n in counts.most_common())
+        text = ", ".join(
+            f"{omega:g} for {counted(n, 'class', 'classes')}" for omega, n in counts.most_common()
+        )
         if len(lanes) == 1:
             trial, gains = lanes[0]["omega_trial"], "too few passes for a trial"
             if trial:

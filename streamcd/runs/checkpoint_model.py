@@ -80,10 +80,10 @@ def load_checkpoint(
 
 def describe_checkpoint(run: str | os.PathLike[str], model: Model) -> str:
     """Describe the model of a checkpoint in a line."""
-    found = model.certificate
-    gap = "not certified yet" if found["gap"] is None else f"relative gap {found['gap']:.2g}"
-    state = "converged" if found["converged"] else f"not converged, {gap}"
-    return f"the last checkpoint of {run}, after {max(found['passes'])} passes ({state})"
+    certificate = model.certificate
+    gap = "not certified yet" if certificate["gap"] is None else f"relative gap {certificate['gap']:.2g}"
+    state = "converged" if certificate["converged"] else f"not converged, {gap}"
+    return f"the last checkpoint of {run}, after {max(certificate['passes'])} passes ({state})"
 
 
 def _lanes_of(run: ResolvedRun, path: str | os.PathLike[str], C: float | None) -> range:
@@ -115,13 +115,13 @@ def _read_part(
     arrays = checkpoint.read_arrays(file, ["w", *(f"lane_{name}" for name in _LANES)])
     assert arrays is not None
     width = arrays["w"].shape[1] // len(group.lanes)
-    found = {name: arrays[f"lane_{name}"][mine] for name in _LANES}
-    if (found["phase"] == START).any():
+    of_lanes = {name: arrays[f"lane_{name}"][mine] for name in _LANES}
+    if (of_lanes["phase"] == START).any():
         raise ModelError(
             f"{path}: its first read, of what it starts from, has not ended; wait, or resume the run"
         )
     columns = (mine[:, np.newaxis] * width + np.arange(width)).ravel()
-    return {"w": arrays["w"][:, columns], **found}
+    return {"w": arrays["w"][:, columns], **of_lanes}
 
 
 def _certificate(state: dict[str, np.ndarray], scale: float) -> dict[str, Any]:

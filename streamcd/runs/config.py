@@ -193,9 +193,9 @@ def changed_by(config: RunConfig, asked: RunConfig) -> RunConfig:
     )
 
 
-def _same_training(found: RunConfig, config: RunConfig) -> bool:
-    same = all(getattr(found, name) == getattr(config, name) for name in ("fingerprint", "options", "tune"))
-    return same and (found.validation is None) == (config.validation is None)
+def _same_training(begun: RunConfig, config: RunConfig) -> bool:
+    same = all(getattr(begun, name) == getattr(config, name) for name in ("fingerprint", "options", "tune"))
+    return same and (begun.validation is None) == (config.validation is None)
 
 
 def differs(config: RunConfig) -> bool:
@@ -220,8 +220,8 @@ def refuse_existing(path: Path, config: RunConfig, force: bool) -> None:
             raise UsageError(f"{path} holds {source}, which the run reads; name another directory")
     if force or not (path / "config.json").exists():
         return
-    found = read_config(path)
-    if _same_training(found, config):
+    begun = read_config(path)
+    if _same_training(begun, config):
         raise CheckpointError(
             f"{path} holds a run of the same training: 'streamcd resume {path}' goes on with it, --force starts it anew"
         )

@@ -68,8 +68,8 @@ def held_out_rows(
         count, _ = affordable_threads(dataset, left, n_columns, session.threads.count)
         score_chunk = partial(_score_chunk, folds, by_fold, max(1, _BYTES // (8 * n_columns)), use)
         chunks = range(dataset.n_chunks)
-        for chunk, found in score_chunks(dataset, chunks, score_chunk, Threads(count)):
-            yield from found
+        for chunk, scored in score_chunks(dataset, chunks, score_chunk, Threads(count)):
+            yield from scored
             done = int(dataset.row_start[chunk + 1])
             session.listener.progress(Progress(phase, done, dataset.n_rows, "rows"))
 
@@ -78,7 +78,7 @@ def _by_fold(lanes: Problem, state: Path) -> list[_Fold]:
     """Sort the classifiers of a state by the fold that they were trained without."""
     arrays = checkpoint.read_arrays(state, ("w",))
     assert arrays is not None
-    n_rows, found = lanes.n_features + 1, []
+    n_rows, folds = lanes.n_features + 1, []
     first_lanes = lanes.lanes[:: lanes.block_lanes]
     weights = arrays.pop("w").reshape(n_rows, len(first_lanes), -1)
     for fold in sorted({lane.fold for lane in first_lanes}):
@@ -86,8 +86,8 @@ def _by_fold(lanes: Problem, state: Path) -> list[_Fold]:
         w = weights.take(mine, axis=1)
         choices = [ClassChoice(lanes.loss, lanes.code, w[:-1, own]) for own in range(len(mine))]
         costs, w = [first_lanes[n].C for n in mine], w.reshape(n_rows, -1)
-        found.append(_Fold(fold, costs, choices, w[:-1], lanes.bias * w[-1]))
-    return found
+        folds.append(_Fold(fold, costs, choices, w[:-1], lanes.bias * w[-1]))
+    return folds
 
 
 def _score_chunk(

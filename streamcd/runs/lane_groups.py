@@ -43,7 +43,8 @@ def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> Resolv
     )
     if n_groups > 1:
         listener.message(
-            f"{problem.n_lanes} lanes of {problem.n_features} features do not fit in {format_size(memory)}: "
+            f"{problem.n_lanes:,} problems (of classes, values of C or folds) with weights for {problem.n_features:,} "
+            f"features each do not fit in {format_size(memory)}: "
             f"they are trained in {n_groups} groups, one after another, each with reads of its own"
         )
     config = RunConfig(
@@ -73,8 +74,8 @@ def resolve_part(part: Run, run: ResolvedRun, problem: ProblemOptions, **options
     """Plan a part of a run, or reopen it if it was begun; it has the run's memory and stopping rule."""
     config = run.config
     if (part.path / "config.json").exists():
-        found = replace(read_config(part.path), rule=config.rule, dataset=config.dataset)
-        resolved = reopen(part.path, found, run.dataset)
+        begun = replace(read_config(part.path), rule=config.rule, dataset=config.dataset)
+        resolved = reopen(part.path, begun, run.dataset)
     else:
         asked = TrainOptions(
             **vars(problem),
@@ -142,18 +143,17 @@ def group_lanes(dataset: Dataset, problem: Problem, asked: TrainOptions) -> tupl
             if paged and (memory.paging is None or asked.in_memory):
                 break
             more = {
-                "costs of classes and lanes": problem.table_bytes
-                + (lanes.table_bytes if n_groups > 1 else 0),
+                "costs of classes": problem.table_bytes + (lanes.table_bytes if n_groups > 1 else 0),
                 "validation set": validation_bytes(lanes),
             }
             try:
-                found, share = _plan_group(dataset, lanes, memory, asked, more, paged=paged)
+                plan, share = _plan_group(dataset, lanes, memory, asked, more, paged=paged)
             except UsageError as error:
                 refusal = error
                 continue
-            mixed = found.window_entries // max(1, int(np.diff(dataset.entry_start).max(initial=1)))
-            if found.resident or mixed >= _LEAST_MIXED_CHUNKS or size == 1:
-                return n_groups, found, share
+            mixed = plan.window_entries // max(1, int(np.diff(dataset.entry_start).max(initial=1)))
+            if plan.resident or mixed >= _LEAST_MIXED_CHUNKS or size == 1:
+                return n_groups, plan, share
     assert refusal is not None
     raise refusal
 

@@ -71,10 +71,10 @@ def write_report(run: str | os.PathLike[str], out: str | os.PathLike[str], asked
     """
     run, page_path = local_path(run, "a run"), local_path(out, "a report")
     check_output(page_path, "a page", lambda path: begins_with(path, _PAGE), force=asked.force)
-    found = describe_run(run, scaled=asked.scaled)
+    run_facts = describe_run(run, scaled=asked.scaled)
     scores = read_scores(run)  # what is damaged is refused before anything is drawn
     histories = dict(list(read_history(run).items())[:MAX_LOGS])
-    sections = [Section("Run", tables=[run_table("", found)]), _training(histories, found)]
+    sections = [Section("Run", tables=[run_table("", run_facts)]), _training(histories, run_facts)]
     if scores is not None:
         sections.append(_search(scores))
     place = _model_place(run, asked.C)
@@ -88,8 +88,8 @@ def write_report(run: str | os.PathLike[str], out: str | os.PathLike[str], asked
         if data is not None:
             sections.append(_evaluation(data, place, asked))
         sections += _model(describe_model(place, scaled=asked.scaled, n_weights=_N_WEIGHTS))
-    options = found["options"]
-    lead = f"{options['loss']} by the {options['method']} method, on {found['dataset']}"
+    options = run_facts["options"]
+    lead = f"{options['loss']} by the {options['method']} method, on {run_facts['dataset']}"
     write_file(page_path, render_page(f"streamcd run {run.name}", lead, sections).encode())
     if asked.images is not None:
         _write_images(Path(asked.images), [picture for section in sections for picture in section.pictures])
@@ -109,7 +109,7 @@ def plot_evaluation(
     path = local_path(out, "a picture")
     form = image_format(path)
     check_output(
-        path, f"a picture ({form})", lambda found: begins_with(found, _IMAGES[form]), force=asked.force
+        path, f"a picture ({form})", lambda file: begins_with(file, _IMAGES[form]), force=asked.force
     )
     loaded = model if isinstance(model, Model) else load_model(model, asked.C)
     result, curves = evaluate_model(cached(data, asked), loaded, asked)
@@ -155,11 +155,11 @@ def _training(histories: Histories, run: Mapping[str, Any]) -> Section:
     return Section("Training", pictures=[Picture(name, image(figure), text) for name, figure, text in drawn])
 
 
-def _search(found: Mapping[str, Any]) -> Section:
-    by_cost = {float(C): scores["folds"] for C, scores in found["scores"].items()}
+def _search(scored: Mapping[str, Any]) -> Section:
+    by_cost = {float(C): scores["folds"] for C, scores in scored["scores"].items()}
     text = "Accuracy of the models trained without a fold on its rows."
     picture = Picture("search", image(search_figure(by_cost)), text)
-    table = score_table(found["scores"], found["best_C"])
+    table = score_table(scored["scores"], scored["best_C"])
     return Section("Search", tables=[table], pictures=[picture])
 
 

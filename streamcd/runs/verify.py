@@ -100,7 +100,7 @@ def _directory_problems(
             continue
         if budget is not None:
             needs = {
-                "costs of classes and lanes": run.problem.table_bytes,
+                "costs of classes": run.problem.table_bytes,
                 "the largest slot": slots.largest_bytes,
             }
             require(budget, needs)

@@ -263,7 +263,7 @@ def _lane_tables(
             return diagonal_view(*shape, 1.0, -1.0, np.float64), np.broadcast_to(cost, shape)
     if memory is not None and factors.size * lane_C.size > _MAX_TABLE:
         # both, and another while they are made
-        require(memory, {"costs of classes and lanes": 3 * 8 * factors.size * lane_C.size})
+        require(memory, {"costs of classes": 3 * 8 * factors.size * lane_C.size})
     if form == CLASSES:
         code = code[:, :1]
     sign = np.tile(code, lane_C.size // code.shape[1]).astype(np.float64)
