@@ -18,8 +18,7 @@ import streamcd
 from streamcd import LinearSVC
 from streamcd.cli import console
 from streamcd.cli.console import Console
-from streamcd.cli.course import Course
-from streamcd.cli.forecast import Forecast
+from streamcd.cli.course import Course, Forecast
 from streamcd.core.errors import Interrupted
 from streamcd.core.progress import COMPILING_ONCE, CostStatus, Listener, Progress, TrainingStatus
 from streamcd.kernels.compile import compilation_told

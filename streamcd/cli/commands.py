@@ -39,7 +39,6 @@ from .options import (
 )
 from .program import Program
 from .session import asked_model, carry_out, talks
-from .verification import find_problems
 
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True}
 
@@ -159,6 +158,8 @@ def verify(listener: Console, path: str, **options: Any) -> Shown:
     Example:
       streamcd verify data
     """
+    from ..runs.verify import find_problems
+
     problems, advice = find_problems(path, listener, **options)
     text = f"{path}: all checksums and invariants hold"
     if problems:

@@ -1,4 +1,4 @@
-"""Verification of a run: every file against its checksums and the run's identity, without training."""
+"""Verification of a dataset, a run or a model: every file against its checksums and the run's identity."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from ..core.errors import CheckpointError, StreamcdError, UsageError
+from ..core.errors import CheckpointError, DatasetError, StreamcdError, UsageError
 from ..core.memory_budget import parse_size, require
+from ..core.process_pool import checked_workers
 from ..core.progress import Listener, Progress
-from ..core.storage import local_path
-from ..models.stored import load_model, models_of_path
+from ..core.storage import local_path, location
+from ..dataset.dataset import open_dataset
+from ..models.stored import is_model, load_model, models_of_path, verify_model
 from ..solvers.problem import Problem
 from ..solvers.row_scores import PagedRows
 from ..stream.arenas import RowLayout
@@ -22,6 +24,27 @@ from ..stream.slot_store import NO_SLOT, SlotStore, chunk_slots
 from ..training import checkpoint
 from .calibration import FOLDER
 from .config import ResolvedRun, read_config, reopen, same_dataset
+from .describe import kind_of_directory
+
+
+def find_problems(path: str, listener: Listener, *, memory: str, workers: int) -> tuple[list[str], str]:
+    """Verify a directory according to its kind: a run, a model, or else a dataset; returns the advice on problems too."""
+    checked_workers(workers)
+    if kind_of_directory(path) == "run":
+        return verify_run(path, listener, memory=memory), "or train again with --force"
+    if is_model(path):
+        return verify_model(path, memory=memory), "or train, or import, the model again"
+    advice = (
+        "convert the data again, or make the column layout again ('streamcd columns --force') where only its files are "
+        "named"
+    )
+    try:
+        # files that are missing are problems to list, not a reason to stop
+        return open_dataset(path, check_files=False).verify(listener, workers=workers, memory=memory), advice
+    except DatasetError as error:
+        if not location(path).exists():
+            raise
+        return [str(error)], advice
 
 
 def verify_run(

@@ -204,7 +204,8 @@ def make_problem(
     form = LOSSES[loss].form
     if free_bias and bias <= 0:
         raise UsageError(f"an unpenalised bias needs a bias > 0, found {bias:g}; give --bias 1 with it")
-    _check_twin(ridge, slack)
+    if not (np.isfinite(ridge) and ridge > 0):
+        raise UsageError(f"ridge: expected a number > 0, found {ridge}")
     if code is not None:
         _check_code(code, loss, classes)
     factors = class_costs(classes, class_counts, class_weight)
@@ -296,13 +297,6 @@ def _check_costs(costs: np.ndarray, form: str) -> None:
         raise UsageError(
             f"expected {what} 0 or from {LEAST_COST:g} to {1 / LEAST_COST:g}, found {wrong[0]:g}; give others"
         )
-
-
-def _check_twin(ridge: float, slack: str) -> None:
-    if not (np.isfinite(ridge) and ridge > 0):
-        raise UsageError(f"ridge: expected a number > 0, found {ridge}")
-    if slack not in SLACKS:
-        raise UsageError(f"expected a slack among {', '.join(SLACKS)}, found {slack!r}")
 
 
 def _check_code(code: np.ndarray, loss: str, classes: np.ndarray) -> None:
