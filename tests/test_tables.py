@@ -401,7 +401,7 @@ def test_the_memory_advised_for_dictionaries_counts_all_workers(tmp_path: Path) 
     # two workers with 3.5 GB were told to take 3.48
     strings, valid = strings_of(arrow_strings([f"{k:07}" for k in range(1000)]))
     dictionary = TaskDictionary(1 << 30, [])
-    dictionary.categories.number(0, strings, valid, True, "c")
+    dictionary.strings.number(0, strings, valid, True, "c")
     dictionary.save(tmp_path, 0)
     encoding = plan_encoding({"c": "string", "y": "number"}, TableOptions(label="y"), "t")
     needed = 4 * (7 * 1000 + 8 * 1001)

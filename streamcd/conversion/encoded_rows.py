@@ -29,7 +29,7 @@ from ..models.table_encoder import (
     sorted_rows,
 )
 from ..solvers.problem import LEAST_WEIGHT
-from .numbering import TaskDictionary
+from .numbering import LABELS, TaskDictionary
 from .rows import Counts, RowBatch, Rows, are_weights, count_decimals
 from .sources import Block, Reader, Reading, Source
 
@@ -50,7 +50,7 @@ class EncodedSource(Source):
         reading, least = self.reading, self.reading.index_base or 0
         if self.encoding is None:
             return MatrixEncoder(reading)
-        grown = dictionary.categories if dictionary is not None and self.grows else None
+        grown = dictionary.strings if dictionary is not None and self.grows else None
         end = reading.width_end - (0 if reading.encoding is None else reading.encoding.sparse_start)
         encoder = TableEncoder(self.encoding, reading.value_dtype, grown, least, end, reading.ignore_beyond)
         if dictionary is not None:
@@ -140,7 +140,7 @@ class _Labels:
     def __init__(self, source: EncodedSource, dictionary: TaskDictionary | None) -> None:
         self._source, self.n_decimal = source, 0
         self._name = "" if source.encoding is None else source.encoding.label
-        self._table = StringTable() if dictionary is None else dictionary.labels
+        self._table = StringTable() if dictionary is None else dictionary.strings
         self._dictionary: tuple[Any, np.ndarray] | None = None  # the last one, and its codes
         self._adds = dictionary is not None
         if not self._adds and source.class_names:
@@ -191,7 +191,7 @@ class _Labels:
         return label
 
     def _number(self, strings: Strings, valid: np.ndarray, adds: bool) -> np.ndarray:
-        codes = self._table.number(0, strings, valid, adds, self._name or "label")
+        codes = self._table.number(LABELS, strings, valid, adds, self._name or "label")
         label = codes.astype(np.float64)
         label[codes == kernels.MISSING] = np.nan
         label[codes == kernels.UNKNOWN] = len(self._source.class_names)  # one number for all unknown ones

@@ -38,7 +38,7 @@ from .feature_statistics import (
 )
 from .libsvm import copy_weights
 from .number_notation import notation_warnings
-from .numbering import Merged, Numbering, label_maps, merge_dictionaries, read_merged
+from .numbering import Merged, Numbering, merge_dictionaries, read_merged
 from .parsing import Parsed, Parsing, Stamp, Task, Weights, changed, merge_distinct, parse_task
 from .plan import Options, Plan
 from .publication import Publication
@@ -70,8 +70,9 @@ class Conversion:
         form = self._form(tasks)
         found = self._parse(tasks, form)
         merged = self._merge_strings()
-        parsed = self._join(found)
-        numbering, shape = self._number(tasks, parsed.counts)
+        numbering = self._numbering(tasks)
+        parsed = self._join(found, numbering)
+        numbering, shape = self._number(numbering, parsed.counts)
         reader = partial(RunReader, form, self.plan.rows_bytes, parsed.counts.is_wide, parsed.held)
         shards = self._shards(reader, shape)
         summing = self._summing("values", shape, parsed)
@@ -157,13 +158,15 @@ class Conversion:
             weights.check(n_rows, whole=True)
         return found
 
-    def _join(self, found: Sequence[Parsed]) -> Parsed:
+    def _join(self, found: Sequence[Parsed], numbering: Numbering) -> Parsed:
         """Join the results of all tasks; names of classes already have their final numbers."""
         counts, labels = Counts(), LabelCounts(None if self.options.has_targets else {})
-        maps = label_maps(self.work / "dictionaries") if self.source.names_labels else None
         for number, parsed in enumerate(found):
             counts.add(parsed.counts)
-            labels.merge(parsed.labels if maps is None else parsed.labels.renumbered(maps[number]))
+            renumbered = parsed.labels
+            if numbering.maps_labels:
+                renumbered = renumbered.renumbered(numbering.classes_of(number))
+            labels.merge(renumbered)
         return Parsed(counts, labels, found[-1].held)
 
     # -- numbering
@@ -189,23 +192,26 @@ class Conversion:
                 self.pool.listener.warning(warning)
         return merged
 
-    def _number(self, tasks: Sequence[Task], counts: Counts) -> tuple[Numbering, Shape]:
+    def _numbering(self, tasks: Sequence[Task]) -> Numbering:
         encoding, source = self.encoding, self.source
-        base, n_features = self._base_and_width(counts)
-        original = None
-        if self.options.compact:
-            original = self.work / "original.npy"
-            merging = (self.work / "distinct", self.plan.map_bytes, original)
-            (n_features,) = self.pool.run(merge_distinct, [merging])
-        numbering = Numbering(
-            base,
-            original,
+        return Numbering(
+            0,
             dictionaries=self.work / "dictionaries" if self._has_strings else None,
             first_rows=tuple(task.first_row for task in tasks),
             maps_features=source.grows and encoding is not None and encoding.has_categories,
             maps_labels=source.names_labels,
+            n_static=0 if encoding is None else sum(encoding.without_counts().widths()),
             sparse_start=0 if encoding is None else encoding.sparse_start,
         )
+
+    def _number(self, numbering: Numbering, counts: Counts) -> tuple[Numbering, Shape]:
+        """Find the first index and the width, and with ``compact`` the indices that occur."""
+        base, n_features = self._base_and_width(counts)
+        numbering = replace(numbering, index_base=base)
+        if self.options.compact:
+            numbering = replace(numbering, original=self.work / "original.npy")
+            merging = (self.work / "distinct", self.plan.map_bytes, numbering.original)
+            (n_features,) = self.pool.run(merge_distinct, [merging])
         return numbering, Shape(counts.n_rows, n_features, base)
 
     def _base_and_width(self, counts: Counts) -> tuple[int, int]:
