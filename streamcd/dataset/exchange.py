@@ -44,16 +44,16 @@ def to_numpy(dataset: Dataset, dtype: Any) -> np.ndarray:
     cells = dataset.n_rows * dataset.n_features * number.itemsize
     require(
         int(min(available_memory(), 2**62)),
-        {"a dense matrix": cells},
+        {"a dense matrix": cells, "the order of the rows": _ROW_BYTES * dataset.n_rows},
         "scale the data when it is converted, by convert(scale=, normalize=), and leave the scaler out: streamcd's "
         "estimators read a dataset as it is",
         f"expected an array, found the dataset {dataset.path}, which would not fit in the memory that is free, "
         f"{format_size(available_memory())}, as one:",
     )
     dense = np.zeros(dataset.shape, number)
-    for chunk in range(dataset.n_chunks):
+    for chunk, rank in enumerate(_ranks(dataset)):
         rows = dataset.read(chunk)
-        dense[np.repeat(rows.source, np.diff(rows.indptr)), rows.feature] = rows.value
+        dense[np.repeat(rank, np.diff(rows.indptr)), rows.feature] = rows.value
     return dense
 
 
@@ -79,6 +79,14 @@ def in_source_order(dataset: Dataset, *names: str) -> list[np.ndarray]:
     source, *columns = _stored(dataset, "source", *names)
     order = np.argsort(source)
     return [column[order] for column in columns]
+
+
+def _ranks(dataset: Dataset) -> list[np.ndarray]:
+    """Return the places of every chunk's rows in the order of the source, in which they stay whatever their numbers are."""
+    (source,) = _stored(dataset, "source")
+    rank = np.empty(source.size, np.int64)
+    rank[np.argsort(source)] = np.arange(source.size)
+    return np.split(rank, dataset.row_start[1:-1])
 
 
 def _stored(dataset: Dataset, *names: str) -> list[np.ndarray]:
@@ -143,9 +151,9 @@ def _rows_in_source_order(dataset: Dataset) -> dict[str, np.ndarray]:
     rows["indptr"] = starts_of(rows["n_entries"])
     rows["feature"] = np.empty(dataset.n_entries, dataset.index_dtype)
     rows["value"] = np.empty(dataset.n_entries, dataset.value_dtype)
-    for chunk in range(dataset.n_chunks):
-        source, n_entries = dataset.read_rows(chunk, ("source", "n_entries"))
-        shift = rows["indptr"][source] - starts_of(n_entries)[:-1]
+    for chunk, rank in enumerate(_ranks(dataset)):
+        (n_entries,) = dataset.read_rows(chunk, ("n_entries",))
+        shift = rows["indptr"][rank] - starts_of(n_entries)[:-1]
         target = np.arange(n_entries.sum()) + np.repeat(shift, n_entries)
         rows["feature"][target], rows["value"][target] = dataset.read_entries(chunk)
     return rows
