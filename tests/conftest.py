@@ -22,11 +22,11 @@ from click.testing import CliRunner
 from threadpoolctl import threadpool_limits
 
 from streamcd import Dataset, Listener
+from streamcd import open as open_dataset
 from streamcd.cli.commands import cli
 from streamcd.conversion import byte_sources
 from streamcd.core.memory_budget import available_memory
 from streamcd.core.process_pool import Pool
-from streamcd.dataset.dataset import open_dataset
 from tools.chunk_writer import ChunkWriter
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -11,8 +11,8 @@ import numpy as np
 import scipy.sparse as sp
 
 from streamcd import Dataset, make_columns
+from streamcd import open as open_dataset
 from streamcd.dataset.column_layout import Columns
-from streamcd.dataset.dataset import open_dataset
 from streamcd.stream.memory_plan import Plan
 from tools.chunk_writer import ChunkWriter
 

@@ -16,8 +16,8 @@ from small_datasets import multiclass, random_rows, write_dataset
 from test_memory import assert_within, peak_of_training, write_large
 
 from streamcd import Dataset, Listener, train
+from streamcd import open as open_dataset
 from streamcd.core.memory_budget import RESERVED_BYTES
-from streamcd.dataset.dataset import open_dataset
 from streamcd.stream.active_rows import ActiveRows
 from streamcd.stream.arenas import RowLayout
 from streamcd.stream.memory_plan import Plan

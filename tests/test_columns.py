@@ -17,15 +17,15 @@ import pytest
 import scipy.sparse as sp
 from small_datasets import NAMED, column_of, random_rows, write_dataset
 
+from streamcd import Dataset, make_columns
+from streamcd import open as open_dataset
 from streamcd.conversion import transpose
-from streamcd.conversion.transpose import make_columns
 from streamcd.core.errors import DatasetError, LockError, UsageError
 from streamcd.core.locks import release_lock, take_lock
 from streamcd.core.metadata import write_metadata
 from streamcd.dataset import verify as verify_module
 from streamcd.dataset.chunked_table import COLUMN_LAYOUT
 from streamcd.dataset.column_layout import Columns, open_columns
-from streamcd.dataset.dataset import Dataset, open_dataset
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = {"chunk_size": 200, "shard_size": 1500}

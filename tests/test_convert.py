@@ -23,8 +23,8 @@ import pytest
 import scipy.sparse as sp
 from forking import Forked
 
-from streamcd import convert as convert_function
-from streamcd import make_columns
+from streamcd import Dataset, convert, make_columns
+from streamcd import open as open_dataset
 from streamcd.cli.synthetic import write_text_like
 from streamcd.conversion import staging
 from streamcd.conversion.external_shuffle import row_keys
@@ -33,12 +33,10 @@ from streamcd.conversion.plan import _LEAST_BYTES, Plan
 from streamcd.core.errors import DataError, EnvironmentFailure, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
 from streamcd.core.progress import Listener, Progress
-from streamcd.dataset.dataset import Dataset, open_dataset
 from streamcd.dataset.writer import PartWriter
 from streamcd.runs.describe import describe_dataset
 
 ROOT = Path(__file__).resolve().parent.parent
-convert: Callable[..., Dataset] = convert_function
 
 
 def all_rows(dataset: Dataset) -> tuple[sp.csr_array, np.ndarray, np.ndarray]:

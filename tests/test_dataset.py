@@ -18,13 +18,12 @@ import pytest
 import scipy.sparse as sp
 from small_datasets import NAMED, feature_statistics, multiclass, random_rows, windows_of, write_dataset
 
-from streamcd import train
-from streamcd.conversion.convert import convert
+from streamcd import Dataset, convert, train
+from streamcd import open as open_dataset
 from streamcd.core.errors import DatasetError, StreamcdError, UsageError
 from streamcd.core.progress import Listener, Progress
 from streamcd.dataset import table_writer
 from streamcd.dataset.chunked_table import manifest_fingerprint
-from streamcd.dataset.dataset import Dataset, open_dataset
 from streamcd.dataset.parquet import NO_CRC, file_checksum
 from tools.chunk_writer import ChunkWriter
 

@@ -28,8 +28,8 @@ from small_datasets import columns_of, multiclass, random_rows, write_dataset
 
 import streamcd
 from streamcd import LinearSVC, LogisticRegression, TwinSVC
+from streamcd import open as open_dataset
 from streamcd.core.errors import DataError, UsageError
-from streamcd.dataset.dataset import open_dataset
 
 TO_TOLERANCE = "two fits to one optimum agree to the tolerance, and the check asks for seven digits"
 NOT_OFFERED = {

@@ -17,8 +17,8 @@ from small_datasets import (
     write_dataset,
 )
 
+from streamcd import Dataset
 from streamcd.core.errors import UsageError
-from streamcd.dataset.dataset import Dataset
 
 
 def shuffled(path: Path, rows: tuple[sp.csr_array, np.ndarray], **manifest: object) -> Dataset:

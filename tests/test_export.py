@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from conftest import libsvm_text
 
-from streamcd.conversion.convert import convert
+from streamcd import convert
+from streamcd import open as open_dataset
 from streamcd.conversion.export_libsvm import export_libsvm
 from streamcd.core.external_partition import PartitionWriter
 from streamcd.core.locks import scratch_directory
 from streamcd.core.memory_budget import RESERVED_BYTES
 from streamcd.core.progress import Listener
-from streamcd.dataset.dataset import open_dataset
 
 
 @pytest.mark.parametrize("name", ["random", "empty_row", "duplicate_rows", "unscaled", "multiclass"])

@@ -11,8 +11,7 @@ import pytest
 import scipy.sparse as sp
 from small_datasets import write_dataset
 
-from streamcd import train
-from streamcd.conversion.transpose import make_columns
+from streamcd import make_columns, train
 from streamcd.core.errors import UsageError
 from streamcd.core.progress import Listener
 from streamcd.dataset import in_memory

@@ -18,6 +18,7 @@ from small_datasets import random_rows, write_dataset
 
 import streamcd
 from streamcd import Result, train
+from streamcd import open as open_dataset
 from streamcd.core.errors import UsageError
 from streamcd.core.memory_budget import (
     RESERVED_BYTES,
@@ -26,7 +27,6 @@ from streamcd.core.memory_budget import (
     peak_memory_bytes,
     require,
 )
-from streamcd.dataset.dataset import open_dataset
 from tools.chunk_writer import ChunkWriter
 
 ROOT = Path(__file__).resolve().parent.parent

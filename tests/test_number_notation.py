@@ -14,8 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 import streamcd
+from streamcd import convert
 from streamcd.cli.commands import cli
-from streamcd.conversion.convert import convert
 from streamcd.core.errors import DataError, UsageError
 from streamcd.dataset.text_numbers import text_numbers
 

@@ -14,10 +14,10 @@ from small_datasets import column_of, columns_of, unequal_columns
 from test_memory import assert_within, peak_of_training
 
 from streamcd import Dataset, Listener, make_columns, resume, train
+from streamcd import open as open_dataset
 from streamcd.core.errors import CheckpointError, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
 from streamcd.dataset.column_layout import open_columns
-from streamcd.dataset.dataset import open_dataset
 from streamcd.kernels.primitives import N_STEPS
 from streamcd.kernels.rows import compact_rows
 from streamcd.runs.lane_groups import resolve

@@ -30,8 +30,8 @@ import pytest
 from conftest import LentWorkers
 from forking import DEVNULL, PIPE, Forked
 
-from streamcd import convert as convert_function
-from streamcd import evaluate, load_model, make_columns, predict, train
+from streamcd import convert, evaluate, load_model, make_columns, predict, train
+from streamcd import open as open_dataset
 from streamcd.cli.synthetic import write_text_like
 from streamcd.conversion import byte_sources, chunking
 from streamcd.conversion.byte_sources import ByteRange, cut_into_ranges
@@ -51,14 +51,12 @@ from streamcd.core.process_pool import (
     processor_shares,
 )
 from streamcd.core.progress import Listener, Progress
-from streamcd.dataset.dataset import Dataset, open_dataset
 from streamcd.dataset.verify import verify
 from streamcd.prediction.sums import ExactSum
 
 ROOT = Path(__file__).resolve().parent.parent
 MEMORY = "2GB"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
-convert: Callable[..., Dataset] = convert_function
 
 
 @pytest.fixture(scope="module")

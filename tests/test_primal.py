@@ -417,7 +417,7 @@ def test_a_search_by_a_primal_method_scores_as_the_dual_does(tmp_path: Path, met
 def test_three_methods_agree_on_real_data(
     tmp_path: Path, real_data: Callable[[str], Path], name: str, loss: str
 ) -> None:
-    from streamcd.conversion.convert import convert
+    from streamcd import convert
 
     dataset = convert(real_data(name), tmp_path / "data")
     make_columns(dataset)

@@ -11,9 +11,9 @@ import pyarrow.parquet
 import pytest
 from small_datasets import random_rows, windows_of, write_dataset
 
+from streamcd import open as open_dataset
 from streamcd.core.errors import DatasetError
 from streamcd.dataset import read_ahead
-from streamcd.dataset.dataset import open_dataset
 from streamcd.dataset.read_ahead import ReadAhead
 from streamcd.stream import stream
 from streamcd.stream.arenas import RowLayout

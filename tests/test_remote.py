@@ -30,13 +30,14 @@ from forking import Forked
 from small_datasets import random_rows, windows_of, write_dataset
 
 import streamcd
+from streamcd import Dataset
+from streamcd import open as open_dataset
 from streamcd.cli.commands import cli
 from streamcd.conversion.byte_sources import share_out
 from streamcd.core import storage
 from streamcd.core.errors import DataError, DatasetError, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
 from streamcd.core.storage import Url, location, open_bytes
-from streamcd.dataset.dataset import Dataset, open_dataset
 from streamcd.dataset.range_cache import Cache, CachedFile, CachedRanges
 from streamcd.stream.arenas import RowLayout
 from streamcd.stream.memory_plan import make_plan, plan_shards

@@ -16,11 +16,12 @@ import scipy.sparse as sp
 from conftest import SMALL_PROBLEMS, libsvm_text
 
 import streamcd
+from streamcd import Dataset
+from streamcd import open as open_dataset
 from streamcd.conversion.export_libsvm import export_libsvm
 from streamcd.conversion.plan import Plan
 from streamcd.core.errors import DatasetError, ModelError, UsageError
 from streamcd.core.progress import Listener
-from streamcd.dataset.dataset import Dataset, open_dataset
 from streamcd.dataset.diagnostics import BAD_MEAN_SQUARE, advice, feature_rms
 from streamcd.models.liblinear import export_liblinear, import_liblinear
 

@@ -13,10 +13,10 @@ import scipy.sparse as sp
 from small_datasets import random_rows, windows_of, write_dataset
 
 from streamcd import Dataset
+from streamcd import open as open_dataset
 from streamcd.core.errors import DatasetError, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
 from streamcd.core.randomness import random_key
-from streamcd.dataset.dataset import open_dataset
 from streamcd.stream.arenas import RowLayout
 from streamcd.stream.memory_plan import Plan, make_plan
 from streamcd.stream.stream import Stream, chunk_order, cut_windows

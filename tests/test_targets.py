@@ -15,8 +15,8 @@ import pytest
 import scipy.sparse as sp
 
 import streamcd
+from streamcd import Dataset
 from streamcd.core.errors import StreamcdError
-from streamcd.dataset.dataset import Dataset
 
 N_ROWS = 300
 
