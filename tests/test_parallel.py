@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -247,8 +246,10 @@ def eventually(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
     return found
 
 
-@pytest.mark.parametrize("how", ["killed", "ended", "interrupted"])
-def test_a_worker_that_is_killed_and_ctrl_c_leave_nothing(how: str, text_file: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["killed", "ended", "interrupted", "left alone"])
+def test_a_worker_that_is_killed_ctrl_c_and_the_death_of_all_leave_nothing(
+    how: str, text_file: Path, tmp_path: Path
+) -> None:
     with open(tmp_path / "large", "wb") as large:  # long enough to be met at work
         for _ in range(200):
             large.write(text_file.read_bytes())
@@ -264,33 +265,20 @@ def test_a_worker_that_is_killed_and_ctrl_c_leave_nothing(how: str, text_file: P
         os.kill(workers[1], signal.SIGTERM)
     else:
         eventually((tmp_path / ".data.partial").exists)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGINT if how == "interrupted" else signal.SIGKILL)
     _, said = process.communicate(timeout=60)
+    eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
+    if how == "left alone":
+        return
     last = said.strip().splitlines()[-1]
-    if how != "interrupted":
+    if how == "interrupted":
+        assert (process.returncode, last) == (130, "streamcd: error: interrupted")
+    else:
         assert process.returncode == 1, said
         what = "was killed by SIGKILL" if how == "killed" else ""
         assert last.startswith(f"streamcd: error: one of 2 worker processes {what}")
-    else:
-        assert process.returncode == 130, said
-        assert last == "streamcd: error: interrupted"
     assert "Traceback" not in said
     assert [path.name for path in tmp_path.iterdir()] == ["large"]
-    eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
-
-
-def test_workers_end_with_a_process_that_is_killed(text_file: Path, tmp_path: Path) -> None:
-    with open(tmp_path / "large", "wb") as large:
-        for _ in range(200):
-            large.write(text_file.read_bytes())
-    process = Forked(
-        command("convert", tmp_path / "large", tmp_path / "data", "--workers", 3, "--memory", "1500MB"),
-        stdout=DEVNULL, stderr=DEVNULL,
-    )  # fmt: skip
-    workers = eventually(lambda: len(found := descendants(process.pid)) == 3 and found)
-    process.kill()
-    process.wait()
-    eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
 
 
 SLOW_TO_END = """
@@ -444,23 +432,7 @@ def test_scores_do_not_depend_on_the_memory(text_file: Path, trained: tuple[Path
 
 
 @pytest.mark.usefixtures("lend")
-def test_verify_finds_the_same_with_several_workers(
-    trained: tuple[Path, Path], text_file: Path, tmp_path: Path
-) -> None:
-    assert open_dataset(trained[0]).verify(workers=2) == []
-    dataset = convert(text_file, tmp_path / "data", **CUT)
-    parts = sorted((dataset.path / "entries").iterdir())
-    for path in (parts[1], parts[3]):
-        damaged = bytearray(path.read_bytes())
-        damaged[len(damaged) // 2] ^= 1
-        path.write_bytes(damaged)
-    found = [dataset.verify(workers=n) for n in (1, 2, 3)]
-    assert found[0] == found[1] == found[2]
-    assert len(found[0]) == 2
-
-
-@pytest.mark.usefixtures("lend")
-def test_columns_are_verified_by_several_workers_too(text_file: Path, tmp_path: Path) -> None:
+def test_verify_finds_the_same_with_several_workers(text_file: Path, tmp_path: Path) -> None:
     seen: list[Progress] = []
 
     class Watching(Listener):
@@ -479,13 +451,14 @@ def test_columns_are_verified_by_several_workers_too(text_file: Path, tmp_path: 
         "compare with the rows",
     ]
     assert all(progress.done == progress.total for progress in last.values())
-    path = columns.path / columns.manifest["parts"][1]["index"]
-    damaged = bytearray(path.read_bytes())
-    damaged[len(damaged) // 2] ^= 1
-    path.write_bytes(damaged)
+    parts = sorted((dataset.path / "entries").iterdir())
+    for path in (parts[1], parts[3], columns.path / columns.manifest["parts"][1]["index"]):
+        damaged = bytearray(path.read_bytes())
+        damaged[len(damaged) // 2] ^= 1
+        path.write_bytes(damaged)
     found = [dataset.verify(workers=n) for n in (1, 2, 3)]
     assert found[0] == found[1] == found[2]
-    assert len(found[0]) == 1
+    assert len(found[0]) == 3
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -502,26 +475,6 @@ def test_ranges_are_the_whole_in_order(text_file: Path, several_files: list[str]
         assert all(text[stop - 1 : stop] == b"\n" for stop in stops)
     paths = byte_sources.expand_sources(several_files)
     assert [part.path for part in cut_into_ranges(paths, 1 << 30)] == paths
-
-
-def test_a_range_is_parsed_as_its_part_of_the_whole(text_file: Path) -> None:
-    (whole,) = (
-        replace(batch.rows, index=batch.rows.index.copy(), label=batch.rows.label.copy())
-        for batch in iterate_batches([ByteRange(str(text_file))], Reading(block_bytes=1 << 22))
-    )
-    form = Reading(block_bytes=1 << 12)
-    row, line, label, index = 0, 0, [], []
-    for part in cut_into_ranges([str(text_file)], 1 << 14):
-        for batch in iterate_batches([part], form, row, line):
-            assert batch.rows.source_row[0] == sum(map(len, label))
-            label.append(batch.rows.label.copy())
-            index.append(batch.rows.index.copy())
-        n_rows, n_lines = count_rows(part, form)
-        row, line = row + n_rows, line + n_lines
-    assert np.array_equal(np.concatenate(label), whole.label)
-    assert np.array_equal(np.concatenate(index), whole.index)
-    assert row == whole.n_rows
-    assert line == text_file.read_bytes().count(b"\n")
 
 
 @pytest.mark.parametrize("text", ["1 1:1", "\n\n1\n", "# x\r\n \t#\n2\r\n\r\n", "\ufeff1 1:1\n", "", "1\n\n"])
@@ -568,15 +521,25 @@ def test_every_worker_keeps_to_processors_of_its_own() -> None:
     assert processor_shares([0, 1, 2], 1) == [[0, 1, 2]]
 
 
-def test_chunks_end_in_the_same_places_however_the_rows_come() -> None:
+def test_chunks_end_in_the_same_places_however_the_rows_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lengths of all rows of a range of buckets were one array: 20 bytes a row in the process that hands out work."""
     counts = np.random.default_rng(1).integers(0, 300, 1000)
     counts[500] = 5000
     whole = list(ChunkRule(4000, 8).ends(counts))
-    rule, found, start = ChunkRule(4000, 8), [], 0
+    rule, found, start, paths = ChunkRule(4000, 8), [], 0, []
     for stop in (1, 2, 30, 500, 501, 1000):
         found += [start + end for end in rule.ends(counts[start:stop])]
+        paths.append(tmp_path / str(stop))
+        counts[start:stop].tofile(paths[-1])
         start = stop
     assert found == whole
+    cut = [part.tolist() for part in cut_chunks(paths, 4000, 8)]
+    assert np.cumsum(cut[0]).tolist() == [*whole, 1000]
+    for at_a_time in (1, 2, 7):
+        monkeypatch.setattr(chunking, "_LENGTHS_AT_A_TIME", at_a_time)
+        assert [part.tolist() for part in cut_chunks(paths, 4000, 8)] == cut
 
 
 def test_exact_sums_depend_on_nothing_but_the_numbers() -> None:
@@ -672,22 +635,6 @@ def test_workers_are_refused_where_they_cannot_be_started(monkeypatch: pytest.Mo
     monkeypatch.setitem(vars(multiprocessing.current_process())["_config"], "daemon", True)
     with pytest.raises(UsageError, match="expected 1 in a process of a multiprocessing pool"):
         Pool(2, Listener())
-
-
-def test_chunks_are_cut_the_same_however_many_lengths_are_read_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The lengths of all rows of a range of buckets were one array: 20 bytes a row in the process that hands out work."""
-    rng = np.random.default_rng(0)
-    paths = [tmp_path / str(number) for number in range(3)]
-    for path in paths:
-        rng.integers(0, 40, rng.integers(0, 60)).tofile(path)
-    whole = cut_chunks(paths, 700, 8)
-    assert whole[0].size > 10
-    for at_a_time in (1, 2, 7):
-        monkeypatch.setattr(chunking, "_LENGTHS_AT_A_TIME", at_a_time)
-        found = cut_chunks(paths, 700, 8)
-        assert [part.tolist() for part in found] == [part.tolist() for part in whole]
 
 
 @pytest.mark.usefixtures("lend")

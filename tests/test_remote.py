@@ -437,10 +437,11 @@ def test_what_is_no_dataset_is_said(server: Server) -> None:
 def test_training_from_a_bucket_gives_the_bits_of_the_disk(
     server: Server, local: Dataset, remote: str, tmp_path: Path
 ) -> None:
-    near = streamcd.train(local, tmp_path / "near", max_passes=5, tol=1e-9)
-    far = streamcd.train(remote, tmp_path / "far", max_passes=5, tol=1e-9)
-    assert np.array_equal(weights(tmp_path / "near"), weights(tmp_path / "far"))
-    assert far.gap == near.gap
+    for name, data in (("near", local.path), ("far", remote)):
+        streamcd.train(data, tmp_path / name, max_passes=5, tol=1e-9)
+        streamcd.tune(data, tmp_path / f"{name} search", C=[0.1, 1], cv=2, max_passes=2)
+    for kind in ("", " search"):
+        assert np.array_equal(weights(tmp_path / f"near{kind}"), weights(tmp_path / f"far{kind}"))
 
 
 KILLED = """
@@ -465,7 +466,6 @@ def test_a_killed_training_from_a_bucket_resumes_to_the_bits_of_a_local_run(
     assert np.array_equal(weights(tmp_path / "near"), weights(tmp_path / "far"))
 
 
-@pytest.mark.usefixtures("lend")
 @pytest.mark.usefixtures("lend")
 def test_predictions_and_evaluations_of_a_bucket_are_those_of_the_disk(
     server: Server, local: Dataset, remote: str, text: bytes, tmp_path: Path
@@ -503,14 +503,6 @@ def test_what_is_written_may_not_be_a_url(
         assert os.listdir() == []
 
 
-def test_a_search_in_a_bucket_gives_the_bits_of_the_disk(
-    server: Server, local: Dataset, remote: str, tmp_path: Path
-) -> None:
-    for name, data in (("near", local.path), ("far", remote)):
-        streamcd.tune(data, tmp_path / name, C=[0.1, 1], cv=2, max_passes=2)
-    assert np.array_equal(weights(tmp_path / "near"), weights(tmp_path / "far"))
-
-
 def test_windows_from_a_bucket_are_those_of_the_disk_with_the_memory_of_reading_urls_added(
     local: Dataset, remote: str
 ) -> None:
@@ -531,37 +523,30 @@ def test_windows_from_a_bucket_are_those_of_the_disk_with_the_memory_of_reading_
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("started", ["by us", "by a scheduler"])
 def test_workers_train_from_a_bucket_to_the_bits_of_the_disk_and_the_optimum(
-    server: Server, local: Dataset, remote: str, tmp_path: Path
+    server: Server, local: Dataset, remote: str, tmp_path: Path, started: str
 ) -> None:
     """They share a cache, and take the credentials from the environment: no file of a run holds them."""
     alone = streamcd.train(local, tmp_path / "alone", tol=1e-5)
-    options: dict[str, Any] = {"tol": 1e-5, "workers": 2, "memory": "2GB"}
-    streamcd.train(local, tmp_path / "near", **options)
-    far = streamcd.train(remote, tmp_path / "far", cache=tmp_path / "cache", **options)
+    with contextlib.ExitStack() as stack:
+        options: dict[str, Any] = {"workers": 2}
+        memory = "2GB"
+        if started == "by a scheduler":
+            distributed = pytest.importorskip("distributed")
+            processes = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
+            cluster = stack.enter_context(distributed.LocalCluster(memory_limit=0, **processes))
+            options, memory = {"scheduler": cluster.scheduler_address}, "1GB"
+        for name, data, cache in (("near", local.path, None), ("far", remote, tmp_path / "cache")):
+            streamcd.train(
+                data, tmp_path / name, memory=memory, max_passes=12, tol=1e-5, cache=cache, **options
+            )
+            found = streamcd.resume(tmp_path / name, max_passes=1000, **options)
     assert np.array_equal(weights(tmp_path / "near"), weights(tmp_path / "far"))
-    assert far.converged
-    assert far.primal_objective == pytest.approx(alone.primal_objective, rel=2e-5)
+    assert found.converged
+    assert found.primal_objective == pytest.approx(alone.primal_objective, rel=2e-5)
     assert list((tmp_path / "cache").glob("*/entries-part-*"))
     assert not any(b"secret" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
-
-
-@pytest.mark.slow
-def test_workers_of_a_scheduler_train_from_a_bucket_to_the_bits_of_the_disk(
-    server: Server, local: Dataset, remote: str, tmp_path: Path
-) -> None:
-    """Processes of a dask cluster, by its address; stopped after some rounds and resumed."""
-    distributed = pytest.importorskip("distributed")
-    with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, memory_limit=0, dashboard_address=None
-    ) as cluster:
-        options: dict[str, Any] = {"scheduler": cluster.scheduler_address, "memory": "1GB", "tol": 1e-6}
-        for name, data in (("near", local.path), ("far", remote)):
-            streamcd.train(data, tmp_path / name, max_passes=12, **options)
-            assert streamcd.resume(
-                tmp_path / name, scheduler=cluster.scheduler_address, max_passes=1000
-            ).converged
-    assert np.array_equal(weights(tmp_path / "near"), weights(tmp_path / "far"))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
