@@ -220,16 +220,20 @@ def multinomial_optimum(x: np.ndarray, y: np.ndarray, cost: np.ndarray) -> np.nd
 
 
 @one_thread
-def hinge_optimum(signed: np.ndarray, cost: np.ndarray) -> np.ndarray:
-    """``min ½‖Xᵀa‖² - Σa`` over ``0 <= a <= cost`` by a primal-dual interior-point method; returns ``Xᵀa``."""
+def hinge_optimum(signed: np.ndarray, cost: np.ndarray, linear: np.ndarray | None = None) -> np.ndarray:
+    """``min ½‖Xᵀa‖² - linear·a`` over ``0 <= a <= cost`` by a primal-dual interior-point method; returns ``Xᵀa``.
+
+    `linear` is 1 for hinge. With it ``w = Xᵀa`` minimises ``½‖w‖² + Σ cost max(linear - x·w, 0)``.
+    """
     used = cost > 0
     rows, upper = signed[used], cost[used]
+    gain = np.ones(upper.size) if linear is None else linear[used]
     gram = rows @ rows.T
     # the room above is kept as a variable of its own: computed as upper - a it would lose its digits
     a, room, lower_price, upper_price = 0.5 * upper, 0.5 * upper, np.ones(upper.size), np.ones(upper.size)
     for _ in range(300):
         target = 0.1 * float(a @ lower_price + room @ upper_price) / (2 * a.size)
-        residual = gram @ a - 1.0 - lower_price + upper_price
+        residual = gram @ a - gain - lower_price + upper_price
         slope = residual + lower_price - target / a - upper_price + target / room
         step = -np.linalg.solve(gram + np.diag(lower_price / a + upper_price / room), slope)
         lower_step = (target - lower_price * step) / a - lower_price
@@ -241,8 +245,8 @@ def hinge_optimum(signed: np.ndarray, cost: np.ndarray) -> np.ndarray:
             size = min(size, 0.99 * float((-value[falling] / change[falling]).min(initial=np.inf)))
         a, room, lower_price, upper_price = (v + size * s for v, s in zip(values, steps, strict=True))
         w = rows.T @ a
-        primal = 0.5 * w @ w + upper @ np.maximum(1 - rows @ w, 0)
-        if primal - (a.sum() - 0.5 * w @ w) <= 1e-12 * primal:
+        primal = 0.5 * w @ w + upper @ np.maximum(gain - rows @ w, 0)
+        if primal - (gain @ a - 0.5 * w @ w) <= 1e-12 * primal:
             break
     return w
 
@@ -390,7 +394,7 @@ def kernel_rows(x: sp.csr_array, code: np.ndarray, weight: np.ndarray | None = N
     arena = RowArena((np.dtype(np.int32), np.dtype(np.float32)), x.shape[0], x.nnz, (2, 2))
     arena.indptr[:], arena.feature[:], arena.value[:] = x.indptr, x.indices, x.data
     arena.code[:], arena.weight[:] = code, 1.0 if weight is None else weight
-    return Rows(arena.indptr, arena.feature, arena.value, arena.code, arena.weight, arena.fold)
+    return Rows(arena.indptr, arena.feature, arena.value, arena.code, arena.weight, arena.fold, arena.target)
 
 
 def new_totals(n_lanes: int) -> np.ndarray:

@@ -30,7 +30,9 @@ from streamcd.training import stopping
 from streamcd.training.checkpoint import read_arrays, read_config
 from tools.simulated_cluster import Simulation
 
-LOSSES = [entry.loss for entry in SOLVERS if entry.accelerates and entry.layout == "rows"]
+LOSSES = [
+    entry.loss for entry in SOLVERS if entry.accelerates and entry.layout == "rows" and not entry.of_targets
+]
 BINARY = ["hinge", "squared_hinge", "log_loss"]
 
 

@@ -20,14 +20,14 @@ PACKAGE = Path(__file__).resolve().parent.parent / "streamcd"
 # The matrix of one row, x = (1, 2), of cost 3; `gram_visit` asks `primitives.row_cost` for it.
 GRAM = """
 import numpy as np
-from streamcd.kernels.loss_table import Loss
+from streamcd.kernels.loss_table import TWIN_HINGE, Loss
 from streamcd.kernels.primitives import Costs, Rows
 from streamcd.kernels.twin import gram_visit
 
 zero = np.zeros(1, dtype=np.int64)
-rows = Rows(np.array([0, 2]), np.array([0, 1]), np.array([1.0, 2.0]), zero, np.ones(1), zero)
+rows = Rows(np.array([0, 2]), np.array([0, 1]), np.array([1.0, 2.0]), zero, np.ones(1), zero, np.zeros(0))
 gram = np.zeros((1, 3, 3))
-gram_visit(zero, rows, Costs(Loss(4), 0.0, -np.ones((1, 1)), np.full((1, 1), 3.0), zero - 1), zero, 0, 1, gram)
+gram_visit(zero, rows, Costs(Loss(TWIN_HINGE), 0.0, -np.ones((1, 1)), np.full((1, 1), 3.0), zero - 1), zero, 0, 1, gram)
 print(gram[0, 0, 0], sum(gram_visit.stats.cache_hits.values()))
 """
 

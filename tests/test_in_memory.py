@@ -55,7 +55,7 @@ def train_arrays(dataset: InMemoryDataset, asked: dict[str, Any], **more: Any) -
 
 
 @pytest.mark.filterwarnings("ignore::streamcd.ConvergenceWarning")
-@pytest.mark.parametrize("entry", SOLVERS, ids=str)
+@pytest.mark.parametrize("entry", [entry for entry in SOLVERS if not entry.of_targets], ids=str)
 def test_in_memory_and_on_disk_give_the_same_bits(entry: Any, tmp_path: Path) -> None:
     x, code = any_numbers() if entry.accelerates else whole_numbers()
     weight = np.where(np.arange(code.size) % 3, 1.0, 0.5)
@@ -89,8 +89,8 @@ def test_windows_of_few_chunks_reach_the_optimum_of_one(method: str, monkeypatch
 def test_a_run_in_memory_writes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     x, code = whole_numbers()
     monkeypatch.chdir(tmp_path)
-    for entry in (SOLVERS[0], SOLVERS[5]):
-        train_arrays(dataset_of(x, code), options(entry.loss, entry.method, entry.accelerates))
+    for method in ("dual", "primal"):
+        train_arrays(dataset_of(x, code), options("squared_hinge", method, True))
     assert not list(tmp_path.iterdir())
 
 

@@ -38,8 +38,9 @@ from streamcd import Dataset, Result, make_columns, train
 from streamcd.core.errors import DatasetError, UsageError
 from streamcd.solvers.registry import SOLVERS
 
-# twin has a file of its own
-LOSSES = [entry.loss for entry in SOLVERS if entry.method == "dual" and entry.loss != "twin"]
+# twin has a file of its own, and so have numbers to predict
+DUAL = [entry for entry in SOLVERS if entry.method == "dual" and not entry.of_targets]
+LOSSES = [entry.loss for entry in DUAL if entry.loss != "twin"]
 BINARY = [loss for loss in LOSSES if loss not in OF_CLASSES]
 TOL = 1e-5
 

@@ -172,8 +172,9 @@ liblinear_options = together(
         section="LIBLINEAR's flags",
         type=int,
         metavar="N",
-        help="LIBLINEAR's number for a loss and a method: 1 squared_hinge dual, 3 hinge dual, 7 log_loss dual, "
-        "4 crammer_singer, 2 squared_hinge primal, 0 log_loss primal.",
+        help="LIBLINEAR's number for a loss and a method: "
+        + ", ".join(f"{number} {loss} {method}" for number, (loss, method) in sorted(LIBLINEAR_TYPES.items()))
+        + ".",
     ),
     option(
         "-w",
@@ -184,8 +185,7 @@ liblinear_options = together(
         metavar="LABEL WEIGHT",
         help="LIBLINEAR's -wLABEL WEIGHT, for each label: --class-weight LABEL=WEIGHT,...",
     ),
-    refused_option("-p", "it is for regression, and streamcd trains classifiers"),
-    refused_option("-n", "it is for one-class SVMs, and streamcd trains classifiers"),
+    refused_option("-n", "it is for one-class SVMs, which streamcd does not train"),
     refused_option("-m", "the number of threads is --threads"),
 )
 
@@ -220,7 +220,7 @@ def _loss_and_method(solver_type: int) -> tuple[str, str]:
         )
     if solver_type in LIBLINEAR_TYPES:
         return LIBLINEAR_TYPES[solver_type]
-    reasons = {5: "L1-regularised", 6: "L1-regularised", 11: "regression", 12: "regression", 13: "regression"}
-    reason = reasons.get(solver_type, "one-class" if solver_type == 21 else "unknown to LIBLINEAR")
+    reasons = {5: "L1-regularised", 6: "L1-regularised", 21: "one-class"}
+    reason = reasons.get(solver_type, "unknown to LIBLINEAR")
     known = ", ".join(str(number) for number in sorted(LIBLINEAR_TYPES))
-    raise UsageError(f"-s {solver_type} is {reason}; streamcd trains L2-regularised classifiers: {known}")
+    raise UsageError(f"-s {solver_type} is {reason}; streamcd trains L2-regularised models: {known}")

@@ -60,14 +60,23 @@ def new_direction(n_lanes: int) -> np.ndarray:
 
 
 def direction(
-    problem: Problem, base: np.ndarray, candidate: np.ndarray, cost: np.ndarray, code: np.ndarray
+    problem: Problem,
+    base: np.ndarray,
+    candidate: np.ndarray,
+    cost: np.ndarray,
+    code: np.ndarray,
+    target: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Sum the terms of the step over rows, shape (lanes, 5), see `kernels.rounds`; `APART` is left 0."""
+    """Sum the terms of the step over rows, shape (lanes, 5), see `kernels.rounds`; `APART` is left 0.
+
+    `target` is that of rows that have one.
+    """
     sums = new_direction(problem.n_lanes)
     if problem.form == CLASSES:
         kernels.add_class_direction(code, cost, base, candidate, sums)
     else:
-        kernels.add_direction(problem.row_loss, problem.sign[code], cost, base, candidate, sums)
+        y = problem.row_labels(code, target)
+        kernels.add_direction(problem.row_loss, y, cost, base, candidate, sums)
     return sums
 
 
@@ -79,14 +88,15 @@ def apply_step(
     eta: np.ndarray,
     cost: np.ndarray,
     code: np.ndarray,
+    target: np.ndarray | None = None,
 ) -> np.ndarray:
     """Compute the dual variables after a step `eta`, shape (lanes,); changes `active`, see `kernels.rounds`."""
     point = np.empty(base.shape)
     if problem.form == CLASSES:
         kernels.apply_class_step(code, cost, base, candidate, active, eta, point)
     else:
-        signs = problem.sign[code]
-        kernels.apply_step(problem.row_loss, signs, cost, base, candidate, active, eta, point)
+        y = problem.row_labels(code, target)
+        kernels.apply_step(problem.row_loss, y, cost, base, candidate, active, eta, point)
     return point
 
 
@@ -98,6 +108,8 @@ def quadratic_step(
     product: np.ndarray, squared: np.ndarray, sums: np.ndarray, n_partitions: int
 ) -> np.ndarray:
     """Find the exact step of every lane where the dual is quadratic: ``-(∇f·Δa) / (‖Δw‖² + Σ D Δa²)``, cut at the longest.
+
+    Where epsilon is not 0 the sums are those of a quadratic that bounds the dual (`kernels.rounds.add_direction`).
 
     `product` and `squared` are ``w·Δw`` and ``‖Δw‖²`` per lane, `sums` as in `direction`. A direction that does not descend
     is an error.

@@ -252,9 +252,9 @@ class Partition:
         else:
             self._reader.load(chunk, [pair, active])
         if request.committed:
-            code, cost = self._row_costs(arena, start, stop)
+            rows = self._row_costs(arena, start, stop)
             base, candidate = pair[:, width:], pair[:, :width]
-            pair[:, :width] = apply_step(self._problem, base, candidate, active, request.eta, cost, code)
+            pair[:, :width] = apply_step(self._problem, base, candidate, active, request.eta, *rows)
             pair[:, width:] = pair[:, :width]
         self._holds[chunk], self._applied[chunk] = request.committed, True
 
@@ -267,13 +267,15 @@ class Partition:
             if last_pass or not self.plan.resident:
                 self._writer.save(chunk, [pair, active])
             if last_pass and not self.alone:
-                code, cost = self._row_costs(arena, start, stop)
-                sums = direction(problem, pair[:, width:], pair[:, :width], cost, code)
+                rows = self._row_costs(arena, start, stop)
+                sums = direction(problem, pair[:, width:], pair[:, :width], *rows)
                 local.direction = add_directions(local.direction, sums)
 
-    def _row_costs(self, arena: RowArena, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        code = arena.code[start:stop]
-        return code, self._problem.row_costs(code, arena.weight[start:stop], arena.fold[start:stop])
+    def _row_costs(self, arena: RowArena, start: int, stop: int) -> tuple[np.ndarray, ...]:
+        """Return costs, classes and targets of rows."""
+        code, cost_of = arena.code[start:stop], self._problem.row_costs
+        cost = cost_of(code, arena.weight[start:stop], arena.fold[start:stop])
+        return cost, code, arena.target[start:stop]
 
     # -- files --------------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from .losses import (
     falling,
     five_numbers,
     is_fitted,
+    kink_terms,
     log_gap,
     log_gradient,
     log_minimiser,
@@ -41,6 +42,7 @@ from .primitives import (
     N_VISITED,
     NO_STEP,
     PATIENCE,
+    ROUNDING,
     SLOPE,
     VIOLATION_MAX,
     VIOLATION_MIN,
@@ -58,6 +60,7 @@ from .primitives import (
     rounding_terms,
     row_cost,
     row_dot,
+    row_label,
     row_reach,
     row_square,
 )
@@ -141,7 +144,7 @@ def _count_alpha(lane, loss, old, new, row, totals):
 def dual_visit(order, rows, costs, variables, steering, totals):
     """Visit rows once in the given order: dual coordinate descent for one lane.
 
-    Problem: ``max Σ -psi_i(a_i) - ½‖w(a)‖²``, with ``w = w(a) = Σ y_i a_i x_i`` kept.
+    Problem: ``max Σ -psi_i(a_i) - ½‖w(a)‖²``, with ``w = w(a) = Σ s_i a_i x_i`` kept.
 
     Changed in place: `variables`, `totals`. Cost: two passes over the entries of each row.
     Sources: Hsieh et al., ICML 2008, Algorithm 3; Yu, Huang, Lin 2011.
@@ -154,14 +157,14 @@ def dual_visit(order, rows, costs, variables, steering, totals):
         c = row_cost(i, 0, rows, costs)
         if c <= 0.0:
             continue
-        y = costs.sign[rows.code[i], 0]
+        sign, y = row_label(i, 0, rows, costs)
         start, stop = rows.indptr[i], rows.indptr[i + 1]
         dot, q = row_dot(rows, w, start, stop)
-        t = y * (dot + bias * w[last])
+        t = sign * (dot + bias * w[last])
         row = (t, (q + bias * bias) * inverse_mu, y, c)
         change = solve_row(i, 0, costs.loss, row, variables, steering, totals)
         if change != 0.0:
-            step = change * y * inverse_mu
+            step = change * sign * inverse_mu
             add_row(rows, w, start, stop, step)
             w[last] += step * bias
 
@@ -192,13 +195,13 @@ def dual_visit_lanes(order, rows, costs, variables, steering, totals, lanes):
         n_changed = 0
         for position in range(n_live):
             lane = live[position]
-            y = costs.sign[rows.code[i], lane]
+            sign, y = row_label(i, lane, rows, costs)
             inverse_mu, c = steering.inverse_mu[lane], row_cost(i, lane, rows, costs)
-            row = (y * (dots[lane] + bias * w[last + lane]), q * inverse_mu, y, c)
+            row = (sign * (dots[lane] + bias * w[last + lane]), q * inverse_mu, y, c)
             change = solve_row(i, lane, costs.loss, row, variables, steering, totals)
             if change != 0.0:
                 live[n_changed] = lane
-                steps[lane] = change * y * inverse_mu
+                steps[lane] = change * sign * inverse_mu
                 w[last + lane] += steps[lane] * bias
                 n_changed += 1
         _add_row_lanes(rows, w, n_lanes, start, stop, lanes, n_changed)
@@ -284,7 +287,7 @@ def sums_of(lane, totals):
         totals[lane, N_VISITED],
     )
     rounding = totals[lane, SLOPE], totals[lane, CURVE], totals[lane, LOSS_SLOPE], totals[lane, W_ALPHA]
-    return (gap, loss, dual), (largest, smallest, n_visited), rounding
+    return (gap, loss, dual), (largest, smallest, n_visited), (*rounding, totals[lane, ROUNDING])
 
 
 @inlined
@@ -292,7 +295,8 @@ def keep_sums(lane, sums, totals):
     """Write what `sums_of` returned, and `certify_row` since, to `totals`."""
     totals[lane, GAP], totals[lane, LOSS], totals[lane, DUAL] = sums[0]
     totals[lane, VIOLATION_MAX], totals[lane, VIOLATION_MIN], totals[lane, N_VISITED] = sums[1]
-    totals[lane, SLOPE], totals[lane, CURVE], totals[lane, LOSS_SLOPE], totals[lane, W_ALPHA] = sums[2]
+    totals[lane, SLOPE], totals[lane, CURVE], totals[lane, LOSS_SLOPE] = sums[2][0], sums[2][1], sums[2][2]
+    totals[lane, W_ALPHA], totals[lane, ROUNDING] = sums[2][3], sums[2][4]
 
 
 @inlined
@@ -302,22 +306,24 @@ def certify_row(loss, row, a, rest, sums):
     if loss.kind == LOG_LOSS:
         phi, primal, dual = log_terms(t, c, a, rest)
         projected, steep = abs(log_gradient(math.log(a / rest) + t, a, rest)), c * falling(t)
-        slope, curve = abs(a - steep), 0.125 * c
+        slope, curve, kinks = abs(a - steep), 0.125 * c, 0.0
     else:
         numbers = five_numbers(loss, y, c)
         phi, primal, dual = row_terms(t, a, numbers)
         projected = projected_gradient(t, a, numbers)
         slope, curve, steep = sensitivity(t, a, numbers)
+        kinks = kink_terms(t, a, numbers)
     slope, curve, steep, size = rounding_terms(slope, curve, steep, abs(a), reach)
-    (gap_sum, loss_sum, dual_sum), (largest, smallest, n), (slopes, curves, steeps, sizes) = sums
+    (gap_sum, loss_sum, dual_sum), (largest, smallest, n), (slopes, curves, steeps, sizes, terms) = sums
     objectives = (gap_sum + phi, loss_sum + primal, dual_sum + dual)
     violation = (max(largest, projected), min(smallest, projected), n + 1.0)
-    return objectives, violation, (slopes + slope, curves + curve, steeps + steep, sizes + size)
+    rounding = (slopes + slope, curves + curve, steeps + steep, sizes + size, terms + 16.0 * kinks)
+    return objectives, violation, rounding
 
 
 @kernel
 def dual_certify(order, rows, costs, variables, w_alpha, totals):
-    """Add up rows' terms of gap, loss and dual at fixed `w`, and ``y_i alpha_i x_i`` to `w_alpha`, for one lane.
+    """Add up rows' terms of gap, loss and dual at fixed `w`, and ``s_i alpha_i x_i`` to `w_alpha`, for one lane.
 
     Changed in place: `w_alpha`, `totals`. A block of rows is still in the cache for its second sweep; one sweep would need
     room there for both arrays of weights.
@@ -339,10 +345,10 @@ def _add_terms(order, rows, costs, variables, totals):
         c = row_cost(i, 0, rows, costs)
         if c <= 0.0:
             continue
-        y = costs.sign[rows.code[i], 0]
+        sign, y = row_label(i, 0, rows, costs)
         start, stop = rows.indptr[i], rows.indptr[i + 1]
         dot, q = row_dot(rows, w, start, stop)
-        row = (y * (dot + bias * w[last]), y, c, row_reach(q + bias * bias, stop - start))
+        row = (sign * (dot + bias * w[last]), y, c, row_reach(q + bias * bias, stop - start))
         rest = alpha[i, 1] if costs.loss.kind == LOG_LOSS else 0.0
         sums = certify_row(costs.loss, row, alpha[i, 0], rest, sums)
     keep_sums(0, sums, totals)
@@ -383,8 +389,8 @@ def dual_certify_lanes(order, rows, costs, variables, w_alpha, totals, lanes):
         n_changed = 0
         for position in range(n_live):
             lane = live[position]
-            y = costs.sign[rows.code[i], lane]
-            t = y * (dots[lane] + bias * w[last + lane])
+            sign, y = row_label(i, lane, rows, costs)
+            t = sign * (dots[lane] + bias * w[last + lane])
             row = (t, y, row_cost(i, lane, rows, costs), reach)
             a = alpha[i, lane]
             rest = alpha[i, n_lanes + lane] if costs.loss.kind == LOG_LOSS else 0.0
@@ -392,7 +398,7 @@ def dual_certify_lanes(order, rows, costs, variables, w_alpha, totals, lanes):
             keep_sums(lane, sums, totals)
             if a != 0.0:
                 live[n_changed] = lane
-                steps[lane] = a * y
+                steps[lane] = a * sign
                 n_changed += 1
-                w_alpha[last + lane] += a * y * bias
+                w_alpha[last + lane] += a * sign * bias
         _add_row_lanes(rows, w_alpha, n_lanes, start, stop, lanes, n_changed)

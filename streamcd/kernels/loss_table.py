@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
-HINGE, SQUARED_HINGE, LOG_LOSS, CRAMMER_SINGER, TWIN_HINGE, TWIN_SQUARED_HINGE, MULTINOMIAL = range(7)
+HINGE, SQUARED_HINGE, TWIN_HINGE, TWIN_SQUARED_HINGE, LOG_LOSS, CRAMMER_SINGER, MULTINOMIAL = range(7)
+SQUARED_ERROR = 7
 
 Form = Literal["margins", "classes", "planes"]
 MARGINS: Form = "margins"
@@ -22,28 +23,53 @@ class Loss(NamedTuple):
     parameter: float = 0.0  # of a loss that has one
 
 
+class LossParameter(NamedTuple):
+    """The parameter of a loss: an option of this name wherever a loss is chosen."""
+
+    name: str
+    default: float
+    help: str
+    expected: str  # of its values, in words
+    allows: Callable[[float], bool]
+    flags: str = ""  # on the command line; by default ``--name``
+
+
 class LossEntry(NamedTuple):
     """A loss, and the methods that train it."""
 
     kind: int  # of `Loss`
-    methods: Mapping[
-        str, int | None
-    ]  # each with LIBLINEAR's number, for ``-s``, of the same problem and method
+    # each with LIBLINEAR's number, for ``-s``, of the same problem and method
+    methods: Mapping[str, int | None]
+    formula: str  # of the loss at a margin or target, for ``--help``
     form: Form = MARGINS
     smooth: bool = False  # has a curvature in every lane
     calibrates: bool = False  # its decisions become probabilities by sigmoids
     of_targets: bool = False  # for rows with numbers to predict, rather than classes
+    parameter: LossParameter | None = None
 
 
 LOSSES = {
     "squared_hinge": LossEntry(
-        SQUARED_HINGE, {"dual": 1, "primal": 2, "online": None}, smooth=True, calibrates=True
+        SQUARED_HINGE,
+        {"dual": 1, "primal": 2, "online": None},
+        "max(0, 1-t)^2",
+        smooth=True,
+        calibrates=True,
     ),
-    "hinge": LossEntry(HINGE, {"dual": 3}, calibrates=True),
-    "log_loss": LossEntry(LOG_LOSS, {"dual": 7, "primal": 0, "online": None}, smooth=True),
-    "crammer_singer": LossEntry(CRAMMER_SINGER, {"dual": 4}, CLASSES),
-    "multinomial": LossEntry(MULTINOMIAL, {"dual": None}, CLASSES, smooth=True),
-    "twin": LossEntry(TWIN_HINGE, {"dual": None, "sor": None}, PLANES),
+    "hinge": LossEntry(HINGE, {"dual": 3}, "max(0, 1-t)", calibrates=True),
+    "log_loss": LossEntry(
+        LOG_LOSS, {"dual": 7, "primal": 0, "online": None}, "log(1 + exp(-t))", smooth=True
+    ),
+    "crammer_singer": LossEntry(
+        CRAMMER_SINGER, {"dual": 4}, "max over m of w_m·x - w_y·x + [m != y]", CLASSES
+    ),
+    "multinomial": LossEntry(
+        MULTINOMIAL, {"dual": None}, "log of the sum over m of exp(w_m·x - w_y·x)", CLASSES, smooth=True
+    ),
+    "squared_error": LossEntry(
+        SQUARED_ERROR, {"dual": None, "primal": None}, "(y - z)^2", smooth=True, of_targets=True
+    ),
+    "twin": LossEntry(TWIN_HINGE, {"dual": None, "sor": None}, "½ (w·x)^2 of a plane's own rows", PLANES),
 }
 
 LOSS_ALIASES = {"logistic": "log_loss", "log": "log_loss"}
@@ -70,3 +96,17 @@ def is_logistic(loss: str) -> bool:
 def gives_probabilities(loss: str) -> bool:
     """Tell whether the decisions of a loss are probabilities' logits."""
     return loss in LOSSES and LOSSES[loss].kind in (LOG_LOSS, MULTINOMIAL)
+
+
+PARAMETERS = {
+    entry.parameter.name: entry.parameter for entry in LOSSES.values() if entry.parameter is not None
+}
+"""The parameters of losses by name; losses may share one."""
+
+
+def row_loss(loss: str, slack: str = "", parameter: float | None = None) -> Loss:
+    """Return a loss as kernels take it; `slack` is that of twin planes, `parameter` by default that of the loss."""
+    entry = LOSSES[loss]
+    if parameter is None:
+        parameter = 0.0 if entry.parameter is None else entry.parameter.default
+    return Loss(SLACKS[slack] if entry.form == PLANES else entry.kind, parameter)

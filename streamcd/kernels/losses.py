@@ -21,7 +21,7 @@ import math
 import numpy as np
 
 from .compile import inlined, kernel
-from .loss_table import LOG_LOSS, SQUARED_HINGE, TWIN_HINGE, TWIN_SQUARED_HINGE
+from .loss_table import LOG_LOSS, SQUARED_ERROR, SQUARED_HINGE, TWIN_HINGE, TWIN_SQUARED_HINGE
 
 LEAST_ALPHA = 1e-200
 """Smallest dual variable of the logistic loss; its logarithm is finite."""
@@ -35,7 +35,7 @@ _FAR = 2.0  # such a gradient above which Newton's method does not start from al
 @inlined
 def is_fitted(loss, y):
     """Tell whether a twin plane is fitted to a row: to its own class, y = -1; it keeps the others at a distance."""
-    return loss.kind >= TWIN_HINGE and y < 0.0
+    return (loss.kind == TWIN_HINGE or loss.kind == TWIN_SQUARED_HINGE) and y < 0.0
 
 
 @inlined
@@ -45,6 +45,8 @@ def five_numbers(loss, y, cost):
         return 0.0, 0.0, 1.0 / cost, -np.inf, np.inf, cost
     if loss.kind == SQUARED_HINGE or loss.kind == TWIN_SQUARED_HINGE:  # C max(1 - t, 0)²
         return 1.0, 0.0, 0.5 / cost, 0.0, np.inf, 2.0 * cost
+    if loss.kind == SQUARED_ERROR:  # C (y - t)²
+        return y, 0.0, 0.5 / cost, -np.inf, np.inf, 2.0 * cost
     return 1.0, 0.0, 0.0, 0.0, cost, 0.0  # C max(1 - t, 0)
 
 
@@ -131,6 +133,13 @@ def minimiser(t, q, alpha, numbers, omega):
     gradient = t - numbers[0] + numbers[2] * alpha
     moved = _soft(alpha - omega * gradient / curvature, omega * numbers[1] / curvature)
     return min(max(moved, numbers[3]), numbers[4])
+
+
+@inlined
+def kink_terms(t, alpha, numbers):
+    """Return the size of the terms with epsilon, which cancel where a margin is near a kink: their rounding is not small
+    beside the gap's or the loss's."""
+    return numbers[1] * (abs(alpha) + abs(best_alpha(t, numbers))) if numbers[1] > 0.0 else 0.0
 
 
 @inlined

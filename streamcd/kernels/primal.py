@@ -25,6 +25,7 @@ from .losses import (
     alpha_at,
     falling,
     five_numbers,
+    kink_terms,
     log_terms,
     loss_at,
     loss_change,
@@ -72,18 +73,23 @@ class Columns(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """Arrays kept of every row, the lanes of a row side by side. The margin is ``t = y z``, ``b = 1 - t``."""
+    """Arrays kept of every row, the lanes of a row side by side.
+
+    The margin is ``t = s z``, s the sign of the row's class; of a row with a target ``t = z - y``, and the loss is that of
+    the target 0, which is the same: so all rows of a lane have the numbers of one kind of row.
+    """
 
     score: np.ndarray  # (n * lanes,) float64: ``z = w·x``, changed in place
     fresh: np.ndarray  # like `score`, summed up anew by a read at fixed w; empty outside of one
     kind: np.ndarray  # (n,) uint16 or uint32: ``class * folds + fold`` (the class alone without folds)
     weight: np.ndarray  # (n,) float64; empty where all are 1
+    target: np.ndarray  # (n,) float64; empty where rows have classes
 
 
 class ColumnCosts(NamedTuple):
     """A problem as the primal methods take it."""
 
-    signed: np.ndarray  # (kinds, lanes) float64: y C of a row of that kind in that lane; 0 leaves it out
+    signed: np.ndarray  # (kinds, lanes) float64: s C of a row of that kind in that lane; 0 leaves it out
     loss: Loss
     bias: float
     free_bias: bool  # whether the bias's weight is not penalised
@@ -124,8 +130,20 @@ def _entry(k, dense, columns, costs):
 
 
 @inlined
+def _unit_numbers(scores, costs):
+    """Return the five numbers of a row of cost 1."""
+    return five_numbers(costs.loss, 1.0 if scores.target.size == 0 else 0.0, 1.0)
+
+
+@inlined
+def _margin(j, sign, z, scores):
+    """Return the margin of row j at the score z."""
+    return sign * z - (scores.target[j] if scores.target.size > 0 else 0.0)
+
+
+@inlined
 def _signed_cost(j, lane, scores, costs):
-    """Return y C of row j, including its weight; 0 if the lane leaves it out."""
+    """Return s C of row j, including its weight; 0 if the lane leaves it out."""
     c = costs.signed[np.uint64(scores.kind[j]), np.uint64(lane)]
     if scores.weight.size > 0:
         c *= scores.weight[j]
@@ -142,11 +160,11 @@ def _score_at(j, lane, costs):
 def _add_slopes(span, dense, lane, columns, scores, costs, sums):
     """Add a column's terms to the sums of `_newton`: derivatives of the loss at step 0, and a bound of the second."""
     slope, curve, bound = sums
-    numbers = five_numbers(costs.loss, 1.0, 1.0)
+    numbers = _unit_numbers(scores, costs)
     for k in range(np.uint64(span[0]), np.uint64(span[1])):
         j, v = _entry(k, dense, columns, costs)
         c = _signed_cost(j, lane, scores, costs)
-        t = math.copysign(1.0, c) * scores.score[_score_at(j, lane, costs)]
+        t = _margin(j, math.copysign(1.0, c), scores.score[_score_at(j, lane, costs)], scores)
         square = abs(c) * v * v
         alpha, curvature = alpha_and_curvature(costs.loss, t, numbers)
         slope -= c * v * alpha
@@ -158,22 +176,26 @@ def _add_slopes(span, dense, lane, columns, scores, costs, sums):
 @inlined
 def _add_slope_at_zero(span, dense, lane, columns, scores, costs, slope):
     """Add a column's terms to the derivative of the loss at w = 0."""
-    numbers = five_numbers(costs.loss, 1.0, 1.0)
+    numbers = _unit_numbers(scores, costs)
     for k in range(np.uint64(span[0]), np.uint64(span[1])):
         j, v = _entry(k, dense, columns, costs)
-        slope -= _signed_cost(j, lane, scores, costs) * v * alpha_at(costs.loss, 0.0, numbers)
+        slope -= (
+            _signed_cost(j, lane, scores, costs)
+            * v
+            * alpha_at(costs.loss, _margin(j, 1.0, 0.0, scores), numbers)
+        )
     return slope
 
 
 @inlined
 def _add_loss_change(span, dense, lane, columns, scores, costs, step, change):
     """Add to `change` the difference that a step of the coordinate makes to the loss."""
-    numbers = five_numbers(costs.loss, 1.0, 1.0)
+    numbers = _unit_numbers(scores, costs)
     for k in range(np.uint64(span[0]), np.uint64(span[1])):
         j, v = _entry(k, dense, columns, costs)
         c = _signed_cost(j, lane, scores, costs)
         y = math.copysign(1.0, c)
-        t = y * scores.score[_score_at(j, lane, costs)]
+        t = _margin(j, y, scores.score[_score_at(j, lane, costs)], scores)
         change += abs(c) * loss_change(costs.loss, t, y * step * v, numbers)
     return change
 
@@ -336,15 +358,16 @@ def primal_visit(order, columns, scores, costs, w, begins, lanes, totals):
 
 @inlined
 def _add_dual_sum(span, dense, lane, columns, scores, costs, side, sums):
-    """Add a column's terms to ``v_i = Σ y_j alpha_j x_ji`` and to ``Σ x_ji²``."""
+    """Add a column's terms to ``v_i = Σ s_j alpha_j x_ji`` and to ``Σ x_ji²``."""
     total, squares = sums
-    numbers = five_numbers(costs.loss, 1.0, 1.0)
+    numbers = _unit_numbers(scores, costs)
     for k in range(np.uint64(span[0]), np.uint64(span[1])):
         j, v = _entry(k, dense, columns, costs)
         c = _signed_cost(j, lane, scores, costs)
         y = math.copysign(1.0, c)
-        alpha = abs(c) * alpha_at(costs.loss, y * scores.score[_score_at(j, lane, costs)], numbers)
-        total += alpha * y * v * (side[1, lane] if c > 0.0 else side[0, lane])
+        t = _margin(j, y, scores.score[_score_at(j, lane, costs)], scores)
+        signed = abs(c) * alpha_at(costs.loss, t, numbers) * y
+        total += signed * v * (side[1, lane] if signed > 0.0 else side[0, lane])
         squares += v * v
     return total, squares
 
@@ -374,7 +397,7 @@ def primal_certify(order, columns, scores, costs, w, side, lanes, totals):
     Parameters
     ----------
     side : ndarray of float64, shape (2, lanes)
-        Factors of alpha for rows with y < 0 and y > 0; not above 1.
+        Factors of alpha for rows with s alpha < 0 and > 0; not above 1.
 
     Notes
     -----
@@ -409,28 +432,31 @@ def primal_certify(order, columns, scores, costs, w, side, lanes, totals):
 def add_row_terms(scores, costs, side, lanes, sums):
     """Add the terms of rows to `sums` (lanes, N_SUMS): margins from `fresh`, alpha from `score` and `side`."""
     n_lanes = sums.shape[0]
-    unit = five_numbers(costs.loss, 1.0, 1.0)
+    unit = _unit_numbers(scores, costs)
     for j in range(scores.score.size // n_lanes):
         for lane in lanes:
             c = _signed_cost(j, lane, scores, costs)
             if c == 0.0:
                 continue
             y, c = math.copysign(1.0, c), abs(c)
-            own = y * scores.score[j * n_lanes + lane]
-            factor = side[1 if y > 0.0 else 0, lane]
-            alpha = factor * c * alpha_at(costs.loss, own, unit)
-            t = y * scores.fresh[j * n_lanes + lane]
+            own = _margin(j, y, scores.score[j * n_lanes + lane], scores)
+            alpha = alpha_at(costs.loss, own, unit)
+            factor = side[1 if y * alpha > 0.0 else 0, lane]
+            alpha = factor * c * alpha
+            t = _margin(j, y, scores.fresh[j * n_lanes + lane], scores)
             over_cost = alpha * alpha / c
             if costs.loss.kind == LOG_LOSS:
                 rest = factor * falling(-own) + (1.0 - factor)
                 phi, primal, linear = log_terms(t, c, alpha, c * rest)
                 magnitude = 64.0 * (primal + phi)
             else:
-                numbers = five_numbers(costs.loss, 1.0, c)
+                numbers = five_numbers(costs.loss, 1.0 if scores.target.size == 0 else 0.0, c)
                 phi, primal, _ = row_terms(t, alpha, numbers)
                 linear = numbers[0] * alpha - numbers[1] * abs(alpha)
                 magnitude = 8.0 * (primal + over_cost + abs(linear) + abs(alpha * t))
-            slope = alpha - c * alpha_at(costs.loss, t, unit)
+                magnitude += 16.0 * kink_terms(t, alpha, numbers)
+            best = c * alpha_at(costs.loss, t, unit)
+            slope = alpha - best
             sums[lane, PHI] += phi
             sums[lane, LOSS_SUM] += primal
             sums[lane, LINEAR_SUM] += linear
@@ -446,13 +472,13 @@ def add_losses(scores, costs, lanes, sums):
     """Add the rows' losses to `sums` (lanes,)."""
     n_lanes = sums.size
     n_rows = scores.score.size // n_lanes
-    numbers = five_numbers(costs.loss, 1.0, 1.0)
+    numbers = _unit_numbers(scores, costs)
     for start in range(0, n_rows, _BLOCK):
         for lane in lanes:
             total = sums[lane]
             for j in range(start, min(start + _BLOCK, n_rows)):
                 c = _signed_cost(j, lane, scores, costs)
-                t = math.copysign(1.0, c) * scores.score[_score_at(j, lane, costs)]
+                t = _margin(j, math.copysign(1.0, c), scores.score[_score_at(j, lane, costs)], scores)
                 total += abs(c) * loss_at(costs.loss, t, numbers)
             sums[lane] = total
 
@@ -466,7 +492,7 @@ def add_line_terms(scores, previous, costs, lanes, sums):
     """
     n_lanes = sums.shape[0]
     n_rows = scores.score.size // n_lanes
-    numbers = five_numbers(costs.loss, 1.0, 1.0)
+    numbers = _unit_numbers(scores, costs)
     unit = unit_of(costs.loss, numbers)
     for start in range(0, n_rows, _BLOCK):
         for lane in lanes:
@@ -474,7 +500,7 @@ def add_line_terms(scores, previous, costs, lanes, sums):
             for j in range(start, min(start + _BLOCK, n_rows)):
                 c = _signed_cost(j, lane, scores, costs)
                 y, c, at = math.copysign(1.0, c), abs(c), _score_at(j, lane, costs)
-                t, moved = y * scores.score[at], y * (scores.score[at] - previous[at])
+                t, moved = _margin(j, y, scores.score[at], scores), y * (scores.score[at] - previous[at])
                 alpha, curvature = alpha_and_curvature(costs.loss, t, numbers)
                 alpha, curvature = unit * alpha, unit * curvature
                 total += c * loss_at(costs.loss, t, numbers)
@@ -486,15 +512,16 @@ def add_line_terms(scores, previous, costs, lanes, sums):
 
 @kernel
 def side_sums(scores, costs, lanes, sums):
-    """Add alpha of rows with y < 0 and with y > 0 to `sums` (2, lanes)."""
+    """Add the sizes of alpha of rows with s alpha < 0 and > 0 to `sums` (2, lanes)."""
     n_lanes = sums.shape[1]
-    numbers = five_numbers(costs.loss, 1.0, 1.0)
+    numbers = _unit_numbers(scores, costs)
     for j in range(scores.score.size // n_lanes):
         for lane in lanes:
             c = _signed_cost(j, lane, scores, costs)
             if c != 0.0:
-                t = math.copysign(1.0, c) * scores.score[j * n_lanes + lane]
-                sums[1 if c > 0.0 else 0, lane] += abs(c) * alpha_at(costs.loss, t, numbers)
+                t = _margin(j, math.copysign(1.0, c), scores.score[j * n_lanes + lane], scores)
+                signed = c * alpha_at(costs.loss, t, numbers)
+                sums[1 if signed > 0.0 else 0, lane] += abs(signed)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

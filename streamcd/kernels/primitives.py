@@ -71,6 +71,7 @@ class Rows(NamedTuple):
     code: np.ndarray  # (rows,) int32: index of the row's label among the classes
     weight: np.ndarray  # (rows,) float64
     fold: np.ndarray  # (rows,) uint8: lane l leaves the row out where ``fold[i] == lane_fold[l]``
+    target: np.ndarray  # (rows,) float64: the number to predict; empty where rows have classes
 
 
 class Costs(NamedTuple):
@@ -78,7 +79,9 @@ class Costs(NamedTuple):
 
     loss: Loss
     bias: float  # value of the constant feature; 0 for none
-    sign: np.ndarray  # (classes, lanes): y of a row of that class in that lane
+    sign: (
+        np.ndarray
+    )  # (classes, lanes): sign of a row of that class in that lane; (1, lanes), 1 for rows with targets
     cost: np.ndarray  # (classes, lanes): C of a row of that class in that lane; 0 leaves the class out
     lane_fold: np.ndarray  # (lanes,) int64: the fold that the lane leaves out, -1 for none
 
@@ -437,6 +440,13 @@ def choose_fetched(lanes):
         fetched[n] = lanes.chosen[-1]
         n += 1
     return n
+
+
+@inlined
+def row_label(i, lane, rows, costs):
+    """Return the sign s that a row has in a lane, and y as losses take it: the sign of its class, or its target."""
+    sign = costs.sign[rows.code[i], lane]
+    return sign, rows.target[i] if rows.target.size > 0 else sign
 
 
 @inlined

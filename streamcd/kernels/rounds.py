@@ -14,7 +14,7 @@ import numpy as np
 
 from .compile import inlined, kernel
 from .loss_table import LOG_LOSS
-from .losses import LEAST_ALPHA, five_numbers, slopes
+from .losses import LEAST_ALPHA, five_numbers
 
 LINEAR, QUADRATIC, LONGEST, APART, MAGNITUDE = range(5)
 """Columns of a direction: the slope at 0 of the dual's separable part, its second derivative (0 for the logistic loss,
@@ -46,7 +46,9 @@ def add_direction(loss, y, cost, base, candidate, sums):
     """Add the rows' terms to `sums` (lanes, 5); `APART` is left as it is.
 
     `MAGNITUDE` covers the rows that change. It adds the old and the new variables rather than their difference, because each
-    of them is rounded.
+    of them is rounded. Where epsilon is not 0 its term ``epsilon |a|`` has a kink at 0: between the old and the new variable
+    its chord stands for it, which is above it, and beyond the new one 0 is a bound. So the dual's gain by a step is at least
+    what the sums say.
     """
     n_lanes = cost.shape[1]
     for i in range(cost.shape[0]):
@@ -66,8 +68,12 @@ def add_direction(loss, y, cost, base, candidate, sums):
                 continue
             numbers = five_numbers(loss, y[i, lane], cost[i, lane])
             p, epsilon, diagonal, low, high, _ = numbers
-            left, right = slopes(0.0, old, numbers)
-            sums[lane, LINEAR] += (right if change > 0.0 else left) * change
+            sums[lane, LINEAR] += (diagonal * old - p) * change
+            if epsilon > 0.0:
+                sums[lane, LINEAR] += epsilon * (abs(candidate[i, lane]) - abs(old))
+                low, high = (
+                    (max(low, 0.0), high) if old > 0.0 else (low, min(high, 0.0) if old < 0.0 else high)
+                )
             sums[lane, QUADRATIC] += diagonal * change * change
             size = abs(old) + abs(candidate[i, lane])
             sums[lane, MAGNITUDE] += (diagonal * abs(old) + abs(p) + epsilon) * size

@@ -35,10 +35,11 @@ def place_rows(rows, classes, offsets, arena):
     """Copy a chunk's labels, numbers of entries and weights (none if all are 1) to an arena, in one call.
 
     `offsets` are those of the first row, its first entry, and the end of the last one's in the arena's arrays: starts,
-    indices of classes (ascending labels), weights. Returns `FITS`, or `WRONG_COUNTS` or `WRONG_LABEL` with all starts as
+    indices of classes (ascending labels), weights, targets. Labels are targets where the arena has room for these; else it
+    has none. Returns `FITS`, or `WRONG_COUNTS` or `WRONG_LABEL` with all starts as
     before. A start is written once: the last one may be that of a row in training.
     """
-    (label, n_entries, weight), (indptr, code, out_weight) = rows, arena
+    (label, n_entries, weight), (indptr, code, out_weight, target) = rows, arena
     first, end, stop = offsets
     left = stop - end
     for i in range(label.size):
@@ -47,7 +48,7 @@ def place_rows(rows, classes, offsets, arena):
             return WRONG_COUNTS
     if left and label.size:
         return WRONG_COUNTS
-    for i in range(label.size):
+    for i in range(label.size if target.size == 0 else 0):
         low, high = 0, classes.size - 1
         while low < high:
             middle = (low + high) >> 1
@@ -60,6 +61,8 @@ def place_rows(rows, classes, offsets, arena):
         end += n_entries[i]
         indptr[first + i + 1] = end
         out_weight[first + i] = weight[i] if weight.size else 1.0
+        if target.size:
+            target[first + i] = label[i]
     return FITS
 
 

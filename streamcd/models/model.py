@@ -21,7 +21,15 @@ from ..core.errors import ModelError
 from ..core.storage import local_path
 from ..core.threads import Threads
 from ..dataset.scaling import Scaling
-from ..kernels.loss_table import CLASSES, PLANES, form_of, gives_probabilities, has_targets
+from ..kernels.loss_table import (
+    CLASSES,
+    PLANES,
+    Loss,
+    form_of,
+    gives_probabilities,
+    has_targets,
+    row_loss,
+)
 from .calibration import sigmoid_logarithms
 from .encoding import Encoding
 from .model_file import STORED_FIELDS, number_text, source_labels, write_model
@@ -77,6 +85,8 @@ class Model:
         Names of the classes, which are then numbered from 0; None if labels are numbers.
     encoding : Encoding or None
         Mapping of the training table's columns to features; None if the data did not come from a table.
+    parameter : float or None
+        Parameter of the loss, if it has one.
 
     Examples
     --------
@@ -107,6 +117,7 @@ class Model:
     scaling: Scaling = field(default_factory=Scaling)
     class_names: list[str] | None = None
     encoding: Encoding | None = None
+    parameter: float | None = None
 
     def __post_init__(self) -> None:
         self.weights = np.ascontiguousarray(self.weights, dtype=np.float64)
@@ -133,7 +144,8 @@ class Model:
 
     def __repr__(self) -> str:
         scaled = f", weights for {self.scaling.options()}" if self.scaling.changes_values else ""
-        shape = f"{self.n_classes} classes, {self.n_features:,} features"
+        labels = "targets" if self.has_targets else f"{self.n_classes} classes"
+        shape = f"{labels}, {self.n_features:,} features"
         return f"<streamcd.Model {self.loss}, C={self.C}: {shape}{scaled}>"
 
     @cached_property
@@ -165,6 +177,11 @@ class Model:
     def has_targets(self) -> bool:
         """Check if the model predicts numbers, rather than classes."""
         return has_targets(self.loss)
+
+    @property
+    def row_loss(self) -> Loss:
+        """The loss as kernels take it."""
+        return row_loss(self.loss, self.slack, self.parameter)
 
     @property
     def is_binary(self) -> bool:
@@ -241,10 +258,12 @@ class Model:
             Where a frame lacks one of the table's columns.
         """
         decisions = self.matrix_decisions(X)
-        return decisions[:, 0] if self.is_binary else self.scores(decisions)
+        return decisions[:, 0] if self.is_binary or self.has_targets else self.scores(decisions)
 
     def predict(self, X: Any) -> np.ndarray:
-        """Predict the labels of rows; `X` and errors as in `decision_function`."""
+        """Predict the labels of rows, or their targets; `X` and errors as in `decision_function`."""
+        if self.has_targets:
+            return self.matrix_decisions(X)[:, 0]
         return np.array(self.label_numbers())[self.places(self.matrix_decisions(X))]
 
     def predict_proba(self, X: Any) -> np.ndarray:
@@ -271,14 +290,20 @@ class Model:
         return ClassChoice(self.loss, self.code, self.weights, self.tie_order)
 
     def labels(self, decisions: np.ndarray) -> np.ndarray:
-        """Return the predicted labels, float64; shape (rows,)."""
+        """Return the predicted labels or targets, float64; shape (rows,)."""
+        if self.has_targets:
+            return decisions[:, 0]
         return self.classes[self.places(decisions)]
 
     @property
     def has_probabilities(self) -> bool:
         """Check if the model has probabilities: logistic or calibrated, with a vector per class or one for two classes."""
         one_each = self.is_binary or self.choice.one_vector_per_class
-        return one_each and (gives_probabilities(self.loss) or self.sigmoids is not None)
+        return (
+            not self.has_targets
+            and one_each
+            and (gives_probabilities(self.loss) or self.sigmoids is not None)
+        )
 
     def log_probabilities(self, decisions: np.ndarray) -> np.ndarray:
         """Compute the logarithms of the classes' probabilities; shape (rows, n_classes).
@@ -355,6 +380,8 @@ class Model:
         fields["code"] = None if default else self.code.tolist()
         if form_of(self.loss) != PLANES:
             del fields["ridge"], fields["slack"]
+        if self.parameter is None:
+            del fields["parameter"]
         fields["class_weight"] = {
             number_text(label, self.label_kind): weight for label, weight in self.class_weight.items()
         }

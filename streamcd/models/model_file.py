@@ -41,6 +41,7 @@ class ModelFile(Structure, kw_only=True):
     tie_order: list[Count]
     ridge: float = 1.0
     slack: str = "hinge"
+    parameter: float | None = None
     class_weight: dict[float, float]
     index_base: Literal[0, 1]
     fingerprint: str

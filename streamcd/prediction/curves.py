@@ -18,6 +18,8 @@ CALIBRATION_BINS = 20
 MAX_CLASSES = 128
 """Largest number of classes with curves: a table for 128 takes 134 MB."""
 
+_MOST_RESIDUALS = 4096
+
 
 class Calibration(NamedTuple):
     """Rows in equal bins of predicted probability; all arrays have shape (CALIBRATION_BINS,)."""
@@ -109,3 +111,29 @@ def _bin_values() -> np.ndarray:
         values = (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).view(np.float32).astype(np.float64)
     largest = float(np.finfo(np.float32).max)
     return np.nan_to_num(values, nan=largest, posinf=largest, neginf=-largest)
+
+
+class Residuals:
+    """Predictions and errors of an even sample of the rows: every one, every second, every fourth, … as they come."""
+
+    def __init__(self) -> None:
+        self._stride, self._n_rows = 1, 0
+        self._kept = np.zeros((0, 2))
+
+    def add(self, rows: ScoredRows) -> None:
+        first = -self._n_rows % self._stride
+        predicted = rows.decisions[first :: self._stride, 0]
+        own = np.column_stack([predicted, rows.label[first :: self._stride] - predicted])
+        self._kept = np.concatenate([self._kept, own])
+        self._n_rows += rows.label.size
+        while len(self._kept) > _MOST_RESIDUALS:
+            self._kept, self._stride = self._kept[::2], 2 * self._stride
+
+    @property
+    def predicted(self) -> np.ndarray:
+        return self._kept[:, 0]
+
+    @property
+    def errors(self) -> np.ndarray:
+        """Targets minus predictions."""
+        return self._kept[:, 1]

@@ -1,4 +1,4 @@
-"""Comparison of a model's predictions with the labels of the data, streamed like predictions."""
+"""Comparison of a model's predictions with the labels or targets of the data, streamed like predictions."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ..dataset.dataset import Dataset
 from ..kernels.loss_table import PLANES, form_of
 from ..models.model import Model
 from ..models.stored import load_model
-from ..solvers.problem import row_losses
-from .curves import MAX_CLASSES, ScoreCurves
+from ..solvers.problem import losses_of, row_losses
+from .curves import MAX_CLASSES, Residuals, ScoreCurves
 from .options import EvaluateOptions
 from .outputs import positive_scores
 from .reading_plan import Data, cached
 from .roc_auc import RocArea
 from .scored_rows import ScoredRows, Scoring, threads_of_each
-from .sums import ExactSum
+from .sums import ExactSum, Spread
 
 MAX_CONFUSION_LABELS = 1000
 """Largest number of labels with a confusion matrix."""
@@ -86,11 +86,7 @@ class _Evaluation:
                 return
 
     def result(self) -> dict[str, Any]:
-        model, total, known = self.model, self.weight.value(), self.known_weight.value()
-        if not total:
-            raise DataError(
-                "expected a row whose weight is above 0, found none; --unweighted counts rows alike"
-            )
+        model, total, known = self.model, _some_weight(self.weight), self.known_weight.value()
         objective = None
         if self.costs is not None and not self.n_unknown:
             ridge = model.ridge if form_of(model.loss) == PLANES else 1.0
@@ -131,6 +127,50 @@ class _Evaluation:
             "confusion": table.tolist(),
             "per_class": _per_class(listed, n_rows, table),
         }
+
+
+class _Errors:
+    """Sums over the rows seen so far, of a model that predicts numbers."""
+
+    n_unknown = 0  # every target is one
+
+    def __init__(self, model: Model) -> None:
+        self.model, self.n_rows, self.weighted = model, 0, False
+        self.loss, self.weight, self.absolute, self.squares = (ExactSum() for _ in range(4))
+        self.spread = Spread()
+
+    def add(self, rows: ScoredRows) -> None:
+        weight, error = rows.weight, rows.label - rows.decisions[:, 0]
+        self.n_rows += weight.size
+        self.weighted = self.weighted or bool((weight != 1.0).any())
+        self.weight.add(weight)
+        self.absolute.add(weight * np.abs(error))
+        self.squares.add(weight * error * error)
+        self.spread.add(rows.label, weight)
+        self.loss.add(losses_of(self.model.row_loss, rows.label, rows.decisions[:, 0], weight))
+
+    def result(self) -> dict[str, Any]:
+        model, total, loss = self.model, _some_weight(self.weight), self.loss.value()
+        objective = None
+        if model.C is not None:
+            objective = 0.5 * float(model.squared_norm().sum()) + model.C * loss
+        return {
+            "n_rows": self.n_rows,
+            **({"weighted": True, "sum_of_weights": total} if self.weighted else {}),
+            "mae": self.absolute.value() / total,
+            "mse": self.squares.value() / total,
+            "r2": self.spread.r2(self.squares.value()),
+            "loss": loss / total,
+            "primal_objective": objective,
+        }
+
+
+def _some_weight(weight: ExactSum) -> float:
+    """Return the sum of the rows' weights; refused if it is 0."""
+    total = weight.value()
+    if not total:
+        raise DataError("expected a row whose weight is above 0, found none; --unweighted counts rows alike")
+    return total
 
 
 def _listed_label(model: Model, label: float) -> int | float | str:
@@ -191,6 +231,8 @@ def evaluate(
         label's probability, of several the sum over the classes); ``labels``, ``confusion`` (rows true, columns predicted)
         and ``per_class``: for each label ``n_rows``, ``precision``, ``recall``, ``f1``. Where rows weigh other than 1, all
         these are weighted but for the two ``n_rows``, and ``weighted`` is True and ``sum_of_weights`` the rows' weight.
+        Of a model that predicts numbers ``n_rows``, ``mae`` and ``mse`` (mean absolute and squared error), ``r2`` (None
+        where all targets are the same), ``loss`` (the mean of its own) and ``primal_objective``.
 
     Raises
     ------
@@ -209,14 +251,20 @@ def evaluate(
 
 def evaluate_model(
     data: Data, model: Model, asked: EvaluateOptions, *, curves: bool = True
-) -> tuple[dict[str, Any], ScoreCurves | None]:
-    """Return the result of `evaluate`, and the distributions of scores for curves; None for more than `MAX_CLASSES`."""
-    budget, listener, score_curves = parse_size(asked.memory), asked.listener or Listener(), None
-    if curves and model.n_classes <= MAX_CLASSES:
+) -> tuple[dict[str, Any], ScoreCurves | Residuals | None]:
+    """Return the result of `evaluate`, and what pictures are of: the distributions of scores, or residuals.
+
+    There are none for more than `MAX_CLASSES`.
+    """
+    budget, listener = parse_size(asked.memory), asked.listener or Listener()
+    score_curves: ScoreCurves | Residuals | None = None
+    if curves and model.has_targets:
+        score_curves = Residuals()
+    elif curves and model.n_classes <= MAX_CLASSES:
         score_curves, budget = ScoreCurves(model), budget - ScoreCurves.table_bytes(model)
     threads = threads_of_each(asked.threads, asked.workers)
     scoring = Scoring(data, model, budget, listener, asked.workers, threads=threads, compared=True)
-    evaluation = _Evaluation(model, RocArea(scoring.plan.left))
+    evaluation = _Errors(model) if model.has_targets else _Evaluation(model, RocArea(scoring.plan.left))
     for rows in scoring.blocks("evaluate"):
         if asked.unweighted:
             rows = replace(rows, weight=np.ones(rows.weight.size))

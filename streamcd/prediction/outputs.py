@@ -58,6 +58,8 @@ class PredictionColumns:
     def types(self) -> dict[str, Any]:
         """Name the columns, with the type of each."""
         model, labels = self.model, self.model.label_texts()
+        if model.has_targets:
+            return {"source": np.int64, "prediction": np.float64}
         names = []
         if self.decision:
             names += ["decision"] if model.n_classes <= 2 else [f"decision_{label}" for label in labels]
@@ -73,7 +75,7 @@ class PredictionColumns:
         model, types = self.model, self.types()
         rows = np.arange(start, start + decisions.shape[0])
         columns: list[Any] = [rows, _predicted_labels(model, decisions, types["prediction"])]
-        if self.decision:
+        if self.decision and not model.has_targets:
             binary = model.n_classes <= 2
             scores = positive_scores(model, decisions)[:, np.newaxis] if binary else model.scores(decisions)
             columns += [*scores.T]
@@ -98,11 +100,12 @@ class LinesOfPredictions:
     def write(self, start: int, decisions: np.ndarray) -> None:
         """Write some rows, the first of which is row `start` of the source."""
         model = self._columns.model
-        texts, places = model.label_texts(), model.places(decisions).tolist()
         values = self._columns.values(start, decisions)
-        if self._is_csv:
-            texts = [_csv_cell(text) for text in texts]
-        cells = [[texts[place] for place in places]]
+        if model.has_targets:
+            cells = [[repr(number) for number in values["prediction"].tolist()]]
+        else:
+            texts = [_csv_cell(text) if self._is_csv else text for text in model.label_texts()]
+            cells = [[texts[place] for place in model.places(decisions).tolist()]]
         if self._is_csv:
             cells.insert(0, [str(row) for row in values["source"].tolist()])
         cells += [[repr(number) for number in column.tolist()] for column in [*values.values()][2:]]

@@ -40,3 +40,28 @@ class ExactSum:
         for i in np.flatnonzero((upper != 0) | (lower != 0)).tolist():
             integer = (int(upper[i]) << 27) + int(lower[i])
             self._total += integer * Fraction(2) ** (i - _EXPONENTS // 2 - 53)
+
+
+class Spread:
+    """The squared distance of targets from their mean, by which R² measures errors."""
+
+    def __init__(self) -> None:
+        self._first: float | None = (
+            None  # targets are counted from it, so that a common offset costs no digits
+        )
+        self._weight, self._sum, self._squares = ExactSum(), ExactSum(), ExactSum()
+
+    def add(self, target: np.ndarray, weight: np.ndarray) -> None:
+        """Take the targets of rows with their weights, in the order of the rows."""
+        if self._first is None and target.size:
+            self._first = float(target[0])
+        apart = target - (self._first or 0.0)
+        self._weight.add(weight)
+        self._sum.add(weight * apart)
+        self._squares.add(weight * apart * apart)
+
+    def r2(self, squared_errors: float) -> float | None:
+        """Return R² for a sum of squared errors; None where the targets are all the same."""
+        weight = self._weight.value()
+        total = self._squares.value() - self._sum.value() ** 2 / weight if weight else 0.0
+        return 1.0 - squared_errors / total if total > 0.0 else None

@@ -1,4 +1,4 @@
-"""Figures of a model's quality: confusion, ROC curves, calibration, decisions by class; and its largest weights."""
+"""Figures of a model's quality: confusion, ROC, calibration, decisions by class, residuals; and its largest weights."""
 
 from __future__ import annotations
 
@@ -143,6 +143,23 @@ def _draw_decisions(axes: Axes, decisions: Decisions) -> None:
     axes.set_xlabel("decision value")
     axes.set_ylabel("share of the rows of a class")
     axes.legend()
+
+
+@styled
+def residuals_figure(predicted: np.ndarray, errors: np.ndarray) -> Figure:
+    """Draw the errors of predicted numbers against these, and how they are distributed."""
+    figure, (against, histogram) = new_figure(columns=2, height=3.6)
+    against.plot(predicted, errors, ".", color=COLORS[0], markersize=2, alpha=0.5)
+    against.axhline(0.0, color="#888888", linewidth=1)
+    against.set_title("Residuals")
+    against.set_xlabel("predicted")
+    against.set_ylabel("target - predicted")
+    histogram.hist(errors, bins=50, color=COLORS[0], alpha=0.7)
+    histogram.axvline(0.0, color="#888888", linewidth=1)
+    histogram.set_title("Distribution of residuals")
+    histogram.set_xlabel("target - predicted")
+    histogram.set_ylabel("rows")
+    return figure
 
 
 @styled

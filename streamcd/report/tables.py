@@ -149,7 +149,7 @@ def result_tables(result: Facts) -> list[Table]:
     tables = [Table(title, rows)]
     if result.get("scores"):
         trained = result["folds"]
-        tables.append(score_table(result["scores"], result["best_C"]))
+        tables.append(score_table(result["scores"], result["best_C"], result["scored_by"]))
         passes, seconds = f"{trained['passes']:,} passes", format_seconds(trained["seconds"])
         tables[-1] = tables[-1]._replace(title=f"{tables[-1].title}; trained in {passes}, {seconds}")
     elif len({lane["C"] for lane in result["lanes"]}) > 1:
@@ -166,21 +166,37 @@ def _validation_rows(looks: Sequence[Facts]) -> list[tuple[str, str]]:
     return [
         (
             "validation" + (f", C = {last['C']:g}" if several else ""),
-            f"loss {last['loss']:.4g}, accuracy {last['accuracy']:.4f}; least loss {last['best_loss']:.4g} "
+            f"loss {last['loss']:.4g}, {describe_score(last)}; least loss {last['best_loss']:.4g} "
             f"after {last['best_passes']} passes",
         )
         for last in looks
     ]
 
 
-def score_table(scores: Mapping[str, Facts], best_C: float) -> Table:
+SCORES = {"accuracy": "accuracy", "r2": "R²"}
+"""Scores by their names in results, with those for people: of classes, and of numbers to predict."""
+
+
+def score_of(*, has_targets: bool) -> str:
+    """Name the score of a model of classes or of targets."""
+    return "r2" if has_targets else "accuracy"
+
+
+def describe_score(found: Facts) -> str:
+    """Tell the score in a look at a validation set."""
+    return ", ".join(f"{name} {found[key]:.4f}" for key, name in SCORES.items() if key in found)
+
+
+def score_table(scores: Mapping[str, Facts], best_C: float, scored_by: str) -> Table:
     """Show the scores of a search: for each C the mean of the folds, the worst and the best."""
     rows = [
         [C, *(f"{score:.4f}" for score in (of_cost["mean"], min(of_cost["folds"]), max(of_cost["folds"])))]
         for C, of_cost in scores.items()
     ]
     n_folds = len(next(iter(scores.values()))["folds"])
-    return Table(f"accuracy on {n_folds} folds, best C = {best_C:g}", rows, ["C", "mean", "worst", "best"])
+    return Table(
+        f"{SCORES[scored_by]} on {n_folds} folds, best C = {best_C:g}", rows, ["C", "mean", "worst", "best"]
+    )
 
 
 def _cost_table(lanes: Sequence[Facts]) -> Table:
@@ -257,11 +273,15 @@ def description_tables(path: str, facts: Facts) -> list[Table]:
     table = model_table(title, facts) if model is facts else run_table(title, facts)
     rows = [*table.rows]
     if model and model is not facts:
-        rows += [("classes", listed(model["labels"])), *_intercept_rows(model)]
+        rows += [_labels_row(model), *_intercept_rows(model)]
     tables = [table._replace(rows=[*rows, ("next", facts["next"])])]
     if model and model["largest_weights"]:
         tables.append(weights_table(model))
     return tables
+
+
+def _labels_row(model: Facts) -> tuple[str, str]:
+    return ("classes", listed(model["labels"])) if model["labels"] else ("predicts", "numbers")
 
 
 def model_table(title: str, model: Facts) -> Table:
@@ -269,7 +289,7 @@ def model_table(title: str, model: Facts) -> Table:
     rows = [
         *_rows(model, loss="", method=""),
         ("C", "not known" if model["C"] is None else f"{model['C']:g}"),
-        ("classes", listed(model["labels"])),
+        _labels_row(model),
         ("features", f"{model['n_features']:,}"),
         ("vectors", f"{model['n_vectors']:,}"),
         ("bias", bias_text(model["bias"])),
@@ -320,6 +340,10 @@ def weights_table(model: Facts) -> Table:
 # Evaluations
 
 _QUALITY = {
+    "mae": "mean absolute error",
+    "mse": "mean squared error",
+    "r2": "R²",
+    "loss": "mean loss",
     "primal_objective": "primal objective",
     "auc": "area under ROC curve",
     "average_precision": "average precision",
@@ -334,7 +358,8 @@ def evaluation_tables(title: str, result: Facts) -> list[Table]:
     if result.get("weighted"):
         total = f"{result['sum_of_weights']:,.10g}"
         rows += [("weights", f"{total} in sum, by which rows count below; --unweighted counts them alike")]
-    rows += [("accuracy", f"{100 * result['accuracy']:.4f} %")]
+    if "accuracy" in result:
+        rows += [("accuracy", f"{100 * result['accuracy']:.4f} %")]
     for key, name in _QUALITY.items():
         if result.get(key) is not None:
             error = f" ± {result[f'{key}_error']:.1g}" if f"{key}_error" in result else ""

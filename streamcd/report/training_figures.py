@@ -129,7 +129,8 @@ def validation_figure(histories: Histories) -> Figure:
         line = [(passes, of_cost["loss"]) for passes, of_cost in seen]
         losses.plot(*_points(line), color=color, label=f"C = {C:g}")
         losses.plot(*min(line, key=lambda point: point[1]), "o", color=color, markersize=5)
-        accuracies.plot(*_points([(passes, of_cost["accuracy"]) for passes, of_cost in seen]), color=color)
+        scores = [(passes, of_cost.get("accuracy", of_cost.get("r2"))) for passes, of_cost in seen]
+        accuracies.plot(*_points(scores), color=color)
     for axes, title in ((losses, "Mean loss, validation set"), (accuracies, "Accuracy, validation set")):
         axes.set_title(title)
         _label_passes(axes)

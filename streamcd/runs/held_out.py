@@ -31,7 +31,8 @@ class HeldOut(NamedTuple):
 
     C: float
     fold: int
-    code: np.ndarray  # indices of the rows' classes
+    label: np.ndarray
+    code: np.ndarray  # indices of the rows' classes; 0 where they have targets
     weight: np.ndarray
     decisions: np.ndarray  # shape (rows, vectors)
     choice: ClassChoice
@@ -98,7 +99,9 @@ def _score_chunk(
     data: ChunkData,
 ) -> Iterator[Used]:
     """Score the rows of a chunk, block by block, each by the classifiers trained without its fold."""
-    code, _ = class_indices(folds.problem.classes, data.label)
+    code = np.zeros(data.label.size, np.int64)
+    if not folds.problem.has_targets:
+        code, _ = class_indices(folds.problem.classes, data.label)
     number = assign_folds(data.source, folds.options.seed, folds.problem.n_folds)
     for first in range(0, code.size, block_rows):
         block = slice(first, first + block_rows)
@@ -108,4 +111,6 @@ def _score_chunk(
             decisions, _ = score(rows, fold.weights, fold.intercept)
             by_cost = np.split(decisions, len(fold.costs), axis=1)
             for C, choice, own in zip(fold.costs, fold.choices, by_cost, strict=True):
-                yield use(HeldOut(C, fold.number, code[mine], data.weight[mine], own, choice))
+                yield use(
+                    HeldOut(C, fold.number, data.label[mine], code[mine], data.weight[mine], own, choice)
+                )

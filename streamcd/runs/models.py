@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..dataset.dataset import Dataset
+from ..kernels.loss_table import LOSSES
 from ..models.encoding import encoding_of
 from ..models.model import Model
 from ..models.stored import path_directory, stored_certificate
@@ -100,9 +101,10 @@ def make_model(
         method=options.method,
         ridge=problem.ridge,
         slack=problem.slack,
+        parameter=problem.parameter if LOSSES[problem.loss].parameter else None,
         bias=bias if (bias := float(options.bias)) >= 0 else NO_BIAS,
         free_bias=problem.free_bias,
-        class_weight={float(c): float(f) for c, f in zip(problem.classes, factors, strict=True) if f != 1.0},
+        class_weight={float(c): float(f) for c, f in zip(problem.classes, factors, strict=False) if f != 1.0},
         fingerprint=dataset.fingerprint,
         versions=versions(),
         certificate=certificate,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, make_dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UsageError
 from ..core.metadata import Positive
 from ..core.options import Checked, Section, Text, option
-from ..kernels.loss_table import PLANES, form_of
+from ..kernels import loss_table
+from ..kernels.loss_table import PARAMETERS, PLANES, LossParameter, form_of, has_targets
 from ..solvers.registry import LOSS_ALIASES, LOSSES, METHODS, SLACKS, check_omega, make_solver, solver_memory
 
 if TYPE_CHECKING:
@@ -146,8 +147,35 @@ def _rows(code: Any) -> list[list[int]]:
 # What is trained
 
 
+def _losses_with(parameter: LossParameter) -> list[str]:
+    return [loss for loss, entry in loss_table.LOSSES.items() if entry.parameter is parameter]
+
+
+def _declared_parameter(parameter: LossParameter) -> tuple[str, Any, Any]:
+    """Declare the parameter of losses as an option."""
+    flags, told = f"{parameter.flags} --{parameter.name}", f"{parameter.default:g}"
+    text = f"{parameter.help} For {', '.join(_losses_with(parameter))}."
+    declared = option(None, text, flags=flags, default_is=told, section=Section.PROBLEM)
+    return parameter.name, float | None, declared
+
+
+_LossParameters: Any = make_dataclass(
+    "_LossParameters", map(_declared_parameter, PARAMETERS.values()), frozen=True, kw_only=True
+)
+
+
+def _formulas(*, of_targets: bool) -> str:
+    """List the losses with their formulas."""
+    chosen = {loss: entry for loss, entry in loss_table.LOSSES.items() if entry.of_targets == of_targets}
+    return ", ".join(f"{loss} {entry.formula}" for loss, entry in chosen.items() if loss != "twin")
+
+
+def _losses_by(method: str) -> list[str]:
+    return [loss for loss, entry in loss_table.LOSSES.items() if method in entry.methods]
+
+
 @dataclass(frozen=True, kw_only=True)
-class ProblemOptions(Checked):
+class ProblemOptions(_LossParameters, Checked):
     """Options that decide the problem and the order of visits: the ``options`` of ``config.json``.
 
     They are brought to one form: `C` is a tuple, `class_weight` a word or pairs, `code` a list of rows.
@@ -155,17 +183,19 @@ class ProblemOptions(Checked):
 
     loss: str = option(
         "squared_hinge",
-        "Loss of a row with margin t = y w·x: squared_hinge max(0, 1-t)^2, hinge max(0, 1-t), log_loss log(1 + "
-        "exp(-t)); of all classes at once crammer_singer max over m of w_m·x - w_y·x + [m != y], multinomial log of "
-        "the sum over m of exp(w_m·x - w_y·x). twin: a plane per class, fitted to its own rows, ½ Σ (w·x)^2, and "
-        "kept away from the others (`slack`); the nearest plane's class is predicted. logistic and log are log_loss.",
+        f"Loss of a row with margin t = y w·x, or of all classes at once: {_formulas(of_targets=False)}. twin: a plane "
+        "per class, fitted to its own rows, ½ Σ (w·x)^2, and kept away from the others (`slack`); the nearest plane's "
+        "class is predicted. logistic and log are log_loss. Of a row with a number y to predict (convert --target), "
+        f"z = w·x: {_formulas(of_targets=True)}.",
         choices=(*LOSSES, *LOSS_ALIASES),
     )
     method: str = option(
         "auto",
         "dual: coordinate descent on the dual variables, row by row. primal: on the weights, feature by feature, "
         "in a new random order each pass; online: likewise, with features drawn at random with replacement. Both "
-        "are for squared_hinge and log_loss, and read the column layout (streamcd columns). sor: for the loss "
+        f"are for losses with a curvature ({', '.join(_losses_by('online'))}; primal also for "
+        f"{', '.join(loss for loss in _losses_by('primal') if has_targets(loss))}), and read the column layout "
+        "(streamcd columns). sor: for the loss "
         "twin, with the inverse of a matrix of features x features for each plane. auto chooses, and says why.",
         choices=("auto", *METHODS),
         section=Section.METHOD,
@@ -264,10 +294,33 @@ class ProblemOptions(Checked):
         self._check_choices()
         if form_of(self.loss) != PLANES and (self.ridge is not None or self.slack is not None):
             raise UsageError(f"ridge and slack are options of the loss twin, not of {self.loss}")
+        self._set(**self._parameters())
         if self.folds != 0 and not 2 <= self.folds <= MAX_FOLDS:
             raise UsageError(f"folds: expected 0, or from 2 to {MAX_FOLDS}, found {self.folds}")
         if self.method != "auto":
             self._set(omega=check_omega(self.omega, self.loss, self.method))
+
+    def _parameters(self) -> dict[str, float | None]:
+        """Return the parameters of all losses, the own one's with its default; others', and wrong values, are refused."""
+        own, found = loss_table.LOSSES[self.loss].parameter, {}
+        for name, parameter in PARAMETERS.items():
+            value = getattr(self, name)
+            if value is not None and parameter is not own:
+                raise UsageError(
+                    f"{name} is for {', '.join(_losses_with(parameter))}, not for {self.loss}; leave it out"
+                )
+            if parameter is own:
+                value = parameter.default if value is None else float(value)
+                if not parameter.allows(value):
+                    raise UsageError(f"{name}: expected {parameter.expected}, found {value:g}")
+            found[name] = value
+        return found
+
+    @property
+    def parameter(self) -> float | None:
+        """The parameter of the loss, if it has one."""
+        own = loss_table.LOSSES[self.loss].parameter
+        return None if own is None else getattr(self, own.name)
 
     @property
     def problem(self) -> ProblemOptions:
@@ -281,8 +334,6 @@ class ProblemOptions(Checked):
         from ..solvers.problem import make_problem  # with kernels, which declarations do without
 
         _check_labels(self.loss, dataset)
-        assert dataset.classes is not None
-        assert dataset.class_counts is not None
         weights = self.class_weight
         return make_problem(
             loss=self.loss,
@@ -297,6 +348,7 @@ class ProblemOptions(Checked):
             free_bias=self.unpenalized_bias,
             ridge=1.0 if self.ridge is None else self.ridge,
             slack=self.slack or "hinge",
+            parameter=self.parameter,
             memory=memory,
         )
 
@@ -309,13 +361,20 @@ class ProblemOptions(Checked):
 
 
 def _check_labels(loss: str, dataset: Dataset) -> None:
-    """Refuse a dataset whose labels are not what the loss is for: two classes at least."""
+    """Refuse a dataset whose labels are not what the loss is for: targets, or two classes at least."""
     from ..dataset.schema import MAX_CLASSES
 
+    if has_targets(loss):
+        if not dataset.has_targets:
+            raise UsageError(
+                f"{dataset.path}: expected numbers to predict for the loss {loss}, found classes; convert with --target to "
+                "take labels as numbers"
+            )
+        return
     if dataset.has_targets:
         raise UsageError(
-            f"{dataset.path}: expected classes for the loss {loss}, found numbers to predict; convert without --target to "
-            "take them as classes"
+            f"{dataset.path}: expected classes for the loss {loss}, found numbers to predict; take --loss "
+            f"{' or '.join(name for name in loss_table.LOSSES if has_targets(name))}, or convert without --target"
         )
     if dataset.classes is None:
         raise UsageError(

@@ -16,14 +16,21 @@ from ..core.storage import local_path
 from ..dataset.dataset import Dataset
 from ..models.model import Model
 from ..models.stored import describe_model, find_model, is_model, load_model, models_of_path
-from ..prediction.curves import ScoreCurves
+from ..prediction.curves import Residuals, ScoreCurves
 from ..prediction.evaluate import evaluate_model
 from ..prediction.options import EvaluateOptions, PlotOptions
 from ..prediction.reading_plan import cached
 from ..report.drawing import image, image_format
-from ..report.evaluation_figures import Curve, Decisions, Reliability, evaluation_figure, weights_figure
+from ..report.evaluation_figures import (
+    Curve,
+    Decisions,
+    Reliability,
+    evaluation_figure,
+    residuals_figure,
+    weights_figure,
+)
 from ..report.page import Picture, Section, render_page
-from ..report.tables import Table, evaluation_tables, model_table, run_table, score_table
+from ..report.tables import SCORES, Table, evaluation_tables, model_table, run_table, score_table
 from ..report.training_figures import (
     Histories,
     gap_figure,
@@ -150,16 +157,17 @@ def _training(histories: Histories, run: Mapping[str, Any]) -> Section:
         ("work", work_figure(begun), "Active rows, bytes read, and seconds by stage."),
     ]
     if any(record.get("validation") for log in begun.values() for record in log):
-        text = "Loss and accuracy on the validation set while training."
+        text = "Loss and score on the validation set while training."
         drawn.insert(1, ("validation", validation_figure(begun), text))
     return Section("Training", pictures=[Picture(name, image(figure), text) for name, figure, text in drawn])
 
 
 def _search(scored: Mapping[str, Any]) -> Section:
     by_cost = {float(C): scores["folds"] for C, scores in scored["scores"].items()}
-    text = "Accuracy of the models trained without a fold on its rows."
+    score = SCORES[scored["scored_by"]]
+    text = f"{score[0].upper()}{score[1:]} of the models trained without a fold on its rows."
     picture = Picture("search", image(search_figure(by_cost)), text)
-    table = score_table(scored["scores"], scored["best_C"])
+    table = score_table(scored["scores"], scored["best_C"], scored["scored_by"])
     return Section("Search", tables=[table], pictures=[picture])
 
 
@@ -194,11 +202,16 @@ def _evaluation(data: Dataset | str | os.PathLike[str], place: Path, asked: Repo
     result, curves = evaluate_model(data, model, options)
     name = data.path if isinstance(data, Dataset) else data
     drawn = image(_evaluation_figure(model, result, curves))
-    picture = Picture("evaluation", drawn, f"Predictions on {name}.")
+    told = f"{'Residuals of predictions' if model.has_targets else 'Predictions'} on {name}."
+    picture = Picture("evaluation", drawn, told)
     return Section(f"Evaluation on {name}", tables=evaluation_tables("", result), pictures=[picture])
 
 
-def _evaluation_figure(model: Model, result: Mapping[str, Any], curves: ScoreCurves | None) -> Any:
+def _evaluation_figure(
+    model: Model, result: Mapping[str, Any], curves: ScoreCurves | Residuals | None
+) -> Any:
+    if isinstance(curves, Residuals):
+        return residuals_figure(curves.predicted, curves.errors)
     labels = model.label_texts()
     drawn, decisions, reliability = [], None, None
     if curves is not None:

@@ -16,7 +16,8 @@ import numpy as np
 
 from ..core.atomic_files import write_file
 from ..core.progress import Listener
-from ..prediction.sums import ExactSum
+from ..prediction.sums import ExactSum, Spread
+from ..report.tables import SCORES, score_of
 from ..training import checkpoint
 from ..training.loop import Session
 from ..training.result import BY_TIME, Outcome, Result, TuneResult, relative_gaps
@@ -35,19 +36,32 @@ def carry_out_search(directory: checkpoint.Run, search: ResolvedRun, session: Se
     listener, run = session.listener, str(directory.path)
     folds = directory.part("folds")
     write_config(folds, replace(search.config, tune=None))
+    scored_by = score_of(has_targets=search.problem.has_targets)
     outcome = train_groups(folds, search, None, session, shown_as=run, stage="folds: ")
     if (outcome.lanes["reason"] == BY_TIME).any():
         result = replace(result_of(directory, outcome, search), run=run)
-        return TuneResult(**asdict(result), scores={}, best_C=float("nan"), folds=_summary(outcome))
+        figures: dict[str, Any] = {
+            "scores": {},
+            "best_C": float("nan"),
+            "folds": _summary(outcome),
+            "scored_by": scored_by,
+        }
+        return TuneResult(**asdict(result), **figures)
     _warn_of_open_folds(outcome, listener)
     scores = _score(folds.path, search, session)
     best = max(scores, key=lambda C: (np.mean(scores[C]), -C))
-    content = json.dumps({"scores": _as_json(scores), "best_C": best}, indent=1)
+    content = json.dumps({"scores": _as_json(scores), "best_C": best, "scored_by": scored_by}, indent=1)
     write_file(directory.path / "scores.json", (content + "\n").encode())
-    listener.message(f"best C = {best:g}, mean accuracy {np.mean(scores[best]):.4f}; training on all rows")
+    listener.message(
+        f"best C = {best:g}, mean {SCORES[scored_by]} {np.mean(scores[best]):.4f}; training on all rows"
+    )
     result = _train_best(directory, search, best, session)
     return TuneResult(
-        **{**asdict(result), "run": run}, scores=_as_json(scores), best_C=best, folds=_summary(outcome)
+        **{**asdict(result), "run": run},
+        scores=_as_json(scores),
+        best_C=best,
+        folds=_summary(outcome),
+        scored_by=scored_by,
     )
 
 
@@ -91,21 +105,43 @@ def _as_json(scores: Mapping[float, Sequence[float]]) -> dict[str, dict[str, Any
 
 
 def _score(path: Path, search: ResolvedRun, session: Session) -> dict[float, list[float]]:
-    """Return the accuracy of every C on each fold, weighted as in `evaluate`, by the models trained without it."""
+    """Return accuracy or R² of every C on each fold, weighted as in `evaluate`, by the models trained without it."""
     problem = search.problem
-    # exact, so that they do not depend on the blocks of rows
-    all_weights: Sums = defaultdict(ExactSum)
-    weights_of_hits: Sums = defaultdict(ExactSum)
+    sums: defaultdict[tuple[float, int], Any] = defaultdict(_Errors if problem.has_targets else _Hits)
 
-    def compare(rows: HeldOut) -> tuple[tuple[float, int], np.ndarray, np.ndarray]:
-        return (rows.C, rows.fold), rows.weight, rows.choice.places(rows.decisions) == rows.code
+    def compare(rows: HeldOut) -> tuple[tuple[float, int], np.ndarray, np.ndarray, np.ndarray]:
+        found = rows.decisions[:, 0] if problem.has_targets else rows.choice.places(rows.decisions)
+        return (rows.C, rows.fold), rows.weight, rows.label if problem.has_targets else rows.code, found
 
-    for model, weight, hits in held_out_rows(path, search, session, compare, "score the folds"):
-        all_weights[model].add(weight)
-        weights_of_hits[model].add(weight[hits])
-
-    def accuracy(C: float, fold: int) -> float:
-        return weights_of_hits[C, fold].value() / (all_weights[C, fold].value() or 1.0)
-
+    for model, *found in held_out_rows(path, search, session, compare, "score the folds"):
+        sums[model].add(*found)
     values = sorted({lane.C for lane in problem.lanes})
-    return {C: [accuracy(C, fold) for fold in range(problem.n_folds)] for C in values}
+    return {C: [sums[C, fold].score() for fold in range(problem.n_folds)] for C in values}
+
+
+class _Hits:
+    """Weights of the rows whose class was predicted, and of all; exact, so that they do not depend on the blocks of rows."""
+
+    def __init__(self) -> None:
+        self._weight, self._correct = ExactSum(), ExactSum()
+
+    def add(self, weight: np.ndarray, code: np.ndarray, predicted: np.ndarray) -> None:
+        self._weight.add(weight)
+        self._correct.add(weight[predicted == code])
+
+    def score(self) -> float:
+        return self._correct.value() / (self._weight.value() or 1.0)
+
+
+class _Errors:
+    """Squared errors of targets, and their spread; exact, too."""
+
+    def __init__(self) -> None:
+        self._squares, self._spread = ExactSum(), Spread()
+
+    def add(self, weight: np.ndarray, target: np.ndarray, predicted: np.ndarray) -> None:
+        self._squares.add(weight * (target - predicted) ** 2)
+        self._spread.add(target, weight)
+
+    def score(self) -> float:
+        return self._spread.r2(self._squares.value()) or 0.0

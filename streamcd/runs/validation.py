@@ -17,8 +17,8 @@ from ..models.model import Model
 from ..models.scoring import ClassChoice
 from ..prediction.reading_plan import RowsToScore, is_dataset, reads_once, scoring_needs
 from ..prediction.scored_rows import ScoredRows, Scoring
-from ..prediction.sums import ExactSum
-from ..solvers.problem import Problem, row_losses
+from ..prediction.sums import ExactSum, Spread
+from ..solvers.problem import Problem, losses_of, row_losses
 from ..training.validation import Validate
 from .models import new_model
 
@@ -61,10 +61,10 @@ class ValidationSet:
     def scorer(self, lanes: Problem, listener: Listener) -> Validate:
         """Make the function that a training of lanes calls with their weights.
 
-        It returns mean loss and accuracy of the C of each lane, shape (lanes,) each. The loss is that of the objective
-        without C (of twin planes with it): ``Σ loss`` with the weights of rows and classes, divided by the sum of the rows'
-        weights. Rows of a class that was not trained count as errors, and have no loss. The accuracy is weighted as in
-        `evaluate`.
+        It returns mean loss and score, accuracy or R², of the C of each lane, shape (lanes,) each. The loss is that of the
+        objective without C (of twin planes with it): ``Σ loss`` with the weights of rows and classes, divided by the sum of
+        the rows' weights. Rows of a class that was not trained count as errors, and have no loss. The score is weighted as
+        in `evaluate`.
         """
         listeners = chain([listener], repeat(Listener()))  # the first look tells what is ignored
 
@@ -77,8 +77,9 @@ class ValidationSet:
 
     def _compare(self, scoring: Scoring, lanes: Problem, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         width = lanes.block_lanes * lanes.lane_vectors
+        kind = _Errors if lanes.has_targets else _Sums
         sums = [
-            _Sums(lanes, range(first, first + lanes.block_lanes), w[:, number * width : (number + 1) * width])
+            kind(lanes, range(first, first + lanes.block_lanes), w[:, number * width : (number + 1) * width])
             for number, first in enumerate(range(0, lanes.n_lanes, lanes.block_lanes))
         ]
         for rows in scoring.blocks("validate"):
@@ -87,8 +88,8 @@ class ValidationSet:
         if not sums[0].weight.value():
             raise DataError(f"validation: no row of {self.path} has a label of the training data")
         figures = np.array([of_cost.figures() for of_cost in sums])
-        loss, accuracy = np.repeat(figures, lanes.block_lanes, axis=0).T
-        return loss, accuracy
+        loss, score = np.repeat(figures, lanes.block_lanes, axis=0).T
+        return loss, score
 
 
 class _Sums:
@@ -117,6 +118,25 @@ class _Sums:
         """Return the mean loss and the accuracy."""
         accuracy = self._weights_of_hits.value() / self._all_weights.value()
         return self._loss.value() / self.weight.value(), accuracy
+
+
+class _Errors:
+    """As `_Sums`, of numbers to predict."""
+
+    def __init__(self, problem: Problem, lanes: range, w: np.ndarray) -> None:
+        self._row_loss = problem.row_loss
+        self._loss, self._squares, self.weight, self._spread = ExactSum(), ExactSum(), ExactSum(), Spread()
+
+    def add(self, rows: ScoredRows, decisions: np.ndarray) -> None:
+        target, predicted, weight = rows.label, decisions[:, 0], rows.weight
+        self._loss.add(losses_of(self._row_loss, target, predicted, weight))
+        self._squares.add(weight * (target - predicted) ** 2)
+        self._spread.add(target, weight)
+        self.weight.add(weight)
+
+    def figures(self) -> tuple[float, float]:
+        """Return the mean loss and R²; 0 where all targets are the same."""
+        return self._loss.value() / self.weight.value(), self._spread.r2(self._squares.value()) or 0.0
 
 
 def _untouched(lanes: Problem) -> np.ndarray:

@@ -417,7 +417,7 @@ def rows_of(window: Window) -> Rows:
     """Return the rows of a window's arena."""
     arena = window.arena
     feature = primitives.unsigned(arena.feature)
-    return Rows(arena.indptr, feature, arena.value, arena.code, arena.weight, arena.fold)
+    return Rows(arena.indptr, feature, arena.value, arena.code, arena.weight, arena.fold, arena.target)
 
 
 def variables_of(window: Window, state: State) -> Variables:
@@ -477,7 +477,7 @@ def _primal_rounding(totals: np.ndarray, norm: np.ndarray, moved: np.ndarray) ->
     """Bound the error of the primal objective by rounding, also at a w at a distance `moved` from the certified one."""
     with np.errstate(all="ignore"):  # the loop says what is wrong
         margin, n = UNIT * norm + moved, totals[:, N_VISITED] + 100.0
-        sums = (n + 64.0) * UNIT * (totals[:, LOSS] + 0.5 * norm * norm)
+        sums = (n + 64.0) * UNIT * (totals[:, LOSS] + 0.5 * norm * norm) + UNIT * totals[:, ROUNDING]
         losses = (totals[:, LOSS_SLOPE] + totals[:, CURVE] * margin) * margin
         return np.asarray(sums + losses + (norm + 0.5 * moved) * moved)
 

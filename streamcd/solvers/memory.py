@@ -28,7 +28,8 @@ def dual_memory(problem: Problem, *, accelerated: bool) -> SolverMemory:
     n_weights = (problem.n_features + 1) * problem.n_lanes
     more = {"parts' w(alpha)": 8 * PARTS * n_weights} if n_weights <= MOST_COPIED else {}
     # the subtraction would lose digits
-    layout = RowLayout((2 if is_logistic(problem.loss) else 1) * problem.n_lanes, problem.n_lanes)
+    alpha_width = (2 if is_logistic(problem.loss) else 1) * problem.n_lanes
+    layout = RowLayout(alpha_width, problem.n_lanes, has_targets=problem.has_targets)
     return SolverMemory(layout, _two_weights(problem) + _centre(problem, accelerated), more=more)
 
 

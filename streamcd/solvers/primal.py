@@ -65,7 +65,7 @@ class PrimalSolver:
         )
         self.layout = self.memory.layout
         self._paged: PagedRows | None = None
-        self._constants: tuple[np.ndarray, np.ndarray] | None = None
+        self._constants: list[np.ndarray] | None = None
 
     @cached_property
     def _costs(self) -> ColumnCosts:
@@ -176,7 +176,8 @@ class PrimalSolver:
         gap = totals[:, GAP] + sums[:, PHI]
         margins = self._margin_rounding(state, sums)
         rounding = self._rounding(state, sums, margins)
-        if diagonal := _diagonal_of_a_cone(self.problem.row_loss):
+        # a sum over targets has terms of both signs, and no small relative error
+        if diagonal := 0.0 if self.problem.has_targets else _diagonal_of_a_cone(self.problem.row_loss):
             squares = -2.0 * totals[:, DUAL]  # ‖v‖²
             curvature = diagonal * sums[:, OVER_COST_SUM] + squares
             error = UNIT * np.sqrt(sums[:, SQUARES_SUM] * totals[:, W_ALPHA])  # of v
@@ -273,7 +274,7 @@ class PrimalSolver:
             primal_kernels.side_sums(rows.arrays, self._costs, lanes, sums)
         if not self.problem.free_bias:
             return
-        # a free bias requires Σ y alpha = 0: the heavier side is scaled down to the lighter one
+        # a free bias requires Σ s alpha = 0: the heavier side is scaled down to the lighter one
         least = sums.min(axis=0)
         for name, side in (("side_minus", sums[0]), ("side_plus", sums[1])):
             factor = np.divide(least, side, out=np.ones_like(least), where=side > 0)
@@ -317,13 +318,14 @@ class PrimalSolver:
         if self._paged is not None:
             return self._paged
         if self._constants is None:
-            chunks = list(read_rows(self._dataset, self.problem, self._seed))
-            kinds, weights = zip(*chunks, strict=True) if chunks else ((), ())
-            self._constants = np.concatenate(kinds), np.concatenate(weights)
-        return RowsInMemory(state.rows, *self._constants)
+            chunks = read_rows(self._dataset, self.problem, self._seed)
+            self._constants = [np.concatenate(column) for column in zip(*chunks, strict=True)]
+        return RowsInMemory(state.rows, self._constants)
 
     def _smaller_side(self) -> np.ndarray:
-        """Compute the share of a lane's rows on its smaller side."""
+        """Compute the share of a lane's rows on its smaller side; 1 where they have targets."""
+        if self.problem.has_targets:
+            return np.ones(self.problem.n_lanes)
         counts = self._dataset.class_counts
         assert counts is not None
         plus, minus = (counts @ (side * self.problem.sign > 0) for side in (1, -1))

@@ -1,7 +1,8 @@
 """The objective: loss, costs, signs, bias; and the losses of rows with given scores.
 
 Objective: ``½‖w‖² + Σ_i C_i loss(y_i w·x_i)`` per lane, with ``C_i = C · class_weight[y_i] · weight_i`` (LIBLINEAR's).
-A lane is one binary problem on the same rows: a sign per class, a C, and a fold that it leaves out.
+A lane is one binary problem on the same rows: a sign per class, a C, and a fold that it leaves out. Where rows have targets,
+numbers to predict, the loss is that of ``w·x_i`` and y_i: all rows are of one kind, as if of one class, with the sign 1.
 
 A twin plane of class k is a lane too. It is fitted to the rows of k and keeps the others at a distance:
 ``r/2 ‖w‖² + ½ Σ_k weight_i (w·x_i)² + Σ_others C_i loss(w·x_i)``. Divided by r it has the form above, with the loss ``½ t²``
@@ -20,7 +21,7 @@ import numpy as np
 from ..core.classes import default_code, diagonal_view
 from ..core.errors import UsageError
 from ..core.memory_budget import require
-from ..kernels.loss_table import CLASSES, LOSSES, PLANES, SLACKS, Loss
+from ..kernels.loss_table import CLASSES, LOSSES, PLANES, SLACKS, Loss, has_targets, row_loss
 from ..kernels.losses import add_dual_terms, add_losses
 
 LEAST_COST, LEAST_WEIGHT = 1e-60, 1e-30
@@ -44,11 +45,12 @@ class Problem:
     """All lanes of a run; k classes."""
 
     loss: str  # a key of `loss_table.LOSSES`
-    classes: np.ndarray  # (k,) float64
+    classes: np.ndarray  # (k,) float64; none where rows have targets
     lanes: tuple[Lane, ...]
     # (k, vectors) int8: sign of each class for each weight vector of one (C, fold); 0 leaves it out
     code: np.ndarray
-    sign: np.ndarray  # (k, lanes) float64: y of a row of that class in that lane
+    # (k, lanes) float64: y of a row of that class in that lane; (1, lanes) where rows have targets
+    sign: np.ndarray
     cost: np.ndarray  # like `sign`: C times the class weight
     lane_fold: np.ndarray  # (lanes,) int64
     bias: float  # value of the constant feature appended to every row; 0 for none
@@ -58,10 +60,21 @@ class Problem:
     slack: str = (
         "hinge"  # loss of the rows that a twin plane keeps at a distance, a key of `loss_table.SLACKS`
     )
+    parameter: float = 0.0  # of the loss, if it has one
 
     @property
     def n_lanes(self) -> int:
         return len(self.lanes)
+
+    @property
+    def has_targets(self) -> bool:
+        """Check if rows have numbers to predict, rather than classes."""
+        return has_targets(self.loss)
+
+    @property
+    def n_kinds(self) -> int:
+        """Number of classes; 1 where rows have targets."""
+        return int(self.sign.shape[0])
 
     @property
     def n_folds(self) -> int:
@@ -94,6 +107,13 @@ class Problem:
         cost[fold[:, None] == self.lane_fold] = 0.0
         return cost
 
+    def row_labels(self, code: np.ndarray, target: np.ndarray | None) -> np.ndarray:
+        """Return y of rows in every lane, (rows, lanes): the signs of their classes `code`, or their targets."""
+        if self.has_targets:
+            assert target is not None
+            return np.repeat(target[:, None], self.n_lanes, axis=1)
+        return np.asarray(self.sign[code])
+
     @property
     def form(self) -> str:
         """Form of the loss."""
@@ -102,7 +122,7 @@ class Problem:
     @property
     def row_loss(self) -> Loss:
         """The loss as kernels take it."""
-        return row_loss(self.loss, self.slack)
+        return row_loss(self.loss, self.slack, self.parameter)
 
     @property
     def scale(self) -> float:
@@ -181,8 +201,8 @@ def class_costs(
 def make_problem(
     *,
     loss: str,
-    classes: np.ndarray,
-    class_counts: np.ndarray,
+    classes: np.ndarray | None,
+    class_counts: np.ndarray | None,
     n_features: int,
     C: Sequence[float] = (1.0,),
     bias: float = -1.0,
@@ -192,27 +212,38 @@ def make_problem(
     free_bias: bool = False,
     ridge: float = 1.0,
     slack: str = "hinge",
+    parameter: float | None = None,
     memory: int | None = None,
 ) -> Problem:
     """Make the problem: for every C, and every fold left out (or none), a lane per column of the code matrix.
+
+    For a loss of targets there are no classes, and one column. `parameter` is that of a loss that has one, or its default.
 
     A negative `bias` means none, as in LIBLINEAR; the code matrix is one-vs-rest by default. With f > 0 `folds` every lane
     is made f times, each time leaving out another fold; with 0 all rows are used. Raises `UsageError` for invalid values,
     and if the budget `memory` is too small for tables of classes and lanes.
     """
-    _check(loss, classes, C, bias)
-    form = LOSSES[loss].form
+    _check(loss, C, bias)
+    form, classes = LOSSES[loss].form, _checked_classes(loss, classes)
     if free_bias and bias <= 0:
         raise UsageError(f"an unpenalised bias needs a bias > 0, found {bias:g}; give --bias 1 with it")
     if not (np.isfinite(ridge) and ridge > 0):
         raise UsageError(f"ridge: expected a number > 0, found {ridge}")
     if code is not None:
         _check_code(code, loss, classes)
-    factors = class_costs(classes, class_counts, class_weight)
+    factors = np.ones(1)
+    if not has_targets(loss):
+        assert class_counts is not None
+        factors = class_costs(classes, class_counts, class_weight)
+    elif class_weight is not None:
+        raise UsageError(f"class weights are for classes, not for the targets of {loss}; give rows weights")
     others = np.outer(C, factors)
     _check_costs(np.append(1.0, others) / ridge if form == PLANES else others, form)
-    signs = default_code(form, classes.size) if code is None else code
-    positives = [np.flatnonzero(column > 0) for column in signs.T]
+    if has_targets(loss):
+        signs = np.ones((1, 1), np.int8)
+    else:
+        signs = default_code(form, classes.size) if code is None else code
+    positives = [np.flatnonzero(column > 0) for column in signs[: classes.size].T]
     labels = [float(classes[found[0]]) if found.size == 1 else None for found in positives]
     lanes = [
         Lane(label, float(c), fold)
@@ -226,7 +257,7 @@ def make_problem(
         loss=loss,
         classes=classes,
         lanes=tuple(lanes),
-        code=signs,
+        code=signs[: classes.size],
         sign=sign,
         cost=cost,
         lane_fold=np.array([lane.fold for lane in lanes], dtype=np.int64),
@@ -235,6 +266,7 @@ def make_problem(
         free_bias=bool(free_bias),
         ridge=float(ridge),
         slack=slack,
+        parameter=row_loss(loss, slack, parameter).parameter,
     )
 
 
@@ -274,13 +306,21 @@ def _lane_tables(
     return sign, cost if form == CLASSES else cost * np.abs(sign)
 
 
-def _check(loss: str, classes: np.ndarray, C: Sequence[float], bias: float) -> None:
-    if loss not in LOSSES:
-        raise UsageError(f"expected a loss among {', '.join(LOSSES)}, found {loss!r}")
+def _checked_classes(loss: str, classes: np.ndarray | None) -> np.ndarray:
+    """Return the classes, none for a loss of targets; refused if there is nothing to separate."""
+    if has_targets(loss):
+        return np.zeros(0)
+    assert classes is not None
     if classes.size < 2:
         raise UsageError(
             f"expected at least two classes, found only label {_listed(classes)}; nothing to separate"
         )
+    return classes
+
+
+def _check(loss: str, C: Sequence[float], bias: float) -> None:
+    if loss not in LOSSES:
+        raise UsageError(f"expected a loss among {', '.join(LOSSES)}, found {loss!r}")
     if not len(C):
         raise UsageError("expected at least one value of C, found none")
     for c in C:
@@ -300,6 +340,8 @@ def _check_costs(costs: np.ndarray, form: str) -> None:
 
 
 def _check_code(code: np.ndarray, loss: str, classes: np.ndarray) -> None:
+    if has_targets(loss):
+        raise UsageError(f"{loss} predicts numbers; a code matrix does not apply to it")
     if LOSSES[loss].form == CLASSES:
         raise UsageError(f"{loss} tells all classes apart at once; a code matrix does not apply to it")
     if LOSSES[loss].form == PLANES:
@@ -328,11 +370,6 @@ def _listed(labels: np.ndarray) -> str:
 # Terms of rows, for predictions and warm starts
 
 
-def row_loss(loss: str, slack: str = "") -> Loss:
-    """Return a loss as kernels take it; `slack` is that of twin planes."""
-    return Loss(SLACKS[slack] if LOSSES[loss].form == PLANES else LOSSES[loss].kind)
-
-
 def losses_of(loss: Loss, y: np.ndarray, t: np.ndarray, cost: np.ndarray) -> np.ndarray:
     """Compute the losses of rows with margins t times their costs; arrays of one shape, or that of `t` by broadcasting."""
     return _filled(add_losses, loss, y, t, cost)
@@ -358,7 +395,7 @@ class Described(Protocol):
     @property
     def loss(self) -> str: ...
     @property
-    def slack(self) -> str: ...
+    def row_loss(self) -> Loss: ...
     @property
     def code(self) -> np.ndarray: ...
 
@@ -378,8 +415,7 @@ def row_losses(
         sign, costs = 1.0 - 2.0 * sign, np.where(sign > 0, weight[:, None], costs)
     else:
         costs = costs * np.abs(sign)
-    loss = row_loss(given.loss, given.slack)
-    return np.asarray(losses_of(loss, sign, sign * decisions, costs).sum(axis=1))
+    return np.asarray(losses_of(given.row_loss, sign, sign * decisions, costs).sum(axis=1))
 
 
 def crammer_singer_losses(scores: np.ndarray, code: np.ndarray) -> np.ndarray:

@@ -39,6 +39,7 @@ class SolverEntry:
     method: str
     layout: Literal["rows", "columns"]  # the table that it reads
     factory: Callable[[SolverRequest], Solver]
+    of_targets: bool = False  # for rows with numbers to predict, rather than classes
     liblinear: int | None = None  # LIBLINEAR's ``-s`` number of the same problem and method
     relaxes: bool = False  # its steps have a closed form, to which omega applies
     # over rows by an outer proximal-point iteration with kappa; over columns by extrapolation of passes
@@ -89,19 +90,24 @@ def _online(asked: SolverRequest) -> Solver:
 
 
 def _proximal_point(asked: SolverRequest) -> Acceleration | None:
+    import numpy as np
+
     from .acceleration import Acceleration
 
     if asked.acceleration == "none":
         return None
     norms = asked.dataset.manifest.get("row_norms") or {}
-    assert asked.dataset.class_counts is not None, "a problem has classes"
+    counts = asked.dataset.class_counts
+    if counts is None:  # targets
+        counts = np.array([asked.dataset.n_rows])
     mean_square = norms.get("mean_square")
-    return Acceleration(asked.problem, asked.acceleration, asked.dataset.class_counts, mean_square)
+    return Acceleration(asked.problem, asked.acceleration, counts, mean_square)
 
 
 def _entry(loss: str, method: str) -> SolverEntry:
     """Describe the solver of a loss by one of the methods that `loss_table` lists for it."""
-    kind, methods, form, *_ = loss_table.LOSSES[loss]
+    entry = loss_table.LOSSES[loss]
+    kind, methods, form = entry.kind, entry.methods, entry.form
     by_rows = method in ("dual", "sor")
     factory = _OF_CLASSES[kind] if form == CLASSES else _FACTORIES[method]
     return SolverEntry(
@@ -109,6 +115,7 @@ def _entry(loss: str, method: str) -> SolverEntry:
         method,
         "rows" if by_rows else "columns",
         factory,
+        of_targets=entry.of_targets,
         liblinear=methods[method],
         relaxes=by_rows and form != CLASSES and kind != LOG_LOSS,
         accelerates=method != "sor",

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -41,29 +42,31 @@ class Rows:
     fresh: np.ndarray  # like `score`, recomputed by a read at fixed w; empty in other reads
     kind: np.ndarray  # see `kernels.primal.Scores`
     weight: np.ndarray  # empty if all are 1
+    target: np.ndarray  # empty where rows have classes
     previous: np.ndarray  # scores at the end of an earlier pass, with acceleration; else empty
 
     @property
     def arrays(self) -> Scores:
         """Flat arrays as an argument of kernels."""
-        return Scores(self.score.reshape(-1), self.fresh.reshape(-1), self.kind, self.weight)
+        return Scores(self.score.reshape(-1), self.fresh.reshape(-1), self.kind, self.weight, self.target)
 
     def head(self, n_rows: int, first: int = 0) -> Rows:
         """Return views of the first rows; `first` is the number of the first."""
-        arrays = (self.score, self.fresh, self.kind, self.weight, self.previous)
+        arrays = (self.score, self.fresh, self.kind, self.weight, self.target, self.previous)
         return Rows(first, *(array[:n_rows] for array in arrays))
 
 
 class RowsInMemory:
     """All rows, as one block in memory.
 
-    `arrays` are those of a `protocol.State`: ``score``, with acceleration ``previous``, in a read at fixed w ``fresh``.
+    `arrays` are those of a `protocol.State`: ``score``, with acceleration ``previous``, in a read at fixed w ``fresh``;
+    `constants` are the rows' kinds, weights and targets.
     """
 
     paged = False
 
-    def __init__(self, arrays: dict[str, np.ndarray], kind: np.ndarray, weight: np.ndarray) -> None:
-        self._arrays, self._kind, self._weight = arrays, kind, weight
+    def __init__(self, arrays: dict[str, np.ndarray], constants: Sequence[np.ndarray]) -> None:
+        self._arrays, self._constants = arrays, constants
 
     def begin_certificates(self) -> None:
         """Allocate fresh scores."""
@@ -91,7 +94,8 @@ class RowsInMemory:
     def _rows(self) -> Rows:
         score = self._arrays["score"]
         fresh, previous = (self._arrays.get(name, score[:0]) for name in ("fresh", "previous"))
-        return Rows(0, score, fresh, self._kind, self._weight, previous)
+        kind, weight, target = self._constants
+        return Rows(0, score, fresh, kind, weight, target, previous)
 
 
 class PagedRows:
@@ -119,7 +123,7 @@ class PagedRows:
         starts = np.arange(0, max(dataset.n_rows, 1), page_rows)
         self._n_pages = starts.size
         sizes = np.diff(np.append(starts, dataset.n_rows))
-        kind = kind_dtype(problem.classes.size, problem.n_folds)
+        kind = kind_dtype(problem.n_kinds, problem.n_folds)
         widths = [8 * n_lanes, 8 * n_lanes, constant_bytes(problem, dataset)] + [8 * n_lanes] * extrapolates
         self.slots = SlotStore(
             folder,
@@ -127,22 +131,22 @@ class PagedRows:
             np.concatenate([sizes * width for width in widths]),
             1,
         )
-        self._page = _new_rows(page_rows, n_lanes, kind, dataset.weighted, extrapolates=extrapolates)
+        self._new_rows = partial(_new_rows, n_lanes, kind, dataset.weighted, problem.has_targets)
+        self._page = self._new_rows(page_rows, extrapolates=extrapolates)
         self._loaded: Rows | None = None
         self._room: Rows | None = None
         self._listed: np.ndarray = np.zeros(0, dtype=np.int64)
         self._compacted: Window | None = None
 
     def write_constants(self) -> None:
-        """Write kind and weight of all rows of a new run; reads the rows, not their entries."""
+        """Write kind, weight and target of all rows of a new run; reads the rows, not their entries."""
         page, filled, number = self._page, 0, 0
-        kind: np.ndarray
-        for kind, weight in read_rows(self._dataset, self._problem, self._seed):
-            start = 0
-            while start < kind.size:
-                stop = min(start + self._page_rows - filled, kind.size)
-                page.kind[filled : filled + stop - start] = kind[start:stop]
-                page.weight[filled : filled + stop - start] = weight[start:stop]
+        for constants in read_rows(self._dataset, self._problem, self._seed):
+            start, n_rows = 0, constants[0].size
+            while start < n_rows:
+                stop = min(start + self._page_rows - filled, n_rows)
+                for to, given in zip((page.kind, page.weight, page.target), constants, strict=True):
+                    to[filled : filled + stop - start] = given[start:stop]
                 filled, start = filled + stop - start, stop
                 if filled == self._page_of(number).kind.size:
                     self._write_page(number, "constant")
@@ -173,7 +177,7 @@ class PagedRows:
             self._loaded = self._room.head(self._listed.size)
             for number, listed, offset in self._pages_of_listed():
                 page = self._read_page(number, {"fresh"} if fresh else ())
-                for name in ("score", "kind", "weight") + (("fresh",) if fresh else ()):
+                for name in ("score", "kind", "weight", "target") + (("fresh",) if fresh else ()):
                     target, source = getattr(self._loaded, name), getattr(page, name)
                     if source.size:
                         target[listed] = source[offset]
@@ -198,8 +202,7 @@ class PagedRows:
         arena: ColumnArena = window.arena
         if self._room is None:
             most = min(arena.row.size, self._n_rows)
-            page = self._page
-            self._room = _new_rows(most, page.score.shape[1], page.kind.dtype, page.weight.size > 0)
+            self._room = self._new_rows(most)
             self._all_listed = np.empty(most, dtype=arena.row.dtype)
             self._following = np.empty(arena.feature.size, dtype=np.int64)
             self._rank = np.empty(min(_RANK_ROWS, max(self._n_rows, 1)), dtype=np.int64)
@@ -251,20 +254,27 @@ def count_before(rows: np.ndarray, row: int) -> int:
 def _arrays(page: Rows, name: str) -> list[np.ndarray]:
     """Return the arrays of a section of the file."""
     if name == "constant":
-        return [page.kind, *([page.weight] if page.weight.size else [])]
+        return [array for array in (page.kind, page.weight, page.target) if array.size]
     return [getattr(page, name)]
 
 
 def _new_rows(
-    n_rows: int, n_lanes: int, kind: np.dtype, weighted: bool, *, extrapolates: bool = False
+    n_lanes: int,
+    kind: np.dtype,
+    weighted: bool,
+    has_targets: bool,
+    n_rows: int,
+    *,
+    extrapolates: bool = False,
 ) -> Rows:
     score, fresh = np.empty((n_rows, n_lanes)), np.empty((n_rows, n_lanes))
+    weight, target = (np.empty(n_rows if present else 0) for present in (weighted, has_targets))
     previous = np.empty((n_rows if extrapolates else 0, n_lanes))
-    return Rows(0, score, fresh, np.empty(n_rows, kind), np.empty(n_rows if weighted else 0), previous)
+    return Rows(0, score, fresh, np.empty(n_rows, kind), weight, target, previous)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Kinds and weights; arithmetic
+# Kinds, weights and targets; arithmetic
 
 
 def kind_dtype(n_classes: int, n_folds: int) -> np.dtype:
@@ -273,8 +283,9 @@ def kind_dtype(n_classes: int, n_folds: int) -> np.dtype:
 
 
 def constant_bytes(problem: Problem, dataset: Dataset) -> int:
-    """Compute the bytes of a row's kind and weight."""
-    return kind_dtype(problem.classes.size, problem.n_folds).itemsize + 8 * dataset.weighted
+    """Compute the bytes of a row's kind, weight and target."""
+    kind = kind_dtype(problem.n_kinds, problem.n_folds)
+    return kind.itemsize + 8 * dataset.weighted + 8 * problem.has_targets
 
 
 def paging_bytes(problem: Problem, dataset: Dataset, *, extrapolates: bool) -> tuple[int, int, int]:
@@ -291,16 +302,17 @@ def paging_bytes(problem: Problem, dataset: Dataset, *, extrapolates: bool) -> t
     return row_bytes + 8, fixed, page_rows
 
 
-def read_rows(dataset: Dataset, problem: Problem, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Read kind and weight (empty if all are 1) of all rows, chunk by chunk.
+def read_rows(dataset: Dataset, problem: Problem, seed: int) -> Iterator[tuple[np.ndarray, ...]]:
+    """Read kind, weight (empty if all are 1) and target (empty where rows have classes) of all rows, chunk by chunk.
 
     Raises `DatasetError` if the manifest does not list a label.
     """
     n_folds = problem.n_folds
-    dtype = kind_dtype(problem.classes.size, n_folds)
+    dtype = kind_dtype(problem.n_kinds, n_folds)
     for chunk in range(dataset.n_chunks):
         label, weight, source = dataset.read_rows(chunk, ("label", "weight", "source"))
         code = class_codes(dataset, chunk, label)
         if n_folds:
             code = code * n_folds + assign_folds(source, seed, n_folds)
-        yield code.astype(dtype), weight if dataset.weighted else weight[:0]
+        target = label if problem.has_targets else label[:0]
+        yield code.astype(dtype), weight if dataset.weighted else weight[:0], target

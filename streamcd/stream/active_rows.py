@@ -28,9 +28,11 @@ _WORTH = 0.5
 
 _MARGIN = 1.1  # windows of the same rows in another order differ by a few per cent
 
-_ROW = np.dtype(
-    [("weight", "f8"), ("n_entries", "u4"), ("row", "u4"), ("code", "i4"), ("fold", "u1")], align=True
-)
+_COPIED = {
+    "weight": "f8",
+    "code": "i4",
+    "fold": "u1",
+}  # what an arena has of a row; and its target, if it has one
 _COPY = np.dtype([("offset", "i8"), ("n_entries", "i8"), ("n_rows", "i8")])  # offset -1: there is none
 _ALIGNED = 8
 
@@ -41,6 +43,8 @@ class ActiveRows:
     def __init__(self, dataset: Dataset, arenas: Sequence[RowArena], folder: Path | None) -> None:
         self._dataset, self._folder, self._capacity = dataset, folder, int(arenas[0].feature.size)
         self._n_rows, self._n_entries = np.diff(dataset.row_start), np.diff(dataset.entry_start)
+        self._copied = ({"target": "f8"} if dataset.has_targets else {}) | _COPIED
+        self._row = np.dtype([("n_entries", "u4"), ("row", "u4"), *self._copied.items()], align=True)
         # a copy in memory precedes one on disk, which may be older and larger
         self._copies = np.zeros((2, dataset.n_chunks), _COPY)
         self._in_memory, self._on_disk = self._copies
@@ -150,7 +154,7 @@ class ActiveRows:
             data = np.empty(n_bytes, np.uint8) if copies is self._on_disk else self._memory(offset, n_bytes)
             records, feature, value = self._parts(data, rows.size, n_entries)
             records["row"], records["n_entries"] = rows, counts
-            for name in ("weight", "code", "fold"):
+            for name in self._copied:
                 records[name] = getattr(arena, name)[start + rows]
             gather_entries(rows, indptr, arena.feature, arena.value, feature, value)
             if copies is self._on_disk:
@@ -189,7 +193,7 @@ class ActiveRows:
         counts[records["row"]] = records["n_entries"]
         arena.indptr[row_start] = entry_start
         arena.indptr[row_start + 1 : row_start + counts.size + 1] = item_ends(counts, entry_start)
-        for name in ("weight", "code", "fold"):
+        for name in self._copied:
             getattr(arena, name)[row_start + records["row"].astype(np.int64)] = records[name]
         arena.feature[entry_start : entry_start + n_entries] = feature
         arena.value[entry_start : entry_start + n_entries] = value
@@ -197,7 +201,7 @@ class ActiveRows:
 
     def _size(self, n_rows: np.ndarray | int, n_entries: np.ndarray | int) -> np.ndarray:
         """Compute the bytes of copies; never 0, so that no two in memory begin at the same place."""
-        n_bytes = np.multiply(n_rows, _ROW.itemsize) + np.multiply(n_entries, self._dataset.entry_bytes)
+        n_bytes = np.multiply(n_rows, self._row.itemsize) + np.multiply(n_entries, self._dataset.entry_bytes)
         return np.asarray(np.maximum(-(-n_bytes // _ALIGNED), 1) * _ALIGNED)
 
     def _bytes(self, copy: Any) -> int:
@@ -205,12 +209,16 @@ class ActiveRows:
 
     def _parts(self, data: np.ndarray, n_rows: int, n_entries: int) -> tuple[np.ndarray, ...]:
         """Return views of a copy: records of its rows, features and values of its entries."""
-        rows, first, second = n_rows * _ROW.itemsize, self._dataset.index_dtype, self._dataset.value_dtype
+        rows, first, second = (
+            n_rows * self._row.itemsize,
+            self._dataset.index_dtype,
+            self._dataset.value_dtype,
+        )
         swapped = first.itemsize < second.itemsize  # the wider ones come first, so that all are aligned
         first, second = (second, first) if swapped else (first, second)
         middle, stop = rows + n_entries * first.itemsize, rows + n_entries * self._dataset.entry_bytes
         entries = data[rows:middle].view(first), data[middle:stop].view(second)
-        return data[:rows].view(_ROW), entries[swapped], entries[not swapped]
+        return data[:rows].view(self._row), entries[swapped], entries[not swapped]
 
     def _divide(self, fronts: Sequence[int]) -> bool:
         """Use what follows the first `fronts` entries of each arena for copies; returns whether all are expected to fit."""

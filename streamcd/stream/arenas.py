@@ -33,6 +33,7 @@ class RowLayout:
     n_flags: int  # active flags (uint8) of a row
     resident_window: int = RESIDENT_WINDOW_ENTRIES
     n_orders: int = 1  # orders of a window's rows that the solver holds at a time
+    has_targets: bool = False
 
     @property
     def state_bytes(self) -> int:
@@ -43,7 +44,8 @@ class RowLayout:
     def item_bytes(self) -> int:
         """Bytes of a row in an arena: its record, and its state if that is not part of the record."""
         widths = self.alpha_width, self.n_flags
-        return row_record(widths).itemsize + (0 if self.n_flags == 1 else self.state_bytes)
+        record = row_record(widths, has_targets=self.has_targets)
+        return record.itemsize + (0 if self.n_flags == 1 else self.state_bytes)
 
     def open(self, dataset: Dataset) -> Dataset:
         """Return the dataset itself."""
@@ -52,7 +54,7 @@ class RowLayout:
     def new_arena(self, table: Dataset, n_items: int, n_entries: int) -> RowArena:
         """Allocate an arena for rows."""
         dtypes, widths = (table.index_dtype, table.value_dtype), (self.alpha_width, self.n_flags)
-        return RowArena(dtypes, n_items, n_entries, widths)
+        return RowArena(dtypes, n_items, n_entries, widths, has_targets=self.has_targets)
 
     def decoder(self, table: Dataset, seed: int, n_folds: int) -> _RowDecoder:
         """Make a decoder of entries by row, classes, weights and folds; its kernel is loaded."""
@@ -67,6 +69,7 @@ class _RowDecoder:
 
     def __init__(self, dataset: Dataset, seed: int, n_folds: int) -> None:
         self.dataset, self.seed, self.n_folds = dataset, seed, n_folds
+        self._classes = np.zeros(0) if dataset.classes is None else dataset.classes
         self._columns = ["label", "n_entries"]
         self._columns += ["weight"] if dataset.weighted else []
         self._columns += ["source"] if n_folds else []
@@ -90,8 +93,8 @@ class _RowDecoder:
             rows = slice(offsets[0], offsets[0] + label.size)
             arena.fold[rows] = assign_folds(others[-1], self.seed, self.n_folds)
         weight = others[0] if self.dataset.weighted else label[:0]
-        places = arena.indptr, arena.code, arena.weight
-        return int(place_rows((label, n_entries, weight), self.dataset.classes, offsets, places))
+        places = arena.indptr, arena.code, arena.weight, arena.target
+        return int(place_rows((label, n_entries, weight), self._classes, offsets, places))
 
     def _copy_entries(
         self, arena: RowArena, chunk: int, entry_start: int, feature: np.ndarray, value: np.ndarray
@@ -154,7 +157,12 @@ class _ColumnDecoder:
 
 
 def class_codes(dataset: Dataset, chunk: int, label: np.ndarray) -> np.ndarray:
-    """Return the index of each row's class; raises `DatasetError` if the manifest does not list a label."""
+    """Return the index of each row's class; raises `DatasetError` if the manifest does not list a label.
+
+    All rows with targets are of one kind, 0.
+    """
+    if dataset.has_targets:
+        return np.zeros(label.size, np.int64)
     classes = dataset.classes
     assert classes is not None
     code, known = class_indices(classes, label)

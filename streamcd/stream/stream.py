@@ -59,7 +59,7 @@ class Stream:
         n_shards: int | None = None,
         folder: Path | None = None,
     ) -> None:
-        if dataset.classes is None:
+        if dataset.classes is None and not dataset.has_targets:
             raise UsageError(f"{dataset.path}: the labels take too many values to be classes")
         self.plan, self.seed = plan, seed
         self.table: Table = layout.open(dataset)

@@ -25,13 +25,17 @@ class RowArena:
         n_rows: int,
         n_entries: int,
         widths: tuple[int, int],
+        *,
+        has_targets: bool = False,
     ) -> None:
-        record = aligned_zeros(n_rows + 1, row_record(widths))
+        record = aligned_zeros(n_rows + 1, row_record(widths, has_targets=has_targets))
         self.indptr = record["indptr"]
         self.feature = np.empty(n_entries, dtype=dtypes[0])
         self.value = np.empty(n_entries, dtype=dtypes[1])
         self.code, self.weight, self.fold = (record[name][:n_rows] for name in ("code", "weight", "fold"))
         self.fold[:] = 255  # no fold; stays if there are none
+        # empty where rows have classes, and of one type in both cases
+        self.target = record["target"][:n_rows] if has_targets else self.weight[:0]
         if widths[1] == 1:
             self.alpha, self.active = record["alpha"][:n_rows], record["active"][:n_rows]
         else:
@@ -39,9 +43,11 @@ class RowArena:
             self.active = np.empty((n_rows, widths[1]), dtype=np.uint8)
 
 
-def row_record(widths: tuple[int, int]) -> np.dtype[Any]:
+def row_record(widths: tuple[int, int], *, has_targets: bool = False) -> np.dtype[Any]:
     """Return the dtype of a row's record; it holds the state (`widths` numbers and flags) if there is a single flag."""
     fields: list[tuple[Any, ...]] = [("indptr", np.int64), ("weight", np.float64)]
+    if has_targets:
+        fields += [("target", np.float64)]
     if widths[1] == 1:
         fields += [("alpha", np.float64, (widths[0],))]
     fields += [("code", np.int32), ("fold", np.uint8)]

@@ -103,7 +103,9 @@ class TrainingLoop(ABC):
         self.state = task.solver.new_state()
         self.state.lanes.update(new_lane_arrays(task.problem.n_lanes))
         if task.validate is not None:
-            self.state.lanes.update(validation.new_look_arrays(task.problem.n_lanes))
+            self.state.lanes.update(
+                validation.new_look_arrays(task.problem.n_lanes, has_targets=self.task.problem.has_targets)
+            )
         self.note = ""  # more for progress
         self._status: tuple[int, TrainingStatus] | None = None  # with the read that it is of
 

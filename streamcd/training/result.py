@@ -70,7 +70,7 @@ class Result:
     lanes: list[dict[str, Any]]
     # if it has not converged: changes that would take fewer passes
     advice: list[str] = field(default_factory=list)
-    # for each C, with a validation set: {C, loss, accuracy} of the model, and best_loss after best_passes
+    # for each C, with a validation set: {C, loss, accuracy or r2} of the model, and best_loss after best_passes
     validation: list[dict[str, Any]] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
@@ -132,9 +132,10 @@ class TuneResult(Result):
     """Result of a search over C: the fields of `Result` for the training on all rows, and the scores."""
 
     _: KW_ONLY
-    scores: dict[str, dict[str, Any]]  # by C, as given: {"folds": [accuracy of each], "mean": their mean}
+    scores: dict[str, dict[str, Any]]  # by C, as given: {"folds": [score of each], "mean": their mean}
     best_C: float  # the C of the highest mean, the smallest of equal ones; nan where the time was up before
     folds: dict[str, Any]  # of training them: passes, bytes_read, seconds, converged, gap, n_lanes
+    scored_by: str = "accuracy"  # or r2, of numbers to predict
 
 
 @dataclass(frozen=True)

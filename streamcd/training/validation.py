@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from ..report.tables import describe_score, score_of
 from ..solvers.protocol import CERTIFY, DONE
 
 Validate = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
-"""Computes the mean loss and the accuracy of every lane's classifier, shape (lanes,) each, at the weights of a state."""
+"""Computes the mean loss and the score of every lane's model, accuracy or R², shape (lanes,) each, at a state's weights."""
 
 PATIENCE = 5
 """Looks without a smaller loss after which `--early-stop` ends the lanes of a C.
@@ -23,11 +24,11 @@ _GROWTH = 1.25
 `PATIENCE` of them are at least as many passes, and at most about twice those made."""
 
 
-def new_look_arrays(n_lanes: int) -> dict[str, np.ndarray]:
+def new_look_arrays(n_lanes: int, *, has_targets: bool) -> dict[str, np.ndarray]:
     """Make the per-lane arrays of looks; those of one C have the same figures."""
     return {
         "look_loss": np.full(n_lanes, np.nan),
-        "look_accuracy": np.full(n_lanes, np.nan),
+        f"look_{score_of(has_targets=has_targets)}": np.full(n_lanes, np.nan),
         "look_passes": np.zeros(n_lanes, dtype=np.int64),  # of the slowest lane, at the last look
         "best_loss": np.full(n_lanes, np.inf),
         "best_passes": np.zeros(n_lanes, dtype=np.int64),
@@ -42,10 +43,14 @@ def look_is_due(lanes: Mapping[str, np.ndarray]) -> bool:
     return passes >= max(last + 1, int(_GROWTH * last) if is_open else 0)
 
 
-def take_note(lanes: Mapping[str, np.ndarray], loss: np.ndarray, accuracy: np.ndarray) -> None:
+def _score_in(lanes: Mapping[str, np.ndarray]) -> str:
+    return score_of(has_targets="look_r2" in lanes)
+
+
+def take_note(lanes: Mapping[str, np.ndarray], loss: np.ndarray, score: np.ndarray) -> None:
     """Keep the figures of a look; changes the arrays in place."""
     passes = int(lanes["passes"].max())
-    lanes["look_loss"][:], lanes["look_accuracy"][:], lanes["look_passes"][:] = loss, accuracy, passes
+    lanes["look_loss"][:], lanes[f"look_{_score_in(lanes)}"][:], lanes["look_passes"][:] = loss, score, passes
     better, in_training = loss < lanes["best_loss"], lanes["phase"] != DONE
     lanes["best_loss"][better], lanes["best_passes"][better] = loss[better], passes
     lanes["looks_in_vain"][better] = 0
@@ -64,10 +69,10 @@ def certify_next(lanes: Mapping[str, np.ndarray], ended: np.ndarray, reason: int
 
 
 def figures(lanes: Mapping[str, np.ndarray], costs: Sequence[float]) -> list[dict[str, float]]:
-    """Return loss and accuracy of each C at the last look; `costs` are the lanes' C."""
-    first = {C: costs.index(C) for C in dict.fromkeys(costs)}
+    """Return loss and score of each C at the last look; `costs` are the lanes' C."""
+    first, score = {C: costs.index(C) for C in dict.fromkeys(costs)}, _score_in(lanes)
     return [
-        {"C": C, "loss": float(lanes["look_loss"][lane]), "accuracy": float(lanes["look_accuracy"][lane])}
+        {"C": C, "loss": float(lanes["look_loss"][lane]), score: float(lanes[f"look_{score}"][lane])}
         for C, lane in first.items()
     ]
 
@@ -90,4 +95,4 @@ def describe(found: Sequence[Mapping[str, float]]) -> str:
     """Describe a look in words: of several C the one of the smallest loss."""
     best = min(found, key=lambda each: each["loss"])
     which = f" at C = {best['C']:g}, the best of {len(found)}" if len(found) > 1 else ""
-    return f"validation loss {best['loss']:.4g}, accuracy {best['accuracy']:.4f}{which}"
+    return f"validation loss {best['loss']:.4g}, {describe_score(best)}{which}"

@@ -52,6 +52,7 @@ def combination(old: Problem, new: Problem, *, dual: bool = True) -> np.ndarray:
         "class weights": _same_factors(old, new),
         "ridge": old.ridge == new.ridge,
         "slack": old.slack == new.slack,
+        "parameter of the loss": old.parameter == new.parameter,
     }
     different = [name for name, equal in same.items() if not equal]
     if different:
@@ -118,7 +119,7 @@ class WarmStart:
             )
         return dual_terms(
             problem.row_loss,
-            problem.sign[code],
+            problem.row_labels(code, label),
             alpha[:, : problem.n_lanes],
             problem.cost[code] * weight[:, None],
         ).sum(axis=0)

@@ -1,0 +1,508 @@
+"""Losses of numbers to predict: every one, by every method, ends at the optimum of someone else's method, and says so."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mpmath
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import scipy.optimize
+import scipy.sparse as sp
+from interrupted import ended, resume_by_threes, stopping_after
+from reference import augmented, hinge_optimum, one_thread, run_weights
+from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
+from small_datasets import NAMED, SMALL_COLUMNS, Rows, random_rows, unequal_columns, windows_of, write_dataset
+
+import streamcd
+from streamcd.conversion.transpose import make_columns
+from streamcd.core.errors import ConvergenceWarning, Interrupted, StreamcdError
+from streamcd.dataset.dataset import Dataset
+from streamcd.kernels import rounds
+from streamcd.kernels.loss_table import LOSSES, row_loss
+from streamcd.kernels.losses import (
+    dual_term,
+    may_shrink,
+    minimiser,
+    numbers_of,
+    projected_gradient,
+    row_terms,
+)
+from streamcd.runs.train import train
+from streamcd.solvers.problem import dual_terms, losses_of
+from streamcd.solvers.registry import SOLVERS
+from streamcd.stream.memory_plan import Plan
+from tools.simulated_cluster import Simulation
+
+Numbers = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The losses once more, from their definitions: value, slope and curvature in the error e = y - z
+
+
+def squared_error(e: np.ndarray) -> Numbers:
+    return e * e, 2 * e, np.full(e.shape, 2.0)
+
+
+REFERENCES: dict[str, Callable[..., Numbers]] = {"squared_error": squared_error}
+"""Every loss of the table that is for targets; those with kinks have a curvature of 0."""
+
+SMOOTH = [loss for loss in REFERENCES if LOSSES[loss].smooth]
+TARGET_SOLVERS = [entry for entry in SOLVERS if entry.of_targets]
+
+
+def parameter_of(loss: str, value: float | None = None) -> dict[str, float]:
+    """The loss's parameter, if it has one: the value given, or its default."""
+    parameter = LOSSES[loss].parameter
+    if parameter is None:
+        return {}
+    return {parameter.name: parameter.default if value is None else value}
+
+
+def errors_of(loss: str, e: np.ndarray, **parameter: float) -> Numbers:
+    return REFERENCES[loss](np.asarray(e, dtype=np.float64), **(parameter or parameter_of(loss)))
+
+
+def objective(
+    loss: str, x: np.ndarray, y: np.ndarray, w: np.ndarray, cost: Any, *, free: bool = False
+) -> float:
+    """The primal objective; with `free` the last weight is not penalised."""
+    kept = w[:-1] if free else w
+    return float(0.5 * kept @ kept + (cost * errors_of(loss, y - x @ w)[0]).sum())
+
+
+@one_thread
+def optimum(loss: str, x: np.ndarray, y: np.ndarray, cost: Any, *, free: bool = False) -> float:
+    """The least objective: by Newton's method where the loss has a curvature, else by an interior-point method."""
+    cost = np.broadcast_to(np.asarray(cost, dtype=np.float64), y.shape)
+    if not LOSSES[loss].smooth:
+        up, down = cost * errors_of(loss, 1e3 + y * 0)[1], -cost * errors_of(loss, -1e3 + y * 0)[1]
+        kink = 1e3 - errors_of(loss, np.array([1e3]))[0][0] / errors_of(loss, np.array([1e3]))[1][0]
+        linear = np.concatenate([y - kink, -y - kink])
+        w = hinge_optimum(np.vstack([x, -x]), np.concatenate([up, down]), linear)
+        return objective(loss, x, y, w, cost)
+    w, ridge = np.zeros(x.shape[1]), np.ones(x.shape[1])
+    ridge[-1] = 0.0 if free else 1.0
+    for _ in range(200):
+        _, slope, curvature = errors_of(loss, y - x @ w)
+        gradient = ridge * w - x.T @ (cost * slope)
+        step = np.linalg.solve(np.diag(ridge) + x.T @ (x * (cost * curvature)[:, None]), gradient)
+        size, now = 1.0, objective(loss, x, y, w, cost, free=free)
+        while size > 1e-10 and objective(loss, x, y, w - size * step, cost, free=free) > now - 1e-4 * size * float(gradient @ step):  # fmt: skip  # noqa: E501
+            size *= 0.5
+        w = w - size * step
+        if np.abs(step).max() <= 1e-14 * max(1.0, np.abs(w).max()):
+            break
+    return objective(loss, x, y, w, cost, free=free)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Small problems
+
+
+def targets_of(rows: Rows, seed: int = 0) -> np.ndarray:
+    """A noisy linear function of the rows, far from 0 on average."""
+    rng, (x, _) = np.random.default_rng(seed), rows
+    return np.asarray(x @ rng.normal(size=x.shape[1]) + 0.7 * rng.normal(size=x.shape[0]) + 0.5)
+
+
+def write_targets(
+    path: Path, x: sp.csr_array, y: np.ndarray, *, columns: bool = False, **options: Any
+) -> Dataset:
+    targets = {"min": float(y.min()), "max": float(y.max())}
+    fields = {"classes": None, "class_counts": None, "label_kind": "decimal", "targets": targets}
+    dataset = write_dataset(path, (x, y), **{**fields, **options})
+    if columns:
+        make_columns(dataset, **SMALL_COLUMNS)
+        return streamcd.open(path)
+    return dataset
+
+
+@functools.cache
+def small(name: str) -> tuple[sp.csr_array, np.ndarray]:
+    rows = NAMED[name]()
+    return rows[0], targets_of(rows)
+
+
+def needs_columns(method: str) -> bool:
+    return method != "dual"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Five numbers
+
+
+def test_every_loss_of_targets_has_a_reference() -> None:
+    assert set(REFERENCES) == {loss for loss, entry in LOSSES.items() if entry.of_targets}
+
+
+@pytest.mark.parametrize("loss", REFERENCES)
+def test_five_numbers_give_the_loss_of_its_definition(loss: str) -> None:
+    rng = np.random.default_rng(0)
+    y, z, cost = rng.normal(size=200) * 3, rng.normal(size=200) * 3, rng.exponential(size=200)
+    z[:5] = y[:5]
+    for value in (None, 0.3):
+        parameter = parameter_of(loss, value)
+        found = losses_of(row_loss(loss, "", *parameter.values()), y, z, cost)
+        expected = cost * errors_of(loss, y - z, **parameter)[0]
+        np.testing.assert_allclose(found, expected, rtol=1e-13, atol=1e-13)
+
+
+def random_visits(loss: str) -> Any:
+    """Rows with a dual variable within its bounds, often at one of them or at 0: (y, t, q, alpha, numbers)."""
+    rng = np.random.default_rng(1)
+    for _ in range(300):
+        y, t, q, cost = rng.normal() * 2, rng.normal() * 2, rng.exponential(), rng.exponential() + 0.05
+        numbers = numbers_of(row_loss(loss), y, cost)
+        low, high = max(numbers[3], -3.0), min(numbers[4], 3.0)
+        alpha = float(rng.choice([0.0, low, high, rng.uniform(low, high)], p=[0.2, 0.2, 0.2, 0.4]))
+        yield y, t, q, alpha, numbers
+
+
+@pytest.mark.parametrize("loss", REFERENCES)
+def test_a_step_goes_to_the_best_value_of_its_variable(loss: str) -> None:
+    for _, t, q, alpha, numbers in random_visits(loss):
+
+        def negative_dual(a: float, at: Any = (t, q, alpha, numbers)) -> float:
+            t, q, alpha, numbers = at
+            return 0.5 * q * (a - alpha) ** 2 + t * (a - alpha) - dual_term.py_func(a, numbers)
+
+        found = minimiser.py_func(t, q, alpha, numbers, 1.0)
+        assert numbers[3] <= found <= numbers[4]
+        low, high = max(numbers[3], found - 20.0), min(numbers[4], found + 20.0)
+        best = scipy.optimize.minimize_scalar(negative_dual, bounds=(low, high), method="bounded", options={"xatol": 1e-10})  # fmt: skip  # noqa: E501
+        assert negative_dual(found) <= min(best.fun, negative_dual(low), negative_dual(high), negative_dual(0.0)) + 1e-12  # fmt: skip  # noqa: E501
+        gradient = projected_gradient.py_func(t, alpha, numbers)
+        assert (gradient == 0.0) == (abs(minimiser.py_func(t, q, alpha, numbers, 1.0) - alpha) < 1e-12)
+        if may_shrink.py_func(t, alpha, numbers, -0.1, 0.1):
+            # with slopes beyond the thresholds, a margin that moves by less does not move the variable
+            assert minimiser.py_func(t + 0.099, q, alpha, numbers, 1.0) == alpha
+            assert minimiser.py_func(t - 0.099, q, alpha, numbers, 1.0) == alpha
+
+
+@pytest.mark.parametrize("loss", REFERENCES)
+def test_a_row_without_entries_takes_the_variable_of_its_target(loss: str) -> None:
+    for y, _, _, alpha, numbers in random_visits(loss):
+        found = minimiser.py_func(0.0, 0.0, alpha, numbers, 1.0)
+        assert row_terms.py_func(0.0, found, numbers)[0] == pytest.approx(0.0, abs=1e-12 * (1 + abs(y)))
+
+
+@pytest.mark.parametrize("loss", REFERENCES)
+def test_the_term_of_the_gap_is_right_in_fifty_digits(loss: str) -> None:
+    """As loss minus dual, which cancel: computed without them it keeps its digits, near the optimum and near kinks too."""
+    with mpmath.workdps(50):
+        for y, t, _, alpha, numbers in random_visits(loss):
+            for moved in (0.0, 1e-9):
+                best = float(np.clip(alpha * (1 + moved), numbers[3], numbers[4]))
+                gap, value, dual = row_terms.py_func(t, best, numbers)
+                p, epsilon, diagonal, low, high = (mpmath.mpf(number) for number in numbers[:5])
+                e, size = p - mpmath.mpf(t), epsilon
+                attained = max(abs(e) - size, 0) * mpmath.sign(e)
+                if diagonal > 0:
+                    attained = min(max(attained / diagonal, low), high)
+                else:
+                    attained = high if e > size else low if e < -size else mpmath.mpf(0)
+                exact_loss = e * attained - epsilon * abs(attained) - diagonal * attained**2 / 2
+                exact_dual = p * best - epsilon * abs(best) - diagonal * mpmath.mpf(best) ** 2 / 2
+                exact = exact_loss - exact_dual + mpmath.mpf(t) * best
+                rounding = 1e-15 * float(abs(exact_loss) + exact + epsilon * (abs(best) + abs(attained)))
+                assert float(exact) >= 0.0
+                assert abs(gap - float(exact)) <= 16 * rounding + 1e-300
+                assert value == pytest.approx(float(exact_loss), rel=1e-13, abs=16 * rounding)
+                assert dual == pytest.approx(float(exact_dual), rel=1e-12, abs=1e-14 * (1 + abs(y)))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The optimum
+
+
+CASES = [("random_rows", 0.3, 2.0), ("empty_rows", 1.0, -1.0), ("empty_columns", 10.0, 1.0), ("duplicate_rows", 0.03, -1.0)]  # fmt: skip  # noqa: E501
+
+
+@pytest.mark.parametrize(("name", "C", "bias"), CASES)
+@pytest.mark.parametrize("entry", TARGET_SOLVERS, ids=str)
+def test_every_solver_reaches_the_optimum(
+    tmp_path: Path, entry: Any, name: str, C: float, bias: float
+) -> None:
+    """To 1e-8 relative, with row weights; the true distance is at most the certified gap."""
+    name = name.removesuffix("_rows") if name == "random_rows" else name
+    x, y = small(name)
+    weight = np.random.default_rng(2).choice([0.0, 0.5, 1.0, 3.0], y.size)
+    dataset = write_targets(tmp_path / "data", x, y, weight=weight, columns=needs_columns(entry.method))
+    result = train(dataset, tmp_path / "run", loss=entry.loss, method=entry.method, C=C, bias=bias, tol=3e-9, max_passes=20_000, plan=windows_of(dataset, None, resident=True) if entry.method == "dual" else None, memory="2GB")  # fmt: skip  # noqa: E501
+    dense = augmented(x, bias)
+    best = optimum(entry.loss, dense, y, C * weight)
+    found = objective(entry.loss, dense, y, run_weights(tmp_path / "run", bias)[:, 0], C * weight)
+    assert result.converged
+    assert found == pytest.approx(result.primal_objective, rel=1e-11)
+    assert -1e-10 * best <= found - best <= 1e-8 * best
+    assert result.dual_objective <= best * (1 + 1e-10)
+
+
+@pytest.mark.parametrize("loss", SMOOTH)
+def test_an_unpenalised_bias_reaches_its_optimum(tmp_path: Path, loss: str) -> None:
+    x, y = small("random")
+    dataset = write_targets(tmp_path / "data", x, y, columns=True)
+    options = {"method": "primal", "bias": 1.0, "unpenalized_bias": True, "C": 0.5, "tol": 3e-9}
+    result = train(dataset, tmp_path / "run", loss=loss, max_passes=20_000, **options)
+    best = optimum(loss, augmented(x, 1.0), y, 0.5, free=True)
+    assert result.converged
+    assert -1e-10 * best <= result.primal_objective - best <= 1e-8 * best
+
+
+@pytest.mark.parametrize("omega", [0.7, 1.3])
+@pytest.mark.parametrize("loss", REFERENCES)
+def test_over_relaxed_steps_reach_the_optimum_too(tmp_path: Path, loss: str, omega: float) -> None:
+    x, y = small("random")
+    options = {"C": 0.05, "omega": omega, "acceleration": "none", "tol": 1e-6, "max_passes": 5000}
+    result = train(write_targets(tmp_path / "data", x, y), tmp_path / "run", loss=loss, **options)
+    best = optimum(loss, augmented(x, -1.0), y, 0.05)
+    assert result.converged
+    assert -1e-9 * best <= result.primal_objective - best <= 1e-6 * best
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# However rows are cut, read, shared and stopped
+
+
+@pytest.mark.parametrize(("n_chunks", "windows"), [(1, 1), (7, 1), (7, 3), (50, None)])
+@pytest.mark.parametrize("loss", REFERENCES)
+def test_chunks_and_windows_do_not_move_the_optimum(
+    tmp_path: Path, loss: str, n_chunks: int, windows: int | None
+) -> None:
+    x, y = small("random")
+    dataset = write_targets(tmp_path / "data", x, y, n_chunks=n_chunks)
+    plan = windows_of(dataset, windows)
+    result = train(dataset, tmp_path / "run", loss=loss, C=0.1, tol=1e-4, max_passes=3000, plan=plan)
+    best = optimum(loss, augmented(x, -1.0), y, 0.1)
+    assert result.converged
+    assert -1e-9 * best <= result.primal_objective - best <= 1e-4 * best
+
+
+@pytest.mark.parametrize("entry", TARGET_SOLVERS, ids=str)
+def test_every_lane_ends_where_a_run_of_its_own_ends(tmp_path: Path, entry: Any) -> None:
+    """Nine values of C: lanes are visited eight at a time."""
+    x, y = small("random")
+    dataset = write_targets(tmp_path / "data", x, y, columns=needs_columns(entry.method))
+    costs = np.geomspace(0.003, 0.3, 9).tolist()
+    options = {"loss": entry.loss, "method": entry.method, "tol": 1e-4, "max_passes": 3000}
+    result = train(dataset, tmp_path / "run", C=costs, **options)
+    assert result.converged
+    for lane, C in zip(result.lanes, costs, strict=True):
+        best = optimum(entry.loss, augmented(x, -1.0), y, C)
+        assert -1e-9 * best <= lane["primal_objective"] - best <= 1e-4 * best
+
+
+@pytest.mark.parametrize("entry", TARGET_SOLVERS, ids=str)
+def test_a_run_resumed_after_every_three_windows_has_the_same_bits(tmp_path: Path, entry: Any) -> None:
+    x, y = small("random")
+    dataset = write_targets(tmp_path / "data", x, y, n_chunks=8, columns=needs_columns(entry.method))
+    plan = windows_of(dataset, 3) if entry.method == "dual" else None
+    options = {"C": [0.1, 1.0], "tol": 1e-3, "max_passes": 40, "plan": plan}
+    options |= {"loss": entry.loss, "method": entry.method}
+    train(dataset, tmp_path / "whole", **options)
+    with pytest.raises(Interrupted):
+        train(dataset, tmp_path / "run", stop_requested=stopping_after(2), **options)
+    resume_by_threes(tmp_path / "run")
+    assert ended(tmp_path / "run") == ended(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("loss", REFERENCES)
+def test_threads_do_not_change_a_bit(tmp_path: Path, loss: str) -> None:
+    x, y = small("random")
+    dataset = write_targets(tmp_path / "data", x, y, n_chunks=8)
+    for threads in (1, 3):
+        options = {"C": [0.1, 1.0, 10.0], "max_passes": 10, "tol": 1e-9, "threads": threads}
+        with pytest.warns(ConvergenceWarning):
+            train(dataset, tmp_path / f"run{threads}", loss=loss, **options)
+    assert ended(tmp_path / "run1") == ended(tmp_path / "run3")
+
+
+@pytest.mark.parametrize("loss", SMOOTH)
+def test_paged_scores_give_the_same_bits(tmp_path: Path, loss: str) -> None:
+    rng = np.random.default_rng(4)
+    x, _ = unequal_columns()
+    dataset = write_targets(tmp_path / "data", x, rng.normal(size=x.shape[0]), columns=True)
+    for name, plan in {"memory": Plan(150, 90, True), "pages": Plan(150, 90, False, 13)}.items():
+        train(dataset, tmp_path / name, loss=loss, bias=1.0, method="primal", tol=1e-5, plan=plan)
+    assert ended(tmp_path / "pages") == ended(tmp_path / "memory")
+
+
+def test_copies_of_active_rows_have_their_targets(tmp_path: Path) -> None:
+    """With windows smaller than the data, rows that shrinking leaves are read from copies."""
+    x, y = small("random")
+    dataset = write_targets(tmp_path / "data", x, y, n_chunks=10)
+    loss = next((loss for loss in REFERENCES if not LOSSES[loss].smooth), "squared_error")
+    options = {"C": 0.3, "acceleration": "none", "tol": 1e-4, "max_passes": 5000}
+    result = train(dataset, tmp_path / "run", loss=loss, plan=windows_of(dataset, 3), **options)
+    best = optimum(loss, augmented(x, -1.0), y, 0.3)
+    assert result.converged
+    assert -1e-9 * best <= result.primal_objective - best <= 1e-4 * best
+
+
+@pytest.mark.parametrize("C", [0.05, 2.0])
+@pytest.mark.parametrize("loss", REFERENCES)
+def test_two_workers_reach_the_optimum(tmp_path: Path, loss: str, C: float) -> None:
+    x, y = small("random")
+    dataset = write_targets(tmp_path / "data", x, y, n_chunks=8, n_shards=8)
+    workers = Simulation(2)
+    result = streamcd.train(
+        dataset, tmp_path / "run", loss=loss, C=C, tol=1e-3, max_passes=500, client=workers
+    )
+    best = optimum(loss, augmented(x, -1.0), y, C)
+    assert result.converged
+    assert -1e-9 * best <= result.primal_objective - best <= 1e-3 * best
+
+
+@pytest.mark.parametrize("loss", REFERENCES)
+def test_a_joint_step_gains_at_least_what_its_sums_promise(loss: str) -> None:
+    """Also where variables cross 0, with a kink there: the dual's row terms at steps up to the longest."""
+    rng = np.random.default_rng(5)
+    y, cost = rng.normal(size=(50, 1)), rng.exponential(size=(50, 1)) + 0.1
+    bounds = np.array([numbers_of(row_loss(loss), y[i, 0], cost[i, 0])[3:5] for i in range(50)])
+    base, candidate = (np.clip(rng.normal(size=(50, 1)), bounds[:, :1], bounds[:, 1:]) for _ in range(2))
+    sums = np.zeros((1, 5))
+    sums[0, rounds.LONGEST] = np.inf
+    rounds.add_direction(row_loss(loss), y, cost, base, candidate, sums)
+    linear, quadratic, longest = sums[0, [rounds.LINEAR, rounds.QUADRATIC, rounds.LONGEST]]
+
+    def dual(eta: float) -> float:
+        point = base + eta * (candidate - base)
+        assert (point >= bounds[:, :1] - 1e-12).all()
+        assert (point <= bounds[:, 1:] + 1e-12).all()
+        return float(dual_terms(row_loss(loss), y, point, cost).sum())
+
+    assert longest >= 1.0
+    for eta in (0.1, 0.5, 1.0, min(longest, 1.5)):
+        promised = -(linear * eta + 0.5 * quadratic * eta**2)
+        assert dual(eta) - dual(0.0) >= promised - 1e-12
+        if LOSSES[loss].parameter is None or LOSSES[loss].parameter.name != "epsilon":
+            assert dual(eta) - dual(0.0) == pytest.approx(promised, rel=1e-9)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Starts, searches, validation, figures, files
+
+
+@pytest.mark.parametrize("entry", TARGET_SOLVERS, ids=str)
+def test_a_warm_start_takes_fewer_passes_to_the_same_optimum(tmp_path: Path, entry: Any) -> None:
+    x, y = small("random")
+    dataset = write_targets(tmp_path / "data", x, y, columns=needs_columns(entry.method))
+    options = {"loss": entry.loss, "method": entry.method, "tol": 1e-4, "max_passes": 3000}
+    train(dataset, tmp_path / "first", C=1.0, **options)
+    cold = train(dataset, tmp_path / "cold", C=1.3, **options)
+    warm = train(dataset, tmp_path / "warm", C=1.3, start_from=tmp_path / "first", **options)
+    assert warm.converged
+    assert warm.passes < cold.passes
+    assert warm.primal_objective == pytest.approx(cold.primal_objective, rel=1e-4)
+
+
+@pytest.fixture(scope="module")
+def housing(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray, np.ndarray]:
+    """Weighted rows of a frame, converted, with their matrix and targets."""
+    path = tmp_path_factory.mktemp("housing") / "data"
+    rng = np.random.default_rng(6)
+    X = rng.normal(size=(240, 5))
+    y = 100.0 + X @ np.array([3.0, -2.0, 1.0, 0.0, 0.5]) + rng.normal(size=240)
+    weight = rng.choice([1.0, 2.0], 240)
+    streamcd.convert((X, y, weight), path, target=True, dtype="float64")
+    return path, np.column_stack([X, weight]), y
+
+
+def test_figures_of_an_evaluation_are_scikit_learns(housing: Any, tmp_path: Path) -> None:
+    path, X, y = housing
+    run = train(path, tmp_path / "run", loss="squared_error", C=5.0, tol=1e-6)
+    weight, predicted = X[:, -1], run.model.predict(X[:, :-1])
+    found = streamcd.evaluate(path, run.run)
+    assert found["n_rows"] == 240
+    assert found["mae"] == pytest.approx(mean_absolute_error(y, predicted, sample_weight=weight), rel=1e-12)
+    assert found["mse"] == pytest.approx(mean_squared_error(y, predicted, sample_weight=weight), rel=1e-12)
+    assert found["r2"] == pytest.approx(r2_score(y, predicted, sample_weight=weight), rel=1e-12)
+    assert found["loss"] == pytest.approx(found["mse"], rel=1e-12)
+    assert found["primal_objective"] == pytest.approx(run.primal_objective, rel=1e-9)
+    alike = streamcd.evaluate(path, run.run, unweighted=True)
+    assert alike["r2"] == pytest.approx(r2_score(y, predicted), rel=1e-12)
+    assert "weighted" not in alike
+
+
+@pytest.mark.parametrize("ending", ["csv", "txt", "parquet"])
+def test_predictions_are_numbers_in_every_format(housing: Any, tmp_path: Path, ending: str) -> None:
+    path, X, _ = housing
+    run = train(path, tmp_path / "run", loss="squared_error", tol=1e-4)
+    out = tmp_path / f"out.{ending}"
+    assert streamcd.predict(path, run.run, out, force=True)["n_rows"] == 240
+    expected = run.model.predict(X[:, :-1])
+    if ending == "parquet":
+        table = pq.read_table(out)
+        assert table.column_names == ["source", "prediction"]
+        found = table["prediction"].to_numpy()
+    elif ending == "csv":
+        found = np.loadtxt(out, delimiter=",", skiprows=1)[:, 1]
+    else:
+        found = np.loadtxt(out)
+    np.testing.assert_allclose(found, expected, rtol=1e-14)
+    assert streamcd.load_model(run.run).predict(X[:, :-1]).tolist() == expected.tolist()
+    with pytest.raises(StreamcdError, match="probabilities need"):
+        streamcd.predict(path, run.run, out, proba=True, force=True)
+
+
+def test_a_search_takes_the_c_of_the_largest_r2(housing: Any, tmp_path: Path) -> None:
+    path, X, y = housing
+    found = streamcd.tune(
+        path, tmp_path / "search", C=[1e-4, 0.1, 10.0], cv=4, loss="squared_error", tol=1e-6
+    )
+    assert found.scored_by == "r2"
+    assert found.best_C == float(max(found.scores, key=lambda C: found.scores[C]["mean"]))
+    assert found.scores["0.0001"]["mean"] < found.scores["10"]["mean"] <= 1.0
+    assert found.model.predict(X[:3, :-1]) == pytest.approx(y[:3], abs=5.0)
+
+
+def test_a_validation_set_is_told_by_loss_and_r2(housing: Any, tmp_path: Path) -> None:
+    path, _, _ = housing
+    run = train(path, tmp_path / "run", loss="squared_error", validation=path, tol=1e-6)
+    figures = streamcd.evaluate(path, run.run)
+    (found,) = run.validation
+    assert found["r2"] == pytest.approx(figures["r2"], rel=1e-9)
+    assert found["loss"] == pytest.approx(figures["loss"], rel=1e-9)
+
+
+def test_classes_and_targets_are_not_mistaken_for_one_another(housing: Any, tmp_path: Path) -> None:
+    classes = write_dataset(tmp_path / "classes", random_rows(40, 5))
+    with pytest.raises(StreamcdError, match=r"expected numbers to predict for the loss .*, found classes; convert with --target"):  # fmt: skip  # noqa: E501
+        train(classes, tmp_path / "run", loss="squared_error")
+    run = train(housing[0], tmp_path / "run", loss="squared_error", tol=1e-3)
+    for use in (streamcd.evaluate, lambda data, model: streamcd.predict(data, model, tmp_path / "out.csv")):
+        with pytest.raises(
+            StreamcdError, match=r"expected rows with numbers to predict .*convert with --target"
+        ):
+            use(classes, run.run)
+    with pytest.raises(StreamcdError, match="class weights are for classes"):
+        train(housing[0], tmp_path / "other", loss="squared_error", class_weight="balanced")
+    with pytest.raises(StreamcdError, match="code matrix does not apply"):
+        train(housing[0], tmp_path / "other", loss="squared_error", code=[[1], [-1]])
+    with pytest.raises(StreamcdError, match="calibrat"):
+        train(housing[0], tmp_path / "other", loss="squared_error", calibrate=True)
+
+
+def test_descriptions_and_reports_speak_of_numbers(
+    housing: Any, tmp_path: Path, streamcd: Callable[..., Any]
+) -> None:
+    run = train(housing[0], tmp_path / "run", loss="squared_error", tol=1e-3)
+    for arguments in (
+        ("info", run.run),
+        ("info", tmp_path / "run" / "model"),
+        ("evaluate", housing[0], run.run),
+    ):
+        done = streamcd(*arguments)
+        assert done.returncode == 0, done.stderr
+        assert "class" not in done.stdout
+    assert "R²" in done.stdout
+    out = tmp_path / "report.html"
+    done = streamcd("report", run.run, "-o", out, "--data", housing[0])
+    assert done.returncode == 0, done.stderr
+    assert "Residuals" in out.read_text()
+    assert streamcd("verify", run.run).returncode == 0
