@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import scipy.optimize
 import scipy.sparse as sp
-from interrupted import ended, resume_by_threes, stopping_after
+from interrupted import ended, resume_by_turns, stopping_after
 from reference import augmented, hinge_optimum, one_thread, run_weights
 from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
 from small_datasets import NAMED, SMALL_COLUMNS, Rows, random_rows, unequal_columns, windows_of, write_dataset
@@ -307,7 +307,7 @@ def test_a_run_resumed_after_every_three_windows_has_the_same_bits(tmp_path: Pat
     train(dataset, tmp_path / "whole", **options)
     with pytest.raises(Interrupted):
         train(dataset, tmp_path / "run", stop_requested=stopping_after(2), **options)
-    resume_by_threes(tmp_path / "run")
+    resume_by_turns(tmp_path / "run", [3, 1])
     assert ended(tmp_path / "run") == ended(tmp_path / "whole")
 
 
