@@ -160,8 +160,9 @@ def _read(directory: Path, description: ModelFile) -> Model:
     if description.categories_checksum:
         check_file(directory / CATEGORIES_FILE, description.categories_checksum)
     encoding = read_encoding(directory / CATEGORIES_FILE, description.encoding)
-    code = default_code(form_of(description.loss), len(description.classes))
-    if description.code is not None:
+    if description.code is None:
+        code = default_code(form_of(description.loss), len(description.classes))
+    else:
         code = np.array(description.code, dtype=np.int8).reshape(-1, weights.shape[1])
     # fields of the same name in both; `Model` makes the arrays
     same = {name: getattr(description, name) for name in STORED_FIELDS if name != "n_features"}
