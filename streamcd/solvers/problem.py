@@ -21,7 +21,7 @@ import numpy as np
 from ..core.classes import default_code, diagonal_view
 from ..core.errors import UsageError
 from ..core.memory_budget import require
-from ..kernels.loss_table import CLASSES, LOSSES, PLANES, SLACKS, Loss, has_targets, row_loss
+from ..kernels.loss_table import CLASSES, LOSSES, PLANES, Loss, has_targets, row_loss
 from ..kernels.losses import add_dual_terms, add_losses
 
 LEAST_COST, LEAST_WEIGHT = 1e-60, 1e-30
