@@ -19,15 +19,24 @@ import pytest
 import quick_processes  # noqa: F401
 import scipy.sparse as sp
 from click.testing import CliRunner
+from small_datasets import (
+    Rows,
+    duplicate_rows,
+    empty_columns,
+    empty_rows,
+    multiclass,
+    random_rows,
+    separable,
+    unscaled,
+    write_dataset,
+)
 from threadpoolctl import threadpool_limits
 
 from streamcd import Dataset, Listener
-from streamcd import open as open_dataset
 from streamcd.cli.commands import cli
 from streamcd.conversion import byte_sources
 from streamcd.core.memory_budget import available_memory
 from streamcd.core.process_pool import Pool
-from tools.chunk_writer import ChunkWriter
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -119,72 +128,20 @@ def real_data() -> Callable[[str], Path]:
 # ---------------------------------------------------------------------------------------------------------------------
 # Small problems, named by what is special about them
 
-Problem = tuple[sp.csr_array, np.ndarray]
-
-
-def _random(n_rows: int, n_features: int, seed: int, density: float = 0.3) -> Problem:
-    rng = np.random.default_rng(seed)
-    x = sp.csr_array(
-        sp.random(n_rows, n_features, density=density, random_state=rng, data_rvs=rng.standard_normal)
-    )
-    y = np.where(x @ rng.standard_normal(n_features) + 0.5 * rng.standard_normal(n_rows) > 0, 1.0, -1.0)
-    return x, y
-
-
-def _empty_row() -> Problem:
-    x, y = _random(40, 7, 1)
-    dense = x.toarray()
-    dense[[0, 17, 39]] = 0
-    return sp.csr_array(dense), y
-
-
-def _empty_column() -> Problem:
-    x, y = _random(40, 7, 2)
-    dense = x.toarray()
-    dense[:, [0, 3, 6]] = 0
-    return sp.csr_array(dense), y
-
-
-def _duplicate_rows() -> Problem:
-    x, y = _random(15, 5, 3)
-    return sp.csr_array(sp.vstack([x, x, x])), np.concatenate([y, y, -y])
-
-
-def _one_class() -> Problem:
-    x, _ = _random(20, 5, 4)
-    return x, np.ones(20)
-
-
-def _separable() -> Problem:
-    x, _ = _random(50, 6, 5, density=0.8)
-    return x, np.where(x @ np.arange(1.0, 7.0) > 0, 2.0, 1.0)
-
-
-def _unscaled() -> Problem:
-    x, y = _random(60, 6, 6, density=0.9)
-    return sp.csr_array(x * np.array([1e-3, 1.0, 1.0, 10.0, 300.0, 1e3])), y
-
-
-def _multiclass() -> Problem:
-    rng = np.random.default_rng(7)
-    x = sp.csr_array(sp.random(90, 8, density=0.5, random_state=rng, data_rvs=rng.standard_normal))
-    return x, (x @ rng.standard_normal((8, 4))).argmax(axis=1) * 10.0 - 5.0
-
-
-SMALL_PROBLEMS: dict[str, Callable[[], Problem]] = {
-    "random": lambda: _random(80, 10, 0),
-    "empty_row": _empty_row,
-    "empty_column": _empty_column,
-    "duplicate_rows": _duplicate_rows,
-    "one_class": _one_class,
-    "separable": _separable,
-    "unscaled": _unscaled,
-    "multiclass": _multiclass,
+SMALL_PROBLEMS: dict[str, Callable[[], Rows]] = {
+    "random": lambda: random_rows(80, 10),
+    "empty_row": empty_rows,
+    "empty_column": empty_columns,
+    "duplicate_rows": duplicate_rows,
+    "one_class": lambda: (random_rows(20, 5, seed=4)[0], np.ones(20)),
+    "separable": separable,
+    "unscaled": unscaled,
+    "multiclass": lambda: multiclass(n_rows=90),
 }
 
 
 @pytest.fixture(scope="session")
-def small_problem() -> Callable[[str], Problem]:
+def small_problem() -> Callable[[str], Rows]:
     """``small_problem("empty_row")`` gives rows (CSR) and labels of one of `SMALL_PROBLEMS`."""
     return lambda name: SMALL_PROBLEMS[name]()
 
@@ -219,51 +176,20 @@ def made_dataset(tmp_path: Path) -> Callable[..., Dataset]:
         x: sp.csr_array, y: np.ndarray, *, name: str = "made", chunk_rows: int = 16, weight: np.ndarray | None = None,
         value_dtype: type = np.float64, seed: int = 0, **manifest: Any,
     ) -> Dataset:  # fmt: skip
-        writer = ChunkWriter(
-            tmp_path / name,
-            index_dtype=np.int32,
-            value_dtype=value_dtype,
-            weighted=weight is not None,
-            shard_bytes=2000,
-        )
         source = np.random.default_rng(seed).permutation(y.size)
-        for start in range(0, y.size, chunk_rows):
-            place = source[start : start + chunk_rows]
-            part = sp.csr_array(x[place])
-            part.sort_indices()
-            weights = None if weight is None else weight[place]
-            writer.write_chunk(
-                place, y[place], weights, part.indptr.astype(np.int64), part.indices, part.data
-            )
-        writer.write_features([_feature_statistics(x)])
-        classes, counts = np.unique(y, return_counts=True)
-        fields = {
-            "n_features": x.shape[1],
-            "index_base": 1,
-            "classes": classes.tolist(),
-            "class_counts": counts.tolist(),
-            "label_kind": "integer",
-            "seed": seed,
-            "source": [{"name": "made", "bytes": 0}],
-        }
-        writer.close(**(fields | manifest))
-        return open_dataset(tmp_path / name)
+        return write_dataset(
+            tmp_path / name,
+            (sp.csr_array(x[source]), y[source]),
+            n_chunks=-(-y.size // chunk_rows),
+            n_shards=1 + x.nnz * (np.dtype(value_dtype).itemsize + 4) // 2000,
+            weight=None if weight is None else weight[source],
+            value_dtype=value_dtype,
+            source=source,
+            seed=seed,
+            **manifest,
+        )
 
     return make
-
-
-def _feature_statistics(x: sp.csr_array) -> dict[str, np.ndarray]:
-    dense = x.toarray()
-    present = np.flatnonzero((dense != 0).any(axis=0))
-    dense = dense[:, present]
-    return {
-        "feature": present,
-        "n_entries": (dense != 0).sum(axis=0),
-        "min": dense.min(axis=0, initial=0),
-        "max": dense.max(axis=0, initial=0),
-        "mean": dense.mean(axis=0),
-        "mean_square": (dense**2).mean(axis=0),
-    }
 
 
 # ---------------------------------------------------------------------------------------------------------------------
