@@ -27,7 +27,7 @@ from ..solvers.protocol import CERTIFY, DONE, START, TRAIN
 from ..stream.slot_store import chunk_slots
 from ..training.checkpoint import Run
 from ..training.loop import Session, Task, TrainingLoop
-from ..training.result import BY_VIOLATION
+from ..training.stopping import BY_VIOLATION
 from .block_steps import (
     lane_columns,
     lane_products,

@@ -22,7 +22,6 @@ from ..kernels.loss_table import LOSSES, gives_probabilities
 from ..models.calibration import fit_sigmoids
 from ..training import checkpoint
 from ..training.loop import Session
-from ..training.result import BY_TIME
 from .config import ResolvedRun
 from .held_out import HeldOut, held_out_rows
 from .lane_groups import resolve_part
@@ -62,7 +61,7 @@ def fit_calibration(
         folds = resolve_part(part, run, replace(run.options, folds=N_FOLDS))
         run_path = str(directory.path)
         outcome = train_groups(part, folds, None, session, shown_as=run_path, stage="calibration: ")
-        if (outcome.lanes["reason"] == BY_TIME).any():
+        if outcome.is_cut_short:
             return None
         content = {f"{C:.17g}": sigmoids.tolist() for C, sigmoids in _fit(part.path, folds, session).items()}
         write_file(fitted, json.dumps(content).encode())

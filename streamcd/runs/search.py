@@ -20,7 +20,7 @@ from ..prediction.sums import ExactSum, Spread
 from ..report.tables import SCORES, score_of
 from ..training import checkpoint
 from ..training.loop import Session
-from ..training.result import BY_TIME, Outcome, Result, TuneResult, relative_gaps
+from ..training.result import Outcome, Result, TuneResult, relative_gaps
 from .carry_out import carry_out, result_of, train_groups
 from .config import ResolvedRun, write_config
 from .held_out import HeldOut, held_out_rows
@@ -38,7 +38,7 @@ def carry_out_search(directory: checkpoint.Run, search: ResolvedRun, session: Se
     write_config(folds, replace(search.config, tune=None))
     scored_by = score_of(has_targets=search.problem.has_targets)
     outcome = train_groups(folds, search, None, session, shown_as=run, stage="folds: ")
-    if (outcome.lanes["reason"] == BY_TIME).any():
+    if outcome.is_cut_short:
         result = replace(result_of(directory, outcome, search), run=run)
         figures: dict[str, Any] = {
             "scores": {},

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import CheckpointError, Interrupted, StreamcdError, UsageError
-from ..core.progress import COMPILING, COMPILING_ONCE, Listener, Progress, TrainingStatus
+from ..core.progress import COMPILING, COMPILING_ONCE, CostStatus, Listener, Progress, TrainingStatus
 from ..core.randomness import random_key
 from ..core.threads import Threads
 from ..dataset.dataset import Dataset
@@ -28,9 +28,8 @@ from ..stream.stream import Stream
 from ..stream.window import RowArena, Window
 from . import validation
 from .checkpoint import Run
-from .result import BY_TIME, BY_VALIDATION, Outcome
-from .status import describe_status, training_status
-from .stopping import StopRule, new_lane_arrays, reopen, update_lane_phases
+from .result import Outcome
+from .stopping import BY_TIME, BY_VALIDATION, StopRule, new_lane_arrays, reopen, update_lane_phases
 from .warm_start import WarmStart
 
 StopRequested = Callable[[], int | None]
@@ -204,7 +203,7 @@ class TrainingLoop(ABC):
         signum, time_is_up = self.stop_requested(), time.monotonic() >= self.until
         if signum is None and not time_is_up:
             return
-        where, state = self._before_stop(), describe_status(self._find_status(0))
+        where, state = self._before_stop(), _describe_status(self._find_status(0))
         advice = f"{state}; 'streamcd resume {self.task.run}' {where}"
         if signum is not None:
             raise Interrupted(f"stopped by a signal {advice}", signum)
@@ -216,7 +215,7 @@ class TrainingLoop(ABC):
 
     def _find_status(self, passes_ahead: int) -> TrainingStatus:
         task = self.task
-        return training_status(self.state, task.problem, task.rule, task.name, passes_ahead)
+        return _status_of(self.state, task.problem, task.rule, task.name, passes_ahead)
 
     def _report(self, phase: str, done: int, total: int, n_passes: int, step: str = "") -> None:
         """Report a part of a read, or of a round that adds `n_passes` passes, to a listener that is not the silent one."""
@@ -442,6 +441,46 @@ class Loop(TrainingLoop):
             "scratch_bytes": self.stream.scratch_bytes if self.stream else 0,
             "seconds": {kind: round(seconds, 6) for kind, seconds in spent.items()},
         }
+
+
+def _status_of(
+    state: State, problem: Problem, rule: StopRule, task: str, passes_ahead: int
+) -> TrainingStatus:
+    """Summarise the lanes of a task; the read or round in progress adds `passes_ahead` passes."""
+    lanes = state.lanes
+    is_open = lanes["phase"] != DONE
+    measured = lanes["seen_violation"]
+    if rule.tol is not None:  # nan where there is no estimate yet
+        measured = lanes["estimate"] / np.maximum(lanes["estimated_primal"], 1e-300)
+    lane_costs = np.array([lane.C for lane in problem.lanes])
+    costs = tuple(
+        CostStatus(float(C), int(mine.sum()), int((mine & is_open).sum()), _largest(measured[mine & is_open]))
+        for C in np.unique(lane_costs)
+        for mine in [lane_costs == C]
+    )
+    return TrainingStatus(
+        task=task,
+        passes=int(lanes["passes"].max()),
+        passes_ahead=passes_ahead,
+        max_passes=rule.max_passes,
+        measure="violation" if rule.tol is None else "gap",
+        now=_largest(measured[is_open]),
+        wanted=float(rule.eps or 0.0) if rule.tol is None else rule.tol,
+        costs=costs,
+    )
+
+
+def _describe_status(status: TrainingStatus) -> str:
+    """Describe passes and gap, as in ``"after pass 12, gap about 3.1e-02, wanted 1.0e-03"``."""
+    text = f"{status.task}after pass {status.passes}"
+    if not np.isnan(status.now):
+        text += f", {status.measure} about {status.now:.1e}, wanted {status.wanted:.1e}"
+    return text
+
+
+def _largest(numbers: np.ndarray) -> float:
+    """Return the largest number; nan if there is none, or one is unknown."""
+    return float(numbers.max()) if numbers.size else float("nan")
 
 
 def _finite(number: float) -> float | None:

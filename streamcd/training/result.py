@@ -13,18 +13,7 @@ from ..core.memory_budget import peak_memory_bytes
 from ..solvers import acceleration, over_relaxation
 from ..solvers.problem import Lane
 from . import validation
-
-BY_GAP, BY_VIOLATION, BY_MAX_PASSES, BY_ROUNDING, BY_TIME, BY_VALIDATION = 1, 2, 3, 4, 5, 6
-REASONS = {
-    0: "unfinished",
-    BY_GAP: "gap",
-    BY_VIOLATION: "violation",
-    BY_MAX_PASSES: "max_passes",
-    BY_ROUNDING: "rounding",  # all passes were made, and but for rounding the gap is within the tolerance
-    BY_TIME: "time",  # of the session; never in a state
-    BY_VALIDATION: "validation",  # by early stopping: its loss on the validation set no longer fell
-}
-"""Reasons why a lane ended, by the number in its state."""
+from .stopping import BY_GAP, BY_MAX_PASSES, BY_ROUNDING, BY_TIME, BY_VALIDATION, BY_VIOLATION, REASONS
 
 _FROM_GOOD_TO_BAD = (BY_GAP, BY_VIOLATION, BY_VALIDATION, BY_MAX_PASSES, BY_ROUNDING, BY_TIME, 0)
 
@@ -146,6 +135,11 @@ class Outcome:
     seconds: float
     bytes_read: int
     kernel_seconds: float  # of `seconds`, in this session
+
+    @property
+    def is_cut_short(self) -> bool:
+        """True if the time of the session was up before all lanes were done."""
+        return bool((self.lanes["reason"] == BY_TIME).any())
 
 
 def join_outcomes(outcomes: Sequence[Outcome]) -> Outcome:

@@ -16,7 +16,18 @@ import numpy as np
 from ..core.errors import DatasetError, UsageError
 from ..kernels.primitives import DUAL, GAP, LOSS, N_ACTIVE, N_SHRUNK
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Estimate, Solver, State
-from .result import BY_GAP, BY_MAX_PASSES, BY_ROUNDING, BY_VALIDATION, BY_VIOLATION
+
+BY_GAP, BY_VIOLATION, BY_MAX_PASSES, BY_ROUNDING, BY_TIME, BY_VALIDATION = 1, 2, 3, 4, 5, 6
+REASONS = {
+    0: "unfinished",
+    BY_GAP: "gap",
+    BY_VIOLATION: "violation",
+    BY_MAX_PASSES: "max_passes",
+    BY_ROUNDING: "rounding",  # all passes were made, and but for rounding the gap is within the tolerance
+    BY_TIME: "time",  # of the session; never in a state
+    BY_VALIDATION: "validation",  # by early stopping: its loss on the validation set no longer fell
+}
+"""Reasons why a lane ended, by the number in its state."""
 
 _OUTSIDE = 2.0  # a certified gap this many times the estimate lies in shrunk rows, or in features that were not visited
 _LEAST_CAUTION = 0.005  # with 0.05 news20 (twin, squared hinge, C = 100) took 44 certificates in place of 3
