@@ -33,7 +33,6 @@ from streamcd.conversion.plan import _LEAST_BYTES, Plan
 from streamcd.core.errors import DataError, EnvironmentFailure, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
 from streamcd.core.progress import Listener, Progress
-from streamcd.dataset.writer import PartWriter
 from streamcd.runs.describe import describe_dataset
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -693,25 +692,6 @@ def test_a_kill_at_any_moment_of_the_last_cleaning_up_leaves_a_whole_dataset_and
         assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "expected", "text.libsvm"]
         shutil.rmtree(data)
     assert after >= 2
-
-
-def test_the_writer_is_told_the_final_dtypes(
-    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[dict[str, Any]] = []
-    original = PartWriter.__init__
-
-    def spy(self: PartWriter, path: Path, number: int, row0: int, **options: Any) -> None:
-        made.append(options)
-        original(self, path, number, row0, **options)
-
-    monkeypatch.setattr(PartWriter, "__init__", spy)
-    convert(text_file, tmp_path / "data")
-    assert (made[0]["index_dtype"], made[0]["row_dtype"], made[0]["value_dtype"]) == (
-        np.int32,
-        np.int32,
-        np.float32,
-    )
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -173,13 +173,6 @@ def test_without_a_manifest_there_is_no_dataset(tmp_path: Path) -> None:
         open_dataset(tmp_path / "half")
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"format": "other"}'])
-def test_a_manifest_that_is_none_is_refused_by_name(dataset: Dataset, content: bytes) -> None:
-    (dataset.path / "manifest.json").write_bytes(content)
-    with pytest.raises(DatasetError, match=r"manifest\.json"):
-        open_dataset(dataset.path)
-
-
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -567,15 +560,6 @@ def test_totals_of_the_manifest_are_verified(dataset: Dataset, key: str, value: 
     manifest = json.loads((dataset.path / "manifest.json").read_text())
     problems = with_manifest(dataset.path, manifest | {key: value}).verify()
     assert any(word in problem for problem in problems), problems
-
-
-@pytest.mark.parametrize("n_rows", [121, 2**62])
-def test_a_number_of_rows_that_the_chunks_do_not_have_is_refused_at_once(
-    dataset: Dataset, n_rows: int
-) -> None:
-    manifest = json.loads((dataset.path / "manifest.json").read_text())
-    with pytest.raises(DatasetError, match=f"n_rows is {n_rows}, the chunk table has 120"):
-        with_manifest(dataset.path, manifest | {"n_rows": n_rows})
 
 
 def test_counts_of_features_are_verified(tmp_path: Path) -> None:
