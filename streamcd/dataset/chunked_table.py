@@ -201,6 +201,9 @@ class ChunkedTable:
     TABLES: ClassVar[Mapping[str, str]]
     """First column that training reads, by table of a part."""
 
+    _stored: ChunkedTable | None = None
+    """The table whose files a selection reads."""
+
     def __init__(
         self, path: Location, manifest: dict[str, Any], chunk_table: Mapping[str, np.ndarray]
     ) -> None:
@@ -216,7 +219,8 @@ class ChunkedTable:
         self.n_chunks = self.chunk_part.size
         first_of_part = np.searchsorted(self.chunk_part, np.arange(self.n_shards))
         self.chunk_group = (np.arange(self.n_chunks) - first_of_part[self.chunk_part]).astype(np.int32)
-        self.entry_start = starts_of(chunk_table["n_entries"])
+        self._n_stored = chunk_table["n_entries"]  # entries in the files; a selection leaves some out
+        self.entry_start = starts_of(self._n_stored)
         self.chunk_crc = {table: chunk_table[f"{table}_crc"] for table in self.TABLES}
         listed = self.listed_files(manifest) if isinstance(path, Url) else ()
         self._sizes = {name: n_bytes for name, n_bytes, _ in listed}
@@ -282,8 +286,7 @@ class ChunkedTable:
         return arrays
 
     def _read_entries(self, chunk: int, columns: Sequence[str], verify: bool) -> list[np.ndarray]:
-        n_entries = int(self.entry_start[chunk + 1] - self.entry_start[chunk])
-        return self._read("entries", chunk, columns, n_entries, verify)
+        return self._read("entries", chunk, columns, int(self._n_stored[chunk]), verify)
 
     def open_parts(self, chunks: Iterable[int]) -> None:
         """Open the files of chunks that will be read, where that takes a request each."""
@@ -306,9 +309,8 @@ class ChunkedTable:
     def use_cache(self, cache: Cache | None) -> None:
         """Keep in a cache what is read of parts at a URL from now on."""
         if isinstance(self.path, Url) and cache is not None:
-            dataset, url = self._whose
-            self.cache = cache
-            self._parts.ranges = cache.open(dataset, url, self.fingerprint, self.cached_files())
+            stored, self.cache = self._stored or self, cache
+            self._parts.ranges = cache.open(*stored._whose, stored.fingerprint, stored.cached_files())
 
     @property
     def _whose(self) -> tuple[str, str]:
@@ -381,48 +383,6 @@ def file_problems(path: Location, files: Iterable[tuple[str, int, str]]) -> Iter
             yield path / name, f"{path / name}: {kind}, expected {n_bytes} bytes, found {found}"
 
 
-class PartOfTable:
-    """Base of a table of some of the items of another, `_whole`, whose files it reads; `_chunks` maps the chunks."""
-
-    _whole: Any
-    _chunks: np.ndarray
-    cache: Cache | None
-
-    def reopen(self) -> Self:
-        """Return the same table with files of its own, to be read by another thread."""
-        other = copy.copy(self)
-        other._whole = self._whole.reopen()
-        return other
-
-    def open_parts(self, chunks: Iterable[int]) -> None:
-        """Open the files of chunks that will be read."""
-        self._whole.open_parts(self._chunks[list(chunks)].tolist())
-
-    def expect(self, chunk: int, first: Mapping[str, str] | None = None) -> None:
-        """Announce that a chunk will be read."""
-        self._whole.expect(int(self._chunks[chunk]), first)
-
-    def use_cache(self, cache: Cache | None) -> None:
-        """Keep in a cache what is read of parts at a URL from now on."""
-        self._whole.use_cache(cache)
-        self.cache = self._whole.cache
-
-    def read_directly(self, ahead_bytes: int) -> None:
-        """Read past the page cache from now until `close`."""
-        self._whole.read_directly(ahead_bytes)
-
-    def chunk_bytes(self, chunk: int) -> int:
-        """Bytes on disk that reading a chunk for training asks for."""
-        return int(self._whole.chunk_bytes(int(self._chunks[chunk])))
-
-    def place(self, chunk: int, table: str = "entries") -> str:
-        return str(self._whole.place(int(self._chunks[chunk]), table))
-
-    def close(self) -> None:
-        """Close all files; the next read opens them again."""
-        self._whole.close()
-
-
 class RowTable(ChunkedTable):
     """The row layout of a dataset, open for reading; its attributes are those of `dataset.Dataset`."""
 
@@ -441,7 +401,8 @@ class RowTable(ChunkedTable):
         self.targets: dict[str, float] | None = manifest.get("targets")
         self.row_dtype = row_dtype(self.n_rows)
         self.entry_bytes = self.index_dtype.itemsize + self.value_dtype.itemsize
-        self.row_start = starts_of(chunk_table["n_rows"])
+        self._rows_stored = chunk_table["n_rows"]  # as `_n_stored`
+        self.row_start = starts_of(self._rows_stored)
         if self.row_start[-1] != self.n_rows:
             raise DatasetError(
                 f"{path / 'manifest.json'}: damaged (n_rows is {self.n_rows}, the chunk table has {self.row_start[-1]}); "
@@ -468,8 +429,7 @@ class RowTable(ChunkedTable):
         The arrays are read-only. `verify` checks checksums; raises `DatasetError`, which names the file, if one is missing
         or damaged.
         """
-        n_rows = int(self.row_start[chunk + 1] - self.row_start[chunk])
-        return self._read("rows", chunk, columns, n_rows, verify)
+        return self._read("rows", chunk, columns, int(self._rows_stored[chunk]), verify)
 
     def read_entries(
         self, chunk: int, columns: Sequence[str] = ("feature", "value"), *, verify: bool = True

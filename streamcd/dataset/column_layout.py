@@ -61,7 +61,7 @@ class Columns(ChunkedTable):
         """Read the features of a chunk, ascending, and the number of entries of each in the chunk."""
         n_listed = int(self.n_listed[chunk])
         feature, n_entries = self._read("index", chunk, ("feature", "n_entries"), n_listed, verify)
-        expected = int(self.entry_start[chunk + 1] - self.entry_start[chunk])
+        expected = int(self._n_stored[chunk])
         if (feature.size and n_entries.min() < 0) or int(n_entries.sum()) != expected:
             raise DatasetError(
                 f"{self.place(chunk)}: the index does not fit the chunk table's {expected} entries; {AGAIN}"

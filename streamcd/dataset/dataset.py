@@ -14,7 +14,7 @@ import numpy as np
 from ..core.errors import DatasetError, UsageError, escaped
 from ..core.progress import Listener
 from ..core.storage import Location
-from .chunked_table import PartOfTable, RowTable
+from .chunked_table import RowTable
 from .parquet import read_groups, reading
 from .range_cache import asked_cache
 from .scaling import Scaling
@@ -127,6 +127,10 @@ class Dataset(RowTable):
     def whole(self) -> Dataset:
         """The dataset on disk: itself, or the one of which it has some rows."""
         return self
+
+    def _rows_of_whole(self, rows: np.ndarray) -> np.ndarray:
+        """Return the places in the whole of rows of this dataset."""
+        return rows
 
     def labels(self, memory: int | str | None = None) -> np.ndarray:
         """Read the labels of all rows, in the order of the source: names, integers or decimal numbers.
@@ -296,18 +300,20 @@ class Dataset(RowTable):
         return verify(self, listener, workers=workers, memory=memory)
 
 
-class RowSelection(PartOfTable, Dataset):
+class RowSelection(Dataset):
     """Rows of another dataset, which it reads by files of its own; made by ``dataset[rows]``.
 
     A row's ``source`` is its place in the selection; there is no column ``row``. Chunks without a row are not read.
     Figures of features and norms of rows are those of the `whole` dataset. `rows` (int64) are places in the order of the
-    source, each at most once; what tells them takes `held_bytes`, with that of `whole`.
+    source, each at most once; what tells them takes `held_bytes`.
     """
 
-    def __init__(self, whole: Dataset, rows: np.ndarray) -> None:
-        self._whole = whole.reopen()
+    _stored: Dataset
+
+    def __init__(self, dataset: Dataset, rows: np.ndarray) -> None:
+        self._stored = whole = dataset.whole
         self._place = np.full(whole.n_rows, -1, row_dtype(whole.n_rows))
-        self._place[rows] = np.arange(rows.size)
+        self._place[dataset._rows_of_whole(rows)] = np.arange(rows.size)
         if np.count_nonzero(self._place >= 0) != rows.size:
             raise UsageError(
                 f"{whole.path}[rows]: expected every row at most once, found {rows.size} rows of which some are repeated; "
@@ -327,7 +333,7 @@ class RowSelection(PartOfTable, Dataset):
             if classes is not None:
                 counts += np.bincount(np.searchsorted(classes, label[kept]), minlength=counts.size)
         # a chunk without rows stands for none
-        self._chunks = np.flatnonzero(n_rows) if rows.size else np.zeros(1, np.int64)
+        self._chunks = chunks = np.flatnonzero(n_rows) if rows.size else np.zeros(1, np.int64)
         digest = hashlib.sha256(whole.fingerprint.encode())
         digest.update(self._place.data)
         manifest: dict[str, Any] = {
@@ -339,28 +345,30 @@ class RowSelection(PartOfTable, Dataset):
             "class_counts": None if classes is None else counts[counts > 0],
             "targets": {"min": float(least), "max": float(greatest)} if whole.has_targets else None,
         }
-        checksums = {f"{name}_crc": crc for name, crc in whole.chunk_crc.items()}
-        table: dict[str, Any] = {
-            "part": whole.chunk_part,
-            "n_rows": n_rows,
-            "n_entries": n_entries,
-            **checksums,
-        }
-        super().__init__(whole.path, manifest, {name: column[self._chunks] for name, column in table.items()})
+        table = {f"{name}_crc": crc for name, crc in whole.chunk_crc.items()}
+        table |= {"part": whole.chunk_part, "n_rows": n_rows, "n_entries": n_entries}
+        super().__init__(whole.path, manifest, {name: column[chunks] for name, column in table.items()})
+        self.use_cache(whole.cache)
+        self.chunk_group = whole.chunk_group[chunks]
+        self._rows_stored, self._n_stored = whole._rows_stored[chunks], whole._n_stored[chunks]
         # a row's place in the selection, and its number in the column layout
-        self.held_bytes = 2 * self._place.nbytes + self._kept.nbytes + whole.held_bytes
+        self.held_bytes = 2 * self._place.nbytes + self._kept.nbytes
 
     @property
     def whole(self) -> Dataset:
         """The dataset whose rows they are; where that is a selection, the one that it is made from."""
-        return self._whole.whole
+        return self._stored
+
+    def _rows_of_whole(self, rows: np.ndarray) -> np.ndarray:
+        chosen = np.flatnonzero(self._place >= 0)
+        return chosen[np.argsort(self._place[chosen])][rows]
 
     def read_rows(
         self, chunk: int, columns: Sequence[str] = ("label", "n_entries"), *, verify: bool = True
     ) -> list[np.ndarray]:
         number = int(self._chunks[chunk])
         kept = self._kept_of(number)
-        arrays = [array[kept] for array in self._whole.read_rows(number, columns, verify=verify)]
+        arrays = [array[kept] for array in super().read_rows(chunk, columns, verify=verify)]
         return [
             self._places(number, array).astype(np.int64) if name == "source" else array
             for name, array in zip(columns, arrays, strict=True)
@@ -370,21 +378,20 @@ class RowSelection(PartOfTable, Dataset):
         self, chunk: int, columns: Sequence[str] = ("feature", "value"), *, verify: bool = True
     ) -> list[np.ndarray]:
         """Read columns of a chunk's entries: ``feature``, ``value``."""
-        number = int(self._chunks[chunk])
-        (n_entries,) = self._whole.read_rows(number, ("n_entries",), verify=False)
-        kept = np.repeat(self._kept_of(number), n_entries)
-        return [array[kept] for array in self._whole.read_entries(number, columns, verify=verify)]
+        (n_entries,) = super().read_rows(chunk, ("n_entries",), verify=False)
+        kept = np.repeat(self._kept_of(int(self._chunks[chunk])), n_entries)
+        return [array[kept] for array in super().read_entries(chunk, columns, verify=verify)]
 
     def _kept_of(self, chunk: int) -> np.ndarray:
         """Tell which rows of a chunk of the whole are selected."""
-        start, stop = self._whole.row_start[chunk : chunk + 2]
+        start, stop = self._stored.row_start[chunk : chunk + 2]
         return self._kept[start:stop]
 
     def _places(self, chunk: int, source: np.ndarray) -> np.ndarray:
         """Return the place in the selection of rows of a chunk of the whole; -1 where they are left out."""
         if source.size and (source.min() < 0 or source.max() >= self._place.size):
             raise DatasetError(
-                f"{self._whole.place(chunk, 'rows')}: a source outside 0 … {self._place.size - 1}; {self.KIND.remedy}"
+                f"{self._stored.place(chunk, 'rows')}: a source outside 0 … {self._place.size - 1}; {self.KIND.remedy}"
             )
         return self._place[source]
 
@@ -396,25 +403,19 @@ class RowSelection(PartOfTable, Dataset):
     def _columns(self) -> Any:
         from .selection import SelectedColumns
 
-        numbers = np.full(self._whole.n_rows, -1, self.row_dtype)
+        numbers = np.full(self._stored.n_rows, -1, self.row_dtype)
         numbers[self._kept] = np.arange(self.n_rows)
-        return SelectedColumns(self, self._whole.open_columns(), numbers)
+        return SelectedColumns(self, self._stored.open_columns(), numbers)
 
     def expect(self, chunk: int, first: Mapping[str, str] | None = None) -> None:
         """Announce that a chunk will be read, which takes its rows' places in the source."""
         super().expect(chunk, first or FIRST_OF_ALL)
 
-    def read_features(
-        self, columns: Sequence[str] | None = None, *, first_group: int = 0
-    ) -> Iterator[dict[str, np.ndarray]]:
-        """Read statistics of the features of the whole."""
-        return self._whole.read_features(columns, first_group=first_group)
-
     def verify(
         self, listener: Listener | None = None, *, workers: int = 1, memory: int | str | None = None
     ) -> list[str]:
         """Check the whole dataset."""
-        return self._whole.verify(listener, workers=workers, memory=memory)
+        return self._stored.verify(listener, workers=workers, memory=memory)
 
 
 def labels_as_numbers(labels: np.ndarray, label_kind: str) -> list[int] | list[float]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import UsageError
-from .chunked_table import PartOfTable, RowTable, starts_of
+from .chunked_table import RowTable, starts_of
 from .column_layout import Columns
 
 
@@ -41,18 +41,18 @@ def chosen_rows(dataset: RowTable, key: Any) -> np.ndarray:
     return rows.astype(np.int64, copy=False)
 
 
-class SelectedColumns(PartOfTable, Columns):
+class SelectedColumns(Columns):
     """The column layout of a selection: `numbers` gives each row of the whole its number, -1 where it is left out."""
 
     def __init__(self, selection: RowTable, whole: Columns, numbers: np.ndarray) -> None:
-        self._whole, self._chunks, self._numbers = whole.reopen(), np.arange(whole.n_chunks), numbers
-        kept = [int((numbers[row] >= 0).sum()) for row in map(self._rows, range(whole.n_chunks))]
+        self._stored, self._numbers = whole, numbers
+        rows = (whole.read_entries(chunk, ("row",), verify=False)[0] for chunk in range(whole.n_chunks))
+        kept = [np.count_nonzero(numbers[row] >= 0) for row in rows]
         digest = hashlib.sha256(f"{whole.fingerprint} {selection.fingerprint}".encode()).hexdigest()
         manifest = {**whole.manifest, "fingerprint": digest[:32], "n_entries": sum(kept)}
         manifest["row_dtype"] = selection.row_dtype.name
-        checksums = {f"{name}_crc": crc for name, crc in whole.chunk_crc.items()}
         table = {
-            **checksums,
+            **{f"{name}_crc": crc for name, crc in whole.chunk_crc.items()},
             "part": whole.chunk_part,
             "n_entries": np.array(kept, np.int64),
             "first_feature": whole.first_feature,
@@ -60,21 +60,19 @@ class SelectedColumns(PartOfTable, Columns):
             "piece": ~np.isin(np.arange(whole.n_chunks), whole.unit_start),
         }
         super().__init__(selection, manifest, table)
-
-    def _rows(self, chunk: int, verify: bool = False) -> np.ndarray:
-        return self._whole.read_entries(chunk, ("row",), verify=verify)[0]
+        self._n_stored = whole._n_stored
 
     def read_index(self, chunk: int, *, verify: bool = True) -> tuple[np.ndarray, np.ndarray]:
         """Read the features of a chunk and how many of the selection's entries each has, which may be none."""
-        feature, n_entries = self._whole.read_index(chunk, verify=verify)
-        before = starts_of(self._numbers[self._rows(chunk)] >= 0)
-        return feature, np.diff(before[starts_of(n_entries)])
+        feature, n_entries = super().read_index(chunk, verify=verify)
+        (row,) = super().read_entries(chunk, ("row",), verify=False)
+        return feature, np.diff(starts_of(self._numbers[row] >= 0)[starts_of(n_entries)])
 
     def read_entries(
         self, chunk: int, columns: Sequence[str] = ("row", "value"), *, verify: bool = True
     ) -> list[np.ndarray]:
         """Read columns of a chunk's entries: ``row``, ``value``."""
-        row, value = self._whole.read_entries(chunk, verify=verify)
+        row, value = super().read_entries(chunk, verify=verify)
         number = self._numbers[row]
         kept = number >= 0
         arrays = {"row": number[kept], "value": value[kept]}
