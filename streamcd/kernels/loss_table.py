@@ -51,14 +51,14 @@ class LossEntry(NamedTuple):
 LOSSES = {
     "squared_hinge": LossEntry(
         SQUARED_HINGE,
-        {"dual": 1, "primal": 2, "online": None},
+        {"dual": 1, "primal": 2, "online": None, "newton": None},
         "max(0, 1-t)^2",
         smooth=True,
         calibrates=True,
     ),
     "hinge": LossEntry(HINGE, {"dual": 3}, "max(0, 1-t)", calibrates=True),
     "log_loss": LossEntry(
-        LOG_LOSS, {"dual": 7, "primal": 0, "online": None}, "log(1 + exp(-t))", smooth=True
+        LOG_LOSS, {"dual": 7, "primal": 0, "online": None, "newton": None}, "log(1 + exp(-t))", smooth=True
     ),
     "crammer_singer": LossEntry(
         CRAMMER_SINGER, {"dual": 4}, "max over m of w_m·x - w_y·x + [m != y]", CLASSES
@@ -67,7 +67,7 @@ LOSSES = {
         MULTINOMIAL, {"dual": None}, "log of the sum over m of exp(w_m·x - w_y·x)", CLASSES, smooth=True
     ),
     "squared_error": LossEntry(
-        SQUARED_ERROR, {"dual": None, "primal": None}, "(y - z)^2", smooth=True, of_targets=True
+        SQUARED_ERROR, {"dual": None, "primal": None, "newton": None}, "(y - z)^2", smooth=True, of_targets=True
     ),
     "twin": LossEntry(TWIN_HINGE, {"dual": None, "sor": None}, "½ (w·x)^2 of a plane's own rows", PLANES),
 }

@@ -7,7 +7,7 @@ from pathlib import Path
 from ..core.errors import UsageError
 from ..core.storage import local_path
 from ..solvers.problem import Problem
-from ..solvers.registry import reads_columns
+from ..solvers.registry import keeps_alpha
 from ..training import checkpoint
 from ..training.warm_start import Source, WarmStart, combination
 from .config import ResolvedRun, RunConfig, read_config, reopen
@@ -23,7 +23,7 @@ class PreviousRun:
     def warm_start(self, lanes: Problem, numbers: range) -> WarmStart:
         """Return the start of some of the new run's lanes, whose indices among all are `numbers`."""
         run, options = self._run, self._run.options
-        accelerated = options.acceleration != "none" and not reads_columns(options.method)
+        accelerated = options.acceleration != "none" and keeps_alpha(options.method)
         identity = checkpoint.read_identity(self._path)
         parts = []
         for group in run.groups:
@@ -48,7 +48,7 @@ def previous_run(new: ResolvedRun) -> PreviousRun | None:
 
 
 def _needs_alpha(new: ResolvedRun) -> bool:
-    return not reads_columns(new.options.method)
+    return keeps_alpha(new.options.method)
 
 
 def _check(source: str, config: RunConfig, new: ResolvedRun) -> None:
@@ -63,7 +63,7 @@ def _check(source: str, config: RunConfig, new: ResolvedRun) -> None:
             f"{source} was trained on workers, which keep dual variables in another way; start from a run of one process"
         )
     method, wanted = config.options.method, new.options.method
-    if _needs_alpha(new) and method not in ("dual", "sor"):
+    if _needs_alpha(new) and not keeps_alpha(method):
         raise UsageError(
             f"{source} was not trained by a dual method; there are no dual variables to start from"
         )

@@ -196,7 +196,9 @@ class ProblemOptions(_LossParameters, Checked):
         f"are for losses with a curvature ({', '.join(_losses_by('online'))}; primal also for "
         f"{', '.join(loss for loss in _losses_by('primal') if has_targets(loss))}), and read the column layout "
         "(streamcd columns). sor: for the loss "
-        "twin, with the inverse of a matrix of features x features for each plane. auto chooses, and says why.",
+        "twin, with the inverse of a matrix of features x features for each plane. newton: for the losses of "
+        "primal on data with few features, with such a matrix for each model: some five reads. auto chooses, and says "
+        "why.",
         choices=("auto", *METHODS),
         section=Section.METHOD,
     )
@@ -220,7 +222,7 @@ class ProblemOptions(_LossParameters, Checked):
     )
     unpenalized_bias: bool = option(
         False,
-        "Leave the bias's weight out of ½‖w‖². With the methods primal and online only.",
+        "Leave the bias's weight out of ½‖w‖². With the methods primal, online and newton only.",
         flags="-R --unpenalized-bias",
         section=Section.PROBLEM,
     )

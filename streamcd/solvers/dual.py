@@ -191,7 +191,7 @@ class RowSolver:
         penalty, conjugate, apart, kept = sums.reshape(4, -1, self.problem.lane_vectors).sum(axis=2)
         norm, drift, kept = np.sqrt(2.0 * penalty), np.sqrt(2.0 * apart), np.sqrt(kept)
         primal, dual = penalty + totals[:, LOSS], totals[:, DUAL] - conjugate
-        gap, rounding, proven = _proven_gap(totals, norm, drift, kept)
+        gap, rounding, proven = proven_gap(totals, norm, drift, kept)
         # alpha = 0 is dual feasible with the value 0: the primal bounds a gap that is all rounding (nan: out of range)
         gap = np.where(proven, np.fmin(gap, primal), gap)
         dual = np.where(proven, np.fmin(dual, primal - gap), dual)
@@ -201,7 +201,7 @@ class RowSolver:
             "gap": gap,
             "violation": violation(totals),
             "rounding": np.where(proven, np.fmin(rounding, gap), rounding),
-            "primal_rounding": _primal_rounding(totals, norm, kept),
+            "primal_rounding": primal_rounding(totals, norm, kept),
         }
 
     def distance_to_kept(self, state: State, drift: np.ndarray) -> np.ndarray:
@@ -445,7 +445,7 @@ def set_thresholds(state: State, trained: np.ndarray) -> None:
         kept["low"][lane] = smallest if smallest < 0 else -np.inf
 
 
-def _proven_gap(
+def proven_gap(
     totals: np.ndarray, norm: np.ndarray, drift: np.ndarray, moved: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Bound the gap from above, including rounding; returns the gap, the rounding, and where the gap is that bound.
@@ -473,7 +473,7 @@ def _proven_gap(
         return np.where(proven, bound, plain), bound - plain, proven
 
 
-def _primal_rounding(totals: np.ndarray, norm: np.ndarray, moved: np.ndarray) -> np.ndarray:
+def primal_rounding(totals: np.ndarray, norm: np.ndarray, moved: np.ndarray) -> np.ndarray:
     """Bound the error of the primal objective by rounding, also at a w at a distance `moved` from the certified one."""
     with np.errstate(all="ignore"):  # the loop says what is wrong
         margin, n = UNIT * norm + moved, totals[:, N_VISITED] + 100.0

@@ -84,3 +84,36 @@ def _centre(problem: Problem, accelerated: bool) -> int:
     """Count acceleration's centre or w(alpha), and two sketches of a lane."""
     beside = (problem.n_features + 1) * problem.n_lanes * problem.lane_vectors
     return 8 * (beside + 2 * N_BUCKETS * problem.n_lanes) if accelerated else 0
+
+
+_SAVED = 1 << 24
+"""Bytes of an array that are copied at a time where it is written to a file."""
+
+_MOST_PARTS = 1 << 23
+"""Largest number of elements of all lanes' Hessians of which every part of a window sums up its own."""
+
+
+def newton_parts(problem: Problem) -> int:
+    """Count the sums of the Hessians that are made at a time; with one, the parts are rows of the Hessians."""
+    return PARTS if problem.n_lanes * (problem.n_features + 1) ** 2 * PARTS <= _MOST_PARTS else 1
+
+
+def newton_memory(problem: Problem) -> SolverMemory:
+    """Count the Hessian of every lane, in each of the sums that are made at a time, and some vectors."""
+    from ..kernels.newton import BLOCK, PANEL
+
+    n_lanes, size, n_parts = problem.n_lanes, problem.n_features + 1, newton_parts(problem)
+    matrices = f"{n_lanes} {'matrix' if n_lanes == 1 else 'matrices'} of {size:,} x {size:,}"
+    own, vectors = 8 * size**2 * n_lanes, 8 * size * n_lanes
+    return SolverMemory(
+        RowLayout(0, 0, has_targets=problem.has_targets),
+        5 * vectors,
+        more={
+            matrices: own,
+            "parts' matrices": own * n_parts if n_parts > 1 else 0,
+            "parts' vectors": 4 * PARTS * vectors + (PARTS * BLOCK + 4 * PANEL) * 8 * size,
+            "vectors of a visit": 4 * vectors + 12 * 8 * size * PARTS,
+            "saving": min(own, _SAVED),
+        },
+        advice="give a larger --memory, or take --method dual, which needs no matrix",
+    )

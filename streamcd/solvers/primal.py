@@ -40,7 +40,7 @@ from . import long_columns
 from .dual import NEGLIGIBLE
 from .extrapolation import Extrapolation, sum_up_objective
 from .memory import primal_memory
-from .problem import Problem
+from .problem import Problem, smaller_side
 from .protocol import CERTIFY, TRAIN, Estimate, Start, State, all_rows, new_lanes, new_totals
 from .row_scores import PagedRows, RowsInMemory, read_rows
 
@@ -238,7 +238,7 @@ class PrimalSolver:
         start = np.where(np.isnan(state.lanes["start_norm"]), _start_norm(state), state.lanes["start_norm"])
         norm = np.sqrt(2.0 * np.maximum(state.totals[:, GAP], 0.0))
         seen = np.isfinite(state.totals[:, VIOLATION_MAX])
-        scale = start * self._smaller_side()
+        scale = start * smaller_side(self.problem, self._dataset.class_counts)
         return np.where(seen, np.divide(norm, scale, out=np.zeros_like(norm), where=scale > 0), 0.0)
 
     def conclude_pass(self, state: State, trained: np.ndarray) -> np.ndarray:
@@ -321,15 +321,6 @@ class PrimalSolver:
             chunks = read_rows(self._dataset, self.problem, self._seed)
             self._constants = [np.concatenate(column) for column in zip(*chunks, strict=True)]
         return RowsInMemory(state.rows, self._constants)
-
-    def _smaller_side(self) -> np.ndarray:
-        """Compute the share of a lane's rows on its smaller side; 1 where they have targets."""
-        if self.problem.has_targets:
-            return np.ones(self.problem.n_lanes)
-        counts = self._dataset.class_counts
-        assert counts is not None
-        plus, minus = (counts @ (side * self.problem.sign > 0) for side in (1, -1))
-        return np.maximum(np.minimum(plus, minus), 1) / np.maximum(plus + minus, 1)
 
 
 class OnlineSolver(PrimalSolver):

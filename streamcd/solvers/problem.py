@@ -163,6 +163,15 @@ class Problem:
         return sum(table.nbytes for table in (self.sign, self.cost) if large and table.flags.c_contiguous)
 
 
+def smaller_side(problem: Problem, class_counts: np.ndarray | None) -> np.ndarray:
+    """Compute the share of every lane's rows on its smaller side; 1 where rows have targets."""
+    if problem.has_targets:
+        return np.ones(problem.n_lanes)
+    assert class_counts is not None
+    plus, minus = (class_counts @ (side * problem.sign > 0) for side in (1, -1))
+    return np.maximum(np.minimum(plus, minus), 1) / np.maximum(plus + minus, 1)
+
+
 def _take_lanes(table: np.ndarray, lanes: np.ndarray) -> np.ndarray:
     """Return the columns of some lanes; a view if the table is a view and the lanes are adjacent."""
     if not table.flags.c_contiguous and (np.diff(lanes) == 1).all():

@@ -122,9 +122,10 @@ def new_lanes(n_lanes: int, phase: int) -> dict[str, np.ndarray]:
     }
 
 
-Estimate = Literal["plain", "proximal", "noisy"]
+Estimate = Literal["plain", "proximal", "noisy", "exact"]
 """Estimates of the gap after a pass: sums over visits alone; with a distance measured at the end of the pass
-(``distance``, `acceleration`); or with parts that a pass may leave out (``unseen_gap``, `primal.OnlineSolver`)."""
+(``distance``, `acceleration`); with parts that a pass may leave out (``unseen_gap``, `primal.OnlineSolver`); or none, where
+a pass is made at fixed w and is a certificate itself (`newton`)."""
 
 
 class Solver(Protocol):

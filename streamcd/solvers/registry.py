@@ -48,6 +48,8 @@ class SolverEntry:
     # one lane or several. This holds for Crammer–Singer too: its dual is quadratic, and a step along any direction keeps
     # every row's sum of zero.
     in_rounds: bool = False
+    frees_bias: bool = False  # can leave the bias out of the penalty
+    keeps_alpha: bool = False  # its dual variables are stored, and another run's are needed to start from it
 
     def __str__(self) -> str:
         return f"{self.loss} by {self.method}"
@@ -89,6 +91,12 @@ def _online(asked: SolverRequest) -> Solver:
     return OnlineSolver(*asked[:3], extrapolates=asked.acceleration != "none")
 
 
+def _newton(asked: SolverRequest) -> Solver:
+    from .newton import NewtonSolver
+
+    return NewtonSolver(*asked[:3])
+
+
 def _proximal_point(asked: SolverRequest) -> Acceleration | None:
     import numpy as np
 
@@ -108,7 +116,7 @@ def _entry(loss: str, method: str) -> SolverEntry:
     """Describe the solver of a loss by one of the methods that `loss_table` lists for it."""
     entry = loss_table.LOSSES[loss]
     kind, methods, form = entry.kind, entry.methods, entry.form
-    by_rows = method in ("dual", "sor")
+    by_rows = method in ("dual", "sor", "newton")
     factory = _OF_CLASSES[kind] if form == CLASSES else _FACTORIES[method]
     return SolverEntry(
         loss,
@@ -117,13 +125,15 @@ def _entry(loss: str, method: str) -> SolverEntry:
         factory,
         of_targets=entry.of_targets,
         liblinear=methods[method],
-        relaxes=by_rows and form != CLASSES and kind != LOG_LOSS,
-        accelerates=method != "sor",
+        relaxes=method in ("dual", "sor") and form != CLASSES and kind != LOG_LOSS,
+        accelerates=method not in ("sor", "newton"),
+        frees_bias=method in ("primal", "online", "newton"),
+        keeps_alpha=method in ("dual", "sor"),
         in_rounds=method == "dual" and form != PLANES and kind != MULTINOMIAL,
     )
 
 
-_FACTORIES = {"dual": _dual, "primal": _primal, "online": _online, "sor": _twin_sor}
+_FACTORIES = {"dual": _dual, "primal": _primal, "online": _online, "sor": _twin_sor, "newton": _newton}
 
 _OF_CLASSES = {CRAMMER_SINGER: _crammer_singer, MULTINOMIAL: _multinomial}
 
@@ -156,9 +166,9 @@ def make_solver(
 
     Raises `UsageError` if there is none for the loss, or the problem has a free bias, which the method cannot train.
     """
+    entry = find_solver(problem.loss, method)
     _check_bias(problem, method)
-    asked = SolverRequest(problem, dataset, seed, omega, acceleration)
-    return find_solver(problem.loss, method).factory(asked)
+    return entry.factory(SolverRequest(problem, dataset, seed, omega, acceleration))
 
 
 def solver_memory(
@@ -167,14 +177,16 @@ def solver_memory(
     """Compute the memory of a problem's solver without making it; refused like `make_solver`."""
     from . import memory
 
-    _check_bias(problem, method)
     find_solver(problem.loss, method)
+    _check_bias(problem, method)
     accelerated = acceleration != "none"
     if reads_columns(method):
         with_replacement = method == "online"
         return memory.primal_memory(
             problem, dataset, with_replacement=with_replacement, extrapolates=accelerated
         )
+    if method == "newton":
+        return memory.newton_memory(problem)
     if method == "sor":
         return memory.twin_sor_memory(problem)
     count = memory.class_memory if problem.lane_vectors > 1 else memory.dual_memory
@@ -182,8 +194,8 @@ def solver_memory(
 
 
 def _check_bias(problem: Problem, method: str) -> None:
-    if problem.free_bias and not reads_columns(method):
-        ways = " and ".join(way for way in METHODS if reads_columns(way))
+    if problem.free_bias and not _of_method(method).frees_bias:
+        ways = ", ".join(way for way in METHODS if _of_method(way).frees_bias)
         raise UsageError(
             f"--unpenalized-bias is for --method {ways}, found {method}; "
             "or give --bias a larger value, which is penalised less"
@@ -192,7 +204,17 @@ def _check_bias(problem: Problem, method: str) -> None:
 
 def reads_columns(method: str) -> bool:
     """Check if a method reads the column layout."""
-    return any(entry.layout == "columns" for entry in SOLVERS if entry.method == method)
+    return _of_method(method).layout == "columns"
+
+
+def keeps_alpha(method: str) -> bool:
+    """Check if a method stores dual variables, and starts from those of another run."""
+    return _of_method(method).keeps_alpha
+
+
+def _of_method(method: str) -> SolverEntry:
+    """Return the first entry of a method: what its solvers have in common."""
+    return next(entry for entry in SOLVERS if entry.method == method)
 
 
 def check_omega(omega: float | str, loss: str, method: str) -> float | str:

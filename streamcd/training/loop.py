@@ -402,8 +402,9 @@ class Loop(TrainingLoop):
         state, solver = self.state, self.task.solver
         if solver.warm_start == "w":
             start.fill_weights(state.w, dual=False)
-            # a certifying read computes the scores; caution 2, because its likely failure must not delay the next one
-            state.lanes["phase"][:], state.lanes["caution"][:] = CERTIFY, 2.0
+            if solver.estimate != "exact":
+                # a certifying read computes the scores; caution 2, because its likely failure must not delay the next one
+                state.lanes["phase"][:], state.lanes["caution"][:] = CERTIFY, 2.0
             return
         dual_sum = start.write_alpha(self.slots, solver.layout.n_flags)
         if solver.warm_start == "alpha and w":

@@ -94,6 +94,8 @@ def update_lane_phases(state: State, rule: StopRule, solver: Solver, data: str) 
     Raises `DatasetError`, which names `data`, if sums or certificates are not finite.
     """
     _refuse_infinite(state, data)
+    if solver.estimate == "exact":
+        _count_certified_passes(state, rule, solver)
     certified, trained = state.phase(START, CERTIFY), state.phase(TRAIN)
     estimates = solver.conclude_pass(state, trained)
     if certified.size:
@@ -180,6 +182,11 @@ def _conclude_certificates(state: State, rule: StopRule, solver: Solver) -> None
             lanes["reason"][lane] = BY_GAP
         elif rule.tol is not None and lanes["reason"][lane] and _only_rounding(lanes, rule.tol)[lane]:
             lanes["reason"][lane] = BY_ROUNDING
+        if solver.estimate == "exact":
+            lanes["estimate"][lane], lanes["estimated_primal"][lane] = (
+                lanes["gap"][lane],
+                lanes["primal"][lane],
+            )
         lanes["converged"][lane] = gap_reached or lanes["reason"][lane] == BY_VIOLATION
         if lanes["reason"][lane]:
             lanes["phase"][lane] = DONE
@@ -190,6 +197,19 @@ def _conclude_certificates(state: State, rule: StopRule, solver: Solver) -> None
             _record_failure(lanes, lane)
         if lanes["shrunk"][lane] and lanes["gap"][lane] > _OUTSIDE * lanes["estimate"][lane]:
             restore(state, np.array([lane]))
+
+
+def _count_certified_passes(state: State, rule: StopRule, solver: Solver) -> None:
+    """Count passes that are certificates themselves, and choose where lanes stop for another reason than the gap."""
+    lanes, trained = state.lanes, state.phase(TRAIN)
+    lanes["passes"][trained] += 1
+    lanes["n_active"][trained] = state.totals[trained, N_ACTIVE].astype(np.int64)
+    lanes["seen_violation"][trained] = solver.violation(state)[trained]
+    lanes["phase"][trained] = CERTIFY
+    at_end = lanes["passes"][trained] >= rule.max_passes
+    lanes["reason"][trained[at_end]] = BY_MAX_PASSES
+    if rule.eps is not None:
+        lanes["reason"][trained[lanes["seen_violation"][trained] <= rule.eps]] = BY_VIOLATION
 
 
 def _update_training_lanes(

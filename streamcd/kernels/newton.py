@@ -1,0 +1,301 @@
+"""Newton's method for narrow data: what a read sums up at fixed weights, and the solution of the quadratic model.
+
+Arrays of lanes have the lane first here, and ``D = d + 1`` features, the bias last. A dual variable a_i is minus the
+slope of the loss at the row's margin ``t_i = s_i w·x_i``: its term of the gap is 0 where the margin is exact.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from .compile import inlined, kernel
+from .loss_table import LOG_LOSS
+from .losses import alpha_and_curvature, five_numbers, loss_at, most_curvature, unit_of
+from .primitives import (
+    CURVE,
+    LOSS,
+    LOSS_SLOPE,
+    N_ACTIVE,
+    N_VISITED,
+    W_ALPHA,
+    add_row,
+    rounding_terms,
+    row_cost,
+    row_dot,
+    row_label,
+    row_reach,
+)
+
+LENGTHS = np.array([0.0, 0.01, 0.03, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0])
+"""Lengths of the step at which a read evaluates the objective, as shares of the step to the point where it is made."""
+
+AT_POINT = 7
+"""Index of the length 1, the point of the read."""
+
+NEAR, FAR = LENGTHS.size, LENGTHS.size + 2
+"""First columns of `Sums.line` with the terms of `row_shares`, each by the sign of ``s_i a_i``: + first."""
+
+N_LINE = LENGTHS.size + 4
+
+BLOCK = 128
+"""Rows whose margins are computed before their part of the Hessian is added; a multiple of four."""
+
+_SPARSE = 6.0
+"""Time of an update of the Hessian at a pair of entries, over that of one in a dense block of rows."""
+
+_STEEP = 9.0
+"""Margin below minus which a row of the logistic loss counts in `FAR`."""
+
+PANEL = 32
+"""Columns of a matrix that are factored at a time, a multiple of four."""
+
+
+class Point(NamedTuple):
+    """Where a read is made, by lane; never changed by a kernel."""
+
+    w: np.ndarray  # (lanes, D)
+    step: np.ndarray  # (lanes, D): the read's w is its base plus the step
+    searches: np.ndarray  # (lanes,) bool: the objective is wanted at all lengths of the step
+    begins: np.ndarray  # (lanes,) bool: the gradient is wanted at w = 0 too
+
+
+class Sums(NamedTuple):
+    """Sums over the rows of a read, by lane; added to by `newton_visit`."""
+
+    v: np.ndarray  # (lanes, 2, D): Σ s_i a_i x_i over s_i a_i >= 0, and over others
+    hessian: (
+        np.ndarray
+    )  # (lanes, D, D): Σ C_i l''(t_i) x_i x_iᵀ once the transposed upper triangle is added to the lower
+    line: np.ndarray  # (lanes, N_LINE): losses at the lengths, and terms of `row_shares`
+    start: np.ndarray  # (lanes, D): Σ s_i a_i x_i at w = 0
+
+
+class Scratch(NamedTuple):
+    """Room for a block of rows."""
+
+    row: np.ndarray  # (BLOCK,) int64
+    curvature: np.ndarray  # (BLOCK,) float64
+    dense: np.ndarray  # (BLOCK, D) float64: zeros, before and after
+
+
+@kernel
+def newton_visit(order, rows, costs, lanes, point, tile, sums, scratch, totals):
+    """Add up losses, gradient and Hessian of rows at fixed w, and what proves the gap there.
+
+    Parameters
+    ----------
+    tile : ndarray of int64, shape (2,)
+        Rows of the Hessian to add to. Other sums are added to if these begin at 0.
+    sums, totals : Sums, ndarray of float64, shape (lanes, N_TOTALS)
+        Changed in place. In `totals`: N_VISITED, N_ACTIVE, LOSS, CURVE, LOSS_SLOPE and W_ALPHA.
+
+    Notes
+    -----
+    Cost: the entries of each row and, where its loss is curved, half of their square, or of D² for dense rows.
+    """
+    for first in range(0, order.size, BLOCK):
+        block = order[first : first + BLOCK]
+        for lane in lanes:
+            n = _add_terms(block, rows, costs, lane, point, tile, sums, scratch, totals)
+            if n and tile[1] > tile[0]:
+                _add_products(n, rows, costs.bias, tile, sums.hessian[lane], scratch)
+
+
+@inlined
+def _add_terms(order, rows, costs, lane, point, tile, sums, scratch, totals):
+    """Add the terms of a block of rows in a lane; returns how many have a curvature, which `scratch` then lists."""
+    w, step, bias, line = point.w[lane], point.step[lane], costs.bias, sums.line[lane]
+    last, n, counts, loss = w.size - 1, 0, tile[0] == 0, costs.loss
+    for p in range(order.size):
+        i = order[p]
+        c = row_cost(i, lane, rows, costs)
+        if c <= 0.0:
+            continue
+        sign, y = row_label(i, lane, rows, costs)
+        numbers = five_numbers(loss, y, 1.0)
+        start, stop = rows.indptr[i], rows.indptr[i + 1]
+        dot, q = row_dot(rows, w, start, stop)
+        t = sign * (dot + bias * w[last])
+        slope, curvature = alpha_and_curvature(loss, t, numbers)
+        unit = unit_of(loss, numbers)
+        if curvature > 0.0:
+            scratch.row[n], scratch.curvature[n] = i, c * unit * curvature
+            n += 1
+        if not counts:
+            continue
+        a = slope * unit
+        value = loss_at(loss, t, numbers)
+        side = 0 if sign * a >= 0.0 else 1
+        if a != 0.0:
+            add_row(rows, sums.v[lane, side], start, stop, sign * a * c)
+            sums.v[lane, side, last] += sign * a * c * bias
+        line[AT_POINT] += c * value
+        if point.searches[lane]:
+            change, _ = row_dot(rows, step, start, stop)
+            change = sign * (change + bias * step[last])
+            for k in range(LENGTHS.size):
+                if k != AT_POINT:
+                    line[k] += c * loss_at(loss, t + (LENGTHS[k] - 1.0) * change, numbers)
+        near, far = row_shares(loss, t, a, value, numbers)
+        line[NEAR + side] += c * near
+        line[FAR + side] += c * far
+        if point.begins[lane]:
+            at_zero = sign * c * unit * alpha_and_curvature(loss, 0.0, numbers)[0]
+            add_row(rows, sums.start[lane], start, stop, at_zero)
+            sums.start[lane, last] += at_zero * bias
+        reach = row_reach(q + bias * bias, stop - start + 1)
+        size = c * abs(a)
+        terms = rounding_terms(0.0, 0.5 * c * most_curvature(loss, numbers), size, size, reach)
+        totals[lane, CURVE] += terms[1]
+        totals[lane, LOSS_SLOPE] += terms[2]
+        totals[lane, W_ALPHA] += terms[3]
+        totals[lane, LOSS] += c * value
+        totals[lane, N_VISITED] += 1
+        totals[lane, N_ACTIVE] += 1
+    return n
+
+
+@inlined
+def row_shares(loss, t, a, value, numbers):
+    """Return `near` and `far`, ``far (1 - r) + near (1 - r)²`` being at least the row's term of the gap at r times a.
+
+    It is that term for losses with five numbers. For the logistic one it follows from ``C (1 - r)² e^-t``, a bound by the
+    chi-square divergence, or where that is large from the loss, since the term is convex in r and 0 at r = 1.
+    """
+    if loss.kind == LOG_LOSS:
+        return (a / (1.0 - a), 0.0) if t > -_STEEP else (0.0, value)
+    p, epsilon, diagonal = numbers[0], numbers[1], numbers[2]
+    beyond = a * (p - t - diagonal * a) - epsilon * abs(a)  # 0 where the loss is curved
+    return 0.5 * diagonal * a * a, max(beyond, 0.0)
+
+
+@inlined
+def _add_products(n, rows, bias, tile, hessian, scratch):
+    """Add ``c_i x_i x_iᵀ`` of the first n rows of `scratch`: pair by pair of their entries, or as dense rows."""
+    indptr, pairs, n_features = rows.indptr, 0.0, hessian.shape[0]
+    for p in range(n):
+        count = indptr[scratch.row[p] + 1] - indptr[scratch.row[p]] + 1
+        pairs += np.float64(count) * count
+    if _SPARSE * pairs < np.float64(n) * n_features * n_features:
+        for p in range(n):
+            _add_pairs(scratch.row[p], scratch.curvature[p], rows, bias, tile, hessian)
+    else:
+        _add_dense(n, rows, bias, tile, hessian, scratch)
+
+
+@inlined
+def _add_pairs(i, c, rows, bias, tile, hessian):
+    """Add the products of the row's entries in their order: which triangle they are in depends on it."""
+    feature, value, last = rows.feature, rows.value, hessian.shape[0] - 1
+    start, stop = rows.indptr[i], rows.indptr[i + 1]
+    for k in range(start, stop):
+        if feature[k] < tile[0] or feature[k] >= tile[1]:
+            continue
+        row, factor = hessian[feature[k]], c * np.float64(value[k])
+        for m in range(start, k + 1):
+            row[feature[m]] += factor * np.float64(value[m])
+    if bias != 0.0 and tile[1] > last:
+        row, factor = hessian[last], c * bias
+        for m in range(start, stop):
+            row[feature[m]] += factor * np.float64(value[m])
+        row[last] += factor * bias
+
+
+@inlined
+def _add_dense(n, rows, bias, tile, hessian, scratch):
+    """Add the products of a block of dense rows, four rows at a time, to the lower triangle."""
+    dense, curvature, last = scratch.dense, scratch.curvature, hessian.shape[0] - 1
+    for p in range(n):
+        for k in range(rows.indptr[scratch.row[p]], rows.indptr[scratch.row[p] + 1]):
+            dense[p, rows.feature[k]] = np.float64(rows.value[k])
+        dense[p, last] = bias
+    n_padded = (n + 3) // 4 * 4
+    for p in range(n, n_padded):
+        curvature[p] = 0.0
+    for j in range(tile[0], tile[1]):
+        row = hessian[j]
+        for p in range(0, n_padded, 4):
+            a, b = curvature[p] * dense[p, j], curvature[p + 1] * dense[p + 1, j]
+            c, d = curvature[p + 2] * dense[p + 2, j], curvature[p + 3] * dense[p + 3, j]
+            if a != 0.0 or b != 0.0 or c != 0.0 or d != 0.0:
+                first, second, third, fourth = dense[p], dense[p + 1], dense[p + 2], dense[p + 3]
+                for m in range(j + 1):
+                    row[m] += a * first[m] + b * second[m] + c * third[m] + d * fourth[m]
+    for p in range(n):
+        for k in range(rows.indptr[scratch.row[p]], rows.indptr[scratch.row[p] + 1]):
+            dense[p, rows.feature[k]] = 0.0
+        dense[p, last] = 0.0
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The quadratic model
+
+
+@kernel
+def fold(matrix):
+    """Add the upper triangle to the lower one, in place."""
+    for i in range(1, matrix.shape[0]):
+        for j in range(i):
+            matrix[i, j] += matrix[j, i]
+
+
+@kernel
+def solve_positive(matrix, x, least, panel):
+    """Solve ``A y = x`` for a positive semidefinite A, given by its lower triangle, by Cholesky's method.
+
+    Parameters
+    ----------
+    matrix : ndarray of float64, shape (D, D)
+        Becomes the factor, in its lower triangle.
+    x : ndarray of float64, shape (D,)
+        Becomes y.
+    least : ndarray of float64, shape (D,)
+        A variable with a pivot not above this becomes 0: it is 0 up to rounding.
+    panel : ndarray of float64, shape (PANEL, D)
+        Scratch.
+    """
+    n = x.size
+    for first in range(0, n, PANEL):
+        stop = min(first + PANEL, n)
+        _factor_panel(matrix, first, stop, least, panel)
+        for i in range(stop, n):
+            row = matrix[i]
+            for k in range(0, PANEL, 4):
+                a, b, c, d = panel[k, i], panel[k + 1, i], panel[k + 2, i], panel[k + 3, i]
+                p, q, r, s = panel[k], panel[k + 1], panel[k + 2], panel[k + 3]
+                for j in range(stop, i + 1):
+                    row[j] -= a * p[j] + b * q[j] + c * r[j] + d * s[j]
+    for i in range(n):
+        row = matrix[i]
+        for j in range(i):
+            x[i] -= row[j] * x[j]
+        x[i] /= row[i]
+    for i in range(n - 1, -1, -1):
+        row = matrix[i]
+        x[i] /= row[i]
+        for j in range(i):
+            x[j] -= row[j] * x[i]
+
+
+@inlined
+def _factor_panel(matrix, first, stop, least, panel):
+    """Compute columns ``first:stop`` of the factor, in `matrix` and, transposed, in `panel`."""
+    n = matrix.shape[0]
+    for j in range(first, n):
+        for k in range(first, min(stop, j + 1)):
+            panel[k - first, j] = matrix[j, k]
+    for k in range(stop - first):
+        pivot = panel[k, first + k]
+        root = np.sqrt(pivot) if pivot > least[first + k] else np.inf
+        for j in range(first + k, n):
+            panel[k, j] /= root
+        panel[k, first + k] = root
+        for r in range(k + 1, stop - first):
+            factor = panel[k, first + r]
+            for j in range(first + r, n):
+                panel[r, j] -= factor * panel[k, j]
+    for j in range(first, n):
+        for k in range(first, min(stop, j + 1)):
+            matrix[j, k] = panel[k - first, j]

@@ -1,0 +1,369 @@
+"""Newton's method for narrow data: one read at fixed w gives objective, gradient, Hessian and certificate.
+
+The quadratic model is minimised in memory, and the next read is made where that leads. The read also evaluates the objective
+at other lengths of the step it was led by, so that a step which was too long costs one read. With a_i minus the slope of the
+loss at the row's margin every row's term of the gap is 0, and the gap is ``½‖w - v‖²``, ``v = Σ s_i a_i x_i``.
+
+Sums are made in parts of a window that do not depend on the number of threads. There are no dual variables on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from ..core.threads import Threads
+from ..dataset.dataset import Dataset
+from ..kernels import newton as newton_kernels
+from ..kernels.compile import return_free_memory
+from ..kernels.newton import AT_POINT, FAR, LENGTHS, N_LINE, NEAR, Point, Scratch, Sums
+from ..kernels.primitives import GAP, LOSS, LOSS_SLOPE, N_VISITED, ROUNDING, SLOPE, UNIT, Costs, shuffle
+from ..stream.window import RowArena, Window
+from .dual import primal_rounding, proven_gap, rows_of
+from .memory import PARTS, newton_memory, newton_parts
+from .problem import Problem, smaller_side
+from .protocol import CERTIFY, TRAIN, Estimate, Start, State, all_rows, join_totals, new_lanes, new_totals
+
+_SAMPLE = 0.1  # of the rows, on which lanes start; as many more choose among its iterates
+_LEAST_SAMPLE = 50  # rows
+_ROWS_PER_FEATURE = 5  # of a first sample, a tenth of the other one
+_MOST_STEPS = 12  # on a sample
+_WORSE = 2  # iterates in a row that are worse than the best one on the other rows, after which it is taken
+_SOLVED = 1e-3  # relative decrease that the model of a sample expects, below which the sample is solved
+_ENOUGH = 0.5  # of the decrease at the best length, with which a step is accepted
+_LONG = 2.0  # best length of a step from which on the next is twice Newton's: dna with logistic loss took 1 to 3 reads less
+_CLOSE = 1e-2  # relative gap from which on reads no longer evaluate other lengths
+_TOO_LONG = 0.25  # length tried next where others were not evaluated
+_FAR_TOO_LONG = 1e-3  # where all of them were too long
+
+
+class NewtonSolver:
+    """Newton's method for smooth losses of margins, for data with few features."""
+
+    threads = Threads()
+    warm_start: Start = "w"
+    estimate: Estimate = "exact"
+
+    def __init__(self, problem: Problem, dataset: Dataset, seed: int) -> None:
+        self.problem, self._n_rows, self._seed = problem, dataset.n_rows, seed
+        self._class_counts = dataset.class_counts
+        self.memory = newton_memory(problem)
+        self.layout = self.memory.layout
+        self._size, self._n_parts = problem.n_features + 1, newton_parts(problem)
+        self._parts: list[tuple[Sums, Scratch]] = []
+        self._ridge = np.ones(self._size)
+        if problem.free_bias:
+            self._ridge[-1] = 0.0
+
+    def page_rows(self, folder: Path, page_rows: int) -> None:
+        """Do nothing: no scores of rows are kept."""
+
+    def new_state(self) -> State:
+        """Return the state before the first read: w = 0."""
+        n_lanes, size = self.problem.n_lanes, self._size
+        lanes = new_lanes(n_lanes, TRAIN)
+        lanes |= {name: np.full(n_lanes, np.nan) for name in ("start_norm", "base_primal")}
+        lanes |= {"begun": np.zeros(n_lanes, dtype=bool), "searches": np.ones(n_lanes, dtype=bool)}
+        state = State(np.zeros((size, n_lanes)), np.zeros((0, n_lanes)), new_totals(n_lanes), lanes)
+        state.matrices = {**_new_sums(n_lanes, size)._asdict(), "step": np.zeros((n_lanes, size))}
+        return state
+
+    def new_rows(self, arena: RowArena, start: int, stop: int) -> None:
+        """Do nothing: rows have no state."""
+
+    def restore_rows(self, state: State, arena: RowArena, start: int, stop: int) -> None:
+        """Do nothing: no row is left out."""
+
+    def recalling(self, state: State) -> np.ndarray:
+        """Mark no lane: no row is left out."""
+        return np.zeros(self.problem.n_lanes, dtype=bool)
+
+    def load_kernels(self, dataset: Dataset, state: State) -> None:
+        """Compile the kernels by visiting no rows, before windows are allocated."""
+        none = np.zeros(0, dtype=np.int64)
+        window = Window(0, 0, 1, none, self.layout.new_arena(dataset, 2, 0), none, none, 0)
+        self._sum_up(window, none, replace(state, totals=state.totals.copy()), none, self._costs(1.0))
+        newton_kernels.fold(np.zeros((0, 0)))
+        newton_kernels.solve_positive(np.zeros((0, 0)), np.zeros(0), np.zeros(0), np.zeros((0, 0)))
+        shuffle(none, np.uint64(0))
+        return_free_memory()
+
+    # -- a read
+
+    def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
+        """Add a window's rows to the sums; before the first window, move w to where the read is made."""
+        lanes, rows = state.phase(TRAIN, CERTIFY), all_rows(window, order)
+        if window.number == 0:
+            self._begin_read(window, state, rows, key, lanes)
+        self._sum_up(window, rows, state, lanes, self._costs(1.0))
+
+    def _begin_read(
+        self, window: Window, state: State, rows: np.ndarray, key: np.uint64, lanes: np.ndarray
+    ) -> None:
+        training, begun = state.phase(TRAIN), state.lanes["begun"]
+        self._advance(state, training[begun[training]])
+        self._clear(state, lanes)
+        state.matrices["step"][state.phase(CERTIFY)] = 0.0
+        fresh = training[~begun[training]]
+        begun[lanes] = True
+        if fresh.size and not state.w[:, fresh].any():
+            self._start_on_sample(window, state, rows, key, fresh)
+
+    def _sum_up(
+        self,
+        window: Window,
+        order: np.ndarray,
+        state: State,
+        lanes: np.ndarray,
+        costs: Costs,
+        *,
+        hessian: bool = True,
+    ) -> None:
+        """Add rows of a window to the sums of some lanes, part by part."""
+        while len(self._parts) < PARTS:
+            own = _new_sums(self.problem.n_lanes, self._size, hessian=self._n_parts > 1)
+            if self._n_parts == 1:
+                own = own._replace(hessian=state.matrices["hessian"])
+            self._parts.append((own, _new_scratch(self._size)))
+        flags = state.lanes["searches"], np.isnan(state.lanes["start_norm"])
+        point = Point(np.ascontiguousarray(state.w.T), state.matrices["step"], *flags)
+        totals = [new_totals(self.problem.n_lanes) for _ in range(PARTS)]
+        if self._n_parts > 1:
+            orders = np.array_split(order, PARTS)
+            tiles = np.array([[0, self._size if hessian else 0]] * PARTS)
+        else:  # each part has some rows of the Hessian, of about the same area, and all rows of the data
+            orders = [order] * PARTS
+            ends = np.rint(self._size * np.sqrt(np.arange(PARTS + 1) / PARTS)).astype(np.int64)
+            tiles = np.stack([ends[:-1], ends[1:]], axis=1) if hessian else np.zeros((1, 2), np.int64)
+        rows, visit = rows_of(window), newton_kernels.newton_visit
+        each = list(zip(orders, tiles, self._parts, totals, strict=False))
+        self.threads.run(
+            [
+                partial(visit, part, rows, costs, lanes, point, tile, *own, of_part)
+                for part, tile, own, of_part in each
+            ]
+        )
+        for _, _, (own, _), of_part in each:
+            join_totals(state.totals, of_part)
+            for name, total in _sums_of(state)._asdict().items():
+                added = getattr(own, name)
+                if added is not total:
+                    total += added
+                    added[:] = 0.0
+
+    def _clear(self, state: State, lanes: np.ndarray) -> None:
+        for sums in _sums_of(state):
+            sums[lanes] = 0.0
+
+    # -- steps
+
+    def _advance(self, state: State, lanes: np.ndarray) -> None:
+        """Move w of some lanes to where the next read is made, from the sums of the last one."""
+        self.threads.run([partial(self._move, state, int(lane)) for lane in lanes])
+
+    def _move(self, state: State, lane: int) -> float:
+        """Move w of a lane; returns the decrease that the model expects, infinite where the length alone changes."""
+        kept, step = state.lanes, state.matrices["step"][lane]
+        objectives = self._objectives(state, lane)
+        best = int(np.argmin(objectives))
+        if step.any() and not self._is_enough(objectives, best, self._n_rows * UNIT * objectives[AT_POINT]):
+            length = LENGTHS[best]
+            if best == 0 and not np.isnan(kept["base_primal"][lane]):
+                length = _FAR_TOO_LONG if kept["searches"][lane] else _TOO_LONG
+            state.w[:, lane] += (length - 1.0) * step
+            step *= length
+            kept["searches"][lane] = True
+            return np.inf
+        kept["base_primal"][lane] = objectives[AT_POINT]
+        kept["searches"][lane] = (
+            not kept["gap"][lane] <= _CLOSE * objectives[AT_POINT] if "gap" in kept else True
+        )
+        decrease = self._solve(state, lane, step)
+        if LENGTHS[best] >= _LONG:
+            step *= 2.0
+        state.w[:, lane] += step
+        return decrease
+
+    def _is_enough(self, objectives: np.ndarray, best: int, rounding: float) -> bool:
+        """Tell whether a step leads far enough down: as far as most of the way at the best length."""
+        left, whole = objectives[AT_POINT] - objectives[best], objectives[0] - objectives[best]
+        return bool(left <= (1.0 - _ENOUGH) * whole or left <= rounding)
+
+    def _objectives(self, state: State, lane: int) -> np.ndarray:
+        """Return the objective at all lengths of the step; infinite where it was not evaluated."""
+        losses, step = state.matrices["line"][lane, : LENGTHS.size], state.matrices["step"][lane]
+        at = state.w[:, lane] + (LENGTHS - 1.0)[:, None] * step
+        objectives = 0.5 * np.einsum("ij,ij,j->i", at, at, self._ridge) + losses
+        if not state.lanes["searches"][lane]:
+            objectives[np.arange(LENGTHS.size) != AT_POINT] = np.inf
+            objectives[0] = state.lanes["base_primal"][lane]
+        return np.asarray(objectives)
+
+    def _solve(self, state: State, lane: int, step: np.ndarray) -> float:
+        """Minimise the quadratic model: set `step`, and return the decrease that is expected of it. Uses up the Hessian."""
+        hessian = state.matrices["hessian"][lane]
+        step[:] = state.matrices["v"][lane].sum(axis=0) - self._ridge * state.w[:, lane]
+        slope = step.copy()
+        newton_kernels.fold(hessian)
+        diagonal = np.einsum("ii->i", hessian)
+        diagonal += self._ridge
+        panel = np.empty((newton_kernels.PANEL, self._size))
+        newton_kernels.solve_positive(hessian, step, 1e-14 * diagonal, panel)
+        return 0.5 * float(np.einsum("i,i->", slope, step))
+
+    # -- the start
+
+    def _start_on_sample(
+        self, window: Window, state: State, rows: np.ndarray, key: np.uint64, lanes: np.ndarray
+    ) -> None:
+        """Lead the first read to the solution of a sample: rows of the first window, with costs in proportion.
+
+        Of the sample's iterates that one is taken which is best on as many other rows: the solution of a separable sample
+        is far away. The read evaluates the objective at w = 0 too, so a bad start costs one read.
+        """
+        drawn = rows.copy()
+        shuffle(drawn, key)
+        n = min(int(_SAMPLE * self._n_rows), drawn.size // 2)
+        if n < _LEAST_SAMPLE:
+            return
+        searches = state.lanes["searches"].copy()
+        state.lanes["searches"][:] = True
+        unread = replace(state, totals=state.totals.copy())
+        first = n // 10
+        for size in [first, n] if first >= _ROWS_PER_FEATURE * self._size else [n]:
+            self._solve_sample(window, unread, (drawn[:size], drawn[n : 2 * n]), lanes)
+        state.matrices["step"][lanes] = state.w[:, lanes].T
+        state.lanes["base_primal"][lanes] = np.nan
+        state.lanes["searches"][:] = searches
+
+    def _solve_sample(
+        self, window: Window, state: State, samples: Sequence[np.ndarray], lanes: np.ndarray
+    ) -> None:
+        """Move w of some lanes to the best iterate on a sample, as judged by other rows."""
+        costs, held_costs = (self._costs(self._n_rows / sample.size) for sample in samples)
+        least = self._held_out(window, state, samples[1], lanes, held_costs)
+        best, since = state.w.copy(), np.zeros(self.problem.n_lanes, dtype=np.int64)
+        state.matrices["step"][lanes] = 0.0
+        open_lanes = lanes
+        for _ in range(_MOST_STEPS):
+            self._sum_up(window, samples[0], state, open_lanes, costs)
+            expected = np.array([self._move(state, int(lane)) for lane in open_lanes])
+            self._clear(state, open_lanes)
+            values = self._held_out(window, state, samples[1], open_lanes, held_costs)
+            better = open_lanes[values[open_lanes] < least[open_lanes]]
+            since[open_lanes] += 1
+            since[better] = 0
+            best[:, better], least[better] = state.w[:, better], values[better]
+            going = (since[open_lanes] < _WORSE) & (expected > _SOLVED * values[open_lanes])
+            open_lanes = open_lanes[going]
+            if not open_lanes.size:
+                break
+        state.w[:, lanes] = best[:, lanes]
+
+    def _held_out(
+        self, window: Window, state: State, rows: np.ndarray, lanes: np.ndarray, costs: Costs
+    ) -> np.ndarray:
+        """Compute the objective on some rows, of every lane."""
+        kept = state.lanes["searches"].copy()
+        state.lanes["searches"][:] = False
+        self._sum_up(window, rows, state, lanes, costs, hessian=False)
+        values = self.problem.penalty(state.w) + state.matrices["line"][:, AT_POINT]
+        self._clear(state, lanes)
+        state.lanes["searches"][:] = kept
+        return np.asarray(values)
+
+    # -- the end of a read
+
+    def end_read(self, state: State, trained: np.ndarray) -> None:
+        """Store ``‖∇f(0)‖``, which the first read has summed."""
+        norm = state.lanes["start_norm"]
+        norm[:] = np.where(np.isnan(norm) & state.lanes["begun"], self._start_norm(state), norm)
+
+    def certificate(self, state: State) -> dict[str, np.ndarray]:
+        """Compute the certificate of every lane, as `dual.RowSolver.certificate`, with a_i times r of its side.
+
+        r is 1, but for a bias that is not penalised: it asks for Σ s_i a_i = 0, so the heavier side is scaled down.
+        """
+        totals, line, w = state.totals, state.matrices["line"], state.w
+        shares = self._side_shares(state)
+        v = np.einsum("lsj,ls->jl", state.matrices["v"], shares)
+        short, n = 1.0 - shares, totals[:, N_VISITED] + 100.0
+        near, far = line[:, NEAR : NEAR + 2], line[:, FAR : FAR + 2]
+        totals[:, GAP] = (short * far + short * short * near).sum(axis=1)
+        totals[:, SLOPE] = short.max(axis=1) * totals[:, LOSS_SLOPE]
+        if self.problem.free_bias:  # the sides are equal up to rounding
+            totals[:, ROUNDING] = 2.0 * n * totals[:, LOSS]
+        rows, penalty = self.problem.penalised, self.problem.penalty(w)
+        with np.errstate(all="ignore"):  # the loop says what is wrong
+            drift, norm = (np.sqrt(np.einsum("ij,ij->j", x, x)) for x in (w[rows] - v[rows], w))
+            primal = penalty + totals[:, LOSS]
+            gap, rounding, _ = proven_gap(totals, norm, drift, np.zeros_like(norm))
+            gap = np.fmin(gap, primal)  # that of a = 0
+            return {
+                "primal": primal,
+                "dual": primal - gap,
+                "gap": gap,
+                "violation": self.violation(state),
+                "rounding": np.fmin(rounding, gap),
+                "primal_rounding": primal_rounding(totals, norm, np.zeros_like(norm)),
+            }
+
+    def _side_shares(self, state: State) -> np.ndarray:
+        """Return the factors on the dual variables of each side, (lanes, 2)."""
+        shares = np.ones((self.problem.n_lanes, 2))
+        if self.problem.free_bias:
+            sides = np.abs(state.matrices["v"][:, :, -1])
+            least = sides.min(axis=1, keepdims=True)
+            np.divide(least, sides, out=shares, where=sides > 0)
+        return shares
+
+    def violation(self, state: State) -> np.ndarray:
+        """Compute ``‖∇f(w)‖ / ‖∇f(0)‖ · n / min(n₊, n₋)``, which LIBLINEAR's primal solvers compare with eps."""
+        slope = self._ridge[:, None] * state.w - state.matrices["v"].sum(axis=1).T
+        start = np.where(
+            np.isnan(state.lanes["start_norm"]), self._start_norm(state), state.lanes["start_norm"]
+        )
+        with np.errstate(all="ignore"):  # the loop says what is wrong
+            norm = np.sqrt(np.einsum("ij,ij->j", slope, slope))
+            scale = start * smaller_side(self.problem, self._class_counts)
+            return np.divide(norm, scale, out=np.zeros_like(norm), where=scale > 0)
+
+    def _start_norm(self, state: State) -> np.ndarray:
+        start = state.matrices["start"]
+        return np.asarray(np.sqrt(np.einsum("ij,ij->i", start, start)))
+
+    def adopt_certified_w(self, state: State, lanes: np.ndarray) -> None:
+        """Do nothing: every read is made at a w of its own."""
+
+    def conclude_pass(self, state: State, trained: np.ndarray) -> np.ndarray:
+        """Return nothing of use: passes are certificates."""
+        return np.full(self.problem.n_lanes, np.nan)
+
+    def estimated_primals(self, state: State, estimates: np.ndarray) -> np.ndarray:
+        """Return nothing of use: passes are certificates."""
+        return estimates
+
+    def _costs(self, factor: float) -> Costs:
+        """Return the problem as an argument of kernels, with costs times a factor."""
+        problem = self.problem
+        cost = problem.cost if factor == 1.0 else factor * problem.cost
+        return Costs(problem.row_loss, problem.bias, problem.sign, cost, problem.lane_fold)
+
+
+def _new_sums(n_lanes: int, size: int, *, hessian: bool = True) -> Sums:
+    width = size if hessian else 0
+    shapes = (n_lanes, 2, size), (n_lanes, width, width), (n_lanes, N_LINE), (n_lanes, size)
+    return Sums(*map(np.zeros, shapes))
+
+
+def _new_scratch(size: int) -> Scratch:
+    block = newton_kernels.BLOCK
+    return Scratch(np.zeros(block, dtype=np.int64), np.zeros(block), np.zeros((block, size)))
+
+
+def _sums_of(state: State) -> Sums:
+    return Sums(*(state.matrices[name] for name in Sums._fields))

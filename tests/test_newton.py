@@ -1,0 +1,265 @@
+"""Newton's method: the optimum of others in few reads, certificates that hold, and the same bits however it is run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.optimize
+from interrupted import ended, resume_by_turns, stopping_after
+from reference import augmented, exact_optimum, loss_values, run_weights
+from small_datasets import NAMED, Rows, multiclass, random_rows, windows_of, write_dataset
+
+from streamcd import resume, train
+from streamcd.core.errors import Interrupted, UsageError
+from streamcd.dataset.dataset import Dataset
+from streamcd.kernels import newton as kernels
+from streamcd.runs.choices import choose_method
+from streamcd.runs.options import TrainOptions
+from streamcd.training.result import Result
+
+LOSSES = ("squared_hinge", "log_loss")
+
+
+def fit(dataset: Dataset, run: Path, *, windows: int | None = 2, **options: Any) -> Result:
+    """Train in windows of so many chunks, so that a read has several."""
+    asked = {"method": "newton", "tol": 1e-12, "max_passes": 200, "memory": "1GB"} | options
+    return train(dataset, run, plan=windows_of(dataset, windows, resident=windows is None), **asked)
+
+
+def free_optimum(loss: str, rows: Rows, C: float, bias: float) -> float:
+    """The least objective with a bias that is not penalised, by SciPy."""
+    x, y = augmented(rows[0], bias), np.where(rows[1] > 0, 1.0, -1.0)
+
+    def objective(w: np.ndarray) -> tuple[float, np.ndarray]:
+        t = y * (x @ w)
+        slope = -1.0 / (1.0 + np.exp(t)) if loss == "log_loss" else -2.0 * np.maximum(1.0 - t, 0.0)
+        penalised = np.append(w[:-1], 0.0)
+        value = 0.5 * penalised @ penalised + C * loss_values(loss, t).sum()
+        return float(value), penalised + C * x.T @ (y * slope)
+
+    options = {"maxiter": 20000, "ftol": 1e-15, "gtol": 1e-10, "maxcor": 50}
+    start = np.zeros(x.shape[1])
+    return float(scipy.optimize.minimize(objective, start, jac=True, method="L-BFGS-B", options=options).fun)
+
+
+@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_reaches_the_optimum_of_small_problems(tmp_path: Path, loss: str, name: str) -> None:
+    rows = NAMED[name]()
+    bias = 2.0 if name in ("random", "empty_rows") else -1.0
+    data = write_dataset(tmp_path / "data", rows)
+    tol = 1e-6 if name == "unscaled" else 1e-10
+    result = fit(data, tmp_path / "run", loss=loss, C=0.3, bias=bias, tol=tol)
+    best = exact_optimum(loss, augmented(rows[0], bias), rows[1], 0.3)[1]
+    assert result.converged
+    for lane, least in zip(result.lanes, best, strict=True):
+        assert lane["primal_objective"] == pytest.approx(least, rel=max(tol, 1e-9))
+        assert lane["dual_objective"] <= least * (1 + 1e-9) <= lane["primal_objective"] * (1 + 2e-9)
+
+
+@pytest.mark.parametrize("C", [0.01, 1.0, 100.0])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_bias_without_penalty_has_the_optimum_of_scipy_and_a_certificate(
+    tmp_path: Path, loss: str, C: float
+) -> None:
+    """The dual variables of the heavier side are scaled down; the logistic loss has bounds of the terms that arise."""
+    rows = random_rows(300, 10, seed=4)
+    rows = rows[0], np.where(np.arange(300) % 5 == 0, 1.0, rows[1])
+    result = fit(
+        write_dataset(tmp_path / "data", rows),
+        tmp_path / "run",
+        loss=loss,
+        C=C,
+        bias=2.0,
+        unpenalized_bias=True,
+    )
+    least = free_optimum(loss, rows, C, 2.0)
+    assert result.primal_objective == pytest.approx(least, rel=1e-9)
+    assert result.gap <= 1e-9
+    assert result.dual_objective <= least * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_every_certificate_on_the_way_is_below_the_optimum(tmp_path: Path, loss: str) -> None:
+    rows = random_rows(400, 8, seed=2)
+    for unpenalized in (False, True):
+        data = write_dataset(tmp_path / f"data{unpenalized}", rows)
+        asked = {"loss": loss, "C": 5.0, "bias": 1.0, "unpenalized_bias": unpenalized}
+        best = fit(data, tmp_path / f"best{unpenalized}", **asked).primal_objective
+        for passes in (1, 2, 3):
+            with pytest.warns(UserWarning, match="not converged"):
+                result = fit(data, tmp_path / f"{passes}-{unpenalized}", max_passes=passes, tol=0.0, **asked)
+            assert result.dual_objective <= best * (1 + 1e-12) <= result.primal_objective * (1 + 2e-12)
+            assert result.passes == passes
+
+
+def test_lanes_weights_and_folds_end_where_runs_of_their_own_do(tmp_path: Path) -> None:
+    """Several C and classes, class weights and row weights, in one read; a row of weight 0 has no part in it."""
+    rows = multiclass(3, 200)
+    weight = np.linspace(0.0, 2.0, 200)
+    data = write_dataset(tmp_path / "data", rows, weight=weight)
+    asked = {"loss": "log_loss", "bias": 1.0, "class_weight": {2.0: 3.0}}
+    together = fit(data, tmp_path / "run", C=[0.1, 10.0], **asked)
+    cost = weight * np.where(rows[1] == 2.0, 3.0, 1.0)
+    for number, C in enumerate((0.1, 10.0)):
+        best = exact_optimum("log_loss", augmented(rows[0], 1.0), rows[1], C * cost)[1]
+        found = [lane["primal_objective"] for lane in together.lanes[3 * number : 3 * number + 3]]
+        np.testing.assert_allclose(found, best, rtol=1e-9)
+
+
+@pytest.mark.parametrize("parts", [True, False])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_number_of_threads_changes_no_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str, parts: bool
+) -> None:
+    """Where each part of a window has a Hessian of its own, and where it has rows of one."""
+    if not parts:
+        monkeypatch.setattr("streamcd.solvers.memory._MOST_PARTS", 0)
+    data = write_dataset(tmp_path / "data", multiclass(3, 900), n_chunks=9)
+    runs = [tmp_path / str(threads) for threads in (1, 2, 5)]
+    for threads, run in zip((1, 2, 5), runs, strict=True):
+        fit(data, run, loss=loss, windows=4, C=[0.5, 2.0], bias=1.0, threads=threads)
+    assert ended(runs[0]) == ended(runs[1]) == ended(runs[2])
+
+
+def test_both_ways_to_sum_up_the_hessian_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = write_dataset(tmp_path / "data", random_rows(500, 30, density=0.6))
+    asked: dict[str, Any] = {"loss": "log_loss", "C": 3.0, "bias": 1.0}
+    one = fit(data, tmp_path / "one", **asked)
+    monkeypatch.setattr("streamcd.solvers.memory._MOST_PARTS", 0)
+    other = fit(data, tmp_path / "other", **asked)
+    np.testing.assert_allclose(
+        run_weights(tmp_path / "one", 1.0), run_weights(tmp_path / "other", 1.0), atol=1e-9
+    )
+    assert one.passes == other.passes
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_stopped_anywhere_and_resumed_ends_with_the_same_bits(tmp_path: Path, loss: str) -> None:
+    data = write_dataset(tmp_path / "data", multiclass(3, 700), n_chunks=10)
+    asked: dict[str, Any] = {"loss": loss, "C": 20.0, "bias": 1.0, "tol": 1e-9}
+    fit(data, tmp_path / "whole", **asked)
+    for windows in (1, 4, 7):
+        run = tmp_path / str(windows)
+        with pytest.raises(Interrupted):
+            fit(data, run, stop_requested=stopping_after(windows), **asked)
+        resume_by_turns(run, (3,))
+        assert ended(run) == ended(tmp_path / "whole")
+
+
+def test_more_passes_go_on_as_if_there_had_been_no_end(tmp_path: Path) -> None:
+    """The model of the last read is kept, so resuming needs no read of its own."""
+    data = write_dataset(tmp_path / "data", random_rows(500, 12))
+    asked: dict[str, Any] = {"loss": "log_loss", "C": 50.0, "tol": 1e-12}
+    whole = fit(data, tmp_path / "whole", **asked)
+    with pytest.warns(UserWarning, match="not converged"):
+        fit(data, tmp_path / "run", **asked | {"max_passes": 2})
+    assert resume(tmp_path / "run", max_passes=200).passes == whole.passes
+    assert ended(tmp_path / "run")[0] == ended(tmp_path / "whole")[0]
+
+
+def test_no_dual_variables_are_on_disk(tmp_path: Path) -> None:
+    data = write_dataset(tmp_path / "data", random_rows(500, 12))
+    fit(data, tmp_path / "run", loss="squared_hinge")
+    assert not [path for path in (tmp_path / "run" / "dual").rglob("*") if path.stat().st_size > 4096]
+
+
+def test_a_warm_start_begins_with_the_weights_of_any_method(tmp_path: Path) -> None:
+    data = write_dataset(tmp_path / "data", random_rows(500, 12))
+    train(data, tmp_path / "dual", loss="log_loss", tol=1e-8, memory="1GB")
+    warm = fit(data, tmp_path / "warm", loss="log_loss", tol=1e-6, start_from=tmp_path / "dual")
+    assert warm.converged
+    assert warm.passes == 1
+
+
+def test_early_stopping_and_a_validation_set_work(tmp_path: Path) -> None:
+    data = write_dataset(tmp_path / "data", random_rows(500, 12))
+    held = write_dataset(tmp_path / "held", random_rows(100, 12, seed=9))
+    result = fit(data, tmp_path / "run", validation=held, early_stop=True, tol=1e-9)
+    assert result.stop_reason == "validation"
+    assert result.gap < 1e-3
+    assert result.validation
+
+
+def test_what_the_method_does_not_train_is_refused(tmp_path: Path) -> None:
+    data = write_dataset(tmp_path / "data", random_rows())
+    with pytest.raises(UsageError, match="no solver for hinge by method newton"):
+        fit(data, tmp_path / "run", loss="hinge")
+    wide = write_dataset(tmp_path / "wide", random_rows(20, 20_000, density=0.001))
+    with pytest.raises(UsageError, match=r"20,001 x 20,001.*--method dual"):
+        train(wide, tmp_path / "run", method="newton", memory="1GB")
+
+
+def test_auto_takes_it_for_tall_data_that_is_streamed_and_for_a_free_bias(tmp_path: Path) -> None:
+    data = write_dataset(tmp_path / "data", random_rows(3000, 5))
+    streamed = 300_000_000 + data.n_entries  # little is left beside the interpreter
+
+    def chosen(**options: Any) -> str:
+        return choose_method(TrainOptions(**{"memory": streamed, "loss": "log_loss"} | options), data)[0]
+
+    assert chosen() == "newton"
+    assert chosen(memory=10**9) == "dual"
+    assert chosen(memory=10**9, unpenalized_bias=True) == "newton"
+    assert chosen(loss="hinge", unpenalized_bias=True) == "primal"
+    assert chosen(C=[0.1] * 100) == "dual"
+
+
+def slow_sums(
+    loss: str, x: np.ndarray, y: np.ndarray, cost: np.ndarray, w: np.ndarray
+) -> tuple[float, np.ndarray, np.ndarray]:
+    """Loss, v and Hessian of one lane, by NumPy."""
+    t = y * (x @ w)
+    if loss == "log_loss":
+        a = 1.0 / (1.0 + np.exp(t))
+        curve = a * (1.0 - a)
+    else:
+        a, curve = 2.0 * np.maximum(1.0 - t, 0.0), 2.0 * (t < 1.0)
+    return float(cost @ loss_values(loss, t)), x.T @ (cost * a * y), x.T @ (x * (cost * curve)[:, None])
+
+
+@pytest.mark.parametrize("density", [0.1, 0.9])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_read_sums_up_what_numpy_does(tmp_path: Path, loss: str, density: float) -> None:
+    """Of sparse rows pair by pair, of others in dense blocks."""
+    from streamcd.runs.problem_options import ProblemOptions
+    from streamcd.solvers.dual import rows_of
+    from streamcd.stream.stream import Stream
+
+    x, y = random_rows(300, 21, density=density)
+    data = write_dataset(tmp_path / "data", (x, y))
+    asked = ProblemOptions(loss=loss, method="newton", bias=1.5, C=2.0, acceleration="none")
+    solver = asked.make_solver(asked.make_problem(data), data)
+    state = solver.new_state()
+    state.w[:, 0] = np.random.default_rng(1).standard_normal(22)
+    with Stream(data, windows_of(data, None, resident=True), solver.layout, 0) as stream:
+        for window in stream.windows(0):
+            state.lanes["begun"][:] = True
+            rows = np.arange(rows_of(window).code.size)
+            solver._sum_up(window, rows, state, np.array([0]), solver._costs(1.0))
+    value, v, hessian = slow_sums(loss, augmented(x, 1.5), y, np.full(300, 2.0), state.w[:, 0])
+    np.testing.assert_allclose(state.matrices["line"][0, kernels.AT_POINT], value, rtol=1e-12)
+    np.testing.assert_allclose(state.matrices["v"][0].sum(axis=0), v, rtol=1e-9, atol=1e-9)
+    kernels.fold(state.matrices["hessian"][0])
+    np.testing.assert_allclose(np.tril(state.matrices["hessian"][0]), np.tril(hessian), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("size", [1, 5, 32, 75])
+def test_a_linear_system_is_solved_and_a_variable_without_curvature_is_left_at_zero(size: int) -> None:
+    rng = np.random.default_rng(size)
+    root = rng.standard_normal((size, size + 3))
+    matrix, right = root @ root.T, rng.standard_normal(size)
+    expected = np.linalg.solve(matrix, right)
+    with_zero = np.zeros((size + 1, size + 1))
+    with_zero[:size, :size] = matrix
+    x = np.append(right, 3.0)
+    kernels.solve_positive(with_zero, x, np.full(size + 1, 1e-14), np.zeros((kernels.PANEL, size + 1)))
+    np.testing.assert_allclose(x, np.append(expected, 0.0), rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_few_reads_are_enough(tmp_path: Path, loss: str) -> None:
+    data = write_dataset(tmp_path / "data", random_rows(5000, 15, density=0.8), n_chunks=10)
+    assert fit(data, tmp_path / "run", loss=loss, tol=1e-6, bias=1.0).passes <= 5
