@@ -12,6 +12,7 @@ from interrupted import ended, resume_by_turns, stopping_after
 from reference import augmented, exact_optimum, loss_values, run_weights
 from small_datasets import NAMED, Rows, multiclass, random_rows, windows_of, write_dataset
 
+import streamcd
 from streamcd import resume, train
 from streamcd.core.errors import Interrupted, UsageError
 from streamcd.dataset.dataset import Dataset
@@ -263,3 +264,25 @@ def test_a_linear_system_is_solved_and_a_variable_without_curvature_is_left_at_z
 def test_few_reads_are_enough(tmp_path: Path, loss: str) -> None:
     data = write_dataset(tmp_path / "data", random_rows(5000, 15, density=0.8), n_chunks=10)
     assert fit(data, tmp_path / "run", loss=loss, tol=1e-6, bias=1.0).passes <= 5
+
+
+@pytest.mark.parametrize("unpenalized", [False, True])
+def test_a_regression_ends_at_the_solution_of_the_normal_equations(tmp_path: Path, unpenalized: bool) -> None:
+    """The loss needs no line of the method's own."""
+    x, _ = random_rows(300, 12, seed=5)
+    dense = augmented(x, 1.0)
+    y = dense @ np.arange(13.0) + np.random.default_rng(0).standard_normal(300)
+    data = streamcd.convert((x, y), tmp_path / "data", target=True)
+    options: dict[str, Any] = {
+        "loss": "squared_error",
+        "method": "newton",
+        "C": 0.7,
+        "bias": 1.0,
+        "tol": 1e-11,
+    }
+    result = streamcd.train(data, tmp_path / "run", unpenalized_bias=unpenalized, memory="1GB", **options)
+    ridge = np.diag(np.append(np.ones(12), 0.0 if unpenalized else 1.0))
+    w = np.linalg.solve(ridge + 1.4 * dense.T @ dense, 1.4 * dense.T @ y)
+    best = 0.5 * w @ ridge @ w + 0.7 * ((y - dense @ w) ** 2).sum()
+    assert result.converged
+    assert result.primal_objective == pytest.approx(best, rel=1e-9)

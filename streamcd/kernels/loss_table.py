@@ -67,7 +67,11 @@ LOSSES = {
         MULTINOMIAL, {"dual": None}, "log of the sum over m of exp(w_m·x - w_y·x)", CLASSES, smooth=True
     ),
     "squared_error": LossEntry(
-        SQUARED_ERROR, {"dual": None, "primal": None, "newton": None}, "(y - z)^2", smooth=True, of_targets=True
+        SQUARED_ERROR,
+        {"dual": None, "primal": None, "newton": None},
+        "(y - z)^2",
+        smooth=True,
+        of_targets=True,
     ),
     "twin": LossEntry(TWIN_HINGE, {"dual": None, "sor": None}, "½ (w·x)^2 of a plane's own rows", PLANES),
 }
