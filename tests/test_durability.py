@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from durability import Durability
+from durability import problems, recorded
 from small_datasets import multiclass, random_rows, windows_of, write_dataset
 
 import streamcd
@@ -26,6 +26,8 @@ from streamcd.core.locks import kept_by_copies, release_lock, take_lock
 from streamcd.stream.identity import Identity
 from streamcd.stream.slot_store import SlotStore
 from streamcd.training.checkpoint import Run
+from tools.faults.disk import Disk
+from tools.faults.recording import tree_of
 from tools.simulated_cluster import Simulation
 
 pytestmark = pytest.mark.filterwarnings("ignore::streamcd.ConvergenceWarning")
@@ -130,21 +132,19 @@ def test_a_power_cut_takes_nothing_that_has_its_name(
     place: Path, monkeypatch: pytest.MonkeyPatch, writer: str
 ) -> None:
     monkeypatch.setattr(transpose, "_make_plan", lambda *_: transpose.Plan(1_000, 2_000))
-    recorder = Durability(place, monkeypatch)
-    WRITERS[writer](place)
-    assert recorder.names_given
-    assert recorder.problems == []
-    assert recorder.unsynced(place) == []
+    disk = Disk(tree_of(place))
+    events = recorded(place, lambda: WRITERS[writer](place))
+    assert any(event.kind in ("rename", "exchange") for event in events)
+    assert problems(disk, events) == []
 
 
-def test_a_directory_that_comes_back_comes_back_for_good(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "aside").mkdir()
-    recorder = Durability(tmp_path, monkeypatch)
-    restore_directory(tmp_path / "data", tmp_path / "aside")
-    assert (tmp_path / "data").exists()
-    assert recorder.unsynced(tmp_path) == []
+def test_a_directory_that_comes_back_comes_back_for_good(tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    (place / "aside").mkdir(parents=True)
+    disk = Disk(tree_of(place))
+    events = recorded(place, lambda: restore_directory(place / "data", place / "aside"))
+    assert (place / "data").exists()
+    assert problems(disk, events) == []
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from crashing import killed
+from durability import recorded
 from interrupted import ended, resume_by_turns, stopping_after
 from reference import augmented, exact_optimum, primal_objectives, run_weights
 from small_datasets import (
@@ -44,7 +45,7 @@ from streamcd.training.checkpoint import Run, read_array_rows, read_arrays
 from streamcd.training.checkpoint import read_config as read_raw_config
 from streamcd.training.stopping import StopRule
 from tools.faults.disk import Disk
-from tools.faults.recording import Event, Recorder, make_tree
+from tools.faults.recording import Event, make_tree
 
 LOSSES = [entry.loss for entry in SOLVERS if entry.method == "dual" and not entry.of_targets]
 
@@ -238,20 +239,6 @@ def test_death_at_any_operation_on_files_leaves_the_bits_alone(
                 resume(run)
             train(run=run, force=True, **asked)
         assert ended(run) == expected, f"died at operation {at} of {n_operations}"
-
-
-def recorded(place: Path, call: Callable[[], object]) -> list[Event]:
-    """What a call in a process of its own does to the files of a directory."""
-    recorder = Recorder(place, place.with_name("changes"))
-    child = os.fork()
-    if child == 0:
-        with contextlib.suppress(BaseException):
-            recorder.install()
-            call()
-            os._exit(0)
-        os._exit(1)
-    assert os.waitpid(child, 0)[1] == 0
-    return recorder.events()
 
 
 def test_a_kill_before_the_new_model_is_written_does_not_leave_the_old_one(

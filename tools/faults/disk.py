@@ -48,6 +48,7 @@ class Disk:
         for name, content in tree.items():
             self._make(name, content)
         self._durable = {folder: dict(names) for folder, names in self._names.items()}
+        self._synced = {folder: dict(names) for folder, names in self._names.items()}  # by a sync of its own
 
     def _make(self, path: str, content: bytes | None) -> int:
         made = next(self._new)
@@ -68,6 +69,26 @@ class Disk:
         for name in path.split(os.sep) if path not in ("", ".") else ():
             found = self._names[found][name]
         return found
+
+    def has(self, path: str) -> bool:
+        """Tell whether there is something of this name."""
+        folder, name = os.path.split(path)
+        return (not folder or self.has(folder)) and name in self._names.get(self._find(folder), {})
+
+    def is_directory(self, path: str) -> bool:
+        return self._find(path) in self._names
+
+    def names(self, path: str) -> list[str]:
+        """List what is in a directory."""
+        return sorted(self._names[self._find(path)])
+
+    def unsynced(self, path: str) -> list[str]:
+        """List what has no sync of its own of a file or directory: its content, its name; unwritten space is no content."""
+        found, (folder, name) = self._find(path), self._slot(path)
+        versions = self._contents.get(found, [b""])
+        is_written = not path.endswith(".bin") or any(versions[-1])
+        lost = [f"content of {path}"] if versions[0] != versions[-1] and is_written else []
+        return lost + [f"name {path}"] * (self._synced.get(folder, {}).get(name) != found)
 
     def apply(self, event: Event) -> None:
         """Make a recorded change."""
@@ -99,6 +120,7 @@ class Disk:
         if found in self._contents:
             del self._contents[found][:-1]
             return
+        self._synced[found] = dict(self._names[found])
         wanted = {number for number, change in self._changes.items() if change.touches(found)}
         for number in sorted(self._with_needs(wanted)):
             _put(self._durable, self._changes.pop(number).slots)
