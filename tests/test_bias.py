@@ -12,11 +12,12 @@ import pyarrow as pa
 import pytest
 import scipy.sparse as sp
 from click.testing import CliRunner
+from heard import Heard
 from small_datasets import random_rows, write_dataset
 from test_tables import write_table
 
 import streamcd
-from streamcd import Dataset, Listener
+from streamcd import Dataset
 from streamcd.cli.commands import cli
 from streamcd.core.errors import UsageError
 from streamcd.models.liblinear import export_liblinear, import_liblinear
@@ -25,20 +26,9 @@ from streamcd.runs.config import read_config
 N_ROWS = 600
 
 
-class Told(Listener):
-    def __init__(self) -> None:
-        self.messages: list[str] = []
-        self.warnings: list[str] = []
-
-    def message(self, text: str) -> None:
-        self.messages.append(text)
-
-    def warning(self, text: str) -> None:
-        self.warnings.append(text)
-
-    @property
-    def of_bias(self) -> list[str]:
-        return [text for text in self.messages if text.startswith("bias ")]
+def of_bias(heard: Heard) -> list[str]:
+    """What was said of the bias."""
+    return [text for text in heard.messages if text.startswith("bias ")]
 
 
 def unbalanced_rows() -> tuple[np.ndarray, np.ndarray]:
@@ -110,13 +100,13 @@ def test_the_default_bias_is_1_for_tables_and_dense_arrays_and_none_for_sparse_r
 ) -> None:
     make, options, made_from = SOURCES[name]
     dataset = streamcd.convert(make(tmp_path / "source"), tmp_path / "data", **options)  # type: ignore[arg-type]
-    told, bias = Told(), 1.0 if made_from in ("table", "dense array") else -1.0
+    told, bias = Heard(), 1.0 if made_from in ("table", "dense array") else -1.0
     result = streamcd.train(dataset, tmp_path / "run", listener=told)
     assert dataset.made_from == streamcd.open(tmp_path / "data").info()["made_from"] == made_from
     assert result.model.bias == read_config(tmp_path / "run").options.bias == bias
-    assert len(told.of_bias) == 1
-    assert f"bias {'1' if bias > 0 else 'none'}: the dataset was made from" in told.of_bias[0]
-    assert made_from in told.of_bias[0]
+    assert len(of_bias(told)) == 1
+    assert f"bias {'1' if bias > 0 else 'none'}: the dataset was made from" in of_bias(told)[0]
+    assert made_from in of_bias(told)[0]
 
 
 def test_what_a_dataset_was_made_from_does_not_change_its_fingerprint(
@@ -138,19 +128,19 @@ def test_an_unbalanced_table_is_learned_by_default(tmp_path: Path, dense: Datase
 
 def test_tune_chooses_the_bias_likewise(tmp_path: Path, dense: Dataset, sparse: Dataset) -> None:
     for dataset, bias in ((dense, 1.0), (sparse, -1.0)):
-        told = Told()
+        told = Heard()
         path = tmp_path / f"{bias}"
         result = streamcd.tune(dataset, path, C=[0.1, 1.0], cv=2, listener=told)
         assert result.model.bias == bias
-        assert len(told.of_bias) == 1
+        assert len(of_bias(told)) == 1
         assert {read_config(path / part).options.bias for part in (".", "folds", "best")} == {bias}
 
 
 @pytest.mark.parametrize(("asked", "bias"), [("none", -1.0), (-1, -1.0), (0.5, 0.5), (1.0, 1.0)])
 def test_a_bias_that_is_given_is_taken(tmp_path: Path, dense: Dataset, asked: Any, bias: float) -> None:
-    told = Told()
+    told = Heard()
     assert streamcd.train(dense, tmp_path / "run", bias=asked, listener=told).model.bias == bias
-    assert told.of_bias == [f"bias {'none' if bias < 0 else f'{bias:g}'}: as asked"]
+    assert of_bias(told) == [f"bias {'none' if bias < 0 else f'{bias:g}'}: as asked"]
 
 
 def test_no_bias_by_default_has_the_bits_of_no_bias_as_asked(tmp_path: Path, sparse: Dataset) -> None:
@@ -246,12 +236,12 @@ def test_a_training_that_starts_from_a_run_has_its_bias(
     tmp_path: Path, dense: Dataset, sparse: Dataset, bias: float
 ) -> None:
     for name, dataset in (("dense", dense), ("sparse", sparse)):
-        first, told = tmp_path / name, Told()
+        first, told = tmp_path / name, Heard()
         streamcd.train(dataset, first, bias=bias)
         found = streamcd.train(dataset, tmp_path / f"{name}-2", C=2.0, start_from=first, listener=told)
         assert found.model.bias == bias
         assert found.converged
-        assert told.of_bias[0].startswith(
+        assert of_bias(told)[0].startswith(
             f"bias {'none' if bias < 0 else f'{bias:g}'}: that of the run it starts from"
         )
 
@@ -280,7 +270,7 @@ def test_classes_that_a_plane_through_the_origin_cannot_part_are_warned_of(
     tmp_path: Path, dense: Dataset, sparse: Dataset
 ) -> None:
     def warnings_of(dataset: Dataset, name: str, **options: Any) -> list[str]:
-        told = Told()
+        told = Heard()
         streamcd.train(dataset, tmp_path / name, listener=told, **options)
         return [text for text in told.warnings if "intercept" in text]
 

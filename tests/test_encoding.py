@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from heard import Heard
 from test_tables import make_table, write_table
 
 import streamcd
 from streamcd.core.errors import StreamcdError
 from streamcd.core.metadata import content_digest
-from streamcd.core.progress import Listener
 
 COLUMN = 4  # of the labels
 
@@ -38,14 +38,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     streamcd.train(path / "data", path / "run", loss="log_loss", tol=1e-6)
     return path
-
-
-class Warnings(Listener):
-    def __init__(self) -> None:
-        self.found: list[str] = []
-
-    def warning(self, text: str) -> None:
-        self.found.append(text)
 
 
 @pytest.mark.usefixtures("lend")
@@ -76,10 +68,10 @@ def test_evaluation_speaks_the_names_of_the_classes(trained: Path) -> None:
 def test_categories_never_seen_are_ignored_and_counted(trained: Path, tmp_path: Path) -> None:
     table = pa.table({"age": [1.0, 1.0], "city": ["Atlantis", "Rome"], "visits": [0, 0]})
     path = write_table(table, tmp_path / "new.csv")
-    listener = Warnings()
+    listener = Heard()
     found = streamcd.predict(path, trained / "run", tmp_path / "p.parquet", listener=listener)
     assert found["n_unseen"] == 1
-    assert listener.found == ["1 category ignored that the model has not seen in training"]
+    assert listener.warnings == ["1 category ignored that the model has not seen in training"]
     decisions = pa.parquet.read_table(tmp_path / "p.parquet")["decision"].to_numpy()
     model = streamcd.load_model(trained / "run")
     weights = dict(

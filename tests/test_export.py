@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import libsvm_text
+from heard import Heard
 
 from streamcd import convert
 from streamcd import open as open_dataset
@@ -14,7 +15,6 @@ from streamcd.conversion.export_libsvm import export_libsvm
 from streamcd.core.external_partition import PartitionWriter
 from streamcd.core.locks import scratch_directory
 from streamcd.core.memory_budget import RESERVED_BYTES
-from streamcd.core.progress import Listener
 
 
 @pytest.mark.parametrize("name", ["random", "empty_row", "duplicate_rows", "unscaled", "multiclass"])
@@ -70,14 +70,10 @@ def test_a_compacted_dataset_gives_its_original_indices(tmp_path):
 
 
 def test_weights_that_are_left_out_are_said(small_problem, made_dataset, tmp_path):
-    class Heard(Listener):
-        def warning(self, text: str) -> None:
-            heard.append(text)
-
-    heard: list[str] = []
+    heard = Heard()
     x, y = small_problem("random")
-    export_libsvm(made_dataset(x, y, weight=np.full(y.size, 2.0)), tmp_path / "out", listener=Heard())
-    assert "weights are left out" in heard[0]
+    export_libsvm(made_dataset(x, y, weight=np.full(y.size, 2.0)), tmp_path / "out", listener=heard)
+    assert "weights are left out" in heard.warnings[0]
 
 
 def test_what_a_killed_call_left_is_removed_by_the_next_but_not_what_another_works_in(tmp_path):

@@ -15,20 +15,12 @@ from click.testing import CliRunner
 from small_datasets import random_rows, windows_of, write_dataset
 
 import streamcd
-from streamcd import Dataset, Listener, StreamcdError, make_columns
+from streamcd import Dataset, StreamcdError, make_columns
 from streamcd.cli.commands import cli
 from streamcd.core.errors import CheckpointError, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
 from streamcd.runs.verify import verify_run
 from tools.simulated_cluster import Simulation
-
-
-class Warnings(Listener):
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def warning(self, text: str) -> None:
-        self.said.append(text)
 
 
 @pytest.fixture

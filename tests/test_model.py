@@ -11,6 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import scipy.sparse as sp
+from heard import Heard
 from liblinear.liblinearutil import load_model as liblinear_load
 from liblinear.liblinearutil import predict as liblinear_predict
 from liblinear.liblinearutil import save_model as liblinear_save
@@ -19,7 +20,6 @@ from liblinear.liblinearutil import train as liblinear_train
 from streamcd import Model, load_model
 from streamcd.core.classes import default_code
 from streamcd.core.errors import ModelError
-from streamcd.core.progress import Listener
 from streamcd.dataset.scaling import Scaling
 from streamcd.models.liblinear import export_liblinear, import_liblinear
 from streamcd.models.model_file import MODEL
@@ -296,18 +296,12 @@ def test_labels_that_are_no_integers_are_not_exported(tmp_path):
 
 
 def test_export_says_that_indices_from_zero_are_shifted_and_names_numbered(tmp_path):
-    class Heard(Listener):
-        warnings: list[str] = []  # noqa: RUF012 - one test, one class
-
-        def warning(self, text: str) -> None:
-            self.warnings.append(text)
-
-    export_liblinear(a_model(index_base=0), tmp_path / "ours.txt", Heard())
-    assert "add 1 to each index" in Heard.warnings[0]
-    export_liblinear(
-        a_model(class_names=["ham", "spam"], classes=[0.0, 1.0]), tmp_path / "names.txt", Heard()
-    )
-    assert "0 = ham, 1 = spam" in Heard.warnings[-1]
+    heard = Heard()
+    export_liblinear(a_model(index_base=0), tmp_path / "ours.txt", heard)
+    named = a_model(class_names=["ham", "spam"], classes=[0.0, 1.0])
+    export_liblinear(named, tmp_path / "names.txt", heard)
+    assert "add 1 to each index" in heard.warnings[0]
+    assert "0 = ham, 1 = spam" in heard.warnings[1]
 
 
 GOOD = "solver_type L2R_LR\nnr_class 2\nlabel 1 -1\nnr_feature 3\nbias -1\nw\n1 \n2 \n3 \n"

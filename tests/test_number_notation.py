@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from heard import Heard
 
 import streamcd
 from streamcd import convert
@@ -20,14 +21,6 @@ from streamcd.core.errors import DataError, UsageError
 from streamcd.dataset.text_numbers import text_numbers
 
 ROWS = 600
-
-
-class Warnings(streamcd.Listener):
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def warning(self, text: str) -> None:
-        self.said.append(text)
 
 
 @pytest.fixture(scope="module")
@@ -132,10 +125,10 @@ def test_columns_of_nearly_numbers_are_told_with_an_example_and_the_option(
     numbers: np.ndarray, tmp_path: Path, workers: int, hashed: bool
 ) -> None:
     """They became categories in silence."""
-    heard, source = Warnings(), write(texts(numbers, ","), tmp_path / "rows.csv")
+    heard, source = Heard(), write(texts(numbers, ","), tmp_path / "rows.csv")
     more = {"hash": 10} if hashed else {}
     convert(source, tmp_path / "data", label="y", workers=workers, memory="1.5GB", listener=heard, **more)
-    said = [text for text in heard.said if text.startswith("column")]
+    said = [text for text in heard.warnings if text.startswith("column")]
     became = "were hashed" if hashed else "became categories"
     assert [text.partition(":")[0] for text in said] == ["column 'share'", "column 'amount'", "column 'mean'"]
     assert all(became in text for text in said)
@@ -146,7 +139,7 @@ def test_columns_of_nearly_numbers_are_told_with_an_example_and_the_option(
 
 def test_strings_that_are_no_numbers_or_plain_ones_are_not_told(tmp_path: Path) -> None:
     """Codes of digits alone, such as postal ones, are strings on purpose where a table has types."""
-    heard = Warnings()
+    heard = Heard()
     table = pa.table(
         {
             "postal": [f"{10_000 + k}" for k in range(40)],
@@ -156,16 +149,16 @@ def test_strings_that_are_no_numbers_or_plain_ones_are_not_told(tmp_path: Path) 
         }
     )
     convert(table, tmp_path / "data", label="y", listener=heard)
-    assert not heard.said
+    assert not heard.warnings
 
 
 def test_a_column_of_numbers_but_for_a_word_is_told_with_the_word(tmp_path: Path) -> None:
     """A question mark among 40 measurements made 40 features of them, without a word."""
-    heard = Warnings()
+    heard = Heard()
     path = tmp_path / "rows.csv"
     path.write_text("v,y\n" + "".join(f"{1.5 * k if k != 7 else '?'},{k % 2}\n" for k in range(40)))
     convert(path, tmp_path / "data", label="y", listener=heard)
-    (told,) = heard.said
+    (told,) = heard.warnings
     assert "column 'v': 39 of 40 distinct strings are numbers, and became categories" in told
     assert "such as '?', are none" in told
 

@@ -14,10 +14,10 @@ import pyarrow.csv as csv
 import pyarrow.parquet as pq
 import pytest
 import sklearn.metrics
+from heard import Heard
 
 from streamcd.core.errors import DataError, ModelError, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
-from streamcd.core.progress import Listener
 from streamcd.models.model import Model
 from streamcd.prediction.evaluate import evaluate, evaluate_model
 from streamcd.prediction.options import EvaluateOptions
@@ -26,14 +26,7 @@ from streamcd.prediction.roc_auc import RocArea
 from streamcd.prediction.source_order import SourceOrder
 
 LOSSES = ["squared_hinge", "hinge", "log_loss", "crammer_singer"]
-
-
-class Heard(Listener):
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-
-    def warning(self, text: str) -> None:
-        self.warnings.append(text)
+NAMES = ["random", "empty_row", "one_class", "separable", "unscaled", "multiclass"]
 
 
 def a_model(x, y, loss: str = "squared_hinge", **changes: Any) -> Model:
@@ -82,7 +75,7 @@ def plain_objective(model: Model, x, y, weight=None) -> float:
 # Predictions
 
 
-@pytest.mark.parametrize("name", ["random", "empty_row", "one_class", "separable", "unscaled", "multiclass"])
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_predictions_come_in_source_order_from_a_dataset_and_from_text(
     small_problem, made_dataset, libsvm_file, tmp_path, name, loss
@@ -372,98 +365,72 @@ def test_a_dataset_with_another_base_is_matched_by_index_or_refused(small_proble
 # Evaluation
 
 
+PROBLEMS = [(name, loss, "none") for name in NAMES for loss in LOSSES] + [
+    (name, loss, weights)
+    for name, loss in (("random", "log_loss"), ("random", "hinge"), ("multiclass", "log_loss"))
+    for weights in ("integers", "decimals")
+]
+
+
 @pytest.mark.filterwarnings("ignore:A single label was found")
-@pytest.mark.parametrize("name", ["random", "empty_row", "one_class", "separable", "unscaled", "multiclass"])
-@pytest.mark.parametrize("loss", LOSSES)
-def test_evaluation_agrees_with_plain_numpy_and_scikit_learn(
-    small_problem, made_dataset, libsvm_file, name, loss
-):
-    x, y = small_problem(name)
-    model = a_model(x, y, loss, class_weight={float(y[0]): 2.5})
-    h = plain_decisions(model, x)
-    predicted = model.labels(h)
-    for data in (made_dataset(x, y), libsvm_file(x, y)):
-        found = evaluate(data, model)
-        assert found["n_rows"] == y.size
-        assert found["accuracy"] == np.mean(predicted == y)
-        assert found["primal_objective"] == pytest.approx(plain_objective(model, x, y), rel=1e-12)
-        assert found["labels"] == np.unique(y).astype(int).tolist()
-        assert (
-            found["confusion"] == sklearn.metrics.confusion_matrix(y, predicted, labels=np.unique(y)).tolist()
-        )
-        assert ("auc" in found) == (model.n_classes == 2)
-        if model.n_classes == 2:
-            score = h[:, 0] if h.shape[1] == 1 else h[:, 1] - h[:, 0]
-            assert found["auc"] == pytest.approx(sklearn.metrics.roc_auc_score(y, score), abs=1e-12)
-            positive = y == model.classes[1]
-            average = sklearn.metrics.average_precision_score(positive, score)
-            assert found["average_precision"] == pytest.approx(average, abs=1e-12)
-        by_class = sklearn.metrics.precision_recall_fscore_support(y, predicted, zero_division=np.nan)
-        for key, expected in zip(("precision", "recall", "f1", "n_rows"), by_class, strict=True):
-            ours = [np.nan if row[key] is None else row[key] for row in found["per_class"]]
-            np.testing.assert_allclose(ours, expected, rtol=1e-12)
-        assert ("log_loss" in found) == (loss == "log_loss")
-        if loss == "log_loss" and model.n_classes > 1 and name != "unscaled":  # where scikit-learn clips
-            expected = sklearn.metrics.log_loss(y, np.exp(model.log_probabilities(h)), labels=model.classes)
-            assert found["log_loss"] == pytest.approx(expected, rel=1e-10)
-            own = np.exp(model.log_probabilities(h)) - (y[:, None] == model.classes)
-            brier = np.mean(own[:, 1] ** 2 if model.n_classes == 2 else (own**2).sum(axis=1))
-            assert found["brier_score"] == pytest.approx(brier, rel=1e-10)
-            if model.n_classes == 2:
-                theirs = sklearn.metrics.brier_score_loss(
-                    y, np.exp(model.log_probabilities(h))[:, 1], pos_label=y.max()
-                )
-                assert brier == pytest.approx(theirs, rel=1e-10)
-
-
-@pytest.mark.parametrize("weights", ["integers", "decimals"])
-@pytest.mark.parametrize(
-    ("name", "loss"), [("random", "log_loss"), ("random", "hinge"), ("multiclass", "log_loss")]
-)
-def test_weighted_rows_give_the_figures_of_scikit_learn_with_sample_weight(
-    small_problem, made_dataset, name, loss, weights
+@pytest.mark.parametrize(("name", "loss", "weights"), PROBLEMS)
+def test_figures_are_those_of_plain_numpy_and_of_scikit_learn_with_sample_weight(
+    small_problem, made_dataset, libsvm_file, name, loss, weights
 ):
     x, y = small_problem(name)
     rng = np.random.default_rng(0)
-    weight = (
-        rng.integers(0, 4, y.size).astype(float)
-        if weights == "integers"
-        else rng.gamma(0.5, 1.0, y.size) + 1e-3
-    )
-    model = a_model(x, y, loss)
-    h = plain_decisions(model, x)
-    predicted, given = model.labels(h), {"sample_weight": weight}
+    weight = {
+        "none": None,
+        "integers": rng.integers(0, 4, y.size).astype(float),
+        "decimals": rng.gamma(0.5, 1.0, y.size) + 1e-3,
+    }[weights]
+    model = a_model(x, y, loss, class_weight={float(y[0]): 2.5})
     data = made_dataset(x, y, weight=weight)
-    found, unweighted = evaluate(data, model), evaluate(data, model, unweighted=True)
-    assert unweighted == evaluate(made_dataset(x, y, name="plain"), model)
-    assert "weighted" not in unweighted
-    assert found["weighted"] is True
-    assert (found["n_rows"], found["sum_of_weights"]) == (y.size, pytest.approx(weight.sum(), rel=1e-12))
+    plain = evaluate(libsvm_file(x, y), model)
+    assert evaluate(data, model, unweighted=True) == plain
+    assert "weighted" not in plain
+    found = evaluate(data, model)
+    if weight is None:
+        assert found == plain
+    else:
+        assert found["weighted"] is True
+        assert found["sum_of_weights"] == pytest.approx(weight.sum(), rel=1e-12)
+    assert found["n_rows"] == y.size
     assert found["primal_objective"] == pytest.approx(plain_objective(model, x, y, weight), rel=1e-12)
-    assert found["accuracy"] == pytest.approx(
-        sklearn.metrics.accuracy_score(y, predicted, **given), rel=1e-12
-    )
-    expected = sklearn.metrics.confusion_matrix(y, predicted, labels=np.unique(y), **given)
-    np.testing.assert_allclose(found["confusion"], expected, rtol=1e-12)
+    assert found["labels"] == np.unique(y).astype(int).tolist()
+    h, given = plain_decisions(model, x), {"sample_weight": weight}
+    assert_classes_are_told_apart(found, y, model.labels(h), given)
+    assert ("auc" in found) == (model.n_classes == 2)
+    if model.n_classes == 2:
+        positive, score = y == model.classes[1], h[:, 0] if h.shape[1] == 1 else h[:, 1] - h[:, 0]
+        for key, metric in (
+            ("auc", sklearn.metrics.roc_auc_score),
+            ("average_precision", sklearn.metrics.average_precision_score),
+        ):
+            assert found[key] == pytest.approx(metric(positive, score, **given), abs=1e-12)
+    assert ("log_loss" in found) == (loss == "log_loss")
+    if loss == "log_loss" and model.n_classes > 1 and name != "unscaled":  # where scikit-learn clips
+        p = np.exp(model.log_probabilities(h))
+        expected = sklearn.metrics.log_loss(y, p, labels=model.classes, **given)
+        assert found["log_loss"] == pytest.approx(expected, rel=1e-10)
+        errors = (p - (y[:, None] == model.classes)) ** 2
+        terms = errors[:, 1] if model.n_classes == 2 else errors.sum(axis=1)
+        assert found["brier_score"] == pytest.approx(np.average(terms, weights=weight), rel=1e-10)
+
+
+def assert_classes_are_told_apart(
+    found: dict[str, Any], y: np.ndarray, predicted: np.ndarray, given: dict[str, Any]
+) -> None:
+    """Compare accuracy, confusion and the figures of each class with scikit-learn's."""
+    accuracy = sklearn.metrics.accuracy_score(y, predicted, **given)
+    assert found["accuracy"] == pytest.approx(accuracy, rel=1e-12)
+    confusion = sklearn.metrics.confusion_matrix(y, predicted, labels=np.unique(y), **given)
+    np.testing.assert_allclose(found["confusion"], confusion, rtol=1e-12)
     by_class = sklearn.metrics.precision_recall_fscore_support(y, predicted, zero_division=np.nan, **given)
     for key, theirs in zip(("precision", "recall", "f1"), by_class, strict=False):
         ours = [np.nan if row[key] is None else row[key] for row in found["per_class"]]
         np.testing.assert_allclose(ours, theirs, rtol=1e-12)
     assert [row["n_rows"] for row in found["per_class"]] == np.unique(y, return_counts=True)[1].tolist()
-    if loss == "log_loss":
-        probabilities = np.exp(model.log_probabilities(h))
-        theirs = sklearn.metrics.log_loss(y, probabilities, labels=model.classes, **given)
-        assert found["log_loss"] == pytest.approx(theirs, rel=1e-10)
-    if model.n_classes == 2:
-        positive, score = y == model.classes[1], h[:, 0]
-        assert found["auc"] == pytest.approx(
-            sklearn.metrics.roc_auc_score(positive, score, **given), abs=1e-12
-        )
-        average = sklearn.metrics.average_precision_score(positive, score, **given)
-        assert found["average_precision"] == pytest.approx(average, abs=1e-12)
-        if loss == "log_loss":
-            theirs = sklearn.metrics.brier_score_loss(positive, probabilities[:, 1], **given)
-            assert found["brier_score"] == pytest.approx(theirs, rel=1e-10)
 
 
 def test_curves_count_rows_by_their_weights(small_problem, made_dataset):
@@ -546,6 +513,10 @@ def test_an_imported_model_has_no_objective(small_problem, made_dataset):
 @pytest.mark.parametrize("weighted", [False, True])
 def test_areas_under_curves_are_exact_or_within_the_error_told(n_distinct, memory_bytes, weighted):
     rng = np.random.default_rng(n_distinct)
+    assert RocArea(memory_bytes).areas() is None  # of no rows, and of one class
+    alone = RocArea(memory_bytes)
+    alone.add(np.arange(3.0), np.ones(3, dtype=bool))
+    assert alone.areas() is None
     score = rng.integers(0, n_distinct, 20_000) / n_distinct - 0.5
     positive = rng.random(20_000) < 0.4 + 0.3 * score
     weight = rng.gamma(0.5, 1.0, 20_000) + 1e-3 if weighted else None
@@ -585,10 +556,3 @@ def test_the_error_of_areas_by_bins_is_printed(small_problem, made_dataset, tmp_
 def _small(area: RocArea) -> RocArea:
     area._capacity = 7
     return area
-
-
-def test_the_area_of_one_class_is_none():
-    area = RocArea(1000)
-    assert area.areas() is None
-    area.add(np.arange(3.0), np.ones(3, dtype=bool))
-    assert area.areas() is None

@@ -10,30 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from conftest import ROOT
+from heard import Heard
 from small_datasets import columns_of, multiclass, random_rows, write_dataset
 
 import streamcd
 from streamcd.core.errors import DatasetError, UsageError
 from streamcd.core.memory_budget import warn_of_memory
 from tools.simulated_cluster import Simulation
-
-
-class Heard(streamcd.Listener):
-    """Remembers everything."""
-
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-        self.messages: list[str] = []
-        self.phases: list[str] = []
-
-    def progress(self, progress) -> None:
-        self.phases.append(progress.phase)
-
-    def message(self, text: str) -> None:
-        self.messages.append(text)
-
-    def warning(self, text: str) -> None:
-        self.warnings.append(text)
 
 
 def test_rows_in_memory_are_to_be_converted_first(tmp_path):
