@@ -28,7 +28,6 @@ from small_datasets import columns_of, multiclass, random_rows, write_dataset
 
 import streamcd
 from streamcd import LinearSVC, LogisticRegression, TwinSVC
-from streamcd import open as open_dataset
 from streamcd.core.errors import DataError, UsageError
 
 TO_TOLERANCE = "two fits to one optimum agree to the tolerance, and the check asks for seven digits"
