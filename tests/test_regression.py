@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import lzma
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import scipy.optimize
 import scipy.sparse as sp
 from interrupted import ended, resume_by_turns, stopping_after
 from reference import augmented, hinge_optimum, one_thread, run_weights
+from sklearn.datasets import load_svmlight_file
 from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
 from small_datasets import NAMED, SMALL_COLUMNS, Rows, random_rows, unequal_columns, windows_of, write_dataset
 
@@ -506,3 +508,45 @@ def test_descriptions_and_reports_speak_of_numbers(
     assert done.returncode == 0, done.stderr
     assert "Residuals" in out.read_text()
     assert streamcd("verify", run.run).returncode == 0
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Real rows
+
+
+@functools.cache
+def real_targets(path: Path) -> tuple[sp.csr_array, np.ndarray]:
+    """Real rows with a noisy linear function of them, scaled to variance 1, as targets."""
+    with lzma.open(path) as file:
+        x, _ = load_svmlight_file(file, zero_based=False)
+    x, rng = sp.csr_array(x), np.random.default_rng(1)
+    y = x @ rng.normal(size=x.shape[1]) + 0.5 * rng.normal(size=x.shape[0])
+    return x, (y - y.mean()) / y.std()
+
+
+@functools.cache
+def converted(source: Path, path: Path) -> Dataset:
+    dataset: Dataset = streamcd.convert(real_targets(source), path, target=True, dtype="float64")
+    make_columns(dataset)
+    return streamcd.open(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["a9a", "ijcnn1"])
+@pytest.mark.parametrize("entry", TARGET_SOLVERS, ids=str)
+def test_real_sets_are_certified(
+    real_data: Callable[[str], Path],
+    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path: Path,
+    entry: Any,
+    name: str,
+) -> None:
+    source = real_data(name)
+    dataset = converted(source, tmp_path_factory.getbasetemp() / f"targets-{name}")
+    options = {"loss": entry.loss, "method": entry.method, "bias": -1.0, "C": 1.0, "tol": 1e-3}
+    result = train(dataset, tmp_path / "run", **options)
+    x, y = real_targets(source)
+    found = objective(entry.loss, x, y, run_weights(tmp_path / "run")[:, 0], 1.0)
+    assert result.converged
+    assert found == pytest.approx(result.primal_objective, rel=1e-9)
+    assert found - result.dual_objective <= 1e-3 * found

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
 HINGE, SQUARED_HINGE, TWIN_HINGE, TWIN_SQUARED_HINGE, LOG_LOSS, CRAMMER_SINGER, MULTINOMIAL = range(7)
-SQUARED_ERROR = 7
+(SQUARED_ERROR,) = range(7, 8)  # numbers to predict
 
 Form = Literal["margins", "classes", "planes"]
 MARGINS: Form = "margins"
