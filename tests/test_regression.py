@@ -50,7 +50,12 @@ def squared_error(e: np.ndarray) -> Numbers:
     return e * e, 2 * e, np.full(e.shape, 2.0)
 
 
-REFERENCES: dict[str, Callable[..., Numbers]] = {"squared_error": squared_error}
+def huber(e: np.ndarray, delta: float) -> Numbers:
+    near, slope = np.abs(e) <= delta, np.clip(e, -delta, delta)
+    return np.where(near, 0.5 * e * e, delta * (np.abs(e) - 0.5 * delta)), slope, 1.0 * near
+
+
+REFERENCES: dict[str, Callable[..., Numbers]] = {"squared_error": squared_error, "huber": huber}
 """Every loss of the table that is for targets; those with kinks have a curvature of 0."""
 
 SMOOTH = [loss for loss in REFERENCES if LOSSES[loss].smooth]

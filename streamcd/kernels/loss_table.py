@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import inf
 from typing import Literal, NamedTuple
 
 HINGE, SQUARED_HINGE, TWIN_HINGE, TWIN_SQUARED_HINGE, LOG_LOSS, CRAMMER_SINGER, MULTINOMIAL = range(7)
-(SQUARED_ERROR,) = range(7, 8)  # numbers to predict
+SQUARED_ERROR, HUBER = range(7, 9)  # numbers to predict
 
 Form = Literal["margins", "classes", "planes"]
 MARGINS: Form = "margins"
@@ -72,6 +73,20 @@ LOSSES = {
         "(y - z)^2",
         smooth=True,
         of_targets=True,
+    ),
+    "huber": LossEntry(
+        HUBER,
+        {"dual": None, "primal": None},
+        "½ (y - z)^2 up to |y - z| = delta, then delta |y - z| - ½ delta^2",
+        smooth=True,
+        of_targets=True,
+        parameter=LossParameter(
+            "delta",
+            1.35,
+            "Error from which on the loss is a line: larger ones pull no harder.",
+            "a number above 0, in the targets' units",
+            lambda delta: 0.0 < delta < inf,
+        ),
     ),
     "twin": LossEntry(TWIN_HINGE, {"dual": None, "sor": None}, "½ (w·x)^2 of a plane's own rows", PLANES),
 }
