@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import lzma
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +35,7 @@ from streamcd.kernels.losses import (
     projected_gradient,
     row_terms,
 )
+from streamcd.models.liblinear import export_liblinear, import_liblinear
 from streamcd.runs.train import train
 from streamcd.solvers.problem import dual_terms, losses_of
 from streamcd.solvers.registry import SOLVERS
@@ -55,7 +57,22 @@ def huber(e: np.ndarray, delta: float) -> Numbers:
     return np.where(near, 0.5 * e * e, delta * (np.abs(e) - 0.5 * delta)), slope, 1.0 * near
 
 
-REFERENCES: dict[str, Callable[..., Numbers]] = {"squared_error": squared_error, "huber": huber}
+def epsilon_insensitive(e: np.ndarray, epsilon: float) -> Numbers:
+    beyond = np.maximum(np.abs(e) - epsilon, 0.0)
+    return beyond, np.sign(e) * (beyond > 0), np.zeros(e.shape)
+
+
+def squared_epsilon_insensitive(e: np.ndarray, epsilon: float) -> Numbers:
+    beyond = np.maximum(np.abs(e) - epsilon, 0.0)
+    return beyond * beyond, 2 * np.sign(e) * beyond, 2.0 * (beyond > 0)
+
+
+REFERENCES: dict[str, Callable[..., Numbers]] = {
+    "squared_error": squared_error,
+    "huber": huber,
+    "epsilon_insensitive": epsilon_insensitive,
+    "squared_epsilon_insensitive": squared_epsilon_insensitive,
+}
 """Every loss of the table that is for targets; those with kinks have a curvature of 0."""
 
 SMOOTH = [loss for loss in REFERENCES if LOSSES[loss].smooth]
@@ -513,6 +530,76 @@ def test_descriptions_and_reports_speak_of_numbers(
     assert done.returncode == 0, done.stderr
     assert "Residuals" in out.read_text()
     assert streamcd("verify", run.run).returncode == 0
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# LIBLINEAR
+
+
+def liblinear_targets(dataset: Any, model: str) -> list[float]:
+    """Numbers that LIBLINEAR predicts by a model in a file."""
+    problem, (x, y) = pytest.importorskip("liblinear.liblinearutil"), dataset
+    rows = [{j + 1: v for j, v in enumerate(row) if v} for row in x.toarray().tolist()]
+    labels, _, _ = problem.predict(y.tolist(), rows, problem.load_model(model), "-q")
+    return list(labels)
+
+
+@pytest.mark.parametrize(("number", "C"), [(11, 0.5), (12, 0.5), (13, 0.05)])
+def test_liblinear_ends_at_the_same_objective(tmp_path: Path, number: int, C: float) -> None:
+    problem = pytest.importorskip("liblinear.liblinearutil")
+    x, y = small("random")
+    rows = [{j + 1: v for j, v in enumerate(row) if v} for row in x.toarray().tolist()]
+    options = f"-s {number} -c {C} -p 0.2 -e {1e-8 if number < 13 else 1e-6} -q"
+    theirs = np.array(problem.train(y.tolist(), rows, options).get_decfun()[0])
+    (entry,) = (entry for entry in TARGET_SOLVERS if entry.liblinear == number)
+    dataset = write_targets(tmp_path / "data", x, y, columns=needs_columns(entry.method))
+    ours = train(dataset, tmp_path / "run", loss=entry.loss, method=entry.method, C=C, epsilon=0.2, tol=1e-9, max_passes=20_000)  # fmt: skip  # noqa: E501
+    beyond = np.maximum(np.abs(y - x @ theirs) - 0.2, 0.0)
+    objective = 0.5 * theirs @ theirs + C * (beyond if number == 13 else beyond**2).sum()
+    assert ours.primal_objective <= objective * (1 + 1e-9)
+    assert ours.primal_objective == pytest.approx(objective, rel=1e-6)
+
+
+@pytest.mark.parametrize("loss", REFERENCES)
+def test_liblinear_predicts_the_numbers_of_an_exported_model(tmp_path: Path, loss: str) -> None:
+    x, y = small("random")
+    run = train(write_targets(tmp_path / "data", x, y), tmp_path / "run", loss=loss, bias=1.0, tol=1e-3)
+    model, path = run.model, tmp_path / "model.txt"
+    export_liblinear(model, path)
+    header = path.read_text().splitlines()[:4]
+    assert header[1:3] == ["nr_class 2", f"nr_feature {x.shape[1]}"]
+    back = import_liblinear(path)
+    assert back.has_targets
+    np.testing.assert_array_equal(back.predict(x), model.predict(x))
+    found = liblinear_targets((x, y), str(path))
+    np.testing.assert_allclose(found, model.predict(x), rtol=1e-13)
+
+
+def test_a_model_of_liblinears_own_training_is_read(tmp_path: Path) -> None:
+    problem = pytest.importorskip("liblinear.liblinearutil")
+    x, y = small("random")
+    rows = [{j + 1: v for j, v in enumerate(row) if v} for row in x.toarray().tolist()]
+    path = tmp_path / "model.txt"
+    problem.save_model(str(path), problem.train(y.tolist(), rows, "-s 12 -B 1 -q"))
+    model = import_liblinear(path)
+    assert (model.loss, model.method, model.bias) == ("squared_epsilon_insensitive", "dual", 1.0)
+    np.testing.assert_allclose(model.predict(x), liblinear_targets((x, y), str(path)), rtol=1e-13)
+
+
+def test_the_flags_of_liblinear_train_regression(
+    tmp_path: Path, streamcd_json: Callable[..., dict[str, Any]]
+) -> None:
+    x, y = small("random")
+    write_targets(tmp_path / "data", x, y)
+    streamcd_json("train", tmp_path / "data", tmp_path / "run", "-s", "13", "-p", "0.3", "-c", "0.1")
+    options = json.loads((tmp_path / "run" / "config.json").read_text())["options"]
+    assert (options["loss"], options["method"], options["epsilon"]) == ("epsilon_insensitive", "dual", 0.3)
+    for wrong in (
+        {"loss": "squared_error", "epsilon": 0.1},
+        {"loss": "epsilon_insensitive", "epsilon": -1.0},
+    ):
+        with pytest.raises(StreamcdError, match="epsilon"):
+            train(tmp_path / "data", tmp_path / "other", **wrong)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

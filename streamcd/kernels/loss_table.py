@@ -7,7 +7,8 @@ from math import inf
 from typing import Literal, NamedTuple
 
 HINGE, SQUARED_HINGE, TWIN_HINGE, TWIN_SQUARED_HINGE, LOG_LOSS, CRAMMER_SINGER, MULTINOMIAL = range(7)
-SQUARED_ERROR, HUBER = range(7, 9)  # numbers to predict
+# of numbers to predict
+SQUARED_ERROR, HUBER, EPSILON_INSENSITIVE, SQUARED_EPSILON_INSENSITIVE = range(7, 11)
 
 Form = Literal["margins", "classes", "planes"]
 MARGINS: Form = "margins"
@@ -49,6 +50,15 @@ class LossEntry(NamedTuple):
     parameter: LossParameter | None = None
 
 
+_EPSILON = LossParameter(
+    "epsilon",
+    0.1,
+    "Errors up to it cost nothing.",
+    "a number from 0 on, in the targets' units",
+    lambda epsilon: 0.0 <= epsilon < inf,
+    "-p",
+)
+
 LOSSES = {
     "squared_hinge": LossEntry(
         SQUARED_HINGE,
@@ -73,6 +83,21 @@ LOSSES = {
         "(y - z)^2",
         smooth=True,
         of_targets=True,
+    ),
+    "epsilon_insensitive": LossEntry(
+        EPSILON_INSENSITIVE,
+        {"dual": 13},
+        "max(0, |y - z| - epsilon)",
+        of_targets=True,
+        parameter=_EPSILON,
+    ),
+    "squared_epsilon_insensitive": LossEntry(
+        SQUARED_EPSILON_INSENSITIVE,
+        {"dual": 12, "primal": 11},
+        "max(0, |y - z| - epsilon)^2",
+        smooth=True,
+        of_targets=True,
+        parameter=_EPSILON,
     ),
     "huber": LossEntry(
         HUBER,

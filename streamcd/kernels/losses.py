@@ -21,7 +21,16 @@ import math
 import numpy as np
 
 from .compile import inlined, kernel
-from .loss_table import HUBER, LOG_LOSS, SQUARED_ERROR, SQUARED_HINGE, TWIN_HINGE, TWIN_SQUARED_HINGE
+from .loss_table import (
+    EPSILON_INSENSITIVE,
+    HUBER,
+    LOG_LOSS,
+    SQUARED_EPSILON_INSENSITIVE,
+    SQUARED_ERROR,
+    SQUARED_HINGE,
+    TWIN_HINGE,
+    TWIN_SQUARED_HINGE,
+)
 
 LEAST_ALPHA = 1e-200
 """Smallest dual variable of the logistic loss; its logarithm is finite."""
@@ -47,6 +56,10 @@ def five_numbers(loss, y, cost):
         return 1.0, 0.0, 0.5 / cost, 0.0, np.inf, 2.0 * cost
     if loss.kind == SQUARED_ERROR:  # C (y - t)²
         return y, 0.0, 0.5 / cost, -np.inf, np.inf, 2.0 * cost
+    if loss.kind == EPSILON_INSENSITIVE:  # C max(|y - t| - epsilon, 0)
+        return y, loss.parameter, 0.0, -cost, cost, 0.0
+    if loss.kind == SQUARED_EPSILON_INSENSITIVE:  # C max(|y - t| - epsilon, 0)²
+        return y, loss.parameter, 0.5 / cost, -np.inf, np.inf, 2.0 * cost
     if loss.kind == HUBER:  # C ½ (y - t)², beyond delta C delta (|y - t| - ½ delta)
         return y, 0.0, 1.0 / cost, -cost * loss.parameter, cost * loss.parameter, cost
     return 1.0, 0.0, 0.0, 0.0, cost, 0.0  # C max(1 - t, 0)

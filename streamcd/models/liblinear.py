@@ -17,7 +17,7 @@ from ..core.errors import ModelError
 from ..core.memory_budget import format_size
 from ..core.progress import Listener, counted
 from ..core.storage import local_path
-from ..kernels.loss_table import CLASSES, LOSSES, PLANES, form_of
+from ..kernels.loss_table import CLASSES, LOSSES, PLANES, form_of, has_targets
 from .model import Model
 
 _NAMES = {
@@ -27,6 +27,9 @@ _NAMES = {
     3: "L2R_L1LOSS_SVC_DUAL",
     4: "MCSVM_CS",
     7: "L2R_LR_DUAL",
+    11: "L2R_L2LOSS_SVR",
+    12: "L2R_L2LOSS_SVR_DUAL",
+    13: "L2R_L1LOSS_SVR_DUAL",
 }
 """LIBLINEAR's names of its problems, by their numbers."""
 
@@ -37,6 +40,9 @@ LIBLINEAR_SOLVERS: dict[str, tuple[str, str]] = {
     if number is not None
 }
 """Loss and method, by LIBLINEAR's name of the problem."""
+
+_OF_TARGETS = "L2R_L2LOSS_SVR"
+"""The problem by which a model of numbers is written whose loss LIBLINEAR does not have: all predict w·x."""
 
 _EXPORT_BLOCK = 1 << 16  # weights written or read at a time: a few MB of text
 
@@ -85,12 +91,18 @@ def _check_export(model: Model) -> None:
         raise ModelError(
             "LIBLINEAR's text cannot hold a twin model: LIBLINEAR predicts the largest w·x, a twin model the nearest plane"
         )
+    if model.scaling.normalize != "none" and model.has_targets:
+        raise ModelError(
+            "the model was trained on rows of unit norm (--normalize l2): for a row of another norm LIBLINEAR would predict "
+            "another number; convert without --normalize l2"
+        )
     if model.scaling.normalize != "none" and model.bias >= 0 and model.intercept.any():
         raise ModelError(
             "the model was trained on rows of unit norm (--normalize l2) and has a bias: for a row of another norm "
             "LIBLINEAR would predict another label; train with --bias none, or convert without --normalize l2"
         )
-    if not (np.array_equal(model.classes, np.rint(model.classes)) and np.abs(model.classes).max() < 2**31):
+    largest = np.abs(model.classes).max(initial=0.0)
+    if not (np.array_equal(model.classes, np.rint(model.classes)) and largest < 2**31):
         raise ModelError(
             f"LIBLINEAR's labels are integers of 32 bits, the model's are {', '.join(model.label_texts()[:5])}"
         )
@@ -98,6 +110,8 @@ def _check_export(model: Model) -> None:
 
 def _lost_in_export(model: Model) -> Iterator[str]:
     """Tell what the format leaves out, or says otherwise."""
+    if model.has_targets and not any(loss == model.loss for loss, _ in LIBLINEAR_SOLVERS.values()):
+        yield f"LIBLINEAR has no loss {model.loss}: the model is written as {_OF_TARGETS}, which predicts the same numbers"
     if model.scaling.normalize != "none":
         yield (
             "the model was trained on rows of unit norm (--normalize l2): LIBLINEAR predicts the same labels, but its "
@@ -118,15 +132,21 @@ def _write_liblinear(model: Model, file: TextIO) -> None:
     names = {problem: name for name, problem in LIBLINEAR_SOLVERS.items()}
     # a model trained by another method still solves the problem of LIBLINEAR's dual solver
     name = names.get((model.loss, model.method)) or names.get((model.loss, "dual"))
+    if name is None and model.has_targets:
+        name = _OF_TARGETS
     if name is None:
         raise ModelError(f"LIBLINEAR has no problem with the loss {model.loss}")
     # with two classes LIBLINEAR predicts the first label if the decision is positive, the second at zero
     order = model.tie_order[::-1] if model.n_classes == 2 else model.tie_order
-    columns = model.choice.score_code()[:, order]
-    if model.is_binary and name != "MCSVM_CS":
-        columns = columns[:, :1]
-    file.write(f"solver_type {name}\nnr_class {model.n_classes}\n")
-    file.write("label " + " ".join(str(int(label)) for label in model.classes[order]) + "\n")
+    if model.has_targets:
+        columns = np.ones((1, 1))
+        file.write(f"solver_type {name}\nnr_class 2\n")  # without labels, as LIBLINEAR writes it
+    else:
+        columns = model.choice.score_code()[:, order]
+        if model.is_binary and name != "MCSVM_CS":
+            columns = columns[:, :1]
+        file.write(f"solver_type {name}\nnr_class {model.n_classes}\n")
+        file.write("label " + " ".join(str(int(label)) for label in model.classes[order]) + "\n")
     file.write(f"nr_feature {model.n_features}\nbias {model.bias if model.bias >= 0 else -1:.17g}\nw\n")
     rows = max(1, _EXPORT_BLOCK // max(model.n_vectors, columns.shape[1]))
     for start in range(0, model.n_features, rows):
@@ -145,7 +165,7 @@ def _write_weights(file: TextIO, weights: np.ndarray, columns: np.ndarray) -> No
 
 
 def import_liblinear(path: str | os.PathLike[str]) -> Model:
-    """Read a model in LIBLINEAR's text format; it predicts the same labels as in LIBLINEAR.
+    """Read a model in LIBLINEAR's text format; it predicts the same labels, or numbers, as in LIBLINEAR.
 
     Parameters
     ----------
@@ -191,7 +211,7 @@ class _Header(NamedTuple):
     @property
     def n_columns(self) -> int:
         """Number of weights on a line."""
-        n_classes = len(self.labels)
+        n_classes = len(self.labels) or 2
         return 1 if n_classes == 2 and form_of(self.loss) != CLASSES else n_classes
 
 
@@ -199,7 +219,9 @@ def _make_model(header: _Header, table: np.ndarray) -> Model:
     bias, n_features, n_classes = header.bias, header.n_features, len(header.labels)
     classes = np.sort(np.array(header.labels, dtype=np.float64))
     class_index = np.searchsorted(classes, header.labels)
-    if n_classes == 2 and header.n_columns == 1:
+    if not n_classes:
+        code = np.zeros((0, 1))
+    elif n_classes == 2 and header.n_columns == 1:
         code = np.array([[-1], [1]])
         table = table if class_index[0] == 1 else -table
     else:
@@ -227,19 +249,27 @@ def _read_header(file: TextIO, path: str | os.PathLike[str]) -> _Header:
         lines[key] = rest
     else:
         raise ModelError(f"{path}: expected LIBLINEAR's model text, found no line 'w' after its header")
-    for key in ("solver_type", "nr_class", "label", "nr_feature", "bias"):
+    loss, method = LIBLINEAR_SOLVERS.get(lines.get("solver_type", ""), ("", ""))
+    needed = ("solver_type", "nr_class", *(() if has_targets(loss) else ("label",)), "nr_feature", "bias")
+    for key in needed:
         if key not in lines:
-            raise ModelError(f"{path}: the line '{key}' is missing; only models of classifiers can be read")
+            raise ModelError(
+                f"{path}: the line '{key}' is missing; only models of classifiers and of regression can be read"
+            )
     if lines["solver_type"] not in LIBLINEAR_SOLVERS:
         raise ModelError(
-            f"{path}: solver_type {lines['solver_type']} is not L2-regularised classification; "
+            f"{path}: solver_type {lines['solver_type']} is not L2-regularised classification or regression; "
             f"expected one of {', '.join(LIBLINEAR_SOLVERS)}"
         )
     n_classes, n_features, bias = int(lines["nr_class"]), int(lines["nr_feature"]), float(lines["bias"])
+    if has_targets(loss):
+        if not (n_classes == 2 and n_features >= 0 and np.isfinite(bias)):
+            raise ValueError(f"{n_classes} classes, {n_features} features and bias {bias}")
+        return _Header(loss, method, [], n_features, bias)
     labels = [int(text) for text in lines["label"].split()]
     if not (len(set(labels)) == len(labels) == n_classes >= 1 and n_features >= 0 and np.isfinite(bias)):
         raise ValueError(f"{n_classes} classes, {len(labels)} labels, {n_features} features and bias {bias}")
-    return _Header(*LIBLINEAR_SOLVERS[lines["solver_type"]], labels, n_features, bias)
+    return _Header(loss, method, labels, n_features, bias)
 
 
 def _check_size(file: TextIO, n_rows: int, n_columns: int) -> None:
