@@ -42,7 +42,7 @@ def test_float32_values_have_the_digits_they_need(tmp_path):
 
 def test_the_text_does_not_depend_on_the_memory(small_problem, made_dataset, tmp_path, monkeypatch):
     x, y = small_problem("random")
-    rows = np.random.default_rng(0).integers(0, 80, 60_000)
+    rows = np.random.default_rng(0).integers(0, 80, 130_000)
     data = made_dataset(x[rows], y[rows], chunk_rows=500)
     export_libsvm(data, tmp_path / "large")
     used: list[Any] = []

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import os
-from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -17,14 +16,10 @@ from ..core.progress import Listener, Progress
 from ..dataset.dataset import Dataset
 from .libsvm import write_rows
 
-_LAYOUT = Layout((np.dtype(np.int64),), (np.dtype(np.uint8),))
-"""Of a line: its row in the source, and its bytes."""
 _FIRST_LINE = rb"[-+.\dinfae]+( +\d+:[-+.\dinfae]+| *\n|$)|$"
-_RANGES = 4096  # of source rows, whose text is estimated before it is partitioned
+_RANGES = 4096  # of source rows, whose entries are counted before they are partitioned
 _ENTRIES_AT_A_TIME = 1 << 15
 _BYTES_PER_ENTRY_AS_STRINGS = 250
-# A line in memory: the partition's own figure, and the line again in order.
-_ROW_OVERHEAD, _ENTRY_TEXT = 2 * _LAYOUT.record_bytes + 40, 2 * 20
 
 
 def export_libsvm(
@@ -72,27 +67,32 @@ def export_libsvm(
         listener.warning("the rows' weights are left out: libsvm text has no place for them")
     if dataset.scaling.changes_values:
         listener.warning(f"values are written as they are stored, after {dataset.scaling.options()}")
+    index_dtype = np.dtype(np.int64) if dataset.manifest.get("compact") else dataset.index_dtype
+    layout = Layout((np.dtype(np.int64), np.dtype(np.float64)), (index_dtype, dataset.value_dtype))
     with scratch_directory(target.parent, "export") as scratch:
-        run, ends = scratch / "run", _range_ends(dataset, left // 2)
-        _partition_lines(dataset, run, ends, left // 2, listener)
+        run, ends = scratch / "run", _range_ends(dataset, layout, left // 2)
+        with PartitionWriter(run, layout, len(ends), left // 2) as writer:
+            _partition_rows(dataset, writer, Ranges(0, ends), listener)
         with (
             replacing(target) as partial,
             open(partial, "wb") as file,
-            PartitionReader([run], _LAYOUT) as reader,
+            PartitionReader([run], layout) as reader,
         ):
             for bucket in range(len(ends)):
-                lines = reader.read(bucket)
-                file.write(lines.take(np.argsort(lines.fields[0])).items[0].data)
+                rows = reader.read(bucket)
+                _write_lines(file, rows.take(np.argsort(rows.fields[0])), dataset.index_base)
     return target.stat().st_size
 
 
-def _range_ends(dataset: Dataset, bucket_bytes: int) -> list[int]:
-    """Return the ends of ranges of source rows whose lines fit in `bucket_bytes`, by the table of rows."""
+def _range_ends(dataset: Dataset, layout: Layout, bucket_bytes: int) -> list[int]:
+    """Return the ends of ranges of source rows that fit in `bucket_bytes`, by the table of rows."""
     width = max(1, -(-dataset.n_rows // _RANGES))
     size = np.zeros(-(-dataset.n_rows // width), dtype=np.int64)
     for chunk in range(dataset.n_chunks):
         source, n_entries = dataset.read_rows(chunk, ("source", "n_entries"))
-        np.add.at(size, source // width, _ROW_OVERHEAD + _ENTRY_TEXT * n_entries.astype(np.int64))
+        # in memory twice: as they are read, and in order
+        row_bytes = 2 * (layout.record_bytes + layout.item_bytes * n_entries.astype(np.int64)) + 40
+        np.add.at(size, source // width, row_bytes)
     ends, held = [], 0
     for number, n_bytes in enumerate(size.tolist()):
         if held and held + n_bytes > bucket_bytes:
@@ -102,38 +102,28 @@ def _range_ends(dataset: Dataset, bucket_bytes: int) -> list[int]:
     return [*ends, dataset.n_rows]
 
 
-def _partition_lines(
-    dataset: Dataset, run: Path, ends: list[int], memory_bytes: int, listener: Listener
-) -> None:
-    """Partition the lines of all rows by ranges of source rows."""
-    ranges = Ranges(0, ends)
-    with PartitionWriter(run, _LAYOUT, len(ends), memory_bytes) as writer:
-        for source_row, text in _lines(dataset, listener):
-            characters = np.frombuffer(text, np.uint8)
-            line_ends = np.flatnonzero(characters == ord("\n")) + 1
-            lines = Records([source_row], np.concatenate([[0], line_ends]), [characters])
-            writer.append(ranges.number(source_row), lines)
-
-
-def _lines(dataset: Dataset, listener: Listener) -> Iterator[tuple[np.ndarray, bytes]]:
-    """Yield rows as lines, some at a time: their rows in the source, and the text."""
+def _partition_rows(dataset: Dataset, writer: PartitionWriter, ranges: Ranges, listener: Listener) -> None:
+    """Partition all rows by ranges of source rows; features of a compact dataset get their original numbers."""
     original = None
     if dataset.manifest.get("compact"):
-        original = (
-            np.concatenate([piece.get("original", piece.get("index")) for piece in dataset.read_features()])
-            - dataset.index_base
-        )
+        groups = dataset.read_features()
+        original = np.concatenate([group.get("original", group.get("index")) for group in groups])
+        original -= dataset.index_base
     for chunk in range(dataset.n_chunks):
         data = dataset.read(chunk)
-        start = 0
-        while start < data.label.size:
-            end = int(np.searchsorted(data.indptr, data.indptr[start] + _ENTRIES_AT_A_TIME))
-            stop = min(max(start + 1, end), data.label.size)
-            entries = slice(int(data.indptr[start]), int(data.indptr[stop]))
-            feature = data.feature[entries] if original is None else original[data.feature[entries]]
-            text, indptr = io.BytesIO(), data.indptr[start : stop + 1] - data.indptr[start]
-            label, value = data.label[start:stop], data.value[entries]
-            write_rows(text, label, indptr, feature, value, dataset.index_base)
-            yield data.source[start:stop], text.getvalue()
-            start = stop
+        feature = data.feature if original is None else original[data.feature]
+        rows = Records([data.source, data.label], data.indptr, (feature, data.value))
+        writer.append(ranges.number(data.source), rows)
         listener.progress(Progress("export", int(dataset.row_start[chunk + 1]), dataset.n_rows, "rows"))
+
+
+def _write_lines(file: BinaryIO, rows: Records, index_base: int) -> None:
+    assert rows.indptr is not None
+    start = 0
+    while start < rows.size:
+        end = int(np.searchsorted(rows.indptr, rows.indptr[start] + _ENTRIES_AT_A_TIME))
+        stop = min(max(start + 1, end), rows.size)
+        part = rows.slice(start, stop)
+        assert part.indptr is not None
+        write_rows(file, part.fields[1], part.indptr, part.items[0], part.items[1], index_base)
+        start = stop

@@ -57,29 +57,6 @@ class Rows:
         if self.weight is not None and out.weight is not None:
             out.weight[start:stop] = self.weight[rows]
 
-    def take(self, rows: np.ndarray) -> Rows:
-        """Copy the given rows, in the given order."""
-        found = self.room(len(rows), int((self.indptr[rows + 1] - self.indptr[rows]).sum()))
-        self.gather(rows, found)
-        return found
-
-
-def concatenate(batches: list[Rows]) -> Rows:
-    """Join rows, in order."""
-    if len(batches) == 1:
-        return batches[0]
-    ends = np.cumsum([0, *(rows.n_entries for rows in batches)])
-    indptr = [rows.indptr[:-1] + end for rows, end in zip(batches, ends[:-1], strict=True)]
-    weights = [rows.weight for rows in batches if rows.weight is not None]
-    return Rows(
-        np.concatenate([rows.source_row for rows in batches]),
-        np.concatenate([rows.label for rows in batches]),
-        np.concatenate(weights) if weights else None,
-        np.concatenate([*indptr, ends[-1:]]),
-        np.concatenate([rows.index for rows in batches]),
-        np.concatenate([rows.value for rows in batches]),
-    )
-
 
 def are_weights(numbers: np.ndarray) -> np.ndarray:
     """Mark the numbers that may be row weights: 0, or from `LEAST_WEIGHT` to its reciprocal."""

@@ -19,7 +19,7 @@ _MARK = b"streamcd works here\n"
 """Content of the lock file: who made the directory."""
 
 _MADE = re.compile(
-    r"lock|dataset|replaced|runs|weights|dictionaries|distinct|statistics|(original|scales|means)\.npy|sums-.+"
+    r"lock|dataset|replaced|runs|weights|dictionaries|distinct|(original|scales|means)\.npy|sums-.+"
 )
 """Names in a directory for work."""
 
