@@ -17,13 +17,13 @@ from small_datasets import multiclass, random_rows, windows_of, write_dataset
 from threadpoolctl import threadpool_limits
 
 import streamcd
-from streamcd import Listener, Model, tune
+from streamcd import Model, tune
 from streamcd.conversion.export_libsvm import export_libsvm
 from streamcd.core.errors import UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
 from streamcd.core.threads import AHEAD, Threads, ahead
 from streamcd.dataset.read_ahead import AHEAD_BYTES
-from streamcd.prediction.reading_plan import RowsToScore, scoring_needs
+from streamcd.prediction.reading_plan import Means, RowsToScore, scoring_needs
 from streamcd.prediction.scored_rows import Scoring
 from streamcd.runs.problem_options import ProblemOptions
 from streamcd.solvers import crammer_singer
@@ -237,10 +237,10 @@ def test_a_thread_that_predicts_has_its_chunk_in_the_plan(tmp_path: Path) -> Non
     streamcd.train(data, tmp_path / "run")
     model = streamcd.load_model(tmp_path / "run")
     least = sum(scoring_needs(model, RowsToScore(data, model).needs()).values())
-    alone = Scoring(data, model, RESERVED_BYTES + least + 4 * AHEAD_BYTES, Listener(), threads=4)
-    several = Scoring(data, model, RESERVED_BYTES + least + (200 << 20), Listener(), threads=4)
+    alone = Scoring(data, model, Means(RESERVED_BYTES + least + 4 * AHEAD_BYTES, threads=4))
+    several = Scoring(data, model, Means(RESERVED_BYTES + least + (200 << 20), threads=4))
     assert (alone.plan.threads, several.plan.threads) == (1, 4)
-    one = Scoring(data, model, RESERVED_BYTES + least + (200 << 20), Listener(), threads=1)
+    one = Scoring(data, model, Means(RESERVED_BYTES + least + (200 << 20), threads=1))
     assert one.plan.left - several.plan.left >= 4 * AHEAD_BYTES
 
 

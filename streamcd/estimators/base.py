@@ -331,10 +331,11 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
 
     def _dataset_decisions(self, dataset: Dataset) -> np.ndarray:
         """Compute the decisions on a dataset's rows, in the order of the source."""
+        from ..prediction.reading_plan import Means
         from ..prediction.scored_rows import Scoring
 
         threads = make_threads(self._n_threads()).count
-        scoring = Scoring(dataset, self.model_, _UNBOUNDED, self._listener(), threads=threads)
+        scoring = Scoring(dataset, self.model_, Means(_UNBOUNDED, self._listener(), threads=threads))
         decisions = np.empty((dataset.n_rows, self.model_.n_vectors))
         for rows in scoring.blocks("predict"):
             decisions[rows.source] = rows.decisions

@@ -21,9 +21,9 @@ from ..solvers.problem import losses_of, row_losses
 from .curves import MAX_CLASSES, Residuals, ScoreCurves
 from .options import EvaluateOptions
 from .outputs import positive_scores
-from .reading_plan import Data, cached
+from .reading_plan import Data, Means, cached
 from .roc_auc import RocArea
-from .scored_rows import ScoredRows, Scoring, threads_of_each
+from .scored_rows import ScoredRows, Scoring
 from .sums import ExactSum, Spread
 
 MAX_CONFUSION_LABELS = 1000
@@ -262,8 +262,8 @@ def evaluate_model(
         score_curves = Residuals()
     elif curves and model.n_classes <= MAX_CLASSES:
         score_curves, budget = ScoreCurves(model), budget - ScoreCurves.table_bytes(model)
-    threads = threads_of_each(asked.threads, asked.workers)
-    scoring = Scoring(data, model, budget, listener, asked.workers, threads=threads, compared=True)
+    means = replace(Means.of(asked), budget=budget)
+    scoring = Scoring(data, model, means, compared=True)
     evaluation = _Errors(model) if model.has_targets else _Evaluation(model, RocArea(scoring.plan.left))
     for rows in scoring.blocks("evaluate"):
         if asked.unweighted:

@@ -15,7 +15,7 @@ from ..core.errors import UsageError
 from ..core.locks import scratch_directory
 from ..core.memory_budget import format_size, parse_size
 from ..core.options import takes
-from ..core.progress import Listener, ends_progress
+from ..core.progress import ends_progress
 from ..core.storage import local_path
 from ..dataset.dataset import Dataset
 from ..dataset.schema import schema
@@ -24,8 +24,8 @@ from ..models.model import Model
 from ..models.stored import load_model
 from .options import PredictOptions
 from .outputs import KINDS, LinesOfPredictions, Output, PredictionColumns, is_output, output_format
-from .reading_plan import FOOTER_BYTES, cached, is_dataset
-from .scored_rows import Scoring, threads_of_each
+from .reading_plan import FOOTER_BYTES, Means, cached, is_dataset
+from .scored_rows import Scoring
 from .source_order import SourceOrder
 
 
@@ -81,8 +81,7 @@ def predict(
     scratch = Path(out).parent if isinstance(out, str | os.PathLike) else None
     columns = PredictionColumns(model, asked.decision or form == "parquet", asked.proba)
     n_columns = len(columns.types()) if form == "parquet" else 0
-    threads, listener = threads_of_each(asked.threads, asked.workers), asked.listener or Listener()
-    scoring = Scoring(data, model, budget, listener, asked.workers, scratch, n_columns, threads)
+    scoring = Scoring(data, model, Means.of(asked), scratch=scratch, n_columns=n_columns)
     if not isinstance(out, str | os.PathLike):
         n_rows = _write_lines(out, columns, form, scoring)
         out.flush()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -13,11 +14,12 @@ from ..conversion.formats import expand, open_source
 from ..conversion.options import TableOptions
 from ..conversion.sources import Reading, Source
 from ..core.errors import ModelError, UsageError
-from ..core.memory_budget import RESERVED_BYTES, require
+from ..core.memory_budget import RESERVED_BYTES, parse_size, require
 from ..core.metadata import content_digest
 from ..core.process_pool import checked_workers, memory_per_worker
 from ..core.progress import Listener
 from ..core.storage import REMOTE_BYTES, Url, is_url, location
+from ..core.threads import make_threads
 from ..dataset.dataset import Dataset, open_cached, open_dataset
 from ..dataset.parquet import file_checksum
 from ..dataset.scaling import Scaling
@@ -35,6 +37,24 @@ _TEXT_BLOCK = 4 << 20
 _TEXT_BLOCKS_HELD = 14  # the parser's own figure, a copy of the indices, and scaled values
 
 Data = Dataset | str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class Means:
+    """What scoring may use: bytes of memory, processes, threads of each, and who hears of it."""
+
+    budget: int
+    listener: Listener = field(default_factory=Listener)
+    workers: int = 1
+    threads: int = 1
+
+    @classmethod
+    def of(cls, asked: ScoringOptions) -> Means:
+        """Take them from options; processes share the processors, if threads are not given."""
+        threads = make_threads(asked.threads).count
+        if asked.threads is None:
+            threads = max(threads // max(asked.workers, 1), 1)
+        return cls(parse_size(asked.memory), asked.listener or Listener(), asked.workers, threads)
 
 
 class RowsToScore:
@@ -96,19 +116,17 @@ class ReadingPlan:
 
     The budget is for the sum of the processes that score, and then for this one, which reads their results; `left` of it
     remains for the caller. The footer of the Parquet file that the caller writes, of `n_columns` columns in row groups of
-    `block_rows` rows, is counted; `most_groups` is the number of groups there is room for. At most `threads` share the work
-    of this process, as many as the memory has room for.
+    `block_rows` rows, is counted; `most_groups` is the number of groups there is room for. As many threads share the work of
+    this process as the memory has room for.
     """
 
-    def __init__(
-        self, rows: RowsToScore, budget: int, listener: Listener, workers: int, n_columns: int, threads: int
-    ) -> None:
-        model, self._rows = rows.model, rows
+    def __init__(self, rows: RowsToScore, means: Means, n_columns: int) -> None:
+        model, self._rows, budget = rows.model, rows, means.budget
         needs, row_bytes = scoring_needs(model, rows.needs()), _row_bytes(model)
         self.left = require(budget, needs)
         least_rows = self._rows_of_a_group(needs, row_bytes, FOOTER_BYTES * n_columns)
         self.left = require(budget, needs, "give a larger --memory, or leave --proba out")
-        self.workers = _usable_workers(rows.data, workers, listener)
+        self.workers = _usable_workers(rows.data, means)
         self.worker_bytes = self._bytes_of_a_worker(budget, needs) if self.workers > 1 else 0
         self.text_block, self.decoder_bytes, self.batch_bytes = 1 << 16, needs.get("decompression", 0), 0
         if self.decoder_bytes:
@@ -117,7 +135,7 @@ class ReadingPlan:
             self.text_block += self._take(_TEXT_BLOCKS_HELD, _TEXT_BLOCK - self.text_block, share=2)
             self.batch_bytes = self._take()  # of tables: a compressed batch of Arrow's is decoded as a whole
         self.block_rows = least_rows + self._take(row_bytes, _MAX_ROWS - least_rows)
-        self.threads = self._count_threads(threads)
+        self.threads = self._count_threads(means.threads)
         room = needs.get("the footer of the predictions", 0) + self.left // 2
         self.most_groups = room // max(FOOTER_BYTES * n_columns, 1)
 
@@ -262,13 +280,13 @@ def _feature_shift(dataset: Dataset, model: Model) -> int:
     return shift
 
 
-def _usable_workers(data: Data, workers: int, listener: Listener) -> int:
+def _usable_workers(data: Data, means: Means) -> int:
     """The number of workers that can read the data: one, where it can be read but once, or has rows chosen in memory."""
     if isinstance(data, Dataset) and data is not data.whole:
         return 1
-    if checked_workers(workers) == 1 or not reads_once(data):
-        return workers
-    listener.warning(
+    if checked_workers(means.workers) == 1 or not reads_once(data):
+        return means.workers
+    means.listener.warning(
         "standard input, pipes and servers without ranges are read by one process: continuing with --workers 1"
     )
     return 1

@@ -20,15 +20,15 @@ from ..conversion.sources import counted_pieces
 from ..core.errors import DataError
 from ..core.locks import scratch_directory
 from ..core.process_pool import TASKS_PER_WORKER, Pool, in_shares
-from ..core.progress import Listener, Progress, counted
-from ..core.threads import Threads, make_threads
+from ..core.progress import Progress, counted
+from ..core.threads import Threads
 from ..dataset.dataset import Dataset
 from ..dataset.range_cache import Cache
 from ..dataset.schema import ChunkData
 from ..models.model import Model
 from ..models.scoring import score_chunks
 from ..models.stored import load_model
-from .reading_plan import Data, ReadingPlan, RowsToScore
+from .reading_plan import Data, Means, ReadingPlan, RowsToScore
 
 
 @dataclass(frozen=True)
@@ -53,20 +53,18 @@ class Scoring:
         self,
         data: Data,
         model: Model,
-        budget: int,
-        listener: Listener,
-        workers: int = 1,
+        means: Means,
+        *,
+        compared: bool = False,
         scratch: Path | None = None,
         n_columns: int = 0,
-        threads: int = 1,
-        compared: bool = False,
     ) -> None:
-        self.model, self.listener = model, listener
+        self.model, self.listener = model, means.listener
         self.scratch = scratch or Path(tempfile.gettempdir())
         self.ignored = Counter[str]()
         self._rows = RowsToScore(data, model, compared=compared)
         self.dataset = self._rows.dataset
-        self.plan = ReadingPlan(self._rows, budget, listener, workers, n_columns, threads)
+        self.plan = ReadingPlan(self._rows, means, n_columns)
         self._threads = Threads(self.plan.threads)
 
     def blocks(self, phase: str) -> Iterator[ScoredRows]:
@@ -166,7 +164,8 @@ class Scoring:
         with scratch_directory(self.scratch, "decisions") as directory:
             self.model.save(directory / "model")
             cache = None if self.dataset is None else self.dataset.cache
-            shared = (self._rows.path, cache, self.plan.worker_bytes, self.plan.threads, self._rows.compared)
+            means = Means(self.plan.worker_bytes, threads=self.plan.threads)
+            shared = (self._rows.path, cache, means, self._rows.compared)
             with Pool(self.plan.workers, self.listener, __name__) as workers:
                 parts, sizes, unit = self._parts(workers)
                 paths = [directory / f"{number:07d}" for number in range(len(parts))]
@@ -192,21 +191,16 @@ class Scoring:
         return [(piece, *start) for piece, _, start in pieces], [piece.n_bytes for piece, *_ in pieces], "B"
 
 
-def threads_of_each(threads: int | None, workers: int) -> int:
-    """Return the threads of each of a number of processes, which by default share the processors."""
-    return make_threads(threads).count if threads is not None else max(make_threads(None).count // workers, 1)
-
-
 @lru_cache(maxsize=1)
 def _shared_model(directory: Path) -> Model:
     return load_model(directory / "model")
 
 
 def _score_part(
-    out: Path, data: str, cache: Cache | None, budget: int, threads: int, compared: bool, *part: Any
+    out: Path, data: str, cache: Cache | None, means: Means, compared: bool, *part: Any
 ) -> Counter[str]:
     """Write the scored rows of a part of the data; returns the numbers of what was ignored."""
-    scoring = Scoring(data, _shared_model(out.parent), budget, Listener(), threads=threads, compared=compared)
+    scoring = Scoring(data, _shared_model(out.parent), means, compared=compared)
     if scoring.dataset is not None:
         scoring.dataset.use_cache(cache)
     with open(out, "wb") as file:

@@ -141,7 +141,8 @@ def _told_options(config: RunConfig) -> dict[str, Any]:
 
 def _describe_state(path: Path) -> dict[str, Any]:
     """Sum up the last checkpoints of a run's groups of lanes; of a search, those of its current part."""
-    states = [_read_state(file) for file in _state_files(path)]
+    parts = (path / "best", path / "folds", path)
+    states = next((states for states in map(_states_in, parts) if states), [])
     if not states:
         return {
             "state": "unfinished", "stop_reason": None, "passes": 0, "gap": None, "gap_estimate": None,
@@ -163,21 +164,18 @@ def _describe_state(path: Path) -> dict[str, Any]:
     }
 
 
-def _state_files(path: Path) -> list[Path]:
-    parts = (path / "best", path / "folds", path)
-    return next((files for files in map(_states_in, parts) if files), [])
-
-
-def _states_in(part: Path) -> list[Path]:
+def _states_in(part: Path) -> list[dict[str, np.ndarray]]:
+    """Read the states of the groups of lanes in a folder."""
+    names = [*(f"lane_{name}" for name in _LANE_ARRAYS), "seconds", "bytes_read"]
     files = [part / "state.npz", *sorted(part.glob("group-*/state.npz"))]
-    return [file for file in files if file.exists()]
+    read = (checkpoint.read_arrays(file, names) for file in files)
+    return [state for state in read if state is not None]
 
 
 def _spent(path: Path) -> dict[str, dict[str, Any]]:
     """Sum up seconds and bytes read of the parts of a search, in all sessions."""
     parts = {"folds": path / "folds", "training with the best C": path / "best"}
-    states = {name: [_read_state(file) for file in _states_in(part)] for name, part in parts.items()}
-    return {name: _sums(of_part) for name, of_part in states.items() if of_part}
+    return {name: _sums(states) for name, part in parts.items() if (states := _states_in(part))}
 
 
 def _sums(states: list[dict[str, np.ndarray]]) -> dict[str, Any]:
@@ -185,14 +183,6 @@ def _sums(states: list[dict[str, np.ndarray]]) -> dict[str, Any]:
         "seconds": sum(float(state["seconds"]) for state in states),
         "bytes_read": sum(int(state["bytes_read"]) for state in states),
     }
-
-
-def _read_state(file: Path) -> dict[str, np.ndarray]:
-    arrays = checkpoint.read_arrays(
-        file, [f"lane_{name}" for name in _LANE_ARRAYS] + ["seconds", "bytes_read"]
-    )
-    assert arrays is not None
-    return arrays
 
 
 def largest_ratio(gaps: np.ndarray, primals: np.ndarray) -> float | None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -27,51 +26,36 @@ from .held_out import HeldOut, held_out_rows
 from .lane_groups import resolve_part
 from .previous_run import PreviousRun
 
-Sums = defaultdict[tuple[float, int], ExactSum]
-"""Sums for each C and fold."""
-
 
 def carry_out_search(directory: checkpoint.Run, search: ResolvedRun, session: Session) -> TuneResult:
     """Train the folds, score them, train on all rows: each from its last checkpoint."""
-    listener, run = session.listener, str(directory.path)
     folds = directory.part("folds")
     write_config(folds, replace(search.config, tune=None))
-    scored_by = score_of(has_targets=search.problem.has_targets)
-    outcome = train_groups(folds, search, None, session, shown_as=run, stage="folds: ")
-    if outcome.is_cut_short:
-        result = replace(result_of(directory, outcome, search), run=run)
-        figures: dict[str, Any] = {
-            "scores": {},
-            "best_C": float("nan"),
-            "folds": _summary(outcome),
-            "scored_by": scored_by,
-        }
-        return TuneResult(**asdict(result), **figures)
-    _warn_of_open_folds(outcome, listener)
-    scores = _score(folds.path, search, session)
-    best = max(scores, key=lambda C: (np.mean(scores[C]), -C))
-    content = json.dumps({"scores": _as_json(scores), "best_C": best, "scored_by": scored_by}, indent=1)
-    write_file(directory.path / "scores.json", (content + "\n").encode())
-    listener.message(
-        f"best C = {best:g}, mean {SCORES[scored_by]} {np.mean(scores[best]):.4f}; training on all rows"
-    )
-    result = _train_best(directory, search, best, session)
-    return TuneResult(
-        **{**asdict(result), "run": run},
-        scores=_as_json(scores),
-        best_C=best,
-        folds=_summary(outcome),
-        scored_by=scored_by,
-    )
+    outcome = train_groups(folds, search, None, session, shown_as=str(directory.path), stage="folds: ")
+    scored: dict[str, Any] = {
+        "scores": {},
+        "best_C": float("nan"),
+        "scored_by": score_of(has_targets=search.problem.has_targets),
+    }
+    result = result_of(directory, outcome, search)
+    if not outcome.is_cut_short:
+        _warn_of_open_folds(result, session.listener)
+        scored |= _score(folds.path, search, session)
+        write_file(directory.path / "scores.json", (json.dumps(scored, indent=1) + "\n").encode())
+        best = scored["best_C"]
+        mean = f"mean {SCORES[scored['scored_by']]} {scored['scores'][f'{best:g}']['mean']:.4f}"
+        session.listener.message(f"best C = {best:g}, {mean}; training on all rows")
+        result = _train_best(directory, search, best, session)
+    figures = asdict(result) | {"run": str(directory.path)}
+    return TuneResult(**figures, **scored, folds=_summary(outcome))
 
 
-def _warn_of_open_folds(outcome: Outcome, listener: Listener) -> None:
-    converged = outcome.lanes["converged"]
-    n_open = int((~converged).sum())
+def _warn_of_open_folds(folds: Result, listener: Listener) -> None:
+    n_open = sum(not lane["converged"] for lane in folds.lanes)
     if n_open:
         listener.warning(
-            f"{n_open} of {converged.size} models of folds are not converged after {int(outcome.lanes['passes'].max())} "
-            "passes: their scores may change with a larger --max-passes"
+            f"{n_open} of {folds.n_lanes} models of folds are not converged after {folds.passes} passes: their scores may "
+            "change with a larger --max-passes"
         )
 
 
@@ -96,27 +80,31 @@ def _summary(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _as_json(scores: Mapping[float, Sequence[float]]) -> dict[str, dict[str, Any]]:
-    return {f"{C:g}": {"folds": list(folds), "mean": float(np.mean(folds))} for C, folds in scores.items()}
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Scores
 
 
-def _score(path: Path, search: ResolvedRun, session: Session) -> dict[float, list[float]]:
-    """Return accuracy or R² of every C on each fold, weighted as in `evaluate`, by the models trained without it."""
+def _score(path: Path, search: ResolvedRun, session: Session) -> dict[str, Any]:
+    """Score every C on each fold by the models trained without it: accuracy or R², weighted as in `evaluate`.
+
+    Returns ``scores``, by C, and ``best_C``: the smallest of the highest mean.
+    """
     problem = search.problem
     sums: defaultdict[tuple[float, int], Any] = defaultdict(_Errors if problem.has_targets else _Hits)
 
     def compare(rows: HeldOut) -> tuple[tuple[float, int], np.ndarray, np.ndarray, np.ndarray]:
-        found = rows.decisions[:, 0] if problem.has_targets else rows.choice.places(rows.decisions)
-        return (rows.C, rows.fold), rows.weight, rows.label if problem.has_targets else rows.code, found
+        predicted = rows.decisions[:, 0] if problem.has_targets else rows.choice.places(rows.decisions)
+        return (rows.C, rows.fold), rows.weight, rows.label if problem.has_targets else rows.code, predicted
 
-    for model, *found in held_out_rows(path, search, session, compare, "score the folds"):
-        sums[model].add(*found)
-    values = sorted({lane.C for lane in problem.lanes})
-    return {C: [sums[C, fold].score() for fold in range(problem.n_folds)] for C in values}
+    for model, *compared in held_out_rows(path, search, session, compare, "score the folds"):
+        sums[model].add(*compared)
+    scores = {
+        C: [sums[C, fold].score() for fold in range(problem.n_folds)]
+        for C in sorted({lane.C for lane in problem.lanes})
+    }
+    best = max(scores, key=lambda C: (np.mean(scores[C]), -C))
+    of_costs = {f"{C:g}": {"folds": folds, "mean": float(np.mean(folds))} for C, folds in scores.items()}
+    return {"scores": of_costs, "best_C": best}
 
 
 class _Hits:

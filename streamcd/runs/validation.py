@@ -15,7 +15,7 @@ from ..dataset.dataset import Dataset, open_dataset
 from ..kernels.loss_table import PLANES
 from ..models.model import Model
 from ..models.scoring import ClassChoice
-from ..prediction.reading_plan import RowsToScore, is_dataset, reads_once, scoring_needs
+from ..prediction.reading_plan import Means, RowsToScore, is_dataset, reads_once, scoring_needs
 from ..prediction.scored_rows import ScoredRows, Scoring
 from ..prediction.sums import ExactSum, Spread
 from ..solvers.problem import Problem, losses_of, row_losses
@@ -71,7 +71,9 @@ class ValidationSet:
         def look(w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             model = self._model_of(lanes, w)
             budget = RESERVED_BYTES + self._least_bytes(model)
-            return self._compare(Scoring(self._data, model, budget, next(listeners), compared=True), lanes, w)
+            return self._compare(
+                Scoring(self._data, model, Means(budget, next(listeners)), compared=True), lanes, w
+            )
 
         return look
 
