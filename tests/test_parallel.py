@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -35,11 +36,9 @@ from streamcd.cli.synthetic import write_text_like
 from streamcd.conversion import byte_sources, chunking
 from streamcd.conversion.byte_sources import ByteRange, cut_into_ranges
 from streamcd.conversion.chunking import ChunkRule, cut_chunks
-from streamcd.conversion.external_shuffle import RunFormat, RunReader, RunWriter, row_keys
 from streamcd.conversion.libsvm import count_rows, iterate_batches
-from streamcd.conversion.rows import Rows
 from streamcd.conversion.sources import Reading
-from streamcd.core import process_pool
+from streamcd.core import locks, process_pool
 from streamcd.core.errors import DataError, EnvironmentFailure, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
 from streamcd.core.process_pool import (
@@ -285,8 +284,6 @@ SLOW_TO_END = """
 import os, sys, threading, time
 import streamcd.core.process_pool as process_pool
 from streamcd import convert, make_columns
-from streamcd.core import locks
-from streamcd.core.errors import StreamcdError
 from streamcd.core.progress import Listener
 
 def end_late():
@@ -296,63 +293,53 @@ def end_late():
         time.sleep(0.02)
     os._exit(1)
 
-if sys.argv[-1] == "delayed":
-    process_pool._end_with_parent = end_late
-elif sys.argv[-1] == "at once":
-    locks._DYING_SECONDS = 0.1
+process_pool._end_with_parent = end_late
 
 class Killed(Listener):
     def progress(self, progress):
-        if sys.argv[-1] == "delayed" and progress.phase == phase:
+        if progress.phase == sys.argv[1]:
             os.kill(os.getpid(), 9)
 
 if __name__ == "__main__":
-    _, call, phase, how, source, dest, _ = sys.argv
-    if how == "spawned":  # a process with threads is not copied
-        threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
     options = {"workers": 2, "memory": "2GB", "chunk_size": "20kB", "shard_size": "100kB", "listener": Killed()}
-    try:
-        convert(source, dest, **options) if call == "convert" else make_columns(source, **options)
-    except StreamcdError as error:
-        sys.exit(str(error))
+    if sys.argv[1] == "write":
+        convert(*sys.argv[2:], **options)
+    else:  # a process with threads is not copied
+        threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+        make_columns(*sys.argv[2:], **options)
 """
 
 
-@pytest.mark.parametrize(
-    ("call", "phase", "how"), [("convert", "write", "copied"), ("columns", "sort", "spawned")]
-)
+@pytest.mark.parametrize("workers", ["copied", "spawned"])
 def test_nobody_begins_where_workers_of_a_killed_process_still_write(
-    call: str, phase: str, how: str, text_file: Path, tmp_path: Path
+    workers: str, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Copies let go of the lock: a new command began beside them, and put a part in place that they had cut short."""
     script, data = tmp_path / "script.py", tmp_path / "data"
-    script.write_text(SLOW_TO_END)
-    if call == "columns":
-        convert(text_file, data, **CUT)
-    expected = convert(text_file, tmp_path / "expected", **CUT)
-    source = text_file if call == "convert" else data
-
-    def run(delay: str) -> subprocess.CompletedProcess[str]:
-        with open(tmp_path / delay, "w") as said:  # workers that outlive it would keep a pipe open
-            started = how if delay == "delayed" else "copied"  # only the first has workers that outlive it
-            arguments = [call, phase, started, source, data, delay]
-            if started == "copied":
-                return forking.run(["-c", SLOW_TO_END, *arguments], stdout=DEVNULL, stderr=said, cwd=tmp_path)
-            command = [sys.executable, str(script), *map(str, arguments)]
-            return subprocess.run(command, stderr=said, cwd=tmp_path, env=ENVIRONMENT)
-
-    assert run("delayed").returncode == -signal.SIGKILL
-    run("at once")
-    said = (tmp_path / "at once").read_text()
-    assert re.fullmatch(
-        r".*: another (conversion writes this dataset|process makes its column layout); .*\n", said
-    )
-    assert not (data if call == "convert" else data / "columns").exists()
+    expected = convert(text_file, tmp_path / "expected", **CUT).fingerprint
+    again: Callable[[], object] = partial(convert, text_file, data, **CUT)
+    if workers == "copied":
+        started = forking.run(
+            ["-c", SLOW_TO_END, "write", text_file, data], stdout=DEVNULL, stderr=DEVNULL, cwd=tmp_path
+        )
+    else:
+        again()
+        again = partial(make_columns, data, **CUT)
+        script.write_text(SLOW_TO_END)
+        asked = [sys.executable, str(script), "sort", str(data)]
+        started = subprocess.run(asked, text=True, stderr=DEVNULL, cwd=tmp_path, env=ENVIRONMENT)
+    assert started.returncode == -signal.SIGKILL
+    monkeypatch.setattr(locks, "_DYING_SECONDS", 0.1)
+    with pytest.raises(
+        EnvironmentFailure, match=r"another (conversion writes this dataset|process makes its column layout)"
+    ):
+        again()
+    assert not (data if workers == "copied" else data / "columns").exists()
     (tmp_path / "end").touch()
-    eventually(lambda: run("later").returncode == 0)
-    dataset = open_dataset(data)
-    assert dataset.fingerprint == expected.fingerprint
-    assert verify(dataset) == []
+    monkeypatch.setattr(locks, "_DYING_SECONDS", 60.0)
+    again()
+    assert open_dataset(data).fingerprint == expected
+    assert verify(open_dataset(data)) == []
 
 
 def test_a_process_with_threads_is_not_copied() -> None:
@@ -483,41 +470,6 @@ def test_rows_are_counted_as_they_are_parsed(text: str, tmp_path: Path) -> None:
     path.write_bytes(text.encode())
     part, form = ByteRange(str(path)), Reading()
     assert count_rows(part, form)[0] == sum(batch.rows.n_rows for batch in iterate_batches([part], form))
-
-
-def taken(rows: Rows, order: np.ndarray) -> Rows:
-    out = rows.room(order.size, int(np.diff(rows.indptr)[order].sum()))
-    rows.gather(order, out)
-    return out
-
-
-@pytest.mark.parametrize("seed", [3, None])
-@pytest.mark.parametrize("memory_bytes", [4_000, 20_000, 10_000_000])
-def test_runs_give_the_order_of_the_keys_however_little_memory(
-    seed: int | None, memory_bytes: int, tmp_path: Path
-) -> None:
-    rng = np.random.default_rng(0)
-    counts = rng.integers(0, 12, 500)
-    indptr = np.concatenate([[0], np.cumsum(counts)])
-    index = rng.integers(0, 1000, indptr[-1])
-    rows = Rows(np.arange(500), rng.random(500), None, indptr, index, rng.random(indptr[-1]))
-    form = RunFormat(tmp_path, seed, 2, np.dtype(np.float64), weighted=False)
-    for run, start in enumerate(range(0, 500, 125)):
-        writer = RunWriter(form, run, memory_bytes)
-        for first in range(start, start + 125, 25):
-            writer.append(taken(rows, np.arange(first, first + 25)), wide=run == 2)
-        assert writer.close() is None
-    reader = RunReader(form, memory_bytes, wide=True)
-    cells = [cell for bucket in range(reader.n_buckets) for cell in reader.cells(bucket)]
-    assert len(cells) > 4 or memory_bytes > 4_000
-    found = [
-        (taken(held, order), reader.lengths(cell)) for cell in cells for held, order in [reader.load(cell)]
-    ]
-    assert all(np.array_equal(np.diff(part.indptr), lengths) for part, lengths in found)
-    expected = taken(rows, np.arange(500) if seed is None else np.argsort(row_keys(np.arange(500), seed)))
-    for name in ("source_row", "label", "index", "value"):
-        joined = np.concatenate([getattr(part, name) for part, _ in found])
-        assert np.array_equal(joined, getattr(expected, name))
 
 
 def test_every_worker_keeps_to_processors_of_its_own() -> None:

@@ -481,24 +481,6 @@ def own_rows(partition: Partition) -> int:
     return int(np.diff(partition.dataset.row_start)[partition._own].sum())
 
 
-def local_model(partition: Partition, response: RoundResponse, w: np.ndarray, sigma_prime: float) -> float:
-    """``m(Δa) - m(0)`` of hinge and Crammer-Singer, whose dual is linear but for ‖w‖²."""
-    change = response.change.dense()
-    linear = float((w * change).sum() + response.direction[:, LINEAR].sum())
-    assert linear < 0  # the joint step descends
-    return linear + 0.5 * sigma_prime * float((change**2).sum())
-
-
-@pytest.mark.parametrize("loss", ["hinge", "crammer_singer"])
-def test_local_passes_descend_on_the_stiff_model(loss: str, classes: Dataset, tmp_path: Path) -> None:
-    soft, soft_response, w = partition_after(classes, loss, 1.0, 300, tmp_path / "soft")
-    stiff, stiff_response, _ = partition_after(classes, loss, 4.0, 300, tmp_path / "stiff")
-    assert local_model(soft, soft_response, w, 1.0) < local_model(stiff, stiff_response, w, 1.0)
-    assert local_model(stiff, stiff_response, w, 4.0) < local_model(soft, soft_response, w, 4.0)
-    soft.close()
-    stiff.close()
-
-
 @pytest.mark.parametrize("sigma_prime", [1.0, 4.0])
 @pytest.mark.parametrize("loss", BINARY)
 def test_at_the_minimum_of_the_stiff_model_dual_variables_are_those_of_the_losses(

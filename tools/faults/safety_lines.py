@@ -182,9 +182,9 @@ core/locks.py
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB) ~ resume a_run_in_use_by_another_process_is_refused
     if not _copies_keep: ~ durability a_forked_child_holds_no_lock_of_its_parent
     _copies_keep = True
-        ~ parallel nobody_begins_where_workers_of_a_killed_process_still_write[convert-write-copied]
+        ~ parallel nobody_begins_where_workers_of_a_killed_process_still_write[copied]
     return _hold, tuple(reduction.DupFd(descriptor) for descriptor in _held)
-        ~ parallel nobody_begins_where_workers_of_a_killed_process_still_write[columns-sort-spawned]
+        ~ parallel nobody_begins_where_workers_of_a_killed_process_still_write[spawned]
         > return _hold, ()
 conversion/transpose.py
     if lock is None: @ _locked ~ columns kill_leaves_no_half_layout
