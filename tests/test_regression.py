@@ -67,7 +67,13 @@ def squared_epsilon_insensitive(e: np.ndarray, epsilon: float) -> Numbers:
     return beyond * beyond, 2 * np.sign(e) * beyond, 2.0 * (beyond > 0)
 
 
+def quantile_loss(e: np.ndarray, quantile: float) -> Numbers:
+    slope = np.where(e > 0, quantile, quantile - 1.0)
+    return slope * e, slope, np.zeros(e.shape)
+
+
 REFERENCES: dict[str, Callable[..., Numbers]] = {
+    "quantile": quantile_loss,
     "squared_error": squared_error,
     "huber": huber,
     "epsilon_insensitive": epsilon_insensitive,

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 HINGE, SQUARED_HINGE, TWIN_HINGE, TWIN_SQUARED_HINGE, LOG_LOSS, CRAMMER_SINGER, MULTINOMIAL = range(7)
 # of numbers to predict
-SQUARED_ERROR, HUBER, EPSILON_INSENSITIVE, SQUARED_EPSILON_INSENSITIVE = range(7, 11)
+SQUARED_ERROR, HUBER, EPSILON_INSENSITIVE, SQUARED_EPSILON_INSENSITIVE, QUANTILE = range(7, 12)
 
 Form = Literal["margins", "classes", "planes"]
 MARGINS: Form = "margins"
@@ -111,6 +111,19 @@ LOSSES = {
             "Error from which on the loss is a line: larger ones pull no harder.",
             "a number above 0, in the targets' units",
             lambda delta: 0.0 < delta < inf,
+        ),
+    ),
+    "quantile": LossEntry(
+        QUANTILE,
+        {"dual": None},
+        "quantile |y - z| where y > z, (1 - quantile) |y - z| where not",
+        of_targets=True,
+        parameter=LossParameter(
+            "quantile",
+            0.5,
+            "Share of the targets that should lie below the prediction; 0.5 is the median.",
+            "a number between 0 and 1",
+            lambda quantile: 0.0 < quantile < 1.0,
         ),
     ),
     "twin": LossEntry(TWIN_HINGE, {"dual": None, "sor": None}, "½ (w·x)^2 of a plane's own rows", PLANES),

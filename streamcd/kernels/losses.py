@@ -25,6 +25,7 @@ from .loss_table import (
     EPSILON_INSENSITIVE,
     HUBER,
     LOG_LOSS,
+    QUANTILE,
     SQUARED_EPSILON_INSENSITIVE,
     SQUARED_ERROR,
     SQUARED_HINGE,
@@ -60,6 +61,8 @@ def five_numbers(loss, y, cost):
         return y, loss.parameter, 0.0, -cost, cost, 0.0
     if loss.kind == SQUARED_EPSILON_INSENSITIVE:  # C max(|y - t| - epsilon, 0)²
         return y, loss.parameter, 0.5 / cost, -np.inf, np.inf, 2.0 * cost
+    if loss.kind == QUANTILE:  # C quantile (y - t), or C (1 - quantile) (t - y)
+        return y, 0.0, 0.0, cost * (loss.parameter - 1.0), cost * loss.parameter, 0.0
     if loss.kind == HUBER:  # C ½ (y - t)², beyond delta C delta (|y - t| - ½ delta)
         return y, 0.0, 1.0 / cost, -cost * loss.parameter, cost * loss.parameter, cost
     return 1.0, 0.0, 0.0, 0.0, cost, 0.0  # C max(1 - t, 0)
