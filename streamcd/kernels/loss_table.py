@@ -93,7 +93,7 @@ LOSSES = {
     ),
     "squared_epsilon_insensitive": LossEntry(
         SQUARED_EPSILON_INSENSITIVE,
-        {"dual": 12, "primal": 11},
+        {"dual": 12, "primal": 11, "newton": None},
         "max(0, |y - z| - epsilon)^2",
         smooth=True,
         of_targets=True,
@@ -101,7 +101,7 @@ LOSSES = {
     ),
     "huber": LossEntry(
         HUBER,
-        {"dual": None, "primal": None},
+        {"dual": None, "primal": None, "newton": None},
         "½ (y - z)^2 up to |y - z| = delta, then delta |y - z| - ½ delta^2",
         smooth=True,
         of_targets=True,
