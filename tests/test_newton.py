@@ -194,7 +194,7 @@ def test_what_the_method_does_not_train_is_refused(tmp_path: Path) -> None:
         train(wide, tmp_path / "run", method="newton", memory="1GB")
 
 
-def test_auto_takes_it_for_tall_data_that_is_streamed_and_for_a_free_bias(tmp_path: Path) -> None:
+def test_auto_takes_it_for_tall_data_that_is_streamed(tmp_path: Path) -> None:
     data = write_dataset(tmp_path / "data", random_rows(3000, 5))
     streamed = 300_000_000 + data.n_entries  # little is left beside the interpreter
 
@@ -203,8 +203,6 @@ def test_auto_takes_it_for_tall_data_that_is_streamed_and_for_a_free_bias(tmp_pa
 
     assert chosen() == "newton"
     assert chosen(memory=10**9) == "dual"
-    assert chosen(memory=10**9, unpenalized_bias=True) == "newton"
-    assert chosen(loss="hinge", unpenalized_bias=True) == "primal"
     assert chosen(C=[0.1] * 100) == "dual"
 
 

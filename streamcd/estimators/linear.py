@@ -123,8 +123,8 @@ class LogisticRegression(LinearClassifier):
         Threads that share reading and certificates, on which no bit of the result depends; -1 for all processors. None is
         one for what is in memory, and all for a dataset.
     method : {"auto", "dual", "primal", "online"}
-        As in `streamcd.train`; ``"auto"`` is primal with an intercept, which the dual method would penalise, else dual.
-        Primal methods read the column layout, which is made where a dataset has none.
+        As in `streamcd.train`; ``"auto"`` is dual. Primal methods read the column layout, which is made where a dataset has
+        none.
     tol, class_weight, random_state, max_iter, verbose, memory, workdir
         As in `LinearSVC`.
 
@@ -153,7 +153,6 @@ class LogisticRegression(LinearClassifier):
     n_jobs: int | None = None
 
     def _problem(self) -> dict[str, Any]:
-        # the dual method penalises the intercept
         solvers = _SOLVERS if self.fit_intercept else (*_SOLVERS, "liblinear")
         either: tuple[bool, ...] = (False,) if self.fit_intercept else (False, True)
         self._refuse_all_but(
@@ -164,14 +163,7 @@ class LogisticRegression(LinearClassifier):
             solver=(solvers, "'liblinear' penalises the intercept: it is taken with fit_intercept=False"),
             warm_start=((False,), "streamcd.train(start_from=) begins from another run"),
         )
-        method = self.method
-        if method == "auto":
-            method = "primal" if self.fit_intercept else "dual"
-        if method == "dual" and self.fit_intercept:
-            raise UsageError(
-                "LogisticRegression: method='dual' would penalise the intercept; take method='primal' (or 'auto'), or "
-                "fit_intercept=False"
-            )
+        method = "dual" if self.method == "auto" else self.method
         bias = 1.0 if self.fit_intercept else -1.0
         free = bool(self.fit_intercept)
         return {"loss": "log_loss", "method": method, "bias": bias, "unpenalized_bias": free}

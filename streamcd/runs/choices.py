@@ -2,8 +2,7 @@
 
 The dual method, accelerated, needs the fewest passes on all real sets measured but the smallest (docs/methods.md has the
 table), and no second layout. Newton's method needs fewer reads of narrow data, and keeps no dual variables on disk, but each
-takes two to four times as long: it is chosen for tall data that has to be streamed. An unpenalised bias needs it, or a
-primal method.
+takes two to four times as long: it is chosen for tall data that has to be streamed.
 """
 
 from __future__ import annotations
@@ -29,6 +28,8 @@ _BY_SOURCE = {
     "sparse matrix": (NO_BIAS, "the dataset was made from a sparse matrix, and LIBLINEAR's default is none"),
     "libsvm text": (NO_BIAS, "the dataset was made from libsvm text, and LIBLINEAR's default is none"),
 }
+
+DUAL = "dual", "accelerated, it needs the fewest passes on all real sets measured but the smallest"
 
 Asked = TypeVar("Asked", bound=TrainOptions)
 
@@ -64,20 +65,11 @@ def choose_method(asked: TrainOptions, dataset: Dataset) -> tuple[str, str]:
     matrices = _MATRICES * 8 * n_lanes * size**2
     enough = dataset.n_rows >= _ROWS_PER_FEATURE * size and matrices <= _SHARE * asked.memory_bytes
     if "newton" not in LOSSES[asked.loss].methods or not enough:
-        return method_by_bias(asked.unpenalized_bias)
-    if asked.unpenalized_bias:
-        return "newton", "it leaves the bias unpenalised, and the data has few features"
+        return DUAL
     streamed = dataset.n_entries * dataset.entry_bytes > asked.memory_bytes - RESERVED_BYTES
     if streamed and dataset.n_entries * n_lanes <= _MOST_PRODUCTS * dataset.n_rows:
         return "newton", "few features, and rows that are read from disk: it needs the fewest reads"
-    return method_by_bias(unpenalized_bias=False)
-
-
-def method_by_bias(unpenalized_bias: bool) -> tuple[str, str]:
-    """Choose the method for data with many features, with the reason."""
-    if unpenalized_bias:
-        return "primal", "only primal methods leave the bias unpenalised where there are many features"
-    return "dual", "accelerated, it needs the fewest passes on all real sets measured but the smallest"
+    return DUAL
 
 
 def bias_by_source(dataset: Dataset) -> tuple[float, str]:

@@ -40,10 +40,10 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     from ..dataset.column_layout import has_columns
     from ..dataset.diagnostics import advice, feature_rms
     from ..models.encoding import first_feature_names
-    from .choices import bias_by_source, method_by_bias
+    from .choices import DUAL, bias_by_source
 
     bias, bias_because = bias_by_source(dataset)
-    method, method_because = method_by_bias(unpenalized_bias=False)
+    method, method_because = DUAL
     alone = dataset.classes is not None and dataset.classes.size == 1
     return {
         **dataset.info(),

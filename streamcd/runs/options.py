@@ -215,7 +215,6 @@ class TuneOptions(TrainOptions):
         flags="-v --cv",
         metavar="K",
     )
-    unpenalized_bias: bool = False
     validation: Any = None
     early_stop: bool = False
     start_from: Place = None

@@ -7,7 +7,7 @@ from pathlib import Path
 from ..core.errors import UsageError
 from ..core.storage import local_path
 from ..solvers.problem import Problem
-from ..solvers.registry import keeps_alpha
+from ..solvers.registry import is_proximal, keeps_alpha
 from ..training import checkpoint
 from ..training.warm_start import Source, WarmStart, combination
 from .config import ResolvedRun, RunConfig, read_config, reopen
@@ -23,7 +23,7 @@ class PreviousRun:
     def warm_start(self, lanes: Problem, numbers: range) -> WarmStart:
         """Return the start of some of the new run's lanes, whose indices among all are `numbers`."""
         run, options = self._run, self._run.options
-        accelerated = options.acceleration != "none" and keeps_alpha(options.method)
+        accelerated = is_proximal(run.problem, options.acceleration) and keeps_alpha(options.method)
         identity = checkpoint.read_identity(self._path)
         parts = []
         for group in run.groups:

@@ -222,7 +222,7 @@ class ProblemOptions(_LossParameters, Checked):
     )
     unpenalized_bias: bool = option(
         False,
-        "Leave the bias's weight out of ½‖w‖². With the methods primal, online and newton only.",
+        "Leave the bias's weight out of ½‖w‖². For losses of margins and of targets, in one process.",
         flags="-R --unpenalized-bias",
         section=Section.PROBLEM,
     )

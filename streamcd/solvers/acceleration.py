@@ -91,6 +91,8 @@ class Acceleration:
         entry = LOSSES[problem.loss]
         # the first pass has stretches; hinge took as many passes to 1e-3, and on a9a more to 1e-4
         self._width, self._ramps = problem.lane_vectors, entry.smooth
+        # a free bias has a centre of its own, with 1 + kappa in place of kappa (`free_bias`)
+        self._free_bias, self._penalised = problem.free_bias, problem.penalised
         self.recall_is_enough = entry.smooth and not is_logistic(problem.loss)
         self._adapts, self._retreat = asked == "auto", _RETREAT if is_logistic(problem.loss) else 1.0
         n_lanes = problem.n_lanes
@@ -137,25 +139,29 @@ class Acceleration:
         new = lanes[~kept["in_pass"][lanes]]
         if not new.size:
             return
-        w, beside = state.w, state.matrices["centre_or_w_alpha"]
+        w, beside = (array[self._penalised] for array in (state.w, state.matrices["centre_or_w_alpha"]))
         rest = (self._width, new, kept["kappa"])
         begin = acceleration_kernels.begin_pass
         threads.share(lambda rows: begin(w[rows], beside[rows], *rest), w.shape[0], w.size)
+        if self._free_bias:
+            bias, centre = state.w[-1], state.matrices["centre_or_w_alpha"][-1]
+            bias[new], centre[new] = centre[new] / (1.0 + kept["kappa"][new]) + bias[new], bias[new]
         kept["in_pass"][new] = True
 
     def end_pass(self, state: State, trained: np.ndarray, threads: Threads) -> None:
         """Measure the movement by a training read, and leave w at the point that a certificate would refer to."""
         kept, previous, n_lanes = state.lanes, state.matrices["movement"], self._first.size
         sums, sketch = np.zeros((2, n_lanes)), np.zeros((N_BUCKETS, n_lanes))
-        weights, rest = (
-            (state.w, state.matrices["centre_or_w_alpha"], self._width),
-            (kept["kappa"], sums, sketch),
-        )
+        w, beside = (array[self._penalised] for array in (state.w, state.matrices["centre_or_w_alpha"]))
+        weights, rest = (w, beside, self._width), (kept["kappa"], sums, sketch)
         end = acceleration_kernels.end_pass
         parts = np.array_split(
             trained, min(threads.parts(state.w.size), trained.size)
         )  # a lane has sums of its own
         threads.run([partial(end, *weights, part, *rest, np.empty(n_lanes)) for part in parts])
+        if self._free_bias:
+            bias, centre = state.w[-1, trained], state.matrices["centre_or_w_alpha"][-1]
+            centre[trained] = (1.0 + kept["kappa"][trained]) * (bias - centre[trained])
         kept["in_pass"][trained] = False
         kept["moves"][trained] += 1
         for first in range(0, trained.size, _LANES_AT_A_TIME):

@@ -184,8 +184,11 @@ class RowSolver:
         ``½‖w - v‖²`` (`kernels.penalties`), even if `w` has drifted from `v`. The
         gap is an upper bound that includes rounding, for this w and for the one that the lane keeps.
         """
-        totals = state.totals
         sums = self._penalty_terms(state.w, state.w_alpha, state.phase(CERTIFY))
+        return self.proof(state, state.totals, sums)
+
+    def proof(self, state: State, totals: np.ndarray, sums: np.ndarray) -> dict[str, np.ndarray]:
+        """Compute the certificate from the rows' sums, and those of g(w), g*(v) and ``g(w) + g*(v) - w·v`` (3, vectors)."""
         sums = np.stack([*sums, self.distance_to_kept(state, 2.0 * sums[2])])
         # Crammer–Singer has all its vectors in one lane
         penalty, conjugate, apart, kept = sums.reshape(4, -1, self.problem.lane_vectors).sum(axis=2)
@@ -334,7 +337,7 @@ class DualSolver(RowSolver):
         for lane in trained:
             if totals[lane, N_STEPS] <= 0.1 * totals[lane, N_VISITED]:
                 kept["inner_tolerance"][lane] = max(0.1 * kept["inner_tolerance"][lane], 1e-12)
-        over_relaxation.update_omega(kept, state.w, trained)
+        over_relaxation.update_omega(kept, state.w[self.problem.penalised], trained)
         if self.acceleration:
             self.acceleration.update_kappa(state, trained)
             self.acceleration.recall_rows(state, trained)

@@ -27,6 +27,8 @@ def dual_memory(problem: Problem, *, accelerated: bool) -> SolverMemory:
     """Count w and w(alpha); a row has a dual variable per lane, of the logistic loss ``C - alpha`` too."""
     n_weights = (problem.n_features + 1) * problem.n_lanes
     more = {"parts' w(alpha)": 8 * PARTS * n_weights} if n_weights <= MOST_COPIED else {}
+    if problem.free_bias:
+        more["w(alpha) of a sign"] = 8 * n_weights
     # the subtraction would lose digits
     alpha_width = (2 if is_logistic(problem.loss) else 1) * problem.n_lanes
     layout = RowLayout(alpha_width, problem.n_lanes, has_targets=problem.has_targets)

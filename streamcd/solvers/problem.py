@@ -55,7 +55,7 @@ class Problem:
     lane_fold: np.ndarray  # (lanes,) int64
     bias: float  # value of the constant feature appended to every row; 0 for none
     n_features: int
-    free_bias: bool = False  # the bias's weight is not penalised; for primal methods only
+    free_bias: bool = False  # the bias's weight is not penalised
     ridge: float = 1.0  # r of the twin planes
     slack: str = (
         "hinge"  # loss of the rows that a twin plane keeps at a distance, a key of `loss_table.SLACKS`

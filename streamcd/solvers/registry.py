@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ..core.errors import UsageError
 from ..kernels import loss_table
-from ..kernels.loss_table import CLASSES, CRAMMER_SINGER, LOG_LOSS, MULTINOMIAL, PLANES
+from ..kernels.loss_table import CLASSES, CRAMMER_SINGER, LOG_LOSS, MARGINS, MULTINOMIAL, PLANES
 
 if TYPE_CHECKING:
     from ..dataset.dataset import Dataset
@@ -57,8 +57,10 @@ class SolverEntry:
 
 def _dual(asked: SolverRequest) -> Solver:
     from .dual import DualSolver
+    from .free_bias import FreeBiasSolver
 
-    return DualSolver(asked.problem, asked.omega, _proximal_point(asked))
+    kind = FreeBiasSolver if asked.problem.free_bias else DualSolver
+    return kind(asked.problem, asked.omega, _proximal_point(asked))
 
 
 def _crammer_singer(asked: SolverRequest) -> Solver:
@@ -102,14 +104,15 @@ def _proximal_point(asked: SolverRequest) -> Acceleration | None:
 
     from .acceleration import Acceleration
 
-    if asked.acceleration == "none":
+    if not is_proximal(asked.problem, asked.acceleration):
         return None
     norms = asked.dataset.manifest.get("row_norms") or {}
     counts = asked.dataset.class_counts
     if counts is None:  # targets
         counts = np.array([asked.dataset.n_rows])
     mean_square = norms.get("mean_square")
-    return Acceleration(asked.problem, asked.acceleration, counts, mean_square)
+    kappa = 0.0 if asked.acceleration == "none" else asked.acceleration
+    return Acceleration(asked.problem, kappa, counts, mean_square)
 
 
 def _entry(loss: str, method: str) -> SolverEntry:
@@ -127,7 +130,7 @@ def _entry(loss: str, method: str) -> SolverEntry:
         liblinear=methods[method],
         relaxes=method in ("dual", "sor") and form != CLASSES and kind != LOG_LOSS,
         accelerates=method not in ("sor", "newton"),
-        frees_bias=method in ("primal", "online", "newton"),
+        frees_bias=form == MARGINS and method != "sor",
         keeps_alpha=method in ("dual", "sor"),
         in_rounds=method == "dual" and form != PLANES and kind != MULTINOMIAL,
     )
@@ -179,7 +182,7 @@ def solver_memory(
 
     find_solver(problem.loss, method)
     _check_bias(problem, method)
-    accelerated = acceleration != "none"
+    accelerated = acceleration != "none" if reads_columns(method) else is_proximal(problem, acceleration)
     if reads_columns(method):
         with_replacement = method == "online"
         return memory.primal_memory(
@@ -193,12 +196,16 @@ def solver_memory(
     return count(problem, accelerated=accelerated)
 
 
+def is_proximal(problem: Problem, acceleration: float | str) -> bool:
+    """Tell whether a solver over rows moves the centres of a proximal point: by acceleration, or of a free bias."""
+    return acceleration != "none" or problem.free_bias
+
+
 def _check_bias(problem: Problem, method: str) -> None:
-    if problem.free_bias and not _of_method(method).frees_bias:
-        ways = ", ".join(way for way in METHODS if _of_method(way).frees_bias)
+    if problem.free_bias and not find_solver(problem.loss, method).frees_bias:
         raise UsageError(
-            f"--unpenalized-bias is for --method {ways}, found {method}; "
-            "or give --bias a larger value, which is penalised less"
+            f"--unpenalized-bias is not for {problem.loss} by method {method}; give --bias a larger value, which is "
+            "penalised less"
         )
 
 

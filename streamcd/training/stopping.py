@@ -171,9 +171,9 @@ def restore(state: State, lanes: np.ndarray) -> None:
 def _conclude_certificates(state: State, rule: StopRule, solver: Solver) -> None:
     lanes = state.lanes
     starting = state.phase(START)
+    proof = solver.certificate(state)
     lanes["dual_sum"][state.phase(START, CERTIFY)] = state.totals[state.phase(START, CERTIFY), DUAL]
     lanes["phase"][starting] = TRAIN
-    proof = solver.certificate(state)
     for lane in state.phase(CERTIFY):
         for name in CERTIFIED:
             lanes[name][lane] = proof[name][lane]

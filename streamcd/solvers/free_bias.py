@@ -1,0 +1,111 @@
+"""Dual coordinate descent with a bias that is not penalised, by a proximal point in the bias alone.
+
+The bias's weight b has ``mu/2 (b - c)²`` in place of its penalty, ``mu = 1 + kappa`` being the factor of the other weights,
+and the centre c moves to b after every pass: visits are those of a penalised bias, and b goes to the optimum of the problem
+without the term. The dual of that problem asks for ``Σ_i beta_i = 0``, ``beta = s alpha``, which a certificate brings
+about: the beta of the heavier sign are scaled by the factor f <= 1 at which the sum is 0. As ``psi(f beta) <= f psi(beta)``,
+a row's term of the gap is then at most f times what it was, and (1 - f) times the row's loss; nothing cancels.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..kernels.primitives import DUAL, GAP, LOSS, LOSS_SLOPE, N_VISITED, ROUNDING, SLOPE, W_ALPHA
+from ..stream.window import Window
+from .dual import DualSolver
+from .protocol import CERTIFY, State, join_totals, new_totals
+
+_BLOCK_ROWS = 1 << 14  # of weights, summed at a time
+_LINEAR = [GAP, DUAL, SLOPE, W_ALPHA]  # sums that a factor on beta changes; the rest keep their bounds
+_POSITIVE = "positive"  # w(alpha) of the rows with beta > 0, in a certifying read
+
+
+class FreeBiasSolver(DualSolver):
+    """`DualSolver` for a bias that is not penalised; its acceleration, of which kappa may be 0, keeps the centre."""
+
+    def new_state(self) -> State:
+        """Return the state before the first read, with room for sums over the rows of one sign."""
+        state = super().new_state()
+        state.matrices[_POSITIVE] = np.zeros_like(state.w)
+        state.matrices["positive_totals"] = new_totals(self.problem.n_lanes)
+        return state
+
+    def certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
+        """Sum the terms of a window's rows with beta > 0 apart, lane by lane: each has a sign of its own for a row."""
+        if not lanes.size:  # to compile
+            super().certify(window, state, order, lanes)
+        if state.window == 0:
+            state.matrices["positive_totals"][:] = new_totals(self.problem.n_lanes)
+        positive = State(
+            state.w, state.matrices[_POSITIVE], state.matrices["positive_totals"], state.lanes, state.rows
+        )
+        arena = window.arena
+        code, alpha = arena.code[order], arena.alpha
+        for lane in lanes:
+            is_positive = self.problem.sign[code, lane] * alpha[order, lane] > 0.0
+            only = np.array([lane])
+            super().certify(window, positive, order[is_positive], only)
+            super().certify(window, state, order[~is_positive], only)
+
+    def certificate(self, state: State) -> dict[str, np.ndarray]:
+        """Compute the certificate at the feasible alpha, and join the sums of both signs; see `RowSolver.certificate`."""
+        lanes, sums = state.phase(CERTIFY), state.matrices["positive_totals"]
+        factors = self._factors(state)
+        penalties = self._feasible_penalty_terms(state, lanes, factors)
+        joined = state.totals.copy()
+        join_totals(joined, sums)
+        joined[:, _LINEAR] = _scaled(sums, factors[0]) + _scaled(state.totals, factors[1])
+        # the factors are wrong by the rounding of sums over the rows
+        joined[:, ROUNDING] += joined[:, N_VISITED] * joined[:, LOSS]
+        proof = self.proof(state, joined, penalties)
+        join_totals(state.totals, sums)
+        state.w_alpha += state.matrices[_POSITIVE]
+        state.matrices[_POSITIVE][:] = 0.0
+        return proof
+
+    def _factors(self, state: State) -> np.ndarray:
+        """Return the factors on the beta of both signs, the positive first, at which their sum is 0; shape (2, lanes)."""
+        positive, negative = np.abs(state.matrices[_POSITIVE][-1]), np.abs(state.w_alpha[-1])
+        with np.errstate(all="ignore"):  # 0 / 0 where a lane has no certificate, or no beta at all
+            return np.fmin(np.stack([negative / positive, positive / negative]), 1.0)
+
+    def _feasible_penalty_terms(self, state: State, lanes: np.ndarray, factors: np.ndarray) -> np.ndarray:
+        """Sum g(w), g*(v) and ``g(w) + g*(v) - w·v`` over the penalised weights, v being w(alpha) of the feasible alpha."""
+        out = np.zeros((3, self.n_vectors))
+        n_features, positive = self.problem.n_features, state.matrices[_POSITIVE]
+        for start in range(0, n_features, _BLOCK_ROWS):
+            block = slice(start, min(start + _BLOCK_ROWS, n_features))
+            w = state.w[block][:, lanes]
+            v = (
+                factors[0, lanes] * positive[block][:, lanes]
+                + factors[1, lanes] * state.w_alpha[block][:, lanes]
+            )
+            apart = w - v
+            squares = [np.einsum("ij,ij->j", array, array) for array in (w, v, apart)]
+            out[:, lanes] += 0.5 * np.stack(squares)
+        return out
+
+    def conclude_pass(self, state: State, trained: np.ndarray) -> np.ndarray:
+        """Add to the estimate of the gap what making alpha feasible is expected to cost."""
+        gap = super().conclude_pass(state, trained)
+        excess = np.abs(state.matrices["centre_or_w_alpha"][-1]) / self.problem.bias  # |Σ beta|
+        kept = state.lanes
+        dual = kept["dual_sum"] + state.totals[:, DUAL]
+        # (1 - f) Σ loss over the heavier sign, as if both had equal losses; at the optimum Σ loss is the difference below
+        losses = np.maximum(dual - kept["w_alpha_square"], 0.0)
+        size = np.where(
+            kept["alpha_sum"] > 0.0, kept["alpha_sum"], dual
+        )  # without kappa the former is not known
+        cost = np.divide(excess * losses, size, out=np.zeros_like(size), where=size > 0.0)
+        gap[trained] += cost[trained]
+        kept["distance"][trained] += cost[trained]
+        return gap
+
+
+def _scaled(totals: np.ndarray, factor: np.ndarray) -> np.ndarray:
+    """Return the lanes' `_LINEAR` sums over the rows of a sign, or bounds on them, after their beta were scaled."""
+    more = np.zeros((factor.size, len(_LINEAR)))
+    more[:, 0], more[:, 2] = totals[:, LOSS], totals[:, LOSS_SLOPE]
+    scaled: np.ndarray = totals[:, _LINEAR] * factor[:, None] + more * (1.0 - factor)[:, None]
+    return scaled
