@@ -9,7 +9,6 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
@@ -85,6 +84,8 @@ def _open_npy(path: str) -> _Array:
 
 class _Npz:
     """A CSR matrix of SciPy's; labels are an array of the same file, or a ``.npy`` beside it."""
+
+    column = None
 
     def __init__(self, path: str, label: str, needs_label: bool) -> None:
         self._path, self._label = path, label
@@ -184,23 +185,21 @@ class _Npy:
             raise DataError(
                 f"{path}: expected a matrix of numbers, row after row, found {layout}; save np.ascontiguousarray of it"
             )
-        self._column = (
-            int(label) if label.lstrip("-").isdigit() else None
-        )  # from the end where it is negative
+        self.column = int(label) if label.lstrip("-").isdigit() else None  # from the end where it is negative
         expected = "the number of a column (-1 is the last) or a .npy"
         if not label and needs_label:
             raise UsageError(f"{path}: expected labels; give --label, {expected}")
-        if label and self._column is None and not os.path.isfile(label):
+        if label and self.column is None and not os.path.isfile(label):
             raise UsageError(f"{path}: expected as --label {expected}, found {label!r}; check the name")
 
     def labels(self, most_elements: int | None = None) -> _Array | None:
-        if self._column is not None:
+        if self.column is not None:
             return self._array
         return _open_npy(self._label) if self._label else None
 
     def shape(self) -> tuple[int, int]:
         n_rows, n_columns = self._array.shape
-        return n_rows, n_columns - (self._column is not None)
+        return n_rows, n_columns - (self.column is not None)
 
     def read(self, start: int, stop: int, width: int, batch_bytes: int) -> Iterator[tuple[int, Any]]:
         """Yield rows, some at a time, each time with the number of the first; a column of labels is among them."""
@@ -264,17 +263,16 @@ class MatrixReader(Reader):
     ) -> Iterator[Block]:
         width = max(n_columns for _, n_columns in self._shapes.values())
         for piece in pieces:
-            file, labels = self._files[piece.path], self._files[piece.path].labels()
-            column = None if self.sparse or not self.label.lstrip("-").isdigit() else int(self.label)
+            file = self._files[piece.path]
+            labels, column = file.labels(), file.column
             assert piece.stop is not None
-            with closing(file.read(piece.start, piece.stop, width, self.reading.batch_bytes)) as parts:  # type: ignore[type-var]
-                for start, rows in parts:
-                    label = None
-                    if column is not None:
-                        label, rows = rows[:, column].copy(), np.delete(rows, column, axis=1)
-                    elif labels is not None:
-                        label = labels.read(start, start + rows.shape[0])
-                    yield Block(locator(piece.path, start), rows, label=label)
+            for start, rows in file.read(piece.start, piece.stop, width, self.reading.batch_bytes):
+                label = None
+                if column is not None:
+                    label, rows = rows[:, column].copy(), np.delete(rows, column, axis=1)
+                elif labels is not None:
+                    label = labels.read(start, start + rows.shape[0])
+                yield Block(locator(piece.path, start), rows, label=label)
 
 
 def open_matrices(paths: list[str], format: str, reading: Reading, options: TableOptions) -> Source:
