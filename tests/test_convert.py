@@ -22,6 +22,8 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from forking import Forked
+from heard import Heard
+from small_datasets import feature_statistics
 
 from streamcd import Dataset, convert, make_columns
 from streamcd import open as open_dataset
@@ -32,7 +34,7 @@ from streamcd.conversion.feature_statistics import LabelCounts, Summing, read_st
 from streamcd.conversion.plan import _LEAST_BYTES, Plan
 from streamcd.core.errors import DataError, EnvironmentFailure, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
-from streamcd.core.progress import Listener, Progress
+from streamcd.core.progress import Progress
 from streamcd.runs.describe import describe_dataset
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,17 +42,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def all_rows(dataset: Dataset) -> tuple[sp.csr_array, np.ndarray, np.ndarray]:
     """Rows, labels and weights in the order of the source."""
-    parts = [dataset.read(chunk) for chunk in range(dataset.n_chunks)]
-    source = np.concatenate([part.source for part in parts])
-    assert np.array_equal(np.sort(source), np.arange(dataset.n_rows))
-    matrices = [
-        sp.csr_array((part.value, part.feature, part.indptr), shape=(part.label.size, dataset.n_features))
-        for part in parts
-    ]
-    back = np.argsort(source)
-    label = np.concatenate([part.label for part in parts])[back]
-    weight = np.concatenate([part.weight for part in parts])[back]
-    return sp.csr_array(sp.vstack(matrices).tocsr()[back]), label, weight
+    table = dataset.to_arrow()
+    assert table["source"].to_pylist() == list(range(dataset.n_rows))
+    return dataset.to_scipy()[0], dataset.labels(), table["weight"].to_numpy()
 
 
 @pytest.fixture
@@ -81,18 +75,6 @@ def with_plan(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         )
 
     return set_plan
-
-
-class Recorder(Listener):
-    def __init__(self) -> None:
-        self.messages: list[str] = []
-        self.seen: list[Progress] = []
-
-    def message(self, text: str) -> None:
-        self.messages.append(text)
-
-    def progress(self, progress: Progress) -> None:
-        self.seen.append(progress)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -287,7 +269,7 @@ def test_like_takes_base_width_and_labels_from_the_training_side(tmp_path: Path)
     (tmp_path / "train").write_text("1 0:1 4:1\n-1 2:1\n3 1:1\n")
     (tmp_path / "test").write_text("1 1:7 4:1 5:1 9:0\n1 9:2\n")
     train = convert(tmp_path / "train", tmp_path / "train.d")
-    recorder = Recorder()
+    recorder = Heard()
     test = convert(tmp_path / "test", tmp_path / "test.d", like=tmp_path / "train.d", listener=recorder)
     assert (test.index_base, test.n_features) == (0, train.n_features)
     assert test.classes is not None
@@ -325,7 +307,7 @@ def test_labels_are_counted_and_their_kind_is_kept(tmp_path: Path) -> None:
 
 def test_messages_say_what_was_dropped_once(tmp_path: Path, with_plan: Callable[..., None]) -> None:
     (tmp_path / "in").write_text("1 qid:1 1:0 2:1e-60 3:1\n" * 100)
-    recorder = Recorder()
+    recorder = Heard()
     with_plan(block_bytes=100)
     dataset = convert(tmp_path / "in", tmp_path / "out", listener=recorder)
     assert recorder.messages == [
@@ -362,20 +344,6 @@ def test_weights_stay_with_their_rows(
 # Statistics of features
 
 
-def expected_statistics(x: sp.csr_array) -> dict[str, np.ndarray]:
-    dense = x.toarray().astype(np.float64)
-    present = np.flatnonzero((dense != 0).any(axis=0))
-    dense = dense[:, present]
-    return {
-        "feature": present,
-        "n_entries": (dense != 0).sum(axis=0),
-        "min": dense.min(axis=0),
-        "max": dense.max(axis=0),
-        "mean": dense.mean(axis=0),
-        "mean_square": (dense**2).mean(axis=0),
-    }
-
-
 def test_feature_statistics_are_over_all_rows_zeros_included(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     x = sp.csr_array(sp.random(50, 30, density=0.2, random_state=rng, data_rvs=rng.standard_normal))
@@ -386,7 +354,7 @@ def test_feature_statistics_are_over_all_rows_zeros_included(tmp_path: Path) -> 
     (tmp_path / "in").write_text("".join(lines))
     dataset = convert(tmp_path / "in", tmp_path / "out", dtype="float64")
     (found,) = dataset.read_features()
-    for name, column in expected_statistics(x).items():
+    for name, column in feature_statistics(x).items():
         np.testing.assert_allclose(found[name], column, rtol=1e-12, atol=1e-15, err_msg=name)
 
 

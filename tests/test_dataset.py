@@ -16,12 +16,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import scipy.sparse as sp
+from heard import Heard
 from small_datasets import NAMED, feature_statistics, multiclass, random_rows, windows_of, write_dataset
 
 from streamcd import Dataset, convert, train
 from streamcd import open as open_dataset
 from streamcd.core.errors import DatasetError, StreamcdError, UsageError
-from streamcd.core.progress import Listener, Progress
 from streamcd.dataset import table_writer
 from streamcd.dataset.chunked_table import manifest_fingerprint
 from streamcd.dataset.parquet import NO_CRC, file_checksum
@@ -418,17 +418,12 @@ def test_verify_refuses_a_budget_that_is_too_small(tmp_path: Path) -> None:
 
 
 def test_verify_tells_how_far_it_is(dataset: Dataset) -> None:
-    seen: list[Progress] = []
-
-    class Watching(Listener):
-        def progress(self, progress: Progress) -> None:
-            seen.append(progress)
-
-    assert dataset.verify(Watching()) == []
-    for phase in {progress.phase for progress in seen}:
-        done = [progress.done for progress in seen if progress.phase == phase]
+    heard = Heard()
+    assert dataset.verify(heard) == []
+    for phase in {progress.phase for progress in heard.seen}:
+        done = [progress.done for progress in heard.seen if progress.phase == phase]
         assert done == sorted(done)
-    assert seen[-1].done == seen[-1].total == dataset.n_rows
+    assert heard.seen[-1].done == heard.seen[-1].total == dataset.n_rows
 
 
 # ---------------------------------------------------------------------------------------------------------------------

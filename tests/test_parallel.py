@@ -29,6 +29,7 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import LentWorkers
 from forking import DEVNULL, PIPE, Forked
+from heard import Heard
 
 from streamcd import convert, evaluate, load_model, make_columns, predict, train
 from streamcd import open as open_dataset
@@ -159,17 +160,12 @@ def test_weights_and_the_training_side_are_taken_by_several(text_file: Path, tmp
 
 
 def test_what_can_be_read_but_once_is_read_by_one(text_file: Path, tmp_path: Path) -> None:
-    said: list[str] = []
-
-    class Heard(Listener):
-        def warning(self, text: str) -> None:
-            said.append(text)
-
+    heard = Heard()
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with subprocess.Popen(f"cat {text_file} > {pipe}", shell=True):
-        piped = convert(pipe, tmp_path / "piped", workers=2, listener=Heard(), **CUT)
-    assert said == [
+        piped = convert(pipe, tmp_path / "piped", workers=2, listener=heard, **CUT)
+    assert heard.warnings == [
         "standard input, pipes and servers without ranges are read by one process: converting with --workers 1"
     ]
     assert piped.fingerprint == convert(text_file, tmp_path / "file", **CUT).fingerprint
@@ -363,22 +359,15 @@ def test_a_process_with_threads_is_not_copied() -> None:
 
 @pytest.mark.usefixtures("lend")
 def test_progress_covers_all_workers(text_file: Path, tmp_path: Path) -> None:
-    class Heard(Listener):
-        def __init__(self) -> None:
-            self.seen: dict[str, list[Progress]] = {}
-
-        def progress(self, progress: Progress) -> None:
-            self.seen.setdefault(progress.phase, []).append(progress)
-
     heard = Heard()
     convert(text_file, tmp_path / "data", workers=2, memory=MEMORY, listener=heard, **CUT)
-    assert list(heard.seen) == ["count", "parse", "sort", "write", "statistics"]
-    for phase in heard.seen.values():
-        done = [progress.done for progress in phase]
+    last = {progress.phase: progress for progress in heard.seen}
+    assert list(last) == ["count", "parse", "sort", "write", "statistics"]
+    for phase, ended in last.items():
+        done = [progress.done for progress in heard.seen if progress.phase == phase]
         assert done == sorted(done)
-        assert done[-1] == phase[-1].total
-    assert heard.seen["parse"][-1].total == text_file.stat().st_size
-    assert heard.seen["write"][-1].total == 3001
+        assert ended.done == ended.total
+    assert (last["parse"].total, last["write"].total) == (text_file.stat().st_size, 3001)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -420,16 +409,11 @@ def test_scores_do_not_depend_on_the_memory(text_file: Path, trained: tuple[Path
 
 @pytest.mark.usefixtures("lend")
 def test_verify_finds_the_same_with_several_workers(text_file: Path, tmp_path: Path) -> None:
-    seen: list[Progress] = []
-
-    class Watching(Listener):
-        def progress(self, progress: Progress) -> None:
-            seen.append(progress)
-
+    heard = Heard()
     dataset = convert(text_file, tmp_path / "data", **CUT)
     columns = make_columns(dataset, chunk_size=10_000, shard_size=100_000)
-    assert dataset.verify(Watching(), workers=2) == []
-    last = {progress.phase: progress for progress in seen}
+    assert dataset.verify(heard, workers=2) == []
+    last = {progress.phase: progress for progress in heard.seen}
     assert list(last) == [
         "checksums",
         "verify",

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from conftest import SMALL_PROBLEMS, libsvm_text
+from heard import Heard
 
 import streamcd
 from streamcd import Dataset
@@ -21,7 +22,6 @@ from streamcd import open as open_dataset
 from streamcd.conversion.export_libsvm import export_libsvm
 from streamcd.conversion.plan import Plan
 from streamcd.core.errors import DatasetError, ModelError, UsageError
-from streamcd.core.progress import Listener
 from streamcd.dataset.diagnostics import BAD_MEAN_SQUARE, advice, feature_rms
 from streamcd.models.liblinear import export_liblinear, import_liblinear
 
@@ -31,25 +31,6 @@ SCALINGS = [
     for pair in itertools.product(("none", "maxabs", "standard"), ("none", "l2"))
     if any(p != "none" for p in pair)
 ]
-
-
-class Heard(Listener):
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-
-    def warning(self, text: str) -> None:
-        self.warnings.append(text)
-
-
-def stored_rows(dataset: Dataset) -> sp.csr_array:
-    """Rows in the order of the source."""
-    parts = [dataset.read(chunk) for chunk in range(dataset.n_chunks)]
-    source = np.concatenate([part.source for part in parts])
-    matrices = [
-        sp.csr_array((part.value, part.feature, part.indptr), shape=(part.label.size, dataset.n_features))
-        for part in parts
-    ]
-    return sp.csr_array(sp.vstack(matrices).tocsr()[np.argsort(source)])
 
 
 def scaled_by_scikit_learn(x: sp.csr_array, scale: str, normalize: str) -> np.ndarray:
@@ -109,7 +90,7 @@ def test_stored_values_are_those_that_scikit_learn_makes(
     x, y = badly_scaled
     made = convert(libsvm_file(x, y), tmp_path / "d", dtype="float64", scale=scale, normalize=normalize)
     expected = scaled_by_scikit_learn(x, scale, normalize)
-    np.testing.assert_allclose(stored_rows(made).toarray(), expected, rtol=1e-8)
+    np.testing.assert_allclose(made.to_scipy()[0].toarray(), expected, rtol=1e-8)
     assert made.verify() == []
     assert made.n_entries == x.nnz
 
@@ -121,7 +102,7 @@ def test_small_problems_scaled_by_both(
     x, y = small_problem(name)
     made = convert(libsvm_file(x, y), tmp_path / "d", scale="standard", normalize="l2", n_features=x.shape[1])
     expected = scaled_by_scikit_learn(x, "standard", "l2")
-    np.testing.assert_allclose(stored_rows(made).toarray(), expected, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(made.to_scipy()[0].toarray(), expected, rtol=1e-5, atol=1e-7)
 
 
 def test_the_deviation_of_a_feature_far_from_zero_keeps_its_digits(tmp_path: Path) -> None:
@@ -138,13 +119,13 @@ def test_largest_value_is_exactly_one_under_maxabs(
     badly_scaled: Any, libsvm_file: Any, tmp_path: Path
 ) -> None:
     made = convert(libsvm_file(*badly_scaled), tmp_path / "d", scale="maxabs")
-    largest = np.abs(stored_rows(made).toarray()).max(axis=0)
+    largest = np.abs(made.to_scipy()[0].toarray()).max(axis=0)
     assert largest.tolist() == [1, 1, 1, 1, 0, 1, 1]
 
 
 def test_features_parquet_describes_what_is_stored(train_text: Path, tmp_path: Path) -> None:
     made = convert(train_text, tmp_path / "d", dtype="float64", scale="maxabs", normalize="l2")
-    x = stored_rows(made).toarray()
+    x = made.to_scipy()[0].toarray()
     (piece,) = made.read_features()
     np.testing.assert_allclose(piece["mean_square"], (x**2).mean(axis=0)[piece["feature"]], rtol=1e-12)
     np.testing.assert_array_equal(piece["max"], x.max(axis=0)[piece["feature"]])
@@ -165,13 +146,13 @@ def test_rows_whose_squares_leave_float64_get_unit_norm(tmp_path: Path) -> None:
     assert raw.manifest["row_norms"]["max"] == pytest.approx(5e200)
     assert raw.manifest["row_norms"]["mean_square"] is None
     made = convert(tmp_path / "in", tmp_path / "d", dtype="float64", normalize="l2")
-    np.testing.assert_allclose(stored_rows(made).toarray(), [[0.6, 0.8], [0.6, 0.8], [0, 0]], rtol=1e-15)
+    np.testing.assert_allclose(made.to_scipy()[0].toarray(), [[0.6, 0.8], [0.6, 0.8], [0, 0]], rtol=1e-15)
 
 
 def test_compact_numbers_features_and_scales_them(tmp_path: Path) -> None:
     (tmp_path / "in").write_text("1 7:2 1000000000000:-8\n-1 7:4\n")
     made = convert(tmp_path / "in", tmp_path / "d", compact=True, scale="maxabs")
-    assert stored_rows(made).toarray().tolist() == [[0.5, -1], [1, 0]]
+    assert made.to_scipy()[0].toarray().tolist() == [[0.5, -1], [1, 0]]
     assert made.verify() == []
 
 
