@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -46,7 +47,8 @@ class Seat:
         return Seat, (self.spec,)
 
     def __del__(self) -> None:
-        self.clear()
+        if not sys.is_finalizing():
+            self.clear()
 
     def take(self, shards: list[int]) -> Partition:
         """Return the partition, which is made anew where it has no room for these shards."""
