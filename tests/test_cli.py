@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -55,25 +56,6 @@ def refused(*arguments: object, status: int = 2) -> str:
     return errors[0]
 
 
-@pytest.fixture
-def text(small_problem, tmp_path) -> Path:
-    path = tmp_path / "data.libsvm"
-    path.write_text(libsvm_text(*small_problem("random")))
-    return path
-
-
-@pytest.fixture
-def data(text, tmp_path) -> Path:
-    assert run("convert", text, tmp_path / "data").exit_code == 0
-    return tmp_path / "data"
-
-
-@pytest.fixture
-def trained(data, tmp_path) -> Path:
-    assert run("train", data, tmp_path / "run", "--tol", "1e-6").exit_code == 0
-    return tmp_path / "run"
-
-
 @pytest.fixture(scope="module")
 def made(small_problem, tmp_path_factory) -> Path:
     """A directory with text, its dataset and a run, for commands that change nothing."""
@@ -82,6 +64,21 @@ def made(small_problem, tmp_path_factory) -> Path:
     assert run("convert", folder / "data.libsvm", folder / "data").exit_code == 0
     assert run("train", folder / "data", folder / "run", "--tol", "1e-6").exit_code == 0
     return folder
+
+
+@pytest.fixture
+def text(made) -> Path:
+    return made / "data.libsvm"
+
+
+@pytest.fixture
+def data(made) -> Path:
+    return made / "data"
+
+
+@pytest.fixture
+def trained(made) -> Path:
+    return made / "run"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -316,13 +313,6 @@ def test_standard_input_is_converted(text, tmp_path):
     assert json.loads(done.stdout)["n_rows"] == 80
 
 
-def test_liblinear_numbers_name_loss_and_method(data, tmp_path):
-    by_number = run_json("train", data, tmp_path / "a", "-s", 3, "-C", 0.3)
-    by_name = run_json("train", data, tmp_path / "b", "--loss", "hinge", "--method", "dual", "--C", 0.3)
-    assert by_number["primal_objective"] == by_name["primal_objective"]
-    assert load_model(tmp_path / "a").loss == "hinge"
-
-
 def test_class_weights_reach_the_model(data, tmp_path):
     run_json("train", data, tmp_path / "a", "--class-weight", "-1=2,1=0.5")
     assert load_model(tmp_path / "a").class_weight == {-1.0: 2.0, 1.0: 0.5}
@@ -345,14 +335,6 @@ def test_a_path_over_c_keeps_a_model_for_each(data, text, tmp_path):
         "predict", text, tmp_path / "path", "-C", 3, "-o", tmp_path / "p.parquet"
     )
     assert run("export", tmp_path / "path", tmp_path / "m.txt", "-C", 1).exit_code == 0
-
-
-def test_tuning_scores_each_c_and_trains_the_best(data, tmp_path):
-    tuned = run_json("tune", data, tmp_path / "tuned", "-C", "0.001,1", "--cv", 4)
-    assert set(tuned["scores"]) == {"0.001", "1"}
-    assert tuned["best_C"] in (0.001, 1)
-    assert tuned["best_C"] == load_model(tmp_path / "tuned").C
-    assert "best C" in run("tune", data, tmp_path / "again", "-C", "0.001,1").stdout
 
 
 def test_a_code_matrix_comes_from_a_file(small_problem, tmp_path):
@@ -463,7 +445,8 @@ def test_an_error_under_json_is_one_object_too(tmp_path):
     assert json.loads(found.stdout)["exit_status"] == 2
 
 
-def test_a_damaged_dataset_fails_verification_and_training_by_name(data, tmp_path):
+def test_a_damaged_dataset_fails_verification_and_training_by_name(made, tmp_path):
+    data = Path(shutil.copytree(made / "data", tmp_path / "data"))
     part = next((data / "entries").iterdir())
     content = bytearray(part.read_bytes())
     content[len(content) // 3] ^= 4
@@ -477,7 +460,8 @@ def test_a_damaged_dataset_fails_verification_and_training_by_name(data, tmp_pat
     assert "missing" in run("verify", data).stderr
 
 
-def test_a_damaged_manifest_fails_verification(data):
+def test_a_damaged_manifest_fails_verification(made, tmp_path):
+    data = Path(shutil.copytree(made / "data", tmp_path / "data"))
     (data / "manifest.json").write_text("{")
     found = run("verify", data, "--json")
     assert (found.exit_code, json.loads(found.stdout)["ok"]) == (2, False)
@@ -685,6 +669,10 @@ def test_options_of_liblinear_mean_what_they_mean_there(data, tmp_path):
     assert "positive side only" in found.stderr
     tuned = run_json("tune", data, tmp_path / "d", "-c", "0.1,1", "-v", 3)
     assert len(tuned["scores"]["1"]["folds"]) == 3
+    by_number = run_json("train", data, tmp_path / "e", "-s", 3, "-C", 0.3)
+    by_name = run_json("train", data, tmp_path / "f", "--loss", "hinge", "--method", "dual", "--C", 0.3)
+    assert by_number["primal_objective"] == by_name["primal_objective"]
+    assert load_model(tmp_path / "e").loss == "hinge"
 
 
 def test_losses_have_the_names_of_other_libraries_too(data, tmp_path):
@@ -693,14 +681,9 @@ def test_losses_have_the_names_of_other_libraries_too(data, tmp_path):
         assert load_model(tmp_path / loss).loss == "log_loss"
 
 
-def test_a_run_given_for_a_dataset_is_called_one(small_problem, tmp_path):
-    (tmp_path / "text").write_text(libsvm_text(*small_problem("random")))
-    assert run("convert", tmp_path / "text", tmp_path / "data").exit_code == 0
-    assert run("train", tmp_path / "data", tmp_path / "run", "--max-passes", 2).exit_code == 0
-    assert "is a run, not a dataset" in refused("columns", tmp_path / "run")
-    tuned = run(
-        "tune", tmp_path / "data", tmp_path / "tuned", "-C", "1,100", "--max-passes", 2, "--tol", 1e-9
-    )
+def test_a_run_given_for_a_dataset_is_called_one(data, trained, tmp_path):
+    assert "is a run, not a dataset" in refused("columns", trained)
+    tuned = run("tune", data, tmp_path / "tuned", "-C", "1,100", "--max-passes", 2, "--tol", 1e-9)
     assert "10 of 10 models of folds are not converged after 2 passes" in tuned.stderr
 
 
@@ -735,11 +718,15 @@ def test_info_describes_runs_and_models(data, trained, tmp_path):
     assert path["n_rows"] == 80
 
 
-def test_info_of_a_search_tells_the_part_in_work(data, tmp_path):
-    run("tune", data, tmp_path / "search", "-C", "0.1,1")
+def test_a_search_scores_each_c_and_trains_the_best_and_info_tells_it(data, tmp_path):
+    tuned = run_json("tune", data, tmp_path / "search", "-C", "0.001,1", "--cv", 4)
+    assert set(tuned["scores"]) == {"0.001", "1"}
+    assert tuned["best_C"] in (0.001, 1)
+    assert tuned["best_C"] == load_model(tmp_path / "search").C
+    assert "best C" in run("tune", data, tmp_path / "again", "-C", "0.001,1").stdout
     found = run_json("info", tmp_path / "search")
     assert (found["kind"], found["state"], found["lanes"]) == ("search", "converged", 1)
-    assert found["best_C"] in (0.1, 1.0)
+    assert found["best_C"] == tuned["best_C"]
     assert f"best C {found['best_C']:g}\n" in re.sub(" +", " ", run("info", tmp_path / "search").stdout)
 
 

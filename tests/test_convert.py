@@ -35,7 +35,6 @@ from streamcd.conversion.plan import _LEAST_BYTES, Plan
 from streamcd.core.errors import DataError, EnvironmentFailure, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
 from streamcd.core.progress import Progress
-from streamcd.runs.describe import describe_dataset
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -743,13 +742,17 @@ def test_peak_memory_stays_under_the_budget_on_text_twice_as_large(tmp_path: Pat
     assert len(fingerprints) == 1
 
 
-def test_info_names_what_a_killed_conversion_left_and_the_same_call_removes_it(text_file, tmp_path):
+def test_info_names_what_a_killed_conversion_left_and_the_same_call_removes_it(
+    text_file, tmp_path, streamcd_json
+):
     dataset = convert(text_file, tmp_path / "data")
     left = tmp_path / ".data.partial"
     left.mkdir()
     (left / "lock").write_bytes(staging._MARK)
     (left / "runs").mkdir()
-    assert any(str(left) in line and "--force" in line for line in describe_dataset(dataset)["advice"])
+    assert any(
+        str(left) in line and "--force" in line for line in streamcd_json("info", dataset.path)["advice"]
+    )
     convert(text_file, tmp_path / "data", force=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", text_file.name]
     assert staging.leftovers(dataset.path) == []

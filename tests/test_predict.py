@@ -16,12 +16,11 @@ import pytest
 import sklearn.metrics
 from heard import Heard
 
+from streamcd import Model, evaluate, predict
 from streamcd.core.errors import DataError, ModelError, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
-from streamcd.models.model import Model
-from streamcd.prediction.evaluate import evaluate, evaluate_model
+from streamcd.prediction.evaluate import evaluate_model
 from streamcd.prediction.options import EvaluateOptions
-from streamcd.prediction.predict import predict
 from streamcd.prediction.roc_auc import RocArea
 from streamcd.prediction.source_order import SourceOrder
 

@@ -22,6 +22,7 @@ from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
 from small_datasets import NAMED, SMALL_COLUMNS, Rows, random_rows, unequal_columns, windows_of, write_dataset
 
 import streamcd
+from streamcd import train
 from streamcd.conversion.transpose import make_columns
 from streamcd.core.errors import ConvergenceWarning, Interrupted, StreamcdError
 from streamcd.dataset.dataset import Dataset
@@ -36,7 +37,6 @@ from streamcd.kernels.losses import (
     row_terms,
 )
 from streamcd.models.liblinear import export_liblinear, import_liblinear
-from streamcd.runs.train import train
 from streamcd.solvers.problem import dual_terms, losses_of
 from streamcd.solvers.registry import SOLVERS
 from streamcd.stream.memory_plan import Plan

@@ -517,7 +517,7 @@ WRONG_VALUES = [
     (("options", "folds"), 1),
     (("options", "folds"), 10**9),
     (("options", "loss"), "absolute"),
-    (("options", "method"), "newton"),
+    (("options", "method"), "bisection"),
     (("options", "C"), []),
     (("options", "C"), [float("nan")]),
     (("options", "bias"), float("nan")),

@@ -27,7 +27,6 @@ from streamcd.dataset.arrow_columns import arrow_strings, lists_of, strings_of
 from streamcd.dataset.diagnostics import advice
 from streamcd.kernels.tables import count_records, last_record_end
 from streamcd.models.table_encoder import StringTable
-from streamcd.runs.describe import describe_dataset
 
 N_ROWS = 400
 
@@ -264,10 +263,10 @@ def test_labels_that_are_measurements_are_no_classes(tmp_path: Path) -> None:
         streamcd.train(data, tmp_path / "run")
 
 
-def test_one_class_alone_is_named_by_info_and_training(tmp_path: Path) -> None:
+def test_one_class_alone_is_named_by_info_and_training(tmp_path: Path, streamcd_json: Any) -> None:
     (tmp_path / "t.csv").write_text("a,y\n1,yes\n2,yes\n")
     dataset = streamcd.convert(tmp_path / "t.csv", tmp_path / "data", label="y")
-    assert describe_dataset(dataset)["advice"][0].startswith("one class alone")
+    assert streamcd_json("info", dataset.path)["advice"][0].startswith("one class alone")
     with pytest.raises(StreamcdError, match="expected at least two classes, found 'yes' alone"):
         streamcd.train(dataset, tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -24,7 +24,7 @@ from .outputs import positive_scores
 from .reading_plan import Data, Means, cached
 from .roc_auc import RocArea
 from .scored_rows import ScoredRows, Scoring
-from .sums import ExactSum, Spread
+from .sums import Accuracy, ExactSum, RSquared
 
 MAX_CONFUSION_LABELS = 1000
 """Largest number of labels with a confusion matrix."""
@@ -39,7 +39,7 @@ class _Evaluation:
         self.weighted = False  # a row weighs other than 1
         # exact, so that they do not depend on the blocks of rows
         self.loss, self.log_loss, self.brier = ExactSum(), ExactSum(), ExactSum()
-        self.weight, self.known_weight, self.correct_weight = ExactSum(), ExactSum(), ExactSum()
+        self.known_weight, self.accuracy = ExactSum(), Accuracy()
         self.costs = None if model.C is None else model.class_costs()
         k = model.n_classes
         self.confusion = np.zeros((k, k)) if k <= MAX_CONFUSION_LABELS else None
@@ -52,8 +52,7 @@ class _Evaluation:
         place, known = class_indices(model.classes, label)
         self.n_rows += label.size
         self.weighted = self.weighted or bool((weight != 1.0).any())
-        self.weight.add(weight)
-        self.correct_weight.add(weight[known & (place == predicted)])
+        self.accuracy.add(weight, np.where(known, place, -1), predicted)
         if not known.all():
             self._add_unknown(label[~known], predicted[~known], weight[~known])
             place, predicted, decisions, weight = (
@@ -86,7 +85,7 @@ class _Evaluation:
                 return
 
     def result(self) -> dict[str, Any]:
-        model, total, known = self.model, _some_weight(self.weight), self.known_weight.value()
+        model, total, known = self.model, _some_weight(self.accuracy.weight), self.known_weight.value()
         objective = None
         if self.costs is not None and not self.n_unknown:
             ridge = model.ridge if form_of(model.loss) == PLANES else 1.0
@@ -94,7 +93,7 @@ class _Evaluation:
         result: dict[str, Any] = {
             "n_rows": self.n_rows,
             **({"weighted": True, "sum_of_weights": total} if self.weighted else {}),
-            "accuracy": self.correct_weight.value() / total,
+            "accuracy": self.accuracy.value(),
             "primal_objective": objective,
         }
         areas = self.roc.areas()
@@ -136,21 +135,18 @@ class _Errors:
 
     def __init__(self, model: Model) -> None:
         self.model, self.n_rows, self.weighted = model, 0, False
-        self.loss, self.weight, self.absolute, self.squares = (ExactSum() for _ in range(4))
-        self.spread = Spread()
+        self.loss, self.absolute, self.fit = ExactSum(), ExactSum(), RSquared()
 
     def add(self, rows: ScoredRows) -> None:
-        weight, error = rows.weight, rows.label - rows.decisions[:, 0]
+        weight, predicted = rows.weight, rows.decisions[:, 0]
         self.n_rows += weight.size
         self.weighted = self.weighted or bool((weight != 1.0).any())
-        self.weight.add(weight)
-        self.absolute.add(weight * np.abs(error))
-        self.squares.add(weight * error * error)
-        self.spread.add(rows.label, weight)
-        self.loss.add(losses_of(self.model.row_loss, rows.label, rows.decisions[:, 0], weight))
+        self.absolute.add(weight * np.abs(rows.label - predicted))
+        self.fit.add(weight, rows.label, predicted)
+        self.loss.add(losses_of(self.model.row_loss, rows.label, predicted, weight))
 
     def result(self) -> dict[str, Any]:
-        model, total, loss = self.model, _some_weight(self.weight), self.loss.value()
+        model, total, loss = self.model, _some_weight(self.fit.weight), self.loss.value()
         objective = None
         if model.C is not None:
             objective = 0.5 * float(model.squared_norm().sum()) + model.C * loss
@@ -158,8 +154,8 @@ class _Errors:
             "n_rows": self.n_rows,
             **({"weighted": True, "sum_of_weights": total} if self.weighted else {}),
             "mae": self.absolute.value() / total,
-            "mse": self.squares.value() / total,
-            "r2": self.spread.r2(self.squares.value()),
+            "mse": self.fit.squared_errors.value() / total,
+            "r2": self.fit.value(),
             "loss": loss / total,
             "primal_objective": objective,
         }

@@ -42,26 +42,43 @@ class ExactSum:
             self._total += integer * Fraction(2) ** (i - _EXPONENTS // 2 - 53)
 
 
-class Spread:
-    """The squared distance of targets from their mean, by which R² measures errors."""
+class Accuracy:
+    """Share of the rows, by weight, whose class was predicted."""
 
     def __init__(self) -> None:
-        self._first: float | None = (
-            None  # targets are counted from it, so that a common offset costs no digits
-        )
-        self._weight, self._sum, self._squares = ExactSum(), ExactSum(), ExactSum()
+        self.weight, self._hits = ExactSum(), ExactSum()
 
-    def add(self, target: np.ndarray, weight: np.ndarray) -> None:
-        """Take the targets of rows with their weights, in the order of the rows."""
+    def add(self, weight: np.ndarray, truth: np.ndarray, predicted: np.ndarray) -> None:
+        """Take rows: their weights and classes, and the predicted ones."""
+        self.weight.add(weight)
+        self._hits.add(weight[truth == predicted])
+
+    def value(self) -> float:
+        """Return the share; 0 without rows."""
+        return self._hits.value() / (self.weight.value() or 1.0)
+
+
+class RSquared:
+    """Squared errors of predicted numbers, and R², which measures them by the targets' distance from their mean."""
+
+    def __init__(self) -> None:
+        # targets are counted from the first, so that a common offset costs no digits
+        self._first: float | None = None
+        self.squared_errors, self.weight = ExactSum(), ExactSum()
+        self._sum, self._squares = ExactSum(), ExactSum()
+
+    def add(self, weight: np.ndarray, target: np.ndarray, predicted: np.ndarray) -> None:
+        """Take rows: their weights, targets and predicted numbers, in order."""
         if self._first is None and target.size:
             self._first = float(target[0])
         apart = target - (self._first or 0.0)
-        self._weight.add(weight)
+        self.squared_errors.add(weight * (target - predicted) ** 2)
+        self.weight.add(weight)
         self._sum.add(weight * apart)
         self._squares.add(weight * apart * apart)
 
-    def r2(self, squared_errors: float) -> float | None:
-        """Return R² for a sum of squared errors; None where the targets are all the same."""
-        weight = self._weight.value()
+    def value(self) -> float | None:
+        """Return R²; None where the targets are all the same."""
+        weight = self.weight.value()
         total = self._squares.value() - self._sum.value() ** 2 / weight if weight else 0.0
-        return 1.0 - squared_errors / total if total > 0.0 else None
+        return 1.0 - self.squared_errors.value() / total if total > 0.0 else None

@@ -176,7 +176,7 @@ def is_begun(path: Path, config: RunConfig) -> bool:
         return False
     if not _same_training(read_config(path), config):
         raise CheckpointError(
-            f"{path} holds another run; name another directory, or give --force without --resume"
+            f"{path} holds another run; name another directory, or give --force (without --resume) to replace it"
         )
     return True
 
@@ -218,14 +218,10 @@ def refuse_existing(path: Path, config: RunConfig, force: bool) -> None:
             and Path(source).resolve().is_relative_to(path.resolve())
         ):
             raise UsageError(f"{path} holds {source}, which the run reads; name another directory")
-    if force or not (path / "config.json").exists():
-        return
-    begun = read_config(path)
-    if _same_training(begun, config):
+    if not force and is_begun(path, config):
         raise CheckpointError(
             f"{path} holds a run of the same training: 'streamcd resume {path}' goes on with it, --force starts it anew"
         )
-    raise CheckpointError(f"{path} holds another run; name another directory, or give --force to replace it")
 
 
 def same_validation(config: RunConfig) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..core.atomic_files import write_file
 from ..core.progress import Listener
-from ..prediction.sums import ExactSum, Spread
+from ..prediction.sums import Accuracy, RSquared
 from ..report.tables import SCORES, score_of
 from ..training import checkpoint
 from ..training.loop import Session
@@ -90,7 +90,7 @@ def _score(path: Path, search: ResolvedRun, session: Session) -> dict[str, Any]:
     Returns ``scores``, by C, and ``best_C``: the smallest of the highest mean.
     """
     problem = search.problem
-    sums: defaultdict[tuple[float, int], Any] = defaultdict(_Errors if problem.has_targets else _Hits)
+    sums: defaultdict[tuple[float, int], Any] = defaultdict(RSquared if problem.has_targets else Accuracy)
 
     def compare(rows: HeldOut) -> tuple[tuple[float, int], np.ndarray, np.ndarray, np.ndarray]:
         predicted = rows.decisions[:, 0] if problem.has_targets else rows.choice.places(rows.decisions)
@@ -99,37 +99,9 @@ def _score(path: Path, search: ResolvedRun, session: Session) -> dict[str, Any]:
     for model, *compared in held_out_rows(path, search, session, compare, "score the folds"):
         sums[model].add(*compared)
     scores = {
-        C: [sums[C, fold].score() for fold in range(problem.n_folds)]
+        C: [sums[C, fold].value() or 0.0 for fold in range(problem.n_folds)]
         for C in sorted({lane.C for lane in problem.lanes})
     }
     best = max(scores, key=lambda C: (np.mean(scores[C]), -C))
     of_costs = {f"{C:g}": {"folds": folds, "mean": float(np.mean(folds))} for C, folds in scores.items()}
     return {"scores": of_costs, "best_C": best}
-
-
-class _Hits:
-    """Weights of the rows whose class was predicted, and of all; exact, so that they do not depend on the blocks of rows."""
-
-    def __init__(self) -> None:
-        self._weight, self._correct = ExactSum(), ExactSum()
-
-    def add(self, weight: np.ndarray, code: np.ndarray, predicted: np.ndarray) -> None:
-        self._weight.add(weight)
-        self._correct.add(weight[predicted == code])
-
-    def score(self) -> float:
-        return self._correct.value() / (self._weight.value() or 1.0)
-
-
-class _Errors:
-    """Squared errors of targets, and their spread; exact, too."""
-
-    def __init__(self) -> None:
-        self._squares, self._spread = ExactSum(), Spread()
-
-    def add(self, weight: np.ndarray, target: np.ndarray, predicted: np.ndarray) -> None:
-        self._squares.add(weight * (target - predicted) ** 2)
-        self._spread.add(target, weight)
-
-    def score(self) -> float:
-        return self._spread.r2(self._squares.value()) or 0.0

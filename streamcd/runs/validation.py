@@ -17,7 +17,7 @@ from ..models.model import Model
 from ..models.scoring import ClassChoice
 from ..prediction.reading_plan import Means, RowsToScore, is_dataset, reads_once, scoring_needs
 from ..prediction.scored_rows import ScoredRows, Scoring
-from ..prediction.sums import ExactSum, Spread
+from ..prediction.sums import Accuracy, ExactSum, RSquared
 from ..solvers.problem import Problem, losses_of, row_losses
 from ..training.validation import Validate
 from .models import new_model
@@ -104,13 +104,11 @@ class _Sums:
             self._costs = self._costs * problem.lanes[lanes.start].C
         # exact, so that they do not depend on the blocks in which rows come
         self._loss, self.weight = ExactSum(), ExactSum()  # weights of the rows of known classes
-        self._all_weights, self._weights_of_hits = ExactSum(), ExactSum()
+        self._accuracy = Accuracy()
 
     def add(self, rows: ScoredRows, decisions: np.ndarray) -> None:
         place, known = class_indices(self._problem.classes, rows.label)
-        predicted = self._choice.places(decisions)
-        self._all_weights.add(rows.weight)
-        self._weights_of_hits.add(rows.weight[known & (predicted == place)])
+        self._accuracy.add(rows.weight, np.where(known, place, -1), self._choice.places(decisions))
         place, weight = place[known], rows.weight[known]
         costs = self._costs[place] * weight
         self._loss.add(row_losses(self._problem, place, decisions[known], costs, weight))
@@ -118,8 +116,7 @@ class _Sums:
 
     def figures(self) -> tuple[float, float]:
         """Return the mean loss and the accuracy."""
-        accuracy = self._weights_of_hits.value() / self._all_weights.value()
-        return self._loss.value() / self.weight.value(), accuracy
+        return self._loss.value() / self.weight.value(), self._accuracy.value()
 
 
 class _Errors:
@@ -127,18 +124,16 @@ class _Errors:
 
     def __init__(self, problem: Problem, lanes: range, w: np.ndarray) -> None:
         self._row_loss = problem.row_loss
-        self._loss, self._squares, self.weight, self._spread = ExactSum(), ExactSum(), ExactSum(), Spread()
+        self._loss, self._fit = ExactSum(), RSquared()
+        self.weight = self._fit.weight
 
     def add(self, rows: ScoredRows, decisions: np.ndarray) -> None:
-        target, predicted, weight = rows.label, decisions[:, 0], rows.weight
-        self._loss.add(losses_of(self._row_loss, target, predicted, weight))
-        self._squares.add(weight * (target - predicted) ** 2)
-        self._spread.add(target, weight)
-        self.weight.add(weight)
+        self._loss.add(losses_of(self._row_loss, rows.label, decisions[:, 0], rows.weight))
+        self._fit.add(rows.weight, rows.label, decisions[:, 0])
 
     def figures(self) -> tuple[float, float]:
         """Return the mean loss and R²; 0 where all targets are the same."""
-        return self._loss.value() / self.weight.value(), self._spread.r2(self._squares.value()) or 0.0
+        return self._loss.value() / self.weight.value(), self._fit.value() or 0.0
 
 
 def _untouched(lanes: Problem) -> np.ndarray:
