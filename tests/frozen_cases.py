@@ -92,6 +92,13 @@ def made_rows(n_rows: int, n_features: int, seed: int, n_classes: int = 2) -> tu
     return sp.csr_array(dense), (scores + 2 * rng.standard_normal(scores.shape)).argmax(axis=1) + 1.0
 
 
+def made_targets(n_rows: int, n_features: int, seed: int) -> tuple[sp.csr_array, np.ndarray]:
+    """Make rows with a noisy linear function of them, to three decimals."""
+    x, _ = made_rows(n_rows, n_features, seed)
+    rng = np.random.default_rng(seed)
+    return x, np.round(x @ rng.normal(size=n_features) + rng.normal(size=n_rows), 3)
+
+
 def unequal_columns() -> tuple[sp.csr_array, np.ndarray]:
     """Make rows with a feature that all have, and many that few have."""
     rng = np.random.default_rng(11)
@@ -177,6 +184,7 @@ SOURCES: dict[str, Callable[[], bytes]] = {
     "unequal.txt": lambda: text_of(*unequal_columns()),
     "wide.txt": lambda: "".join(f"{i % 2} {i % 7 + 1}:1 {10**12 * (i % 5) + 9}:2\n" for i in range(90)).encode(),
     "weights.txt": lambda: "".join(f"{i % 5 / 2 + 0.25}\n" for i in range(240)).encode(),
+    "targets.txt": lambda: text_of(*made_targets(240, 18, 12)),
     "code.txt": lambda: b"1 1 0\n1 -1 1\n-1 0 -1\n-1 1 1\n",
     "table.csv": lambda: csv_of(made_table()),
     "table.parquet": lambda: parquet_of(made_table()),
@@ -193,6 +201,7 @@ DATASETS = {
     "classes": f"classes.txt {CUT}",
     "weighted": f"two.txt {CUT} --weights weights.txt",
     "unequal": f"unequal.txt {CUT}",
+    "targets": f"targets.txt {CUT} --target --weights weights.txt",
     "held": "held.txt --like two",
     "people": f"table.csv {CUT} --label bought --missing indicator --weight-column w",
     "scaled": f"two.txt {CUT} --scale standard --normalize l2",
@@ -432,6 +441,9 @@ TRAININGS = {
     "primal, log loss, several classes": "classes --loss log_loss --method primal --bias 1",
     "primal, unpenalised bias": "weighted --loss log_loss --method primal --bias 1 --unpenalized-bias",
     "primal, code, class weights": "classes -s 2 --bias 1 --code code.txt --class-weight 2=4",
+    "squared error": "targets --loss squared_error --bias 1 -C 0.1,2 --tol 1e-5",
+    "epsilon insensitive": "targets -s 13 -p 0.2 --bias 1 -C 0.1 --tol 1e-4",
+    "Huber, by features": "targets --loss huber --delta 0.8 --method primal --bias 1 --unpenalized-bias --tol 1e-5",
     "online, squared hinge": "two --loss squared_hinge --method online --bias 1",
     "online, log loss, plain": f"two --loss log_loss --method online --bias 1 -C 0.3 {PLAIN}",
 }  # fmt: skip
