@@ -30,6 +30,7 @@ class Section(StrEnum):
     VALUES = "Values"
     DATASET = "Dataset"
     PROBLEM = "Problem"
+    LOSS = "Parameters of the loss"
     METHOD = "Method"
     STOPPING = "Stopping and validation"
     RUN = "Run"

@@ -155,7 +155,7 @@ def _declared_parameter(parameter: LossParameter) -> tuple[str, Any, Any]:
     """Declare the parameter of losses as an option."""
     flags, told = f"{parameter.flags} --{parameter.name}", f"{parameter.default:g}"
     text = f"{parameter.help} For {', '.join(_losses_with(parameter))}."
-    declared = option(None, text, flags=flags, default_is=told, section=Section.PROBLEM)
+    declared = option(None, text, flags=flags, default_is=told, section=Section.LOSS)
     return parameter.name, float | None, declared
 
 
@@ -268,14 +268,14 @@ class ProblemOptions(_LossParameters, Checked):
         None,
         "r in a twin plane's r/2 ‖w‖^2; with a small r the method dual converges slowly.",
         default_is="1",
-        section=Section.PROBLEM,
+        section=Section.LOSS,
     )
     slack: str | None = option(
         None,
         "Loss of the other classes' rows for a twin plane, max(0, 1 - w·x) or its square.",
         choices=SLACKS,
         default_is="hinge",
-        section=Section.PROBLEM,
+        section=Section.LOSS,
     )
     seed: int = option(0, "Seed of the random order of visits.", section=Section.METHOD)
     folds: int = 0  # of a cross-validation; 0 for none
