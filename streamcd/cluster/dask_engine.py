@@ -61,9 +61,8 @@ class DaskEngine:
     ) -> None:
         if getattr(client, "asynchronous", False):
             raise UsageError("expected a client that waits for its results, found an asynchronous one")
-        self.client, self.listener = client, listener
+        self.client, self.spec, self.listener = client, spec, listener
         self.n_shards, self.timeout, self.run = shard_entries.size, timeout, run
-        self._spec, self._folder = pickle.dumps(spec), spec.folder
         self._assignment = Assignment(shard_entries, spec.seed)
         self.topic = f"streamcd-{os.urandom(8).hex()}"
         self._reports = reports = deque[tuple[float, dict[str, Any]]]()
@@ -242,9 +241,10 @@ class DaskEngine:
         self._seats = {
             name: seat for name, seat in self._seats.items() if name in live and seat.status != "cancelled"
         }
-        with self._losses():
-            for name in live - set(self._seats):
-                self._seats[name] = self._on(name, _seat_opener(), __version__, self._spec)
+        if newcomers := live - set(self._seats):
+            spec = pickle.dumps(self.spec)
+            with self._losses():
+                self._seats |= {name: self._on(name, _seat_opener(), __version__, spec) for name in newcomers}
         for name, seat in self._seats.items():
             if seat.status == "error" and name not in self._refused:
                 self._refused[name] = _reason(seat.exception(timeout=_ANSWER_SECONDS))
@@ -291,7 +291,7 @@ class DaskEngine:
             if set(self._owners) - self._live():
                 raise WorkersLost(f"a worker is gone ({type(error).__name__})") from None
             if isinstance(error, OSError):
-                where = error.filename or self._folder
+                where = error.filename or self.spec.folder
                 raise EnvironmentFailure(
                     f"a worker failed at {where}: {error.strerror or error}; the last committed round is kept: once this is "
                     f"fixed, 'streamcd resume {self.run} --scheduler ADDRESS' (or --workers N) goes on from there"
