@@ -191,8 +191,8 @@ conversion/transpose.py
 runs/config.py
     raise UsageError(f"{path} holds {source}, which the run reads; name another directory")
         ~ files_of_others a_run_does_not_empty_what_it_reads
-    if force or not (path / "config.json").exists(): ~ resume training_into_an_unfinished_run_points_to_resume
-        > if True:
+    if not force and is_begun(path, config): ~ resume training_into_an_unfinished_run_points_to_resume
+        > if False:
 conversion/convert.py
     if path is not None and dest.resolve() in (real := Path(path).resolve(), *real.parents):
         ~ convert a_source_is_never_replaced_and_advice_agrees[True]
