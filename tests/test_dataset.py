@@ -22,7 +22,7 @@ from small_datasets import NAMED, feature_statistics, multiclass, random_rows, w
 from streamcd import Dataset, convert, train
 from streamcd import open as open_dataset
 from streamcd.core.errors import DatasetError, StreamcdError, UsageError
-from streamcd.dataset import table_writer
+from streamcd.dataset import direct_writer
 from streamcd.dataset.chunked_table import manifest_fingerprint
 from streamcd.dataset.parquet import NO_CRC, file_checksum
 from tools.chunk_writer import ChunkWriter
@@ -306,7 +306,7 @@ def test_damage_is_noticed_whichever_columns_are_read(dataset: Dataset, columns:
 def test_checksums_of_halves_make_that_of_the_whole(n_bytes: int) -> None:
     data = np.random.default_rng(n_bytes).integers(0, 256, n_bytes + 1000, dtype=np.uint8).tobytes()
     for first in (0, 1, 1000):
-        joined = table_writer._multiply(zlib.crc32(data[:first]), table_writer._power(len(data) - first))
+        joined = direct_writer._multiply(zlib.crc32(data[:first]), direct_writer._power(len(data) - first))
         assert joined ^ zlib.crc32(data[first:]) == zlib.crc32(data)
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import zlib
-from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,44 +19,6 @@ from .schema import Schema
 
 _PAGE_BYTES = 1 << 20
 _BATCH_ROWS = 1 << 16  # encoded at a time: with 2^10, Arrow's default, chunks take a tenth longer
-
-_POLYNOMIAL = 0xEDB88320  # of CRC-32; x⁰ is the highest bit
-
-
-class ChecksumFile(DirectWriter):
-    """A file being written, with a checksum of its bytes and the methods that pyarrow needs."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._crc = 0
-        self._writes = array("q", (0, 0))  # bytes so far and their CRC-32, after each write
-
-    def write(self, data: Any) -> int:
-        self._crc = zlib.crc32(data, self._crc)
-        written = super().write(data)
-        self._writes.extend((self.n_bytes, self._crc))
-        return written
-
-    def crcs(self, extents: Iterable[tuple[int, int]]) -> list[int]:
-        """Compute the CRC-32 of byte ranges (offset, length); `NO_CRC` for a range that does not consist of whole writes."""
-        ends, crcs = np.array(self._writes).reshape(-1, 2).T
-        found = []
-        for offset, n_bytes in extents:
-            both = np.searchsorted(ends, [offset, offset + n_bytes])
-            before, after = crcs[both].tolist()
-            aligned = ends[both].tolist() == [offset, offset + n_bytes]
-            found.append(after ^ _multiply(before, _power(n_bytes)) if aligned else NO_CRC)
-        return found
-
-    def flush(self) -> None:
-        pass
-
-    def tell(self) -> int:
-        return self.n_bytes
-
-    @property
-    def checksum(self) -> str:
-        return "sha256:" + self.digest.hexdigest()
 
 
 class TableWriter:
@@ -79,7 +38,7 @@ class TableWriter:
         statistics: list[str] | bool = True,
     ) -> None:
         self.schema, self._first_column = schema, first_column
-        self.file = ChecksumFile(path)
+        self.file = DirectWriter(path)
         self._writer = pq.ParquetWriter(
             pa.PythonFile(self.file, mode="w"),
             schema,
@@ -162,34 +121,3 @@ def write_manifest(
     for folder in (*folders, ""):
         sync(path / folder)
     return write_metadata(path / "manifest.json", kind, fields)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# CRC-32 of concatenated bytes: crc(a ‖ b) = crc(a) x^(8 |b|) + crc(b) modulo the polynomial, as in zlib's crc32_combine,
-# which Python does not export; so crc(b) follows from crc(a) and crc(a ‖ b)
-
-
-def _multiply(a: int, b: int) -> int:
-    """Multiply two polynomials over GF(2), modulo the polynomial."""
-    product = 0
-    while a:
-        if a & 0x80000000:
-            product ^= b
-        a = (a << 1) & 0xFFFFFFFF
-        b = b >> 1 ^ (_POLYNOMIAL if b & 1 else 0)
-    return product
-
-
-def _power(n_bytes: int) -> int:
-    """Compute ``x^(8 n_bytes)`` modulo the polynomial."""
-    power = 0x80000000
-    for k in range(n_bytes.bit_length()):
-        if n_bytes >> k & 1:
-            power = _multiply(power, _square(k))
-    return power
-
-
-@functools.lru_cache(maxsize=64)
-def _square(k: int) -> int:
-    """``x^8``, squared `k` times."""
-    return _multiply(_square(k - 1), _square(k - 1)) if k else 0x00800000
