@@ -378,7 +378,7 @@ def test_not_converged_is_a_warning_that_names_resume(data, tmp_path):
         (["train", "DATA"], "expected DATASET RUN, found fewer arguments. See"),
         (["train", "DATA", "RUN", "--no-such-option"], "No such option"),
         (["frobnicate"], "No such command"),
-        (["train", "DATA", "RUN", "-s", "5"], "L1-regularised"),
+        (["train", "DATA", "RUN", "-s", "8"], "unknown to LIBLINEAR"),
         (["train", "DATA", "RUN", "-s", "99"], "unknown to LIBLINEAR"),
         (["train", "DATA", "RUN", "-s", "1", "--loss", "hinge"], "not both"),
         (["train", "DATA", "RUN", "-e", "0.1", "--tol", "0.1"], "exclude each other"),

@@ -160,6 +160,9 @@ LIBLINEAR_TYPES = {
 }
 """LIBLINEAR's ``-s`` numbers as (loss, method)."""
 
+LIBLINEAR_L1_TYPES = {5: "squared_hinge", 6: "log_loss"}
+"""LIBLINEAR's ``-s`` numbers of L1-regularised losses, for any method that trains with L1."""
+
 LIBLINEAR_WEIGHTS = (
     "-w multiplies C for all rows of the label in every one-vs-rest problem; with three classes and more LIBLINEAR does so "
     "on the positive side only"
@@ -174,6 +177,7 @@ liblinear_options = together(
         metavar="N",
         help="LIBLINEAR's number for a loss and a method: "
         + ", ".join(f"{number} {loss} {method}" for number, (loss, method) in sorted(LIBLINEAR_TYPES.items()))
+        + "".join(f", {number} {loss} with --penalty l1" for number, loss in LIBLINEAR_L1_TYPES.items())
         + ".",
     ),
     option(
@@ -208,19 +212,21 @@ def training_keywords(
             raise UsageError("-wLABEL and --class-weight say the same: give one of them")
         class_weight = class_weights(",".join(f"{label}={weight!r}" for label, weight in label_weights))
     if solver_type is not None:
-        others["loss"], others["method"] = _loss_and_method(solver_type)
+        others |= _problem_of_type(solver_type)
     return {"class_weight": class_weight, **others}
 
 
-def _loss_and_method(solver_type: int) -> tuple[str, str]:
+def _problem_of_type(solver_type: int) -> dict[str, str]:
     given = click.get_current_context().get_parameter_source
-    if click.core.ParameterSource.COMMANDLINE in (given("loss"), given("method")):
+    if click.core.ParameterSource.COMMANDLINE in (given("loss"), given("method"), given("penalty")):
         raise UsageError(
-            "-s names loss and method by LIBLINEAR's number: give it, or --loss and --method, not both"
+            "-s names loss, method and penalty by LIBLINEAR's number: give it, or --loss, --method and --penalty, not both"
         )
     if solver_type in LIBLINEAR_TYPES:
-        return LIBLINEAR_TYPES[solver_type]
-    reasons = {5: "L1-regularised", 6: "L1-regularised", 21: "one-class"}
-    reason = reasons.get(solver_type, "unknown to LIBLINEAR")
-    known = ", ".join(str(number) for number in sorted(LIBLINEAR_TYPES))
-    raise UsageError(f"-s {solver_type} is {reason}; streamcd trains L2-regularised models: {known}")
+        loss, method = LIBLINEAR_TYPES[solver_type]
+        return {"loss": loss, "method": method}
+    if solver_type in LIBLINEAR_L1_TYPES:
+        return {"loss": LIBLINEAR_L1_TYPES[solver_type], "penalty": "l1"}
+    reason = {21: "one-class"}.get(solver_type, "unknown to LIBLINEAR")
+    known = ", ".join(str(number) for number in sorted([*LIBLINEAR_TYPES, *LIBLINEAR_L1_TYPES]))
+    raise UsageError(f"-s {solver_type} is {reason}; streamcd trains: {known}")

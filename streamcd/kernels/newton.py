@@ -13,6 +13,7 @@ import numpy as np
 from .compile import inlined, kernel
 from .loss_table import LOG_LOSS
 from .losses import alpha_and_curvature, five_numbers, loss_at, most_curvature, unit_of
+from .penalties import elastic_gap_term, elastic_sensitivity, elastic_slope, elastic_step
 from .primitives import (
     CURVE,
     LOSS,
@@ -235,10 +236,79 @@ def _add_dense(n, rows, bias, tile, hessian, scratch):
 
 @kernel
 def fold(matrix):
-    """Add the upper triangle to the lower one, in place."""
+    """Add the upper triangle to the lower one, in place, and make the matrix symmetric."""
     for i in range(1, matrix.shape[0]):
         for j in range(i):
             matrix[i, j] += matrix[j, i]
+            matrix[j, i] = matrix[i, j]
+
+
+@kernel
+def sweep_model(matrix, pull, u, l1, l2, n_penalised, goal, most):
+    """Lower ``½ sᵀHs - v·s + g(w + s)`` by coordinate descent with soft thresholds, g an elastic net.
+
+    Returns the largest change of a derivative in the first sweep, and in the last one.
+
+    Parameters
+    ----------
+    matrix : ndarray of float64, shape (D, D)
+        H, symmetric.
+    pull : ndarray of float64, shape (D,)
+        v; becomes ``v - Hs``.
+    u : ndarray of float64, shape (D,)
+        w; becomes ``w + s``.
+    n_penalised : int
+        Number of features in g: the first ones.
+    goal, most : float, int
+        Sweeps end where the largest change is not above this, or after so many.
+
+    Notes
+    -----
+    Source: Friedman, Hastie, Tibshirani, J. Stat. Software 33 (2010); Yuan, Ho, Lin, JMLR 13 (2012).
+    """
+    first = largest = 0.0
+    for sweep in range(most):
+        largest = 0.0
+        for j in range(u.size):
+            row, ridge, threshold = matrix[j], l2, l1
+            if j >= n_penalised:
+                ridge = threshold = 0.0
+            if row[j] + ridge <= 0.0:
+                continue
+            change = elastic_step(pull[j], u[j], row[j], threshold, ridge) - u[j]
+            if change != 0.0:
+                u[j] = 0.0 if change == -u[j] else u[j] + change
+                for k in range(u.size):
+                    pull[k] -= change * row[k]
+                largest = max(largest, abs(change) * (row[j] + ridge))
+        if sweep == 0:
+            first = largest
+        if largest <= goal:
+            break
+    return first, largest
+
+
+@kernel
+def penalty_terms(w, v, l1, l2, n_penalised):
+    """Return the penalty's term of the gap, and the norm of its derivative with respect to v."""
+    total = squares = 0.0
+    for j in range(n_penalised):
+        total += elastic_gap_term(w[j], v[j], l1, l2)
+        slope = elastic_sensitivity(w[j], v[j], l1, l2)
+        squares += slope * slope
+    return total, np.sqrt(squares)
+
+
+@kernel
+def slope_norm(w, v, l1, l2, n_penalised):
+    """Return the 2-norm of the smallest derivative of the objective, or with l1 its 1-norm, as LIBLINEAR measures them."""
+    ones = squares = 0.0
+    for j in range(w.size):
+        penalised = j < n_penalised
+        slope = elastic_slope(w[j], -v[j], l1, l2) if penalised else v[j]
+        ones += abs(slope)
+        squares += slope * slope
+    return ones if l1 > 0.0 else np.sqrt(squares)
 
 
 @kernel

@@ -78,7 +78,9 @@ class Model:
     sigmoids : ndarray of float64, shape (2, n_vectors), or None
         Platt's a and b, which map decisions to probabilities.
     free_bias : bool
-        Whether the bias's weight was left out of ``½‖w‖²``.
+        Whether the bias's weight was left out of the penalty.
+    l1, l2 : float
+        Strengths of the penalty ``l1 Σ|w| + l2/2 ‖w‖²``.
     scaling : Scaling
         Transformation of the training values, which predictions apply to theirs.
     class_names : list of str or None
@@ -114,6 +116,8 @@ class Model:
     certificate: dict[str, Any] = field(default_factory=dict)
     sigmoids: np.ndarray | None = None
     free_bias: bool = False
+    l1: float = 0.0
+    l2: float = 1.0
     scaling: Scaling = field(default_factory=Scaling)
     class_names: list[str] | None = None
     encoding: Encoding | None = None
@@ -198,6 +202,14 @@ class Model:
         return np.einsum("ij,ij->j", self.weights, self.weights) + (
             0.0 if self.free_bias else self.bias_weight**2
         )
+
+    def penalty(self) -> float:
+        """Compute the penalty of all vectors."""
+        squares = 0.5 * self.l2 * float(self.squared_norm().sum())
+        if not self.l1:
+            return squares
+        sizes = np.abs(self.weights).sum() + (0.0 if self.free_bias else np.abs(self.bias_weight).sum())
+        return squares + self.l1 * float(sizes)
 
     def decisions(
         self, indptr: np.ndarray, feature: np.ndarray, value: np.ndarray, threads: Threads | None = None

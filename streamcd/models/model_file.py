@@ -34,6 +34,8 @@ class ModelFile(Structure, kw_only=True):
     n_features: Count
     bias: float
     free_bias: bool = False
+    l1: float = 0.0
+    l2: float = 1.0
     intercept: list[float]
     classes: list[float]
     label_kind: str

@@ -89,7 +89,7 @@ class _Evaluation:
         objective = None
         if self.costs is not None and not self.n_unknown:
             ridge = model.ridge if form_of(model.loss) == PLANES else 1.0
-            objective = 0.5 * ridge * float(model.squared_norm().sum()) + self.loss.value()
+            objective = ridge * model.penalty() + self.loss.value()
         result: dict[str, Any] = {
             "n_rows": self.n_rows,
             **({"weighted": True, "sum_of_weights": total} if self.weighted else {}),
@@ -149,7 +149,7 @@ class _Errors:
         model, total, loss = self.model, _some_weight(self.fit.weight), self.loss.value()
         objective = None
         if model.C is not None:
-            objective = 0.5 * float(model.squared_norm().sum()) + model.C * loss
+            objective = model.penalty() + model.C * loss
         return {
             "n_rows": self.n_rows,
             **({"weighted": True, "sum_of_weights": total} if self.weighted else {}),

@@ -60,6 +60,8 @@ _MOST_PRODUCTS = 64
 
 def choose_method(asked: TrainOptions, dataset: Dataset) -> tuple[str, str]:
     """Choose the method, with the reason; no layout is built."""
+    if asked.strengths != (0.0, 1.0):
+        return "newton", f"it trains with the penalty {asked.penalty}"
     n_classes = 1 if dataset.classes is None or dataset.classes.size == 2 else dataset.classes.size
     n_lanes, size = n_classes * len(asked.C), dataset.n_features + 1
     matrices = _MATRICES * 8 * n_lanes * size**2
@@ -82,7 +84,8 @@ def _choose_method(asked: Asked, dataset: Dataset, listener: Listener) -> Asked:
     """Choose the method; dual, without a word, for a search, workers, and a start from dual variables."""
     if asked.method != "auto":
         return asked
-    if asked.search or asked.on_workers or asked.start_from is not None:
+    plain = asked.strengths == (0.0, 1.0)
+    if (asked.search and plain) or asked.on_workers or (asked.start_from is not None and plain):
         return replace(asked, method="dual")
     method, reason = choose_method(asked, dataset)
     listener.message(f"method {method}: {reason}")

@@ -277,6 +277,23 @@ class ProblemOptions(_LossParameters, Checked):
         default_is="hinge",
         section=Section.LOSS,
     )
+    penalty: str = option(
+        "l2",
+        "l2: r/2 ‖w‖^2. l1: λ Σ |w|, which leaves many weights 0. elasticnet: both. In place of ½‖w‖^2, as in LIBLINEAR, "
+        "beside C Σ loss; l1 and elasticnet are for the method newton.",
+        choices=("l2", "l1", "elasticnet"),
+        section=Section.PROBLEM,
+    )
+    l1: float | None = option(
+        None,
+        "λ of the penalties l1 and elasticnet. It penalises the bias like every weight, as in LIBLINEAR; see "
+        "`unpenalized_bias`.",
+        default_is="1",
+        section=Section.PROBLEM,
+    )
+    l2: float | None = option(
+        None, "r of the penalties l2 and elasticnet.", default_is="1", section=Section.PROBLEM
+    )
     seed: int = option(0, "Seed of the random order of visits.", section=Section.METHOD)
     folds: int = 0  # of a cross-validation; 0 for none
 
@@ -297,10 +314,30 @@ class ProblemOptions(_LossParameters, Checked):
         if form_of(self.loss) != PLANES and (self.ridge is not None or self.slack is not None):
             raise UsageError(f"ridge and slack are options of the loss twin, not of {self.loss}")
         self._set(**self._parameters())
+        self._check_penalty()
         if self.folds != 0 and not 2 <= self.folds <= MAX_FOLDS:
             raise UsageError(f"folds: expected 0, or from 2 to {MAX_FOLDS}, found {self.folds}")
         if self.method != "auto":
             self._set(omega=check_omega(self.omega, self.loss, self.method))
+
+    def _check_penalty(self) -> None:
+        """Refuse strengths of another penalty, and those that are not above 0."""
+        for name, other in (("l1", "l2"), ("l2", "l1")):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if self.penalty == other:
+                raise UsageError(
+                    f"{name} is of --penalty {name} or elasticnet, found --penalty {self.penalty}"
+                )
+            if not 0.0 < value < float("inf"):
+                raise UsageError(f"{name}: expected a number > 0, found {value:g}")
+
+    @property
+    def strengths(self) -> tuple[float, float]:
+        """λ and r of the penalty; 0 where it has none."""
+        l1, l2 = (1.0 if value is None else float(value) for value in (self.l1, self.l2))
+        return (0.0 if self.penalty == "l2" else l1), (0.0 if self.penalty == "l1" else l2)
 
     def _parameters(self) -> dict[str, float | None]:
         """Return the parameters of all losses, the own one's with its default; others', and wrong values, are refused."""
@@ -348,6 +385,8 @@ class ProblemOptions(_LossParameters, Checked):
             code=None if self.code is None else np.array(self.code, dtype=np.int8),
             folds=self.folds,
             free_bias=self.unpenalized_bias,
+            l1=self.strengths[0],
+            l2=self.strengths[1],
             ridge=1.0 if self.ridge is None else self.ridge,
             slack=self.slack or "hinge",
             parameter=self.parameter,

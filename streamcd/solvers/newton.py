@@ -21,7 +21,18 @@ from ..dataset.dataset import Dataset
 from ..kernels import newton as newton_kernels
 from ..kernels.compile import return_free_memory
 from ..kernels.newton import AT_POINT, FAR, LENGTHS, N_LINE, NEAR, Point, Scratch, Sums
-from ..kernels.primitives import GAP, LOSS, LOSS_SLOPE, N_VISITED, ROUNDING, SLOPE, UNIT, Costs, shuffle
+from ..kernels.primitives import (
+    GAP,
+    LOSS,
+    LOSS_SLOPE,
+    N_VISITED,
+    ROUNDING,
+    SLOPE,
+    UNIT,
+    W_ALPHA,
+    Costs,
+    shuffle,
+)
 from ..stream.window import RowArena, Window
 from .dual import primal_rounding, proven_gap, rows_of
 from .memory import PARTS, newton_memory, newton_parts
@@ -34,6 +45,9 @@ _ROWS_PER_FEATURE = 5  # of a first sample, a tenth of the other one
 _MOST_STEPS = 12  # on a sample
 _WORSE = 2  # iterates in a row that are worse than the best one on the other rows, after which it is taken
 _SOLVED = 1e-3  # relative decrease that the model of a sample expects, below which the sample is solved
+_SWEEPS, _MOST_ROUNDS = 10, 200  # over a quadratic model, before a step on its support; of both
+_SOLVED = 1e-10  # largest change of the last sweep over that of the first
+_DAMPING = 1e-10  # of its largest curvature, added to all
 _ENOUGH = 0.5  # of the decrease at the best length, with which a step is accepted
 _LONG = 2.0  # best length of a step from which on the next is twice Newton's: logistic loss with a large C
 _CLOSE = 1e-2  # relative gap from which on reads no longer evaluate other lengths
@@ -55,9 +69,8 @@ class NewtonSolver:
         self.layout = self.memory.layout
         self._size, self._n_parts = problem.n_features + 1, newton_parts(problem)
         self._parts: list[tuple[Sums, Scratch]] = []
-        self._ridge = np.ones(self._size)
-        if problem.free_bias:
-            self._ridge[-1] = 0.0
+        self._n_penalised = self._size - problem.free_bias
+        self._ridge = np.append(np.full(self._size - 1, problem.l2), 0.0 if problem.free_bias else problem.l2)
 
     def page_rows(self, folder: Path, page_rows: int) -> None:
         """Do nothing: no scores of rows are kept."""
@@ -88,7 +101,11 @@ class NewtonSolver:
         window = Window(0, 0, 1, none, self.layout.new_arena(dataset, 2, 0), none, none, 0)
         self._sum_up(window, none, replace(state, totals=state.totals.copy()), none, self._costs(1.0))
         newton_kernels.fold(np.zeros((0, 0)))
-        newton_kernels.solve_positive(np.zeros((0, 0)), np.zeros(0), np.zeros(0), np.zeros((0, 0)))
+        vectors = [np.zeros(0) for _ in range(3)]
+        newton_kernels.solve_positive(np.zeros((0, 0)), *vectors[:2], np.zeros((0, 0)))
+        newton_kernels.sweep_model(np.zeros((0, 0)), *vectors[:2], *self._penalty, 0.0, 1)
+        newton_kernels.penalty_terms(*vectors[:2], *self._penalty[:2], 0)
+        newton_kernels.slope_norm(*vectors[:2], *self._penalty[:2], 0)
         shuffle(none, np.uint64(0))
         return_free_memory()
 
@@ -163,7 +180,9 @@ class NewtonSolver:
 
     def _advance(self, state: State, lanes: np.ndarray) -> None:
         """Move w of some lanes to where the next read is made, from the sums of the last one."""
-        self.threads.run([partial(self._move, state, int(lane)) for lane in lanes])
+        calls = [partial(self._move, state, int(lane)) for lane in lanes]
+        # with l1 a lane takes a second matrix, for which the plan has memory once
+        self.threads.run(calls, 0 if self.problem.l1 else 1 << 62)
 
     def _move(self, state: State, lane: int) -> float:
         """Move w of a lane; returns the decrease that the model expects, infinite where the length alone changes."""
@@ -183,7 +202,7 @@ class NewtonSolver:
             not kept["gap"][lane] <= _CLOSE * objectives[AT_POINT] if "gap" in kept else True
         )
         decrease = self._solve(state, lane, step)
-        if LENGTHS[best] >= _LONG:
+        if LENGTHS[best] >= _LONG and not self.problem.l1:  # which would leave the zeros
             step *= 2.0
         state.w[:, lane] += step
         return decrease
@@ -198,6 +217,8 @@ class NewtonSolver:
         losses, step = state.matrices["line"][lane, : LENGTHS.size], state.matrices["step"][lane]
         at = state.w[:, lane] + (LENGTHS - 1.0)[:, None] * step
         objectives = 0.5 * np.einsum("ij,ij,j->i", at, at, self._ridge) + losses
+        if self.problem.l1:
+            objectives += self.problem.l1 * np.abs(at[:, : self._n_penalised]).sum(axis=1)
         if not state.lanes["searches"][lane]:
             objectives[np.arange(LENGTHS.size) != AT_POINT] = np.inf
             objectives[0] = state.lanes["base_primal"][lane]
@@ -206,14 +227,65 @@ class NewtonSolver:
     def _solve(self, state: State, lane: int, step: np.ndarray) -> float:
         """Minimise the quadratic model: set `step`, and return the decrease that is expected of it. Uses up the Hessian."""
         hessian = state.matrices["hessian"][lane]
-        step[:] = state.matrices["v"][lane].sum(axis=0) - self._ridge * state.w[:, lane]
-        slope = step.copy()
         newton_kernels.fold(hessian)
         diagonal = np.einsum("ii->i", hessian)
+        if self.problem.l1:
+            return self._solve_by_descent(hessian, diagonal, state, lane, step)
+        step[:] = state.matrices["v"][lane].sum(axis=0) - self._ridge * state.w[:, lane]
+        slope = step.copy()
         diagonal += self._ridge
         panel = np.empty((newton_kernels.PANEL, self._size))
         newton_kernels.solve_positive(hessian, step, 1e-14 * diagonal, panel)
         return 0.5 * float(np.einsum("i,i->", slope, step))
+
+    def _solve_by_descent(
+        self, hessian: np.ndarray, diagonal: np.ndarray, state: State, lane: int, step: np.ndarray
+    ) -> float:
+        """Minimise the quadratic model with soft thresholds."""
+        diagonal += _DAMPING * diagonal.max()
+        w, v = state.w[:, lane].copy(), state.matrices["v"][lane].sum(axis=0)
+        u, pull = w.copy(), v.copy()
+        self._minimise_model(hessian, pull, u)
+        step[:] = u - w
+        both = self.problem.penalty(np.stack([w, u], axis=1))
+        # pull is v - Hs
+        return float(both[0] - both[1] + 0.5 * np.einsum("i,i->", v + pull, step))
+
+    def _minimise_model(self, hessian: np.ndarray, pull: np.ndarray, u: np.ndarray) -> None:
+        """Minimise the model by sweeps, which find the support, and Newton's steps on it, which solve for its weights."""
+        sweep = partial(newton_kernels.sweep_model, hessian, pull, u, *self._penalty)
+        goal = _SOLVED * sweep(0.0, 1)[0]
+        for _ in range(_MOST_ROUNDS):
+            if sweep(goal, _SWEEPS)[1] <= goal:
+                return
+            self._step_on_support(hessian, pull, u)
+
+    def _step_on_support(self, hessian: np.ndarray, pull: np.ndarray, u: np.ndarray) -> None:
+        """Solve for the weights that are not 0, as far as the first of them that changes its sign."""
+        penalised = np.arange(self._size) < self._n_penalised
+        support = np.flatnonzero((u != 0.0) | (~penalised & (np.diagonal(hessian) > 0.0)))
+        if not support.size:
+            return
+        signs = np.sign(u[support]) * penalised[support]
+        step = pull[support] - self.problem.l1 * signs - self._ridge[support] * u[support]
+        matrix = hessian[np.ix_(support, support)]
+        diagonal = np.einsum("ii->i", matrix)
+        diagonal += self._ridge[support]
+        panel = np.empty((newton_kernels.PANEL, support.size))
+        newton_kernels.solve_positive(matrix, step, 1e-14 * diagonal, panel)
+        turns = (signs != 0.0) & (signs * step < -np.abs(u[support]))
+        lengths = np.divide(-u[support], step, out=np.ones_like(step), where=turns)
+        shortest = int(np.argmin(lengths))
+        moved = u[support] + lengths[shortest] * step
+        if turns.any():
+            moved[shortest] = 0.0
+        pull -= np.einsum("ij,j->i", hessian[:, support], moved - u[support])
+        u[support] = moved
+
+    @property
+    def _penalty(self) -> tuple[float, float, int]:
+        """The penalty as kernels take it."""
+        return self.problem.l1, self.problem.l2, self._n_penalised
 
     # -- the start
 
@@ -286,12 +358,16 @@ class NewtonSolver:
     def certificate(self, state: State) -> dict[str, np.ndarray]:
         """Compute the certificate of every lane, as `dual.RowSolver.certificate`, with a_i times r of its side.
 
-        r is 1, but for a bias that is not penalised: it asks for Σ s_i a_i = 0, so the heavier side is scaled down.
+        r is 1, but for a bias that is not penalised: it asks for Σ s_i a_i = 0, so the heavier side is scaled down. L1 alone
+        asks for ``|v_j| <= l1``, so both are. Where the penalty is not ``½‖w‖²`` its term of the gap takes the place of
+        ``½‖w - v‖²``.
         """
         totals, line, w = state.totals, state.matrices["line"], state.w
-        shares = self._side_shares(state)
+        n = totals[:, N_VISITED] + 100.0
+        error = n * UNIT * totals[:, W_ALPHA]  # of v
+        shares = self._side_shares(state, error)
         v = np.einsum("lsj,ls->jl", state.matrices["v"], shares)
-        short, n = 1.0 - shares, totals[:, N_VISITED] + 100.0
+        short = 1.0 - shares
         near, far = line[:, NEAR : NEAR + 2], line[:, FAR : FAR + 2]
         totals[:, GAP] = (short * far + short * short * near).sum(axis=1)
         totals[:, SLOPE] = short.max(axis=1) * totals[:, LOSS_SLOPE]
@@ -300,6 +376,9 @@ class NewtonSolver:
         rows, penalty = self.problem.penalised, self.problem.penalty(w)
         with np.errstate(all="ignore"):  # the loop says what is wrong
             drift, norm = (np.sqrt(np.einsum("ij,ij->j", x, x)) for x in (w[rows] - v[rows], w))
+            if not self.problem.is_plain:
+                self._add_penalty_terms(totals, w, v, error)
+                drift[:] = 0.0
             primal = penalty + totals[:, LOSS]
             gap, rounding, _ = proven_gap(totals, norm, drift, np.zeros_like(norm))
             gap = np.fmin(gap, primal)  # that of a = 0
@@ -309,32 +388,50 @@ class NewtonSolver:
                 "gap": gap,
                 "violation": self.violation(state),
                 "rounding": np.fmin(rounding, gap),
-                "primal_rounding": primal_rounding(totals, norm, np.zeros_like(norm)),
+                "primal_rounding": primal_rounding(totals, norm, np.zeros_like(norm)) + n * UNIT * penalty,
             }
 
-    def _side_shares(self, state: State) -> np.ndarray:
+    def _add_penalty_terms(self, totals: np.ndarray, w: np.ndarray, v: np.ndarray, error: np.ndarray) -> None:
+        """Add the penalty's terms to the gap, and what an error of v changes in them to the rounding."""
+        for lane in range(self.problem.n_lanes):
+            own, of_v = (np.ascontiguousarray(x[:, lane]) for x in (w, v))
+            gap, slope = newton_kernels.penalty_terms(own, of_v, *self._penalty)
+            totals[lane, GAP] += gap
+            curve = 0.5 / self.problem.l2 if self.problem.l2 else 0.0
+            totals[lane, ROUNDING] += (slope + curve * error[lane]) * error[lane] / UNIT
+
+    def _side_shares(self, state: State, error: np.ndarray) -> np.ndarray:
         """Return the factors on the dual variables of each side, (lanes, 2)."""
         shares = np.ones((self.problem.n_lanes, 2))
         if self.problem.free_bias:
             sides = np.abs(state.matrices["v"][:, :, -1])
             least = sides.min(axis=1, keepdims=True)
             np.divide(least, sides, out=shares, where=sides > 0)
+        if not self.problem.l2:
+            v = np.einsum("lsj,ls->lj", state.matrices["v"][:, :, : self._n_penalised], shares)
+            largest = np.abs(v).max(axis=1) + error
+            shares *= np.minimum(self.problem.l1 / np.maximum(largest, self.problem.l1), 1.0)[:, None]
         return shares
 
     def violation(self, state: State) -> np.ndarray:
-        """Compute ``‖∇f(w)‖ / ‖∇f(0)‖ · n / min(n₊, n₋)``, which LIBLINEAR's primal solvers compare with eps."""
-        slope = self._ridge[:, None] * state.w - state.matrices["v"].sum(axis=1).T
+        """Compute ``‖∇f(w)‖ / ‖∇f(0)‖ · n / min(n₊, n₋)``, which LIBLINEAR's primal solvers compare with eps.
+
+        With l1 it is the 1-norm of the smallest subgradient.
+        """
+        v = state.matrices["v"].sum(axis=1)
+        norm = np.array([self._slope_norm(w, v) for w, v in zip(state.w.T, v, strict=True)])
         start = np.where(
             np.isnan(state.lanes["start_norm"]), self._start_norm(state), state.lanes["start_norm"]
         )
         with np.errstate(all="ignore"):  # the loop says what is wrong
-            norm = np.sqrt(np.einsum("ij,ij->j", slope, slope))
             scale = start * smaller_side(self.problem, self._class_counts)
             return np.divide(norm, scale, out=np.zeros_like(norm), where=scale > 0)
 
     def _start_norm(self, state: State) -> np.ndarray:
-        start = state.matrices["start"]
-        return np.asarray(np.sqrt(np.einsum("ij,ij->i", start, start)))
+        return np.array([self._slope_norm(np.zeros_like(v), v) for v in state.matrices["start"]])
+
+    def _slope_norm(self, w: np.ndarray, v: np.ndarray) -> float:
+        return float(newton_kernels.slope_norm(np.ascontiguousarray(w), v, *self._penalty))
 
     def adopt_certified_w(self, state: State, lanes: np.ndarray) -> None:
         """Do nothing: every read is made at a w of its own."""

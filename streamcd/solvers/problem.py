@@ -55,6 +55,8 @@ class Problem:
     lane_fold: np.ndarray  # (lanes,) int64
     bias: float  # value of the constant feature appended to every row; 0 for none
     n_features: int
+    l1: float = 0.0  # the penalty is l1 Σ|w_j| + l2/2 ‖w‖²; other than these for newton only
+    l2: float = 1.0
     free_bias: bool = False  # the bias's weight is not penalised
     ridge: float = 1.0  # r of the twin planes
     slack: str = (
@@ -137,7 +139,13 @@ class Problem:
     def penalty(self, w: np.ndarray) -> np.ndarray:
         """Compute g of every vector, see `kernels.penalties`."""
         rows = w[self.penalised]
-        return np.asarray(0.5 * np.einsum("ij,ij->j", rows, rows))
+        ridge = np.asarray(0.5 * self.l2 * np.einsum("ij,ij->j", rows, rows))
+        return ridge + self.l1 * np.abs(rows).sum(axis=0) if self.l1 else ridge
+
+    @property
+    def is_plain(self) -> bool:
+        """Check if the penalty is ``½‖w‖²``."""
+        return self.l1 == 0.0 and self.l2 == 1.0
 
     def class_factors(self, lanes: Sequence[int]) -> np.ndarray:
         """Return the factor on C of each class, in lanes of one C; 0 if none of them includes the class."""
@@ -219,6 +227,8 @@ def make_problem(
     code: np.ndarray | None = None,
     folds: int = 0,
     free_bias: bool = False,
+    l1: float = 0.0,
+    l2: float = 1.0,
     ridge: float = 1.0,
     slack: str = "hinge",
     parameter: float | None = None,
@@ -272,6 +282,8 @@ def make_problem(
         lane_fold=np.array([lane.fold for lane in lanes], dtype=np.int64),
         bias=max(float(bias), 0.0),
         n_features=n_features,
+        l1=float(l1),
+        l2=float(l2),
         free_bias=bool(free_bias),
         ridge=float(ridge),
         slack=slack,

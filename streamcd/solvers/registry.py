@@ -49,6 +49,7 @@ class SolverEntry:
     # every row's sum of zero.
     in_rounds: bool = False
     frees_bias: bool = False  # can leave the bias out of the penalty
+    takes_penalties: bool = False  # trains with L1 and elastic net
     keeps_alpha: bool = False  # its dual variables are stored, and another run's are needed to start from it
 
     def __str__(self) -> str:
@@ -131,6 +132,7 @@ def _entry(loss: str, method: str) -> SolverEntry:
         relaxes=method in ("dual", "sor") and form != CLASSES and kind != LOG_LOSS,
         accelerates=method not in ("sor", "newton"),
         frees_bias=form == MARGINS and method != "sor",
+        takes_penalties=method == "newton",
         keeps_alpha=method in ("dual", "sor"),
         in_rounds=method == "dual" and form != PLANES and kind != MULTINOMIAL,
     )
@@ -171,6 +173,7 @@ def make_solver(
     """
     entry = find_solver(problem.loss, method)
     _check_bias(problem, method)
+    _check_penalty(problem, method)
     return entry.factory(SolverRequest(problem, dataset, seed, omega, acceleration))
 
 
@@ -182,6 +185,7 @@ def solver_memory(
 
     find_solver(problem.loss, method)
     _check_bias(problem, method)
+    _check_penalty(problem, method)
     accelerated = acceleration != "none" if reads_columns(method) else is_proximal(problem, acceleration)
     if reads_columns(method):
         with_replacement = method == "online"
@@ -206,6 +210,15 @@ def _check_bias(problem: Problem, method: str) -> None:
         raise UsageError(
             f"--unpenalized-bias is not for {problem.loss} by method {method}; give --bias a larger value, which is "
             "penalised less"
+        )
+
+
+def _check_penalty(problem: Problem, method: str) -> None:
+    if not problem.is_plain and not _of_method(method).takes_penalties:
+        ways = ", ".join(way for way in METHODS if _of_method(way).takes_penalties)
+        raise UsageError(
+            f"--penalty l1 and elasticnet, and --l2, are for --method {ways}, found {method}; with --penalty l2, "
+            "C / r in place of C is --l2 r"
         )
 
 

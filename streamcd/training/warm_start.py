@@ -50,6 +50,8 @@ def combination(old: Problem, new: Problem, *, dual: bool = True) -> np.ndarray:
         "bias": old.bias == new.bias,
         "code matrix": np.array_equal(old.code, new.code),
         "class weights": _same_factors(old, new),
+        # of w alone any is a start
+        "penalty": not dual or (old.l1, old.l2) == (new.l1, new.l2),
         "ridge": old.ridge == new.ridge,
         "slack": old.slack == new.slack,
         "parameter of the loss": old.parameter == new.parameter,

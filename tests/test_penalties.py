@@ -1,0 +1,161 @@
+"""L1 and elastic net: the optimum of others, certificates that hold, and refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.optimize
+from interrupted import ended, resume_by_turns, stopping_after
+from reference import augmented, loss_values, run_weights
+from sklearn.linear_model import ElasticNet, Lasso
+from sklearn.svm import LinearSVC
+from small_datasets import Rows, multiclass, random_rows, write_dataset
+
+import streamcd
+from streamcd import evaluate, load_model, train
+from streamcd.core.errors import Interrupted, UsageError
+from streamcd.training.result import Result
+
+PENALTIES = {"l1": (1.5, 0.0), "elasticnet": (1.5, 0.3), "l2": (0.0, 2.5)}
+
+
+def fit(data: Any, run: Path, penalty: str, **options: Any) -> Result:
+    l1, l2 = PENALTIES[penalty]
+    strengths = {name: value for name, value in (("l1", l1), ("l2", l2)) if value}
+    asked = {"method": "newton", "tol": 1e-9, "max_passes": 200, "memory": "1GB"} | strengths | options
+    return train(data, run, penalty=penalty, **asked)
+
+
+def least_objective(
+    loss: str, rows: Rows, C: float, bias: float, penalty: str, *, unpenalized: bool = False
+) -> float:
+    """The least objective, by SciPy, with a weight's positive and negative part as variables of their own."""
+    x, y = augmented(rows[0], bias), np.where(rows[1] > 0, 1.0, -1.0)
+    l1, l2 = PENALTIES[penalty]
+    counted = np.ones(x.shape[1])
+    counted[-1] = 0.0 if unpenalized else 1.0
+
+    def objective(parts: np.ndarray) -> tuple[float, np.ndarray]:
+        w = parts[: x.shape[1]] - parts[x.shape[1] :]
+        t = y * (x @ w)
+        slope = -1.0 / (1.0 + np.exp(t)) if loss == "log_loss" else -2.0 * np.maximum(1.0 - t, 0.0)
+        smooth = l2 * counted * w + C * x.T @ (y * slope)
+        value = l1 * np.tile(counted, 2) @ parts + 0.5 * l2 * counted @ w**2 + C * loss_values(loss, t).sum()
+        thresholds = l1 * counted
+        return float(value), np.concatenate([smooth + thresholds, thresholds - smooth])
+
+    options = {"maxiter": 50000, "maxfun": 200000, "ftol": 1e-16, "gtol": 1e-11, "maxcor": 60}
+    bounds = [(0.0, None)] * (2 * x.shape[1])
+    start = np.zeros(2 * x.shape[1])
+    return float(scipy.optimize.minimize(objective, start, jac=True, bounds=bounds, options=options).fun)
+
+
+@pytest.mark.parametrize("unpenalized", [False, True])
+@pytest.mark.parametrize("penalty", PENALTIES)
+@pytest.mark.parametrize("loss", ["squared_hinge", "log_loss"])
+def test_ends_at_the_optimum_of_scipy(tmp_path: Path, loss: str, penalty: str, unpenalized: bool) -> None:
+    rows = random_rows(300, 12, seed=8)
+    rows = rows[0], np.where(np.arange(300) % 6 == 0, 1.0, rows[1])
+    data = write_dataset(tmp_path / "data", rows)
+    for C in (0.05, 3.0):
+        result = fit(data, tmp_path / f"{C}", penalty, loss=loss, C=C, bias=1.0, unpenalized_bias=unpenalized)
+        least = least_objective(loss, rows, C, 1.0, penalty, unpenalized=unpenalized)
+        assert result.primal_objective == pytest.approx(least, rel=1e-8)
+        assert result.gap <= 1e-8
+        assert result.dual_objective <= least * (1 + 1e-8)
+
+
+def test_an_l1_svm_has_the_weights_of_liblinear(tmp_path: Path) -> None:
+    """Zeros at the same places, with the bias penalised like every weight."""
+    x, y = random_rows(400, 15, seed=3)
+    data = write_dataset(tmp_path / "data", (x, y))
+    train(data, tmp_path / "run", penalty="l1", C=0.1, bias=1.0, method="newton", tol=1e-10)
+    other = LinearSVC(penalty="l1", dual=False, C=0.1, fit_intercept=False, tol=1e-10, max_iter=100_000)
+    expected = other.fit(augmented(x, 1.0), y).coef_[0]
+    found = run_weights(tmp_path / "run", 1.0)[:, 0]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert np.array_equal(found == 0.0, np.abs(expected) < 1e-9)
+    assert 0 < np.count_nonzero(found) < found.size
+
+
+@pytest.mark.parametrize("ratio", [1.0, 0.6])
+def test_a_regression_has_the_weights_of_scikit_learns_lasso_and_elastic_net(
+    tmp_path: Path, ratio: float
+) -> None:
+    x, _ = random_rows(300, 12, seed=5)
+    y = x.toarray() @ np.where(np.arange(12) % 3, 0.0, 2.0) + np.random.default_rng(0).standard_normal(300)
+    data = streamcd.convert((x, y), tmp_path / "data", target=True)
+    alpha = 0.05
+    options: dict[str, Any] = {"l1": alpha * ratio, "penalty": "l1"}
+    if ratio < 1.0:
+        options |= {"penalty": "elasticnet", "l2": alpha * (1.0 - ratio)}
+    other = Lasso if ratio == 1.0 else lambda **o: ElasticNet(l1_ratio=ratio, **o)
+    expected = other(alpha=alpha, tol=1e-13, max_iter=100_000).fit(x.toarray(), y)
+    asked = {
+        "loss": "squared_error",
+        "method": "newton",
+        "C": 0.5 / 300,
+        "bias": 1.0,
+        "unpenalized_bias": True,
+    }
+    train(data, tmp_path / "run", tol=1e-11, **asked, **options)
+    found = run_weights(tmp_path / "run", 1.0)[:, 0]
+    np.testing.assert_allclose(found, np.append(expected.coef_, expected.intercept_), atol=1e-6)
+
+
+@pytest.mark.parametrize("penalty", ["l1", "elasticnet"])
+def test_every_certificate_on_the_way_is_below_the_optimum(tmp_path: Path, penalty: str) -> None:
+    data = write_dataset(tmp_path / "data", random_rows(400, 9, seed=2))
+    asked = {"loss": "log_loss", "C": 4.0, "bias": 1.0}
+    best = fit(data, tmp_path / "best", penalty, **asked).primal_objective
+    for passes in (1, 2, 3):
+        with pytest.warns(UserWarning, match="not converged"):
+            result = fit(data, tmp_path / f"{passes}", penalty, max_passes=passes, **asked | {"tol": 0.0})
+        assert result.dual_objective <= best * (1 + 1e-12) <= result.primal_objective * (1 + 1e-9)
+
+
+def test_the_number_of_threads_and_interruptions_change_no_bit(tmp_path: Path) -> None:
+    data = write_dataset(tmp_path / "data", multiclass(3, 600), n_chunks=8)
+    asked: dict[str, Any] = {"C": [0.5, 5.0], "bias": 1.0, "loss": "log_loss"}
+    fit(data, tmp_path / "one", "l1", threads=1, **asked)
+    fit(data, tmp_path / "five", "l1", threads=5, **asked)
+    with pytest.raises(Interrupted):
+        fit(data, tmp_path / "stopped", "l1", stop_requested=stopping_after(2), **asked)
+    resume_by_turns(tmp_path / "stopped", (1,))
+    assert ended(tmp_path / "one") == ended(tmp_path / "five") == ended(tmp_path / "stopped")
+
+
+def test_the_objective_of_an_evaluation_is_that_of_the_training(tmp_path: Path) -> None:
+    data = write_dataset(tmp_path / "data", random_rows(200, 9))
+    for penalty in PENALTIES:
+        result = fit(data, tmp_path / penalty, penalty, C=0.3, bias=1.0)
+        found = evaluate(data, tmp_path / penalty)["primal_objective"]
+        assert found == pytest.approx(result.primal_objective, rel=1e-9)
+        assert (load_model(tmp_path / penalty).l1, load_model(tmp_path / penalty).l2) == PENALTIES[penalty]
+
+
+def test_another_strength_starts_from_a_run(tmp_path: Path) -> None:
+    data = write_dataset(tmp_path / "data", random_rows(400, 12))
+    fit(data, tmp_path / "first", "l1")
+    cold = fit(data, tmp_path / "cold", "l1", l1=1.4)
+    warm = fit(data, tmp_path / "warm", "l1", l1=1.4, start_from=tmp_path / "first")
+    assert warm.primal_objective == pytest.approx(cold.primal_objective, rel=1e-8)
+    assert warm.passes <= cold.passes
+
+
+def test_what_does_not_apply_is_refused(tmp_path: Path) -> None:
+    data = write_dataset(tmp_path / "data", random_rows())
+    with pytest.raises(UsageError, match="are for --method newton, found dual"):
+        train(data, tmp_path / "run", penalty="l1", method="dual")
+    with pytest.raises(UsageError, match="l1 is of --penalty l1 or elasticnet, found --penalty l2"):
+        train(data, tmp_path / "run", l1=2.0)
+    with pytest.raises(UsageError, match="l2 is of --penalty l2 or elasticnet, found --penalty l1"):
+        train(data, tmp_path / "run", penalty="l1", l2=2.0)
+    with pytest.raises(UsageError, match="l1: expected a number > 0"):
+        train(data, tmp_path / "run", penalty="l1", l1=0.0)
+    result = train(data, tmp_path / "run", penalty="l1")  # auto
+    assert result.converged
+    assert load_model(tmp_path / "run").method == "newton"
