@@ -31,6 +31,7 @@ class Section(StrEnum):
     DATASET = "Dataset"
     PROBLEM = "Problem"
     LOSS = "Parameters of the loss"
+    PENALTY = "Penalty"
     METHOD = "Method"
     STOPPING = "Stopping and validation"
     RUN = "Run"

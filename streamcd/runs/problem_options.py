@@ -222,9 +222,9 @@ class ProblemOptions(_LossParameters, Checked):
     )
     unpenalized_bias: bool = option(
         False,
-        "Leave the bias's weight out of ½‖w‖². For losses of margins and of targets, in one process.",
+        "Leave the bias's weight out of the penalty. For losses of margins and of targets, in one process.",
         flags="-R --unpenalized-bias",
-        section=Section.PROBLEM,
+        section=Section.PENALTY,
     )
     class_weight: Any = option(
         None,
@@ -282,17 +282,17 @@ class ProblemOptions(_LossParameters, Checked):
         "l2: r/2 ‖w‖^2. l1: λ Σ |w|, which leaves many weights 0. elasticnet: both. In place of ½‖w‖^2, as in LIBLINEAR, "
         "beside C Σ loss; l1 and elasticnet are for the method newton.",
         choices=("l2", "l1", "elasticnet"),
-        section=Section.PROBLEM,
+        section=Section.PENALTY,
     )
     l1: float | None = option(
         None,
         "λ of the penalties l1 and elasticnet. It penalises the bias like every weight, as in LIBLINEAR; see "
         "`unpenalized_bias`.",
         default_is="1",
-        section=Section.PROBLEM,
+        section=Section.PENALTY,
     )
     l2: float | None = option(
-        None, "r of the penalties l2 and elasticnet.", default_is="1", section=Section.PROBLEM
+        None, "r of the penalties l2 and elasticnet.", default_is="1", section=Section.PENALTY
     )
     seed: int = option(0, "Seed of the random order of visits.", section=Section.METHOD)
     folds: int = 0  # of a cross-validation; 0 for none
