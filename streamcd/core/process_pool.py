@@ -246,9 +246,8 @@ class Pool:
                 if sizes is not None:
                     done += shares[future]
                     self.listener.progress(Progress(phase, done, sum(sizes), unit))
-            begun = [
-                future for future in futures if not future.cancel()
-            ]  # those before a failed one among them
+            # all of them, unless one has failed: then those begun, which all before it are
+            begun = [future for future in futures if not future.cancel()]
             wait(begun)
             return [future.result() for future in begun]
         except BrokenProcessPool:
