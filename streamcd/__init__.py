@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from .estimators.linear import LinearSVC as LinearSVC
     from .estimators.linear import LogisticRegression as LogisticRegression
     from .estimators.linear import TwinSVC as TwinSVC
+    from .estimators.regression import HuberRegressor as HuberRegressor
+    from .estimators.regression import LinearSVR as LinearSVR
+    from .estimators.regression import QuantileRegressor as QuantileRegressor
+    from .estimators.regression import Ridge as Ridge
     from .models.model import Model as Model
     from .models.stored import load_model as load_model
     from .prediction.evaluate import evaluate as evaluate
@@ -46,6 +50,10 @@ _PUBLIC = {
     "Result": ("training.result", "Result"),
     "StreamcdError": ("core.errors", "StreamcdError"),
     "TwinSVC": ("estimators.linear", "TwinSVC"),
+    **{
+        name: ("estimators.regression", name)
+        for name in ("HuberRegressor", "LinearSVR", "QuantileRegressor", "Ridge")
+    },
     "convert": ("conversion.convert", "convert"),
     "evaluate": ("prediction.evaluate", "evaluate"),
     "load_checkpoint": ("runs.checkpoint_model", "load_checkpoint"),

@@ -29,10 +29,12 @@ from ..models.model import Model
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.base import RegressorMixin as RegressorMixin
     from sklearn.exceptions import ConvergenceWarning as TheirConvergenceWarning
     from sklearn.utils import check_random_state, compute_class_weight
     from sklearn.utils.multiclass import check_classification_targets
-    from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+    from sklearn.utils.validation import _check_sample_weight as check_sample_weight
+    from sklearn.utils.validation import check_is_fitted, validate_data
 except ImportError as missing:
     raise ImportError(
         "streamcd.LinearSVC, LogisticRegression and TwinSVC need scikit-learn 1.6 or later "
@@ -73,23 +75,24 @@ class _Silent(Listener):
         self._bar.close()
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
-class LinearClassifier(ClassifierMixin, BaseEstimator):
-    """Base of the estimators, with the parameters of all; a subclass translates its own into options of `runs.train`."""
+class LinearModel(BaseEstimator):
+    """Base of all estimators: fitting, training, weights and decisions; the parameters are fields of subclasses."""
 
-    C: float = 1.0
-    tol: float = 1e-4
-    fit_intercept: bool = True
-    class_weight: Any = None
-    random_state: Any = None
-    max_iter: int = 1000
-    verbose: int = 0
-    method: str = "auto"
-    memory: int | str = "1GB"
-    workdir: Any = None
+    tol: float
+    fit_intercept: bool
+    random_state: Any
+    max_iter: int
+    verbose: int
+    method: str
+    memory: int | str
+    workdir: Any
 
     def _problem(self) -> dict[str, Any]:
         """Return loss, method, bias, and other options that differ from their defaults; refuse unsupported parameters."""
+        raise NotImplementedError
+
+    def _fit_arrays(self, X: Any, y: Any, sample_weight: Any, asked: dict[str, Any]) -> Self:
+        """Fit the model to rows in memory."""
         raise NotImplementedError
 
     def _refuse_all_but(self, **supported: tuple[tuple[Any, ...], str]) -> None:
@@ -139,37 +142,8 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
             return self._fit_dataset(dataset, asked)
         return self._fit_arrays(X, y, sample_weight, asked)
 
-    def _fit_arrays(self, X: Any, y: Any, sample_weight: Any, asked: dict[str, Any]) -> Self:
-        if isinstance(X, list) and X and isinstance(X[0], str) and y is None:
-            raise UsageError(
-                "expected a matrix or a dataset, found single letters: scikit-learn cuts the text of a path into folds; "
-                "give streamcd.open(path), and its labels() as y"
-            )
-        refuse_mask(y, "y")
-        refuse_mask(sample_weight, "sample_weight")
-        numbers, X = (np.float64, np.float32), sound_matrix(X)
-        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=numbers)
-        check_classification_targets(y)
-        self.classes_, code = np.unique(y, return_inverse=True)
-        if self.classes_.size < 2:
-            raise ValueError(
-                f"expected at least two classes, found one class only: {self.classes_[:1].tolist()[0]!r}"
-            )
-        factors = compute_class_weight(self.class_weight, classes=self.classes_, y=y)
-        weight = None
-        if sample_weight is not None:
-            weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
-            kept = weight > 0
-            if not kept.all():
-                X, code, weight = X[kept], code[kept], weight[kept]
-        dataset = InMemoryDataset(sparse_rows(X), X.shape[1], code, self.classes_.size, weight)
-        class_weight = dict(enumerate(factors)) if self.class_weight is not None else None
-        threads = Threads(self._n_threads() or 1)
-        return self._adopt(*self._train_in_memory(dataset, {**asked, "class_weight": class_weight}, threads))
-
     def _fit_dataset(self, dataset: Dataset, asked: dict[str, Any]) -> Self:
-        factors = self.class_weight
-        asked["class_weight"] = dict(factors) if isinstance(factors, Mapping) else factors
+        asked = asked | self._of_dataset(dataset)
         self.n_features_in_ = dataset.n_features
         if asked["method"] in ("primal", "online"):
             self._make_columns(dataset.whole)
@@ -180,9 +154,16 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
             temporary = tempfile.TemporaryDirectory(prefix="streamcd-")
             with temporary if self.workdir is None else nullcontext(self.workdir) as folder:
                 result, model = self._train_in_directory(dataset, Path(folder), asked)
-        self.classes_ = np.array(model.label_numbers())
         self._name_features(model)
+        self._name_labels(model)
         return self._adopt(result, model)
+
+    def _of_dataset(self, dataset: Dataset) -> dict[str, Any]:
+        """Return the options that depend on a dataset."""
+        return {}
+
+    def _name_labels(self, model: Model) -> None:
+        """Take over the classes of a dataset, if it has classes."""
 
     def _name_features(self, model: Model) -> None:
         """Take over the names of the features of a table; those that hashes and indices number have none."""
@@ -240,7 +221,7 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
         seed = 0
         if self.random_state is not None:
             seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
-        return {"C": float(self.C), "seed": seed, "acceleration": "auto"}
+        return {"seed": seed, "acceleration": "auto"}
 
     def _n_threads(self) -> int | None:
         """Return the number of threads asked for (-1: all processors, -2: all but one); None by default."""
@@ -275,12 +256,96 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
         return self._per_class(self.model_.source_weights.T)
 
     @property
-    def intercept_(self) -> np.ndarray:
+    def intercept_(self) -> Any:
         """Intercepts, shape (1,) for two classes, else (n_classes,)."""
         return self._per_class(self.model_.intercept)
 
     def _per_class(self, vectors: np.ndarray) -> np.ndarray:
         return vectors
+
+    def _decisions(self, X: Any) -> np.ndarray:
+        check_is_fitted(self)
+        if isinstance(X, str | os.PathLike):
+            X = open_dataset(X)
+        if isinstance(X, Dataset):
+            return self._dataset_decisions(X)
+        by_columns = self.model_.encoding is not None and hasattr(X, "__arrow_c_stream__")
+        if not by_columns:
+            numbers = (np.float64, np.float32)
+            X = validate_data(self, sound_matrix(X), accept_sparse="csr", dtype=numbers, reset=False)
+        return self.model_.matrix_decisions(X)
+
+    def _dataset_decisions(self, dataset: Dataset) -> np.ndarray:
+        """Compute the decisions on a dataset's rows, in the order of the source."""
+        from ..prediction.reading_plan import Means
+        from ..prediction.scored_rows import Scoring
+
+        threads = make_threads(self._n_threads()).count
+        scoring = Scoring(dataset, self.model_, Means(_UNBOUNDED, self._listener(), threads=threads))
+        decisions = np.empty((dataset.n_rows, self.model_.n_vectors))
+        for rows in scoring.blocks("predict"):
+            decisions[rows.source] = rows.decisions
+        return decisions
+
+    def __sklearn_tags__(self) -> Any:
+        """Describe the estimator to scikit-learn."""
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class LinearClassifier(ClassifierMixin, LinearModel):
+    """Base of the classifiers, with the parameters of all; a subclass translates its own into options of `runs.train`."""
+
+    C: float = 1.0
+    tol: float = 1e-4
+    fit_intercept: bool = True
+    class_weight: Any = None
+    random_state: Any = None
+    max_iter: int = 1000
+    verbose: int = 0
+    method: str = "auto"
+    memory: int | str = "1GB"
+    workdir: Any = None
+
+    def _shared(self) -> dict[str, Any]:
+        return super()._shared() | {"C": float(self.C)}
+
+    def _of_dataset(self, dataset: Dataset) -> dict[str, Any]:
+        factors = self.class_weight
+        return {"class_weight": dict(factors) if isinstance(factors, Mapping) else factors}
+
+    def _name_labels(self, model: Model) -> None:
+        self.classes_ = np.array(model.label_numbers())
+
+    def _fit_arrays(self, X: Any, y: Any, sample_weight: Any, asked: dict[str, Any]) -> Self:
+        if isinstance(X, list) and X and isinstance(X[0], str) and y is None:
+            raise UsageError(
+                "expected a matrix or a dataset, found single letters: scikit-learn cuts the text of a path into folds; "
+                "give streamcd.open(path), and its labels() as y"
+            )
+        refuse_mask(y, "y")
+        refuse_mask(sample_weight, "sample_weight")
+        numbers, X = (np.float64, np.float32), sound_matrix(X)
+        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=numbers)
+        check_classification_targets(y)
+        self.classes_, code = np.unique(y, return_inverse=True)
+        if self.classes_.size < 2:
+            raise ValueError(
+                f"expected at least two classes, found one class only: {self.classes_[:1].tolist()[0]!r}"
+            )
+        factors = compute_class_weight(self.class_weight, classes=self.classes_, y=y)
+        weight = None
+        if sample_weight is not None:
+            weight = check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+            kept = weight > 0
+            if not kept.all():
+                X, code, weight = X[kept], code[kept], weight[kept]
+        dataset = InMemoryDataset(sparse_rows(X), X.shape[1], code, self.classes_.size, weight)
+        class_weight = dict(enumerate(factors)) if self.class_weight is not None else None
+        threads = Threads(self._n_threads() or 1)
+        return self._adopt(*self._train_in_memory(dataset, {**asked, "class_weight": class_weight}, threads))
 
     def decision_function(self, X: Any) -> np.ndarray:
         """Compute the decision values of rows.
@@ -316,36 +381,6 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):
         label, weight = in_source_order(dataset, "label", "weight")
         hits = self.predict(dataset) == (source_labels(dataset, label) if y is None else np.asarray(y))
         return float(np.average(hits, weights=weight if sample_weight is None else sample_weight))
-
-    def _decisions(self, X: Any) -> np.ndarray:
-        check_is_fitted(self)
-        if isinstance(X, str | os.PathLike):
-            X = open_dataset(X)
-        if isinstance(X, Dataset):
-            return self._dataset_decisions(X)
-        by_columns = self.model_.encoding is not None and hasattr(X, "__arrow_c_stream__")
-        if not by_columns:
-            numbers = (np.float64, np.float32)
-            X = validate_data(self, sound_matrix(X), accept_sparse="csr", dtype=numbers, reset=False)
-        return self.model_.matrix_decisions(X)
-
-    def _dataset_decisions(self, dataset: Dataset) -> np.ndarray:
-        """Compute the decisions on a dataset's rows, in the order of the source."""
-        from ..prediction.reading_plan import Means
-        from ..prediction.scored_rows import Scoring
-
-        threads = make_threads(self._n_threads()).count
-        scoring = Scoring(dataset, self.model_, Means(_UNBOUNDED, self._listener(), threads=threads))
-        decisions = np.empty((dataset.n_rows, self.model_.n_vectors))
-        for rows in scoring.blocks("predict"):
-            decisions[rows.source] = rows.decisions
-        return decisions
-
-    def __sklearn_tags__(self) -> Any:
-        """Describe the estimator to scikit-learn."""
-        tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
-        return tags
 
 
 def _digest(options: Mapping[str, Any]) -> str:

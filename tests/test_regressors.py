@@ -1,0 +1,114 @@
+"""Regressors with scikit-learn's names: its checks, and the factors between its parameters and ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.optimize
+import sklearn.linear_model
+import sklearn.svm
+from sklearn.datasets import load_diabetes
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import streamcd
+from streamcd import HuberRegressor, LinearSVR, QuantileRegressor, Ridge
+from streamcd.core.errors import UsageError
+
+
+def failing(estimator: Any) -> dict[str, str]:
+    """The checks that fail, with the reason."""
+    if type(estimator) not in (LinearSVR, QuantileRegressor):
+        return {}
+    reason = "two fits to one optimum agree to the tolerance, and the check asks for seven digits"
+    return dict.fromkeys(
+        (
+            "check_sample_weight_equivalence_on_dense_data",
+            "check_sample_weight_equivalence_on_sparse_data",
+        ),
+        reason,
+    )
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@parametrize_with_checks(
+    [Ridge(), HuberRegressor(alpha=0.1), LinearSVR(), QuantileRegressor(alpha=0.1)],
+    expected_failed_checks=failing,
+)
+def test_scikit_learn_finds_nothing_wrong(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+def diabetes() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    X, y = load_diabetes(return_X_y=True)
+    return 10.0 * X, y / 50.0, np.random.default_rng(0).choice([0.5, 1.0, 2.0], y.size)
+
+
+@pytest.mark.parametrize("intercept", [True, False])
+@pytest.mark.parametrize("method", ["newton", "dual"])
+def test_ridge_is_scikit_learns(intercept: bool, method: str) -> None:
+    X, y, weight = diabetes()
+    ours = Ridge(alpha=3.0, fit_intercept=intercept, method=method, tol=1e-12).fit(X, y, weight)
+    theirs = sklearn.linear_model.Ridge(alpha=3.0, fit_intercept=intercept).fit(X, y, weight)
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=2e-4)
+    assert ours.intercept_ == pytest.approx(float(theirs.intercept_), abs=2e-4)
+    assert ours.score(X, y, weight) == pytest.approx(theirs.score(X, y, weight), rel=1e-7)
+
+
+@pytest.mark.parametrize("loss", ["epsilon_insensitive", "squared_epsilon_insensitive"])
+def test_linear_svr_is_at_most_scikit_learns_objective(loss: str) -> None:
+    X, y, weight = diabetes()
+    options = {"epsilon": 0.1, "C": 0.5, "loss": loss, "max_iter": 50_000}
+    theirs = sklearn.svm.LinearSVR(tol=1e-6, random_state=0, **options).fit(X, y, weight)
+
+    def objective(model: Any) -> float:
+        beyond = np.maximum(np.abs(y - model.predict(X)) - 0.1, 0.0)
+        norm = model.coef_ @ model.coef_ + float(np.squeeze(model.intercept_)) ** 2
+        power = 2 if loss.startswith("squared") else 1
+        return float(0.5 * norm + 0.5 * weight @ beyond**power)
+
+    ours = objective(LinearSVR(tol=1e-6, **options).fit(X, y, weight))
+    assert ours <= objective(theirs) * (1 + 1e-6)
+    assert ours == pytest.approx(objective(theirs), rel=1e-3)
+
+
+def test_huber_minimises_scikit_learns_objective_at_a_scale_of_one() -> None:
+    X, y, weight = diabetes()
+    ours = HuberRegressor(epsilon=0.7, alpha=0.5, tol=1e-10).fit(X, y, weight)
+
+    def objective(w: np.ndarray) -> float:
+        e = np.abs(y - X @ w[:-1] - w[-1])
+        return float(weight @ np.where(e <= 0.7, e * e, 1.4 * e - 0.49) + 0.5 * w[:-1] @ w[:-1])
+
+    best = scipy.optimize.minimize(objective, np.zeros(X.shape[1] + 1), method="BFGS", options={"gtol": 1e-9})
+    assert objective(np.append(ours.coef_, ours.intercept_)) == pytest.approx(best.fun, rel=1e-8)
+
+
+def test_the_quantile_has_its_share_of_targets_below_and_the_stated_objective() -> None:
+    X, y, weight = diabetes()
+    ours = QuantileRegressor(quantile=0.8, alpha=0.01, tol=1e-6).fit(X, y, weight)
+    below = weight[y <= ours.predict(X) + 1e-9].sum() / weight.sum()
+    assert below == pytest.approx(0.8, abs=0.02)
+    e = y - ours.predict(X)
+    mean = weight @ np.where(e > 0, 0.8 * e, -0.2 * e) / weight.sum()
+    found = mean + 0.005 * ours.coef_ @ ours.coef_
+    assert found / 0.01 == pytest.approx(ours.model_.certificate["primal_objective"], rel=1e-9)
+
+
+@pytest.mark.parametrize("made", [Ridge(), QuantileRegressor(alpha=0.1), LinearSVR()])
+def test_a_dataset_is_fitted_predicted_and_scored_like_its_arrays(made: Any, tmp_path: Path) -> None:
+    X, y, weight = diabetes()
+    data = streamcd.convert((X, y, weight), tmp_path / "data", target=True, dtype="float64")
+    of_data = made.fit(data)
+    predicted, score = of_data.predict(data), of_data.score(data)
+    of_arrays = made.fit(X, y, weight)
+    np.testing.assert_allclose(of_arrays.predict(X), predicted, atol=0.05)
+    assert of_arrays.score(X, y, weight) == pytest.approx(score, abs=1e-2)
+
+
+def test_a_penalty_of_zero_is_refused() -> None:
+    X, y, _ = diabetes()
+    with pytest.raises(UsageError, match="alpha > 0"):
+        Ridge(alpha=0.0).fit(X, y)
