@@ -90,7 +90,7 @@ def best_alpha(t, numbers):
 
 
 @inlined
-def _is_half_square(numbers):
+def is_half_square(numbers):
     """Tell whether the loss is ``½ D`` times the square of its dual variable, which has no upper bound."""
     return numbers[4] == np.inf and numbers[1] == 0.0
 
@@ -297,9 +297,16 @@ def alpha_at(loss, t, numbers):
     """Return minus the slope of the loss, which is the dual variable that belongs to t."""
     if loss.kind == LOG_LOSS:
         return falling(t)
-    if _is_half_square(numbers):
+    if is_half_square(numbers):
         return max(numbers[0] - t, numbers[3]) * numbers[5]
     return best_alpha(t, numbers)
+
+
+@inlined
+def half_square_slopes(t, numbers):
+    """Return `alpha_and_curvature` where the loss `is_half_square`."""
+    inside = np.float64(numbers[0] - t > numbers[3])
+    return (numbers[0] - t) * inside, inside
 
 
 @inlined
@@ -308,10 +315,9 @@ def alpha_and_curvature(loss, t, numbers):
     if loss.kind == LOG_LOSS:
         p = falling(t)
         return p, p * (1.0 - p)
+    if is_half_square(numbers):
+        return half_square_slopes(t, numbers)
     p, epsilon, _, low, high, curvature = numbers
-    if _is_half_square(numbers):
-        inside = np.float64(p - t > low)
-        return (p - t) * inside, inside
     slope = _soft(p - t, epsilon) * curvature
     inside = np.float64((low < slope) & (slope < high) & ((slope != 0.0) | (epsilon == 0.0)))
     return min(max(slope, low), high), curvature * inside
@@ -320,7 +326,7 @@ def alpha_and_curvature(loss, t, numbers):
 @inlined
 def unit_of(loss, numbers):
     """Return the unit of `alpha_and_curvature`."""
-    return numbers[5] if loss.kind != LOG_LOSS and _is_half_square(numbers) else 1.0
+    return numbers[5] if loss.kind != LOG_LOSS and is_half_square(numbers) else 1.0
 
 
 @inlined
@@ -345,7 +351,7 @@ def loss_change(loss, t, moved, numbers):
     """Return the difference of the loss at t + moved from that at t, without cancellation."""
     if loss.kind == LOG_LOSS:
         return math.log1p(falling(t) * math.expm1(-moved))
-    if _is_half_square(numbers):
+    if is_half_square(numbers):
         p, _, _, low, _, curvature = numbers
         before, after = max(p - t, low), max(p - t - moved, low)
         return 0.5 * curvature * ((after - before) * (after + before))

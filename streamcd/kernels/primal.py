@@ -3,7 +3,7 @@
 Arguments that all kernels here share
 -------------------------------------
 order : (n,) int64                offsets of the columns to visit; -1 is the bias, a virtual column of ``bias`` in every row
-columns, scores, costs            `Columns`, `Scores`, `ColumnCosts`
+columns, scores, costs            `Columns`, `Scores`, `ColumnCosts` (see `columns`)
 w : ((d + 1) * lanes,) float64    weights, row-major; the last ones belong to the bias
 lanes : (k,) int64                the lanes to work on
 totals : (lanes, N_TOTALS)        sums as in `primitives`: GAP ``½ Σ D'²``, the extremes of D', N_VISITED, N_ACTIVE
@@ -19,12 +19,14 @@ from typing import NamedTuple
 import numpy as np
 
 from .compile import inlined, kernel
-from .loss_table import LOG_LOSS, Loss
+from .loss_table import LOG_LOSS
 from .losses import (
     alpha_and_curvature,
     alpha_at,
     falling,
     five_numbers,
+    half_square_slopes,
+    is_half_square,
     kink_terms,
     log_terms,
     loss_at,
@@ -63,46 +65,6 @@ _COLUMNS_AHEAD = 3
 _FETCH_AT_MOST = 64  # entries of a column to come
 
 
-class Columns(NamedTuple):
-    """Columns as an arena holds them; never changed by a kernel."""
-
-    indptr: np.ndarray  # (columns + 1,) int64: column c has the entries ``indptr[c]:indptr[c + 1]``, by row
-    feature: np.ndarray  # (columns,) int64: the feature of each
-    row: np.ndarray  # (entries,): offsets into the arrays of `Scores`
-    value: np.ndarray  # (entries,)
-
-
-class Scores(NamedTuple):
-    """Arrays kept of every row, the lanes of a row side by side.
-
-    The margin is ``t = s z``, s the sign of the row's class; of a row with a target ``t = z - y``, and the loss is that of
-    the target 0, which is the same: so all rows of a lane have the numbers of one kind of row.
-    """
-
-    score: np.ndarray  # (n * lanes,) float64: ``z = w·x``, changed in place
-    fresh: np.ndarray  # like `score`, summed up anew by a read at fixed w; empty outside of one
-    kind: np.ndarray  # (n,) uint16 or uint32: ``class * folds + fold`` (the class alone without folds)
-    weight: np.ndarray  # (n,) float64; empty where all are 1
-    target: np.ndarray  # (n,) float64; empty where rows have classes
-
-
-class ColumnCosts(NamedTuple):
-    """A problem as the primal methods take it."""
-
-    signed: np.ndarray  # (kinds, lanes) float64: s C of a row of that kind in that lane; 0 leaves it out
-    loss: Loss
-    bias: float
-    free_bias: bool  # whether the bias's weight is not penalised
-
-
-class Span(NamedTuple):
-    """A segment of a column: ``row[start:stop]``, or, where `dense`, those rows themselves, each with the value `bias`."""
-
-    start: int
-    stop: int
-    dense: bool
-
-
 @inlined
 def _fetch_ahead(order, p, columns, score, n_lanes):
     """Prefetch the first entries of a column further on, and the scores that a nearer one points to."""
@@ -118,9 +80,10 @@ def _fetch_ahead(order, p, columns, score, n_lanes):
             prefetch(score, row[k] * n_lanes)
 
 
-# The loops below are called with a literal `dense`, so that each case is compiled to its own loop; unsigned indices avoid
-# the check for negative ones; decisions by margins are factors 0 or 1, since a branch would be mispredicted half of the
-# time. Together: 800 M entries/s on a9a instead of 46.
+# The loops below are called with literals (`dense`, `has_targets`, `squares`), so that each case is compiled to its own:
+# not all conditions inside one are taken out of it. Unsigned indices avoid the check for negative ones; decisions by
+# margins are factors 0 or 1, since a branch would be mispredicted half of the time. Together: 800 M entries/s on a9a
+# instead of 46.
 
 
 @inlined
@@ -142,6 +105,12 @@ def _margin(j, sign, z, scores):
 
 
 @inlined
+def _margin_in(has_targets, j, sign, z, scores):
+    """Return `_margin` in a loop that is compiled for rows with targets, or for rows with classes."""
+    return z - scores.target[j] if has_targets else sign * z
+
+
+@inlined
 def _signed_cost(j, lane, scores, costs):
     """Return s C of row j, including its weight; 0 if the lane leaves it out."""
     c = costs.signed[np.uint64(scores.kind[j]), np.uint64(lane)]
@@ -157,20 +126,36 @@ def _score_at(j, lane, costs):
 
 
 @inlined
-def _add_slopes(span, dense, lane, columns, scores, costs, sums):
-    """Add a column's terms to the sums of `_newton`: derivatives of the loss at step 0, and a bound of the second."""
+def _add_slopes_in(has_targets, squares, span, dense, lane, columns, scores, costs, sums):
+    """See `_add_slopes`."""
     slope, curve, bound = sums
     numbers = _unit_numbers(scores, costs)
     for k in range(np.uint64(span[0]), np.uint64(span[1])):
         j, v = _entry(k, dense, columns, costs)
         c = _signed_cost(j, lane, scores, costs)
-        t = _margin(j, math.copysign(1.0, c), scores.score[_score_at(j, lane, costs)], scores)
+        z = scores.score[_score_at(j, lane, costs)]
+        t = _margin_in(has_targets, j, math.copysign(1.0, c), z, scores)
         square = abs(c) * v * v
-        alpha, curvature = alpha_and_curvature(costs.loss, t, numbers)
+        if squares:
+            alpha, curvature = half_square_slopes(t, numbers)
+        else:
+            alpha, curvature = alpha_and_curvature(costs.loss, t, numbers)
         slope -= c * v * alpha
         curve += square * curvature
         bound += square
     return slope, curve, bound
+
+
+@inlined
+def _add_slopes(span, dense, lane, columns, scores, costs, sums):
+    """Add a column's terms to the sums of `_newton`: derivatives of the loss at step 0, and a bound of the second."""
+    if is_half_square(_unit_numbers(scores, costs)):
+        if scores.target.size > 0:
+            return _add_slopes_in(True, True, span, dense, lane, columns, scores, costs, sums)
+        return _add_slopes_in(False, True, span, dense, lane, columns, scores, costs, sums)
+    if scores.target.size > 0:
+        return _add_slopes_in(True, False, span, dense, lane, columns, scores, costs, sums)
+    return _add_slopes_in(False, False, span, dense, lane, columns, scores, costs, sums)
 
 
 @inlined
@@ -357,19 +342,27 @@ def primal_visit(order, columns, scores, costs, w, begins, lanes, totals):
 
 
 @inlined
-def _add_dual_sum(span, dense, lane, columns, scores, costs, side, sums):
-    """Add a column's terms to ``v_i = Σ s_j alpha_j x_ji`` and to ``Σ x_ji²``."""
+def _add_dual_sum_in(has_targets, span, dense, lane, columns, scores, costs, side, sums):
+    """See `_add_dual_sum`."""
     total, squares = sums
     numbers = _unit_numbers(scores, costs)
     for k in range(np.uint64(span[0]), np.uint64(span[1])):
         j, v = _entry(k, dense, columns, costs)
         c = _signed_cost(j, lane, scores, costs)
         y = math.copysign(1.0, c)
-        t = _margin(j, y, scores.score[_score_at(j, lane, costs)], scores)
+        t = _margin_in(has_targets, j, y, scores.score[_score_at(j, lane, costs)], scores)
         signed = abs(c) * alpha_at(costs.loss, t, numbers) * y
-        total += signed * v * (side[1, lane] if signed > 0.0 else side[0, lane])
+        total += signed * v * (side[1, lane] if (signed if has_targets else c) > 0.0 else side[0, lane])
         squares += v * v
     return total, squares
+
+
+@inlined
+def _add_dual_sum(span, dense, lane, columns, scores, costs, side, sums):
+    """Add a column's terms to ``v_i = Σ s_j alpha_j x_ji`` and to ``Σ x_ji²``."""
+    if scores.target.size > 0:
+        return _add_dual_sum_in(True, span, dense, lane, columns, scores, costs, side, sums)
+    return _add_dual_sum_in(False, span, dense, lane, columns, scores, costs, side, sums)
 
 
 @inlined

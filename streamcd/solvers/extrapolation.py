@@ -17,7 +17,7 @@ import numpy as np
 
 from ..kernels import acceleration as acceleration_kernels
 from ..kernels import primal as primal_kernels
-from ..kernels.primal import ColumnCosts
+from ..kernels.columns import ColumnCosts
 from .problem import Problem
 from .protocol import State
 from .row_scores import PagedRows, RowsInMemory

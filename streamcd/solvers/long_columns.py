@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..kernels import primal as primal_kernels
-from ..kernels.primal import DONE, MOVE, ColumnCosts, Columns, Search, Span
+from ..kernels.columns import ColumnCosts, Columns, Span
+from ..kernels.primal import DONE, MOVE, Search
 from ..kernels.primitives import N_VISITED
 from ..stream.window import ColumnArena
 from .row_scores import PagedRows, Rows, RowsInMemory, count_before

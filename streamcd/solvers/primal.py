@@ -19,6 +19,7 @@ from ..core.threads import Threads
 from ..dataset.dataset import Dataset
 from ..kernels import primal as primal_kernels
 from ..kernels import primitives
+from ..kernels.columns import ColumnCosts, Columns
 from ..kernels.loss_table import LOG_LOSS, Loss
 from ..kernels.losses import numbers_of
 from ..kernels.primal import (
@@ -31,8 +32,6 @@ from ..kernels.primal import (
     ROUNDING_SUM,
     SLOPES_SUM,
     SQUARES_SUM,
-    ColumnCosts,
-    Columns,
 )
 from ..kernels.primitives import CURVE, DUAL, GAP, ROUNDING, UNIT, VIOLATION_MAX, W_ALPHA
 from ..stream.window import RowArena, Window

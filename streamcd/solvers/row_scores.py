@@ -19,7 +19,7 @@ import numpy as np
 
 from ..core.randomness import assign_folds
 from ..dataset.dataset import Dataset
-from ..kernels.primal import Scores
+from ..kernels.columns import Scores
 from ..kernels.rows import compact_rows
 from ..stream.arenas import class_codes
 from ..stream.slot_store import SlotStore
