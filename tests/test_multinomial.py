@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from reference import augmented, exact_optimum, multinomial_optimum, run_weights
 from scipy.special import log_softmax, softmax
+from sklearn.linear_model import LogisticRegression
 from small_datasets import multiclass, random_rows, write_dataset
 
 import streamcd
@@ -36,6 +37,7 @@ def test_a_visit_solves_the_problem_of_each_row(scale: float, mu: float) -> None
         np.array([2], np.int32),
         np.ones(1),
         np.zeros(1, np.uint8),
+        np.zeros(0),
     )
     table = np.full((k, 1), c)
     costs = primitives.Costs(row_loss("multinomial"), 0.0, np.ones((k, 1)), table, np.array([-1]))
@@ -86,6 +88,49 @@ def test_a_search_over_folds_ends_at_the_optimum_of_all_rows(tmp_path: Path) -> 
     assert found.primal_objective == pytest.approx(best.sum(), rel=1e-8)
 
 
+@pytest.mark.parametrize("acceleration", ["auto", "none"])
+def test_free_biases_end_at_the_optimum_and_the_certificate_holds(tmp_path: Path, acceleration: str) -> None:
+    x, y = multiclass()
+    dense = x.toarray() + 0.7
+    weight = np.linspace(0.5, 2.0, y.size).astype(np.float32).astype(np.float64)
+    data = streamcd.convert((dense, y, weight), tmp_path / "data", dtype="float64")
+    peer = LogisticRegression(C=0.5, tol=1e-12, max_iter=10_000, solver="newton-cholesky")
+    peer.fit(dense, y, sample_weight=weight)
+    best = free_objective(dense, y, 0.5 * weight, peer.coef_.T, peer.intercept_)
+    for tol in (1e-2, 1e-8):
+        result = streamcd.train(
+            data, tmp_path / "run", loss="multinomial", C=0.5, bias=1.0, unpenalized_bias=True, tol=tol,
+            max_passes=3000, acceleration=acceleration, force=True,
+        )  # fmt: skip
+        model = streamcd.load_model(tmp_path / "run")
+        ours = free_objective(dense, y, 0.5 * weight, model.weights, model.intercept)
+        assert result.converged
+        assert ours == pytest.approx(result.primal_objective, rel=1e-10)
+        assert ours <= best * (1 + tol)
+        assert result.dual_objective <= best * (1 + 1e-11)
+        assert best - 1e-11 * best >= ours - result.gap * ours
+
+
+def free_objective(
+    x: np.ndarray, y: np.ndarray, cost: np.ndarray, w: np.ndarray, intercept: np.ndarray
+) -> float:
+    place = np.searchsorted(np.unique(y), y)
+    log_p = log_softmax(x @ w + intercept, axis=1)[np.arange(y.size), place]
+    return float(0.5 * np.sum(w * w) - cost @ log_p)
+
+
+def test_the_estimator_is_scikit_learns_with_intercepts() -> None:
+    x, y = multiclass()
+    dense = x.toarray() + 0.7
+    ours = streamcd.LogisticRegression(C=0.5, tol=1e-9, max_iter=3000).fit(dense, y)
+    peer = LogisticRegression(C=0.5, tol=1e-12, max_iter=10_000, solver="newton-cholesky").fit(dense, y)
+    np.testing.assert_allclose(ours.predict_proba(dense), peer.predict_proba(dense), atol=1e-4)
+    np.testing.assert_allclose(ours.coef_, peer.coef_, atol=1e-3)
+    one_vs_rest = streamcd.LogisticRegression(C=0.5, multi_class="ovr").fit(dense, y)
+    assert one_vs_rest.model_.loss == "log_loss"
+    assert streamcd.LogisticRegression().fit(dense, y > 0).coef_.shape == (1, dense.shape[1])
+
+
 def test_workers_are_refused_in_a_line(tmp_path: Path) -> None:
     data = write_dataset(tmp_path / "data", multiclass(), n_chunks=4, n_shards=2)
     with pytest.raises(UsageError, match="multinomial"):
@@ -111,8 +156,6 @@ def test_no_more_passes_than_crammer_singer(
 def test_probabilities_are_scikit_learns_on_real_sets(
     real_data: Callable[[str], Path], tmp_path: Path, name: str
 ) -> None:
-    from sklearn.linear_model import LogisticRegression
-
     data = streamcd.convert(real_data(name), tmp_path / "data")
     streamcd.train(data, tmp_path / "run", loss="multinomial", bias=-1, tol=1e-9)
     x, y = data.to_scipy()

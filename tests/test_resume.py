@@ -81,6 +81,7 @@ KINDS: dict[str, tuple[Callable[[], Rows], dict[str, Any]]] = {
     "hinge, rows shrink": (rows_apart, {"loss": "hinge", "C": 1.0, "max_passes": 20}),
     "hinge, free bias": (random_rows, {"loss": "hinge", "bias": 1.0, "unpenalized_bias": True}),
     "logistic, free bias": (multiclass, {"loss": "log_loss", "bias": 1.0, "unpenalized_bias": True}),
+    "multinomial, free bias": (multiclass, {"loss": "multinomial", "bias": 1.0, "unpenalized_bias": True}),
     "logistic": (multiclass, {"loss": "log_loss"}),
     "logistic, plain": (multiclass, {"loss": "log_loss", "acceleration": "none"}),
     "Crammer-Singer": (multiclass, {"loss": "crammer_singer"}),

@@ -345,7 +345,8 @@ class LinearClassifier(ClassifierMixin, LinearModel):
         dataset = InMemoryDataset(sparse_rows(X), X.shape[1], code, self.classes_.size, weight)
         class_weight = dict(enumerate(factors)) if self.class_weight is not None else None
         threads = Threads(self._n_threads() or 1)
-        return self._adopt(*self._train_in_memory(dataset, {**asked, "class_weight": class_weight}, threads))
+        asked = asked | self._of_dataset(dataset) | {"class_weight": class_weight}
+        return self._adopt(*self._train_in_memory(dataset, asked, threads))
 
     def decision_function(self, X: Any) -> np.ndarray:
         """Compute the decision values of rows.

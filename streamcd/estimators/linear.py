@@ -11,6 +11,7 @@ from ..core.errors import UsageError
 from .base import LinearClassifier
 
 if TYPE_CHECKING:
+    from ..dataset.dataset import Dataset
     from ..training.result import Result
 
 
@@ -103,7 +104,10 @@ class LinearSVC(LinearClassifier):
 
 @dataclass(eq=False, repr=False)
 class LogisticRegression(LinearClassifier):
-    """Logistic regression: ``½‖w‖² + C Σ log(1 + exp(-y (w·x + b)))``, the intercept b not penalised; one-vs-rest.
+    """Logistic regression: ``½‖w‖² + C Σ log(1 + exp(-y (w·x + b)))``, the intercept b not penalised.
+
+    With three classes and more it is multinomial, ``½ Σ_m ‖w_m‖² + C Σ (log Σ_m exp(w_m·x + b_m) - w_y·x - b_y)``, or one
+    problem for each class against the rest.
 
     Parameters
     ----------
@@ -119,6 +123,8 @@ class LogisticRegression(LinearClassifier):
         Accepted without effect: `method` chooses the algorithm, the optimum is the same. ``"liblinear"``, which penalises
         the intercept, without one only.
     warm_start : {False}
+    multi_class : {"auto", "multinomial", "ovr"}
+        ``"auto"`` is multinomial by the dual method, and one-vs-rest by others, which have no multinomial problem.
     n_jobs : int or None
         Threads that share reading and certificates, on which no bit of the result depends; -1 for all processors. None is
         one for what is in memory, and all for a dataset.
@@ -131,7 +137,7 @@ class LogisticRegression(LinearClassifier):
     Attributes
     ----------
     n_iter_ : ndarray of int, shape (1 or n_classes,)
-        Passes of every class.
+        Passes of the multinomial problem, or of every class.
     coef_, intercept_, classes_, dual_gap_, n_features_in_, feature_names_in_, model_
         As in `LinearSVC`.
 
@@ -150,6 +156,7 @@ class LogisticRegression(LinearClassifier):
     intercept_scaling: float = 1
     solver: str = "lbfgs"
     warm_start: bool = False
+    multi_class: str = "auto"
     n_jobs: int | None = None
 
     def _problem(self) -> dict[str, Any]:
@@ -162,11 +169,20 @@ class LogisticRegression(LinearClassifier):
             intercept_scaling=((1,), "the intercept is not penalised"),
             solver=(solvers, "'liblinear' penalises the intercept: it is taken with fit_intercept=False"),
             warm_start=((False,), "streamcd.train(start_from=) begins from another run"),
+            multi_class=(("auto", "multinomial", "ovr"), "there is no other way"),
         )
         method = "dual" if self.method == "auto" else self.method
         bias = 1.0 if self.fit_intercept else -1.0
         free = bool(self.fit_intercept)
         return {"loss": "log_loss", "method": method, "bias": bias, "unpenalized_bias": free}
+
+    def _of_dataset(self, dataset: Dataset) -> dict[str, Any]:
+        asked = super()._of_dataset(dataset)
+        several = dataset.classes is not None and dataset.classes.size > 2
+        by_dual = self.method in ("auto", "dual")
+        if several and (self.multi_class == "multinomial" or (self.multi_class == "auto" and by_dual)):
+            asked["loss"] = "multinomial"
+        return asked
 
     def _count_passes(self, result: Result) -> Any:
         return np.array([lane["passes"] for lane in result.lanes])
@@ -177,7 +193,7 @@ class LogisticRegression(LinearClassifier):
         return self.model_.log_probabilities(decisions)
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Compute the classes' probabilities; with several classes each one's ``σ(h)``, divided by their sum."""
+        """Compute the classes' probabilities: the softmax; of one-vs-rest each class's ``σ(h)``, divided by their sum."""
         return np.exp(self.predict_log_proba(X))
 
 

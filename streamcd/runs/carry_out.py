@@ -178,8 +178,6 @@ def result_of(directory: checkpoint.Run, outcome: Outcome, run: ResolvedRun) -> 
     result = make_result(
         str(directory.path), outcome, problem.lanes, dataset.n_features, dataset.n_rows, problem.scale
     )
-    for lane in result.lanes:
-        lane |= {"l1": problem.l1} if problem.l1 else {}
     if dataset.class_names is not None:
         for lane in result.lanes:
             lane["label"] = None if lane["label"] is None else dataset.class_names[int(lane["label"])]

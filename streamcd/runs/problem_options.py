@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, make_dataclass
@@ -380,7 +381,7 @@ class ProblemOptions(_LossParameters, Checked):
             class_counts=dataset.class_counts,
             n_features=dataset.n_features,
             C=self.C,
-            bias=NO_BIAS if isinstance(self.bias, str) else self.bias,
+            bias=self._bias_feature(dataset),
             class_weight=_weights_by_number(weights, dataset) if isinstance(weights, tuple) else weights,
             code=None if self.code is None else np.array(self.code, dtype=np.int8),
             folds=self.folds,
@@ -392,6 +393,18 @@ class ProblemOptions(_LossParameters, Checked):
             parameter=self.parameter,
             memory=memory,
         )
+
+    def _bias_feature(self, dataset: Dataset) -> float:
+        """Return the value of the constant feature, NO_BIAS for none.
+
+        The optimum does not depend on it where its weight is free: then it is half of the rows' root mean square norm, with
+        which the dual method takes the fewest passes, 10 times fewer than with 1 on rows of norm 10 that lean to one side.
+        """
+        bias = NO_BIAS if isinstance(self.bias, str) else float(self.bias)
+        mean_square = (dataset.manifest.get("row_norms") or {}).get("mean_square") or 0.0
+        if self.unpenalized_bias and bias > 0.0 and self.method == "dual" and 0.0 < mean_square < math.inf:
+            return 0.5 * math.sqrt(mean_square)
+        return bias
 
     def solver_memory(self, lanes: Problem, dataset: Dataset) -> SolverMemory:
         return solver_memory(lanes, self.method, dataset, acceleration=self.acceleration)

@@ -144,9 +144,17 @@ class Acceleration:
         begin = acceleration_kernels.begin_pass
         threads.share(lambda rows: begin(w[rows], beside[rows], *rest), w.shape[0], w.size)
         if self._free_bias:
+            columns, mu = self._columns_and_mu(kept, new)
             bias, centre = state.w[-1], state.matrices["centre_or_w_alpha"][-1]
-            bias[new], centre[new] = centre[new] / (1.0 + kept["kappa"][new]) + bias[new], bias[new]
+            bias[columns], centre[columns] = centre[columns] / mu + bias[columns], bias[columns]
         kept["in_pass"][new] = True
+
+    def _columns_and_mu(
+        self, kept: Mapping[str, np.ndarray], lanes: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the columns of some lanes, and ``1 + kappa`` of each."""
+        columns = (lanes[:, None] * self._width + np.arange(self._width)).reshape(-1)
+        return columns, np.repeat(1.0 + kept["kappa"][lanes], self._width)
 
     def end_pass(self, state: State, trained: np.ndarray, threads: Threads) -> None:
         """Measure the movement by a training read, and leave w at the point that a certificate would refer to."""
@@ -160,8 +168,9 @@ class Acceleration:
         )  # a lane has sums of its own
         threads.run([partial(end, *weights, part, *rest, np.empty(n_lanes)) for part in parts])
         if self._free_bias:
-            bias, centre = state.w[-1, trained], state.matrices["centre_or_w_alpha"][-1]
-            centre[trained] = (1.0 + kept["kappa"][trained]) * (bias - centre[trained])
+            columns, mu = self._columns_and_mu(kept, trained)
+            centre = state.matrices["centre_or_w_alpha"][-1]
+            centre[columns] = mu * (state.w[-1, columns] - centre[columns])
         kept["in_pass"][trained] = False
         kept["moves"][trained] += 1
         for first in range(0, trained.size, _LANES_AT_A_TIME):

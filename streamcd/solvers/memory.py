@@ -40,7 +40,8 @@ def class_memory(problem: Problem, *, accelerated: bool) -> SolverMemory:
     n_vectors = problem.n_lanes * problem.lane_vectors
     n_flags = problem.n_lanes if LOSSES[problem.loss].smooth else n_vectors
     layout = RowLayout(n_vectors, n_flags, n_orders=min(problem.n_lanes, LANES_TOGETHER))
-    return SolverMemory(layout, _two_weights(problem) + _centre(problem, accelerated))
+    more = {"sums of the classes": _two_weights(problem) // 2} if problem.free_bias else {}
+    return SolverMemory(layout, _two_weights(problem) + _centre(problem, accelerated), more=more)
 
 
 def twin_sor_memory(problem: Problem) -> SolverMemory:

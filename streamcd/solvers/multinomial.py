@@ -1,13 +1,24 @@
-"""Multinomial logistic regression by a dual method over rows (`kernels/multinomial`)."""
+"""Multinomial logistic regression by a dual method over rows (`kernels/multinomial`).
+
+A bias that is not penalised has a proximal point of its own (`free_bias`). The dual then asks for ``Σ_i beta_im = 0`` in
+every class, ``beta_im = C_i [m = y_i] - a_im``, which a certificate brings about by mixing: ``a' = (1 - t) a + t C rho``,
+where rho, the same for all rows, makes up for the sums, and t <= 1 is the smallest for which rho >= 0. The dual is concave
+and the terms of the gap are convex in a, so both are bounded by the mixtures of their values.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from ..kernels.multinomial import multinomial_certify, multinomial_visit
-from ..stream.window import RowArena
+from ..kernels.crammer_singer import LaneColumns
+from ..kernels.multinomial import add_class_rows, multinomial_certify, multinomial_visit
+from ..kernels.primitives import DUAL, GAP, LOSS, LOSS_SLOPE, N_VISITED, ROUNDING, SLOPE, W_ALPHA
+from ..stream.window import RowArena, Window
 from .crammer_singer import CrammerSingerSolver
-from .protocol import State
+from .dual import rows_of
+from .protocol import CERTIFY, State
+
+_BLOCK_ROWS = 1 << 14  # of weights, summed at a time
 
 
 class MultinomialSolver(CrammerSingerSolver):
@@ -39,3 +50,86 @@ class MultinomialSolver(CrammerSingerSolver):
         """Set kappa of the next pass."""
         if self.acceleration:
             self.acceleration.update_kappa(state, trained)
+
+
+class FreeBiasMultinomialSolver(MultinomialSolver):
+    """`MultinomialSolver` for biases that are not penalised; ``class_sums`` are ``Σ C_i x_i`` of each class."""
+
+    def new_state(self) -> State:
+        """Return the state before the first read, with room for the classes' sums, which the first certificate makes."""
+        state = super().new_state()
+        state.matrices["class_sums"] = np.zeros_like(state.w)
+        state.lanes |= {"has_sums": np.zeros(self.problem.n_lanes, dtype=bool)}
+        state.lanes |= {"gap_of_shares": np.zeros(self.problem.n_lanes)}
+        return state
+
+    def _certify(self, window: Window, state: State, rows: np.ndarray, part: int, lanes: list[int]) -> None:
+        super()._certify(window, state, rows, part, lanes)
+        sums = state.matrices["class_sums"].reshape(-1)
+        for lane in lanes:
+            if not state.lanes["has_sums"][lane]:
+                columns = LaneColumns(lane, self.columns(lane).start, self.n_vectors)
+                add_class_rows(rows, rows_of(window), self.costs, columns, self.problem.lane_vectors, sums)
+
+    def certificate(self, state: State) -> dict[str, np.ndarray]:
+        """Compute the certificate at the mixture; see `RowSolver.certificate`."""
+        totals, penalties = state.totals.copy(), np.zeros((3, self.n_vectors))
+        lanes = state.phase(CERTIFY)
+        for lane in lanes.tolist():
+            self._mix(state, lane, totals[lane], penalties)
+        proof = self.proof(state, totals, penalties)
+        first = lanes[~state.lanes["has_sums"][lanes]]
+        state.lanes["has_sums"][first] = True
+        state.lanes["expected_gap"][first] = proof["gap"][
+            first
+        ]  # the estimate could not know the cost of the mixture
+        return proof
+
+    def _mix(self, state: State, lane: int, totals: np.ndarray, penalties: np.ndarray) -> None:
+        """Change a lane's sums over the rows to those of the mixture, and write its penalty terms; both in place."""
+        own, sums = self.columns(lane), state.matrices["class_sums"]
+        cost, surplus = sums[-1, own] / self.problem.bias, state.w_alpha[-1, own] / self.problem.bias
+        t, rho = _mixture(cost, surplus)
+        of_w = 0.0
+        for start in range(0, state.w.shape[0], _BLOCK_ROWS):
+            block = slice(start, start + _BLOCK_ROWS)
+            w, by_class = state.w[block, own], sums[block, own]
+            of_shares = by_class - by_class.sum(axis=1, keepdims=True) * rho
+            of_w += float(np.einsum("ij,ij->", w, of_shares))
+            v = (1.0 - t) * state.w_alpha[block, own] + t * of_shares
+            if block.stop >= state.w.shape[0]:  # without the bias's row
+                w, v = w[:-1], v[:-1]
+            squares = [np.einsum("ij,ij->j", array, array) for array in (w, v, w - v)]
+            penalties[:, own] += 0.5 * np.stack(squares)
+        entropy = -float(cost.sum() * np.sum(rho * np.log(np.maximum(rho, 1e-300))))
+        gap = max(of_w + totals[LOSS] - entropy, 0.0)
+        state.lanes["gap_of_shares"][lane] = gap
+        bounds = {GAP: gap, DUAL: entropy, SLOPE: totals[LOSS_SLOPE], W_ALPHA: totals[LOSS_SLOPE]}
+        for name, bound in bounds.items():
+            totals[name] = (1.0 - t) * totals[name] + t * bound
+        totals[ROUNDING] += totals[N_VISITED] * (totals[LOSS] + t * (entropy + abs(of_w)))
+
+    def conclude_pass(self, state: State, trained: np.ndarray) -> np.ndarray:
+        """Add to the estimate of the gap what the mixture is expected to cost; unknown before the first certificate."""
+        gap = super().conclude_pass(state, trained)
+        for lane in trained[state.lanes["has_sums"][trained]]:
+            own = self.columns(int(lane))
+            cost, surplus = (
+                state.matrices["class_sums"][-1, own],
+                state.matrices["centre_or_w_alpha"][-1, own],
+            )
+            more = _mixture(cost, surplus)[0] * state.lanes["gap_of_shares"][lane]
+            gap[lane] += more
+            state.lanes["distance"][lane] += more
+        return gap
+
+
+def _mixture(cost: np.ndarray, surplus: np.ndarray) -> tuple[float, np.ndarray]:
+    """Return t and rho, for classes whose rows cost so much in all, and have these sums of beta; (classes,) both."""
+    shares = cost / cost.sum()
+    some = shares > 0.0
+    most = np.divide(-surplus, cost, out=np.zeros_like(cost), where=some).max(initial=0.0)  # t / (1 - t)
+    if not most > 0.0:
+        return 0.0, shares
+    rho = np.maximum(shares + surplus / (most * cost.sum()), 0.0)
+    return float(most / (1.0 + most)), rho / rho.sum()

@@ -80,8 +80,6 @@ class NewtonSolver:
         n_lanes, size = self.problem.n_lanes, self._size
         lanes = new_lanes(n_lanes, TRAIN)
         lanes |= {name: np.full(n_lanes, np.nan) for name in ("start_norm", "base_primal")}
-        if self.problem.l1:
-            lanes["n_nonzero"] = np.zeros(n_lanes, dtype=np.int64)
         lanes |= {"begun": np.zeros(n_lanes, dtype=bool), "searches": np.ones(n_lanes, dtype=bool)}
         state = State(np.zeros((size, n_lanes)), np.zeros((0, n_lanes)), new_totals(n_lanes), lanes)
         state.matrices = {**_new_sums(n_lanes, size)._asdict(), "step": np.zeros((n_lanes, size))}
@@ -436,9 +434,7 @@ class NewtonSolver:
         return float(newton_kernels.slope_norm(np.ascontiguousarray(w), v, *self._penalty))
 
     def adopt_certified_w(self, state: State, lanes: np.ndarray) -> None:
-        """Count the weights that are not 0, with l1; every read is made at a w of its own."""
-        if self.problem.l1:
-            state.lanes["n_nonzero"][lanes] = np.count_nonzero(state.w[:, lanes], axis=0)
+        """Do nothing: every read is made at a w of its own."""
 
     def conclude_pass(self, state: State, trained: np.ndarray) -> np.ndarray:
         """Return nothing of use: passes are certificates."""

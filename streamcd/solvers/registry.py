@@ -71,9 +71,10 @@ def _crammer_singer(asked: SolverRequest) -> Solver:
 
 
 def _multinomial(asked: SolverRequest) -> Solver:
-    from .multinomial import MultinomialSolver
+    from .multinomial import FreeBiasMultinomialSolver, MultinomialSolver
 
-    return MultinomialSolver(asked.problem, _proximal_point(asked))
+    kind = FreeBiasMultinomialSolver if asked.problem.free_bias else MultinomialSolver
+    return kind(asked.problem, _proximal_point(asked))
 
 
 def _twin_sor(asked: SolverRequest) -> Solver:
@@ -131,7 +132,7 @@ def _entry(loss: str, method: str) -> SolverEntry:
         liblinear=methods[method],
         relaxes=method in ("dual", "sor") and form != CLASSES and kind != LOG_LOSS,
         accelerates=method not in ("sor", "newton"),
-        frees_bias=form == MARGINS and method != "sor",
+        frees_bias=form == MARGINS or kind == MULTINOMIAL,
         takes_penalties=method == "newton",
         keeps_alpha=method in ("dual", "sor"),
         in_rounds=method == "dual" and form != PLANES and kind != MULTINOMIAL,

@@ -29,8 +29,7 @@ class Result:
 
     An item of `lanes` is ``{label, C, fold, primal_objective, dual_objective, gap, passes, converged}``; also ``omega`` if
     it is not a fixed 1, with ``omega_trial``, the gain of the dual per pass with each omega, if it was chosen by trial; and
-    with acceleration the last ``kappa``, or for primal methods the last ``extrapolation``; and with L1 ``l1``, and
-    ``n_nonzero``, the number of weights that are not 0, the bias's too.
+    with acceleration the last ``kappa``, or for primal methods the last ``extrapolation``.
 
     Examples
     --------
@@ -202,7 +201,6 @@ def make_result(
                 "gap": float(gaps[number]),
                 "passes": int(kept["passes"][number]),
                 "converged": bool(kept["converged"][number]),
-                **({"n_nonzero": int(kept["n_nonzero"][number])} if "n_nonzero" in kept else {}),
                 **over_relaxation.report(kept, number),
                 **acceleration.report(kept, number),
             }
