@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -221,21 +222,50 @@ def multinomial_optimum(x: np.ndarray, y: np.ndarray, cost: np.ndarray) -> np.nd
 
 @one_thread
 def hinge_optimum(signed: np.ndarray, cost: np.ndarray, linear: np.ndarray | None = None) -> np.ndarray:
-    """``min ½‖Xᵀa‖² - linear·a`` over ``0 <= a <= cost`` by a primal-dual interior-point method; returns ``Xᵀa``.
+    """``min ½‖Xᵀa‖² - linear·a`` over ``0 <= a <= cost`` by an interior-point method; returns ``Xᵀa``.
 
     `linear` is 1 for hinge. With it ``w = Xᵀa`` minimises ``½‖w‖² + Σ cost max(linear - x·w, 0)``.
     """
     used = cost > 0
     rows, upper = signed[used], cost[used]
     gain = np.ones(upper.size) if linear is None else linear[used]
-    gram = rows @ rows.T
+    for a in _central_path(rows, 0.5 * upper, upper, gain, sum_stays=False):
+        w = rows.T @ a
+        primal = 0.5 * w @ w + upper @ np.maximum(gain - rows @ w, 0)
+        if primal - (gain @ a - 0.5 * w @ w) <= 1e-12 * primal:
+            break
+    return w
+
+
+@one_thread
+def one_class_optimum(x: np.ndarray, nu: float, weight: np.ndarray) -> float:
+    """Optimum of the one-class SVM, ``-min ½‖Xᵀa‖²`` over ``0 <= a <= weight`` and ``Σa = nu Σ weight``."""
+    rows, upper = x[weight > 0], weight[weight > 0]
+    for a in _central_path(rows, nu * upper, upper, np.zeros(upper.size), sum_stays=True):
+        w = rows.T @ a
+        scores = rows @ w
+        dual, outside = -0.5 * w @ w, np.maximum(scores[:, None] - scores, 0.0) @ upper
+        primal = float((-dual - scores * nu * upper.sum() + outside).min())
+        if primal - dual <= 1e-10 * abs(primal):
+            return primal
+    raise AssertionError(f"{primal} and {dual} are not near enough")
+
+
+def _central_path(
+    rows: np.ndarray, a: np.ndarray, upper: np.ndarray, gain: np.ndarray, *, sum_stays: bool
+) -> Iterator[np.ndarray]:
+    """Iterates of a primal-dual interior-point method for ``min ½‖Xᵀa‖² - gain·a`` over ``0 <= a <= upper``."""
+    gram, n = rows @ rows.T, upper.size
+    system, right = np.zeros((n + sum_stays, n + sum_stays)), np.zeros(n + sum_stays)
+    system[:n, n:] = system[n:, :n] = 1.0
     # the room above is kept as a variable of its own: computed as upper - a it would lose its digits
-    a, room, lower_price, upper_price = 0.5 * upper, 0.5 * upper, np.ones(upper.size), np.ones(upper.size)
+    room, lower_price, upper_price = upper - a, np.ones(n), np.ones(n)
     for _ in range(300):
-        target = 0.1 * float(a @ lower_price + room @ upper_price) / (2 * a.size)
+        target = 0.1 * float(a @ lower_price + room @ upper_price) / (2 * n)
         residual = gram @ a - gain - lower_price + upper_price
-        slope = residual + lower_price - target / a - upper_price + target / room
-        step = -np.linalg.solve(gram + np.diag(lower_price / a + upper_price / room), slope)
+        right[:n] = residual + lower_price - target / a - upper_price + target / room
+        system[:n, :n] = gram + np.diag(lower_price / a + upper_price / room)
+        step = -np.linalg.solve(system, right)[:n]
         lower_step = (target - lower_price * step) / a - lower_price
         upper_step = (target + upper_price * step) / room - upper_price
         values, steps = (a, room, lower_price, upper_price), (step, -step, lower_step, upper_step)
@@ -244,11 +274,7 @@ def hinge_optimum(signed: np.ndarray, cost: np.ndarray, linear: np.ndarray | Non
             falling = change < 0
             size = min(size, 0.99 * float((-value[falling] / change[falling]).min(initial=np.inf)))
         a, room, lower_price, upper_price = (v + size * s for v, s in zip(values, steps, strict=True))
-        w = rows.T @ a
-        primal = 0.5 * w @ w + upper @ np.maximum(gain - rows @ w, 0)
-        if primal - (gain @ a - 0.5 * w @ w) <= 1e-12 * primal:
-            break
-    return w
+        yield a
 
 
 # ---------------------------------------------------------------------------------------------------------------------

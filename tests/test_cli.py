@@ -404,7 +404,7 @@ def test_not_converged_is_a_warning_that_names_resume(data, tmp_path):
         (["train", "DATA", "RUN", "-v", "5", "-c", "2"], "-C 2 --cv 5"),
         (["train", "DATA", "RUN", "-w1", "2", "--class-weight", "1=2"], "give one of them"),
         (["train", "DATA", "RUN", "-w1", "2", "-w1", "3"], "each label once"),
-        (["train", "DATA", "RUN", "-n", "0.5"], "one-class"),
+        (["train", "DATA", "RUN", "-n", "0.5"], "nu is for one_class"),
         (["train", "DATA", "RUN", "-m", "2"], "--threads"),
         (["train", "DATA", "RUN", "-C", "-v", "5"], "-C 0.01,0.1,1,10 --cv 5' chooses C"),
         (["predict", "DATA", "TRAINED", "-o", "no/such/p.csv"], "make it first"),

@@ -9,13 +9,15 @@ from typing import Literal, NamedTuple
 HINGE, SQUARED_HINGE, TWIN_HINGE, TWIN_SQUARED_HINGE, LOG_LOSS, CRAMMER_SINGER, MULTINOMIAL = range(7)
 # of numbers to predict
 SQUARED_ERROR, HUBER, EPSILON_INSENSITIVE, SQUARED_EPSILON_INSENSITIVE, QUANTILE = range(7, 12)
+ONE_CLASS = 12
 
-Form = Literal["margins", "classes", "planes"]
+Form = Literal["margins", "classes", "planes", "inliers"]
 MARGINS: Form = "margins"
 CLASSES: Form = "classes"
 PLANES: Form = "planes"
+INLIERS: Form = "inliers"
 """Forms of losses: of a row's margin in a lane; of its scores for all classes at once; of its distances from the planes of
-all classes, one of which is fitted to it."""
+all classes, one of which is fitted to it; of its score and a threshold, whatever its label."""
 
 
 class Loss(NamedTuple):
@@ -57,6 +59,15 @@ _EPSILON = LossParameter(
     "a number from 0 on, in the targets' units",
     lambda epsilon: 0.0 <= epsilon < inf,
     "-p",
+)
+
+_NU = LossParameter(
+    "nu",
+    0.5,
+    "The share of the rows, by weight, that may be outside; at least this share is outside or on the plane.",
+    "a number above 0, and at most 1",
+    lambda nu: 0.0 < nu <= 1.0,
+    "-n",
 )
 
 LOSSES = {
@@ -125,6 +136,9 @@ LOSSES = {
             "a number between 0 and 1",
             lambda quantile: 0.0 < quantile < 1.0,
         ),
+    ),
+    "one_class": LossEntry(
+        ONE_CLASS, {"dual": 21}, "max(0, rho - w·x) whatever the label", INLIERS, parameter=_NU
     ),
     "twin": LossEntry(TWIN_HINGE, {"dual": None, "sor": None}, "½ (w·x)^2 of a plane's own rows", PLANES),
 }

@@ -17,7 +17,7 @@ from ..core.errors import ModelError
 from ..core.memory_budget import format_size
 from ..core.progress import Listener, counted
 from ..core.storage import local_path
-from ..kernels.loss_table import CLASSES, LOSSES, PLANES, form_of, has_targets
+from ..kernels.loss_table import CLASSES, INLIERS, LOSSES, PLANES, form_of, has_targets
 from .model import Model
 
 _NAMES = {
@@ -30,6 +30,7 @@ _NAMES = {
     11: "L2R_L2LOSS_SVR",
     12: "L2R_L2LOSS_SVR_DUAL",
     13: "L2R_L1LOSS_SVR_DUAL",
+    21: "ONECLASS_SVM",
 }
 """LIBLINEAR's names of its problems, by their numbers."""
 
@@ -53,8 +54,8 @@ def export_liblinear(
     """Write a model in LIBLINEAR's text format, with 17 digits per weight; LIBLINEAR then predicts the same labels.
 
     With two classes, the positive one comes first on the ``label`` line. Code matrices other than one-vs-rest are converted
-    to one vector per class. Weights are divided by the features' scales, so that the model applies to the source's values.
-    Calibrated probabilities are left out, with a warning.
+    to one vector per class. Of a one-class model the threshold is the line ``rho``. Weights are divided by the features'
+    scales, so that the model applies to the source's values. Calibrated probabilities are left out, with a warning.
 
     The format cannot express that rows are scaled to unit norm. Without a bias a row's norm changes its decision values, not
     its label, and a warning says so; with a bias it may change the label, which is an error.
@@ -96,10 +97,12 @@ def _check_export(model: Model) -> None:
             "the model was trained on rows of unit norm (--normalize l2): for a row of another norm LIBLINEAR would predict "
             "another number; convert without --normalize l2"
         )
-    if model.scaling.normalize != "none" and model.bias >= 0 and model.intercept.any():
+    if model.scaling.normalize != "none" and model.intercept.any():
+        one_class = form_of(model.loss) == INLIERS
+        has, others = ("has a threshold", "") if one_class else ("has a bias", "train with --bias none, or ")
         raise ModelError(
-            "the model was trained on rows of unit norm (--normalize l2) and has a bias: for a row of another norm "
-            "LIBLINEAR would predict another label; train with --bias none, or convert without --normalize l2"
+            f"the model was trained on rows of unit norm (--normalize l2) and {has}: for a row of another norm LIBLINEAR "
+            f"would predict another label; {others}convert without --normalize l2"
         )
     largest = np.abs(model.classes).max(initial=0.0)
     if not (np.array_equal(model.classes, np.rint(model.classes)) and largest < 2**31):
@@ -146,8 +149,10 @@ def _write_liblinear(model: Model, file: TextIO) -> None:
         if model.is_binary and name != "MCSVM_CS":
             columns = columns[:, :1]
         file.write(f"solver_type {name}\nnr_class {model.n_classes}\n")
-        file.write("label " + " ".join(str(int(label)) for label in model.classes[order]) + "\n")
-    file.write(f"nr_feature {model.n_features}\nbias {model.bias if model.bias >= 0 else -1:.17g}\nw\n")
+        if form_of(model.loss) != INLIERS:  # whose labels LIBLINEAR does not write
+            file.write("label " + " ".join(str(int(label)) for label in model.classes[order]) + "\n")
+    file.write(f"nr_feature {model.n_features}\nbias {model.bias if model.bias >= 0 else -1:.17g}\n")
+    file.write(f"rho {-model.intercept[0]:.17g}\nw\n" if form_of(model.loss) == INLIERS else "w\n")
     rows = max(1, _EXPORT_BLOCK // max(model.n_vectors, columns.shape[1]))
     for start in range(0, model.n_features, rows):
         weights = model.weights[start : start + rows]
@@ -207,6 +212,7 @@ class _Header(NamedTuple):
     labels: list[int]
     n_features: int
     bias: float
+    rho: float = 0.0  # of a one-class model
 
     @property
     def n_columns(self) -> int:
@@ -229,13 +235,14 @@ def _make_model(header: _Header, table: np.ndarray) -> Model:
         table = table[:, np.argsort(class_index)]
     return Model(
         weights=table[:n_features],
-        intercept=table[n_features] * bias if bias >= 0 else np.zeros(header.n_columns),
+        intercept=table[n_features] * bias if bias >= 0 else np.full(header.n_columns, -header.rho),
         classes=classes,
         code=code,
         loss=header.loss,
         C=None,
         method=header.method,
         bias=bias if bias >= 0 else -1.0,
+        free_bias=form_of(header.loss) == INLIERS,
         tie_order=class_index[::-1] if n_classes == 2 else class_index,
     )
 
@@ -250,8 +257,9 @@ def _read_header(file: TextIO, path: str | os.PathLike[str]) -> _Header:
     else:
         raise ModelError(f"{path}: expected LIBLINEAR's model text, found no line 'w' after its header")
     loss, method = LIBLINEAR_SOLVERS.get(lines.get("solver_type", ""), ("", ""))
-    needed = ("solver_type", "nr_class", *(() if has_targets(loss) else ("label",)), "nr_feature", "bias")
-    for key in needed:
+    one_class = form_of(loss) == INLIERS
+    own = () if has_targets(loss) else ("rho",) if one_class else ("label",)
+    for key in ("solver_type", "nr_class", *own, "nr_feature", "bias"):
         if key not in lines:
             raise ModelError(
                 f"{path}: the line '{key}' is missing; only models of classifiers and of regression can be read"
@@ -266,10 +274,13 @@ def _read_header(file: TextIO, path: str | os.PathLike[str]) -> _Header:
         if not (n_classes == 2 and n_features >= 0 and np.isfinite(bias)):
             raise ValueError(f"{n_classes} classes, {n_features} features and bias {bias}")
         return _Header(loss, method, [], n_features, bias)
-    labels = [int(text) for text in lines["label"].split()]
+    labels = [1, -1] if one_class else [int(text) for text in lines["label"].split()]
     if not (len(set(labels)) == len(labels) == n_classes >= 1 and n_features >= 0 and np.isfinite(bias)):
         raise ValueError(f"{n_classes} classes, {len(labels)} labels, {n_features} features and bias {bias}")
-    return _Header(loss, method, labels, n_features, bias)
+    rho = float(lines["rho"]) if one_class else 0.0
+    if not np.isfinite(rho) or (one_class and bias >= 0):
+        raise ValueError(f"rho {rho} and bias {bias}")
+    return _Header(loss, method, labels, n_features, bias, rho)
 
 
 def _check_size(file: TextIO, n_rows: int, n_columns: int) -> None:

@@ -55,7 +55,7 @@ class Model:
         Labels, ascending.
     code : ndarray of int8, shape (n_classes, n_vectors)
         Entries −1, 0, +1; ``[[-1], [1]]`` for two classes, the identity for Crammer–Singer.
-    loss : {"squared_hinge", "hinge", "log_loss", "crammer_singer", "multinomial", "twin"}
+    loss : {"squared_hinge", "hinge", "log_loss", "crammer_singer", "multinomial", "one_class", "twin"}
     C : float or None
         None if unknown (LIBLINEAR's format does not hold it).
     method : str

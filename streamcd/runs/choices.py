@@ -15,7 +15,7 @@ from ..core.memory_budget import RESERVED_BYTES
 from ..core.progress import Listener
 from ..core.storage import local_path
 from ..dataset.dataset import Dataset
-from ..kernels.loss_table import LOSSES
+from ..kernels.loss_table import INLIERS, LOSSES, form_of
 from ..report.tables import describe_bias
 from ..solvers.registry import find_solver
 from .config import read_config
@@ -38,7 +38,9 @@ def settle(asked: Asked, dataset: Dataset, listener: Listener) -> Asked:
     """Choose what the options leave open, and tell the listener."""
     asked = choose_acceleration(_choose_method(asked, dataset, listener), listener)
     bias, because = asked.bias, "as asked"
-    if bias == "auto" and asked.start_from is not None:
+    if form_of(asked.loss) == INLIERS:
+        because = "the threshold rho is the intercept"
+    elif bias == "auto" and asked.start_from is not None:
         # the dual variables would not fit another
         bias = read_config(local_path(asked.start_from, "a run")).options.bias
         because = "that of the run it starts from"
@@ -81,11 +83,12 @@ def bias_by_source(dataset: Dataset) -> tuple[float, str]:
 
 
 def _choose_method(asked: Asked, dataset: Dataset, listener: Listener) -> Asked:
-    """Choose the method; dual, without a word, for a search, workers, and a start from dual variables."""
+    """Choose the method; dual, without a word, where no other can be: a search, workers, a start from dual variables."""
     if asked.method != "auto":
         return asked
     plain = asked.strengths == (0.0, 1.0)
-    if (asked.search and plain) or asked.on_workers or (asked.start_from is not None and plain):
+    given = (asked.search and plain) or asked.on_workers or (asked.start_from is not None and plain)
+    if given or form_of(asked.loss) == INLIERS:
         return replace(asked, method="dual")
     method, reason = choose_method(asked, dataset)
     listener.message(f"method {method}: {reason}")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..dataset.dataset import Dataset
-from ..kernels.loss_table import LOSSES
+from ..kernels.loss_table import INLIERS, LOSSES
 from ..models.encoding import encoding_of
 from ..models.model import Model
 from ..models.stored import path_directory, stored_certificate
@@ -115,13 +115,14 @@ def make_model(
 
 def new_model(dataset: Dataset, problem: Problem, **own: Any) -> Model:
     """Make a model of lanes of a problem; `own` are its weights, and what the dataset does not tell."""
+    ignored = problem.form == INLIERS  # the labels
     return Model(
         classes=problem.classes,
         loss=problem.loss,
         index_base=dataset.index_base,
-        label_kind=dataset.label_kind,
+        label_kind="integer" if ignored else dataset.label_kind,
         scaling=dataset.read_scaling(),
-        class_names=dataset.class_names,
+        class_names=None if ignored else dataset.class_names,
         encoding=encoding_of(dataset),
         **own,
     )

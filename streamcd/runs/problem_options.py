@@ -12,7 +12,7 @@ from ..core.errors import UsageError
 from ..core.metadata import Positive
 from ..core.options import Checked, Section, Text, option
 from ..kernels import loss_table
-from ..kernels.loss_table import PARAMETERS, PLANES, LossParameter, form_of, has_targets
+from ..kernels.loss_table import INLIERS, PARAMETERS, PLANES, LossParameter, form_of, has_targets
 from ..solvers.registry import LOSS_ALIASES, LOSSES, METHODS, SLACKS, check_omega, make_solver, solver_memory
 
 if TYPE_CHECKING:
@@ -186,7 +186,8 @@ class ProblemOptions(_LossParameters, Checked):
         "squared_hinge",
         f"Loss of a row with margin t = y w·x, or of all classes at once: {_formulas(of_targets=False)}. twin: a plane "
         "per class, fitted to its own rows, ½ Σ (w·x)^2, and kept away from the others (`slack`); the nearest plane's "
-        "class is predicted. logistic and log are log_loss. Of a row with a number y to predict (convert --target), "
+        "class is predicted. one_class: rows with w·x < rho are outside, and predicted as -1, the others as 1. logistic "
+        "and log are log_loss. Of a row with a number y to predict (convert --target), "
         f"z = w·x: {_formulas(of_targets=True)}.",
         choices=(*LOSSES, *LOSS_ALIASES),
     )
@@ -316,6 +317,8 @@ class ProblemOptions(_LossParameters, Checked):
             raise UsageError(f"ridge and slack are options of the loss twin, not of {self.loss}")
         self._set(**self._parameters())
         self._check_penalty()
+        if form_of(self.loss) == INLIERS:
+            self._check_one_class()
         if self.folds != 0 and not 2 <= self.folds <= MAX_FOLDS:
             raise UsageError(f"folds: expected 0, or from 2 to {MAX_FOLDS}, found {self.folds}")
         if self.method != "auto":
@@ -339,6 +342,25 @@ class ProblemOptions(_LossParameters, Checked):
         """λ and r of the penalty; 0 where it has none."""
         l1, l2 = (1.0 if value is None else float(value) for value in (self.l1, self.l2))
         return (0.0 if self.penalty == "l2" else l1), (0.0 if self.penalty == "l1" else l2)
+
+    def _check_one_class(self) -> None:
+        """Refuse options that the one-class SVM does not have."""
+        if self.folds:
+            raise UsageError("one_class has no C, and no labels by which to choose; expected another loss")
+        threshold, labels = "its threshold rho is the intercept", "labels are ignored"
+        has_bias = self.bias != "auto" and float(self.bias) >= 0
+        reasons = {
+            "C": (self.C != (1.0,), "nu takes its place"),
+            "penalty": (self.penalty != "l2" or self.l2 is not None, "it is ½‖w‖²"),
+            "bias": (has_bias, threshold),
+            "unpenalized_bias": (self.unpenalized_bias, threshold),
+            "class_weight": (self.class_weight is not None, f"{labels}; give rows weights"),
+            "code": (self.code is not None, labels),
+        }
+        for name, (given, reason) in reasons.items():
+            if given:
+                raise UsageError(f"{name} is not an option of the loss one_class: {reason}; leave it out")
+        self._set(bias=NO_BIAS)
 
     def _parameters(self) -> dict[str, float | None]:
         """Return the parameters of all losses, the own one's with its default; others', and wrong values, are refused."""
@@ -371,8 +393,13 @@ class ProblemOptions(_LossParameters, Checked):
         """Lay out all lanes that the options ask for; refused if they do not fit in the budget `memory`."""
         import numpy as np
 
-        from ..solvers.problem import make_problem  # with kernels, which declarations do without
+        from ..solvers.problem import (
+            make_problem,
+            one_class_problem,
+        )  # with kernels, which declarations do without
 
+        if form_of(self.loss) == INLIERS:
+            return one_class_problem(dataset.n_features, self.parameter)
         _check_labels(self.loss, dataset)
         weights = self.class_weight
         return make_problem(

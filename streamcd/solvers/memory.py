@@ -44,6 +44,17 @@ def class_memory(problem: Problem, *, accelerated: bool) -> SolverMemory:
     return SolverMemory(layout, _two_weights(problem) + _centre(problem, accelerated), more=more)
 
 
+def one_class_memory(problem: Problem) -> SolverMemory:
+    """Count w and w(alpha); a row has a dual variable, and a flag that stays set.
+
+    A window has two chunks at least: in windows of one the sum of a chunk's variables would stay what it is.
+    """
+    from ..kernels.one_class import N_LEVELS, N_SUMS
+
+    layout = RowLayout(1, 1, has_targets=True, fewest_chunks=2)
+    return SolverMemory(layout, _two_weights(problem) + 8 * (2 * N_LEVELS + N_SUMS))
+
+
 def twin_sor_memory(problem: Problem) -> SolverMemory:
     """Count three vectors and a matrix of features × features for every plane."""
     from ..kernels.twin import BLOCK

@@ -8,6 +8,9 @@ A twin plane of class k is a lane too. It is fitted to the rows of k and keeps t
 ``r/2 ‖w‖² + ½ Σ_k weight_i (w·x_i)² + Σ_others C_i loss(w·x_i)``. Divided by r it has the form above, with the loss ``½ t²``
 for rows of k (whose y is -1) and costs divided by r. All objectives and dual variables here and in the solvers have this
 form; those shown to users are multiplied by r, `Problem.scale`.
+
+The one-class SVM is one lane, whatever the labels: ``½‖w‖² - rho nu Σ weight_i + Σ weight_i max(0, rho - w·x_i)``. Its
+threshold rho is minus the weight of a constant feature of 1 that is not penalised; its classes are -1, outside, and 1.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import numpy as np
 from ..core.classes import default_code, diagonal_view
 from ..core.errors import UsageError
 from ..core.memory_budget import require
-from ..kernels.loss_table import CLASSES, LOSSES, PLANES, Loss, has_targets, row_loss
+from ..kernels.loss_table import CLASSES, INLIERS, LOSSES, PLANES, Loss, has_targets, row_loss
 from ..kernels.losses import add_dual_terms, add_losses
 
 LEAST_COST, LEAST_WEIGHT = 1e-60, 1e-30
@@ -291,6 +294,24 @@ def make_problem(
     )
 
 
+def one_class_problem(n_features: int, nu: float | None = None) -> Problem:
+    """Make the problem of the one-class SVM: one lane, whatever the labels."""
+    code = np.array([[-1], [1]], dtype=np.int8)
+    return Problem(
+        loss="one_class",
+        classes=np.array([-1.0, 1.0]),
+        lanes=(Lane(None, 1.0),),
+        code=code,
+        sign=code.astype(np.float64),
+        cost=np.ones((2, 1)),
+        lane_fold=np.array([-1]),
+        bias=1.0,
+        n_features=n_features,
+        free_bias=True,
+        parameter=row_loss("one_class", parameter=nu).parameter,
+    )
+
+
 def _lane_tables(
     form: str,
     code: np.ndarray,
@@ -431,6 +452,8 @@ def row_losses(
     if LOSSES[given.loss].form == CLASSES:
         of_classes = multinomial_losses if LOSSES[given.loss].smooth else crammer_singer_losses
         return cost * of_classes(decisions, place)
+    if LOSSES[given.loss].form == INLIERS:
+        return cost * np.maximum(0.0, -decisions[:, 0])
     sign, costs = given.code[place].astype(np.float64), cost[:, None]
     if LOSSES[given.loss].form == PLANES:
         sign, costs = 1.0 - 2.0 * sign, np.where(sign > 0, weight[:, None], costs)

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ..core.errors import UsageError
 from ..kernels import loss_table
-from ..kernels.loss_table import CLASSES, CRAMMER_SINGER, LOG_LOSS, MARGINS, MULTINOMIAL, PLANES
+from ..kernels.loss_table import (
+    CLASSES,
+    CRAMMER_SINGER,
+    INLIERS,
+    LOG_LOSS,
+    MARGINS,
+    MULTINOMIAL,
+    ONE_CLASS,
+    PLANES,
+)
 
 if TYPE_CHECKING:
     from ..dataset.dataset import Dataset
@@ -77,6 +86,12 @@ def _multinomial(asked: SolverRequest) -> Solver:
     return kind(asked.problem, _proximal_point(asked))
 
 
+def _one_class(asked: SolverRequest) -> Solver:
+    from .one_class import OneClassSolver
+
+    return OneClassSolver(asked.problem)
+
+
 def _twin_sor(asked: SolverRequest) -> Solver:
     from .twin_sor import TwinSorSolver
 
@@ -122,7 +137,7 @@ def _entry(loss: str, method: str) -> SolverEntry:
     entry = loss_table.LOSSES[loss]
     kind, methods, form = entry.kind, entry.methods, entry.form
     by_rows = method in ("dual", "sor", "newton")
-    factory = _OF_CLASSES[kind] if form == CLASSES else _FACTORIES[method]
+    factory = _OF_LOSS.get(kind, _FACTORIES[method])
     return SolverEntry(
         loss,
         method,
@@ -130,18 +145,18 @@ def _entry(loss: str, method: str) -> SolverEntry:
         factory,
         of_targets=entry.of_targets,
         liblinear=methods[method],
-        relaxes=method in ("dual", "sor") and form != CLASSES and kind != LOG_LOSS,
-        accelerates=method not in ("sor", "newton"),
-        frees_bias=form == MARGINS or kind == MULTINOMIAL,
+        relaxes=method in ("dual", "sor") and form not in (CLASSES, INLIERS) and kind != LOG_LOSS,
+        accelerates=method not in ("sor", "newton") and form != INLIERS,
+        frees_bias=form in (MARGINS, INLIERS) or kind == MULTINOMIAL,
         takes_penalties=method == "newton",
         keeps_alpha=method in ("dual", "sor"),
-        in_rounds=method == "dual" and form != PLANES and kind != MULTINOMIAL,
+        in_rounds=method == "dual" and form not in (PLANES, INLIERS) and kind != MULTINOMIAL,
     )
 
 
 _FACTORIES = {"dual": _dual, "primal": _primal, "online": _online, "sor": _twin_sor, "newton": _newton}
 
-_OF_CLASSES = {CRAMMER_SINGER: _crammer_singer, MULTINOMIAL: _multinomial}
+_OF_LOSS = {CRAMMER_SINGER: _crammer_singer, MULTINOMIAL: _multinomial, ONE_CLASS: _one_class}
 
 METHODS = tuple(_FACTORIES)
 LOSSES, LOSS_ALIASES, SLACKS = tuple(loss_table.LOSSES), loss_table.LOSS_ALIASES, tuple(loss_table.SLACKS)
@@ -197,6 +212,8 @@ def solver_memory(
         return memory.newton_memory(problem)
     if method == "sor":
         return memory.twin_sor_memory(problem)
+    if problem.form == INLIERS:
+        return memory.one_class_memory(problem)
     count = memory.class_memory if problem.lane_vectors > 1 else memory.dual_memory
     return count(problem, accelerated=accelerated)
 

@@ -34,6 +34,7 @@ class RowLayout:
     resident_window: int = RESIDENT_WINDOW_ENTRIES
     n_orders: int = 1  # orders of a window's rows that the solver holds at a time
     has_targets: bool = False
+    fewest_chunks: int = 1  # of a window, but for the last of a read
 
     @property
     def state_bytes(self) -> int:
@@ -112,6 +113,7 @@ class ColumnLayout:
     state_bytes: int = 0
     item_bytes: int = 8 + 8  # indptr, feature
     n_orders: int = 1
+    fewest_chunks: int = 1
 
     def open(self, dataset: Dataset) -> Columns:
         """Open the dataset's column layout; raises `DatasetError` if there is none."""

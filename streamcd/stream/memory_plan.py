@@ -14,6 +14,7 @@ import numpy as np
 
 from ..core.memory_budget import RESERVED_BYTES, format_size, require
 from ..core.metadata import Count, Positive
+from ..core.progress import counted
 from ..dataset.chunked_table import MAX_OPEN_PARTS
 from ..dataset.read_ahead import AHEAD_BYTES, SHARED_AHEAD_BYTES
 
@@ -71,6 +72,8 @@ class Layout(Protocol):
     def resident_window(self) -> int: ...  # entries of a window if all data is in memory
     @property
     def n_orders(self) -> int: ...  # orders of a window's items that the solver holds at a time
+    @property
+    def fewest_chunks(self) -> int: ...  # of a window, but for the last of a read
 
     def open(self, dataset: Any) -> Any:
         """Open the table that holds the chunks."""
@@ -148,15 +151,16 @@ def make_plan(
     # two windows, one being read and one being visited; the order of visits, and the paged rows of one window
     each_entry = 2 * table.entry_bytes + (paging.entry_bytes if paging else 0)
     each_item = 2 * layout.item_bytes + _ORDER_BYTES * layout.n_orders + (paging.item_bytes if paging else 0)
-    chunk_entries, chunk_items = _largest_chunk(table)
-    smallest = chunk_entries * each_entry + chunk_items * each_item
-    left = require(budget, {**overhead, "two windows of one chunk": smallest}, advice, refusal)
+    least_entries, least_items = (layout.fewest_chunks * size for size in _largest_chunk(table))
+    smallest = least_entries * each_entry + least_items * each_item
+    name = f"two windows of {counted(layout.fewest_chunks, 'chunk')}"
+    left = require(budget, {**overhead, name: smallest}, advice, refusal)
     # the rest is divided between entries and items as in an average chunk
     entries = max(table.n_entries, 1)
     more_entries = int(left / (each_entry + table.n_items / entries * each_item))
     return Plan(
-        chunk_entries + more_entries,
-        chunk_items + int(more_entries * table.n_items / entries),
+        least_entries + more_entries,
+        least_items + int(more_entries * table.n_items / entries),
         resident=False,
         page_rows=paging.page_rows if paging else 0,
         readers=readers,

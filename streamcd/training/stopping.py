@@ -234,7 +234,7 @@ def _update_phase(
     """Decide what a lane does after training, given its previous estimate and whether it was shrunk before this read."""
     lanes, primal = state.lanes, float(state.lanes["estimated_primal"][lane])
     if rule.tol is not None:
-        expected, allowed = _expected_gap(lanes, lane, previous, kind), rule.tol * max(primal, 0.0)
+        expected, allowed = _expected_gap(lanes, lane, previous, kind), rule.tol * abs(primal)
         near = kind != "noisy" or _extrapolated_gap(lanes, lane) <= _NEAR * allowed
         if expected <= lanes["caution"][lane] * allowed and near:
             lanes["phase"][lane] = CERTIFY

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..core.errors import CheckpointError, UsageError
 from ..dataset.dataset import Dataset
-from ..kernels.loss_table import CLASSES, gives_probabilities, is_logistic
+from ..kernels.loss_table import CLASSES, INLIERS, gives_probabilities, is_logistic
 from ..solvers.acceleration import weights_of_alpha
 from ..solvers.problem import Problem, dual_terms, entropies
 from ..solvers.protocol import State
@@ -45,6 +45,8 @@ def combination(old: Problem, new: Problem, *, dual: bool = True) -> np.ndarray:
 
     Raises `UsageError` if the problems differ in more than C and folds.
     """
+    if new.form == INLIERS:
+        raise UsageError("a warm start is from another C; one_class has none")
     same = {
         "loss": old.loss == new.loss,
         "bias": old.bias == new.bias,
