@@ -310,8 +310,8 @@ GOOD = "solver_type L2R_LR\nnr_class 2\nlabel 1 -1\nnr_feature 3\nbias -1\nw\n1 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (GOOD.replace("L2R_LR", "L1R_LR"), "L1R_LR is not L2-regularised"),
-        (GOOD.replace("L2R_LR", "ONECLASS_SVM"), "ONECLASS_SVM is not L2-regularised"),
+        (GOOD.replace("L2R_LR", "L3R_LR"), "L3R_LR is no problem"),
+        (GOOD.replace("L2R_LR", "ONECLASS_SVM"), "the line 'rho' is missing"),
         (GOOD.replace("label 1 -1\n", ""), "'label' is missing"),
         (GOOD.replace("label 1 -1", "label 1 1"), "malformed"),
         (GOOD.replace("label 1 -1", "label 1 2 3"), "malformed"),

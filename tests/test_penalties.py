@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import scipy.optimize
+from click.testing import CliRunner
 from interrupted import ended, resume_by_turns, stopping_after
 from reference import augmented, loss_values, run_weights
 from sklearn.linear_model import ElasticNet, Lasso
@@ -16,6 +18,7 @@ from small_datasets import Rows, multiclass, random_rows, write_dataset
 
 import streamcd
 from streamcd import evaluate, load_model, train
+from streamcd.cli.commands import cli
 from streamcd.core.errors import Interrupted, UsageError
 from streamcd.training.result import Result
 
@@ -144,6 +147,28 @@ def test_another_strength_starts_from_a_run(tmp_path: Path) -> None:
     warm = fit(data, tmp_path / "warm", "l1", l1=1.4, start_from=tmp_path / "first")
     assert warm.primal_objective == pytest.approx(cold.primal_objective, rel=1e-8)
     assert warm.passes <= cold.passes
+
+
+@pytest.mark.parametrize(
+    ("loss", "number", "name"), [("squared_hinge", 5, "L1R_L2LOSS_SVC"), ("log_loss", 6, "L1R_LR")]
+)
+def test_liblinears_numbers_and_models_are_read_and_written(
+    tmp_path: Path, loss: str, number: int, name: str
+) -> None:
+    data = write_dataset(tmp_path / "data", random_rows())
+    run, text = tmp_path / "run", tmp_path / "model.txt"
+    asked = [str(data.path), str(run), "-s", str(number), "-c", "0.3", "--tol", "1e-6", "--quiet"]
+    assert CliRunner().invoke(cli, ["train", *asked]).exit_code == 0
+    model = load_model(run)
+    assert (model.loss, model.l1, model.l2) == (loss, 1.0, 0.0)
+    assert CliRunner().invoke(cli, ["export", str(run), str(text)]).exit_code == 0
+    assert text.read_text().startswith(f"solver_type {name}\n")
+    assert CliRunner().invoke(cli, ["import", str(text), str(tmp_path / "again")]).exit_code == 0
+    again = load_model(tmp_path / "again")
+    assert (again.loss, again.l1, again.l2) == (loss, 1.0, 0.0)
+    np.testing.assert_array_equal(again.weights, model.weights)
+    info = json.loads(CliRunner().invoke(cli, ["info", str(run / "model"), "--json"]).output)
+    assert info["n_nonzero"] == np.count_nonzero(model.weights) < model.weights.size
 
 
 def test_what_does_not_apply_is_refused(tmp_path: Path) -> None:

@@ -226,6 +226,5 @@ def _problem_of_type(solver_type: int) -> dict[str, str]:
         return {"loss": loss, "method": method}
     if solver_type in LIBLINEAR_L1_TYPES:
         return {"loss": LIBLINEAR_L1_TYPES[solver_type], "penalty": "l1"}
-    reason = {21: "one-class"}.get(solver_type, "unknown to LIBLINEAR")
     known = ", ".join(str(number) for number in sorted([*LIBLINEAR_TYPES, *LIBLINEAR_L1_TYPES]))
-    raise UsageError(f"-s {solver_type} is {reason}; streamcd trains: {known}")
+    raise UsageError(f"-s {solver_type} is unknown to LIBLINEAR; streamcd trains: {known}")

@@ -42,6 +42,9 @@ LIBLINEAR_SOLVERS: dict[str, tuple[str, str]] = {
 }
 """Loss and method, by LIBLINEAR's name of the problem."""
 
+_OF_L1 = {"squared_hinge": "L1R_L2LOSS_SVC", "log_loss": "L1R_LR"}
+"""LIBLINEAR's names of the problems with the penalty l1, by loss."""
+
 _OF_TARGETS = "L2R_L2LOSS_SVR"
 """The problem by which a model of numbers is written whose loss LIBLINEAR does not have: all predict w·x."""
 
@@ -135,6 +138,8 @@ def _write_liblinear(model: Model, file: TextIO) -> None:
     names = {problem: name for name, problem in LIBLINEAR_SOLVERS.items()}
     # a model trained by another method still solves the problem of LIBLINEAR's dual solver
     name = names.get((model.loss, model.method)) or names.get((model.loss, "dual"))
+    if model.l1:
+        name = _OF_L1.get(model.loss, name)
     if name is None and model.has_targets:
         name = _OF_TARGETS
     if name is None:
@@ -213,6 +218,7 @@ class _Header(NamedTuple):
     n_features: int
     bias: float
     rho: float = 0.0  # of a one-class model
+    by_l1: bool = False
 
     @property
     def n_columns(self) -> int:
@@ -243,6 +249,8 @@ def _make_model(header: _Header, table: np.ndarray) -> Model:
         method=header.method,
         bias=bias if bias >= 0 else -1.0,
         free_bias=form_of(header.loss) == INLIERS,
+        l1=1.0 if header.by_l1 else 0.0,
+        l2=0.0 if header.by_l1 else 1.0,
         tie_order=class_index[::-1] if n_classes == 2 else class_index,
     )
 
@@ -256,7 +264,11 @@ def _read_header(file: TextIO, path: str | os.PathLike[str]) -> _Header:
         lines[key] = rest
     else:
         raise ModelError(f"{path}: expected LIBLINEAR's model text, found no line 'w' after its header")
-    loss, method = LIBLINEAR_SOLVERS.get(lines.get("solver_type", ""), ("", ""))
+    solver_type = lines.get("solver_type", "")
+    loss, method = LIBLINEAR_SOLVERS.get(solver_type, ("", ""))
+    by_l1 = {name: loss for loss, name in _OF_L1.items()}
+    if solver_type in by_l1:
+        loss, method = by_l1[solver_type], "newton"
     one_class = form_of(loss) == INLIERS
     own = () if has_targets(loss) else ("rho",) if one_class else ("label",)
     for key in ("solver_type", "nr_class", *own, "nr_feature", "bias"):
@@ -264,10 +276,10 @@ def _read_header(file: TextIO, path: str | os.PathLike[str]) -> _Header:
             raise ModelError(
                 f"{path}: the line '{key}' is missing; only models of classifiers and of regression can be read"
             )
-    if lines["solver_type"] not in LIBLINEAR_SOLVERS:
+    if not loss:
         raise ModelError(
-            f"{path}: solver_type {lines['solver_type']} is not L2-regularised classification or regression; "
-            f"expected one of {', '.join(LIBLINEAR_SOLVERS)}"
+            f"{path}: solver_type {solver_type} is no problem of LIBLINEAR's; "
+            f"expected one of {', '.join([*LIBLINEAR_SOLVERS, *by_l1])}"
         )
     n_classes, n_features, bias = int(lines["nr_class"]), int(lines["nr_feature"]), float(lines["bias"])
     if has_targets(loss):
@@ -280,7 +292,7 @@ def _read_header(file: TextIO, path: str | os.PathLike[str]) -> _Header:
     rho = float(lines["rho"]) if one_class else 0.0
     if not np.isfinite(rho) or (one_class and bias >= 0):
         raise ValueError(f"rho {rho} and bias {bias}")
-    return _Header(loss, method, labels, n_features, bias, rho)
+    return _Header(loss, method, labels, n_features, bias, rho, solver_type in by_l1)
 
 
 def _check_size(file: TextIO, n_rows: int, n_columns: int) -> None:

@@ -181,7 +181,8 @@ def describe_model(path: str | Path, *, scaled: bool = False, n_weights: int = 1
     dict
         ``kind`` ("model"), ``loss``, ``method``, ``C``, ``labels``, ``n_features``, ``n_vectors``, ``bias``, ``scale``,
         ``normalize``, ``class_weight``, ``gap`` (None where it is not known), ``certificate``, ``fingerprint``,
-        ``versions``; ``intercept``: for each vector ``{vector (its label, or number), weight}``; ``largest_weights``: a list
+        ``versions``; with an L1 penalty ``l1``, ``l2`` and ``n_nonzero``, the number of weights that are not 0;
+        ``intercept``: for each vector ``{vector (its label, or number), weight}``; ``largest_weights``: a list
         of ``{feature, index (as in the source), name (of a table's; else None), vector, weight}``; ``weights_of``, "source"
         if they are for the source's values, "scaled features" with `scaled` for those that the model was trained on;
         ``weights_for``, the same in words; ``next``, a command.
@@ -221,6 +222,11 @@ def describe_model(path: str | Path, *, scaled: bool = False, n_weights: int = 1
         **{name: getattr(stored, name) for name in kept},
         "labels": labels,
         "n_vectors": n_vectors,
+        **(
+            {"l1": stored.l1, "l2": stored.l2, "n_nonzero": int(np.count_nonzero(weights))}
+            if stored.l1
+            else {}
+        ),
         "scale": scaling.scale,
         "normalize": scaling.normalize,
         "class_weight": {f"{label:g}": weight for label, weight in stored.class_weight.items()},

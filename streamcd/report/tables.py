@@ -292,6 +292,7 @@ def model_table(title: str, model: Facts) -> Table:
         _labels_row(model),
         ("features", f"{model['n_features']:,}"),
         ("vectors", f"{model['n_vectors']:,}"),
+        *([("weights not 0", f"{model['n_nonzero']:,}")] if "n_nonzero" in model else []),
         ("bias", bias_text(model["bias"])),
         *_intercept_rows(model),
         *((name, model[name]) for name in ("scale", "normalize") if model[name] != "none"),
