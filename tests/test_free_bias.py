@@ -115,6 +115,19 @@ def test_threads_and_room_in_memory_do_not_change_a_bit(tmp_path: Path, loss: st
     assert len(files) == 1
 
 
+@pytest.mark.parametrize(("loss", "offset"), [("log_loss", 0.0), ("quantile", 1000.0)])
+def test_a_small_cost_and_an_offset_take_few_passes(tmp_path: Path, loss: str, offset: float) -> None:
+    """The losses of all rows pull at the bias with at most C each; its feature is as large as that needs."""
+    x, y = random_rows()
+    target = loss == "quantile"
+    labels = offset + np.asarray(x.sum(axis=1)).ravel() if target else y
+    data = streamcd.convert((x, labels), tmp_path / "data", target=target)
+    result = streamcd.train(
+        data, tmp_path / "run", loss=loss, C=1e-3, bias=1.0, unpenalized_bias=True, max_passes=60
+    )
+    assert result.converged
+
+
 def test_a_path_over_costs_and_a_search_end_at_the_optimum(tmp_path: Path) -> None:
     rows = shifted(random_rows)
     data = write_dataset(tmp_path / "data", rows)

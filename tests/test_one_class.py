@@ -17,7 +17,7 @@ from reference import one_class_optimum, run_dual
 from small_datasets import NAMED, Rows, multiclass, random_rows, repeated, windows_of, write_dataset
 
 import streamcd
-from streamcd.core.errors import ConvergenceWarning, Interrupted, UsageError
+from streamcd.core.errors import ConvergenceWarning, Interrupted, ModelError, UsageError
 from streamcd.kernels.one_class import POOL, _products
 from streamcd.kernels.primitives import Rows as KernelRows
 from streamcd.models.liblinear import export_liblinear, import_liblinear
@@ -241,6 +241,9 @@ def test_names_of_labels_are_not_the_models(tmp_path: Path) -> None:
     model = streamcd.train(data, tmp_path / "run", loss="one_class", nu=NU).model
     assert model.label_texts() == ["-1", "1"]
     assert model.bias < 0
+    with pytest.raises(ModelError, match=r"labels 1 \(inside\) and -1 .* found names \(a, b\)"):
+        streamcd.evaluate(data, model)
+    streamcd.predict(data, model, tmp_path / "out.parquet")
 
 
 def test_weights_of_rows_scale_their_bounds_and_the_sum(fit: Callable[..., Result], tmp_path: Path) -> None:

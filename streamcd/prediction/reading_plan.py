@@ -13,7 +13,7 @@ from ..conversion.byte_sources import expand_sources, is_compressed, total_bytes
 from ..conversion.formats import expand, open_source
 from ..conversion.options import TableOptions
 from ..conversion.sources import Reading, Source
-from ..core.errors import ModelError, UsageError
+from ..core.errors import ModelError, UsageError, escaped
 from ..core.memory_budget import RESERVED_BYTES, parse_size, require
 from ..core.metadata import content_digest
 from ..core.process_pool import checked_workers, memory_per_worker
@@ -23,6 +23,7 @@ from ..core.threads import make_threads
 from ..dataset.dataset import Dataset, open_cached, open_dataset
 from ..dataset.parquet import file_checksum
 from ..dataset.scaling import Scaling
+from ..kernels.loss_table import INLIERS, form_of
 from ..models.model import Model
 from ..models.scoring import affordable_threads, chunk_bytes
 from .options import ScoringOptions
@@ -72,7 +73,7 @@ class RowsToScore:
         if isinstance(data, Dataset) or is_dataset(data):
             self.dataset = data if isinstance(data, Dataset) else open_dataset(data)
             self.scaling = _missing_scaling(self.dataset, model)
-            _check_labels(self.dataset, model)
+            _check_labels(self.dataset, model, compared=compared)
             self.shift = _feature_shift(self.dataset, model)
         else:
             self.paths, self._roots = expand(self.path)
@@ -258,14 +259,19 @@ def _missing_scaling(dataset: Dataset, model: Model) -> Scaling | None:
     return model.scaling
 
 
-def _check_labels(dataset: Dataset, model: Model) -> None:
-    """Refuse targets where the model was trained on classes, and the other way round."""
+def _check_labels(dataset: Dataset, model: Model, *, compared: bool) -> None:
+    """Refuse targets where the model was trained on classes, the other way round, and names where it has two numbers."""
     if dataset.has_targets != model.has_targets:
         kinds = "classes", "numbers to predict"
         wanted, found = kinds[model.has_targets], kinds[dataset.has_targets]
         raise ModelError(
             f"{dataset.path}: expected rows with {wanted} for a model of {model.loss}, found {found}; convert "
             f"{'with' if model.has_targets else 'without'} --target, or --like the model"
+        )
+    if compared and form_of(model.loss) == INLIERS and dataset.class_names is not None:
+        raise ModelError(
+            f"{dataset.path}: expected the labels 1 (inside) and -1 to compare with a model of {model.loss}, found names "
+            f"({', '.join(map(escaped, dataset.class_names[:5]))}); convert the data with such labels"
         )
 
 

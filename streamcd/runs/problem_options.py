@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 MAX_FOLDS = 100
 NO_BIAS = -1.0
 
+_LOSSES_TO_BIAS = 100.0  # least square of a free bias's feature, times C and the rows
+
 ClassWeight = str | tuple[tuple[float | str, float], ...] | None
 """``"balanced"``, or pairs of a label, a number or a name, and the factor of its rows."""
 
@@ -425,12 +427,14 @@ class ProblemOptions(_LossParameters, Checked):
         """Return the value of the constant feature, NO_BIAS for none.
 
         The optimum does not depend on it where its weight is free: then it is half of the rows' root mean square norm, with
-        which the dual method takes the fewest passes, 10 times fewer than with 1 on rows of norm 10 that lean to one side.
+        which the dual method takes the fewest passes, 10 times fewer than with 1 on rows of norm 10 that lean to one side;
+        but larger where C and the rows are so few that the losses would hardly move the bias in a pass.
         """
         bias = NO_BIAS if isinstance(self.bias, str) else float(self.bias)
         mean_square = (dataset.manifest.get("row_norms") or {}).get("mean_square") or 0.0
         if self.unpenalized_bias and bias > 0.0 and self.method == "dual" and 0.0 < mean_square < math.inf:
-            return 0.5 * math.sqrt(mean_square)
+            least = _LOSSES_TO_BIAS / (min(self.C) * max(dataset.n_rows, 1))
+            return math.sqrt(max(0.25 * mean_square, least))
         return bias
 
     def solver_memory(self, lanes: Problem, dataset: Dataset) -> SolverMemory:
