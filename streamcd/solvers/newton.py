@@ -44,7 +44,9 @@ _LEAST_SAMPLE = 50  # rows
 _ROWS_PER_FEATURE = 5  # of a first sample, a tenth of the other one
 _MOST_STEPS = 12  # on a sample
 _WORSE = 2  # iterates in a row that are worse than the best one on the other rows, after which it is taken
-_SOLVED = 1e-3  # relative decrease that the model of a sample expects, below which the sample is solved
+_SAMPLE_SOLVED = (
+    1e-3  # relative decrease that the model of a sample expects, below which the sample is solved
+)
 _SWEEPS, _MOST_ROUNDS = 10, 200  # over a quadratic model, before a step on its support; of both
 _SOLVED = 1e-10  # largest change of the last sweep over that of the first
 _DAMPING = 1e-10  # of its largest curvature, added to all
@@ -330,7 +332,7 @@ class NewtonSolver:
             since[open_lanes] += 1
             since[better] = 0
             best[:, better], least[better] = state.w[:, better], values[better]
-            going = (since[open_lanes] < _WORSE) & (expected > _SOLVED * values[open_lanes])
+            going = (since[open_lanes] < _WORSE) & (expected > _SAMPLE_SOLVED * values[open_lanes])
             open_lanes = open_lanes[going]
             if not open_lanes.size:
                 break
