@@ -33,7 +33,7 @@ class SharedWeights:
 
 
 class Seat:
-    """What a worker keeps for a training between its rounds: one partition, and w.
+    """A worker's part of a training between its rounds: one partition, and w.
 
     A result of dask's, which lives on the worker as long as the client wants it. A copy is empty.
     """

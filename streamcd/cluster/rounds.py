@@ -159,7 +159,7 @@ class WorkersLost(Exception):
 
 
 class Engine(Protocol):
-    """What carries out the rounds of a training: dask's workers, or a simulation of them."""
+    """Executor of the rounds of a training: dask's workers, or a simulation of them."""
 
     def round(self, request: RoundRequest, w: np.ndarray, progress: Callable[[int], None]) -> RoundResponse:
         """Have every partition make its local passes, and add their responses; raises `WorkersLost` when one is lost."""

@@ -42,7 +42,7 @@ Data = Dataset | str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class Means:
-    """What scoring may use: bytes of memory, processes, threads of each, and who hears of it."""
+    """Resources of scoring: bytes of memory, processes, threads of each, and who hears of it."""
 
     budget: int
     listener: Listener = field(default_factory=Listener)
