@@ -8,7 +8,7 @@ Sources: Hsieh et al., ICML 2008; Yu, Huang, Lin, Machine Learning 85 (2011).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -66,6 +66,7 @@ _MIN_LANES = 2  # per thread: each thread fetches all entries of the rows for it
 _LINE = 8  # numbers in a cache line: no two threads should share one that they write to
 _FEW_FEATURES = 1 << 14  # in whose lines of weights threads often meet
 _ENTRIES_PER_WEIGHT = 8  # in a window that is certified in parts: their w(alpha) are added up
+_BLOCK_WEIGHTS = 1 << 16  # 0.5 MB
 _NEW_VALUES = 1 << 15  # dual variables initialised at a time, by each thread
 _LEAST_ALPHA = 1e-24  # over C: the sum over 10^8 rows is below the rounding of w
 NEGLIGIBLE = 1e-8
@@ -245,6 +246,11 @@ class RowSolver:
         )
         self.threads.run([partial(weight_kernels.add_penalty_terms, w, v, part, sums) for part in parts])
         return sums
+
+    def penalised_blocks(self) -> Iterator[slice]:
+        """Iterate over blocks of the rows of w without the bias's, small enough for temporary arrays of all vectors."""
+        n_features, step = self.problem.n_features, max(_BLOCK_WEIGHTS // self.n_vectors, 1)
+        return (slice(start, min(start + step, n_features)) for start in range(0, n_features, step))
 
     def _columns_of(self, lanes: np.ndarray) -> np.ndarray:
         """Return the weight vectors of some lanes, ascending."""

@@ -16,7 +16,6 @@ from ..stream.window import Window
 from .dual import DualSolver
 from .protocol import CERTIFY, State, join_totals, new_totals
 
-_BLOCK_ROWS = 1 << 14  # of weights, summed at a time
 _LINEAR = [GAP, DUAL, SLOPE, W_ALPHA]  # sums that a factor on beta changes; the rest keep their bounds
 _POSITIVE = "positive"  # w(alpha) of the rows with beta > 0, in a certifying read
 
@@ -72,18 +71,10 @@ class FreeBiasSolver(DualSolver):
 
     def _feasible_penalty_terms(self, state: State, lanes: np.ndarray, factors: np.ndarray) -> np.ndarray:
         """Sum g(w), g*(v) and ``g(w) + g*(v) - w·v`` over the penalised weights, v being w(alpha) of the feasible alpha."""
-        out = np.zeros((3, self.n_vectors))
-        n_features, positive = self.problem.n_features, state.matrices[_POSITIVE]
-        for start in range(0, n_features, _BLOCK_ROWS):
-            block = slice(start, min(start + _BLOCK_ROWS, n_features))
-            w = state.w[block][:, lanes]
-            v = (
-                factors[0, lanes] * positive[block][:, lanes]
-                + factors[1, lanes] * state.w_alpha[block][:, lanes]
-            )
-            apart = w - v
-            squares = [np.einsum("ij,ij->j", array, array) for array in (w, v, apart)]
-            out[:, lanes] += 0.5 * np.stack(squares)
+        out, positive = np.zeros((3, self.n_vectors)), state.matrices[_POSITIVE]
+        for rows in self.penalised_blocks():
+            v = factors[0] * positive[rows] + factors[1] * state.w_alpha[rows]
+            out += self._penalty_terms(state.w[rows], v, lanes)
         return out
 
     def conclude_pass(self, state: State, trained: np.ndarray) -> np.ndarray:
@@ -94,9 +85,8 @@ class FreeBiasSolver(DualSolver):
         dual = kept["dual_sum"] + state.totals[:, DUAL]
         # (1 - f) Σ loss over the heavier sign, as if both had equal losses; at the optimum Σ loss is the difference below
         losses = np.maximum(dual - kept["w_alpha_square"], 0.0)
-        size = np.where(
-            kept["alpha_sum"] > 0.0, kept["alpha_sum"], dual
-        )  # without kappa the former is not known
+        # without kappa Σ |beta| is not known
+        size = np.where(kept["alpha_sum"] > 0.0, kept["alpha_sum"], dual)
         cost = np.divide(excess * losses, size, out=np.zeros_like(size), where=size > 0.0)
         gap[trained] += cost[trained]
         kept["distance"][trained] += cost[trained]

@@ -18,8 +18,6 @@ from .crammer_singer import CrammerSingerSolver
 from .dual import rows_of
 from .protocol import CERTIFY, State
 
-_BLOCK_ROWS = 1 << 14  # of weights, summed at a time
-
 
 class MultinomialSolver(CrammerSingerSolver):
     """Dual method of the form of Crammer and Singer's; no row leaves, as every variable is positive at the optimum."""
@@ -73,35 +71,40 @@ class FreeBiasMultinomialSolver(MultinomialSolver):
 
     def certificate(self, state: State) -> dict[str, np.ndarray]:
         """Compute the certificate at the mixture; see `RowSolver.certificate`."""
-        totals, penalties = state.totals.copy(), np.zeros((3, self.n_vectors))
-        lanes = state.phase(CERTIFY)
+        totals, lanes = state.totals.copy(), state.phase(CERTIFY)
+        t, rho = np.zeros(self.problem.n_lanes), np.zeros(self.n_vectors)
         for lane in lanes.tolist():
-            self._mix(state, lane, totals[lane], penalties)
+            own = self.columns(lane)
+            t[lane], rho[own] = _mixture(state.matrices["class_sums"][-1, own], state.w_alpha[-1, own])
+        dots = state.w[-1] * self._of_shares(state, slice(-1, None), rho)[0]
+        penalties, t_of_vectors = np.zeros((3, self.n_vectors)), np.repeat(t, self.problem.lane_vectors)
+        for rows in self.penalised_blocks():
+            of_shares = self._of_shares(state, rows, rho)
+            dots += np.einsum("ij,ij->j", state.w[rows], of_shares)
+            v = (1.0 - t_of_vectors) * state.w_alpha[rows] + t_of_vectors * of_shares
+            penalties += self._penalty_terms(state.w[rows], v, lanes)
+        for lane in lanes.tolist():
+            self._mix(state, lane, t[lane], rho, dots, totals[lane])
         proof = self.proof(state, totals, penalties)
         first = lanes[~state.lanes["has_sums"][lanes]]
         state.lanes["has_sums"][first] = True
-        state.lanes["expected_gap"][first] = proof["gap"][
-            first
-        ]  # the estimate could not know the cost of the mixture
+        # the estimate could not know the cost of the mixture
+        state.lanes["expected_gap"][first] = proof["gap"][first]
         return proof
 
-    def _mix(self, state: State, lane: int, totals: np.ndarray, penalties: np.ndarray) -> None:
-        """Change a lane's sums over the rows to those of the mixture, and write its penalty terms; both in place."""
-        own, sums = self.columns(lane), state.matrices["class_sums"]
-        cost, surplus = sums[-1, own] / self.problem.bias, state.w_alpha[-1, own] / self.problem.bias
-        t, rho = _mixture(cost, surplus)
-        of_w = 0.0
-        for start in range(0, state.w.shape[0], _BLOCK_ROWS):
-            block = slice(start, start + _BLOCK_ROWS)
-            w, by_class = state.w[block, own], sums[block, own]
-            of_shares = by_class - by_class.sum(axis=1, keepdims=True) * rho
-            of_w += float(np.einsum("ij,ij->", w, of_shares))
-            v = (1.0 - t) * state.w_alpha[block, own] + t * of_shares
-            if block.stop >= state.w.shape[0]:  # without the bias's row
-                w, v = w[:-1], v[:-1]
-            squares = [np.einsum("ij,ij->j", array, array) for array in (w, v, w - v)]
-            penalties[:, own] += 0.5 * np.stack(squares)
-        entropy = -float(cost.sum() * np.sum(rho * np.log(np.maximum(rho, 1e-300))))
+    def _of_shares(self, state: State, rows: slice, rho: np.ndarray) -> np.ndarray:
+        """Return rows of w(alpha) for ``a = C rho``, shape (rows, vectors)."""
+        sums = state.matrices["class_sums"][rows]
+        of_lanes = sums.reshape(sums.shape[0], -1, self.problem.lane_vectors).sum(axis=2)
+        return sums - np.repeat(of_lanes, self.problem.lane_vectors, axis=1) * rho
+
+    def _mix(
+        self, state: State, lane: int, t: float, rho: np.ndarray, dots: np.ndarray, totals: np.ndarray
+    ) -> None:
+        """Change a lane's sums over the rows to those of the mixture, in place; `dots` are ``w·w(C rho)`` of vectors."""
+        own = self.columns(lane)
+        cost, of_w = state.matrices["class_sums"][-1, own].sum() / self.problem.bias, float(dots[own].sum())
+        entropy = -float(cost * np.sum(rho[own] * np.log(np.maximum(rho[own], 1e-300))))
         gap = max(of_w + totals[LOSS] - entropy, 0.0)
         state.lanes["gap_of_shares"][lane] = gap
         bounds = {GAP: gap, DUAL: entropy, SLOPE: totals[LOSS_SLOPE], W_ALPHA: totals[LOSS_SLOPE]}
@@ -114,18 +117,15 @@ class FreeBiasMultinomialSolver(MultinomialSolver):
         gap = super().conclude_pass(state, trained)
         for lane in trained[state.lanes["has_sums"][trained]]:
             own = self.columns(int(lane))
-            cost, surplus = (
-                state.matrices["class_sums"][-1, own],
-                state.matrices["centre_or_w_alpha"][-1, own],
-            )
-            more = _mixture(cost, surplus)[0] * state.lanes["gap_of_shares"][lane]
+            sums, w_alpha = (state.matrices[name][-1, own] for name in ("class_sums", "centre_or_w_alpha"))
+            more = _mixture(sums, w_alpha)[0] * state.lanes["gap_of_shares"][lane]
             gap[lane] += more
             state.lanes["distance"][lane] += more
         return gap
 
 
 def _mixture(cost: np.ndarray, surplus: np.ndarray) -> tuple[float, np.ndarray]:
-    """Return t and rho, for classes whose rows cost so much in all, and have these sums of beta; (classes,) both."""
+    """Return t and rho, (classes,), from the sums of C_i and of beta in each class, both in one unit."""
     shares = cost / cost.sum()
     some = shares > 0.0
     most = np.divide(-surplus, cost, out=np.zeros_like(cost), where=some).max(initial=0.0)  # t / (1 - t)
