@@ -75,13 +75,14 @@ def test_an_l1_svm_has_the_weights_of_liblinear(tmp_path: Path) -> None:
     """Zeros at the same places, with the bias penalised like every weight."""
     x, y = random_rows(400, 15, seed=3)
     data = write_dataset(tmp_path / "data", (x, y))
-    train(data, tmp_path / "run", penalty="l1", C=0.1, bias=1.0, method="newton", tol=1e-10)
+    result = train(data, tmp_path / "run", penalty="l1", C=0.1, bias=1.0, method="newton", tol=1e-10)
     other = LinearSVC(penalty="l1", dual=False, C=0.1, fit_intercept=False, tol=1e-10, max_iter=100_000)
     expected = other.fit(augmented(x, 1.0), y).coef_[0]
     found = run_weights(tmp_path / "run", 1.0)[:, 0]
     np.testing.assert_allclose(found, expected, atol=1e-5)
     assert np.array_equal(found == 0.0, np.abs(expected) < 1e-9)
     assert 0 < np.count_nonzero(found) < found.size
+    assert (result.lanes[0]["l1"], result.lanes[0]["n_nonzero"]) == (1.0, np.count_nonzero(found[:-1]))
 
 
 @pytest.mark.parametrize("ratio", [1.0, 0.6])

@@ -104,7 +104,7 @@ def make_model(
         parameter=problem.parameter if LOSSES[problem.loss].parameter else None,
         bias=bias if (bias := float(options.bias)) >= 0 else NO_BIAS,
         free_bias=problem.free_bias,
-        l1=problem.l1,
+        l1=problem.lanes[lanes.start].l1,
         l2=problem.l2,
         class_weight={float(c): float(f) for c, f in zip(problem.classes, factors, strict=False) if f != 1.0},
         fingerprint=dataset.fingerprint,

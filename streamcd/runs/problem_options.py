@@ -415,7 +415,7 @@ class ProblemOptions(_LossParameters, Checked):
             code=None if self.code is None else np.array(self.code, dtype=np.int8),
             folds=self.folds,
             free_bias=self.unpenalized_bias,
-            l1=self.strengths[0],
+            l1=self.strengths[:1],
             l2=self.strengths[1],
             ridge=1.0 if self.ridge is None else self.ridge,
             slack=self.slack or "hinge",

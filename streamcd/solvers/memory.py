@@ -127,7 +127,7 @@ def newton_memory(problem: Problem) -> SolverMemory:
             "parts' matrices": own * n_parts if n_parts > 1 else 0,
             "parts' vectors": 4 * PARTS * vectors + (PARTS * BLOCK + 4 * PANEL) * 8 * size,
             "vectors of a visit": 4 * vectors + 12 * 8 * size * PARTS,
-            "matrix of the support": 2 * 8 * size**2 if problem.l1 else 0,
+            "matrix of the support": 2 * 8 * size**2 if problem.l1.any() else 0,
             "saving": min(own, _SAVED),
         },
         advice="give a larger --memory, or take --method dual, which needs no matrix",

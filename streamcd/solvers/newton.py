@@ -105,9 +105,9 @@ class NewtonSolver:
         newton_kernels.fold(np.zeros((0, 0)))
         vectors = [np.zeros(0) for _ in range(3)]
         newton_kernels.solve_positive(np.zeros((0, 0)), *vectors[:2], np.zeros((0, 0)))
-        newton_kernels.sweep_model(np.zeros((0, 0)), *vectors[:2], *self._penalty, 0.0, 1)
-        newton_kernels.penalty_terms(*vectors[:2], *self._penalty[:2], 0)
-        newton_kernels.slope_norm(*vectors[:2], *self._penalty[:2], 0)
+        newton_kernels.sweep_model(np.zeros((0, 0)), *vectors[:2], *self._penalty(0), 0.0, 1)
+        newton_kernels.penalty_terms(*vectors[:2], *self._penalty(0)[:2], 0)
+        newton_kernels.slope_norm(*vectors[:2], *self._penalty(0)[:2], 0)
         shuffle(none, np.uint64(0))
         return_free_memory()
 
@@ -184,7 +184,7 @@ class NewtonSolver:
         """Move w of some lanes to where the next read is made, from the sums of the last one."""
         calls = [partial(self._move, state, int(lane)) for lane in lanes]
         # with l1 a lane takes a second matrix, for which the plan has memory once
-        self.threads.run(calls, 0 if self.problem.l1 else 1 << 62)
+        self.threads.run(calls, 0 if self.problem.l1.any() else 1 << 62)
 
     def _move(self, state: State, lane: int) -> float:
         """Move w of a lane; returns the decrease that the model expects, infinite where the length alone changes."""
@@ -204,7 +204,7 @@ class NewtonSolver:
             not kept["gap"][lane] <= _CLOSE * objectives[AT_POINT] if "gap" in kept else True
         )
         decrease = self._solve(state, lane, step)
-        if LENGTHS[best] >= _LONG and not self.problem.l1:  # which would leave the zeros
+        if LENGTHS[best] >= _LONG and not self.problem.l1[lane]:  # which would leave the zeros
             step *= 2.0
         state.w[:, lane] += step
         return decrease
@@ -219,8 +219,8 @@ class NewtonSolver:
         losses, step = state.matrices["line"][lane, : LENGTHS.size], state.matrices["step"][lane]
         at = state.w[:, lane] + (LENGTHS - 1.0)[:, None] * step
         objectives = 0.5 * np.einsum("ij,ij,j->i", at, at, self._ridge) + losses
-        if self.problem.l1:
-            objectives += self.problem.l1 * np.abs(at[:, : self._n_penalised]).sum(axis=1)
+        if l1 := self.problem.l1[lane]:
+            objectives += l1 * np.abs(at[:, : self._n_penalised]).sum(axis=1)
         if not state.lanes["searches"][lane]:
             objectives[np.arange(LENGTHS.size) != AT_POINT] = np.inf
             objectives[0] = state.lanes["base_primal"][lane]
@@ -231,7 +231,7 @@ class NewtonSolver:
         hessian = state.matrices["hessian"][lane]
         newton_kernels.fold(hessian)
         diagonal = np.einsum("ii->i", hessian)
-        if self.problem.l1:
+        if self.problem.l1[lane]:
             return self._solve_by_descent(hessian, diagonal, state, lane, step)
         step[:] = state.matrices["v"][lane].sum(axis=0) - self._ridge * state.w[:, lane]
         slope = step.copy()
@@ -247,29 +247,29 @@ class NewtonSolver:
         diagonal += _DAMPING * diagonal.max()
         w, v = state.w[:, lane].copy(), state.matrices["v"][lane].sum(axis=0)
         u, pull = w.copy(), v.copy()
-        self._minimise_model(hessian, pull, u)
+        self._minimise_model(hessian, pull, u, lane)
         step[:] = u - w
-        both = self.problem.penalty(np.stack([w, u], axis=1))
+        both = self.problem.penalty(np.stack([w, u], axis=1), [lane, lane])
         # pull is v - Hs
         return float(both[0] - both[1] + 0.5 * np.einsum("i,i->", v + pull, step))
 
-    def _minimise_model(self, hessian: np.ndarray, pull: np.ndarray, u: np.ndarray) -> None:
+    def _minimise_model(self, hessian: np.ndarray, pull: np.ndarray, u: np.ndarray, lane: int) -> None:
         """Minimise the model by sweeps, which find the support, and Newton's steps on it, which solve for its weights."""
-        sweep = partial(newton_kernels.sweep_model, hessian, pull, u, *self._penalty)
+        sweep = partial(newton_kernels.sweep_model, hessian, pull, u, *self._penalty(lane))
         goal = _SOLVED * sweep(0.0, 1)[0]
         for _ in range(_MOST_ROUNDS):
             if sweep(goal, _SWEEPS)[1] <= goal:
                 return
-            self._step_on_support(hessian, pull, u)
+            self._step_on_support(hessian, pull, u, lane)
 
-    def _step_on_support(self, hessian: np.ndarray, pull: np.ndarray, u: np.ndarray) -> None:
+    def _step_on_support(self, hessian: np.ndarray, pull: np.ndarray, u: np.ndarray, lane: int) -> None:
         """Solve for the weights that are not 0, as far as the first of them that changes its sign."""
         penalised = np.arange(self._size) < self._n_penalised
         support = np.flatnonzero((u != 0.0) | (~penalised & (np.diagonal(hessian) > 0.0)))
         if not support.size:
             return
         signs = np.sign(u[support]) * penalised[support]
-        step = pull[support] - self.problem.l1 * signs - self._ridge[support] * u[support]
+        step = pull[support] - self.problem.l1[lane] * signs - self._ridge[support] * u[support]
         matrix = hessian[np.ix_(support, support)]
         diagonal = np.einsum("ii->i", matrix)
         diagonal += self._ridge[support]
@@ -284,10 +284,9 @@ class NewtonSolver:
         pull -= np.einsum("ij,j->i", hessian[:, support], moved - u[support])
         u[support] = moved
 
-    @property
-    def _penalty(self) -> tuple[float, float, int]:
-        """The penalty as kernels take it."""
-        return self.problem.l1, self.problem.l2, self._n_penalised
+    def _penalty(self, lane: int) -> tuple[float, float, int]:
+        """Return the penalty of a lane as kernels take it."""
+        return float(self.problem.l1[lane]), self.problem.l2, self._n_penalised
 
     # -- the start
 
@@ -397,7 +396,7 @@ class NewtonSolver:
         """Add the penalty's terms to the gap, and what an error of v changes in them to the rounding."""
         for lane in range(self.problem.n_lanes):
             own, of_v = (np.ascontiguousarray(x[:, lane]) for x in (w, v))
-            gap, slope = newton_kernels.penalty_terms(own, of_v, *self._penalty)
+            gap, slope = newton_kernels.penalty_terms(own, of_v, *self._penalty(lane))
             totals[lane, GAP] += gap
             curve = 0.5 / self.problem.l2 if self.problem.l2 else 0.0
             totals[lane, ROUNDING] += (slope + curve * error[lane]) * error[lane] / UNIT
@@ -412,7 +411,8 @@ class NewtonSolver:
         if not self.problem.l2:
             v = np.einsum("lsj,ls->lj", state.matrices["v"][:, :, : self._n_penalised], shares)
             largest = np.abs(v).max(axis=1) + error
-            shares *= np.minimum(self.problem.l1 / np.maximum(largest, self.problem.l1), 1.0)[:, None]
+            l1 = self.problem.l1
+            shares *= np.minimum(l1 / np.maximum(largest, l1), 1.0)[:, None]
         return shares
 
     def violation(self, state: State) -> np.ndarray:
@@ -421,7 +421,7 @@ class NewtonSolver:
         With l1 it is the 1-norm of the smallest subgradient.
         """
         v = state.matrices["v"].sum(axis=1)
-        norm = np.array([self._slope_norm(w, v) for w, v in zip(state.w.T, v, strict=True)])
+        norm = self._slope_norms(state.w.T, v)
         start = np.where(
             np.isnan(state.lanes["start_norm"]), self._start_norm(state), state.lanes["start_norm"]
         )
@@ -430,10 +430,13 @@ class NewtonSolver:
             return np.divide(norm, scale, out=np.zeros_like(norm), where=scale > 0)
 
     def _start_norm(self, state: State) -> np.ndarray:
-        return np.array([self._slope_norm(np.zeros_like(v), v) for v in state.matrices["start"]])
+        start = state.matrices["start"]
+        return self._slope_norms(np.zeros_like(start), start)
 
-    def _slope_norm(self, w: np.ndarray, v: np.ndarray) -> float:
-        return float(newton_kernels.slope_norm(np.ascontiguousarray(w), v, *self._penalty))
+    def _slope_norms(self, w: np.ndarray, v: np.ndarray) -> np.ndarray:
+        """Return `slope_norm` of every lane, from arrays (lanes, D)."""
+        norm, lanes = newton_kernels.slope_norm, range(self.problem.n_lanes)
+        return np.array([norm(np.ascontiguousarray(w[k]), v[k], *self._penalty(k)) for k in lanes])
 
     def adopt_certified_w(self, state: State, lanes: np.ndarray) -> None:
         """Do nothing: every read is made at a w of its own."""

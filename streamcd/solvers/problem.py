@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -41,6 +42,7 @@ class Lane:
     label: float | None  # class on the positive side; None if there is no single one
     C: float
     fold: int = -1  # fold that is left out; -1 for none
+    l1: float = 0.0  # λ of the penalty
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,7 @@ class Problem:
     lane_fold: np.ndarray  # (lanes,) int64
     bias: float  # value of the constant feature appended to every row; 0 for none
     n_features: int
-    l1: float = 0.0  # the penalty is l1 Σ|w_j| + l2/2 ‖w‖²; other than these for newton only
-    l2: float = 1.0
+    l2: float = 1.0  # the penalty of a lane is l1 Σ|w_j| + l2/2 ‖w‖²; another than ½‖w‖² for newton only
     free_bias: bool = False  # the bias's weight is not penalised
     ridge: float = 1.0  # r of the twin planes
     slack: str = (
@@ -80,6 +81,11 @@ class Problem:
     def n_kinds(self) -> int:
         """Number of classes; 1 where rows have targets."""
         return int(self.sign.shape[0])
+
+    @cached_property
+    def l1(self) -> np.ndarray:
+        """λ of every lane, (lanes,) float64."""
+        return np.array([lane.l1 for lane in self.lanes])
 
     @property
     def n_folds(self) -> int:
@@ -139,16 +145,17 @@ class Problem:
         """Rows of w that are in the penalty."""
         return slice(-1 if self.free_bias else None)
 
-    def penalty(self, w: np.ndarray) -> np.ndarray:
-        """Compute g of every vector, see `kernels.penalties`."""
+    def penalty(self, w: np.ndarray, lanes: slice | Sequence[int] = slice(None)) -> np.ndarray:
+        """Compute g of every vector, see `kernels.penalties`; the columns of `w` are of these lanes."""
         rows = w[self.penalised]
         ridge = np.asarray(0.5 * self.l2 * np.einsum("ij,ij->j", rows, rows))
-        return ridge + self.l1 * np.abs(rows).sum(axis=0) if self.l1 else ridge
+        l1 = self.l1[lanes]
+        return ridge + l1 * np.abs(rows).sum(axis=0) if l1.any() else ridge
 
     @property
     def is_plain(self) -> bool:
         """Check if the penalty is ``½‖w‖²``."""
-        return self.l1 == 0.0 and self.l2 == 1.0
+        return self.l2 == 1.0 and not self.l1.any()
 
     def class_factors(self, lanes: Sequence[int]) -> np.ndarray:
         """Return the factor on C of each class, in lanes of one C; 0 if none of them includes the class."""
@@ -230,14 +237,14 @@ def make_problem(
     code: np.ndarray | None = None,
     folds: int = 0,
     free_bias: bool = False,
-    l1: float = 0.0,
+    l1: Sequence[float] = (0.0,),
     l2: float = 1.0,
     ridge: float = 1.0,
     slack: str = "hinge",
     parameter: float | None = None,
     memory: int | None = None,
 ) -> Problem:
-    """Make the problem: for every C, and every fold left out (or none), a lane per column of the code matrix.
+    """Make the problem: for every C, every λ, and every fold left out (or none), a lane per column of the code matrix.
 
     For a loss of targets there are no classes, and one column. `parameter` is that of a loss that has one, or its default.
 
@@ -268,8 +275,9 @@ def make_problem(
     positives = [np.flatnonzero(column > 0) for column in signs[: classes.size].T]
     labels = [float(classes[found[0]]) if found.size == 1 else None for found in positives]
     lanes = [
-        Lane(label, float(c), fold)
+        Lane(label, float(c), fold, float(strength))
         for c in C
+        for strength in l1
         for fold in (range(folds) if folds else (-1,))
         for label in ([None] if form == CLASSES else labels)
     ]
@@ -285,7 +293,6 @@ def make_problem(
         lane_fold=np.array([lane.fold for lane in lanes], dtype=np.int64),
         bias=max(float(bias), 0.0),
         n_features=n_features,
-        l1=float(l1),
         l2=float(l2),
         free_bias=bool(free_bias),
         ridge=float(ridge),

@@ -27,9 +27,10 @@ def worst_reason(reasons: np.ndarray) -> str:
 class Result:
     """Result of a training; its fields are those of ``train --json``.
 
-    An item of `lanes` is ``{label, C, fold, primal_objective, dual_objective, gap, passes, converged}``; also ``omega`` if
-    it is not a fixed 1, with ``omega_trial``, the gain of the dual per pass with each omega, if it was chosen by trial; and
-    with acceleration the last ``kappa``, or for primal methods the last ``extrapolation``.
+    An item of `lanes` is ``{label, C, l1, fold, n_nonzero, primal_objective, dual_objective, gap, passes, converged}``,
+    ``n_nonzero`` being the number of features whose weight is not 0; also ``omega`` if it is not a fixed 1, with
+    ``omega_trial``, the gain of the dual per pass with each omega, if it was chosen by trial; and with acceleration the last
+    ``kappa``, or for primal methods the last ``extrapolation``.
 
     Examples
     --------
@@ -131,7 +132,7 @@ class TuneResult(Result):
 class Outcome:
     """Final state of the lanes of a training loop."""
 
-    lanes: dict[str, np.ndarray]  # the per-lane arrays of the last state
+    lanes: dict[str, np.ndarray]  # the per-lane arrays of the last state, and n_nonzero
     seconds: float
     bytes_read: int
     kernel_seconds: float  # of `seconds`, in this session
@@ -195,7 +196,9 @@ def make_result(
             {
                 "label": lane.label,
                 "C": lane.C,
+                "l1": lane.l1,
                 "fold": None if lane.fold < 0 else lane.fold,
+                "n_nonzero": int(kept["n_nonzero"][number]),
                 "primal_objective": float(kept["primal"][number]),
                 "dual_objective": float(kept["dual"][number]),
                 "gap": float(gaps[number]),

@@ -9,7 +9,9 @@ passes to 1e-3 from 0, from w and from scaled w: from C = 1 to 1.3, 45, 7, 48; t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +21,7 @@ from ..core.errors import CheckpointError, UsageError
 from ..dataset.dataset import Dataset
 from ..kernels.loss_table import CLASSES, INLIERS, gives_probabilities, is_logistic
 from ..solvers.acceleration import weights_of_alpha
-from ..solvers.problem import Problem, dual_terms, entropies
+from ..solvers.problem import Lane, Problem, dual_terms, entropies
 from ..solvers.protocol import State
 from ..stream.arenas import class_codes
 from ..stream.identity import Identity
@@ -53,7 +55,7 @@ def combination(old: Problem, new: Problem, *, dual: bool = True) -> np.ndarray:
         "code matrix": np.array_equal(old.code, new.code),
         "class weights": _same_factors(old, new),
         # of w alone any is a start
-        "penalty": not dual or (old.l1, old.l2) == (new.l1, new.l2),
+        "penalty": not dual or (old.l2 == new.l2 and np.isin(new.l1, old.l1).all()),
         "ridge": old.ridge == new.ridge,
         "slack": old.slack == new.slack,
         "parameter of the loss": old.parameter == new.parameter,
@@ -65,16 +67,22 @@ def combination(old: Problem, new: Problem, *, dual: bool = True) -> np.ndarray:
         raise UsageError(
             "a warm start cannot begin the training of folds; start from another run, or from nothing"
         )
-    costs = np.array([lane.C for lane in old.lanes])
     matrix = np.zeros((old.n_lanes, new.n_lanes))
     for lane, target in enumerate(new.lanes):
-        nearest = costs[np.argmin(np.abs(np.log(costs / target.C)))]
+        nearest = min(old.lanes, key=partial(_distance, target))
         column = lane % new.block_lanes
         for number, source in enumerate(old.lanes):
-            if nearest == source.C and number % old.block_lanes == column:
+            same_strengths = (source.C, source.l1) == (nearest.C, nearest.l1)
+            if same_strengths and number % old.block_lanes == column:
                 ratio = target.C / source.C / max(old.n_folds - 1, 1)
                 matrix[number, lane] = ratio if dual else 1.0 / max(old.n_folds, 1)
     return matrix
+
+
+def _distance(target: Lane, source: Lane) -> tuple[float, float]:
+    """Return how far a lane is from another, by C first and then by λ."""
+    of_l1 = abs(math.log(source.l1 / target.l1)) if source.l1 and target.l1 else float(source.l1 != target.l1)
+    return abs(math.log(source.C / target.C)), of_l1
 
 
 def _same_factors(old: Problem, new: Problem) -> bool:
