@@ -284,3 +284,26 @@ def test_a_regression_ends_at_the_solution_of_the_normal_equations(tmp_path: Pat
     best = 0.5 * w @ ridge @ w + 0.7 * ((y - dense @ w) ** 2).sum()
     assert result.converged
     assert result.primal_objective == pytest.approx(best, rel=1e-9)
+
+
+@pytest.mark.parametrize("method", ["newton", "primal"])
+def test_huber_moves_where_no_error_is_on_the_curved_part(tmp_path: Path, method: str) -> None:
+    """Both stood still: the second derivative of the loss is 0 at errors beyond delta, as all are for targets 1000 off."""
+    x, _ = random_rows(300, 6, density=1.0)
+    dense, noise = augmented(x, 1.0), np.random.default_rng(0).standard_normal(300)
+    y = dense @ np.arange(7.0) + noise
+    data = streamcd.convert((x, y + 1000.0), tmp_path / "data", target=True)
+    streamcd.make_columns(data)
+    asked: dict[str, Any] = {"loss": "huber", "method": method, "bias": 1.0, "unpenalized_bias": True}
+    result = streamcd.train(data, tmp_path / "run", C=2.0, tol=1e-9, memory="1GB", max_passes=60, **asked)
+
+    def objective(w: np.ndarray) -> tuple[float, np.ndarray]:
+        e, penalised = y - dense @ w, np.append(w[:-1], 0.0)
+        a = 2.0 * np.clip(e, -1.35, 1.35)
+        return float(0.5 * penalised @ penalised + (a * e - 0.25 * a * a).sum()), penalised - dense.T @ a
+
+    least = scipy.optimize.minimize(
+        objective, np.zeros(7), jac=True, method="L-BFGS-B", options={"ftol": 1e-15}
+    )
+    assert result.converged
+    assert result.primal_objective == pytest.approx(least.fun, rel=1e-8)

@@ -324,6 +324,18 @@ def alpha_and_curvature(loss, t, numbers):
 
 
 @inlined
+def model_curvature(t, slope, curvature, numbers, share):
+    """Return the curvature for a model of the loss at t; on a straight piece `share` of that of a parabola above the loss.
+
+    The parabola touches the loss at t and, where that is even about p, at ``2 p - t`` (Huber's loss: reweighted least
+    squares). `slope` and `curvature` are those of `alpha_and_curvature`, numbers[0] is p.
+    """
+    if curvature == 0.0 and slope != 0.0:
+        return share * slope / (numbers[0] - t)
+    return curvature
+
+
+@inlined
 def unit_of(loss, numbers):
     """Return the unit of `alpha_and_curvature`."""
     return numbers[5] if loss.kind != LOG_LOSS and is_half_square(numbers) else 1.0

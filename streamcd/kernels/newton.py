@@ -12,7 +12,7 @@ import numpy as np
 
 from .compile import inlined, kernel
 from .loss_table import LOG_LOSS
-from .losses import alpha_and_curvature, five_numbers, loss_at, most_curvature, unit_of
+from .losses import alpha_and_curvature, five_numbers, loss_at, model_curvature, most_curvature, unit_of
 from .penalties import elastic_gap_term, elastic_sensitivity, elastic_slope, elastic_step
 from .primitives import (
     CURVE,
@@ -58,6 +58,7 @@ class Point(NamedTuple):
 
     w: np.ndarray  # (lanes, D)
     step: np.ndarray  # (lanes, D): the read's w is its base plus the step
+    line_share: np.ndarray  # (lanes,): `share` of `losses.model_curvature`
     searches: np.ndarray  # (lanes,) bool: the objective is wanted at all lengths of the step
     begins: np.ndarray  # (lanes,) bool: the gradient is wanted at w = 0 too
 
@@ -120,6 +121,7 @@ def _add_terms(order, rows, costs, lane, point, tile, sums, scratch, totals):
         dot, q = row_dot(rows, w, start, stop)
         t = sign * (dot + bias * w[last])
         slope, curvature = alpha_and_curvature(loss, t, numbers)
+        curvature = model_curvature(t, slope, curvature, numbers, point.line_share[lane])
         unit = unit_of(loss, numbers)
         if curvature > 0.0:
             scratch.row[n], scratch.curvature[n] = i, c * unit * curvature

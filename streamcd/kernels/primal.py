@@ -31,6 +31,7 @@ from .losses import (
     log_terms,
     loss_at,
     loss_change,
+    model_curvature,
     most_curvature,
     most_curvature_near,
     row_terms,
@@ -58,6 +59,9 @@ largest C; a bound on the rounding of the terms, in units of u."""
 N_SUMS = 8
 
 _SIGMA = 0.01  # part of the predicted decrease that a step has to reach
+_LINE_SHARE = (
+    0.1  # of the curvature of rows on a straight piece: without it, columns with no other rows cannot move
+)
 _NO_STEP = 1e-14  # a derivative below this is not worth a step
 _LEAST_SHARE = 0.5**100  # of Newton's step, after which a line search ends without one
 _BLOCK = 128  # rows whose terms are added up lane by lane: sums stay in registers, and scores in the cache
@@ -140,6 +144,7 @@ def _add_slopes_in(has_targets, squares, span, dense, lane, columns, scores, cos
             alpha, curvature = half_square_slopes(t, numbers)
         else:
             alpha, curvature = alpha_and_curvature(costs.loss, t, numbers)
+            curvature = model_curvature(t, alpha, curvature, numbers, _LINE_SHARE)
         slope -= c * v * alpha
         curve += square * curvature
         bound += square

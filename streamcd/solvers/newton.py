@@ -53,6 +53,7 @@ _DAMPING = 1e-10  # of its largest curvature, added to all
 _ENOUGH = 0.5  # of the decrease at the best length, with which a step is accepted
 _LONG = 2.0  # best length of a step from which on the next is twice Newton's: logistic loss with a large C
 _CLOSE = 1e-2  # relative gap from which on reads no longer evaluate other lengths
+_LINE_FALL, _LEAST_LINE = 0.1, 1e-3  # of the curvature of rows on a straight piece: by a step, at least
 _TOO_LONG = 0.25  # length tried next where others were not evaluated
 _FAR_TOO_LONG = 1e-3  # where all of them were too long
 
@@ -82,6 +83,7 @@ class NewtonSolver:
         n_lanes, size = self.problem.n_lanes, self._size
         lanes = new_lanes(n_lanes, TRAIN)
         lanes |= {name: np.full(n_lanes, np.nan) for name in ("start_norm", "base_primal")}
+        lanes["line_share"] = np.ones(n_lanes)
         lanes |= {"begun": np.zeros(n_lanes, dtype=bool), "searches": np.ones(n_lanes, dtype=bool)}
         state = State(np.zeros((size, n_lanes)), np.zeros((0, n_lanes)), new_totals(n_lanes), lanes)
         state.matrices = {**_new_sums(n_lanes, size)._asdict(), "step": np.zeros((n_lanes, size))}
@@ -148,7 +150,8 @@ class NewtonSolver:
             if self._n_parts == 1:
                 own = own._replace(hessian=state.matrices["hessian"])
             self._parts.append((own, _new_scratch(self._size)))
-        flags = state.lanes["searches"], np.isnan(state.lanes["start_norm"])
+        kept = state.lanes
+        flags = kept["line_share"], kept["searches"], np.isnan(kept["start_norm"])
         point = Point(np.ascontiguousarray(state.w.T), state.matrices["step"], *flags)
         totals = [new_totals(self.problem.n_lanes) for _ in range(PARTS)]
         if self._n_parts > 1:
@@ -197,9 +200,10 @@ class NewtonSolver:
                 length = _FAR_TOO_LONG if kept["searches"][lane] else _TOO_LONG
             state.w[:, lane] += (length - 1.0) * step
             step *= length
-            kept["searches"][lane] = True
+            kept["searches"][lane], kept["line_share"][lane] = True, 1.0
             return np.inf
         kept["base_primal"][lane] = objectives[AT_POINT]
+        kept["line_share"][lane] = max(_LINE_FALL * kept["line_share"][lane], _LEAST_LINE)
         kept["searches"][lane] = (
             not kept["gap"][lane] <= _CLOSE * objectives[AT_POINT] if "gap" in kept else True
         )
