@@ -21,7 +21,14 @@ from ..core.memory_budget import format_size
 from ..core.options import SharedWork
 from ..core.storage import is_url, local_path, location
 from ..prediction.options import ModelOptions, PlotOptions, PredictOptions
-from ..report.tables import Table, column_tables, dataset_tables, description_tables, evaluation_tables
+from ..report.tables import (
+    Table,
+    class_weights_tables,
+    column_tables,
+    dataset_tables,
+    description_tables,
+    evaluation_tables,
+)
 from ..runs.options import DescribeOptions, ReportOptions, ResumeOptions, TrainOptions, TuneOptions
 from . import console
 from .console import Console, Problem, Shown
@@ -372,6 +379,34 @@ def predict(
     result = predict_rows(data, used, target, proba=proba, listener=listener, **options)
     text = f"{result['n_rows']:,} predictions in {out}" + (f", by {name}" if checkpoint else "")
     return {**result, **said, "out": out}, *([] if out == "-" else [text])
+
+
+@cli.command()
+@click.argument("model", metavar="RUN|MODEL", type=click.Path())
+@option("--top", type=int, default=20, metavar="N", help="Weights of a class, at most: the largest.")
+@option("--class", "label", metavar="L", help="Of this class alone.  [default: all]")
+@options_of(ModelOptions)
+@checkpoint_option
+@talks(quietly=True)
+def weights(
+    listener: Console, model: str, top: int, label: str | None, checkpoint: bool, **given: Any
+) -> Shown:
+    """List the largest weights of a model by class, with the names of features, in the source's units.
+
+    A positive weight is evidence for the class. Of two classes the larger one is listed; --class with the other one turns
+    the signs. 'streamcd export MODEL weights.csv' writes all weights.
+
+    \b
+    Example:
+      streamcd weights run --top 10
+      streamcd weights run --class spam
+    """
+    from ..models.named_weights import describe_weights
+    from ..models.stored import load_model
+
+    used, name, said = asked_model(model, checkpoint, given["C"], given["memory"], listener)
+    found = describe_weights(used if checkpoint else load_model(used, **given), top, label)
+    return found | said, *class_weights_tables(name, found)
 
 
 @cli.command()

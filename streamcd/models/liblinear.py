@@ -19,6 +19,7 @@ from ..core.progress import Listener, counted
 from ..core.storage import local_path
 from ..kernels.loss_table import CLASSES, INLIERS, LOSSES, PLANES, form_of, has_targets
 from .model import Model
+from .named_weights import weight_blocks
 
 _NAMES = {
     0: "L2R_LR",
@@ -158,20 +159,15 @@ def _write_liblinear(model: Model, file: TextIO) -> None:
             file.write("label " + " ".join(str(int(label)) for label in model.classes[order]) + "\n")
     file.write(f"nr_feature {model.n_features}\nbias {model.bias if model.bias >= 0 else -1:.17g}\n")
     file.write(f"rho {-model.intercept[0]:.17g}\nw\n" if form_of(model.loss) == INLIERS else "w\n")
-    rows = max(1, _EXPORT_BLOCK // max(model.n_vectors, columns.shape[1]))
-    for start in range(0, model.n_features, rows):
-        weights = model.weights[start : start + rows]
-        if model.scaling.scales is not None:
-            weights = weights / model.scaling.scales[start : start + rows, np.newaxis]
-        _write_weights(file, weights, columns)
+    for _, block in weight_blocks(model.weights, model.scaling.scales, columns, _EXPORT_BLOCK):
+        _write_weights(file, block)
     if model.bias >= 0:
-        _write_weights(file, model.bias_weight[np.newaxis], columns)
+        _write_weights(file, model.bias_weight[np.newaxis] @ columns + 0.0)
 
 
-def _write_weights(file: TextIO, weights: np.ndarray, columns: np.ndarray) -> None:
-    row_format = "%.17g " * columns.shape[1] + "\n"
-    # + 0.0 turns -0 into 0
-    file.write("".join([row_format % tuple(row) for row in (weights @ columns + 0.0).tolist()]))
+def _write_weights(file: TextIO, weights: np.ndarray) -> None:
+    row_format = "%.17g " * weights.shape[1] + "\n"
+    file.write("".join([row_format % tuple(row) for row in weights.tolist()]))
 
 
 def import_liblinear(path: str | os.PathLike[str]) -> Model:

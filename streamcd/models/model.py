@@ -355,9 +355,13 @@ class Model:
 
     def feature_name(self, feature: int) -> str:
         """Name a 0-based feature; without names, "feature" and its index in the source."""
+        return self.feature_names(np.array([feature]))[0]
+
+    def feature_names(self, features: np.ndarray) -> list[str]:
+        """Name 0-based features, as `feature_name` does."""
         if self.encoding is None:
-            return f"feature {feature + self.index_base}"
-        return next(iter(self.encoding.feature_names(np.array([feature]))))
+            return [f"feature {feature + self.index_base}" for feature in features.tolist()]
+        return list(self.encoding.feature_names(features))
 
     def class_costs(self) -> np.ndarray:
         """Compute ``C`` times the class weights, shape (n_classes,); raises ``ModelError`` if C is unknown."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,8 @@ from ..kernels.loss_table import form_of
 from .encoding import CATEGORIES_FILE, read_encoding
 from .model import Model
 from .model_file import MODEL, STORED_FIELDS, ModelFile, check_file, read_array, source_labels
+from .named_weights import largest_weights, weight_blocks
 
-_BLOCK_WEIGHTS = 1 << 20  # read at a time
 _FILES = ("weights.npy", "scaling.npy", CATEGORIES_FILE)
 
 
@@ -206,6 +205,9 @@ def describe_model(path: str | Path, *, scaled: bool = False, n_weights: int = 1
     if n_vectors != len(labels):
         vectors = labels[-1:] * n_vectors if len(labels) == 2 else list(range(n_vectors))
     encoding = read_encoding(path / CATEGORIES_FILE, stored.encoding)
+    found = largest_weights(weight_blocks(weights, scales), n_vectors, n_weights)
+    first = np.lexsort((found.column, found.feature, -np.abs(found.weight)))[:n_weights]
+    chosen = (array[first].tolist() for array in (found.feature, found.column, found.weight))
     largest = [
         {
             "feature": feature,
@@ -214,7 +216,7 @@ def describe_model(path: str | Path, *, scaled: bool = False, n_weights: int = 1
             "vector": vectors[vector],
             "weight": weight,
         }
-        for feature, vector, weight in _largest_weights(weights, n_weights, scales)
+        for feature, vector, weight in zip(*chosen, strict=True)
     ]
     kept = ("loss", "method", "C", "n_features", "bias", "certificate", "fingerprint", "versions")
     return {
@@ -222,11 +224,7 @@ def describe_model(path: str | Path, *, scaled: bool = False, n_weights: int = 1
         **{name: getattr(stored, name) for name in kept},
         "labels": labels,
         "n_vectors": n_vectors,
-        **(
-            {"l1": stored.l1, "l2": stored.l2, "n_nonzero": int(np.count_nonzero(weights))}
-            if stored.l1
-            else {}
-        ),
+        **({"l1": stored.l1, "l2": stored.l2, "n_nonzero": int(found.n_nonzero.sum())} if stored.l1 else {}),
         "scale": scaling.scale,
         "normalize": scaling.normalize,
         "class_weight": {f"{label:g}": weight for label, weight in stored.class_weight.items()},
@@ -240,25 +238,3 @@ def describe_model(path: str | Path, *, scaled: bool = False, n_weights: int = 1
         "weights_for": Scaling(scaling.scale, scaling.normalize).describe_weights(scaled=scaled),
         "next": f"streamcd predict FILE {path} -o predictions.parquet",
     }
-
-
-def _largest_weights(
-    weights: np.ndarray, most: int, scales: np.ndarray | None
-) -> Iterator[tuple[int, int, float]]:
-    """Find the nonzero weights of the largest magnitude, block by block: 0-based features, vectors, values.
-
-    With `scales`, the divisors of the features, they are those for the source's values.
-    """
-    best: list[tuple[float, int, int, float]] = []
-    rows = max(1, _BLOCK_WEIGHTS // weights.shape[1])
-    for start in range(0, weights.shape[0], rows):
-        block = np.asarray(weights[start : start + rows])
-        if scales is not None:
-            block = block / scales[start : start + rows, np.newaxis]
-        flat = np.abs(block).ravel()
-        chosen = np.argsort(-flat, kind="stable")[:most]
-        for place in chosen[flat[chosen] > 0].tolist():
-            feature, vector = divmod(place, weights.shape[1])
-            best.append((-flat[place], start + feature, vector, float(block[feature, vector])))
-        best = sorted(best)[:most]
-    yield from ((feature, vector, weight) for _, feature, vector, weight in best)

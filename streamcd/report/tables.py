@@ -337,6 +337,22 @@ def weights_table(model: Facts) -> Table:
     return Table(f"largest weights{model['weights_for'] and ', ' + model['weights_for']}", rows, header)
 
 
+def class_weights_tables(name: str, found: Facts) -> list[Table]:
+    """Show the largest weights of each class, as `weights` lists them."""
+    tables = []
+    for of in found["classes"]:
+        least = f"{len(of['weights']):,} of {of['n_nonzero']:,} weights that are not 0"
+        title = f"{name}{'' if of['label'] is None else ', for ' + str(of['label'])}: {least}"
+        rows = [["(intercept)", f"{of['intercept']:.6g}"]] if of["intercept"] else []
+        rows += [[weight["name"], f"{weight['weight']:.6g}"] for weight in of["weights"]]
+        tables.append(
+            Table(
+                f"{title}{found['weights_for'] and ', ' + found['weights_for']}", rows, ["feature", "weight"]
+            )
+        )
+    return tables
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Evaluations
 

@@ -1,0 +1,173 @@
+"""Weights with their names, by class and in the source's units: all of them in blocks of features, or the largest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ..core.errors import UsageError
+from ..kernels.loss_table import PLANES, form_of
+
+if TYPE_CHECKING:
+    from .model import Model
+
+_BLOCK_WEIGHTS = 1 << 20  # looked through at a time
+_NAMED_WEIGHTS = 1 << 16  # and with names, which take some hundred bytes each
+
+
+def weight_blocks(
+    weights: np.ndarray,
+    scales: np.ndarray | None = None,
+    columns: np.ndarray | None = None,
+    most: int = _BLOCK_WEIGHTS,
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield weights in the source's units, some features at a time: the first feature, and an array (features, columns).
+
+    `scales` are the divisors of the features, if there are any; `columns` (vectors, columns) makes columns of the vectors.
+    """
+    wide = max(weights.shape[1], 1 if columns is None else columns.shape[1], 1)
+    rows = max(1, most // wide)
+    for start in range(0, weights.shape[0], rows):
+        block = np.asarray(weights[start : start + rows])
+        if scales is not None:
+            block = block / scales[start : start + rows, np.newaxis]
+        # + 0.0 turns the -0 of a product into 0
+        yield start, block if columns is None else block @ columns + 0.0
+
+
+class LargestWeights(NamedTuple):
+    """Weights of the largest magnitude of every column, by column and descending; `n_nonzero` is of all, by column."""
+
+    column: np.ndarray
+    feature: np.ndarray
+    weight: np.ndarray
+    n_nonzero: np.ndarray
+
+
+def largest_weights(blocks: Iterable[tuple[int, np.ndarray]], n_columns: int, most: int) -> LargestWeights:
+    """Find at most so many weights of every column that are not 0; of equal ones the first features'."""
+    column, feature, weight = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)
+    least, n_nonzero = np.zeros(n_columns), np.zeros(n_columns, np.int64)
+    for start, block in blocks:
+        n_nonzero += np.count_nonzero(block, axis=0)
+        rows, columns = np.nonzero(np.abs(block) > least)
+        column = np.concatenate([column, columns])
+        feature = np.concatenate([feature, rows + start])
+        weight = np.concatenate([weight, block[rows, columns]])
+        order = np.lexsort((feature, -np.abs(weight), column))
+        first = np.searchsorted(column[order], np.arange(n_columns))
+        kept = order[np.arange(order.size) - first[column[order]] < most]
+        column, feature, weight = column[kept], feature[kept], weight[kept]
+        ends = np.cumsum(np.bincount(column, minlength=n_columns))
+        full = np.diff(ends, prepend=0) == most
+        least[full] = np.abs(weight[ends[full] - 1])
+    return LargestWeights(column, feature, weight, n_nonzero)
+
+
+class ClassWeights:
+    """The weights of a model by class, in the source's units.
+
+    Attributes
+    ----------
+    labels : list
+        Of the columns, in the source's type: all classes, of two that share a vector the larger one; None for a model of
+        targets.
+    intercept : ndarray of float64, shape (columns,)
+    """
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._columns = None
+        self.labels: list[Any] = [None] if model.has_targets else list(model.label_numbers())
+        if model.is_binary:
+            self.labels = self.labels[1:]
+        elif not (model.has_targets or form_of(model.loss) == PLANES or model.choice.one_vector_per_class):
+            self._columns = model.choice.score_code()
+        self.intercept = model.intercept if self._columns is None else model.intercept @ self._columns
+
+    def blocks(self, most: int = _BLOCK_WEIGHTS) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield the weights as `weight_blocks` does, a column for every label."""
+        return weight_blocks(self._model.weights, self._model.scaling.scales, self._columns, most)
+
+    def named_blocks(self) -> Iterator[tuple[int, list[str], np.ndarray]]:
+        """Yield the weights with the names of their features."""
+        for start, block in self.blocks(_NAMED_WEIGHTS):
+            yield start, self._model.feature_names(np.arange(start, start + block.shape[0])), block
+
+
+def describe_weights(model: Model, top: int = 20, label: str | None = None) -> dict[str, Any]:
+    """List the weights of the largest magnitude for every class, in the source's units.
+
+    Parameters
+    ----------
+    model : Model
+    top : int
+        Weights of a class, at most.
+    label : str, optional
+        The class, of several.
+
+    Returns
+    -------
+    dict
+        ``kind`` ("weights"), ``loss``, ``C``, ``n_features``, ``weights_for`` (the values that they are for, in words), and
+        ``classes``: for each ``label`` (None where numbers are predicted), ``intercept``, ``n_nonzero`` and ``weights``, a
+        list of ``{feature, index (as in the source), name, weight}``. Weights of the smaller of two classes are those of
+        the larger with the other sign.
+
+    Raises
+    ------
+    UsageError
+        If `top` is negative, or the model has no such class.
+    """
+    if top < 0:
+        raise UsageError(f"expected a number of weights from 0 on, found {top}")
+    by_class = ClassWeights(model)
+    found = largest_weights(by_class.blocks(), len(by_class.labels), top)
+    names = model.feature_names(found.feature)
+    classes = [
+        {
+            "label": of,
+            "intercept": float(by_class.intercept[column]),
+            "n_nonzero": int(found.n_nonzero[column]),
+            "weights": [
+                {
+                    "feature": int(found.feature[k]),
+                    "index": int(found.feature[k]) + model.index_base,
+                    "name": names[k],
+                    "weight": float(found.weight[k]),
+                }
+                for k in np.flatnonzero(found.column == column).tolist()
+            ],
+        }
+        for column, of in enumerate(by_class.labels)
+    ]
+    return {
+        "kind": "weights",
+        "loss": model.loss,
+        "C": model.C,
+        "n_features": model.n_features,
+        "weights_for": model.scaling.describe_weights(),
+        "classes": classes if label is None else [_of_class(model, classes, label)],
+    }
+
+
+def _of_class(model: Model, classes: list[dict[str, Any]], label: str) -> dict[str, Any]:
+    """Choose a class; the smaller of two that share a vector has the other's weights with the other sign."""
+    texts = [] if model.has_targets else model.label_texts()
+    if label not in texts:
+        known = (
+            f"expected one of {', '.join(texts[:10])}" if texts else "expected none, of a model of numbers"
+        )
+        raise UsageError(f"class {label!r}: {known}")
+    place = texts.index(label)
+    if not model.is_binary or place == 1:
+        return classes[min(place, len(classes) - 1)]
+    (larger,) = classes
+    return {
+        **larger,
+        "label": model.label_numbers()[0],
+        "intercept": 0.0 - larger["intercept"],
+        "weights": [of | {"weight": -of["weight"]} for of in larger["weights"]],
+    }
