@@ -25,7 +25,7 @@ _HELP_WANTED: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 SECTIONS = {
     "Data": ("convert", "columns", "info", "verify"),
     "Training": ("train", "tune", "resume"),
-    "Models": ("evaluate", "predict", "report", "export", "import"),
+    "Models": ("evaluate", "predict", "weights", "report", "export", "import"),
     "First steps": ("demo",),
 }
 """Commands by task, as ``--help`` lists them."""
