@@ -142,7 +142,7 @@ def test_a_path_over_costs_and_a_search_end_at_the_optimum(tmp_path: Path) -> No
     assert found.primal_objective == pytest.approx(best, rel=2e-8)
 
 
-@pytest.mark.parametrize("asked", [{"loss": "crammer_singer"}, {"loss": "twin"}, {"workers": 2}])
+@pytest.mark.parametrize("asked", [{"loss": "crammer_singer"}, {"loss": "twin"}])
 def test_what_has_no_free_bias_refuses_it_in_a_line(tmp_path: Path, asked: dict[str, Any]) -> None:
     data = write_dataset(tmp_path / "data", multiclass(), n_chunks=4, n_shards=2)
     with pytest.raises(UsageError, match="bias"):

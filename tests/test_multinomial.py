@@ -13,7 +13,6 @@ from sklearn.linear_model import LogisticRegression
 from small_datasets import multiclass, random_rows, write_dataset
 
 import streamcd
-from streamcd.core.errors import UsageError
 from streamcd.kernels import primitives
 from streamcd.kernels.crammer_singer import ClassScratch, LaneColumns
 from streamcd.kernels.multinomial import multinomial_visit
@@ -129,12 +128,6 @@ def test_the_estimator_is_scikit_learns_with_intercepts() -> None:
     one_vs_rest = streamcd.LogisticRegression(C=0.5, multi_class="ovr").fit(dense, y)
     assert one_vs_rest.model_.loss == "log_loss"
     assert streamcd.LogisticRegression().fit(dense, y > 0).coef_.shape == (1, dense.shape[1])
-
-
-def test_workers_are_refused_in_a_line(tmp_path: Path) -> None:
-    data = write_dataset(tmp_path / "data", multiclass(), n_chunks=4, n_shards=2)
-    with pytest.raises(UsageError, match="multinomial"):
-        streamcd.train(data, tmp_path / "run", loss="multinomial", workers=2)
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import pytest
 import scipy.sparse as sp
 from interrupted import log, stopping_after, weights
 from reference import dual_values
+from scipy.special import entr
 from small_datasets import NAMED, multiclass, random_rows, write_dataset
 
 import streamcd
@@ -24,6 +25,7 @@ from streamcd.cluster.block_steps import (
     newton_step,
     next_sigma_prime,
     quadratic_step,
+    slopes,
 )
 from streamcd.cluster.partition import Partition
 from streamcd.cluster.rounds import (
@@ -40,11 +42,13 @@ from streamcd.kernels.rounds import DUAL_CHANGE, LINEAR, LONGEST, QUADRATIC, add
 from streamcd.runs.problem_options import ProblemOptions
 from streamcd.solvers.protocol import DONE, TRAIN
 from streamcd.solvers.registry import make_solver
+from streamcd.stream.memory_plan import Plan
 from streamcd.stream.stream import _Reader
 from streamcd.training.stopping import new_lane_arrays
 from tools.simulated_cluster import SerialEngine, Simulation
 
-LOSSES = ["hinge", "squared_hinge", "log_loss", "crammer_singer"]
+LOSSES = ["hinge", "squared_hinge", "log_loss", "crammer_singer", "multinomial"]
+ENTROPIC = ("log_loss", "multinomial")
 BINARY = LOSSES[:3]
 
 pytestmark = pytest.mark.filterwarnings("ignore::streamcd.ConvergenceWarning")
@@ -84,6 +88,8 @@ def feasible(problem: Any, code: np.ndarray, rng: np.random.Generator) -> tuple[
     if problem.loss == "log_loss":
         alpha = np.clip(alpha, 1e-8 * cost, (1 - 1e-8) * cost)
         return np.hstack([alpha, cost - alpha]), cost
+    if problem.loss == "multinomial":
+        return cost * rng.dirichlet(np.full(problem.classes.size, 0.3), code.size), cost
     if problem.loss == "crammer_singer":
         k = problem.classes.size
         alpha = -rng.random((code.size, k))
@@ -104,6 +110,8 @@ def row_objective(problem: Any, alpha: np.ndarray, cost: np.ndarray, code: np.nd
     """Rows' part of f, per lane."""
     if problem.loss == "crammer_singer":
         return np.array([alpha.sum() - alpha[np.arange(code.size), code].sum()])
+    if problem.loss == "multinomial":
+        return np.array([-entr(alpha / cost).sum(axis=1) @ cost[:, 0]])
     return -dual_values(problem.loss, alpha[:, : problem.n_lanes], cost).sum(axis=0)
 
 
@@ -120,8 +128,8 @@ def test_sums_of_a_direction_are_derivatives_of_the_dual(loss: str, classes: Dat
         return row_objective(problem, point, cost, code)
 
     h = 1e-3
-    if loss == "log_loss":
-        found = log_slopes(base, candidate, np.full(problem.n_lanes, 0.5))
+    if loss in ENTROPIC:
+        found = slopes(problem, base, candidate, np.full(problem.n_lanes, 0.5))
         np.testing.assert_allclose(found[:, 0], (along(0.5 + h) - along(0.5 - h)) / (2 * h), rtol=1e-4)
         second = (along(0.5 + h) - 2 * along(0.5) + along(0.5 - h)) / h**2
         np.testing.assert_allclose(found[:, 1], second, rtol=1e-3)
@@ -148,6 +156,8 @@ def test_the_longest_step_is_feasible_and_no_longer_one_is(loss: str, classes: D
             upper = np.zeros_like(point)
             upper[np.arange(code.size), code] = cost[:, 0]
             ok = (point <= upper + 1e-12).all()
+        elif loss == "multinomial":
+            ok = (point >= -1e-12).all()
         else:
             n = problem.n_lanes
             upper = np.inf if loss == "squared_hinge" else cost
@@ -281,7 +291,6 @@ def test_the_dual_never_falls_and_is_what_the_certificate_finds(
 @pytest.mark.parametrize("loss", BINARY)
 def test_streaming_partitions_do_as_resident_ones(loss: str, data: Dataset, tmp_path: Path) -> None:
     """Windows of four chunks, read from disk in every pass, against all rows in memory: the same optimum."""
-    from streamcd.stream.memory_plan import Plan
 
     def small_plan(*_: Any) -> Plan:
         return Plan(window_entries=800, window_rows=120, resident=False)
@@ -335,11 +344,15 @@ def test_stopped_and_resumed_with_another_number_of_workers(data: Dataset, tmp_p
     assert len(list((run / "dual").iterdir())) == 1
 
 
-@pytest.mark.parametrize("loss", ["squared_hinge", "log_loss"])
+FREE = {"bias": 1.0, "unpenalized_bias": True}
+
+
+@pytest.mark.parametrize("bias", [{}, FREE], ids=["", "free"])
+@pytest.mark.parametrize("loss", ["squared_hinge", "log_loss", "multinomial"])
 def test_stopped_and_resumed_with_the_same_workers_gives_the_same_bits(
-    loss: str, data: Dataset, tmp_path: Path
+    loss: str, bias: dict[str, Any], data: Dataset, tmp_path: Path
 ) -> None:
-    options: dict[str, Any] = {"loss": loss, "tol": 1e-9, "max_passes": 12, "client": Simulation(3)}
+    options: dict[str, Any] = {"loss": loss, "tol": 1e-9, "max_passes": 12, "client": Simulation(3), **bias}
     streamcd.train(data, tmp_path / "whole", **options)
     with pytest.raises(Interrupted):
         streamcd.train(data, tmp_path / "cut", stop_requested=stopping_after(30), **options)
@@ -347,12 +360,37 @@ def test_stopped_and_resumed_with_the_same_workers_gives_the_same_bits(
     assert (weights(tmp_path / "whole") == weights(tmp_path / "cut")).all()
 
 
+@pytest.mark.parametrize("loss", [*BINARY, "multinomial"])
+def test_a_free_bias_in_rounds_ends_at_the_optimum_of_one_process(
+    loss: str, classes: Dataset, tmp_path: Path
+) -> None:
+    """A path, whose lanes have their first certificate in different rounds; windows from disk; a single partition's bits."""
+    options: dict[str, Any] = {"loss": loss, "C": [0.01, 0.2], "tol": 1e-6, "max_passes": 5000, **FREE}
+    one = streamcd.train(classes, tmp_path / "one", **(options | {"tol": 1e-8}))
+    with pytest.MonkeyPatch.context() as patch:
+        plan = Plan(window_entries=300, window_rows=40, resident=False)
+        patch.setattr("streamcd.cluster.partition.make_plan", lambda *_: plan)
+        patch.setattr("streamcd.cluster.partition.plan_shards", lambda *_: None)
+        split = streamcd.train(classes, tmp_path / "split", client=Simulation(3), **options)
+    assert one.converged
+    assert split.converged
+    for ours, theirs in zip(split.lanes, one.lanes, strict=True):
+        assert ours["primal_objective"] <= theirs["primal_objective"] * (1 + 1.1e-6)
+        assert ours["dual_objective"] <= theirs["primal_objective"]
+        assert ours["primal_objective"] >= theirs["dual_objective"]
+    few = options | {"max_passes": 9, "acceleration": 0.5}
+    streamcd.train(classes, tmp_path / "few", **few)
+    streamcd.train(classes, tmp_path / "alone", client=Simulation(1), **few)
+    assert (weights(tmp_path / "few") == weights(tmp_path / "alone")).all()
+
+
 @pytest.mark.parametrize("every", [3, 1])
 def test_a_round_that_is_lost_leaves_no_trace_and_one_that_always_is_ends_the_run(
     every: int, data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Workers are lost after they wrote candidates."""
-    options: dict[str, Any] = {"client": Simulation(3), "max_passes": 15, "tol": 1e-9}
+    options: dict[str, Any] = {"client": Simulation(3), "max_passes": 15, "tol": 1e-3, "loss": "multinomial"}
+    options |= FREE
     streamcd.train(data, tmp_path / "calm", **options)
     calls, carry_out = itertools.count(1), SerialEngine.round
 

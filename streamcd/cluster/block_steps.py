@@ -10,10 +10,10 @@ With ``b = s a`` it is, up to a factor s, the partition's own dual with costs s 
 Then
 
     1. Δw = Σ Δw_k, and one step eta along Δa is taken, exact to rounding (hinge, squared hinge, Crammer-Singer: f is
-       quadratic along it) or by Newton's method in one variable (logistic). ``m_k(Δa) < m_k(0)``, m_k is convex and has
-       the slope of f at 0: so f descends along Δa whatever s is, and never rises from round to round. ``eta = 1/K`` is
-       always safe, and is taken where rounding hides the slope's sign; a slope above the rounding is an error, and no step
-       is taken.
+       quadratic along it) or by Newton's method in one variable (logistic, multinomial). ``m_k(Δa) < m_k(0)``, m_k is
+       convex and has the slope of f at 0: so f descends along Δa whatever s is, and never rises from round to round.
+       ``eta = 1/K`` is always safe, and is taken where rounding hides the slope's sign; a slope above the rounding is an
+       error, and no step is taken.
     2. The next s is ``‖Σ Δw_k‖² / Σ ‖Δw_k‖²`` in [1, K], to a power of two (a scaling that loses no bit): with that s the
        models would have added up to f. It is 1 where the partitions' changes are orthogonal (wide text), K
        where they are all the same.
@@ -37,7 +37,7 @@ import numpy as np
 
 from ..core.errors import EnvironmentFailure
 from ..kernels import rounds as kernels
-from ..kernels.loss_table import CLASSES, LOG_LOSS
+from ..kernels.loss_table import CLASSES, LOG_LOSS, gives_probabilities
 from ..kernels.rounds import CURVATURE, DUAL_CHANGE, LINEAR, LONGEST, MAGNITUDE, QUADRATIC, SLOPE
 from ..solvers.problem import Problem
 
@@ -72,7 +72,9 @@ def direction(
     `target` is that of rows that have one.
     """
     sums = new_direction(problem.n_lanes)
-    if problem.form == CLASSES:
+    if problem.form == CLASSES and has_entropy(problem):
+        kernels.add_multinomial_direction(base, candidate, np.empty(problem.lane_vectors), sums)
+    elif problem.form == CLASSES:
         kernels.add_class_direction(code, cost, base, candidate, sums)
     else:
         y = problem.row_labels(code, target)
@@ -92,12 +94,29 @@ def apply_step(
 ) -> np.ndarray:
     """Compute the dual variables after a step `eta`, shape (lanes,); changes `active`, see `kernels.rounds`."""
     point = np.empty(base.shape)
-    if problem.form == CLASSES:
+    if problem.form == CLASSES and has_entropy(problem):
+        kernels.apply_multinomial_step(cost, base, candidate, eta, point)
+    elif problem.form == CLASSES:
         kernels.apply_class_step(code, cost, base, candidate, active, eta, point)
     else:
         y = problem.row_labels(code, target)
         kernels.apply_step(problem.row_loss, y, cost, base, candidate, active, eta, point)
     return point
+
+
+def slopes(problem: Problem, base: np.ndarray, candidate: np.ndarray, eta: np.ndarray) -> np.ndarray:
+    """Sum the terms of `newton_step` over rows at a step, shape (lanes, 3), see `kernels.rounds.add_log_slopes`."""
+    sums = np.zeros((problem.n_lanes, 3))
+    if problem.form == CLASSES:
+        kernels.add_multinomial_slopes(base, candidate, eta, np.empty(problem.lane_vectors), sums)
+    else:
+        kernels.add_log_slopes(base, candidate, eta, sums)
+    return sums
+
+
+def has_entropy(problem: Problem) -> bool:
+    """Tell whether the dual has terms ``a log a``, as that of a loss of probabilities; else it is quadratic along a step."""
+    return gives_probabilities(problem.loss)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -134,9 +153,9 @@ def newton_step(
     n_partitions: int,
     evaluate: Callable[[np.ndarray], np.ndarray],
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Find the step of every lane for the logistic loss by safeguarded Newton's method on the slope in eta.
+    """Find the step of every lane of a dual with entropies by safeguarded Newton's method on the slope in eta.
 
-    As `quadratic_step`, with `evaluate` for the sums over all rows of `add_log_slopes` at an eta per lane. Returns eta, the
+    As `quadratic_step`, with `evaluate` for the sums over all rows of `slopes` at an eta per lane. Returns eta, the
     change of the rows' terms of the dual per lane, and the number of evaluations.
     """
     start = product + sums[:, LINEAR]

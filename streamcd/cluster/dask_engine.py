@@ -86,7 +86,8 @@ class DaskEngine:
                 self._within(_ANSWER_SECONDS, self.client.cancel, futures)
         self._sent = (request.token, w.copy(), set(names))
         change: Change = result.change
-        result.bytes_sent = weights.change.n_bytes * len(names) + change.moved_bytes + change.n_bytes
+        each = weights.change.n_bytes + sum(array.nbytes for array in result.sums.values())
+        result.bytes_sent = each * len(names) + change.moved_bytes + change.n_bytes
         return result
 
     def slopes(self, request: RoundRequest, eta: np.ndarray) -> np.ndarray:

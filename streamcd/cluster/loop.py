@@ -19,7 +19,7 @@ import numpy as np
 
 from ..core.atomic_files import make_directory, sync
 from ..core.errors import EnvironmentFailure
-from ..kernels.loss_table import CLASSES, LOG_LOSS
+from ..kernels.loss_table import CLASSES
 from ..kernels.primitives import DUAL
 from ..kernels.rounds import APART, LINEAR, MAGNITUDE, QUADRATIC
 from ..solvers.dual import RowSolver, violation
@@ -29,6 +29,7 @@ from ..training.checkpoint import Run
 from ..training.loop import Session, Task, TrainingLoop
 from ..training.stopping import BY_VIOLATION
 from .block_steps import (
+    has_entropy,
     lane_columns,
     lane_products,
     newton_step,
@@ -202,7 +203,7 @@ class RoundLoop(TrainingLoop):
         sums[trained, MAGNITUDE] += mu[trained] * lane_products(
             self.state.w[:, columns], self.state.w[:, columns], trained.size
         )
-        if self.task.problem.row_loss.kind != LOG_LOSS:  # the dual is quadratic along the step
+        if not has_entropy(self.task.problem):  # the dual is quadratic along the step
             eta = quadratic_step(product, squared, sums, k)
             dual_change = -(eta * sums[:, LINEAR] + 0.5 * eta**2 * sums[:, QUADRATIC])
             return _Step(eta, dual_change, 0, sigma_prime)
@@ -217,6 +218,8 @@ class RoundLoop(TrainingLoop):
         trained, certified = request.phase(TRAIN), request.phase(START, CERTIFY)
         self._move(result, step, trained, certified)
         state.totals[:] = result.totals
+        for name, sums in result.sums.items():
+            state.matrices[name] += sums
         if step.dual_change is not None:
             state.totals[trained, DUAL] = step.dual_change[trained]
         # the rules are those of a single process, for which the last pass counts

@@ -15,6 +15,10 @@ WEIGHT_COPIES = 8
 """Arrays of the shape of w that a worker or the coordinating process holds at most: the common and the local w, its
 change, w(alpha), a neighbour's change and the sum, and the messages in and out."""
 
+SUM_COPIES = 4
+"""More such arrays with a bias that is not penalised, whose certificate has sums of its own: of a neighbour, joined, and the
+messages in and out."""
+
 TABLE_COPIES = 5
 """Tables of classes and lanes that a worker holds at most: signs and costs as received and copied, and the costs of the
 local models. Views in the coordinating process are whole tables in a worker."""
@@ -39,7 +43,8 @@ def model_bytes(problem: Problem, memory: SolverMemory) -> int:
     `SolverMemory.state` counts w twice. Only the coordinating process holds the proximal point's centres.
     """
     tables = TABLE_COPIES * problem.full_table_bytes
-    copies = (WEIGHT_COPIES - 2) * 8 * (problem.n_features + 1) * problem.n_lanes * problem.lane_vectors
+    n_copies = WEIGHT_COPIES - 2 + (SUM_COPIES if problem.free_bias else 0)
+    copies = n_copies * 8 * (problem.n_features + 1) * problem.n_lanes * problem.lane_vectors
     return memory.state + copies + sum(memory.more.values()) + tables + memory.saving
 
 

@@ -31,7 +31,7 @@ from ..kernels.primitives import (
     N_STEPS,
     N_VISITED,
 )
-from ..kernels.rounds import APART, add_log_slopes
+from ..kernels.rounds import APART
 from ..solvers.problem import Problem
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, State, new_totals
 from ..solvers.registry import make_solver
@@ -46,6 +46,7 @@ from .block_steps import (
     lane_columns,
     lane_products,
     new_direction,
+    slopes,
 )
 from .memory import model_bytes, paired_layout
 from .rounds import Change, RoundRequest, RoundResponse, WorkerSpec, add_directions, make_change
@@ -97,7 +98,8 @@ class Partition:
         self._problem = _writable(spec.problem)
         # kappa and centre are the coordinating process's: here any fixed kappa stands for it
         options: dict[str, Any] = {"acceleration": "none" if spec.acceleration == "none" else 0.0}
-        self._solver = solver = make_solver(self._problem, spec.method, dataset, **options)
+        self._solver: Any = make_solver(self._problem, spec.method, dataset, **options)
+        solver = self._solver
         # the local model is a problem whose costs are sigma' times as large
         self._scaled_problem = replace(self._problem, cost=self._problem.cost.copy())
         self._scaled_solver = make_solver(self._scaled_problem, spec.method, dataset, **options)
@@ -161,10 +163,11 @@ class Partition:
             n_passes=n_passes,
             seconds={worker: time.monotonic() - started},
             bytes_read=self._bytes_read() - bytes_before,
+            sums=local.state.matrices,
         )
 
     def slopes(self, request: RoundRequest, eta: np.ndarray) -> np.ndarray:
-        """Sum the terms of `add_log_slopes` over the rows at a step, after `run`."""
+        """Sum the terms of `block_steps.slopes` over the rows at a step, after `run`."""
         total = np.zeros((self._n_lanes, 3))
         width, arena = self._width, self._arena
         for chunk in self._own.tolist():
@@ -176,7 +179,7 @@ class Partition:
                 pair = np.empty((n_rows, 2 * width))
                 active = np.empty((n_rows, self._layout.n_flags), dtype=np.uint8)
                 self._writer.load(chunk, [pair, active])
-            add_log_slopes(pair[:, width:], pair[:, :width], eta, total)
+            total += slopes(self._problem, pair[:, width:], pair[:, :width], eta)
         return total
 
     def close(self) -> None:
@@ -192,7 +195,8 @@ class Partition:
         sigma_prime = np.ones(n_lanes) if self.alone else request.sigma_prime()
         self._scaled_problem.cost[:] = self._problem.cost * sigma_prime
         lanes = _local_lanes(request.lanes, self.alone)
-        state = State(w.copy(), np.zeros_like(w), new_totals(n_lanes), lanes)
+        sums = self._solver.new_sums() if request.phase(START, CERTIFY).size else {}
+        state = State(w.copy(), np.zeros_like(w), new_totals(n_lanes), lanes, matrices=sums)
         return _LocalRound(
             request, state, sigma_prime, new_totals(n_lanes), np.zeros(n_lanes), new_direction(n_lanes)
         )

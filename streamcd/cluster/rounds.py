@@ -120,6 +120,7 @@ class RoundResponse:
     n_passes: int
     seconds: dict[str, float]  # of every worker
     bytes_read: int
+    sums: dict[str, np.ndarray]  # of lanes certified: `RowSolver.new_sums`
     bytes_sent: int = 0  # between processes: w to the workers, changes back
 
 
@@ -135,6 +136,7 @@ def add_responses(a: RoundResponse, b: RoundResponse) -> RoundResponse:
         n_passes=a.n_passes,
         seconds=a.seconds | b.seconds,
         bytes_read=a.bytes_read + b.bytes_read,
+        sums={name: array + b.sums[name] for name, array in a.sums.items()},
     )
 
 

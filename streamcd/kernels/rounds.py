@@ -17,7 +17,7 @@ from .loss_table import LOG_LOSS
 from .losses import LEAST_ALPHA, five_numbers
 
 LINEAR, QUADRATIC, LONGEST, APART, MAGNITUDE = range(5)
-"""Columns of a direction: the slope at 0 of the dual's separable part, its second derivative (0 for the logistic loss,
+"""Columns of a direction: the slope at 0 of the dual's separable part, its second derivative (0 for losses with an entropy,
 for which it is not constant), the longest step that keeps every row feasible, ``Σ ‖Δw_k‖²`` over the partitions, and the sum
 of the magnitudes that bounds the rounding error of the slope."""
 
@@ -100,6 +100,59 @@ def add_class_direction(code, cost, base, candidate, sums):
                 _shorten(np.inf, (cost[i, lane] if own else 0.0) - old, change, lane, sums)
 
 
+@inlined
+def _class_changes(old, new, out):
+    """Write a multinomial row's changes to `out`: that of its largest variable is minus the sum of the others, all exact."""
+    most, rest = 0, 0.0
+    for m in range(out.size):
+        if old[m] > old[most]:
+            most = m
+    for m in range(out.size):
+        out[m] = new[m] - old[m]
+        rest += out[m] if m != most else 0.0
+    out[most] = -rest
+
+
+@kernel
+def add_multinomial_direction(base, candidate, change, sums):
+    """As `add_direction` for the multinomial loss; `change` (classes,) is scratch.
+
+    The variables of a row add up to C, so that the terms ``a log(a / C)`` have the slopes of ``a log a``. Where a variable
+    is 0, and its slope minus infinity, that of the smallest one with a logarithm stands for it.
+    """
+    n_classes = change.size
+    for i in range(base.shape[0]):
+        for lane in range(sums.shape[0]):
+            own = slice(lane * n_classes, (lane + 1) * n_classes)
+            old = base[i, own]
+            _class_changes(old, candidate[i, own], change)
+            for m in range(n_classes):
+                if change[m] != 0.0:
+                    log_alpha = math.log(max(old[m], LEAST_ALPHA))
+                    sums[lane, LINEAR] += change[m] * log_alpha
+                    sums[lane, MAGNITUDE] += (old[m] + abs(change[m])) * abs(log_alpha)
+                    _shorten(old[m], np.inf, change[m], lane, sums)
+
+
+@kernel
+def add_multinomial_slopes(base, candidate, eta, change, sums):
+    """As `add_log_slopes` for the multinomial loss; `change` (classes,) is scratch."""
+    n_classes = change.size
+    for i in range(base.shape[0]):
+        for lane in range(eta.size):
+            own = slice(lane * n_classes, (lane + 1) * n_classes)
+            old, new = base[i, own], candidate[i, own]
+            _class_changes(old, new, change)
+            for m in range(n_classes):
+                if change[m] != 0.0:
+                    alpha = max(_between(old[m], new[m], eta[lane]), LEAST_ALPHA)
+                    log_alpha = math.log(alpha)
+                    sums[lane, SLOPE] += change[m] * log_alpha
+                    sums[lane, CURVATURE] += change[m] * change[m] / alpha
+                    before = old[m] * math.log(old[m]) if old[m] > 0.0 else 0.0
+                    sums[lane, DUAL_CHANGE] += before - alpha * log_alpha
+
+
 @kernel
 def add_log_slopes(base, candidate, eta, sums):
     """Differentiate the separable part of the logistic dual along the step; adds to `sums` (lanes, 3).
@@ -160,3 +213,22 @@ def apply_class_step(code, cost, base, candidate, active, eta, point):
                 active[i, column] = 1
             upper = cost[i, lane] if column % n_classes == code[i] else 0.0
             point[i, column] = min(_between(base[i, column], candidate[i, column], eta[lane]), upper)
+
+
+@kernel
+def apply_multinomial_step(cost, base, candidate, eta, point):
+    """As `apply_step` for the multinomial loss: the largest variable of a row is C less the others."""
+    n_classes = base.shape[1] // eta.size
+    for i in range(base.shape[0]):
+        for lane in range(eta.size):
+            own = slice(lane * n_classes, (lane + 1) * n_classes)
+            old, new, out = base[i, own], candidate[i, own], point[i, own]
+            most, rest = 0, 0.0
+            for m in range(n_classes):
+                out[m] = max(_between(old[m], new[m], eta[lane]), 0.0)
+                if out[m] > out[most]:
+                    most = m
+            if eta[lane] != 1.0 and cost[i, lane] > 0.0:
+                for m in range(n_classes):
+                    rest += out[m] if m != most else 0.0
+                out[most] = cost[i, lane] - rest

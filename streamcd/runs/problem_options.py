@@ -226,7 +226,7 @@ class ProblemOptions(_LossParameters, Checked):
     )
     unpenalized_bias: bool = option(
         False,
-        "Leave the bias's weight out of the penalty. For losses of margins and of targets, in one process.",
+        "Leave the bias's weight out of the penalty. Not for twin planes.",
         flags="-R --unpenalized-bias",
         section=Section.PENALTY,
     )

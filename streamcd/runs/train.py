@@ -253,10 +253,6 @@ def _check_rounds(asked: TrainOptions) -> None:
         return
     if asked.omega != 1.0:
         raise UsageError("omega is for one process: on workers a line search sets the length of steps")
-    if asked.unpenalized_bias:
-        raise UsageError(
-            "unpenalized_bias is for one process; or give bias a larger value, which is penalised less"
-        )
     if not find_solver(asked.loss, asked.method).in_rounds:
         known = ", ".join(str(entry) for entry in SOLVERS if entry.in_rounds)
         raise UsageError(

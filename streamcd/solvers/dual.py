@@ -170,6 +170,13 @@ class RowSolver:
             gap[trained] += state.lanes["distance"][trained]
         return gap
 
+    def new_sums(self) -> dict[str, np.ndarray]:
+        """Return zeros for the sums that reads at fixed w make beside w(alpha) and the totals, in `State.matrices`.
+
+        Those of several partitions of the rows are added up.
+        """
+        return {}
+
     def certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
         """Sum the terms of a window's rows in some lanes, in the given order of rows."""
         raise NotImplementedError
@@ -286,7 +293,7 @@ class RowSolver:
         shape, n_lanes = (self.problem.n_features + 1, self.n_vectors), self.problem.n_lanes
         kept = new_lanes(n_lanes, phase) | dict(lanes)
         w, w_alpha = (aligned_zeros(math.prod(shape), np.dtype(np.float64)).reshape(shape) for _ in range(2))
-        state = State(w, w_alpha, new_totals(n_lanes), kept)
+        state = State(w, w_alpha, new_totals(n_lanes), kept, matrices=self.new_sums())
         if self.acceleration:
             self.acceleration.add_to(state)
         return state

@@ -11,34 +11,43 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..kernels.primitives import DUAL, GAP, LOSS, LOSS_SLOPE, N_VISITED, ROUNDING, SLOPE, W_ALPHA
+from ..kernels.primitives import (
+    DUAL,
+    GAP,
+    LOSS,
+    LOSS_SLOPE,
+    N_TOTALS,
+    N_VISITED,
+    ROUNDING,
+    SLOPE,
+    VIOLATION_MAX,
+    VIOLATION_MIN,
+    W_ALPHA,
+)
 from ..stream.window import Window
 from .dual import DualSolver
-from .protocol import CERTIFY, State, join_totals, new_totals
+from .protocol import CERTIFY, State, new_totals
 
 _LINEAR = [GAP, DUAL, SLOPE, W_ALPHA]  # sums that a factor on beta changes; the rest keep their bounds
-_POSITIVE = "positive"  # w(alpha) of the rows with beta > 0, in a certifying read
+_SUMMED = np.setdiff1d(np.arange(N_TOTALS), [VIOLATION_MAX, VIOLATION_MIN])
+_POSITIVE, _POSITIVE_TOTALS = "positive", "positive_totals"
+"""w(alpha) and totals of the rows with beta > 0, in a certifying read; the violations are in the totals of all rows."""
 
 
 class FreeBiasSolver(DualSolver):
     """`DualSolver` for a bias that is not penalised; its acceleration, of which kappa may be 0, keeps the centre."""
 
-    def new_state(self) -> State:
-        """Return the state before the first read, with room for sums over the rows of one sign."""
-        state = super().new_state()
-        state.matrices[_POSITIVE] = np.zeros_like(state.w)
-        state.matrices["positive_totals"] = new_totals(self.problem.n_lanes)
-        return state
+    def new_sums(self) -> dict[str, np.ndarray]:
+        """Return zeros for the sums over the rows with beta > 0; see `RowSolver.new_sums`."""
+        positive = np.zeros((self.problem.n_features + 1, self.n_vectors))
+        return {_POSITIVE: positive, _POSITIVE_TOTALS: new_totals(self.problem.n_lanes)}
 
     def certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
         """Sum the terms of a window's rows with beta > 0 apart, lane by lane: each has a sign of its own for a row."""
         if not lanes.size:  # to compile
             super().certify(window, state, order, lanes)
-        if state.window == 0:
-            state.matrices["positive_totals"][:] = new_totals(self.problem.n_lanes)
-        positive = State(
-            state.w, state.matrices[_POSITIVE], state.matrices["positive_totals"], state.lanes, state.rows
-        )
+        sums, totals = state.matrices[_POSITIVE_TOTALS], state.totals
+        positive = State(state.w, state.matrices[_POSITIVE], sums, state.lanes, state.rows)
         arena = window.arena
         code, alpha = arena.code[order], arena.alpha
         for lane in lanes:
@@ -46,21 +55,23 @@ class FreeBiasSolver(DualSolver):
             only = np.array([lane])
             super().certify(window, positive, order[is_positive], only)
             super().certify(window, state, order[~is_positive], only)
+        totals[:, VIOLATION_MAX] = np.maximum(totals[:, VIOLATION_MAX], sums[:, VIOLATION_MAX])
+        totals[:, VIOLATION_MIN] = np.minimum(totals[:, VIOLATION_MIN], sums[:, VIOLATION_MIN])
 
     def certificate(self, state: State) -> dict[str, np.ndarray]:
         """Compute the certificate at the feasible alpha, and join the sums of both signs; see `RowSolver.certificate`."""
-        lanes, sums = state.phase(CERTIFY), state.matrices["positive_totals"]
+        lanes, sums = state.phase(CERTIFY), state.matrices[_POSITIVE_TOTALS]
         factors = self._factors(state)
         penalties = self._feasible_penalty_terms(state, lanes, factors)
         joined = state.totals.copy()
-        join_totals(joined, sums)
+        joined[:, _SUMMED] += sums[:, _SUMMED]
         joined[:, _LINEAR] = _scaled(sums, factors[0]) + _scaled(state.totals, factors[1])
         # the factors are wrong by the rounding of sums over the rows
         joined[:, ROUNDING] += joined[:, N_VISITED] * joined[:, LOSS]
         proof = self.proof(state, joined, penalties)
-        join_totals(state.totals, sums)
+        state.totals[:, _SUMMED] += sums[:, _SUMMED]
         state.w_alpha += state.matrices[_POSITIVE]
-        state.matrices[_POSITIVE][:] = 0.0
+        state.matrices[_POSITIVE][:], sums[:] = 0.0, new_totals(self.problem.n_lanes)
         return proof
 
     def _factors(self, state: State) -> np.ndarray:

@@ -53,10 +53,13 @@ class MultinomialSolver(CrammerSingerSolver):
 class FreeBiasMultinomialSolver(MultinomialSolver):
     """`MultinomialSolver` for biases that are not penalised; ``class_sums`` are ``Σ C_i x_i`` of each class."""
 
+    def new_sums(self) -> dict[str, np.ndarray]:
+        """Return zeros for the classes' sums, which a lane's first certificate makes; see `RowSolver.new_sums`."""
+        return {"class_sums": np.zeros((self.problem.n_features + 1, self.n_vectors))}
+
     def new_state(self) -> State:
-        """Return the state before the first read, with room for the classes' sums, which the first certificate makes."""
+        """Return the state before the first read."""
         state = super().new_state()
-        state.matrices["class_sums"] = np.zeros_like(state.w)
         state.lanes |= {"has_sums": np.zeros(self.problem.n_lanes, dtype=bool)}
         state.lanes |= {"gap_of_shares": np.zeros(self.problem.n_lanes)}
         return state

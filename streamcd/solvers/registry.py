@@ -54,8 +54,8 @@ class SolverEntry:
     # over rows by an outer proximal-point iteration with kappa; over columns by extrapolation of passes
     accelerates: bool = False
     # Several workers can train it together, by block-diagonal dual coordinate descent with a line search along the dual, for
-    # one lane or several. This holds for Crammer–Singer too: its dual is quadratic, and a step along any direction keeps
-    # every row's sum of zero.
+    # one lane or several. This holds for losses of all classes at once too: a step along any direction keeps every row's
+    # sum over the classes.
     in_rounds: bool = False
     frees_bias: bool = False  # can leave the bias out of the penalty
     takes_penalties: bool = False  # trains with L1 and elastic net
@@ -150,7 +150,7 @@ def _entry(loss: str, method: str) -> SolverEntry:
         frees_bias=form in (MARGINS, INLIERS) or kind == MULTINOMIAL,
         takes_penalties=method == "newton",
         keeps_alpha=method in ("dual", "sor"),
-        in_rounds=method == "dual" and form not in (PLANES, INLIERS) and kind != MULTINOMIAL,
+        in_rounds=method == "dual" and form not in (PLANES, INLIERS),
     )
 
 
