@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .estimators.regression import LinearSVR as LinearSVR
     from .estimators.regression import QuantileRegressor as QuantileRegressor
     from .estimators.regression import Ridge as Ridge
+    from .models.export import export as export
     from .models.model import Model as Model
     from .models.stored import load_model as load_model
     from .prediction.evaluate import evaluate as evaluate
@@ -56,6 +57,7 @@ _PUBLIC = {
     },
     "convert": ("conversion.convert", "convert"),
     "evaluate": ("prediction.evaluate", "evaluate"),
+    "export": ("models.export", "export"),
     "load_checkpoint": ("runs.checkpoint_model", "load_checkpoint"),
     "load_model": ("models.stored", "load_model"),
     "make_columns": ("conversion.transpose", "make_columns"),

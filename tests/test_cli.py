@@ -258,8 +258,11 @@ def test_a_dataset_is_exported_as_text(text, data, tmp_path):
 
 @pytest.mark.parametrize("ending", ["onnx", "pmml", "CSV", "json", "parquet", "npz", "gz"])
 def test_an_export_named_as_a_file_of_another_format_is_refused(made, tmp_path, ending):
-    for source, written in (("run", "LIBLINEAR's text"), ("data", "libsvm text")):
-        line = refused("export", made / source, tmp_path / f"m.{ending}")
+    for source, form, written in (
+        ("run", "liblinear", "LIBLINEAR's text"),
+        ("data", "libsvm", "libsvm text"),
+    ):
+        line = refused("export", made / source, tmp_path / f"m.{ending}", "--format", form)
         assert f"m.{ending}: expected a name for {written}, such as m.txt, found the ending of" in line
     assert not any(tmp_path.iterdir())
 
@@ -282,7 +285,7 @@ def test_only_commands_with_a_memory_budget_are_advised_to_lower_it(made, tmp_pa
         raise MemoryError
 
     monkeypatch.setattr("streamcd.models.liblinear.import_liblinear", exhausted)
-    monkeypatch.setattr("streamcd.models.liblinear.export_liblinear", exhausted)
+    monkeypatch.setattr("streamcd.models.export.export_liblinear", exhausted)
     (tmp_path / "m.txt").touch()
     line = refused("import", tmp_path / "m.txt", tmp_path / "model", status=1)
     assert line == "streamcd: error: out of memory; free some of the machine's"

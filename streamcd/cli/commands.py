@@ -415,9 +415,11 @@ def weights(
 @option(
     "--format",
     "target_format",
-    type=click.Choice(["liblinear", "libsvm"]),
-    help="liblinear: a model as the text that LIBLINEAR's predict loads. libsvm: a dataset as text, in the order of its "
-    "source. By default, whichever fits the source.",
+    type=click.Choice(["liblinear", "onnx", "csv", "parquet", "json", "libsvm"]),
+    help="liblinear: a model as the text that LIBLINEAR's predict loads. onnx: a graph that predicts labels, probabilities "
+    "and decisions; needs the extra 'onnx'. csv, parquet: all weights, with names. json: all that a prediction needs. "
+    "libsvm: a dataset as text, in the order of its source.  [default: by FILE's ending, else liblinear, of a dataset "
+    "libsvm]",
 )
 @options_of(ModelOptions)
 @checkpoint_option
@@ -432,20 +434,22 @@ def export(
     force: bool,
     **given: Any,
 ) -> Shown:
-    """Write a model in LIBLINEAR's text format (LIBLINEAR then predicts the same), or a dataset as libsvm text.
+    """Write a model for other programs (LIBLINEAR's text, ONNX, CSV, Parquet, JSON), or a dataset as libsvm text.
 
-    The divisors of features (convert --scale) are folded into the weights, for data as it is in the source. A model
-    trained on rows of unit norm (convert --normalize l2) predicts the same labels, with other decision values; with a bias
-    it is refused.
+    The divisors of features (convert --scale) are folded into the weights, for data as it is in the source. In LIBLINEAR's
+    text a model trained on rows of unit norm (convert --normalize l2) predicts the same labels, with other decision values;
+    with a bias it is refused.
 
     \b
     Example:
       streamcd export run model.txt --format liblinear
+      streamcd export run model.onnx
+      streamcd export run weights.csv
       streamcd export data data.libsvm --format libsvm
     """
-    form = target_format or ("libsvm" if (location(source) / "manifest.json").exists() else "liblinear")
-    name, said = source, dict[str, Any]()
-    if form == "libsvm":
+    is_dataset = target_format is None and (location(source) / "manifest.json").exists()
+    form, name, said = "libsvm", source, dict[str, Any]()
+    if is_dataset or target_format == form:
         if given["C"] is not None or checkpoint:
             raise UsageError(
                 "-C and --checkpoint pick a model, --format libsvm writes a dataset: leave one of them out"
@@ -456,15 +460,16 @@ def export(
         memory = given["memory"]
         export_libsvm(open_dataset(source), file, memory=memory, force=force, listener=listener)
     else:
-        from ..models.liblinear import export_liblinear
+        from ..models.export import export as export_model
         from ..models.stored import load_model
 
         used, name, said = asked_model(source, checkpoint, given["C"], given["memory"], listener)
         model = used if checkpoint else load_model(source, **given)
-        export_liblinear(model, file, listener, force=force)
+        form = export_model(model, file, target_format, force=force, listener=listener)
     n_bytes = os.path.getsize(file)
     of = f", of {name}" if checkpoint else ""
-    text = f"{file}: {form} text, {format_size(n_bytes)}{of}"
+    kind = f"{form} text" if form.startswith("lib") else form
+    text = f"{file}: {kind}, {format_size(n_bytes)}{of}"
     return {"file": file, "format": form, "bytes": n_bytes} | said, text
 
 

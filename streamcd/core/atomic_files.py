@@ -119,7 +119,7 @@ def refuse_other_ending(path: Path, written: str) -> None:
     if _OTHER_FORMATS.fullmatch(path.suffix.lower()):
         raise UsageError(
             f"{path}: expected a name for {written}, such as {path.stem}.txt, found the ending of another format, "
-            f"{path.suffix}, which export does not write"
+            f"{path.suffix}"
         )
 
 

@@ -177,6 +177,10 @@ def null_strings(n: int) -> pa.Array:
     return pa.nulls(n, pa.large_string())
 
 
+def null_numbers(n: int) -> pa.Array:
+    return pa.nulls(n, pa.int64())
+
+
 def arrow_strings(texts: Iterable[str | None]) -> pa.Array:
     encoded = [None if text is None else text.encode() for text in texts]
     ends = np.cumsum([0, *(len(text or b"") for text in encoded)])

@@ -363,6 +363,55 @@ class Model:
             return [f"feature {feature + self.index_base}" for feature in features.tolist()]
         return list(self.encoding.feature_names(features))
 
+    def to_frame(self) -> Any:
+        """Make a pandas frame of all weights, in the source's units, with their names.
+
+        Returns
+        -------
+        pandas.DataFrame
+            A row for the intercept, ``(intercept)``, and for each feature, with the columns ``index`` (in the source; none
+            for the intercept), ``name``, and ``weight``; with several classes ``weight_<label>``. Of two classes a
+            positive weight is evidence for the larger one.
+
+        Raises
+        ------
+        UsageError
+            Where pandas is not installed.
+        """
+        from .named_weights import ClassWeights, weight_frame
+
+        return weight_frame(ClassWeights(self))
+
+    def to_sklearn(self) -> Any:
+        """Make a fitted pipeline of scikit-learn's own classes that predicts the same, without streamcd.
+
+        Its steps: ``encode`` for a model that has a table's encoding (a frame's columns of numbers and strings), ``scale``
+        and ``normalize`` where the training data was transformed, and ``model``: ``LinearSVC``, ``LogisticRegression`` (for
+        several classes one-vs-rest, in a ``OneVsRestClassifier``), ``SGDOneClassSVM`` or a regressor. Its parameters are
+        those of the training where both have them. A calibrated model becomes a ``LogisticRegression`` of the same
+        probabilities, whose decisions are their logits, in a ``FixedThresholdClassifier`` that chooses the labels as here.
+
+        Returns
+        -------
+        sklearn.pipeline.Pipeline
+
+        Raises
+        ------
+        ModelError
+            For twin models, calibrated models of several classes, and tables with hashed or sparse columns, or with numbers
+            written as text.
+        UsageError
+            Where scikit-learn is not installed, or pandas for a table's encoding.
+
+        Examples
+        --------
+        >>> streamcd.load_model("run").to_sklearn().named_steps["model"].classes_
+        array([-1,  1])
+        """
+        from .sklearn_pipeline import sklearn_pipeline
+
+        return sklearn_pipeline(self)
+
     def class_costs(self) -> np.ndarray:
         """Compute ``C`` times the class weights, shape (n_classes,); raises ``ModelError`` if C is unknown."""
         if self.C is None:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..core.errors import UsageError
 from ..kernels.loss_table import PLANES, form_of
 
-if TYPE_CHECKING:
-    from .model import Model
-
 _BLOCK_WEIGHTS = 1 << 20  # looked through at a time
 _NAMED_WEIGHTS = 1 << 16  # and with names, which take some hundred bytes each
+
+INTERCEPT = "(intercept)"
+"""Name of the intercept among features."""
 
 
 def weight_blocks(
@@ -67,7 +67,7 @@ def largest_weights(blocks: Iterable[tuple[int, np.ndarray]], n_columns: int, mo
 
 
 class ClassWeights:
-    """The weights of a model by class, in the source's units.
+    """The weights of a `Model` by class, in the source's units.
 
     Attributes
     ----------
@@ -77,7 +77,7 @@ class ClassWeights:
     intercept : ndarray of float64, shape (columns,)
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Any) -> None:
         self._model = model
         self._columns = None
         self.labels: list[Any] = [None] if model.has_targets else list(model.label_numbers())
@@ -91,13 +91,44 @@ class ClassWeights:
         """Yield the weights as `weight_blocks` does, a column for every label."""
         return weight_blocks(self._model.weights, self._model.scaling.scales, self._columns, most)
 
-    def named_blocks(self) -> Iterator[tuple[int, list[str], np.ndarray]]:
-        """Yield the weights with the names of their features."""
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns of a table of all weights."""
+        if len(self.labels) == 1:
+            return ["weight"]
+        return [f"weight_{text}" for text in self._model.label_texts()]
+
+    def rows(self) -> Iterator[tuple[np.ndarray | None, list[str], np.ndarray]]:
+        """Yield a table of all weights, some rows at a time: indices in the source, names, and weights (rows, columns).
+
+        The first row is the intercept, which has no index.
+        """
+        yield None, [INTERCEPT], self.intercept[np.newaxis]
         for start, block in self.blocks(_NAMED_WEIGHTS):
-            yield start, self._model.feature_names(np.arange(start, start + block.shape[0])), block
+            feature = np.arange(start, start + block.shape[0])
+            yield feature + self._model.index_base, self._model.feature_names(feature), block
 
 
-def describe_weights(model: Model, top: int = 20, label: str | None = None) -> dict[str, Any]:
+def weight_frame(by_class: ClassWeights) -> Any:
+    """Make the pandas frame of all weights."""
+    try:
+        import pandas as pd
+    except ImportError:
+        raise UsageError("a frame of weights needs pandas; install it by: pip install pandas") from None
+    (_, *index), names, weights = zip(*by_class.rows(), strict=True)
+    numbers = np.concatenate([np.zeros(1, np.int64), *index])
+    missing = np.arange(numbers.size) == 0
+    table = np.concatenate(weights)
+    return pd.DataFrame(
+        {
+            "index": pd.arrays.IntegerArray(numbers, missing),
+            "name": [name for part in names for name in part],
+            **dict(zip(by_class.columns, table.T, strict=True)),
+        }
+    )
+
+
+def describe_weights(model: Any, top: int = 20, label: str | None = None) -> dict[str, Any]:
     """List the weights of the largest magnitude for every class, in the source's units.
 
     Parameters
@@ -153,7 +184,7 @@ def describe_weights(model: Model, top: int = 20, label: str | None = None) -> d
     }
 
 
-def _of_class(model: Model, classes: list[dict[str, Any]], label: str) -> dict[str, Any]:
+def _of_class(model: Any, classes: list[dict[str, Any]], label: str) -> dict[str, Any]:
     """Choose a class; the smaller of two that share a vector has the other's weights with the other sign."""
     texts = [] if model.has_targets else model.label_texts()
     if label not in texts:

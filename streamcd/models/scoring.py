@@ -136,7 +136,7 @@ class ClassChoice:
     def __init__(
         self, loss: str, code: np.ndarray, weights: np.ndarray, order: np.ndarray | None = None
     ) -> None:
-        self._is_twin, self.code, self._weights = form_of(loss) == PLANES, code, weights
+        self.is_twin, self.code, self._weights = form_of(loss) == PLANES, code, weights
         self._order = np.arange(len(code)) if order is None else order
         self.is_binary = code.shape == (2, 1)
 
@@ -145,8 +145,8 @@ class ClassChoice:
 
         For twin planes, minus the distance to each class's plane.
         """
-        if self._is_twin:
-            return -plane_distances(decisions, self._plane_norms)
+        if self.is_twin:
+            return -plane_distances(decisions, self.plane_norms)
         return decisions if self.one_vector_per_class else decisions @ self.score_code()
 
     def places(self, decisions: np.ndarray) -> np.ndarray:
@@ -162,13 +162,13 @@ class ClassChoice:
         return has_vector_per_class(self.code)
 
     @cached_property
-    def _plane_norms(self) -> np.ndarray:
+    def plane_norms(self) -> np.ndarray:
         return np.sqrt(np.einsum("ij,ij->j", self._weights, self._weights))
 
     @property
     def code_bytes(self) -> int:
         """Bytes of `score_code`; 0 if scores do not need it."""
-        is_needed = not (self._is_twin or self.is_binary or self.one_vector_per_class)
+        is_needed = not (self.is_twin or self.is_binary or self.one_vector_per_class)
         return 8 * self.code.size if is_needed else 0
 
     def score_code(self) -> np.ndarray:
