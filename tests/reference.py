@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import scipy.optimize
 import scipy.sparse as sp
-from scipy.special import logsumexp, softmax
-from threadpoolctl import ThreadpoolController
+from exact_optimum import model, optimal_weights
+from scipy.special import logsumexp
 
 from streamcd import Dataset
 from streamcd.kernels.primitives import (
@@ -27,9 +26,6 @@ from streamcd.kernels.primitives import (
 )
 from streamcd.stream.slot_store import SlotStore
 from streamcd.stream.window import RowArena
-
-# Of BLAS, for small matrices: more would only wait for the processors of other tests. What is tested keeps all of its own.
-one_thread = ThreadpoolController().wrap(limits=1, user_api="blas")
 
 LIBLINEAR_NUMBERS = {"squared_hinge": 1, "hinge": 3, "log_loss": 7, "crammer_singer": 4}
 OF_CLASSES = ("crammer_singer", "multinomial")
@@ -152,129 +148,12 @@ def liblinear(
 def exact_optimum(
     loss: str, x: np.ndarray, y: np.ndarray, cost: np.ndarray | float = 1.0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Weights (d, lanes) and objectives (lanes,) at the optimum of small problems, by general-purpose methods.
-
-    Newton's method on the primal for the smooth losses, an interior-point method on the dual for hinge.
-    """
-    cost = np.broadcast_to(np.asarray(cost, dtype=np.float64), y.shape)
-    if loss == "multinomial":
-        w = multinomial_optimum(x, y, cost)
-        return w, primal_objectives(loss, x, y, w, cost)
-    columns = []
-    for sign in signs_of(y, np.unique(y)).T:
-        signed = x * sign[:, None]
-        columns.append(hinge_optimum(signed, cost) if loss == "hinge" else _newton(loss, signed, cost))
-    w = np.array(columns).T
+    """Weights (d, vectors) and objectives (lanes,) at the optimum of small problems, by an interior-point method."""
+    sides = (
+        [np.unique(y, return_inverse=True)[1]] if loss in OF_CLASSES else list(signs_of(y, np.unique(y)).T)
+    )
+    w = np.hstack([optimal_weights(model(loss, x, side, cost)) for side in sides])
     return w, primal_objectives(loss, x, y, w, cost)
-
-
-@one_thread
-def _newton(loss: str, signed: np.ndarray, cost: np.ndarray) -> np.ndarray:
-    w = np.zeros(signed.shape[1])
-
-    def objective(w: np.ndarray) -> float:
-        return float(0.5 * w @ w + cost @ loss_values(loss, signed @ w))
-
-    for _ in range(500):
-        t = signed @ w
-        if loss == "log_loss":
-            p = 1.0 / (1.0 + np.exp(np.clip(t, -700, 700)))
-            slope, curvature = -p, p * (1.0 - p)
-        else:
-            slope, curvature = -2.0 * np.maximum(1.0 - t, 0.0), 2.0 * (t < 1.0)
-        gradient = w + signed.T @ (cost * slope)
-        hessian = np.eye(w.size) + signed.T @ (signed * (cost * curvature)[:, None])
-        step = np.linalg.solve(hessian, gradient)
-        size = 1.0
-        while size > 1e-10 and objective(w - size * step) > objective(w) - 1e-4 * size * float(
-            gradient @ step
-        ):
-            size *= 0.5
-        w = w - size * step
-        if np.abs(size * step).max() <= 1e-14 * max(1.0, np.abs(w).max()):
-            break
-    return w
-
-
-@one_thread
-def multinomial_optimum(x: np.ndarray, y: np.ndarray, cost: np.ndarray) -> np.ndarray:
-    """``min ½ Σ_m ‖w_m‖² + Σ cost (log Σ_m exp(w_m·x) - w_y·x)`` by Newton's method; returns w, shape (d, classes)."""
-    classes, place = np.unique(y, return_inverse=True)
-    k, d = classes.size, x.shape[1]
-    target, w = np.eye(k)[place], np.zeros((d, k))
-    for _ in range(200):
-        p = softmax(x @ w, axis=1)
-        gradient = w + x.T @ (cost[:, None] * (p - target))
-        hessian = np.eye(d * k)
-        for m in range(k):
-            for n in range(k):
-                curvature = cost * p[:, m] * ((m == n) - p[:, n])
-                hessian[m * d : (m + 1) * d, n * d : (n + 1) * d] += x.T @ (x * curvature[:, None])
-        step = np.linalg.solve(hessian, gradient.T.reshape(-1)).reshape(k, d).T
-        size, least = 1.0, primal_objectives("multinomial", x, y, w, cost)[0]
-        while size > 1e-10 and primal_objectives("multinomial", x, y, w - size * step, cost)[0] > least:
-            size *= 0.5
-        w = w - size * step
-        if np.abs(size * step).max() <= 1e-14 * max(1.0, np.abs(w).max()):
-            break
-    return w
-
-
-@one_thread
-def hinge_optimum(signed: np.ndarray, cost: np.ndarray, linear: np.ndarray | None = None) -> np.ndarray:
-    """``min ½‖Xᵀa‖² - linear·a`` over ``0 <= a <= cost`` by an interior-point method; returns ``Xᵀa``.
-
-    `linear` is 1 for hinge. With it ``w = Xᵀa`` minimises ``½‖w‖² + Σ cost max(linear - x·w, 0)``.
-    """
-    used = cost > 0
-    rows, upper = signed[used], cost[used]
-    gain = np.ones(upper.size) if linear is None else linear[used]
-    for a in _central_path(rows, 0.5 * upper, upper, gain, sum_stays=False):
-        w = rows.T @ a
-        primal = 0.5 * w @ w + upper @ np.maximum(gain - rows @ w, 0)
-        if primal - (gain @ a - 0.5 * w @ w) <= 1e-12 * primal:
-            break
-    return w
-
-
-@one_thread
-def one_class_optimum(x: np.ndarray, nu: float, weight: np.ndarray) -> float:
-    """Optimum of the one-class SVM, ``-min ½‖Xᵀa‖²`` over ``0 <= a <= weight`` and ``Σa = nu Σ weight``."""
-    rows, upper = x[weight > 0], weight[weight > 0]
-    for a in _central_path(rows, nu * upper, upper, np.zeros(upper.size), sum_stays=True):
-        w = rows.T @ a
-        scores = rows @ w
-        dual, outside = -0.5 * w @ w, np.maximum(scores[:, None] - scores, 0.0) @ upper
-        primal = float((-dual - scores * nu * upper.sum() + outside).min())
-        if primal - dual <= 1e-10 * abs(primal):
-            return primal
-    raise AssertionError(f"{primal} and {dual} are not near enough")
-
-
-def _central_path(
-    rows: np.ndarray, a: np.ndarray, upper: np.ndarray, gain: np.ndarray, *, sum_stays: bool
-) -> Iterator[np.ndarray]:
-    """Iterates of a primal-dual interior-point method for ``min ½‖Xᵀa‖² - gain·a`` over ``0 <= a <= upper``."""
-    gram, n = rows @ rows.T, upper.size
-    system, right = np.zeros((n + sum_stays, n + sum_stays)), np.zeros(n + sum_stays)
-    system[:n, n:] = system[n:, :n] = 1.0
-    # the room above is kept as a variable of its own: computed as upper - a it would lose its digits
-    room, lower_price, upper_price = upper - a, np.ones(n), np.ones(n)
-    for _ in range(300):
-        target = 0.1 * float(a @ lower_price + room @ upper_price) / (2 * n)
-        residual = gram @ a - gain - lower_price + upper_price
-        right[:n] = residual + lower_price - target / a - upper_price + target / room
-        system[:n, :n] = gram + np.diag(lower_price / a + upper_price / room)
-        step = -np.linalg.solve(system, right)[:n]
-        lower_step = (target - lower_price * step) / a - lower_price
-        upper_step = (target + upper_price * step) / room - upper_price
-        values, steps = (a, room, lower_price, upper_price), (step, -step, lower_step, upper_step)
-        size = 1.0
-        for value, change in zip(values, steps, strict=True):
-            falling = change < 0
-            size = min(size, 0.99 * float((-value[falling] / change[falling]).min(initial=np.inf)))
-        a, room, lower_price, upper_price = (v + size * s for v, s in zip(values, steps, strict=True))
-        yield a
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from reference import augmented, exact_optimum, multinomial_optimum, run_weights
+from reference import augmented, exact_optimum, run_weights
 from scipy.special import log_softmax, softmax
 from sklearn.linear_model import LogisticRegression
 from small_datasets import multiclass, random_rows, write_dataset
@@ -60,7 +60,7 @@ def test_probabilities_are_the_softmax_and_those_of_the_exact_optimum(tmp_path: 
     x, model = augmented(rows[0], 1.0), streamcd.load_model(run)
     shares = model.predict_proba(rows[0])
     np.testing.assert_allclose(shares, softmax(x @ run_weights(run, 1.0), axis=1), rtol=1e-12)
-    best = multinomial_optimum(x, rows[1], np.full(rows[1].size, 0.7))
+    best = exact_optimum("multinomial", x, rows[1], 0.7)[0]
     np.testing.assert_allclose(shares, softmax(x @ best, axis=1), atol=1e-4)
     place = np.searchsorted(np.unique(rows[1]), rows[1])
     evaluation = streamcd.evaluate(data, run)

@@ -11,9 +11,10 @@ import numpy as np
 import pyarrow.csv
 import pytest
 import scipy.sparse as sp
+from exact_optimum import model, nearly_least
 from liblinear import liblinearutil
 from mpmath import mp, mpf
-from reference import one_class_optimum, run_dual
+from reference import run_dual
 from small_datasets import NAMED, Rows, multiclass, random_rows, repeated, windows_of, write_dataset
 
 import streamcd
@@ -38,7 +39,8 @@ def objective(x: np.ndarray, w: np.ndarray, rho: float, nu: float, weight: np.nd
 
 def optimum(x: np.ndarray, nu: float, weight: np.ndarray | None = None) -> float:
     """Optimum by an interior-point method."""
-    return one_class_optimum(x, nu, np.ones(x.shape[0]) if weight is None else weight)
+    x, weight = np.hstack([x, np.ones((x.shape[0], 1))]), 1.0 if weight is None else weight
+    return nearly_least(model("one_class", x, x[:, 0], weight, free=True, parameter=nu))
 
 
 def dense(rows: Rows) -> np.ndarray:
@@ -300,11 +302,11 @@ def test_models_are_liblinears_and_its_predictions_ours(fit: Callable[..., Resul
     np.testing.assert_allclose(imported.intercept, result.model.intercept, rtol=1e-6)
     export_liblinear(result.model, tmp_path / "ours")
     read = liblinearutil.load_model(str(tmp_path / "ours"))
-    for model, their_model in ((result.model, read), (imported, theirs)):
+    for ours, their_model in ((result.model, read), (imported, theirs)):
         labels, _, decisions = liblinearutil.predict(y, matrix, their_model, "-q")
-        assert labels == model.predict(x).tolist()
+        assert labels == ours.predict(x).tolist()
         np.testing.assert_allclose(
-            np.array(decisions)[:, 0], model.decision_function(x), rtol=1e-12, atol=1e-12
+            np.array(decisions)[:, 0], ours.decision_function(x), rtol=1e-12, atol=1e-12
         )
     export_liblinear(imported, tmp_path / "again")
     assert (tmp_path / "again").read_text().split() == (tmp_path / "theirs").read_text().split()

@@ -15,8 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 import scipy.optimize
 import scipy.sparse as sp
+from exact_optimum import model, nearly_least
 from interrupted import ended, resume_by_turns, stopping_after
-from reference import augmented, hinge_optimum, one_thread, run_weights
+from reference import augmented, run_weights
 from sklearn.datasets import load_svmlight_file
 from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
 from small_datasets import NAMED, SMALL_COLUMNS, Rows, random_rows, unequal_columns, windows_of, write_dataset
@@ -105,29 +106,9 @@ def objective(
     return float(0.5 * kept @ kept + (cost * errors_of(loss, y - x @ w)[0]).sum())
 
 
-@one_thread
-def optimum(loss: str, x: np.ndarray, y: np.ndarray, cost: Any, *, free: bool = False) -> float:
-    """The least objective: by Newton's method where the loss has a curvature, else by an interior-point method."""
-    cost = np.broadcast_to(np.asarray(cost, dtype=np.float64), y.shape)
-    if not LOSSES[loss].smooth:
-        up, down = cost * errors_of(loss, 1e3 + y * 0)[1], -cost * errors_of(loss, -1e3 + y * 0)[1]
-        kink = 1e3 - errors_of(loss, np.array([1e3]))[0][0] / errors_of(loss, np.array([1e3]))[1][0]
-        linear = np.concatenate([y - kink, -y - kink])
-        w = hinge_optimum(np.vstack([x, -x]), np.concatenate([up, down]), linear)
-        return objective(loss, x, y, w, cost)
-    w, ridge = np.zeros(x.shape[1]), np.ones(x.shape[1])
-    ridge[-1] = 0.0 if free else 1.0
-    for _ in range(200):
-        _, slope, curvature = errors_of(loss, y - x @ w)
-        gradient = ridge * w - x.T @ (cost * slope)
-        step = np.linalg.solve(np.diag(ridge) + x.T @ (x * (cost * curvature)[:, None]), gradient)
-        size, now = 1.0, objective(loss, x, y, w, cost, free=free)
-        while size > 1e-10 and objective(loss, x, y, w - size * step, cost, free=free) > now - 1e-4 * size * float(gradient @ step):  # fmt: skip  # noqa: E501
-            size *= 0.5
-        w = w - size * step
-        if np.abs(step).max() <= 1e-14 * max(1.0, np.abs(w).max()):
-            break
-    return objective(loss, x, y, w, cost, free=free)
+def optimum(loss: str, x: np.ndarray, y: np.ndarray, cost: Any) -> float:
+    """The least objective, by an interior-point method."""
+    return nearly_least(model(loss, x, y, cost, parameter=sum(parameter_of(loss).values())))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -247,41 +228,7 @@ def test_the_term_of_the_gap_is_right_in_fifty_digits(loss: str) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The optimum
-
-
-CASES = [("random_rows", 0.3, 2.0), ("empty_rows", 1.0, -1.0), ("empty_columns", 10.0, 1.0), ("duplicate_rows", 0.03, -1.0)]  # fmt: skip  # noqa: E501
-
-
-@pytest.mark.parametrize(("name", "C", "bias"), CASES)
-@pytest.mark.parametrize("entry", TARGET_SOLVERS, ids=str)
-def test_every_solver_reaches_the_optimum(
-    tmp_path: Path, entry: Any, name: str, C: float, bias: float
-) -> None:
-    """To 1e-8 relative, with row weights; the true distance is at most the certified gap."""
-    name = name.removesuffix("_rows") if name == "random_rows" else name
-    x, y = small(name)
-    weight = np.random.default_rng(2).choice([0.0, 0.5, 1.0, 3.0], y.size)
-    dataset = write_targets(tmp_path / "data", x, y, weight=weight, columns=needs_columns(entry.method))
-    result = train(dataset, tmp_path / "run", loss=entry.loss, method=entry.method, C=C, bias=bias, tol=3e-9, max_passes=20_000, plan=windows_of(dataset, None, resident=True) if entry.method == "dual" else None, memory="2GB")  # fmt: skip  # noqa: E501
-    dense = augmented(x, bias)
-    best = optimum(entry.loss, dense, y, C * weight)
-    found = objective(entry.loss, dense, y, run_weights(tmp_path / "run", bias)[:, 0], C * weight)
-    assert result.converged
-    assert found == pytest.approx(result.primal_objective, rel=1e-11)
-    assert -1e-10 * best <= found - best <= 1e-8 * best
-    assert result.dual_objective <= best * (1 + 1e-10)
-
-
-@pytest.mark.parametrize("entry", [entry for entry in TARGET_SOLVERS if entry.loss in SMOOTH], ids=str)
-def test_an_unpenalised_bias_reaches_its_optimum(tmp_path: Path, entry: Any) -> None:
-    x, y = small("random")
-    dataset = write_targets(tmp_path / "data", x, y, columns=needs_columns(entry.method))
-    options = {"method": entry.method, "bias": 1.0, "unpenalized_bias": True, "C": 0.5, "tol": 3e-9}
-    result = train(dataset, tmp_path / "run", loss=entry.loss, max_passes=20_000, **options)
-    best = optimum(entry.loss, augmented(x, 1.0), y, 0.5, free=True)
-    assert result.converged
-    assert -1e-10 * best <= result.primal_objective - best <= 1e-8 * best
+# However it is trained, the optimum
 
 
 @pytest.mark.parametrize("omega", [0.7, 1.3])
@@ -293,10 +240,6 @@ def test_over_relaxed_steps_reach_the_optimum_too(tmp_path: Path, loss: str, ome
     best = optimum(loss, augmented(x, -1.0), y, 0.05)
     assert result.converged
     assert -1e-9 * best <= result.primal_objective - best <= 1e-6 * best
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# However rows are cut, read, shared and stopped
 
 
 @pytest.mark.parametrize(("n_chunks", "windows"), [(1, 1), (7, 1), (7, 3), (50, None)])

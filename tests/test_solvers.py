@@ -102,34 +102,6 @@ def fit(tmp_path: Path) -> Callable[..., Result]:
 # The optimum
 
 
-@pytest.mark.parametrize("name", NAMED)
-@pytest.mark.parametrize("loss", LOSSES)
-def test_reaches_the_optimum_of_small_problems(
-    fit: Callable[..., Result], tmp_path: Path, loss: str, name: str
-) -> None:
-    rows = NAMED[name]()
-    bias = 2.0 if name in ("random", "empty_rows") else -1.0
-    max_passes = 200 if name == "unscaled" else 3000
-    result = fit(write_dataset(tmp_path / "data", rows), loss=loss, C=0.3, bias=bias, max_passes=max_passes)
-    assert_optimal(result, rows, optimum(loss, rows, C=0.3, bias=bias), C=0.3, loss=loss, bias=bias)
-    assert result.converged or name == "unscaled"  # which takes thousands of passes
-    assert result.converged == (result.gap <= TOL)
-
-
-@pytest.mark.parametrize("bias", [-1.0, 1.0])
-@pytest.mark.parametrize("loss", LOSSES)
-def test_reaches_the_optimum_of_several_classes(
-    fit: Callable[..., Result], tmp_path: Path, loss: str, bias: float
-) -> None:
-    rows = multiclass()
-    result = fit(write_dataset(tmp_path / "data", rows), loss=loss, C=0.1, bias=bias)
-    assert_optimal(result, rows, optimum(loss, rows, C=0.1, bias=bias), C=0.1, loss=loss, bias=bias)
-    assert result.converged
-    assert result.n_lanes == (1 if loss in OF_CLASSES else 4)
-    if loss not in OF_CLASSES:
-        assert [lane["label"] for lane in result.lanes] == [-4, -1, 2, 5]
-
-
 @functools.cache
 def real_rows(path: Path, n_rows: int) -> Rows:
     from sklearn.datasets import load_svmlight_file
