@@ -294,7 +294,7 @@ def evaluate(
       streamcd evaluate test.libsvm.gz run
       streamcd evaluate test.libsvm.gz run --plot test.png
     """
-    used, name, said = asked_model(model, checkpoint, options["C"], options["memory"], listener)
+    used, name, said = asked_model(model, checkpoint, options, listener)
     if plot is None:
         from ..prediction.evaluate import evaluate as evaluate_model
 
@@ -375,7 +375,7 @@ def predict(
 
     target = console.lines_output() if out == "-" else out
     proba = proba or bool(liblinear_proba)
-    used, name, said = asked_model(model, checkpoint, options["C"], options["memory"], listener)
+    used, name, said = asked_model(model, checkpoint, options, listener)
     result = predict_rows(data, used, target, proba=proba, listener=listener, **options)
     text = f"{result['n_rows']:,} predictions in {out}" + (f", by {name}" if checkpoint else "")
     return {**result, **said, "out": out}, *([] if out == "-" else [text])
@@ -404,7 +404,7 @@ def weights(
     from ..models.named_weights import describe_weights
     from ..models.stored import load_model
 
-    used, name, said = asked_model(model, checkpoint, given["C"], given["memory"], listener)
+    used, name, said = asked_model(model, checkpoint, given, listener)
     found = describe_weights(used if checkpoint else load_model(used, **given), top, label)
     return found | said, *class_weights_tables(name, found)
 
@@ -450,9 +450,9 @@ def export(
     is_dataset = target_format is None and (location(source) / "manifest.json").exists()
     form, name, said = "libsvm", source, dict[str, Any]()
     if is_dataset or target_format == form:
-        if given["C"] is not None or checkpoint:
+        if checkpoint or (given["C"], given["l1"]) != (None, None):
             raise UsageError(
-                "-C and --checkpoint pick a model, --format libsvm writes a dataset: leave one of them out"
+                "-C, --l1 and --checkpoint pick a model, --format libsvm writes a dataset: leave one of them out"
             )
         from ..conversion.export_libsvm import export_libsvm
         from ..dataset.dataset import open_dataset
@@ -463,7 +463,7 @@ def export(
         from ..models.export import export as export_model
         from ..models.stored import load_model
 
-        used, name, said = asked_model(source, checkpoint, given["C"], given["memory"], listener)
+        used, name, said = asked_model(source, checkpoint, given, listener)
         model = used if checkpoint else load_model(source, **given)
         form = export_model(model, file, target_format, force=force, listener=listener)
     n_bytes = os.path.getsize(file)

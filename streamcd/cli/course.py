@@ -6,11 +6,13 @@ import math
 
 from ..core.memory_budget import format_size
 from ..core.progress import CostStatus, Progress, TrainingStatus, format_seconds
+from ..core.setting import Setting
 
 _FITTED_SHARE = 0.5  # only the last half of the passes is fitted: in the first ones the gap falls faster
 _FITTED_LEAST = 3
 _CERTIFICATE = 1.0  # the certifying read at the end, in passes
-_FIRST_BY_COST = 5  # pass after which a state is described for each C
+_FIRST_BY_COST = 5  # pass after which a state is described for each C and λ
+_MOST_COSTS = 12  # that are described
 
 
 class Course:
@@ -72,7 +74,7 @@ class Course:
             )
         lines = [f"{status.task}pass {status.passes}: {', '.join(parts)}"]
         n_lanes = sum(cost.n_lanes for cost in status.costs)
-        if n_lanes > 1 and status.passes >= _FIRST_BY_COST:
+        if n_lanes > 1 and len(status.costs) <= _MOST_COSTS and status.passes >= _FIRST_BY_COST:
             lines += [_cost_line(cost, status.measure) for cost in status.costs]
         return lines
 
@@ -91,7 +93,7 @@ def _measured(status: TrainingStatus) -> list[str]:
 
 def _cost_line(cost: CostStatus, measure: str) -> str:
     done = f"{cost.n_lanes - cost.n_open} of {cost.n_lanes} done"
-    return f"  C = {cost.C:g}: {done}" + (
+    return f"  {Setting(cost.C, cost.l1)}: {done}" + (
         "" if math.isnan(cost.now) else f", largest {measure} {cost.now:.1e}"
     )
 

@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -73,14 +73,14 @@ def talks(*, quietly: bool = False, failure: int = 0) -> Decorator:
 
 
 def asked_model(
-    run: str, checkpoint: bool, C: float | None, memory: str, listener: Listener
+    run: str, checkpoint: bool, options: Mapping[str, Any], listener: Listener
 ) -> tuple[Any, str, dict[str, Any]]:
     """Return the model to use, its name, and what ``--json`` adds: of a checkpoint, or the path."""
     if not checkpoint:
         return run, run, {}
     from ..runs.checkpoint_model import describe_checkpoint, load_checkpoint
 
-    model = load_checkpoint(run, C, memory=memory)
+    model = load_checkpoint(run, options["C"], l1=options["l1"], memory=options["memory"])
     name = describe_checkpoint(run, model)
     listener.message(f"the model is that of {name}")
     return model, name, {"checkpoint": model.certificate}

@@ -22,12 +22,13 @@ COMPILING_ONCE = "compiling kernels: once, then they are cached; some ten second
 
 @dataclass(frozen=True)
 class CostStatus:
-    """State of the lanes of one C."""
+    """State of the lanes of one C and λ."""
 
     C: float
     n_lanes: int
     n_open: int  # still in training
     now: float  # largest measure of an open lane; nan if none is open, or nothing is known
+    l1: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class TrainingStatus:
     measure: str  # the stopping rule's: "gap" (relative) or "violation"
     now: float  # its largest estimate among open lanes; nan if there is none yet
     wanted: float
-    costs: tuple[CostStatus, ...]  # by C
+    costs: tuple[CostStatus, ...]  # by C and λ
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from ..core.classes import default_code
 from ..core.errors import ModelError
 from ..core.memory_budget import parse_size, require
 from ..core.metadata import read_metadata
+from ..core.setting import Setting, asked_text
 from ..core.storage import local_path
 from ..dataset.scaling import Scaling
 from ..kernels.loss_table import form_of
@@ -20,26 +23,32 @@ from .model import Model
 from .model_file import MODEL, STORED_FIELDS, ModelFile, check_file, read_array, source_labels
 from .named_weights import largest_weights, weight_blocks
 
+_MOST_LISTED = 10  # models, where one is to be named
 _FILES = ("weights.npy", "scaling.npy", CATEGORIES_FILE)
 
 
-def path_directory(model_path: Path, C: float) -> Path:
-    """Return the directory, in a run's ``model``, of the model for one C of a path."""
-    return model_path / f"C={C!r}"
+def path_directory(model_path: Path, setting: Setting) -> Path:
+    """Return the directory, in a run's ``model``, of the model for one C and λ of a path."""
+    return model_path / setting.name
 
 
-def models_of_path(path: str | os.PathLike[str]) -> dict[float, Path]:
-    """Find the models of a path over C, by C ascending; empty for a run or model without a path."""
-    by_cost = {}
+def models_of_path(path: str | os.PathLike[str]) -> dict[Setting, Path]:
+    """Find the models of a path over C or λ, ascending; empty for a run or model without a path."""
+    models = {}
     for inside in (Path(path) / "model", Path(path)):
         for directory in inside.glob("C=*"):
-            if (directory / "model.json").exists():
-                by_cost[float(directory.name.removeprefix("C="))] = directory
-    return dict(sorted(by_cost.items()))
+            with suppress(ValueError):  # another's name
+                if (directory / "model.json").exists():
+                    models[Setting.named(directory.name)] = directory
+    return dict(sorted(models.items()))
 
 
 def load_model(
-    path: str | os.PathLike[str], C: float | None = None, *, memory: int | str | None = None
+    path: str | os.PathLike[str],
+    C: float | None = None,
+    *,
+    l1: float | None = None,
+    memory: int | str | None = None,
 ) -> Model:
     """Read a model, or the model of a run.
 
@@ -48,7 +57,9 @@ def load_model(
     path : path
         A directory with ``model.json``, or a run.
     C : float, optional
-        C of the wanted model of a path; required if the run has several models and no best one.
+        C of the wanted model of a path; required if the run has models of several C and no best one.
+    l1 : float, optional
+        λ of the wanted model, likewise.
     memory : int or str, optional
         Bound on the process's resident memory.
 
@@ -68,7 +79,7 @@ def load_model(
     >>> streamcd.load_model("run").loss
     'log_loss'
     """
-    directory = find_model(local_path(path, "a model"), C)
+    directory = find_model(local_path(path, "a model"), C, l1)
     if memory is not None and (directory / "weights.npy").exists():
         files = [directory / name for name in _FILES]
         require(
@@ -83,13 +94,14 @@ def load_model(
         model = _read(directory, description)
     except (ArithmeticError, TypeError, ValueError) as error:
         raise ModelError(f"{description_path}: damaged ({error})") from None
-    if C is not None and model.C != C:
-        raise ModelError(f"{path} holds no model for C = {C:g}; its model has C = {model.C}")
+    if C not in (None, model.C) or l1 not in (None, model.l1):
+        own = f"C = {model.C}" + (f", l1 = {model.l1:g}" if model.l1 else "")
+        raise ModelError(f"{path} holds no model for {asked_text(C, l1)}; its model has {own}")
     return model
 
 
 def is_model(path: str | os.PathLike[str]) -> bool:
-    """Check for a model in a directory, or for those of a path over C."""
+    """Check for a model in a directory, or for those of a path over C or λ."""
     return (Path(path) / "model.json").exists() or bool(models_of_path(path))
 
 
@@ -100,7 +112,7 @@ def is_unfinished(path: str | os.PathLike[str]) -> bool:
 
 
 def verify_model(path: str | os.PathLike[str], *, memory: int | str | None = None) -> list[str]:
-    """Check the model in a directory, or those of a path over C; returns the problems, one line each."""
+    """Check the model in a directory, or those of a path over C or λ; returns the problems, one line each."""
     problems = []
     for directory in models_of_path(path).values() or [find_model(path)]:
         try:
@@ -120,20 +132,35 @@ def stored_certificate(path: Path) -> dict[str, Any] | None:
     return description.certificate if description.certificate and (path / "weights.npy").exists() else None
 
 
-def find_model(path: str | os.PathLike[str], C: float | None = None) -> Path:
-    """Find the directory of a model, of a run, or of one C of a path."""
+def find_model(path: str | os.PathLike[str], C: float | None = None, l1: float | None = None) -> Path:
+    """Find the directory of a model, of a run, or of one C and λ of a path."""
     inside = Path(path) / "model"
     directory = inside if (inside / "model.json").exists() else Path(path)
     single = (directory / "model.json").exists()
     models = models_of_path(path)
-    if not models or (C is None and single):
+    if not models or (C is None and l1 is None and single):
         return directory
-    if C in models:
-        return models[C]
-    known = ", ".join(f"{value:g}" for value in models)
-    if C is None:
-        raise ModelError(f"{path} holds a model for each C of {known}: name one with -C")
-    raise ModelError(f"{path} holds no model for C = {C:g}; it has {known}")
+    return models[choose(list(models), C, l1, f"{path} holds")]
+
+
+def choose(models: Sequence[Setting], C: float | None, l1: float | None, holder: str) -> Setting:
+    """Choose the model that is asked for, the only one that fits; raises `ModelError` if there are others or none.
+
+    `holder` is the beginning of a sentence that goes on with "a model for".
+    """
+    fitting = [setting for setting in models if setting.fits(C, l1)]
+    if len(fitting) == 1:
+        return fitting[0]
+    if not fitting:
+        raise ModelError(f"{holder} no model for {asked_text(C, l1)}; it has {_listed_settings(models)}")
+    names = {"-C": {setting.C for setting in fitting}, "--l1": {setting.l1 for setting in fitting}}
+    several = " and ".join(name for name, values in names.items() if len(values) > 1)
+    raise ModelError(f"{holder} a model for each of {_listed_settings(fitting)}: name one with {several}")
+
+
+def _listed_settings(models: Sequence[Setting]) -> str:
+    more = f", … ({len(models)} in all)" if len(models) > _MOST_LISTED else ""
+    return "; ".join(map(str, models[:_MOST_LISTED])) + more
 
 
 def _missing(path: Path) -> str:

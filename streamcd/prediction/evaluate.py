@@ -243,7 +243,11 @@ def evaluate(
     (2000, True, [-1, 1])
     """
     data = cached(data, asked)
-    model = model if isinstance(model, Model) else load_model(model, asked.C, memory=parse_size(asked.memory))
+    model = (
+        model
+        if isinstance(model, Model)
+        else load_model(model, asked.C, l1=asked.l1, memory=parse_size(asked.memory))
+    )
     return evaluate_model(data, model, asked, curves=False)[0]
 
 

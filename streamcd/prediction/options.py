@@ -15,6 +15,9 @@ class ModelOptions(MemoryOptions):
     C: float | None = option(
         None, "The model with this C, of a run that was trained with several.", flags="-C -c --C"
     )
+    l1: float | None = option(
+        None, "The model with this λ of the penalty, of a run that was trained with several.", metavar="λ"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

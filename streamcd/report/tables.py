@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..core.memory_budget import format_size
 from ..core.progress import counted, format_seconds
+from ..core.setting import Setting
 
 _MOST_CLASSES_SHOWN, _MOST_CLASSES_CROSSED = 30, 10
 _MOST_LISTED = 10
@@ -149,11 +150,11 @@ def result_tables(result: Facts) -> list[Table]:
     tables = [Table(title, rows)]
     if result.get("scores"):
         trained = result["folds"]
-        tables.append(score_table(result["scores"], result["best_C"], result["scored_by"]))
+        tables.append(score_table(result))
         passes, seconds = f"{trained['passes']:,} passes", format_seconds(trained["seconds"])
         tables[-1] = tables[-1]._replace(title=f"{tables[-1].title}; trained in {passes}, {seconds}")
-    elif len({lane["C"] for lane in result["lanes"]}) > 1:
-        tables.append(_cost_table(result["lanes"]))
+    elif len({(lane["C"], lane["l1"]) for lane in result["lanes"]}) > 1:
+        tables.append(_path_table(result["lanes"]))
     return tables
 
 
@@ -165,7 +166,7 @@ def _validation_rows(looks: Sequence[Facts]) -> list[tuple[str, str]]:
     several = len(looks) > 1
     return [
         (
-            "validation" + (f", C = {last['C']:g}" if several else ""),
+            "validation" + (f", {Setting(last['C'], last['l1'])}" if several else ""),
             f"loss {last['loss']:.4g}, {describe_score(last)}; least loss {last['best_loss']:.4g} "
             f"after {last['best_passes']} passes",
         )
@@ -187,36 +188,94 @@ def describe_score(found: Facts) -> str:
     return ", ".join(f"{name} {found[key]:.4f}" for key, name in SCORES.items() if key in found)
 
 
-def score_table(scores: Mapping[str, Facts], best_C: float, scored_by: str) -> Table:
-    """Show the scores of a search: for each C the mean of the folds, the worst and the best."""
-    rows = [
-        [C, *(f"{score:.4f}" for score in (of_cost["mean"], min(of_cost["folds"]), max(of_cost["folds"])))]
-        for C, of_cost in scores.items()
-    ]
-    n_folds = len(next(iter(scores.values()))["folds"])
-    return Table(
-        f"{SCORES[scored_by]} on {n_folds} folds, best C = {best_C:g}", rows, ["C", "mean", "worst", "best"]
-    )
+class Scores(NamedTuple):
+    """Scores of the models of a C and λ in a search."""
+
+    setting: Setting
+    folds: Sequence[float]
+    mean: float
 
 
-def _cost_table(lanes: Sequence[Facts]) -> Table:
-    """Show the model of each C, of several classes by sums and the largest."""
-    by_cost: dict[float, list[Facts]] = {}
-    for lane in lanes:
-        by_cost.setdefault(lane["C"], []).append(lane)
-    several = len(lanes) > len(by_cost)
-    objective = f"primal objective{', sum over classes' if several else ''}"
+def scores_of(search: Facts) -> list[Scores]:
+    """Read the scores in the result of a search, ascending."""
+    read = {
+        Setting.named(name) if "=" in name else Setting(float(name), search["best_l1"]): found
+        for name, found in search["scores"].items()
+    }
+    return [Scores(setting, read[setting]["folds"], read[setting]["mean"]) for setting in sorted(read)]
+
+
+class Criterion(NamedTuple):
+    """Criterion by which a search chooses among its scores."""
+
+    text: str  # for people
+    sign: int  # 1 where the largest mean is best, -1 where the least is
+    form: str  # of a score
+
+    def best(self, scores: Iterable[Scores]) -> Scores:
+        """Choose: of equal means the smallest C, and the largest λ."""
+        return max(scores, key=lambda of: (self.sign * of.mean, -of.setting.C, of.setting.l1))
+
+
+CRITERIA = {
+    **{name: Criterion(text, 1, ".4f") for name, text in SCORES.items()},
+    "loss": Criterion("loss", -1, ".4g"),
+}
+"""Criteria by their names in results."""
+
+
+def score_table(search: Facts) -> Table:
+    """Show the scores of a search: for each C and λ the mean of the folds, the worst and the best."""
+    scores, criterion = scores_of(search), CRITERIA[search["scored_by"]]
+    settings = [of.setting._asdict() for of in scores]
     rows = [
         [
-            f"{C:g}",
-            f"{sum(lane['primal_objective'] for lane in of_cost):.10g}",
-            f"{max(lane['gap'] for lane in of_cost):.2g}",
-            f"{max(lane['passes'] for lane in of_cost):,}",
+            *_setting_cells(setting, settings),
+            *(format(score, criterion.form) for score in (of.mean, *_range(of.folds, criterion))),
         ]
-        for C, of_cost in by_cost.items()
+        for of, setting in zip(scores, settings, strict=True)
     ]
+    title = f"{criterion.text} on {len(scores[0].folds)} folds, best {Setting(search['best_C'], search['best_l1'])}"
+    return Table(title, rows, [*_setting_header(settings), "mean", "worst", "best"])
+
+
+def _range(folds: Sequence[float], criterion: Criterion) -> tuple[float, float]:
+    """Return the worst and the best score."""
+    least, most = min(folds), max(folds)
+    return (least, most) if criterion.sign > 0 else (most, least)
+
+
+def _setting_header(each: Sequence[Facts]) -> list[str]:
+    return ["C", "l1"] if any(of["l1"] for of in each) else ["C"]
+
+
+def _setting_cells(of: Facts, each: Sequence[Facts]) -> list[str]:
+    """Return C, and λ where one of `each` has one."""
+    return [f"{of[name]:g}" for name in _setting_header(each)]
+
+
+def _path_table(lanes: Sequence[Facts]) -> Table:
+    """Show the model of each C and λ, of several classes by sums and the largest."""
+    by_setting: dict[tuple[float, float], list[Facts]] = {}
+    for lane in lanes:
+        by_setting.setdefault((lane["C"], lane["l1"]), []).append(lane)
+    several, sparse = len(lanes) > len(by_setting), any(lane["l1"] for lane in lanes)
+    rows = [
+        [
+            *_setting_cells(mine[0], lanes),
+            *([f"{sum(lane['n_nonzero'] for lane in mine):,}"] if sparse else []),
+            f"{sum(lane['primal_objective'] for lane in mine):.10g}",
+            f"{max(lane['gap'] for lane in mine):.2g}",
+            f"{max(lane['passes'] for lane in mine):,}",
+        ]
+        for mine in by_setting.values()
+    ]
+    over = ", sum over classes" if several else ""
     gap = "largest relative gap" if several else "relative gap"
-    return Table("models", rows, ["C", objective, gap, "passes"])
+    support = [f"weights not 0{over}"] if sparse else []
+    return Table(
+        "models", rows, [*_setting_header(lanes), *support, f"primal objective{over}", gap, "passes"]
+    )
 
 
 def run_table(title: str, run: Facts) -> Table:
@@ -232,7 +291,7 @@ def run_table(title: str, run: Facts) -> Table:
     lanes += f", {run['open_lanes']:,} not finished" if run["open_lanes"] else ""
     rows = [
         ("state", state),
-        *_rows(run, best_C="g"),
+        *_rows(run, best_C="g", best_l1=lambda l1: f"{l1:g}" if l1 else ""),
         ("passes", f"{run['passes']:,}"),
         *((f"{kind} gap", f"{run[key]:.3g}") for kind, key in _GAPS if run[key] is not None),
         ("trains", lanes),
@@ -241,9 +300,13 @@ def run_table(title: str, run: Facts) -> Table:
         *options.items(),
         *_rows(run["stopping"], **dict.fromkeys(run["stopping"], listed)),
         ("memory", format_size(run["memory"]) + (", each worker" if run["workers"] else "")),
-        *([("models for C", listed(run["models"]))] if run["models"] else []),
+        *([("models for", _listed_settings(run["models"]))] if run["models"] else []),
     ]
-    return Table(title, rows)
+    return Table(title, [row for row in rows if row[1]])
+
+
+def _listed_settings(models: Sequence[Facts]) -> str:
+    return "; ".join(str(Setting(of["C"], of["l1"])) for of in models)
 
 
 _GAPS = ("certified", "gap"), ("estimated", "gap_estimate")

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..core.setting import Setting
 from .drawing import COLORS, new_figure, note, styled
+from .tables import Scores
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -117,24 +119,27 @@ def _draw_range(axes: Axes, train: Records, name: str, color: str) -> None:
 
 @styled
 def validation_figure(histories: Histories) -> Figure:
-    """Draw loss and accuracy on the validation set against passes, a line for each C, the smallest loss with a dot."""
+    """Draw loss and score on the validation set against passes, a line for each C and λ, the smallest loss with a dot."""
     figure, (losses, accuracies) = new_figure(columns=2)
     looks = [record for records in histories.values() for record in records if record.get("validation")]
-    costs = sorted({of_cost["C"] for record in looks for of_cost in record["validation"]})
-    for number, C in enumerate(costs):
+    settings = sorted({_setting_of(each) for record in looks for each in record["validation"]})
+    for number, setting in enumerate(settings):
         seen = [
-            (look["passes"], of_cost) for look in looks for of_cost in look["validation"] if of_cost["C"] == C
+            (look["passes"], each)
+            for look in looks
+            for each in look["validation"]
+            if _setting_of(each) == setting
         ]
         color = COLORS[number % len(COLORS)]
-        line = [(passes, of_cost["loss"]) for passes, of_cost in seen]
-        losses.plot(*_points(line), color=color, label=f"C = {C:g}")
+        line = [(passes, each["loss"]) for passes, each in seen]
+        losses.plot(*_points(line), color=color, label=str(setting))
         losses.plot(*min(line, key=lambda point: point[1]), "o", color=color, markersize=5)
-        scores = [(passes, of_cost.get("accuracy", of_cost.get("r2"))) for passes, of_cost in seen]
+        scores = [(passes, each.get("accuracy", each.get("r2"))) for passes, each in seen]
         accuracies.plot(*_points(scores), color=color)
     for axes, title in ((losses, "Mean loss, validation set"), (accuracies, "Accuracy, validation set")):
         axes.set_title(title)
         _label_passes(axes)
-    if len(costs) <= len(COLORS):
+    if len(settings) <= len(COLORS):
         losses.legend()
     return figure
 
@@ -178,20 +183,31 @@ def _draw_stages(axes: Axes, records: Records) -> None:
 
 
 @styled
-def search_figure(scores: Mapping[float, Sequence[float]]) -> Figure:
-    """Draw the accuracy on every fold, and its mean, against C."""
+def search_figure(scores: Sequence[Scores], best: Scores, criterion: str) -> Figure:
+    """Draw the score on every fold, and its mean: against C, or against λ, a line for each C, where there are several λ."""
     figure, axes = new_figure(width=6.5)
-    means = {C: float(np.mean(folds)) for C, folds in sorted(scores.items())}
-    best = max(means, key=lambda C: (means[C], -C))
-    points = [(C, score) for C, folds in scores.items() for score in folds]
-    axes.plot(*_points(points), ".", color="#a9c1dd", label="a fold")
-    axes.plot(list(means), list(means.values()), color=COLORS[0], label="mean")
-    axes.plot(best, means[best], "o", color=COLORS[1], markersize=6, label=f"best, C = {best:g}")
+    along, apart = (1, 0) if len({of.setting.l1 for of in scores}) > 1 else (0, 1)
+    values = sorted({of.setting[apart] for of in scores})
+    for number, value in enumerate(values):
+        mine = [of for of in scores if of.setting[apart] == value]
+        color = COLORS[number % len(COLORS)]
+        points = [(of.setting[along], score) for of in mine for score in of.folds]
+        axes.plot(*_points(points), ".", color="#a9c1dd" if len(values) == 1 else color, alpha=0.6)
+        means = [(of.setting[along], of.mean) for of in mine]
+        axes.plot(*_points(means), color=color, label="mean" if len(values) == 1 else f"mean, C = {value:g}")
+    chosen = [best.setting[along]], [best.mean]
+    axes.plot(*chosen, "o", color=COLORS[1], markersize=6, label=f"best, {best.setting}", zorder=3)
     axes.set_xscale("log")
-    axes.set_title("Accuracy on rows held out")
-    axes.set_xlabel("C")
+    if along:
+        axes.invert_xaxis()  # from few weights to many
+    axes.set_title(f"{criterion[0].upper()}{criterion[1:]} on rows held out")
+    axes.set_xlabel("λ" if along else "C")
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
+
+
+def _setting_of(each: Mapping[str, Any]) -> Setting:
+    return Setting(each["C"], each["l1"])
 
 
 def _summed(histories: Histories) -> str:

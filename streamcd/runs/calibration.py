@@ -1,7 +1,7 @@
 """Calibration of a run: sigmoids fitted to decisions on rows of held-out folds.
 
 All folds of all C are trained in the same reads, in a directory of their own inside the run. One more read makes the
-decisions; each C's go to a file there, which the fit reads in every iteration.
+decisions; those of each C go to a file there, which the fit reads in every iteration.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 
 from ..core.atomic_files import write_file
 from ..core.errors import CheckpointError, UsageError, file_named
+from ..core.setting import Setting
 from ..kernels.loss_table import LOSSES, gives_probabilities
 from ..models.calibration import fit_sigmoids
 from ..training import checkpoint
@@ -50,8 +51,8 @@ def check_calibration(options: TrainOptions) -> None:
 
 def fit_calibration(
     directory: checkpoint.Run, run: ResolvedRun, session: Session, train_groups: Callable[..., Any]
-) -> dict[float, np.ndarray] | None:
-    """Return the sigmoids' a and b of every vector, shape (2, n_vectors), by C; None if time ran out before the folds ended.
+) -> dict[Setting, np.ndarray] | None:
+    """Return the sigmoids' a and b of every vector, shape (2, n_vectors), of every model; None if time ran out.
 
     Trains the folds if necessary, by `carry_out.train_groups`.
     """
@@ -63,37 +64,40 @@ def fit_calibration(
         outcome = train_groups(part, folds, None, session, shown_as=run_path, stage="calibration: ")
         if outcome.is_cut_short:
             return None
-        content = {f"{C:.17g}": sigmoids.tolist() for C, sigmoids in _fit(part.path, folds, session).items()}
+        content = {of.name: sigmoids.tolist() for of, sigmoids in _fit(part.path, folds, session).items()}
         write_file(fitted, json.dumps(content).encode())
     try:
-        by_cost = json.loads(fitted.read_text())
-        return {float(C): np.array(sigmoids, dtype=np.float64) for C, sigmoids in by_cost.items()}
+        by_name = json.loads(fitted.read_text())
+        return {
+            Setting.named(name): np.array(sigmoids, dtype=np.float64) for name, sigmoids in by_name.items()
+        }
     except (ValueError, AttributeError):
         raise CheckpointError(f"{fitted}: damaged; remove it, and 'streamcd resume' makes it again") from None
 
 
-def _fit(path: Path, folds: ResolvedRun, session: Session) -> dict[float, np.ndarray]:
-    files = {C: path / f"decisions-{C:.17g}.bin" for C in sorted({lane.C for lane in folds.problem.lanes})}
+def _fit(path: Path, folds: ResolvedRun, session: Session) -> dict[Setting, np.ndarray]:
+    settings = sorted({lane.setting for lane in folds.problem.lanes})
+    files = {setting: path / f"decisions-{setting.name}.bin" for setting in settings}
     n_vectors = folds.problem.block_lanes
     try:
         with ExitStack() as stack:
             for file in files.values():
                 stack.enter_context(file_named(file))
-            outputs = {C: stack.enter_context(open(file, "wb")) for C, file in files.items()}
-            for C, records in held_out_rows(path, folds, session, _records, "score the folds"):
-                records.tofile(outputs[C])
+            outputs = {of: stack.enter_context(open(file, "wb")) for of, file in files.items()}
+            for of, records in held_out_rows(path, folds, session, _records, "score the folds"):
+                records.tofile(outputs[of])
         session.listener.message(
             f"calibration: fitting one sigmoid per vector, {n_vectors * len(files):,} in all"
         )
-        return {C: fit_sigmoids(partial(_blocks, file, n_vectors), n_vectors) for C, file in files.items()}
+        return {of: fit_sigmoids(partial(_blocks, file, n_vectors), n_vectors) for of, file in files.items()}
     finally:
         for file in files.values():
             file.unlink(missing_ok=True)
 
 
-def _records(rows: HeldOut) -> tuple[float, np.ndarray]:
-    """Return C, and the rows' classes with their decisions."""
-    return rows.C, np.hstack([rows.code[:, None].astype(np.float64), rows.decisions])
+def _records(rows: HeldOut) -> tuple[Setting, np.ndarray]:
+    """Return C and λ, and the rows' classes with their decisions."""
+    return rows.setting, np.hstack([rows.code[:, None].astype(np.float64), rows.decisions])
 
 
 def _blocks(file: Path, n_vectors: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -14,6 +14,7 @@ import numpy as np
 from ..core.errors import UsageError
 from ..core.memory_budget import peak_memory_bytes
 from ..core.progress import Listener, counted
+from ..core.setting import Setting
 from ..core.threads import make_threads
 from ..dataset.dataset import Dataset
 from ..dataset.diagnostics import advice
@@ -140,7 +141,7 @@ def carry_out(
         _tell_omegas(result, listener)
     if result.stop_reason == "time":
         return result  # weights that were not certified make no model
-    sigmoids: dict[float, np.ndarray] | None = {}
+    sigmoids: dict[Setting, np.ndarray] | None = {}
     if run.config.calibrate:
         from .calibration import fit_calibration  # loads the kernels of decisions
 
@@ -164,7 +165,7 @@ def carry_out(
 
 
 def train_in_memory(dataset: Dataset, asked: TrainOptions, session: Session) -> tuple[Result, list[Model]]:
-    """Train on a dataset without a run directory, and without resuming; also returns the model of every C."""
+    """Train on a dataset without a run directory, and without resuming; also returns the model of every C and λ."""
     run = resolve(dataset, asked, session.listener)
     directory = checkpoint.MemoryRun()
     outcome = train_groups(directory, run, None, session)

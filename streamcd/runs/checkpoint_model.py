@@ -12,6 +12,7 @@ from ..core.errors import ModelError
 from ..core.memory_budget import parse_size, require
 from ..core.storage import local_path
 from ..models.model import Model
+from ..models.stored import choose
 from ..solvers.protocol import START
 from ..training import checkpoint
 from .config import Group, ResolvedRun, read_config, reopen, same_dataset
@@ -22,7 +23,11 @@ _LANES = ("phase", "passes", "gap", "primal", "dual", "converged")
 
 
 def load_checkpoint(
-    run: str | os.PathLike[str], C: float | None = None, *, memory: int | str | None = None
+    run: str | os.PathLike[str],
+    C: float | None = None,
+    *,
+    l1: float | None = None,
+    memory: int | str | None = None,
 ) -> Model:
     """Read the model of a run's last checkpoint; the training need not have ended, and is not disturbed.
 
@@ -34,7 +39,9 @@ def load_checkpoint(
     run : path
         Of `train` or `tune`; its dataset must be where it was.
     C : float, optional
-        C of the wanted model of a path; required if the run trains several.
+        C of the wanted model of a path; required if the run trains models of several C.
+    l1 : float, optional
+        λ of the wanted model, likewise.
     memory : int or str, optional
         Bound on the process's resident memory.
 
@@ -69,7 +76,7 @@ def load_checkpoint(
             )
         config = read_config(path)
     resolved = reopen(path, config, same_dataset(config))
-    lanes = _lanes_of(resolved, run, C)
+    lanes = _lanes_of(resolved, run, C, l1)
     groups = [group for group in resolved.groups if set(group.lanes) & set(lanes)]
     vectors = (resolved.problem.n_features + 1) * resolved.problem.lane_vectors
     parts = [_read_part(path, group, lanes, vectors, memory) for group in groups]
@@ -86,15 +93,10 @@ def describe_checkpoint(run: str | os.PathLike[str], model: Model) -> str:
     return f"the last checkpoint of {run}, after {max(certificate['passes'])} passes ({state})"
 
 
-def _lanes_of(run: ResolvedRun, path: str | os.PathLike[str], C: float | None) -> range:
-    """Return the lanes of the model of a C."""
-    models = {run.problem.lanes[lanes.start].C: lanes for lanes in lanes_of_models(run.problem)}
-    known = ", ".join(f"{value:g}" for value in models)
-    if C is None and len(models) > 1:
-        raise ModelError(f"{path} trains a model for each C of {known}: name one with -C")
-    if C is not None and C not in models:
-        raise ModelError(f"{path} trains no model for C = {C:g}; it has {known}")
-    return next(iter(models.values())) if C is None else models[C]
+def _lanes_of(run: ResolvedRun, path: str | os.PathLike[str], C: float | None, l1: float | None) -> range:
+    """Return the lanes of the model of a C and λ."""
+    models = {run.problem.lanes[lanes.start].setting: lanes for lanes in lanes_of_models(run.problem)}
+    return models[choose(list(models), C, l1, f"{path} trains")]
 
 
 def _read_part(

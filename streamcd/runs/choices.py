@@ -62,7 +62,7 @@ _MOST_PRODUCTS = 64
 
 def choose_method(asked: TrainOptions, dataset: Dataset) -> tuple[str, str]:
     """Choose the method, with the reason; no layout is built."""
-    if asked.strengths != (0.0, 1.0):
+    if not asked.has_plain_penalty:
         return "newton", f"it trains with the penalty {asked.penalty}"
     n_classes = 1 if dataset.classes is None or dataset.classes.size == 2 else dataset.classes.size
     n_lanes, size = n_classes * len(asked.C), dataset.n_features + 1
@@ -86,7 +86,7 @@ def _choose_method(asked: Asked, dataset: Dataset, listener: Listener) -> Asked:
     """Choose the method; dual, without a word, where no other can be: a search, workers, a start from dual variables."""
     if asked.method != "auto":
         return asked
-    plain = asked.strengths == (0.0, 1.0)
+    plain = asked.has_plain_penalty
     given = (asked.search and plain) or asked.on_workers or (asked.start_from is not None and plain)
     if given or form_of(asked.loss) == INLIERS:
         return replace(asked, method="dual")

@@ -73,9 +73,9 @@ def describe_run(path: str | Path, *, scaled: bool = False) -> dict[str, Any]:
         bias), ``bias_because``,
         ``memory``, ``stopping``, ``workers``; ``state`` ("in work", "interrupted", "converged" or "not converged"),
         ``stop_reason``, ``passes``, ``gap`` (largest certified; None before), ``gap_estimate``, ``lanes``, ``open_lanes``,
-        ``seconds``, ``bytes_read``, and for a search ``parts`` with these two of each; ``best_C``, the one that a search has
-        chosen (else None); ``model`` (as of `describe_model`; None where there is none, or several), ``models`` (the C
-        of each of several); ``next``, a command.
+        ``seconds``, ``bytes_read``, and for a search ``parts`` with these two of each; ``best_C`` and ``best_l1``
+        of a search that has chosen (else None); ``model`` (as of `describe_model`; None where there is none, or several),
+        ``models`` (``C`` and ``l1`` of each of several); ``next``, a command.
 
     Raises
     ------
@@ -86,7 +86,7 @@ def describe_run(path: str | Path, *, scaled: bool = False) -> dict[str, Any]:
     config = read_config(path)
     is_search = config.tune is not None
     state = _describe_state(path)
-    costs = list(models_of_path(path))
+    models = models_of_path(path)
     has_model = is_model(path / "model")
     if state["state"] == "unfinished":
         state["state"] = "in work" if _in_use(path) else "interrupted"
@@ -103,8 +103,9 @@ def describe_run(path: str | Path, *, scaled: bool = False) -> dict[str, Any]:
         **state,
         "parts": _spent(path) if is_search else {},
         "best_C": scores and scores["best_C"],
-        "model": describe_model(path / "model", scaled=scaled) if has_model and not costs else None,
-        "models": costs,
+        "best_l1": scores and scores["best_l1"],
+        "model": describe_model(path / "model", scaled=scaled) if has_model and not models else None,
+        "models": [setting._asdict() for setting in models],
         "next": _next_command(path, config, state),
     }
 
@@ -117,10 +118,11 @@ class _OfFolds(Structure):
 class _Scores(Structure):
     scores: dict[str, _OfFolds]
     best_C: float
+    best_l1: float
 
 
 def read_scores(path: Path) -> dict[str, Any] | None:
-    """Read the scores of a search, ``{"scores": as in its result, "best_C": …}``; None before its folds have ended."""
+    """Read the scores of a search, ``scores``, ``best_C`` and others as in its result; None before its folds have ended."""
     file = path / "scores.json"
     if not file.exists():
         return None

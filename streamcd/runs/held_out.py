@@ -13,6 +13,7 @@ from ..core.classes import class_indices
 from ..core.memory_budget import require
 from ..core.progress import Progress
 from ..core.randomness import assign_folds
+from ..core.setting import Setting
 from ..core.threads import Threads
 from ..dataset.schema import ChunkData
 from ..models.scoring import ClassChoice, SparseRows, affordable_threads, chunk_bytes, score, score_chunks
@@ -27,9 +28,9 @@ Used = TypeVar("Used")
 
 
 class HeldOut(NamedTuple):
-    """Rows of a fold with the decisions by the lanes of one C trained without it."""
+    """Rows of a fold with the decisions by the lanes of one C and λ trained without it."""
 
-    C: float
+    setting: Setting
     fold: int
     label: np.ndarray
     code: np.ndarray  # indices of the rows' classes; 0 where they have targets
@@ -39,10 +40,10 @@ class HeldOut(NamedTuple):
 
 
 class _Fold(NamedTuple):
-    """The classifiers of all C that were trained without a fold, their vectors side by side."""
+    """The classifiers of all C and λ that were trained without a fold, their vectors side by side."""
 
     number: int
-    costs: list[float]
+    settings: list[Setting]
     choices: list[ClassChoice]
     weights: np.ndarray  # shape (features, vectors)
     intercept: np.ndarray
@@ -86,8 +87,8 @@ def _by_fold(lanes: Problem, state: Path) -> list[_Fold]:
         mine = [number for number, lane in enumerate(first_lanes) if lane.fold == fold]
         w = weights.take(mine, axis=1)
         choices = [ClassChoice(lanes.loss, lanes.code, w[:-1, own]) for own in range(len(mine))]
-        costs, w = [first_lanes[n].C for n in mine], w.reshape(n_rows, -1)
-        folds.append(_Fold(fold, costs, choices, w[:-1], lanes.bias * w[-1]))
+        settings, w = [first_lanes[n].setting for n in mine], w.reshape(n_rows, -1)
+        folds.append(_Fold(fold, settings, choices, w[:-1], lanes.bias * w[-1]))
     return folds
 
 
@@ -109,8 +110,10 @@ def _score_chunk(
             mine = first + np.flatnonzero(number[block] == fold.number)
             rows = SparseRows(data.indptr[mine], data.indptr[mine + 1], data.feature, data.value)
             decisions, _ = score(rows, fold.weights, fold.intercept)
-            by_cost = np.split(decisions, len(fold.costs), axis=1)
-            for C, choice, own in zip(fold.costs, fold.choices, by_cost, strict=True):
+            of_each = np.split(decisions, len(fold.settings), axis=1)
+            for setting, choice, own in zip(fold.settings, fold.choices, of_each, strict=True):
                 yield use(
-                    HeldOut(C, fold.number, data.label[mine], code[mine], data.weight[mine], own, choice)
+                    HeldOut(
+                        setting, fold.number, data.label[mine], code[mine], data.weight[mine], own, choice
+                    )
                 )

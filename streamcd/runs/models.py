@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.setting import Setting
 from ..dataset.dataset import Dataset
 from ..kernels.loss_table import INLIERS, LOSSES
 from ..models.encoding import encoding_of
@@ -27,11 +28,11 @@ def save_models(
     directory: checkpoint.Run,
     run: ResolvedRun,
     result: Result,
-    sigmoids: Mapping[float, np.ndarray],
+    sigmoids: Mapping[Setting, np.ndarray],
 ) -> bool:
-    """Write the models of every C, unless those on disk are already of this state; returns whether it did.
+    """Write the models of every C and λ, unless those on disk are already of this state; returns whether it did.
 
-    `sigmoids`, by C, are those of a calibration. After a kill between the last checkpoint and its models, those on disk are
+    `sigmoids` are those of a calibration. After a kill between the last checkpoint and its models, those on disk are
     of an older state.
     """
     models = [
@@ -41,13 +42,13 @@ def save_models(
     if all(stored_certificate(path) == certificate for path, _, certificate in models):
         return False
     for path, lanes, certificate in models:
-        model_sigmoids = sigmoids.get(run.problem.lanes[lanes.start].C)
+        model_sigmoids = sigmoids.get(run.problem.lanes[lanes.start].setting)
         _save_model(path, directory, run, lanes, certificate, model_sigmoids)
     return True
 
 
 def make_models(directory: checkpoint.Run, run: ResolvedRun, result: Result) -> list[Model]:
-    """Make the models of every C, in memory."""
+    """Make the models of every C and λ, in memory."""
     models = []
     for lanes in lanes_of_models(run.problem):
         weights = np.concatenate(list(_weight_rows(directory, run, lanes, last=False)))
@@ -57,15 +58,15 @@ def make_models(directory: checkpoint.Run, run: ResolvedRun, result: Result) -> 
 
 
 def lanes_of_models(problem: Problem) -> list[range]:
-    """List the lanes of the model of every C."""
+    """List the lanes of the model of every C and λ."""
     per_model = problem.block_lanes
     return [range(first, first + per_model) for first in range(0, problem.n_lanes, per_model)]
 
 
 def _model_place(model_path: Path, problem: Problem, lanes: range) -> Path:
-    """Return the directory of the model of some lanes; a single C is the run's model."""
+    """Return the directory of the model of some lanes; a single one is the run's model."""
     single = len(lanes) == problem.n_lanes
-    return model_path if single else path_directory(model_path, problem.lanes[lanes.start].C)
+    return model_path if single else path_directory(model_path, problem.lanes[lanes.start].setting)
 
 
 def _save_model(

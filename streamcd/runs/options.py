@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -203,11 +203,13 @@ class TuneOptions(TrainOptions):
     """Options of `tune.tune`: those of a training in one process, by a penalised bias, and the folds."""
 
     C: Any = option(
-        MISSING,
-        "The costs to try, separated by commas: 0.01,0.1,1,10; in Python a sequence.",
+        None,
+        "The costs to try, separated by commas: 0.01,0.1,1,10; in Python a sequence. It may be left out where several "
+        "values of `l1` are tried.",
         kind="sequence of float",
         flags="-C -c --C",
         text=COSTS,
+        default_is="1 with several values of l1, else it has to be given",
     )
     cv: int = option(
         5,
@@ -228,7 +230,14 @@ class TuneOptions(TrainOptions):
     search: bool = True
 
     def __post_init__(self) -> None:
+        has_none = self.C is None
+        if has_none:
+            self._set(C=1.0)
         super().__post_init__()
+        if has_none and len(self.strengths[0]) == 1:
+            raise UsageError(
+                "C: expected the values to try, such as 0.01,0.1,1,10, or several of l1, found none"
+            )
         if not 2 <= self.cv <= MAX_FOLDS:
             raise UsageError(f"cv: expected from 2 to {MAX_FOLDS} folds, found {self.cv}")
         self._set(C=tuple(sorted(set(self.C))), folds=int(self.cv))

@@ -80,10 +80,15 @@ def read_code(path: str) -> list[list[int]]:
     return rows
 
 
+def numbers(text: str) -> list[float]:
+    """Parse numbers separated by commas."""
+    return [float(number) for number in text.split(",")]
+
+
 def costs(text: str) -> list[float]:
     """Parse values of C; LIBLINEAR's ``-C``, which takes none, is answered with the command that chooses."""
     try:
-        return [float(cost) for cost in text.split(",")]
+        return numbers(text)
     except ValueError:
         if not text.startswith("-"):
             raise
@@ -104,18 +109,19 @@ def _number_or(*words: str) -> Text:
 
 SECONDS = Text("a time such as 60s, 5m or 1h", seconds)
 COSTS = Text("a number, or several separated by commas", costs)
+NUMBERS = Text(COSTS.expected, numbers)
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Values in one form
 
 
-def _numbers(C: Any) -> tuple[float, ...]:
-    """Return the values of C as a tuple."""
+def _numbers(name: str, given: Any) -> tuple[float, ...]:
+    """Return the values of an option that takes one or several as a tuple."""
     try:
-        values = C if isinstance(C, Iterable) and getattr(C, "ndim", 1) != 0 else (C,)
-        return tuple(float(cost) for cost in values)
+        values = given if isinstance(given, Iterable) and getattr(given, "ndim", 1) != 0 else (given,)
+        return tuple(float(value) for value in values)
     except (TypeError, ValueError):
-        raise UsageError(f"C: expected a number or several, found {C!r}") from None
+        raise UsageError(f"{name}: expected a number or several, found {given!r}") from None
 
 
 def _number_of(bias: float | str) -> float | str:
@@ -288,10 +294,13 @@ class ProblemOptions(_LossParameters, Checked):
         choices=("l2", "l1", "elasticnet"),
         section=Section.PENALTY,
     )
-    l1: float | None = option(
+    l1: Any = option(
         None,
         "λ of the penalties l1 and elasticnet. It penalises the bias like every weight, as in LIBLINEAR; see "
-        "`unpenalized_bias`.",
+        "`unpenalized_bias`. Several values, separated by commas (in Python a sequence), are a path: they are trained in "
+        "the same passes, with each C, and each gets a model of its own.",
+        kind="float or sequence of float",
+        text=NUMBERS,
         default_is="1",
         section=Section.PENALTY,
     )
@@ -306,7 +315,8 @@ class ProblemOptions(_LossParameters, Checked):
 
         self._set(
             loss=LOSS_ALIASES.get(self.loss, self.loss),
-            C=_numbers(self.C),
+            C=_numbers("C", self.C),
+            l1=None if self.l1 is None else tuple(sorted(set(_numbers("l1", self.l1)), reverse=True)),
             bias=_number_of(self.bias),
             unpenalized_bias=bool(self.unpenalized_bias),
             seed=int(self.seed),
@@ -329,21 +339,27 @@ class ProblemOptions(_LossParameters, Checked):
     def _check_penalty(self) -> None:
         """Refuse strengths of another penalty, and those that are not above 0."""
         for name, other in (("l1", "l2"), ("l2", "l1")):
-            value = getattr(self, name)
-            if value is None:
-                continue
-            if self.penalty == other:
+            given = getattr(self, name)
+            if given is not None and self.penalty == other:
                 raise UsageError(
                     f"{name} is of --penalty {name} or elasticnet, found --penalty {self.penalty}"
                 )
-            if not 0.0 < value < float("inf"):
-                raise UsageError(f"{name}: expected a number > 0, found {value:g}")
+            for value in () if given is None else _numbers(name, given):
+                if not 0.0 < value < float("inf"):
+                    raise UsageError(f"{name}: expected a number > 0, found {value:g}")
+        if self.l1 == ():
+            raise UsageError("l1: expected at least one value, found none")
 
     @property
-    def strengths(self) -> tuple[float, float]:
-        """λ and r of the penalty; 0 where it has none."""
-        l1, l2 = (1.0 if value is None else float(value) for value in (self.l1, self.l2))
-        return (0.0 if self.penalty == "l2" else l1), (0.0 if self.penalty == "l1" else l2)
+    def strengths(self) -> tuple[tuple[float, ...], float]:
+        """All λ, and r, of the penalty; 0 where it has none."""
+        l1, l2 = self.l1 or (1.0,), 1.0 if self.l2 is None else float(self.l2)
+        return ((0.0,) if self.penalty == "l2" else l1), (0.0 if self.penalty == "l1" else l2)
+
+    @property
+    def has_plain_penalty(self) -> bool:
+        """Check if the penalty is ``½‖w‖²``."""
+        return self.strengths == ((0.0,), 1.0)
 
     def _check_one_class(self) -> None:
         """Refuse options that the one-class SVM does not have."""
@@ -415,7 +431,7 @@ class ProblemOptions(_LossParameters, Checked):
             code=None if self.code is None else np.array(self.code, dtype=np.int8),
             folds=self.folds,
             free_bias=self.unpenalized_bias,
-            l1=self.strengths[:1],
+            l1=self.strengths[0],
             l2=self.strengths[1],
             ridge=1.0 if self.ridge is None else self.ridge,
             slack=self.slack or "hinge",

@@ -30,7 +30,15 @@ from ..report.evaluation_figures import (
     weights_figure,
 )
 from ..report.page import Picture, Section, render_page
-from ..report.tables import SCORES, Table, evaluation_tables, model_table, run_table, score_table
+from ..report.tables import (
+    CRITERIA,
+    Table,
+    evaluation_tables,
+    model_table,
+    run_table,
+    score_table,
+    scores_of,
+)
 from ..report.training_figures import (
     Histories,
     gap_figure,
@@ -42,7 +50,7 @@ from ..report.training_figures import (
 from ..training.history import read_history
 from .config import read_config
 from .describe import describe_run, read_scores
-from .options import ReportOptions
+from .options import ModelOptions, ReportOptions
 
 MAX_LOGS = 10
 """Largest number of logs (of groups of lanes) that are drawn; if there are more, the first ones."""
@@ -84,7 +92,7 @@ def write_report(run: str | os.PathLike[str], out: str | os.PathLike[str], asked
     sections = [Section("Run", tables=[run_table("", run_facts)]), _training(histories, run_facts)]
     if scores is not None:
         sections.append(_search(scores))
-    place = _model_place(run, asked.C)
+    place = _model_place(run, asked)
     if place is None:
         sections.append(Section("Model", "There is none yet: training has not ended."))
     else:
@@ -118,18 +126,21 @@ def plot_evaluation(
     check_output(
         path, f"a picture ({form})", lambda file: begins_with(file, _IMAGES[form]), force=asked.force
     )
-    loaded = model if isinstance(model, Model) else load_model(model, asked.C)
+    loaded = model if isinstance(model, Model) else load_model(model, asked.C, l1=asked.l1)
     result, curves = evaluate_model(cached(data, asked), loaded, asked)
     write_file(path, image(_evaluation_figure(loaded, result, curves), form))
     return result
 
 
-def _model_place(run: Path, C: float | None) -> Path | None:
-    """Find the run's model; of a path over C without `C`, that of the largest."""
-    path = models_of_path(run)
-    if C is not None:
-        return find_model(run, C)
-    return path[max(path)] if path else run / "model" if is_model(run / "model") else None
+def _model_place(run: Path, asked: ModelOptions) -> Path | None:
+    """Find the run's model; of several that fit, that of the largest C and the smallest λ."""
+    models = models_of_path(run)
+    fitting = [setting for setting in models if setting.fits(asked.C, asked.l1)]
+    if fitting:
+        return models[max(fitting, key=lambda setting: (setting.C, -setting.l1))]
+    if (asked.C, asked.l1) != (None, None):
+        return find_model(run, asked.C, asked.l1)
+    return run / "model" if is_model(run / "model") else None
 
 
 def _write_images(directory: Path, pictures: list[Picture]) -> None:
@@ -163,12 +174,12 @@ def _training(histories: Histories, run: Mapping[str, Any]) -> Section:
 
 
 def _search(scored: Mapping[str, Any]) -> Section:
-    by_cost = {float(C): scores["folds"] for C, scores in scored["scores"].items()}
-    score = SCORES[scored["scored_by"]]
+    score = CRITERIA[scored["scored_by"]].text
     text = f"{score[0].upper()}{score[1:]} of the models trained without a fold on its rows."
-    picture = Picture("search", image(search_figure(by_cost)), text)
-    table = score_table(scored["scores"], scored["best_C"], scored["scored_by"])
-    return Section("Search", tables=[table], pictures=[picture])
+    scores = scores_of(scored)
+    best = CRITERIA[scored["scored_by"]].best(scores)
+    picture = Picture("search", image(search_figure(scores, best, score)), text)
+    return Section("Search", tables=[score_table(scored)], pictures=[picture])
 
 
 def _model(model: Mapping[str, Any]) -> list[Section]:

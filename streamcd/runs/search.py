@@ -1,4 +1,4 @@
-"""Execution of a search over C: all folds of all C as lanes of one run, scored in one read, then a training on all rows.
+"""Execution of a search over C and λ: all their folds as lanes of one run, scored in one read, then a training on all rows.
 
 The training on all rows starts from the folds' solutions (`warm_start`).
 """
@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,11 @@ import numpy as np
 
 from ..core.atomic_files import write_file
 from ..core.progress import Listener
-from ..prediction.sums import Accuracy, RSquared
-from ..report.tables import SCORES, score_of
+from ..core.setting import Setting
+from ..kernels.loss_table import Loss
+from ..prediction.sums import Accuracy, ExactSum, RSquared
+from ..report.tables import CRITERIA, Scores, scores_of
+from ..solvers.problem import losses_of
 from ..training import checkpoint
 from ..training.loop import Session
 from ..training.result import Outcome, Result, TuneResult, relative_gaps
@@ -35,16 +40,18 @@ def carry_out_search(directory: checkpoint.Run, search: ResolvedRun, session: Se
     scored: dict[str, Any] = {
         "scores": {},
         "best_C": float("nan"),
-        "scored_by": score_of(has_targets=search.problem.has_targets),
+        "best_l1": float("nan"),
+        "scored_by": search.problem.criterion,
     }
     result = result_of(directory, outcome, search)
     if not outcome.is_cut_short:
         _warn_of_open_folds(result, session.listener)
         scored |= _score(folds.path, search, session)
         write_file(directory.path / "scores.json", (json.dumps(scored, indent=1) + "\n").encode())
-        best = scored["best_C"]
-        mean = f"mean {SCORES[scored['scored_by']]} {scored['scores'][f'{best:g}']['mean']:.4f}"
-        session.listener.message(f"best C = {best:g}, {mean}; training on all rows")
+        best = Setting(scored["best_C"], scored["best_l1"])
+        criterion = CRITERIA[scored["scored_by"]]
+        told = f"mean {criterion.text} {criterion.best(scores_of(scored)).mean:{criterion.form}}"
+        session.listener.message(f"best {best}, {told}; training on all rows")
         result = _train_best(directory, search, best, session)
     figures = asdict(result) | {"run": str(directory.path)}
     return TuneResult(**figures, **scored, folds=_summary(outcome))
@@ -59,10 +66,10 @@ def _warn_of_open_folds(folds: Result, listener: Listener) -> None:
         )
 
 
-def _train_best(directory: checkpoint.Run, search: ResolvedRun, best: float, session: Session) -> Result:
-    """Train on all rows with the best C, from the folds' solutions."""
+def _train_best(directory: checkpoint.Run, search: ResolvedRun, best: Setting, session: Session) -> Result:
+    """Train on all rows with the best C and λ, from the folds' solutions."""
     part, folds = directory.part("best"), directory.path / "folds"
-    options = replace(search.options, C=(best,), folds=0)
+    options = replace(search.options, C=(best.C,), l1=best.l1 or None, folds=0)
     run = resolve_part(part, search, options, start_from=str(folds.resolve()))
     previous = PreviousRun(folds, search, run)
     return carry_out(part, run, previous, session, model_path=directory.model_path)
@@ -84,24 +91,54 @@ def _summary(outcome: Outcome) -> dict[str, Any]:
 # Scores
 
 
-def _score(path: Path, search: ResolvedRun, session: Session) -> dict[str, Any]:
-    """Score every C on each fold by the models trained without it: accuracy or R², weighted as in `evaluate`.
+class _MeanLoss:
+    """Mean of the loss of rows, by weight."""
 
-    Returns ``scores``, by C, and ``best_C``: the smallest of the highest mean.
+    def __init__(self, row_loss: Loss) -> None:
+        self._row_loss, self._loss, self._weight = row_loss, ExactSum(), ExactSum()
+
+    def add(self, weight: np.ndarray, target: np.ndarray, predicted: np.ndarray) -> None:
+        """Take rows: their weights, targets and predicted numbers."""
+        self._loss.add(losses_of(self._row_loss, target, predicted, weight))
+        self._weight.add(weight)
+
+    def value(self) -> float:
+        """Return the mean; 0 without rows."""
+        return self._loss.value() / (self._weight.value() or 1.0)
+
+
+def _score(path: Path, search: ResolvedRun, session: Session) -> dict[str, Any]:
+    """Score every C and λ on each fold by the models trained without it, weighted as in `evaluate`.
+
+    Returns ``scores``, by C, or by C and λ (`Setting.name`) where there are several of these, ``best_C`` and ``best_l1``.
     """
     problem = search.problem
-    sums: defaultdict[tuple[float, int], Any] = defaultdict(RSquared if problem.has_targets else Accuracy)
+    criterion = problem.criterion
+    kinds: dict[str, Callable[[], Any]] = {
+        "accuracy": Accuracy,
+        "r2": RSquared,
+        "loss": partial(_MeanLoss, problem.row_loss),
+    }
+    sums: defaultdict[tuple[Setting, int], Any] = defaultdict(kinds[criterion])
 
-    def compare(rows: HeldOut) -> tuple[tuple[float, int], np.ndarray, np.ndarray, np.ndarray]:
+    def compare(rows: HeldOut) -> tuple[tuple[Setting, int], np.ndarray, np.ndarray, np.ndarray]:
         predicted = rows.decisions[:, 0] if problem.has_targets else rows.choice.places(rows.decisions)
-        return (rows.C, rows.fold), rows.weight, rows.label if problem.has_targets else rows.code, predicted
+        truth = rows.label if problem.has_targets else rows.code
+        return (rows.setting, rows.fold), rows.weight, truth, predicted
 
     for model, *compared in held_out_rows(path, search, session, compare, "score the folds"):
         sums[model].add(*compared)
-    scores = {
-        C: [sums[C, fold].value() or 0.0 for fold in range(problem.n_folds)]
-        for C in sorted({lane.C for lane in problem.lanes})
+    scores = []
+    for setting in sorted({lane.setting for lane in problem.lanes}):
+        folds = [sums[setting, fold].value() or 0.0 for fold in range(problem.n_folds)]
+        scores.append(Scores(setting, folds, float(np.mean(folds))))
+    best = CRITERIA[criterion].best(scores).setting
+    several = len({of.setting.l1 for of in scores}) > 1
+    return {
+        "scores": {
+            of.setting.name if several else f"{of.setting.C:g}": {"folds": of.folds, "mean": of.mean}
+            for of in scores
+        },
+        "best_C": best.C,
+        "best_l1": best.l1,
     }
-    best = max(scores, key=lambda C: (np.mean(scores[C]), -C))
-    of_costs = {f"{C:g}": {"folds": folds, "mean": float(np.mean(folds))} for C, folds in scores.items()}
-    return {"scores": of_costs, "best_C": best}

@@ -189,9 +189,9 @@ def _check_log(path: Path, identity: Identity, n_bytes: int) -> None:
 
 def _model_problems(path: Path, memory: int | str | None) -> Iterator[str]:
     single = (path / "model" / "model.json").exists()
-    for C in [*models_of_path(path), *([None] if single else [])]:
+    for directory in [*models_of_path(path).values(), *([path / "model"] if single else [])]:
         try:
-            load_model(path, C, memory=memory)
+            load_model(directory, memory=memory)
         except UsageError:
             raise  # the memory is too small
         except StreamcdError as error:

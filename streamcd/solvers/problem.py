@@ -25,7 +25,8 @@ import numpy as np
 from ..core.classes import default_code, diagonal_view
 from ..core.errors import UsageError
 from ..core.memory_budget import require
-from ..kernels.loss_table import CLASSES, INLIERS, LOSSES, PLANES, Loss, has_targets, row_loss
+from ..core.setting import Setting
+from ..kernels.loss_table import CLASSES, INLIERS, LOSSES, PLANES, SQUARED_ERROR, Loss, has_targets, row_loss
 from ..kernels.losses import add_dual_terms, add_losses
 
 LEAST_COST, LEAST_WEIGHT = 1e-60, 1e-30
@@ -43,6 +44,11 @@ class Lane:
     C: float
     fold: int = -1  # fold that is left out; -1 for none
     l1: float = 0.0  # λ of the penalty
+
+    @property
+    def setting(self) -> Setting:
+        """C and λ."""
+        return Setting(self.C, self.l1)
 
 
 @dataclass(frozen=True)
@@ -134,6 +140,13 @@ class Problem:
     def row_loss(self) -> Loss:
         """The loss as kernels take it."""
         return row_loss(self.loss, self.slack, self.parameter)
+
+    @property
+    def criterion(self) -> str:
+        """Criterion of a search: accuracy; of targets R² where it ranks as the loss does, else the mean loss."""
+        if not self.has_targets:
+            return "accuracy"
+        return "r2" if self.row_loss.kind == SQUARED_ERROR else "loss"
 
     @property
     def scale(self) -> float:

@@ -366,7 +366,7 @@ class Loop(TrainingLoop):
         validation.take_note(lanes, *validate(self.state.w))
         if self.task.rule.early_stop:
             validation.certify_next(lanes, validation.lanes_to_stop(lanes), BY_VALIDATION)
-        self._seen = validation.figures(lanes, [lane.C for lane in self.task.problem.lanes])
+        self._seen = validation.figures(lanes, [lane.setting for lane in self.task.problem.lanes])
         self.note = validation.describe(self._seen)
         self.listener.message(f"{self.task.name}pass {int(lanes['passes'].max())}: {self.note}")
         self.meter["validation"] += time.monotonic() - started
@@ -458,11 +458,17 @@ def _status_of(
     measured = lanes["seen_violation"]
     if rule.tol is not None:  # nan where there is no estimate yet
         measured = lanes["estimate"] / np.maximum(lanes["estimated_primal"], 1e-300)
-    lane_costs = np.array([lane.C for lane in problem.lanes])
+    settings = np.array([lane.setting for lane in problem.lanes])
     costs = tuple(
-        CostStatus(float(C), int(mine.sum()), int((mine & is_open).sum()), _largest(measured[mine & is_open]))
-        for C in np.unique(lane_costs)
-        for mine in [lane_costs == C]
+        CostStatus(
+            float(C),
+            int(mine.sum()),
+            int((mine & is_open).sum()),
+            _largest(measured[mine & is_open]),
+            float(l1),
+        )
+        for C, l1 in np.unique(settings, axis=0)
+        for mine in [(settings == (C, l1)).all(axis=1)]
     )
     return TrainingStatus(
         task=task,

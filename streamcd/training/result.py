@@ -60,7 +60,7 @@ class Result:
     lanes: list[dict[str, Any]]
     # if it has not converged: changes that would take fewer passes
     advice: list[str] = field(default_factory=list)
-    # for each C, with a validation set: {C, loss, accuracy or r2} of the model, and best_loss after best_passes
+    # for each C and λ, with a validation set: {C, l1, loss, accuracy or r2} of the model, and best_loss after best_passes
     validation: list[dict[str, Any]] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
@@ -119,13 +119,17 @@ class Result:
 
 @dataclass
 class TuneResult(Result):
-    """Result of a search over C: the fields of `Result` for the training on all rows, and the scores."""
+    """Result of a search over C and λ: the fields of `Result` for the training on all rows, and the scores."""
 
     _: KW_ONLY
-    scores: dict[str, dict[str, Any]]  # by C, as given: {"folds": [score of each], "mean": their mean}
-    best_C: float  # the C of the highest mean, the smallest of equal ones; nan where the time was up before
+    # by C, as given, or with several λ by both, as in C=0.1,l1=2.0: {"folds": [score of each], "mean": their mean}
+    scores: dict[str, dict[str, Any]]
+    best_C: float  # the C of the best mean, the smallest of equal ones; nan where the time was up before
+    best_l1: float  # λ of it, the largest of equal ones; 0 where the penalty has no L1
     folds: dict[str, Any]  # of training them: passes, bytes_read, seconds, converged, gap, n_lanes
-    scored_by: str = "accuracy"  # or r2, of numbers to predict
+    scored_by: str = (
+        "accuracy"  # or r2, of numbers to predict; or loss, their mean loss, which is best where it is least
+    )
 
 
 @dataclass(frozen=True)
@@ -209,5 +213,5 @@ def make_result(
             }
             for number, lane in enumerate(lanes)
         ],
-        validation=validation.report(kept, [lane.C for lane in lanes]),
+        validation=validation.report(kept, [lane.setting for lane in lanes]),
     )

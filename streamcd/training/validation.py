@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.setting import Setting
 from ..report.tables import describe_score, score_of
 from ..solvers.protocol import CERTIFY, DONE
 
@@ -68,31 +69,36 @@ def certify_next(lanes: Mapping[str, np.ndarray], ended: np.ndarray, reason: int
     lanes["phase"][ended], lanes["reason"][ended] = CERTIFY, reason
 
 
-def figures(lanes: Mapping[str, np.ndarray], costs: Sequence[float]) -> list[dict[str, float]]:
-    """Return loss and score of each C at the last look; `costs` are the lanes' C."""
-    first, score = {C: costs.index(C) for C in dict.fromkeys(costs)}, _score_in(lanes)
+def figures(lanes: Mapping[str, np.ndarray], settings: Sequence[Setting]) -> list[dict[str, float]]:
+    """Return loss and score of each C and λ at the last look; `settings` are the lanes'."""
+    score = _score_in(lanes)
     return [
-        {"C": C, "loss": float(lanes["look_loss"][lane]), score: float(lanes[f"look_{score}"][lane])}
-        for C, lane in first.items()
+        {
+            **setting._asdict(),
+            "loss": float(lanes["look_loss"][lane]),
+            score: float(lanes[f"look_{score}"][lane]),
+        }
+        for setting in dict.fromkeys(settings)
+        for lane in [settings.index(setting)]
     ]
 
 
-def report(lanes: Mapping[str, np.ndarray], costs: Sequence[float]) -> list[dict[str, Any]]:
-    """Return the figures of each C, with the best ones, for a result; nothing where there was no validation set."""
+def report(lanes: Mapping[str, np.ndarray], settings: Sequence[Setting]) -> list[dict[str, Any]]:
+    """Return the figures of each C and λ, with the best ones, for a result; nothing where there was no validation set."""
     if "look_loss" not in lanes or not lanes["look_passes"].any():
         return []
     best = (
         (float(lanes["best_loss"][lane]), int(lanes["best_passes"][lane]))
-        for lane in map(costs.index, dict.fromkeys(costs))
+        for lane in map(settings.index, dict.fromkeys(settings))
     )
     return [
         {**found, "best_loss": loss, "best_passes": passes}
-        for found, (loss, passes) in zip(figures(lanes, costs), best, strict=True)
+        for found, (loss, passes) in zip(figures(lanes, settings), best, strict=True)
     ]
 
 
 def describe(found: Sequence[Mapping[str, float]]) -> str:
-    """Describe a look in words: of several C the one of the smallest loss."""
+    """Describe a look in words: of several C or λ the one of the smallest loss."""
     best = min(found, key=lambda each: each["loss"])
-    which = f" at C = {best['C']:g}, the best of {len(found)}" if len(found) > 1 else ""
+    which = f" at {Setting(best['C'], best['l1'])}, the best of {len(found)}" if len(found) > 1 else ""
     return f"validation loss {best['loss']:.4g}, {describe_score(best)}{which}"

@@ -1,0 +1,209 @@
+"""Paths over λ: every model at its own optimum, picked by its values, searched by cross-validation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from interrupted import ended, resume_by_turns, stopping_after
+from sklearn.linear_model import LogisticRegression, lasso_path
+from small_datasets import multiclass, random_rows, write_dataset
+
+import streamcd
+from streamcd import evaluate, load_model, train, tune
+from streamcd.cli.commands import cli
+from streamcd.core.errors import Interrupted, ModelError, UsageError
+
+STRENGTHS = [8.0, 3.0, 1.0, 0.3]
+
+
+def regression(n_rows: int = 300, n_features: int = 12) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of noisy linear targets, of which a third of the features matter."""
+    x = random_rows(n_rows, n_features, seed=5)[0].toarray()
+    true = np.where(np.arange(n_features) % 3, 0.0, 2.0)
+    return x, x @ true + np.random.default_rng(0).standard_normal(n_rows)
+
+
+def command(*arguments: Any) -> dict[str, Any]:
+    done = CliRunner().invoke(cli, [*map(str, arguments), "--json"])
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def test_a_path_has_the_solutions_of_scikit_learns_lasso_path(tmp_path: Path) -> None:
+    x, y = regression()
+    y = y - y.mean()
+    x = x - x.mean(axis=0)
+    data = streamcd.convert((x, y), tmp_path / "data", target=True, dtype="float64")
+    alphas = np.geomspace(1.0, 1e-3, 12) * np.abs(x.T @ y).max() / y.size
+    _, expected, _ = lasso_path(x, y, alphas=alphas, tol=1e-12, max_iter=100_000)
+    asked: dict[str, Any] = {"loss": "squared_error", "method": "newton", "C": 0.5 / 300, "bias": "none"}
+    result = train(data, tmp_path / "run", penalty="l1", l1=alphas, tol=1e-10, **asked)
+    assert [lane["l1"] for lane in result.lanes] == sorted(alphas, reverse=True)
+    for lane, weights in zip(result.lanes, expected.T, strict=True):
+        model = load_model(tmp_path / "run", l1=lane["l1"])
+        least = lane["l1"] * np.abs(weights).sum() + 0.5 / 300 * ((y - x @ weights) ** 2).sum()
+        assert lane["primal_objective"] == pytest.approx(least, rel=1e-8)
+        assert lane["n_nonzero"] == np.count_nonzero(model.weights)
+        np.testing.assert_allclose(model.weights[:, 0], weights, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of the keyword penalty, which older versions need
+def test_a_grid_of_c_and_l1_has_the_objectives_of_scikit_learn(tmp_path: Path) -> None:
+    x, y = random_rows(250, 8, seed=4)
+    data = write_dataset(tmp_path / "data", (x, y))
+    asked: dict[str, Any] = {"loss": "log_loss", "method": "newton", "bias": "none", "penalty": "elasticnet"}
+    result = train(data, tmp_path / "run", l1=STRENGTHS, l2=0.5, C=[0.2, 2.0], tol=1e-10, **asked)
+    assert [(lane["C"], lane["l1"]) for lane in result.lanes] == [
+        (C, l1) for C in (0.2, 2.0) for l1 in STRENGTHS
+    ]
+    signs = np.where(y > 0, 1.0, -1.0)
+    for lane in result.lanes:
+        C, l1 = lane["C"], lane["l1"]
+        other = LogisticRegression(
+            l1_ratio=l1 / (l1 + 0.5),
+            C=C / (l1 + 0.5),
+            solver="saga",
+            penalty="elasticnet",
+            fit_intercept=False,
+            tol=1e-12,
+            max_iter=100_000,
+        )
+        w = other.fit(x, y).coef_[0]
+        least = l1 * np.abs(w).sum() + 0.25 * w @ w + C * np.logaddexp(0.0, -signs * (x @ w)).sum()
+        assert lane["primal_objective"] == pytest.approx(least, rel=1e-8)
+
+
+def test_a_lane_of_a_path_ends_where_its_own_run_ends(tmp_path: Path) -> None:
+    """For several classes too, and in groups that start from one another."""
+    data = write_dataset(tmp_path / "data", multiclass(3, 400))
+    asked: dict[str, Any] = {"penalty": "l1", "method": "newton", "tol": 1e-9, "bias": 1.0}
+    path = train(data, tmp_path / "path", l1=STRENGTHS, **asked)
+    for l1 in STRENGTHS:
+        own = train(data, tmp_path / f"own-{l1}", l1=l1, **asked)
+        mine = [lane for lane in path.lanes if lane["l1"] == l1]
+        for lane, other in zip(mine, own.lanes, strict=True):
+            assert lane["primal_objective"] == pytest.approx(other["primal_objective"], rel=2e-9)
+            assert (lane["label"], lane["n_nonzero"]) == (other["label"], other["n_nonzero"])
+
+
+def test_threads_and_interruptions_change_no_bit_of_a_path(tmp_path: Path) -> None:
+    data = write_dataset(tmp_path / "data", multiclass(3, 600), n_chunks=8)
+    asked: dict[str, Any] = {
+        "penalty": "l1",
+        "l1": STRENGTHS,
+        "C": [0.5, 5.0],
+        "loss": "log_loss",
+        "tol": 1e-9,
+    }
+    train(data, tmp_path / "one", threads=1, **asked)
+    train(data, tmp_path / "five", threads=5, **asked)
+    with pytest.raises(Interrupted):
+        train(data, tmp_path / "stopped", stop_requested=stopping_after(2), **asked)
+    resume_by_turns(tmp_path / "stopped", (1,))
+    assert ended(tmp_path / "one") == ended(tmp_path / "five") == ended(tmp_path / "stopped")
+
+
+def test_every_command_picks_a_model_by_its_c_and_l1(tmp_path: Path) -> None:
+    data = write_dataset(tmp_path / "data", random_rows(300, 10))
+    run = tmp_path / "run"
+    trained = command(
+        "train", data.path, run, "--penalty", "l1", "--l1", "0.3,3", "-C", "0.2,2", "--tol", "1e-8"
+    )
+    assert [(lane["C"], lane["l1"]) for lane in trained["lanes"]] == [
+        (0.2, 3.0),
+        (0.2, 0.3),
+        (2.0, 3.0),
+        (2.0, 0.3),
+    ]
+    for lane in trained["lanes"]:
+        picked = ["-C", lane["C"], "--l1", lane["l1"]]
+        found = command("evaluate", data.path, run, *picked)
+        assert found["primal_objective"] == pytest.approx(lane["primal_objective"], rel=1e-9)
+        assert command("evaluate", data.path, run, *picked, "--checkpoint")["accuracy"] == found["accuracy"]
+        command("predict", data.path, run, *picked, "-o", tmp_path / "out.csv", "--force")
+        command("export", run, tmp_path / "model.txt", *picked, "--force")
+        assert (load_model(run, lane["C"], l1=lane["l1"]).l1) == lane["l1"]
+    command("report", run, "-o", tmp_path / "page.html", *picked)
+    described = command("info", run)
+    assert described["models"] == [{"C": C, "l1": l1} for C in (0.2, 2.0) for l1 in (0.3, 3.0)]
+    with pytest.raises(
+        ModelError, match=r"a model for each of C = 0.2, l1 = 0.3; .*: name one with -C and --l1"
+    ):
+        load_model(run)
+    with pytest.raises(ModelError, match="name one with --l1"):
+        load_model(run, 2.0)
+    with pytest.raises(ModelError, match=r"no model for C = 2, l1 = 1; it has C = 0.2, l1 = 0.3"):
+        load_model(run, 2.0, l1=1.0)
+    assert command("verify", run)["ok"]
+
+
+def test_a_search_takes_the_c_and_l1_of_the_best_mean(tmp_path: Path) -> None:
+    data = write_dataset(tmp_path / "data", random_rows(400, 10))
+    asked: dict[str, Any] = {"penalty": "elasticnet", "loss": "log_loss", "tol": 1e-6}
+    found = tune(data, tmp_path / "search", C=[0.05, 1.0], l1=STRENGTHS, cv=3, **asked)
+    means = {(C, l1): found.scores[f"C={C},l1={l1}"]["mean"] for C in (0.05, 1.0) for l1 in STRENGTHS}
+    assert len(means) == len(found.scores)
+    best = max(means, key=lambda one: (means[one], -one[0], one[1]))
+    assert (found.best_C, found.best_l1) == best
+    assert [(lane["C"], lane["l1"]) for lane in found.lanes] == [best]
+    alone = train(data, tmp_path / "alone", C=best[0], l1=best[1], **asked)
+    assert found.primal_objective == pytest.approx(alone.primal_objective, rel=1e-6)
+
+
+def test_a_search_over_l1_alone_needs_no_c(tmp_path: Path) -> None:
+    data = write_dataset(tmp_path / "data", random_rows(300, 10))
+    found = command("tune", data.path, tmp_path / "run", "--penalty", "l1", "--l1", "0.1,1,10", "--cv", 3)
+    assert found["best_C"] == 1.0
+    assert found["best_l1"] in (0.1, 1.0, 10.0)
+    assert command("info", tmp_path / "run")["best_l1"] == found["best_l1"]
+    command("report", tmp_path / "run", "-o", tmp_path / "page.html")
+    with pytest.raises(UsageError, match="C: expected the values to try"):
+        tune(data, tmp_path / "other", penalty="l1", l1=1.0)
+
+
+@pytest.mark.parametrize(
+    ("loss", "options", "criterion"),
+    [
+        ("squared_error", {}, "r2"),
+        ("quantile", {"quantile": 0.9}, "loss"),
+        ("huber", {"delta": 0.5}, "loss"),
+        ("epsilon_insensitive", {}, "loss"),
+    ],
+)
+def test_a_search_on_targets_chooses_by_the_loss(
+    tmp_path: Path, loss: str, options: dict[str, Any], criterion: str
+) -> None:
+    """By R² a model of the 90th percentile would be chosen for how near it is to the mean."""
+    x, y = regression()
+    y = y + np.random.default_rng(1).exponential(3.0, y.size)
+    data = streamcd.convert((x, y), tmp_path / "data", target=True)
+    costs = [1e-4, 0.01, 1.0]
+    found = tune(data, tmp_path / "run", C=costs, cv=3, loss=loss, tol=1e-5, bias=1.0, **options)
+    assert found.scored_by == criterion
+    means = {float(C): each["mean"] for C, each in found.scores.items()}
+    choose = max if criterion == "r2" else min
+    assert found.best_C == choose(means, key=lambda C: means[C])
+    if criterion == "loss":
+        whole = evaluate(data, tmp_path / "run")["loss"]
+        assert whole == pytest.approx(means[found.best_C], rel=0.2)
+    page = tmp_path / "page.html"
+    streamcd.write_report(tmp_path / "run", page)
+    assert "best C" in page.read_text()
+
+
+def test_values_of_l1_are_checked(tmp_path: Path) -> None:
+    data = write_dataset(tmp_path / "data", random_rows())
+    for wrong, told in (
+        ([1.0, 0.0], "l1: expected a number > 0, found 0"),
+        ([], "l1: expected at least one value"),
+    ):
+        with pytest.raises(UsageError, match=told):
+            train(data, tmp_path / "run", penalty="l1", l1=wrong)
+    done = CliRunner().invoke(cli, ["train", str(data.path), "run", "--penalty", "l1", "--l1", "1,x"])
+    assert done.exit_code == 2
+    assert "a number, or several separated by commas" in done.output
