@@ -29,6 +29,7 @@ from streamcd.core.errors import ConvergenceWarning
 from streamcd.dataset.dataset import Dataset
 from streamcd.kernels.loss_table import INLIERS, LOSSES, PLANES
 from streamcd.solvers.registry import SOLVERS, SolverEntry
+from tools.methods_table import trains
 
 TOL, DIGITS = 3e-9, 50
 REACHED = 1e-8  # of the optimum
@@ -159,11 +160,16 @@ class Combination(NamedTuple):
         return "-".join(filter(None, (loss, self.slack, method, self.penalty, self.bias)))
 
 
+def _numbers(strengths: dict[str, Any]) -> dict[str, float]:
+    """λ and r of a penalty."""
+    return {"l1": strengths.get("l1", 0.0), "l2": strengths.get("l2", 0.0 if "l1" in strengths else 1.0)}
+
+
 def _combinations() -> list[Combination]:
     made = []
     for entry in SOLVERS:
         form = LOSSES[entry.loss].form
-        penalties = list(PENALTIES) if entry.takes_penalties else ["plain"]
+        penalties = [name for name, strengths in PENALTIES.items() if trains(entry, **_numbers(strengths))]
         biases = (
             ["none"]
             if form == INLIERS
@@ -199,11 +205,9 @@ def models_of(loss: str, penalty: str, bias: str, slack: str, given: Small) -> l
         x, nu = np.hstack([np.abs(given.x), np.ones((given.y.size, 1))]), LOSSES[loss].parameter.default
         return [model(loss, x, given.y, weight, free=True, parameter=nu)]
     x, cost = augmented(sp.csr_array(given.x), BIASES[bias]["bias"]), given.C * weight
-    strengths = PENALTIES[penalty]
     parameter = LOSSES[loss].parameter
     options: dict[str, Any] = {
-        "l1": strengths.get("l1", 0.0),
-        "l2": 0.0 if penalty == "l1" else strengths.get("l2", 1.0),
+        **_numbers(PENALTIES[penalty]),
         "free": bias == "free",
         "parameter": 0.0 if parameter is None else parameter.default,
     }

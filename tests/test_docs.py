@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
+from tools.methods_table import COMMAND, PAGE, table
+
 NOT_HERE = {"cluster.md", "remote.md"}
 """Pages whose commands need more processes; `test_cluster` runs them with a scheduler, `test_remote` with a server."""
 
@@ -52,6 +54,10 @@ def test_the_site_builds_without_a_warning(tmp_path):
         "unweighted",
     ):  # of functions that get them from a declaration
         assert text.count(option) >= 2  # in the signature, and explained
+
+
+def test_the_table_of_methods_is_what_the_registry_accepts():
+    assert table() in PAGE.read_text(), f"run {COMMAND}"
 
 
 def test_every_page_is_in_the_navigation():

@@ -174,6 +174,14 @@ def find_solver(loss: str, method: str) -> SolverEntry:
     raise UsageError(f"no solver for {loss} by method {method}; there are: {known}")
 
 
+def check_combination(problem: Problem, method: str) -> SolverEntry:
+    """Return the entry of a problem's loss and a method; raises `UsageError` where it does not train its bias or penalty."""
+    entry = find_solver(problem.loss, method)
+    _check_bias(problem, method)
+    _check_penalty(problem, method)
+    return entry
+
+
 def make_solver(
     problem: Problem,
     method: str,
@@ -187,9 +195,7 @@ def make_solver(
 
     Raises `UsageError` if there is none for the loss, or the problem has a free bias, which the method cannot train.
     """
-    entry = find_solver(problem.loss, method)
-    _check_bias(problem, method)
-    _check_penalty(problem, method)
+    entry = check_combination(problem, method)
     return entry.factory(SolverRequest(problem, dataset, seed, omega, acceleration))
 
 
@@ -199,9 +205,7 @@ def solver_memory(
     """Compute the memory of a problem's solver without making it; refused like `make_solver`."""
     from . import memory
 
-    find_solver(problem.loss, method)
-    _check_bias(problem, method)
-    _check_penalty(problem, method)
+    check_combination(problem, method)
     accelerated = acceleration != "none" if reads_columns(method) else is_proximal(problem, acceleration)
     if reads_columns(method):
         with_replacement = method == "online"
