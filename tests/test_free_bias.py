@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import quadprog
 import scipy.sparse as sp
 from exact_optimum import model, nearly_least
 from reference import loss_values, signs_of
@@ -15,6 +16,7 @@ from small_datasets import Rows, multiclass, random_rows, windows_of, write_data
 
 import streamcd
 from streamcd.core.errors import UsageError
+from streamcd.solvers.problem import crammer_singer_losses
 
 LOSSES = ("squared_hinge", "hinge", "log_loss")
 
@@ -78,7 +80,7 @@ def test_a_regression_with_a_free_bias_is_ridge_regression_with_an_intercept(
     assert model.intercept[0] == pytest.approx(peer.intercept_, rel=1e-5)
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", [*LOSSES, "crammer_singer"])
 def test_threads_and_room_in_memory_do_not_change_a_bit(tmp_path: Path, loss: str) -> None:
     data = write_dataset(tmp_path / "data", shifted(multiclass), n_chunks=8, n_shards=2)
     asked: dict[str, Any] = {
@@ -123,7 +125,55 @@ def test_a_path_over_costs_and_a_search_end_at_the_optimum(tmp_path: Path) -> No
     assert found.primal_objective == pytest.approx(best, rel=2e-8)
 
 
-@pytest.mark.parametrize("asked", [{"loss": "crammer_singer"}, {"loss": "twin"}])
+def crammer_singer_objective(
+    x: np.ndarray, code: np.ndarray, cost: np.ndarray, w: np.ndarray, b: np.ndarray
+) -> float:
+    return float(0.5 * np.sum(w * w) + cost @ crammer_singer_losses(x @ w + b, code))
+
+
+def least_crammer_singer(x: np.ndarray, code: np.ndarray, cost: np.ndarray) -> float:
+    """The optimum of free biases by quadprog, which wants a positive definite matrix: biases and slacks have 1e-7 in it."""
+    (n, d), k = x.shape, int(code.max()) + 1
+    rows, of_features = np.arange(n), np.hstack([x, np.ones((n, 1))])
+    size = k * (d + 1)
+    constraints = []
+    for m in range(k):  # w_y·x - w_m·x + slack >= [m != y]
+        block = np.zeros((n, k, d + 1))
+        block[rows, code] += of_features
+        block[:, m] -= of_features
+        constraints.append(np.hstack([block.reshape(n, size), np.eye(n)]))
+    limits = np.concatenate([(code != m).astype(float) for m in range(k)])
+    weight = np.concatenate([np.tile(np.append(np.ones(d), 1e-7), k), np.full(n, 1e-7)])
+    linear = np.concatenate([np.zeros(size), -cost])
+    found = quadprog.solve_qp(np.diag(weight), linear, np.vstack(constraints).T, limits)[0]
+    solution = found[:size].reshape(k, d + 1)
+    return crammer_singer_objective(x, code, cost, solution[:, :-1].T, solution[:, -1])
+
+
+@pytest.mark.parametrize("acceleration", ["auto", "none"])
+@pytest.mark.parametrize("make", [random_rows, multiclass])
+def test_crammer_singer_with_free_biases_ends_at_the_optimum_and_the_certificate_holds(
+    tmp_path: Path, make: Callable[[], Rows], acceleration: str
+) -> None:
+    rows, x = shifted(make), shifted(make)[0].toarray()
+    code, n = np.unique(rows[1], return_inverse=True)[1], rows[1].size
+    weight = np.linspace(0.5, 2.0, n).astype(np.float32).astype(np.float64)
+    data = write_dataset(tmp_path / "data", rows, weight=weight, n_chunks=5, value_dtype=np.float64)
+    best = least_crammer_singer(x, code, 0.2 * weight)
+    for tol in (1e-2, 1e-6):
+        result = streamcd.train(
+            data, tmp_path / "run", loss="crammer_singer", C=0.2, bias=2.0, unpenalized_bias=True, tol=tol,
+            max_passes=20_000, acceleration=acceleration, plan=windows_of(data, 2), force=True,
+        )  # fmt: skip
+        model = streamcd.load_model(tmp_path / "run")
+        ours = crammer_singer_objective(x, code, 0.2 * weight, model.weights, model.intercept)
+        assert result.converged
+        assert ours == pytest.approx(result.primal_objective, rel=1e-10)
+        assert ours <= best * (1 + tol)
+        assert result.dual_objective <= best * (1 + 1e-11)
+
+
+@pytest.mark.parametrize("asked", [{"loss": "twin"}])
 def test_what_has_no_free_bias_refuses_it_in_a_line(tmp_path: Path, asked: dict[str, Any]) -> None:
     data = write_dataset(tmp_path / "data", multiclass(), n_chunks=4, n_shards=2)
     with pytest.raises(UsageError, match="bias"):

@@ -104,14 +104,14 @@ def apply_step(
     return point
 
 
-def slopes(problem: Problem, base: np.ndarray, candidate: np.ndarray, eta: np.ndarray) -> np.ndarray:
-    """Sum the terms of `newton_step` over rows at a step, shape (lanes, 3), see `kernels.rounds.add_log_slopes`."""
-    sums = np.zeros((problem.n_lanes, 3))
+def add_slopes(
+    problem: Problem, base: np.ndarray, candidate: np.ndarray, eta: np.ndarray, sums: np.ndarray
+) -> None:
+    """Add the terms of `newton_step` at a step to `sums`, shape (lanes, 3), see `kernels.rounds.add_log_slopes`."""
     if problem.form == CLASSES:
         kernels.add_multinomial_slopes(base, candidate, eta, np.empty(problem.lane_vectors), sums)
     else:
         kernels.add_log_slopes(base, candidate, eta, sums)
-    return sums
 
 
 def has_entropy(problem: Problem) -> bool:
@@ -155,7 +155,7 @@ def newton_step(
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """Find the step of every lane of a dual with entropies by safeguarded Newton's method on the slope in eta.
 
-    As `quadratic_step`, with `evaluate` for the sums over all rows of `slopes` at an eta per lane. Returns eta, the
+    As `quadratic_step`, with `evaluate` for the sums over all rows of `add_slopes` at an eta per lane. Returns eta, the
     change of the rows' terms of the dual per lane, and the number of evaluations.
     """
     start = product + sums[:, LINEAR]

@@ -40,13 +40,13 @@ from ..stream.slot_store import SlotStore, chunk_slots
 from ..stream.stream import Stream
 from ..stream.window import RowArena, Window
 from .block_steps import (
+    add_slopes,
     alpha_columns,
     apply_step,
     direction,
     lane_columns,
     lane_products,
     new_direction,
-    slopes,
 )
 from .memory import model_bytes, paired_layout
 from .rounds import Change, RoundRequest, RoundResponse, WorkerSpec, add_directions, make_change
@@ -167,7 +167,7 @@ class Partition:
         )
 
     def slopes(self, request: RoundRequest, eta: np.ndarray) -> np.ndarray:
-        """Sum the terms of `block_steps.slopes` over the rows at a step, after `run`."""
+        """Sum the terms of `block_steps.add_slopes` over the rows at a step, after `run`."""
         total = np.zeros((self._n_lanes, 3))
         width, arena = self._width, self._arena
         for chunk in self._own.tolist():
@@ -179,7 +179,7 @@ class Partition:
                 pair = np.empty((n_rows, 2 * width))
                 active = np.empty((n_rows, self._layout.n_flags), dtype=np.uint8)
                 self._writer.load(chunk, [pair, active])
-            total += slopes(self._problem, pair[:, width:], pair[:, :width], eta)
+            add_slopes(self._problem, pair[:, width:], pair[:, :width], eta, total)
         return total
 
     def close(self) -> None:

@@ -289,3 +289,16 @@ def crammer_singer_certify(order, rows, costs, variables, columns, w_alpha, tota
             largest, smallest = _class_violation(alpha, active, True, label, c, margin)
             totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], largest - smallest)
         add_row_classes(i, rows, w_alpha, columns, costs.bias, alpha)
+
+
+@kernel
+def add_class_rows(order, rows, costs, columns, n_classes, sums):
+    """Add ``C_i x_i`` to the column of the row's class in `sums`, of the shape of w, in place."""
+    lane, n_columns = columns.lane, columns.n_columns
+    last = sums.size - n_columns + columns.first
+    for i in order:
+        c, label = row_cost(i, lane, rows, costs), rows.code[i]
+        if c > 0.0 and label < n_classes:
+            sums[last + label] += c * costs.bias
+            for k in range(rows.indptr[i], rows.indptr[i + 1]):
+                sums[rows.feature[k] * n_columns + columns.first + label] += c * np.float64(rows.value[k])

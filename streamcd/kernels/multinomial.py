@@ -230,19 +230,6 @@ def multinomial_visit(order, rows, costs, variables, columns, totals, scratch):
 
 
 @kernel
-def add_class_rows(order, rows, costs, columns, n_classes, sums):
-    """Add ``C_i x_i`` to the column of the row's class in `sums`, of the shape of w, in place."""
-    lane, n_columns = columns.lane, columns.n_columns
-    last = sums.size - n_columns + columns.first
-    for i in order:
-        c, label = row_cost(i, lane, rows, costs), rows.code[i]
-        if c > 0.0 and label < n_classes:
-            sums[last + label] += c * costs.bias
-            for k in range(rows.indptr[i], rows.indptr[i + 1]):
-                sums[rows.feature[k] * n_columns + columns.first + label] += c * np.float64(rows.value[k])
-
-
-@kernel
 def multinomial_certify(order, rows, costs, variables, columns, w_alpha, totals, scratch):
     """As `dual_certify` for a multinomial lane. Changed in place: `w_alpha`, `totals`; `scratch` is scratch."""
     lane, n_classes, z = columns.lane, scratch.margin.size, scratch.margin

@@ -1,22 +1,14 @@
-"""Multinomial logistic regression by a dual method over rows (`kernels/multinomial`).
-
-A bias that is not penalised has a proximal point of its own (`free_bias`). The dual then asks for ``Σ_i beta_im = 0`` in
-every class, ``beta_im = C_i [m = y_i] - a_im``, which a certificate brings about by mixing: ``a' = (1 - t) a + t C rho``,
-where rho, the same for all rows, makes up for the sums, and t <= 1 is the smallest for which rho >= 0. The dual is concave
-and the terms of the gap are convex in a, so both are bounded by the mixtures of their values.
-"""
+"""Multinomial logistic regression by a dual method over rows (`kernels/multinomial`)."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from ..kernels.crammer_singer import LaneColumns
-from ..kernels.multinomial import add_class_rows, multinomial_certify, multinomial_visit
-from ..kernels.primitives import DUAL, GAP, LOSS, LOSS_SLOPE, N_VISITED, ROUNDING, SLOPE, W_ALPHA
-from ..stream.window import RowArena, Window
+from ..kernels.multinomial import multinomial_certify, multinomial_visit
+from ..stream.window import RowArena
+from .class_biases import FreeBiasCrammerSingerSolver
 from .crammer_singer import CrammerSingerSolver
-from .dual import rows_of
-from .protocol import CERTIFY, State
+from .protocol import State
 
 
 class MultinomialSolver(CrammerSingerSolver):
@@ -50,89 +42,9 @@ class MultinomialSolver(CrammerSingerSolver):
             self.acceleration.update_kappa(state, trained)
 
 
-class FreeBiasMultinomialSolver(MultinomialSolver):
-    """`MultinomialSolver` for biases that are not penalised; ``class_sums`` are ``Σ C_i x_i`` of each class."""
+class FreeBiasMultinomialSolver(FreeBiasCrammerSingerSolver, MultinomialSolver):
+    """`MultinomialSolver` for biases that are not penalised."""
 
-    def new_sums(self) -> dict[str, np.ndarray]:
-        """Return zeros for the classes' sums, which a lane's first certificate makes; see `RowSolver.new_sums`."""
-        return {"class_sums": np.zeros((self.problem.n_features + 1, self.n_vectors))}
-
-    def new_state(self) -> State:
-        """Return the state before the first read."""
-        state = super().new_state()
-        state.lanes |= {"has_sums": np.zeros(self.problem.n_lanes, dtype=bool)}
-        state.lanes |= {"gap_of_shares": np.zeros(self.problem.n_lanes)}
-        return state
-
-    def _certify(self, window: Window, state: State, rows: np.ndarray, part: int, lanes: list[int]) -> None:
-        super()._certify(window, state, rows, part, lanes)
-        sums = state.matrices["class_sums"].reshape(-1)
-        for lane in lanes:
-            if not state.lanes["has_sums"][lane]:
-                columns = LaneColumns(lane, self.columns(lane).start, self.n_vectors)
-                add_class_rows(rows, rows_of(window), self.costs, columns, self.problem.lane_vectors, sums)
-
-    def certificate(self, state: State) -> dict[str, np.ndarray]:
-        """Compute the certificate at the mixture; see `RowSolver.certificate`."""
-        totals, lanes = state.totals.copy(), state.phase(CERTIFY)
-        t, rho = np.zeros(self.problem.n_lanes), np.zeros(self.n_vectors)
-        for lane in lanes.tolist():
-            own = self.columns(lane)
-            t[lane], rho[own] = _mixture(state.matrices["class_sums"][-1, own], state.w_alpha[-1, own])
-        dots = state.w[-1] * self._of_shares(state, slice(-1, None), rho)[0]
-        penalties, t_of_vectors = np.zeros((3, self.n_vectors)), np.repeat(t, self.problem.lane_vectors)
-        for rows in self.penalised_blocks():
-            of_shares = self._of_shares(state, rows, rho)
-            dots += np.einsum("ij,ij->j", state.w[rows], of_shares)
-            v = (1.0 - t_of_vectors) * state.w_alpha[rows] + t_of_vectors * of_shares
-            penalties += self._penalty_terms(state.w[rows], v, lanes)
-        for lane in lanes.tolist():
-            self._mix(state, lane, t[lane], rho, dots, totals[lane])
-        proof = self.proof(state, totals, penalties)
-        first = lanes[~state.lanes["has_sums"][lanes]]
-        state.lanes["has_sums"][first] = True
-        # the estimate could not know the cost of the mixture
-        state.lanes["expected_gap"][first] = proof["gap"][first]
-        return proof
-
-    def _of_shares(self, state: State, rows: slice, rho: np.ndarray) -> np.ndarray:
-        """Return rows of w(alpha) for ``a = C rho``, shape (rows, vectors)."""
-        sums = state.matrices["class_sums"][rows]
-        of_lanes = sums.reshape(sums.shape[0], -1, self.problem.lane_vectors).sum(axis=2)
-        return sums - np.repeat(of_lanes, self.problem.lane_vectors, axis=1) * rho
-
-    def _mix(
-        self, state: State, lane: int, t: float, rho: np.ndarray, dots: np.ndarray, totals: np.ndarray
-    ) -> None:
-        """Change a lane's sums over the rows to those of the mixture, in place; `dots` are ``w·w(C rho)`` of vectors."""
-        own = self.columns(lane)
-        cost, of_w = state.matrices["class_sums"][-1, own].sum() / self.problem.bias, float(dots[own].sum())
-        entropy = -float(cost * np.sum(rho[own] * np.log(np.maximum(rho[own], 1e-300))))
-        gap = max(of_w + totals[LOSS] - entropy, 0.0)
-        state.lanes["gap_of_shares"][lane] = gap
-        bounds = {GAP: gap, DUAL: entropy, SLOPE: totals[LOSS_SLOPE], W_ALPHA: totals[LOSS_SLOPE]}
-        for name, bound in bounds.items():
-            totals[name] = (1.0 - t) * totals[name] + t * bound
-        totals[ROUNDING] += totals[N_VISITED] * (totals[LOSS] + t * (entropy + abs(of_w)))
-
-    def conclude_pass(self, state: State, trained: np.ndarray) -> np.ndarray:
-        """Add to the estimate of the gap what the mixture is expected to cost; unknown before the first certificate."""
-        gap = super().conclude_pass(state, trained)
-        for lane in trained[state.lanes["has_sums"][trained]]:
-            own = self.columns(int(lane))
-            sums, w_alpha = (state.matrices[name][-1, own] for name in ("class_sums", "centre_or_w_alpha"))
-            more = _mixture(sums, w_alpha)[0] * state.lanes["gap_of_shares"][lane]
-            gap[lane] += more
-            state.lanes["distance"][lane] += more
-        return gap
-
-
-def _mixture(cost: np.ndarray, surplus: np.ndarray) -> tuple[float, np.ndarray]:
-    """Return t and rho, (classes,), from the sums of C_i and of beta in each class, both in one unit."""
-    shares = cost / cost.sum()
-    some = shares > 0.0
-    most = np.divide(-surplus, cost, out=np.zeros_like(cost), where=some).max(initial=0.0)  # t / (1 - t)
-    if not most > 0.0:
-        return 0.0, shares
-    rho = np.maximum(shares + surplus / (most * cost.sum()), 0.0)
-    return float(most / (1.0 + most)), rho / rho.sum()
+    def dual_of_shares(self, cost: np.ndarray, rho: np.ndarray) -> float:
+        """Return the entropies of the shares; see `FreeBiasCrammerSingerSolver`."""
+        return -float(cost.sum() * np.sum(rho * np.log(np.maximum(rho, 1e-300))))

@@ -16,7 +16,6 @@ from ..kernels.loss_table import (
     CRAMMER_SINGER,
     INLIERS,
     LOG_LOSS,
-    MARGINS,
     MULTINOMIAL,
     ONE_CLASS,
     PLANES,
@@ -74,9 +73,11 @@ def _dual(asked: SolverRequest) -> Solver:
 
 
 def _crammer_singer(asked: SolverRequest) -> Solver:
+    from .class_biases import FreeBiasCrammerSingerSolver
     from .crammer_singer import CrammerSingerSolver
 
-    return CrammerSingerSolver(asked.problem, _proximal_point(asked))
+    kind = FreeBiasCrammerSingerSolver if asked.problem.free_bias else CrammerSingerSolver
+    return kind(asked.problem, _proximal_point(asked))
 
 
 def _multinomial(asked: SolverRequest) -> Solver:
@@ -147,7 +148,7 @@ def _entry(loss: str, method: str) -> SolverEntry:
         liblinear=methods[method],
         relaxes=method in ("dual", "sor") and form not in (CLASSES, INLIERS) and kind != LOG_LOSS,
         accelerates=method not in ("sor", "newton") and form != INLIERS,
-        frees_bias=form in (MARGINS, INLIERS) or kind == MULTINOMIAL,
+        frees_bias=form != PLANES,
         takes_penalties=method == "newton",
         keeps_alpha=method in ("dual", "sor"),
         in_rounds=method == "dual" and form not in (PLANES, INLIERS),
