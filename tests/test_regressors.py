@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import pickle
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.optimize
+import scipy.sparse as sp
 import sklearn.linear_model
 import sklearn.svm
+from sklearn.base import clone
 from sklearn.datasets import load_diabetes
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import streamcd
-from streamcd import HuberRegressor, LinearSVR, QuantileRegressor, Ridge
+from streamcd import ElasticNet, HuberRegressor, Lasso, LinearSVR, QuantileRegressor, Ridge
 from streamcd.core.errors import UsageError
 
 
@@ -34,7 +39,14 @@ def failing(estimator: Any) -> dict[str, str]:
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @parametrize_with_checks(
-    [Ridge(), HuberRegressor(alpha=0.1), LinearSVR(), QuantileRegressor(alpha=0.1)],
+    [
+        Ridge(),
+        Lasso(alpha=0.1),
+        ElasticNet(alpha=0.1),
+        HuberRegressor(alpha=0.1),
+        LinearSVR(),
+        QuantileRegressor(alpha=0.1),
+    ],
     expected_failed_checks=failing,
 )
 def test_scikit_learn_finds_nothing_wrong(estimator: Any, check: Any) -> None:
@@ -55,6 +67,48 @@ def test_ridge_is_scikit_learns(intercept: bool, method: str) -> None:
     np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=2e-4)
     assert ours.intercept_ == pytest.approx(float(theirs.intercept_), abs=2e-4)
     assert ours.score(X, y, weight) == pytest.approx(theirs.score(X, y, weight), rel=1e-7)
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("intercept", [True, False])
+@pytest.mark.parametrize("l1_ratio", [0.0, 0.4, 1.0])
+def test_the_elastic_net_is_scikit_learns(l1_ratio: float, intercept: bool, weighted: bool) -> None:
+    X, y, weight = diabetes()
+    weight = weight if weighted else None
+    given = {"alpha": 0.02, "fit_intercept": intercept}
+    ours = ElasticNet(l1_ratio=l1_ratio, tol=1e-12, **given).fit(X, y, weight)
+    of_theirs = {"tol": 1e-12, "max_iter": 100_000, **given}
+    if l1_ratio:
+        theirs = sklearn.linear_model.ElasticNet(l1_ratio=l1_ratio, **of_theirs).fit(X, y, weight)
+    else:  # which their coordinate descent does not solve
+        given["alpha"] *= y.size if weight is None else weight.sum()
+        theirs = sklearn.linear_model.Ridge(**given).fit(X, y, weight)
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=2e-5)
+    assert ours.intercept_ == pytest.approx(float(theirs.intercept_), abs=2e-5)
+    assert np.array_equal(ours.coef_ == 0.0, theirs.coef_ == 0.0)
+    assert (ours.coef_ == 0.0).any() or l1_ratio < 1.0
+
+
+def test_the_certified_objective_of_the_elastic_net_is_the_stated_one() -> None:
+    X, y, weight = diabetes()
+    ours = ElasticNet(alpha=0.05, l1_ratio=0.7, tol=1e-10).fit(X, y, weight)
+    stated = 0.5 * np.average((y - ours.predict(X)) ** 2, weights=weight)
+    stated += 0.05 * (0.7 * np.abs(ours.coef_).sum() + 0.15 * ours.coef_ @ ours.coef_)
+    assert ours.model_.certificate["primal_objective"] == pytest.approx(stated, rel=1e-12)
+
+
+def test_lasso_is_the_elastic_net_of_one_whatever_the_form_of_the_matrix() -> None:
+    X, y, _ = diabetes()
+    X[np.abs(X) < 0.2] = 0.0
+    lasso, net = Lasso(alpha=0.05), ElasticNet(alpha=0.05, l1_ratio=1.0)
+    coef = net.fit(X, y).coef_
+    for form in (X, sp.csr_array(X), sp.csc_matrix(X), np.asfortranarray(X)):
+        assert np.array_equal(lasso.fit(form, y).coef_, coef)
+    frame = pd.DataFrame(X, columns=[f"column {j}" for j in range(X.shape[1])])
+    assert lasso.fit(frame, y).feature_names_in_.tolist() == list(frame)
+    copied = pickle.loads(pickle.dumps(lasso))
+    assert np.array_equal(copied.predict(frame), lasso.predict(frame))
+    assert clone(lasso).get_params() == lasso.get_params()
 
 
 @pytest.mark.parametrize("loss", ["epsilon_insensitive", "squared_epsilon_insensitive"])
@@ -97,7 +151,9 @@ def test_the_quantile_has_its_share_of_targets_below_and_the_stated_objective() 
     assert found / 0.01 == pytest.approx(ours.model_.certificate["primal_objective"], rel=1e-9)
 
 
-@pytest.mark.parametrize("made", [Ridge(), QuantileRegressor(alpha=0.1), LinearSVR()])
+@pytest.mark.parametrize(
+    "made", [Ridge(), Lasso(alpha=0.01), ElasticNet(alpha=0.01), QuantileRegressor(alpha=0.1), LinearSVR()]
+)
 def test_a_dataset_is_fitted_predicted_and_scored_like_its_arrays(made: Any, tmp_path: Path) -> None:
     X, y, weight = diabetes()
     data = streamcd.convert((X, y, weight), tmp_path / "data", target=True, dtype="float64")
@@ -108,7 +164,25 @@ def test_a_dataset_is_fitted_predicted_and_scored_like_its_arrays(made: Any, tmp
     assert of_arrays.score(X, y, weight) == pytest.approx(score, abs=1e-2)
 
 
-def test_a_penalty_of_zero_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("estimator", "said"),
+    [
+        (Ridge(alpha=0.0), "Ridge: expected a number > 0 as alpha, found 0.0: without a penalty"),
+        (Ridge(alpha="x"), "Ridge: expected a number > 0 as alpha, found 'x'"),
+        (Ridge(alpha=np.inf), "Ridge: expected a number > 0 as alpha, found inf"),
+        (Ridge(positive=True), "Ridge: expected positive=False, found True"),
+        (Lasso(l1_ratio=0.5), "Lasso: expected l1_ratio=1.0, found 0.5; ElasticNet has others"),
+        (Lasso(warm_start=True), "Lasso: expected warm_start=False"),
+        (ElasticNet(l1_ratio=1.5), "ElasticNet: expected a number >= 0 and <= 1 as l1_ratio, found 1.5"),
+        (ElasticNet(max_iter=0), "ElasticNet: expected a number of passes from 1 on as max_iter"),
+        (HuberRegressor(epsilon=None), "HuberRegressor: expected a number > 0 as epsilon, found None"),
+        (LinearSVR(C="1"), "LinearSVR: expected a number > 0 as C, found '1'"),
+        (LinearSVR(tol=-1.0), "LinearSVR: expected a number >= 0 as tol, found -1.0"),
+        (QuantileRegressor(quantile=1.0), "quantile: expected a number between 0 and 1, found 1"),
+        (QuantileRegressor(quantile="x"), "QuantileRegressor: expected a number as quantile, found 'x'"),
+    ],
+)
+def test_a_parameter_that_will_not_do_is_refused_by_name(estimator: Any, said: str) -> None:
     X, y, _ = diabetes()
-    with pytest.raises(UsageError, match="alpha > 0"):
-        Ridge(alpha=0.0).fit(X, y)
+    with pytest.raises(UsageError, match=re.escape(said)):
+        estimator.fit(X, y)

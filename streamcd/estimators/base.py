@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
+from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
@@ -28,16 +30,18 @@ from ..dataset.in_memory import InMemoryDataset, refuse_mask, sound_matrix, spar
 from ..models.model import Model
 
 try:
-    from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.base import BaseEstimator, ClassifierMixin, is_regressor
+    from sklearn.base import OutlierMixin as OutlierMixin
     from sklearn.base import RegressorMixin as RegressorMixin
     from sklearn.exceptions import ConvergenceWarning as TheirConvergenceWarning
+    from sklearn.metrics import r2_score
     from sklearn.utils import check_random_state, compute_class_weight
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import _check_sample_weight as check_sample_weight
     from sklearn.utils.validation import check_is_fitted, validate_data
 except ImportError as missing:
     raise ImportError(
-        "streamcd.LinearSVC, LogisticRegression and TwinSVC need scikit-learn 1.6 or later "
+        "streamcd.LinearSVC and the other estimators need scikit-learn 1.6 or later "
         f"(pip install 'streamcd[sklearn]'): {missing}"
     ) from None
 
@@ -75,35 +79,86 @@ class _Silent(Listener):
         self._bar.close()
 
 
-class LinearModel(BaseEstimator):
-    """Base of all estimators: fitting, training, weights and decisions; the parameters are fields of subclasses."""
+class Strengths(NamedTuple):
+    """Factors of ``l1 ‖w‖₁ + l2/2 ‖w‖² + C Σ loss``."""
 
-    tol: float
-    fit_intercept: bool
-    random_state: Any
-    max_iter: int
-    verbose: int
-    method: str
-    memory: int | str
-    workdir: Any
+    l1: float
+    l2: float
+    C: float
+
+    def options(self) -> dict[str, Any]:
+        """Return penalty and C; without ``‖w‖₁`` all is divided by l2, since every method trains ``½‖w‖² + C Σ loss``."""
+        if not self.l1:
+            return {"C": self.C / self.l2}
+        penalty: dict[str, Any] = (
+            {"penalty": "l1"} if not self.l2 else {"penalty": "elasticnet", "l2": self.l2}
+        )
+        return {**penalty, "l1": self.l1, "C": self.C}
+
+
+_SINGLE_VALUES = {
+    "warm_start": (False, "streamcd.train(start_from=) begins from another run"),
+    "positive": (False, "weights have no bounds here; streamcd.solve_box_qp has bounds"),
+}
+"""Parameters of scikit-learn's of which one value is offered, by name, with advice."""
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class LinearModel(BaseEstimator):
+    """Base of all estimators: fitting, training, weights and decisions, with the parameters of all.
+
+    A subclass translates its own into options of `runs.train`.
+    """
+
+    tol: float = 1e-4
+    random_state: Any = None
+    max_iter: int = 1000
+    verbose: int = 0
+    method: str = "auto"
+    memory: int | str = "1GB"
+    workdir: Any = None
 
     def _problem(self) -> dict[str, Any]:
-        """Return loss, method, bias, and other options that differ from their defaults; refuse unsupported parameters."""
+        """Return loss, bias, and other options that differ from their defaults; refuse unsupported parameters."""
         raise NotImplementedError
 
-    def _fit_arrays(self, X: Any, y: Any, sample_weight: Any, asked: dict[str, Any]) -> Self:
-        """Fit the model to rows in memory."""
+    def _strengths(self, weight: float) -> Strengths:
+        """Return the factors of penalty and losses for rows of this weight in sum."""
+        return Strengths(0.0, 1.0, 1.0)
+
+    def _in_memory(self, X: Any, y: Any, sample_weight: Any) -> tuple[Dataset, dict[str, Any]]:
+        """Make a dataset of arrays; with options that depend on them."""
         raise NotImplementedError
 
     def _refuse_all_but(self, **supported: tuple[tuple[Any, ...], str]) -> None:
         """Refuse a parameter that has none of the values supported; with advice."""
         for name, (values, advice) in supported.items():
             value = getattr(self, name)
-            if not any(value is one or value == one for one in values):
+            if not any(value is one or (np.isscalar(value) and value == one) for one in values):
                 offered = " or ".join(map(repr, values))
                 raise UsageError(
                     f"{type(self).__name__}: expected {name}={offered}, found {value!r}; {advice}"
                 )
+
+    def _number(
+        self,
+        name: str,
+        *,
+        above: float = -math.inf,
+        least: float = -math.inf,
+        most: float = math.inf,
+        hint: str = "",
+    ) -> float:
+        """Return a parameter that is a finite number in a range; refused by its name if it is not."""
+        value = getattr(self, name)
+        is_number = isinstance(value, Real) and not isinstance(value, bool | np.bool)
+        if is_number and above < value < math.inf and least <= value <= most:
+            return float(value)
+        ends = {f"> {above:g}": above, f">= {least:g}": least}
+        bounds = [text for text, end in ends.items() if end > -math.inf]
+        bounds += [f"<= {most:g}"] if most < math.inf else []
+        expected = " ".join(["a number", " and ".join(bounds)]).strip()
+        raise UsageError(f"{type(self).__name__}: expected {expected} as {name}, found {value!r}{hint}")
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Fit the model to rows in memory, or to a dataset.
@@ -140,7 +195,22 @@ class LinearModel(BaseEstimator):
                     "convert the data again with others"
                 )
             return self._fit_dataset(dataset, asked)
-        return self._fit_arrays(X, y, sample_weight, asked)
+        dataset, of_arrays = self._in_memory(X, y, sample_weight)
+        asked = asked | self._of_dataset(dataset) | of_arrays
+        return self._adopt(*self._train_in_memory(dataset, asked, Threads(self._n_threads() or 1)))
+
+    def _checked_arrays(
+        self, X: Any, y: Any, sample_weight: Any, **checks: Any
+    ) -> tuple[Any, Any, np.ndarray | None]:
+        """Check arrays as scikit-learn does, its `validate_data` by `checks`; `y` may be None where none is needed."""
+        refuse_mask(y, "y")
+        refuse_mask(sample_weight, "sample_weight")
+        numbers, X = (np.float64, np.float32), sound_matrix(X)
+        checked = validate_data(self, X, y, accept_sparse="csr", dtype=numbers, **checks)
+        X, y = checked if isinstance(checked, tuple) else (checked, None)
+        if sample_weight is None:
+            return X, y, None
+        return X, y, check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
 
     def _fit_dataset(self, dataset: Dataset, asked: dict[str, Any]) -> Self:
         asked = asked | self._of_dataset(dataset)
@@ -159,8 +229,8 @@ class LinearModel(BaseEstimator):
         return self._adopt(result, model)
 
     def _of_dataset(self, dataset: Dataset) -> dict[str, Any]:
-        """Return the options that depend on a dataset."""
-        return {}
+        """Return the options that depend on a dataset: the penalty and C, for the sum of its rows' weights."""
+        return self._strengths(_sum_of_weights(dataset)).options()
 
     def _name_labels(self, model: Model) -> None:
         """Take over the classes of a dataset, if it has classes."""
@@ -186,14 +256,14 @@ class LinearModel(BaseEstimator):
         self, dataset: Dataset, asked: dict[str, Any], threads: Threads
     ) -> tuple[Result, Model]:
         from ..runs.carry_out import train_in_memory
-        from ..runs.choices import choose_acceleration
+        from ..runs.choices import settle
         from ..runs.options import TrainOptions
         from ..training.loop import Session
 
         listener = self._listener()
         asked = asked | {"tol": self.tol, "max_passes": self.max_iter, "memory": self.memory}
         options = TrainOptions(**asked, checkpoint_every=float("inf"), in_memory=True)
-        options = choose_acceleration(options, listener)
+        options = settle(options, dataset, listener)
         with closing(listener):
             result, (model,) = train_in_memory(dataset, options, Session(listener, None, threads=threads))
         return result, model
@@ -217,11 +287,28 @@ class LinearModel(BaseEstimator):
         return result, result.model
 
     def _shared(self) -> dict[str, Any]:
-        """Return the options that are the same for all estimators."""
+        """Return the options that are the same for all estimators, after a check of parameters that several have."""
+        self._refuse_all_but(
+            **{
+                name: ((value,), advice)
+                for name, (value, advice) in _SINGLE_VALUES.items()
+                if hasattr(self, name)
+            }
+        )
+        self._number("tol", least=0.0)
+        self._strengths(1.0)
+        if not isinstance(self.max_iter, Integral) or self.max_iter < 1:
+            raise UsageError(
+                f"{type(self).__name__}: expected a number of passes from 1 on as max_iter, found {self.max_iter!r}"
+            )
+        if not isinstance(n_jobs := getattr(self, "n_jobs", None), Integral | None):
+            raise UsageError(
+                f"{type(self).__name__}: expected a number of threads as n_jobs, found {n_jobs!r}"
+            )
         seed = 0
         if self.random_state is not None:
             seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
-        return {"seed": seed, "acceleration": "auto"}
+        return {"seed": seed, "acceleration": "auto", "method": self.method}
 
     def _n_threads(self) -> int | None:
         """Return the number of threads asked for (-1: all processors, -2: all but one); None by default."""
@@ -263,6 +350,20 @@ class LinearModel(BaseEstimator):
     def _per_class(self, vectors: np.ndarray) -> np.ndarray:
         return vectors
 
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
+        """Return the accuracy, of regressors R²; a dataset has its own labels, or targets, and weights."""
+        refuse_mask(y, "y")
+        refuse_mask(sample_weight, "sample_weight")
+        if isinstance(X, str | os.PathLike):
+            X = open_dataset(X)
+        if isinstance(X, Dataset):
+            label, weight = in_source_order(X, "label", "weight")
+            y = source_labels(X, label) if y is None else y
+            sample_weight = weight if sample_weight is None else sample_weight
+        if is_regressor(self):
+            return float(r2_score(y, self.predict(X), sample_weight=sample_weight))
+        return float(np.average(np.ravel(y) == self.predict(X), weights=sample_weight))
+
     def _decisions(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
         if isinstance(X, str | os.PathLike):
@@ -296,57 +397,55 @@ class LinearModel(BaseEstimator):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class LinearClassifier(ClassifierMixin, LinearModel):
-    """Base of the classifiers, with the parameters of all; a subclass translates its own into options of `runs.train`."""
+    """Base of the classifiers."""
 
     C: float = 1.0
-    tol: float = 1e-4
     fit_intercept: bool = True
     class_weight: Any = None
-    random_state: Any = None
-    max_iter: int = 1000
-    verbose: int = 0
-    method: str = "auto"
-    memory: int | str = "1GB"
-    workdir: Any = None
 
-    def _shared(self) -> dict[str, Any]:
-        return super()._shared() | {"C": float(self.C)}
+    score = LinearModel.score
+
+    def _strengths(self, weight: float) -> Strengths:
+        return Strengths(0.0, 1.0, self._number("C", above=0.0))
 
     def _of_dataset(self, dataset: Dataset) -> dict[str, Any]:
         factors = self.class_weight
-        return {"class_weight": dict(factors) if isinstance(factors, Mapping) else factors}
+        if (
+            isinstance(factors, str)
+            and factors == "balanced"
+            and dataset.weighted
+            and dataset.classes is not None
+        ):
+            labels = dataset.info()["classes"]
+            totals = np.zeros(len(labels))
+            for label, weight in _rows_of(dataset, "label", "weight"):
+                totals += np.bincount(np.searchsorted(dataset.classes, label), weight, totals.size)
+            factors = dict(zip(labels, (totals.sum() / (totals.size * totals)).tolist(), strict=True))
+        return super()._of_dataset(dataset) | {
+            "class_weight": dict(factors) if isinstance(factors, Mapping) else factors
+        }
 
     def _name_labels(self, model: Model) -> None:
         self.classes_ = np.array(model.label_numbers())
 
-    def _fit_arrays(self, X: Any, y: Any, sample_weight: Any, asked: dict[str, Any]) -> Self:
+    def _in_memory(self, X: Any, y: Any, sample_weight: Any) -> tuple[Dataset, dict[str, Any]]:
         if isinstance(X, list) and X and isinstance(X[0], str) and y is None:
             raise UsageError(
                 "expected a matrix or a dataset, found single letters: scikit-learn cuts the text of a path into folds; "
                 "give streamcd.open(path), and its labels() as y"
             )
-        refuse_mask(y, "y")
-        refuse_mask(sample_weight, "sample_weight")
-        numbers, X = (np.float64, np.float32), sound_matrix(X)
-        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=numbers)
+        X, y, weight = self._checked_arrays(X, y, sample_weight)
         check_classification_targets(y)
         self.classes_, code = np.unique(y, return_inverse=True)
         if self.classes_.size < 2:
             raise ValueError(
                 f"expected at least two classes, found one class only: {self.classes_[:1].tolist()[0]!r}"
             )
+        dataset = dataset_of(X, code, self.classes_.size, weight)
+        if self.class_weight is None or self.class_weight == "balanced":
+            return dataset, {}
         factors = compute_class_weight(self.class_weight, classes=self.classes_, y=y)
-        weight = None
-        if sample_weight is not None:
-            weight = check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
-            kept = weight > 0
-            if not kept.all():
-                X, code, weight = X[kept], code[kept], weight[kept]
-        dataset = InMemoryDataset(sparse_rows(X), X.shape[1], code, self.classes_.size, weight)
-        class_weight = dict(enumerate(factors)) if self.class_weight is not None else None
-        threads = Threads(self._n_threads() or 1)
-        asked = asked | self._of_dataset(dataset) | {"class_weight": class_weight}
-        return self._adopt(*self._train_in_memory(dataset, asked, threads))
+        return dataset, {"class_weight": dict(enumerate(factors))}
 
     def decision_function(self, X: Any) -> np.ndarray:
         """Compute the decision values of rows.
@@ -372,16 +471,25 @@ class LinearClassifier(ClassifierMixin, LinearModel):
         decisions = self._decisions(X)
         return self.classes_[self.model_.places(decisions)]
 
-    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """Return the accuracy; a dataset has its own labels and weights."""
-        refuse_mask(y, "y")
-        refuse_mask(sample_weight, "sample_weight")
-        if not isinstance(X, str | os.PathLike | Dataset):
-            return float(super().score(X, y, sample_weight))
-        dataset = X if isinstance(X, Dataset) else open_dataset(X)
-        label, weight = in_source_order(dataset, "label", "weight")
-        hits = self.predict(dataset) == (source_labels(dataset, label) if y is None else np.asarray(y))
-        return float(np.average(hits, weights=weight if sample_weight is None else sample_weight))
+
+def dataset_of(
+    X: Any, label: np.ndarray, n_classes: int | None, weight: np.ndarray | None
+) -> InMemoryDataset:
+    """Make a dataset of checked arrays; rows of weight 0 are left out."""
+    if weight is not None and not (kept := weight > 0).all():
+        X, label, weight = X[kept], label[kept], weight[kept]
+    return InMemoryDataset(sparse_rows(X), X.shape[1], label, n_classes, weight)
+
+
+def _rows_of(dataset: Dataset, *columns: str) -> Iterator[list[np.ndarray]]:
+    """Read columns of the rows, chunk by chunk."""
+    return (dataset.read_rows(chunk, columns) for chunk in range(dataset.n_chunks))
+
+
+def _sum_of_weights(dataset: Dataset) -> float:
+    if not dataset.weighted:
+        return float(dataset.n_rows)
+    return float(sum(weight.sum() for (weight,) in _rows_of(dataset, "weight")))
 
 
 def _digest(options: Mapping[str, Any]) -> str:

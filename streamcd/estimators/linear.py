@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..core.errors import UsageError
-from .base import LinearClassifier
+from .base import LinearClassifier, Strengths
 
 if TYPE_CHECKING:
     from ..dataset.dataset import Dataset
     from ..training.result import Result
 
 
-_SOLVERS: tuple[str, ...] = ("lbfgs", "newton-cg", "newton-cholesky", "sag", "saga")
-"""Solvers of scikit-learn's whose optimum is the one found here."""
+_SOLVERS = ("lbfgs", "newton-cg", "newton-cholesky", "sag", "saga", "liblinear")
+_PENALTIES = ("l2", "l1", "elasticnet", "deprecated")
+_LARGE_C = "; without a penalty there need be no optimum: give a large number"
 
 
 @dataclass(eq=False, repr=False)
@@ -83,19 +84,23 @@ class LinearSVC(LinearClassifier):
     intercept_scaling: float = 1
 
     def _problem(self) -> dict[str, Any]:
+        ways = ("ovr", "crammer_singer") if self.penalty == "l2" else ("ovr",)
+        losses = ("squared_hinge", "hinge") if self.penalty == "l2" else ("squared_hinge",)
         self._refuse_all_but(
-            penalty=(("l2",), "there is no other penalty"),
+            penalty=(("l2", "l1"), "LogisticRegression has elastic net"),
             dual=(("auto", True, False), "method='dual' or method='primal' chooses"),
-            loss=(("squared_hinge", "hinge"), "TwinSVC and LogisticRegression have other losses"),
-            multi_class=(("ovr", "crammer_singer"), "there is no other way"),
+            loss=(
+                losses,
+                "with the penalty l1 squared_hinge alone; TwinSVC and LogisticRegression have other losses",
+            ),
+            multi_class=(ways, "crammer_singer has the penalty l2"),
         )
-        if self.fit_intercept and not self.intercept_scaling > 0:
-            raise UsageError(f"LinearSVC: expected intercept_scaling > 0, found {self.intercept_scaling}")
-        return {
-            "loss": self.loss if self.multi_class == "ovr" else "crammer_singer",
-            "method": "dual" if self.method == "auto" else self.method,
-            "bias": float(self.intercept_scaling) if self.fit_intercept else -1.0,
-        }
+        bias = self._number("intercept_scaling", above=0.0) if self.fit_intercept else -1.0
+        return {"loss": self.loss if self.multi_class == "ovr" else "crammer_singer", "bias": bias}
+
+    def _strengths(self, weight: float) -> Strengths:
+        by_l1 = float(self.penalty == "l1")
+        return Strengths(by_l1, 1.0 - by_l1, self._number("C", above=0.0))
 
     def _per_class(self, vectors: np.ndarray) -> np.ndarray:
         # where two classes have a vector each, scikit-learn has the difference
@@ -149,7 +154,7 @@ class LogisticRegression(LinearClassifier):
     [[0.5, 0.5]]
     """
 
-    penalty: str = "l2"
+    penalty: str | None = "deprecated"
     _: KW_ONLY
     l1_ratio: float | None = 0.0
     dual: bool = False
@@ -160,27 +165,52 @@ class LogisticRegression(LinearClassifier):
     n_jobs: int | None = None
 
     def _problem(self) -> dict[str, Any]:
-        solvers = _SOLVERS if self.fit_intercept else (*_SOLVERS, "liblinear")
-        either: tuple[bool, ...] = (False,) if self.fit_intercept else (False, True)
+        penalised = self.solver == "liblinear"  # the intercept
+        either = (False, True) if penalised or not self.fit_intercept else (False,)
+        scalings = (self.intercept_scaling,) if penalised else (1,)
         self._refuse_all_but(
-            penalty=(("l2", "deprecated"), "there is no other penalty"),
-            l1_ratio=((0.0, None), "there is no other penalty than l2"),
+            penalty=(
+                _PENALTIES,
+                "without a penalty, as with C=inf, there need be no optimum; give a large C",
+            ),
             dual=(either, "method='dual' with fit_intercept=False is the dual method"),
-            intercept_scaling=((1,), "the intercept is not penalised"),
-            solver=(solvers, "'liblinear' penalises the intercept: it is taken with fit_intercept=False"),
-            warm_start=((False,), "streamcd.train(start_from=) begins from another run"),
+            intercept_scaling=(scalings, "the intercept is not penalised"),
+            solver=(_SOLVERS, "method= chooses the algorithm"),
             multi_class=(("auto", "multinomial", "ovr"), "there is no other way"),
         )
-        method = "dual" if self.method == "auto" else self.method
-        bias = 1.0 if self.fit_intercept else -1.0
-        free = bool(self.fit_intercept)
-        return {"loss": "log_loss", "method": method, "bias": bias, "unpenalized_bias": free}
+        bias = self._number("intercept_scaling", above=0.0) if self.fit_intercept else -1.0
+        return {
+            "loss": "log_loss",
+            "bias": bias,
+            "unpenalized_bias": bool(self.fit_intercept) and not penalised,
+        }
+
+    def _l1_share(self) -> float:
+        """Return the share of ``‖w‖₁``, by the parameters of whichever version of scikit-learn."""
+        share = 0.0 if self.l1_ratio is None else self._number("l1_ratio", least=0.0, most=1.0)
+        named = {"l1": 1.0, "l2": 0.0}.get(str(self.penalty), share)
+        if share not in (0.0, named):
+            raise UsageError(
+                f"LogisticRegression: expected penalty='elasticnet' with l1_ratio={share:g}, found {self.penalty!r}"
+            )
+        return named
+
+    def _strengths(self, weight: float) -> Strengths:
+        share = self._l1_share()
+        return Strengths(share, 1.0 - share, self._number("C", above=0.0, hint=_LARGE_C))
 
     def _of_dataset(self, dataset: Dataset) -> dict[str, Any]:
         asked = super()._of_dataset(dataset)
         several = dataset.classes is not None and dataset.classes.size > 2
-        by_dual = self.method in ("auto", "dual")
-        if several and (self.multi_class == "multinomial" or (self.multi_class == "auto" and by_dual)):
+        at_once = self.multi_class == "multinomial" or (
+            self.multi_class == "auto" and self.method in ("auto", "dual") and self.solver != "liblinear"
+        )
+        if several and at_once:
+            if "penalty" in asked:
+                raise UsageError(
+                    "LogisticRegression: the multinomial loss of several classes is trained with the penalty l2 alone; "
+                    "with l1 and elasticnet give multi_class='ovr'"
+                )
             asked["loss"] = "multinomial"
         return asked
 
@@ -241,8 +271,7 @@ class TwinSVC(LinearClassifier):
     def _problem(self) -> dict[str, Any]:
         return {
             "loss": "twin",
-            "method": "dual" if self.method == "auto" else self.method,
             "bias": 1.0 if self.fit_intercept else -1.0,
-            "ridge": float(self.ridge),
+            "ridge": self._number("ridge", above=0.0),
             "slack": self.slack,
         }

@@ -1,71 +1,49 @@
-"""Linear regression with scikit-learn's names: `Ridge`, `HuberRegressor`, `LinearSVR` and `QuantileRegressor`."""
+"""Linear regression with scikit-learn's names: `Ridge`, `Lasso`, `ElasticNet`, `HuberRegressor` and others."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Self
+from typing import Any, ClassVar
 
 import numpy as np
 
-from ..core.errors import UsageError
-from ..core.threads import Threads
-from ..dataset.dataset import Dataset, open_dataset
-from ..dataset.exchange import in_source_order
-from ..dataset.in_memory import InMemoryDataset, refuse_mask, sound_matrix, sparse_rows
-from .base import LinearModel, RegressorMixin, check_sample_weight, validate_data
+from ..dataset.dataset import Dataset
+from .base import LinearModel, RegressorMixin, Strengths, dataset_of
 
 _NARROW = 500
 """Features up to which Newton's method, whose matrix has a row for each, trains the smooth losses by default."""
 
+_SMOOTH = ("squared_error", "huber", "squared_epsilon_insensitive")
+
+_NO_PENALTY = ": without a penalty there is no C, the factor of the losses beside it"
+
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class LinearRegressor(RegressorMixin, LinearModel):
-    """Base of the regressors, with the parameters of all; a subclass translates its own into options of `runs.train`."""
+    """Base of the regressors."""
 
-    tol: float = 1e-4
     fit_intercept: bool = True
-    random_state: Any = None
-    max_iter: int = 1000
-    verbose: int = 0
-    method: str = "auto"
-    memory: int | str = "1GB"
-    workdir: Any = None
 
-    def _cost(self, weight: float) -> float:
-        """Return C for rows of this weight in sum."""
-        raise NotImplementedError
+    _loss: ClassVar[str]
+    score = LinearModel.score
 
-    def _fit_arrays(self, X: Any, y: Any, sample_weight: Any, asked: dict[str, Any]) -> Self:
-        refuse_mask(y, "y")
-        refuse_mask(sample_weight, "sample_weight")
-        numbers, X = (np.float64, np.float32), sound_matrix(X)
-        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=numbers, y_numeric=True)
-        y, weight = y.astype(np.float64), None
-        if sample_weight is not None:
-            weight = check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
-            kept = weight > 0
-            if not kept.all():
-                X, y, weight = X[kept], y[kept], weight[kept]
-        dataset = InMemoryDataset(sparse_rows(X), X.shape[1], y, None, weight)
-        asked = asked | self._of_dataset(dataset)
-        return self._adopt(*self._train_in_memory(dataset, asked, Threads(1)))
+    def _problem(self) -> dict[str, Any]:
+        free = bool(self.fit_intercept)
+        return {"loss": self._loss, "bias": 1.0 if free else -1.0, "unpenalized_bias": free}
+
+    def _alpha(self) -> float:
+        return self._number("alpha", above=0.0, hint=_NO_PENALTY)
+
+    def _in_memory(self, X: Any, y: Any, sample_weight: Any) -> tuple[Dataset, dict[str, Any]]:
+        X, y, weight = self._checked_arrays(X, y, sample_weight, y_numeric=True)
+        return dataset_of(X, y.astype(np.float64), None, weight), {}
 
     def _of_dataset(self, dataset: Dataset) -> dict[str, Any]:
-        n_rows = float(dataset.n_rows)
-        if dataset.weighted:
-            (weight,) = in_source_order(dataset, "weight")
-            n_rows = float(weight.sum())
-        found: dict[str, Any] = {"C": self._cost(n_rows)}
-        if self.method == "auto":
+        found = super()._of_dataset(dataset)
+        if self.method == "auto" and "penalty" not in found:
             smooth, narrow = self._problem()["loss"] in _SMOOTH, dataset.n_features <= _NARROW
             found["method"] = "newton" if smooth and narrow else "dual"
         return found
-
-    def _bias(self) -> dict[str, Any]:
-        """Return the options of an intercept that is not penalised, if there is one."""
-        free = bool(self.fit_intercept)
-        return {"method": self.method, "bias": 1.0 if free else -1.0, "unpenalized_bias": free}
 
     @property
     def coef_(self) -> np.ndarray:
@@ -92,33 +70,6 @@ class LinearRegressor(RegressorMixin, LinearModel):
         """
         return self._decisions(X)[:, 0]
 
-    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """Return R²; a dataset has its own targets and weights."""
-        refuse_mask(y, "y")
-        refuse_mask(sample_weight, "sample_weight")
-        if not isinstance(X, str | os.PathLike | Dataset):
-            return float(super().score(X, y, sample_weight))
-        dataset = X if isinstance(X, Dataset) else open_dataset(X)
-        target, weight = in_source_order(dataset, "label", "weight")
-        from sklearn.metrics import r2_score
-
-        own = target if y is None else y
-        return float(
-            r2_score(
-                own, self.predict(dataset), sample_weight=weight if sample_weight is None else sample_weight
-            )
-        )
-
-
-_SMOOTH = ("squared_error", "huber", "squared_epsilon_insensitive")
-
-
-def _inverse(alpha: float, factor: float, name: str) -> float:
-    """Return ``factor / alpha``."""
-    if not alpha > 0:
-        raise UsageError(f"{name}: expected alpha > 0, found {alpha}: without a penalty there is no C")
-    return factor / alpha
-
 
 @dataclass(eq=False, repr=False)
 class Ridge(LinearRegressor):
@@ -130,6 +81,9 @@ class Ridge(LinearRegressor):
     ----------
     alpha : float
         Above 0.
+    copy_X, solver
+        scikit-learn's, accepted without effect: `method` chooses the algorithm, the optimum is the same.
+    positive : {False}
     method : {"auto", "dual", "primal", "newton"}
         As in `streamcd.train`; ``"auto"`` is newton for a smooth loss and at most 500 features, else dual.
     tol, fit_intercept, random_state, max_iter, verbose, memory, workdir
@@ -150,12 +104,104 @@ class Ridge(LinearRegressor):
     """
 
     alpha: float = 1.0
+    _: KW_ONLY
+    copy_X: bool = True
+    solver: str = "auto"
+    positive: bool = False
+
+    _loss = "squared_error"
+
+    def _strengths(self, weight: float) -> Strengths:
+        return Strengths(0.0, 2.0 * self._alpha(), 1.0)
+
+
+@dataclass(eq=False, repr=False)
+class ElasticNet(LinearRegressor):
+    """Regression with L1 and L2 penalties, the intercept b not penalised; scikit-learn's objective.
+
+    ``1/(2n) Σ (y - w·x - b)² + alpha l1_ratio ‖w‖₁ + ½ alpha (1 - l1_ratio) ‖w‖²``, n the sum of the rows' weights, is
+    streamcd's ``λ ‖w‖₁ + r/2 ‖w‖² + C Σ (y - w·x - b)²`` with ``λ = alpha l1_ratio``, ``r = alpha (1 - l1_ratio)`` and
+    ``C = 1 / (2 n)``. Weights that are 0 at the optimum are exactly 0.
+
+    Parameters
+    ----------
+    alpha : float
+        Above 0.
+    l1_ratio : float
+        From 0, which is ridge regression with ``n alpha``, to 1, which is `Lasso`.
+    precompute, copy_X, selection
+        scikit-learn's, accepted without effect: `method` chooses the algorithm, the optimum is the same.
+    positive, warm_start : {False}
+    method : str
+        As in `streamcd.train`.
+    tol, fit_intercept, random_state, max_iter, verbose, memory, workdir
+        As in `LinearSVC`.
+
+    Attributes
+    ----------
+    coef_, intercept_, n_iter_, dual_gap_, n_features_in_, feature_names_in_, model_
+        As in `Ridge`.
+
+    Examples
+    --------
+    >>> from streamcd import ElasticNet
+    >>> net = ElasticNet(alpha=0.1).fit([[0.0, 1.0], [1.0, 0.0], [2.0, 1.0], [3.0, 0.0]], [0.0, 1.0, 2.0, 3.0])
+    >>> net.coef_.round(2).tolist()
+    [0.92, 0.0]
+    """
+
+    alpha: float = 1.0
+    _: KW_ONLY
+    l1_ratio: float = 0.5
+    precompute: Any = False
+    copy_X: bool = True
+    selection: str = "cyclic"
+    positive: bool = False
+    warm_start: bool = False
+
+    _loss = "squared_error"
+
+    def _strengths(self, weight: float) -> Strengths:
+        alpha, share = self._alpha(), self._number("l1_ratio", least=0.0, most=1.0)
+        return Strengths(alpha * share, alpha * (1.0 - share), 0.5 / weight)
+
+
+@dataclass(eq=False, repr=False)
+class Lasso(ElasticNet):
+    """Regression with the L1 penalty, the intercept not penalised: ``1/(2n) Σ (y - w·x - b)² + alpha ‖w‖₁``.
+
+    It is `ElasticNet` with ``l1_ratio=1``, and streamcd's ``λ ‖w‖₁ + C Σ (y - w·x - b)²`` with ``λ = alpha`` and
+    ``C = 1 / (2 n)``, n the sum of the rows' weights.
+
+    Parameters
+    ----------
+    alpha : float
+        Above 0.
+    l1_ratio : {1.0}
+    precompute, copy_X, selection, positive, warm_start, method
+        As in `ElasticNet`.
+    tol, fit_intercept, random_state, max_iter, verbose, memory, workdir
+        As in `LinearSVC`.
+
+    Attributes
+    ----------
+    coef_, intercept_, n_iter_, dual_gap_, n_features_in_, feature_names_in_, model_
+        As in `Ridge`.
+
+    Examples
+    --------
+    >>> from streamcd import Lasso
+    >>> lasso = Lasso(alpha=0.1).fit([[0.0, 1.0], [1.0, 0.0], [2.0, 1.0], [3.0, 0.0]], [0.0, 1.0, 2.0, 3.0])
+    >>> lasso.coef_.round(2).tolist()
+    [0.92, 0.0]
+    """
+
+    _: KW_ONLY
+    l1_ratio: float = 1.0
 
     def _problem(self) -> dict[str, Any]:
-        return {"loss": "squared_error", **self._bias()}
-
-    def _cost(self, weight: float) -> float:
-        return _inverse(self.alpha, 0.5, "Ridge")
+        self._refuse_all_but(l1_ratio=((1.0,), "ElasticNet has others"))
+        return super()._problem()
 
 
 @dataclass(eq=False, repr=False)
@@ -169,25 +215,24 @@ class HuberRegressor(LinearRegressor):
     Parameters
     ----------
     epsilon : float
-        Error from which on the loss is a line.
+        Error from which on the loss is a line; above 0.
     alpha : float
         Above 0.
+    warm_start : {False}
     method : {"auto", "dual", "primal", "newton"}
-        As in `streamcd.train`; ``"auto"`` is newton for a smooth loss and at most 500 features, else dual.
+        As in `Ridge`.
     tol, fit_intercept, random_state, max_iter, verbose, memory, workdir
         As in `LinearSVC`.
 
     Attributes
     ----------
-    coef_ : ndarray of float64, shape (n_features,)
-    intercept_ : float
-    n_iter_, dual_gap_, n_features_in_, feature_names_in_, model_
-        As in `LinearSVC`.
+    coef_, intercept_, n_iter_, dual_gap_, n_features_in_, feature_names_in_, model_
+        As in `Ridge`.
 
     Examples
     --------
     >>> from streamcd import HuberRegressor
-    >>> huber = HuberRegressor(alpha=1e-6).fit([[0.0], [1.0], [2.0], [3.0]], [1.0, 3.0, 5.0, 100.0])
+    >>> huber = HuberRegressor(alpha=0.01).fit([[0.0], [1.0], [2.0], [3.0]], [1.0, 3.0, 5.0, 100.0])
     >>> bool(huber.predict([[2.0]])[0] < 10.0)
     True
     """
@@ -195,12 +240,15 @@ class HuberRegressor(LinearRegressor):
     epsilon: float = 1.35
     _: KW_ONLY
     alpha: float = 0.0001
+    warm_start: bool = False
+
+    _loss = "huber"
 
     def _problem(self) -> dict[str, Any]:
-        return {"loss": "huber", "delta": float(self.epsilon), **self._bias()}
+        return {"delta": self._number("epsilon", above=0.0), **super()._problem()}
 
-    def _cost(self, weight: float) -> float:
-        return _inverse(self.alpha, 1.0, "HuberRegressor")
+    def _strengths(self, weight: float) -> Strengths:
+        return Strengths(0.0, self._alpha(), 1.0)
 
 
 @dataclass(eq=False, repr=False)
@@ -219,16 +267,14 @@ class LinearSVR(LinearRegressor):
     dual : {"auto", True, False}
         Accepted without effect: `method` chooses the algorithm, the optimum is the same.
     method : {"auto", "dual", "primal", "newton"}
-        As in `streamcd.train`; ``"auto"`` is newton for a smooth loss and at most 500 features, else dual.
+        As in `Ridge`.
     tol, fit_intercept, random_state, max_iter, verbose, memory, workdir
         As in `LinearSVC`.
 
     Attributes
     ----------
-    coef_ : ndarray of float64, shape (n_features,)
-    intercept_ : float
-    n_iter_, dual_gap_, n_features_in_, feature_names_in_, model_
-        As in `LinearSVC`.
+    coef_, intercept_, n_iter_, dual_gap_, n_features_in_, feature_names_in_, model_
+        As in `Ridge`.
 
     Examples
     --------
@@ -249,11 +295,11 @@ class LinearSVR(LinearRegressor):
             loss=(("epsilon_insensitive", "squared_epsilon_insensitive"), "these are LIBLINEAR's"),
             dual=(("auto", True, False), "method= chooses the algorithm"),
         )
-        bias = float(self.intercept_scaling) if self.fit_intercept else -1.0
-        return {"loss": self.loss, "epsilon": float(self.epsilon), "method": self.method, "bias": bias}
+        bias = self._number("intercept_scaling", above=0.0) if self.fit_intercept else -1.0
+        return {"loss": self.loss, "epsilon": self._number("epsilon", least=0.0), "bias": bias}
 
-    def _cost(self, weight: float) -> float:
-        return float(self.C)
+    def _strengths(self, weight: float) -> Strengths:
+        return Strengths(0.0, 1.0, self._number("C", above=0.0))
 
 
 @dataclass(eq=False, repr=False)
@@ -270,17 +316,18 @@ class QuantileRegressor(LinearRegressor):
         Between 0 and 1.
     alpha : float
         Above 0.
-    method : {"auto", "dual", "primal", "newton"}
-        As in `streamcd.train`; ``"auto"`` is newton for a smooth loss and at most 500 features, else dual.
+    solver
+        scikit-learn's, accepted without effect.
+    solver_options : {None}
+    method : {"auto", "dual"}
+        As in `streamcd.train`.
     tol, fit_intercept, random_state, max_iter, verbose, memory, workdir
         As in `LinearSVC`.
 
     Attributes
     ----------
-    coef_ : ndarray of float64, shape (n_features,)
-    intercept_ : float
-    n_iter_, dual_gap_, n_features_in_, feature_names_in_, model_
-        As in `LinearSVC`.
+    coef_, intercept_, n_iter_, dual_gap_, n_features_in_, feature_names_in_, model_
+        As in `Ridge`.
 
     Examples
     --------
@@ -293,9 +340,14 @@ class QuantileRegressor(LinearRegressor):
     _: KW_ONLY
     quantile: float = 0.5
     alpha: float = 1.0
+    solver: str = "highs"
+    solver_options: Any = None
+
+    _loss = "quantile"
 
     def _problem(self) -> dict[str, Any]:
-        return {"loss": "quantile", "quantile": float(self.quantile), **self._bias()}
+        self._refuse_all_but(solver_options=((None,), "they are SciPy's; tol and max_iter are offered"))
+        return {"quantile": self._number("quantile"), **super()._problem()}
 
-    def _cost(self, weight: float) -> float:
-        return _inverse(self.alpha, 1.0 / weight, "QuantileRegressor")
+    def _strengths(self, weight: float) -> Strengths:
+        return Strengths(0.0, self._alpha(), 1.0 / weight)

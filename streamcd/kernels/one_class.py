@@ -48,6 +48,7 @@ _STEPS = (
     4  # of pairs for a row that joins the pool; passes to 1e-6 with 1, 2 and 4: a9a 8, 5, 5; ijcnn1 14, 9, 6
 )
 _EQUAL = 1e-14  # relative difference of scores that is rounding
+_APART = 1e-200  # a distance from all candidates by which numbers can be divided
 
 N_LEVELS = 25
 """Number of candidates for rho."""
@@ -248,7 +249,7 @@ def one_class_certify(order, rows, variables, w_alpha, levels, totals):
         norm, reach = row_reach(q, stop - start)
         sums[LONGEST] = max(sums[LONGEST], norm)
         beyond = max(z - highest if beta == 0.0 else 0.0, lowest - z if beta == c else 0.0)
-        if beyond > 0.0:
+        if beyond > _APART * reach:
             totals[0, CURVE] += 0.25 * c * reach * reach / beyond
         else:
             totals[0, SLOPE] += c * reach

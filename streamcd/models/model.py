@@ -23,6 +23,7 @@ from ..core.threads import Threads
 from ..dataset.scaling import Scaling
 from ..kernels.loss_table import (
     CLASSES,
+    INLIERS,
     PLANES,
     Loss,
     form_of,
@@ -232,7 +233,8 @@ class Model:
             raise ModelError(
                 f"expected a column for each of the model's {self.n_features} features, found {X.shape[1]} columns"
             )
-        if hasattr(X, "tocsr") or self.scaling.changes_values:
+        # a product of matrices rounds a row by its place, which decides rows on the plane of a one-class model
+        if hasattr(X, "tocsr") or self.scaling.changes_values or form_of(self.loss) == INLIERS:
             indptr, feature, value = sparse_rows(X)
             value = self.scaling.apply(indptr, feature, value, self.n_features)
             return self.decisions(indptr, feature, value)[0]

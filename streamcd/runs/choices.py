@@ -63,6 +63,12 @@ _MOST_PRODUCTS = 64
 def choose_method(asked: TrainOptions, dataset: Dataset) -> tuple[str, str]:
     """Choose the method, with the reason; no layout is built."""
     if not asked.has_plain_penalty:
+        if "newton" not in LOSSES[asked.loss].methods:
+            trained = " or ".join(name for name, loss in LOSSES.items() if "newton" in loss.methods)
+            raise UsageError(
+                f"no method trains {asked.loss} with --penalty {asked.penalty} and --l2; expected {trained}, or "
+                "--penalty l2 and C / r in place of --l2 r"
+            )
         return "newton", f"it trains with the penalty {asked.penalty}"
     n_classes = 1 if dataset.classes is None or dataset.classes.size == 2 else dataset.classes.size
     n_lanes, size = n_classes * len(asked.C), dataset.n_features + 1

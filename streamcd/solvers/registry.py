@@ -171,8 +171,11 @@ def find_solver(loss: str, method: str) -> SolverEntry:
     for entry in SOLVERS:
         if (entry.loss, entry.method) == (loss, method):
             return entry
-    known = ", ".join(map(str, SOLVERS))
-    raise UsageError(f"no solver for {loss} by method {method}; there are: {known}")
+    if loss not in LOSSES:
+        raise UsageError(f"expected a loss among {', '.join(LOSSES)}, found {loss!r}")
+    raise UsageError(
+        f"no solver for {loss} by method {method}; {loss} is trained by {' or '.join(loss_table.LOSSES[loss].methods)}"
+    )
 
 
 def check_combination(problem: Problem, method: str) -> SolverEntry:

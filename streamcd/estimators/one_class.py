@@ -1,0 +1,86 @@
+"""Outlier detection with scikit-learn's names: `OneClassSVM`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..dataset.dataset import Dataset
+from .base import LinearModel, OutlierMixin, dataset_of
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class OneClassSVM(OutlierMixin, LinearModel):
+    """Linear one-class support vector machine: rows with ``w·x < rho`` are outliers; labels are ignored.
+
+    ``½‖w‖² - rho nu Σ s + Σ s max(0, rho - w·x)``, s being the rows' weights: LIBLINEAR's, and scikit-learn's with
+    ``kernel="linear"``.
+
+    Parameters
+    ----------
+    kernel : {"linear"}
+    nu : float
+        Above 0 and at most 1: the share of the rows, by weight, that may be outside.
+    degree, gamma, coef0, shrinking, cache_size
+        scikit-learn's, of other kernels and of its algorithm; accepted without effect.
+    method : {"auto", "dual"}
+        As in `streamcd.train`.
+    tol, random_state, max_iter, verbose, memory, workdir
+        As in `LinearSVC`.
+
+    Attributes
+    ----------
+    coef_ : ndarray of float64, shape (1, n_features)
+    intercept_ : ndarray of float64, shape (1,)
+        ``-rho``.
+    offset_ : ndarray of float64, shape (1,)
+        rho: `decision_function` is `score_samples` less it.
+    n_iter_, dual_gap_, n_features_in_, feature_names_in_, model_
+        As in `LinearSVC`.
+
+    Examples
+    --------
+    >>> from streamcd import OneClassSVM
+    >>> svm = OneClassSVM(nu=0.2).fit([[1.0, 2.0], [2.0, 1.0], [1.5, 1.5], [2.0, 2.0], [0.1, 0.1]])
+    >>> svm.predict([[3.0, 3.0], [0.0, 0.1]]).tolist()
+    [1, -1]
+    """
+
+    kernel: str = "linear"
+    degree: int = 3
+    gamma: Any = "scale"
+    coef0: float = 0.0
+    nu: float = 0.5
+    shrinking: bool = True
+    cache_size: float = 200
+
+    def _problem(self) -> dict[str, Any]:
+        self._refuse_all_but(kernel=(("linear",), "sklearn.kernel_approximation makes features of others"))
+        return {"loss": "one_class", "nu": self._number("nu", above=0.0, most=1.0)}
+
+    def _of_dataset(self, dataset: Dataset) -> dict[str, Any]:
+        return {}  # it has no C
+
+    def _in_memory(self, X: Any, y: Any, sample_weight: Any) -> tuple[Dataset, dict[str, Any]]:
+        X, _, weight = self._checked_arrays(X, None, sample_weight)
+        return dataset_of(X, np.zeros(X.shape[0]), None, weight), {}
+
+    @property
+    def offset_(self) -> np.ndarray:
+        """The threshold rho, shape (1,)."""
+        return -self.intercept_
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """Compute ``w·x - rho``, negative for outliers; `X` as in `fit`, shape (rows,)."""
+        return self._decisions(X)[:, 0]
+
+    def score_samples(self, X: Any) -> np.ndarray:
+        """Compute ``w·x``; `X` as in `fit`, shape (rows,)."""
+        return self.decision_function(X) + self.offset_
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Predict 1 for inliers and -1 for outliers; `X` as in `fit`, shape (rows,)."""
+        decisions = self._decisions(X)
+        return self.model_.labels(decisions).astype(np.int64)
