@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.optimize
 from click.testing import CliRunner
 from interrupted import ended, resume_by_turns, stopping_after
 from sklearn.linear_model import LogisticRegression, lasso_path
@@ -196,6 +197,64 @@ def test_a_search_on_targets_chooses_by_the_loss(
     assert "best C" in page.read_text()
 
 
+def path_of(data: Any, run: Path, number: int = 3, **options: Any) -> list[float]:
+    asked: dict[str, Any] = {"penalty": "l1", "method": "newton", "l1_path": number, "tol": 1e-6}
+    result = train(data, run, **asked | options)
+    return list(dict.fromkeys(lane["l1"] for lane in result.lanes))
+
+
+@pytest.mark.parametrize("loss", ["squared_hinge", "log_loss"])
+@pytest.mark.parametrize("bias", ["none", "penalised", "free"])
+def test_all_weights_are_0_from_the_first_value_of_a_path_on(tmp_path: Path, loss: str, bias: str) -> None:
+    """And not below it: with several classes, weights of rows and of classes, and two C."""
+    rows = multiclass(3, 300)
+    weight = np.random.default_rng(3).uniform(0.5, 2.0, 300)
+    data = write_dataset(tmp_path / "data", rows, weight=weight)
+    asked: dict[str, Any] = {"loss": loss, "C": [0.3, 0.7], "class_weight": {2.0: 3.0}, "tol": 1e-9}
+    asked |= {"bias": "none" if bias == "none" else 2.0, "unpenalized_bias": bias == "free"}
+    first, *_, last = path_of(data, tmp_path / "path", 4, **asked)
+    assert last == pytest.approx(1e-3 * first, rel=1e-12)
+    for share, at_zero in ((1.0001, True), (0.999, False)):
+        result = train(data, tmp_path / f"{share}", penalty="l1", method="newton", l1=share * first, **asked)
+        models = [load_model(tmp_path / f"{share}", C) for C in asked["C"]]
+        has_bias = bias == "penalised" and any(model.intercept.any() for model in models)
+        assert (has_bias or any(lane["n_nonzero"] for lane in result.lanes)) == (not at_zero)
+
+
+def test_the_first_value_of_a_lasso_is_scikit_learns(tmp_path: Path) -> None:
+    x, y = regression()
+    data = streamcd.convert((x, y + 7.0), tmp_path / "data", target=True, dtype="float64")
+    asked: dict[str, Any] = {"loss": "squared_error", "C": 0.5 / 300, "bias": 1.0, "unpenalized_bias": True}
+    first, second, third = path_of(data, tmp_path / "run", **asked)
+    assert first == pytest.approx(np.abs((x - x.mean(axis=0)).T @ (y - y.mean())).max() / 300, rel=1e-6)
+    assert first / second == pytest.approx(second / third, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("loss", "slope"),
+    [
+        ("huber", lambda e: np.clip(e, -1.35, 1.35)),
+        ("squared_epsilon_insensitive", lambda e: 2.0 * np.sign(e) * np.maximum(np.abs(e) - 0.1, 0.0)),
+    ],
+)
+def test_the_first_value_for_other_targets_is_that_at_the_best_bias(
+    tmp_path: Path, loss: str, slope: Any
+) -> None:
+    x, y = regression(200, 5)
+    data = streamcd.convert((x, y), tmp_path / "data", target=True, dtype="float64")
+    best = scipy.optimize.brentq(lambda b: slope(y - b).sum(), y.min(), y.max(), xtol=1e-14)
+    found = path_of(data, tmp_path / "run", loss=loss, bias=1.0, unpenalized_bias=True)
+    assert found[0] == pytest.approx(np.abs(x.T @ slope(y - best)).max(), rel=1e-6)
+
+
+def test_a_search_follows_a_path(tmp_path: Path) -> None:
+    data = write_dataset(tmp_path / "data", random_rows(300, 10))
+    asked = ["--penalty", "l1", "--l1-path", 5, "--cv", 3, "--loss", "log_loss"]
+    found = command("tune", data.path, tmp_path / "run", *asked)
+    assert len(found["scores"]) == 5
+    assert command("info", tmp_path / "run")["options"]["l1"][0] >= found["best_l1"]
+
+
 def test_values_of_l1_are_checked(tmp_path: Path) -> None:
     data = write_dataset(tmp_path / "data", random_rows())
     for wrong, told in (
@@ -204,6 +263,14 @@ def test_values_of_l1_are_checked(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=told):
             train(data, tmp_path / "run", penalty="l1", l1=wrong)
+    for options, told in (
+        ({"l1_path": 5}, "l1_path is of --penalty l1 or elasticnet"),
+        ({"l1_path": 5, "l1": 1.0, "penalty": "l1"}, "l1 and l1_path exclude each other"),
+        ({"l1_path": 1, "penalty": "l1"}, "l1_path: expected from 2 to 1000 values, found 1"),
+        ({"l1_path": 5, "penalty": "l1", "loss": "hinge"}, "hinge by method"),
+    ):
+        with pytest.raises(UsageError, match=told):
+            train(data, tmp_path / "run", **options)
     done = CliRunner().invoke(cli, ["train", str(data.path), "run", "--penalty", "l1", "--l1", "1,x"])
     assert done.exit_code == 2
     assert "a number, or several separated by commas" in done.output

@@ -392,6 +392,14 @@ def add_losses(loss, y, t, cost, out):
 
 
 @kernel
+def add_slopes(loss, y, t, cost, out):
+    """Add minus the slopes of the losses, times their costs, to `out`; arguments as of `add_losses`."""
+    for i in range(t.size):
+        if cost[i] > 0.0:
+            out[i] += cost[i] * alpha_at(loss, t[i], five_numbers(loss, y[i], 1.0))
+
+
+@kernel
 def add_dual_terms(loss, y, alpha, cost, out):
     """Add the rows' terms of the dual objective at `alpha` to `out`; all arrays are (rows,) float64."""
     for i in range(alpha.size):

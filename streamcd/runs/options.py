@@ -234,7 +234,7 @@ class TuneOptions(TrainOptions):
         if has_none:
             self._set(C=1.0)
         super().__post_init__()
-        if has_none and len(self.strengths[0]) == 1:
+        if has_none and len(self.strengths[0]) == 1 and self.l1_path is None:
             raise UsageError(
                 "C: expected the values to try, such as 0.01,0.1,1,10, or several of l1, found none"
             )

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ..stream.memory_plan import SolverMemory
 
 MAX_FOLDS = 100
+MAX_L1 = 1000
 NO_BIAS = -1.0
 
 _LOSSES_TO_BIAS = 100.0  # least square of a free bias's feature, times C and the rows
@@ -304,6 +305,13 @@ class ProblemOptions(_LossParameters, Checked):
         default_is="1",
         section=Section.PENALTY,
     )
+    l1_path: int | None = option(
+        None,
+        "In place of `l1`: so many values, from the least one at which all weights are 0, which takes a read, falling "
+        "geometrically to a thousandth of it.",
+        metavar="N",
+        section=Section.PENALTY,
+    )
     l2: float | None = option(
         None, "r of the penalties l2 and elasticnet.", default_is="1", section=Section.PENALTY
     )
@@ -347,6 +355,13 @@ class ProblemOptions(_LossParameters, Checked):
             for value in () if given is None else _numbers(name, given):
                 if not 0.0 < value < float("inf"):
                     raise UsageError(f"{name}: expected a number > 0, found {value:g}")
+        if self.l1_path is not None:
+            if self.penalty == "l2":
+                raise UsageError("l1_path is of --penalty l1 or elasticnet, found --penalty l2")
+            if self.l1 is not None:
+                raise UsageError("l1 and l1_path exclude each other: give the values, or their number")
+            if not 2 <= self.l1_path <= MAX_L1:
+                raise UsageError(f"l1_path: expected from 2 to {MAX_L1} values, found {self.l1_path}")
         if self.l1 == ():
             raise UsageError("l1: expected at least one value, found none")
 

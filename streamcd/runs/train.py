@@ -151,6 +151,10 @@ def _begin(
     asked = replace(asked, on_workers=bool(on_workers), workers=on_workers.local or None)
     asked = settle(asked, dataset, session.listener)
     _check_rounds(asked)
+    if asked.l1_path is not None:
+        from .l1_path import with_path  # loads the kernels of scoring
+
+        asked = with_path(asked, dataset, session)
     asked = replace(asked, validation=_validation_path(asked))
     if asked.calibrate:
         from .calibration import check_calibration

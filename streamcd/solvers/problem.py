@@ -27,7 +27,7 @@ from ..core.errors import UsageError
 from ..core.memory_budget import require
 from ..core.setting import Setting
 from ..kernels.loss_table import CLASSES, INLIERS, LOSSES, PLANES, SQUARED_ERROR, Loss, has_targets, row_loss
-from ..kernels.losses import add_dual_terms, add_losses
+from ..kernels.losses import add_dual_terms, add_losses, add_slopes
 
 LEAST_COST, LEAST_WEIGHT = 1e-60, 1e-30
 """C times a class's weight, and a row's weight, are 0 or lie between these and their inverses: the squares of their products
@@ -435,6 +435,11 @@ def _listed(labels: np.ndarray) -> str:
 def losses_of(loss: Loss, y: np.ndarray, t: np.ndarray, cost: np.ndarray) -> np.ndarray:
     """Compute the losses of rows with margins t times their costs; arrays of one shape, or that of `t` by broadcasting."""
     return _filled(add_losses, loss, y, t, cost)
+
+
+def slopes_of(loss: Loss, y: np.ndarray, t: np.ndarray, cost: np.ndarray) -> np.ndarray:
+    """Compute minus the slopes of `losses_of` with respect to t: the dual variables of rows with these margins."""
+    return _filled(add_slopes, loss, y, t, cost)
 
 
 def dual_terms(loss: Loss, y: np.ndarray, alpha: np.ndarray, cost: np.ndarray) -> np.ndarray:
