@@ -61,6 +61,7 @@ class EncodedSource(Source):
         self, pieces: Sequence[Any], first_row: int, first_line: int, dictionary: TaskDictionary | None
     ) -> Iterator[RowBatch]:
         encoder, labels, counts = self.encoder(dictionary), _Labels(self, dictionary), Counts()
+        kept = [] if self.encoding is None else self.encoding.kept
         blocks = self.reader.blocks(pieces, first_line, self.table_types)
         for block in blocks if self.in_memory else ahead(blocks):
             encoder.message = block.message
@@ -76,7 +77,8 @@ class EncodedSource(Source):
                 source_row = np.arange(start, start + n_rows)
                 weights = None if weight is None else weight[mine]
                 rows = Rows(source_row, label[mine], weights, found.indptr, found.feature, found.value)
-                yield RowBatch(rows, block.bytes_read, counts)
+                beside = _kept(block, kept).slice(found.start, n_rows) if kept else None
+                yield RowBatch(rows, block.bytes_read, counts, beside)
 
     def _weights(self, block: Block) -> np.ndarray | None:
         if not self.weighted:
@@ -96,6 +98,12 @@ class EncodedSource(Source):
                 f"{1 / LEAST_WEIGHT:g}, found {_shown(given, int(bad[0]))}; correct the row"
             )
         return weight
+
+
+def _kept(block: Block, names: list[str]) -> Any:
+    if lacking := set(names).difference(block.content.schema.names):
+        raise DataError(f"{block.message(0)}: expected the column {min(lacking)!r}, as before, found none")
+    return block.content.select(names)
 
 
 def _take_counts(counts: Counts, encoder: TableEncoder | MatrixEncoder, block: Block) -> None:

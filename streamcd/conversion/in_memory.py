@@ -29,6 +29,7 @@ class InMemoryReader(Reader):
 
     batches: Iterator[Any]
     paths: tuple[str, ...] = ()
+    first: Any = None  # of the batches
 
     in_memory = True
 
@@ -38,6 +39,9 @@ class InMemoryReader(Reader):
 
     def whole(self) -> list[Any]:
         return [FilePart("data in memory")]
+
+    def first_rows(self, names: Sequence[str], n_rows: int) -> list[Any]:
+        return [self.first.column(name).slice(0, n_rows).combine_chunks() for name in names]
 
     def blocks(self, pieces: Sequence[Any], first_line: int, types: Mapping[str, str]) -> Iterator[Block]:
         before = 0
@@ -86,7 +90,7 @@ def _open_frames(first: Any, tables: Iterator[Any], reading: Reading, options: T
     types = column_types(first.schema, "columns")
     if not options.label and LABEL in types and reading.encoding is None:
         options = replace(options, label=LABEL)
-    return open_tables(InMemoryReader(tables), types, reading, options, "data")
+    return open_tables(InMemoryReader(tables, first=first), types, reading, options, "data")
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ def notation_warnings(directory: Path, encoding: Encoding) -> Iterator[str]:
     found = [
         (name, strings.size, advice, became)
         for name, strings, became in _strings_of_columns(directory, encoding)
-        if (advice := _notation(strings))
+        if (advice := notation_of(strings))
     ]
     for name, n_strings, (mark, n_numbers, example, stray), became in found[:_MOST_WARNINGS]:
         numbers = f"column {name!r}: {n_numbers:,} of {n_strings:,} distinct strings are numbers"
@@ -54,7 +54,7 @@ def _strings_of_columns(directory: Path, encoding: Encoding) -> Iterator[tuple[s
         n_before += column.n_categories
 
 
-def _notation(strings: Strings) -> tuple[str, int, str | None, str | None] | None:
+def notation_of(strings: Strings) -> tuple[str, int, str | None, str | None] | None:
     """Return the decimal mark with which most strings are numbers, and their count; None if few are, or all are plain.
 
     Further one that is not plain, if there is any, and one that is no number.

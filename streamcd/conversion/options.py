@@ -41,6 +41,20 @@ class TableOptions(Checked):
         metavar="COL,…",
     )
     drop: Any = option(None, "Columns to leave out.", kind=_NAMES, metavar="COL,…", section=Section.COLUMNS)
+    id: Any = option(
+        None,
+        "Column that identifies a row, such as a name or a number: kept as it is, no feature; predictions have it.",
+        kind="str",
+        metavar="COL",
+        section=Section.COLUMNS,
+    )
+    keep: Any = option(
+        None,
+        "Columns to keep beside the rows as they are, no features, such as groups or folds.",
+        kind=_NAMES,
+        metavar="COL,…",
+        section=Section.COLUMNS,
+    )
     hash: int | None = option(
         None,
         "Hash strings into 2^BITS features (MurmurHash3, signed, as scikit-learn's FeatureHasher) in place of a "
@@ -81,6 +95,8 @@ class TableOptions(Checked):
             weight_column="" if self.weight_column is None else str(self.weight_column),
             features=_names(self.features),
             drop=_names(self.drop),
+            id="" if self.id is None else str(self.id),
+            keep=_names(self.keep),
             number=_names(self.number),
         )
         self._check_choices()

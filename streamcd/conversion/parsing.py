@@ -14,6 +14,7 @@ from ..core.errors import DataError
 from ..core.process_pool import Tell
 from ..core.storage import Url, location
 from ..core.threads import ahead
+from ..dataset.kept_columns import KeptWriter
 from .external_shuffle import HeldRows, RunFormat, RunWriter
 from .feature_statistics import DistinctFeatures, LabelCounts
 from .numbering import TaskDictionary
@@ -89,6 +90,7 @@ class Parsing:
     dictionaries: Path | None  # a directory for the strings of each task
     distinct: Path | None  # a directory for the indices that occur in each task
     weights: Weights | None
+    kept: Path | None  # a directory for the columns of each task that are kept beside the rows
     hold: bool  # all rows in memory if they fit, where there is one task
     tell: Tell | None  # takes the bytes read, if the whole source is one task
 
@@ -115,8 +117,11 @@ def parse_task(parsing: Parsing, task: Task) -> Parsed:
     dictionary = None
     if parsing.dictionaries is not None:
         dictionary = TaskDictionary(plan.map_bytes, parsing.source.class_names)
+    kept = None if parsing.kept is None else KeptWriter(parsing.kept / f"{task.number:07d}.parquet")
     for batch in _batches(parsing.source, task, dictionary):
         counts, rows = batch.counts, batch.rows
+        if kept is not None:
+            kept.append(batch.kept)
         labels.add(rows.label)
         if distinct is not None:
             distinct.add(rows.index)
@@ -126,6 +131,8 @@ def parse_task(parsing: Parsing, task: Task) -> Parsed:
         if parsing.tell is not None:
             parsing.tell(batch.bytes_read)
     held = run.close(hold=parsing.hold and plan.has_room_to_hold(counts.max_index + 1, parsing.scale))
+    if kept is not None:
+        kept.close()
     if dictionary is not None and parsing.dictionaries is not None:
         dictionary.save(parsing.dictionaries, task.number)
     if distinct is not None and parsing.distinct is not None:

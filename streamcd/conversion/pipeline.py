@@ -11,6 +11,7 @@ A source (`sources.Source`) provides pieces of itself, and batches of the rows o
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -84,6 +85,11 @@ class Conversion:
             messages.append(
                 f"{merged.n_collided:,} of {merged.n_buckets_used:,} hash buckets in use hold several categories"
             )
+        messages += [
+            f"column {name!r} is not used: {reason}; --id {shlex.quote(name)} keeps it for predictions, and named "
+            "in --features it becomes categories all the same"
+            for name, reason in self.source.unused.items()
+        ]
         size = f"{shape.n_rows:,} rows, {shape.n_features:,} features, {parsed.counts.n_entries:,} entries"
         for message in [*messages, size]:
             self.pool.listener.message(message)
@@ -111,6 +117,10 @@ class Conversion:
             bits = min(int(np.ceil(np.log2(max(12 * expected / self.plan.sort_bytes, 2)))), MAX_BITS)
         seed = options.seed if options.shuffle else None
         return RunFormat(self._directory("runs"), seed, bits, options.value_dtype, self._weighted)
+
+    @property
+    def _keeps(self) -> bool:
+        return self.source.encoding is not None and bool(self.source.encoding.kept)
 
     @property
     def _weighted(self) -> bool:
@@ -145,6 +155,7 @@ class Conversion:
             dictionaries=self._directory("dictionaries") if self._has_strings else None,
             distinct=self._directory("distinct") if self.options.compact else None,
             weights=weights,
+            kept=self._directory("kept") if self._keeps else None,
             hold=self.pool.n_workers == 1,
             tell=tell,
         )
@@ -256,6 +267,7 @@ class Conversion:
             "n_underflows": counts.n_underflows,
             "n_ignored": counts.n_ignored,
             "made_from": self.source.made_from,
+            **({"unused": self.source.unused} if self.source.unused else {}),
             "source": self._unchanged_sources(),
         }
 
@@ -357,6 +369,8 @@ class Conversion:
         self._write_features(writer, work)
         if self.encoding is not None:
             writer.write_encoding(self.encoding)
+        if self._keeps:
+            writer.write_kept(sorted((self.work / "kept").iterdir()))
         writer.close(**manifest)
 
     def _write_features(self, writer: DatasetWriter, work: ShardPass) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
@@ -134,3 +135,4 @@ class RowBatch:
     rows: Rows  # without weights; `source_row` counts all of the input, `index` includes the base
     bytes_read: int  # of the sources so far
     counts: Counts  # of this parser's input, up to and including this batch
+    kept: Any = None  # a record batch of Arrow's: the columns that are kept beside the rows

@@ -149,6 +149,14 @@ class Reader:
         """Return all of it, in consecutive pieces."""
         raise NotImplementedError
 
+    def kept_types(self, names: Sequence[str]) -> dict[str, str]:
+        """Return the types by which columns that are kept as they are have to be read."""
+        return dict.fromkeys(names, "kept")
+
+    def first_rows(self, names: Sequence[str], n_rows: int) -> list[Any]:
+        """Read at most so many of the first rows: columns of strings, as arrays of Arrow's."""
+        raise NotImplementedError
+
     def pieces(self, n_tasks: int) -> list[Any]:
         """Return all of it, in about `n_tasks` pieces."""
         return self.whole()
@@ -195,6 +203,7 @@ class Source:
     weighted: bool = False  # rows come with weights
     of_indices: bool = True  # features are numbered by indices in the data
     held_bytes: int = 0  # that reading holds all the time, besides blocks and batches
+    unused: dict[str, str] = field(default_factory=dict)  # columns left out by themselves, with the reason
 
     @property
     def in_memory(self) -> bool:

@@ -9,9 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from ..core.errors import DataError, UsageError
-from ..dataset.arrow_columns import type_name
+from ..dataset.arrow_columns import strings_of, type_name
 from ..models.encoding import Column, Encoding, check_columns
 from .encoded_rows import EncodedSource
+from .number_notation import notation_of
 from .options import TableOptions
 from .sources import Reader, Reading
 
@@ -26,20 +27,20 @@ def plan_encoding(types: dict[str, str], options: TableOptions, name: str) -> En
         )
     asked = [(options.label_flag, label), ("--weight-column", weight)]
     asked += [("--drop", dropped) for dropped in options.drop]
+    asked += [("--id", options.id), *(("--keep", kept) for kept in options.keep)]
     for option, column in asked + [("--number", number) for number in options.number]:
         if column and column not in types:
             raise UsageError(
                 f"{name}: expected a column {column!r} ({option}), found {_listed(types)}; check the name"
             )
-    for column in (weight, *options.features):
-        if column == label or (column == weight and column in options.features):
+    beside = [column for column in (label, weight, options.id, *options.keep) if column]
+    for column in (*beside, *options.features):
+        if beside.count(column) > (column not in options.features):
             raise UsageError(
-                f"{name}: column {column!r}: expected as label, weight or feature alone, found as two of these; leave it "
-                "out of one"
+                f"{name}: column {column!r}: expected as label, weight, feature or kept alone, found as two of these; leave "
+                "it out of one"
             )
-    kept = options.features or tuple(
-        column for column in types if column not in (label, weight, *options.drop)
-    )
+    kept = options.features or tuple(column for column in types if column not in (*beside, *options.drop))
     if unread := [column for column in options.number if column not in kept]:
         raise UsageError(
             f"{name}: --number {unread[0]!r}: expected a column that becomes a feature; leave it out"
@@ -55,7 +56,59 @@ def plan_encoding(types: dict[str, str], options: TableOptions, name: str) -> En
     if not columns:
         raise UsageError(f"{name}: expected columns of features, found none besides {label!r}")
     bits = options.hash or 0 if any(column.kind == "hashed" for column in columns) else 0
-    return Encoding(tuple(ordered), options.missing, bits, label, weight, options.decimal)
+    _check_kept([name for name in (options.id, *options.keep) if name], types, name)
+    return Encoding(
+        tuple(ordered),
+        options.missing,
+        bits,
+        label,
+        weight,
+        options.decimal,
+        options.id,
+        tuple(column for column in options.keep if column != options.id),
+    )
+
+
+_OF_PREDICTIONS = ("source", "prediction", "decision")
+
+
+def _check_kept(kept: Sequence[str], types: dict[str, str], name: str) -> None:
+    """Refuse columns whose values have no text, and names that predictions have for their own columns."""
+    for column in kept:
+        if types[column] not in ("number", "string", "boolean", "time", "nothing"):
+            raise UsageError(
+                f"{name}: column {column!r}: expected numbers, strings, booleans or times to keep beside the rows, found "
+                f"{types[column]}; leave it out"
+            )
+        if column in _OF_PREDICTIONS:
+            raise UsageError(
+                f"{name}: column {column!r}: expected another name to keep beside the rows, found that of a column of "
+                "predictions; rename it"
+            )
+
+
+_SAMPLED_ROWS, _LEAST_STRINGS, _MOST_DIFFERENT = 2000, 1000, 0.95
+"""Rows by which is told if a column's strings are nearly all different, least number of strings, and their share."""
+
+
+def _nearly_distinct(reader: Reader, encoding: Encoding, options: TableOptions) -> dict[str, str]:
+    """Find columns of strings, not asked for, nearly all of which are different: names, keys, free text; with the reason."""
+    names = [column.name for column in encoding.columns if column.kind == "category"]
+    names = [name for name in names if name not in options.features]
+    if not names or len(encoding.columns) == len(names):
+        return {}
+    found = {}
+    for name, array in zip(names, reader.first_rows(names, _SAMPLED_ROWS), strict=True):
+        given = array.drop_null()
+        strings, n_distinct = strings_of(given)[0], len(given.unique())
+        if (
+            strings.size < _LEAST_STRINGS
+            or n_distinct < _MOST_DIFFERENT * strings.size
+            or notation_of(strings)
+        ):
+            continue
+        found[name] = f"{n_distinct:,} of its first {strings.size:,} strings are different"
+    return found
 
 
 def _listed(names: dict[str, str]) -> str:
@@ -120,7 +173,7 @@ def column_types(schema: Any, where: str) -> dict[str, str]:
 
 
 def _wanted_types(
-    encoding: Encoding, types: dict[str, str], reading: Reading, is_text: bool
+    encoding: Encoding, types: dict[str, str], reading: Reading, is_text: bool, kept: dict[str, str]
 ) -> dict[str, str]:
     """Return the types of the columns to read; those of text have no types but those asked for."""
     wanted = {name: types[name] for name in encoding.names if name in types}
@@ -129,6 +182,7 @@ def _wanted_types(
     for column in encoding.columns:
         if column.text and (is_text or types.get(column.name) == "string"):
             wanted[column.name] = "string"
+    wanted |= kept
     for name in (encoding.label, encoding.weight):
         if name and name in types:
             wanted[name] = types[name]
@@ -142,13 +196,23 @@ def open_tables(
 ) -> EncodedSource:
     """Make the source of a reader's rows, with the encoding of the data to match, if any; `name` is for messages."""
     known = reading.encoding
+    unused: dict[str, str] = {}
     if known is None:
         encoding = plan_encoding(types, options, name)
+        unused = _nearly_distinct(reader, encoding, options)
+        columns = tuple(column for column in encoding.columns if column.name not in unused)
+        encoding = replace(encoding, columns=columns)
     else:
         check_columns(known, types, reading.needs_label, name)
         weighted = reading.reads_weights and known.weight in types
-        encoding = known if weighted else replace(known, weight="")
-    table_types = _wanted_types(encoding, types, reading, reader.is_text)
+        encoding = replace(
+            known,
+            weight=known.weight if weighted else "",
+            id=known.id if known.id in types else "",
+            keep=tuple(column for column in known.keep if column in types),
+        )
+    kept = reader.kept_types(encoding.kept)
+    table_types = _wanted_types(encoding, types, reading, reader.is_text, kept)
     return EncodedSource(
         reader=reader,
         made_from="table",
@@ -161,4 +225,5 @@ def open_tables(
         held_bytes=reader.held_bytes(table_types),
         reading=reading,
         table_types=table_types,
+        unused=unused,
     )

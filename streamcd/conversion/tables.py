@@ -23,6 +23,7 @@ import pyarrow.csv as csv
 from ..core.errors import DataError
 from ..core.memory_budget import format_size
 from ..core.storage import file_size, location
+from ..dataset.arrow_columns import arrow_strings
 from ..dataset.parquet import parquet_file
 from ..dataset.text_numbers import NULLS
 from ..kernels import tables as kernels
@@ -71,15 +72,40 @@ class CsvReader(TextReader):
 
     def types(self) -> dict[str, str]:
         path = self.paths[0]
-        text, is_cut = self._sample(path)
-        end = _last_record_end(bytearray(text), len(text)) if is_cut else len(text)
         names, start = self._header(path)
-        rows = text[start : end or len(text)]
+        rows = self._first_records(path, start)
         if not rows.strip():
             return dict.fromkeys(names, "nothing")
         table = self._read(pa.py_buffer(rows), names, names, {}, _at_lines(display_name(path), 1))
         types = column_types(table.schema, "")
         return {name: "text not in UTF-8" if kind == "binary" else kind for name, kind in types.items()}
+
+    def kept_types(self, names: Sequence[str]) -> dict[str, str]:
+        """Return the types of columns that are kept: whole numbers, if the first rows are written as such, or strings."""
+        return {
+            name: "integer" if _are_integers(array) else "string"
+            for name, array in zip(names, self.first_rows(names, SAMPLE_BYTES), strict=True)
+        }
+
+    def first_rows(self, names: Sequence[str], n_rows: int) -> list[Any]:
+        if not names:
+            return []
+        path = self.paths[0]
+        all_names, start = self._header(path)
+        rows = self._first_records(path, start)
+        if not rows.strip():
+            return [arrow_strings([])] * len(names)
+        strings = dict.fromkeys(names, pa.large_string())
+        table = self._read(
+            pa.py_buffer(rows), all_names, list(names), strings, _at_lines(display_name(path), 1)
+        )
+        return [column.slice(0, n_rows).combine_chunks() for column in table.columns]
+
+    def _first_records(self, path: str, start: int) -> bytes:
+        """Return the first whole records from `start` on."""
+        text, is_cut = self._sample(path)
+        end = _last_record_end(bytearray(text), len(text)) if is_cut else len(text)
+        return text[start : end or len(text)]
 
     def _sample(self, path: str) -> tuple[bytes, bool]:
         """Read the first bytes of text; tells if there are more."""
@@ -118,7 +144,7 @@ class CsvReader(TextReader):
     def blocks(
         self, pieces: Sequence[ByteRange], first_line: int, types: dict[str, str]
     ) -> Generator[Block, None, None]:
-        arrow = {"number": pa.float64(), "nothing": pa.float64()}
+        arrow = {"number": pa.float64(), "nothing": pa.float64(), "integer": pa.int64()}
         wanted = {name: arrow.get(kind, pa.large_string()) for name, kind in types.items()}
         read_before = 0
         for piece in pieces:
@@ -176,6 +202,12 @@ class CsvReader(TextReader):
         return pa.Table.from_arrays(columns, chosen)
 
 
+def _are_integers(strings: Any) -> bool:
+    """Tell whether strings, of which there are some, are 64-bit integers as Python writes them."""
+    texts = strings.drop_null().unique().to_pylist()
+    return bool(texts) and all(re.fullmatch(r"0|-?[1-9][0-9]{0,17}", text) for text in texts)
+
+
 def _at_lines(name: str, line: int) -> Any:
     return lambda row: f"{name}:{line + row + 1}"
 
@@ -190,7 +222,8 @@ def _csv_complaint(error: str, names: list[str], message: Any) -> str:
         return f"{message(0)}: expected delimited text, found something else ({error.splitlines()[0]}); correct it"
     column, row, type_, what = bad.groups()
     name = names[int(column)] if int(column) < len(names) else column
-    expected = "a number, as in its first rows" if type_ == "double" else "text in UTF-8"
+    numbers = {"double": "a number, as in its first rows", "int64": "a whole number, as in its first rows"}
+    expected = numbers.get(type_, "text in UTF-8")
     value = what.removeprefix("invalid value ").strip("'")[:40]
     return (
         f"{message(int(row or 1) - 1)}: column {name!r}: expected {expected}, found {value!r}; "
@@ -225,6 +258,21 @@ class _WholeFiles(Reader):
 
     def whole(self) -> list[FilePart]:
         return [FilePart(path, n_bytes=file_size(path) or 0) for path in self.paths]
+
+    def first_rows(self, names: Sequence[str], n_rows: int) -> list[Any]:
+        found, n_found = [list[Any]() for _ in names], 0
+        with closing(self.blocks(self.whole()[:1], 0, dict.fromkeys(names, "kept"))) as blocks:  # type: ignore[attr-defined]
+            for block in blocks:
+                for name, arrays in zip(names, found, strict=True):
+                    arrays.append(block.content.column(name))
+                n_found += block.n_rows
+                if n_found >= n_rows:
+                    break
+        chunked = (
+            pa.chunked_array(arrays) if arrays else pa.chunked_array([], pa.large_string())
+            for arrays in found
+        )
+        return [column.slice(0, n_rows).combine_chunks() for column in chunked]
 
 
 @dataclass(frozen=True)

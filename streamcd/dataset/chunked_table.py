@@ -33,6 +33,7 @@ _LISTED = {
     "features.parquet": "features",
     "scaling.parquet": "scales",
     "categories.parquet": "categories",
+    "kept.parquet": "kept",
 }
 
 
@@ -118,6 +119,8 @@ class DatasetManifest(Structure):
     targets: TargetRange | None = None  # where rows have numbers to predict in place of classes
     encoding: dict[str, Any] | None = None
     categories: FileRecord | None = None
+    kept: FileRecord | None = None
+    unused: dict[str, str] | None = None  # columns of a table that are no features, with the reason
     data_digest: str = ""
     infix: Infix = ""
     made_from: Literal["libsvm text", "table", "dense array", "sparse matrix"] | None = None

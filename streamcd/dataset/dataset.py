@@ -238,6 +238,33 @@ class Dataset(RowTable):
                 scales[block["feature"]] = block["scale"]
         return replace(scaling, scales=scales)
 
+    @property
+    def kept(self) -> list[str]:
+        """Columns of the source that are kept beside the rows; the one that identifies them, if any, is `id_column`."""
+        if self.manifest.get("kept") is None:
+            return []
+        encoding = self.manifest.get("encoding") or {}
+        return [name for name in (encoding.get("id", ""), *encoding.get("keep", ())) if name]
+
+    @property
+    def id_column(self) -> str:
+        """The column that identifies rows (``convert --id``); empty without one."""
+        return "" if self.manifest.get("kept") is None else self.manifest["encoding"].get("id", "")
+
+    def read_kept(self, name: str) -> Iterator[Any]:
+        """Read a kept column, in the order of the source, as arrays of Arrow's with the type that it had.
+
+        Raises ``UsageError`` if there is no such column.
+        """
+        from .kept_columns import KEPT_FILE, kept_values
+
+        if name not in self.kept:
+            known = f"it has {', '.join(self.kept)}" if self.kept else "it has none"
+            raise UsageError(
+                f"{self.path}: expected a column {name!r} kept beside the rows, {known}; convert it with --keep {name}"
+            )
+        return kept_values(self.file(KEPT_FILE), name)
+
     def info(self) -> dict[str, Any]:
         """Summarise the dataset in a dict, without reading the data."""
         cells = self.n_rows * self.n_features
@@ -258,6 +285,9 @@ class Dataset(RowTable):
             "index_base": self.index_base,
             "made_from": self.made_from,
             "weighted": self.weighted,
+            "id": self.id_column or None,
+            "kept": self.kept,
+            "unused": self.manifest.get("unused") or {},
             "seed": self.seed,
             "scale": self.scaling.scale,
             "normalize": self.scaling.normalize,
@@ -344,6 +374,7 @@ class RowSelection(Dataset):
             "classes": None if classes is None else classes[counts > 0],
             "class_counts": None if classes is None else counts[counts > 0],
             "targets": {"min": float(least), "max": float(greatest)} if whole.has_targets else None,
+            "kept": None,
         }
         table = {f"{name}_crc": crc for name, crc in whole.chunk_crc.items()}
         table |= {"part": whole.chunk_part, "n_rows": n_rows, "n_entries": n_entries}

@@ -34,10 +34,12 @@ class ChunkData:
 
 
 def schema(**columns: Any) -> Schema:
-    """Describe columns without nulls, given by name as numpy types or `str`."""
+    """Describe columns without nulls, given by name as numpy types or `str`, and with nulls by types of Arrow's."""
     return pa.schema(
         [
-            pa.field(name, pa.string() if dtype is str else pa.from_numpy_dtype(dtype), nullable=False)
+            pa.field(name, dtype)
+            if isinstance(dtype, pa.DataType)
+            else pa.field(name, pa.string() if dtype is str else pa.from_numpy_dtype(dtype), nullable=False)
             for name, dtype in columns.items()
         ]
     )

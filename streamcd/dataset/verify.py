@@ -24,6 +24,7 @@ from ..core.storage import Location
 from ..kernels import primitives
 from .chunked_table import ChunkedTable, RowTable, file_problems
 from .column_layout import AGAIN, FOLDER, Columns, has_columns, open_columns
+from .kept_columns import KEPT_FILE, count_kept
 from .parquet import file_checksum, read_groups
 from .schema import ChunkData
 
@@ -181,6 +182,8 @@ def _row_problems(dataset: RowTable, tasks: _Tasks) -> Iterator[str]:
         yield from _total_problems(dataset, found)
     if dataset.file("features.parquet") not in changed:
         yield from _feature_problems(dataset)
+    if dataset.manifest.get("kept") and (path := dataset.file(KEPT_FILE)) not in changed:
+        yield from _kept_problems(path, dataset.n_rows)
 
 
 def _row_opener(dataset: RowTable) -> Callable[[], RowTable]:
@@ -274,6 +277,16 @@ def _feature_problems(dataset: RowTable) -> Iterator[str]:
         return
     if n_entries != dataset.n_entries:
         yield f"{path}: counts {n_entries} entries, the dataset has {dataset.n_entries}"
+
+
+def _kept_problems(path: Location, n_rows: int) -> Iterator[str]:
+    try:
+        n_kept = count_kept(path)
+    except DatasetError as error:
+        yield str(error)
+        return
+    if n_kept != n_rows:
+        yield f"{path}: has {n_kept} rows, the dataset {n_rows}"
 
 
 def _hash_sum(numbers: np.ndarray) -> int:

@@ -15,6 +15,7 @@ from ..core.metadata import content_digest
 from ..core.threads import Threads
 from .arrow_columns import arrow_strings, null_strings
 from .chunked_table import ROW_LAYOUT
+from .kept_columns import KEPT_FILE, join_kept
 from .parquet import file_checksum
 from .scaling import Scaling
 from .schema import FEATURES, FIRST_OF_ROWS, ROW_CHUNKS, SCALES, no_norms, norms_record, row_schemas
@@ -161,8 +162,13 @@ class DatasetWriter:
         if encoding.has_categories:
             path = self.path / "categories.parquet"
             encoding.save(path)
-            sync(path)
-            self._encoding["categories"] = {"bytes": path.stat().st_size, "checksum": file_checksum(path)}
+            self._encoding["categories"] = _file_record(path)
+
+    def write_kept(self, parts: Iterable[Path]) -> None:
+        """Write the columns that are kept beside the rows, from files of them in the order of the source."""
+        path = self.path / KEPT_FILE
+        join_kept(parts, path)
+        self._encoding["kept"] = _file_record(path)
 
     def write_scaling(self, scaling: Scaling) -> None:
         """Record the transformation of the source's values, and write ``scaling.parquet`` if features were scaled.
@@ -203,6 +209,12 @@ class DatasetWriter:
             "features": self._features,
         }
         return write_manifest(self.path, ROW_LAYOUT, fields, ("rows", "entries"))
+
+
+def _file_record(path: Path) -> dict[str, Any]:
+    """Make a file durable, and return what the manifest says of it."""
+    sync(path)
+    return {"bytes": path.stat().st_size, "checksum": file_checksum(path)}
 
 
 def data_digest(parts: Iterable[Mapping[str, Any]]) -> str:

@@ -44,6 +44,8 @@ class EncodingRecord(Structure):
     label: str
     weight: str
     decimal: Literal[".", ","] = "."
+    id: str = ""
+    keep: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,8 @@ class Encoding:
     label: str = ""  # columns of the rows' labels and weights; empty for none
     weight: str = ""
     decimal: str = "."  # mark of numbers in text
+    id: str = ""  # column that identifies rows; empty for none
+    keep: tuple[str, ...] = ()  # other columns that are kept beside the rows
     categories: Strings | None = field(default=None, compare=False)
     """Of all columns, in the order of their features; None until they are known."""
 
@@ -73,7 +77,14 @@ class Encoding:
             "label": self.label,
             "weight": self.weight,
             **({} if self.decimal == "." else {"decimal": self.decimal}),
+            **({"id": self.id} if self.id else {}),
+            **({"keep": list(self.keep)} if self.keep else {}),
         }
+
+    @property
+    def kept(self) -> list[str]:
+        """Columns that are kept beside the rows, the one that identifies them first."""
+        return [name for name in (self.id, *self.keep) if name]
 
     @property
     def names(self) -> list[str]:
@@ -192,6 +203,8 @@ def read_encoding(categories: Location, record: EncodingRecord | Mapping[str, An
         record.label,
         record.weight,
         record.decimal,
+        record.id,
+        record.keep,
         categories=no_strings(),
     )
     if encoding.has_categories:

@@ -43,7 +43,7 @@ def is_output(path: Path, form: str) -> bool:
     if form == "parquet":
         return has_column(path, "prediction")
     return begins_with(
-        path, rb"source,prediction[,\n\r]" if form == "csv" else rb"(labels|[-+]?[\d.]\S*)[ \n]"
+        path, rb"([^\n]+,)?source,prediction[,\n\r]" if form == "csv" else rb"(labels|[-+]?[\d.]\S*)[ \n]"
     )
 
 
@@ -54,9 +54,15 @@ class PredictionColumns:
     model: Model
     decision: bool
     proba: bool
+    identity: str = ""  # column that identifies rows; empty without one
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the columns, that of the rows' identity first."""
+        return [*([self.identity] if self.identity else []), *self.types()]
 
     def types(self) -> dict[str, Any]:
-        """Name the columns, with the type of each."""
+        """Name the columns of predictions, with the type of each."""
         model, labels = self.model, self.model.label_texts()
         if model.has_targets:
             return {"source": np.int64, "prediction": np.float64}
@@ -93,12 +99,12 @@ class LinesOfPredictions:
     def __init__(self, file: TextIO, columns: PredictionColumns, form: str) -> None:
         self._file, self._columns, self._is_csv = file, columns, form == "csv"
         if self._is_csv:
-            file.write(",".join(map(_csv_cell, columns.types())) + "\n")
+            file.write(",".join(map(_csv_cell, columns.names)) + "\n")
         elif columns.proba:
             file.write(" ".join(["labels", *columns.model.label_texts()]) + "\n")
 
-    def write(self, start: int, decisions: np.ndarray) -> None:
-        """Write some rows, the first of which is row `start` of the source."""
+    def write(self, start: int, decisions: np.ndarray, identity: list[str] | None = None) -> None:
+        """Write some rows, the first of which is row `start` of the source, in CSV with what identifies them."""
         model = self._columns.model
         values = self._columns.values(start, decisions)
         if model.has_targets:
@@ -108,6 +114,8 @@ class LinesOfPredictions:
             cells = [[texts[place] for place in model.places(decisions).tolist()]]
         if self._is_csv:
             cells.insert(0, [str(row) for row in values["source"].tolist()])
+        if self._is_csv and identity is not None:
+            cells.insert(0, [*map(_csv_cell, identity)])
         cells += [[repr(number) for number in column.tolist()] for column in [*values.values()][2:]]
         separator = "," if self._is_csv else " "
         self._file.write("".join([separator.join(row) + "\n" for row in zip(*cells, strict=True)]))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -18,6 +20,7 @@ from ..core.options import takes
 from ..core.progress import ends_progress
 from ..core.storage import local_path
 from ..dataset.dataset import Dataset
+from ..dataset.kept_columns import InOrder, texts_of
 from ..dataset.schema import schema
 from ..dataset.table_writer import TableWriter
 from ..models.model import Model
@@ -48,9 +51,9 @@ def predict(
         A path names a model or a run.
     out : path or text file
         A Parquet file with the columns ``source`` (0-based row of the source, as in a dataset's table of rows),
-        ``prediction``, ``decision`` (with several classes ``decision_<label>``) and with `proba` ``probability_<label>``; a
-        name ending in ``.csv`` gets CSV with the same columns; one ending in ``.txt``, or a stream, a line with the label
-        for each row.
+        ``prediction``, ``decision`` (with several classes ``decision_<label>``) and with `proba` ``probability_<label>``,
+        behind the column that identifies rows where the table was converted with ``--id``; a name ending in ``.csv`` gets
+        CSV with the same columns; one ending in ``.txt``, or a stream, a line with the label for each row.
     {options}
 
     Returns
@@ -80,7 +83,7 @@ def predict(
         model.log_probabilities(np.empty((0, model.n_vectors)))  # raises before any work
     scratch = Path(out).parent if isinstance(out, str | os.PathLike) else None
     columns = PredictionColumns(model, asked.decision or form == "parquet", asked.proba)
-    n_columns = len(columns.types()) if form == "parquet" else 0
+    n_columns = len(columns.types()) + 1 if form == "parquet" else 0
     scoring = Scoring(data, model, Means.of(asked), scratch=scratch, n_columns=n_columns)
     if not isinstance(out, str | os.PathLike):
         n_rows = _write_lines(out, columns, form, scoring)
@@ -98,28 +101,59 @@ def predict(
 
 def _write_lines(file: TextIO, columns: PredictionColumns, form: str, scoring: Scoring) -> int:
     """Write all rows as lines of text or CSV; returns their number."""
-    lines, n_rows = LinesOfPredictions(file, columns, form), 0
-    for block in _in_source_order(scoring):
-        lines.write(n_rows, block)
+    opened, n_rows = _Opened(columns, scoring, named=form == "csv"), 0
+    lines = LinesOfPredictions(file, opened.columns, form)
+    for block in opened.blocks:
+        lines.write(n_rows, block, texts_of(opened.identities(block)) if opened.columns.identity else None)
         n_rows += block.shape[0]
     return n_rows
 
 
 def _write_parquet(path: Path, columns: PredictionColumns, scoring: Scoring, budget: int) -> int:
     """Write all rows to a Parquet file; returns their number. Refused if its footer does not fit in `budget`."""
-    types, n_rows = columns.types(), 0
-    writer = TableWriter(path, schema(**types), "zstd")
-    for number, block in enumerate(_row_groups(_in_source_order(scoring), scoring)):
+    opened, n_rows = _Opened(columns, scoring, named=True), 0
+    columns, types = opened.columns, opened.columns.types()
+    writer = None
+    for number, block in enumerate(_row_groups(opened.blocks, scoring)):
         if number == scoring.plan.most_groups:
             room = format_size(scoring.plan.most_groups * FOOTER_BYTES * len(types))
             raise UsageError(
                 f"--memory {format_size(budget)} is too small: {room} for the footer of the predictions hold "
                 f"{n_rows:,} rows of {len(types):,} columns, and there are more; give a larger --memory"
             )
-        writer.write(**columns.values(n_rows, block))
+        identity = {columns.identity: opened.identities(block)} if columns.identity else {}
+        if writer is None:
+            kinds = {name: values.type for name, values in identity.items()}
+            writer = TableWriter(path, schema(**kinds, **types), "zstd")
+        writer.write(**identity, **columns.values(n_rows, block))
         n_rows += block.shape[0]
+    assert writer is not None, "data without rows are refused"
     writer.close()
     return n_rows
+
+
+class _Opened:
+    """Blocks of decisions in the order of the source, and what identifies their rows.
+
+    It is a column of the dataset; of files it comes with their rows, if they have the column: the first rows tell.
+    """
+
+    def __init__(self, columns: PredictionColumns, scoring: Scoring, *, named: bool) -> None:
+        dataset, encoding = scoring.dataset, scoring.model.encoding
+        name = (
+            "" if not named else dataset.id_column if dataset is not None else encoding.id if encoding else ""
+        )
+        self._values = InOrder(dataset.read_kept(name) if dataset is not None and name else None)
+        self.blocks = _in_source_order(scoring, self._values if name else None)
+        if name and dataset is None:
+            first = next(self.blocks, None)
+            self.blocks = chain(() if first is None else (first,), self.blocks)
+            name = name if self._values.n_held else ""
+        self.columns = replace(columns, identity=name)
+
+    def identities(self, block: np.ndarray) -> Any:
+        """Return what identifies the rows of a block, the next one, as an array of Arrow's."""
+        return self._values.take(block.shape[0])
 
 
 def _row_groups(blocks: Iterable[np.ndarray], scoring: Scoring) -> Iterator[np.ndarray]:
@@ -138,11 +172,13 @@ def _row_groups(blocks: Iterable[np.ndarray], scoring: Scoring) -> Iterator[np.n
         yield joined[:filled]
 
 
-def _in_source_order(scoring: Scoring) -> Iterator[np.ndarray]:
-    """Yield blocks of decisions in the order of the source."""
+def _in_source_order(scoring: Scoring, identities: InOrder | None) -> Iterator[np.ndarray]:
+    """Yield blocks of decisions in the order of the source; adds to `identities` those that come with the rows."""
     dataset = scoring.dataset
     if dataset is None:
         for rows in scoring.blocks("predict"):
+            if identities is not None and rows.identity is not None:
+                identities.add(rows.identity)
             yield rows.decisions
         return
     with scratch_directory(scoring.scratch, "predict") as directory:

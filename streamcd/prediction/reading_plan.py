@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from ..dataset.dataset import Dataset, open_cached, open_dataset
 from ..dataset.parquet import file_checksum
 from ..dataset.scaling import Scaling
 from ..kernels.loss_table import INLIERS, form_of
+from ..models.encoding import Encoding
 from ..models.model import Model
 from ..models.scoring import affordable_threads, chunk_bytes
 from .options import ScoringOptions
@@ -92,6 +93,13 @@ class RowsToScore:
             "columns being read": self.source(1 << 16, 0).held_bytes if is_plain else 0,
         }
 
+    def _encoding(self) -> Encoding | None:
+        """Return the model's encoding, with the column of identities where predictions are asked for."""
+        encoding = self.model.encoding
+        if encoding is None:
+            return None
+        return replace(encoding, id="" if self.compared else encoding.id, keep=())
+
     def source(self, block_bytes: int, decoder_bytes: int, batch_bytes: int = 0) -> Source:
         """Open the files as a source of rows with the model's features."""
         model = self.model
@@ -105,7 +113,7 @@ class RowsToScore:
             ignore_beyond=True,
             needs_label=False,
             reads_weights=self.compared,
-            encoding=model.encoding,
+            encoding=self._encoding(),
             class_names=tuple(model.class_names or ()),
             of_numbers=model.class_names is None,
         )

@@ -7,7 +7,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from ..core.process_pool import TASKS_PER_WORKER, Pool, in_shares
 from ..core.progress import Progress, counted
 from ..core.threads import Threads
 from ..dataset.dataset import Dataset
+from ..dataset.kept_columns import rows_of
 from ..dataset.range_cache import Cache
 from ..dataset.schema import ChunkData
 from ..models.model import Model
@@ -40,6 +41,7 @@ class ScoredRows:
     weight: np.ndarray
     decisions: np.ndarray
     n_ignored: int  # entries
+    identity: Any = None  # an array of Arrow's: the column that identifies rows, of a file that has one
 
 
 class Scoring:
@@ -133,7 +135,13 @@ class Scoring:
             counts, rows = batch.counts, batch.rows
             weight = np.ones(rows.n_rows) if rows.weight is None else rows.weight
             columns, feature = (rows.source_row, rows.label, weight), rows.index - self.model.index_base
-            yield from self._score(columns, rows.indptr, feature, rows.value, self._threads)
+            for scored in self._score(columns, rows.indptr, feature, rows.value, self._threads):
+                if batch.kept is None:
+                    yield scored
+                    continue
+                before = int(scored.source[0] - rows.source_row[0])
+                beside = rows_of(batch.kept, before, before + scored.source.size)
+                yield replace(scored, identity=beside.column(0))
         if part is None:
             check_rows(counts.n_rows, source.reader.paths, source.what)
         self.ignored.update(

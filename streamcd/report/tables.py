@@ -77,6 +77,8 @@ def dataset_tables(path: str, info: Facts) -> list[Table]:
         ("on disk", _size_on_disk(info)),
         ("decoded", f"{format_size(info['bytes_decoded'])} ({info['index_dtype']}, {info['value_dtype']})"),
         *_scaling_rows(info),
+        *_rows(info, id="", kept=listed),
+        *[("not used", f"{column}: {reason}") for column, reason in info["unused"].items()],
         *_rows(info, fingerprint="", data_digest=lambda digest: digest or ""),
         ("column layout", "yes" if info["columns"] else "no"),
         ("method", f"{info['method']}: {info['method_because']}"),
