@@ -147,6 +147,48 @@ def scores(start, stop, feature, value, w, intercept, out):
 
 
 @kernel
+def sparse_scores(start, stop, feature, value, kept, w, intercept, out):
+    """Write what `scores` writes, to the bit, by the weights of some features: those of the others are 0.
+
+    `kept` holds a bit for each feature, 64 in a uint64, how many are set before each of these, and the number of features;
+    the weights of the features whose bit is set are the rows of `w`, in order.
+    """
+    bits, before, n_features = kept
+    ignored = 0
+    for i in range(start.size):
+        for m in range(w.shape[1]):
+            out[i, m] = 0.0
+        for k in range(start[i], stop[i]):
+            j = np.int64(feature[k])
+            if j < 0 or j >= n_features:
+                ignored += 1
+                continue
+            word, bit = bits[j >> 6], np.uint64(j & 63)
+            if not (word >> bit) & np.uint64(1):
+                continue
+            row, v = (
+                before[j >> 6] + _count_bits(word & ((np.uint64(1) << bit) - np.uint64(1))),
+                np.float64(value[k]),
+            )
+            for m in range(w.shape[1]):
+                out[i, m] += w[row, m] * v
+        for m in range(w.shape[1]):
+            out[i, m] += intercept[m]
+    return ignored
+
+
+@inlined
+def _count_bits(word):
+    """Count the bits that are set in a uint64, by sums of pairs, of fours and of bytes."""
+    pairs = word - ((word >> np.uint64(1)) & np.uint64(0x5555555555555555))
+    fours = (pairs & np.uint64(0x3333333333333333)) + (
+        (pairs >> np.uint64(2)) & np.uint64(0x3333333333333333)
+    )
+    eights = (fours + (fours >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
+    return np.int64((eights * np.uint64(0x0101010101010101)) >> np.uint64(56))
+
+
+@kernel
 def compact_rows(indptr, row, n_columns, n_rows, following, rank, listed):
     """Number the rows that occur in columns, ascending, and replace the rows by these numbers.
 

@@ -144,7 +144,7 @@ def _write_json(model: Model, path: Path) -> None:
             file.write(',\n"categories": ')
             _write_array(file, [(0, part) for part in _categories(model)])
         file.write(',\n"weights": ')
-        _write_array(file, weight_blocks(model.weights, scales))
+        _write_array(file, weight_blocks(model.kept_weights, scales))
         file.write("}\n")
 
 

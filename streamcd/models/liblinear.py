@@ -159,7 +159,7 @@ def _write_liblinear(model: Model, file: TextIO) -> None:
             file.write("label " + " ".join(str(int(label)) for label in model.classes[order]) + "\n")
     file.write(f"nr_feature {model.n_features}\nbias {model.bias if model.bias >= 0 else -1:.17g}\n")
     file.write(f"rho {-model.intercept[0]:.17g}\nw\n" if form_of(model.loss) == INLIERS else "w\n")
-    for _, block in weight_blocks(model.weights, model.scaling.scales, columns, _EXPORT_BLOCK):
+    for _, block in weight_blocks(model.kept_weights, model.scaling.scales, columns, _EXPORT_BLOCK):
         _write_weights(file, block)
     if model.bias >= 0:
         _write_weights(file, model.bias_weight[np.newaxis] @ columns + 0.0)

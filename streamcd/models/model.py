@@ -35,6 +35,7 @@ from .calibration import sigmoid_logarithms
 from .encoding import Encoding
 from .model_file import STORED_FIELDS, number_text, source_labels, write_model
 from .scoring import ClassChoice, SparseRows, score
+from .sparse_weights import SparseWeights, sparse_if_worth
 
 UNKNOWN_CLASS = "(unknown)"
 """Name of a class that the model does not know."""
@@ -49,7 +50,8 @@ class Model:
     Attributes
     ----------
     weights : ndarray of float64, shape (n_features, n_vectors)
-        Of the values as they were scaled for the training (see `scaling`); `source_weights` are in the source's units.
+        Of the values as they were scaled for the training (see `scaling`); `source_weights` are in the source's units. Where
+        few are not 0, a model on disk has these alone, and the matrix is made when it is first asked for.
     intercept : ndarray of float64, shape (n_vectors,)
         Weight of the constant feature times its value, `bias`.
     classes : ndarray of float64, shape (n_classes,)
@@ -125,7 +127,11 @@ class Model:
     parameter: float | None = None
 
     def __post_init__(self) -> None:
-        self.weights = np.ascontiguousarray(self.weights, dtype=np.float64)
+        self.kept_weights: np.ndarray | SparseWeights
+        if isinstance(self.weights, SparseWeights):
+            self.kept_weights = self.__dict__.pop("weights")
+        else:
+            self.kept_weights = self.weights = np.ascontiguousarray(self.weights, dtype=np.float64)
         self.intercept = np.asarray(self.intercept, dtype=np.float64)
         self.classes = np.asarray(self.classes, dtype=np.float64)
         self.code = np.asarray(self.code, dtype=np.int8)
@@ -134,8 +140,8 @@ class Model:
         self.tie_order = np.asarray(self.tie_order, dtype=np.int64)
         if self.sigmoids is not None:
             self.sigmoids = np.asarray(self.sigmoids, dtype=np.float64)
-        n_vectors = self.weights.shape[1] if self.weights.ndim == 2 else -1
-        expected = {"weights": self.weights.ndim == 2, "intercept": self.intercept.shape == (n_vectors,)}
+        n_vectors = self.kept_weights.shape[1] if self.kept_weights.ndim == 2 else -1
+        expected = {"weights": self.kept_weights.ndim == 2, "intercept": self.intercept.shape == (n_vectors,)}
         expected["sigmoids"] = self.sigmoids is None or self.sigmoids.shape == (2, n_vectors)
         expected["code"] = self.code.shape == (self.n_classes, n_vectors)
         expected["tie_order"] = np.array_equal(np.sort(self.tie_order), np.arange(self.n_classes))
@@ -146,6 +152,14 @@ class Model:
                 f"a model's {' and '.join(wrong)} do not fit together: expected weights (features, vectors), "
                 "an intercept per vector, ascending classes, and a code (classes, vectors)"
             )
+
+    def __getattr__(self, name: str) -> Any:
+        """Make the matrix of weights of a model that has those alone that are not 0."""
+        kept = self.__dict__.get("kept_weights")
+        if name != "weights" or kept is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        self.weights = kept[:]
+        return self.weights
 
     def __repr__(self) -> str:
         scaled = f", weights for {self.scaling.options()}" if self.scaling.changes_values else ""
@@ -166,12 +180,18 @@ class Model:
     @property
     def n_features(self) -> int:
         """Number of features."""
-        return int(self.weights.shape[0])
+        return int(self.kept_weights.shape[0])
 
     @property
     def n_vectors(self) -> int:
         """Number of weight vectors."""
-        return int(self.weights.shape[1])
+        return int(self.kept_weights.shape[1])
+
+    @property
+    def nonzero_weights(self) -> np.ndarray:
+        """The weights, where the model has those alone that are not 0 without the others, shape (kept, n_vectors)."""
+        kept = self.kept_weights
+        return kept.value if isinstance(kept, SparseWeights) else kept
 
     @property
     def n_classes(self) -> int:
@@ -200,16 +220,17 @@ class Model:
 
     def squared_norm(self) -> np.ndarray:
         """Compute ``‖w‖²`` of every vector, with the bias's weight unless it was not penalised; shape (n_vectors,)."""
-        return np.einsum("ij,ij->j", self.weights, self.weights) + (
-            0.0 if self.free_bias else self.bias_weight**2
-        )
+        weights = self.nonzero_weights
+        return np.einsum("ij,ij->j", weights, weights) + (0.0 if self.free_bias else self.bias_weight**2)
 
     def penalty(self) -> float:
         """Compute the penalty of all vectors."""
         squares = 0.5 * self.l2 * float(self.squared_norm().sum())
         if not self.l1:
             return squares
-        sizes = np.abs(self.weights).sum() + (0.0 if self.free_bias else np.abs(self.bias_weight).sum())
+        sizes = np.abs(self.nonzero_weights).sum() + (
+            0.0 if self.free_bias else np.abs(self.bias_weight).sum()
+        )
         return squares + self.l1 * float(sizes)
 
     def decisions(
@@ -220,7 +241,7 @@ class Model:
         Row ``r`` has the entries ``indptr[r]:indptr[r + 1]`` of the 0-based `feature` and of `value`; `threads` share them.
         """
         rows = SparseRows(indptr[:-1], indptr[1:], feature, value)
-        return score(rows, self.weights, self.intercept, threads)
+        return score(rows, self.kept_weights, self.intercept, threads)
 
     def matrix_decisions(self, X: Any) -> np.ndarray:
         """Compute ``h(x)`` of the rows of a matrix or a frame, shape (rows, n_vectors); see `predict`."""
@@ -301,7 +322,7 @@ class Model:
     @cached_property
     def choice(self) -> ClassChoice:
         """Choice of a class by decisions."""
-        return ClassChoice(self.loss, self.code, self.weights, self.tie_order)
+        return ClassChoice(self.loss, self.code, self.nonzero_weights, self.tie_order)
 
     def labels(self, decisions: np.ndarray) -> np.ndarray:
         """Return the predicted labels or targets, float64; shape (rows,)."""
@@ -423,6 +444,8 @@ class Model:
     def save(self, path: str | os.PathLike[str], rows: Iterable[np.ndarray] | None = None) -> None:
         """Write the model into a directory: its arrays, and ``model.json`` last, each whole or not at all.
 
+        Of weights few of which are not 0, these are written, and their features.
+
         Parameters
         ----------
         path : path
@@ -430,7 +453,11 @@ class Model:
         rows : iterable of ndarray, optional
             Blocks of rows of the weights, if they do not fit in memory; `weights` then has only their shape.
         """
-        arrays = {"weights.npy": (self.weights.shape, (self.weights,) if rows is None else rows)}
+        arrays = (
+            _stored_weights(sparse_if_worth(self.kept_weights))
+            if rows is None
+            else {"weights.npy": (self.kept_weights.shape, rows)}
+        )
         if self.scaling.scales is not None:
             arrays["scaling.npy"] = self.scaling.scales.shape, (self.scaling.scales,)
         write_model(local_path(path, "a model"), self._description(), arrays, self.encoding)
@@ -455,3 +482,15 @@ class Model:
         fields["encoding"] = None if self.encoding is None else self.encoding.record()
         fields["scaling"] = self.scaling.to_json() if self.scaling.changes_values else None
         return fields
+
+
+def _stored_weights(
+    weights: np.ndarray | SparseWeights,
+) -> dict[str, tuple[tuple[int, ...], Iterable[np.ndarray]]]:
+    """Return the arrays in which weights are stored."""
+    if not isinstance(weights, SparseWeights):
+        return {"weights.npy": (weights.shape, (weights,))}
+    return {
+        "weights.npy": (weights.value.shape, (weights.value,)),
+        "support.npy": (weights.feature.shape, (weights.feature,)),
+    }

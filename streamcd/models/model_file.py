@@ -14,6 +14,7 @@ from ..core.classes import check_class_names
 from ..core.errors import ModelError
 from ..core.metadata import Count, Kind, Structure, content_digest, metadata_text
 from .encoding import CATEGORIES_FILE, Encoding, EncodingRecord
+from .sparse_weights import SparseWeights
 
 
 class ModelScaling(Structure):
@@ -55,6 +56,7 @@ class ModelFile(Structure, kw_only=True):
     encoding: EncodingRecord | None = None
     categories_checksum: str = ""
     weights_checksum: str
+    support_checksum: str = ""  # of ``support.npy``, where weights that are not 0 are stored alone
 
     def __post_init__(self) -> None:
         if not all(map(math.isfinite, (self.bias, self.C or 0.0, *self.intercept, *self.classes))):
@@ -75,7 +77,7 @@ def source_labels(classes: list[float], label_kind: str, names: list[str] | None
 STORED_FIELDS = [
     name
     for name in ModelFile.__struct_fields__
-    if name not in ("scaling", "weights_checksum", "code", "encoding", "categories_checksum")
+    if name not in ("scaling", "code", "encoding") and not name.endswith("_checksum")
 ]
 
 MODEL = Kind(
@@ -109,22 +111,24 @@ def write_model(
             encoding.save(files[CATEGORIES_FILE])
         checksums = {name: file_checksum(files[name]) for name in names[:-1]}
         description["weights_checksum"] = checksums["weights.npy"]
+        description["support_checksum"] = checksums.get("support.npy", "")
         description["categories_checksum"] = checksums.get(CATEGORIES_FILE, "")
         if "scaling.npy" in arrays:
             description["scaling"]["checksum"] = checksums["scaling.npy"]
         files["model.json"].write_bytes(metadata_text(MODEL, description, allow_nan=False))
     # files of the model that was here before
-    for name in {"scaling.npy", CATEGORIES_FILE}.difference(names):
+    for name in {"scaling.npy", "support.npy", CATEGORIES_FILE}.difference(names):
         (directory / name).unlink(missing_ok=True)
 
 
 def _write_array(path: Path, shape: tuple[int, ...], blocks: Iterable[np.ndarray]) -> None:
-    """Write a ``.npy`` file of float64 from blocks of rows."""
+    """Write a ``.npy`` file of float64, or int64 where all blocks have it, from blocks of rows."""
     with open(path, "wb") as file:
-        header = {"descr": "<f8", "fortran_order": False, "shape": shape}
+        dtype = "<i8" if path.name.startswith("support") else "<f8"
+        header = {"descr": dtype, "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)
         for block in blocks:
-            np.ascontiguousarray(block, dtype="<f8").tofile(file)
+            np.ascontiguousarray(block, dtype=dtype).tofile(file)
 
 
 def check_file(path: Path, checksum: str) -> None:
@@ -137,12 +141,24 @@ def check_file(path: Path, checksum: str) -> None:
         raise ModelError(f"{path}: checksum differs from model.json's, the file was changed or damaged")
 
 
-def read_array(path: Path, checksum: str, n_features: int, n_dimensions: int) -> np.ndarray:
-    """Read an array of the model with its checksum and shape checked."""
+def read_array(path: Path, checksum: str, n_rows: int | None, n_dimensions: int) -> np.ndarray:
+    """Read an array of the model with its checksum and shape checked; any number of rows with None."""
     check_file(path, checksum)
     array: np.ndarray = np.load(path, allow_pickle=False)
-    if array.ndim != n_dimensions or array.shape[0] != n_features:
-        raise ModelError(
-            f"{path}: expected {n_features} rows in {n_dimensions} dimensions, found shape {array.shape}"
-        )
+    if array.ndim != n_dimensions or n_rows not in (None, array.shape[0]):
+        rows = "rows" if n_rows is None else f"{n_rows} rows"
+        raise ModelError(f"{path}: expected {rows} in {n_dimensions} dimensions, found shape {array.shape}")
     return array
+
+
+def read_weights(directory: Path, description: ModelFile) -> np.ndarray | SparseWeights:
+    """Read the weights of a model with checksums and shapes checked."""
+    path, support = directory / "weights.npy", directory / "support.npy"
+    if not description.support_checksum:
+        return read_array(path, description.weights_checksum, description.n_features, 2)
+    feature = read_array(support, description.support_checksum, None, 1)
+    value = read_array(path, description.weights_checksum, feature.size, 2)
+    try:
+        return SparseWeights(feature, value, description.n_features)
+    except ValueError as error:
+        raise ModelError(f"{support}: damaged ({error})") from None

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ..core.errors import UsageError
 from ..kernels.loss_table import PLANES, form_of
+
+if TYPE_CHECKING:
+    from .sparse_weights import SparseWeights
 
 _BLOCK_WEIGHTS = 1 << 20  # looked through at a time
 _NAMED_WEIGHTS = 1 << 16  # and with names, which take some hundred bytes each
@@ -18,7 +21,7 @@ INTERCEPT = "(intercept)"
 
 
 def weight_blocks(
-    weights: np.ndarray,
+    weights: np.ndarray | SparseWeights,
     scales: np.ndarray | None = None,
     columns: np.ndarray | None = None,
     most: int = _BLOCK_WEIGHTS,
@@ -89,7 +92,7 @@ class ClassWeights:
 
     def blocks(self, most: int = _BLOCK_WEIGHTS) -> Iterator[tuple[int, np.ndarray]]:
         """Yield the weights as `weight_blocks` does, a column for every label."""
-        return weight_blocks(self._model.weights, self._model.scaling.scales, self._columns, most)
+        return weight_blocks(self._model.kept_weights, self._model.scaling.scales, self._columns, most)
 
     @property
     def columns(self) -> list[str]:

@@ -35,7 +35,9 @@ def onnx_model(model: Model) -> bytes:
     ModelError
         If the table has columns other than numbers and categories, or the model is too large for the format.
     """
-    n_bytes = 8 * model.weights.size + (0 if model.encoding is None else model.encoding.nbytes)
+    n_bytes = 8 * model.n_features * model.n_vectors + (
+        0 if model.encoding is None else model.encoding.nbytes
+    )
     if n_bytes > _LARGEST:
         raise ModelError(
             f"ONNX holds 2 GB at most, the model has {n_bytes:,} bytes; export it to .parquet or .json, or train with "

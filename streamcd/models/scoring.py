@@ -15,6 +15,7 @@ from ..core.classes import has_vector_per_class
 from ..core.threads import Threads
 from ..dataset.read_ahead import AHEAD_BYTES
 from ..kernels.loss_table import PLANES, form_of
+from .sparse_weights import SparseWeights
 
 if TYPE_CHECKING:
     from ..dataset.dataset import Dataset
@@ -36,7 +37,10 @@ class SparseRows(NamedTuple):
 
 
 def score(
-    rows: SparseRows, weights: np.ndarray, intercept: np.ndarray, threads: Threads | None = None
+    rows: SparseRows,
+    weights: np.ndarray | SparseWeights,
+    intercept: np.ndarray,
+    threads: Threads | None = None,
 ) -> tuple[np.ndarray, int]:
     """Compute ``x W + intercept`` of rows, shape (rows, vectors), and count the entries of unknown features, ignored.
 
@@ -47,8 +51,12 @@ def score(
     out, ignored = np.empty((rows.start.size, weights.shape[1])), list[int]()
 
     def score_share(share: slice) -> None:
-        own = rows.start[share], rows.stop[share]
-        ignored.append(kernels.scores(*own, rows.feature, rows.value, weights, intercept, out[share]))
+        own = rows.start[share], rows.stop[share], rows.feature, rows.value
+        if isinstance(weights, SparseWeights):
+            kept = (*weights.words, weights.shape[0])
+            ignored.append(kernels.sparse_scores(*own, kept, weights.value, intercept, out[share]))
+        else:
+            ignored.append(kernels.scores(*own, weights, intercept, out[share]))
 
     n_entries = int((rows.stop - rows.start).sum())
     (threads or Threads()).share(score_share, out.shape[0], n_entries * out.shape[1])

@@ -20,11 +20,12 @@ from ..dataset.scaling import Scaling
 from ..kernels.loss_table import form_of
 from .encoding import CATEGORIES_FILE, read_encoding
 from .model import Model
-from .model_file import MODEL, STORED_FIELDS, ModelFile, check_file, read_array, source_labels
+from .model_file import MODEL, STORED_FIELDS, ModelFile, check_file, read_array, read_weights, source_labels
 from .named_weights import largest_weights, weight_blocks
+from .sparse_weights import SparseWeights
 
 _MOST_LISTED = 10  # models, where one is to be named
-_FILES = ("weights.npy", "scaling.npy", CATEGORIES_FILE)
+_FILES = ("weights.npy", "support.npy", "scaling.npy", CATEGORIES_FILE)
 
 
 def path_directory(model_path: Path, setting: Setting) -> Path:
@@ -116,7 +117,7 @@ def verify_model(path: str | os.PathLike[str], *, memory: int | str | None = Non
     problems = []
     for directory in models_of_path(path).values() or [find_model(path)]:
         try:
-            if not np.isfinite(load_model(directory, memory=memory).weights).all():
+            if not np.isfinite(load_model(directory, memory=memory).nonzero_weights).all():
                 problems.append(f"{directory / 'weights.npy'}: a weight that is not finite")
         except ModelError as error:
             problems.append(str(error))
@@ -177,7 +178,7 @@ def _missing(path: Path) -> str:
 
 def _read(directory: Path, description: ModelFile) -> Model:
     n_features, stored = description.n_features, description.scaling
-    weights = read_array(directory / "weights.npy", description.weights_checksum, n_features, 2)
+    weights = read_weights(directory, description)
     scaling = Scaling()
     if stored is not None:
         path, divides = directory / "scaling.npy", stored.scale != "none"
@@ -192,7 +193,8 @@ def _read(directory: Path, description: ModelFile) -> Model:
         code = np.array(description.code, dtype=np.int8).reshape(-1, weights.shape[1])
     # fields of the same name in both; `Model` makes the arrays
     same = {name: getattr(description, name) for name in STORED_FIELDS if name != "n_features"}
-    return Model(weights=weights, code=code, scaling=scaling, encoding=encoding, **same)
+    own: dict[str, Any] = {"weights": weights, "code": code, "scaling": scaling, "encoding": encoding}
+    return Model(**own, **same)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -207,7 +209,8 @@ def describe_model(path: str | Path, *, scaled: bool = False, n_weights: int = 1
     dict
         ``kind`` ("model"), ``loss``, ``method``, ``C``, ``labels``, ``n_features``, ``n_vectors``, ``bias``, ``scale``,
         ``normalize``, ``class_weight``, ``gap`` (None where it is not known), ``certificate``, ``fingerprint``,
-        ``versions``; with an L1 penalty ``l1``, ``l2`` and ``n_nonzero``, the number of weights that are not 0;
+        ``versions``; with an L1 penalty ``l1``, ``l2``, ``n_nonzero``, the number of weights that are not 0, and
+        ``support``: for each vector ``{vector, n_nonzero, share (of the features)}``;
         ``intercept``: for each vector ``{vector (its label, or number), weight}``; ``largest_weights``: a list
         of ``{feature, index (as in the source), name (of a table's; else None), vector, weight}``; ``weights_of``, "source"
         if they are for the source's values, "scaled features" with `scaled` for those that the model was trained on;
@@ -220,7 +223,7 @@ def describe_model(path: str | Path, *, scaled: bool = False, n_weights: int = 1
     """
     path = Path(path)
     _, stored = read_metadata(path / "model.json", MODEL)
-    weights = np.load(path / "weights.npy", mmap_mode="r", allow_pickle=False)
+    weights = _mapped_weights(path, stored)
     labels = source_labels(stored.classes, stored.label_kind, stored.class_names)
     scaling = stored.scaling or Scaling()
     divided = scaling.scale != "none"
@@ -251,7 +254,7 @@ def describe_model(path: str | Path, *, scaled: bool = False, n_weights: int = 1
         **{name: getattr(stored, name) for name in kept},
         "labels": labels,
         "n_vectors": n_vectors,
-        **({"l1": stored.l1, "l2": stored.l2, "n_nonzero": int(found.n_nonzero.sum())} if stored.l1 else {}),
+        **(_support(stored, vectors, found.n_nonzero) if stored.l1 else {}),
         "scale": scaling.scale,
         "normalize": scaling.normalize,
         "class_weight": {f"{label:g}": weight for label, weight in stored.class_weight.items()},
@@ -264,4 +267,25 @@ def describe_model(path: str | Path, *, scaled: bool = False, n_weights: int = 1
         "weights_of": "scaled features" if divided and scaled else "source",
         "weights_for": Scaling(scaling.scale, scaling.normalize).describe_weights(scaled=scaled),
         "next": f"streamcd predict FILE {path} -o predictions.parquet",
+    }
+
+
+def _mapped_weights(path: Path, stored: ModelFile) -> np.ndarray | SparseWeights:
+    """Map the weights of a model, unless they are few."""
+    if stored.support_checksum:
+        return read_weights(path, stored)
+    return np.asarray(np.load(path / "weights.npy", mmap_mode="r", allow_pickle=False))
+
+
+def _support(stored: ModelFile, vectors: Sequence[Any], n_nonzero: np.ndarray) -> dict[str, Any]:
+    """Tell the strengths of the penalty, and how many weights they have left."""
+    n_features = max(stored.n_features, 1)
+    return {
+        "l1": stored.l1,
+        "l2": stored.l2,
+        "n_nonzero": int(n_nonzero.sum()),
+        "support": [
+            {"vector": vector, "n_nonzero": count, "share": count / n_features}
+            for vector, count in zip(vectors, n_nonzero.tolist(), strict=True)
+        ],
     }

@@ -357,7 +357,7 @@ def model_table(title: str, model: Facts) -> Table:
         _labels_row(model),
         ("features", f"{model['n_features']:,}"),
         ("vectors", f"{model['n_vectors']:,}"),
-        *([("weights not 0", f"{model['n_nonzero']:,}")] if "n_nonzero" in model else []),
+        *_support_rows(model),
         ("bias", bias_text(model["bias"])),
         *_intercept_rows(model),
         *((name, model[name]) for name in ("scale", "normalize") if model[name] != "none"),
@@ -365,6 +365,16 @@ def model_table(title: str, model: Facts) -> Table:
         *certificate_rows(model["certificate"]),
     ]
     return Table(title, rows)
+
+
+def _support_rows(model: Facts) -> list[tuple[str, str]]:
+    """Tell how many weights an L1 penalty has left, by vector where there are several."""
+    support = model.get("support", [])
+    texts = [f"{of['n_nonzero']:,} ({of['share']:.3g} of the features)" for of in support]
+    if len(texts) > 1:
+        texts = [f"{of['vector']}: {text}" for of, text in zip(support, texts, strict=True)]
+    strengths = [(name, f"{model[name]:g}") for name in ("l1", "l2") if model.get(name)]
+    return [*strengths, ("weights not 0", listed(texts))] if support else []
 
 
 def _intercept_rows(model: Facts) -> list[tuple[str, str]]:

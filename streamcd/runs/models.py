@@ -13,6 +13,7 @@ from ..dataset.dataset import Dataset
 from ..kernels.loss_table import INLIERS, LOSSES
 from ..models.encoding import encoding_of
 from ..models.model import Model
+from ..models.sparse_weights import SparseWeights, is_worth
 from ..models.stored import path_directory, stored_certificate
 from ..solvers.problem import Problem
 from ..training import checkpoint
@@ -78,16 +79,34 @@ def _save_model(
     sigmoids: np.ndarray | None,
 ) -> None:
     """Write the model of some lanes from the states in a run's directory."""
-    # never read: the rows are written from the state
-    untouched = np.zeros((run.problem.n_features, len(lanes) * run.problem.lane_vectors))
     last = next(_weight_rows(directory, run, lanes, last=True))[0]
-    model = make_model(run, lanes, certificate, untouched, last)
+    sparse = _sparse_weights(directory, run, lanes)
+    # never read: the rows are written from the state
+    untouched = np.zeros((run.problem.n_features, last.size))
+    model = make_model(run, lanes, certificate, untouched if sparse is None else sparse, last)
     model.sigmoids = sigmoids
-    model.save(path, rows=_weight_rows(directory, run, lanes, last=False))
+    model.save(path, rows=_weight_rows(directory, run, lanes, last=False) if sparse is None else None)
+
+
+def _sparse_weights(directory: checkpoint.Run, run: ResolvedRun, lanes: range) -> SparseWeights | None:
+    """Take the weights that are not 0 from the groups' states, if these are few."""
+    shape = run.problem.n_features, len(lanes) * run.problem.lane_vectors
+    if not is_worth(0, shape):
+        return None
+    n_kept = 0
+    for rows in _weight_rows(directory, run, lanes, last=False):
+        n_kept += int(rows.any(axis=1).sum())
+        if not is_worth(n_kept, shape):
+            return None
+    return SparseWeights.from_blocks(_weight_rows(directory, run, lanes, last=False), shape[1])
 
 
 def make_model(
-    run: ResolvedRun, lanes: range, certificate: dict[str, Any], weights: np.ndarray, bias_weight: np.ndarray
+    run: ResolvedRun,
+    lanes: range,
+    certificate: dict[str, Any],
+    weights: np.ndarray | SparseWeights,
+    bias_weight: np.ndarray,
 ) -> Model:
     """Make the model of some lanes from their w: the rows of the features, and the last one, the bias's."""
     problem, options, dataset = run.problem, run.options, run.dataset

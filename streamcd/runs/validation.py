@@ -48,7 +48,7 @@ class ValidationSet:
         """Compute the bytes of a look, without the weights, which the training has anyway."""
         model = self._model_of(lanes, _untouched(lanes))
         code_bytes = 2 * ClassChoice(lanes.loss, lanes.code, model.weights).code_bytes
-        return self._least_bytes(model) - model.weights.nbytes + code_bytes
+        return self._least_bytes(model) - model.kept_weights.nbytes + code_bytes
 
     def _least_bytes(self, model: Model) -> int:
         return sum(scoring_needs(model, self._needs).values()) + _MORE_BYTES
