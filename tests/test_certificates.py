@@ -18,6 +18,7 @@ from streamcd.solvers.problem import Problem, make_problem
 from streamcd.training import stopping
 from tools.simulated_cluster import Simulation
 
+NET = {"penalty": "elasticnet", "l1": 0.5, "l2": 0.25}
 CASES = [
     ("hinge", "dual", {}),
     ("squared_hinge", "dual", {}),
@@ -31,6 +32,7 @@ CASES = [
     ("squared_hinge", "online", {}),
     ("log_loss", "primal", {}),
     ("log_loss", "online", {}),
+    *((loss, "dual", NET) for loss in ("hinge", "squared_hinge", "log_loss")),
 ]
 Lane = tuple[float, float, Any, Any, bool, float]
 """Gap and primal objective as reported, primal objective and gap in exact arithmetic, converged, rounding of the primal."""
@@ -91,10 +93,11 @@ def exact_gap(
     problem: Problem, lane: int, x: np.ndarray, code: np.ndarray, w: np.ndarray, alpha: np.ndarray
 ) -> tuple[Any, Any]:
     """Primal objective, and primal minus dual, of a lane; `alpha` (rows, alpha_width) as the run keeps it."""
+    l1, l2 = mpf(float(problem.l1[lane])), mpf(problem.l2)
     rows = [[mpf(float(value)) for value in row] for row in x]
     weights = [mpf(float(value)) for value in w[:, lane]]
     v = [mpf(0)] * len(weights)
-    primal, dual = sum(value * value for value in weights) / 2, mpf(0)
+    primal, dual = sum(l1 * abs(value) + l2 * value * value / 2 for value in weights), mpf(0)
     for i, row in enumerate(rows):
         y, c = mpf(float(problem.sign[code[i], lane])), mpf(float(problem.cost[code[i], lane]))
         t = y * sum(a * b for a, b in zip(row, weights, strict=True))
@@ -108,7 +111,7 @@ def exact_gap(
         xi, term = row_terms(loss, t, c, a, rest)
         primal, dual = primal + xi, dual + term
         v = [old + y * a * value for old, value in zip(v, row, strict=True)]
-    return primal, primal - dual + sum(value * value for value in v) / 2
+    return primal, primal - dual + sum(max(abs(value) - l1, mpf(0)) ** 2 for value in v) / (2 * l2)
 
 
 def exact_class_gap(
@@ -208,19 +211,24 @@ def certify(
         memory="1GB",
         **options,
     )
-    return compare(
-        folder / "run", dataset, rows, loss, C, columns=columns, slack=options.get("slack", "hinge")
+    classes, code, counts = np.unique(rows[1], return_inverse=True, return_counts=True)
+    problem = make_problem(
+        loss=loss,
+        classes=classes,
+        class_counts=counts,
+        n_features=rows[0].shape[1],
+        C=[C],
+        slack=options.get("slack", "hinge"),
+        l1=[options.get("l1", 0.0)],
+        l2=options.get("l2", 1.0),
     )
+    return compare(folder / "run", dataset, rows, code, problem, columns=columns)
 
 
 def compare(
-    run: Path, dataset: Dataset, rows: Rows, loss: str, C: float, *, columns: bool, slack: str
+    run: Path, dataset: Dataset, rows: Rows, code: np.ndarray, problem: Problem, *, columns: bool
 ) -> list[Lane]:
-    classes, code, counts = np.unique(rows[1], return_inverse=True, return_counts=True)
-    x = rows[0].toarray()
-    problem = make_problem(
-        loss=loss, classes=classes, class_counts=counts, n_features=x.shape[1], C=[C], slack=slack
-    )
+    x, loss = rows[0].toarray(), problem.loss
     with np.load(run / "state.npz") as archive:
         state = {name: archive[name] for name in archive.files}
     w = state["w"][:-1]

@@ -13,7 +13,7 @@ from interrupted import ended, resume_by_turns, stopping_after
 from reference import augmented, run_weights
 from sklearn.linear_model import ElasticNet, Lasso
 from sklearn.svm import LinearSVC
-from small_datasets import multiclass, random_rows, write_dataset
+from small_datasets import columns_of, multiclass, random_rows, windows_of, write_dataset
 
 import streamcd
 from streamcd import evaluate, load_model, train
@@ -24,10 +24,14 @@ from streamcd.training.result import Result
 PENALTIES = {"l1": (1.5, 0.0), "elasticnet": (1.5, 0.3), "l2": (0.0, 2.5)}
 
 
+METHODS = ("newton", "dual")
+BOTH = [("l1", "newton"), ("elasticnet", "newton"), ("elasticnet", "dual")]
+
+
 def fit(data: Any, run: Path, penalty: str, **options: Any) -> Result:
     l1, l2 = PENALTIES[penalty]
     strengths = {name: value for name, value in (("l1", l1), ("l2", l2)) if value}
-    asked = {"method": "newton", "tol": 1e-9, "max_passes": 200, "memory": "1GB"} | strengths | options
+    asked = {"method": "newton", "tol": 1e-9, "max_passes": 3000, "memory": "1GB"} | strengths | options
     return train(data, run, penalty=penalty, **asked)
 
 
@@ -70,14 +74,19 @@ def test_a_regression_has_the_weights_of_scikit_learns_lasso_and_elastic_net(
     np.testing.assert_allclose(found, np.append(expected.coef_, expected.intercept_), atol=1e-6)
 
 
-def test_the_number_of_threads_and_interruptions_change_no_bit(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("penalty", "method"), BOTH)
+def test_the_number_of_threads_and_interruptions_change_no_bit(
+    tmp_path: Path, penalty: str, method: str
+) -> None:
     data = write_dataset(tmp_path / "data", multiclass(3, 600), n_chunks=8)
-    asked: dict[str, Any] = {"C": [0.5, 5.0], "bias": 1.0, "loss": "log_loss"}
-    fit(data, tmp_path / "one", "l1", threads=1, **asked)
-    fit(data, tmp_path / "five", "l1", threads=5, **asked)
+    asked: dict[str, Any] = {"C": [0.5, 5.0], "bias": 1.0, "loss": "log_loss", "method": method, "tol": 1e-6}
+    if method == "dual":
+        asked["plan"] = windows_of(data, 3)
+    fit(data, tmp_path / "one", penalty, threads=1, **asked)
+    fit(data, tmp_path / "five", penalty, threads=5, **asked)
     with pytest.raises(Interrupted):
-        fit(data, tmp_path / "stopped", "l1", stop_requested=stopping_after(2), **asked)
-    resume_by_turns(tmp_path / "stopped", (1,))
+        fit(data, tmp_path / "stopped", penalty, stop_requested=stopping_after(2), **asked)
+    resume_by_turns(tmp_path / "stopped", (1, 3))
     assert ended(tmp_path / "one") == ended(tmp_path / "five") == ended(tmp_path / "stopped")
 
 
@@ -90,11 +99,12 @@ def test_the_objective_of_an_evaluation_is_that_of_the_training(tmp_path: Path) 
         assert (load_model(tmp_path / penalty).l1, load_model(tmp_path / penalty).l2) == PENALTIES[penalty]
 
 
-def test_another_strength_starts_from_a_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("penalty", "method"), BOTH)
+def test_another_strength_starts_from_a_run(tmp_path: Path, penalty: str, method: str) -> None:
     data = write_dataset(tmp_path / "data", random_rows(400, 12))
-    fit(data, tmp_path / "first", "l1")
-    cold = fit(data, tmp_path / "cold", "l1", l1=1.4)
-    warm = fit(data, tmp_path / "warm", "l1", l1=1.4, start_from=tmp_path / "first")
+    fit(data, tmp_path / "first", penalty, method=method)
+    cold = fit(data, tmp_path / "cold", penalty, l1=1.4, method=method)
+    warm = fit(data, tmp_path / "warm", penalty, l1=1.4, method=method, start_from=tmp_path / "first")
     assert warm.primal_objective == pytest.approx(cold.primal_objective, rel=1e-8)
     assert warm.passes <= cold.passes
 
@@ -123,8 +133,18 @@ def test_liblinears_numbers_and_models_are_read_and_written(
 
 def test_what_does_not_apply_is_refused(tmp_path: Path) -> None:
     data = write_dataset(tmp_path / "data", random_rows())
-    with pytest.raises(UsageError, match="are for --method newton, found dual"):
-        train(data, tmp_path / "run", penalty="l1", method="dual")
+    with pytest.raises(UsageError, match="not for crammer_singer, found --method dual"):
+        train(data, tmp_path / "run", penalty="l1", loss="crammer_singer", method="dual")
+    with pytest.raises(
+        UsageError, match="for squared_hinge by --method dual or newton, found --method primal"
+    ):
+        train(
+            columns_of(tmp_path / "columns", random_rows()), tmp_path / "run", penalty="l1", method="primal"
+        )
+    with pytest.raises(UsageError, match="omega is for the penalty ½‖w‖²"):
+        train(data, tmp_path / "run", penalty="l1", method="dual", omega=1.3)
+    with pytest.raises(UsageError, match="penalties other than ½‖w‖² are for one process"):
+        train(data, tmp_path / "run", penalty="l1", workers=2)
     with pytest.raises(UsageError, match="l1 is of --penalty l1 or elasticnet, found --penalty l2"):
         train(data, tmp_path / "run", l1=2.0)
     with pytest.raises(UsageError, match="l2 is of --penalty l2 or elasticnet, found --penalty l1"):

@@ -10,13 +10,23 @@ from __future__ import annotations
 import numpy as np
 
 from .compile import inlined, kernel
-from .penalties import penalty, penalty_slope, sum_of, weight_of
+from .penalties import (
+    elastic_conjugate,
+    elastic_gap_term,
+    penalty,
+    penalty_slope,
+    soft,
+    sum_of,
+    weight_of,
+)
 
 N_BUCKETS = 1024
 _BLOCK = 128  # rows processed lane by lane: sums stay in registers, and rows in the cache
 _LAST_BUCKET = np.uint64(N_BUCKETS - 1)
 MOVED, ALPHA_NORM = range(2)
 """Rows of `sums`: ``‖w - v‖²`` and ``‖w(alpha)‖²``."""
+APART, CONJUGATE, PRODUCT = range(2, 5)
+"""Further rows of `end_elastic_pass`: ``g(w) + g*(v) - w·v``, g*(v) and w·v, v being w(alpha)."""
 
 
 @kernel
@@ -46,7 +56,7 @@ def end_pass(w, beside, width, lanes, kappa, sums, sketch, moved):
             for m in range(width):
                 column = lane * width + m
                 change = w[j, column] - beside[j, column]
-                w_alpha = sum_of(w[j, column], change, kappa[lane])
+                w_alpha = sum_of(w[j, column], change, kappa[lane], 1.0)
                 beside[j, column] = w_alpha
                 sums[MOVED, lane] += change * change
                 sums[ALPHA_NORM, lane] += w_alpha * w_alpha
@@ -72,7 +82,7 @@ def _end_pass_of_run(w, beside, low, high, kappa, sums, sketch, moved):
         sign = _signed(1.0, np.uint64(j))
         for lane in range(low, high):
             moved[lane] = point[lane] - weights[lane]
-            weights[lane] = sum_of(point[lane], moved[lane], kappa[lane])
+            weights[lane] = sum_of(point[lane], moved[lane], kappa[lane], 1.0)
         for lane in range(low, high):
             moved_sum[lane] += moved[lane] * moved[lane]
             bucket[lane] += sign * moved[lane]
@@ -86,7 +96,7 @@ def _end_pass_of_all(w, beside, kappa, sums, sketch):
     moved_sum = alpha_sum = 0.0
     for j in range(w.size):
         moved = w[j] - beside[j]
-        w_alpha = sum_of(w[j], moved, kappa)
+        w_alpha = sum_of(w[j], moved, kappa, 1.0)
         beside[j] = w_alpha
         moved_sum += moved * moved
         alpha_sum += w_alpha * w_alpha
@@ -129,6 +139,39 @@ def _begin_pass_of_all(w, beside, kappa):
         centre = w[j]
         w[j] = weight_of(beside[j], centre, kappa, inverse_mu)
         beside[j] = centre
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Other penalties than ``½‖w‖²``: within a training read a lane keeps u, from which w is read (see `penalties`)
+
+
+@kernel
+def end_elastic_pass(w, beside, lanes, elastic_net, kappa, sums, sketch):
+    """Do the work of `end_pass` for u in place of w, which it becomes; `elastic_net` is a `penalties.Penalty`."""
+    l2 = elastic_net.l2
+    for j in range(w.shape[0]):
+        position = np.uint64(j)
+        for lane in lanes:
+            l1, u, centre = elastic_net.l1[lane], w[j, lane], beside[j, lane]
+            weight = soft(u, l1 * (1.0 / (l2 + kappa[lane])))
+            v, moved = sum_of(u, u - centre, kappa[lane], l2), weight - centre
+            w[j, lane], beside[j, lane] = weight, v
+            sums[MOVED, lane] += moved * moved
+            sums[ALPHA_NORM, lane] += v * v
+            sums[APART, lane] += elastic_gap_term(weight, v, l1, l2)
+            sums[CONJUGATE, lane] += elastic_conjugate(v, l1, l2)
+            sums[PRODUCT, lane] += weight * v
+            sketch[position & _LAST_BUCKET, lane] += _signed(moved, position)
+
+
+@kernel
+def begin_elastic_pass(w, beside, lanes, l2, kappa):
+    """Do the work of `begin_pass` for u in place of w."""
+    for j in range(w.shape[0]):
+        for lane in lanes:
+            centre = w[j, lane]
+            w[j, lane] = weight_of(beside[j, lane], centre, kappa[lane], 1.0 / (l2 + kappa[lane]))
+            beside[j, lane] = centre
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -24,10 +24,10 @@ from .primitives import (
     add_row,
     rounding_terms,
     row_cost,
-    row_dot,
     row_label,
     row_reach,
 )
+from .weights import row_dot
 
 LENGTHS = np.array([0.0, 0.01, 0.03, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0])
 """Lengths of the step at which a read evaluates the objective, as shares of the step to the point where it is made."""

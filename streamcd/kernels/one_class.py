@@ -37,9 +37,9 @@ from .primitives import (
     W_ALPHA,
     add_row,
     fetch_ahead,
-    row_dot,
     row_reach,
 )
+from .weights import row_dot
 
 POOL = 64
 """Rows in the pool; passes to 1e-6 with 16, 64 and 256: a9a, nu = 0.1, 11, 8, 6; ijcnn1 17, 14, 11."""

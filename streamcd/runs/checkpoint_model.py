@@ -13,7 +13,9 @@ from ..core.memory_budget import parse_size, require
 from ..core.storage import local_path
 from ..models.model import Model
 from ..models.stored import choose
+from ..solvers.acceleration import read_weights
 from ..solvers.protocol import START
+from ..solvers.registry import keeps_alpha
 from ..training import checkpoint
 from .config import Group, ResolvedRun, read_config, reopen, same_dataset
 from .describe import largest_ratio
@@ -78,8 +80,7 @@ def load_checkpoint(
     resolved = reopen(path, config, same_dataset(config))
     lanes = _lanes_of(resolved, run, C, l1)
     groups = [group for group in resolved.groups if set(group.lanes) & set(lanes)]
-    vectors = (resolved.problem.n_features + 1) * resolved.problem.lane_vectors
-    parts = [_read_part(path, group, lanes, vectors, memory) for group in groups]
+    parts = [_read_part(path, group, lanes, resolved, memory) for group in groups]
     state = {name: np.concatenate([part[name] for part in parts]) for name in _LANES}
     w = parts[0]["w"] if len(parts) == 1 else np.hstack([part["w"] for part in parts])
     return make_model(resolved, lanes, _certificate(state, resolved.problem.scale), w[:-1], w[-1])
@@ -100,30 +101,35 @@ def _lanes_of(run: ResolvedRun, path: str | os.PathLike[str], C: float | None, l
 
 
 def _read_part(
-    path: Path, group: Group, lanes: range, vectors: int, memory: int | str | None
+    path: Path, group: Group, lanes: range, run: ResolvedRun, memory: int | str | None
 ) -> dict[str, np.ndarray]:
     """Read weights and state of those of a group's lanes that are in `lanes`, all from one checkpoint."""
+    own = run.problem.subset([lane for lane in group.lanes if lane in lanes])
+    # weights are read from w within a pass
+    names = _LANES if own.is_plain or not keeps_alpha(run.options.method) else (*_LANES, "in_pass", "kappa")
     file = path / group.directory / "state.npz"
     position = checkpoint.read_arrays(file, ["position"])
     if position is None or not position["position"].any():
         raise ModelError(f"{path}: expected a checkpoint of a pass, found none yet; wait, or resume the run")
     mine = np.array([lane - group.lanes.start for lane in group.lanes if lane in lanes])
     if memory is not None:
+        vectors = (own.n_features + 1) * own.lane_vectors
         needs = {
             "weights of a checkpoint": 2 * 8 * vectors * len(group.lanes),
-            "the model": 8 * vectors * len(lanes),
+            "the model": 8 * vectors * len(lanes) * (1 if names is _LANES else 3),
         }
         require(parse_size(memory), needs)
-    arrays = checkpoint.read_arrays(file, ["w", *(f"lane_{name}" for name in _LANES)])
+    arrays = checkpoint.read_arrays(file, ["w", *(f"lane_{name}" for name in names)])
     assert arrays is not None
     width = arrays["w"].shape[1] // len(group.lanes)
-    of_lanes = {name: arrays[f"lane_{name}"][mine] for name in _LANES}
+    of_lanes = {name: arrays[f"lane_{name}"][mine] for name in names}
     if (of_lanes["phase"] == START).any():
         raise ModelError(
             f"{path}: its first read, of what it starts from, has not ended; wait, or resume the run"
         )
     columns = (mine[:, np.newaxis] * width + np.arange(width)).ravel()
-    return {"w": arrays["w"][:, columns], **of_lanes}
+    w = arrays["w"][:, columns]
+    return {"w": w if names is _LANES else read_weights(own, of_lanes, w), **of_lanes}
 
 
 def _certificate(state: dict[str, np.ndarray], scale: float) -> dict[str, Any]:

@@ -62,18 +62,24 @@ _MOST_PRODUCTS = 64
 
 def choose_method(asked: TrainOptions, dataset: Dataset) -> tuple[str, str]:
     """Choose the method, with the reason; no layout is built."""
-    if not asked.has_plain_penalty:
-        if "newton" not in LOSSES[asked.loss].methods:
-            trained = " or ".join(name for name, loss in LOSSES.items() if "newton" in loss.methods)
-            raise UsageError(
-                f"no method trains {asked.loss} with --penalty {asked.penalty} and --l2; expected {trained}, or "
-                "--penalty l2 and C / r in place of --l2 r"
-            )
-        return "newton", f"it trains with the penalty {asked.penalty}"
+    if not (asked.has_plain_penalty or find_solver(asked.loss, "dual").takes_penalties):
+        trained = " or ".join(name for name in LOSSES if find_solver(name, "dual").takes_penalties)
+        raise UsageError(
+            f"no method trains {asked.loss} with --penalty {asked.penalty} and --l2; expected {trained}, or "
+            "--penalty l2 and C / r in place of --l2 r"
+        )
     n_classes = 1 if dataset.classes is None or dataset.classes.size == 2 else dataset.classes.size
     n_lanes, size = n_classes * len(asked.C), dataset.n_features + 1
     matrices = _MATRICES * 8 * n_lanes * size**2
-    enough = dataset.n_rows >= _ROWS_PER_FEATURE * size and matrices <= _SHARE * asked.memory_bytes
+    fits = matrices <= _SHARE * asked.memory_bytes
+    enough = dataset.n_rows >= _ROWS_PER_FEATURE * size and fits
+    if not asked.has_plain_penalty:
+        if "newton" in LOSSES[asked.loss].methods and fits:
+            return "newton", f"few features: it needs the fewest reads with the penalty {asked.penalty}"
+        return (
+            "dual",
+            f"it trains with the penalty {asked.penalty} row by row, whatever the number of features",
+        )
     if "newton" not in LOSSES[asked.loss].methods or not enough:
         return DUAL
     streamed = dataset.n_entries * dataset.entry_bytes > asked.memory_bytes - RESERVED_BYTES

@@ -29,7 +29,7 @@ class PreviousRun:
         for group in run.groups:
             layout = options.solver_memory(run.problem.subset(group.lanes), run.dataset).layout
             place = self._path / group.directory, identity.part(group.directory)
-            parts.append(Source(*place, layout, accelerated, group.lanes))
+            parts.append(Source(*place, layout, accelerated, run.problem.l2, group.lanes))
         return WarmStart(run.dataset, lanes, self._matrix[:, list(numbers)], parts)
 
 

@@ -291,7 +291,7 @@ class ProblemOptions(_LossParameters, Checked):
     penalty: str = option(
         "l2",
         "l2: r/2 ‖w‖^2. l1: λ Σ |w|, which leaves many weights 0. elasticnet: both. In place of ½‖w‖^2, as in LIBLINEAR, "
-        "beside C Σ loss; l1 and elasticnet are for the method newton.",
+        "beside C Σ loss; l1 and elasticnet are for the methods newton and dual.",
         choices=("l2", "l1", "elasticnet"),
         section=Section.PENALTY,
     )
@@ -364,6 +364,10 @@ class ProblemOptions(_LossParameters, Checked):
                 raise UsageError(f"l1_path: expected from 2 to {MAX_L1} values, found {self.l1_path}")
         if self.l1 == ():
             raise UsageError("l1: expected at least one value, found none")
+        if self.omega != 1.0 and not self.has_plain_penalty:
+            raise UsageError(
+                f"omega is for the penalty ½‖w‖², found --penalty {self.penalty} of other strengths; leave it at 1"
+            )
 
     @property
     def strengths(self) -> tuple[tuple[float, ...], float]:

@@ -257,6 +257,10 @@ def _check_rounds(asked: TrainOptions) -> None:
         return
     if asked.omega != 1.0:
         raise UsageError("omega is for one process: on workers a line search sets the length of steps")
+    if not asked.has_plain_penalty:
+        raise UsageError(
+            "penalties other than ½‖w‖² are for one process; for --l2 r alone give C / r in place of C"
+        )
     if not find_solver(asked.loss, asked.method).in_rounds:
         known = ", ".join(str(entry) for entry in SOLVERS if entry.in_rounds)
         raise UsageError(

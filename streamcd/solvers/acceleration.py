@@ -24,7 +24,7 @@ import numpy as np
 from ..core.errors import UsageError
 from ..core.threads import Threads
 from ..kernels import acceleration as acceleration_kernels
-from ..kernels.acceleration import ALPHA_NORM, MOVED, N_BUCKETS
+from ..kernels.acceleration import ALPHA_NORM, APART, CONJUGATE, MOVED, N_BUCKETS, PRODUCT
 from ..kernels.loss_table import LOSSES, PLANES, is_logistic
 from ..kernels.primitives import ALPHA, ALPHA_CURVATURE, ALPHA_SQUARE, GAP
 from .problem import Problem
@@ -94,6 +94,7 @@ class Acceleration:
         # a free bias has a centre of its own, with 1 + kappa in place of kappa (`free_bias`)
         self._free_bias, self._penalised = problem.free_bias, problem.penalised
         self.recall_is_enough = entry.smooth and not is_logistic(problem.loss)
+        self._penalty = None if problem.is_plain else problem.elastic_net
         self._adapts, self._retreat = asked == "auto", _RETREAT if is_logistic(problem.loss) else 1.0
         n_lanes = problem.n_lanes
         if self._adapts:
@@ -106,13 +107,16 @@ class Acceleration:
         the centre v while ``in_pass`` is set, else w(alpha) (see `kernels.acceleration`), and per lane:
 
         ``in_pass``, set while w is the iterate of an unfinished training read; ``moves``, the number of finished ones;
-        ``distance``, which is ``½‖w - w(alpha)‖²``; ``theta``, the factor on the bounds of kappa, 0 if kappa is fixed.
+        ``distance``, the penalty's term of the gap, ``½‖w - w(alpha)‖²`` with L2; ``theta``, the factor on the bounds of
+        kappa, 0 if kappa is fixed.
         """
         n_lanes = self._first.size
         state.matrices["centre_or_w_alpha"] = np.zeros(state.w.shape)
         of_pass = ("distance", "w_alpha_square", "cosine", "progress", "previous_estimate", "expected_gap")
         of_rows = ("alpha_sum", "alpha_curvature", "alpha_square")
         state.lanes.update({name: np.zeros(n_lanes) for name in (*of_pass, *of_rows)})
+        if self._penalty:
+            state.lanes.update({name: np.zeros(n_lanes) for name in ("conjugate", "product")})
         state.lanes["kappa"], state.lanes["theta"] = self._first.copy(), np.full(n_lanes, float(self._adapts))
         state.lanes["in_pass"], state.lanes["moves"] = (
             np.zeros(n_lanes, dtype=bool),
@@ -122,7 +126,13 @@ class Acceleration:
 
     def load_kernels(self, state: State) -> None:
         """Compile kernels, or load them from the cache; no lane is changed."""
-        none, numbers = np.zeros(0, dtype=np.int64), np.zeros((2, 0))
+        none, numbers = np.zeros(0, dtype=np.int64), np.zeros((5, 0))
+        if self._penalty:
+            weights = state.w[:0], state.matrices["centre_or_w_alpha"][:0], none
+            kappa = state.lanes["kappa"]
+            acceleration_kernels.begin_elastic_pass(*weights, self._penalty.l2, kappa)
+            acceleration_kernels.end_elastic_pass(*weights, self._penalty, kappa, numbers, numbers)
+            return
         arguments = (
             state.w[:0],
             state.matrices["centre_or_w_alpha"][:0],
@@ -140,8 +150,10 @@ class Acceleration:
         if not new.size:
             return
         w, beside = (array[self._penalised] for array in (state.w, state.matrices["centre_or_w_alpha"]))
-        rest = (self._width, new, kept["kappa"])
-        begin = acceleration_kernels.begin_pass
+        begin: Any = acceleration_kernels.begin_pass
+        rest: tuple[Any, ...] = (self._width, new, kept["kappa"])
+        if self._penalty:
+            begin, rest = acceleration_kernels.begin_elastic_pass, (new, self._penalty.l2, kept["kappa"])
         threads.share(lambda rows: begin(w[rows], beside[rows], *rest), w.shape[0], w.size)
         if self._free_bias:
             columns, mu = self._columns_and_mu(kept, new)
@@ -152,21 +164,28 @@ class Acceleration:
     def _columns_and_mu(
         self, kept: Mapping[str, np.ndarray], lanes: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the columns of some lanes, and ``1 + kappa`` of each."""
+        """Return the columns of some lanes, and ``r + kappa`` of each."""
         columns = (lanes[:, None] * self._width + np.arange(self._width)).reshape(-1)
-        return columns, np.repeat(1.0 + kept["kappa"][lanes], self._width)
+        l2 = self._penalty.l2 if self._penalty else 1.0
+        return columns, np.repeat(l2 + kept["kappa"][lanes], self._width)
 
     def end_pass(self, state: State, trained: np.ndarray, threads: Threads) -> None:
         """Measure the movement by a training read, and leave w at the point that a certificate would refer to."""
         kept, previous, n_lanes = state.lanes, state.matrices["movement"], self._first.size
-        sums, sketch = np.zeros((2, n_lanes)), np.zeros((N_BUCKETS, n_lanes))
+        sums, sketch = np.zeros((5, n_lanes)), np.zeros((N_BUCKETS, n_lanes))
         w, beside = (array[self._penalised] for array in (state.w, state.matrices["centre_or_w_alpha"]))
-        weights, rest = (w, beside, self._width), (kept["kappa"], sums, sketch)
-        end = acceleration_kernels.end_pass
         parts = np.array_split(
             trained, min(threads.parts(state.w.size), trained.size)
         )  # a lane has sums of its own
-        threads.run([partial(end, *weights, part, *rest, np.empty(n_lanes)) for part in parts])
+        rest = (kept["kappa"], sums, sketch)
+        if self._penalty:
+            end: Any = acceleration_kernels.end_elastic_pass
+            threads.run([partial(end, w, beside, part, self._penalty, *rest) for part in parts])
+        else:
+            end = acceleration_kernels.end_pass
+            threads.run(
+                [partial(end, w, beside, self._width, part, *rest, np.empty(n_lanes)) for part in parts]
+            )
         if self._free_bias:
             columns, mu = self._columns_and_mu(kept, trained)
             centre = state.matrices["centre_or_w_alpha"][-1]
@@ -179,12 +198,27 @@ class Acceleration:
             kept["cosine"][lanes] = _cosines(movement, previous[lanes])
             previous[lanes] = movement
         with np.errstate(all="ignore"):  # the loop reports sums that are not finite
-            kept["distance"][trained] = (0.5 * kept["kappa"] ** 2 * sums[MOVED])[trained]
+            apart = sums[APART] if self._penalty else 0.5 * kept["kappa"] ** 2 * sums[MOVED]
+        kept["distance"][trained] = apart[trained]
+        if self._penalty:
+            kept["conjugate"][trained], kept["product"][trained] = (
+                sums[CONJUGATE, trained],
+                sums[PRODUCT, trained],
+            )
         kept["w_alpha_square"][trained] = sums[ALPHA_NORM, trained]
-        scale = 1.0 + kept["kappa"]  # kernels count with q/mu
+        scale = (self._penalty.l2 if self._penalty else 1.0) + kept["kappa"]  # kernels count with q/mu
         kept["alpha_sum"] += state.totals[:, ALPHA]
         kept["alpha_curvature"] += state.totals[:, ALPHA_CURVATURE] * scale
         kept["alpha_square"] += state.totals[:, ALPHA_SQUARE] * scale
+
+    def conjugate(self, state: State) -> np.ndarray:
+        """Return g* of every lane's w(alpha), at the end of its last pass."""
+        kept = state.lanes
+        return np.asarray(kept["conjugate"] if self._penalty else 0.5 * kept["w_alpha_square"])
+
+    def penalties(self, state: State) -> np.ndarray:
+        """Return ``g(w) + g*(w(alpha))`` of every lane, nearly, at the end of its last pass."""
+        return np.asarray(state.lanes["product" if self._penalty else "w_alpha_square"])
 
     def first_stretches(self, state: State, lanes: np.ndarray, n_rows: int, n_entries: int) -> np.ndarray:
         """Return where stretches of the first window of the first pass end, after which kappa is set anew; else nothing.
@@ -310,11 +344,22 @@ def _clip(number: float, low: float, high: float) -> float:
     return min(max(number, low), high)
 
 
-def weights_of_alpha(lanes: Mapping[str, np.ndarray], w: np.ndarray, beside: np.ndarray) -> np.ndarray:
+def weights_of_alpha(
+    lanes: Mapping[str, np.ndarray], w: np.ndarray, beside: np.ndarray, l2: float
+) -> np.ndarray:
     """Compute w(alpha) of every lane from rows of w and of ``centre_or_w_alpha``."""
     width = w.shape[1] // lanes["kappa"].size
     in_pass, kappa = (np.repeat(lanes[name], width) for name in ("in_pass", "kappa"))
-    return np.where(in_pass, w + kappa * (w - beside), beside)
+    return np.where(in_pass, l2 * w + kappa * (w - beside), beside)
+
+
+def read_weights(problem: Problem, lanes: Mapping[str, np.ndarray], w: np.ndarray) -> np.ndarray:
+    """Return the weights of a state's w, from which they are read within a training read of another penalty than L2."""
+    thresholds = np.where(lanes["in_pass"], problem.l1 / (problem.l2 + lanes["kappa"]), 0.0)
+    read = np.sign(w) * np.maximum(np.abs(w) - thresholds, 0.0)
+    if problem.free_bias:
+        read[-1] = w[-1]
+    return read
 
 
 def report(lanes: Mapping[str, np.ndarray], lane: int) -> dict[str, Any]:

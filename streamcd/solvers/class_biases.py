@@ -49,7 +49,7 @@ class FreeBiasCrammerSingerSolver(CrammerSingerSolver):
             own = self.columns(lane)
             t[lane], rho[own] = _mixture(state.matrices["class_sums"][-1, own], state.w_alpha[-1, own])
         dots = state.w[-1] * self._of_shares(state, slice(-1, None), rho)[0]
-        penalties, t_of_vectors = np.zeros((3, self.n_vectors)), np.repeat(t, self.problem.lane_vectors)
+        penalties, t_of_vectors = np.zeros((5, self.n_vectors)), np.repeat(t, self.problem.lane_vectors)
         for rows in self.penalised_blocks():
             of_shares = self._of_shares(state, rows, rho)
             dots += np.einsum("ij,ij->j", state.w[rows], of_shares)

@@ -121,7 +121,7 @@ class RowSolver:
         self.certify(window, untouched, none, none)
         self.train(window, untouched, shuffled_active_rows(window, none, none, np.uint64(0)), none)
         self.restore_rows(state, window.arena, 0, 0)
-        weight_kernels.add_penalty_terms(state.w[:0], state.w_alpha[:0], none, np.zeros((3, 0)))
+        self._penalty_terms(state.w[:0], state.w_alpha[:0], none)
         weight_kernels.move_columns(state.w_alpha[:0], state.w[:0], none)
         if self.acceleration:
             self.acceleration.load_kernels(state)
@@ -196,12 +196,15 @@ class RowSolver:
         return self.proof(state, state.totals, sums)
 
     def proof(self, state: State, totals: np.ndarray, sums: np.ndarray) -> dict[str, np.ndarray]:
-        """Compute the certificate from the rows' sums, and those of g(w), g*(v) and ``g(w) + g*(v) - w·v`` (3, vectors)."""
-        sums = np.stack([*sums, self.distance_to_kept(state, 2.0 * sums[2])])
+        """Compute the certificate from the rows' sums and the weights' (`_penalty_terms`)."""
+        sums = np.stack([*sums, self.distance_to_kept(state, sums[3])])
         # Crammer–Singer has all its vectors in one lane
-        penalty, conjugate, apart, kept = sums.reshape(4, -1, self.problem.lane_vectors).sum(axis=2)
-        norm, drift, kept = np.sqrt(2.0 * penalty), np.sqrt(2.0 * apart), np.sqrt(kept)
+        penalty, conjugate, apart, *squares = sums.reshape(6, -1, self.problem.lane_vectors).sum(axis=2)
+        drift, norm, kept = np.sqrt(squares)
         primal, dual = penalty + totals[:, LOSS], totals[:, DUAL] - conjugate
+        if not self.problem.is_plain:
+            totals = with_penalty_terms(totals, apart, drift, self.problem.l2)
+            drift = np.zeros_like(drift)
         gap, rounding, proven = proven_gap(totals, norm, drift, kept)
         # alpha = 0 is dual feasible with the value 0: the primal bounds a gap that is all rounding (nan: out of range)
         gap = np.where(proven, np.fmin(gap, primal), gap)
@@ -212,7 +215,8 @@ class RowSolver:
             "gap": gap,
             "violation": violation(totals),
             "rounding": np.where(proven, np.fmin(rounding, gap), rounding),
-            "primal_rounding": primal_rounding(totals, norm, kept),
+            "primal_rounding": primal_rounding(totals, norm, kept)
+            + (0.0 if self.problem.is_plain else totals[:, N_VISITED] + 164.0) * UNIT * penalty,
         }
 
     def distance_to_kept(self, state: State, drift: np.ndarray) -> np.ndarray:
@@ -234,7 +238,7 @@ class RowSolver:
     def estimated_primals(self, state: State, estimates: np.ndarray) -> np.ndarray:
         """Add the estimates of the gap to the dual objectives, which are known exactly."""
         if self.acceleration:
-            conjugate = 0.5 * state.lanes["w_alpha_square"]
+            conjugate = self.acceleration.conjugate(state)
         else:
             sums = self._penalty_terms(state.w, state.w, state.phase(TRAIN))
             conjugate = sums[1].reshape(-1, self.problem.lane_vectors).sum(axis=1)
@@ -246,12 +250,17 @@ class RowSolver:
         return slice(lane * width, (lane + 1) * width)
 
     def _penalty_terms(self, w: np.ndarray, v: np.ndarray, lanes: np.ndarray) -> np.ndarray:
-        """Sum `weights.add_penalty_terms` of some lanes' vectors, shape (3, all vectors); of others 0."""
-        sums, columns = np.zeros((3, w.shape[1])), self._columns_of(lanes)
+        """Sum `weights.add_elastic_terms` of some lanes' vectors, shape (5, all vectors); of others 0."""
+        sums, columns = np.zeros((5, w.shape[1])), self._columns_of(lanes)
         parts = np.array_split(
             columns, max(min(self.threads.parts(w.shape[0] * columns.size), columns.size), 1)
         )
-        self.threads.run([partial(weight_kernels.add_penalty_terms, w, v, part, sums) for part in parts])
+        if self.problem.is_plain:
+            self.threads.run([partial(weight_kernels.add_penalty_terms, w, v, part, sums) for part in parts])
+            sums[3], sums[4] = 2.0 * sums[2], 2.0 * sums[0]
+            return sums
+        add, net = weight_kernels.add_elastic_terms, self.problem.elastic_net
+        self.threads.run([partial(add, w, v, part, net, sums) for part in parts])
         return sums
 
     def penalised_blocks(self) -> Iterator[slice]:
@@ -265,9 +274,9 @@ class RowSolver:
         return (lanes[:, None] * width + np.arange(width)).reshape(-1)
 
     def mu(self, state: State) -> np.ndarray:
-        """Return 1 + kappa of every lane; 1 without acceleration."""
-        lanes = state.lanes
-        return np.asarray(1.0 + lanes["kappa"] if self.acceleration else np.ones(self.problem.n_lanes))
+        """Return r + kappa of every lane, r being 1 for the penalty ``½‖w‖²``; r without acceleration."""
+        lanes, l2 = state.lanes, self.problem.l2
+        return np.asarray(l2 + lanes["kappa"] if self.acceleration else np.full(self.problem.n_lanes, l2))
 
     def acceleration_numbers(self, state: State) -> tuple[np.ndarray, np.ndarray]:
         """Return 1/mu and `uncounted` of every lane (see `Steering`)."""
@@ -277,10 +286,12 @@ class RowSolver:
 
     def steering(self, state: State, tolerance: np.ndarray) -> Steering:
         """Return the parameters of the steps of a pass."""
-        kept = state.lanes
-        return Steering(
-            kept["high"], kept["low"], tolerance, kept["omega"], *self.acceleration_numbers(state)
-        )
+        kept, numbers, problem = state.lanes, self.acceleration_numbers(state), self.problem
+        thresholds = None
+        if not problem.is_plain:
+            of_weights = problem.elastic_net.l1 * numbers[0]
+            thresholds = np.append(of_weights, 0.0 * of_weights if problem.free_bias else of_weights)
+        return Steering(kept["high"], kept["low"], tolerance, kept["omega"], *numbers, thresholds)
 
     @property
     def costs(self) -> Costs:
@@ -487,6 +498,20 @@ def proven_gap(
         )
         proven = ~(bound - plain <= NEGLIGIBLE * plain)
         return np.where(proven, bound, plain), bound - plain, proven
+
+
+def with_penalty_terms(totals: np.ndarray, apart: np.ndarray, slope: np.ndarray, l2: float) -> np.ndarray:
+    """Return `totals` with the terms of a penalty other than ``½‖w‖²`` in the gap, and their change with v in its rounding.
+
+    `apart` is ``g(w) + g*(v) - w·v``, `slope` the norm of its derivative with respect to v, whose own derivative is 1/l2 at
+    most; without l2 it is constant where v is feasible.
+    """
+    totals = totals.copy()
+    error = (totals[:, N_VISITED] + 100.0) * UNIT * totals[:, W_ALPHA]  # of v
+    curve = 0.5 / l2 if l2 else 0.0
+    totals[:, GAP] += apart
+    totals[:, ROUNDING] += (slope + curve * error) * error / UNIT
+    return totals
 
 
 def primal_rounding(totals: np.ndarray, norm: np.ndarray, moved: np.ndarray) -> np.ndarray:

@@ -81,8 +81,8 @@ class FreeBiasSolver(DualSolver):
             return np.fmin(np.stack([negative / positive, positive / negative]), 1.0)
 
     def _feasible_penalty_terms(self, state: State, lanes: np.ndarray, factors: np.ndarray) -> np.ndarray:
-        """Sum g(w), g*(v) and ``g(w) + g*(v) - w·v`` over the penalised weights, v being w(alpha) of the feasible alpha."""
-        out, positive = np.zeros((3, self.n_vectors)), state.matrices[_POSITIVE]
+        """Sum the terms of the penalised weights, v being w(alpha) of the feasible alpha (`_penalty_terms`)."""
+        out, positive = np.zeros((5, self.n_vectors)), state.matrices[_POSITIVE]
         for rows in self.penalised_blocks():
             v = factors[0] * positive[rows] + factors[1] * state.w_alpha[rows]
             out += self._penalty_terms(state.w[rows], v, lanes)
@@ -95,7 +95,8 @@ class FreeBiasSolver(DualSolver):
         kept = state.lanes
         dual = kept["dual_sum"] + state.totals[:, DUAL]
         # (1 - f) Σ loss over the heavier sign, as if both had equal losses; at the optimum Σ loss is the difference below
-        losses = np.maximum(dual - kept["w_alpha_square"], 0.0)
+        assert self.acceleration is not None  # with a kappa that may be 0
+        losses = np.maximum(dual - self.acceleration.penalties(state), 0.0)
         # without kappa Σ |beta| is not known
         size = np.where(kept["alpha_sum"] > 0.0, kept["alpha_sum"], dual)
         cost = np.divide(excess * losses, size, out=np.zeros_like(size), where=size > 0.0)

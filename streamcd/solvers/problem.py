@@ -28,6 +28,7 @@ from ..core.memory_budget import require
 from ..core.setting import Setting
 from ..kernels.loss_table import CLASSES, INLIERS, LOSSES, PLANES, SQUARED_ERROR, Loss, has_targets, row_loss
 from ..kernels.losses import add_dual_terms, add_losses, add_slopes
+from ..kernels.penalties import Penalty
 
 LEAST_COST, LEAST_WEIGHT = 1e-60, 1e-30
 """C times a class's weight, and a row's weight, are 0 or lie between these and their inverses: the squares of their products
@@ -66,7 +67,7 @@ class Problem:
     lane_fold: np.ndarray  # (lanes,) int64
     bias: float  # value of the constant feature appended to every row; 0 for none
     n_features: int
-    l2: float = 1.0  # the penalty of a lane is l1 Σ|w_j| + l2/2 ‖w‖²; another than ½‖w‖² for newton only
+    l2: float = 1.0  # the penalty of a lane is l1 Σ|w_j| + l2/2 ‖w‖²; another than ½‖w‖² for some methods
     free_bias: bool = False  # the bias's weight is not penalised
     ridge: float = 1.0  # r of the twin planes
     slack: str = (
@@ -164,6 +165,11 @@ class Problem:
         ridge = np.asarray(0.5 * self.l2 * np.einsum("ij,ij->j", rows, rows))
         l1 = self.l1[lanes]
         return ridge + l1 * np.abs(rows).sum(axis=0) if l1.any() else ridge
+
+    @property
+    def elastic_net(self) -> Penalty:
+        """The penalty as kernels take it."""
+        return Penalty(self.l1, self.l2)
 
     @property
     def is_plain(self) -> bool:

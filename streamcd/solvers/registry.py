@@ -16,6 +16,7 @@ from ..kernels.loss_table import (
     CRAMMER_SINGER,
     INLIERS,
     LOG_LOSS,
+    MARGINS,
     MULTINOMIAL,
     ONE_CLASS,
     PLANES,
@@ -149,7 +150,7 @@ def _entry(loss: str, method: str) -> SolverEntry:
         relaxes=method in ("dual", "sor") and form not in (CLASSES, INLIERS) and kind != LOG_LOSS,
         accelerates=method not in ("sor", "newton") and form != INLIERS,
         frees_bias=form != PLANES,
-        takes_penalties=method == "newton",
+        takes_penalties=method == "newton" or (method == "dual" and form == MARGINS),
         keeps_alpha=method in ("dual", "sor"),
         in_rounds=method == "dual" and form not in (PLANES, INLIERS),
     )
@@ -227,8 +228,9 @@ def solver_memory(
 
 
 def is_proximal(problem: Problem, acceleration: float | str) -> bool:
-    """Tell whether a solver over rows moves the centres of a proximal point: by acceleration, or of a free bias."""
-    return acceleration != "none" or problem.free_bias
+    """Tell whether a solver over rows moves the centres of a proximal point: by acceleration, of a free bias, or with a
+    penalty other than ``½‖w‖²``, whose weights are not those that a visit keeps."""
+    return acceleration != "none" or problem.free_bias or not problem.is_plain
 
 
 def _check_bias(problem: Problem, method: str) -> None:
@@ -240,12 +242,15 @@ def _check_bias(problem: Problem, method: str) -> None:
 
 
 def _check_penalty(problem: Problem, method: str) -> None:
-    if not problem.is_plain and not _of_method(method).takes_penalties:
-        ways = ", ".join(way for way in METHODS if _of_method(way).takes_penalties)
+    if not problem.is_plain and not find_solver(problem.loss, method).takes_penalties:
+        ways = [entry.method for entry in SOLVERS if entry.loss == problem.loss and entry.takes_penalties]
+        where = f"for {problem.loss} by --method {' or '.join(ways)}" if ways else f"not for {problem.loss}"
         raise UsageError(
-            f"--penalty l1 and elasticnet, and --l2, are for --method {ways}, found {method}; with --penalty l2, "
+            f"--penalty l1 and elasticnet, and --l2, are {where}, found --method {method}; with --penalty l2, "
             "C / r in place of C is --l2 r"
         )
+    if method == "dual" and not problem.l2:
+        raise UsageError("--penalty l1 is not yet for --method dual")
 
 
 def reads_columns(method: str) -> bool:

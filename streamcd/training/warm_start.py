@@ -36,6 +36,7 @@ class Source(NamedTuple):
     identity: Identity
     layout: Any  # `memory_plan.Layout`
     accelerated: bool  # by a proximal point
+    l2: float  # of its penalty
     lanes: Sequence[int]
 
 
@@ -54,8 +55,6 @@ def combination(old: Problem, new: Problem, *, dual: bool = True) -> np.ndarray:
         "bias": old.bias == new.bias,
         "code matrix": np.array_equal(old.code, new.code),
         "class weights": _same_factors(old, new),
-        # of w alone any is a start
-        "penalty": not dual or (old.l2 == new.l2 and np.isin(new.l1, old.l1).all()),
         "ridge": old.ridge == new.ridge,
         "slack": old.slack == new.slack,
         "parameter of the loss": old.parameter == new.parameter,
@@ -172,7 +171,7 @@ class _LaneSource:
         matrices: tuple[np.ndarray, np.ndarray],  # of alpha, and of means
         problem: Problem,
     ) -> None:
-        path, identity, self._layout, self._accelerated, lanes = source
+        path, identity, self._layout, self._accelerated, self._l2, lanes = source
         self._path, self._identity, self._dataset = path, identity, dataset
         self._halves = 2 if is_logistic(problem.loss) else 1
         own = [matrix[list(lanes)] for matrix in matrices]
@@ -225,7 +224,7 @@ class _LaneSource:
         assert arrays is not None
         lanes = {name.removeprefix("lane_"): array for name, array in arrays.items()}
         for blocks in zip(self._read_rows("w"), self._read_rows("matrix_centre_or_w_alpha"), strict=True):
-            yield weights_of_alpha(lanes, *blocks)
+            yield weights_of_alpha(lanes, *blocks, self._l2)
 
     def _read_rows(self, name: str) -> Iterator[np.ndarray]:
         return checkpoint.read_array_rows(self._path / "state.npz", name, _BLOCK_ROWS)

@@ -1,0 +1,138 @@
+"""Elastic net and L1 row by row, by the dual method: windows, lanes, hinge, models out of a pass; passes of real sets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.optimize
+from interrupted import stopping_after
+from reference import signs_of
+from small_datasets import multiclass, random_rows, windows_of, write_dataset
+
+import streamcd
+from streamcd.core.errors import Interrupted
+from tools.make_data import main as make_data
+
+NET: dict[str, Any] = {"penalty": "elasticnet", "l1": 0.6, "l2": 0.3}
+
+
+def hinge_optimum(x: np.ndarray, y: np.ndarray, C: float) -> float:
+    """The least objective with hinge and `NET`: the most of its dual, a smooth function in a box."""
+    signed = x * y[:, None]
+
+    def objective(alpha: np.ndarray) -> tuple[float, np.ndarray]:
+        v = signed.T @ alpha
+        beyond = np.sign(v) * np.maximum(np.abs(v) - NET["l1"], 0.0)
+        return float(beyond @ beyond / (2 * NET["l2"]) - alpha.sum()), signed @ beyond / NET["l2"] - 1.0
+
+    found = scipy.optimize.minimize(
+        objective, np.zeros(y.size), jac=True, method="L-BFGS-B", bounds=[(0.0, C)] * y.size,
+        options={"maxiter": 100_000, "maxfun": 400_000, "ftol": 1e-16, "gtol": 1e-11, "maxcor": 80},
+    )  # fmt: skip
+    return float(-found.fun)
+
+
+@pytest.mark.parametrize("C", [0.05, 1.0])
+def test_hinge_ends_at_the_optimum_of_a_quadratic_program(tmp_path: Path, C: float) -> None:
+    x, y = random_rows(150, 10, seed=1)
+    data = write_dataset(tmp_path / "data", (x, y), n_chunks=3)
+    result = streamcd.train(data, tmp_path / "run", loss="hinge", C=C, tol=1e-9, max_passes=5000, **NET)
+    assert result.primal_objective == pytest.approx(hinge_optimum(x.toarray(), y, C), rel=1e-8)
+
+
+@pytest.mark.parametrize("loss", ["squared_hinge", "log_loss"])
+def test_every_cut_into_chunks_and_windows_ends_at_the_optimum_of_newtons_method(
+    tmp_path: Path, loss: str
+) -> None:
+    rows = multiclass(12)  # more lanes than a vector operation has
+    asked: dict[str, Any] = {"loss": loss, "C": [0.2, 2.0], "bias": 1.0, "tol": 1e-9, "max_passes": 4000}
+    best = None
+    for n_chunks, n_windows in ((1, 1), (6, 1), (6, 4)):
+        data = write_dataset(tmp_path / f"{n_chunks}-{n_windows}", rows, n_chunks=n_chunks)
+        best = best or streamcd.train(data, tmp_path / "best", method="newton", **asked, **NET)
+        plan = windows_of(data, n_windows)
+        run = tmp_path / f"run{n_chunks}-{n_windows}"
+        result = streamcd.train(data, run, method="dual", plan=plan, **asked, **NET)
+        for lane, expected in zip(result.lanes, best.lanes, strict=True):
+            assert lane["primal_objective"] == pytest.approx(expected["primal_objective"], rel=1e-8)
+            assert lane["dual_objective"] <= expected["primal_objective"] * (1 + 1e-12)
+            assert lane["n_nonzero"] == expected["n_nonzero"]
+
+
+def test_a_lane_among_others_ends_with_the_weights_that_it_has_alone(tmp_path: Path) -> None:
+    rows = multiclass(9, 200)
+    data = write_dataset(tmp_path / "data", rows, n_chunks=2)
+    asked: dict[str, Any] = {"method": "dual", "C": 0.7, "tol": 1e-10, "max_passes": 3000, **NET}
+    streamcd.train(data, tmp_path / "all", **asked)
+    together = streamcd.load_model(tmp_path / "all").weights
+    for lane, sign in enumerate(signs_of(rows[1], np.unique(rows[1])).T):
+        if lane % 4 == 0:
+            alone = write_dataset(tmp_path / f"data{lane}", (rows[0], sign), n_chunks=2)
+            streamcd.train(alone, tmp_path / f"{lane}", **asked)
+            weights = streamcd.load_model(tmp_path / f"{lane}").weights[:, 0]
+            np.testing.assert_allclose(weights, together[:, lane], atol=1e-4)
+
+
+def test_a_checkpoint_within_a_pass_has_the_weights_and_not_what_a_visit_keeps(tmp_path: Path) -> None:
+    data = write_dataset(tmp_path / "data", random_rows(400, 30), n_chunks=8)
+    run, asked = tmp_path / "run", {"method": "dual", "C": 0.05, "tol": 1e-6, "l1": 4.0}
+    with pytest.raises(Interrupted):
+        streamcd.train(data, run, plan=windows_of(data, 2), stop_requested=stopping_after(15), **NET | asked)
+    with np.load(run / "state.npz") as state:
+        assert state["lane_in_pass"].all()
+        threshold = asked["l1"] / (NET["l2"] + state["lane_kappa"])
+        kept = state["w"][:-1]
+    weights = streamcd.load_checkpoint(run).weights
+    np.testing.assert_allclose(weights, np.sign(kept) * np.maximum(np.abs(kept) - threshold, 0.0))
+    assert 0 < np.count_nonzero(weights) < np.count_nonzero(kept)
+
+
+def test_a_run_with_another_penalty_is_a_start(tmp_path: Path) -> None:
+    """The dual variables do not depend on the penalty."""
+    data = write_dataset(tmp_path / "data", random_rows(400, 12))
+    asked: dict[str, Any] = {"method": "dual", "C": 2.0, "tol": 1e-8, "max_passes": 1000}
+    for first, second in ((NET, {}), ({}, NET)):
+        name = f"{len(first)}"
+        streamcd.train(data, tmp_path / f"first{name}", **asked, **first)
+        cold = streamcd.train(data, tmp_path / f"cold{name}", **asked, **second)
+        warm = streamcd.train(
+            data, tmp_path / f"warm{name}", start_from=tmp_path / f"first{name}", **asked, **second
+        )
+        assert warm.primal_objective == pytest.approx(cold.primal_objective, rel=2e-8)
+        assert warm.passes <= cold.passes
+
+
+def test_auto_takes_rows_where_a_matrix_of_features_does_not_fit_or_the_loss_is_not_smooth(
+    tmp_path: Path,
+) -> None:
+    wide = write_dataset(tmp_path / "wide", random_rows(60, 3000, density=0.01))
+    asked: dict[str, Any] = {"memory": "400MB", **NET}
+    assert streamcd.train(wide, tmp_path / "run", **asked).converged
+    assert streamcd.load_model(tmp_path / "run").method == "dual"
+    narrow = write_dataset(tmp_path / "narrow", random_rows())
+    for loss, method in (("hinge", "dual"), ("log_loss", "newton")):
+        streamcd.train(narrow, tmp_path / loss, loss=loss, **asked)
+        assert streamcd.load_model(tmp_path / loss).method == method
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("C", [0.1, 1.0, 10.0])
+@pytest.mark.parametrize("loss", ["squared_hinge", "log_loss"])
+@pytest.mark.parametrize("name", ["a9a", "ijcnn1", "clicks"])
+def test_an_elastic_net_takes_no_more_than_half_again_the_passes_of_l2(
+    real_data: Callable[[str], Path], tmp_path: Path, name: str, loss: str, C: float
+) -> None:
+    data = tmp_path / "data"
+    if name == "clicks":
+        make_data(["clicks", "--rows", "50000", str(data)], standalone_mode=False)
+    else:
+        streamcd.convert(real_data(name), data)
+    passes = [
+        streamcd.train(data, tmp_path / f"{len(net)}", method="dual", loss=loss, C=C, **net).passes
+        for net in ({}, {"penalty": "elasticnet", "l1": 0.5, "l2": 0.5})
+    ]
+    assert passes[1] <= 1.5 * passes[0] + 1
