@@ -591,3 +591,35 @@ def test_real_sets_are_certified(
     assert result.converged
     assert found == pytest.approx(result.primal_objective, rel=1e-9)
     assert found - result.dual_objective <= 1e-3 * found
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Targets of any size
+
+
+@pytest.mark.parametrize("entry", TARGET_SOLVERS, ids=str)
+def test_constant_targets_are_fitted_exactly(tmp_path: Path, entry: Any) -> None:
+    """Training went on to the last pass: no gap is small beside an optimum of 0."""
+    x, _ = small("random")
+    data = streamcd.convert((x, np.full(x.shape[0], 5.0)), tmp_path / "data", target=True)
+    make_columns(data)
+    options = {"loss": entry.loss, "method": entry.method, "bias": 1.0, "unpenalized_bias": True, "tol": 1e-6}
+    result = train(data, tmp_path / "run", memory="1GB", max_passes=400, **options)
+    assert result.converged
+    assert result.stop_reason in ("gap", "zero")
+    assert result.primal_objective <= 1e-12 * x.shape[0] * 25.0
+
+
+@pytest.mark.parametrize("free", [False, True])
+def test_the_dual_method_trains_targets_of_any_size(tmp_path: Path, free: bool) -> None:
+    """kappa grew with the targets: 300 passes were not enough."""
+    size = 1e20
+    x, y = small("random")
+    options = {"loss": "squared_error", "method": "dual", "bias": 1.0, "unpenalized_bias": free, "tol": 1e-6}
+    results = []
+    for factor in (1.0, size):
+        data = streamcd.convert((x, factor * y), tmp_path / f"{factor}", target=True, dtype="float64")
+        results.append(train(data, tmp_path / f"run{factor}", memory="1GB", max_passes=300, **options))
+    usual, scaled = results
+    assert scaled.converged
+    assert scaled.primal_objective == pytest.approx(size**2 * usual.primal_objective, rel=1e-5)

@@ -36,6 +36,7 @@ _RECALL_EVERY = 4  # passes; see `primitives.PATIENCE`
 
 _LANES_AT_A_TIME = 64
 _FIRST_SHARE, _MOST_FIRST_KAPPA = 0.1, 3.0  # of the mean of C_i q_i; where the alpha in use are not known yet
+_OF_SQUARES = 2.0  # second derivative of squared errors
 _COUPLING = 0.3  # rows that disturb each other (S large) want a smaller kappa: f = min(1, this/S)
 _LOW, _HIGH = 0.5, 2.0  # bounds of kappa, as multiples of theta f A
 _EARLY_PASSES, _EARLY_FALL, _EARLY_RISE = 4, math.log(4.0), math.log(8.0)  # the largest changes of log kappa
@@ -82,11 +83,17 @@ def check_acceleration(value: float | str) -> float | str:
 class Acceleration:
     """Centres and kappa of the lanes of a solver over rows; `asked` is a fixed kappa, or "auto" for the rule.
 
-    `mean_square` is the mean of ``‖x‖²``, None if the dataset does not record it.
+    `mean_square` is the mean of ``‖x‖²``, None if the dataset does not record it; `weighted` is that of its rows.
     """
 
     def __init__(
-        self, problem: Problem, asked: float | str, class_counts: np.ndarray, mean_square: float | None
+        self,
+        problem: Problem,
+        asked: float | str,
+        class_counts: np.ndarray,
+        mean_square: float | None,
+        *,
+        weighted: bool,
     ) -> None:
         entry = LOSSES[problem.loss]
         # the first pass has stretches; hinge took as many passes to 1e-3, and on a9a more to 1e-4
@@ -97,8 +104,15 @@ class Acceleration:
         self._penalty = None if problem.is_plain else problem.elastic_net
         self._adapts, self._retreat = asked == "auto", _RETREAT if is_logistic(problem.loss) else 1.0
         n_lanes = problem.n_lanes
+        self._most = np.full(n_lanes, np.inf)
         if self._adapts:
-            self._first = _first_kappa(problem, class_counts, 1.0 if mean_square is None else mean_square)
+            mean = _mean_cost(problem, class_counts)
+            square = (1.0 if mean_square is None else mean_square) + problem.bias**2
+            share = _FIRST_SHARE / 8 if is_logistic(problem.loss) else _FIRST_SHARE
+            self._first = np.clip(share * mean * square, LEAST_KAPPA, _MOST_FIRST_KAPPA)
+            # alpha grows with the targets, where it has no bounds; the curvature does not
+            if entry.of_targets and entry.smooth and not weighted:
+                self._most = _OF_SQUARES * mean * square
         else:
             self._first = np.full(n_lanes, float(asked))
 
@@ -240,7 +254,7 @@ class Acceleration:
         self.end_pass(state, lanes, threads)
         state.totals[:, [ALPHA, ALPHA_CURVATURE, ALPHA_SQUARE]] = 0.0
         for lane in lanes.tolist():
-            _update_kappa(kept, lane, max(float(gap[lane]), 0.0), self._retreat)
+            self._update_kappa(kept, lane, float(gap[lane]))
         # the pass goes on
         for name in ("moves", "progress", "previous_estimate"):
             kept[name][lanes] = 0
@@ -250,7 +264,10 @@ class Acceleration:
         """Set kappa of the next pass."""
         if self._adapts:
             for lane in trained.tolist():
-                _update_kappa(state.lanes, lane, max(float(state.totals[lane, GAP]), 0.0), self._retreat)
+                self._update_kappa(state.lanes, lane, float(state.totals[lane, GAP]))
+
+    def _update_kappa(self, lanes: Mapping[str, np.ndarray], lane: int, inner_gap: float) -> None:
+        _update_kappa(lanes, lane, max(inner_gap, 0.0), self._retreat, float(self._most[lane]))
 
     def recall_rows(self, state: State, trained: np.ndarray) -> None:
         """Reactivate all rows every few passes, except in lanes certified next: that read does not write rows' states."""
@@ -265,8 +282,8 @@ def recalls_after(lanes: Mapping[str, np.ndarray], training: np.ndarray) -> bool
     return bool(((lanes["passes"][training] + 1) % _RECALL_EVERY == 0).any())
 
 
-def _first_kappa(problem: Problem, class_counts: np.ndarray, mean_square: float) -> np.ndarray:
-    """Compute kappa of the first pass from the mean of C_i q_i over a lane's rows; weights of rows are unknown."""
+def _mean_cost(problem: Problem, class_counts: np.ndarray) -> np.ndarray:
+    """Compute the mean of C_i over each lane's rows; weights of rows are unknown."""
     # by blocks: an array of classes and lanes has the square of the classes' number, which may be thousands
     n_blocks = -(-problem.n_lanes // _LANES_AT_A_TIME)
     mean_cost = np.empty(problem.n_lanes)
@@ -277,13 +294,15 @@ def _first_kappa(problem: Problem, class_counts: np.ndarray, mean_square: float)
             cost = np.where(problem.sign[:, lanes] < 0, 0.5 * cost, cost)
         counts = np.where(cost > 0, class_counts[:, None], 0)
         mean_cost[lanes] = (cost * counts).sum(axis=0) / np.maximum(counts.sum(axis=0), 1)
-    share = _FIRST_SHARE / 8 if is_logistic(problem.loss) else _FIRST_SHARE
-    return np.clip(share * mean_cost * (mean_square + problem.bias**2), LEAST_KAPPA, _MOST_FIRST_KAPPA)
+    return mean_cost
 
 
-def _update_kappa(lanes: Mapping[str, np.ndarray], lane: int, inner_gap: float, retreat: float) -> None:
+def _update_kappa(
+    lanes: Mapping[str, np.ndarray], lane: int, inner_gap: float, retreat: float, most: float
+) -> None:
     """Balance inner gap and movement, within bounds computed from alpha; adapt their factor theta to the cosine.
 
+    What alpha says is cut at `most`.
     `retreat` multiplies the bounds while rows hardly disturb each other and the gap falls fast: plain descent is as fast.
     """
     distance, n_passes = float(lanes["distance"][lane]), int(lanes["moves"][lane])
@@ -303,7 +322,8 @@ def _update_kappa(lanes: Mapping[str, np.ndarray], lane: int, inner_gap: float, 
             lanes["theta"][lane] = _clip(theta, _LEAST_THETA, _MOST_THETA)
     kappa = old * math.exp(_clip(0.5 * math.log(ratio), -fall, rise) if ratio > 0.0 else -fall)
     coupling = float(lanes["w_alpha_square"][lane]) / square
-    middle = float(lanes["theta"][lane]) * float(lanes["alpha_curvature"][lane]) / alpha
+    theta = float(lanes["theta"][lane])
+    middle = min(theta * float(lanes["alpha_curvature"][lane]) / alpha, theta * most)
     middle *= min(1.0, _COUPLING / coupling) if coupling > 0.0 else 1.0
     if retreat < 1.0 and coupling > _UNCOUPLED and progress < _most_progress(old < _LOW * middle, n_passes):
         if old >= _LOW * middle:  # estimates with one kappa and with a tenth of it do not show a fall

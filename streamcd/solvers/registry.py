@@ -131,7 +131,7 @@ def _proximal_point(asked: SolverRequest) -> Acceleration | None:
         counts = np.array([asked.dataset.n_rows])
     mean_square = norms.get("mean_square")
     kappa = 0.0 if asked.acceleration == "none" else asked.acceleration
-    return Acceleration(asked.problem, kappa, counts, mean_square)
+    return Acceleration(asked.problem, kappa, counts, mean_square, weighted=asked.dataset.weighted)
 
 
 def _entry(loss: str, method: str) -> SolverEntry:

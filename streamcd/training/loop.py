@@ -29,7 +29,16 @@ from ..stream.window import RowArena, Window
 from . import validation
 from .checkpoint import Run
 from .result import Outcome
-from .stopping import BY_TIME, BY_VALIDATION, StopRule, new_lane_arrays, reopen, update_lane_phases
+from .stopping import (
+    BY_TIME,
+    BY_VALIDATION,
+    LaneRule,
+    StopRule,
+    new_lane_arrays,
+    reopen,
+    rounding_at_zero,
+    update_lane_phases,
+)
 from .warm_start import WarmStart
 
 StopRequested = Callable[[], int | None]
@@ -105,6 +114,7 @@ class TrainingLoop(ABC):
         self.kernel_seconds = 0.0
         self.state = task.solver.new_state()
         self.state.lanes.update(new_lane_arrays(task.problem.n_lanes))
+        self.rule = LaneRule(**vars(task.rule), negligible=rounding_at_zero(task.problem, task.dataset))
         if task.validate is not None:
             self.state.lanes.update(
                 validation.new_look_arrays(task.problem.n_lanes, has_targets=self.task.problem.has_targets)
@@ -115,7 +125,7 @@ class TrainingLoop(ABC):
     def run(self) -> Outcome:
         """Train until every lane is done."""
         if self.state.window == 0:
-            reopen(self.state, self.task.rule, self.task.solver)
+            reopen(self.state, self.rule, self.task.solver)
         lanes = self.state.lanes
         try:
             if self._has_open_lanes():
@@ -145,10 +155,10 @@ class TrainingLoop(ABC):
         """Decide what each lane does next, from the totals of the read that ended."""
         state, task = self.state, self.task
         state.lanes["restore"][:] = False
-        update_lane_phases(state, task.rule, task.solver, str(task.dataset.path))
+        update_lane_phases(state, self.rule, task.solver, str(task.dataset.path))
         self._review_phases(certified)
         task.solver.end_read(state, trained)
-        reopen(state, task.rule, task.solver)
+        reopen(state, self.rule, task.solver)
         state.totals[:] = new_totals(task.problem.n_lanes)
 
     def _review_phases(self, certified: np.ndarray) -> None:  # noqa: B027

@@ -13,9 +13,18 @@ from ..core.memory_budget import peak_memory_bytes
 from ..solvers import acceleration, over_relaxation
 from ..solvers.problem import Lane
 from . import validation
-from .stopping import BY_GAP, BY_MAX_PASSES, BY_ROUNDING, BY_TIME, BY_VALIDATION, BY_VIOLATION, REASONS
+from .stopping import (
+    BY_GAP,
+    BY_MAX_PASSES,
+    BY_ROUNDING,
+    BY_TIME,
+    BY_VALIDATION,
+    BY_VIOLATION,
+    BY_ZERO,
+    REASONS,
+)
 
-_FROM_GOOD_TO_BAD = (BY_GAP, BY_VIOLATION, BY_VALIDATION, BY_MAX_PASSES, BY_ROUNDING, BY_TIME, 0)
+_FROM_GOOD_TO_BAD = (BY_GAP, BY_ZERO, BY_VIOLATION, BY_VALIDATION, BY_MAX_PASSES, BY_ROUNDING, BY_TIME, 0)
 
 
 def worst_reason(reasons: np.ndarray) -> str:
@@ -48,7 +57,9 @@ class Result:
     rounding: float  # largest bound on the rounding error of gap and primal objective, relative to the latter
     violation: float  # largest violation of optimality at the certified weights (LIBLINEAR's measure)
     converged: bool  # all lanes are
-    stop_reason: str  # "gap", "violation", "validation", "max_passes", "rounding" or "time", of the lane that ended worst
+    # of the lane that ended worst: "gap", "zero" (the objective is, but for rounding), "violation", "validation",
+    # "max_passes", "rounding" or "time"
+    stop_reason: str
     passes: int  # training passes of the slowest lane
     seconds: float  # of all sessions of the run
     kernel_seconds: float  # of these, loading kernels in this session: once in a process, and longer where they are compiled

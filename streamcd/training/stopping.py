@@ -10,14 +10,18 @@ passes instead of 119 with squared hinge at 1e-3, and over 1,000 instead of 481 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ..core.errors import DatasetError, UsageError
-from ..kernels.primitives import DUAL, GAP, LOSS, N_ACTIVE, N_SHRUNK
+from ..dataset.dataset import Dataset
+from ..kernels.losses import add_losses
+from ..kernels.primitives import DUAL, GAP, LOSS, N_ACTIVE, N_SHRUNK, NO_STEP, UNIT
+from ..solvers.problem import Problem
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Estimate, Solver, State
 
-BY_GAP, BY_VIOLATION, BY_MAX_PASSES, BY_ROUNDING, BY_TIME, BY_VALIDATION = 1, 2, 3, 4, 5, 6
+BY_GAP, BY_VIOLATION, BY_MAX_PASSES, BY_ROUNDING, BY_TIME, BY_VALIDATION, BY_ZERO = 1, 2, 3, 4, 5, 6, 7
 REASONS = {
     0: "unfinished",
     BY_GAP: "gap",
@@ -25,6 +29,7 @@ REASONS = {
     BY_MAX_PASSES: "max_passes",
     BY_ROUNDING: "rounding",  # all passes were made, and but for rounding the gap is within the tolerance
     BY_TIME: "time",  # of the session; never in a state
+    BY_ZERO: "zero",  # the objective is below the rounding of that of w = 0, and not proven to be above 0
     BY_VALIDATION: "validation",  # by early stopping: its loss on the validation set no longer fell
 }
 """Reasons why a lane ended, by the number in its state."""
@@ -48,6 +53,7 @@ class StopRule:
     eps: float | None  # LIBLINEAR 2.50's rule: M - m, |M| and |m| at most eps over a full pass
     max_passes: int  # training passes of a lane
     early_stop: bool = False  # where the loss on the validation set no longer falls
+    negligible: ClassVar[Any] = np.zeros(1)
 
     def __post_init__(self) -> None:
         if (self.tol is None) == (self.eps is None):
@@ -60,6 +66,29 @@ class StopRule:
                 raise UsageError(f"{name}: expected a number >= 0, found {number}")
         if self.max_passes < 1:
             raise UsageError(f"max_passes: expected at least 1, found {self.max_passes}")
+
+
+@dataclass(frozen=True)
+class LaneRule(StopRule):
+    """Conditions for stopping with the objective of every lane, (lanes,), up to which it is taken for 0."""
+
+    negligible: Any = None  # type: ignore[misc]
+
+
+def rounding_at_zero(problem: Problem, dataset: Dataset) -> np.ndarray:
+    """Bound the rounding of every lane's objective at w = 0, as if all targets were the largest.
+
+    It is 0 where weights of rows are not known, and minus infinity without targets, where no optimum is 0.
+    """
+    if dataset.targets is None:
+        return np.full(problem.n_lanes, -np.inf)
+    if dataset.weighted:
+        return np.zeros(problem.n_lanes)
+    ends, losses = np.array([dataset.targets["min"], dataset.targets["max"]]), np.zeros(2)
+    add_losses(problem.row_loss, ends, np.zeros(2), np.ones(2), losses)
+    # of a sum over the rows; and margins that are nearer to what the loss wants are left alone
+    share = max((dataset.n_rows + 64.0) * UNIT, NO_STEP)
+    return np.asarray(share * losses.max() * dataset.n_rows * problem.cost.sum(axis=0))
 
 
 def make_rule(tol: float | None, eps: float | None, max_passes: int, *, early_stop: bool = False) -> StopRule:
@@ -130,7 +159,7 @@ def reopen(state: State, rule: StopRule, solver: Solver) -> bool:
     satisfied = _satisfied(state, rule)
     if rule.tol is not None:  # perhaps a looser one than that of the passes which have ended
         reached = done & satisfied & (lanes["reason"] == BY_MAX_PASSES)
-        lanes["converged"][reached], lanes["reason"][reached] = True, BY_GAP
+        lanes["converged"][reached], lanes["reason"][reached] = True, _by_gap_or_zero(lanes, rule)[reached]
     unsatisfied = done & ~satisfied & ~stopped
     again = unsatisfied & (lanes["passes"] < rule.max_passes)
     lanes["reason"][unsatisfied & lanes["converged"]] = BY_MAX_PASSES
@@ -145,14 +174,26 @@ def reopen(state: State, rule: StopRule, solver: Solver) -> bool:
 def _satisfied(state: State, rule: StopRule) -> np.ndarray:
     lanes = state.lanes
     if rule.tol is not None:
-        return _gap_reached(lanes, rule.tol)
+        return _gap_reached(lanes, rule)
     return lanes["converged"] & (lanes["seen_violation"] <= rule.eps)
 
 
-def _gap_reached(lanes: dict[str, np.ndarray], tol: float) -> np.ndarray:
-    """Mark the lanes whose gap is proven to be within the tolerance, whatever the rounding of the primal objective."""
+def _gap_reached(lanes: dict[str, np.ndarray], rule: StopRule) -> np.ndarray:
+    """Mark the lanes whose gap is proven to be within the tolerance, whatever the rounding of the primal objective.
+
+    Where the optimum is 0 no gap is small beside it: there the objective itself has to be as good as 0.
+    """
     least_primal = np.abs(lanes["primal"]) - lanes["primal_rounding"]
-    return np.asarray(lanes["gap"] <= tol * least_primal)
+    return np.asarray(lanes["gap"] <= rule.tol * least_primal) | _is_zero(lanes, rule)
+
+
+def _is_zero(lanes: dict[str, np.ndarray], rule: StopRule) -> np.ndarray:
+    """Mark the lanes with an objective as good as 0, and no proof of a positive one."""
+    return np.asarray((lanes["primal"] <= rule.negligible) & (lanes["dual"] <= 0.0))
+
+
+def _by_gap_or_zero(lanes: dict[str, np.ndarray], rule: StopRule) -> np.ndarray:
+    return np.where(_is_zero(lanes, rule) & ~(lanes["gap"] == 0.0), BY_ZERO, BY_GAP)
 
 
 def _only_rounding(lanes: dict[str, np.ndarray], tol: float) -> np.ndarray:
@@ -177,9 +218,9 @@ def _conclude_certificates(state: State, rule: StopRule, solver: Solver) -> None
     for lane in state.phase(CERTIFY):
         for name in CERTIFIED:
             lanes[name][lane] = proof[name][lane]
-        gap_reached = rule.tol is not None and bool(_gap_reached(lanes, rule.tol)[lane])
+        gap_reached = rule.tol is not None and bool(_gap_reached(lanes, rule)[lane])
         if gap_reached:
-            lanes["reason"][lane] = BY_GAP
+            lanes["reason"][lane] = _by_gap_or_zero(lanes, rule)[lane]
         elif rule.tol is not None and lanes["reason"][lane] and _only_rounding(lanes, rule.tol)[lane]:
             lanes["reason"][lane] = BY_ROUNDING
         if solver.estimate == "exact":
@@ -236,7 +277,8 @@ def _update_phase(
     if rule.tol is not None:
         expected, allowed = _expected_gap(lanes, lane, previous, kind), rule.tol * abs(primal)
         near = kind != "noisy" or _extrapolated_gap(lanes, lane) <= _NEAR * allowed
-        if expected <= lanes["caution"][lane] * allowed and near:
+        hopeful = expected <= lanes["caution"][lane] * allowed and near
+        if hopeful or abs(primal) <= lanes["caution"][lane] * rule.negligible[lane]:
             lanes["phase"][lane] = CERTIFY
     elif rule.eps is not None and lanes["seen_violation"][lane] <= rule.eps:
         if was_shrunk:
