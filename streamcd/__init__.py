@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .estimators.linear import LinearSVC as LinearSVC
     from .estimators.linear import LogisticRegression as LogisticRegression
     from .estimators.linear import TwinSVC as TwinSVC
+    from .estimators.logistic_search import LogisticRegressionCV as LogisticRegressionCV
     from .estimators.one_class import OneClassSVM as OneClassSVM
     from .estimators.regression import ElasticNet as ElasticNet
     from .estimators.regression import HuberRegressor as HuberRegressor
@@ -49,6 +50,7 @@ _PUBLIC = {
     "LinearSVC": ("estimators.linear", "LinearSVC"),
     "Listener": ("core.progress", "Listener"),
     "LogisticRegression": ("estimators.linear", "LogisticRegression"),
+    "LogisticRegressionCV": ("estimators.logistic_search", "LogisticRegressionCV"),
     "Model": ("models.model", "Model"),
     "OneClassSVM": ("estimators.one_class", "OneClassSVM"),
     "ProgressBar": ("cli.console", "ProgressBar"),

@@ -21,6 +21,20 @@ def random_key(*parts: int) -> np.uint64:
     return np.uint64(key)
 
 
+def rows_in_folds(fold: np.ndarray, seed: int, n_folds: int) -> np.ndarray:
+    """Return a number for each row, all different, by which `assign_folds` assigns it to the fold given; int64."""
+    wanted, limit = np.bincount(fold, minlength=n_folds), 2 * fold.size + 64
+    while True:
+        assigned = assign_folds(np.arange(limit), seed, n_folds)
+        if (np.bincount(assigned, minlength=n_folds) >= wanted).all():
+            break
+        limit *= 2
+    numbers = np.empty(fold.size, np.int64)
+    for number in range(n_folds):
+        numbers[fold == number] = np.flatnonzero(assigned == number)[: wanted[number]]
+    return numbers
+
+
 def assign_folds(source: np.ndarray, seed: int, n_folds: int) -> np.ndarray:
     """Assign rows to folds by a hash of the seed and their rows in the source; uint8."""
     upper = mix.py_func(source.astype(np.uint64) ^ random_key(seed, n_folds)) >> np.uint64(32)

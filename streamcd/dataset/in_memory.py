@@ -99,8 +99,12 @@ class InMemoryDataset(Dataset):
             "weight": np.ones(n_rows) if weight is None else weight,
             "n_entries": np.diff(indptr),
         }
-        tables = {"rows": of_rows, "entries": {"feature": feature, "value": value}}
-        self._parts = ArrayParts(tables, {"rows": row_start, "entries": entry_start})
+        self._tables = {"rows": of_rows, "entries": {"feature": feature, "value": value}}
+        self._parts = ArrayParts(self._tables, {"rows": row_start, "entries": entry_start})
+
+    def renumber(self, source: np.ndarray) -> None:
+        """Give the rows other numbers in the source, by which they are assigned to folds."""
+        self._tables["rows"]["source"] = source
 
     def open_columns(self) -> Columns:
         """Return the column layout, which the first call makes."""

@@ -186,18 +186,30 @@ class LinearModel(BaseEstimator):
         UsageError
             If a parameter's value is not supported, or `memory` is too small.
         """
-        asked = self._problem() | self._shared()  # refuses before anything is read
-        if isinstance(X, str | os.PathLike | Dataset):
-            dataset = X if isinstance(X, Dataset) else open_dataset(X)
-            if sample_weight is not None or (y is not None and not np.array_equal(y, dataset.labels())):
-                raise UsageError(
-                    "a dataset brings its labels and weights: expected y=None or its own labels(), and no sample_weight; "
-                    "convert the data again with others"
-                )
+        asked = self._check()  # before anything is read
+        dataset = self._dataset_of(X, y, sample_weight)
+        if dataset is not None:
             return self._fit_dataset(dataset, asked)
         dataset, of_arrays = self._in_memory(X, y, sample_weight)
         asked = asked | self._of_dataset(dataset) | of_arrays
-        return self._adopt(*self._train_in_memory(dataset, asked, Threads(self._n_threads() or 1)))
+        result, (model,) = self._train_in_memory(dataset, asked, Threads(self._n_threads() or 1))
+        return self._adopt(result, model)
+
+    def _check(self) -> dict[str, Any]:
+        """Refuse parameters that will not do; returns the options that do not depend on a dataset."""
+        return self._problem() | self._shared()
+
+    def _dataset_of(self, X: Any, y: Any, sample_weight: Any) -> Dataset | None:
+        """Return the dataset to fit to, None for arrays; refused with labels or weights that are not its own."""
+        if not isinstance(X, str | os.PathLike | Dataset):
+            return None
+        dataset = X if isinstance(X, Dataset) else open_dataset(X)
+        if sample_weight is not None or (y is not None and not np.array_equal(y, dataset.labels())):
+            raise UsageError(
+                "a dataset brings its labels and weights: expected y=None or its own labels(), and no sample_weight; "
+                "convert the data again with others"
+            )
+        return dataset
 
     def _checked_arrays(
         self, X: Any, y: Any, sample_weight: Any, **checks: Any
@@ -214,16 +226,17 @@ class LinearModel(BaseEstimator):
 
     def _fit_dataset(self, dataset: Dataset, asked: dict[str, Any]) -> Self:
         asked = asked | self._of_dataset(dataset)
-        self.n_features_in_ = dataset.n_features
         if asked["method"] in ("primal", "online"):
             self._make_columns(dataset.whole)
         if dataset is not dataset.whole:
             # a run on disk could not be resumed without these rows
-            result, model = self._train_in_memory(dataset, asked, make_threads(self._n_threads()))
+            result, (model,) = self._train_in_memory(dataset, asked, make_threads(self._n_threads()))
         else:
-            temporary = tempfile.TemporaryDirectory(prefix="streamcd-")
-            with temporary if self.workdir is None else nullcontext(self.workdir) as folder:
-                result, model = self._train_in_directory(dataset, Path(folder), asked)
+            result, model = self._train_in_directory(dataset, asked)
+        return self._adopt_of_dataset(dataset, result, model)
+
+    def _adopt_of_dataset(self, dataset: Dataset, result: Result, model: Model) -> Self:
+        self.n_features_in_ = dataset.n_features
         self._name_features(model)
         self._name_labels(model)
         return self._adopt(result, model)
@@ -254,7 +267,7 @@ class LinearModel(BaseEstimator):
 
     def _train_in_memory(
         self, dataset: Dataset, asked: dict[str, Any], threads: Threads
-    ) -> tuple[Result, Model]:
+    ) -> tuple[Result, list[Model]]:
         from ..runs.carry_out import train_in_memory
         from ..runs.choices import settle
         from ..runs.options import TrainOptions
@@ -265,26 +278,31 @@ class LinearModel(BaseEstimator):
         options = TrainOptions(**asked, checkpoint_every=float("inf"), in_memory=True)
         options = settle(options, dataset, listener)
         with closing(listener):
-            result, (model,) = train_in_memory(dataset, options, Session(listener, None, threads=threads))
-        return result, model
+            return train_in_memory(dataset, options, Session(listener, None, threads=threads))
 
-    def _train_in_directory(
-        self, dataset: Dataset, workdir: Path, asked: dict[str, Any]
-    ) -> tuple[Result, Model]:
-        """Train in a directory named by a digest of data and options; resume or reuse the run of an earlier fit there."""
-        from ..runs.train import resume, train
+    def _train_in_directory(self, dataset: Dataset, asked: dict[str, Any]) -> tuple[Result, Model]:
+        """Train in a directory named by a digest of data and options; resume or reuse the run of an earlier fit there.
 
-        run = workdir / f"run-{_digest({**asked, 'fingerprint': dataset.fingerprint})}"
+        With ``cv`` among the options it is a search over C.
+        """
+        from ..runs.train import resume, train, tune
+
         rule: dict[str, Any] = {"tol": self.tol, "max_passes": self.max_iter}
         rule |= {"threads": self._n_threads(), "listener": self._listener()}
-        with warnings.catch_warnings():
+        temporary = tempfile.TemporaryDirectory(prefix="streamcd-")
+        with (
+            temporary if self.workdir is None else nullcontext(self.workdir) as folder,
+            warnings.catch_warnings(),
+        ):
             warnings.simplefilter("ignore", ConvergenceWarning)  # `_adopt` warns
+            run = Path(folder) / f"run-{_digest({**asked, 'fingerprint': dataset.fingerprint})}"
             if (run / "config.json").exists():
                 result = resume(run, **rule)
             else:
-                workdir.mkdir(parents=True, exist_ok=True)
-                result = train(dataset, run, memory=self.memory, **rule, **asked)
-        return result, result.model
+                Path(folder).mkdir(parents=True, exist_ok=True)
+                begin = tune if "cv" in asked else train
+                result = begin(dataset, run, memory=self.memory, **rule, **asked)
+            return result, result.model
 
     def _shared(self) -> dict[str, Any]:
         """Return the options that are the same for all estimators, after a check of parameters that several have."""

@@ -30,7 +30,7 @@ class PreviousRun:
             layout = options.solver_memory(run.problem.subset(group.lanes), run.dataset).layout
             place = self._path / group.directory, identity.part(group.directory)
             parts.append(Source(*place, layout, accelerated, run.problem.l2, group.lanes))
-        return WarmStart(run.dataset, lanes, self._matrix[:, list(numbers)], parts)
+        return WarmStart(run.dataset, lanes, self._matrix[:, list(numbers)], parts, run.problem.bias)
 
 
 def previous_run(new: ResolvedRun) -> PreviousRun | None:

@@ -52,7 +52,8 @@ def combination(old: Problem, new: Problem, *, dual: bool = True) -> np.ndarray:
         raise UsageError("a warm start is from another C; one_class has none")
     same = {
         "loss": old.loss == new.loss,
-        "bias": old.bias == new.bias,
+        # the feature of a free bias may differ: it depends on C, the optimum does not depend on it
+        "bias": old.bias == new.bias or (old.free_bias and new.free_bias),
         "code matrix": np.array_equal(old.code, new.code),
         "class weights": _same_factors(old, new),
         "ridge": old.ridge == new.ridge,
@@ -92,13 +93,16 @@ def _same_factors(old: Problem, new: Problem) -> bool:
 class WarmStart:
     """Initial values of new lanes, from a finished run.
 
-    `problem` has the new lanes, and `matrix` is their `combination`.
+    `problem` has the new lanes, and `matrix` is their `combination`; `bias` is the old run's.
     """
 
     def __init__(
-        self, dataset: Dataset, problem: Problem, matrix: np.ndarray, sources: Sequence[Source]
+        self, dataset: Dataset, problem: Problem, matrix: np.ndarray, sources: Sequence[Source], bias: float
     ) -> None:
         self._dataset, self._problem = dataset, problem
+        self._of_bias = (
+            bias / problem.bias if problem.bias else 1.0
+        )  # factor of its weight, not of sums of alpha
         mean = (matrix != 0) / np.maximum((matrix != 0).sum(axis=0), 1)
         self._sources = [_LaneSource(dataset, source, (matrix, mean), problem) for source in sources]
 
@@ -140,6 +144,7 @@ class WarmStart:
         w[:] = 0.0
         for source in self._sources:
             source.add_weights(w, dual=dual)
+        w[-1] *= 1.0 / self._of_bias if dual else self._of_bias
 
     def fill_from_alpha(self, state: State, *, accelerated: bool) -> None:
         """Write w(alpha) of the new lanes and, with acceleration, their first centre."""
@@ -157,6 +162,7 @@ class WarmStart:
         steering = np.zeros((2, self._problem.n_lanes))
         for source in self._sources:
             source.add_centre(state.w, steering)
+        state.w[-1] *= self._of_bias
         if (steering > 0).all() and (state.lanes["theta"] > 0).all():  # neither kappa was fixed
             state.lanes["kappa"][:], state.lanes["theta"][:] = steering
 
