@@ -14,10 +14,11 @@ import pytest
 from streamcd.conversion import staging
 from streamcd.core.atomic_files import write_file
 from streamcd.dataset.direct_writer import DirectWriter
+from streamcd.solvers.registry import find_solver
 from tools.faults import file_operations, power
 from tools.faults.__main__ import KINDS, main
 from tools.faults.budgets import least_memory
-from tools.faults.certificates import false_claims
+from tools.faults.certificates import Run, false_claims
 from tools.faults.commands import contents, run_command
 from tools.faults.damage import DAMAGES, damage
 from tools.faults.disk import Disk, Tree
@@ -265,13 +266,13 @@ def test_the_table_is_markdown_and_counts_trials_not_findings() -> None:
 
 
 def test_false_certificates_are_noticed() -> None:
-    rows = [(1, 1.0), (-1, -1.0)]
+    rows, hinge = [(1.0, 1.0), (-1.0, -1.0)], Run(find_solver("hinge", "dual"))
     fine = {"primal_objective": 0.5, "dual_objective": 0.5, "converged": True}
-    assert false_claims(fine, "hinge", 1.0, rows, [1.0], 1e-9) == []
-    assert len(false_claims({**fine, "dual_objective": 0.51}, "hinge", 1.0, rows, [1.0], 1e-9)) == 1
-    assert len(false_claims({**fine, "primal_objective": 0.6}, "hinge", 1.0, rows, [1.0], 1e-9)) == 1
+    assert false_claims(fine, hinge, 1.0, rows, [[1.0, 0.0]], 1e-9) == []
+    assert len(false_claims({**fine, "dual_objective": 0.51}, hinge, 1.0, rows, [[1.0, 0.0]], 1e-9)) == 1
+    assert len(false_claims({**fine, "primal_objective": 0.6}, hinge, 1.0, rows, [[1.0, 0.0]], 1e-9)) == 1
     far = {"primal_objective": 1.125, "dual_objective": 0.5, "converged": True}
-    assert len(false_claims(far, "hinge", 1.0, rows, [0.5], 1e-9)) == 1
+    assert len(false_claims(far, hinge, 1.0, rows, [[0.5, 0.0]], 1e-9)) == 1
 
 
 def test_a_command_in_a_child_ends_with_status_output_and_operations(tmp_path: Path) -> None:

@@ -61,6 +61,12 @@ SHAPES = (
     ),
     Shape("many lanes", 5000, 2000, 30, 400, (CONVERT, "tune out run -C 0.1,0.3,1,3 --cv 3 --max-passes 2")),
     Shape("column layout", 20_000, 200_000, 2, 335, (CONVERT, "columns out", f"{TRAIN} --method primal")),
+    Shape("narrow", 200_000, 100, 2, 330, (CONVERT, f"{TRAIN} --method newton --penalty l1 --l1 1,0.1")),
+    Shape("numbers", 200_000, 30, 1000, 330, (f"{CONVERT} --target", f"{TRAIN} --loss huber -C 0.1,1,10")),
+    Shape("one class", 50_000, 300, 1, 330, (CONVERT, f"{TRAIN} --loss one_class")),
+    Shape(
+        "softmax", 20_000, 300, 30, 335, (CONVERT, f"{TRAIN} --loss multinomial --bias 1 --unpenalized-bias")
+    ),
     Shape("three classes", 20_000, 300, 3, 335, (CONVERT, f"{TRAIN} --loss crammer_singer")),
     Shape("two workers", 50_000, 1000, 2, 870, (f"{CONVERT} --workers 2", TRAIN, f"{PREDICT} --workers 2")),
     Shape("table", 150_000, 20_000, 2, 400, (TABLE, TRAIN, PREDICT_TABLE)),

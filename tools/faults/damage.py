@@ -35,8 +35,12 @@ USES = (
     Use("a.primal", ("a",), "resume a.primal --max-passes 4", "a.primal"),
     Use("a.done/model", ("a",), "predict a a.done -o out.csv", "out.csv"),
     Use("a.table.done/model", ("a.csv",), "predict a.csv a.table.done --proba -o out.csv", "out.csv"),
+    Use("a", (), "train a out --method newton --penalty elasticnet --max-passes 2 --tol 1e-12", "out"),
+    Use("a.numbers", (), "train a.numbers out --loss quantile --max-passes 3 --tol 1e-12", "out"),
     Use("a.table", (), "train a.table out --method dual --max-passes 3 --tol 1e-12", "out"),
 )
+
+DATASETS = ("a", "a.numbers", "a.table")
 
 
 class Damage:
@@ -64,7 +68,7 @@ class Damage:
         file = rng.choice(list(files_of(place / use.target)))
         how = rng.choice(DAMAGES)
         what = f"{how} {file.relative_to(place)} ({damage(file, how, rng)})"
-        findings = verify_findings(place, use.target, what) if use.target in ("a", "a.table") else []
+        findings = verify_findings(place, use.target, what) if use.target in DATASETS else []
         ended = run_command(place, *use.command.split())
         return [*findings, *self.judge(number % len(USES), ended, place, what)]
 

@@ -43,8 +43,9 @@ def scenario_of(name: str, inputs: str, command: str, *recoveries: str, **fields
 
 
 def training(name: str, options: str, inputs: str = "a") -> Scenario:
-    """Make a scenario of a training, which is resumed or begun anew."""
-    return scenario_of(name, inputs, f"{TRAIN} {options}", "resume out", f"{TRAIN} {options}")
+    """Make a scenario of a training on the first of the inputs, which is resumed or begun anew."""
+    command = f"{TRAIN.replace(' a ', f' {inputs.split()[0]} ')} {options}"
+    return scenario_of(name, inputs, command, "resume out", command)
 
 
 SCENARIOS = (
@@ -80,6 +81,8 @@ SCENARIOS = (
     training("train calibrated", "--method dual --max-passes 2 --calibrate"),
     training("train validated", "--method dual --max-passes 2 --validation b", "a b"),
     training("train online", "--method online --max-passes 2"),
+    training("train newton, path of l1", "--method newton --penalty l1 --l1 2,1 --max-passes 2"),
+    training("train numbers", "--loss huber --method dual --bias 1 --unpenalized-bias --max-passes 2", "a.numbers"),
     scenario_of("report", "a a.done", "report a.done -o out.html", output="out.html"),
     scenario_of("import", "a.liblinear", "import a.liblinear out"),
 )  # fmt: skip

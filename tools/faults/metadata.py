@@ -28,6 +28,12 @@ FILES = {
         "predict a a.done/model -o out.csv",
         "export a.done/model out.model",
     ),
+    "a.l1/model/model.json": ("info a.l1/model", "predict a a.l1 -o out.csv", "export a.l1 out.model"),
+    "a.numbers/manifest.json": (
+        "info a.numbers",
+        "verify a.numbers",
+        "train a.numbers out --loss squared_error --max-passes 1",
+    ),
     "a.table/manifest.json": ("info a.table", "verify a.table", "train a.table out --max-passes 1"),
     "a.table.done/model/model.json": (
         "info a.table.done",
@@ -51,7 +57,9 @@ class Metadata:
 
     def attempt(self, number: int, rng: random.Random, place: Path) -> list[Finding]:
         name = list(FILES)[number % len(FILES)]
-        self.workspace.copy(place, "a", "a.run", "a.done", "a.csv", "a.table", "a.table.done")
+        self.workspace.copy(
+            place, "a", "a.run", "a.done", "a.l1", "a.numbers", "a.csv", "a.table", "a.table.done"
+        )
         part = next((place / "a" / "rows").iterdir())
         (place / "outside.parquet").write_bytes(part.read_bytes())
         file = place / name

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from .commands import files_of, run_command
-from .damage import USES, Damage, verify_findings
+from .damage import DATASETS, USES, Damage, verify_findings
 from .trials import Finding
 
 
@@ -28,9 +28,7 @@ class Swaps(Damage):
         for name in taken:
             shutil.copy2(other / name, target / name)
         what = f"{', '.join(map(str, taken))} of another {use.target}"
-        findings = (
-            verify_findings(place, use.target, what) if changed and use.target in ("a", "a.table") else []
-        )
+        findings = verify_findings(place, use.target, what) if changed and use.target in DATASETS else []
         is_other = all((target / name).read_bytes() == (other / name).read_bytes() for name in common)
         ended = run_command(place, *use.command.split())
         if is_other:  # whole, with files that both have alike

@@ -20,12 +20,13 @@ from .workspace import make_table
 CONVERT: dict[str, tuple[str, ...]] = {
     "t.csv": ("--label", "kind", "--missing", "zero"),
     "n.csv": ("--label", "y"),
+    "r.csv": ("--target", "y"),
     "t.parquet": ("--label", "kind", "--missing", "zero"),
     "t.feather": ("--label", "kind", "--missing", "zero"),
     "t.npy": ("--label", "0"),
     "t.npz": ("--label", "y"),
 }
-"""Sources and the options of their conversion; ``n.csv`` has nothing but numbers."""
+"""Sources and the options of their conversion; ``n.csv`` and ``r.csv`` have nothing but numbers."""
 
 TOKENS = (
     b",", b",,", b'"', b'""', b'"a,b"', b"\n", b"\r\n", b"\r", b"\n\n", b"\0", b"\xff\xfe", b"\xef\xbb\xbf", b"nan", b"inf",
@@ -46,7 +47,16 @@ class Tables:
         for name, options in CONVERT.items():
             for command in (
                 ("convert", name, f"{name}.data", *options),
-                ("train", f"{name}.data", f"{name}.run", "--method", "dual", "--max-passes", 2),
+                (
+                    "train",
+                    f"{name}.data",
+                    f"{name}.run",
+                    "--method",
+                    "dual",
+                    "--max-passes",
+                    2,
+                    *_loss(options),
+                ),
             ):
                 ended = run_command(self.sources, *command)
                 if ended.status not in (0, 1):
@@ -71,9 +81,13 @@ class Tables:
             findings += [
                 Finding(column, f"{what}: {command[0]}: {said}") for column, said in judge(ended, place)
             ]
-        if name == "n.csv" and (place / "out").exists():
+        if name in ("n.csv", "r.csv") and (place / "out").exists():
             findings += [Finding("wrong", f"{what}: {said}") for said in compare(file, place / "out")]
         return findings
+
+
+def _loss(options: tuple[str, ...]) -> tuple[str, ...]:
+    return ("--loss", "huber") if "--target" in options else ()
 
 
 def make_sources(place: Path) -> None:
@@ -91,7 +105,8 @@ def make_sources(place: Path) -> None:
     rows = [
         ",".join(map(str, (label, *row))) for label, row in zip(labels.tolist(), values.tolist(), strict=True)
     ]
-    (place / "n.csv").write_text("\n".join(["y,a,b,c,d", *rows]) + "\n")
+    for name in ("n.csv", "r.csv"):
+        (place / name).write_text("\n".join(["y,a,b,c,d", *rows]) + "\n")
 
 
 def mutate(file: Path, rng: random.Random) -> None:

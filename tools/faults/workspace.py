@@ -14,7 +14,8 @@ from .commands import run_command
 @dataclass(frozen=True)
 class Workspace:
     """A directory with data of two seeds: ``a.txt``, datasets ``a`` and ``b`` with columns, ``bare`` without, runs;
-    ``a.csv``, its dataset ``a.table``, and a calibrated run of it."""
+    one with L1 among them; ``a.numbers``, whose labels are numbers to predict; ``a.csv``, its dataset ``a.table``, and a
+    calibrated run of it."""
 
     path: Path
 
@@ -61,6 +62,8 @@ def make_workspace(parent: Path) -> Workspace:
             f"train {name} {name}.primal --method primal --max-passes 2 --tol 1e-12",
             f"train {name} {name}.done --method dual --tol 1e-3",
             f"export {name}.done {name}.liblinear",
+            f"train {name} {name}.l1 --method newton --penalty l1 --tol 1e-3",
+            f"convert {name}.txt {name}.numbers --chunk-size 400B --shard-size 2kB --target",
             f"convert {name}.csv {name}.table --label kind --missing zero --chunk-size 400B",
             f"train {name}.table {name}.table.done --method dual --tol 1e-3 --calibrate",
         ):
@@ -81,7 +84,7 @@ def load_kernels() -> None:
         make_text(place / "text", 0)
         dataset = convert(place / "text", place / "data")
         make_columns(dataset)
-        for method in ("dual", "primal"):
+        for method in ("dual", "primal", "newton"):
             train(dataset, place / method, method=method, max_passes=1)
         predict(dataset, place / "dual", place / "out.txt")
 

@@ -1,0 +1,310 @@
+"""Measure what every linear model is to hold on real sets, and write the table of docs/bars.md.
+
+    STREAMCD_DATA=… python -m tools.bars --docs docs/bars.md      all but the large ones: half an hour
+    STREAMCD_DATA=… python -m tools.bars --only newton --only l1        a part, printed
+    STREAMCD_DATA=… python -m tools.bars --large --only table           a made table of 20 million rows
+
+Passes and reads are counted by trainings to a certified gap, with the first seed. Times are ratios of medians, of trainings
+that take turns, after one that loads the kernels; a peer that is not installed is said to be missing.
+"""
+
+from __future__ import annotations
+
+import functools
+import lzma
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import numpy as np
+
+import streamcd
+from streamcd import ConvergenceWarning, Dataset, StreamcdError
+from tools.make_data import SHAPES, write_dataset
+from tools.marked_section import replace_section
+
+COMMAND = "python -m tools.bars"
+ROUNDS = 3
+_NO_END = 2000  # passes, after which a bar is not held anyway
+
+
+class Bar(NamedTuple):
+    """What is measured, what it is to hold, and the measurement: what was reached, and if that holds."""
+
+    group: str
+    what: str
+    bar: str
+    measure: Callable[[Sets], tuple[str, bool]]
+
+
+class Sets:
+    """Datasets of the real sets, converted once each, and runs."""
+
+    def __init__(self, work: Path, *, large: bool) -> None:
+        self.work, self.large, self._runs = work, large, 0
+        self.data = Path(os.environ.get("STREAMCD_DATA", "../shared/data"))
+
+    @functools.cache  # noqa: B019
+    def classes(self, name: str) -> Dataset:
+        streamcd.make_columns(streamcd.convert(self.data / f"{name}.xz", self.work / name))
+        return streamcd.open(self.work / name)
+
+    @functools.cache  # noqa: B019
+    def targets(self, name: str) -> Dataset:
+        """Rows of a set with a noisy linear function of them, scaled to variance 1."""
+        x, _ = self.arrays(name)
+        rng = np.random.default_rng(1)
+        y = x @ rng.normal(size=x.shape[1]) + 0.5 * rng.normal(size=x.shape[0])
+        rows = x, (y - y.mean()) / y.std()
+        return streamcd.convert(rows, self.work / f"{name}.targets", target=True, dtype="float64")
+
+    def arrays(self, name: str) -> tuple[Any, np.ndarray]:
+        from sklearn.datasets import load_svmlight_file
+
+        with lzma.open(self.data / f"{name}.xz") as file:
+            x, y = load_svmlight_file(file, zero_based=False)
+        return x, y
+
+    @functools.cache  # noqa: B019
+    def clicks(self) -> Dataset:
+        """Categories of 38 fields, a feature for each value: sparse, with rare features."""
+        write_dataset(replace(SHAPES["clicks-400k"], rows=100_000), self.work / "clicks")
+        return streamcd.open(self.work / "clicks")
+
+    @functools.cache  # noqa: B019
+    def table(self) -> tuple[Dataset, np.ndarray, np.ndarray]:
+        """A table of 30 columns of numbers."""
+        rng, n = np.random.default_rng(0), 20_000_000 if self.large else 1_000_000
+        x = rng.standard_normal((n, 30), dtype=np.float32)
+        y = (x @ rng.standard_normal(30, dtype=np.float32) + 2 * rng.standard_normal(n, dtype=np.float32)) > 0
+        return streamcd.convert((x, y.astype(np.float64)), self.work / "table", memory="1GB"), x, y
+
+    def train(self, data: Dataset, **options: Any) -> streamcd.Result:
+        """Train without a bias, with all data in memory unless said otherwise."""
+        self._runs += 1
+        asked: dict[str, Any] = {"bias": -1, "tol": 1e-3, "memory": "4GB", "max_passes": _NO_END} | options
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            return streamcd.train(data, self.work / f"run{self._runs}", **asked)
+
+    def passes(self, data: Dataset, **options: Any) -> float:
+        """Passes to the gap; infinite where it was not reached."""
+        result = self.train(data, **options)
+        return result.passes if result.converged else float("inf")
+
+
+def _listed(numbers: Any, between: str = ", ") -> str:
+    return between.join("–" if number == float("inf") else f"{number:g}" for number in numbers)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Measurements
+
+
+def counts(
+    group: str,
+    what: str,
+    most: tuple[int, ...],
+    problems: list[tuple[str, dict[str, Any]]],
+    *,
+    targets: bool = False,
+) -> Bar:
+    """Passes, or reads, of several trainings, each with its most."""
+
+    def measure(sets: Sets) -> tuple[str, bool]:
+        chosen = sets.targets if targets else sets.classes
+        found = [sets.passes(chosen(name), **options) for name, options in problems]
+        return _listed(found), all(n <= limit for n, limit in zip(found, most, strict=True))
+
+    return Bar(group, what, _listed(most), measure)
+
+
+def newton_reads(name: str, most: tuple[int, int]) -> Bar:
+    """Reads to 1e-3 / 1e-6 of squared hinge and logistic, C = 1 and 100: the same limits for each."""
+
+    def measure(sets: Sets) -> tuple[str, bool]:
+        found = []
+        for loss in ("squared_hinge", "log_loss"):
+            for C in (1.0, 100.0):
+                asked = {"loss": loss, "C": C, "method": "newton"}
+                found.append(tuple(sets.passes(sets.classes(name), tol=tol, **asked) for tol in (1e-3, 1e-6)))
+        held = all(n <= limit for pair in found for n, limit in zip(pair, most, strict=True))
+        return ", ".join(_listed(pair, "/") for pair in found), held
+
+    what = f"newton, {name}: reads to 1e-3/1e-6, squared hinge C = 1, 100, logistic C = 1, 100"
+    return Bar("newton", what, _listed(most, "/"), measure)
+
+
+def multinomial(name: str, *, peer: bool) -> list[Bar]:
+    def measure_passes(sets: Sets) -> tuple[str, bool]:
+        data = sets.classes(name)
+        ours, theirs = (sets.passes(data, loss=loss) for loss in ("multinomial", "crammer_singer"))
+        return _listed((ours, theirs), " against "), ours <= theirs
+
+    def measure_shares(sets: Sets) -> tuple[str, bool]:
+        from sklearn.linear_model import LogisticRegression
+
+        x, y = sets.arrays(name)
+        other = LogisticRegression(tol=1e-10, max_iter=20_000, fit_intercept=False).fit(x, y)
+        model = sets.train(sets.classes(name), loss="multinomial", tol=1e-9).model
+        apart = float(np.abs(model.predict_proba(x) - other.predict_proba(x)).max())
+        accuracy = [float((one.predict(x) == y).mean()) for one in (model, other)]
+        return f"{apart:.1e}, {accuracy[0]:.4f} against {accuracy[1]:.4f}", apart <= 1e-4
+
+    bars = [Bar("multinomial", f"multinomial, {name}: passes to 1e-3", "Crammer–Singer's", measure_passes)]
+    what = f"multinomial, {name}: probabilities beside lbfgs at 1e-10; accuracies"
+    return bars + [Bar("multinomial", what, "1e-4", measure_shares)] * peer
+
+
+def elastic_net(name: str) -> Bar:
+    def measure(sets: Sets) -> tuple[str, bool]:
+        data = sets.clicks() if name == "clicks" else sets.classes(name)
+        both = {"penalty": "elasticnet", "l1": 0.5, "l2": 0.5}
+        ours, plain = (sets.passes(data, method="dual", **options) for options in (both, {}))
+        return _listed((ours, plain), " against "), ours <= 1.5 * plain
+
+    return Bar(
+        "elasticnet", f"elastic net by rows, {name}, λ = r = ½: passes to 1e-3", "1.5 × those of L2", measure
+    )
+
+
+def table_reads(sets: Sets) -> tuple[str, bool]:
+    data, *_ = sets.table()
+    result = sets.train(data, loss="log_loss", method="newton", tol=1e-6, memory="400MB")
+    rows = f"{data.n_rows / 1e6:g} M rows, peak {result.peak_memory_bytes / 1e6:.0f} MB of the whole process"
+    return f"{result.passes} ({rows})", result.converged and result.passes <= 5
+
+
+def table_time(sets: Sets) -> tuple[str, bool]:
+    from sklearn.linear_model import LogisticRegression
+
+    data, x, y = sets.table()
+    other = LogisticRegression(solver="newton-cholesky", tol=1e-6, fit_intercept=False)
+    asked = {"loss": "log_loss", "method": "newton", "tol": 1e-6, "memory": "400MB"}
+    ours, theirs = in_turns(lambda: sets.train(data, **asked), lambda: other.fit(x, y))
+    return f"{ours / theirs:.2f} × its time ({ours:.2f} s, {theirs:.2f} s)", ours <= theirs
+
+
+def table_threads(n: int) -> Bar:
+    def measure(sets: Sets) -> tuple[str, bool]:
+        if len(os.sched_getaffinity(0)) < n:
+            return f"not measured: {len(os.sched_getaffinity(0))} processors", False
+        data, *_ = sets.table()
+        asked = {"loss": "log_loss", "method": "newton", "tol": 1e-6}
+        one, several = in_turns(
+            lambda: sets.train(data, threads=1, **asked), lambda: sets.train(data, threads=n, **asked)
+        )
+        return f"{one / several:.2f} ×", one / several >= least
+
+    least = {2: 1.7, 4: 3.0}[n]
+    return Bar("table", f"newton, {n} threads against 1", f"{least} ×", measure)
+
+
+def in_turns(*calls: Callable[[], Any]) -> Iterator[float]:
+    """Median seconds of calls that take turns; the first of each is not counted."""
+    seconds: list[list[float]] = [[] for _ in calls]
+    for _ in range(ROUNDS + 1):
+        for call, own in zip(calls, seconds, strict=True):
+            started = time.perf_counter()
+            call()
+            own.append(time.perf_counter() - started)
+    return (statistics.median(own[1:]) for own in seconds)
+
+
+def combinations(sets: Sets) -> tuple[str, bool]:
+    asked = ["-m", "pytest", "-q", "-m", "slow", "tests/test_combinations.py", "-p", "no:cacheprovider"]
+    done = subprocess.run([sys.executable, *asked], check=False, stdout=subprocess.PIPE, text=True)
+    return done.stdout.strip().splitlines()[-1].strip("= ").partition(" in ")[0], done.returncode == 0
+
+
+_TUBE = [("a9a", 1.0), ("a9a", 10.0), ("ijcnn1", 10.0)]
+_L1 = [("imdb.bigram.tfidf", "squared_hinge", 1.0), ("imdb.bigram.tfidf", "log_loss", 1.0)]
+_L1 += [("kdd99_10pct", "squared_hinge", 1.0), ("a9a", "squared_hinge", 1.0), ("a9a", "squared_hinge", 10.0)]
+
+BARS = [
+    Bar(
+        "combinations",
+        "every loss, method, penalty and bias on ten small problems (`tests/test_combinations.py`)",
+        "1e-8 relative, certificates true in 50 digits",
+        combinations,
+    ),
+    counts(
+        "regression",
+        "`-s 12`, a9a C = 1, 10; ijcnn1 C = 10: passes to 1e-3",
+        (17, 20, 11),
+        [(name, {"loss": "squared_epsilon_insensitive", "C": C}) for name, C in _TUBE],
+        targets=True,
+    ),
+    counts(
+        "regression",
+        "`-s 13`, a9a C = 1, 10: passes to 1e-3",
+        (46, 55),
+        [(name, {"loss": "epsilon_insensitive", "C": C}) for name, C in _TUBE[:2]],
+        targets=True,
+    ),
+    counts(
+        "l1",
+        "L1, imdb squared hinge, logistic; kdd99; a9a C = 1, 10: full reads to 1e-3",
+        (13, 9, 10, 14, 20),
+        [(name, {"loss": loss, "C": C, "penalty": "l1"}) for name, loss, C in _L1],
+    ),
+    *multinomial("dna.scale", peer=True),
+    *multinomial("letter.scale", peer=True),
+    *multinomial("news20", peer=False),
+    newton_reads("a9a", (6, 8)),
+    newton_reads("ijcnn1", (6, 8)),
+    newton_reads("kdd99_10pct", (9, 12)),
+    newton_reads("dna.scale", (9, 10)),
+    elastic_net("a9a"),
+    elastic_net("clicks"),
+    Bar("table", "newton, a made table of 30 columns, within 400 MB: reads to 1e-6", "5", table_reads),
+    Bar(
+        "table",
+        "the same against scikit-learn's newton-cholesky in memory, load not counted",
+        "1 ×",
+        table_time,
+    ),
+    table_threads(2),
+    table_threads(4),
+]
+
+
+@click.command()
+@click.option("--only", multiple=True, type=click.Choice(sorted({bar.group for bar in BARS})), help="A part.")
+@click.option("--large", is_flag=True, help="The made table has 20 million rows.")
+@click.option(
+    "--work", type=click.Path(path_type=Path), help="Folder for datasets; by default a temporary one."
+)
+@click.option(
+    "--docs", type=click.Path(path_type=Path, exists=True), help="Page with the section to replace."
+)
+def main(only: tuple[str, ...], large: bool, work: Path | None, docs: Path | None) -> None:
+    """Measure and print the table of bars."""
+    lines = ["| what | at least | reached | |", "| --- | --- | --- | --- |"]
+    with tempfile.TemporaryDirectory() as folder:
+        sets = Sets(work or Path(folder), large=large)
+        for bar in BARS:
+            if only and bar.group not in only:
+                continue
+            try:
+                reached, held = bar.measure(sets)
+            except (StreamcdError, ImportError) as error:
+                reached, held = f"not measured: {error}".splitlines()[0][:120], False
+            lines.append(f"| {bar.what} | {bar.bar} | {reached} | {'held' if held else '**not held**'} |")
+            click.echo(lines[-1], err=True)
+    click.echo("\n".join(lines))
+    if docs is not None:
+        replace_section(docs, COMMAND, "\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
