@@ -51,6 +51,7 @@ class Sets:
 
     def __init__(self, work: Path, *, large: bool) -> None:
         self.work, self.large, self._runs = work, large, 0
+        work.mkdir(parents=True, exist_ok=True)
         self.data = Path(os.environ.get("STREAMCD_DATA", "../shared/data"))
 
     @functools.cache  # noqa: B019
