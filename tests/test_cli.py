@@ -405,10 +405,11 @@ def test_not_converged_is_a_warning_that_names_resume(data, tmp_path):
         (["evaluate", "DATA", "TRAINED", "--memory", "10MB"], "needed"),
         (["predict", "DATA", "TRAINED"], "Missing option '-o'"),
         (["train", "DATA", "RUN", "-v", "5", "-c", "2"], "-C 2 --cv 5"),
+        (["train", "DATA", "RUN", "-v", "5"], "-C 1 --cv 5"),
         (["train", "DATA", "RUN", "-w1", "2", "--class-weight", "1=2"], "give one of them"),
         (["train", "DATA", "RUN", "-w1", "2", "-w1", "3"], "each label once"),
         (["train", "DATA", "RUN", "-n", "0.5"], "nu is for one_class"),
-        (["train", "DATA", "RUN", "-m", "2"], "--threads"),
+        (["train", "-s", "2", "-C", "DATA", "RUN"], "-C 0.01,0.1,1,10 --cv 5' chooses C"),
         (["train", "DATA", "RUN", "-C", "-v", "5"], "-C 0.01,0.1,1,10 --cv 5' chooses C"),
         (["predict", "DATA", "TRAINED", "-o", "no/such/p.csv"], "make it first"),
         (["export", "TRAINED", "no/such/m.txt"], "make it first"),
@@ -664,7 +665,9 @@ def test_predictions_are_written_as_the_name_of_the_file_says(text, log_run, tmp
 
 
 def test_options_of_liblinear_mean_what_they_mean_there(data, tmp_path):
-    theirs = run_json("train", "-s", 1, "-c", 0.5, "-B", 1, "-w1", 3, "-w-1", 0.5, "-q", data, tmp_path / "a")
+    theirs = run_json(
+        "train", "-s", 1, "-c", 0.5, "-B", 1, "-w1", 3, "-w-1", 0.5, "-m", 2, "-q", data, tmp_path / "a"
+    )
     ours = run_json("train", data, tmp_path / "b", "-C", 0.5, "--bias", 1, "--class-weight", "1=3,-1=0.5")
     assert theirs["primal_objective"] == pytest.approx(ours["primal_objective"], rel=1e-3)
     assert load_model(tmp_path / "a").class_weight == {-1.0: 0.5, 1.0: 3.0}

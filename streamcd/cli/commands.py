@@ -199,7 +199,8 @@ def train(listener: Console, dataset: str, run: str, folds: int | None, **option
       streamcd train data run --resume --max-seconds 55m    # in a batch job, again and again
     """
     if folds is not None:
-        costs = ",".join(f"{cost:g}" for cost in options["C"])
+        given = options["C"]
+        costs = ",".join(f"{cost:g}" for cost in (given if isinstance(given, list) else [given]))
         raise UsageError(
             f"-v is not for train: 'streamcd tune {dataset} {run} -C {costs} --cv {folds}' cross-validates; "
             "give it the other options too"

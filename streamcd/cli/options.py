@@ -189,7 +189,6 @@ liblinear_options = together(
         metavar="LABEL WEIGHT",
         help="LIBLINEAR's -wLABEL WEIGHT, for each label: --class-weight LABEL=WEIGHT,...",
     ),
-    refused_option("-m", "the number of threads is --threads"),
 )
 
 

@@ -250,6 +250,7 @@ class ThreadOptions:
         None,
         "Threads that share the work of a process; no bit of a result depends on their number, and the memory budget "
         "includes what they take.",
+        flags="-m --threads",
         metavar="N",
         default_is="one for each processor, divided among processes",
         section=Section.PROCESSORS,

@@ -91,8 +91,6 @@ def costs(text: str) -> list[float]:
     try:
         return numbers(text)
     except ValueError:
-        if not text.startswith("-"):
-            raise
         raise UsageError(
             f"-C: expected a number, or several separated by commas, found {text!r}; 'streamcd tune DATASET RUN -C "
             "0.01,0.1,1,10 --cv 5' chooses C, as LIBLINEAR's -C without a number does"

@@ -143,7 +143,7 @@ class OneClassSolver(RowSolver):
 
     def _halves(self, state: State) -> np.ndarray:
         """Return ``½‖w‖²``, ``½‖w(β)‖²`` and ``½‖w - w(β)‖²``, without the last rows."""
-        return self._penalty_terms(state.w[:-1], state.w_alpha[:-1], np.zeros(1, dtype=np.int64))[:, 0]
+        return self._penalty_terms(state.w[:-1], state.w_alpha[:-1], np.zeros(1, dtype=np.int64))[:3, 0]
 
 
 def _levels(state: State) -> Levels:
