@@ -187,8 +187,8 @@ def test_what_is_no_number_is_refused_by_line_and_text(tmp_path: Path) -> None:
 def test_missing_numbers_in_text_are_missing_numbers(tmp_path: Path) -> None:
     frame = pd.DataFrame({"a": ["1 000", None, "", "NA", "2%"], "y": [0, 1, 0, 1, 0]})
     with pytest.raises(DataError, match="expected a value, found none"):
-        convert(frame, tmp_path / "data", label="y", number="a")
-    found = convert(frame, tmp_path / "data", label="y", number="a", missing="indicator", shuffle=False)
+        convert(frame, tmp_path / "data", label="y", number="a", missing="error")
+    found = convert(frame, tmp_path / "data", label="y", number="a", shuffle=False)
     X, *_ = found.to_scipy()
     assert X.toarray().tolist() == [[1000, 0], [0, 1], [0, 1], [0, 1], [np.float32(0.02), 0]]
 

@@ -196,7 +196,7 @@ def test_missing_values(tmp_path: Path, missing: str) -> None:
         with pytest.raises(
             StreamcdError, match="column 'x': expected a value, found none; give --missing zero"
         ):
-            streamcd.convert(path, tmp_path / "refused", label="y")
+            streamcd.convert(path, tmp_path / "refused", label="y", missing="error")
         dataset = streamcd.convert(path, tmp_path / "out", label="y", missing=missing, force=True)
         names = names_of(dataset)
         found = {
@@ -287,16 +287,11 @@ def test_unscaled_columns_are_told_of_their_scaling(tmp_path: Path) -> None:
         ("a,b\n1,2\n", {}, r"t\.csv: expected the name of the column of labels, found none; give --label, one of a, b"),
         ("a,b\n1,2\n", {"label": "c"}, r"expected a column 'c' \(--label\), found a, b; check the name"),
         ("a,a,y\n1,2,3\n", {"label": "y"}, r"t\.csv:1: expected every column's name once, found 'a' twice; rename one"),
-        ("a,y\ntrue,1\n", {"label": "y"}, r"found 'a' \(boolean\); make a boolean 0 and 1.*leave it out with --drop a$"),
-        ("a,y\n2020-01-01,1\n", {"label": "y"}, r"expected columns of numbers or strings, found 'a' \(time\); make numbers"),
-        (
-            "a,b c,d,y\n2020-01-01,true,2,1\n", {"label": "y", "drop": "d"},
-            r"found 'a' \(time\), 'b c' \(boolean\); make .* leave them out with --drop 'd,a,b c'$",
-        ),
-        (
-            "a,b,y\n2020-01-01,2,1\n", {"label": "y", "features": "a,b"},
-            r"found 'a' \(time\); .* leave it out with --features b$",
-        ),
+        ("a,y\n" + "true,1\n" * 200_000 + "maybe,1\n", {"label": "y"}, r"'a': expected true or false, .* found 'maybe'"),
+        ("a,y\nx,1\n", {"label": "y", "date": "a"}, r"--date 'a': expected times such as 2020-03-31.*, found 'x'"),
+        ("a,y\n1,1\n", {"label": "y", "date": "a:year"}, r"--date a:year: expected a:parts or a:seconds, found 'year'"),
+        ("a,y\n1,1\n", {"label": "y", "date": "a"}, r"--date 'a': expected a column of times or text, found numbers"),
+        ("a,y\n1,1\n", {"label": "y", "category": "b"}, r"expected a column 'b' \(--category\), found a, y"),
         ("a,y\n1,0\n", {"label": "y", "features": "a,y"}, "column 'y': expected as label, weight, feature or kept alone"),
         ("a,y\n1,0\n", {"label": "y", "weight_column": "y"}, "column 'y': expected as label, weight, feature or kept"),
         ("a,w\n1,0\n", {"label": "a", "weight_column": "w", "features": "w"}, "column 'w': expected as label, wei"),
@@ -401,8 +396,9 @@ def test_the_memory_advised_for_dictionaries_counts_all_workers(tmp_path: Path) 
     strings, valid = strings_of(arrow_strings([f"{k:07}" for k in range(1000)]))
     dictionary = TaskDictionary(1 << 30, [])
     dictionary.strings.number(0, strings, valid, True, "c")
+    dictionary.n_missing = np.zeros(1, np.int64)
     dictionary.save(tmp_path, 0)
-    encoding = plan_encoding({"c": "string", "y": "number"}, TableOptions(label="y"), "t")
+    encoding = plan_encoding({"c": "string", "y": "number"}, None, TableOptions(label="y"), "t")
     needed = 4 * (7 * 1000 + 8 * 1001)
     with pytest.raises(StreamcdError, match=r"1,000 strings, need 60 kB .* or give about 250 kB"):
         merge_dictionaries(tmp_path, encoding, [], 60, 10_000, 2)

@@ -190,33 +190,40 @@ def lines_output() -> TextIO:
     return cast(TextIO, _EscapedLines()) if sys.stdout.isatty() else sys.stdout
 
 
-def print_table(title: str, rows: Iterable[Sequence[str]], header: Sequence[str] | None = None) -> None:
-    """Print a table on standard output, drawn on a terminal, plain elsewhere; with a header, cells are right-aligned."""
+def print_table(
+    title: str, rows: Iterable[Sequence[str]], header: Sequence[str] | None = None, n_texts: int = 0
+) -> None:
+    """Print a table on standard output, drawn on a terminal, plain elsewhere.
+
+    With a header, cells are right-aligned but for those of the first `n_texts` columns.
+    """
     title, header = escaped(title), header and [*map(escaped, header)]
     rows = [[*map(escaped, row)] for row in rows]
     if sys.stdout.isatty():
-        _print_rich(title, header, rows)
+        _print_rich(title, header, rows, n_texts)
         return
     lines = rows if header is None else [list(header), *rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     print(title)
     for line in lines:
         cells = [
-            f"{cell:{'<' if header is None else '>'}{width}}"
-            for cell, width in zip(line, widths, strict=True)
+            f"{cell:{'<' if header is None or number < n_texts else '>'}{width}}"
+            for number, (cell, width) in enumerate(zip(line, widths, strict=True))
         ]
         print("  " + "  ".join(cells).rstrip())
     sys.stdout.flush()
 
 
-def _print_rich(title: str, header: Sequence[str] | None, rows: Sequence[Sequence[str]]) -> None:
+def _print_rich(
+    title: str, header: Sequence[str] | None, rows: Sequence[Sequence[str]], n_texts: int
+) -> None:
     from rich.console import Console as RichConsole
     from rich.table import Table
     from rich.text import Text
 
     table = Table(show_header=header is not None)
-    for name in header or ("", ""):
-        table.add_column(Text(name), justify="left" if header is None else "right")
+    for number, name in enumerate(header or ("", "")):
+        table.add_column(Text(name), justify="left" if header is None or number < n_texts else "right")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     terminal = RichConsole(file=sys.stdout)

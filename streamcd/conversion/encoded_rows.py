@@ -55,6 +55,7 @@ class EncodedSource(Source):
         encoder = TableEncoder(self.encoding, reading.value_dtype, grown, least, end, reading.ignore_beyond)
         if dictionary is not None:
             dictionary.collisions, dictionary.samples = encoder.collisions, encoder.samples
+            dictionary.n_missing = encoder.n_missing
         return encoder
 
     def parse(
@@ -110,6 +111,8 @@ def _take_counts(counts: Counts, encoder: TableEncoder | MatrixEncoder, block: B
     state, largest = encoder.state, encoder.largest_index
     counts.n_explicit_zeros, counts.n_underflows = int(state[kernels.ZEROS]), int(state[kernels.UNDERFLOWS])
     counts.n_ignored, counts.n_unseen = int(state[kernels.IGNORED]), int(state[kernels.UNSEEN])
+    if isinstance(encoder, TableEncoder):
+        counts.n_unindicated = encoder.n_unindicated
     counts.zero_index = counts.zero_index or bool(state[kernels.ZERO_INDEX])
     if largest > counts.max_index:
         counts.max_index, counts.max_location = largest, block.message(int(state[kernels.MAX_ROW]))

@@ -187,7 +187,9 @@ def _open_table(
             "have no names; train on a dataset that was converted from a table"
         )
     reader = _table_reader(paths, roots, format, head, reading, options)
-    return open_tables(reader, reader.types(), reading, options, name)
+    types = reader.types()
+    first = reader.first_rows(types) if reading.encoding is None else None
+    return open_tables(reader, types, first, reading, options, name)
 
 
 def _table_reader(

@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 
 from ..core.errors import DataError, UsageError
-from ..dataset.arrow_columns import frame_reader
+from ..dataset.arrow_columns import flat_columns, frame_reader, one_batch
 from ..dataset.in_memory import refuse_mask, sound_matrix
 from .encoded_rows import open_matrix
 from .options import TableOptions
 from .sources import Block, FilePart, Reader, Reading, Source, locator
-from .table_columns import column_types, open_tables
+from .table_columns import FIRST_ROWS, column_types, open_tables
 
 LABEL = "label"
 """Name of the column for labels that are given beside a frame."""
@@ -29,7 +29,6 @@ class InMemoryReader(Reader):
 
     batches: Iterator[Any]
     paths: tuple[str, ...] = ()
-    first: Any = None  # of the batches
 
     in_memory = True
 
@@ -39,9 +38,6 @@ class InMemoryReader(Reader):
 
     def whole(self) -> list[Any]:
         return [FilePart("data in memory")]
-
-    def first_rows(self, names: Sequence[str], n_rows: int) -> list[Any]:
-        return [self.first.column(name).slice(0, n_rows).combine_chunks() for name in names]
 
     def blocks(self, pieces: Sequence[Any], first_line: int, types: Mapping[str, str]) -> Iterator[Block]:
         before = 0
@@ -53,6 +49,7 @@ class InMemoryReader(Reader):
 
 
 def _columns(table: Any, types: Mapping[str, str], before: int) -> Iterator[tuple[Any, None, None]]:
+    table = flat_columns(table)
     if lacking := set(types).difference(table.schema.names):
         raise DataError(f"row {before + 1}: expected the column {min(lacking)!r}, as before, found none")
     for batch in table.select(list(types)).to_batches(max_chunksize=1 << 16):
@@ -90,7 +87,8 @@ def _open_frames(first: Any, tables: Iterator[Any], reading: Reading, options: T
     types = column_types(first.schema, "columns")
     if not options.label and LABEL in types and reading.encoding is None:
         options = replace(options, label=LABEL)
-    return open_tables(InMemoryReader(tables, first=first), types, reading, options, "data")
+    rows = one_batch(flat_columns(first).slice(0, FIRST_ROWS))
+    return open_tables(InMemoryReader(tables), types, rows, reading, options, "data")
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -38,13 +38,15 @@ class TaskDictionary:
         self.strings = StringTable(memory_bytes)
         self.collisions: Collisions | None = None  # a source that hashes strings leaves them here
         self.samples: dict[str, list[str]] = {}  # and the first strings of its columns
+        self.n_missing = np.zeros(0, np.int64)  # and of every column the number of missing values
         if class_names:
             self.strings.number(LABELS, *strings_of(arrow_strings(class_names)), True, "")
 
     def save(self, directory: Path, number: int) -> None:
         """Write the strings to files of the task `number`."""
         strings = self.strings.strings()
-        for name, array in (*strings._asdict().items(), ("columns", self.strings.columns())):
+        arrays = {**strings._asdict(), "columns": self.strings.columns(), "missing": self.n_missing}
+        for name, array in arrays.items():
             np.save(directory / f"{name}-{number:07d}.npy", array)
         if self.samples and number == 0:
             (directory / SAMPLES).write_text(json.dumps(self.samples))
@@ -67,6 +69,7 @@ class Merged(NamedTuple):
     """Strings of all tasks together: categories of every column, class names; and of hashed ones the collisions."""
 
     n_categories: list[int]
+    n_missing: np.ndarray  # values, of every column
     class_names: list[str]
     n_collided: int
     n_buckets_used: int
@@ -87,18 +90,19 @@ def merge_dictionaries(
     tasks = _saved_strings(directory)
     places = [np.empty(strings.size, np.int64) for strings, _ in tasks]  # among those of their column
     names = _merge_labels(tasks, places, known)
-    counts, static = [], np.empty(0, np.int64)
+    counts, static, n_missing = [], np.empty(0, np.int64), np.zeros(0, np.int64)
     if encoding is not None:
         _check_merge(tasks, memory_bytes, budget, workers)
         counts = _merge_categories(tasks, places, encoding, directory)
-        counted = with_counts(encoding, counts, None)
+        n_missing = sum(np.load(path) for path in directory.glob("missing-*.npy"))
+        counted = encoding.with_counts(counts, n_missing, None)
         static, starts = _static_features(counted), counted.first_features()
         for (_, columns), place in zip(tasks, places, strict=True):
             place += np.where(columns == LABELS, 0, starts[columns])
     np.save(directory / "map.npy", np.concatenate([part for place in places for part in (static, place)]))
     np.save(directory / "starts.npy", np.cumsum([0, *(static.size + place.size for place in places)]))
     collided, used = _merge_collisions(directory, 0 if encoding is None else encoding.bits)
-    return Merged(counts, names, collided, used)
+    return Merged(counts, n_missing, names, collided, used)
 
 
 def _check_merge(
@@ -147,10 +151,13 @@ def _static_features(encoding: Encoding) -> np.ndarray:
     columns = zip(
         encoding.first_features()[:-1].tolist(),
         encoding.columns,
-        encoding.without_counts().widths(),
+        encoding.without_counts().columns,
         strict=True,
     )
-    features = [first + column.n_categories + k for first, column, width in columns for k in range(width)]
+    # that of an indicator without a missing value is the next column's, and never looked up
+    features = [
+        first + column.n_categories + k for first, column, plain in columns for k in range(plain.n_features)
+    ]
     return np.array(features, np.int64)
 
 
@@ -188,15 +195,7 @@ def read_merged(directory: Path, encoding: Encoding, merged: Merged) -> Encoding
     data, offsets = (
         np.asarray(np.load(directory / f"{name}.npy", mmap_mode="r")) for name in ("data", "offsets")
     )
-    return with_counts(encoding, merged.n_categories, Strings(data, offsets))
-
-
-def with_counts(encoding: Encoding, counts: list[int], categories: Strings | None) -> Encoding:
-    columns = [
-        type(column)(column.name, column.kind, column.values, count, column.text)
-        for column, count in zip(encoding.columns, counts, strict=True)
-    ]
-    return replace(encoding, columns=tuple(columns), categories=categories)
+    return encoding.with_counts(merged.n_categories, merged.n_missing, Strings(data, offsets))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -214,7 +213,7 @@ class Numbering:
     maps_features: bool = False
     maps_labels: bool = False
     n_static: int = 0  # codes of numbers and indicators, which come before those of strings
-    sparse_start: int = 0  # of a sparse column's features, where those before it are mapped
+    tail_start: int = 0  # of hashed and sparse columns' features, where those before them are mapped
 
     def task_maps(self) -> tuple[np.ndarray, np.ndarray]:
         """Read where the map of every task starts, and the maps, which stay in their file, cached by the system."""
@@ -250,7 +249,7 @@ class Numberer:
             rows = replace(rows, label=self._places[codes].astype(np.float64))
         if numbering.maps_features:
             index = rows.index if rows.index.dtype == index_dtype else np.empty(rows.n_entries, index_dtype)
-            maps = (self._first_rows, self._starts, self._places, numbering.sparse_start)
+            maps = (self._first_rows, self._starts, self._places, numbering.tail_start)
             renumber(rows.indptr, rows.index, rows.source_row, *maps, index)
         elif self._original is not None:
             index = np.searchsorted(self._original, rows.index)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -63,9 +64,9 @@ class TableOptions(Checked):
         section=Section.COLUMNS,
     )
     missing: str = option(
-        "error",
-        "Missing values: an error, zero, or 1 in an indicator feature of their own.",
-        choices=("error", "zero", "indicator"),
+        "indicator",
+        "Missing values: 1 in an indicator feature of their own, where a column has any, or zero, or an error.",
+        choices=("indicator", "zero", "error"),
     )
     number: Any = option(
         None,
@@ -75,6 +76,21 @@ class TableOptions(Checked):
         metavar="COL,…",
         section=Section.COLUMNS,
     )
+    category: Any = option(
+        None,
+        "Columns that become categories: of numbers, each distinct one, such as a code; of strings, in spite of `hash`.",
+        kind=_NAMES,
+        metavar="COL,…",
+        section=Section.COLUMNS,
+    )
+    date: Any = option(
+        None,
+        "Columns of times, also as text (ISO 8601), and how each becomes features: COL:parts, as year, month, weekday and "
+        "hour, categories in UTC; COL:seconds, as seconds since the first row's, as columns of a table's own times do.",
+        kind=_NAMES,
+        metavar="COL:parts|seconds,…",
+        section=Section.COLUMNS,
+    )
     decimal: str = option(
         ".",
         "Decimal mark of numbers in delimited text, and in the columns of `number`.",
@@ -82,7 +98,32 @@ class TableOptions(Checked):
         section=Section.COLUMNS,
     )
 
+    columns_from: Place = option(
+        None,
+        "Use the columns as that dataset does, or as a file says that 'streamcd info DATASET --columns' wrote and you have "
+        "edited, in place of the other options for columns.",
+        kind="path",
+        metavar="DATASET|FILE",
+        section=Section.SOURCE,
+    )
+
     def __post_init__(self) -> None:
+        self._bring_to_one_form()
+        if self.columns_from is not None:
+            from .column_summary import read_columns
+
+            others = [flag for flag in self.given if flag != "--columns-from"]
+            if others:
+                raise UsageError(
+                    f"--columns-from and {', '.join(others)} exclude each other; edit its file instead"
+                )
+            self._set(**read_columns(self.columns_from), columns_from=None)
+            self._bring_to_one_form()
+        self._check_choices()
+        if self.hash is not None and not 1 <= self.hash <= 30:
+            raise UsageError(f"expected --hash from 1 to 30 bits, found {self.hash}")
+
+    def _bring_to_one_form(self) -> None:
         target = "" if self.target in (None, True, False) else str(self.target)
         if target and self.label and target != str(self.label):
             raise UsageError(
@@ -98,10 +139,9 @@ class TableOptions(Checked):
             id="" if self.id is None else str(self.id),
             keep=_names(self.keep),
             number=_names(self.number),
+            category=_names(self.category),
+            date=_dates(self.date),
         )
-        self._check_choices()
-        if self.hash is not None and not 1 <= self.hash <= 30:
-            raise UsageError(f"expected --hash from 1 to 30 bits, found {self.hash}")
 
     @property
     def given(self) -> list[str]:
@@ -121,6 +161,19 @@ def _names(columns: Any) -> tuple[str, ...]:
     if isinstance(columns, str):
         columns = [name.strip() for name in columns.split(",")]
     return tuple(str(name) for name in columns or () if name != "")
+
+
+def _dates(columns: Any) -> dict[str, Any]:
+    """Return the columns of times, and as what they become features: "parts" or some of them, or "seconds" or an origin."""
+    if isinstance(columns, Mapping):
+        return dict(columns)
+    found: dict[str, Any] = {}
+    for column in _names(columns):
+        name, _, form = column.rpartition(":")
+        found[name or column] = form if name else "seconds"
+        if name and form not in ("parts", "seconds"):
+            raise UsageError(f"--date {column}: expected {name}:parts or {name}:seconds, found {form!r}")
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

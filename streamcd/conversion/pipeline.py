@@ -25,9 +25,10 @@ from ..core.memory_budget import parse_size
 from ..core.process_pool import TASKS_PER_WORKER, Pool, in_shares
 from ..dataset.scaling import scales_digest
 from ..dataset.writer import DatasetWriter, PartWriter
-from ..kernels.tables import SPARSE_CODES
+from ..kernels.tables import TAIL_CODES
 from .byte_sources import check_rows, display_name
 from .chunking import cut_chunks, cut_shards
+from .column_summary import summarise
 from .external_shuffle import MAX_BITS, RunFormat, RunReader
 from .feature_statistics import (
     LabelCounts,
@@ -64,6 +65,7 @@ class Conversion:
     def __post_init__(self) -> None:
         self.stamps = [Stamp.of(path) for path in self.source.reader.paths]
         self.encoding = self.source.encoding
+        self.columns: list[dict[str, Any]] = []  # of a table, and how each was used
 
     def run(self) -> None:
         """Write the dataset to ``work / "dataset"``."""
@@ -190,7 +192,7 @@ class Conversion:
     def _merge_strings(self) -> Merged:
         """Sort the strings of all tasks."""
         if not self._has_strings:
-            return Merged([], [], 0, 0)
+            return Merged([], np.zeros(0, np.int64), [], 0, 0)
         directory, source = self.work / "dictionaries", self.source
         budget = (self.plan.merge_bytes, self.options.memory_bytes, self.options.workers)
         merged: Merged
@@ -199,6 +201,9 @@ class Conversion:
         )
         if source.grows and source.encoding is not None:
             self.encoding = read_merged(directory, source.encoding, merged)
+            word = "target" if self.options.has_targets else "label"
+            unused = dict.fromkeys(self.options.drop, "--drop") | source.unused
+            self.columns = summarise(source.examples, self.encoding, merged.n_missing, unused, word)
             for warning in notation_warnings(directory, self.encoding):
                 self.pool.listener.warning(warning)
         return merged
@@ -209,10 +214,10 @@ class Conversion:
             0,
             dictionaries=self.work / "dictionaries" if self._has_strings else None,
             first_rows=tuple(task.first_row for task in tasks),
-            maps_features=source.grows and encoding is not None and encoding.has_categories,
+            maps_features=source.grows and encoding is not None and encoding.numbers_late,
             maps_labels=source.names_labels,
-            n_static=0 if encoding is None else sum(encoding.without_counts().widths()),
-            sparse_start=0 if encoding is None else encoding.sparse_start,
+            n_static=0 if encoding is None else int(encoding.without_counts().first_features()[-1]),
+            tail_start=0 if encoding is None else int(encoding.first_features()[-1]),
         )
 
     def _number(self, numbering: Numbering, counts: Counts) -> tuple[Numbering, Shape]:
@@ -232,8 +237,10 @@ class Conversion:
         if encoding is not None and not self.source.of_indices:
             if encoding.sparse is None:
                 return 0, encoding.sparse_start
-            mapped = counts.max_index >= SPARSE_CODES
-            return 0, counts.max_index + 1 + (encoding.sparse_start - SPARSE_CODES if mapped else 0)
+            mapped = counts.max_index >= TAIL_CODES
+            return 0, counts.max_index + 1 + (
+                int(encoding.first_features()[-1]) - TAIL_CODES if mapped else 0
+            )
         base = options.first_index
         if base is None:
             base = 0 if counts.zero_index else 1
@@ -267,8 +274,8 @@ class Conversion:
             "n_underflows": counts.n_underflows,
             "n_ignored": counts.n_ignored,
             "made_from": self.source.made_from,
-            **({"unused": self.source.unused} if self.source.unused else {}),
             "source": self._unchanged_sources(),
+            **({"table": self.columns} if self.columns else {}),
         }
 
     def _unchanged_sources(self) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..kernels.rows import gather_entries
+from ..models.encoding import UNINDICATED
 from ..solvers.problem import LEAST_WEIGHT
 
 _INT32_MAX = 2**31 - 1
@@ -89,6 +90,7 @@ class Counts:
     max_index: int = -1
     max_location: str = ""  # file and line where the largest index occurs first
     n_unseen: int = 0  # categories that the encoding does not have
+    n_unindicated: int = 0  # missing values of columns that had none in training
 
     @property
     def label_kind(self) -> str:
@@ -115,6 +117,7 @@ class Counts:
             (self.n_underflows, f"values dropped that are zero in {dtype} (--dtype float64 may keep them)"),
             (self.n_ignored, "entries ignored whose feature is beyond the width in use"),
             (self.n_unseen, "categories ignored that the encoding in use does not have"),
+            (self.n_unindicated, f"missing values {UNINDICATED}"),
         ]
         told = [f"{number:,} {text}" for number, text in said if number]
         return told + ([query_ids_skipped(self.n_query_ids)] if self.n_query_ids else [])

@@ -153,10 +153,6 @@ class Reader:
         """Return the types by which columns that are kept as they are have to be read."""
         return dict.fromkeys(names, "kept")
 
-    def first_rows(self, names: Sequence[str], n_rows: int) -> list[Any]:
-        """Read at most so many of the first rows: columns of strings, as arrays of Arrow's."""
-        raise NotImplementedError
-
     def pieces(self, n_tasks: int) -> list[Any]:
         """Return all of it, in about `n_tasks` pieces."""
         return self.whole()
@@ -204,6 +200,8 @@ class Source:
     of_indices: bool = True  # features are numbered by indices in the data
     held_bytes: int = 0  # that reading holds all the time, besides blocks and batches
     unused: dict[str, str] = field(default_factory=dict)  # columns left out by themselves, with the reason
+    # a value of every column of a table whose encoding is made
+    examples: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def in_memory(self) -> bool:

@@ -8,17 +8,28 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+
 from ..core.errors import DataError, UsageError
-from ..dataset.arrow_columns import strings_of, type_name
-from ..models.encoding import Column, Encoding, check_columns
+from ..dataset.arrow_columns import flat_fields, strings_of, type_name
+from ..dataset.derived_columns import NoTimeError, have_dates, seconds_of
+from ..models.encoding import PARTS, Column, Encoding, check_columns
+from .column_summary import example_of
 from .encoded_rows import EncodedSource
 from .number_notation import notation_of
 from .options import TableOptions
 from .sources import Reader, Reading
 
+FIRST_ROWS = 2000
+"""Rows of a table by which some columns are understood: enough of them, and the same ones in all formats."""
 
-def plan_encoding(types: dict[str, str], options: TableOptions, name: str) -> Encoding:
-    """Choose the columns that become features, and their encoding; `name` is the table's in messages."""
+
+def plan_encoding(types: dict[str, str], first: Any, options: TableOptions, name: str) -> Encoding:
+    """Choose the columns that become features, and their encoding; `name` is the table's in messages.
+
+    `first` has the first rows of all columns. Of times the first one is the origin of the others.
+    """
     label, weight = options.label, options.weight_column
     if not label:
         raise UsageError(
@@ -28,7 +39,10 @@ def plan_encoding(types: dict[str, str], options: TableOptions, name: str) -> En
     asked = [(options.label_flag, label), ("--weight-column", weight)]
     asked += [("--drop", dropped) for dropped in options.drop]
     asked += [("--id", options.id), *(("--keep", kept) for kept in options.keep)]
-    for option, column in asked + [("--number", number) for number in options.number]:
+    forms = [("--number", column) for column in options.number]
+    forms += [("--category", column) for column in options.category]
+    forms += [("--date", column) for column in options.date]
+    for option, column in asked + forms:
         if column and column not in types:
             raise UsageError(
                 f"{name}: expected a column {column!r} ({option}), found {_listed(types)}; check the name"
@@ -41,13 +55,14 @@ def plan_encoding(types: dict[str, str], options: TableOptions, name: str) -> En
                 "it out of one"
             )
     kept = options.features or tuple(column for column in types if column not in (*beside, *options.drop))
-    if unread := [column for column in options.number if column not in kept]:
-        raise UsageError(
-            f"{name}: --number {unread[0]!r}: expected a column that becomes a feature; leave it out"
-        )
-    found = {column: _column(column, types, options, name) for column in kept}
-    _refuse_types({column: types[column] for column, made in found.items() if made is None}, options, name)
-    columns = tuple(column for column in found.values() if column is not None)
+    for option, column in forms:
+        if column not in kept:
+            raise UsageError(
+                f"{name}: {option} {column!r}: expected a column that becomes a feature; leave it out"
+            )
+    found = {column: _columns(column, types, first, options, name) for column in kept}
+    _refuse_types({column: types[column] for column, made in found.items() if not made}, options, name)
+    columns = [column for made in found.values() for column in made]
     ordered = sorted(columns, key=lambda column: column.kind == "sparse")
     if sum(column.kind == "sparse" for column in columns) > 1:
         raise UsageError(
@@ -87,19 +102,19 @@ def _check_kept(kept: Sequence[str], types: dict[str, str], name: str) -> None:
             )
 
 
-_SAMPLED_ROWS, _LEAST_STRINGS, _MOST_DIFFERENT = 2000, 1000, 0.95
-"""Rows by which is told if a column's strings are nearly all different, least number of strings, and their share."""
+_LEAST_STRINGS, _MOST_DIFFERENT = 1000, 0.95
+"""First strings of a column by which is told if they are nearly all different, and the share of different ones."""
 
 
-def _nearly_distinct(reader: Reader, encoding: Encoding, options: TableOptions) -> dict[str, str]:
+def _nearly_distinct(first: Any, encoding: Encoding, options: TableOptions) -> dict[str, str]:
     """Find columns of strings, not asked for, nearly all of which are different: names, keys, free text; with the reason."""
-    names = [column.name for column in encoding.columns if column.kind == "category"]
-    names = [name for name in names if name not in options.features]
-    if not names or len(encoding.columns) == len(names):
+    names = [column.name for column in encoding.columns if column.kind == "category" and not column.form]
+    names = [name for name in names if name not in (*options.features, *options.category)]
+    if first is None or len(encoding.columns) == len(names):
         return {}
     found = {}
-    for name, array in zip(names, reader.first_rows(names, _SAMPLED_ROWS), strict=True):
-        given = array.drop_null()
+    for name in names:
+        given = first.column(name).drop_null()
         strings, n_distinct = strings_of(given)[0], len(given.unique())
         if (
             strings.size < _LEAST_STRINGS
@@ -116,28 +131,61 @@ def _listed(names: dict[str, str]) -> str:
     return shown + (f", … ({len(names):,} in all)" if len(names) > 20 else "")
 
 
-def _column(feature: str, types: dict[str, str], options: TableOptions, name: str) -> Column | None:
-    """Return a column, or a pair ``INDICES:VALUES``, as features are made from it; None where its type has no encoding."""
+def _columns(
+    feature: str, types: dict[str, str], first: Any, options: TableOptions, name: str
+) -> list[Column]:
+    """Describe how a column, or a pair ``INDICES:VALUES``, becomes features; empty where its type has no encoding."""
     index, _, values = feature.rpartition(":")
     if feature not in types and index in types and values in types:
-        return Column(index, "sparse", values)
+        return [Column(index, "sparse", values)]
     if feature not in types:
         raise UsageError(
             f"{name}: expected a column {feature!r} (--features), found {_listed(types)}; check the name"
         )
     kind = types[feature]
     if feature in options.number and kind in ("number", "nothing", "string"):
-        return Column(feature, "number", text=True)
+        return [Column(feature, "number", form="text")]
+    if kind == "time" or feature in options.date:
+        return _time_columns(
+            feature, kind, pa.nulls(0) if first is None else first.column(feature), options, name
+        )
+    if feature in options.category and kind in ("number", "nothing"):
+        return [Column(feature, "category", form="numbers")]
     if kind in ("number", "nothing"):
-        return Column(feature, "number")
+        return [Column(feature, "number")]
+    if kind == "boolean":
+        return [Column(feature, "number", form="boolean")]
     if kind == "string":
-        return Column(feature, "hashed" if options.hash else "category")
-    return None
+        hashed = options.hash and feature not in options.category
+        return [Column(feature, "hashed" if hashed else "category")]
+    return []
+
+
+def _time_columns(feature: str, kind: str, first: Any, options: TableOptions, name: str) -> list[Column]:
+    """Describe how a column of times becomes features: as seconds since the first one, or in parts."""
+    try:
+        if kind not in ("time", "string", "nothing"):
+            raise UsageError(f"{name}: --date {feature!r}: expected a column of times or text, found {kind}s")
+        seconds = seconds_of(first, 0)
+    except NoTimeError as error:
+        raise UsageError(
+            f"{name}: --date {feature!r}: expected times such as 2020-03-31 or 2020-03-31 14:30:00, found "
+            f"{error.text[:40]!r}; leave the option out"
+        ) from None
+    seconds = seconds[~np.isnan(seconds)]
+    dated = have_dates(first)
+    asked = options.date.get(feature, "seconds")
+    if asked == "parts":
+        timed = not dated or bool((seconds % 86400).any())
+        asked = (PARTS[:-1] if dated else ()) + (PARTS[-1:] if timed else ())
+    if isinstance(asked, tuple):
+        return [Column(feature, "category", form=part) for part in asked]
+    if asked == "seconds":
+        asked = int(seconds[0] // 1) if dated and seconds.size else 0
+    return [Column(feature, "number", form="seconds", origin=asked)]
 
 
 _ADVICE = {
-    "boolean": "make a boolean 0 and 1, or a string",
-    "time": "make numbers of a time, such as days or seconds",
     "text not in UTF-8": "write the file in UTF-8",
     "list": "name a column of indices and one of values with --features INDICES:VALUES",
 }
@@ -168,8 +216,13 @@ def distinct_names(names: Sequence[str], where: str) -> list[str]:
 
 
 def column_types(schema: Any, where: str) -> dict[str, str]:
-    """Return the columns of an Arrow schema with their types (`type_name`); refuse duplicate names."""
-    return {name: type_name(schema.field(name).type) for name in distinct_names(schema.names, where)}
+    """Return the columns of an Arrow schema with their types (`type_name`), those of structs by dotted names.
+
+    Refuses duplicate names.
+    """
+    fields = flat_fields(schema)
+    distinct_names([field.name for field in fields], where)
+    return {field.name: type_name(field.type) for field in fields}
 
 
 def _wanted_types(
@@ -177,11 +230,9 @@ def _wanted_types(
 ) -> dict[str, str]:
     """Return the types of the columns to read; those of text have no types but those asked for."""
     wanted = {name: types[name] for name in encoding.names if name in types}
-    kinds = {"category": "string", "hashed": "string", "number": "number"}
-    wanted |= {column.name: kinds[column.kind] for column in encoding.columns if column.kind in kinds}
     for column in encoding.columns:
-        if column.text and (is_text or types.get(column.name) == "string"):
-            wanted[column.name] = "string"
+        if column.kind != "sparse":
+            wanted[column.name] = _wanted_type(column, types.get(column.name), is_text)
     wanted |= kept
     for name in (encoding.label, encoding.weight):
         if name and name in types:
@@ -191,17 +242,29 @@ def _wanted_types(
     return wanted
 
 
+def _wanted_type(column: Column, found: str | None, is_text: bool) -> str:
+    """Return the type as which a column is read; text has none of its own."""
+    if column.form in ("seconds", *PARTS) or (column.form == "text" and (is_text or found == "string")):
+        return "string" if is_text or found is None else found
+    if column.form == "boolean":
+        return "boolean"
+    return "number" if column.kind == "number" or column.form == "numbers" else "string"
+
+
 def open_tables(
-    reader: Reader, types: dict[str, str], reading: Reading, options: TableOptions, name: str
+    reader: Reader, types: dict[str, str], first: Any, reading: Reading, options: TableOptions, name: str
 ) -> EncodedSource:
-    """Make the source of a reader's rows, with the encoding of the data to match, if any; `name` is for messages."""
+    """Make the source of a reader's rows, with the encoding of the data to match, if any.
+
+    `types` and `first` are the types and the first rows of the columns; `name` is for messages.
+    """
     known = reading.encoding
     unused: dict[str, str] = {}
     if known is None:
-        encoding = plan_encoding(types, options, name)
-        unused = _nearly_distinct(reader, encoding, options)
+        encoding = plan_encoding(types, first, options, name)
+        unused = _nearly_distinct(first, encoding, options)
         columns = tuple(column for column in encoding.columns if column.name not in unused)
-        encoding = replace(encoding, columns=columns)
+        encoding = replace(encoding, columns=columns).without_counts()
     else:
         check_columns(known, types, reading.needs_label, name)
         weighted = reading.reads_weights and known.weight in types
@@ -226,4 +289,7 @@ def open_tables(
         reading=reading,
         table_types=table_types,
         unused=unused,
+        examples={}
+        if first is None
+        else {name: example_of(first.column(name), kind) for name, kind in types.items()},
     )

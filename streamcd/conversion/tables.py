@@ -23,14 +23,15 @@ import pyarrow.csv as csv
 from ..core.errors import DataError
 from ..core.memory_budget import format_size
 from ..core.storage import file_size, location
-from ..dataset.arrow_columns import arrow_strings
+from ..dataset.arrow_columns import flat_columns, one_batch
+from ..dataset.derived_columns import are_times_of_day
 from ..dataset.parquet import parquet_file
 from ..dataset.text_numbers import NULLS
 from ..kernels import tables as kernels
 from .arrow_messages import BatchSize, batch_size, block_size, footer_blocks
 from .byte_sources import ByteBlock, ByteRange, display_name, read_blocks, read_head
 from .sources import Block, Counted, FilePart, Reader, TextReader, locator, refusing_damage
-from .table_columns import column_types, distinct_names
+from .table_columns import FIRST_ROWS, column_types, distinct_names
 
 SAMPLE_BYTES = 1 << 20
 """First bytes of delimited text, from which the columns' types are inferred."""
@@ -71,35 +72,36 @@ class CsvReader(TextReader):
         return Counted(max(n_rows - (piece.start == 0), 0), n_lines, not quoted)
 
     def types(self) -> dict[str, str]:
+        types, first = column_types(self._first_table.schema, ""), self.first_rows({})
+        # Arrow takes times of day with fractions for strings
+        texts = [name for name, kind in types.items() if kind == "string"]
+        types |= {name: "time" for name in texts if are_times_of_day(first.column(name))}
+        return {name: "text not in UTF-8" if kind == "binary" else kind for name, kind in types.items()}
+
+    def first_rows(self, types: Mapping[str, str]) -> Any:
+        return one_batch(self._first_table.slice(0, FIRST_ROWS))
+
+    @cached_property
+    def _first_table(self) -> Any:
+        """The first megabyte, with the types that it suggests."""
         path = self.paths[0]
         names, start = self._header(path)
         rows = self._first_records(path, start)
         if not rows.strip():
-            return dict.fromkeys(names, "nothing")
-        table = self._read(pa.py_buffer(rows), names, names, {}, _at_lines(display_name(path), 1))
-        types = column_types(table.schema, "")
-        return {name: "text not in UTF-8" if kind == "binary" else kind for name, kind in types.items()}
+            return pa.table({name: pa.nulls(0) for name in names})
+        return self._read(pa.py_buffer(rows), names, names, {}, _at_lines(display_name(path), 1))
 
     def kept_types(self, names: Sequence[str]) -> dict[str, str]:
         """Return the types of columns that are kept: whole numbers, if the first rows are written as such, or strings."""
-        return {
-            name: "integer" if _are_integers(array) else "string"
-            for name, array in zip(names, self.first_rows(names, SAMPLE_BYTES), strict=True)
-        }
-
-    def first_rows(self, names: Sequence[str], n_rows: int) -> list[Any]:
-        if not names:
-            return []
         path = self.paths[0]
         all_names, start = self._header(path)
         rows = self._first_records(path, start)
-        if not rows.strip():
-            return [arrow_strings([])] * len(names)
+        if not names or not rows.strip():
+            return dict.fromkeys(names, "string")
         strings = dict.fromkeys(names, pa.large_string())
-        table = self._read(
-            pa.py_buffer(rows), all_names, list(names), strings, _at_lines(display_name(path), 1)
-        )
-        return [column.slice(0, n_rows).combine_chunks() for column in table.columns]
+        columns = (all_names, list(names), strings, _at_lines(display_name(path), 1))
+        table = self._read(pa.py_buffer(rows), *columns)
+        return {name: "integer" if _are_integers(table.column(name)) else "string" for name in names}
 
     def _first_records(self, path: str, start: int) -> bytes:
         """Return the first whole records from `start` on."""
@@ -144,7 +146,12 @@ class CsvReader(TextReader):
     def blocks(
         self, pieces: Sequence[ByteRange], first_line: int, types: dict[str, str]
     ) -> Generator[Block, None, None]:
-        arrow = {"number": pa.float64(), "nothing": pa.float64(), "integer": pa.int64()}
+        arrow = {
+            "number": pa.float64(),
+            "nothing": pa.float64(),
+            "integer": pa.int64(),
+            "boolean": pa.bool_(),
+        }
         wanted = {name: arrow.get(kind, pa.large_string()) for name, kind in types.items()}
         read_before = 0
         for piece in pieces:
@@ -222,8 +229,12 @@ def _csv_complaint(error: str, names: list[str], message: Any) -> str:
         return f"{message(0)}: expected delimited text, found something else ({error.splitlines()[0]}); correct it"
     column, row, type_, what = bad.groups()
     name = names[int(column)] if int(column) < len(names) else column
-    numbers = {"double": "a number, as in its first rows", "int64": "a whole number, as in its first rows"}
-    expected = numbers.get(type_, "text in UTF-8")
+    kinds = {
+        "double": "a number, as in its first rows",
+        "int64": "a whole number, as in its first rows",
+        "bool": "true or false, as in its first rows",
+    }
+    expected = kinds.get(type_, "text in UTF-8")
     value = what.removeprefix("invalid value ").strip("'")[:40]
     return (
         f"{message(int(row or 1) - 1)}: column {name!r}: expected {expected}, found {value!r}; "
@@ -259,20 +270,21 @@ class _WholeFiles(Reader):
     def whole(self) -> list[FilePart]:
         return [FilePart(path, n_bytes=file_size(path) or 0) for path in self.paths]
 
-    def first_rows(self, names: Sequence[str], n_rows: int) -> list[Any]:
-        found, n_found = [list[Any]() for _ in names], 0
-        with closing(self.blocks(self.whole()[:1], 0, dict.fromkeys(names, "kept"))) as blocks:  # type: ignore[attr-defined]
+    def first_rows(self, types: Mapping[str, str]) -> Any:
+        """Return the first rows of the columns of `types`."""
+        found: list[Any] = []
+        with closing(self.blocks(self.whole()[:1], 0, dict(types))) as blocks:
             for block in blocks:
-                for name, arrays in zip(names, found, strict=True):
-                    arrays.append(block.content.column(name))
-                n_found += block.n_rows
-                if n_found >= n_rows:
+                found.append(block.content)
+                if sum(batch.num_rows for batch in found) >= FIRST_ROWS:
                     break
-        chunked = (
-            pa.chunked_array(arrays) if arrays else pa.chunked_array([], pa.large_string())
-            for arrays in found
-        )
-        return [column.slice(0, n_rows).combine_chunks() for column in chunked]
+        return one_batch(pa.Table.from_batches(found).slice(0, FIRST_ROWS)) if found else None
+
+    def blocks(
+        self, pieces: Sequence[FilePart], first_line: int, types: dict[str, str]
+    ) -> Generator[Block, None, None]:
+        """Read the columns of `types` of some pieces, a block at a time."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -361,7 +373,7 @@ class ParquetReader(_WholeFiles):
         metadata = self._metadata[path]
         with _refusing_damage(path):
             schema = parquet_file(location(path)).schema_arrow
-        present = set(distinct_names(schema.names, path))
+        present = column_types(schema, path)
         names = [name for name in types if name in present]
         batch_rows = self._batch_rows(path, metadata, groups, types)
         texts = _dictionary_encoded(metadata, groups, {name for name in names if types[name] == "string"})
@@ -377,7 +389,7 @@ class ParquetReader(_WholeFiles):
                 if batch.nbytes > self.memory_bytes:
                     self._refuse_rows(path, batch.nbytes / batch.num_rows)
                 batch.validate(full=True)
-                yield batch
+                yield flat_columns(batch)
 
     def _refuse_rows(self, path: str, row_bytes: float) -> NoReturn:
         raise DataError(
@@ -508,8 +520,8 @@ class ArrowReader(_WholeFiles):
             with self._mapped(piece.path) as file, _refusing_damage(piece.path):
                 for batch in file.batches(piece.start, piece.stop):
                     batch.validate()
-                    names = [name for name in types if name in batch.schema.names]
-                    columns = batch.select(names)
+                    columns = flat_columns(batch)
+                    columns = columns.select([name for name in types if name in columns.schema.names])
                     row_bytes = max(batch.nbytes / max(batch.num_rows, 1), 8.0)
                     rows = _rows_at_a_time(self.memory_bytes, row_bytes)
                     for start in range(0, columns.num_rows, rows):

@@ -37,8 +37,19 @@ FileName = Annotated[str, msgspec.Meta(pattern=r"^([\w-]+/)?[\w-][\w.-]*\Z")]
 """Name of a file in the directory of the metadata file, or in a folder of that directory."""
 
 
-class Structure(msgspec.Struct):
+class Structure(msgspec.Struct, omit_defaults=True):
     """Fields and types of a JSON object; keys beyond the fields are allowed."""
+
+    def record(self) -> Any:
+        """Return its fields that differ from their defaults, for JSON."""
+        return msgspec.to_builtins(self)
+
+    def but(self: AnyStructure, **fields: Any) -> AnyStructure:
+        """Return a copy with other values of some fields."""
+        return msgspec.structs.replace(self, **fields)
+
+
+AnyStructure = TypeVar("AnyStructure", bound=Structure)
 
 
 Content = TypeVar("Content")

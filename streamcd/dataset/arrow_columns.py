@@ -84,6 +84,35 @@ def frame_reader(frame: Any) -> pa.RecordBatchReader:
         ) from None
 
 
+def flat_fields(schema: pa.Schema) -> list[pa.Field]:
+    """Return the fields of a schema, in place of a struct its own, whose names follow the struct's after a point."""
+    fields = list(schema)
+    while any(pa.types.is_struct(field.type) for field in fields):
+        fields = [
+            part
+            for field in fields
+            for part in (field.flatten() if pa.types.is_struct(field.type) else [field])
+        ]
+    return fields
+
+
+def flat_columns(table: Any) -> Any:
+    """Return a table or record batch with columns as `flat_fields` names them."""
+    if not any(pa.types.is_struct(field.type) for field in table.schema):
+        return table
+    flat = table if isinstance(table, pa.Table) else pa.Table.from_batches([table])
+    while any(pa.types.is_struct(field.type) for field in flat.schema):
+        flat = flat.flatten()
+    return flat if isinstance(table, pa.Table) else one_batch(flat)
+
+
+def one_batch(table: pa.Table) -> pa.RecordBatch:
+    """Return a table as one record batch."""
+    batches = table.combine_chunks().to_batches()
+    empty = [pa.nulls(0, field.type) for field in table.schema]
+    return batches[0] if batches else pa.RecordBatch.from_arrays(empty, schema=table.schema)
+
+
 def valid_of(array: pa.Array) -> np.ndarray:
     """Mark the elements that are not null; empty if there are no nulls."""
     if not array.null_count:
@@ -101,7 +130,9 @@ def numbers_of(array: pa.Array) -> np.ndarray:
         return np.full(len(array), np.nan)
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.uint8())
-    if array.null_count or pa.types.is_decimal(array.type):
+    if pa.types.is_decimal(array.type):
+        array = array.cast(pa.large_string())  # Arrow's cast from decimals to floats is not exact
+    if array.null_count or pa.types.is_large_string(array.type):
         return _filled(array.cast(pa.float64(), safe=False), np.nan)
     return _viewed(array)
 

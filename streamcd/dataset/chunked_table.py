@@ -94,6 +94,17 @@ class TargetRange(Structure):
             raise ValueError("`targets` is no range of finite numbers")
 
 
+class SourceColumn(Structure):
+    """A column of the table that a dataset was made from, and its use; see `conversion.column_summary`."""
+
+    column: str
+    use: str
+    features: Count
+    missing: Count
+    example: str
+    note: str
+
+
 class DatasetManifest(Structure):
     """``manifest.json`` of a dataset."""
 
@@ -120,7 +131,7 @@ class DatasetManifest(Structure):
     encoding: dict[str, Any] | None = None
     categories: FileRecord | None = None
     kept: FileRecord | None = None
-    unused: dict[str, str] | None = None  # columns of a table that are no features, with the reason
+    table: list[SourceColumn] | None = None
     data_digest: str = ""
     infix: Infix = ""
     made_from: Literal["libsvm text", "table", "dense array", "sparse matrix"] | None = None
@@ -163,7 +174,7 @@ class ColumnsManifest(Structure):
 
 def manifest_fingerprint(manifest: Mapping[str, Any]) -> str:
     """Compute the digest of a manifest, with the checksums of all parts, but without the origin of the data."""
-    return content_digest(manifest, "fingerprint", "source", "made_from", "infix", WRITER)[:32]
+    return content_digest(manifest, "fingerprint", "source", "made_from", "table", "infix", WRITER)[:32]
 
 
 def stored_name(name: str, manifest: Mapping[str, Any]) -> str:

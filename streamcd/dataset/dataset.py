@@ -287,13 +287,13 @@ class Dataset(RowTable):
             "weighted": self.weighted,
             "id": self.id_column or None,
             "kept": self.kept,
-            "unused": self.manifest.get("unused") or {},
             "seed": self.seed,
             "scale": self.scaling.scale,
             "normalize": self.scaling.normalize,
             "row_norms": self.manifest.get("row_norms"),
             "fingerprint": self.fingerprint,
             "data_digest": self.manifest.get("data_digest"),
+            "table": self.manifest.get("table"),
         }
 
     def _listed_classes(self) -> list[Any] | None:

@@ -24,8 +24,8 @@ OK, NULL_VALUE, INFINITE, OUT_OF_RANGE, NEGATIVE_INDEX, HUGE_INDEX, BEYOND_WIDTH
 
 LARGEST_INDEX = 1 << 62
 
-SPARSE_CODES = 1 << 40
-"""Codes of a sparse column's indices begin here where categories are numbered as they come."""
+TAIL_CODES = 1 << 40
+"""Codes of hashed strings, then of a sparse column's indices, begin here where other features are numbered as they come."""
 
 
 @inlined
@@ -432,7 +432,7 @@ def append_rows(indptr, index, value, more_indptr, more_index, more_value, out_i
 
 
 @kernel
-def renumber(indptr, index, source_row, first_rows, starts, features, sparse_start, out):
+def renumber(indptr, index, source_row, first_rows, starts, features, tail_start, out):
     """Turn the codes of tasks, each of which numbers strings on its own, into features.
 
     Parameters
@@ -445,8 +445,8 @@ def renumber(indptr, index, source_row, first_rows, starts, features, sparse_sta
     starts : (tasks + 1,) int64
         Task ``t`` has the map ``features[starts[t]:starts[t + 1]]``.
     features : (codes of all tasks,) int64
-    sparse_start : int
-        Feature of the code `SPARSE_CODES`, after which come those of a sparse column.
+    tail_start : int
+        Feature of the code `TAIL_CODES`, after which come those of hashed and sparse columns.
     out : (entries,) integer
         Filled in place.
     """
@@ -460,8 +460,8 @@ def renumber(indptr, index, source_row, first_rows, starts, features, sparse_sta
                 task = middle
         for entry in range(indptr[row], indptr[row + 1]):
             code = np.int64(index[entry])
-            if code >= SPARSE_CODES:
-                out[entry] = code - SPARSE_CODES + sparse_start
+            if code >= TAIL_CODES:
+                out[entry] = code - TAIL_CODES + tail_start
             else:
                 out[entry] = features[starts[task] + code]
 

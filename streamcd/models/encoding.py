@@ -1,13 +1,13 @@
 """Encoding of a table: the mapping of its columns to features, made by a conversion and applied to tables at prediction.
 
 A column of numbers is one feature; a column of strings has a feature per category, sorted by bytes; with indicators of
-missing values, each of these columns has one feature more. Then come the 2^bits buckets that all hashed columns share, and
-last the features of a pair of lists (indices, values), numbered by the indices.
+missing values, each of these columns where values were missing has one feature more. Then come the 2^bits buckets that all
+hashed columns share, and last the features of a pair of lists (indices, values), numbered by the indices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,18 +21,44 @@ from ..core.storage import Location
 if TYPE_CHECKING:
     from ..dataset.arrow_columns import Strings
 
+UNINDICATED = "taken for zero, in columns that had none in the data trained on"
+"""What becomes of missing values in a later table."""
+
 CATEGORIES_FILE = "categories.parquet"
 """File of the categories, in a dataset and in a model."""
 
 
+Form = Literal["", "text", "boolean", "seconds", "numbers", "year", "month", "weekday", "hour"]
+
+PARTS: tuple[Form, ...] = ("year", "month", "weekday", "hour")
+"""Parts of a time that become categories."""
+
+
 class Column(Structure):
-    """A column that becomes features; a sparse column has its indices in `name` and its numbers in the column `values`."""
+    """A column that becomes features; a sparse column has its indices in `name` and its numbers in the column `values`.
+
+    `form` tells how its numbers or strings are made from the table's: numbers of "text" (with the encoding's decimal mark),
+    of a "boolean", or of a time, in "seconds" since `origin`, itself in seconds since 1970; categories of "numbers", or of a
+    part of a time, one of `PARTS`.
+    """
 
     name: str
     kind: Literal["number", "category", "hashed", "sparse"]
     values: str = ""
     n_categories: Count = 0
-    text: bool = False  # numbers that are strings in the table, parsed with the encoding's decimal mark
+    form: Form = ""
+    origin: int = 0
+    indicated: bool = False  # a missing value has an entry 1 in a feature of its own
+
+    @property
+    def title(self) -> str:
+        """Name of its features: the column's, and the part of a time."""
+        return f"{self.name} {self.form}" if self.form in PARTS else self.name
+
+    @property
+    def n_features(self) -> int:
+        """Number of features of its own; none of hashed and sparse columns."""
+        return (self.kind == "number") + self.n_categories + self.indicated
 
 
 class EncodingRecord(Structure):
@@ -53,7 +79,9 @@ class Encoding:
     """Mapping of the columns of a table to features."""
 
     columns: tuple[Column, ...]  # in the order of their features
-    missing: str = "error"  # or "zero": no entry; "indicator": an entry 1 in a feature of its own
+    missing: str = (
+        "error"  # or "zero": no entry; "indicator": an entry 1 in a feature of its own, where any was missing
+    )
     bits: int = 0  # hashed strings share 2^bits buckets; 0 if there are none
     label: str = ""  # columns of the rows' labels and weights; empty for none
     weight: str = ""
@@ -65,13 +93,8 @@ class Encoding:
 
     def record(self) -> dict[str, Any]:
         """Return its stored form, for JSON."""
-        columns = [
-            {name: getattr(column, name) for name in Column.__struct_fields__ if name != "text"}
-            | ({"text": True} if column.text else {})
-            for column in self.columns
-        ]
         return {
-            "columns": columns,
+            "columns": [{"values": "", "n_categories": 0} | column.record() for column in self.columns],
             "missing": self.missing,
             "bits": self.bits,
             "label": self.label,
@@ -89,7 +112,8 @@ class Encoding:
     @property
     def names(self) -> list[str]:
         """Columns of the table that become features."""
-        return [name for column in self.columns for name in (column.name, column.values) if name]
+        names = (name for column in self.columns for name in (column.name, column.values) if name)
+        return list(dict.fromkeys(names))
 
     @property
     def string_columns(self) -> list[str]:
@@ -105,20 +129,9 @@ class Encoding:
         """Check if there are columns of categories."""
         return any(column.kind == "category" for column in self.columns)
 
-    def widths(self) -> list[int]:
-        """Count the features of every column, with the indicators of missing values; 0 for hashed and sparse columns."""
-        own = {"number": 1, "category": 0, "hashed": 0, "sparse": 0}
-        indicated = int(self.missing == "indicator")
-        return [
-            own[column.kind]
-            + column.n_categories
-            + (indicated if column.kind in ("number", "category") else 0)
-            for column in self.columns
-        ]
-
     def first_features(self) -> np.ndarray:
         """Return the first feature of every column, and the end of the last one's; shape (columns + 1,)."""
-        return np.cumsum([0, *self.widths()])
+        return np.cumsum([0, *(column.n_features for column in self.columns)])
 
     @property
     def n_buckets(self) -> int:
@@ -131,11 +144,36 @@ class Encoding:
         return int(self.first_features()[-1]) + self.n_buckets
 
     def without_counts(self) -> Encoding:
-        """Return the encoding as it was before categories were known."""
-        columns = tuple(
-            Column(column.name, column.kind, column.values, text=column.text) for column in self.columns
+        """Return the encoding as it was before categories, and where values are missing, were known."""
+        return self.with_counts(np.zeros(len(self.columns), np.int64), self._may_be_indicated(), None)
+
+    def _may_be_indicated(self) -> np.ndarray:
+        if self.missing != "indicator":
+            return np.zeros(len(self.columns), np.bool_)
+        before = ["", *(column.name for column in self.columns)]  # of a time's parts the first one alone
+        return np.array(
+            [
+                column.kind in ("number", "category") and column.name != previous
+                for column, previous in zip(self.columns, before, strict=False)
+            ],
+            np.bool_,
         )
-        return replace(self, columns=columns, categories=None)
+
+    def with_counts(
+        self, n_categories: Sequence[int] | np.ndarray, n_missing: np.ndarray, categories: Strings | None
+    ) -> Encoding:
+        """Return the encoding with the categories, and the number of missing values, of every column."""
+        indicated = self._may_be_indicated() & (n_missing > 0)
+        columns = [
+            column.but(n_categories=int(count), indicated=bool(missed))
+            for column, count, missed in zip(self.columns, n_categories, indicated, strict=True)
+        ]
+        return replace(self, columns=tuple(columns), categories=categories)
+
+    @property
+    def numbers_late(self) -> bool:
+        """Check if features are known only after all rows were read, by categories and indicators that occurred."""
+        return self.has_categories or bool(self._may_be_indicated().any())
 
     def feature_names(self, features: np.ndarray) -> Iterator[str]:
         """Name features: ``column``, ``column=category``, ``column is missing``, ``hash n``, ``column[index]``."""
@@ -155,9 +193,9 @@ class Encoding:
         if column.kind == "number" and not offset:
             return column.name
         if column.kind == "number" or offset == column.n_categories:
-            return f"{column.name} is missing"
+            return f"{column.title} is missing"
         assert self.categories is not None
-        return f"{column.name}={self.categories.text(n_before + offset)}"
+        return f"{column.title}={self.categories.text(n_before + offset)}"
 
     def _categories_before(self) -> list[int]:
         return np.cumsum([0, *(column.n_categories for column in self.columns)]).tolist()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -16,15 +17,18 @@ from ..dataset.arrow_columns import (
     Strings,
     arrow_strings,
     dictionary_of,
+    flat_columns,
+    flat_fields,
     frame_reader,
     lists_of,
     numbers_of,
     strings_of,
     type_name,
 )
+from ..dataset.derived_columns import NoTimeError, names_of_numbers, parts_of, seconds_of
 from ..dataset.text_numbers import text_numbers
 from ..kernels import tables as kernels
-from .encoding import Column, Encoding, check_columns
+from .encoding import PARTS, UNINDICATED, Column, Encoding, check_columns
 
 BLOCK_CELLS = 1 << 18
 """Cells of a table encoded at a time: their numbers and entries stay in the processor's cache."""
@@ -164,6 +168,7 @@ class TableEncoder:
         self.state[kernels.MAX_INDEX] = -1
         self.collisions = Collisions(encoding.bits) if encoding.bits and self._grows else None
         self.samples: dict[str, list[str]] = {}  # first distinct strings of hashed columns
+        self.n_missing = np.zeros(len(encoding.columns), np.int64)  # values, by column
         n_cells = max(len(self._layout.columns), 1)
         # of wide tables a few rows more, since each block calls Python once a column
         self._block_rows = max(BLOCK_CELLS // n_cells, min(64, 8 * BLOCK_CELLS // n_cells), 1)
@@ -175,22 +180,36 @@ class TableEncoder:
                 self._table.number(number, categories.slice(start, stop), np.empty(0, np.bool_), True, "")
 
     @property
+    def n_unindicated(self) -> int:
+        """Number of missing values so far in columns that had none in training, and so have no indicator."""
+        if self._grows or self.encoding.missing != "indicator":
+            return 0
+        plain = [
+            column.kind in ("number", "category") and not column.indicated for column in self.encoding.columns
+        ]
+        first = [column.form not in PARTS[1:] for column in self.encoding.columns]
+        return int(self.n_missing[np.array(plain) & np.array(first)].sum())
+
+    @property
     def largest_index(self) -> int:
         """The largest code so far."""
         if self.encoding.sparse is not None:
             return int(self.state[kernels.MAX_INDEX]) + self.sparse_start
         if self._grows:
-            return self._n_static + self.encoding.n_buckets + self._table.size - 1
+            return (self.sparse_start if self.encoding.n_buckets else self._n_static + self._table.size) - 1
         return self.encoding.sparse_start - 1
 
     @property
     def sparse_start(self) -> int:
         """Code of a sparse column's index 0."""
+        return self._tail_start + self.encoding.n_buckets
+
+    @property
+    def _tail_start(self) -> int:
+        """Code of the first bucket of hashed strings."""
         if not self._grows:
-            return self.encoding.sparse_start
-        if self.encoding.has_categories:
-            return kernels.SPARSE_CODES
-        return self._n_static + self.encoding.n_buckets
+            return int(self.encoding.first_features()[-1])
+        return kernels.TAIL_CODES if self.encoding.numbers_late else self._n_static
 
     def _make_layout(self) -> _Layout:
         encoding = self.encoding.without_counts() if self._grows else self.encoding
@@ -204,10 +223,10 @@ class TableEncoder:
             same = [other.kind == "number" for _, other in chosen[: len(lines)]]
             is_number = column.kind == "number"
             lines.append(sum(is_number == other for other in same))
-            features.append(int(starts[-1] if column.kind == "hashed" else starts[k]))
+            features.append(self._tail_start if column.kind == "hashed" else int(starts[k]))
             refused = encoding.missing == "error"
             indicators.append(kernels.REFUSED if refused else kernels.NO_INDICATOR)
-            if encoding.missing == "indicator" and column.kind != "hashed":
+            if encoding.columns[k].indicated:
                 indicators[-1] = int(starts[k + 1]) - 1
         kinds = [_KINDS[column.kind] for _, column in chosen]
         numbers = (np.array(values, np.int64) for values in (kinds, lines, features, indicators))
@@ -243,9 +262,11 @@ class TableEncoder:
         codes = np.empty((len(layout.columns) - n_numbers, n_rows), np.int64)
         for (number, column), line in zip(layout.columns, layout.lines.tolist(), strict=True):
             if column.kind == "number":
-                values[line] = self._numbers(block, column)
+                values[line] = self._numbers(block, column, start)
+                self.n_missing[number] += np.count_nonzero(np.isnan(values[line]))
             else:
-                self._codes(block, number, column, codes[line])
+                missing = self._codes(block, number, column, codes[line], start)
+                self.n_missing[number] += missing
         room = self._room(n_rows, n_rows * len(layout.columns))
         arrays = (layout.kinds, layout.lines, layout.features, layout.indicators)
         status = kernels.table_rows(n_rows, values, codes, *arrays, self.encoding.bits, *room, self.state)
@@ -256,47 +277,75 @@ class TableEncoder:
         indptr, index, value = room
         return indptr, index[: indptr[-1]], value[: indptr[-1]]
 
-    def _numbers(self, block: Any, column: Column) -> np.ndarray:
-        """Return the numbers of a column, which may be text: NaN where they are missing, infinite for other text."""
+    def _numbers(self, block: Any, column: Column, start: int) -> np.ndarray:
+        """Return the numbers of a column: NaN where they are missing, infinite for text that is no number."""
         array = block.column(column.name)
-        parses = column.text or self.encoding.decimal != "."
+        if column.form == "boolean":
+            return numbers_of(self._column(block, column.name, "boolean"))
+        if column.form == "seconds":
+            with self._refusing_text(column, start):
+                return seconds_of(self._column(block, column.name, "time", "string"), column.origin)
+        parses = column.form == "text" or self.encoding.decimal != "."
         if not parses or type_name(array.type) != "string":
             return numbers_of(self._column(block, column.name, "number"))
         found = dictionary_of(array)
         if found is None:
             return text_numbers(array, self.encoding.decimal)
         values, places = found
-        known = self._dictionaries.get(column.name)
+        known = self._dictionaries.get(column.title)
         if known is None or not (known[0] is values or known[0].equals(values)):
             numbers = np.append(text_numbers(values, self.encoding.decimal), np.nan)  # the last for null
-            known = self._dictionaries[column.name] = (values, numbers)
+            known = self._dictionaries[column.title] = (values, numbers)
         return known[1][places]
 
-    def _column(self, block: Any, name: str, kind: str) -> Any:
-        array = block.column(name)
-        if type_name(array.type) not in (kind, "nothing"):
+    @contextmanager
+    def _refusing_text(self, column: Column, start: int) -> Iterator[None]:
+        """Refuse text that is no time by its row; `start` is the first one's of the block."""
+        try:
+            yield
+        except NoTimeError as error:
             raise DataError(
-                f"{self.message(0)}: column {name!r}: expected {kind}s, found {array.type}; "
-                "give the column the type that it has elsewhere"
+                f"{self.message(start + error.row)}: column {column.name!r}: expected a time, such as 2020-03-31 or "
+                f"2020-03-31 14:30:00, found {error.text[:40]!r}; correct the row, or leave the column out with --drop"
+            ) from None
+
+    def _column(self, block: Any, name: str, *kinds: str) -> Any:
+        array = block.column(name)
+        if type_name(array.type) not in (*kinds, "nothing"):
+            raise DataError(
+                f"{self.message(0)}: column {name!r}: expected {' or '.join(f'{kind}s' for kind in kinds)}, found "
+                f"{array.type}; give the column the type that it has elsewhere"
             )
         return array
 
-    def _codes(self, block: Any, number: int, column: Column, out: np.ndarray) -> None:
-        """Write the codes of a block's strings to `out`."""
-        array = self._column(block, column.name, "string")
-        found = dictionary_of(array)
+    def _codes(self, block: Any, number: int, column: Column, out: np.ndarray, start: int) -> int:
+        """Write the codes of a block's strings to `out`; returns how many are missing."""
+        found = self._derived(block, column, start)
+        if found is None:
+            array = self._column(block, column.name, "string")
+            found = dictionary_of(array)
         if found is None:
             out[:] = self._string_codes(number, column, *strings_of(array))
-        else:
-            kernels.take_codes(self._dictionary_codes(number, column, found[0]), found[1], out)
+            return int(array.null_count)
+        kernels.take_codes(self._dictionary_codes(number, column, found[0]), found[1], out)
+        return int(np.count_nonzero(found[1] < 0))
+
+    def _derived(self, block: Any, column: Column, start: int) -> tuple[Any, np.ndarray] | None:
+        """Return the categories of a column that has none of its own, and the place of each row's among them."""
+        if column.form == "numbers":
+            return names_of_numbers(self._column(block, column.name, "number"))
+        if column.form not in PARTS:
+            return None
+        with self._refusing_text(column, start):
+            return parts_of(self._column(block, column.name, "time", "string"), column.form)
 
     def _dictionary_codes(self, number: int, column: Column, values: Any) -> np.ndarray:
         """Return the codes of a dictionary's values and, last, of null; cached while the dictionary stays the same."""
-        known = self._dictionaries.get(column.name)
+        known = self._dictionaries.get(column.title)
         if known is None or not (known[0] is values or known[0].equals(values)):
             null = np.array([self._missing_code(column)])
             codes = np.concatenate([self._string_codes(number, column, *strings_of(values)), null])
-            known = self._dictionaries[column.name] = (values, codes)
+            known = self._dictionaries[column.title] = (values, codes)
         return known[1]
 
     def _missing_code(self, column: Column) -> int:
@@ -419,18 +468,23 @@ def encode_frame(
     encoder = TableEncoder(encoding, np.float64, None, index_base, end, ignore_beyond=True)
     before = 0
     with frame_reader(frame) as reader:
-        check_columns(encoding, reader.schema.names, False, "the frame")
-        for batch in reader:
+        names = [field.name for field in flat_fields(reader.schema)]
+        check_columns(encoding, names, False, "the frame")
+        for batch in map(flat_columns, reader):
             encoder.message = lambda row, first=before: f"row {first + row + 1}"  # type: ignore[misc]
             for rows in encoder.encode(batch.select(encoding.names)):
                 yield rows.indptr, rows.feature - index_base, rows.value
             before += batch.num_rows
-    unseen = int(encoder.state[kernels.UNSEEN])
-    if unseen:
-        warnings.warn(
-            f"{counted(unseen, 'category', 'categories')} ignored that the model has not seen in training",
-            stacklevel=_ASKED_BY,
-        )
+    for warning in unknown_values(int(encoder.state[kernels.UNSEEN]), encoder.n_unindicated):
+        warnings.warn(warning, stacklevel=_ASKED_BY)
+
+
+def unknown_values(n_unseen: int, n_unindicated: int) -> Iterator[str]:
+    """Describe values of a table that those of training did not have: categories, and missing ones of complete columns."""
+    if n_unseen:
+        yield f"{counted(n_unseen, 'category', 'categories')} ignored that the model has not seen in training"
+    if n_unindicated:
+        yield f"{counted(n_unindicated, 'missing value')} {UNINDICATED}"
 
 
 class Collisions:

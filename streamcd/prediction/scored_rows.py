@@ -29,6 +29,7 @@ from ..dataset.schema import ChunkData
 from ..models.model import Model
 from ..models.scoring import score_chunks
 from ..models.stored import load_model
+from ..models.table_encoder import unknown_values
 from .reading_plan import Data, Means, ReadingPlan, RowsToScore
 
 
@@ -75,9 +76,7 @@ class Scoring:
         self._tell_ignored()
 
     def _tell_ignored(self) -> None:
-        entries, categories, query_ids = (
-            self.ignored[name] for name in ("entries", "categories", "query ids")
-        )
+        entries, query_ids = self.ignored["entries"], self.ignored["query ids"]
         if query_ids:
             self.listener.message(query_ids_skipped(query_ids))
         if entries:
@@ -85,10 +84,8 @@ class Scoring:
                 f"{counted(entries, 'entry', 'entries')} ignored: beyond the model's width of "
                 f"{self.model.n_features:,} features"
             )
-        if categories:
-            self.listener.warning(
-                f"{counted(categories, 'category', 'categories')} ignored that the model has not seen in training"
-            )
+        for warning in unknown_values(self.ignored["categories"], self.ignored["missing"]):
+            self.listener.warning(warning)
 
     def rows(self, phase: str, part: Any = None, *start: int) -> Iterator[ScoredRows]:
         """Yield the rows of all data, or of a part: some chunks, or a piece of a file from the given row and line on."""
@@ -145,7 +142,12 @@ class Scoring:
         if part is None:
             check_rows(counts.n_rows, source.reader.paths, source.what)
         self.ignored.update(
-            {"entries": counts.n_ignored, "categories": counts.n_unseen, "query ids": counts.n_query_ids}
+            {
+                "entries": counts.n_ignored,
+                "categories": counts.n_unseen,
+                "missing": counts.n_unindicated,
+                "query ids": counts.n_query_ids,
+            }
         )
 
     def _score(

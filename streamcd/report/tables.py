@@ -13,6 +13,7 @@ from ..core.setting import Setting
 
 _MOST_CLASSES_SHOWN, _MOST_CLASSES_CROSSED = 30, 10
 _MOST_LISTED = 10
+_MOST_COLUMNS = 50  # of a table
 
 Facts = Mapping[str, Any]
 
@@ -23,6 +24,7 @@ class Table(NamedTuple):
     title: str
     rows: Sequence[Sequence[str]]
     header: Sequence[str] | None = None
+    n_texts: int = 0  # first columns below a header that are text, rather than numbers
 
 
 def listed(value: Any) -> str:
@@ -78,13 +80,29 @@ def dataset_tables(path: str, info: Facts) -> list[Table]:
         ("decoded", f"{format_size(info['bytes_decoded'])} ({info['index_dtype']}, {info['value_dtype']})"),
         *_scaling_rows(info),
         *_rows(info, id="", kept=listed),
-        *[("not used", f"{column}: {reason}") for column, reason in info["unused"].items()],
         *_rows(info, fingerprint="", data_digest=lambda digest: digest or ""),
         ("column layout", "yes" if info["columns"] else "no"),
         ("method", f"{info['method']}: {info['method_because']}"),
         ("bias", describe_bias(info["bias"], info["bias_because"])),
     ]
-    return [Table(f"dataset {path}", [row for row in rows if row[1]])]
+    tables = [Table(f"dataset {path}", [row for row in rows if row[1]])]
+    return [*_source_columns(info["table"]), *tables] if info.get("table") else tables
+
+
+def _source_columns(facts: Sequence[Facts]) -> list[Table]:
+    """Show how each column of a table was used, one of features before the others."""
+    shown = facts[:_MOST_COLUMNS]
+    rows = []
+    for fact in shown:
+        use = f"{fact['use']} ({fact['note']})" if fact["note"] else fact["use"]
+        rows.append([fact["column"], use, fact["example"], *_counted_cells(fact)])
+    more = len(facts) - len(shown)
+    title = "columns of the table" + (f", the first {len(shown)} of {len(facts):,}" if more else "")
+    return [Table(title, rows, ["column", "use", "example", "features", "missing"], 3)]
+
+
+def _counted_cells(fact: Facts) -> list[str]:
+    return [f"{fact[name]:,}" if fact["features"] else "" for name in ("features", "missing")]
 
 
 def _scaling_rows(info: Facts) -> list[tuple[str, str]]:

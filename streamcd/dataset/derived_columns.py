@@ -1,0 +1,140 @@
+"""Columns derived from those of a table: times as seconds, parts of times and numbers as categories."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pyarrow as pa
+
+from .arrow_columns import arrow_strings, numbers_of, type_name
+
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_DAY = 86400  # seconds
+_WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+_FORMS = [pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.timestamp("ns"), pa.timestamp("ns", "UTC")]
+
+
+class NoTimeError(ValueError):
+    """A text that is no time, in row `row` of an array."""
+
+    def __init__(self, row: int, text: str) -> None:
+        super().__init__(row, text)
+        self.row, self.text = row, text
+
+
+def _times(array: pa.Array) -> pa.Array:
+    """Return times as they are, or read from text as ISO 8601 writes them; a time of day is of 1970-01-01."""
+    if type_name(array.type) != "string":
+        return array
+    import pyarrow.compute as pc  # 30 ms, which a training saves
+
+    texts = pc.utf8_trim_whitespace(array.cast(pa.large_string()))
+    for dated in (texts, pc.replace_substring_regex(texts, "^", "1970-01-01 ")):
+        for form in _FORMS:
+            try:
+                return dated.cast(form)
+            except pa.ArrowInvalid:
+                continue
+    if len(texts) == 1:
+        raise NoTimeError(0, array[0].as_py())
+    return pa.concat_arrays([_time_of_row(array, row) for row in range(len(texts))])
+
+
+def _time_of_row(array: pa.Array, row: int) -> pa.Array:
+    """Read a text by itself, where the texts of some rows are not all of one form."""
+    try:
+        return _times(array.slice(row, 1)).cast(pa.timestamp("ns"))
+    except NoTimeError as error:
+        raise NoTimeError(row, error.text) from None
+
+
+def _whole_seconds(array: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the whole seconds of times (since 1970, since midnight, or of a length), the rest, and where they are null."""
+    array = _times(array)
+    if pa.types.is_null(array.type):
+        array = array.cast(_FORMS[0])
+    if pa.types.is_date(array.type):
+        array = array.cast(pa.timestamp("ms"))
+    per_second = _PER_SECOND[array.type.unit]
+    counts = (array.cast(pa.int32()) if array.type.bit_width == 32 else array).cast(pa.int64())
+    null = np.isnan(numbers_of(counts)) if counts.null_count else np.zeros(len(counts), np.bool_)
+    whole, rest = np.divmod(numbers_of(counts.fill_null(0)), per_second)
+    return whole, rest / per_second, null
+
+
+def seconds_of(array: pa.Array, origin: int) -> np.ndarray:
+    """Return times in seconds since `origin`, itself in seconds since 1970; NaN for null. Raises `NoTimeError`."""
+    whole, rest, null = _whole_seconds(array)
+    seconds: np.ndarray = (whole - origin) + rest
+    seconds[null] = np.nan
+    return seconds
+
+
+def have_dates(array: pa.Array) -> bool:
+    """Check if times are dates, with a time of day or without, rather than times of day or lengths alone."""
+    if type_name(array.type) == "string":
+        return any("-" in str(text)[1:] for text in array.drop_null()[:1].to_pylist())
+    return bool(pa.types.is_date(array.type) or pa.types.is_timestamp(array.type))
+
+
+def are_times_of_day(texts: pa.Array) -> bool:
+    """Check if texts are times of day, such as 14:30:00.5."""
+    import pyarrow.compute as pc
+
+    texts = texts.drop_null()
+    matches = pc.match_substring_regex(texts, r"^[0-9]{1,2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?$")
+    return len(texts) > 0 and bool(numbers_of(matches).all())
+
+
+def parts_of(array: pa.Array, part: str) -> tuple[pa.Array, np.ndarray]:
+    """Return the distinct years, months, weekdays or hours of times, in UTC, and each row's place among them, -1 for null.
+
+    Raises `NoTimeError`.
+    """
+    whole, _, null = _whole_seconds(array)
+    if part == "hour":
+        number = whole // 3600 % 24
+    elif part == "weekday":
+        number = (whole // _DAY + 3) % 7  # 1970 began on a Thursday
+    else:
+        months = whole.astype("datetime64[s]").astype("datetime64[M]").astype(np.int64)
+        number = months // 12 + 1970 if part == "year" else months % 12 + 1
+    return _categories(number, null, _NAMES[part])
+
+
+_NAMES: dict[str, Callable[[int], str]] = {
+    "year": lambda year: f"{year:04}",
+    "month": lambda month: f"{month:02}",
+    "weekday": lambda day: _WEEKDAYS[day],
+    "hour": lambda hour: f"{hour:02}",
+}
+
+
+def names_of_numbers(array: pa.Array) -> tuple[pa.Array, np.ndarray]:
+    """Return the distinct numbers as text, and the place of each row's among them, -1 for null and NaN.
+
+    Whole numbers have no decimal point, whatever their type.
+    """
+    numbers = numbers_of(array).astype(np.float64) + 0.0  # -0 is 0
+    return _categories(numbers, np.isnan(numbers), number_name)
+
+
+def number_name(number: float) -> str:
+    """Write a number: a whole one without a decimal point."""
+    return str(int(number)) if number.is_integer() else repr(number)
+
+
+def _categories(
+    numbers: np.ndarray, null: np.ndarray, name: Callable[..., str]
+) -> tuple[pa.Array, np.ndarray]:
+    distinct, found = np.unique(numbers[~null], return_inverse=True)
+    places = np.full(numbers.size, -1)
+    places[~null] = found
+    return arrow_strings([name(number) for number in distinct.tolist()]), places
+
+
+def described_origin(origin: int) -> str:
+    """Describe a time in seconds since 1970, in UTC."""
+    return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=origin)).strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,252 @@
+"""Columns of every kind at the first try, and the summary that repeats a conversion."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+from test_tables import entries_by_row, names_of, write_table
+
+import streamcd
+from streamcd.cli.commands import cli
+from streamcd.core.errors import StreamcdError
+from streamcd.dataset.derived_columns import seconds_of
+
+N_ROWS = 300
+FIRST = datetime.datetime(2020, 1, 30, 6, 6, 10)
+
+
+def mixed_table() -> pa.Table:
+    rng = np.random.default_rng(5)
+
+    def missing(values: list[Any]) -> list[Any]:
+        return [value if number % 7 else None for number, value in enumerate(values, 1)]
+
+    days = rng.integers(0, 800, N_ROWS).tolist()
+    return pa.table(
+        {
+            "y": rng.choice(["no", "yes"], N_ROWS),
+            "flag": missing((rng.random(N_ROWS) < 0.5).tolist()),
+            "day": pa.array(missing([FIRST.date() + datetime.timedelta(days=day) for day in days])),
+            "when": pa.array(
+                [FIRST + datetime.timedelta(seconds=86_399 * day) for day in days], pa.timestamp("us")
+            ),
+            "clock": pa.array([datetime.time(day % 24, day % 60) for day in days], pa.time64("us")),
+            "code": rng.integers(0, 5, N_ROWS),
+            "price": pa.array(rng.normal(size=N_ROWS).round(2).tolist()).cast(pa.decimal128(12, 2)),
+            "city": missing(rng.choice(["Oslo", "Rome"], N_ROWS).tolist()),
+            "nothing": pa.nulls(N_ROWS),
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"date": "day:parts,when:parts,clock:parts"},
+        {"category": "code", "date": "when:parts"},
+        {"hash": 6, "date": "day:parts", "category": "code"},
+        {"missing": "zero"},
+        {"scale": "maxabs", "dtype": "float64"},
+    ],
+    ids=str,
+)
+def test_a_table_of_every_kind_of_column_is_the_same_dataset_from_all_formats(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    table = mixed_table()
+    sources = [write_table(table, tmp_path / name) for name in ("t.csv", "t.parquet", "t.arrow")]
+    made = [
+        streamcd.convert(source, tmp_path / f"data{number}", label="y", **options)
+        for number, source in enumerate([*sources, table, table.to_pandas()])
+    ]
+    assert len({dataset.fingerprint for dataset in made}) == 1
+    assert made[0].verify() == []
+    assert made[0].info()["table"] == made[1].info()["table"]
+    workers = streamcd.convert(sources[0], tmp_path / "workers", label="y", workers=2, **options)
+    assert workers.fingerprint == made[0].fingerprint
+
+
+def test_indicators_are_made_where_values_are_missing_and_elsewhere_prediction_counts(tmp_path: Path) -> None:
+    dataset = streamcd.convert(mixed_table(), tmp_path / "data", label="y", scale="maxabs")
+    names = set(names_of(dataset).values())
+    assert {"flag is missing", "day is missing", "city is missing"} <= names
+    assert not {"when is missing", "code is missing", "price is missing"} & names
+    model = streamcd.load_model(streamcd.train(dataset, tmp_path / "run", loss="log_loss").run)
+    later = mixed_table().to_pandas()
+    later.loc[3:5, "code"] = None
+    with pytest.warns(UserWarning, match="3 missing values taken for zero, in columns that had none"):
+        decisions = model.decision_function(later)
+    zeros = mixed_table().to_pandas()
+    zeros.loc[3:5, "code"] = 0
+    np.testing.assert_array_equal(decisions, model.decision_function(zeros))
+
+
+def test_times_are_seconds_since_the_first_or_parts(tmp_path: Path) -> None:
+    times = ["2021-03-31 23:00:00", "2021-04-01 01:30:00.5", None, "2020-12-31"]
+    table = pa.table({"t": times, "y": [0, 1, 0, 1]})
+    dataset = streamcd.convert(table, tmp_path / "data", label="y", date="t", dtype="float64")
+    origin = datetime.datetime(2021, 3, 31, 23)
+    expected = [(datetime.datetime.fromisoformat(time) - origin).total_seconds() for time in times if time]
+    entries = entries_by_row(dataset)
+    assert [entries[row].get(0, 0.0) for row in (0, 1, 3)] == expected
+    assert dataset.info()["table"][0]["use"] == "seconds since 2021-03-31 23:00:00"
+    parts = streamcd.convert(table, tmp_path / "parts", label="y", date="t:parts")
+    names = names_of(parts)
+    found = {row: {names[feature] for feature in features} for row, features in entries_by_row(parts).items()}
+    assert found[1] == {"t year=2021", "t month=04", "t weekday=Thu", "t hour=01"}
+    assert found[2] == {"t year is missing"}
+    assert found[3] == {"t year=2020", "t month=12", "t weekday=Thu", "t hour=00"}
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_seconds_are_the_same_of_every_unit_and_before_1970(unit: str) -> None:
+    texts = ["1969-12-31 23:59:58", "2262-01-01 00:00:00", None, "1970-01-01 00:00:01"]
+    typed = pa.array(texts).cast(pa.timestamp(unit))
+    np.testing.assert_array_equal(seconds_of(typed, 1), seconds_of(pa.array(texts), 1))
+    assert seconds_of(typed, 1).tolist()[::3] == [-3.0, 0.0]
+
+
+def test_zones_and_unlike_forms_of_text_are_read(tmp_path: Path) -> None:
+    texts = pa.array(["2020-01-01T10:00:00Z", "2020-01-01 10:00:00", "2020-01-01T12:00:00+02:00"])
+    assert len(set(seconds_of(texts, 0).tolist())) == 1
+    (tmp_path / "t.csv").write_text("t,y\n2020-01-01,1\n" + "2020-01-02,0\n" * 100_000 + "soon,1\n")
+    with pytest.raises(
+        StreamcdError, match=r"t\.csv:100003: column 't': expected a time, such as .*found 'soon'"
+    ):
+        streamcd.convert(tmp_path / "t.csv", tmp_path / "data", label="y")
+
+
+def test_structs_are_columns_with_dotted_names(tmp_path: Path) -> None:
+    rows = [
+        {"who": {"age": age, "home": {"city": city}}, "y": age % 2}
+        for age, city in ((3, "Oslo"), (4, "Rome"))
+    ]
+    table = pa.Table.from_pylist([*rows, {"who": None, "y": 1}])
+    made = [
+        streamcd.convert(source, tmp_path / f"data{number}", label="y")
+        for number, source in enumerate(
+            [table, write_table(table, tmp_path / "t.parquet"), write_table(table, tmp_path / "t.arrow")]
+        )
+    ]
+    assert len({dataset.fingerprint for dataset in made}) == 1
+    expected = [
+        "who.age",
+        "who.age is missing",
+        "who.home.city=Oslo",
+        "who.home.city=Rome",
+        "who.home.city is missing",
+    ]
+    assert list(names_of(made[0]).values()) == expected
+    model = streamcd.load_model(streamcd.train(made[0], tmp_path / "run").run)
+    np.testing.assert_array_equal(
+        model.decision_function(table), model.decision_function(pa.parquet.read_table(tmp_path / "t.parquet"))
+    )
+
+
+def test_numbers_as_categories_are_named_alike_whatever_their_type(tmp_path: Path) -> None:
+    whole = pd.DataFrame({"code": [10, 2, 10], "y": [0, 1, 0]})
+    decimal = pd.DataFrame({"code": [10.0, 2.0, 10.0], "y": [0, 1, 0]})
+    made = [
+        streamcd.convert(frame, tmp_path / f"data{number}", label="y", category="code")
+        for number, frame in enumerate((whole, decimal))
+    ]
+    assert made[0].fingerprint == made[1].fingerprint
+    assert list(names_of(made[0]).values()) == ["code=10", "code=2"]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The summary
+
+
+def test_the_summary_repeats_the_conversion_and_can_be_edited(tmp_path: Path) -> None:
+    table = mixed_table()
+    options = {
+        "date": "day:parts",
+        "category": "code",
+        "hash": 5,
+        "drop": "price",
+        "id": "clock",
+        "keep": "nothing",
+    }
+    made = streamcd.convert(table, tmp_path / "data", label="y", **options)
+    shown = CliRunner().invoke(cli, ["info", str(made.path), "--columns"])
+    assert shown.exit_code == 0
+    (tmp_path / "columns.csv").write_text(shown.stdout)
+    later = write_table(table.slice(7), tmp_path / "later.csv")  # another first row
+    for source in (tmp_path / "columns.csv", made.path):
+        again = streamcd.convert(table, tmp_path / "again", columns_from=source, force=True)
+        assert again.fingerprint == made.fingerprint
+        moved = streamcd.convert(later, tmp_path / "moved", columns_from=source, force=True)
+        assert moved.manifest["encoding"] == made.manifest["encoding"]
+    lines = list(csv.reader(shown.stdout.splitlines()[1:]))
+    for line in lines:
+        if line[0] == "city":
+            line[1] = "not used"
+        if line[0] == "price":
+            line[1] = "number"
+    with (tmp_path / "edited.csv").open("w") as file:
+        csv.writer(file).writerows(lines)
+    edited = streamcd.convert(table, tmp_path / "edited", columns_from=tmp_path / "edited.csv")
+    names = set(names_of(edited).values())
+    assert "price" in names
+    assert not any(name.startswith(("city", "hash")) for name in names)
+
+
+def test_the_summary_tells_what_was_done_with_each_column(tmp_path: Path) -> None:
+    path = write_table(mixed_table(), tmp_path / "t.csv")
+    arguments = ["convert", str(path), str(tmp_path / "data"), "--label", "y", "--drop", "code"]
+    shown = CliRunner().invoke(cli, [*arguments, "--json"])
+    facts = {fact["column"]: fact for fact in json.loads(shown.stdout)["table"]}
+    assert list(facts) == ["flag", "day", "when", "clock", "price", "city", "nothing", "y", "code"]
+    assert facts["flag"] | {"example": ""} == {
+        "column": "flag", "use": "true or false", "features": 2, "missing": N_ROWS // 7, "example": "", "note": ""
+    }  # fmt: skip
+    assert facts["when"]["use"].startswith("seconds since 20")
+    assert facts["clock"]["use"] == "seconds"
+    assert (facts["code"]["use"], facts["code"]["note"]) == ("not used", "--drop")
+    assert facts["nothing"]["missing"] == N_ROWS
+    told = CliRunner().invoke(cli, [*arguments, "--force"]).stdout
+    assert "columns of the table" in told
+    assert "not used (--drop)" in told
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b\n", "expected a header with column and use"),
+        (
+            "column,use\ncode,magic\n",
+            r"columns\.csv:2: expected a use of the column 'code' such as .*found 'magic'",
+        ),
+        (
+            "column,use\ncode,number\ny,label\nday,label\n",
+            r"columns\.csv:4: expected one label, found 'y' and 'day'",
+        ),
+        (
+            "# x\ncolumn,use\nwhen,seconds since noon\n",
+            r"columns\.csv:3: expected 'seconds since 2020-03-31.*noon'",
+        ),
+        ("column,use\ny,label\n", r"columns\.csv: expected a column that becomes features, found none"),
+        ("column,use\ny,label\nx,number\n", r"expected a column 'x' \(--features\), found y, flag"),
+        ("column,use\n,label\n", r"columns\.csv:2: expected a column and its use"),
+    ],
+)
+def test_a_summary_that_says_nothing_useful_is_refused_in_one_line(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    (tmp_path / "columns.csv").write_text(text)
+    with pytest.raises(StreamcdError, match=message) as raised:
+        streamcd.convert(mixed_table(), tmp_path / "data", columns_from=tmp_path / "columns.csv")
+    assert "\n" not in str(raised.value)
+    with pytest.raises(StreamcdError, match="--columns-from and --label exclude each other"):
+        streamcd.convert(mixed_table(), tmp_path / "data", columns_from=tmp_path / "columns.csv", label="y")
