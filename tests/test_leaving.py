@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from test_tables import make_table
 
@@ -183,6 +184,13 @@ def of_table(
         "label", pa.array(np.random.default_rng(0).choice(["x", "y", ""], table.num_rows))
     )
     missing, _, normalized = request.param.partition(",")
+    rng = np.random.default_rng(1)
+    table = table.append_column("member", pa.array((rng.random(table.num_rows) < 0.5).tolist()))
+    if missing == "indicator":  # of columns that lack values: not of all
+        lacking = pa.array(rng.random(table.num_rows) < 0.2)
+        for name in ("age", "city", "member"):
+            values = pc.if_else(lacking, None, table[name])
+            table = table.set_column(table.schema.get_field_index(name), name, values)
     options = {"normalize": "l2"} if normalized else {}
     streamcd.convert(
         table, path / "data", label="bought", missing=missing, scale="standard", dtype="float64", **options
@@ -191,7 +199,7 @@ def of_table(
     new = table.drop_columns("bought").slice(0, 50).to_pylist()
     new[0]["city"] = "Atlantis"
     if missing != "error":
-        new[1] |= {"age": None}
+        new[1] |= {"age": None, "member": None}
         new[2] |= {"city": None, "visits": None}
     return streamcd.load_model(path / "run"), pa.Table.from_pylist(new)
 
@@ -200,7 +208,7 @@ def of_table(
 def unseen() -> Iterator[None]:
     """Categories never seen are told where a frame is predicted; here it is known."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "1 category ignored")
+        warnings.filterwarnings("ignore", "1 category ignored|1 missing value taken for zero")
         yield
 
 
@@ -211,6 +219,7 @@ def test_onnx_runtime_predicts_a_tables_rows_from_named_columns(of_table, tmp_pa
     inputs = {
         "age": np.array(new["age"].to_pylist(), np.float64)[:, None],
         "visits": np.array(new["visits"].to_pylist(), np.float64)[:, None],
+        "member": np.array(new["member"].to_pylist(), np.float64)[:, None],
         # "" is a category of this column; of `city` it is none, so it is missing
         "label": np.array(new["label"].to_pylist(), object)[:, None],
         "city": np.array([city or "" for city in new["city"].to_pylist()], object)[:, None],
@@ -232,6 +241,20 @@ def test_the_pipeline_predicts_a_tables_rows_from_a_frame(of_table, library) -> 
     found = model.to_sklearn().predict_proba(frame)
     np.testing.assert_allclose(found, model.predict_proba(new), rtol=1e-12)
     assert model.to_sklearn().predict(frame).tolist() == model.predict(new).tolist()
+
+
+def test_numbers_as_categories_leave_as_a_pipeline_and_times_are_refused(tmp_path) -> None:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"code": rng.choice([0.5, 2.0, np.nan], 90), "y": rng.integers(0, 2, 90)})
+    streamcd.convert(frame, tmp_path / "data", label="y", category="code")
+    model = streamcd.load_model(streamcd.train(tmp_path / "data", tmp_path / "run").run)
+    found = model.to_sklearn().decision_function(frame[["code"]])
+    np.testing.assert_allclose(found, model.decision_function(frame), rtol=1e-12)
+    frame["code"] = pd.Timestamp("2020-01-01") + pd.to_timedelta(frame["code"], "s")
+    streamcd.convert(frame, tmp_path / "data", label="y", force=True)
+    model = streamcd.load_model(streamcd.train(tmp_path / "data", tmp_path / "run", force=True).run)
+    with pytest.raises(StreamcdError, match=r"found 'code' \(seconds\)"):
+        model.to_sklearn()
 
 
 def test_hashed_columns_leave_neither_as_a_pipeline_nor_as_onnx(tmp_path) -> None:
@@ -295,7 +318,7 @@ def test_json_has_the_categories_of_a_table(of_table, tmp_path) -> None:
     model, _ = of_table
     streamcd.export(model, tmp_path / "m.json")
     of = json.loads((tmp_path / "m.json").read_text())
-    assert [column["n_categories"] for column in of["encoding"]["columns"]] == [0, 4, 0, 3]
+    assert [column["n_categories"] for column in of["encoding"]["columns"]] == [0, 4, 0, 3, 0]
     assert of["categories"] == ["Oslo", "Paris, France", "Rome", 'the "Hague"', "", "x", "y"]
 
 

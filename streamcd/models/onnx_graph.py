@@ -24,9 +24,9 @@ def onnx_model(model: Model) -> bytes:
     """Make the ONNX model.
 
     Its inputs are the matrix ``X`` (rows, n_features) of float32, or for a model with a table's encoding a column (rows, 1)
-    each: numbers of float64, where NaN is missing, and strings, where "" is missing unless it is a category. Its outputs are
-    ``label`` (rows,), where the model has them ``probabilities`` (rows, n_classes), and ``decision``, as by
-    `Model.decision_function`; of a model of targets, ``prediction`` (rows,).
+    each: numbers of float64 (booleans are 0 and 1), where NaN is missing, and strings, where "" is missing unless it is a
+    category. Its outputs are ``label`` (rows,), where the model has them ``probabilities`` (rows, n_classes), and
+    ``decision``, as by `Model.decision_function`; of a model of targets, ``prediction`` (rows,).
 
     Raises
     ------
@@ -171,22 +171,21 @@ def _columns(graph: _Graph, model: Model, encoding: Encoding) -> tuple[str, list
     starts, scaled = encoding.first_features(), _Scaled(model)
     products: list[str] = []
     squares: list[str] = []
-    numbers: list[tuple[str, int]] = []
+    numbers: list[tuple[str, int, bool]] = []
     before = 0
     for column, start in zip(encoding.columns, starts.tolist(), strict=False):
-        if column.kind == "number":
-            numbers.append((graph.input(column.name, np.float64, 1), start))
-        elif column.kind == "category":
+        if column.kind == "number" and column.form != "seconds":
+            numbers.append((graph.input(column.name, np.float64, 1), start, column.indicated))
+        elif column.kind == "category" and not column.form:
             places = _category_places(graph, encoding, column, before)
-            width = column.n_categories + (encoding.missing == "indicator")
-            own = slice(start, start + width)
+            own = slice(start, start + column.n_features)
             products.append(_gathered(graph, scaled.weights[own], places))
             if scaled.squares is not None:
                 squares.append(_gathered(graph, scaled.squares[own, np.newaxis], places))
         else:
             raise ModelError(
-                f"ONNX: expected columns of numbers and categories, found {column.name!r} ({column.kind}); convert without "
-                "--hash, or leave the column out with --drop"
+                f"ONNX: expected columns of numbers and categories, found {column.name!r} ({column.form or column.kind}); "
+                "convert without --hash, or leave the column out with --drop"
             )
         before += column.n_categories
     if numbers:
@@ -198,25 +197,27 @@ def _columns(graph: _Graph, model: Model, encoding: Encoding) -> tuple[str, list
 
 
 def _numbers(
-    graph: _Graph, encoding: Encoding, numbers: list[tuple[str, int]]
+    graph: _Graph, encoding: Encoding, numbers: list[tuple[str, int, bool]]
 ) -> Iterable[tuple[str, np.ndarray]]:
     """Yield the values of all columns of numbers with their features, and what marks the missing ones."""
-    features = np.array([feature for _, feature in numbers])
-    values = graph.add("Concat", *(name for name, _ in numbers), axis=1)
+    features = np.array([feature for _, feature, _ in numbers])
+    values = graph.add("Concat", *(name for name, *_ in numbers), axis=1)
     if encoding.missing == "error":
         yield values, features
         return
     missing = graph.add("IsNaN", values)
     yield graph.add("Where", missing, graph.constant(np.float64(0.0)), values), features
-    if encoding.missing == "indicator":
-        yield graph.to_double(missing), features + 1
+    indicated = np.flatnonzero([indicated for *_, indicated in numbers])
+    if indicated.size:
+        marks = graph.add("Gather", graph.to_double(missing), graph.constant(indicated), axis=1)
+        yield marks, features[indicated] + 1
 
 
 def _category_places(graph: _Graph, encoding: Encoding, column: Column, before: int) -> str:
     """Number the strings of a column: a category, missing, or, beyond the column's features, unknown."""
     assert encoding.categories is not None
     texts = [encoding.categories.text(before + k) for k in range(column.n_categories)]
-    unknown = len(texts) + (encoding.missing == "indicator")
+    unknown = column.n_features
     places = {"": len(texts)} | {text: place for place, text in enumerate(texts)}
     return graph.add(
         "LabelEncoder",

@@ -44,10 +44,10 @@ def _check(model: Any) -> None:
             "of the largest probability; dataclasses.replace(model, sigmoids=None).to_sklearn() leaves the probabilities out"
         )
     for column in () if model.encoding is None else model.encoding.columns:
-        kind = "numbers written as text" if column.text else column.kind
-        if kind not in ("number", "category"):
+        if column.kind not in ("number", "category") or column.form not in ("", "boolean", "numbers"):
+            found = f"{column.name!r} ({column.form or column.kind})"
             raise ModelError(
-                f"to_sklearn: expected columns of numbers and categories, found {column.name!r} ({kind}), for which no "
+                f"to_sklearn: expected columns of numbers, categories and booleans, found {found}, for which no "
                 "class of scikit-learn makes the same features"
             )
 
@@ -69,47 +69,61 @@ def _encoder(encoding: Encoding) -> tuple[Any, np.ndarray]:
         ) from None
     from sklearn.compose import ColumnTransformer
 
-    indicated, starts = encoding.missing == "indicator", encoding.first_features().tolist()
+    starts = encoding.first_features().tolist()
     parts, features, before = [], [np.empty(0, np.int64)], 0
     example: dict[str, list[Any]] = {}
     for column, start, stop in zip(encoding.columns, starts, starts[1:], strict=False):
         own = np.arange(start, stop)
-        if column.kind == "number":
-            parts.append((column.name, _of_numbers(encoding.missing), [column.name]))
+        if column.kind == "number" and not column.form:
+            parts.append((column.name, _of_numbers(encoding.missing, column.indicated), [column.name]))
             example[column.name] = [0.0]
         elif own.size:
             categories = _categories(encoding, column, before)
-            parts.append((column.name, _of_categories(categories, indicated), [column.name]))
+            parts.append((column.name, _of_categories(categories, column.indicated), [column.name]))
             example[column.name] = [categories[0] if categories else None]
-            own = np.append(own, own[-1:]) if indicated else own
+            own = np.append(own, own[-1:]) if column.indicated and column.form != "numbers" else own
         features.append(own)
         before += column.n_categories
     made = ColumnTransformer(parts, sparse_threshold=1.0)
-    made.fit(pd.DataFrame({name: pd.Series(values) for name, values in example.items()}))
+    made.fit(
+        pd.DataFrame({name: pd.Series(values, dtype=_dtype(values)) for name, values in example.items()})
+    )
     return made, np.concatenate(features)
 
 
-def _categories(encoding: Encoding, column: Column, before: int) -> list[str]:
+def _dtype(values: list[Any]) -> Any:
+    """Return the type of an example of a column: of booleans, some of which may be missing, the type of all objects."""
+    return object if values == [True] else None
+
+
+def _categories(encoding: Encoding, column: Column, before: int) -> list[Any]:
+    """Return the values for which a column has a feature of 1: its strings, its numbers, or of a boolean what is true."""
+    if column.form == "boolean":
+        return [True]
     assert encoding.categories is not None
-    return [encoding.categories.text(before + k) for k in range(column.n_categories)]
+    texts = [encoding.categories.text(before + k) for k in range(column.n_categories)]
+    return [float(text) for text in texts] if column.form == "numbers" else texts
 
 
-def _of_numbers(missing: str) -> Any:
+def _of_numbers(missing: str, indicated: bool) -> Any:
     from sklearn.impute import MissingIndicator, SimpleImputer
     from sklearn.pipeline import FeatureUnion
 
     if missing == "error":
         return "passthrough"
     zero = SimpleImputer(strategy="constant", fill_value=0, keep_empty_features=True)
-    if missing == "zero":
+    if not indicated:
         return zero
     return FeatureUnion([("value", zero), ("missing", MissingIndicator(features="all"))])
 
 
-def _of_categories(categories: list[str], indicated: bool) -> Any:
+def _of_categories(categories: list[Any], indicated: bool) -> Any:
     from sklearn.preprocessing import OneHotEncoder
 
-    known = np.array([*categories, *([None, np.nan] if indicated else [])], object)
+    if categories and isinstance(categories[0], float):
+        known = np.array([*categories, np.nan][: len(categories) + indicated])
+    else:
+        known = np.array([*categories, *([None, np.nan] if indicated else [])], object)
     return OneHotEncoder(categories=[known], handle_unknown="ignore", dtype=np.float64)
 
 
