@@ -195,13 +195,15 @@ def _open_table(
 def _table_reader(
     paths: list[str], roots: dict[str, str], format: str, head: bytes, reading: Reading, options: TableOptions
 ) -> Any:
-    from .tables import ArrowReader, CsvReader, ParquetReader, partitions_of
-
     if format == "csv":
+        from .delimited import CsvReader
+
         first = ByteRange(paths[0], head=head if paths[0] == STANDARD_INPUT else b"")
         delimiter = delimiter_of(read_head(first, _HEAD_BYTES)[1]) or ","
         decimal = options.decimal if reading.encoding is None else reading.encoding.decimal
         return CsvReader(paths, reading, delimiter, decimal, head=head)
+    from .tables import ArrowReader, ParquetReader, partitions_of
+
     for path in paths:
         if total_bytes([path]) is None or is_compressed(path):
             raise UsageError(

@@ -32,7 +32,7 @@ class TableOptions(Checked):
         bare="",
     )
     weight_column: Any = option(
-        None, "Column of row weights.", kind="str", metavar="COL", section=Section.COLUMNS
+        None, "Column of row weights.", kind="str", metavar="COL", section=Section.BESIDE
     )
     features: Any = option(
         None,
@@ -47,14 +47,14 @@ class TableOptions(Checked):
         "Column that identifies a row, such as a name or a number: kept as it is, no feature; predictions have it.",
         kind="str",
         metavar="COL",
-        section=Section.COLUMNS,
+        section=Section.BESIDE,
     )
     keep: Any = option(
         None,
         "Columns to keep beside the rows as they are, no features, such as groups or folds.",
         kind=_NAMES,
         metavar="COL,…",
-        section=Section.COLUMNS,
+        section=Section.BESIDE,
     )
     hash: int | None = option(
         None,

@@ -1,16 +1,13 @@
-"""Tables in files: delimited text, Parquet, Arrow's IPC formats; read in batches, pieces of them by several processes."""
+"""Tables in files of Parquet and of Arrow's IPC formats; read in batches, pieces of them by several processes."""
 
 from __future__ import annotations
 
 import mmap
 import os
-import re
 import struct
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from csv import Error as RecordError
-from csv import reader as records
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, NoReturn
@@ -18,26 +15,16 @@ from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv as csv
 
 from ..core.errors import DataError
 from ..core.memory_budget import format_size
 from ..core.storage import file_size, location
 from ..dataset.arrow_columns import flat_columns, one_batch
-from ..dataset.derived_columns import are_times_of_day
 from ..dataset.parquet import parquet_file
-from ..dataset.text_numbers import NULLS
-from ..kernels import tables as kernels
 from .arrow_messages import BatchSize, batch_size, block_size, footer_blocks
-from .byte_sources import ByteBlock, ByteRange, display_name, read_blocks, read_head
-from .sources import Block, Counted, FilePart, Reader, TextReader, locator, refusing_damage
-from .table_columns import FIRST_ROWS, column_types, distinct_names
+from .sources import Block, Counted, FilePart, Reader, locator, refusing_damage
+from .table_columns import FIRST_ROWS, column_types
 
-SAMPLE_BYTES = 1 << 20
-"""First bytes of delimited text, from which the columns' types are inferred."""
-
-_COLUMNS_AT_A_TIME = 1000  # of delimited text
-_QUOTE = ord('"')
 _LEAST_BATCH_ROWS, _MOST_BATCH_ROWS = 1 << 8, 1 << 16
 _BUFFER_BYTES = 1 << 18  # by which column chunks of Parquet are read
 _PAGE_BYTES = 1 << 20  # of writers' pages, by default
@@ -45,201 +32,6 @@ _PREFIXED_ROWS = 64  # at a time of strings that share prefixes: no figure of th
 _MOST_EXPANSION = 100  # of a column chunk of Parquet that is larger than the memory for it
 _CELL_BYTES = 8  # of text, about, that a cell of a table would be
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Delimited text
-
-
-def _last_record_end(buffer: bytearray, size: int) -> int:
-    return int(kernels.last_record_end(np.frombuffer(buffer, np.uint8), size, _QUOTE))
-
-
-@dataclass(frozen=True)
-class CsvReader(TextReader):
-    """Delimited text with a line of names; a newline between quotes is part of a value."""
-
-    delimiter: str = ","
-    decimal: str = "."
-
-    def count(self, piece: ByteRange) -> Counted:
-        n_rows, n_lines, quoted = 0, 0, False
-        with closing(read_blocks([piece], *self.reading.of_text)) as blocks:
-            for block in blocks:
-                # a newline between quotes ends a block too: a quote more changes what is a record from there on
-                rows, lines, odd = kernels.count_records(block.as_array(), block.start, block.stop, _QUOTE)
-                n_rows, n_lines, quoted = n_rows + rows, n_lines + lines, quoted or odd
-        return Counted(max(n_rows - (piece.start == 0), 0), n_lines, not quoted)
-
-    def types(self) -> dict[str, str]:
-        types, first = column_types(self._first_table.schema, ""), self.first_rows({})
-        # Arrow takes times of day with fractions for strings
-        texts = [name for name, kind in types.items() if kind == "string"]
-        types |= {name: "time" for name in texts if are_times_of_day(first.column(name))}
-        return {name: "text not in UTF-8" if kind == "binary" else kind for name, kind in types.items()}
-
-    def first_rows(self, types: Mapping[str, str]) -> Any:
-        return one_batch(self._first_table.slice(0, FIRST_ROWS))
-
-    @cached_property
-    def _first_table(self) -> Any:
-        """The first megabyte, with the types that it suggests."""
-        path = self.paths[0]
-        names, start = self._header(path)
-        rows = self._first_records(path, start)
-        if not rows.strip():
-            return pa.table({name: pa.nulls(0) for name in names})
-        return self._read(pa.py_buffer(rows), names, names, {}, _at_lines(display_name(path), 1))
-
-    def kept_types(self, names: Sequence[str]) -> dict[str, str]:
-        """Return the types of columns that are kept: whole numbers, if the first rows are written as such, or strings."""
-        path = self.paths[0]
-        all_names, start = self._header(path)
-        rows = self._first_records(path, start)
-        if not names or not rows.strip():
-            return dict.fromkeys(names, "string")
-        strings = dict.fromkeys(names, pa.large_string())
-        columns = (all_names, list(names), strings, _at_lines(display_name(path), 1))
-        table = self._read(pa.py_buffer(rows), *columns)
-        return {name: "integer" if _are_integers(table.column(name)) else "string" for name in names}
-
-    def _first_records(self, path: str, start: int) -> bytes:
-        """Return the first whole records from `start` on."""
-        text, is_cut = self._sample(path)
-        end = _last_record_end(bytearray(text), len(text)) if is_cut else len(text)
-        return text[start : end or len(text)]
-
-    def _sample(self, path: str) -> tuple[bytes, bool]:
-        """Read the first bytes of text; tells if there are more."""
-        sample, text = read_head(self.all_of(path), SAMPLE_BYTES, self.reading.decoder_bytes)
-        return text, max(len(sample), len(text)) >= SAMPLE_BYTES
-
-    def _header(self, path: str) -> tuple[list[str], int]:
-        """Return the names in the first line, and its end."""
-        text, _ = self._sample(path)
-        first = 3 if text.startswith(b"\xef\xbb\xbf") else 0
-        while text[first : first + 1] in (b"\n", b"\r"):
-            first += 1
-        end, quoted = first, False
-        while end < len(text) and (quoted or text[end] != 0x0A):
-            quoted ^= text[end] == _QUOTE
-            end += 1
-        name = display_name(path)
-        if end == first:
-            raise DataError(
-                f"{name}: expected a line of column names, found none; check that this is the file meant"
-            )
-        try:
-            line = text[first:end].decode().rstrip("\r\n")
-            found = [name.strip() for name in next(records([line], delimiter=self.delimiter, strict=True))]
-        except (UnicodeDecodeError, RecordError):
-            raise DataError(
-                f"{name}:1: expected the names of the columns in UTF-8, with closed quotes, found "
-                f"{text[first : min(end, first + 60)]!r}; correct the line"
-            ) from None
-        if all(re.fullmatch(r"[-+]?[0-9.]+([eE][-+]?[0-9]+)?", text) for text in found):
-            raise DataError(
-                f"{name}:1: expected the names of the columns, found numbers; add a first line of names"
-            )
-        return distinct_names(found, f"{name}:1"), min(end + 1, len(text))
-
-    def blocks(
-        self, pieces: Sequence[ByteRange], first_line: int, types: dict[str, str]
-    ) -> Generator[Block, None, None]:
-        arrow = {
-            "number": pa.float64(),
-            "nothing": pa.float64(),
-            "integer": pa.int64(),
-            "boolean": pa.bool_(),
-        }
-        wanted = {name: arrow.get(kind, pa.large_string()) for name, kind in types.items()}
-        read_before = 0
-        for piece in pieces:
-            names, header_end = self._header(piece.path)
-            chosen = [name for name in wanted if name in set(names)]
-            line = first_line if piece is pieces[0] else 0
-            with closing(read_blocks([piece], *self.reading.of_text, _last_record_end)) as texts:
-                for text in texts:
-                    start = max(header_end, text.start) if text.first else text.start
-                    first = line + (text.first and 1)
-                    for batch in self._batches(
-                        text, start, names, chosen, wanted, _at_lines(text.name, first)
-                    ):
-                        message = _at_lines(text.name, first)
-                        yield Block(message, batch, read_before + text.bytes_read)
-                        first += batch.num_rows
-                    line += int(np.count_nonzero(text.as_array()[text.start : text.stop] == 0x0A))
-            read_before += piece.n_bytes if piece.path != "-" else 0
-
-    def _batches(self, text: ByteBlock, start: int, *columns: Any) -> list[Any]:
-        view = memoryview(text.buffer)[start : text.stop]
-        if len(view) < 3 and not bytes(view).strip():
-            return []
-        batches: list[Any] = self._read(pa.py_buffer(view), *columns).to_batches(
-            max_chunksize=_MOST_BATCH_ROWS
-        )
-        return batches
-
-    def _read(
-        self, buffer: Any, names: list[str], chosen: list[str], types: dict[str, Any], message: Any
-    ) -> Any:
-        """Read the columns `chosen` from text without its line of names, some at a time: each takes Arrow 15 kB."""
-        read = csv.ReadOptions(
-            use_threads=self.reading.threaded, column_names=names, block_size=min(buffer.size + 1, 2**31 - 1)
-        )
-        parse = csv.ParseOptions(delimiter=self.delimiter)
-        columns: list[Any] = []
-        try:
-            for k in range(0, len(chosen), _COLUMNS_AT_A_TIME):
-                part = chosen[k : k + _COLUMNS_AT_A_TIME]
-                convert = csv.ConvertOptions(
-                    null_values=NULLS,
-                    decimal_point=self.decimal,
-                    strings_can_be_null=True,
-                    quoted_strings_can_be_null=False,
-                    column_types=types,
-                    include_columns=part,
-                )
-                columns += csv.read_csv(pa.BufferReader(buffer), read, parse, convert).columns
-        except pa.ArrowInvalid as error:
-            if self.reading.threaded:  # Arrow's threads do not tell the row
-                alone = replace(self, reading=replace(self.reading, threaded=False))
-                return alone._read(buffer, names, chosen, types, message)
-            raise DataError(_csv_complaint(str(error), names, message)) from None
-        return pa.Table.from_arrays(columns, chosen)
-
-
-def _are_integers(strings: Any) -> bool:
-    """Tell whether strings, of which there are some, are 64-bit integers as Python writes them."""
-    texts = strings.drop_null().unique().to_pylist()
-    return bool(texts) and all(re.fullmatch(r"0|-?[1-9][0-9]{0,17}", text) for text in texts)
-
-
-def _at_lines(name: str, line: int) -> Any:
-    return lambda row: f"{name}:{line + row + 1}"
-
-
-def _csv_complaint(error: str, names: list[str], message: Any) -> str:
-    ragged = re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+): (.*)", error, re.DOTALL)
-    if ragged:
-        row, expected, found, text = ragged.groups()
-        return f"{message(int(row) - 1)}: expected {expected} columns, found {found}: {text[:60]!r}; correct the line"
-    bad = re.search(r"In CSV column #(\d+): (?:Row #(\d+): )?CSV conversion error to (\w+): (.*)", error)
-    if not bad:
-        return f"{message(0)}: expected delimited text, found something else ({error.splitlines()[0]}); correct it"
-    column, row, type_, what = bad.groups()
-    name = names[int(column)] if int(column) < len(names) else column
-    kinds = {
-        "double": "a number, as in its first rows",
-        "int64": "a whole number, as in its first rows",
-        "bool": "true or false, as in its first rows",
-    }
-    expected = kinds.get(type_, "text in UTF-8")
-    value = what.removeprefix("invalid value ").strip("'")[:40]
-    return (
-        f"{message(int(row or 1) - 1)}: column {name!r}: expected {expected}, found {value!r}; "
-        "correct the line, or leave the column out with --drop"
-    )
 
 
 # ---------------------------------------------------------------------------------------------------------------------
