@@ -34,6 +34,7 @@ class Section(StrEnum):
     LOSS = "Parameters of the loss"
     PENALTY = "Penalty"
     METHOD = "Method"
+    CHOICE = "Choice among C"
     STOPPING = "Stopping and validation"
     RUN = "Run"
     PROCESSORS = "Processors, workers, cache"

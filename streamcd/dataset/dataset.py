@@ -62,6 +62,7 @@ class Dataset(RowTable):
     """
 
     held_bytes = 0
+    _folds: np.ndarray | None = None
 
     def __init__(
         self, path: Location, manifest: dict[str, Any], chunk_table: Mapping[str, np.ndarray]
@@ -237,6 +238,19 @@ class Dataset(RowTable):
             for block in read_groups(path):
                 scales[block["feature"]] = block["scale"]
         return replace(scaling, scales=scales)
+
+    def use_folds(self, folds: np.ndarray) -> None:
+        """Assign rows to the folds of a cross-validation: uint8, in the order of the source."""
+        self._folds = folds
+        self.held_bytes += folds.nbytes
+
+    def folds_of(self, source: np.ndarray, seed: int, n_folds: int) -> np.ndarray:
+        """Return the folds of rows of the source, uint8: as assigned, else by a hash of them and the seed."""
+        if self._folds is not None:
+            return self._folds[source.astype(np.int64, copy=False)]
+        from ..core.randomness import assign_folds  # with kernels
+
+        return assign_folds(source, seed, n_folds)
 
     @property
     def kept(self) -> list[str]:

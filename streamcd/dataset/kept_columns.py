@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..core.errors import DataError
 from ..core.storage import Location
+from .arrow_columns import numbers_of
 from .parquet import parquet_file, reading
 
 KEPT_FILE = "kept.parquet"
@@ -103,6 +105,24 @@ def rows_of(batch: Any, start: int, stop: int) -> Any:
     """Copy some rows of a batch; a slice would be sent to another process with all of them."""
     part = batch.slice(start, stop - start)
     return part.take(pa.array(range(part.num_rows), pa.int64()))
+
+
+def count_values(arrays: Iterable[Any]) -> dict[str | None, int]:
+    """Count the different values of a column, by their text; None for missing ones."""
+    counts: dict[str | None, int] = {}
+    for array in arrays:
+        for pair in array.cast(pa.large_string()).value_counts():
+            value = pair["values"].as_py()
+            counts[value] = counts.get(value, 0) + pair["counts"].as_py()
+    return counts
+
+
+def numbers_of_values(arrays: Iterable[Any], numbers: Mapping[str | None, int]) -> Iterator[np.ndarray]:
+    """Yield the numbers of a column's values, by their text."""
+    for array in arrays:
+        coded = array.cast(pa.large_string()).dictionary_encode("encode")
+        own = np.array([numbers[value] for value in coded.dictionary.to_pylist()], np.int64)
+        yield own[numbers_of(coded.indices)]
 
 
 class InOrder:

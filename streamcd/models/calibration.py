@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..core.errors import UsageError
+from ..kernels.loss_table import CLASSES, form_of
 
 _MAX_STEPS, _LEAST_STEP, _ARMIJO = 100, 1e-10, 1e-4
 _SMALLEST_GRADIENT = 1e-5  # per vector, as in the paper
@@ -82,6 +83,24 @@ def sigmoid_logarithms(sigmoids: np.ndarray, decisions: np.ndarray) -> tuple[np.
     """Return ``log p`` and ``log(1 - p)`` of decisions, shape (rows, n_vectors)."""
     scaled = sigmoids[0] * decisions + sigmoids[1]
     return -np.logaddexp(0.0, scaled), -np.logaddexp(0.0, -scaled)
+
+
+_LOGISTIC = np.array([[-1.0], [0.0]])  # a and b of the plain logistic function
+
+
+def class_log_probabilities(
+    loss: str, decisions: np.ndarray, sigmoids: np.ndarray | None, *, is_binary: bool
+) -> np.ndarray:
+    """Return the logarithms of the classes' probabilities by decisions of one vector for two classes, or one for each.
+
+    The softmax of multinomial decisions; else the sigmoid of each, by default the logistic one, divided by their sum.
+    """
+    if form_of(loss) == CLASSES and sigmoids is None:
+        return np.asarray(decisions - np.logaddexp.reduce(decisions, axis=1, keepdims=True))
+    log_p, log_q = sigmoid_logarithms(_LOGISTIC if sigmoids is None else sigmoids, decisions)
+    if is_binary:
+        return np.hstack([log_q, log_p])
+    return np.asarray(log_p - np.logaddexp.reduce(log_p, axis=1, keepdims=True))
 
 
 def _count(blocks: Blocks, n_vectors: int) -> np.ndarray:

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..core.atomic_files import begins_with, check_output, replacing
 from ..core.errors import UsageError
-from ..core.progress import Listener
+from ..core.progress import Listener, ends_progress
 from ..core.storage import local_path
 from ..kernels.loss_table import CLASSES, form_of
 from .liblinear import export_liblinear
@@ -34,6 +34,7 @@ class _Format(NamedTuple):
     write: Callable[[Model, Path], None]
 
 
+@ends_progress
 def export(
     model: Model,
     path: str | os.PathLike[str],

@@ -22,7 +22,6 @@ from ..core.storage import local_path
 from ..core.threads import Threads
 from ..dataset.scaling import Scaling
 from ..kernels.loss_table import (
-    CLASSES,
     INLIERS,
     PLANES,
     Loss,
@@ -31,7 +30,7 @@ from ..kernels.loss_table import (
     has_targets,
     row_loss,
 )
-from .calibration import sigmoid_logarithms
+from .calibration import class_log_probabilities
 from .encoding import Encoding
 from .model_file import STORED_FIELDS, number_text, source_labels, write_model
 from .scoring import ClassChoice, SparseRows, score
@@ -39,8 +38,6 @@ from .sparse_weights import SparseWeights, sparse_if_worth
 
 UNKNOWN_CLASS = "(unknown)"
 """Name of a class that the model does not know."""
-
-_LOGISTIC = np.array([[-1.0], [0.0]])  # Platt's a and b for the plain logistic function
 
 
 @dataclass
@@ -355,12 +352,7 @@ class Model:
             raise ModelError(
                 "probabilities need one vector per class; this model was trained with another code matrix"
             )
-        if form_of(self.loss) == CLASSES and self.sigmoids is None:
-            return decisions - np.logaddexp.reduce(decisions, axis=1, keepdims=True)
-        log_p, log_q = sigmoid_logarithms(_LOGISTIC if self.sigmoids is None else self.sigmoids, decisions)
-        if self.is_binary:
-            return np.hstack([log_q, log_p])
-        return log_p - np.logaddexp.reduce(log_p, axis=1, keepdims=True)
+        return class_log_probabilities(self.loss, decisions, self.sigmoids, is_binary=self.is_binary)
 
     def label_text(self, label: float) -> str:
         """Format a label as in the source: a name or a number, integers without a decimal point."""

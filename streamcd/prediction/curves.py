@@ -53,7 +53,9 @@ class ScoreCurves:
         place, known = class_indices(model.classes, rows.label)
         place, decisions, weight = place[known], rows.decisions[known], rows.weight[known]
         scores = (
-            positive_scores(model, decisions)[:, None] if model.n_classes == 2 else model.scores(decisions)
+            positive_scores(model.choice, decisions)[:, None]
+            if model.n_classes == 2
+            else model.scores(decisions)
         )
         for number, which in enumerate(self.classes):
             truth = (place == which).astype(np.int64)

@@ -69,7 +69,7 @@ class _Evaluation:
             self.log_loss.add(-log_probabilities[np.arange(place.size), place] * weight)
             self.brier.add(_brier_terms(np.exp(log_probabilities), place) * weight)
         if model.n_classes == 2:
-            self.roc.add(positive_scores(model, decisions), place == 1, weight)
+            self.roc.add(positive_scores(model.choice, decisions), place == 1, weight)
 
     def _add_unknown(self, label: np.ndarray, predicted: np.ndarray, weight: np.ndarray) -> None:
         self.n_unknown += label.size

@@ -13,6 +13,7 @@ from ..core.atomic_files import begins_with
 from ..core.errors import UsageError
 from ..dataset.parquet import has_column
 from ..models.model import Model
+from ..models.scoring import ClassChoice
 
 Output = str | os.PathLike[str] | TextIO
 
@@ -83,7 +84,9 @@ class PredictionColumns:
         columns: list[Any] = [rows, _predicted_labels(model, decisions, types["prediction"])]
         if self.decision and not model.has_targets:
             binary = model.n_classes <= 2
-            scores = positive_scores(model, decisions)[:, np.newaxis] if binary else model.scores(decisions)
+            scores = (
+                positive_scores(model.choice, decisions)[:, np.newaxis] if binary else model.scores(decisions)
+            )
             columns += [*scores.T]
         if self.proba:
             columns += [*np.exp(model.log_probabilities(decisions)).T]
@@ -133,11 +136,11 @@ def _csv_cell(text: str) -> str:
     return '"' + text.replace('"', '""') + '"' if set(text) & set(',"\r\n') else text
 
 
-def positive_scores(model: Model, decisions: np.ndarray) -> np.ndarray:
+def positive_scores(choice: ClassChoice, decisions: np.ndarray) -> np.ndarray:
     """Return the preference for the larger of two classes."""
     if decisions.shape[1] == 1:
         return decisions[:, 0]
-    scores = model.scores(decisions)
+    scores = choice.scores(decisions)
     both_infinite = np.isinf(scores).all(axis=1)  # of two twin planes with zero weights neither is nearer
     with np.errstate(invalid="ignore"):
         return np.where(both_infinite, 0.0, scores[:, 1] - scores[:, 0])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..core.memory_budget import format_size
@@ -215,6 +216,11 @@ class Scores(NamedTuple):
     folds: Sequence[float]
     mean: float
 
+    @property
+    def standard_error(self) -> float:
+        """Standard error of the mean over folds."""
+        return statistics.stdev(self.folds) / math.sqrt(len(self.folds))
+
 
 def scores_of(search: Facts) -> list[Scores]:
     """Read the scores in the result of a search, ascending."""
@@ -232,13 +238,27 @@ class Criterion(NamedTuple):
     sign: int  # 1 where the largest mean is best, -1 where the least is
     form: str  # of a score
 
-    def best(self, scores: Iterable[Scores]) -> Scores:
-        """Choose: of equal means the smallest C, and the largest λ."""
-        return max(scores, key=lambda of: (self.sign * of.mean, -of.setting.C, of.setting.l1))
+    def best(self, scores: Sequence[Scores], *, by_error: bool = False) -> Scores:
+        """Choose: of equal means the smallest C, and the largest λ.
+
+        With `by_error` it is the smallest C, and the largest λ, whose mean is within a standard error of the best one's.
+        """
+        best = max(scores, key=lambda of: (self.sign * of.mean, -of.setting.C, of.setting.l1))
+        if not by_error:
+            return best
+        enough = self.sign * best.mean - best.standard_error
+        near = [of for of in scores if self.sign * of.mean >= enough]
+        return min(near, key=lambda of: (of.setting.C, -of.setting.l1))
 
 
 CRITERIA = {
     **{name: Criterion(text, 1, ".4f") for name, text in SCORES.items()},
+    "auc": Criterion("area under the ROC curve", 1, ".4f"),
+    "balanced_accuracy": Criterion("balanced accuracy", 1, ".4f"),
+    "f1": Criterion("F1", 1, ".4f"),
+    "log_loss": Criterion("log loss", -1, ".4g"),
+    "mae": Criterion("mean absolute error", -1, ".4g"),
+    "mse": Criterion("mean squared error", -1, ".4g"),
     "loss": Criterion("loss", -1, ".4g"),
 }
 """Criteria by their names in results."""
@@ -318,6 +338,7 @@ def run_table(title: str, run: Facts) -> Table:
         *_spent_rows(run),
         ("dataset", run["dataset"]),
         *options.items(),
+        *_rows(run["search"], **dict.fromkeys(run["search"], listed)),
         *_rows(run["stopping"], **dict.fromkeys(run["stopping"], listed)),
         ("memory", format_size(run["memory"]) + (", each worker" if run["workers"] else "")),
         *([("models for", _listed_settings(run["models"]))] if run["models"] else []),

@@ -26,9 +26,18 @@ from .problem_options import ProblemOptions, SharedRounds, check_positive
 
 @dataclass(frozen=True)
 class Search:
-    """A search over C by cross-validation with `cv` folds."""
+    """A search over C by cross-validation with `cv` folds; columns are those kept beside the rows, empty for none."""
 
     cv: int
+    scoring: str = ""  # the criterion; by the loss where empty
+    groups: str = ""  # column whose values stay together in a fold
+    fold: str = ""  # column that names the folds
+    stratify: bool = False
+    one_standard_error: bool = False
+
+    def with_folds(self, cv: int) -> Search:
+        """Return the search with another number of folds."""
+        return replace(self, cv=cv)
 
 
 @dataclass(frozen=True, kw_only=True)

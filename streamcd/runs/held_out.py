@@ -12,7 +12,6 @@ import numpy as np
 from ..core.classes import class_indices
 from ..core.memory_budget import require
 from ..core.progress import Progress
-from ..core.randomness import assign_folds
 from ..core.setting import Setting
 from ..core.threads import Threads
 from ..dataset.schema import ChunkData
@@ -50,11 +49,17 @@ class _Fold(NamedTuple):
 
 
 def held_out_rows(
-    path: Path, folds: ResolvedRun, session: Session, use: Callable[[HeldOut], Used], phase: str
+    path: Path,
+    folds: ResolvedRun,
+    session: Session,
+    use: Callable[[HeldOut], Used],
+    phase: str,
+    used_bytes: int = 0,
 ) -> Iterator[Used]:
     """Score all rows by the states of a run of folds in a directory; one read for each group of lanes.
 
-    Threads score blocks of rows, and call `use`, whose results are in the order of the rows.
+    Threads score blocks of rows, and call `use`, whose results are in the order of the rows; the caller takes `used_bytes`
+    for them.
     """
     dataset = folds.dataset
     for group in folds.groups:
@@ -65,6 +70,8 @@ def held_out_rows(
             "weights": 2 * sum(fold.weights.nbytes for fold in by_fold),
             "one chunk": chunk_bytes(dataset),
             "decisions": 2 * _BYTES,
+            "scores": used_bytes,
+            "folds of rows": dataset.held_bytes,
         }
         left = require(folds.config.memory, needs)
         count, _ = affordable_threads(dataset, left, n_columns, session.threads.count)
@@ -103,7 +110,7 @@ def _score_chunk(
     code = np.zeros(data.label.size, np.int64)
     if not folds.problem.has_targets:
         code, _ = class_indices(folds.problem.classes, data.label)
-    number = assign_folds(data.source, folds.options.seed, folds.problem.n_folds)
+    number = folds.dataset.folds_of(data.source, folds.options.seed, folds.problem.n_folds)
     for first in range(0, code.size, block_rows):
         block = slice(first, first + block_rows)
         for fold in by_fold:

@@ -27,7 +27,7 @@ from .config import (
     versions,
     write_config,
 )
-from .options import TrainOptions
+from .options import TrainOptions, TuneOptions
 from .problem_options import ProblemOptions
 
 _LEAST_MIXED_CHUNKS = 8  # in a window, for which lanes are grouped; fewer converge slowly
@@ -60,7 +60,7 @@ def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> Resolv
         rounds=asked.rounds,
         columns=dataset.open_columns().fingerprint if reads_columns(options.method) else None,
         start_from=None if asked.start_from is None else str(asked.start_from),
-        tune=Search(options.folds) if asked.search else None,
+        tune=search_of(asked) if isinstance(asked, TuneOptions) else None,
         calibrate=asked.calibrate,
         validation=asked.validation,
         validation_identity=_identity(asked.validation),
@@ -68,6 +68,12 @@ def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> Resolv
         bias_because=asked.bias_because,
     )
     return ResolvedRun(config, dataset, problem)
+
+
+def search_of(asked: TuneOptions) -> Search:
+    """Make the record of the search that options ask for."""
+    columns = asked.groups or "", asked.fold or ""
+    return Search(asked.folds, asked.scoring or "", *columns, asked.stratify, asked.one_standard_error)
 
 
 def resolve_part(part: Run, run: ResolvedRun, problem: ProblemOptions, **options: Any) -> ResolvedRun:

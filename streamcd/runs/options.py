@@ -217,6 +217,34 @@ class TuneOptions(TrainOptions):
         flags="-v --cv",
         metavar="K",
     )
+    scoring: str | None = option(
+        None,
+        "Criterion by which is chosen. f1 is of the larger class, of several the mean; auc likewise, each against the rest.",
+        choices=("accuracy", "auc", "log_loss", "balanced_accuracy", "f1", "r2", "mae", "mse"),
+        default_is="accuracy; of targets r2, or the mean of a loss that is not squared",
+        section=Section.CHOICE,
+    )
+    groups: str | None = option(
+        None,
+        "Column kept beside the rows (convert --keep): the rows of a value stay together in a fold; folds are of about "
+        "the same size.",
+        metavar="COL",
+        section=Section.CHOICE,
+    )
+    fold: str | None = option(
+        None,
+        "Column kept beside the rows whose values name the folds, in place of `cv`.",
+        metavar="COL",
+        section=Section.CHOICE,
+    )
+    stratify: bool = option(
+        False, "The same number of rows of every class in each fold, to one row.", section=Section.CHOICE
+    )
+    one_standard_error: bool = option(
+        False,
+        "Choose the smallest C (and the largest l1) whose mean score is within a standard error of the best one's.",
+        section=Section.CHOICE,
+    )
     validation: Any = None
     early_stop: bool = False
     start_from: Place = None
@@ -241,6 +269,9 @@ class TuneOptions(TrainOptions):
         if not 2 <= self.cv <= MAX_FOLDS:
             raise UsageError(f"cv: expected from 2 to {MAX_FOLDS} folds, found {self.cv}")
         self._set(C=tuple(sorted(set(self.C))), folds=int(self.cv))
+        given = [name for name in ("groups", "fold", "stratify") if getattr(self, name)]
+        if len(given) > 1:
+            raise UsageError(f"{' and '.join(given)} exclude each other: each says which rows are a fold")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ import numpy as np
 from ..core.atomic_files import begins_with, check_output, replacing, write_file
 from ..core.options import takes
 from ..core.progress import ends_progress
+from ..core.setting import Setting
 from ..core.storage import local_path
 from ..dataset.dataset import Dataset
 from ..models.model import Model
@@ -177,7 +178,7 @@ def _search(scored: Mapping[str, Any]) -> Section:
     score = CRITERIA[scored["scored_by"]].text
     text = f"{score[0].upper()}{score[1:]} of the models trained without a fold on its rows."
     scores = scores_of(scored)
-    best = CRITERIA[scored["scored_by"]].best(scores)
+    best = next(of for of in scores if of.setting == Setting(scored["best_C"], scored["best_l1"]))
     picture = Picture("search", image(search_figure(scores, best, score)), text)
     return Section("Search", tables=[score_table(scored)], pictures=[picture])
 

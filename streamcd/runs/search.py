@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +16,13 @@ import numpy as np
 from ..core.atomic_files import write_file
 from ..core.progress import Listener
 from ..core.setting import Setting
-from ..kernels.loss_table import Loss
-from ..prediction.sums import Accuracy, ExactSum, RSquared
 from ..report.tables import CRITERIA, Scores, scores_of
-from ..solvers.problem import losses_of
 from ..training import checkpoint
 from ..training.loop import Session
 from ..training.result import Outcome, Result, TuneResult, relative_gaps
 from .carry_out import carry_out, result_of, train_groups
 from .config import ResolvedRun, write_config
+from .criteria import make_criterion
 from .held_out import HeldOut, held_out_rows
 from .lane_groups import resolve_part
 from .previous_run import PreviousRun
@@ -41,7 +37,7 @@ def carry_out_search(directory: checkpoint.Run, search: ResolvedRun, session: Se
         "scores": {},
         "best_C": float("nan"),
         "best_l1": float("nan"),
-        "scored_by": search.problem.criterion,
+        "scored_by": _criterion(search),
     }
     result = result_of(directory, outcome, search)
     if not outcome.is_cut_short:
@@ -50,7 +46,8 @@ def carry_out_search(directory: checkpoint.Run, search: ResolvedRun, session: Se
         write_file(directory.path / "scores.json", (json.dumps(scored, indent=1) + "\n").encode())
         best = Setting(scored["best_C"], scored["best_l1"])
         criterion = CRITERIA[scored["scored_by"]]
-        told = f"mean {criterion.text} {criterion.best(scores_of(scored)).mean:{criterion.form}}"
+        mean = next(of.mean for of in scores_of(scored) if of.setting == best)
+        told = f"mean {criterion.text} {mean:{criterion.form}}"
         session.listener.message(f"best {best}, {told}; training on all rows")
         result = _train_best(directory, search, best, session)
     figures = asdict(result) | {"run": str(directory.path)}
@@ -91,20 +88,14 @@ def _summary(outcome: Outcome) -> dict[str, Any]:
 # Scores
 
 
-class _MeanLoss:
-    """Mean of the loss of rows, by weight."""
+_SCORES_SHARE = 0.25
+"""Share of the budget for scores of held-out rows, of which areas under curves are computed."""
 
-    def __init__(self, row_loss: Loss) -> None:
-        self._row_loss, self._loss, self._weight = row_loss, ExactSum(), ExactSum()
 
-    def add(self, weight: np.ndarray, target: np.ndarray, predicted: np.ndarray) -> None:
-        """Take rows: their weights, targets and predicted numbers."""
-        self._loss.add(losses_of(self._row_loss, target, predicted, weight))
-        self._weight.add(weight)
-
-    def value(self) -> float:
-        """Return the mean; 0 without rows."""
-        return self._loss.value() / (self._weight.value() or 1.0)
+def _criterion(search: ResolvedRun) -> str:
+    """Return the criterion asked for, else that of the problem."""
+    assert search.config.tune is not None
+    return search.config.tune.scoring or search.problem.criterion
 
 
 def _score(path: Path, search: ResolvedRun, session: Session) -> dict[str, Any]:
@@ -112,27 +103,23 @@ def _score(path: Path, search: ResolvedRun, session: Session) -> dict[str, Any]:
 
     Returns ``scores``, by C, or by C and λ (`Setting.name`) where there are several of these, ``best_C`` and ``best_l1``.
     """
-    problem = search.problem
-    criterion = problem.criterion
-    kinds: dict[str, Callable[[], Any]] = {
-        "accuracy": Accuracy,
-        "r2": RSquared,
-        "loss": partial(_MeanLoss, problem.row_loss),
-    }
-    sums: defaultdict[tuple[Setting, int], Any] = defaultdict(kinds[criterion])
+    problem, asked = search.problem, search.config.tune
+    assert asked is not None
+    settings = sorted({lane.setting for lane in problem.lanes})
+    memory = int(_SCORES_SHARE * search.config.memory) if _criterion(search) == "auc" else 0
+    criterion = make_criterion(_criterion(search), problem, memory // (len(settings) * problem.n_folds))
+    sums: defaultdict[tuple[Setting, int], Any] = defaultdict(criterion.new)
 
     def compare(rows: HeldOut) -> tuple[tuple[Setting, int], np.ndarray, np.ndarray, np.ndarray]:
-        predicted = rows.decisions[:, 0] if problem.has_targets else rows.choice.places(rows.decisions)
-        truth = rows.label if problem.has_targets else rows.code
-        return (rows.setting, rows.fold), rows.weight, truth, predicted
+        return (rows.setting, rows.fold), rows.weight, *criterion.take(rows)
 
-    for model, *compared in held_out_rows(path, search, session, compare, "score the folds"):
+    for model, *compared in held_out_rows(path, search, session, compare, "score the folds", memory):
         sums[model].add(*compared)
     scores = []
-    for setting in sorted({lane.setting for lane in problem.lanes}):
+    for setting in settings:
         folds = [sums[setting, fold].value() or 0.0 for fold in range(problem.n_folds)]
         scores.append(Scores(setting, folds, float(np.mean(folds))))
-    best = CRITERIA[criterion].best(scores).setting
+    best = CRITERIA[_criterion(search)].best(scores, by_error=asked.one_standard_error).setting
     several = len({of.setting.l1 for of in scores}) > 1
     return {
         "scores": {

@@ -35,7 +35,7 @@ from .config import (
 )
 from .early_warnings import warn_early
 from .interrupts import stops_when_interrupted
-from .lane_groups import describe_worker_budget, resolve, share_memory_anew
+from .lane_groups import describe_worker_budget, resolve, search_of, share_memory_anew
 from .options import ResumeOptions, TrainOptions, TuneOptions
 from .previous_run import previous_run
 from .workers import Workers
@@ -156,6 +156,8 @@ def _begin(
 
         asked = with_path(asked, dataset, session)
     asked = replace(asked, validation=_validation_path(asked))
+    if isinstance(asked, TuneOptions):
+        dataset, asked = _with_folds(dataset, asked)
     if asked.calibrate:
         from .calibration import check_calibration
 
@@ -167,6 +169,17 @@ def _begin(
     previous_run(resolved)  # refused before anything is made
     with on_workers.reached(session.listener) as reached, begin_run(path, resolved, force=asked.force) as new:
         return _train(new, resolved, reached, session)
+
+
+def _with_folds(dataset: Dataset, asked: TuneOptions) -> tuple[Dataset, TuneOptions]:
+    """Check the criterion of a search, and assign rows to its folds."""
+    from .criteria import check_scoring  # with the kernels of scoring
+    from .folds import with_folds
+
+    search = search_of(asked)
+    check_scoring(search.scoring, asked.problem, has_targets=dataset.has_targets)
+    dataset, search = with_folds(dataset, search, asked.seed, asked.memory_bytes)
+    return dataset, replace(asked, cv=search.cv)
 
 
 def _train(directory: checkpoint.Run, run: ResolvedRun, on_workers: Workers, session: Session) -> Result:
@@ -190,6 +203,10 @@ def _go_on(
         check_workers(path, config, on_workers=bool(on_workers))
         config = change(config)
         dataset = same_dataset(config)
+        if config.tune is not None:
+            from .folds import with_folds
+
+            dataset, _ = with_folds(dataset, config.tune, config.options.seed, config.memory)
         same_validation(config)
         if differs(config):
             listener.warning(

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import numpy as np
 
-from ..core.randomness import assign_folds
 from ..dataset.dataset import Dataset
 from ..kernels.columns import Scores
 from ..kernels.rows import compact_rows
@@ -313,6 +312,6 @@ def read_rows(dataset: Dataset, problem: Problem, seed: int) -> Iterator[tuple[n
         label, weight, source = dataset.read_rows(chunk, ("label", "weight", "source"))
         code = class_codes(dataset, chunk, label)
         if n_folds:
-            code = code * n_folds + assign_folds(source, seed, n_folds)
+            code = code * n_folds + dataset.folds_of(source, seed, n_folds)
         target = label if problem.has_targets else label[:0]
         yield code.astype(dtype), weight if dataset.weighted else weight[:0], target

@@ -9,7 +9,6 @@ import numpy as np
 
 from ..core.classes import class_indices
 from ..core.errors import DatasetError
-from ..core.randomness import assign_folds
 from ..dataset.column_layout import Columns
 from ..dataset.dataset import Dataset
 from ..kernels.rows import FITS, WRONG_COUNTS, WRONG_LABEL, place_rows
@@ -92,7 +91,7 @@ class _RowDecoder:
         label, n_entries, *others = arrays
         if self.n_folds:
             rows = slice(offsets[0], offsets[0] + label.size)
-            arena.fold[rows] = assign_folds(others[-1], self.seed, self.n_folds)
+            arena.fold[rows] = self.dataset.folds_of(others[-1], self.seed, self.n_folds)
         weight = others[0] if self.dataset.weighted else label[:0]
         places = arena.indptr, arena.code, arena.weight, arena.target
         return int(place_rows((label, n_entries, weight), self._classes, offsets, places))

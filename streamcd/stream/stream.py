@@ -41,10 +41,10 @@ _ORDER_OF_CHUNKS = 2**32 - 1  # in place of the window in the random key of a re
 class Stream:
     """Reader of windows; while the caller works on one, other threads decode the next.
 
-    Until `close`, only these threads may use `dataset`. `n_folds` is the number of folds that rows are assigned to
-    (`assign_folds`), 0 for none. At most `n_threads` read, and at most `plan.readers`, for which the plan has memory. If the
-    data are resident, `n_shards` is the number of shards that have room (`restrict` says which), all if omitted.
-    `folder` is a directory for copies of active rows that do not fit in memory (`keep_active`).
+    Until `close`, only these threads may use `dataset`, which assigns rows to `n_folds` folds, 0 for none. At most
+    `n_threads` read, and at most `plan.readers`, for which the plan has memory. If the data are resident, `n_shards` is the
+    number of shards that have room (`restrict` says which), all if omitted. `folder` is a directory for copies of active
+    rows that do not fit in memory (`keep_active`).
     """
 
     def __init__(

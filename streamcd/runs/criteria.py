@@ -1,0 +1,153 @@
+"""Criteria of a search, computed over held-out rows: which losses have them, what they need of rows, and their sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..core.errors import UsageError
+from ..kernels.loss_table import Loss, gives_probabilities
+from ..models.calibration import class_log_probabilities
+from ..prediction.outputs import positive_scores
+from ..prediction.roc_auc import RocArea
+from ..prediction.sums import Accuracy, ExactSum, RSquared
+from ..solvers.problem import Problem, losses_of
+from .held_out import HeldOut
+from .problem_options import ProblemOptions
+
+OF_CLASSES = ("accuracy", "auc", "log_loss", "balanced_accuracy", "f1")
+OF_TARGETS = ("r2", "mae", "mse")
+"""Criteria that can be asked for; of targets, the mean of the loss itself is one besides."""
+
+
+def check_scoring(scoring: str, problem: ProblemOptions, *, has_targets: bool) -> None:
+    """Refuse a criterion that the loss does not have."""
+    known = OF_TARGETS if has_targets else OF_CLASSES
+    if scoring and scoring not in known:
+        of = "numbers to predict" if has_targets else "classes"
+        raise UsageError(f"scoring: expected one of {', '.join(known)} for {of}, found {scoring!r}")
+    if scoring == "log_loss" and (problem.code is not None or not gives_probabilities(problem.loss)):
+        raise UsageError(
+            f"scoring log_loss needs probabilities, which {problem.loss} has not; take --loss log_loss or multinomial, or "
+            "--scoring auc"
+        )
+
+
+class _MeanLoss:
+    """Mean of the loss of rows, by weight."""
+
+    def __init__(self, losses: Callable[..., np.ndarray]) -> None:
+        self._losses, self._loss, self._weight = losses, ExactSum(), ExactSum()
+
+    def add(self, weight: np.ndarray, target: np.ndarray, predicted: np.ndarray) -> None:
+        """Take rows: their weights, targets and predicted numbers."""
+        self._loss.add(self._losses(target, predicted, weight))
+        self._weight.add(weight)
+
+    def value(self) -> float:
+        """Return the mean; 0 without rows."""
+        return self._loss.value() / (self._weight.value() or 1.0)
+
+
+def _of_loss(loss: Loss, target: np.ndarray, predicted: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    return np.asarray(losses_of(loss, target, predicted, weight))
+
+
+def _of_power(power: int, target: np.ndarray, predicted: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    return np.asarray(weight * np.abs(target - predicted) ** power)
+
+
+def _of_class(code: np.ndarray, log_probability: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    return np.asarray(-weight * log_probability[np.arange(code.size), code])
+
+
+class _Confused:
+    """Weights of rows by their class and the predicted one, from which `measure` makes a figure."""
+
+    def __init__(self, n_classes: int, measure: Callable[[np.ndarray], float]) -> None:
+        self._measure, self._sums = measure, np.zeros((n_classes, n_classes))
+
+    def add(self, weight: np.ndarray, code: np.ndarray, place: np.ndarray) -> None:
+        n = len(self._sums)
+        self._sums += np.bincount(code * n + place, weight, n * n).reshape(n, n)
+
+    def value(self) -> float:
+        return self._measure(self._sums)
+
+
+def _mean_recall(sums: np.ndarray) -> float:
+    """Return the mean recall of the classes that occur."""
+    of_class = sums.sum(axis=1)
+    occurs = of_class > 0
+    return float((np.diag(sums)[occurs] / of_class[occurs]).mean()) if occurs.any() else 0.0
+
+
+def _f1(sums: np.ndarray) -> float:
+    """Return F1 of the larger of two classes; of several, the mean of those that occur or are predicted."""
+    twice, total = 2.0 * np.diag(sums), sums.sum(axis=0) + sums.sum(axis=1)
+    each = np.divide(twice, total, out=np.zeros(len(sums)), where=total > 0)
+    if len(sums) == 2:
+        return float(each[1])
+    return float(each[total > 0].mean()) if (total > 0).any() else 0.0
+
+
+class _Area:
+    """Area under the ROC curve: of the larger of two classes; of several, the mean of each against the rest."""
+
+    def __init__(self, n_classes: int, memory: int) -> None:
+        self._areas = [RocArea(memory // n_classes) for _ in range(1 if n_classes == 2 else n_classes)]
+
+    def add(self, weight: np.ndarray, code: np.ndarray, scores: np.ndarray) -> None:
+        for number, area in enumerate(self._areas):
+            area.add(scores[:, number], code == (1 if len(self._areas) == 1 else number), weight)
+
+    def value(self) -> float | None:
+        """Return the area; None where there is none."""
+        found = [areas.roc for area in self._areas if (areas := area.areas()) is not None]
+        return float(np.mean(found)) if found else None
+
+
+class Criterion(NamedTuple):
+    """A criterion: what it takes of held-out rows besides weights, and a receiver of that."""
+
+    take: Callable[[HeldOut], tuple[np.ndarray, np.ndarray]]
+    new: Callable[[], Any]
+
+
+def make_criterion(name: str, problem: Problem, memory: int) -> Criterion:
+    """Make a criterion of a problem's models; each of its receivers has so many bytes for scores."""
+    n_classes = int(problem.classes.size)
+    confused = partial(_Confused, n_classes)
+    kinds: dict[str, Criterion] = {
+        "accuracy": Criterion(_places, Accuracy),
+        "balanced_accuracy": Criterion(_places, partial(confused, _mean_recall)),
+        "f1": Criterion(_places, partial(confused, _f1)),
+        "auc": Criterion(_scores, partial(_Area, n_classes, memory)),
+        "log_loss": Criterion(partial(_log_probabilities, problem.loss), partial(_MeanLoss, _of_class)),
+        "r2": Criterion(_numbers, RSquared),
+        "mae": Criterion(_numbers, partial(_MeanLoss, partial(_of_power, 1))),
+        "mse": Criterion(_numbers, partial(_MeanLoss, partial(_of_power, 2))),
+        "loss": Criterion(_numbers, partial(_MeanLoss, partial(_of_loss, problem.row_loss))),
+    }
+    return kinds[name]
+
+
+def _numbers(rows: HeldOut) -> tuple[np.ndarray, np.ndarray]:
+    return rows.label, rows.decisions[:, 0]
+
+
+def _places(rows: HeldOut) -> tuple[np.ndarray, np.ndarray]:
+    return rows.code, rows.choice.places(rows.decisions)
+
+
+def _scores(rows: HeldOut) -> tuple[np.ndarray, np.ndarray]:
+    if len(rows.choice.code) == 2:
+        return rows.code, positive_scores(rows.choice, rows.decisions)[:, np.newaxis]
+    return rows.code, rows.choice.scores(rows.decisions)
+
+
+def _log_probabilities(loss: str, rows: HeldOut) -> tuple[np.ndarray, np.ndarray]:
+    return rows.code, class_log_probabilities(loss, rows.decisions, None, is_binary=rows.choice.is_binary)

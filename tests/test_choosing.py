@@ -1,0 +1,224 @@
+"""Choosing by cross-validation: every criterion is scikit-learn's on the rows held out, folds are what was asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from interrupted import stopping_after
+from sklearn import metrics
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.multiclass import OneVsRestClassifier
+
+import streamcd
+from streamcd.core.errors import Interrupted, StreamcdError
+from streamcd.core.setting import Setting
+from streamcd.report.tables import CRITERIA, Scores
+from streamcd.runs.config import Search
+from streamcd.runs.folds import with_folds
+
+N_ROWS, N_FEATURES = 240, 5
+COSTS = [0.05, 2.0]
+
+
+def table(kind: str) -> tuple[pa.Table, np.ndarray, np.ndarray]:
+    """Rows with a class of two or three, or a number, and their columns of groups and folds."""
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(N_ROWS, N_FEATURES))
+    z = x @ np.array([1.0, -2.0, 0.5, 0.0, 1.0]) + rng.normal(size=N_ROWS)
+    y: Any = {"two": np.where(z > 0.8, 1, -1), "three": np.digitize(z, [-1.5, 1.5]), "numbers": z}[kind]
+    columns = {f"x{k}": x[:, k] for k in range(N_FEATURES)}
+    site = [f"s{k * k % 23}" if k % 50 else None for k in range(N_ROWS)]
+    folds = [["north", "south", "west"][k % 3] for k in rng.integers(0, 3, N_ROWS)]
+    weight = rng.choice([0.5, 1.0, 2.0], N_ROWS)
+    made = pa.table({**columns, "y": y, "w": weight, "site": pa.array(site), "part": folds})
+    return made, x, np.asarray(y)
+
+
+def convert(kind: str, path: Path) -> streamcd.Dataset:
+    of = {"target": "y"} if kind == "numbers" else {"label": "y"}
+    made = table(kind)[0]
+    return streamcd.convert(made, path, keep="site,part", weight_column="w", dtype="float64", **of)
+
+
+def f1(kind: str) -> Any:
+    def score(y: np.ndarray, h: np.ndarray, predicted: np.ndarray, w: np.ndarray) -> float:
+        return metrics.f1_score(y, predicted, sample_weight=w, average="binary" if kind == "two" else "macro")
+
+    return score
+
+
+def auc(y: np.ndarray, h: np.ndarray, predicted: np.ndarray, w: np.ndarray) -> float:
+    if h.ndim == 1:
+        return metrics.roc_auc_score(y, h, sample_weight=w)
+    return np.mean([metrics.roc_auc_score(y == k, h[:, k], sample_weight=w) for k in range(3)])
+
+
+def log_loss(y: np.ndarray, h: np.ndarray, predicted: np.ndarray, w: np.ndarray) -> float:
+    p = 1 / (1 + np.exp(-(np.c_[-h, h] if h.ndim == 1 else h)))
+    return metrics.log_loss(y, p / p.sum(axis=1, keepdims=True), sample_weight=w)
+
+
+THEIRS: dict[str, Any] = {
+    "accuracy": lambda y, h, predicted, w: metrics.accuracy_score(y, predicted, sample_weight=w),
+    "balanced_accuracy": lambda y, h, predicted, w: metrics.balanced_accuracy_score(
+        y, predicted, sample_weight=w
+    ),
+    "auc": auc,
+    "log_loss": log_loss,
+    "r2": lambda y, h, predicted, w: metrics.r2_score(y, predicted, sample_weight=w),
+    "mae": lambda y, h, predicted, w: metrics.mean_absolute_error(y, predicted, sample_weight=w),
+    "mse": lambda y, h, predicted, w: metrics.mean_squared_error(y, predicted, sample_weight=w),
+}
+
+
+def optimum(kind: str, C: float) -> Any:
+    if kind == "numbers":
+        return Ridge(alpha=0.5 / C, fit_intercept=False)
+    logistic = LogisticRegression(C=C, fit_intercept=False, tol=1e-12, solver="newton-cholesky")
+    return logistic if kind == "two" else OneVsRestClassifier(logistic)
+
+
+@pytest.mark.parametrize(
+    ("kind", "scoring"),
+    [(k, s) for k in ("two", "three") for s in ("accuracy", "auc", "log_loss", "balanced_accuracy", "f1")]
+    + [("numbers", s) for s in ("r2", "mae", "mse")],
+)
+def test_scores_are_scikit_learns_of_exact_optima_on_the_rows_held_out(kind, scoring, tmp_path) -> None:
+    made, x, y = table(kind)
+    weight, part = np.array(made["w"]), np.array(made["part"])
+    result = streamcd.tune(
+        convert(kind, tmp_path / "data"),
+        tmp_path / "run",
+        loss="squared_error" if kind == "numbers" else "log_loss",
+        C=COSTS,
+        fold="part",
+        scoring=scoring,
+        bias=-1,
+        tol=1e-10,
+    )
+    theirs = f1(kind) if scoring == "f1" else THEIRS[scoring]
+    assert result.scored_by == scoring
+    means = []
+    for C in COSTS:
+        expected = []
+        for name in ("north", "south", "west"):
+            own = part == name
+            # the loss of a row costs C times its weight; scikit-learn's one-vs-rest hands weights on by fitting each
+            fitted = fit(optimum(kind, C), x[~own], y[~own], weight[~own])
+            h = fitted.predict(x[own]) if kind == "numbers" else fitted.decision_function(x[own])
+            expected.append(theirs(y[own], h, fitted.predict(x[own]), weight[own]))
+        found = result.scores[f"{C:g}"]
+        np.testing.assert_allclose(found["folds"], expected, rtol=1e-4)
+        assert found["mean"] == pytest.approx(np.mean(expected), rel=1e-4)
+        means.append(np.mean(expected) * CRITERIA[scoring].sign)
+    assert result.best_C == COSTS[int(np.argmax(means))]
+
+
+def fit(model: Any, x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> Any:
+    if not isinstance(model, OneVsRestClassifier):
+        return model.fit(x, y, sample_weight=weight)
+    model.fit(x, y)
+    for k, one in enumerate(model.estimators_):
+        one.fit(x, (y == k).astype(int), sample_weight=weight)
+    return model
+
+
+def folds_of(dataset: streamcd.Dataset, search: Search) -> np.ndarray:
+    folded, found = with_folds(dataset, search, 7, 10**9)
+    folds = folded.folds_of(np.arange(dataset.n_rows), 7, found.cv)
+    assert set(folds.tolist()) == set(range(found.cv))
+    return folds
+
+
+def test_groups_stay_together_in_folds_of_about_one_size(tmp_path) -> None:
+    dataset = convert("two", tmp_path / "data")
+    folds = folds_of(dataset, Search(4, groups="site"))
+    site = np.array([str(value) for value in table("two")[0]["site"].to_pylist()])
+    assert all(len(set(folds[site == name].tolist())) == 1 for name in set(site))
+    largest = max(np.unique(site, return_counts=True)[1])
+    sizes = np.bincount(folds)
+    assert sizes.max() - sizes.min() <= largest
+    again = folds_of(streamcd.open(tmp_path / "data"), Search(4, groups="site"))
+    assert again.tolist() == folds.tolist()
+
+
+def test_strata_differ_by_a_row_at_most(tmp_path) -> None:
+    dataset = convert("three", tmp_path / "data")
+    folds, y = folds_of(dataset, Search(7, stratify=True)), table("three")[2]
+    for label in range(3):
+        assert np.ptp(np.bincount(folds[y == label], minlength=7)) <= 1
+    assert np.ptp(np.bincount(folds)) <= 1
+    # not by their order in the source
+    assert not np.array_equal(np.sort(folds[:70]), np.repeat(np.arange(7), 10))
+
+
+def test_a_dataset_is_given_back_as_it_was(tmp_path) -> None:
+    dataset = convert("two", tmp_path / "data")
+    before = dataset.folds_of(np.arange(N_ROWS), 0, 5).tolist()
+    streamcd.tune(dataset, tmp_path / "run", C=[1.0, 2.0], groups="site", cv=3)
+    assert dataset.folds_of(np.arange(N_ROWS), 0, 5).tolist() == before
+
+
+@pytest.mark.parametrize("method", ["dual", "newton"])
+def test_a_search_by_groups_that_was_stopped_goes_on_to_the_same_bits(method, tmp_path) -> None:
+    dataset = convert("two", tmp_path / "data")
+    options: dict[str, Any] = {"C": COSTS, "groups": "site", "cv": 3, "scoring": "auc", "method": method}
+    whole = streamcd.tune(dataset, tmp_path / "whole", **options)
+    with pytest.raises(Interrupted):
+        streamcd.tune(dataset, tmp_path / "stopped", **options, stop_requested=stopping_after(1))
+    result = streamcd.resume(tmp_path / "stopped")
+    assert (result.scores, result.best_C) == (whole.scores, whole.best_C)
+    model, other = (streamcd.load_model(tmp_path / name) for name in ("stopped", "whole"))
+    assert model.weights.tobytes() == other.weights.tobytes()
+
+
+def test_within_a_standard_error_the_strongest_penalty_is_chosen() -> None:
+    def of(C: float, *folds: float) -> Scores:
+        return Scores(Setting(C, 0.0), folds, float(np.mean(folds)))
+
+    scores = [of(0.1, 0.5, 0.6), of(1.0, 0.7, 0.8), of(10.0, 0.74, 0.84), of(100.0, 0.7, 0.7)]
+    by_mean, by_error = (CRITERIA["accuracy"].best(scores, by_error=error) for error in (False, True))
+    assert (by_mean.setting.C, by_error.setting.C) == (10.0, 1.0)
+    losses = [of(C, *(1 - fold for fold in folds)) for (C, _), folds, _ in scores]
+    by_mean, by_error = (CRITERIA["log_loss"].best(losses, by_error=error) for error in (False, True))
+    assert (by_mean.setting.C, by_error.setting.C) == (10.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"scoring": "r2"}, "expected one of accuracy, auc, .* for classes, found 'r2'"),
+        ({"scoring": "log_loss", "loss": "hinge"}, "log_loss needs probabilities, which hinge has not"),
+        (
+            {"groups": "none"},
+            "expected a column 'none' kept beside the rows, it has site, part; .* --keep none",
+        ),
+        ({"groups": "site", "stratify": True}, "groups and stratify exclude each other"),
+        ({"fold": "site"}, "expected a fold for every row, found 5 rows without"),
+        ({"groups": "part", "cv": 4}, "expected at least 4 groups for --cv 4, found 3"),
+    ],
+)
+def test_what_cannot_be_chosen_by_is_refused_in_a_line(options, said, tmp_path) -> None:
+    dataset = convert("two", tmp_path / "data")
+    with pytest.raises(StreamcdError, match=said):
+        streamcd.tune(dataset, tmp_path / "run", **{"loss": "log_loss", "C": [1.0, 2.0], **options})
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_command_takes_the_options_and_its_report_draws_the_scores(
+    tmp_path, streamcd_json, streamcd
+) -> None:
+    convert("two", tmp_path / "data")
+    arguments = ("-C", "0.1,1", "--scoring", "auc", "--stratify", "--cv", "4", "--one-standard-error")
+    found = streamcd_json("tune", tmp_path / "data", tmp_path / "run", *arguments)
+    assert found["scored_by"] == "auc"
+    assert [len(of["folds"]) for of in found["scores"].values()] == [4, 4]
+    pytest.importorskip("matplotlib", reason="the extra 'plot' is not installed")
+    assert streamcd("report", tmp_path / "run", "-o", tmp_path / "r.html").returncode == 0
+    assert (
+        "Area under the ROC curve of the models trained without a fold" in (tmp_path / "r.html").read_text()
+    )
