@@ -524,6 +524,21 @@ def test_liblinear_predicts_the_numbers_of_an_exported_model(tmp_path: Path, los
     np.testing.assert_allclose(found, model.predict(x), rtol=1e-13)
 
 
+def test_what_liblinears_text_does_not_tell_is_said_to_be_unknown(
+    tmp_path: Path, streamcd_json: Callable[..., dict[str, Any]]
+) -> None:
+    """A model of the squared error, read back, was said to be of another loss with the default epsilon."""
+    text = "solver_type L2R_L2LOSS_SVR\nnr_class 2\nnr_feature 2\nbias -1\nw\n0.5 \n0.25 \n"
+    (tmp_path / "model.txt").write_text(text)
+    (tmp_path / "rows.txt").write_text("1.0 1:1 2:1\n2.5 1:3\n")
+    import_liblinear(tmp_path / "model.txt").save(tmp_path / "model")
+    told = streamcd_json("info", tmp_path / "model")
+    assert (told["parameter"], told["C"]) == ({"epsilon": None}, None)
+    found = streamcd.evaluate(tmp_path / "rows.txt", tmp_path / "model")
+    assert found["loss"] is None
+    assert found["mae"] == pytest.approx(0.625)
+
+
 def test_a_model_of_liblinears_own_training_is_read(tmp_path: Path) -> None:
     problem = pytest.importorskip("liblinear.liblinearutil")
     x, y = small("random")

@@ -17,7 +17,7 @@ from ..core.metadata import read_metadata
 from ..core.setting import Setting, asked_text
 from ..core.storage import local_path
 from ..dataset.scaling import Scaling
-from ..kernels.loss_table import form_of
+from ..kernels.loss_table import LOSSES, form_of
 from .encoding import CATEGORIES_FILE, read_encoding
 from .model import Model
 from .model_file import MODEL, STORED_FIELDS, ModelFile, check_file, read_array, read_weights, source_labels
@@ -209,7 +209,8 @@ def describe_model(path: str | Path, *, scaled: bool = False, n_weights: int = 1
     dict
         ``kind`` ("model"), ``loss``, ``method``, ``C``, ``labels``, ``n_features``, ``n_vectors``, ``bias``, ``scale``,
         ``normalize``, ``class_weight``, ``gap`` (None where it is not known), ``certificate``, ``fingerprint``,
-        ``versions``; with an L1 penalty ``l1``, ``l2``, ``n_nonzero``, the number of weights that are not 0, and
+        ``versions``; ``parameter``, that of the loss by name, None where LIBLINEAR's text does not tell it; with an L1
+        penalty ``l1``, ``l2``, ``n_nonzero``, the number of weights that are not 0, and
         ``support``: for each vector ``{vector, n_nonzero, share (of the features)}``;
         ``intercept``: for each vector ``{vector (its label, or number), weight}``; ``largest_weights``: a list
         of ``{feature, index (as in the source), name (of a table's; else None), vector, weight}``; ``weights_of``, "source"
@@ -252,6 +253,7 @@ def describe_model(path: str | Path, *, scaled: bool = False, n_weights: int = 1
     return {
         "kind": "model",
         **{name: getattr(stored, name) for name in kept},
+        **_parameter(stored),
         "labels": labels,
         "n_vectors": n_vectors,
         **(_support(stored, vectors, found.n_nonzero) if stored.l1 else {}),
@@ -289,3 +291,9 @@ def _support(stored: ModelFile, vectors: Sequence[Any], n_nonzero: np.ndarray) -
             for vector, count in zip(vectors, n_nonzero.tolist(), strict=True)
         ],
     }
+
+
+def _parameter(stored: ModelFile) -> dict[str, Any]:
+    """Describe the parameter of a model's loss, if it has one."""
+    own = LOSSES[stored.loss].parameter if stored.loss in LOSSES else None
+    return {} if own is None else {"parameter": {own.name: stored.parameter}}

@@ -14,7 +14,7 @@ from ..core.memory_budget import parse_size
 from ..core.options import takes
 from ..core.progress import Listener, ends_progress
 from ..dataset.dataset import Dataset
-from ..kernels.loss_table import INLIERS, PLANES, form_of
+from ..kernels.loss_table import INLIERS, LOSSES, PLANES, form_of
 from ..models.model import Model
 from ..models.stored import load_model
 from ..solvers.problem import losses_of, row_losses
@@ -149,7 +149,7 @@ class _Errors:
 
     def result(self) -> dict[str, Any]:
         model, total, loss = self.model, _some_weight(self.fit.weight), self.loss.value()
-        objective = None
+        objective, known = None, model.parameter is not None or LOSSES[model.loss].parameter is None
         if model.C is not None:
             objective = model.penalty() + model.C * loss
         return {
@@ -158,7 +158,7 @@ class _Errors:
             "mae": self.absolute.value() / total,
             "mse": self.fit.squared_errors.value() / total,
             "r2": self.fit.value(),
-            "loss": loss / total,
+            "loss": loss / total if known else None,  # LIBLINEAR's text does not tell epsilon
             "primal_objective": objective,
         }
 

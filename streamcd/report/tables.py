@@ -392,7 +392,8 @@ def model_table(title: str, model: Facts) -> Table:
     """Describe a model."""
     rows = [
         *_rows(model, loss="", method=""),
-        ("C", "not known" if model["C"] is None else f"{model['C']:g}"),
+        *((name, _if_known(value)) for name, value in model.get("parameter", {}).items()),
+        ("C", _if_known(model["C"])),
         _labels_row(model),
         ("features", f"{model['n_features']:,}"),
         ("vectors", f"{model['n_vectors']:,}"),
@@ -404,6 +405,10 @@ def model_table(title: str, model: Facts) -> Table:
         *certificate_rows(model["certificate"]),
     ]
     return Table(title, rows)
+
+
+def _if_known(number: float | None) -> str:
+    return "not known" if number is None else f"{number:g}"
 
 
 def _support_rows(model: Facts) -> list[tuple[str, str]]:
