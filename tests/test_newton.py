@@ -19,6 +19,7 @@ from streamcd.dataset.dataset import Dataset
 from streamcd.kernels import newton as kernels
 from streamcd.runs.choices import choose_method
 from streamcd.runs.options import TrainOptions
+from streamcd.solvers.newton import NewtonSolver
 from streamcd.training.result import Result
 
 LOSSES = ("squared_hinge", "log_loss")
@@ -211,3 +212,24 @@ def test_huber_moves_where_no_error_is_on_the_curved_part(tmp_path: Path, method
     assert result.converged
     least = nearly_least(model("huber", dense, y, 2.0, free=True, parameter=1.35))
     assert result.primal_objective == pytest.approx(least, rel=1e-8)
+
+
+def test_the_dual_variables_that_a_model_expects_prove_a_smaller_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a large C those at the weights of the read prove it a read or two later."""
+    data = write_dataset(tmp_path / "data", random_rows(2000, 20, density=0.5), n_chunks=4)
+    asked: dict[str, Any] = {"loss": "log_loss", "C": 1000.0, "bias": 1.0}
+    best = fit(data, tmp_path / "best", **asked).primal_objective
+
+    def gap_after(passes: int, name: str) -> float:
+        with pytest.warns(UserWarning, match="not converged"):
+            result = fit(data, tmp_path / f"{name}{passes}", max_passes=passes, tol=0.0, **asked)
+        assert result.dual_objective <= best * (1 + 1e-12)
+        return result.gap
+
+    found = [gap_after(passes, "with") for passes in (2, 3, 4)]
+    monkeypatch.setattr(NewtonSolver, "_least_gap", lambda self, state, norm, gap, rounding: (gap, rounding))
+    without = [gap_after(passes, "without") for passes in (2, 3, 4)]
+    assert all(0.0 < own <= other for own, other in zip(found, without, strict=True))
+    assert found[1] < 0.1 * without[1]

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .compile import inlined, kernel
+from .dual import certify_row, keep_sums, sums_of
 from .loss_table import LOG_LOSS
 from .losses import alpha_and_curvature, five_numbers, loss_at, model_curvature, most_curvature, unit_of
 from .penalties import elastic_gap_term, elastic_sensitivity, elastic_slope, elastic_step
@@ -49,6 +50,9 @@ _SPARSE = 6.0
 _STEEP = 9.0
 """Margin below minus which a row of the logistic loss counts in `FAR`."""
 
+_LEAST_SHARE = 1e-12
+"""Smallest of the dual variables that a model of the logistic loss expects, and of C less these, over C."""
+
 PANEL = 32
 """Columns of a matrix that are factored at a time, a multiple of four."""
 
@@ -61,6 +65,7 @@ class Point(NamedTuple):
     line_share: np.ndarray  # (lanes,): `share` of `losses.model_curvature`
     searches: np.ndarray  # (lanes,) bool: the objective is wanted at all lengths of the step
     begins: np.ndarray  # (lanes,) bool: the gradient is wanted at w = 0 too
+    compares: np.ndarray  # (lanes,) bool: the terms of a gap at the model's dual variables are wanted too
 
 
 class Sums(NamedTuple):
@@ -72,6 +77,10 @@ class Sums(NamedTuple):
     )  # (lanes, D, D): Σ C_i l''(t_i) x_i x_iᵀ once the transposed upper triangle is added to the lower
     line: np.ndarray  # (lanes, N_LINE): losses at the lengths, and terms of `row_shares`
     start: np.ndarray  # (lanes, D): Σ s_i a_i x_i at w = 0
+    expected: (
+        np.ndarray
+    )  # (lanes, D): Σ s_i b_i x_i, b_i being the dual variables that the last model expected
+    expected_totals: np.ndarray  # (lanes, N_TOTALS): sums of `dual.certify_row` at b
 
 
 class Scratch(NamedTuple):
@@ -135,9 +144,11 @@ def _add_terms(order, rows, costs, lane, point, tile, sums, scratch, totals):
             add_row(rows, sums.v[lane, side], start, stop, sign * a * c)
             sums.v[lane, side, last] += sign * a * c * bias
         line[AT_POINT] += c * value
-        if point.searches[lane]:
+        reach, change = row_reach(q + bias * bias, stop - start + 1), 0.0
+        if point.searches[lane] or point.compares[lane]:
             change, _ = row_dot(rows, step, start, stop)
             change = sign * (change + bias * step[last])
+        if point.searches[lane]:
             for k in range(LENGTHS.size):
                 if k != AT_POINT:
                     line[k] += c * loss_at(loss, t + (LENGTHS[k] - 1.0) * change, numbers)
@@ -148,7 +159,11 @@ def _add_terms(order, rows, costs, lane, point, tile, sums, scratch, totals):
             at_zero = sign * c * unit * alpha_and_curvature(loss, 0.0, numbers)[0]
             add_row(rows, sums.start[lane], start, stop, at_zero)
             sums.start[lane, last] += at_zero * bias
-        reach = row_reach(q + bias * bias, stop - start + 1)
+        if point.compares[lane]:
+            row = (t, y, c, reach)
+            b = sign * c * _add_expected(lane, loss, row, change, numbers, sums.expected_totals)
+            add_row(rows, sums.expected[lane], start, stop, b)
+            sums.expected[lane, last] += b * bias
         size = c * abs(a)
         terms = rounding_terms(0.0, 0.5 * c * most_curvature(loss, numbers), size, size, reach)
         totals[lane, CURVE] += terms[1]
@@ -158,6 +173,26 @@ def _add_terms(order, rows, costs, lane, point, tile, sums, scratch, totals):
         totals[lane, N_VISITED] += 1
         totals[lane, N_ACTIVE] += 1
     return n
+
+
+@inlined
+def _add_expected(lane, loss, row, change, numbers, totals):
+    """Add a row's terms of the gap at the b that a model expects, in its bounds; returns b over C.
+
+    At the margin before the step, t0, the row had the dual variable a and the curvature h; the model, of which this is the
+    solution, expects ``b = a - h (t - t0)`` and ``Σ s_i b_i x_i = w``. So the gap is about a sum of squares of the model's
+    errors, row by row, while that of the a at t also has their products: with a large C it comes a read later.
+    """
+    t, _, c, _ = row
+    slope, curvature = alpha_and_curvature(loss, t - change, numbers)
+    b = unit_of(loss, numbers) * (slope - curvature * change)
+    if loss.kind == LOG_LOSS:
+        b = min(max(b, _LEAST_SHARE), 1.0 - _LEAST_SHARE)
+    else:
+        b = min(max(b, numbers[3]), numbers[4])
+    sums = certify_row(loss, row, c * b, c * (1.0 - b), sums_of(lane, totals))
+    keep_sums(lane, sums, totals)
+    return b
 
 
 @inlined

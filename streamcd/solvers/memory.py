@@ -121,11 +121,11 @@ def newton_memory(problem: Problem) -> SolverMemory:
     own, vectors = 8 * size**2 * n_lanes, 8 * size * n_lanes
     return SolverMemory(
         RowLayout(0, 0, has_targets=problem.has_targets),
-        5 * vectors,
+        6 * vectors,
         more={
             matrices: own,
             "parts' matrices": own * n_parts if n_parts > 1 else 0,
-            "parts' vectors": 4 * PARTS * vectors + (PARTS * BLOCK + 4 * PANEL) * 8 * size,
+            "parts' vectors": 5 * PARTS * vectors + (PARTS * BLOCK + 4 * PANEL) * 8 * size,
             "vectors of a visit": 4 * vectors + 12 * 8 * size * PARTS,
             "matrix of the support": 2 * 8 * size**2 if problem.l1.any() else 0,
             "saving": min(own, _SAVED),

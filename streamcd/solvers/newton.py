@@ -3,6 +3,7 @@
 The quadratic model is minimised in memory, and the next read is made where that leads. The read also evaluates the objective
 at other lengths of the step it was led by, so that a step which was too long costs one read. With a_i minus the slope of the
 loss at the row's margin every row's term of the gap is 0, and the gap is ``½‖w - v‖²``, ``v = Σ s_i a_i x_i``.
+The dual variables that the last model expected at w are another certificate, often a better one.
 
 Sums are made in parts of a window that do not depend on the number of threads. There are no dual variables on disk.
 """
@@ -25,6 +26,7 @@ from ..kernels.primitives import (
     GAP,
     LOSS,
     LOSS_SLOPE,
+    N_TOTALS,
     N_VISITED,
     ROUNDING,
     SLOPE,
@@ -151,7 +153,10 @@ class NewtonSolver:
                 own = own._replace(hessian=state.matrices["hessian"])
             self._parts.append((own, _new_scratch(self._size)))
         kept = state.lanes
-        flags = kept["line_share"], kept["searches"], np.isnan(kept["start_norm"])
+        # another penalty, or a bias that has none, would ask for a scaling of its own
+        stepped, is_plain = state.matrices["step"].any(axis=1), self.problem.is_plain
+        compares = np.logical_and(stepped, hessian and is_plain and not self.problem.free_bias)
+        flags = kept["line_share"], kept["searches"], np.isnan(kept["start_norm"]), compares
         point = Point(np.ascontiguousarray(state.w.T), state.matrices["step"], *flags)
         totals = [new_totals(self.problem.n_lanes) for _ in range(PARTS)]
         if self._n_parts > 1:
@@ -386,6 +391,7 @@ class NewtonSolver:
                 drift[:] = 0.0
             primal = penalty + totals[:, LOSS]
             gap, rounding, _ = proven_gap(totals, norm, drift, np.zeros_like(norm))
+            gap, rounding = self._least_gap(state, norm, gap, rounding)
             gap = np.fmin(gap, primal)  # that of a = 0
             return {
                 "primal": primal,
@@ -395,6 +401,17 @@ class NewtonSolver:
                 "rounding": np.fmin(rounding, gap),
                 "primal_rounding": primal_rounding(totals, norm, np.zeros_like(norm)) + n * UNIT * penalty,
             }
+
+    def _least_gap(
+        self, state: State, norm: np.ndarray, gap: np.ndarray, rounding: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the gap and its rounding, or those at the dual variables that the last model expected, if less."""
+        totals, v = state.matrices["expected_totals"], state.matrices["expected"]
+        apart = state.w - v.T
+        drift = np.sqrt(np.einsum("ij,ij->j", apart, apart))
+        expected, of_expected, _ = proven_gap(totals, norm, drift, np.zeros_like(norm))
+        less = (totals[:, N_VISITED] > 0) & (expected < gap)
+        return np.where(less, expected, gap), np.where(less, of_expected, rounding)
 
     def _add_penalty_terms(self, totals: np.ndarray, w: np.ndarray, v: np.ndarray, error: np.ndarray) -> None:
         """Add the penalty's terms to the gap, and what an error of v changes in them to the rounding."""
@@ -462,8 +479,9 @@ class NewtonSolver:
 
 def _new_sums(n_lanes: int, size: int, *, hessian: bool = True) -> Sums:
     width = size if hessian else 0
-    shapes = (n_lanes, 2, size), (n_lanes, width, width), (n_lanes, N_LINE), (n_lanes, size)
-    return Sums(*map(np.zeros, shapes))
+    vectors = (n_lanes, size)
+    shapes = (n_lanes, 2, size), (n_lanes, width, width), (n_lanes, N_LINE), vectors, vectors
+    return Sums(*map(np.zeros, (*shapes, (n_lanes, N_TOTALS))))
 
 
 def _new_scratch(size: int) -> Scratch:
