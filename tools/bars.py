@@ -278,6 +278,12 @@ BARS = [
 ]
 
 
+def kept_lines(page: Path) -> dict[str, str]:
+    """Return the lines of the page's table by what they are about."""
+    lines = [line for line in page.read_text().splitlines() if line.startswith("| ")]
+    return {line.split(" | ")[0].removeprefix("| "): line for line in lines}
+
+
 @click.command()
 @click.option("--only", multiple=True, type=click.Choice(sorted({bar.group for bar in BARS})), help="A part.")
 @click.option("--large", is_flag=True, help="The made table has 20 million rows.")
@@ -288,8 +294,8 @@ BARS = [
     "--docs", type=click.Path(path_type=Path, exists=True), help="Page with the section to replace."
 )
 def main(only: tuple[str, ...], large: bool, work: Path | None, docs: Path | None) -> None:
-    """Measure and print the table of bars."""
-    lines = ["| what | at least | reached | |", "| --- | --- | --- | --- |"]
+    """Measure and print the table of bars; on a page, a part replaces its own lines."""
+    table = {} if docs is None else kept_lines(docs)
     with tempfile.TemporaryDirectory() as folder:
         sets = Sets(work or Path(folder), large=large)
         for bar in BARS:
@@ -299,8 +305,10 @@ def main(only: tuple[str, ...], large: bool, work: Path | None, docs: Path | Non
                 reached, held = bar.measure(sets)
             except (StreamcdError, ImportError) as error:
                 reached, held = f"not measured: {error}".splitlines()[0][:120], False
-            lines.append(f"| {bar.what} | {bar.bar} | {reached} | {'held' if held else '**not held**'} |")
-            click.echo(lines[-1], err=True)
+            table[bar.what] = f"| {bar.what} | {bar.bar} | {reached} | {'held' if held else '**not held**'} |"
+            click.echo(table[bar.what], err=True)
+    lines = ["| what | at least | reached | |", "| --- | --- | --- | --- |"]
+    lines += [table[bar.what] for bar in BARS if bar.what in table]
     click.echo("\n".join(lines))
     if docs is not None:
         replace_section(docs, COMMAND, "\n".join(lines))
