@@ -117,8 +117,12 @@ def test_a_dataset_is_searched_like_its_rows(weighted: bool, tmp_path: Path) -> 
         assert np.allclose(found.coef_, of_arrays.coef_, atol=1e-4)
         assert found.score(data) == pytest.approx(of_arrays.score(x, y, weight), abs=1e-12)
     assert len(list((tmp_path / "work").iterdir())) == 1  # the second fit takes up the first one's run
-    scored = LogisticRegressionCV(**asked, scoring="neg_log_loss").fit(data[:])
-    assert scored.scores_.max() < 0
+    for scoring in ("neg_log_loss", "roc_auc", "balanced_accuracy"):
+        given = asked | {"scoring": scoring}
+        whole, chosen = (LogisticRegressionCV(**given).fit(form) for form in (data, data[:]))
+        of_arrays = LogisticRegressionCV(**given | {"cv": splits}).fit(x, y, weight)
+        assert np.allclose(whole.scores_, of_arrays.scores_, atol=1e-6)
+        assert weight is not None or np.allclose(chosen.scores_, of_arrays.scores_, atol=1e-6)
 
 
 def test_a_search_is_cloned_pickled_and_takes_frames_and_sparse_rows() -> None:
@@ -156,7 +160,7 @@ def test_parameters_that_are_not_offered_are_refused_by_name(parameters: dict[st
 def test_what_a_dataset_cannot_give_is_refused_with_the_way_out(tmp_path: Path) -> None:
     data = streamcd.convert(rows(), tmp_path / "data", dtype="float64")
     for parameters, said in (
-        ({"scoring": "neg_log_loss"}, r"give dataset\[:\]"),
+        ({"scoring": "f1_macro"}, r"give dataset\[:\]"),
         ({"cv": KFold(3)}, "number of folds"),
     ):
         with pytest.raises(UsageError, match=said):

@@ -25,6 +25,14 @@ from ..models.model import Model
 
 _FOLDS = 5
 
+_CRITERIA = {
+    "accuracy": ("accuracy", 1),
+    "balanced_accuracy": ("balanced_accuracy", 1),
+    "neg_log_loss": ("log_loss", -1),
+    "roc_auc": ("auc", 1),
+}
+"""Criteria of `streamcd.tune` by scikit-learn's names, with their signs."""
+
 
 class _Held(NamedTuple):
     """Rows that a fold's models have not seen."""
@@ -53,8 +61,8 @@ class LogisticRegressionCV(LogisticRegression):
     penalty : {"l2", "l1", "elasticnet"}
         Spelling of scikit-learn before 1.8, where `l1_ratios` are for ``"elasticnet"`` alone.
     scoring : str or callable, optional
-        scikit-learn's, by default accuracy. Of a whole dataset accuracy, which is computed in one read; ``dataset[:]`` is
-        scored by others, in a read for every model.
+        scikit-learn's, by default accuracy. A whole dataset is scored in one read, by accuracy, balanced_accuracy,
+        neg_log_loss or roc_auc; ``dataset[:]`` by any other, in a read for every model.
     refit : {True}
     use_legacy_attributes : bool
         Give ``C_``, ``l1_ratio_`` and ``scores_`` the shapes that they have in scikit-learn before 1.8.
@@ -158,19 +166,22 @@ class LogisticRegressionCV(LogisticRegression):
         self, costs: list[float], ratio: float, dataset: Dataset, *_: None
     ) -> tuple[np.ndarray, LogisticRegression | None]:
         """Search on a whole dataset, in a run directory; returns the scores, (folds, costs), and the estimator fitted."""
-        if self.scoring not in (None, "accuracy"):
+        criterion, sign = _CRITERIA.get(self.scoring if isinstance(self.scoring, str) else "", ("", 0))
+        if self.scoring is not None and not criterion:
             raise UsageError(
-                f"LogisticRegressionCV: expected scoring='accuracy' for a whole dataset, found {self.scoring!r}; "
-                "give dataset[:], which is read once for every model and fold"
+                f"LogisticRegressionCV: expected {' or '.join(map(repr, _CRITERIA))} as scoring of a whole dataset, found "
+                f"{self.scoring!r}; give dataset[:], which is read once for every model and fold"
             )
-        single = self._single(costs[0], ratio)
-        asked = single._check() | single._of_dataset(dataset) | {"C": costs, "cv": self._fold_count()}
         from ..training.result import TuneResult
 
+        single = self._single(costs[0], ratio)
+        asked = single._check() | single._of_dataset(dataset) | {"C": costs, "cv": self._fold_count()}
+        asked |= {"scoring": criterion} if criterion else {}
         result, model = single._train_in_directory(dataset, asked)
         single._adopt_of_dataset(dataset, result, model)
         assert isinstance(result, TuneResult)
-        return np.array([result.scores[f"{C:g}"]["folds"] for C in costs]).T, single
+        scores = np.array([result.scores[f"{C:g}"]["folds"] for C in costs]).T
+        return (sign or 1) * scores, single
 
     def _search(
         self, costs: list[float], ratio: float, X: Any, y: Any, sample_weight: Any
