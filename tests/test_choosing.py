@@ -141,6 +141,7 @@ def test_groups_stay_together_in_folds_of_about_one_size(tmp_path) -> None:
     assert all(len(set(folds[site == name].tolist())) == 1 for name in set(site))
     largest = max(np.unique(site, return_counts=True)[1])
     sizes = np.bincount(folds)
+    assert sizes.size == 4
     assert sizes.max() - sizes.min() <= largest
     again = folds_of(streamcd.open(tmp_path / "data"), Search(4, groups="site"))
     assert again.tolist() == folds.tolist()
