@@ -361,6 +361,19 @@ def test_stopped_and_resumed_with_the_same_workers_gives_the_same_bits(
     assert (weights(tmp_path / "whole") == weights(tmp_path / "cut")).all()
 
 
+@pytest.mark.parametrize("bias", [{}, FREE], ids=["", "free"])
+@pytest.mark.parametrize("loss", ["squared_hinge", "multinomial"])
+def test_ended_at_its_passes_and_resumed_a_run_takes_the_course_of_one_that_did_not(
+    loss: str, bias: dict[str, Any], classes: Dataset, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"loss": loss, "tol": 1e-5, "C": [0.1, 1.0], "client": Simulation(3), **bias}
+    streamcd.train(classes, tmp_path / "whole", max_passes=18, **options)
+    assert not streamcd.train(classes, tmp_path / "run", max_passes=3, **options).converged
+    streamcd.resume(tmp_path / "run", client=Simulation(3), max_passes=9)
+    streamcd.resume(tmp_path / "run", client=Simulation(3), max_passes=18)
+    assert (weights(tmp_path / "whole") == weights(tmp_path / "run")).all()
+
+
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_free_bias_in_rounds_ends_at_the_optimum_of_one_process(
     loss: str, classes: Dataset, tmp_path: Path

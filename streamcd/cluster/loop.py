@@ -27,7 +27,7 @@ from ..solvers.protocol import CERTIFY, DONE, START, TRAIN
 from ..stream.slot_store import chunk_slots
 from ..training.checkpoint import Run
 from ..training.loop import Session, Task, TrainingLoop
-from ..training.stopping import BY_VIOLATION
+from ..training.stopping import BY_MAX_PASSES, BY_VIOLATION
 from .block_steps import (
     has_entropy,
     lane_columns,
@@ -226,7 +226,7 @@ class RoundLoop(TrainingLoop):
         state.lanes["passes"][trained] += result.n_passes - 1
         state.lanes["sigma_prime"][:] = step.sigma_prime
         self._conclude_read(trained, certified)
-        state.read += result.n_passes
+        self._begin_next(result.n_passes)
         self.round += 1
         if trained.size:
             self.committed, self.eta, self.passes_made = request.token, step.eta, result.n_passes
@@ -264,8 +264,9 @@ class RoundLoop(TrainingLoop):
             return
         found = violation(self.state.totals)
         doubtful = (lanes["phase"] == DONE) & (lanes["reason"] == BY_VIOLATION) & (found > eps)
+        phase, reason = (DONE, BY_MAX_PASSES) if self.state.pause else (TRAIN, 0)
         for lane in np.intersect1d(np.flatnonzero(doubtful), certified):
-            lanes["phase"][lane], lanes["reason"][lane], lanes["converged"][lane] = TRAIN, 0, False
+            lanes["phase"][lane], lanes["reason"][lane], lanes["converged"][lane] = phase, reason, False
 
     # -- the run on disk ----------------------------------------------------------------------------------------------
 

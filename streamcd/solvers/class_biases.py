@@ -59,6 +59,8 @@ class FreeBiasCrammerSingerSolver(CrammerSingerSolver):
             self._mix(state, lane, t[lane], rho, dots, totals[lane])
         proof = self.proof(state, totals, penalties)
         first = lanes[~state.lanes["has_sums"][lanes]]
+        if state.pause:  # a run that goes on has not made this certificate
+            state.matrices["class_sums"][:, self._columns_of(first)] = 0.0
         state.lanes["has_sums"][first] = True
         # the estimate could not know the cost of the mixture
         state.lanes["expected_gap"][first] = proof["gap"][first]

@@ -112,6 +112,10 @@ class RowSolver:
             return np.zeros(self.problem.n_lanes, dtype=bool)
         return np.asarray(state.lanes["kappa"] > 0.0)
 
+    def changed_at_end(self, state: State) -> dict[str, np.ndarray]:
+        """Return nothing: w and w(alpha) stay."""
+        return {}
+
     def load_kernels(self, dataset: Dataset, state: State) -> None:
         """Compile the kernels by visiting no rows, before windows are allocated: a small budget has no room for both."""
         none = np.zeros(0, dtype=np.int64)

@@ -97,6 +97,10 @@ class NewtonSolver:
     def restore_rows(self, state: State, arena: RowArena, start: int, stop: int) -> None:
         """Do nothing: no row is left out."""
 
+    def changed_at_end(self, state: State) -> dict[str, np.ndarray]:
+        """Return nothing: the end has no read of its own."""
+        return {}
+
     def recalling(self, state: State) -> np.ndarray:
         """Mark no lane: no row is left out."""
         return np.zeros(self.problem.n_lanes, dtype=bool)

@@ -91,6 +91,10 @@ class OneClassSolver(RowSolver):
         state.w[-1] = -rho
         _choose_levels(state, rho)
 
+    def changed_at_end(self, state: State) -> dict[str, np.ndarray]:
+        """Return rho, its candidates, and their sums; see `protocol.Solver`."""
+        return {"rho": state.w[-1], **state.matrices}
+
     def violation(self, state: State) -> np.ndarray:
         """Return the largest score of a row with β > 0 minus the smallest of one with β < c, or 0."""
         largest, smallest = state.totals[:, VIOLATION_MAX], state.totals[:, VIOLATION_MIN]
@@ -107,11 +111,13 @@ class OneClassSolver(RowSolver):
 
         The sum of β is right but for rounding. Where it is too large, a scaled down β has the sum and a better dual
         objective; where too small, larger ones of the same rows move ``w(β)`` by at most the longest row times what lacks.
-        As in `RowSolver.certificate`, the gap is an upper bound, for this w and for ``w(β)``, which the lane keeps.
+        As in `RowSolver.certificate`, the gap is an upper bound, for this w and for ``w(β)``, which the lane keeps; with the
+        best candidate, which becomes the threshold of w.
         """
         totals, sums = state.totals[0], state.matrices["sums"]
         with np.errstate(all="ignore"):  # the loop says what is wrong
             rho, phi = _best_level(state)
+            state.w[-1] = -rho
             n = totals[N_VISITED] + 100.0
             mass, missing = sums[MASS] + sums[MASS_LOW], _missing(sums, self.problem.parameter)
             norm, length, drift = np.sqrt(2.0 * self._halves(state))

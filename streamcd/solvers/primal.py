@@ -104,6 +104,10 @@ class PrimalSolver:
     def restore_rows(self, state: State, arena: RowArena, start: int, stop: int) -> None:
         """Do nothing: primal methods do not shrink."""
 
+    def changed_at_end(self, state: State) -> dict[str, np.ndarray]:
+        """Return nothing: the scores stay."""
+        return {}
+
     def recalling(self, state: State) -> np.ndarray:
         """Mark no lane: primal methods do not shrink."""
         return np.zeros(self.problem.n_lanes, dtype=bool)

@@ -39,6 +39,9 @@ class State:
     read: int = 0  # of the next window to visit
     window: int = 0
     matrices: dict[str, np.ndarray] = field(default_factory=dict)  # other arrays of a solver
+    pause: dict[str, np.ndarray] = field(
+        default_factory=dict
+    )  # of a run at its end: see `training.stopping.pause`
 
     def phase(self, *phases: int) -> np.ndarray:
         """Return the lanes in one of these phases, int64."""
@@ -54,6 +57,7 @@ class State:
             arrays["w_alpha"] = self.w_alpha
         arrays |= {f"row_{name}": array for name, array in self.rows.items()}
         arrays |= {f"matrix_{name}": array for name, array in self.matrices.items()}
+        arrays |= {f"pause_{name}": array for name, array in self.pause.items()}
         return arrays | {f"lane_{name}": array for name, array in self.lanes.items()}
 
     def stored_arrays(self) -> dict[str, np.ndarray]:
@@ -83,6 +87,7 @@ class State:
         self.matrices = {name: arrays[f"matrix_{name}"] for name in self.matrices}
         self.lanes = _with_prefix(arrays, "lane_")
         self.rows = _with_prefix(arrays, "row_")
+        self.pause = _with_prefix(arrays, "pause_")
 
     def _check_shapes(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Refuse arrays of other shapes: they are kept as they are."""
@@ -191,6 +196,12 @@ class Solver(Protocol):
 
     def adopt_certified_w(self, state: State, lanes: np.ndarray) -> None:
         """Replace quantities that drift while these lanes train by those that the read at fixed w has summed."""
+
+    def changed_at_end(self, state: State) -> dict[str, np.ndarray]:
+        """Return views of the arrays, but for those of lanes, that the certificate at the end of a run changes.
+
+        `adopt_certified_w` is not called there.
+        """
 
     def recalling(self, state: State) -> np.ndarray:
         """Mark the lanes whose shrunk rows return every few passes, which is enough when a run goes on."""

@@ -66,6 +66,10 @@ class TwinSorSolver(RowSolver):
             )
             return np.einsum("ij,ij->i", apart, apart)
 
+    def changed_at_end(self, state: State) -> dict[str, np.ndarray]:
+        """Return w, as `end_read` recomputes it; see `protocol.Solver`."""
+        return {"w": state.w}
+
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """Invert the summed matrices, recompute w from alpha after a certificate, set thresholds and omega."""
         seen, pulled = state.lanes["seen_phase"], state.matrices["pulled"]

@@ -35,6 +35,7 @@ from .stopping import (
     LaneRule,
     StopRule,
     new_lane_arrays,
+    pause,
     reopen,
     rounding_at_zero,
     update_lane_phases,
@@ -152,14 +153,20 @@ class TrainingLoop(ABC):
         return bool(self.state.phase(START, TRAIN, CERTIFY).size)
 
     def _conclude_read(self, trained: np.ndarray, certified: np.ndarray) -> None:
-        """Decide what each lane does next, from the totals of the read that ended."""
+        """Decide what each lane does, from the totals of the read that ended."""
         state, task = self.state, self.task
         state.lanes["restore"][:] = False
         update_lane_phases(state, self.rule, task.solver, str(task.dataset.path))
         self._review_phases(certified)
         task.solver.end_read(state, trained)
-        reopen(state, self.rule, task.solver)
         state.totals[:] = new_totals(task.problem.n_lanes)
+
+    def _begin_next(self, n_reads: int) -> None:
+        """Move on by the reads that were made, to the next one or to the end."""
+        state, task = self.state, self.task
+        state.read, state.window = state.read + n_reads, 0
+        reopen(state, self.rule, task.solver)
+        pause(state, self.rule, task.solver)
 
     def _review_phases(self, certified: np.ndarray) -> None:  # noqa: B027
         """Revise the decisions of `update_lane_phases`; nothing by default."""
@@ -188,7 +195,9 @@ class TrainingLoop(ABC):
 
     def _restore_checkpoint(self) -> None:
         """Continue from the last checkpoint, or begin a new run."""
-        own = [*self.state.to_arrays().values(), self.state.w]  # with a w(alpha) of the same size
+        # with a w(alpha) of the size of w, and with `State.pause`
+        own = [*self.state.to_arrays().values(), self.state.w, *self.state.lanes.values()]
+        own += self.task.solver.changed_at_end(self.state).values()
         room = sum(array.nbytes for array in own) + self.task.dataset.n_chunks
         arrays = self.directory.read_state(room)
         if arrays is None:
@@ -365,7 +374,7 @@ class Loop(TrainingLoop):
         self._conclude_read(state.phase(TRAIN), state.phase(START, CERTIFY))
         if self.directory.has_files:
             self.directory.append_log(self._log_record(before, certifying_only))
-        state.read, state.window = state.read + 1, 0
+        self._begin_next(1)
 
     def _review_phases(self, certified: np.ndarray) -> None:
         """Look at the validation set where that is due; lanes that it is to stop are certified next."""

@@ -131,7 +131,7 @@ def update_lane_phases(state: State, rule: StopRule, solver: Solver, data: str) 
         _conclude_certificates(state, rule, solver)
     if trained.size:
         _update_training_lanes(state, rule, solver, trained, estimates)
-    if certified.size:
+    if certified.size and not state.pause:
         solver.adopt_certified_w(state, certified)
     _refuse_infinite(state, data)
 
@@ -152,6 +152,8 @@ def reopen(state: State, rule: StopRule, solver: Solver) -> bool:
     All rows return at once, but where the solver has them return every few passes, and declares that to be enough.
     """
     lanes = state.lanes
+    if state.pause and _goes_on(state, rule):
+        _unpause(state, solver)
     done = lanes["phase"] == DONE
     if not done.any():
         return False
@@ -161,7 +163,7 @@ def reopen(state: State, rule: StopRule, solver: Solver) -> bool:
         reached = done & satisfied & (lanes["reason"] == BY_MAX_PASSES)
         lanes["converged"][reached], lanes["reason"][reached] = True, _by_gap_or_zero(lanes, rule)[reached]
     unsatisfied = done & ~satisfied & ~stopped
-    again = unsatisfied & (lanes["passes"] < rule.max_passes)
+    again = unsatisfied & (lanes["passes"] < rule.max_passes) & (not state.pause)
     lanes["reason"][unsatisfied & lanes["converged"]] = BY_MAX_PASSES
     lanes["converged"][unsatisfied] = False
     lanes["phase"][again] = TRAIN
@@ -169,6 +171,41 @@ def reopen(state: State, rule: StopRule, solver: Solver) -> bool:
     lanes["caution"][again] = 1.0
     restore(state, np.flatnonzero(again & ~solver.recalling(state)))
     return bool(again.any())
+
+
+def pause(state: State, rule: StopRule, solver: Solver) -> None:
+    """End the run where a lane has made its passes: all open lanes are certified next, for the result alone.
+
+    The state is otherwise kept, and what the certificate changes is copied to ``state.pause``: a run that is resumed goes on
+    as if it had not ended. Lanes that missed a pass for a certificate of their own end too, as in later reads others would
+    miss one. Where passes are certificates themselves (`Solver.estimate` "exact") there is nothing to keep.
+    """
+    lanes, is_open = state.lanes, state.lanes["phase"] != DONE
+    if state.pause or solver.estimate == "exact" or not (lanes["passes"][is_open] >= rule.max_passes).any():
+        return
+    state.pause = {f"lane_{name}": array.copy() for name, array in lanes.items()}
+    state.pause |= {f"array_{name}": array.copy() for name, array in solver.changed_at_end(state).items()}
+    state.pause["read"] = np.array(state.read)
+    lanes["phase"][is_open], lanes["restore"][:] = CERTIFY, False
+    lanes["reason"][is_open & (lanes["reason"] == 0)] = BY_MAX_PASSES
+
+
+def _goes_on(state: State, rule: StopRule) -> bool:
+    """Tell whether a run that has ended at its passes is to make more."""
+    lanes = state.lanes
+    stopped = (lanes["reason"] == BY_VALIDATION) & rule.early_stop
+    ended = (lanes["phase"] == DONE) & (_satisfied(state, rule) | stopped)
+    open_before = state.pause["lane_phase"] != DONE
+    return bool((~ended).any() and state.pause["lane_passes"][open_before].max() < rule.max_passes)
+
+
+def _unpause(state: State, solver: Solver) -> None:
+    """Return to the state before the certificate at the end."""
+    for name, array in state.lanes.items():
+        array[:] = state.pause[f"lane_{name}"]
+    for name, array in solver.changed_at_end(state).items():
+        array[:] = state.pause[f"array_{name}"]
+    state.read, state.pause = int(state.pause["read"]), {}
 
 
 def _satisfied(state: State, rule: StopRule) -> np.ndarray:
@@ -285,10 +322,6 @@ def _update_phase(
             restore(state, np.array([lane]))
         else:
             lanes["phase"][lane], lanes["reason"][lane] = CERTIFY, BY_VIOLATION
-    if lanes["passes"][lane] >= rule.max_passes and lanes["phase"][lane] == TRAIN:
-        lanes["phase"][lane] = CERTIFY
-    if lanes["passes"][lane] >= rule.max_passes and lanes["reason"][lane] == 0:
-        lanes["reason"][lane] = BY_MAX_PASSES
 
 
 def _expected_gap(lanes: dict[str, np.ndarray], lane: int, previous: float, kind: Estimate) -> float:
