@@ -12,6 +12,7 @@ import pyarrow.csv
 import pytest
 import scipy.sparse as sp
 from exact_optimum import model, nearly_least
+from heard import Heard
 from liblinear import liblinearutil
 from mpmath import mp, mpf
 from reference import run_dual
@@ -22,6 +23,8 @@ from streamcd.core.errors import ConvergenceWarning, Interrupted, ModelError, Us
 from streamcd.kernels.one_class import POOL, _products
 from streamcd.kernels.primitives import Rows as KernelRows
 from streamcd.models.liblinear import export_liblinear, import_liblinear
+from streamcd.report.tables import description_tables
+from streamcd.runs.describe import describe
 from streamcd.training.result import Result
 
 NU = 0.3
@@ -246,6 +249,35 @@ def test_names_of_labels_are_not_the_models(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"labels 1 \(inside\) and -1 .* found names \(a, b\)"):
         streamcd.evaluate(data, model)
     streamcd.predict(data, model, tmp_path / "out.parquet")
+    with pytest.raises(ModelError, match=r"t\.csv: expected the labels 1 \(inside\) and -1 .* found names"):
+        streamcd.evaluate(tmp_path / "t.csv", model)
+    streamcd.predict(tmp_path / "t.csv", model, tmp_path / "out.csv")  # beside a column of names
+    assert len((tmp_path / "out.csv").read_text().splitlines()) == 41
+    (tmp_path / "numbers.csv").write_text("label,first,second\n1,3,2\n-1,1,0\n")
+    assert streamcd.evaluate(tmp_path / "numbers.csv", model)["n_rows"] == 2
+
+
+def test_commands_speak_of_nu_and_rho_and_advise_what_is_accepted(tmp_path: Path) -> None:
+    """There is no C, no bias, and labels need not be those that evaluate compares with."""
+    rows = one_sided(random_rows())
+    data = write_dataset(tmp_path / "data", (10.0 * rows[0], rows[1]))
+    heard = Heard()
+    streamcd.train(data, tmp_path / "run", loss="one_class", nu=NU, listener=heard)
+    told = "\n".join([*heard.messages, *heard.warnings])
+    for facts in (describe(str(tmp_path / "run")), describe(str(tmp_path / "run" / "model"))):
+        told += description_tables("run", facts)[0].title + str(description_tables("run", facts)[0].rows)
+        assert "rho" in told
+        assert facts["next"].startswith("streamcd predict")
+    assert f"('nu', '{NU:g}')" in told
+    assert "'C'" not in told
+    assert "smaller C" not in told
+    assert "--bias" not in told
+    with pytest.raises(UsageError, match="one_class has no C to search"):
+        streamcd.tune(data, tmp_path / "search", loss="one_class", C=None)
+    rng = np.random.default_rng(0)
+    centred = streamcd.convert((rng.standard_normal((100, 4)), np.ones(100)), tmp_path / "centred")
+    with pytest.warns(ConvergenceWarning, match="do not centre values"):
+        streamcd.train(centred, tmp_path / "none", loss="one_class", max_passes=3)
 
 
 def test_weights_of_rows_scale_their_bounds_and_the_sum(fit: Callable[..., Result], tmp_path: Path) -> None:

@@ -341,9 +341,10 @@ class LinearModel(BaseEstimator):
         self.model_, self.dual_gap_ = model, result.gap
         self.n_iter_ = self._count_passes(result)
         if not result.converged:
+            cost = "a smaller C or " if "C" in self.get_params() else ""
             warnings.warn(
                 f"not converged after max_iter={self.max_iter} passes: the relative duality gap is {result.gap:.2g}, "
-                f"tol={self.tol:g}; scale the features (sklearn.preprocessing.MaxAbsScaler, say), or take a smaller C or a "
+                f"tol={self.tol:g}; scale the features (sklearn.preprocessing.MaxAbsScaler, say), or take {cost}a "
                 "larger max_iter",
                 NotConverged,
                 stacklevel=4,

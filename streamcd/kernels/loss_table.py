@@ -159,6 +159,11 @@ def has_targets(loss: str) -> bool:
     return loss in LOSSES and LOSSES[loss].of_targets
 
 
+def has_cost(loss: str) -> bool:
+    """Tell whether a loss has a factor C; the one-class SVM has none, nor a bias: its threshold is the intercept."""
+    return form_of(loss) != INLIERS
+
+
 def is_logistic(loss: str) -> bool:
     """Tell whether a loss is the logistic one: it has probabilities, and stores C - alpha beside alpha."""
     return loss in LOSSES and LOSSES[loss].kind == LOG_LOSS

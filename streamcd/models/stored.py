@@ -17,7 +17,7 @@ from ..core.metadata import read_metadata
 from ..core.setting import Setting, asked_text
 from ..core.storage import local_path
 from ..dataset.scaling import Scaling
-from ..kernels.loss_table import LOSSES, form_of
+from ..kernels.loss_table import LOSSES, form_of, has_cost
 from .encoding import CATEGORIES_FILE, read_encoding
 from .model import Model
 from .model_file import MODEL, STORED_FIELDS, ModelFile, check_file, read_array, read_weights, source_labels
@@ -207,7 +207,8 @@ def describe_model(path: str | Path, *, scaled: bool = False, n_weights: int = 1
     Returns
     -------
     dict
-        ``kind`` ("model"), ``loss``, ``method``, ``C``, ``labels``, ``n_features``, ``n_vectors``, ``bias``, ``scale``,
+        ``kind`` ("model"), ``loss``, ``method``, ``C``, ``threshold`` (rho of a one-class SVM, else
+        None), ``labels``, ``n_features``, ``n_vectors``, ``bias``, ``scale``,
         ``normalize``, ``class_weight``, ``gap`` (None where it is not known), ``certificate``, ``fingerprint``,
         ``versions``; ``parameter``, that of the loss by name, None where LIBLINEAR's text does not tell it; with an L1
         penalty ``l1``, ``l2``, ``n_nonzero``, the number of weights that are not 0, and
@@ -254,6 +255,7 @@ def describe_model(path: str | Path, *, scaled: bool = False, n_weights: int = 1
         "kind": "model",
         **{name: getattr(stored, name) for name in kept},
         **_parameter(stored),
+        "threshold": None if has_cost(stored.loss) else -float(stored.intercept[0]),
         "labels": labels,
         "n_vectors": n_vectors,
         **(_support(stored, vectors, found.n_nonzero) if stored.l1 else {}),

@@ -94,15 +94,20 @@ class RowsToScore:
         }
 
     def _encoding(self) -> Encoding | None:
-        """Return the model's encoding, with the column of identities where predictions are asked for."""
+        """Return the model's encoding, with the column of identities where predictions are asked for.
+
+        Labels that training ignored may be anything, and are left out there.
+        """
         encoding = self.model.encoding
         if encoding is None:
             return None
+        if form_of(self.model.loss) == INLIERS and not self.compared:
+            encoding = replace(encoding, label="")
         return replace(encoding, id="" if self.compared else encoding.id, keep=())
 
     def source(self, block_bytes: int, decoder_bytes: int, batch_bytes: int = 0) -> Source:
         """Open the files as a source of rows with the model's features."""
-        model = self.model
+        model, ignored = self.model, form_of(self.model.loss) == INLIERS
         reading = Reading(
             np.float64,
             block_bytes,
@@ -115,9 +120,12 @@ class RowsToScore:
             reads_weights=self.compared,
             encoding=self._encoding(),
             class_names=tuple(model.class_names or ()),
-            of_numbers=model.class_names is None,
+            of_numbers=model.class_names is None and not ignored,
         )
-        return open_source(self.paths, self._roots, "auto", reading, TableOptions())
+        source = open_source(self.paths, self._roots, "auto", reading, TableOptions())
+        if ignored and self.compared and source.names_labels:
+            raise _unlike_inliers(self.path, model, "names")
+        return source
 
 
 class ReadingPlan:
@@ -277,10 +285,15 @@ def _check_labels(dataset: Dataset, model: Model, *, compared: bool) -> None:
             f"{'with' if model.has_targets else 'without'} --target, or --like the model"
         )
     if compared and form_of(model.loss) == INLIERS and dataset.class_names is not None:
-        raise ModelError(
-            f"{dataset.path}: expected the labels 1 (inside) and -1 to compare with a model of {model.loss}, found names "
-            f"({', '.join(map(escaped, dataset.class_names[:5]))}); convert the data with such labels"
-        )
+        found = f"names ({', '.join(map(escaped, dataset.class_names[:5]))})"
+        raise _unlike_inliers(str(dataset.path), model, found)
+
+
+def _unlike_inliers(path: str, model: Model, found: str) -> ModelError:
+    return ModelError(
+        f"{path}: expected the labels 1 (inside) and -1 to compare with a model of {model.loss}, found {found}; give the "
+        "data such labels, or take predict, which does not need them"
+    )
 
 
 def _feature_shift(dataset: Dataset, model: Model) -> int:

@@ -136,9 +136,14 @@ def column_tables(path: str, info: Facts) -> list[Table]:
 
 
 def describe_bias(bias: float, because: str) -> str:
-    """Say which bias a training has, why, and how to have another."""
+    """Say which bias a training has, why, and how to have another, if it may."""
     another = "--bias 1 adds an intercept" if bias < 0 else "--bias none leaves the intercept out"
-    return f"{bias_text(bias)}: {because}" + ("" if because == "as asked" else f"; {another}")
+    fixed = because in ("as asked", THRESHOLD)
+    return f"{bias_text(bias)}: {because}" + ("" if fixed else f"; {another}")
+
+
+THRESHOLD = "the threshold rho is the intercept"
+"""Reason why a one-class SVM has no bias."""
 
 
 def bias_text(bias: float) -> str:
@@ -390,15 +395,17 @@ def _labels_row(model: Facts) -> tuple[str, str]:
 
 def model_table(title: str, model: Facts) -> Table:
     """Describe a model."""
+    bias = [("bias", bias_text(model["bias"]))]
+    cost = [("C", _if_known(model["C"]))]
     rows = [
         *_rows(model, loss="", method=""),
         *((name, _if_known(value)) for name, value in model.get("parameter", {}).items()),
-        ("C", _if_known(model["C"])),
+        *(cost if model["threshold"] is None else []),
         _labels_row(model),
         ("features", f"{model['n_features']:,}"),
         ("vectors", f"{model['n_vectors']:,}"),
         *_support_rows(model),
-        ("bias", bias_text(model["bias"])),
+        *(bias if model["threshold"] is None else []),
         *_intercept_rows(model),
         *((name, model[name]) for name in ("scale", "normalize") if model[name] != "none"),
         *_rows(model, class_weight=lambda factors: listed([f"{k}={v:g}" for k, v in factors.items()])),
@@ -423,6 +430,8 @@ def _support_rows(model: Facts) -> list[tuple[str, str]]:
 
 def _intercept_rows(model: Facts) -> list[tuple[str, str]]:
     """Tell the intercepts, by vector where there are several."""
+    if model["threshold"] is not None:
+        return [("threshold rho", f"{model['threshold']:.6g}")]
     if model["bias"] < 0:
         return []
     texts = [f"{intercept['weight']:.6g}" for intercept in model["intercept"]]

@@ -17,7 +17,6 @@ from ..core.progress import Listener, counted
 from ..core.setting import Setting
 from ..core.threads import make_threads
 from ..dataset.dataset import Dataset
-from ..dataset.diagnostics import advice
 from ..models.model import Model
 from ..solvers.problem import Problem
 from ..training import checkpoint
@@ -25,7 +24,7 @@ from ..training.loop import Loop, Session, Task, deadline
 from ..training.result import Outcome, Result, join_outcomes, make_result
 from ..training.validation import Validate
 from .config import Group, ResolvedRun, refuse_existing, write_config
-from .early_warnings import scaling_advice
+from .early_warnings import scaling_advice, shortfall_advice
 from .lane_groups import resolve
 from .models import make_models, save_models
 from .options import ResumeOptions, TrainOptions
@@ -135,7 +134,7 @@ def carry_out(
     """Train, write the models (into the run, or to `model_path`), and return the result."""
     before = _trained_passes(directory.path, run)
     outcome = train_groups(directory, run, previous, session)
-    dataset, listener = run.dataset, session.listener
+    listener = session.listener
     result = result_of(directory, outcome, run)
     if run.options.omega == "auto":
         _tell_omegas(result, listener)
@@ -157,7 +156,7 @@ def carry_out(
     if not written and before == outcome.lanes["passes"].tolist():
         listener.message(f"this run has ended (stopped by: {result.stop_reason}) and is left alone")
     if result.fell_short:
-        result.advice = advice(dataset, max(run.options.C), method=run.options.method)
+        result.advice = shortfall_advice(run)
         told = scaling_advice(run)  # at the start
         for line in [line for line in result.advice if line not in told]:
             listener.warning(line)

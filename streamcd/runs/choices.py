@@ -16,7 +16,7 @@ from ..core.progress import Listener
 from ..core.storage import local_path
 from ..dataset.dataset import Dataset
 from ..kernels.loss_table import INLIERS, LOSSES, form_of
-from ..report.tables import describe_bias
+from ..report.tables import THRESHOLD, describe_bias
 from ..solvers.registry import find_solver
 from .config import read_config
 from .options import TrainOptions
@@ -39,7 +39,7 @@ def settle(asked: Asked, dataset: Dataset, listener: Listener) -> Asked:
     asked = choose_acceleration(_choose_method(asked, dataset, listener), listener)
     bias, because = asked.bias, "as asked"
     if form_of(asked.loss) == INLIERS:
-        because = "the threshold rho is the intercept"
+        because = THRESHOLD
     elif bias == "auto" and asked.start_from is not None:
         # the dual variables would not fit another
         bias = read_config(local_path(asked.start_from, "a run")).options.bias

@@ -14,6 +14,7 @@ from ..core.errors import CheckpointError, DataError
 from ..core.locks import release_lock, take_lock
 from ..core.metadata import Structure, as_structure, parse_json
 from ..dataset.dataset import Dataset
+from ..kernels.loss_table import has_cost
 from ..models.stored import describe_model, is_model, models_of_path
 from ..solvers.protocol import DONE
 from ..training import checkpoint
@@ -59,7 +60,8 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
 
 
 _ONE_CLASS = (
-    "one class alone: there is nothing to separate, and no training; check the column or file of labels"
+    "one class alone: there is nothing to separate; check the column or file of labels, or find outliers by "
+    "--loss one_class"
 )
 
 
@@ -136,10 +138,11 @@ def read_scores(path: Path) -> dict[str, Any] | None:
 
 
 def _told_options(config: RunConfig) -> dict[str, Any]:
-    """Return loss, method, C and bias, and the options that differ from their defaults."""
+    """Return loss, method, C, if there is one, and bias, and the options that differ from their defaults."""
     given, usual = asdict(config.options), asdict(ProblemOptions())
     told = {name: value for name, value in given.items() if value != usual[name]}
-    return {name: given[name] for name in ("loss", "method", "C", "bias")} | told
+    cost = ("C",) if has_cost(config.options.loss) else ()
+    return {name: given[name] for name in ("loss", "method", *cost, "bias")} | told
 
 
 def _describe_state(path: Path) -> dict[str, Any]:
@@ -207,6 +210,8 @@ def _in_use(path: Path) -> bool:
 def _next_command(path: Path, config: RunConfig, state: dict[str, Any]) -> str:
     workers = " --workers N" if config.rounds is not None else ""
     if state["state"] == "converged" or state["stop_reason"] == "validation":
+        if not has_cost(config.options.loss):  # whose labels need not be 1 and -1
+            return f"streamcd predict FILE {path} -o predictions.parquet"
         return f"streamcd evaluate {config.dataset} {path}"
     if state["state"] == "not converged":
         return f"streamcd resume {path} --max-passes {2 * config.rule.max_passes}{workers}"

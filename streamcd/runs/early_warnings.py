@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ..core.memory_budget import RESERVED_BYTES, warn_of_memory
 from ..core.progress import Listener
 from ..dataset.diagnostics import advice
-from ..kernels.loss_table import PLANES, form_of
+from ..kernels.loss_table import PLANES, form_of, has_cost
 from .config import ResolvedRun
 
 _MANY_LABELS, _FEW_ROWS = 100, 5  # more labels, most with fewer rows, look like numbers, not classes
@@ -29,8 +29,23 @@ def warn_early(run: ResolvedRun, listener: Listener) -> None:
 def scaling_advice(run: ResolvedRun) -> list[str]:
     """Describe what is badly scaled for the largest C and the method."""
     options = run.options
+    if not has_cost(options.loss):
+        return advice(run.dataset, 0.0)  # that on features alone
     accelerated = options.acceleration != "none"
     return advice(run.dataset, max(options.C), accelerated=accelerated, method=options.method)
+
+
+def shortfall_advice(run: ResolvedRun) -> list[str]:
+    """Describe what may have kept a training from its tolerance."""
+    if not has_cost(run.options.loss):
+        return [_CENTRED]
+    return advice(run.dataset, max(run.options.C), method=run.options.method)
+
+
+_CENTRED = (
+    "rows on all sides of the origin, as of values centred on 0, have no plane beyond which most of them lie: do not centre "
+    "values, or append a constant column to the data"
+)
 
 
 def _of_problem(run: ResolvedRun) -> Iterator[str]:

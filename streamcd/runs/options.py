@@ -11,6 +11,7 @@ from ..core.errors import UsageError
 from ..core.memory_budget import parse_size
 from ..core.options import ListenerOptions, Place, Section, Size, ThreadOptions, option, replaces
 from ..dataset.range_cache import CacheOptions
+from ..kernels.loss_table import has_cost
 from ..prediction.options import ModelOptions
 from .problem_options import (
     COSTS,
@@ -259,6 +260,11 @@ class TuneOptions(TrainOptions):
 
     def __post_init__(self) -> None:
         has_none = self.C is None
+        if not has_cost(self.loss):
+            raise UsageError(
+                f"{self.loss} has no C to search, and no labels by which to choose; train a run for each --nu, or take "
+                "another loss"
+            )
         if has_none:
             self._set(C=1.0)
         super().__post_init__()

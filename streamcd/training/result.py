@@ -90,8 +90,8 @@ class Result:
         if self.stop_reason == "rounding":
             return (
                 f"not converged after {self.passes} passes: with what rounding may add, the relative gap is {self.gap:.2g}, "
-                "which more passes hardly change; scale the values ('convert --scale maxabs'), or give a smaller C or a "
-                "larger tolerance"
+                "which more passes hardly change; scale the values ('convert --scale maxabs'), or give a larger tolerance "
+                "or, of a loss that has one, a smaller C"
             )
         return f"not converged after {self.passes} passes: the relative gap is {self.gap:.2g}"
 
