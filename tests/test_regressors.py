@@ -89,6 +89,15 @@ def test_the_elastic_net_is_scikit_learns(l1_ratio: float, intercept: bool, weig
     assert (ours.coef_ == 0.0).any() or l1_ratio < 1.0
 
 
+def test_lasso_of_more_features_than_rows_is_scikit_learns() -> None:
+    """The dual method, which does not train L1 alone, was chosen from some 1,700 features on."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(100, 2000))
+    y = X[:, 0] + rng.normal(size=100)
+    theirs = sklearn.linear_model.Lasso(alpha=0.2, tol=1e-9, max_iter=10_000).fit(X, y)
+    assert np.allclose(Lasso(alpha=0.2, tol=1e-8).fit(X, y).coef_, theirs.coef_, atol=1e-5)
+
+
 def test_the_certified_objective_of_the_elastic_net_is_the_stated_one() -> None:
     X, y, weight = diabetes()
     ours = ElasticNet(alpha=0.05, l1_ratio=0.7, tol=1e-10).fit(X, y, weight)

@@ -74,7 +74,8 @@ def choose_method(asked: TrainOptions, dataset: Dataset) -> tuple[str, str]:
     fits = matrices <= _SHARE * asked.memory_bytes
     enough = dataset.n_rows >= _ROWS_PER_FEATURE * size and fits
     if not asked.has_plain_penalty:
-        if "newton" in LOSSES[asked.loss].methods and fits:
+        only_l1 = not asked.strengths[1]  # which the dual method does not train
+        if "newton" in LOSSES[asked.loss].methods and (fits or only_l1):
             return "newton", f"few features: it needs the fewest reads with the penalty {asked.penalty}"
         return (
             "dual",
