@@ -18,6 +18,7 @@ import streamcd
 from streamcd import evaluate, load_model, train, tune
 from streamcd.cli.commands import cli
 from streamcd.core.errors import Interrupted, ModelError, UsageError
+from streamcd.runs import lane_groups
 
 STRENGTHS = [8.0, 3.0, 1.0, 0.3]
 
@@ -79,8 +80,46 @@ def test_a_grid_of_c_and_l1_has_the_objectives_of_scikit_learn(tmp_path: Path) -
         assert lane["primal_objective"] == pytest.approx(least, rel=1e-8)
 
 
+def groups_of(run: Path) -> list[tuple[bytes, list[int]]]:
+    """Weights and passes of each group of a run."""
+    states = map(np.load, sorted(run.glob("group-*/state.npz")))
+    return [(state["w"].tobytes(), state["lane_passes"].tolist()) for state in states]
+
+
+def test_groups_of_a_path_start_from_the_ones_before_to_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After interruptions too, and where the time was up in a group: the next ones have not begun."""
+    monkeypatch.setattr(lane_groups, "_group_sizes", lambda n_blocks: iter([(4, -(-n_blocks // 4))]))
+    data = write_dataset(tmp_path / "data", multiclass(3, 500), n_chunks=8)
+    asked: dict[str, Any] = {
+        "penalty": "l1",
+        "method": "newton",
+        "tol": 1e-9,
+        "l1": STRENGTHS,
+        "loss": "log_loss",
+    }
+    whole = train(data, tmp_path / "whole", **asked)
+    assert len(groups_of(tmp_path / "whole")) == 4
+    for l1 in STRENGTHS:
+        own = train(data, tmp_path / f"own-{l1}", **asked | {"l1": l1})
+        mine = [lane for lane in whole.lanes if lane["l1"] == l1]
+        for lane, other in zip(mine, own.lanes, strict=True):
+            assert lane["primal_objective"] == pytest.approx(other["primal_objective"], rel=2e-9)
+    with pytest.raises(Interrupted):
+        train(data, tmp_path / "stopped", stop_requested=stopping_after(11), **asked)
+    resume_by_turns(tmp_path / "stopped", (7,))
+    late = train(data, tmp_path / "late", max_seconds=1e-9, **asked)
+    assert late.stop_reason == "time"
+    assert len(list((tmp_path / "late").glob("group-*/state.npz"))) == 1
+    resumed = streamcd.resume(tmp_path / "late")
+    assert resumed.converged
+    for run in ("stopped", "late"):
+        assert groups_of(tmp_path / run) == groups_of(tmp_path / "whole")
+
+
 def test_a_lane_of_a_path_ends_where_its_own_run_ends(tmp_path: Path) -> None:
-    """For several classes too, and in groups that start from one another."""
+    """For several classes too."""
     data = write_dataset(tmp_path / "data", multiclass(3, 400))
     asked: dict[str, Any] = {"penalty": "l1", "method": "newton", "tol": 1e-9, "bias": 1.0}
     path = train(data, tmp_path / "path", l1=STRENGTHS, **asked)
@@ -129,7 +168,8 @@ def test_every_command_picks_a_model_by_its_c_and_l1(tmp_path: Path) -> None:
         command("predict", data.path, run, *picked, "-o", tmp_path / "out.csv", "--force")
         command("export", run, tmp_path / "model.txt", *picked, "--force")
         assert (load_model(run, lane["C"], l1=lane["l1"]).l1) == lane["l1"]
-    command("report", run, "-o", tmp_path / "page.html", *picked)
+    command("report", run, "-o", tmp_path / "page.html", *picked, "--images", tmp_path / "images")
+    assert (tmp_path / "images" / "path.png").exists()
     described = command("info", run)
     assert described["models"] == [{"C": C, "l1": l1} for C in (0.2, 2.0) for l1 in (0.3, 3.0)]
     with pytest.raises(
@@ -267,7 +307,7 @@ def test_values_of_l1_are_checked(tmp_path: Path) -> None:
         ({"l1_path": 5}, "l1_path is of --penalty l1 or elasticnet"),
         ({"l1_path": 5, "l1": 1.0, "penalty": "l1"}, "l1 and l1_path exclude each other"),
         ({"l1_path": 1, "penalty": "l1"}, "l1_path: expected from 2 to 1000 values, found 1"),
-        ({"l1_path": 5, "penalty": "l1", "loss": "hinge"}, "hinge by method"),
+        ({"l1_path": 5, "penalty": "l1", "loss": "hinge"}, "--penalty"),
     ):
         with pytest.raises(UsageError, match=told):
             train(data, tmp_path / "run", **options)

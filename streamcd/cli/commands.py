@@ -237,13 +237,14 @@ _TUNE_ALONE = (
 @refused_option("--workers", _TUNE_ALONE)
 @talks()
 def tune(listener: Console, dataset: str, run: str, **options: Any) -> Shown:
-    """Choose C by cross-validation, and train with the best on all rows.
+    """Choose C, and λ of the penalty, by cross-validation, and train with the best on all rows.
 
-    All folds of all C are trained in the same passes over the data; the final training starts from their solutions.
+    All folds of all C and λ are trained in the same passes over the data; the final training starts from their solutions.
 
     \b
     Example:
       streamcd tune data run --loss log_loss -C 0.01,0.1,1,10 --cv 5
+      streamcd tune data run --penalty l1 --l1-path 20
     """
     notes = weight_notes(options)
     options = training_keywords(**options)

@@ -206,6 +206,31 @@ def search_figure(scores: Sequence[Scores], best: Scores, criterion: str) -> Fig
     return figure
 
 
+@styled
+def path_figure(
+    strengths: Sequence[float],
+    curves: Mapping[str, Sequence[float]],
+    support: Sequence[int],
+    below: tuple[str, Sequence[float]],
+) -> Figure:
+    """Draw against λ the weights by name, how many are not 0, and below these a quantity with its title."""
+    figure, (weights, counts, last) = new_figure(columns=3)
+    for number, (name, curve) in enumerate(curves.items()):
+        weights.plot(strengths, curve, color=COLORS[number % len(COLORS)], label=name)
+    counts.plot(strengths, support, ".-", color=COLORS[0])
+    counts.set_ylim(bottom=0)
+    last.plot(strengths, below[1], ".-", color=COLORS[0])
+    for axes, title in ((weights, "Largest weights"), (counts, "Weights not 0"), (last, below[0])):
+        axes.set_title(title)
+        axes.set_xscale("log")
+        axes.invert_xaxis()  # from few weights to many
+        axes.set_xlabel("λ")
+        axes.yaxis.set_major_formatter(_NUMBERS)
+    if curves:
+        weights.legend(fontsize="x-small")
+    return figure
+
+
 def _setting_of(each: Mapping[str, Any]) -> Setting:
     return Setting(each["C"], each["l1"])
 

@@ -28,7 +28,7 @@ from .early_warnings import scaling_advice, shortfall_advice
 from .lane_groups import resolve
 from .models import make_models, save_models
 from .options import ResumeOptions, TrainOptions
-from .previous_run import PreviousRun
+from .previous_run import PreviousRun, groups_follow, start_of_group
 
 
 def new_session(asked: TrainOptions | ResumeOptions) -> Session:
@@ -72,10 +72,15 @@ def train_groups(
     stage : str
         Prefix of the phase in progress.
     """
-    outcomes, scorer = [], _validation_scorer(run)
-    for group in run.groups:
+    outcomes, scorer = list[Outcome](), _validation_scorer(run)
+    follow = previous is None and groups_follow(directory, run)
+    for number, group in enumerate(run.groups):
         part = directory.part(group.directory) if group.directory else directory
         task = _make_task(group, run, previous, shown_as or str(directory.path), stage)
+        if follow and any(outcome.is_cut_short for outcome in outcomes):
+            part = checkpoint.MemoryRun()  # it begins when those before it have ended
+        elif follow:
+            task = replace(task, warm_start=start_of_group(directory, run, number))
         if scorer is not None:
             task = replace(task, validate=scorer(task.problem, session.listener))
         outcomes.append(_train_group(part, task, run, session))

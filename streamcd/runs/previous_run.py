@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..core.errors import UsageError
@@ -9,8 +10,8 @@ from ..core.storage import local_path
 from ..solvers.problem import Problem
 from ..solvers.registry import is_proximal, keeps_alpha
 from ..training import checkpoint
-from ..training.warm_start import Source, WarmStart, combination
-from .config import ResolvedRun, RunConfig, read_config, reopen
+from ..training.warm_start import Source, WarmStart, combination, nearest_lanes
+from .config import Group, ResolvedRun, RunConfig, read_config, reopen
 
 
 class PreviousRun:
@@ -24,13 +25,35 @@ class PreviousRun:
         """Return the start of some of the new run's lanes, whose indices among all are `numbers`."""
         run, options = self._run, self._run.options
         accelerated = is_proximal(run.problem, options.acceleration) and keeps_alpha(options.method)
-        identity = checkpoint.read_identity(self._path)
-        parts = []
-        for group in run.groups:
-            layout = options.solver_memory(run.problem.subset(group.lanes), run.dataset).layout
-            place = self._path / group.directory, identity.part(group.directory)
-            parts.append(Source(*place, layout, accelerated, run.problem.l2, group.lanes))
+        parts = _sources(self._path, run, run.groups, accelerated=accelerated)
         return WarmStart(run.dataset, lanes, self._matrix[:, list(numbers)], parts, run.problem.bias)
+
+
+def _sources(path: Path, run: ResolvedRun, groups: Sequence[Group], *, accelerated: bool) -> list[Source]:
+    """Open groups of lanes of a run in the directory `path`."""
+    identity, options = checkpoint.read_identity(path), run.options
+    sources = []
+    for group in groups:
+        layout = options.solver_memory(run.problem.subset(group.lanes), run.dataset).layout
+        place = path / group.directory, identity.part(group.directory)
+        sources.append(Source(*place, layout, accelerated, run.problem.l2, group.lanes))
+    return sources
+
+
+def groups_follow(directory: checkpoint.Run, run: ResolvedRun) -> bool:
+    """Tell whether each group of lanes starts from the ones before it: on a path over λ, the largest first."""
+    return directory.has_files and len(set(run.problem.l1)) > 1 and not _needs_alpha(run)
+
+
+def start_of_group(directory: checkpoint.Run, run: ResolvedRun, number: int) -> WarmStart | None:
+    """Return the start of a group at the weights of the groups before it; None where there is none."""
+    lanes, problem = run.groups[number].lanes, run.problem
+    matrix = nearest_lanes(problem, range(lanes.start), lanes)
+    earlier = [group for group in run.groups[:number] if matrix[list(group.lanes)].any()]
+    if not earlier:
+        return None
+    sources = _sources(directory.path, run, earlier, accelerated=False)
+    return WarmStart(run.dataset, problem.subset(lanes), matrix, sources, problem.bias)
 
 
 def previous_run(new: ResolvedRun) -> PreviousRun | None:

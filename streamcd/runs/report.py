@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from ..core.setting import Setting
 from ..core.storage import local_path
 from ..dataset.dataset import Dataset
 from ..models.model import Model
+from ..models.named_weights import largest_weights, weight_blocks
 from ..models.stored import describe_model, find_model, is_model, load_model, models_of_path
 from ..prediction.curves import Residuals, ScoreCurves
 from ..prediction.evaluate import evaluate_model
@@ -44,6 +46,7 @@ from ..report.training_figures import (
     Histories,
     gap_figure,
     objective_figure,
+    path_figure,
     search_figure,
     validation_figure,
     work_figure,
@@ -56,7 +59,7 @@ from .options import ModelOptions, ReportOptions
 MAX_LOGS = 10
 """Largest number of logs (of groups of lanes) that are drawn; if there are more, the first ones."""
 
-_N_WEIGHTS = 20
+_N_WEIGHTS, _N_CURVES = 20, 8
 _PAGE = rb"<!doctype html>"
 _IMAGES = {"png": rb"\x89PNG", "svg": rb"<\?xml", "pdf": rb"%PDF"}
 
@@ -93,6 +96,7 @@ def write_report(run: str | os.PathLike[str], out: str | os.PathLike[str], asked
     sections = [Section("Run", tables=[run_table("", run_facts)]), _training(histories, run_facts)]
     if scores is not None:
         sections.append(_search(scores))
+    sections += _path(run, histories)
     place = _model_place(run, asked)
     if place is None:
         sections.append(Section("Model", "There is none yet: training has not ended."))
@@ -181,6 +185,40 @@ def _search(scored: Mapping[str, Any]) -> Section:
     best = next(of for of in scores if of.setting == Setting(scored["best_C"], scored["best_l1"]))
     picture = Picture("search", image(search_figure(scores, best, score)), text)
     return Section("Search", tables=[score_table(scored)], pictures=[picture])
+
+
+def _path(run: Path, histories: Histories) -> list[Section]:
+    """Show the models of a path over λ, of the largest C: weights, support, and validation loss or objective."""
+    models = models_of_path(run)
+    most = max((setting.C for setting in models), default=0.0)
+    loaded = [(setting, load_model(models[setting])) for setting in models if most == setting.C]
+    if len(loaded) < 2:
+        return []
+    largest = [
+        largest_weights(weight_blocks(model.kept_weights), model.n_vectors, _N_CURVES) for _, model in loaded
+    ]
+    sizes: dict[tuple[int, int], float] = {}
+    for found in largest:
+        for feature, column, weight in zip(found.feature, found.column, found.weight, strict=True):
+            place = int(feature), int(column)
+            sizes[place] = max(sizes.get(place, 0.0), abs(float(weight)))
+    drawn = sorted(sizes, key=lambda place: (-sizes[place], place))[:_N_CURVES]
+    first = loaded[0][1]
+    curves = {
+        first.feature_name(feature) + (f", {column + 1}" if first.n_vectors > 1 else ""): [
+            float(model.kept_weights[feature : feature + 1][0, column]) for _, model in loaded
+        ]
+        for feature, column in drawn
+    }
+    looks = [record["validation"] for log in histories.values() for record in log if record.get("validation")]
+    of_last = {(look["C"], look["l1"]): look["loss"] for seen in looks for look in seen}
+    below = "Mean loss, validation set", [of_last.get(setting, math.nan) for setting, _ in loaded]
+    if not of_last:
+        below = "Objective", [model.certificate["primal_objective"] for _, model in loaded]
+    support = [int(found.n_nonzero.sum()) for found in largest]
+    figure = path_figure([setting.l1 for setting, _ in loaded], curves, support, below)
+    text = f"Models of the path over λ at C = {most:g}."
+    return [Section("Path", pictures=[Picture("path", image(figure), text)])]
 
 
 def _model(model: Mapping[str, Any]) -> list[Section]:

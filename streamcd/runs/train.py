@@ -79,7 +79,7 @@ def train(dataset: Dataset | str | Path, run: str | Path | None, asked: TrainOpt
 @ends_progress
 @takes(TuneOptions)
 def tune(dataset: Dataset | str | Path, run: str | Path, asked: TuneOptions) -> TuneResult:
-    """Choose C by cross-validation, and train with it on all rows.
+    """Choose C, and λ of the penalty, by cross-validation, and train with them on all rows.
 
     Parameters
     ----------

@@ -137,7 +137,7 @@ class NewtonSolver:
         state.matrices["step"][state.phase(CERTIFY)] = 0.0
         fresh = training[~begun[training]]
         begun[lanes] = True
-        if fresh.size and not state.w[:, fresh].any():
+        if fresh.size:
             self._start_on_sample(window, state, rows, key, fresh)
 
     def _sum_up(
@@ -318,11 +318,11 @@ class NewtonSolver:
             return
         searches = state.lanes["searches"].copy()
         state.lanes["searches"][:] = True
-        unread = replace(state, totals=state.totals.copy())
+        unread, base = replace(state, totals=state.totals.copy()), state.w[:, lanes].copy()
         first = n // 10
         for size in [first, n] if first >= _ROWS_PER_FEATURE * self._size else [n]:
             self._solve_sample(window, unread, (drawn[:size], drawn[n : 2 * n]), lanes)
-        state.matrices["step"][lanes] = state.w[:, lanes].T
+        state.matrices["step"][lanes] = (state.w[:, lanes] - base).T
         state.lanes["base_primal"][lanes] = np.nan
         state.lanes["searches"][:] = searches
 

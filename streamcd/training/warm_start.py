@@ -79,6 +79,25 @@ def combination(old: Problem, new: Problem, *, dual: bool = True) -> np.ndarray:
     return matrix
 
 
+def nearest_lanes(problem: Problem, known: Sequence[int], wanted: Sequence[int]) -> np.ndarray:
+    """Return which of the lanes `known` each of `wanted` starts from, shape (all lanes, wanted), for w alone.
+
+    It is the one nearest in C and λ of the same class and fold; none, where there is none.
+    """
+    matrix = np.zeros((problem.n_lanes, len(wanted)))
+    for column, lane in enumerate(wanted):
+        target = problem.lanes[lane]
+        same = [
+            number
+            for number in known
+            if number % problem.block_lanes == lane % problem.block_lanes
+            and problem.lanes[number].fold == target.fold
+        ]
+        if same:
+            matrix[min(same, key=lambda number: _distance(target, problem.lanes[number])), column] = 1.0
+    return matrix
+
+
 def _distance(target: Lane, source: Lane) -> tuple[float, float]:
     """Return how far a lane is from another, by C first and then by λ."""
     of_l1 = abs(math.log(source.l1 / target.l1)) if source.l1 and target.l1 else float(source.l1 != target.l1)
