@@ -44,6 +44,39 @@ def test_hinge_ends_at_the_optimum_of_a_quadratic_program(tmp_path: Path, C: flo
     assert result.primal_objective == pytest.approx(hinge_optimum(x.toarray(), y, C), rel=1e-8)
 
 
+def l1_hinge_optimum(x: np.ndarray, y: np.ndarray, C: float) -> float:
+    """The least ``Σ|w| + C Σ max(0, 1 - y w·x)``, a linear program in positive and negative parts and slacks."""
+    signed, n = x * y[:, None], y.size
+    cost = np.concatenate([np.ones(2 * x.shape[1]), np.full(n, C)])
+    found = scipy.optimize.linprog(cost, -np.hstack([signed, -signed, np.eye(n)]), -np.ones(n))
+    return float(found.fun)
+
+
+@pytest.mark.parametrize("C", [0.05, 1.0])
+def test_l1_with_hinge_ends_at_the_optimum_of_a_linear_program(tmp_path: Path, C: float) -> None:
+    x, y = random_rows(150, 10, seed=1)
+    data = write_dataset(tmp_path / "data", (x, y), n_chunks=3)
+    asked: dict[str, Any] = {"loss": "hinge", "C": C, "penalty": "l1", "tol": 1e-6, "max_passes": 20_000}
+    result = streamcd.train(data, tmp_path / "run", **asked)
+    best = l1_hinge_optimum(x.toarray(), y, C)
+    assert best * (1 - 1e-9) <= result.primal_objective <= best * (1 + 1e-6)
+    assert result.dual_objective <= best * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("number", [5, 6])
+@pytest.mark.parametrize("rule", [{}, {"eps": 0.01}])
+def test_liblinears_l1_problems_train_whatever_the_number_of_features(
+    tmp_path: Path, number: int, rule: dict[str, float]
+) -> None:
+    wide = write_dataset(tmp_path / "wide", random_rows(60, 3000, density=0.01))
+    loss = {5: "squared_hinge", 6: "log_loss"}[number]
+    asked: dict[str, Any] = {"loss": loss, "memory": "400MB", "C": 1.0, "max_passes": 2000, **rule}
+    result = streamcd.train(wide, tmp_path / "run", penalty="l1", **asked)
+    assert result.converged
+    assert result.gap < 0.05
+    assert streamcd.load_model(tmp_path / "run").method == "dual"
+
+
 @pytest.mark.parametrize("loss", ["squared_hinge", "log_loss"])
 def test_every_cut_into_chunks_and_windows_ends_at_the_optimum_of_newtons_method(
     tmp_path: Path, loss: str
@@ -117,6 +150,17 @@ def test_auto_takes_rows_where_a_matrix_of_features_does_not_fit_or_the_loss_is_
     for loss, method in (("hinge", "dual"), ("log_loss", "newton")):
         streamcd.train(narrow, tmp_path / loss, loss=loss, **asked)
         assert streamcd.load_model(tmp_path / loss).method == method
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "C", "most"), [("a9a", 0.01, 13), ("a9a", 1.0, 29), ("a9a", 10.0, 44), ("ijcnn1", 1.0, 16)]
+)
+def test_l1_alone_takes_few_passes(
+    real_data: Callable[[str], Path], tmp_path: Path, name: str, C: float, most: int
+) -> None:
+    data = streamcd.convert(real_data(name), tmp_path / "data")
+    assert streamcd.train(data, tmp_path / "run", method="dual", penalty="l1", C=C).passes <= most
 
 
 @pytest.mark.slow

@@ -24,8 +24,7 @@ from streamcd.training.result import Result
 PENALTIES = {"l1": (1.5, 0.0), "elasticnet": (1.5, 0.3), "l2": (0.0, 2.5)}
 
 
-METHODS = ("newton", "dual")
-BOTH = [("l1", "newton"), ("elasticnet", "newton"), ("elasticnet", "dual")]
+BOTH = [(penalty, method) for method in ("newton", "dual") for penalty in ("l1", "elasticnet")]
 
 
 def fit(data: Any, run: Path, penalty: str, **options: Any) -> Result:
@@ -151,6 +150,8 @@ def test_what_does_not_apply_is_refused(tmp_path: Path) -> None:
         train(data, tmp_path / "run", penalty="l1", l2=2.0)
     with pytest.raises(UsageError, match="l1: expected a number > 0"):
         train(data, tmp_path / "run", penalty="l1", l1=0.0)
+    with pytest.raises(UsageError, match="by the method dual has no weights without it"):
+        train(data, tmp_path / "run", penalty="l1", method="dual", acceleration="none")
     result = train(data, tmp_path / "run", penalty="l1")  # auto
     assert result.converged
     assert load_model(tmp_path / "run").method == "newton"

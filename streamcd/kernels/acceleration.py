@@ -11,8 +11,8 @@ import numpy as np
 
 from .compile import inlined, kernel
 from .penalties import (
-    elastic_conjugate,
     elastic_gap_term,
+    elastic_penalty,
     penalty,
     penalty_slope,
     soft,
@@ -25,8 +25,8 @@ _BLOCK = 128  # rows processed lane by lane: sums stay in registers, and rows in
 _LAST_BUCKET = np.uint64(N_BUCKETS - 1)
 MOVED, ALPHA_NORM = range(2)
 """Rows of `sums`: ``‖w - v‖²`` and ``‖w(alpha)‖²``."""
-APART, CONJUGATE, PRODUCT = range(2, 5)
-"""Further rows of `end_elastic_pass`: ``g(w) + g*(v) - w·v``, g*(v) and w·v, v being w(alpha)."""
+APART, SIZE, PRODUCT, LARGEST = range(2, 6)
+"""Further rows of `end_elastic_pass`: ``g(w) + g*(v) - w·v``, g(w), w·v and the largest ``|v_j|``, v being w(alpha)."""
 
 
 @kernel
@@ -156,10 +156,11 @@ def end_elastic_pass(w, beside, lanes, elastic_net, kappa, sums, sketch):
             weight = soft(u, l1 * (1.0 / (l2 + kappa[lane])))
             v, moved = sum_of(u, u - centre, kappa[lane], l2), weight - centre
             w[j, lane], beside[j, lane] = weight, v
+            sums[LARGEST, lane] = max(sums[LARGEST, lane], abs(v))
+            sums[SIZE, lane] += elastic_penalty(weight, l1, l2)
             sums[MOVED, lane] += moved * moved
             sums[ALPHA_NORM, lane] += v * v
             sums[APART, lane] += elastic_gap_term(weight, v, l1, l2)
-            sums[CONJUGATE, lane] += elastic_conjugate(v, l1, l2)
             sums[PRODUCT, lane] += weight * v
             sketch[position & _LAST_BUCKET, lane] += _signed(moved, position)
 

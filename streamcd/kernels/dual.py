@@ -305,6 +305,16 @@ def keep_sums(lane, sums, totals):
 
 
 @inlined
+def certified_alpha(i, lane, loss, alpha, n_lanes, shares):
+    """Return a row's alpha of which a certificate is made, and C - alpha where the loss needs it."""
+    own = alpha[i, lane]
+    rest = alpha[i, n_lanes + lane] if loss.kind == LOG_LOSS else 0.0
+    if shares is None:
+        return own, rest
+    return shares[lane] * own, rest + (1.0 - shares[lane]) * own
+
+
+@inlined
 def certify_row(loss, row, a, rest, sums):
     """Return the lane's sums with the row's terms at fixed w; `row` is (t, y, C_i, `row_reach`), `rest` C_i - a."""
     t, y, c, reach = row
@@ -354,8 +364,8 @@ def _add_terms(order, rows, costs, variables, totals):
         start, stop = rows.indptr[i], rows.indptr[i + 1]
         dot, q = row_dot(rows, w, start, stop)
         row = (sign * (dot + bias * w[last]), y, c, row_reach(q + bias * bias, stop - start))
-        rest = alpha[i, 1] if costs.loss.kind == LOG_LOSS else 0.0
-        sums = certify_row(costs.loss, row, alpha[i, 0], rest, sums)
+        a, rest = certified_alpha(i, 0, costs.loss, alpha, 1, variables.shares)
+        sums = certify_row(costs.loss, row, a, rest, sums)
     keep_sums(0, sums, totals)
 
 
@@ -365,7 +375,7 @@ def _add_alpha_rows(order, rows, costs, variables, w_alpha):
     for p in range(order.size):
         fetch_ahead(order, p, rows, w_alpha, 1, range(1))
         i = order[p]
-        a = variables.alpha[i, 0]
+        a = certified_alpha(i, 0, costs.loss, variables.alpha, 1, variables.shares)[0]
         if a == 0.0 or row_cost(i, 0, rows, costs) <= 0.0:
             continue
         step = a * costs.sign[rows.code[i], 0]
@@ -397,8 +407,7 @@ def dual_certify_lanes(order, rows, costs, variables, w_alpha, totals, lanes):
             sign, y = row_label(i, lane, rows, costs)
             t = sign * (dots[lane] + bias * w[last + lane])
             row = (t, y, row_cost(i, lane, rows, costs), reach)
-            a = alpha[i, lane]
-            rest = alpha[i, n_lanes + lane] if costs.loss.kind == LOG_LOSS else 0.0
+            a, rest = certified_alpha(i, lane, costs.loss, alpha, n_lanes, variables.shares)
             sums = certify_row(costs.loss, row, a, rest, sums_of(lane, totals))
             keep_sums(lane, sums, totals)
             if a != 0.0:

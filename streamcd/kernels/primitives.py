@@ -98,6 +98,8 @@ class Variables(NamedTuple):
     alpha: np.ndarray  # (rows, lanes) float64
     active: np.ndarray  # (rows, lanes) uint8
     w: np.ndarray  # ((d + 1) * lanes,) float64
+    # (lanes,): a certificate is that of these shares of alpha, with L1 alone; None for all of it
+    shares: np.ndarray | None = None
 
 
 class Steering(NamedTuple):

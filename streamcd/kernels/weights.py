@@ -39,8 +39,8 @@ def add_penalty_terms(w, v, columns, sums):
 
 
 @kernel
-def add_elastic_terms(w, v, columns, elastic_net, sums):
-    """As `add_penalty_terms` for a `penalties.Penalty`; and two rows more in `sums`.
+def add_elastic_terms(w, v, shares, columns, elastic_net, sums):
+    """As `add_penalty_terms` for a `penalties.Penalty` and shares of v; and two rows more in `sums`.
 
     These are the squares of the derivative of ``g(w) + g*(v) - w·v`` with respect to v, and ``‖w‖²``. A column is a lane.
     """
@@ -50,7 +50,7 @@ def add_elastic_terms(w, v, columns, elastic_net, sums):
         for m in columns:
             l1, value, of_dual, gap, slopes, squares = elastic_net.l1[m], 0.0, 0.0, 0.0, 0.0, 0.0
             for j in range(start, stop):
-                weight, of_rows = w[j, m], v[j, m]
+                weight, of_rows = w[j, m], shares[m] * v[j, m]
                 slope = elastic_sensitivity(weight, of_rows, l1, l2)
                 value += elastic_penalty(weight, l1, l2)
                 of_dual += elastic_conjugate(of_rows, l1, l2)

@@ -110,6 +110,13 @@ def _choose_method(asked: Asked, dataset: Dataset, listener: Listener) -> Asked:
 
 def choose_acceleration(asked: Asked, listener: Listener) -> Asked:
     """Turn acceleration off where it does not apply: with a message for auto, refused for a given kappa."""
+    if asked.method == "dual" and not asked.strengths[1]:
+        if asked.acceleration in (0.0, "none"):
+            raise UsageError(
+                "acceleration none: --penalty l1 by the method dual has no weights without it; leave it at auto, or take "
+                "--penalty elasticnet with a small --l2"
+            )
+        return asked
     if asked.acceleration in (0.0, "none"):  # plain coordinate descent by either name
         return replace(asked, acceleration="none")
     reason, solver = None, find_solver(asked.loss, asked.method)

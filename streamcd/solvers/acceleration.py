@@ -24,13 +24,15 @@ import numpy as np
 from ..core.errors import UsageError
 from ..core.threads import Threads
 from ..kernels import acceleration as acceleration_kernels
-from ..kernels.acceleration import ALPHA_NORM, APART, CONJUGATE, MOVED, N_BUCKETS, PRODUCT
+from ..kernels.acceleration import ALPHA_NORM, APART, LARGEST, MOVED, N_BUCKETS, PRODUCT, SIZE
 from ..kernels.loss_table import LOSSES, PLANES, is_logistic
-from ..kernels.primitives import ALPHA, ALPHA_CURVATURE, ALPHA_SQUARE, GAP
+from ..kernels.primitives import ALPHA, ALPHA_CURVATURE, ALPHA_SQUARE, DUAL, GAP
 from .problem import Problem
 from .protocol import TRAIN, State
 
 LEAST_KAPPA, MOST_KAPPA = 1e-3, 1e9
+
+_FEASIBLE = 1.0 + 1e-12  # times the largest |v_j|, which is rounded
 
 _RECALL_EVERY = 4  # passes; see `primitives.PATIENCE`
 
@@ -56,6 +58,12 @@ _GO_BACK, _STAY_BACK = -1.5, -1.0  # changes of the estimated gap's logarithm pe
 
 _FIRST_STRETCHES, _LEAST_STRETCH = 8, 50  # of the first pass, and the rows of the first one
 _ENTRIES_PER_WEIGHT = 8  # visited for each weight in a sweep over w
+
+# With L1 alone one weight's movement decides what a feasible share costs: that is larger than the inner gap. In units of the
+# objective this is to be that share of the cost's square, unless w drifts in one direction
+_INNER_SHARE, _SHARES_CHANGE = 0.01, 0.3  # the latter is the largest change of log kappa
+_SHARES_LOW, _SHARES_HIGH = 0.01, 2.0  # bounds of kappa, as multiples of A
+_DRIFT, _DRIFT_CHANGE = 0.8, 0.1  # the cosine from which on kappa falls, by this at least
 
 _REPORTED = ("kappa", "extrapolation")  # the latter of a primal method, see `extrapolation`
 
@@ -102,6 +110,7 @@ class Acceleration:
         self._free_bias, self._penalised = problem.free_bias, problem.penalised
         self.recall_is_enough = entry.smooth and not is_logistic(problem.loss)
         self._penalty = None if problem.is_plain else problem.elastic_net
+        self._asks_for_shares = problem.l2 == 0.0  # L1 alone; see `kernels.penalties`
         self._adapts, self._retreat = asked == "auto", _RETREAT if is_logistic(problem.loss) else 1.0
         n_lanes = problem.n_lanes
         self._most = np.full(n_lanes, np.inf)
@@ -131,6 +140,8 @@ class Acceleration:
         state.lanes.update({name: np.zeros(n_lanes) for name in (*of_pass, *of_rows)})
         if self._penalty:
             state.lanes.update({name: np.zeros(n_lanes) for name in ("conjugate", "product")})
+        if self._asks_for_shares:
+            state.lanes["share"], state.lanes["moved"] = np.ones(n_lanes), np.zeros(n_lanes)
         state.lanes["kappa"], state.lanes["theta"] = self._first.copy(), np.full(n_lanes, float(self._adapts))
         state.lanes["in_pass"], state.lanes["moves"] = (
             np.zeros(n_lanes, dtype=bool),
@@ -140,7 +151,7 @@ class Acceleration:
 
     def load_kernels(self, state: State) -> None:
         """Compile kernels, or load them from the cache; no lane is changed."""
-        none, numbers = np.zeros(0, dtype=np.int64), np.zeros((5, 0))
+        none, numbers = np.zeros(0, dtype=np.int64), np.zeros((6, 0))
         if self._penalty:
             weights = state.w[:0], state.matrices["centre_or_w_alpha"][:0], none
             kappa = state.lanes["kappa"]
@@ -186,7 +197,7 @@ class Acceleration:
     def end_pass(self, state: State, trained: np.ndarray, threads: Threads) -> None:
         """Measure the movement by a training read, and leave w at the point that a certificate would refer to."""
         kept, previous, n_lanes = state.lanes, state.matrices["movement"], self._first.size
-        sums, sketch = np.zeros((5, n_lanes)), np.zeros((N_BUCKETS, n_lanes))
+        sums, sketch = np.zeros((6, n_lanes)), np.zeros((N_BUCKETS, n_lanes))
         w, beside = (array[self._penalised] for array in (state.w, state.matrices["centre_or_w_alpha"]))
         parts = np.array_split(
             trained, min(threads.parts(state.w.size), trained.size)
@@ -213,20 +224,35 @@ class Acceleration:
             previous[lanes] = movement
         with np.errstate(all="ignore"):  # the loop reports sums that are not finite
             apart = sums[APART] if self._penalty else 0.5 * kept["kappa"] ** 2 * sums[MOVED]
+            if self._asks_for_shares:
+                apart = self._cost_of_shares(state, trained, sums)
         kept["distance"][trained] = apart[trained]
         if self._penalty:
-            kept["conjugate"][trained], kept["product"][trained] = (
-                sums[CONJUGATE, trained],
-                sums[PRODUCT, trained],
-            )
+            kept["product"][trained] = sums[PRODUCT, trained]
+            kept["conjugate"][trained] = (apart - sums[SIZE] + sums[PRODUCT])[trained]
         kept["w_alpha_square"][trained] = sums[ALPHA_NORM, trained]
         scale = (self._penalty.l2 if self._penalty else 1.0) + kept["kappa"]  # kernels count with q/mu
         kept["alpha_sum"] += state.totals[:, ALPHA]
         kept["alpha_curvature"] += state.totals[:, ALPHA_CURVATURE] * scale
         kept["alpha_square"] += state.totals[:, ALPHA_SQUARE] * scale
 
+    def _cost_of_shares(self, state: State, trained: np.ndarray, sums: np.ndarray) -> np.ndarray:
+        """Set the feasible shares of alpha, and return what they are expected to add to the gap.
+
+        L1 alone asks for ``|v_j| <= l1``, v being w(alpha). A share s of alpha leaves ``g(w) - s w·v`` and, of the losses,
+        (1 - s)² of them or, where they have no curvature, (1 - s).
+        """
+        kept, penalty = state.lanes, self._penalty
+        assert penalty is not None
+        kept["moved"][trained] = (kept["kappa"] * np.sqrt(sums[MOVED]))[trained]
+        shares = np.minimum(penalty.l1 / (_FEASIBLE * sums[LARGEST]), 1.0)
+        kept["share"][trained] = shares[trained]
+        losses = np.maximum(kept["dual_sum"] + state.totals[:, DUAL] - sums[PRODUCT], 0.0)
+        short = (1.0 - shares) ** (2 if self._ramps else 1)
+        return np.asarray(np.maximum(sums[SIZE] - shares * sums[PRODUCT], 0.0) + short * losses)
+
     def conjugate(self, state: State) -> np.ndarray:
-        """Return g* of every lane's w(alpha), at the end of its last pass."""
+        """Return g* of every lane's w(alpha), at the end of its last pass; with L1 alone as if its alpha were feasible."""
         kept = state.lanes
         return np.asarray(kept["conjugate"] if self._penalty else 0.5 * kept["w_alpha_square"])
 
@@ -267,7 +293,11 @@ class Acceleration:
                 self._update_kappa(state.lanes, lane, float(state.totals[lane, GAP]))
 
     def _update_kappa(self, lanes: Mapping[str, np.ndarray], lane: int, inner_gap: float) -> None:
-        _update_kappa(lanes, lane, max(inner_gap, 0.0), self._retreat, float(self._most[lane]))
+        inner_gap, most = max(inner_gap, 0.0), float(self._most[lane])
+        if self._asks_for_shares:
+            _balance_kappa(lanes, lane, inner_gap, most)
+        else:
+            _update_kappa(lanes, lane, inner_gap, self._retreat, most)
 
     def recall_rows(self, state: State, trained: np.ndarray) -> None:
         """Reactivate all rows every few passes, except in lanes certified next: that read does not write rows' states."""
@@ -333,6 +363,25 @@ def _update_kappa(
     if n_passes > _SETTLED_PASSES:
         kappa = _clip(kappa, old * math.exp(-change), old * math.exp(change))
     lanes["kappa"][lane] = _clip(kappa, LEAST_KAPPA, MOST_KAPPA)
+
+
+def _balance_kappa(lanes: Mapping[str, np.ndarray], lane: int, inner_gap: float, most: float) -> None:
+    """Set kappa with L1 alone to what balances the inner gap and the cost of a feasible share of alpha.
+
+    The first passes have the middle of the bounds.
+    """
+    alpha, curvature = float(lanes["alpha_sum"][lane]), float(lanes["alpha_curvature"][lane])
+    if not (alpha > 0.0 and 0.0 < curvature < np.inf):
+        return
+    middle, cost = min(curvature / alpha, most), float(lanes["distance"][lane])
+    kappa = middle
+    if int(lanes["moves"][lane]) > _EARLY_PASSES and inner_gap > 0.0 and cost > 0.0:
+        size = max(float(lanes["dual_sum"][lane]), cost)
+        change = 0.5 * math.log(inner_gap * size / (_INNER_SHARE * cost * cost))
+        if float(lanes["cosine"][lane]) > _DRIFT:
+            change = min(change, -_DRIFT_CHANGE)
+        kappa = float(lanes["kappa"][lane]) * math.exp(_clip(change, -_SHARES_CHANGE, _SHARES_CHANGE))
+    lanes["kappa"][lane] = _clip(kappa, _SHARES_LOW * middle, min(_SHARES_HIGH * middle, MOST_KAPPA))
 
 
 def _update_progress(lanes: Mapping[str, np.ndarray], lane: int, estimate: float) -> float:

@@ -196,8 +196,22 @@ class RowSolver:
         ``½‖w - v‖²`` (`kernels.penalties`), even if `w` has drifted from `v`. The
         gap is an upper bound that includes rounding, for this w and for the one that the lane keeps.
         """
-        sums = self._penalty_terms(state.w, state.w_alpha, state.phase(CERTIFY))
-        return self.proof(state, state.totals, sums)
+        lanes, totals, shares = state.phase(CERTIFY), state.totals, None
+        if not self.problem.l2:
+            shares = self.feasible_shares(totals, largest_of(state.w_alpha[self.problem.penalised]))
+            totals = totals.copy()
+            totals[:, LINEAR] = scaled(totals, shares)
+        sums = self._penalty_terms(state.w, state.w_alpha, lanes, shares)
+        return self.proof(state, totals, sums)
+
+    def feasible_shares(self, totals: np.ndarray, largest: np.ndarray) -> np.ndarray:
+        """Return the shares of alpha, at most 1, with which ``|v_j| <= l1``: the read has made them so, but for rounding.
+
+        `largest` is the largest ``|v_j|`` of every lane, up to the rounding of sums over rows.
+        """
+        error = (totals[:, N_VISITED] + 100.0) * UNIT * totals[:, W_ALPHA]
+        with np.errstate(all="ignore"):  # 0 / 0 where there are no rows
+            return np.fmin(self.problem.l1 / (largest + error), 1.0)
 
     def proof(self, state: State, totals: np.ndarray, sums: np.ndarray) -> dict[str, np.ndarray]:
         """Compute the certificate from the rows' sums and the weights' (`_penalty_terms`)."""
@@ -229,12 +243,16 @@ class RowSolver:
 
     def violation(self, state: State) -> np.ndarray:
         """Return LIBLINEAR's measure of every lane; see `violation`."""
-        return violation(state.totals)
+        measure = violation(state.totals)
+        # with L1 alone the rows' is that of an inner problem
+        return measure if self.problem.l2 else np.maximum(measure, state.lanes["moved"])
 
     def adopt_certified_w(self, state: State, lanes: np.ndarray) -> None:
         """Continue from ``w(alpha)`` as summed by the read; accelerated lanes keep w, and store it beside w."""
         columns = self._columns_of(lanes)
         target = state.matrices["centre_or_w_alpha"] if self.acceleration else state.w
+        if not self.problem.l2:
+            state.w_alpha /= state.lanes["share"]
         source, n_rows, move = state.w_alpha, state.w.shape[0], weight_kernels.move_columns
         share = self.threads.share
         share(lambda rows: move(source[rows], target[rows], columns), n_rows, n_rows * columns.size)
@@ -253,7 +271,9 @@ class RowSolver:
         width = self.problem.lane_vectors
         return slice(lane * width, (lane + 1) * width)
 
-    def _penalty_terms(self, w: np.ndarray, v: np.ndarray, lanes: np.ndarray) -> np.ndarray:
+    def _penalty_terms(
+        self, w: np.ndarray, v: np.ndarray, lanes: np.ndarray, shares: np.ndarray | None = None
+    ) -> np.ndarray:
         """Sum `weights.add_elastic_terms` of some lanes' vectors, shape (5, all vectors); of others 0."""
         sums, columns = np.zeros((5, w.shape[1])), self._columns_of(lanes)
         parts = np.array_split(
@@ -264,7 +284,8 @@ class RowSolver:
             sums[3], sums[4] = 2.0 * sums[2], 2.0 * sums[0]
             return sums
         add, net = weight_kernels.add_elastic_terms, self.problem.elastic_net
-        self.threads.run([partial(add, w, v, part, net, sums) for part in parts])
+        shares = np.ones(self.n_vectors) if shares is None else shares
+        self.threads.run([partial(add, w, v, shares, part, net, sums) for part in parts])
         return sums
 
     def penalised_blocks(self) -> Iterator[slice]:
@@ -379,7 +400,10 @@ class DualSolver(RowSolver):
             self._divide_lanes(window, state, dual_kernels.dual_visit_lanes, rows, lanes)
 
     def certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
-        rows, w_alpha = (rows_of(window), self.costs, variables_of(window, state)), state.w_alpha.reshape(-1)
+        variables = variables_of(window, state)._replace(
+            shares=None if self.problem.l2 else state.lanes["share"]
+        )
+        rows, w_alpha = (rows_of(window), self.costs, variables), state.w_alpha.reshape(-1)
         if self._in_parts and window.n_entries >= _ENTRIES_PER_WEIGHT * w_alpha.size:
             self._certify_parts(order, rows, state, lanes)
         elif self.problem.n_lanes > 1:
@@ -502,6 +526,26 @@ def proven_gap(
         )
         proven = ~(bound - plain <= NEGLIGIBLE * plain)
         return np.where(proven, bound, plain), bound - plain, proven
+
+
+LINEAR = [GAP, DUAL, SLOPE, W_ALPHA]
+"""Sums that a factor on alpha changes; the rest keep their bounds."""
+
+
+def scaled(totals: np.ndarray, factor: np.ndarray) -> np.ndarray:
+    """Return the lanes' `LINEAR` sums, or bounds on them, after alpha was multiplied by factors of at most 1.
+
+    As ``psi(f alpha) <= f psi(alpha)``, a row's term of the gap is at most f times what it was, and (1 - f) times its loss.
+    """
+    more = np.zeros((factor.size, len(LINEAR)))
+    more[:, 0], more[:, 2] = totals[:, LOSS], totals[:, LOSS_SLOPE]
+    out: np.ndarray = totals[:, LINEAR] * factor[:, None] + more * (1.0 - factor)[:, None]
+    return out
+
+
+def largest_of(v: np.ndarray) -> np.ndarray:
+    """Return the largest size of the numbers of every column; 0 of none."""
+    return np.maximum(v.max(axis=0, initial=0.0), -v.min(axis=0, initial=0.0))
 
 
 def with_penalty_terms(totals: np.ndarray, apart: np.ndarray, slope: np.ndarray, l2: float) -> np.ndarray:

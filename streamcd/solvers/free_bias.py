@@ -9,26 +9,23 @@ a row's term of the gap is then at most f times what it was, and (1 - f) times t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from ..kernels.primitives import (
     DUAL,
-    GAP,
     LOSS,
-    LOSS_SLOPE,
     N_TOTALS,
     N_VISITED,
     ROUNDING,
-    SLOPE,
     VIOLATION_MAX,
     VIOLATION_MIN,
-    W_ALPHA,
 )
 from ..stream.window import Window
-from .dual import DualSolver
+from .dual import LINEAR, DualSolver, largest_of, scaled
 from .protocol import CERTIFY, State, new_totals
 
-_LINEAR = [GAP, DUAL, SLOPE, W_ALPHA]  # sums that a factor on beta changes; the rest keep their bounds
 _SUMMED = np.setdiff1d(np.arange(N_TOTALS), [VIOLATION_MAX, VIOLATION_MIN])
 _POSITIVE, _POSITIVE_TOTALS = "positive", "positive_totals"
 """w(alpha) and totals of the rows with beta > 0, in a certifying read; the violations are in the totals of all rows."""
@@ -62,10 +59,12 @@ class FreeBiasSolver(DualSolver):
         """Compute the certificate at the feasible alpha, and join the sums of both signs; see `RowSolver.certificate`."""
         lanes, sums = state.phase(CERTIFY), state.matrices[_POSITIVE_TOTALS]
         factors = self._factors(state)
+        if not self.problem.l2:
+            factors *= self._shares_of(state, factors)
         penalties = self._feasible_penalty_terms(state, lanes, factors)
         joined = state.totals.copy()
         joined[:, _SUMMED] += sums[:, _SUMMED]
-        joined[:, _LINEAR] = _scaled(sums, factors[0]) + _scaled(state.totals, factors[1])
+        joined[:, LINEAR] = scaled(sums, factors[0]) + scaled(state.totals, factors[1])
         # the factors are wrong by the rounding of sums over the rows
         joined[:, ROUNDING] += joined[:, N_VISITED] * joined[:, LOSS]
         proof = self.proof(state, joined, penalties)
@@ -80,11 +79,23 @@ class FreeBiasSolver(DualSolver):
         with np.errstate(all="ignore"):  # 0 / 0 where a lane has no certificate, or no beta at all
             return np.fmin(np.stack([negative / positive, positive / negative]), 1.0)
 
+    def _shares_of(self, state: State, factors: np.ndarray) -> np.ndarray:
+        """Return the shares of the feasible alpha that L1 alone asks for."""
+        totals = state.totals + state.matrices[_POSITIVE_TOTALS]
+        largest = np.zeros(self.n_vectors)
+        for v in self._feasible_blocks(state, factors):
+            largest = np.maximum(largest, largest_of(v))
+        return self.feasible_shares(totals, largest)
+
+    def _feasible_blocks(self, state: State, factors: np.ndarray) -> Iterator[np.ndarray]:
+        """Iterate over w(alpha) of the feasible alpha, in blocks of `penalised_blocks`."""
+        for rows in self.penalised_blocks():
+            yield factors[0] * state.matrices[_POSITIVE][rows] + factors[1] * state.w_alpha[rows]
+
     def _feasible_penalty_terms(self, state: State, lanes: np.ndarray, factors: np.ndarray) -> np.ndarray:
         """Sum the terms of the penalised weights, v being w(alpha) of the feasible alpha (`_penalty_terms`)."""
-        out, positive = np.zeros((5, self.n_vectors)), state.matrices[_POSITIVE]
-        for rows in self.penalised_blocks():
-            v = factors[0] * positive[rows] + factors[1] * state.w_alpha[rows]
+        out = np.zeros((5, self.n_vectors))
+        for rows, v in zip(self.penalised_blocks(), self._feasible_blocks(state, factors), strict=True):
             out += self._penalty_terms(state.w[rows], v, lanes)
         return out
 
@@ -103,11 +114,3 @@ class FreeBiasSolver(DualSolver):
         gap[trained] += cost[trained]
         kept["distance"][trained] += cost[trained]
         return gap
-
-
-def _scaled(totals: np.ndarray, factor: np.ndarray) -> np.ndarray:
-    """Return the lanes' `_LINEAR` sums over the rows of a sign, or bounds on them, after their beta were scaled."""
-    more = np.zeros((factor.size, len(_LINEAR)))
-    more[:, 0], more[:, 2] = totals[:, LOSS], totals[:, LOSS_SLOPE]
-    scaled: np.ndarray = totals[:, _LINEAR] * factor[:, None] + more * (1.0 - factor)[:, None]
-    return scaled

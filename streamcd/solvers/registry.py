@@ -131,6 +131,8 @@ def _proximal_point(asked: SolverRequest) -> Acceleration | None:
         counts = np.array([asked.dataset.n_rows])
     mean_square = norms.get("mean_square")
     kappa = 0.0 if asked.acceleration == "none" else asked.acceleration
+    if not asked.problem.l2 and not kappa:  # L1 alone has no weights without it
+        kappa = "auto"
     return Acceleration(asked.problem, kappa, counts, mean_square, weighted=asked.dataset.weighted)
 
 
@@ -249,8 +251,11 @@ def _check_penalty(problem: Problem, method: str) -> None:
             f"--penalty l1 and elasticnet, and --l2, are {where}, found --method {method}; with --penalty l2, "
             "C / r in place of C is --l2 r"
         )
-    if method == "dual" and not problem.l2:
-        raise UsageError("--penalty l1 is not yet for --method dual")
+    if method == "dual" and not problem.l2 and problem.has_targets:
+        raise UsageError(
+            "--penalty l1 by --method dual is for losses of classes; take --method newton, or --penalty elasticnet with a "
+            "small --l2"
+        )
 
 
 def reads_columns(method: str) -> bool:
