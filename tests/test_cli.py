@@ -159,7 +159,7 @@ def test_the_shell_completes_commands_and_options(words, expected):
 
 def test_losses_methods_and_liblinear_numbers_are_those_of_the_registry():
     """And those of LIBLINEAR's text format."""
-    assert METHODS == ("dual", "primal", "online", "sor", "newton")
+    assert METHODS == ("dual", "primal", "online", "sor", "newton", "working-set")
     assert set(LIBLINEAR_TYPES) == {0, 1, 2, 3, 4, 7, 11, 12, 13, 21}
     assert set(LIBLINEAR_TYPES.values()) == set(LIBLINEAR_SOLVERS.values())
     assert len({(entry.loss, entry.method) for entry in SOLVERS}) == len(SOLVERS)

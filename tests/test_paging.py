@@ -97,7 +97,7 @@ def test_halved_steps_are_the_same_too(tmp_path: Path, loss: str) -> None:
         problem = options.make_problem(dataset)
         solver = PrimalSolver(problem, dataset, 0)
         if plan.page_rows:
-            solver.page_rows(tmp_path / f"rows{number}", plan.page_rows).write_constants()
+            solver.use_plan(tmp_path / f"rows{number}", plan).write_constants()
         state = solver.new_state()
         state.w[[0, -1]] = [[30.0, 20.0], [15.0, 20.0]]
         for rows in solver._rows(state).iter_blocks(saved=("score",)):

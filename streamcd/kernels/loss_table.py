@@ -73,14 +73,17 @@ _NU = LossParameter(
 LOSSES = {
     "squared_hinge": LossEntry(
         SQUARED_HINGE,
-        {"dual": 1, "primal": 2, "online": None, "newton": None},
+        {"dual": 1, "primal": 2, "online": None, "newton": None, "working-set": None},
         "max(0, 1-t)^2",
         smooth=True,
         calibrates=True,
     ),
     "hinge": LossEntry(HINGE, {"dual": 3}, "max(0, 1-t)", calibrates=True),
     "log_loss": LossEntry(
-        LOG_LOSS, {"dual": 7, "primal": 0, "online": None, "newton": None}, "log(1 + exp(-t))", smooth=True
+        LOG_LOSS,
+        {"dual": 7, "primal": 0, "online": None, "newton": None, "working-set": None},
+        "log(1 + exp(-t))",
+        smooth=True,
     ),
     "crammer_singer": LossEntry(
         CRAMMER_SINGER, {"dual": 4}, "max over m of w_m·x - w_y·x + [m != y]", CLASSES
@@ -90,7 +93,7 @@ LOSSES = {
     ),
     "squared_error": LossEntry(
         SQUARED_ERROR,
-        {"dual": None, "primal": None, "newton": None},
+        {"dual": None, "primal": None, "newton": None, "working-set": None},
         "(y - z)^2",
         smooth=True,
         of_targets=True,
@@ -104,7 +107,7 @@ LOSSES = {
     ),
     "squared_epsilon_insensitive": LossEntry(
         SQUARED_EPSILON_INSENSITIVE,
-        {"dual": 12, "primal": 11, "newton": None},
+        {"dual": 12, "primal": 11, "newton": None, "working-set": None},
         "max(0, |y - z| - epsilon)^2",
         smooth=True,
         of_targets=True,
@@ -112,7 +115,7 @@ LOSSES = {
     ),
     "huber": LossEntry(
         HUBER,
-        {"dual": None, "primal": None, "newton": None},
+        {"dual": None, "primal": None, "newton": None, "working-set": None},
         "½ (y - z)^2 up to |y - z| = delta, then delta |y - z| - ½ delta^2",
         smooth=True,
         of_targets=True,

@@ -362,7 +362,10 @@ def most_curvature_near(loss, t, reach, numbers):
 def loss_change(loss, t, moved, numbers):
     """Return the difference of the loss at t + moved from that at t, without cancellation."""
     if loss.kind == LOG_LOSS:
-        return math.log1p(falling(t) * math.expm1(-moved))
+        ratio = falling(t) * math.expm1(-moved)
+        if -0.99 < ratio < 1e300:
+            return math.log1p(ratio)
+        return loss_at(loss, t + moved, numbers) - loss_at(loss, t, numbers)  # far apart: nothing cancels
     if is_half_square(numbers):
         p, _, _, low, _, curvature = numbers
         before, after = max(p - t, low), max(p - t - moved, low)

@@ -14,6 +14,7 @@ from ..core.errors import UsageError
 from ..core.memory_budget import RESERVED_BYTES
 from ..core.progress import Listener
 from ..core.storage import local_path
+from ..dataset.column_layout import has_columns
 from ..dataset.dataset import Dataset
 from ..kernels.loss_table import INLIERS, LOSSES, form_of
 from ..report.tables import THRESHOLD, describe_bias
@@ -77,6 +78,8 @@ def choose_method(asked: TrainOptions, dataset: Dataset) -> tuple[str, str]:
         only_l1 = not asked.strengths[1]  # which the dual method does not train
         if "newton" in LOSSES[asked.loss].methods and (fits or only_l1):
             return "newton", f"few features: it needs the fewest reads with the penalty {asked.penalty}"
+        if "working-set" in LOSSES[asked.loss].methods and has_columns(dataset):
+            return "working-set", f"it trains with the penalty {asked.penalty} from the column layout"
         return (
             "dual",
             f"it trains with the penalty {asked.penalty} row by row, whatever the number of features",

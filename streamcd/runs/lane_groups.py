@@ -197,7 +197,15 @@ def _plan_group(
         **more,
     }
     paging, advice = memory.paging if paged else None, memory.advice or ADVICE
-    plan = make_plan(dataset, asked.memory_bytes, memory.layout, needs, paging=paging, advice=advice)
+    plan = make_plan(
+        dataset,
+        asked.memory_bytes,
+        memory.layout,
+        needs,
+        paging=paging,
+        holding=memory.holding,
+        advice=advice,
+    )
     return plan, asked.memory_bytes
 
 

@@ -43,7 +43,7 @@ from ..kernels.primitives import (
     Steering,
     Variables,
 )
-from ..stream.memory_plan import SolverMemory
+from ..stream.memory_plan import Plan, SolverMemory
 from ..stream.window import RowArena, Window, aligned_zeros
 from . import over_relaxation
 from .acceleration import Acceleration
@@ -87,7 +87,7 @@ class RowSolver:
         self.memory, self.layout = memory, memory.layout
         self.n_vectors = problem.n_lanes * problem.lane_vectors
 
-    def page_rows(self, folder: Path, page_rows: int) -> None:
+    def use_plan(self, folder: Path, plan: Plan) -> None:
         """Do nothing: no scores of rows are kept."""
 
     def new_rows(self, arena: RowArena, start: int, stop: int) -> None:

@@ -6,7 +6,7 @@ from ..dataset.dataset import Dataset
 from ..kernels.acceleration import N_BUCKETS
 from ..kernels.loss_table import LOSSES, is_logistic
 from ..stream.arenas import RESIDENT_WINDOW_ENTRIES, ColumnLayout, RowLayout
-from ..stream.memory_plan import Paging, SolverMemory
+from ..stream.memory_plan import Holding, Paging, SolverMemory
 from .problem import Problem
 
 PARTS = 4
@@ -87,6 +87,41 @@ def primal_memory(
         dataset.n_rows * (points * 8 * problem.n_lanes + constant_bytes(problem, dataset)),
         {"signed costs": signed, "compiling": COMPILING_BYTES},
         Paging(entry_bytes, 8, fixed_bytes, page_rows),
+    )
+
+
+_HELD_SHARE = 0.7
+"""Share of a budget's rest for columns that are held; the others are of windows."""
+
+_HELD_BYTES = 200
+"""Bytes of a held column beside its entries: where it begins, its feature and nearness, choices among columns, and in each
+of `LANES_TOGETHER` the vectors of a working set."""
+
+
+def working_set_memory(problem: Problem, dataset: Dataset) -> SolverMemory:
+    """Count the scores of every row and lane, and the sums of every feature and lane.
+
+    A row has its score, the one summed up anew and a dual variable of every lane, and three numbers in lanes that are
+    solved for at a time; a feature has its weight twice, its sum and a mark in every lane, and two numbers of its own.
+    """
+    from .row_scores import constant_bytes  # with the kernels of columns
+
+    together, size = min(problem.n_lanes, LANES_TOGETHER), problem.n_features + 1
+    of_rows = 24 * problem.n_lanes + 40 * together + 2 * constant_bytes(problem, dataset)
+    signed = 3 * max(problem.n_folds, 1) * problem.full_table_bytes
+    return SolverMemory(
+        ColumnLayout(item_bytes=64),
+        9 * size * problem.n_lanes,
+        8 * dataset.n_rows * problem.n_lanes,
+        {
+            "rows": dataset.n_rows * (of_rows - 8 * problem.n_lanes),
+            "sums of features": size * (16 * problem.n_lanes + 16),
+            "vectors of a solution": 40 * size * together,
+            "signed costs": signed,
+            "compiling": COMPILING_BYTES,
+        },
+        advice="give a larger --memory: this method keeps numbers of every row in memory",
+        holding=Holding(_HELD_BYTES, _HELD_SHARE),
     )
 
 

@@ -35,6 +35,7 @@ from ..kernels.primitives import (
     Costs,
     shuffle,
 )
+from ..stream.memory_plan import Plan
 from ..stream.window import RowArena, Window
 from .dual import primal_rounding, proven_gap, rows_of
 from .memory import PARTS, newton_memory, newton_parts
@@ -77,7 +78,7 @@ class NewtonSolver:
         self._n_penalised = self._size - problem.free_bias
         self._ridge = np.append(np.full(self._size - 1, problem.l2), 0.0 if problem.free_bias else problem.l2)
 
-    def page_rows(self, folder: Path, page_rows: int) -> None:
+    def use_plan(self, folder: Path, plan: Plan) -> None:
         """Do nothing: no scores of rows are kept."""
 
     def new_state(self) -> State:

@@ -34,6 +34,7 @@ from ..kernels.primal import (
     SQUARES_SUM,
 )
 from ..kernels.primitives import CURVE, DUAL, GAP, ROUNDING, UNIT, VIOLATION_MAX, W_ALPHA
+from ..stream.memory_plan import Plan
 from ..stream.window import RowArena, Window
 from . import long_columns
 from .dual import NEGLIGIBLE
@@ -70,14 +71,14 @@ class PrimalSolver:
     def _costs(self) -> ColumnCosts:
         """Problem as an argument of kernels; made after the plan, which counts its memory."""
         problem = self.problem
-        return ColumnCosts(_signed_costs(problem), problem.row_loss, problem.bias, problem.free_bias)
+        return ColumnCosts(signed_costs(problem), problem.row_loss, problem.bias, problem.free_bias)
 
-    def page_rows(self, folder: Path, page_rows: int) -> PagedRows | None:
-        """Keep the scores in a file, in memory if `page_rows` is 0; must be called before `new_state`."""
-        if not page_rows:
+    def use_plan(self, folder: Path, plan: Plan) -> PagedRows | None:
+        """Keep the scores in a file if the plan has pages of rows."""
+        if not plan.page_rows:
             return None
         extrapolates = self._extrapolation is not None
-        arguments = (folder, self._dataset, self.problem, self._seed, page_rows)
+        arguments = (folder, self._dataset, self.problem, self._seed, plan.page_rows)
         self._paged = PagedRows(*arguments, extrapolates=extrapolates)
         return self._paged
 
@@ -399,7 +400,7 @@ def _start_norm(state: State) -> np.ndarray:
     return np.sqrt(np.maximum(state.totals[:, DUAL], 0.0))
 
 
-def _signed_costs(problem: Problem) -> np.ndarray:
+def signed_costs(problem: Problem) -> np.ndarray:
     """Compute y C of a row by ``class * folds + fold`` and lane; 0 if the lane leaves the row out."""
     signed = problem.sign * problem.cost
     if not problem.n_folds:

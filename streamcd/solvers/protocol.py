@@ -16,7 +16,7 @@ import numpy as np
 from ..core.threads import Threads
 from ..dataset.dataset import Dataset
 from ..kernels.primitives import N_TOTALS, VIOLATION_MAX, VIOLATION_MIN
-from ..stream.memory_plan import SolverMemory
+from ..stream.memory_plan import Plan, SolverMemory
 from ..stream.window import RowArena, Window
 from .problem import Problem
 
@@ -157,13 +157,15 @@ class Solver(Protocol):
     def warm_start(self) -> Start:
         """Content of a warm start."""
 
-    def page_rows(self, folder: Path, page_rows: int) -> Any:
-        """Keep the per-row arrays in a file, in pages of `page_rows` rows; must be called before `new_state`.
+    def use_plan(self, folder: Path, plan: Plan) -> Any:
+        """Take from the plan what a solver needs of it; must be called before `new_state`.
+
+        With `Plan.page_rows` per-row arrays are kept in a file in this folder, in pages of as many rows.
 
         Returns
         -------
         row_scores.PagedRows or None
-            None if `page_rows` is 0, or there are no per-row arrays.
+            None if `Plan.page_rows` is 0, or there are no per-row arrays.
         """
 
     def new_state(self) -> State:

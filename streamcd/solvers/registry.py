@@ -118,6 +118,12 @@ def _newton(asked: SolverRequest) -> Solver:
     return NewtonSolver(*asked[:3])
 
 
+def _working_set(asked: SolverRequest) -> Solver:
+    from .working_set import WorkingSetSolver
+
+    return WorkingSetSolver(*asked[:3])
+
+
 def _proximal_point(asked: SolverRequest) -> Acceleration | None:
     import numpy as np
 
@@ -150,15 +156,22 @@ def _entry(loss: str, method: str) -> SolverEntry:
         of_targets=entry.of_targets,
         liblinear=methods[method],
         relaxes=method in ("dual", "sor") and form not in (CLASSES, INLIERS) and kind != LOG_LOSS,
-        accelerates=method not in ("sor", "newton") and form != INLIERS,
+        accelerates=method not in ("sor", "newton", "working-set") and form != INLIERS,
         frees_bias=form != PLANES,
-        takes_penalties=method == "newton" or (method == "dual" and form == MARGINS),
+        takes_penalties=method in ("newton", "working-set") or (method == "dual" and form == MARGINS),
         keeps_alpha=method in ("dual", "sor"),
         in_rounds=method == "dual" and form not in (PLANES, INLIERS),
     )
 
 
-_FACTORIES = {"dual": _dual, "primal": _primal, "online": _online, "sor": _twin_sor, "newton": _newton}
+_FACTORIES = {
+    "dual": _dual,
+    "primal": _primal,
+    "online": _online,
+    "sor": _twin_sor,
+    "newton": _newton,
+    "working-set": _working_set,
+}
 
 _OF_LOSS = {CRAMMER_SINGER: _crammer_singer, MULTINOMIAL: _multinomial, ONE_CLASS: _one_class}
 
@@ -214,6 +227,8 @@ def solver_memory(
 
     check_combination(problem, method)
     accelerated = acceleration != "none" if reads_columns(method) else is_proximal(problem, acceleration)
+    if method == "working-set":
+        return memory.working_set_memory(problem, dataset)
     if reads_columns(method):
         with_replacement = method == "online"
         return memory.primal_memory(
@@ -253,8 +268,8 @@ def _check_penalty(problem: Problem, method: str) -> None:
         )
     if method == "dual" and not problem.l2 and problem.has_targets:
         raise UsageError(
-            "--penalty l1 by --method dual is for losses of classes; take --method newton, or --penalty elasticnet with a "
-            "small --l2"
+            "--penalty l1 by --method dual is for losses of classes; take --method newton or working-set, or "
+            "--penalty elasticnet with a small --l2"
         )
 
 

@@ -96,6 +96,10 @@ class Plan:
     resident: bool  # all chunks stay in memory; does not change the order
     page_rows: Count = 0  # rows of a page, if the scores of all rows are in a file; 0 if they are in memory
     readers: Positive = 1  # largest number of threads that read and decode
+    held_entries: Count = (
+        0  # of columns that a solver holds in memory between reads, if the data is not resident
+    )
+    held_columns: Count = 0
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,14 @@ class Paging:
 
 
 @dataclass(frozen=True)
+class Holding:
+    """Memory needed to hold items between reads: all that a budget has room for, and one unit at least."""
+
+    item_bytes: int  # of an item, besides its entries
+    share: float  # of what the least windows leave
+
+
+@dataclass(frozen=True)
 class SolverMemory:
     """Bytes that a solver takes besides windows, and the layout of the data that it reads."""
 
@@ -118,6 +130,7 @@ class SolverMemory:
     more: Mapping[str, int] = field(default_factory=dict)  # by name
     paging: Paging | None = None  # to keep the per-row arrays in a file; None if there are none
     advice: str | None = None  # where it does not fit
+    holding: Holding | None = None  # to hold items between reads, where the data is not resident
 
     @property
     def saving(self) -> int:
@@ -133,12 +146,14 @@ def make_plan(
     *,
     advice: str = ADVICE,
     paging: Paging | None = None,
+    holding: Holding | None = None,
     refusal: str | None = None,
 ) -> Plan:
     """Divide the memory budget, the bound on peak resident memory in bytes.
 
     `needs` are the bytes that the solver takes besides the windows, by name: weights, scores of all rows and the like; with
-    `paging` it keeps the scores in a file. Raises `UsageError` with the arithmetic (`advice` and `refusal` as in
+    `paging` it keeps the scores in a file, with `holding` it holds items
+    between reads. Raises `UsageError` with the arithmetic (`advice` and `refusal` as in
     `memory_budget.require`) if the model and two windows of one chunk do not fit.
     """
     table = layout.open(dataset)
@@ -154,9 +169,17 @@ def make_plan(
     least_entries, least_items = (layout.fewest_chunks * size for size in _largest_chunk(table))
     smallest = least_entries * each_entry + least_items * each_item
     name = f"two windows of {counted(layout.fewest_chunks, 'chunk')}"
-    left = require(budget, {**overhead, name: smallest}, advice, refusal)
+    needs = {**overhead, name: smallest}
+    if holding:
+        needs["one column held"] = _longest_unit(table) * table.entry_bytes + holding.item_bytes
+    left = require(budget, needs, advice, refusal)
     # the rest is divided between entries and items as in an average chunk
     entries = max(table.n_entries, 1)
+    held_entries = held_items = 0
+    if holding:
+        room, left = int(holding.share * left), int((1.0 - holding.share) * left)
+        more = int(room / (table.entry_bytes + table.n_items / entries * holding.item_bytes))
+        held_entries, held_items = _longest_unit(table) + more, 1 + int(more * table.n_items / entries)
     more_entries = int(left / (each_entry + table.n_items / entries * each_item))
     return Plan(
         least_entries + more_entries,
@@ -164,6 +187,8 @@ def make_plan(
         resident=False,
         page_rows=paging.page_rows if paging else 0,
         readers=readers,
+        held_entries=held_entries,
+        held_columns=held_items,
     )
 
 
@@ -198,8 +223,7 @@ def _resident_bytes(table: Table, layout: Layout) -> int:
 
 
 def _resident_plan(table: Table, layout: Layout, readers: int) -> Plan:
-    largest = int(np.diff(table.entry_start[unit_start(table)]).max(initial=1))
-    entries = min(max(layout.resident_window, largest), max(table.n_entries, 1))
+    entries = min(max(layout.resident_window, _longest_unit(table)), max(table.n_entries, 1))
     return Plan(entries, table.n_items, resident=True, readers=readers)
 
 
@@ -220,6 +244,11 @@ def describe_plan(plan: Plan, dataset: Table, budget: int) -> str:
 def unit_start(table: Table) -> np.ndarray:
     """Return the first chunk of every unit; int64, shape (units + 1,)."""
     return np.arange(table.n_chunks + 1) if table.unit_start is None else table.unit_start
+
+
+def _longest_unit(table: Table) -> int:
+    """Count the entries of the longest unit."""
+    return int(np.diff(table.entry_start[unit_start(table)]).max(initial=1))
 
 
 def _largest_chunk(table: Table) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -273,7 +273,7 @@ class Loop(TrainingLoop):
     """Training in this process, window after window; see `TrainingLoop`."""
 
     def __init__(self, directory: Run, task: Task, session: Session) -> None:
-        self.paged = task.solver.page_rows(directory.path / "rows", task.plan.page_rows)  # before `new_state`
+        self.paged = task.solver.use_plan(directory.path / "rows", task.plan)  # before `new_state`
         super().__init__(directory, task, session)
         self.threads = task.solver.threads = session.threads
         self.next_checkpoint = math.inf
@@ -323,7 +323,7 @@ class Loop(TrainingLoop):
         self.keeps = self._rows_stay()
         whole, back = bool(state.phase(START, CERTIFY).size), bool(state.lanes["restore"].any())
         stream.begin_read(state.read, all_rows=whole, rows_return=back, keeps=self.keeps)
-        windows = stream.windows(state.read, state.window)
+        windows = self._rest_of_read(stream)
         n_windows = stream.n_windows(state.read)
         while True:
             started = time.monotonic()
@@ -340,6 +340,15 @@ class Loop(TrainingLoop):
             self._pause()
             if state.window == 0:
                 return
+
+    def _rest_of_read(self, stream: Stream) -> Iterator[Window]:
+        """Iterate over the windows to come; what a solver holds of those before, it gathers again in a resumed run."""
+        state = self.state
+        for window in stream.windows(state.read, 0 if self.task.solver.memory.holding else state.window):
+            if window.number < state.window:
+                self._visit(window)
+            else:
+                yield window
 
     def _visit(self, window: Window) -> None:
         state, started = self.state, time.monotonic()

@@ -1,0 +1,333 @@
+"""Working sets of columns: sums over columns at fixed weights, and a quadratic model that coordinate descent minimises.
+
+Arguments that kernels here share
+---------------------------------
+columns : Columns                 see `columns`
+order : (k,) int64                offsets of columns; -1 is the bias, a virtual column of ``bias`` in every row
+scores, costs                     `Scores`, `ColumnCosts` of one lane: of its scores and costs alone
+pull : (n,) float64               ``s_i a_i``, a_i minus the slope of the loss at the row's margin, with its cost
+model : (2 n,) float64            of each row: what the model's step leaves of `pull`, and the curvature of the loss
+
+With ``v_j = Σ_i x_ij pull_i`` the derivative of the loss by w_j is -v_j.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from .compile import inlined, kernel
+from .loss_table import LOG_LOSS
+from .losses import alpha_and_curvature, five_numbers, loss_change, model_curvature, unit_of
+from .penalties import elastic_gap_term, elastic_sensitivity, elastic_slope, elastic_step
+
+# The arrays of rows are read in random order: unsigned indices avoid numba's check for negative ones.
+
+
+@inlined
+def _numbers(scores, costs):
+    """Return the five numbers of a row of cost 1."""
+    return five_numbers(costs.loss, 1.0 if scores.target.size == 0 else 0.0, 1.0)
+
+
+@inlined
+def _row(j, scores, costs):
+    """Return sign, cost and margin of a row."""
+    c = costs.signed[np.uint64(scores.kind[j]), 0]
+    if scores.weight.size > 0:
+        c *= scores.weight[j]
+    sign = math.copysign(1.0, c)
+    return sign, abs(c), sign * scores.score[j] - (scores.target[j] if scores.target.size > 0 else 0.0)
+
+
+@kernel
+def model_rows(scores, costs, model):
+    """Set `model` to the quadratic model of the loss at the scores, before any step.
+
+    A row whose loss is a line there has the curvature of a parabola above it.
+    """
+    numbers = _numbers(scores, costs)
+    unit = unit_of(costs.loss, numbers)
+    for j in range(scores.score.size):
+        sign, c, t = _row(j, scores, costs)
+        alpha, curvature = alpha_and_curvature(costs.loss, t, numbers)
+        if costs.loss.kind != LOG_LOSS:
+            curvature = model_curvature(t, alpha, curvature, numbers, 1.0)
+        model[2 * j] = sign * c * unit * alpha
+        model[2 * j + 1] = c * unit * curvature
+
+
+@kernel
+def set_pull(scores, costs, side, pull):
+    """Set `pull`, and return ``Σ pull``, ``Σ pull²`` and the largest cost; `side` holds factors for pull < 0 and > 0."""
+    numbers = _numbers(scores, costs)
+    unit = unit_of(costs.loss, numbers)
+    total = squares = most = 0.0
+    for j in range(scores.score.size):
+        sign, c, t = _row(j, scores, costs)
+        a = sign * c * unit * alpha_and_curvature(costs.loss, t, numbers)[0]
+        a *= side[1] if a > 0.0 else side[0]
+        pull[j] = a
+        total += a
+        squares += a * a
+        most = max(most, c)
+    return total, squares, most
+
+
+@kernel
+def change_on_line(scores, moved, length, costs):
+    """Return the difference of the loss at ``score + length * moved`` from that at the scores."""
+    numbers = _numbers(scores, costs)
+    change = 0.0
+    for j in range(scores.score.size):
+        if moved[j] != 0.0:
+            sign, c, t = _row(j, scores, costs)
+            if c > 0.0:
+                change += c * loss_change(costs.loss, t, sign * length * moved[j], numbers)
+    return change
+
+
+@kernel
+def sum_columns(order, columns, pull, v, norm, count):
+    """Compute v of columns, in `v`, their norms and their numbers of entries; each is (features,), and set at theirs."""
+    for p in range(order.size):
+        c = order[p]
+        feature = columns.feature[c]
+        start, stop = columns.indptr[c], columns.indptr[c + 1]
+        sums = add_column(columns, start, stop, pull, 0.0, 0.0)
+        v[feature], norm[feature], count[feature] = sums[0], math.sqrt(sums[1]), stop - start
+
+
+@kernel
+def add_column(columns, start, stop, pull, total, squares):
+    """Add the entries ``start:stop`` of a column to `total`, its v, and to the sum of their squares; returns both."""
+    for k in range(np.uint64(start), np.uint64(stop)):
+        x = np.float64(columns.value[k])
+        total += x * pull[np.uint64(columns.row[k])]
+        squares += x * x
+    return total, squares
+
+
+@kernel
+def add_scores(order, columns, bias, w, score):
+    """Add ``w_p x_p`` to the scores, for column p of `order` with ``w[p] != 0``."""
+    for p in range(order.size):
+        if w[p] == 0.0:
+            continue
+        c = order[p]
+        if c < 0:
+            for j in range(score.size):
+                score[j] += w[p] * bias
+        else:
+            add_segment(columns, columns.indptr[c], columns.indptr[c + 1], w[p], score)
+
+
+@kernel
+def add_segment(columns, start, stop, step, score):
+    """Add `step` times the entries ``start:stop`` of a column to the scores."""
+    for k in range(np.uint64(start), np.uint64(stop)):
+        score[np.uint64(columns.row[k])] += step * np.float64(columns.value[k])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The model
+
+
+@inlined
+def _pull_of(c, columns, bias, model):
+    """Return v of a column where the model stands."""
+    total = 0.0
+    if c < 0:
+        for j in range(model.size // 2):
+            total += model[2 * j]
+        return bias * total
+    for k in range(np.uint64(columns.indptr[c]), np.uint64(columns.indptr[c + 1])):
+        total += np.float64(columns.value[k]) * model[np.uint64(2) * np.uint64(columns.row[k])]
+    return total
+
+
+@inlined
+def _step_rows(c, columns, bias, step, model):
+    """Move the model along a column."""
+    if c < 0:
+        for j in range(model.size // 2):
+            model[2 * j] -= step * bias * model[2 * j + 1]
+        return
+    for k in range(np.uint64(columns.indptr[c]), np.uint64(columns.indptr[c + 1])):
+        at = np.uint64(2) * np.uint64(columns.row[k])
+        model[at] -= step * np.float64(columns.value[k]) * model[at + np.uint64(1)]
+
+
+@kernel
+def model_columns(order, columns, bias, model, v, curve):
+    """Compute v and the model's curvature of columns, in their order."""
+    for p in range(order.size):
+        c = order[p]
+        total = squares = 0.0
+        if c < 0:
+            for j in range(model.size // 2):
+                total += bias * model[2 * j]
+                squares += bias * bias * model[2 * j + 1]
+        else:
+            for k in range(np.uint64(columns.indptr[c]), np.uint64(columns.indptr[c + 1])):
+                at, x = np.uint64(2) * np.uint64(columns.row[k]), np.float64(columns.value[k])
+                total += x * model[at]
+                squares += x * x * model[at + np.uint64(1)]
+        v[p], curve[p] = total, squares
+
+
+@kernel
+def curved_products(order, columns, bias, moved, model, out):
+    """Compute ``Σ_i h_i x_ij moved_i`` of columns, in their order, h being the curvatures in `model`."""
+    for p in range(order.size):
+        c = order[p]
+        total = 0.0
+        if c < 0:
+            for j in range(moved.size):
+                total += bias * model[2 * j + 1] * moved[j]
+        else:
+            for k in range(np.uint64(columns.indptr[c]), np.uint64(columns.indptr[c + 1])):
+                j = np.uint64(columns.row[k])
+                total += np.float64(columns.value[k]) * (model[np.uint64(2) * j + np.uint64(1)] * moved[j])
+        out[p] = total
+
+
+@kernel
+def move_model(moved, model):
+    """Move the model by a step that changes the scores by `moved`."""
+    for j in range(moved.size):
+        model[2 * j] -= model[2 * j + 1] * moved[j]
+
+
+@kernel
+def curve_along(moved, model):
+    """Return the model's curvature along a step that changes the scores by `moved`."""
+    total = 0.0
+    for j in range(moved.size):
+        total += model[2 * j + 1] * moved[j] * moved[j]
+    return total
+
+
+@kernel
+def descend(visits, order, columns, bias, curve, penalty, u, model):
+    """Minimise the model plus an elastic net along each column, once; returns the sum of the slopes before each step.
+
+    Parameters
+    ----------
+    visits : ndarray of int64, shape (k,)
+        Offsets into `order`, in the order of visits.
+    curve, u : ndarray of float64, like `order`
+        Curvatures of the model; weights, changed in place.
+    penalty : tuple of (float, float, bool)
+        l1, l2, and whether the bias is free of both.
+    model : ndarray of float64
+        Changed in place.
+
+    Notes
+    -----
+    Cost: a read of each column, and another of those whose weights change. Source: Friedman, Hastie, Tibshirani, J. Stat.
+    Software 33 (2010); Yuan, Ho, Lin, JMLR 13 (2012).
+    """
+    slopes = 0.0
+    for p in visits:
+        c = order[p]
+        l1, l2, is_free = penalty
+        if c < 0 and is_free:
+            l1 = l2 = 0.0
+        pull = _pull_of(c, columns, bias, model)
+        if curve[p] + l2 > 0.0:
+            moved = elastic_step(pull, u[p], curve[p], l1, l2)
+        elif abs(pull) < l1:  # where the loss is flat the penalty alone decides
+            moved = 0.0
+        else:
+            continue
+        slopes += abs(elastic_slope(u[p], -pull, l1, l2))
+        if moved != u[p]:
+            _step_rows(c, columns, bias, moved - u[p], model)
+            u[p] = moved
+    return slopes
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Certificates
+
+
+@kernel
+def largest_sum(v, norm, count, error):
+    """Return the largest ``|v_j|`` that rounding allows; `error` is ``u ‖alpha‖``."""
+    most = 0.0
+    for j in range(v.size):
+        most = max(most, abs(v[j]) + (count[j] + 8.0) * norm[j] * error)
+    return most
+
+
+@kernel
+def penalty_terms(w, v, share, norm, count, l1, l2):
+    """Sum the penalty's terms of the gap at the dual point times `share`.
+
+    Returns that sum; the sums of ``|slope_j| e_j`` and of ``e_j²``, which bound its rounding, slope_j being the derivative
+    of a term by v_j, and ``e_j u ‖alpha‖`` the error of v_j; the number of weights that are not 0; and the squares of their
+    columns' norms.
+    """
+    total = slopes = squares = curve = 0.0
+    n = 0
+    for j in range(w.size):
+        if w[j] == 0.0 and (l2 == 0.0 or abs(share * v[j]) <= l1):
+            continue
+        error = (count[j] + 8.0) * norm[j]
+        total += elastic_gap_term(w[j], share * v[j], l1, l2)
+        slopes += abs(elastic_sensitivity(w[j], share * v[j], l1, l2)) * error
+        if w[j] != 0.0:
+            n += 1
+            curve += norm[j] * norm[j]
+    for j in range(w.size if l2 > 0.0 else 0):
+        error = (count[j] + 8.0) * norm[j]
+        squares += error * error
+    return total, slopes, squares, n, curve
+
+
+@kernel
+def screen(w, v, share, norm, count, error, radius, l1, screened):
+    """Mark columns that are 0 at the optimum: weights are 0, and ``|x·θ| < l1`` in all of a ball that has the optimal θ."""
+    n = 0
+    for j in range(v.size):
+        most = share * abs(v[j]) + norm[j] * (radius + (count[j] + 8.0) * error)
+        if w[j] == 0.0 and most * (1.0 + 1e-9) < l1:
+            screened[j] = True
+        n += screened[j]
+    return n
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Columns held in memory
+
+
+@kernel
+def hold(order, columns, held, n, n_entries):
+    """Copy columns behind the first n of `held`, which have so many entries."""
+    for p in range(order.size):
+        start, stop = columns.indptr[order[p]], columns.indptr[order[p] + 1]
+        for k in range(start, stop):
+            held.row[n_entries + k - start] = columns.row[k]
+            held.value[n_entries + k - start] = columns.value[k]
+        n_entries += stop - start
+        held.feature[n + p] = columns.feature[order[p]]
+        held.indptr[n + p + 1] = n_entries
+
+
+@kernel
+def close_gaps(kept, held):
+    """Keep the columns at these ascending offsets alone, moved to the front."""
+    n_entries = 0
+    for p in range(kept.size):
+        start, stop = held.indptr[kept[p]], held.indptr[kept[p] + 1]
+        for k in range(start, stop):
+            held.row[n_entries + k - start] = held.row[k]
+            held.value[n_entries + k - start] = held.value[k]
+        held.feature[p] = held.feature[kept[p]]
+        held.indptr[p] = n_entries
+        n_entries += stop - start
+        # the start of a column that moves next is at kept[p + 1] > p, so it is still in place
+        if p + 1 == kept.size:
+            held.indptr[p + 1] = n_entries

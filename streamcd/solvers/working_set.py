@@ -1,0 +1,401 @@
+"""Working sets of columns, for L1 and elastic net: each read is a certificate, and finds the columns to solve for in memory.
+
+A read at fixed w sums ``v_j = Σ_i s_i a_i x_ij`` of every column, a_i being minus the slope of the loss at the row's score;
+a times the largest factor that makes it feasible is the dual point of the certificate. The columns that come nearest to
+``|v_j| = l1`` are held in memory. After the read, coordinate descent on quadratic models solves for their weights, until
+their own gap is a part of the certified one. Columns that a ball around the dual point proves to be 0 are left out of later
+reads.
+
+A checkpoint inside a read is that of its beginning: a resumed run visits the read's windows again (`Holding`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from ..core.randomness import mix, random_key
+from ..core.threads import Threads
+from ..dataset.dataset import Dataset
+from ..kernels import newton as newton_kernels
+from ..kernels import primal as primal_kernels
+from ..kernels import working_set as kernels
+from ..kernels.columns import ColumnCosts, Columns, Scores
+from ..kernels.compile import return_free_memory
+from ..kernels.loss_table import LOG_LOSS
+from ..kernels.losses import numbers_of
+from ..kernels.primal import (
+    LARGEST_COST,
+    LOSS_SUM,
+    N_SUMS,
+    OVER_COST_SUM,
+    PHI,
+    ROUNDING_SUM,
+    SLOPES_SUM,
+)
+from ..kernels.primitives import GAP, LOSS, N_ACTIVE, N_VISITED, UNIT
+from ..stream.memory_plan import Plan
+from ..stream.window import RowArena, Window
+from .dual import NEGLIGIBLE
+from .held_columns import NearestColumns, ResidentColumns, columns_of
+from .held_solution import HeldProblem, HeldSolution
+from .memory import LANES_TOGETHER, working_set_memory
+from .primal import signed_costs
+from .problem import Problem, smaller_side
+from .protocol import CERTIFY, TRAIN, Estimate, Start, State, all_rows, new_lanes, new_totals
+from .row_scores import read_rows
+
+_CROWDED = 0.75  # share of the room for held columns that the support may take, and all of it stays
+
+
+@dataclass
+class _Read:
+    """What a read at fixed w sums up; arrays of lanes have the lane first."""
+
+    pull: np.ndarray  # (lanes, n)
+    fresh: np.ndarray  # (lanes, n): w·x, summed up anew
+    w: np.ndarray  # (lanes, features + 1)
+    v: np.ndarray  # (lanes, features + 1)
+    norm: np.ndarray  # (features + 1,)
+    count: np.ndarray  # (features + 1,)
+    side: np.ndarray  # (lanes, 2): factors on pull < 0 and > 0
+    share: np.ndarray  # (lanes,): of the dual variables, by which they are feasible
+    size: np.ndarray  # (lanes,): ‖pull‖
+    most: np.ndarray  # (lanes,): largest cost
+    support: np.ndarray  # columns whose weights are not 0 in some lane, and their entries
+    crowding: float  # the support's share of the room for held columns, 0.5 at least
+    key: np.uint64  # of the columns that stay
+
+
+class WorkingSetSolver:
+    """Working sets for smooth losses of margins and targets, with L1, elastic net or L2."""
+
+    threads = Threads()
+    warm_start: Start = "w"
+    estimate: Estimate = "exact"
+
+    def __init__(self, problem: Problem, dataset: Dataset, seed: int) -> None:
+        self.problem, self._dataset, self._seed = problem, dataset, seed
+        self._class_counts = dataset.class_counts
+        self.memory = working_set_memory(problem, dataset)
+        self.layout = self.memory.layout
+        self._plan: Plan | None = None
+        self._held: ResidentColumns | NearestColumns = ResidentColumns()
+        self._constants: list[np.ndarray] | None = None
+        self._read: _Read | None = None
+        self._costs: list[ColumnCosts] = []
+
+    def use_plan(self, folder: Path, plan: Plan) -> None:
+        """Take the room for held columns from the plan."""
+        self._plan = plan
+
+    def new_state(self) -> State:
+        """Return the state before the first read: w and the scores are 0."""
+        problem, n_lanes = self.problem, self.problem.n_lanes
+        lanes = new_lanes(n_lanes, TRAIN) | {"start_norm": np.full(n_lanes, np.nan)}
+        lanes |= {"begun": np.zeros(n_lanes, dtype=bool), "crowding": np.zeros(n_lanes)}
+        w = np.zeros((problem.n_features + 1, n_lanes))
+        state = State(w, np.zeros((0, n_lanes)), new_totals(n_lanes), lanes)
+        state.rows["score"] = np.zeros((n_lanes, self._dataset.n_rows))
+        state.matrices["screened"] = np.zeros((n_lanes, problem.n_features + 1), dtype=bool)
+        return state
+
+    def new_rows(self, arena: RowArena, start: int, stop: int) -> None:
+        """Do nothing: chunks have no state."""
+
+    def restore_rows(self, state: State, arena: RowArena, start: int, stop: int) -> None:
+        """Do nothing: no row is left out."""
+
+    def changed_at_end(self, state: State) -> dict[str, np.ndarray]:
+        """Return nothing: the scores stay."""
+        return {}
+
+    def recalling(self, state: State) -> np.ndarray:
+        """Mark no lane: no row is left out."""
+        return np.zeros(self.problem.n_lanes, dtype=bool)
+
+    def load_kernels(self, dataset: Dataset, state: State) -> None:
+        """Do nothing: kernels are compiled at the first visit."""
+
+    # -- a read
+
+    def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
+        """Sum up a window's columns, and hold those that are near."""
+        lanes = state.phase(TRAIN, CERTIFY)
+        if window.number == 0:
+            self._begin_read(window, state, lanes)
+        if window.sweep is not None:
+            self._visit_long(window, lanes)
+            state.totals[lanes, N_ACTIVE] += 1
+            return
+        read, columns = self._of_read, columns_of(window.arena)
+        offsets = all_rows(window, order)
+        features = columns.feature[offsets]
+        offsets = offsets[~state.matrices["screened"][lanes][:, features].all(axis=0)]
+        features = columns.feature[offsets]
+        calls = []
+        n_entries = int((columns.indptr[offsets + 1] - columns.indptr[offsets]).sum())
+        for lane in lanes:
+            for part in np.array_split(offsets, max(1, min(4 * self.threads.count, offsets.size))):
+                sums = (part, columns, read.pull[lane], read.v[lane], read.norm, read.count)
+                calls.append(partial(kernels.sum_columns, *sums))
+        for lane in lanes:
+            in_support = np.flatnonzero(read.w[lane, features])
+            weights = read.w[lane, features[in_support]]
+            scores = (offsets[in_support], columns, 0.0, weights, read.fresh[lane])
+            calls.append(partial(kernels.add_scores, *scores))
+        self.threads.run(calls, n_entries * lanes.size)
+        state.totals[lanes, N_ACTIVE] += offsets.size
+        state.totals[lanes, N_VISITED] += offsets.size
+        self._count_support(lanes, features)
+        self._held.offer(window.arena, offsets, self._nearness(lanes, features))
+
+    def _visit_long(self, window: Window, lanes: np.ndarray) -> None:
+        """Sum up a column that comes in segments; it is read once more to be held."""
+        read, arena = self._of_read, window.arena
+        assert window.sweep is not None
+        feature, sums, n_entries = int(arena.feature[0]), np.zeros((self.problem.n_lanes, 2)), 0
+        for n in window.sweep():
+            columns = columns_of(arena)
+            for lane in lanes:
+                sums[lane] = kernels.add_column(columns, 0, n, read.pull[lane], *sums[lane])
+                if read.w[lane, feature] != 0.0:
+                    kernels.add_segment(columns, 0, n, read.w[lane, feature], read.fresh[lane])
+            n_entries += n
+        read.v[lanes, feature] = sums[lanes, 0]
+        read.norm[feature], read.count[feature] = np.sqrt(sums[lanes[0], 1]), n_entries
+        assert isinstance(self._held, NearestColumns)
+        nearness = self._nearness(lanes, np.array([feature]))[0]
+        self._count_support(lanes, np.array([feature]))
+        self._held.offer_long(arena, window.sweep(), n_entries, float(nearness))
+
+    @property
+    def _of_read(self) -> _Read:
+        assert self._read is not None
+        return self._read
+
+    def _begin_read(self, window: Window, state: State, lanes: np.ndarray) -> None:
+        n_lanes, n_rows, size = self.problem.n_lanes, self._dataset.n_rows, self.problem.n_features + 1
+        if self._read is None:
+            self._make_room(window)
+            self._read = _new_read(n_lanes, n_rows, size)
+        read = self._read
+        state.totals[:] = new_totals(n_lanes)
+        self._held.clear()
+        read.crowding = max(float(state.lanes["crowding"].max()), 0.5)
+        read.key = random_key(self._seed, state.read)
+        read.support[:] = 0
+        for lane in lanes:
+            read.w[lane] = state.w[:, lane]
+            read.fresh[lane] = read.w[lane, -1] * self.problem.bias
+        self.threads.run([partial(self._begin_lane, state, lane) for lane in lanes])
+
+    def _begin_lane(self, state: State, lane: int) -> None:
+        read, problem = self._of_read, self.problem
+        scores, costs, bias = self._scores(state, lane), self._costs[lane], self.problem.bias
+        read.v[lane] = 0.0
+        read.side[lane] = 1.0
+        total, squares, most = kernels.set_pull(scores, costs, read.side[lane], read.pull[lane])
+        if problem.free_bias:
+            sizes = np.array(
+                [-np.minimum(read.pull[lane], 0.0).sum(), np.maximum(read.pull[lane], 0.0).sum()]
+            )
+            np.divide(sizes.min(), sizes, out=read.side[lane], where=sizes > 0.0)
+            total, squares, most = kernels.set_pull(scores, costs, read.side[lane], read.pull[lane])
+        n_rows = self._dataset.n_rows
+        read.size[lane], read.most[lane] = np.sqrt(squares), most
+        read.v[lane, -1] = bias * total
+        read.norm[-1], read.count[-1] = bias * np.sqrt(n_rows), n_rows
+
+    def _make_room(self, window: Window) -> None:
+        plan, arena = self._plan, window.arena
+        assert plan is not None
+        if not self._is_resident:
+            dtypes = arena.row.dtype, arena.value.dtype
+            self._held = NearestColumns(dtypes, plan.held_columns, plan.held_entries)
+        chunks = read_rows(self._dataset, self.problem, self._seed)
+        self._constants = [np.concatenate(column) for column in zip(*chunks, strict=True)]
+        signed, problem = signed_costs(self.problem), self.problem
+        self._costs = [
+            ColumnCosts(
+                np.ascontiguousarray(signed[:, [lane]]), problem.row_loss, problem.bias, problem.free_bias
+            )
+            for lane in range(problem.n_lanes)
+        ]
+
+    @property
+    def _is_resident(self) -> bool:
+        return self._plan is None or self._plan.resident
+
+    def _scores(self, state: State, lane: int) -> Scores:
+        assert self._constants is not None
+        return Scores(state.rows["score"][lane], self._of_read.fresh[lane], *self._constants)
+
+    def _count_support(self, lanes: np.ndarray, features: np.ndarray) -> None:
+        read = self._of_read
+        support = features[(read.w[lanes][:, features] != 0.0).any(axis=0)]
+        read.support += support.size, int(read.count[support].sum())
+
+    def _crowding(self) -> float:
+        """Return the share of the room for held columns that the support took."""
+        if self._plan is None or self._plan.resident:
+            return 0.0
+        room = np.array([self._plan.held_columns, self._plan.held_entries])
+        return float((self._of_read.support / room).max())
+
+    def _nearness(self, lanes: np.ndarray, features: np.ndarray) -> np.ndarray:
+        """Return the least over lanes of ``(l1 - |v_j|)/‖x_j‖``; -inf where the weight is not 0, which stays.
+
+        Where the support is nearly all that can be held, a random part of its columns stays, for half of the room; the
+        others are judged by how far they are from optimal.
+        """
+        read, nearest = self._of_read, np.full(features.size, np.inf)
+        stays = np.ones(features.size, dtype=bool)
+        if read.crowding > _CROWDED:
+            stays = mix.py_func(features.astype(np.uint64) ^ read.key) < np.uint64(2**63 / read.crowding)
+        norm = np.maximum(read.norm[features], 1e-100)
+        for lane in lanes:
+            w, v, l1, l2 = read.w[lane, features], read.v[lane, features], *self._penalty(lane)[:2]
+            nearness = (l1 - np.abs(v)) / norm
+            excess = np.where(stays, -np.inf, -np.abs(l1 * np.sign(w) + l2 * w - v) / norm)
+            np.minimum(nearest, np.where(w != 0.0, excess, nearness), out=nearest)
+        return nearest
+
+    def _penalty(self, lane: int) -> tuple[float, float, bool]:
+        return float(self.problem.l1[lane]), self.problem.l2, self.problem.free_bias
+
+    # -- the end of a read
+
+    def certificate(self, state: State) -> dict[str, np.ndarray]:
+        """Compute the certificate of every lane, as `primal.PrimalSolver.certificate`, at the feasible dual point."""
+        names = ("primal", "dual", "gap", "rounding", "primal_rounding")
+        proof = {name: np.full(self.problem.n_lanes, np.nan) for name in names}
+        lanes = np.flatnonzero(self._of_read.size >= 0.0)
+
+        def certify(lane: int) -> None:
+            for name, value in zip(names, self._certify(state, lane), strict=True):
+                proof[name][lane] = value
+
+        self.threads.run([partial(certify, int(lane)) for lane in lanes])
+        state.totals[:, GAP], state.totals[:, LOSS] = proof["gap"], proof["primal"]
+        return proof | {"violation": self.violation(state)}
+
+    def _certify(self, state: State, lane: int) -> tuple[float, ...]:
+        read, n = self._of_read, self.problem.n_features + (0 if self.problem.free_bias else 1)
+        l1, l2, is_free = self._penalty(lane)
+        w, v, norm, count = (array[:n] for array in (read.w[lane], read.v[lane], read.norm, read.count))
+        error = UNIT * float(read.size[lane])
+        read.share[lane] = 1.0
+        if l2 == 0.0:
+            read.share[lane] = min(1.0, l1 / max(kernels.largest_sum(v, norm, count, error), l1))
+        share = float(read.share[lane])
+        sums, side = np.zeros((1, N_SUMS)), np.ascontiguousarray(share * read.side[lane])[:, None]
+        of_lane = np.zeros(1, dtype=np.int64)
+        primal_kernels.add_row_terms(self._scores(state, lane), self._costs[lane], side, of_lane, sums)
+        terms, slopes, squares, n_support, curve = kernels.penalty_terms(w, v, share, norm, count, l1, l2)
+        s, n_terms = sums[0], float(max(self._dataset.n_rows, n)) + 100.0
+        penalty = float(self.problem.penalty(state.w)[lane])
+        primal, gap = penalty + s[LOSS_SUM], terms + s[PHI]
+        size = float(np.sqrt(np.einsum("i,i->", w, w)))
+        curve += float(read.norm[-1] ** 2) if self.problem.bias else 0.0
+        with np.errstate(all="ignore"):  # the loop says what is wrong
+            margins = (
+                UNIT
+                * (n_support + 9.0)
+                * max(size, float(np.linalg.norm(read.w[lane])))
+                * np.sqrt(s[LARGEST_COST] * curve)
+            )
+            of_v = (slopes + (0.5 / l2 if l2 else 0.0) * squares * error) * error
+            rounding = UNIT * s[ROUNDING_SUM] + of_v + (np.sqrt(s[SLOPES_SUM]) + margins) * margins
+            if is_free:  # the sides are equal up to rounding
+                of_bias = abs(float(read.w[lane, -1])) * self.problem.bias
+                most_moved = float(np.abs(read.pull[lane]).sum()) * of_bias
+                rounding += 2.0 * n_terms * UNIT * (s[LOSS_SUM] + most_moved)
+            rounding += n_terms * UNIT * (terms + abs(s[PHI]) + rounding)
+            steepest = np.sqrt(s[OVER_COST_SUM]) + np.sqrt(s[SLOPES_SUM])
+            primal_rounding = (steepest + margins) * margins + (n_terms + 64.0) * UNIT * primal
+        bound = gap + rounding
+        gap = min(gap if rounding <= NEGLIGIBLE * gap else bound, primal)
+        return primal, primal - gap, gap, min(rounding, gap), primal_rounding
+
+    def violation(self, state: State) -> np.ndarray:
+        """Compute the norm of the smallest subgradient, as `newton.NewtonSolver.violation`."""
+        norm, start = self._slope_norms(state, state.w), state.lanes["start_norm"]
+        start = np.where(np.isnan(start), self._slope_norms(state, np.zeros_like(state.w)), start)
+        with np.errstate(all="ignore"):  # the loop says what is wrong
+            scale = start * smaller_side(self.problem, self._class_counts)
+            return np.divide(norm, scale, out=np.zeros_like(norm), where=scale > 0)
+
+    def _slope_norms(self, state: State, w: np.ndarray) -> np.ndarray:
+        n, read = self.problem.n_features + (0 if self.problem.free_bias else 1), self._of_read
+        penalties = ((float(l1), self.problem.l2, n) for l1 in self.problem.l1)
+        pairs = zip(w.T, read.v, penalties, strict=True)
+        return np.array([newton_kernels.slope_norm(np.ascontiguousarray(u), v, *p) for u, v, p in pairs])
+
+    def adopt_certified_w(self, state: State, lanes: np.ndarray) -> None:
+        """Continue from the scores that the read has computed."""
+        state.rows["score"][lanes] = self._of_read.fresh[lanes]
+
+    def conclude_pass(self, state: State, trained: np.ndarray) -> np.ndarray:
+        """Return nothing of use: passes are certificates."""
+        return np.full(self.problem.n_lanes, np.nan)
+
+    def estimated_primals(self, state: State, estimates: np.ndarray) -> np.ndarray:
+        """Return nothing of use: passes are certificates."""
+        return estimates
+
+    def end_read(self, state: State, trained: np.ndarray) -> None:
+        """Leave out columns that are 0 at the optimum, and solve for the held ones, lane by lane."""
+        norm = state.lanes["start_norm"]
+        first = np.isnan(norm) & ~state.w.any(axis=0)
+        norm[first] = self._slope_norms(state, np.zeros_like(state.w))[first]
+        stale = ~state.lanes["begun"] & state.w.any(
+            axis=0
+        )  # weights of another run: the read was for their scores
+        state.lanes["begun"][trained] = True
+        state.lanes["crowding"][:] = self._crowding()
+        open_lanes = trained[~stale[trained] & (state.lanes["phase"][trained] == TRAIN)]
+        columns, offsets = self._held.columns, self._held.offsets
+        calls = [partial(self._end_lane, state, int(lane), columns, offsets) for lane in open_lanes]
+        for first_call in range(0, len(calls), LANES_TOGETHER):
+            self.threads.run(calls[first_call : first_call + LANES_TOGETHER])
+        return_free_memory()
+
+    def _end_lane(self, state: State, lane: int, columns: Columns, offsets: np.ndarray) -> None:
+        read, problem, gap = self._of_read, self.problem, float(state.lanes["gap"][lane])
+        loss = problem.row_loss
+        steepest = 0.25 if loss.kind == LOG_LOSS else numbers_of(loss, 1.0, 1.0)[5]
+        radius = float(np.sqrt(2.0 * gap * steepest * read.most[lane]))
+        n, error = problem.n_features, UNIT * float(read.size[lane])
+        of_columns = (read.share[lane], read.norm[:n], read.count[:n], error, radius, float(problem.l1[lane]))
+        screened = state.matrices["screened"][lane, :n]
+        kernels.screen(read.w[lane, :n], read.v[lane, :n], *of_columns, screened)
+        features = columns.feature[offsets]
+        offsets = offsets[~screened[features]]
+        arrays = (read.w[lane], read.v[lane], read.norm, read.count)
+        key = (self._seed, state.read, lane)
+        scores, costs, penalty = self._scores(state, lane), self._costs[lane], self._penalty(lane)
+        held = HeldProblem(scores, costs, penalty, columns, offsets, *arrays, key)
+        HeldSolution(held).solve()
+        state.w[:, lane] = read.w[lane]
+
+
+def _new_read(n_lanes: int, n_rows: int, size: int) -> _Read:
+    return _Read(
+        pull=np.zeros((n_lanes, n_rows)),
+        fresh=np.zeros((n_lanes, n_rows)),
+        w=np.zeros((n_lanes, size)),
+        v=np.zeros((n_lanes, size)),
+        norm=np.zeros(size),
+        count=np.zeros(size),
+        side=np.ones((n_lanes, 2)),
+        share=np.ones(n_lanes),
+        size=np.zeros(n_lanes),
+        most=np.zeros(n_lanes),
+        support=np.zeros(2, np.int64),
+        crowding=0.5,
+        key=np.uint64(0),
+    )

@@ -1,0 +1,181 @@
+"""Working sets of columns: optima of others, the same bits, budgets, screening, and columns that do not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from exact_optimum import model, nearly_least
+from interrupted import ended, log, resume_by_turns, stopping_after
+from reference import augmented, run_weights
+from sklearn.linear_model import LogisticRegression
+from sklearn.svm import LinearSVC
+from small_datasets import Rows, columns_of, multiclass, random_rows, unequal_columns
+from test_penalties import PENALTIES
+
+from streamcd import train
+from streamcd.core.errors import Interrupted
+from streamcd.solvers.held_columns import NearestColumns
+from streamcd.solvers.held_columns import columns_of as as_columns
+from streamcd.solvers.working_set import WorkingSetSolver
+from streamcd.stream.memory_plan import Plan
+from streamcd.stream.window import ColumnArena
+from streamcd.training.result import Result
+
+LOSSES = ("squared_hinge", "log_loss")
+
+
+def fit(data: Any, run: Path, penalty: str = "l1", **options: Any) -> Result:
+    l1, l2 = PENALTIES[penalty]
+    strengths = {name: value for name, value in (("l1", l1), ("l2", l2)) if value}
+    asked = {"method": "working-set", "tol": 1e-9, "max_passes": 300, "memory": "1GB"} | strengths | options
+    return train(data, run, penalty=penalty, **asked)
+
+
+def leaning(n_rows: int = 300, n_features: int = 12) -> Rows:
+    """Rows that lean to one class."""
+    x, y = random_rows(n_rows, n_features, seed=8)
+    return x, np.where(np.arange(n_rows) % 6 == 0, 1.0, y)
+
+
+def wide() -> Rows:
+    """More features than rows, a few of which tell the classes apart, and some that no row has."""
+    rng = np.random.default_rng(4)
+    dense = rng.standard_normal((150, 600)) * (rng.random((150, 600)) < 0.15)
+    dense[:, ::50] = 0.0
+    y = np.where(dense[:, 3] - dense[:, 7] + dense[:, 11] + 0.3 * rng.standard_normal(150) > 0, 1.0, -1.0)
+    return sp.csr_array(dense.astype(np.float32)).astype(np.float64), y
+
+
+def held(entries: int, columns: int, window: int = 400) -> Plan:
+    """A plan with windows of so many entries, and room for as many entries and columns between reads."""
+    return Plan(window, 1000, resident=False, held_entries=entries, held_columns=columns)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_wide_data_have_the_weights_of_liblinear(tmp_path: Path, loss: str) -> None:
+    x, y = wide()
+    data = columns_of(tmp_path / "data", (x, y))
+    fit(data, tmp_path / "run", loss=loss, l1=1.0, C=2.0, tol=1e-10)
+    if loss == "log_loss":
+        other: Any = LogisticRegression(
+            penalty="l1", solver="liblinear", C=2.0, fit_intercept=False, tol=1e-10
+        )
+    else:
+        other = LinearSVC(penalty="l1", dual=False, C=2.0, fit_intercept=False, tol=1e-10, max_iter=100_000)
+    expected = other.fit(x.toarray(), y).coef_[0]
+    found = run_weights(tmp_path / "run")[:, 0]
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    assert np.array_equal(found == 0.0, np.abs(expected) < 1e-7)
+    assert 0 < np.count_nonzero(found) < 200
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(
+    ("plan", "tol"), [(held(4000, 200), 1e-8), (held(1100, 50), 3e-2)], ids=["most", "few"]
+)
+def test_columns_that_do_not_fit_in_memory_change_nothing_of_the_optimum(
+    tmp_path: Path, loss: str, plan: Plan, tol: float
+) -> None:
+    """Room for all of the support, and for less than it."""
+    data = columns_of(tmp_path / "data", wide())
+    asked: dict[str, Any] = {"loss": loss, "C": 0.5, "l1": 1.0}
+    best = fit(data, tmp_path / "all", **asked).primal_objective
+    result = fit(data, tmp_path / "some", plan=plan, **asked | {"tol": tol})
+    assert best * (1 - 1e-9) <= result.primal_objective <= best * (1 + tol)
+    assert result.gap <= tol
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("penalty", ["l1", "elasticnet"])
+def test_a_feature_longer_than_a_window_is_trained_like_others(
+    tmp_path: Path, loss: str, penalty: str
+) -> None:
+    data = columns_of(tmp_path / "data", unequal_columns())
+    asked: dict[str, Any] = {"loss": loss, "C": 4.0, "l1": 0.3, "tol": 1e-9}
+    best = fit(data, tmp_path / "all", penalty, **asked).primal_objective
+    result = fit(data, tmp_path / "some", penalty, plan=held(400, 95, 60), **asked)
+    assert result.primal_objective == pytest.approx(best, rel=1e-8)
+
+
+@pytest.mark.parametrize("plan", [None, held(11000, 500, 5000)], ids=["in memory", "streamed"])
+def test_the_number_of_threads_and_interruptions_change_no_bit(tmp_path: Path, plan: Plan | None) -> None:
+    rows = wide()
+    data = columns_of(tmp_path / "data", (rows[0], multiclass(3, 150)[1]))
+    asked: dict[str, Any] = {"C": [0.5, 5.0], "bias": 1.0, "loss": "log_loss", "l1": 1.0, "plan": plan}
+    fit(data, tmp_path / "one", threads=1, **asked)
+    fit(data, tmp_path / "five", threads=5, **asked)
+    with pytest.raises(Interrupted):
+        fit(data, tmp_path / "stopped", stop_requested=stopping_after(2), **asked)
+    resume_by_turns(tmp_path / "stopped", (2, 3))
+    assert ended(tmp_path / "one") == ended(tmp_path / "five") == ended(tmp_path / "stopped")
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_every_certificate_on_the_way_is_below_the_optimum(tmp_path: Path, loss: str) -> None:
+    data = columns_of(tmp_path / "data", wide())
+    asked: dict[str, Any] = {"loss": loss, "C": 4.0, "bias": 1.0, "l1": 0.7}
+    best = fit(data, tmp_path / "best", tol=1e-10, **asked).primal_objective
+    fit(data, tmp_path / "run", plan=held(4000, 200), **asked | {"tol": 1e-8})
+    lines = log(tmp_path / "run")
+    assert len(lines) > 3
+    for line in lines:
+        assert line["dual"] <= best * (1 + 1e-12) <= line["primal"] * (1 + 1e-9)
+
+
+def test_screening_leaves_out_no_column_of_the_optimum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_out = []
+    end_lane = WorkingSetSolver._end_lane
+
+    def spy(self: WorkingSetSolver, state: Any, lane: int, *held: Any) -> None:
+        end_lane(self, state, lane, *held)
+        left_out.append(state.matrices["screened"][lane].copy())
+
+    monkeypatch.setattr(WorkingSetSolver, "_end_lane", spy)
+    data = columns_of(tmp_path / "data", wide())
+    fit(data, tmp_path / "run", loss="log_loss", l1=1.0, C=2.0, tol=1e-10, plan=held(4000, 200))
+    found = run_weights(tmp_path / "run")[:, 0]
+    assert left_out[-1].sum() > 300
+    for screened in left_out:
+        assert not found[screened[:-1]].any()
+    visited = [line["active_rows"] for line in log(tmp_path / "run")]
+    assert visited[-1] < visited[0] // 2
+
+
+def test_a_start_from_another_run_ends_at_the_same_optimum(tmp_path: Path) -> None:
+    rows = leaning()
+    data = columns_of(tmp_path / "data", rows)
+    asked: dict[str, Any] = {"loss": "log_loss", "bias": 1.0}
+    fit(data, tmp_path / "first", C=0.5, **asked)
+    result = fit(data, tmp_path / "second", C=1.0, start_from=tmp_path / "first", **asked)
+    least = nearly_least(model("log_loss", augmented(rows[0], 1.0), rows[1], l1=PENALTIES["l1"][0], l2=0.0))
+    assert result.primal_objective == pytest.approx(least, rel=1e-8)
+
+
+def test_the_nearest_columns_that_fit_are_held_wherever_they_come() -> None:
+    rng = np.random.default_rng(0)
+    sizes, nearness = rng.integers(1, 9, 60), rng.permutation(60).astype(np.float64)
+    arena = ColumnArena((np.dtype(np.uint32), np.dtype(np.float32)), 60, int(sizes.sum()))
+    arena.indptr[1:] = np.cumsum(sizes)
+    arena.feature[:], arena.row[:] = np.arange(60), np.repeat(np.arange(60), sizes)
+    arena.value[:] = arena.row + 0.5
+    store = NearestColumns((np.dtype(np.uint32), np.dtype(np.float32)), 100, 100)
+    for part in np.array_split(rng.permutation(60), 7):
+        store.offer(arena, part, nearness[part])
+    order = np.argsort(nearness)
+    expected = order[: int(np.searchsorted(np.cumsum(sizes[order]), 100, side="right"))]
+    columns = store.columns
+    found = columns.feature[store.offsets]
+    assert set(found) <= set(expected)
+    assert sizes[found].sum() > 100 - 9 - 8
+    for offset in store.offsets:
+        entries = slice(columns.indptr[offset], columns.indptr[offset + 1])
+        assert entries.stop - entries.start == sizes[columns.feature[offset]]
+        assert (columns.row[entries] == columns.feature[offset]).all()
+        assert (columns.value[entries] == columns.feature[offset] + 0.5).all()
+    assert as_columns(arena).row.dtype == np.uint32
