@@ -14,7 +14,7 @@ from reference import signs_of
 from small_datasets import multiclass, random_rows, windows_of, write_dataset
 
 import streamcd
-from streamcd.core.errors import Interrupted
+from streamcd.core.errors import Interrupted, UsageError
 from tools.make_data import main as make_data
 
 NET: dict[str, Any] = {"penalty": "elasticnet", "l1": 0.6, "l2": 0.3}
@@ -44,23 +44,12 @@ def test_hinge_ends_at_the_optimum_of_a_quadratic_program(tmp_path: Path, C: flo
     assert result.primal_objective == pytest.approx(hinge_optimum(x.toarray(), y, C), rel=1e-8)
 
 
-def l1_hinge_optimum(x: np.ndarray, y: np.ndarray, C: float) -> float:
-    """The least ``Σ|w| + C Σ max(0, 1 - y w·x)``, a linear program in positive and negative parts and slacks."""
-    signed, n = x * y[:, None], y.size
-    cost = np.concatenate([np.ones(2 * x.shape[1]), np.full(n, C)])
-    found = scipy.optimize.linprog(cost, -np.hstack([signed, -signed, np.eye(n)]), -np.ones(n))
-    return float(found.fun)
-
-
-@pytest.mark.parametrize("C", [0.05, 1.0])
-def test_l1_with_hinge_ends_at_the_optimum_of_a_linear_program(tmp_path: Path, C: float) -> None:
-    x, y = random_rows(150, 10, seed=1)
-    data = write_dataset(tmp_path / "data", (x, y), n_chunks=3)
-    asked: dict[str, Any] = {"loss": "hinge", "C": C, "penalty": "l1", "tol": 1e-6, "max_passes": 20_000}
-    result = streamcd.train(data, tmp_path / "run", **asked)
-    best = l1_hinge_optimum(x.toarray(), y, C)
-    assert best * (1 - 1e-9) <= result.primal_objective <= best * (1 + 1e-6)
-    assert result.dual_objective <= best * (1 + 1e-9)
+def test_l1_alone_with_hinge_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    data = write_dataset(tmp_path / "data", random_rows())
+    with pytest.raises(
+        UsageError, match=r"squared_hinge and log_loss, found hinge; take --penalty elasticnet"
+    ):
+        streamcd.train(data, tmp_path / "run", loss="hinge", penalty="l1")
 
 
 @pytest.mark.parametrize("number", [5, 6])

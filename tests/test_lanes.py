@@ -51,7 +51,7 @@ def test_a_path_without_a_best_C_asks_which(tmp_path: Path) -> None:
     result = train(data, tmp_path / "run", C=[0.1, 1.0])
     with pytest.raises(ModelError, match="name one with -C"):
         streamcd.load_model(result.run)
-    with pytest.raises(ModelError, match=r"no model for C = 0\.5; it has 0\.1, 1"):
+    with pytest.raises(ModelError, match=r"no model for C = 0\.5; it has C = 0\.1; C = 1"):
         streamcd.load_model(result.run, C=0.5)
 
 

@@ -135,7 +135,7 @@ def test_what_does_not_apply_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not for crammer_singer, found --method dual"):
         train(data, tmp_path / "run", penalty="l1", loss="crammer_singer", method="dual")
     with pytest.raises(
-        UsageError, match="for squared_hinge by --method dual or newton, found --method primal"
+        UsageError, match="for squared_hinge by --method dual or newton or working-set, found --method primal"
     ):
         train(
             columns_of(tmp_path / "columns", random_rows()), tmp_path / "run", penalty="l1", method="primal"

@@ -299,7 +299,7 @@ BY_ROWS_AND_COLUMNS = [
 
 
 def of_layout(path: Path, rows: Rows, method: str, **options: Any) -> Dataset:
-    make = columns_of if method == "primal" else write_dataset
+    make = columns_of if method in ("primal", "working-set") else write_dataset
     return make(path, rows, **options)
 
 

@@ -18,7 +18,7 @@ from ..dataset.column_layout import has_columns
 from ..dataset.dataset import Dataset
 from ..kernels.loss_table import INLIERS, LOSSES, form_of
 from ..report.tables import THRESHOLD, describe_bias
-from ..solvers.registry import find_solver
+from ..solvers.registry import find_solver, trains_l1_alone
 from .config import read_config
 from .options import TrainOptions
 from .problem_options import NO_BIAS
@@ -75,10 +75,12 @@ def choose_method(asked: TrainOptions, dataset: Dataset) -> tuple[str, str]:
     fits = matrices <= _SHARE * asked.memory_bytes
     enough = dataset.n_rows >= _ROWS_PER_FEATURE * size and fits
     if not asked.has_plain_penalty:
-        only_l1 = not asked.strengths[1]  # which the dual method does not train
-        if "newton" in LOSSES[asked.loss].methods and (fits or only_l1):
+        methods = LOSSES[asked.loss].methods
+        by_columns = "working-set" in methods and has_columns(dataset)
+        by_rows = bool(asked.strengths[1]) or trains_l1_alone(asked.loss)
+        if "newton" in methods and (fits or not (by_columns or by_rows)):
             return "newton", f"few features: it needs the fewest reads with the penalty {asked.penalty}"
-        if "working-set" in LOSSES[asked.loss].methods and has_columns(dataset):
+        if by_columns:
             return "working-set", f"it trains with the penalty {asked.penalty} from the column layout"
         return (
             "dual",

@@ -266,11 +266,20 @@ def _check_penalty(problem: Problem, method: str) -> None:
             f"--penalty l1 and elasticnet, and --l2, are {where}, found --method {method}; with --penalty l2, "
             "C / r in place of C is --l2 r"
         )
-    if method == "dual" and not problem.l2 and problem.has_targets:
+    if method == "dual" and not problem.l2 and not trains_l1_alone(problem.loss):
+        others = [
+            name for name in ("newton", "working-set") if name in loss_table.LOSSES[problem.loss].methods
+        ]
+        way = f"take --method {' or '.join(others)}, or " if others else "take "
         raise UsageError(
-            "--penalty l1 by --method dual is for losses of classes; take --method newton or working-set, or "
+            f"--penalty l1 by --method dual is for squared_hinge and log_loss, found {problem.loss}; {way}"
             "--penalty elasticnet with a small --l2"
         )
+
+
+def trains_l1_alone(loss: str) -> bool:
+    """Check if the dual method trains a loss with L1 alone: a smooth one of classes."""
+    return loss_table.LOSSES[loss].smooth and not loss_table.has_targets(loss)
 
 
 def reads_columns(method: str) -> bool:

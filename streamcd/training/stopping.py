@@ -80,7 +80,7 @@ def rounding_at_zero(problem: Problem, dataset: Dataset) -> np.ndarray:
 
     It is 0 where weights of rows are not known, and minus infinity without targets, where no optimum is 0.
     """
-    if dataset.targets is None:
+    if dataset.targets is None or not problem.has_targets:
         return np.full(problem.n_lanes, -np.inf)
     if dataset.weighted:
         return np.zeros(problem.n_lanes)
