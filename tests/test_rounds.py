@@ -374,7 +374,15 @@ def test_ended_at_its_passes_and_resumed_a_run_takes_the_course_of_one_that_did_
     assert (weights(tmp_path / "whole") == weights(tmp_path / "run")).all()
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(
+    "loss",
+    [
+        pytest.param(
+            loss, marks=[pytest.mark.slow] * (loss in ("hinge", "crammer_singer"))
+        )  # hundreds of rounds
+        for loss in LOSSES
+    ],
+)
 def test_a_free_bias_in_rounds_ends_at_the_optimum_of_one_process(
     loss: str, classes: Dataset, tmp_path: Path
 ) -> None:

@@ -231,7 +231,8 @@ _TUBE = [("a9a", 1.0), ("a9a", 10.0), ("ijcnn1", 10.0)]
 _SETS = ("imdb.bigram.tfidf", "imdb.bigram.tfidf", "kdd99_10pct", "a9a", "a9a")
 _OPTIONS = ("squared_hinge", 1.0), ("log_loss", 1.0), *[("squared_hinge", C) for C in (1.0, 1.0, 10.0)]
 _L1 = [
-    (name, {"loss": loss, "C": C, "penalty": "l1"}) for name, (loss, C) in zip(_SETS, _OPTIONS, strict=True)
+    (name, {"loss": loss, "C": C, "penalty": "l1", "method": "working-set"})
+    for name, (loss, C) in zip(_SETS, _OPTIONS, strict=True)
 ]
 
 BARS = [
@@ -255,8 +256,13 @@ BARS = [
         [(name, {"loss": "epsilon_insensitive", "C": C}) for name, C in _TUBE[:2]],
         targets=True,
     ),
-    counts("l1", "L1, imdb, squared hinge, logistic: full reads to 1e-3", (13, 9), _L1[:2]),
-    counts("l1", "L1, kdd99; a9a C = 1, 10, squared hinge: full reads to 1e-3", (10, 14, 20), _L1[2:]),
+    counts("l1", "L1 by working sets, imdb, squared hinge, logistic: full reads to 1e-3", (13, 9), _L1[:2]),
+    counts(
+        "l1",
+        "L1 by working sets, kdd99; a9a C = 1, 10, squared hinge: full reads to 1e-3",
+        (10, 14, 20),
+        _L1[2:],
+    ),
     *multinomial("dna.scale", peer=True),
     *multinomial("letter.scale", peer=True),
     *multinomial("news20", peer=False),

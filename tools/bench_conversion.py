@@ -1,9 +1,9 @@
 """Rates of conversions, beside those of other readers of the same files.
 
     python tools/make_table.py --rows 15000000 mixed.csv mixed.parquet
-    streamcd convert mixed.parquet mixed --label outcome --missing indicator --memory 400MB
+    streamcd convert mixed.parquet mixed --label outcome --memory 400MB
     streamcd export mixed mixed.txt
-    python -m tools.bench_conversion mixed.csv mixed.parquet mixed.txt --label outcome --missing indicator --workers 1,2,4
+    python -m tools.bench_conversion mixed.csv mixed.parquet mixed.txt --label outcome --workers 1,2,4
 
 CSV is compared with `pyarrow.csv.open_csv`, which reads all batches with as many threads and drops them; libsvm text with
 scikit-learn's `load_svmlight_file`; Parquet with libsvm text of the same rows, by entries a second. Each runs in a process
@@ -147,7 +147,7 @@ def ratios(medians: dict[tuple[str, str, int], float]) -> list[str]:
 @click.option("--workers", default="1,2", show_default=True, metavar="N,N")
 @click.option("--memory", default="400MB", show_default=True, help="Of a worker.")
 @click.option("--label", default="")
-@click.option("--missing", default="error", show_default=True)
+@click.option("--missing", default="indicator", show_default=True)
 @click.option("--rounds", default=3, show_default=True)
 @click.option("--alone", is_flag=True, help="Leave the other readers out.")
 @click.option("--at-once", is_flag=True, help="Run as many conversions side by side too.")

@@ -1,4 +1,4 @@
-"""Make a table of mixed types of any size: names of classes, decimal numbers, integers, categories, missing values.
+"""Make a table of mixed types of any size: classes, numbers, categories, booleans, times, text, a key, missing values.
 
     python tools/make_table.py --rows 15000000 mixed.csv mixed.parquet
 
@@ -23,7 +23,12 @@ import pyarrow.parquet as pq
 LABEL = "outcome"
 BLOCK_ROWS = 1 << 17
 _N_CATEGORIES = (5, 50, 500, 5_000)  # of the columns of strings
-_MISSING = 0.03  # share of a column of numbers and of one of strings
+_INCOMPLETE, _MISSING = (
+    ("decimal0", "category1", "member", "day"),
+    0.03,
+)  # columns that lack values, and the share
+_FROM, _TO = 1_577_836_800, 1_735_689_600  # times, in seconds since 1970: the years 2020 to 2024
+_WORDS = [f"word{k}" for k in range(20)]
 
 
 def table_block(number: int, seed: int, n_rows: int = BLOCK_ROWS) -> pa.Table:
@@ -39,7 +44,15 @@ def table_block(number: int, seed: int, n_rows: int = BLOCK_ROWS) -> pa.Table:
     for k, n_categories in enumerate(_N_CATEGORIES):
         names = np.array([f"c{k}_{j}" for j in range(n_categories)])
         columns[f"category{k}"] = names[rng.zipf(1.5, n_rows) % n_categories]
-    missing = {name: rng.random(n_rows) < _MISSING for name in ("decimal0", "category1")}
+    seconds = rng.integers(_FROM, _TO, n_rows)
+    columns["member"] = rng.random(n_rows) < 0.4
+    columns["day"] = seconds.astype("datetime64[s]").astype("datetime64[D]")
+    columns["moment"] = seconds.astype("datetime64[s]")
+    columns["key"] = [f"k{number}-{row}" for row in range(n_rows)]
+    words = np.array(_WORDS)[rng.integers(0, len(_WORDS), (n_rows, 12))]
+    columns["remark"] = [" ".join(line) for line in words.tolist()]
+    columns["weight"] = rng.choice([0.5, 1.0, 2.0], n_rows)
+    missing = {name: rng.random(n_rows) < _MISSING for name in _INCOMPLETE}
     return pa.table({name: pa.array(column, mask=missing.get(name)) for name, column in columns.items()})
 
 
