@@ -76,7 +76,7 @@ def cli() -> None:
     "--columns",
     section="Dataset",
     is_flag=True,
-    help="Make the column layout as well, for --method primal and online.",
+    help="Make the column layout as well, for --method primal, online and working-set.",
 )
 @no_scheduler
 @talks()
@@ -114,7 +114,7 @@ def convert(
 @no_scheduler
 @talks()
 def columns(listener: Console, dataset: str, **options: Any) -> Shown:
-    """Make the column layout of a dataset: its entries once more, sorted by feature, for --method primal and online.
+    """Make the column layout of a dataset: its entries once more, by feature, for --method primal, online and working-set.
 
     It takes as much disk space as the dataset, and twice that while it is made. If interrupted, it goes on where it stopped.
 
@@ -196,7 +196,7 @@ def verify(listener: Console, path: str, **options: Any) -> Shown:
 @option("-v", "folds", type=int, hidden=True, help="LIBLINEAR's cross-validation: refused, 'tune' does it.")
 @talks()
 def train(listener: Console, dataset: str, run: str, folds: int | None, **options: Any) -> Shown:
-    """Train a linear classifier on a dataset, in a run directory that can be resumed.
+    """Train a linear model on a dataset, in a run directory that can be resumed.
 
     Minimises ½‖w‖² + C Σ loss over the rows, and stops when the duality gap certifies the result. Ctrl-C and SIGTERM save a
     checkpoint first; 'streamcd resume RUN' goes on, to the same weights bit for bit.
