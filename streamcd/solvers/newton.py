@@ -36,11 +36,22 @@ from ..kernels.primitives import (
     shuffle,
 )
 from ..stream.memory_plan import Plan
-from ..stream.window import RowArena, Window
+from ..stream.window import Window
 from .dual import primal_rounding, proven_gap, rows_of
 from .memory import PARTS, newton_memory, newton_parts
 from .problem import Problem, smaller_side
-from .protocol import CERTIFY, TRAIN, Estimate, Start, State, all_rows, join_totals, new_lanes, new_totals
+from .protocol import (
+    CERTIFY,
+    TRAIN,
+    AllRows,
+    Estimate,
+    Start,
+    State,
+    all_rows,
+    join_totals,
+    new_lanes,
+    new_totals,
+)
 
 _SAMPLE = 0.1  # of the rows, on which lanes start; as many more choose among its iterates
 _LEAST_SAMPLE = 50  # rows
@@ -61,7 +72,7 @@ _TOO_LONG = 0.25  # length tried next where others were not evaluated
 _FAR_TOO_LONG = 1e-3  # where all of them were too long
 
 
-class NewtonSolver:
+class NewtonSolver(AllRows):
     """Newton's method for smooth losses of margins, for data with few features."""
 
     threads = Threads()
@@ -91,20 +102,6 @@ class NewtonSolver:
         state = State(np.zeros((size, n_lanes)), np.zeros((0, n_lanes)), new_totals(n_lanes), lanes)
         state.matrices = {**_new_sums(n_lanes, size)._asdict(), "step": np.zeros((n_lanes, size))}
         return state
-
-    def new_rows(self, arena: RowArena, start: int, stop: int) -> None:
-        """Do nothing: rows have no state."""
-
-    def restore_rows(self, state: State, arena: RowArena, start: int, stop: int) -> None:
-        """Do nothing: no row is left out."""
-
-    def changed_at_end(self, state: State) -> dict[str, np.ndarray]:
-        """Return nothing: the end has no read of its own."""
-        return {}
-
-    def recalling(self, state: State) -> np.ndarray:
-        """Mark no lane: no row is left out."""
-        return np.zeros(self.problem.n_lanes, dtype=bool)
 
     def load_kernels(self, dataset: Dataset, state: State) -> None:
         """Compile the kernels by visiting no rows, before windows are allocated."""

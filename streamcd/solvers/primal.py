@@ -35,20 +35,20 @@ from ..kernels.primal import (
 )
 from ..kernels.primitives import CURVE, DUAL, GAP, ROUNDING, UNIT, VIOLATION_MAX, W_ALPHA
 from ..stream.memory_plan import Plan
-from ..stream.window import RowArena, Window
+from ..stream.window import Window
 from . import long_columns
 from .dual import NEGLIGIBLE
 from .extrapolation import Extrapolation, sum_up_objective
 from .memory import primal_memory
 from .problem import Problem, smaller_side
-from .protocol import CERTIFY, TRAIN, Estimate, Start, State, all_rows, new_lanes, new_totals
+from .protocol import CERTIFY, TRAIN, AllRows, Estimate, Start, State, all_rows, new_lanes, new_totals
 from .row_scores import PagedRows, RowsInMemory, read_rows
 
 _BIAS = -1  # stands for the bias in an order of columns
 _BIAS_WINDOW = 2**32 - 2  # in place of the window in the random key that chooses the window of the bias
 
 
-class PrimalSolver:
+class PrimalSolver(AllRows):
     """Primal coordinate descent for losses with a curvature: every coordinate once a pass, in random order."""
 
     threads = Threads()
@@ -98,20 +98,6 @@ class PrimalSolver:
         if self._extrapolation:
             self._extrapolation.add_to(state)
         return state
-
-    def new_rows(self, arena: RowArena, start: int, stop: int) -> None:
-        """Do nothing: chunks have no state."""
-
-    def restore_rows(self, state: State, arena: RowArena, start: int, stop: int) -> None:
-        """Do nothing: primal methods do not shrink."""
-
-    def changed_at_end(self, state: State) -> dict[str, np.ndarray]:
-        """Return nothing: the scores stay."""
-        return {}
-
-    def recalling(self, state: State) -> np.ndarray:
-        """Mark no lane: primal methods do not shrink."""
-        return np.zeros(self.problem.n_lanes, dtype=bool)
 
     def load_kernels(self, dataset: Dataset, state: State) -> None:
         """Do nothing: kernels are compiled at the first visit."""

@@ -215,6 +215,26 @@ class Solver(Protocol):
         """Estimate every lane's primal objective after a training read, given the estimates of the gap."""
 
 
+class AllRows:
+    """Base of solvers that leave no row out, and keep no dual variables of rows."""
+
+    problem: Problem
+
+    def new_rows(self, arena: RowArena, start: int, stop: int) -> None:
+        """Do nothing: there are no dual variables."""
+
+    def restore_rows(self, state: State, arena: RowArena, start: int, stop: int) -> None:
+        """Do nothing: no row is left out."""
+
+    def changed_at_end(self, state: State) -> dict[str, np.ndarray]:
+        """Return nothing: a certificate changes no array."""
+        return {}
+
+    def recalling(self, state: State) -> np.ndarray:
+        """Mark no lane: no row is left out."""
+        return np.zeros(self.problem.n_lanes, dtype=bool)
+
+
 def all_rows(window: Window, order: np.ndarray) -> np.ndarray:
     """Write the offsets of all items of a window, in stored order, to the front of `order`; returns that part."""
     n = 0

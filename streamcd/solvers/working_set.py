@@ -38,14 +38,14 @@ from ..kernels.primal import (
 )
 from ..kernels.primitives import GAP, LOSS, N_ACTIVE, N_VISITED, UNIT
 from ..stream.memory_plan import Plan
-from ..stream.window import RowArena, Window
+from ..stream.window import Window
 from .dual import NEGLIGIBLE
 from .held_columns import NearestColumns, ResidentColumns, columns_of
 from .held_solution import HeldProblem, HeldSolution
 from .memory import LANES_TOGETHER, working_set_memory
 from .primal import signed_costs
 from .problem import Problem, smaller_side
-from .protocol import CERTIFY, TRAIN, Estimate, Start, State, all_rows, new_lanes, new_totals
+from .protocol import CERTIFY, TRAIN, AllRows, Estimate, Start, State, all_rows, new_lanes, new_totals
 from .row_scores import read_rows
 
 _CROWDED = 0.75  # share of the room for held columns that the support may take, and all of it stays
@@ -53,7 +53,7 @@ _CROWDED = 0.75  # share of the room for held columns that the support may take,
 
 @dataclass
 class _Read:
-    """What a read at fixed w sums up; arrays of lanes have the lane first."""
+    """Sums of a read at fixed w; arrays of lanes have the lane first."""
 
     pull: np.ndarray  # (lanes, n)
     fresh: np.ndarray  # (lanes, n): w·x, summed up anew
@@ -70,7 +70,7 @@ class _Read:
     key: np.uint64  # of the columns that stay
 
 
-class WorkingSetSolver:
+class WorkingSetSolver(AllRows):
     """Working sets for smooth losses of margins and targets, with L1, elastic net or L2."""
 
     threads = Threads()
@@ -102,20 +102,6 @@ class WorkingSetSolver:
         state.rows["score"] = np.zeros((n_lanes, self._dataset.n_rows))
         state.matrices["screened"] = np.zeros((n_lanes, problem.n_features + 1), dtype=bool)
         return state
-
-    def new_rows(self, arena: RowArena, start: int, stop: int) -> None:
-        """Do nothing: chunks have no state."""
-
-    def restore_rows(self, state: State, arena: RowArena, start: int, stop: int) -> None:
-        """Do nothing: no row is left out."""
-
-    def changed_at_end(self, state: State) -> dict[str, np.ndarray]:
-        """Return nothing: the scores stay."""
-        return {}
-
-    def recalling(self, state: State) -> np.ndarray:
-        """Mark no lane: no row is left out."""
-        return np.zeros(self.problem.n_lanes, dtype=bool)
 
     def load_kernels(self, dataset: Dataset, state: State) -> None:
         """Do nothing: kernels are compiled at the first visit."""
