@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -24,35 +25,45 @@ class NoTimeError(ValueError):
         self.row, self.text = row, text
 
 
-def _times(array: pa.Array) -> pa.Array:
-    """Return times as they are, or read from text as ISO 8601 writes them; a time of day is of 1970-01-01."""
+def times_of(array: pa.Array) -> pa.Array:
+    """Return times as they are, or read from text as ISO 8601 writes them; a time of day is of 1970-01-01.
+
+    Raises `NoTimeError`.
+    """
     if type_name(array.type) != "string":
         return array
     import pyarrow.compute as pc  # 30 ms, which a training saves
 
     texts = pc.utf8_trim_whitespace(array.cast(pa.large_string()))
-    for dated in (texts, pc.replace_substring_regex(texts, "^", "1970-01-01 ")):
-        for form in _FORMS:
-            try:
-                return dated.cast(form)
-            except pa.ArrowInvalid:
-                continue
+    found = _in_one_form(texts)
+    if found is None:
+        found = _in_one_form(pc.replace_substring_regex(texts, "^", "1970-01-01 "))
+    if found is not None:
+        return found
     if len(texts) == 1:
         raise NoTimeError(0, array[0].as_py())
     return pa.concat_arrays([_time_of_row(array, row) for row in range(len(texts))])
 
 
+def _in_one_form(texts: pa.Array) -> pa.Array | None:
+    """Read texts as times, in the first form that fits them all; None if there is none."""
+    for form in _FORMS:
+        with suppress(pa.ArrowInvalid):
+            return texts.cast(form)
+    return None
+
+
 def _time_of_row(array: pa.Array, row: int) -> pa.Array:
     """Read a text by itself, where the texts of some rows are not all of one form."""
     try:
-        return _times(array.slice(row, 1)).cast(pa.timestamp("ns"))
+        return times_of(array.slice(row, 1)).cast(pa.timestamp("ns"))
     except NoTimeError as error:
         raise NoTimeError(row, error.text) from None
 
 
 def _whole_seconds(array: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the whole seconds of times (since 1970, since midnight, or of a length), the rest, and where they are null."""
-    array = _times(array)
+    array = times_of(array)
     if pa.types.is_null(array.type):
         array = array.cast(_FORMS[0])
     if pa.types.is_date(array.type):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -25,7 +24,7 @@ from ..dataset.arrow_columns import (
     strings_of,
     type_name,
 )
-from ..dataset.derived_columns import NoTimeError, names_of_numbers, parts_of, seconds_of
+from ..dataset.derived_columns import NoTimeError, names_of_numbers, parts_of, seconds_of, times_of
 from ..dataset.text_numbers import text_numbers
 from ..kernels import tables as kernels
 from .encoding import PARTS, UNINDICATED, Column, Encoding, check_columns
@@ -156,6 +155,7 @@ class TableEncoder:
         self._value_dtype, self._grows = np.dtype(value_dtype), table is not None
         self._sparse = (sparse_least, sparse_end, ignore_beyond)
         self._dictionaries: dict[str, tuple[Any, np.ndarray]] = {}
+        self._block_times: dict[str, Any] = {}
         self._features = np.empty(0, np.int64)
         self._table = StringTable() if table is None else table
         if table is None and encoding.categories is not None:
@@ -257,6 +257,7 @@ class TableEncoder:
 
     def _table_rows(self, block: Any, start: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         layout, n_rows = self._layout, block.num_rows
+        self._block_times.clear()
         n_numbers = int((layout.kinds == kernels.NUMBER).sum())
         values = np.empty((n_numbers, n_rows))
         codes = np.empty((len(layout.columns) - n_numbers, n_rows), np.int64)
@@ -283,8 +284,7 @@ class TableEncoder:
         if column.form == "boolean":
             return numbers_of(self._column(block, column.name, "boolean"))
         if column.form == "seconds":
-            with self._refusing_text(column, start):
-                return seconds_of(self._column(block, column.name, "time", "string"), column.origin)
+            return seconds_of(self._times(block, column, start), column.origin)
         parses = column.form == "text" or self.encoding.decimal != "."
         if not parses or type_name(array.type) != "string":
             return numbers_of(self._column(block, column.name, "number"))
@@ -298,16 +298,17 @@ class TableEncoder:
             known = self._dictionaries[column.title] = (values, numbers)
         return known[1][places]
 
-    @contextmanager
-    def _refusing_text(self, column: Column, start: int) -> Iterator[None]:
-        """Refuse text that is no time by its row; `start` is the first one's of the block."""
-        try:
-            yield
-        except NoTimeError as error:
-            raise DataError(
-                f"{self.message(start + error.row)}: column {column.name!r}: expected a time, such as 2020-03-31 or "
-                f"2020-03-31 14:30:00, found {error.text[:40]!r}; correct the row, or leave the column out with --drop"
-            ) from None
+    def _times(self, block: Any, column: Column, start: int) -> Any:
+        """Return the times of a column, read from text once for all its parts; `start` is the block's first row."""
+        if column.name not in self._block_times:
+            try:
+                self._block_times[column.name] = times_of(self._column(block, column.name, "time", "string"))
+            except NoTimeError as error:
+                raise DataError(
+                    f"{self.message(start + error.row)}: column {column.name!r}: expected a time, such as 2020-03-31 or "
+                    f"2020-03-31 14:30:00, found {error.text[:40]!r}; correct the row, or leave the column out with --drop"
+                ) from None
+        return self._block_times[column.name]
 
     def _column(self, block: Any, name: str, *kinds: str) -> Any:
         array = block.column(name)
@@ -336,8 +337,7 @@ class TableEncoder:
             return names_of_numbers(self._column(block, column.name, "number"))
         if column.form not in PARTS:
             return None
-        with self._refusing_text(column, start):
-            return parts_of(self._column(block, column.name, "time", "string"), column.form)
+        return parts_of(self._times(block, column, start), column.form)
 
     def _dictionary_codes(self, number: int, column: Column, values: Any) -> np.ndarray:
         """Return the codes of a dictionary's values and, last, of null; cached while the dictionary stays the same."""
