@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -146,8 +145,7 @@ def read_columns(path: Path | str) -> dict[str, Any]:
 
 def _settings(text: str) -> dict[str, str]:
     first = text.partition("\n")[0]
-    words = shlex.split(first[1:]) if first.startswith("#") else []
-    return dict(re.findall(r"--(missing|decimal) (\S+)", " ".join(words)))
+    return dict(re.findall(r"--(missing|decimal) (\S+)", first)) if first.startswith("#") else {}
 
 
 def _parsed(text: str, name: str) -> Iterator[tuple[str, str, str]]:

@@ -71,7 +71,7 @@ def _encoder(encoding: Encoding) -> tuple[Any, np.ndarray]:
 
     starts = encoding.first_features().tolist()
     parts, features, before = [], [np.empty(0, np.int64)], 0
-    example: dict[str, list[Any]] = {}
+    example = pd.DataFrame(index=[0])
     for column, start, stop in zip(encoding.columns, starts, starts[1:], strict=False):
         own = np.arange(start, stop)
         if column.kind == "number" and not column.form:
@@ -80,20 +80,15 @@ def _encoder(encoding: Encoding) -> tuple[Any, np.ndarray]:
         elif own.size:
             categories = _categories(encoding, column, before)
             parts.append((column.name, _of_categories(categories, column.indicated), [column.name]))
-            example[column.name] = [categories[0] if categories else None]
+            example[column.name] = categories[:1] or [None]
+            if column.form == "boolean":  # some of which may be missing
+                example[column.name] = example[column.name].astype(object)
             own = np.append(own, own[-1:]) if column.indicated and column.form != "numbers" else own
         features.append(own)
         before += column.n_categories
     made = ColumnTransformer(parts, sparse_threshold=1.0)
-    made.fit(
-        pd.DataFrame({name: pd.Series(values, dtype=_dtype(values)) for name, values in example.items()})
-    )
+    made.fit(example)
     return made, np.concatenate(features)
-
-
-def _dtype(values: list[Any]) -> Any:
-    """Return the type of an example of a column: of booleans, some of which may be missing, the type of all objects."""
-    return object if values == [True] else None
 
 
 def _categories(encoding: Encoding, column: Column, before: int) -> list[Any]:
