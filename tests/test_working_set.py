@@ -18,8 +18,11 @@ from test_penalties import PENALTIES
 
 from streamcd import train
 from streamcd.core.errors import Interrupted
+from streamcd.kernels.columns import ColumnCosts, Columns, Scores
+from streamcd.kernels.loss_table import row_loss
 from streamcd.solvers.held_columns import NearestColumns
 from streamcd.solvers.held_columns import columns_of as as_columns
+from streamcd.solvers.held_solution import HeldProblem, HeldSolution
 from streamcd.solvers.working_set import WorkingSetSolver
 from streamcd.stream.memory_plan import Plan
 from streamcd.stream.window import ColumnArena
@@ -155,6 +158,30 @@ def test_a_start_from_another_run_ends_at_the_same_optimum(tmp_path: Path) -> No
     result = fit(data, tmp_path / "second", C=1.0, start_from=tmp_path / "first", **asked)
     least = nearly_least(model("log_loss", augmented(rows[0], 1.0), rows[1], l1=PENALTIES["l1"][0], l2=0.0))
     assert result.primal_objective == pytest.approx(least, rel=1e-8)
+
+
+@pytest.mark.parametrize("n_columns", [60, 700], ids=["few columns", "many columns"])
+def test_rows_far_on_the_wrong_side_do_not_stop_the_descent(n_columns: int) -> None:
+    """The logistic loss is all but a line there: its own curvature asked for steps of 1e38."""
+    rng = np.random.default_rng(2)
+    x = sp.csc_array(sp.random_array((200, n_columns), density=0.2, rng=rng, dtype=np.float32)) * 30.0
+    w = np.append(rng.standard_normal(n_columns), 0.0) * 30.0
+    score = x @ w[:-1]
+    kind, none = (score > 0.0).astype(np.uint16), np.zeros(0)  # signs that w has wrong, all of them
+    scores = Scores(score, np.zeros_like(score), kind, none, none)
+    costs = ColumnCosts(np.array([[1.0], [-1.0]]), row_loss("log_loss"), 0.0, False)
+    columns = Columns(x.indptr.astype(np.int64), np.arange(n_columns), x.indices.astype(np.uint32), x.data)
+    of_features = [np.zeros(n_columns + 1) for _ in range(3)]
+    held = HeldProblem(scores, costs, (1.0, 0.0, False), columns, np.arange(n_columns), w, *of_features, (0,))
+
+    def objective() -> float:
+        margin = np.where(kind, -1.0, 1.0) * (x @ w[:-1])
+        return float(np.abs(w).sum() + np.logaddexp(0.0, -margin).sum())
+
+    before = objective()
+    HeldSolution(held).solve()
+    assert objective() < 0.2 * before
+    np.testing.assert_allclose(scores.score, x @ w[:-1], atol=1e-6)
 
 
 def test_the_nearest_columns_that_fit_are_held_wherever_they_come() -> None:

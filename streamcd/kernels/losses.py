@@ -336,6 +336,15 @@ def model_curvature(t, slope, curvature, numbers, share):
 
 
 @inlined
+def parabola_above(t):
+    """Return the curvature of the parabola that touches the logistic loss at t and -t, and is above it everywhere.
+
+    Source: Jaakkola, Jordan, Statistics and Computing 10 (2000).
+    """
+    return math.tanh(0.5 * t) / (2.0 * t) if abs(t) > 1e-3 else 0.25
+
+
+@inlined
 def unit_of(loss, numbers):
     """Return the unit of `alpha_and_curvature`."""
     return numbers[5] if loss.kind != LOG_LOSS and is_half_square(numbers) else 1.0

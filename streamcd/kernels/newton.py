@@ -111,7 +111,7 @@ def newton_visit(order, rows, costs, lanes, point, tile, sums, scratch, totals):
         for lane in lanes:
             n = _add_terms(block, rows, costs, lane, point, tile, sums, scratch, totals)
             if n and tile[1] > tile[0]:
-                _add_products(n, rows, costs.bias, tile, sums.hessian[lane], scratch)
+                add_products(n, rows, costs.bias, tile, sums.hessian[lane], scratch)
 
 
 @inlined
@@ -210,7 +210,7 @@ def row_shares(loss, t, a, value, numbers):
 
 
 @inlined
-def _add_products(n, rows, bias, tile, hessian, scratch):
+def add_products(n, rows, bias, tile, hessian, scratch):
     """Add ``c_i x_i x_iᵀ`` of the first n rows of `scratch`: pair by pair of their entries, or as dense rows."""
     indptr, pairs, n_features = rows.indptr, 0.0, hessian.shape[0]
     for p in range(n):

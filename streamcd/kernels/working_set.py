@@ -14,12 +14,21 @@ With ``v_j = Σ_i x_ij pull_i`` the derivative of the loss by w_j is -v_j.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
 from .compile import inlined, kernel
 from .loss_table import LOG_LOSS
-from .losses import alpha_and_curvature, five_numbers, loss_change, model_curvature, unit_of
+from .losses import (
+    alpha_and_curvature,
+    five_numbers,
+    loss_change,
+    model_curvature,
+    parabola_above,
+    unit_of,
+)
+from .newton import BLOCK, Scratch, add_products
 from .penalties import elastic_gap_term, elastic_sensitivity, elastic_slope, elastic_step
 
 # The arrays of rows are read in random order: unsigned indices avoid numba's check for negative ones.
@@ -42,17 +51,20 @@ def _row(j, scores, costs):
 
 
 @kernel
-def model_rows(scores, costs, model):
+def model_rows(scores, costs, share, model):
     """Set `model` to the quadratic model of the loss at the scores, before any step.
 
-    A row whose loss is a line there has the curvature of a parabola above it.
+    A row whose loss is a line there has the curvature of a parabola above it. That of the logistic loss is its own plus a
+    share of what it lacks of such a parabola.
     """
     numbers = _numbers(scores, costs)
     unit = unit_of(costs.loss, numbers)
     for j in range(scores.score.size):
         sign, c, t = _row(j, scores, costs)
         alpha, curvature = alpha_and_curvature(costs.loss, t, numbers)
-        if costs.loss.kind != LOG_LOSS:
+        if costs.loss.kind == LOG_LOSS:
+            curvature += share * (parabola_above(t) - curvature) if share > 0.0 else 0.0
+        else:
             curvature = model_curvature(t, alpha, curvature, numbers, 1.0)
         model[2 * j] = sign * c * unit * alpha
         model[2 * j + 1] = c * unit * curvature
@@ -247,6 +259,77 @@ def descend(visits, order, columns, bias, curve, penalty, u, model):
             _step_rows(c, columns, bias, moved - u[p], model)
             u[p] = moved
     return slopes
+
+
+class Room(NamedTuple):
+    """Room for `BLOCK` rows of some columns."""
+
+    indptr: np.ndarray  # (BLOCK + 1,) int64
+    feature: np.ndarray  # (BLOCK * columns,) int64
+    value: np.ndarray  # (BLOCK * columns,) float64
+    cursor: np.ndarray  # (columns,) int64: of each column, its first entry that has not been read
+    scratch: Scratch
+
+
+def new_room(n_columns: int) -> Room:
+    """Return the room for a block of rows of columns, and the bias."""
+    entries, size = BLOCK * n_columns, n_columns + 1
+    scratch = Scratch(np.zeros(BLOCK, np.int64), np.zeros(BLOCK), np.zeros((BLOCK, size)))
+    ends, cursor = np.zeros(BLOCK + 1, np.int64), np.zeros(n_columns, np.int64)
+    return Room(ends, np.zeros(entries, np.int64), np.zeros(entries), cursor, scratch)
+
+
+@kernel
+def add_matrix(order, columns, bias, model, room, matrix):
+    """Add ``Σ_i h_i x_i x_iᵀ`` over all rows, each with the chosen columns and the bias, h being the curvatures in `model`.
+
+    Parameters
+    ----------
+    order : ndarray of int64, shape (k,)
+        Offsets of columns, without the bias.
+    matrix : ndarray of float64, shape (k + 1, k + 1)
+        `newton.fold` makes it whole.
+
+    Notes
+    -----
+    Cost: half the square of the entries of each row whose loss is curved, or of k for dense rows.
+    """
+    scratch, n_rows = room.scratch, model.size // 2
+    for p in range(order.size):
+        room.cursor[p] = columns.indptr[order[p]]
+    for first in range(0, n_rows, BLOCK):
+        stop, n = min(first + BLOCK, n_rows), 0
+        _take_rows(order, columns, first, stop, room)
+        for j in range(first, stop):
+            if model[2 * j + 1] > 0.0:
+                scratch.row[n], scratch.curvature[n] = j - first, model[2 * j + 1]
+                n += 1
+        add_products(n, room, bias, (0, matrix.shape[0]), matrix, scratch)
+
+
+@inlined
+def _take_rows(order, columns, first, stop, room):
+    """Gather the entries that columns have in rows ``first:stop``, row by row."""
+    indptr = room.indptr
+    indptr[:] = 0
+    for p in range(order.size):
+        k, end = room.cursor[p], columns.indptr[order[p] + 1]
+        while k < end and columns.row[k] < stop:
+            indptr[columns.row[k] - first + 1] += 1
+            k += 1
+    for i in range(BLOCK):
+        indptr[i + 1] += indptr[i]
+    for p in range(order.size):
+        k, end = room.cursor[p], columns.indptr[order[p] + 1]
+        while k < end and columns.row[k] < stop:
+            at = indptr[columns.row[k] - first]
+            room.feature[at], room.value[at] = p, np.float64(columns.value[k])
+            indptr[columns.row[k] - first] = at + 1
+            k += 1
+        room.cursor[p] = k
+    for i in range(BLOCK, 0, -1):
+        indptr[i] = indptr[i - 1]
+    indptr[0] = 0
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """Solution of a lane for columns in memory: working sets among them, solved by coordinate descent on quadratic models.
 
-A quadratic model of the loss is minimised, with the penalty, by sweeps over the set's columns, and the step to where that
-leads is shortened until the objective falls enough. Source: Yuan, Ho, Lin, JMLR 13 (2012), newGLMNET; sets as in Massias,
-Gramfort, Salmon, ICML 2018.
+A quadratic model of the loss is minimised, with the penalty, by sweeps over the set's columns, or over its matrix if they
+are few, and the step to where that leads is shortened until the objective falls enough. Source: Yuan, Ho, Lin, JMLR 13
+(2012), newGLMNET; sets as in Massias, Gramfort, Salmon, ICML 2018.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ from ..kernels import newton as newton_kernels
 from ..kernels import primal as primal_kernels
 from ..kernels import working_set as kernels
 from ..kernels.columns import ColumnCosts, Columns, Scores
+from ..kernels.loss_table import LOG_LOSS
 from ..kernels.primal import N_SUMS, PHI
 from ..kernels.primitives import shuffle
+from . import quadratic_model
+from .memory import NARROW
 
 _SOLVED = 0.1  # of the gap of all held columns, to which they are solved
 _SET_SOLVED = 0.3  # of the gap of all held columns, to which a set is solved
@@ -30,6 +33,8 @@ _MODEL_SOLVED = 0.1  # of the sum of slopes in a model's first sweep
 _MOST_SWEPT = 400  # times the held entries that a solution may read
 _SUFFICIENT = 0.01  # part of the decrease that the slope predicts
 _LEAST_LENGTH = 0.5**30  # of a step
+_SHORT = 0.2  # length of a step, after a shorter one the next model is closer to a parabola above the loss
+_FIRST_SHARE, _SHARE_GROWS = 0.01, 10.0  # of what the curvature lacks of that of the parabola
 
 
 @dataclass
@@ -56,6 +61,8 @@ class HeldSolution:
         n_rows = problem.scores.score.size
         self._model, self._moved = np.empty(2 * n_rows), np.empty(n_rows)
         self._features = problem.columns.feature[problem.offsets]
+        self._room: kernels.Room | None = None
+        self._share = 0.0  # of `kernels.model_rows`
         self._n_swept = 0  # entries
         self._n_sweeps = 0
 
@@ -95,7 +102,7 @@ class HeldSolution:
     def _gap_of_all(self) -> float:
         """Sum v of all held columns; returns the gap."""
         problem = self._problem
-        kernels.model_rows(problem.scores, problem.costs, self._model)
+        kernels.model_rows(problem.scores, problem.costs, 0.0, self._model)
         pull = np.ascontiguousarray(self._model[::2])
         kernels.sum_columns(problem.offsets, problem.columns, pull, problem.v, problem.norm, problem.count)
         self._n_swept += self._entries_of(problem.offsets)
@@ -134,18 +141,44 @@ class HeldSolution:
         w, v, curve = problem.w[features], np.empty(order.size), np.empty(order.size)
         entries = self._entries_of(order[:n]) + (order.size - n) * problem.scores.score.size
         for _ in range(_MOST_STEPS):
-            kernels.model_rows(problem.scores, problem.costs, self._model)
+            kernels.model_rows(problem.scores, problem.costs, self._share, self._model)
             kernels.model_columns(order, problem.columns, bias, self._model, v, curve)
             self._n_swept += entries
             gap = self._gap(w, v)
             if gap <= goal or self._n_swept > most:
                 return
-            u = self._minimise_model(order, curve, w, entries)
-            length = self._search(order, w, u, v)
-            if length == 0.0:
+            if n <= NARROW:
+                u = self._minimise_matrix(order, n, w, v)
+            else:
+                u = self._minimise_model(order, curve, w, entries)
+            length, share = self._search(order, w, u, v), self._share
+            self._trust(length)
+            if length == 0.0 and self._share == share:
                 return
             w = u if length == 1.0 else w + length * (u - w)
             problem.w[features] = w
+
+    def _trust(self, length: float) -> None:
+        """Choose the next model by the length of a step; a step to the minimum of one above the loss descends."""
+        if length < _SHORT and self._problem.costs.loss.kind == LOG_LOSS:
+            self._share = min(max(_SHARE_GROWS * self._share, _FIRST_SHARE), 1.0)
+        elif length == 1.0:
+            self._share = self._share / _SHARE_GROWS if self._share > _FIRST_SHARE else 0.0
+
+    def _minimise_matrix(self, order: np.ndarray, n: int, w: np.ndarray, v: np.ndarray) -> np.ndarray:
+        """Return the weights that minimise the model of n columns, and perhaps the bias."""
+        problem, (l1, l2, is_free) = self._problem, self._problem.penalty
+        if self._room is None or self._room.cursor.size != n:
+            self._room = kernels.new_room(n)
+        matrix, pull, u = np.zeros((n + 1, n + 1)), np.zeros(n + 1), np.zeros(n + 1)
+        pull[: order.size], u[: order.size] = v, w
+        kernels.add_matrix(order[:n], problem.columns, problem.costs.bias, self._model, self._room, matrix)
+        newton_kernels.fold(matrix)
+        diagonal = np.einsum("ii->i", matrix)
+        diagonal += quadratic_model.DAMPING * diagonal.max()
+        quadratic_model.minimise(matrix, pull, u, (l1, l2, n if is_free else n + 1))
+        self._n_swept += self._entries_of(order[:n]) + matrix.size
+        return u[: order.size]
 
     def _minimise_model(
         self, order: np.ndarray, curve: np.ndarray, w: np.ndarray, entries: int

@@ -90,6 +90,9 @@ def primal_memory(
     )
 
 
+NARROW = 512
+"""Largest number of columns of a working set that is solved for by its matrix."""
+
 _HELD_SHARE = 0.7
 """Share of a budget's rest for columns that are held; the others are of windows."""
 
@@ -104,9 +107,11 @@ def working_set_memory(problem: Problem, dataset: Dataset) -> SolverMemory:
     A row has its score, the one summed up anew and a dual variable of every lane, and three numbers in lanes that are
     solved for at a time; a feature has its weight twice, its sum and a mark in every lane, and two numbers of its own.
     """
+    from ..kernels.newton import BLOCK
     from .row_scores import constant_bytes  # with the kernels of columns
 
     together, size = min(problem.n_lanes, LANES_TOGETHER), problem.n_features + 1
+    narrow = min(NARROW + 1, size)
     of_rows = 24 * problem.n_lanes + 40 * together + 2 * constant_bytes(problem, dataset)
     signed = 3 * max(problem.n_folds, 1) * problem.full_table_bytes
     return SolverMemory(
@@ -117,6 +122,7 @@ def working_set_memory(problem: Problem, dataset: Dataset) -> SolverMemory:
             "rows": dataset.n_rows * (of_rows - 8 * problem.n_lanes),
             "sums of features": size * (16 * problem.n_lanes + 16),
             "vectors of a solution": 40 * size * together,
+            "matrices of a solution": 24 * (narrow + BLOCK) * narrow * together,
             "signed costs": signed,
             "compiling": COMPILING_BYTES,
         },

@@ -37,6 +37,7 @@ from ..kernels.primitives import (
 )
 from ..stream.memory_plan import Plan
 from ..stream.window import Window
+from . import quadratic_model
 from .dual import primal_rounding, proven_gap, rows_of
 from .memory import PARTS, newton_memory, newton_parts
 from .problem import Problem, smaller_side
@@ -61,9 +62,6 @@ _WORSE = 2  # iterates in a row that are worse than the best one on the other ro
 _SAMPLE_SOLVED = (
     1e-3  # relative decrease that the model of a sample expects, below which the sample is solved
 )
-_SWEEPS, _MOST_ROUNDS = 10, 200  # over a quadratic model, before a step on its support; of both
-_SOLVED = 1e-10  # largest change of the last sweep over that of the first
-_DAMPING = 1e-10  # of its largest curvature, added to all
 _ENOUGH = 0.5  # of the decrease at the best length, with which a step is accepted
 _LONG = 2.0  # best length of a step from which on the next is twice Newton's: logistic loss with a large C
 _CLOSE = 1e-2  # relative gap from which on reads no longer evaluate other lengths
@@ -255,45 +253,14 @@ class NewtonSolver(AllRows):
         self, hessian: np.ndarray, diagonal: np.ndarray, state: State, lane: int, step: np.ndarray
     ) -> float:
         """Minimise the quadratic model with soft thresholds."""
-        diagonal += _DAMPING * diagonal.max()
+        diagonal += quadratic_model.DAMPING * diagonal.max()
         w, v = state.w[:, lane].copy(), state.matrices["v"][lane].sum(axis=0)
         u, pull = w.copy(), v.copy()
-        self._minimise_model(hessian, pull, u, lane)
+        quadratic_model.minimise(hessian, pull, u, self._penalty(lane))
         step[:] = u - w
         both = self.problem.penalty(np.stack([w, u], axis=1), [lane, lane])
         # pull is v - Hs
         return float(both[0] - both[1] + 0.5 * np.einsum("i,i->", v + pull, step))
-
-    def _minimise_model(self, hessian: np.ndarray, pull: np.ndarray, u: np.ndarray, lane: int) -> None:
-        """Minimise the model by sweeps, which find the support, and Newton's steps on it, which solve for its weights."""
-        sweep = partial(newton_kernels.sweep_model, hessian, pull, u, *self._penalty(lane))
-        goal = _SOLVED * sweep(0.0, 1)[0]
-        for _ in range(_MOST_ROUNDS):
-            if sweep(goal, _SWEEPS)[1] <= goal:
-                return
-            self._step_on_support(hessian, pull, u, lane)
-
-    def _step_on_support(self, hessian: np.ndarray, pull: np.ndarray, u: np.ndarray, lane: int) -> None:
-        """Solve for the weights that are not 0, as far as the first of them that changes its sign."""
-        penalised = np.arange(self._size) < self._n_penalised
-        support = np.flatnonzero((u != 0.0) | (~penalised & (np.diagonal(hessian) > 0.0)))
-        if not support.size:
-            return
-        signs = np.sign(u[support]) * penalised[support]
-        step = pull[support] - self.problem.l1[lane] * signs - self._ridge[support] * u[support]
-        matrix = hessian[np.ix_(support, support)]
-        diagonal = np.einsum("ii->i", matrix)
-        diagonal += self._ridge[support]
-        panel = np.empty((newton_kernels.PANEL, support.size))
-        newton_kernels.solve_positive(matrix, step, 1e-14 * diagonal, panel)
-        turns = (signs != 0.0) & (signs * step < -np.abs(u[support]))
-        lengths = np.divide(-u[support], step, out=np.ones_like(step), where=turns)
-        shortest = int(np.argmin(lengths))
-        moved = u[support] + lengths[shortest] * step
-        if turns.any():
-            moved[shortest] = 0.0
-        pull -= np.einsum("ij,j->i", hessian[:, support], moved - u[support])
-        u[support] = moved
 
     def _penalty(self, lane: int) -> tuple[float, float, int]:
         """Return the penalty of a lane as kernels take it."""
