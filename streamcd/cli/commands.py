@@ -93,6 +93,7 @@ def convert(
       streamcd convert 'day_*.txt.gz' data --memory 2GB
       streamcd convert counts.txt data --normalize l2
       streamcd convert people.csv data --label income --drop id
+      streamcd convert articles.csv data --label topics --multilabel ';'
       streamcd convert test.txt test --like data
     """
     from ..conversion.convert import convert as convert_text

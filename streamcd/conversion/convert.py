@@ -134,8 +134,9 @@ def _reading(options: Options, plan: Plan) -> Reading:
         ignore_beyond=like is not None,
         encoding=like.encoding if like else None,
         class_names=like.class_names if like else (),
-        of_numbers=options.has_targets or (like is not None and not like.class_names),
+        of_numbers=options.has_targets or (like is not None and not (like.class_names or like.separator)),
         label_word="target" if options.has_targets else "label",
+        separator=options.separator,
         threaded=options.workers == 1,
     )
 
@@ -164,6 +165,10 @@ def _check(options: Options, paths: list[str]) -> None:
         if options.target and not options.training.has_targets:
             raise UsageError(
                 f"--target and --like {options.like}, which has classes, exclude each other; leave one of them out"
+            )
+        if options.multilabel and options.multilabel != options.training.separator:
+            raise UsageError(
+                f"--multilabel and --like {options.like} exclude each other: --like takes from there how labels are written"
             )
         for name in options.index_options:
             raise UsageError(f"{name} and --like exclude each other: --like takes base and width from there")

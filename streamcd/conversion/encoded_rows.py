@@ -29,6 +29,7 @@ from ..models.table_encoder import (
     sorted_rows,
 )
 from ..solvers.problem import LEAST_WEIGHT
+from .label_set_texts import label_set_texts
 from .numbering import LABELS, TaskDictionary
 from .rows import Counts, RowBatch, Rows, are_weights, count_decimals
 from .sources import Block, Reader, Reading, Source
@@ -165,6 +166,8 @@ class _Labels:
             if reading.needs_label:
                 raise DataError(f"{block.message(0)}: expected {word}s, found none; see --{word}")
             return np.full(block.n_rows, np.nan)
+        if reading.separator:
+            given = label_set_texts(given, reading.separator, lambda row: block.place(row, self._name))
         if len(given) != block.n_rows or getattr(given, "ndim", 1) != 1:
             raise DataError(
                 f"{block.message(0)}: expected a {word} for each of {block.n_rows:,} rows, found {_kind(given)}"
@@ -292,7 +295,8 @@ def open_matrix(
     return EncodedSource(
         reader=reader,
         made_from="sparse matrix" if sparse else "dense array",
-        names_labels=bool(reading.class_names) or (names_labels and not reading.of_numbers),
+        names_labels=bool(reading.class_names or reading.separator)
+        or (names_labels and not reading.of_numbers),
         class_names=reading.class_names,
         weighted=weighted,
         held_bytes=reader.held_bytes({}),

@@ -298,7 +298,11 @@ class LabelCounts:
         """Return the same counts, of labels that are codes, by the numbers of these codes."""
         if self.counts is None:
             return self
-        return LabelCounts({float(numbers[int(code)]): count for code, count in self.counts.items()})
+        found: dict[float, int] = {}
+        for code, count in self.counts.items():  # several codes may have one number
+            number = float(numbers[int(code)])
+            found[number] = found.get(number, 0) + count
+        return LabelCounts(found)
 
     def target_range(self) -> dict[str, Any]:
         """Return the manifest's ``targets``; there are no classes."""

@@ -172,7 +172,7 @@ def _open_libsvm(paths: list[str], head: bytes, reading: Reading, options: Table
             f"{display_name(paths[0])}: expected a table with the strings of the training data (columns {names}, …), found "
             "libsvm text"
         )
-    return LibsvmSource(reader=LibsvmReader(paths, reading, head=head))
+    return LibsvmSource(reader=LibsvmReader(paths, reading, head=head), names_labels=bool(reading.separator))
 
 
 def _open_table(

@@ -16,12 +16,14 @@ import numpy as np
 
 from ..core.errors import DataError
 from ..core.threads import AHEAD
+from ..dataset.arrow_columns import Strings
 from ..kernels.compile import kernel
 from ..kernels.primitives import load8
+from ..models.table_encoder import StringTable
 from ..solvers.problem import LEAST_WEIGHT
 from .byte_sources import ByteBlock, ByteRange, check_rows, expand_sources, read_blocks
 from .decimals import HARD, MALFORMED, OK, digits, number_at, trailing_zeros
-from .numbering import TaskDictionary
+from .numbering import LABELS, TaskDictionary
 from .rows import Counts, RowBatch, Rows, are_weights
 from .sources import MAX_INDEX, Counted, Reading, Source, TextReader
 
@@ -69,8 +71,51 @@ _COUNTED = [_ROWS, _ENTRIES, _ZEROS, _UNDERFLOWS, _IGNORED, _QIDS, _DECIMAL_LABE
 
 
 @kernel
+def _end_of_labels(text, position):
+    """Return where numbers joined by commas end: `position` itself before an entry; -1 if there is something else."""
+    first = position
+    while True:
+        number, end, kind = number_at(text, position)
+        if kind == MALFORMED or np.isinf(number):
+            return -1
+        c = text[end]
+        if c == 0x3A and position == first:
+            return first
+        if c == 0x20 or c == 0x0A or c == 0x09 or c == 0x0D or c == 0x23:
+            return end
+        if c != 0x2C:
+            return -1
+        position = end + 1
+
+
+@kernel
+def _take_labels(text, start, offsets, data):
+    """Copy the labels that begin at `start` (rows,), none at -1, one after the other to `data`; `offsets` gets the ends."""
+    size = 0
+    for row in range(len(start)):
+        position = np.int64(start[row])
+        while position >= 0 and text[position] > 0x20 and text[position] != 0x23:
+            data[size] = text[position]
+            position += 1
+            size += 1
+        offsets[row + 1] = size
+
+
+@kernel
 def _parse(
-    text, stop, state, label, indptr, index, value, least_index, end_index, ignore, needs_label, known
+    text,
+    stop,
+    state,
+    label,
+    indptr,
+    index,
+    value,
+    least_index,
+    end_index,
+    ignore,
+    needs_label,
+    of_sets,
+    known,
 ):
     """Parse the lines of ``text[state[_POSITION]:stop]``; return why it stopped.
 
@@ -89,6 +134,8 @@ def _parse(
         ``ignore``.
     needs_label : bool
         Else a row may begin with an entry, and its label is NaN.
+    of_sets : bool
+        A row has any number of labels, joined by commas; `label` gets the position of their text, -1 where there is none.
 
     Returns
     -------
@@ -118,7 +165,14 @@ def _parse(
                 status = _FULL
                 break
             token = position
-            if state[_KNOWN] == position:
+            if of_sets:
+                end = _end_of_labels(text, position)
+                if end < 0:
+                    status = _BAD_LABEL
+                    break
+                number = np.float64(position if end > position else -1)
+                position = end
+            elif state[_KNOWN] == position:
                 number = known
                 while text[position] > 0x20 and text[position] != 0x23:
                     position += 1
@@ -138,7 +192,7 @@ def _parse(
                 status = _LABEL_RANGE
                 break
             label[row] = number + 0.0  # -0 is 0
-            if number != np.floor(number) or abs(number) >= 9007199254740992.0:
+            if not of_sets and (number != np.floor(number) or abs(number) >= 9007199254740992.0):
                 state[_DECIMAL_LABELS] += 1
             last = -1
         while True:
@@ -292,13 +346,17 @@ class LibsvmSource(Source):
     def parse(
         self, pieces: Sequence[ByteRange], first_row: int, first_line: int, dictionary: TaskDictionary | None
     ) -> Iterator[RowBatch]:
-        return iterate_batches(pieces, self.reader.reading, first_row, first_line)
+        strings = None if dictionary is None else dictionary.strings
+        return iterate_batches(pieces, self.reader.reading, first_row, first_line, strings)
 
 
 class _Parser:
     """Parser of consecutive blocks of text; holds sets of buffers for rows, used in turn, and the counts so far."""
 
-    def __init__(self, options: Reading, first_row: int, first_line: int) -> None:
+    def __init__(
+        self, options: Reading, first_row: int, first_line: int, label_sets: StringTable | None
+    ) -> None:
+        self._label_sets = label_sets  # which number them, where rows have sets of labels
         self._options, self._first_row, self._line = options, first_row, first_line
         self._value_dtype = np.dtype(options.value_dtype)
         self._least_index, self._end_index = options.index_base or 0, options.width_end
@@ -336,6 +394,8 @@ class _Parser:
                 self._refuse(status, block, state)
             n_rows, n_entries = int(state[_ROWS]), int(state[_ENTRIES])
             self._count(state, block.name)
+            if self._options.separator:
+                self._number_label_sets(text, self._rooms[0][0][:n_rows])
             if n_rows:
                 yield RowBatch(self._rows(n_rows, n_entries), block.bytes_read, self._counts)
                 self._rooms.append(self._rooms.pop(0))  # a text without rows takes none
@@ -345,9 +405,20 @@ class _Parser:
         entries = index[:n_entries], value[:n_entries]
         return Rows(np.arange(end - n_rows, end), label[:n_rows], None, indptr[: n_rows + 1], *entries)
 
+    def _number_label_sets(self, text: np.ndarray, label: np.ndarray) -> None:
+        """Replace the positions of label sets by their numbers, in place; by NaN where nobody asks for them."""
+        if self._label_sets is None:
+            label[:] = np.nan
+            return
+        data, offsets = np.empty(text.size, np.uint8), np.zeros(label.size + 1, np.int64)
+        _take_labels(text, label, offsets, data)
+        every = np.ones(label.size, np.bool_)
+        label[:] = self._label_sets.number(LABELS, Strings(data, offsets), every, True, "label")
+
     def _parse(self, block: ByteBlock, text: np.ndarray, state: np.ndarray) -> int:
         options = self._options
-        allowed = (self._least_index, self._end_index, options.ignore_beyond, options.needs_label)
+        indices = (self._least_index, self._end_index, options.ignore_beyond)
+        allowed = (*indices, options.needs_label, bool(options.separator))
         known = 0.0
         while True:
             status = _parse(text, block.stop, state, *self._rooms[0], *allowed, known)
@@ -384,7 +455,10 @@ class _Parser:
             return f"expected a number that is finite in {dtype}, {found}; {advice}"
         base = self._least_index
         complaints = {
-            _BAD_LABEL: f"expected a number as label, {found}; correct the line",
+            _BAD_LABEL: f"expected numbers joined by commas as labels, {found}; correct the line"
+            if self._options.separator
+            else f"expected a number as label, {found}; "
+            + ("--multilabel takes several" if "," in token else "correct the line"),
             _BAD_TOKEN: f"expected index:value, {found}; correct the line",
             _BAD_VALUE: f"expected a number after the index, {found}; correct the line",
             _BELOW: f"expected indices from {base} on, {found}; "
@@ -407,7 +481,11 @@ def _token(block: ByteBlock, start: int) -> str:
 
 
 def iterate_batches(
-    ranges: Sequence[ByteRange], options: Reading, first_row: int = 0, first_line: int = 0
+    ranges: Sequence[ByteRange],
+    options: Reading,
+    first_row: int = 0,
+    first_line: int = 0,
+    label_sets: StringTable | None = None,
 ) -> Iterator[RowBatch]:
     """Parse libsvm text.
 
@@ -422,6 +500,8 @@ def iterate_batches(
     options : Reading
     first_row, first_line : int
         Rows of the input, and lines of the first file, before the ranges.
+    label_sets : StringTable, optional
+        Numbers the sets of labels, where rows have these (``options.separator``).
 
     Yields
     ------
@@ -434,7 +514,7 @@ def iterate_batches(
         Naming file and line: a malformed token, ``nan`` or infinity, a value out of the dtype's range, an index below
         the base, beyond the width, out of order or repeated in its row; a damaged compressed file.
     """
-    parser = _Parser(options, first_row, first_line)
+    parser = _Parser(options, first_row, first_line, label_sets)
     with closing(read_blocks(ranges, *options.of_text)) as blocks:
         for block in blocks:
             yield from parser.batches(block)
@@ -481,6 +561,7 @@ def write_rows(
     feature: np.ndarray,
     value: np.ndarray,
     index_base: int = 1,
+    label_sets: Sequence[str] | None = None,
 ) -> None:
     """Write rows as libsvm text.
 
@@ -495,6 +576,8 @@ def write_rows(
         Written with the fewest digits that parse to the same number in this dtype.
     index_base : {1, 0}
         Added to `feature`.
+    label_sets : sequence of str, optional
+        Labels of a row, joined by commas, by the number in `label`.
     """
     # pyarrow makes 8 million entries a second, Python's own formatting less than a million and a half
     import pyarrow as pa
@@ -505,6 +588,8 @@ def write_rows(
     offsets = pa.array(np.asarray(indptr, dtype=np.int64))
     joined = pc.binary_join(pa.LargeListArray.from_arrays(offsets, entries), " ")
     labels = pc.cast(pa.array(np.asarray(label, dtype=np.float64)), pa.string())
+    if label_sets is not None:
+        labels = pa.array(label_sets, pa.string()).take(pa.array(np.asarray(label, dtype=np.int64)))
     lines = pc.binary_join_element_wise(labels, joined, " ")
     if len(lines):
         stream.write("\n".join(lines.to_pylist()).encode("ascii"))

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..core.errors import UsageError
+from ..core.label_sets import set_text
 from ..core.memory_budget import format_size
 from ..dataset.arrow_columns import Strings, arrow_array, arrow_strings, sorted_distinct_strings, strings_of
 from ..dataset.schema import MAX_CLASSES
@@ -82,14 +83,17 @@ def merge_dictionaries(
     memory_bytes: int,
     budget: int,
     workers: int,
+    separator: str = "",
 ) -> Merged:
     """Sort the strings of all tasks; write the categories, and each task's map of codes, beside them.
+
+    Names of classes are sets of labels where there is a `separator`.
 
     `memory_bytes` is half of what each of `workers` has to spare of `budget`.
     """
     tasks = _saved_strings(directory)
     places = [np.empty(strings.size, np.int64) for strings, _ in tasks]  # among those of their column
-    names = _merge_labels(tasks, places, known)
+    names = _merge_labels(tasks, places, known, separator)
     counts, static, n_missing = [], np.empty(0, np.int64), np.zeros(0, np.int64)
     if encoding is not None:
         _check_merge(tasks, memory_bytes, budget, workers)
@@ -162,11 +166,19 @@ def _static_features(encoding: Encoding) -> np.ndarray:
 
 
 def _merge_labels(
-    tasks: list[tuple[Strings, np.ndarray]], places: list[np.ndarray], known: Sequence[str]
+    tasks: list[tuple[Strings, np.ndarray]], places: list[np.ndarray], known: Sequence[str], separator: str
 ) -> list[str]:
     """Return the names of the classes: those known, then the others by their bytes."""
     rows = [np.flatnonzero(columns == LABELS) for _, columns in tasks]
     found = [[strings.text(k) for k in mine.tolist()] for (strings, _), mine in zip(tasks, rows, strict=True)]
+    if separator:
+        found = [[set_text(text, separator) for text in texts] for texts in found]
+        n_sets = len({name for names in found for name in names})
+        if n_sets > MAX_CLASSES:
+            raise UsageError(
+                f"--multilabel: expected at most {MAX_CLASSES:,} different sets of labels, found {n_sets:,}; leave rare "
+                "labels out, or train on each label of its own"
+            )
     if sum(map(len, found)) > MAX_CLASSES * max(len(tasks), 1):
         raise UsageError(f"the labels take more than {MAX_CLASSES:,} names; is it the right column?")
     new = sorted({name for names in found for name in names} - set(known), key=str.encode)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..core.errors import UsageError
+from ..core.label_sets import SEPARATOR
 from ..core.memory_budget import parse_size
 from ..core.options import Checked, Place, Section, SharedWork, Size, declared, option, replaces
 
@@ -30,6 +31,15 @@ class TableOptions(Checked):
         kind="str or bool",
         metavar="[COL]",
         bare="",
+    )
+    multilabel: Any = option(
+        None,
+        "Rows have any number of labels, each a problem: text such as 1,3, joined by SEP (a comma), or lists. Alone, "
+        "as the last option. In Python True or SEP; y of (X, y) may have a column of 0 and 1 for each label.",
+        kind="str or bool",
+        section=Section.BESIDE,
+        metavar="[SEP]",
+        bare=SEPARATOR,
     )
     weight_column: Any = option(
         None, "Column of row weights.", kind="str", metavar="COL", section=Section.BESIDE
@@ -129,10 +139,15 @@ class TableOptions(Checked):
             raise UsageError(
                 f"--label {self.label} and --target {target} exclude each other: name one of them"
             )
+        if self.target not in (None, False) and _separator(self.multilabel):
+            raise UsageError(
+                "--target and --multilabel exclude each other: rows have numbers, or sets of labels"
+            )
         self._set(
             # names of columns may be numbers in a frame of pandas', which are text in Arrow's
             label=target or ("" if self.label is None else str(self.label)),
             target=self.target not in (None, False),
+            multilabel=_separator(self.multilabel),
             weight_column="" if self.weight_column is None else str(self.weight_column),
             features=_names(self.features),
             drop=_names(self.drop),
@@ -146,7 +161,8 @@ class TableOptions(Checked):
     @property
     def given(self) -> list[str]:
         """Names on the command line of the options for tables that differ from their defaults."""
-        usual = replace(TableOptions(), target=self.target)  # which is for other sources, too
+        # these are for other sources, too
+        usual = replace(TableOptions(), target=self.target, multilabel=self.multilabel)
         of_tables = declared(TableOptions)
         given = [name for name in of_tables if getattr(self, name) != getattr(usual, name)]
         return [self.label_flag if name == "label" else of_tables[name].flags[0] for name in given]
@@ -155,6 +171,18 @@ class TableOptions(Checked):
     def label_flag(self) -> str:
         """The option that names the column `label`."""
         return "--target" if self.target else "--label"
+
+
+def _separator(multilabel: Any) -> str:
+    """Return what separates the labels of a row; empty where it has one."""
+    if multilabel in (None, False, ""):
+        return ""
+    separator = SEPARATOR if multilabel is True else str(multilabel)
+    if len(separator) != 1 or separator.isalnum() or separator in '\r\n"+-._':
+        raise UsageError(
+            f"--multilabel: expected the character between labels, such as , or ;, found {separator!r}; alone it is a comma"
+        )
+    return separator
 
 
 def _names(columns: Any) -> tuple[str, ...]:

@@ -197,7 +197,8 @@ class Conversion:
         budget = (self.plan.merge_bytes, self.options.memory_bytes, self.options.workers)
         merged: Merged
         (merged,) = self.pool.run(
-            merge_dictionaries, [(directory, source.encoding, source.class_names, *budget)]
+            merge_dictionaries,
+            [(directory, source.encoding, source.class_names, *budget, self.options.separator)],
         )
         if source.grows and source.encoding is not None:
             self.encoding = read_merged(directory, source.encoding, merged)
@@ -266,6 +267,7 @@ class Conversion:
             "compact": options.compact,
             **(parsed.labels.target_range() if options.has_targets else classes),
             **({"class_names": class_names} if self.source.names_labels else {}),
+            **({"multilabel": options.separator} if options.separator else {}),
             "seed": options.seed,
             "shuffle": options.shuffle,
             "chunk_bytes": options.chunk_bytes,

@@ -40,6 +40,7 @@ class Like:
     encoding: Encoding | None
     class_names: tuple[str, ...]
     has_targets: bool
+    separator: str  # of a row's labels; empty where it has one
 
     @property
     def scales_bytes(self) -> int:
@@ -63,9 +64,11 @@ def load_like(path: Location) -> Like:
 
         found = load_model(local_path(str(path), "a model"))
         scaling, encoding = found.scaling, found.encoding
-    names = tuple(found.class_names or ())
-    taken = (found.index_base, found.n_features, found.classes, found.label_kind)
-    return Like(*taken, scaling, encoding, names, found.has_targets)
+    # sets of labels are numbered anew: another one may occur
+    names = () if found.multilabel else tuple(found.class_names or ())
+    classes = None if found.multilabel else found.classes
+    taken = (found.index_base, found.n_features, classes, found.label_kind)
+    return Like(*taken, scaling, encoding, names, found.has_targets, found.multilabel)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +78,11 @@ class Options(ConvertOptions):
     place: Location  # of the dataset
     in_memory: bool  # the source is
     training: Like | None  # what `like` names
+
+    @property
+    def separator(self) -> str:
+        """What separates the labels of a row; empty where it has one."""
+        return str(self.training.separator if self.training else self.multilabel)
 
     @property
     def memory_bytes(self) -> int:

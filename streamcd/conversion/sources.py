@@ -48,6 +48,7 @@ class Reading:
     class_names: tuple[str, ...] = ()
     of_numbers: bool = False  # labels must be numbers, as in the data to match, or as targets
     label_word: str = "label"  # or target, in messages
+    separator: str = ""  # of a row's labels; empty where it has one
     # Arrow's threads decode columns of tables: where no other process wants the processors
     threaded: bool = False
 

@@ -237,7 +237,9 @@ def _wanted_types(
     for name in (encoding.label, encoding.weight):
         if name and name in types:
             wanted[name] = types[name]
-    if encoding.label in wanted and (reading.class_names or reading.of_numbers):
+    if encoding.label in wanted and reading.separator:
+        wanted[encoding.label] = "list" if types[encoding.label] == "list" else "string"
+    elif encoding.label in wanted and (reading.class_names or reading.of_numbers):
         wanted[encoding.label] = "string" if reading.class_names else "number"
     return wanted
 
@@ -281,7 +283,8 @@ def open_tables(
         made_from="table",
         encoding=encoding,
         grows=known is None,
-        names_labels=bool(reading.class_names) or table_types.get(encoding.label) in ("string", "boolean"),
+        names_labels=bool(reading.class_names or reading.separator)
+        or table_types.get(encoding.label) in ("string", "boolean"),
         class_names=reading.class_names,
         weighted=bool(encoding.weight),
         of_indices=encoding.sparse is not None and len(encoding.columns) == 1,

@@ -127,6 +127,9 @@ class DatasetManifest(Structure):
     row_norms: RowNorms | None = None
     compact: bool = False
     class_names: list[str] | None = None
+    multilabel: str = (
+        ""  # what separates the labels of a class's name, a set of them; empty where rows have one
+    )
     targets: TargetRange | None = None  # where rows have numbers to predict in place of classes
     encoding: dict[str, Any] | None = None
     categories: FileRecord | None = None

@@ -70,7 +70,7 @@ def labels(dataset: Dataset, memory: int | str | None) -> np.ndarray:
 
 def _label_bytes(dataset: Dataset) -> int:
     """Bytes of a row while labels are read: its source, its label as stored, both in both orders, and as it is given."""
-    listed = dataset.info()["classes"]
+    listed = dataset.class_names or dataset.info()["classes"]
     return 40 + (8 if listed is None else np.array(listed).itemsize)
 
 
@@ -170,9 +170,9 @@ def _gather(dataset: Dataset, chunks: range) -> dict[str, np.ndarray]:
 
 def source_labels(dataset: Dataset, label: np.ndarray) -> np.ndarray:
     """Convert labels to those of the source: names, integers or decimal numbers."""
-    classes = dataset.info()["classes"]
     if dataset.classes is None:
         return label
+    classes = dataset.class_names or dataset.info()["classes"]
     return np.array(classes)[np.searchsorted(dataset.classes, label)]
 
 

@@ -103,6 +103,11 @@ def class_log_probabilities(
     return np.asarray(log_p - np.logaddexp.reduce(log_p, axis=1, keepdims=True))
 
 
+def label_log_probabilities(decisions: np.ndarray, sigmoids: np.ndarray | None) -> np.ndarray:
+    """Return the logarithms of the labels' probabilities, each by its own decision; a row may have any number of labels."""
+    return sigmoid_logarithms(_LOGISTIC if sigmoids is None else sigmoids, decisions)[0]
+
+
 def _count(blocks: Blocks, n_vectors: int) -> np.ndarray:
     counts = np.zeros((2, n_vectors))
     for _, truth in blocks():

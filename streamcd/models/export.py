@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TextIO
 import numpy as np
 
 from ..core.atomic_files import begins_with, check_output, replacing
-from ..core.errors import UsageError
+from ..core.errors import ModelError, UsageError
 from ..core.progress import Listener, ends_progress
 from ..core.storage import local_path
 from ..kernels.loss_table import CLASSES, form_of
@@ -76,6 +76,10 @@ def export(
     """
     place = local_path(path, "a model")
     form = format or _of_ending(place)
+    if model.multilabel and form in ("liblinear", "onnx"):
+        raise ModelError(
+            f"{form} has one label a row, the model predicts any number of them; csv, parquet and json hold its weights"
+        )
     if form == "liblinear":
         export_liblinear(model, place, listener, force=force)
         return form
@@ -169,6 +173,7 @@ def _described(model: Model) -> dict[str, Any]:
         "index_base": model.index_base,
         "classes": None if model.has_targets else model.label_numbers(),
         "code": model.code.tolist(),
+        "multilabel": bool(model.multilabel),
         "tie_order": model.tie_order.tolist(),
         "bias": model.bias,
         "intercept": model.intercept.tolist(),

@@ -53,6 +53,7 @@ class ModelFile(Structure, kw_only=True):
     sigmoids: list[list[float]] | None = None
     scaling: ModelScaling | None = None
     class_names: list[str] | None = None
+    multilabel: str = ""
     encoding: EncodingRecord | None = None
     categories_checksum: str = ""
     weights_checksum: str

@@ -38,6 +38,11 @@ def _check(model: Any) -> None:
         raise ModelError(
             "to_sklearn: scikit-learn has no twin models, which predict the nearest plane's class"
         )
+    if model.multilabel:
+        raise ModelError(
+            "to_sklearn: the model predicts any number of labels; expected one of a label a row, found a multilabel one; "
+            "Model.predict gives the matrix of 0 and 1 that scikit-learn's metrics take"
+        )
     if model.sigmoids is not None and not (model.is_binary and (model.sigmoids[0] < 0).all()):
         raise ModelError(
             "to_sklearn: the model predicts the class of the largest decision, scikit-learn's calibrated classifiers that "

@@ -38,10 +38,12 @@ class ScoreCurves:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self.classes = [1] if model.n_classes == 2 else list(range(model.n_classes))
+        self.is_binary = model.n_classes == 2 and not model.multilabel
+        self.classes = [1] if self.is_binary else list(range(model.n_classes))
         self.counts = np.zeros((len(self.classes), 2, N_BINS))
         zeros = np.zeros(CALIBRATION_BINS)
-        self.calibration = Calibration(zeros, zeros.copy(), zeros.copy()) if model.has_probabilities else None
+        calibrated = model.has_probabilities and not model.multilabel
+        self.calibration = Calibration(zeros, zeros.copy(), zeros.copy()) if calibrated else None
 
     @staticmethod
     def table_bytes(model: Model) -> int:
@@ -50,19 +52,22 @@ class ScoreCurves:
 
     def add(self, rows: ScoredRows) -> None:
         model = self.model
+        if rows.has_labels is not None:
+            self._add_scores(rows.decisions, rows.has_labels, rows.weight)
+            return
         place, known = class_indices(model.classes, rows.label)
         place, decisions, weight = place[known], rows.decisions[known], rows.weight[known]
         scores = (
-            positive_scores(model.choice, decisions)[:, None]
-            if model.n_classes == 2
-            else model.scores(decisions)
+            positive_scores(model.choice, decisions)[:, None] if self.is_binary else model.scores(decisions)
         )
-        for number, which in enumerate(self.classes):
-            truth = (place == which).astype(np.int64)
-            cell = truth * N_BINS + _bins(scores[:, number])
-            self.counts[number] += np.bincount(cell, weight, 2 * N_BINS).reshape(2, N_BINS)
+        self._add_scores(scores, place[:, None] == np.array(self.classes), weight)
         if self.calibration is not None:
             self._add_probabilities(np.exp(model.log_probabilities(decisions)), place, weight)
+
+    def _add_scores(self, scores: np.ndarray, truth: np.ndarray, weight: np.ndarray) -> None:
+        for number in range(len(self.classes)):
+            cell = truth[:, number] * N_BINS + _bins(scores[:, number])
+            self.counts[number] += np.bincount(cell, weight, 2 * N_BINS).reshape(2, N_BINS)
 
     def _add_probabilities(self, probabilities: np.ndarray, place: np.ndarray, weight: np.ndarray) -> None:
         which = np.ones(place.size, dtype=np.int64)

@@ -19,6 +19,7 @@ from ..models.model import Model
 from ..models.stored import load_model
 from ..solvers.problem import losses_of, row_losses
 from .curves import MAX_CLASSES, Residuals, ScoreCurves
+from .label_sets import LabelSetEvaluation
 from .options import EvaluateOptions
 from .outputs import positive_scores
 from .reading_plan import Data, Means, cached
@@ -229,8 +230,11 @@ def evaluate(
         label's probability, of several the sum over the classes); ``labels``, ``confusion`` (rows true, columns predicted)
         and ``per_class``: for each label ``n_rows``, ``precision``, ``recall``, ``f1``. Where rows weigh other than 1, all
         these are weighted but for the two ``n_rows``, and ``weighted`` is True and ``sum_of_weights`` the rows' weight.
-        Of a model that predicts numbers ``n_rows``, ``mae`` and ``mse`` (mean absolute and squared error), ``r2`` (None
-        where all targets are the same), ``loss`` (the mean of its own) and ``primal_objective``.
+        Of a multilabel model ``n_rows``, ``f1_micro``, ``f1_macro``, ``subset_accuracy`` (of rows all of whose labels are
+        right), ``hamming_loss``, ``primal_objective``, ``labels`` and ``per_class``; labels that it does not know count as
+        not found in ``f1_micro`` and ``subset_accuracy``. Of a model that predicts numbers ``n_rows``, ``mae`` and ``mse``
+        (mean absolute and squared error), ``r2`` (None where all targets are the same), ``loss`` (the mean of its own) and
+        ``primal_objective``.
 
     Raises
     ------
@@ -251,6 +255,12 @@ def evaluate(
     return evaluate_model(data, model, asked, curves=False)[0]
 
 
+def _evaluation(model: Model, memory: int) -> _Evaluation | _Errors | LabelSetEvaluation:
+    if model.multilabel:
+        return LabelSetEvaluation(model)
+    return _Errors(model) if model.has_targets else _Evaluation(model, RocArea(memory))
+
+
 def evaluate_model(
     data: Data, model: Model, asked: EvaluateOptions, *, curves: bool = True
 ) -> tuple[dict[str, Any], ScoreCurves | Residuals | None]:
@@ -266,7 +276,7 @@ def evaluate_model(
         score_curves, budget = ScoreCurves(model), budget - ScoreCurves.table_bytes(model)
     means = replace(Means.of(asked), budget=budget)
     scoring = Scoring(data, model, means, compared=True)
-    evaluation = _Errors(model) if model.has_targets else _Evaluation(model, RocArea(scoring.plan.left))
+    evaluation = _evaluation(model, scoring.plan.left)
     for rows in scoring.blocks("evaluate"):
         if asked.unweighted:
             rows = replace(rows, weight=np.ones(rows.weight.size))

@@ -12,6 +12,7 @@ import numpy as np
 from ..core.atomic_files import begins_with
 from ..core.errors import UsageError
 from ..dataset.parquet import has_column
+from ..dataset.schema import LISTS_OF_STRINGS
 from ..models.model import Model
 from ..models.scoring import ClassChoice
 
@@ -58,6 +59,10 @@ class PredictionColumns:
     identity: str = ""  # column that identifies rows; empty without one
 
     @property
+    def _has_one_decision(self) -> bool:
+        return self.model.n_classes <= 2 and not self.model.multilabel
+
+    @property
     def names(self) -> list[str]:
         """Names of the columns, that of the rows' identity first."""
         return [*([self.identity] if self.identity else []), *self.types()]
@@ -69,12 +74,12 @@ class PredictionColumns:
             return {"source": np.int64, "prediction": np.float64}
         names = []
         if self.decision:
-            names += ["decision"] if model.n_classes <= 2 else [f"decision_{label}" for label in labels]
+            names += ["decision"] if self._has_one_decision else [f"decision_{label}" for label in labels]
         if self.proba:
             names += [f"probability_{label}" for label in labels]
         label_type: Any = np.int64 if model.label_kind == "integer" else np.float64
         if model.class_names is not None:
-            label_type = str
+            label_type = LISTS_OF_STRINGS if model.multilabel else str
         return {"source": np.int64, "prediction": label_type} | dict.fromkeys(names, np.float64)
 
     def values(self, start: int, decisions: np.ndarray) -> dict[str, Any]:
@@ -83,7 +88,7 @@ class PredictionColumns:
         rows = np.arange(start, start + decisions.shape[0])
         columns: list[Any] = [rows, _predicted_labels(model, decisions, types["prediction"])]
         if self.decision and not model.has_targets:
-            binary = model.n_classes <= 2
+            binary = self._has_one_decision
             scores = (
                 positive_scores(model.choice, decisions)[:, np.newaxis] if binary else model.scores(decisions)
             )
@@ -112,6 +117,9 @@ class LinesOfPredictions:
         values = self._columns.values(start, decisions)
         if model.has_targets:
             cells = [[repr(number) for number in values["prediction"].tolist()]]
+        elif model.multilabel:
+            sets = model.set_texts(decisions)
+            cells = [[*map(_csv_cell, sets)] if self._is_csv else sets]
         else:
             texts = [_csv_cell(text) if self._is_csv else text for text in model.label_texts()]
             cells = [[texts[place] for place in model.places(decisions).tolist()]]
@@ -125,6 +133,8 @@ class LinesOfPredictions:
 
 
 def _predicted_labels(model: Model, decisions: np.ndarray, label_type: Any) -> Any:
+    if model.multilabel:
+        return model.label_lists(decisions)
     if model.class_names is not None:
         texts = model.label_texts()
         return [texts[place] for place in model.places(decisions).tolist()]

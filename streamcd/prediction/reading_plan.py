@@ -119,8 +119,9 @@ class RowsToScore:
             needs_label=False,
             reads_weights=self.compared,
             encoding=self._encoding(),
-            class_names=tuple(model.class_names or ()),
+            class_names=() if model.multilabel else tuple(model.class_names or ()),
             of_numbers=model.class_names is None and not ignored,
+            separator=model.multilabel,
         )
         source = open_source(self.paths, self._roots, "auto", reading, TableOptions())
         if ignored and self.compared and source.names_labels:
@@ -145,6 +146,7 @@ class ReadingPlan:
         self.left = require(budget, needs, "give a larger --memory, or leave --proba out")
         self.workers = _usable_workers(rows.data, means)
         self.worker_bytes = self._bytes_of_a_worker(budget, needs) if self.workers > 1 else 0
+        self.label_set_bytes = self._take() if model.multilabel and rows.compared else 0
         self.text_block, self.decoder_bytes, self.batch_bytes = 1 << 16, needs.get("decompression", 0), 0
         if self.decoder_bytes:
             self.decoder_bytes += self._take()
@@ -283,6 +285,12 @@ def _check_labels(dataset: Dataset, model: Model, *, compared: bool) -> None:
         raise ModelError(
             f"{dataset.path}: expected rows with {wanted} for a model of {model.loss}, found {found}; convert "
             f"{'with' if model.has_targets else 'without'} --target, or --like the model"
+        )
+    if compared and bool(model.multilabel) != bool(dataset.multilabel) and form_of(model.loss) != INLIERS:
+        kinds = "one label each", "any number of labels"
+        wanted, found = kinds[bool(model.multilabel)], kinds[bool(dataset.multilabel)]
+        raise ModelError(
+            f"{dataset.path}: expected rows with {wanted}, as in training, found {found}; convert it with --like the model"
         )
     if compared and form_of(model.loss) == INLIERS and dataset.class_names is not None:
         found = f"names ({', '.join(map(escaped, dataset.class_names[:5]))})"

@@ -66,6 +66,11 @@ def dataset_tables(path: str, info: Facts) -> list[Table]:
         pairs = zip(info["classes"], info["class_counts"], strict=True)
         classes = listed([f"{label} ({count:,})" for label, count in pairs])
     labels = ("classes", classes)
+    if "n_label_sets" in info:
+        labels = (
+            "labels",
+            f"{classes}; a row has any number of them, in {info['n_label_sets']:,} different sets",
+        )
     if info["targets"] is not None:
         labels = ("targets", f"{info['targets']['min']:.6g} to {info['targets']['max']:.6g}")
     numbered = f"indices from {info['index_base']} on"
@@ -261,6 +266,9 @@ CRITERIA = {
     "auc": Criterion("area under the ROC curve", 1, ".4f"),
     "balanced_accuracy": Criterion("balanced accuracy", 1, ".4f"),
     "f1": Criterion("F1", 1, ".4f"),
+    "f1_micro": Criterion("micro F1", 1, ".4f"),
+    "f1_macro": Criterion("macro F1", 1, ".4f"),
+    "subset_accuracy": Criterion("subset accuracy", 1, ".4f"),
     "log_loss": Criterion("log loss", -1, ".4g"),
     "mae": Criterion("mean absolute error", -1, ".4g"),
     "mse": Criterion("mean squared error", -1, ".4g"),
@@ -485,6 +493,9 @@ def class_weights_tables(name: str, found: Facts) -> list[Table]:
 # Evaluations
 
 _QUALITY = {
+    "f1_micro": "micro F1",
+    "f1_macro": "macro F1",
+    "hamming_loss": "Hamming loss",
     "mae": "mean absolute error",
     "mse": "mean squared error",
     "r2": "R²",
@@ -505,6 +516,8 @@ def evaluation_tables(title: str, result: Facts) -> list[Table]:
         rows += [("weights", f"{total} in sum, by which rows count below; --unweighted counts them alike")]
     if "accuracy" in result:
         rows += [("accuracy", f"{100 * result['accuracy']:.4f} %")]
+    if "subset_accuracy" in result:
+        rows += [("all labels right", f"{100 * result['subset_accuracy']:.4f} % of the rows")]
     for key, name in _QUALITY.items():
         if result.get(key) is not None:
             error = f" ± {result[f'{key}_error']:.1g}" if f"{key}_error" in result else ""
@@ -512,7 +525,7 @@ def evaluation_tables(title: str, result: Facts) -> list[Table]:
     tables, n_labels = [Table(title, rows)], len(result.get("labels", []))
     if 1 < n_labels <= _MOST_CLASSES_SHOWN:
         tables.append(_class_table(result["per_class"]))
-    if 1 < n_labels <= _MOST_CLASSES_CROSSED:
+    if 1 < n_labels <= _MOST_CLASSES_CROSSED and "confusion" in result:
         tables.append(_confusion_table(result["labels"], result["confusion"]))
     return tables
 

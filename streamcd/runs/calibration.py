@@ -89,7 +89,8 @@ def _fit(path: Path, folds: ResolvedRun, session: Session) -> dict[Setting, np.n
         session.listener.message(
             f"calibration: fitting one sigmoid per vector, {n_vectors * len(files):,} in all"
         )
-        return {of: fit_sigmoids(partial(_blocks, file, n_vectors), n_vectors) for of, file in files.items()}
+        sides = folds.problem.code > 0
+        return {of: fit_sigmoids(partial(_blocks, file, sides), n_vectors) for of, file in files.items()}
     finally:
         for file in files.values():
             file.unlink(missing_ok=True)
@@ -100,10 +101,11 @@ def _records(rows: HeldOut) -> tuple[Setting, np.ndarray]:
     return rows.setting, np.hstack([rows.code[:, None].astype(np.float64), rows.decisions])
 
 
-def _blocks(file: Path, n_vectors: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Read decision values, and flags of each row's positive vector, its class's; a single vector is the larger's."""
+def _blocks(file: Path, sides: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Read decision values, and flags of each row's positive vectors; `sides` marks those of each class."""
+    n_vectors = sides.shape[1]
     with open(file, "rb") as stream:
         count = max(1, _BLOCK_BYTES // (8 * (n_vectors + 1))) * (n_vectors + 1)
         while (records := np.fromfile(stream, count=count)).size:
             code, decisions = np.split(records.reshape(-1, n_vectors + 1), [1], axis=1)
-            yield decisions, code == (np.arange(n_vectors) if n_vectors > 1 else 1)
+            yield decisions, sides[code[:, 0].astype(np.int64)]

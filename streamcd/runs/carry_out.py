@@ -183,9 +183,10 @@ def result_of(directory: checkpoint.Run, outcome: Outcome, run: ResolvedRun) -> 
     result = make_result(
         str(directory.path), outcome, problem.lanes, dataset.n_features, dataset.n_rows, problem.scale
     )
-    if dataset.class_names is not None:
+    names = dataset.label_names or dataset.class_names
+    if names is not None:
         for lane in result.lanes:
-            lane["label"] = None if lane["label"] is None else dataset.class_names[int(lane["label"])]
+            lane["label"] = None if lane["label"] is None else names[int(lane["label"])]
     return result
 
 

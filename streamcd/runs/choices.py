@@ -70,6 +70,7 @@ def choose_method(asked: TrainOptions, dataset: Dataset) -> tuple[str, str]:
             "--penalty l2 and C / r in place of --l2 r"
         )
     n_classes = 1 if dataset.classes is None or dataset.classes.size == 2 else dataset.classes.size
+    n_classes = len(dataset.label_names) or n_classes
     n_lanes, size = n_classes * len(asked.C), dataset.n_features + 1
     matrices = _MATRICES * 8 * n_lanes * size**2
     fits = matrices <= _SHARE * asked.memory_bytes

@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..core.errors import UsageError
+from ..dataset.dataset import Dataset
 from ..kernels.loss_table import Loss, gives_probabilities
 from ..models.calibration import class_log_probabilities
+from ..prediction.label_sets import LabelSums
 from ..prediction.outputs import positive_scores
 from ..prediction.roc_auc import RocArea
 from ..prediction.sums import Accuracy, ExactSum, RSquared
@@ -19,15 +21,18 @@ from .held_out import HeldOut
 from .problem_options import ProblemOptions
 
 OF_CLASSES = ("accuracy", "auc", "log_loss", "balanced_accuracy", "f1")
+OF_LABEL_SETS = ("f1_micro", "f1_macro", "subset_accuracy")
 OF_TARGETS = ("r2", "mae", "mse")
 """Criteria that can be asked for; of targets, the mean of the loss itself is one besides."""
 
 
-def check_scoring(scoring: str, problem: ProblemOptions, *, has_targets: bool) -> None:
+def check_scoring(scoring: str, problem: ProblemOptions, dataset: Dataset) -> None:
     """Refuse a criterion that the loss does not have."""
-    known = OF_TARGETS if has_targets else OF_CLASSES
+    known = OF_LABEL_SETS if dataset.multilabel else OF_CLASSES
+    known = OF_TARGETS if dataset.has_targets else known
     if scoring and scoring not in known:
-        of = "numbers to predict" if has_targets else "classes"
+        of = "sets of labels" if dataset.multilabel else "classes"
+        of = "numbers to predict" if dataset.has_targets else of
         raise UsageError(f"scoring: expected one of {', '.join(known)} for {of}, found {scoring!r}")
     if scoring == "log_loss" and (problem.code is not None or not gives_probabilities(problem.loss)):
         raise UsageError(
@@ -94,6 +99,19 @@ def _f1(sums: np.ndarray) -> float:
     return float(each[total > 0].mean()) if (total > 0).any() else 0.0
 
 
+class _OfLabels:
+    """A measure of the weights of rows by label."""
+
+    def __init__(self, n_labels: int, measure: Callable[[LabelSums], float]) -> None:
+        self._sums, self._measure = LabelSums(n_labels), measure
+
+    def add(self, weight: np.ndarray, has: np.ndarray, predicted: np.ndarray) -> None:
+        self._sums.add(weight, has, predicted)
+
+    def value(self) -> float:
+        return self._measure(self._sums)
+
+
 class _Area:
     """Area under the ROC curve: of the larger of two classes; of several, the mean of each against the rest."""
 
@@ -127,6 +145,9 @@ def make_criterion(name: str, problem: Problem, memory: int) -> Criterion:
         "f1": Criterion(_places, partial(confused, _f1)),
         "auc": Criterion(_scores, partial(_Area, n_classes, memory)),
         "log_loss": Criterion(partial(_log_probabilities, problem.loss), partial(_MeanLoss, _of_class)),
+        "f1_micro": Criterion(_labels, partial(_OfLabels, problem.block_lanes, LabelSums.f1_micro)),
+        "f1_macro": Criterion(_labels, partial(_OfLabels, problem.block_lanes, LabelSums.f1_macro)),
+        "subset_accuracy": Criterion(_subsets, Accuracy),
         "r2": Criterion(_numbers, RSquared),
         "mae": Criterion(_numbers, partial(_MeanLoss, partial(_of_power, 1))),
         "mse": Criterion(_numbers, partial(_MeanLoss, partial(_of_power, 2))),
@@ -137,6 +158,15 @@ def make_criterion(name: str, problem: Problem, memory: int) -> Criterion:
 
 def _numbers(rows: HeldOut) -> tuple[np.ndarray, np.ndarray]:
     return rows.label, rows.decisions[:, 0]
+
+
+def _labels(rows: HeldOut) -> tuple[np.ndarray, np.ndarray]:
+    return rows.choice.code[rows.code] > 0, rows.decisions > 0.0
+
+
+def _subsets(rows: HeldOut) -> tuple[np.ndarray, np.ndarray]:
+    true, predicted = _labels(rows)
+    return np.ones(rows.code.size, np.bool_), (true == predicted).all(axis=1)
 
 
 def _places(rows: HeldOut) -> tuple[np.ndarray, np.ndarray]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from ..core.memory_budget import RESERVED_BYTES, warn_of_memory
 from ..core.progress import Listener
 from ..dataset.diagnostics import advice
@@ -49,24 +51,25 @@ _CENTRED = (
 
 
 def _of_problem(run: ResolvedRun) -> Iterator[str]:
-    options, dataset, counts = run.options, run.dataset, run.dataset.class_counts
+    options, dataset, info = run.options, run.dataset, run.dataset.info()
     ridge = 1.0 if options.ridge is None else options.ridge
     if form_of(options.loss) == PLANES and options.method == "dual" and 0 < ridge < 1:
         yield (
             f"ridge {ridge:g}: below 1 twin planes converge slowly (0.01: not within 1,000 passes on real sets); "
             "--method sor does not, where a matrix of features x features fits in memory"
         )
-    if counts is None:
+    if info["class_counts"] is None:
         return
+    counts = np.array(info["class_counts"])
     if counts.size > _MANY_LABELS and (counts < _FEW_ROWS).mean() > 0.5:
         yield (
             f"{counts.size:,} labels, most of them with fewer than {_FEW_ROWS} rows: it looks like a target of regression, "
             "and each label is a class here, with weights of its own"
         )
-    share = counts.min() / max(counts.sum(), 1)
+    share = counts.min() / max(dataset.n_rows, 1)
     if not run.problem.bias and dataset.n_features <= _MANY_FEATURES and share < _SMALL_SHARE:
         # a plane through the origin is to separate unbalanced classes
-        name = (dataset.info()["classes"] or [""])[int(counts.argmin())]
+        name = info["classes"][int(counts.argmin())]
         yield (
             f"no intercept: class {name} has {share:.1%} of the rows, and a plane through the origin cannot lean to the "
             "larger classes; --bias 1 adds an intercept"

@@ -116,7 +116,7 @@ def make_model(
         problem,
         weights=weights,
         intercept=bias_weight * problem.bias,
-        code=problem.code,
+        code=problem.model_code,
         C=problem.lanes[lanes.start].C,
         method=options.method,
         ridge=problem.ridge,
@@ -126,7 +126,9 @@ def make_model(
         free_bias=problem.free_bias,
         l1=problem.lanes[lanes.start].l1,
         l2=problem.l2,
-        class_weight={float(c): float(f) for c, f in zip(problem.classes, factors, strict=False) if f != 1.0},
+        class_weight={float(c): float(f) for c, f in enumerate(factors) if f != 1.0}
+        if problem.multilabel
+        else {float(c): float(f) for c, f in zip(problem.classes, factors, strict=False) if f != 1.0},
         fingerprint=dataset.fingerprint,
         versions=versions(),
         certificate=certificate,
@@ -136,13 +138,15 @@ def make_model(
 def new_model(dataset: Dataset, problem: Problem, **own: Any) -> Model:
     """Make a model of lanes of a problem; `own` are its weights, and what the dataset does not tell."""
     ignored = problem.form == INLIERS  # the labels
+    names = dataset.label_names or dataset.class_names
     return Model(
-        classes=problem.classes,
+        classes=np.arange(len(dataset.label_names)) if problem.multilabel else problem.classes,
         loss=problem.loss,
         index_base=dataset.index_base,
         label_kind="integer" if ignored else dataset.label_kind,
         scaling=dataset.read_scaling(),
-        class_names=None if ignored else dataset.class_names,
+        class_names=None if ignored else names,
+        multilabel=dataset.multilabel if problem.multilabel else "",
         encoding=encoding_of(dataset),
         **own,
     )

@@ -220,9 +220,13 @@ class TuneOptions(TrainOptions):
     )
     scoring: str | None = option(
         None,
-        "Criterion by which is chosen. f1 is of the larger class, of several the mean; auc likewise, each against the rest.",
-        choices=("accuracy", "auc", "log_loss", "balanced_accuracy", "f1", "r2", "mae", "mse"),
-        default_is="accuracy; of targets r2, or the mean of a loss that is not squared",
+        "Criterion by which is chosen. f1 is of the larger class, of several the mean; auc likewise, each against the rest. "
+        "Of rows with any number of labels: f1_micro, f1_macro, subset_accuracy.",
+        choices=(
+            *("accuracy", "auc", "log_loss", "balanced_accuracy", "f1"),
+            *("f1_micro", "f1_macro", "subset_accuracy", "r2", "mae", "mse"),
+        ),
+        default_is="accuracy; of any number of labels f1_micro; of targets r2, or the mean of a loss that is not squared",
         section=Section.CHOICE,
     )
     groups: str | None = option(

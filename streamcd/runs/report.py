@@ -267,7 +267,7 @@ def _evaluation_figure(
     if curves is not None:
         own = [labels[which] for which in curves.classes]
         drawn = [Curve(label, *curves.roc(number)) for number, label in enumerate(own)]
-        if model.n_classes == 2:
+        if curves.is_binary:
             edges, (others, mine) = curves.histogram(0)
             other = next(label for label in labels if label != own[0])
             decisions = Decisions(own[0], other, edges, others, mine)

@@ -40,7 +40,7 @@ class ValidationSet:
 
     def __init__(self, path: str, dataset: Dataset, problem: Problem) -> None:
         self.path, self._data = path, open_dataset(path) if is_dataset(path) else path
-        w, code = _untouched(problem), np.tile(problem.code, problem.n_lanes // problem.block_lanes)
+        w, code = _untouched(problem), np.tile(problem.model_code, problem.n_lanes // problem.block_lanes)
         self._model = new_model(dataset, problem, weights=w[:-1], intercept=w[-1], code=code, C=None)
         self._needs = RowsToScore(self._data, self._model, compared=True).needs()
 
@@ -55,7 +55,7 @@ class ValidationSet:
 
     def _model_of(self, lanes: Problem, w: np.ndarray) -> Model:
         """Describe the model of all lanes side by side; `w` is (n_features + 1, vectors)."""
-        code = np.tile(lanes.code, lanes.n_lanes // lanes.block_lanes)
+        code = np.tile(lanes.model_code, lanes.n_lanes // lanes.block_lanes)
         return replace(self._model, weights=w[:-1], intercept=lanes.bias * w[-1], code=code)
 
     def scorer(self, lanes: Problem, listener: Listener) -> Validate:
@@ -79,7 +79,7 @@ class ValidationSet:
 
     def _compare(self, scoring: Scoring, lanes: Problem, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         width = lanes.block_lanes * lanes.lane_vectors
-        kind = _Errors if lanes.has_targets else _Sums
+        kind = _Errors if lanes.has_targets else _LabelSums if lanes.multilabel else _Sums
         sums = [
             kind(lanes, range(first, first + lanes.block_lanes), w[:, number * width : (number + 1) * width])
             for number, first in enumerate(range(0, lanes.n_lanes, lanes.block_lanes))
@@ -116,6 +116,28 @@ class _Sums:
 
     def figures(self) -> tuple[float, float]:
         """Return the mean loss and the accuracy."""
+        return self._loss.value() / self.weight.value(), self._accuracy.value()
+
+
+class _LabelSums:
+    """As `_Sums`, of sets of labels: the score is the share of the rows all of whose labels are right."""
+
+    def __init__(self, problem: Problem, lanes: range, w: np.ndarray) -> None:
+        self._row_loss, self._factors = problem.row_loss, problem.class_factors(lanes)
+        self._loss, self._accuracy = ExactSum(), Accuracy()
+        self.weight = self._accuracy.weight
+
+    def add(self, rows: ScoredRows, decisions: np.ndarray) -> None:
+        assert rows.has_labels is not None
+        assert rows.n_others is not None
+        has, cost = rows.has_labels, np.where(rows.has_labels, self._factors, 1.0) * rows.weight[:, None]
+        right = (has == (decisions > 0.0)).all(axis=1) & (rows.n_others == 0)
+        self._accuracy.add(rows.weight, np.ones(right.size, np.bool_), right)
+        sign = np.where(has, 1.0, -1.0)
+        self._loss.add(losses_of(self._row_loss, sign, sign * decisions, cost).sum(axis=1))
+
+    def figures(self) -> tuple[float, float]:
+        """Return the mean loss, summed over the labels, and the score."""
         return self._loss.value() / self.weight.value(), self._accuracy.value()
 
 
