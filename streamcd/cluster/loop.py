@@ -297,17 +297,17 @@ class RoundLoop(TrainingLoop):
 
     def _begin(self) -> None:
         start, task = self.task.warm_start, self.task
-        if start is not None:  # the other run's dual variables are the first commit
+        if start is not None and start.has_alpha:  # the other run's dual variables are the first commit
             layout = paired_layout(task.solver.layout)
             self.committed = "000000-start"
             store = chunk_slots(
                 self._folder / self.committed, task.dataset, layout.state_bytes, self.directory.identity
             )
-            self.state.lanes["dual_sum"] += start.write_alpha(store, layout.n_flags, copies=2)
+            start.begin_with_alpha(self.state, self.solver, store, layout.n_flags, copies=2)
             store.sync()
             store.close()
-            start.fill_from_alpha(self.state, accelerated=self.task.solver.estimate == "proximal")
-            self.state.lanes["phase"][:] = TRAIN
+        elif start is not None and (told := start.begin_with_weights(self.state, self.solver)):
+            self.listener.message(told)
         self._commit()
 
     # -- reports ------------------------------------------------------------------------------------------------------

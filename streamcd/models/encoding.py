@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -260,6 +261,24 @@ def encoding_of(dataset: Any) -> Encoding | None:
     """Read the encoding of a dataset; None if its data did not come from a table."""
     record = dataset.manifest.get("encoding")
     return None if record is None else read_encoding(dataset.file(CATEGORIES_FILE), record)
+
+
+def feature_places(old: Encoding, new: Encoding, n_old: int, n_new: int) -> np.ndarray:
+    """Return the place of each feature of an encoding among another's, by its name, (n_old,) int64; -1 for none.
+
+    Names are compared by digests of 64 bits: they take 16 bytes a feature.
+    """
+    wanted, known = _name_digests(old, n_old), _name_digests(new, n_new)
+    order = np.argsort(known, kind="stable")
+    found = np.minimum(np.searchsorted(known[order], wanted), max(n_new - 1, 0))
+    place = order[found] if n_new else np.full(n_old, -1)
+    return np.where(known[place] == wanted, place, -1) if n_new else place
+
+
+def _name_digests(encoding: Encoding, n_features: int) -> np.ndarray:
+    names = encoding.feature_names(np.arange(n_features))
+    digests = (blake2b(name.encode(), digest_size=8).digest() for name in names)
+    return np.frombuffer(b"".join(digests), np.uint64)
 
 
 def check_columns(encoding: Encoding, names: Container[str], needs_label: bool, name: str) -> None:

@@ -92,13 +92,23 @@ def load_model(
     except (FileNotFoundError, NotADirectoryError):
         raise ModelError(_missing(Path(path))) from None
     try:
-        model = _read(directory, description)
+        model = _read(directory, description, read_weights(directory, description))
     except (ArithmeticError, TypeError, ValueError) as error:
         raise ModelError(f"{description_path}: damaged ({error})") from None
     if C not in (None, model.C) or l1 not in (None, model.l1):
         own = f"C = {model.C}" + (f", l1 = {model.l1:g}" if model.l1 else "")
         raise ModelError(f"{path} holds no model for {asked_text(C, l1)}; its model has {own}")
     return model
+
+
+def without_weights(directory: Path) -> Model:
+    """Read the model in a directory but for its weights: zeros that take no memory until they are read."""
+    try:
+        _, description = read_metadata(directory / "model.json", MODEL)
+    except (FileNotFoundError, NotADirectoryError):
+        raise ModelError(_missing(directory)) from None
+    zeros = np.zeros((description.n_features, len(description.intercept)))
+    return _read(directory, description, zeros)
 
 
 def is_model(path: str | os.PathLike[str]) -> bool:
@@ -176,9 +186,8 @@ def _missing(path: Path) -> str:
     return f"{path}: expected a run or a model, found {found}; 'streamcd train DATASET RUN' makes a run"
 
 
-def _read(directory: Path, description: ModelFile) -> Model:
+def _read(directory: Path, description: ModelFile, weights: np.ndarray | SparseWeights) -> Model:
     n_features, stored = description.n_features, description.scaling
-    weights = read_weights(directory, description)
     scaling = Scaling()
     if stored is not None:
         path, divides = directory / "scaling.npy", stored.scale != "none"

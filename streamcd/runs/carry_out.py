@@ -112,7 +112,7 @@ def _make_task(
         checkpoint_every=config.checkpoint_every,
         run=shown_as,
         name=stage + part,
-        warm_start=None if previous is None else previous.warm_start(lanes, numbers),
+        warm_start=None if previous is None else previous.warm_start(run.dataset, lanes, numbers),
     )
 
 

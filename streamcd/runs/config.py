@@ -56,6 +56,7 @@ class RunConfig:
     rounds: SharedRounds | None = None
     columns: str | None = None  # fingerprint of the column layout, if it is read
     start_from: str | None = None
+    row_weight: float | None = None  # sum of the rows' weights, where it is known
     tune: Search | None = None
     calibrate: bool = False
     validation: str | None = None  # path of a dataset or files

@@ -60,6 +60,7 @@ def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> Resolv
         rounds=asked.rounds,
         columns=dataset.open_columns().fingerprint if reads_columns(options.method) else None,
         start_from=None if asked.start_from is None else str(asked.start_from),
+        row_weight=None if dataset.weighted else float(dataset.n_rows),
         tune=search_of(asked) if isinstance(asked, TuneOptions) else None,
         calibrate=asked.calibrate,
         validation=asked.validation,

@@ -2,41 +2,80 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from ..core.errors import UsageError
+from ..core.progress import counted
 from ..core.storage import local_path
-from ..solvers.problem import Problem
+from ..dataset.dataset import Dataset
+from ..kernels.loss_table import INLIERS
+from ..models.encoding import encoding_of, feature_places
+from ..models.model import Model
+from ..models.model_file import source_labels
+from ..models.stored import find_model, models_of_path, without_weights
+from ..solvers.problem import Problem, make_problem
 from ..solvers.registry import is_proximal, keeps_alpha
 from ..training import checkpoint
-from ..training.warm_start import Source, WarmStart, combination, nearest_lanes
+from ..training.correspondence import Features, combination, nearest_lanes, places_of
+from ..training.warm_start import OtherRows, Source, WarmStart
 from .config import Group, ResolvedRun, RunConfig, read_config, reopen
 
 
 class PreviousRun:
-    """Lanes of an earlier run, in the directory `path`, from which those of a new run start."""
+    """Lanes of an earlier run, in the directory `path`, from which those of a new run start.
 
-    def __init__(self, path: Path, run: ResolvedRun, new: ResolvedRun) -> None:
-        self._path, self._run = path, run
-        self._matrix = combination(run.problem, new.problem, dual=_needs_alpha(new))
+    `matched` tells what of a run on other rows was found in the new one; empty for a run on the same.
+    """
 
-    def warm_start(self, lanes: Problem, numbers: range) -> WarmStart:
+    def __init__(
+        self,
+        path: Path,
+        run: ResolvedRun,
+        new: ResolvedRun,
+        *,
+        other: tuple[Features, OtherRows] | None = None,
+        classes: np.ndarray | None = None,
+        matched: str = "",
+    ) -> None:
+        self._path, self._run, self._other, self.matched = path, run, other, matched
+        dual = other is None and _needs_alpha(new)
+        self._matrix = combination(run.problem, new.problem, classes, dual=dual)
+        if not self._matrix.any():
+            raise UsageError(
+                f"{path}: no class of that run is one of this dataset; there is nothing to start from"
+            )
+
+    def warm_start(self, dataset: Dataset, lanes: Problem, numbers: range) -> WarmStart:
         """Return the start of some of the new run's lanes, whose indices among all are `numbers`."""
-        run, options = self._run, self._run.options
+        run, options, width = self._run, self._run.options, lanes.lane_vectors
         accelerated = is_proximal(run.problem, options.acceleration) and keeps_alpha(options.method)
-        parts = _sources(self._path, run, run.groups, accelerated=accelerated)
-        return WarmStart(run.dataset, lanes, self._matrix[:, list(numbers)], parts, run.problem.bias)
+        parts = _sources(self._path, run, run.groups, accelerated=accelerated, alpha=self._other is None)
+        columns = slice(numbers.start * width, numbers.stop * width)
+        features, other = self._other or (None, None)
+        return WarmStart(
+            dataset, lanes, self._matrix[:, columns], parts, run.problem.bias, features=features, other=other
+        )
 
 
-def _sources(path: Path, run: ResolvedRun, groups: Sequence[Group], *, accelerated: bool) -> list[Source]:
-    """Open groups of lanes of a run in the directory `path`."""
-    identity, options = checkpoint.read_identity(path), run.options
+def _sources(
+    path: Path, run: ResolvedRun, groups: Sequence[Group], *, accelerated: bool, alpha: bool
+) -> list[Source]:
+    """Open groups of lanes of a run in the directory `path`, with their dual variables if `alpha`."""
+    identity, options, problem = checkpoint.read_identity(path), run.options, run.problem
+    weight = math.nan if run.config.row_weight is None else run.config.row_weight
     sources = []
     for group in groups:
-        layout = options.solver_memory(run.problem.subset(group.lanes), run.dataset).layout
+        lanes = problem.subset(group.lanes)
+        layout = options.solver_memory(lanes, run.dataset).layout if alpha else None
         place = path / group.directory, identity.part(group.directory)
-        sources.append(Source(*place, layout, accelerated, run.problem.l2, group.lanes))
+        costs = weight * np.array([lane.C for lane in lanes.lanes])
+        sources.append(
+            Source(*place, layout, accelerated, problem.l2, group.lanes, problem.lane_vectors, costs)
+        )
     return sources
 
 
@@ -52,7 +91,7 @@ def start_of_group(directory: checkpoint.Run, run: ResolvedRun, number: int) -> 
     earlier = [group for group in run.groups[:number] if matrix[list(group.lanes)].any()]
     if not earlier:
         return None
-    sources = _sources(directory.path, run, earlier, accelerated=False)
+    sources = _sources(directory.path, run, earlier, accelerated=False, alpha=False)
     return WarmStart(run.dataset, problem.subset(lanes), matrix, sources, problem.bias)
 
 
@@ -61,13 +100,82 @@ def previous_run(new: ResolvedRun) -> PreviousRun | None:
     source = new.config.start_from
     if source is None:
         return None
+    if new.problem.form == INLIERS:
+        raise UsageError("a warm start is from another C; one_class has none")
     path = local_path(source, "a run")
     config = read_config(path)
     if config.tune is not None:
         path = path / ("best" if (path / "best" / "state.npz").exists() else "folds")
         config = read_config(path)
+    if config.fingerprint != new.dataset.fingerprint:
+        return _of_other_rows(source, path, config, new)
     _check(source, config, new)
     return PreviousRun(path, reopen(path, config, new.dataset), new)
+
+
+def _of_other_rows(source: str, path: Path, config: RunConfig, new: ResolvedRun) -> PreviousRun:
+    """Open a run on another dataset, whose weights a run starts from; its models tell their features and classes."""
+    if config.options.folds:
+        raise UsageError(f"{source}: the search has not ended; 'streamcd resume {source}' goes on with it")
+    models = [without_weights(place) for place in models_of_path(source).values() or [find_model(source)]]
+    model, options, dataset = models[0], config.options, new.dataset
+    old = make_problem(
+        loss=options.loss,
+        classes=model.classes,
+        class_counts=np.ones(model.classes.size),
+        n_features=model.n_features,
+        C=options.C,
+        bias=1.0,  # `OtherRows.intercepts` are the weights of this one
+        code=None if options.code is None else model.code,
+        l1=options.strengths[0],
+        l2=options.strengths[1],
+        ridge=1.0 if options.ridge is None else options.ridge,
+        slack=options.slack or "hinge",
+        parameter=options.parameter,
+    )
+    of_setting = {(model.C, model.l1): model.intercept for model in models}
+    lanes = old.lanes[:: old.block_lanes]
+    intercepts = np.concatenate([of_setting[lane.C, lane.l1] for lane in lanes])
+    features, by = _same_features(model, dataset)
+    classes = None
+    text = f"starts from the weights of {source}, which was trained on other rows: {by}"
+    if not old.has_targets:
+        labels = source_labels(model.classes.tolist(), model.label_kind, model.class_names)
+        listed = dataset.info()["classes"]
+        classes = places_of(labels, listed)
+        n_same = len(labels) if classes is None else int((classes >= 0).sum())
+        text += f", {n_same} of its {counted(len(labels), 'class', 'classes')} by label"
+        if len(listed) > n_same:
+            text += f", {len(listed) - n_same} begin at 0"
+    run = ResolvedRun(config, dataset, old)
+    other = features, OtherRows(intercepts)
+    return PreviousRun(path, run, new, other=other, classes=classes, matched=text)
+
+
+def _same_features(model: Model, dataset: Dataset) -> tuple[Features, str]:
+    """Find the features of a model in a dataset, by name where both have names; returns their places and what to tell."""
+    n_old, n_new, encoding = model.n_features, dataset.n_features, encoding_of(dataset)
+    place, how = None, "number"
+    if model.encoding is not None and encoding is not None:
+        place, how = feature_places(model.encoding, encoding, n_old, n_new), "name"
+    elif dataset.manifest.get("compact"):
+        raise UsageError(
+            f"{dataset.path}: a compacted dataset's features are renumbered, and do not match those of another; convert "
+            "without --compact"
+        )
+    elif shift := model.index_base - dataset.index_base:
+        place = np.arange(shift, n_old + shift)
+        place[place >= n_new] = -1
+    n_same = min(n_old, n_new) if place is None else int((place >= 0).sum())
+    more = f", {n_new - n_same:,} begin at 0" if n_new > n_same else ""
+    ratio, scaling = None, dataset.read_scaling()
+    if scaling != model.scaling:
+        places = np.arange(n_old) if place is None else place
+        known = (places >= 0) & (places < n_new)
+        ratio = np.ones(n_old) if model.scaling.scales is None else 1.0 / model.scaling.scales
+        if scaling.scales is not None:
+            ratio[known] *= scaling.scales[places[known]]
+    return Features(n_old, place, ratio), f"{n_same:,} of its {n_old:,} features matched by {how}{more}"
 
 
 def _needs_alpha(new: ResolvedRun) -> bool:
@@ -75,12 +183,7 @@ def _needs_alpha(new: ResolvedRun) -> bool:
 
 
 def _check(source: str, config: RunConfig, new: ResolvedRun) -> None:
-    """Refuse a run whose dual variables or weights the new run cannot start from."""
-    if config.fingerprint != new.dataset.fingerprint:
-        raise UsageError(
-            f"{source} was trained on another dataset (fingerprint {config.fingerprint}, this one has "
-            f"{new.dataset.fingerprint}); dual variables belong to rows, so a warm start needs the same dataset"
-        )
+    """Refuse a run on the same rows whose dual variables or weights the new run cannot start from."""
     if config.rounds is not None:
         raise UsageError(
             f"{source} was trained on workers, which keep dual variables in another way; start from a run of one process"

@@ -166,7 +166,9 @@ def _begin(
     if asked.resume and is_begun(path, resolved.config):
         return _go_on(path, on_workers, session, lambda config: changed_by(config, resolved.config))
     warn_early(resolved, session.listener)
-    previous_run(resolved)  # refused before anything is made
+    previous = previous_run(resolved)  # refused before anything is made
+    if previous is not None and previous.matched:
+        session.listener.message(previous.matched)
     with on_workers.reached(session.listener) as reached, begin_run(path, resolved, force=asked.force) as new:
         return _train(new, resolved, reached, session)
 

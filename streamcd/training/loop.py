@@ -427,23 +427,9 @@ class Loop(TrainingLoop):
         self.slots.allocate()
         if self.paged:
             self.paged.write_constants()
-        if self.task.warm_start is not None:
-            self._warm_start(self.task.warm_start)
-
-    def _warm_start(self, start: WarmStart) -> None:
-        """Initialise the state from another run, as far as the solver can use it."""
-        state, solver = self.state, self.task.solver
-        if solver.warm_start == "w":
-            start.fill_weights(state.w, dual=False)
-            if solver.estimate != "exact":
-                # a certifying read computes the scores; caution 2, because its likely failure must not delay the next one
-                state.lanes["phase"][:], state.lanes["caution"][:] = CERTIFY, 2.0
-            return
-        dual_sum = start.write_alpha(self.slots, solver.layout.n_flags)
-        if solver.warm_start == "alpha and w":
-            start.fill_from_alpha(state, accelerated=solver.estimate == "proximal")
-            state.lanes["dual_sum"] += dual_sum
-            state.lanes["phase"][:] = TRAIN
+        start = self.task.warm_start
+        if start is not None and (told := start.begin(self.state, self.task.solver, self.slots)):
+            self.listener.message(f"{self.task.name}{told}")
 
     # -- reports ------------------------------------------------------------------------------------------------------
 

@@ -97,7 +97,8 @@ runs/config.py
     if identify(config.validation) != config.validation_identity:
         ~ validation a_run_goes_on_with_its_own_validation_set_alone
 runs/previous_run.py
-    if config.fingerprint != new.dataset.fingerprint: ~ lanes a_warm_start_refuses_what_it_cannot_continue
+    if config.fingerprint != new.dataset.fingerprint:
+        ~ other_rows the_start_is_the_models_and_needs_neither_the_old_dataset_nor_its_dual_variables
 cluster/partition.py
     if dataset.fingerprint != spec.fingerprint: ~ rounds a_worker_refuses_another_dataset_than_that_of_the_run
 dataset/column_layout.py

@@ -1,0 +1,149 @@
+"""Correspondence of two runs: the lanes, classes and features of an earlier one from which those of a new one start."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from ..core.errors import UsageError
+from ..kernels.loss_table import MARGINS
+from ..solvers.problem import Lane, Problem
+
+
+class Features(NamedTuple):
+    """Places of an earlier run's features in a new one."""
+
+    n_old: int
+    place: np.ndarray | None = None  # (n_old,) int64, -1 for none; None: they have the same numbers
+    ratio: np.ndarray | None = (
+        None  # (n_old,) float64: a value as stored for it, over that as stored for the new run
+    )
+
+    def add(self, rows: np.ndarray, start: int, w: np.ndarray) -> None:
+        """Add rows of an earlier w, from row `start` on, to those of the same features in `w`, in place.
+
+        The last row of both is the bias's; of features that `w` does not have, rows are left out.
+        """
+        if start + rows.shape[0] > self.n_old:
+            w[-1] += rows[-1]
+            rows = rows[:-1]
+        stop = start + rows.shape[0]
+        if self.ratio is not None:
+            rows = rows * self.ratio[start:stop, None]
+        if self.place is not None:
+            known = self.place[start:stop] >= 0
+            w[self.place[start:stop][known]] += rows[known]
+            return
+        there = w[:-1][start:stop]
+        there += rows[: there.shape[0]]
+
+
+def combination(
+    old: Problem, new: Problem, classes: np.ndarray | None = None, *, dual: bool = True
+) -> np.ndarray:
+    """Return the matrix of the linear combinations, shape (old vectors, new vectors); without `dual`, for w alone.
+
+    `classes` has the place of each old class among the new ones, -1 for none; None: they are the same. Raises `UsageError`
+    if the problems differ in more than C, folds and classes.
+    """
+    _check(old, new, dual=dual)
+    if new.n_folds:
+        raise UsageError(
+            "a warm start cannot begin the training of folds; start from another run, or from nothing"
+        )
+    width_old, width_new = old.block_lanes, new.block_lanes
+    blocks = np.zeros((old.n_lanes // width_old, new.n_lanes // width_new))
+    for number, target in enumerate(new.lanes[::width_new]):
+        nearest = min(old.lanes, key=partial(_distance, target))
+        for block, source in enumerate(old.lanes[::width_old]):
+            if source.setting == nearest.setting:
+                ratio = target.C / source.C / max(old.n_folds - 1, 1)
+                blocks[block, number] = ratio if dual else 1.0 / max(old.n_folds, 1)
+    return np.kron(blocks, _signs(old, new, classes))
+
+
+def nearest_lanes(problem: Problem, known: Sequence[int], wanted: Sequence[int]) -> np.ndarray:
+    """Return which of the vectors of the lanes `known` those of `wanted` start from, shape (all, wanted), for w alone.
+
+    It is the one nearest in C and λ of the same class and fold; none, where there is none.
+    """
+    matrix = np.zeros((problem.n_lanes, len(wanted)))
+    for column, lane in enumerate(wanted):
+        target = problem.lanes[lane]
+        same = [
+            number
+            for number in known
+            if number % problem.block_lanes == lane % problem.block_lanes
+            and problem.lanes[number].fold == target.fold
+        ]
+        if same:
+            matrix[min(same, key=lambda number: _distance(target, problem.lanes[number])), column] = 1.0
+    return np.kron(matrix, np.eye(problem.lane_vectors))
+
+
+def places_of(old: Sequence[object], new: Sequence[object]) -> np.ndarray | None:
+    """Return the place of each old class among the new ones, -1 for none; None if they are the same."""
+    if list(old) == list(new):
+        return None
+    numbers = {label: number for number, label in enumerate(new)}
+    return np.array([numbers.get(label, -1) for label in old], dtype=np.int64)
+
+
+def _distance(target: Lane, source: Lane) -> tuple[float, float]:
+    """Return how far a lane is from another, by C first and then by λ."""
+    of_l1 = abs(math.log(source.l1 / target.l1)) if source.l1 and target.l1 else float(source.l1 != target.l1)
+    return abs(math.log(source.C / target.C)), of_l1
+
+
+def _check(old: Problem, new: Problem, *, dual: bool) -> None:
+    """Refuse problems that differ in more than C, folds and classes; dual variables fit the same costs and bias alone."""
+    same = {
+        "loss": old.loss == new.loss,
+        # the feature of a free bias may differ: it depends on C, the optimum does not depend on it
+        "bias": not dual or old.bias == new.bias or (old.free_bias and new.free_bias),
+        "code matrix": not dual or old.n_kinds != new.n_kinds or np.array_equal(old.code, new.code),
+        "class weights": not dual or old.n_kinds != new.n_kinds or _same_factors(old, new),
+        "ridge": old.ridge == new.ridge,
+        "slack": old.slack == new.slack,
+        "parameter of the loss": old.parameter == new.parameter,
+    }
+    different = [name for name, equal in same.items() if not equal]
+    if different:
+        raise UsageError(f"a warm start needs the same {', '.join(different)}; only C may differ")
+
+
+def _same_factors(old: Problem, new: Problem) -> bool:
+    first, second = (problem.class_factors(range(problem.block_lanes)) for problem in (old, new))
+    return np.allclose(first, second, rtol=1e-12)
+
+
+def _signs(old: Problem, new: Problem, classes: np.ndarray | None) -> np.ndarray:
+    """Return the sign with which each vector of one C starts from each old one, shape (old vectors, new vectors).
+
+    A vector starts from the one that has the same sign for every class that both runs have, or from minus the one that has
+    the other sign; from none, where there is none.
+    """
+    if classes is None and np.array_equal(old.code, new.code):
+        return np.eye(old.block_lanes * old.lane_vectors)
+    known = np.arange(old.classes.size) if classes is None else np.flatnonzero(classes >= 0)
+    places = known if classes is None else classes[known]
+    first, second = old.code[known].astype(np.float64), new.code[places].astype(np.float64)
+    squares = (first**2).sum(axis=0)[:, None] + (second**2).sum(axis=0)
+    products = first.T @ second
+    tells = (
+        np.maximum(first, 0.0).sum(axis=0)[:, None] > 0.0
+    )  # a vector of none of these classes tells nothing
+    equals: list[np.ndarray] = [tells & (squares == sign * 2.0 * products) for sign in (1.0, -1.0)]
+    same, opposite = equals
+    signs = np.zeros(products.shape)
+    for column in range(products.shape[1]):
+        found = np.flatnonzero(same[:, column])
+        if found.size:
+            signs[found[0], column] = 1.0
+        elif new.form == MARGINS and (found := np.flatnonzero(opposite[:, column])).size:
+            signs[found[0], column] = -1.0
+    return signs
