@@ -24,8 +24,8 @@ from streamcd.core.errors import DatasetError, LockError, UsageError
 from streamcd.core.locks import release_lock, take_lock
 from streamcd.core.metadata import write_metadata
 from streamcd.dataset import verify as verify_module
-from streamcd.dataset.chunked_table import COLUMN_LAYOUT
 from streamcd.dataset.column_layout import Columns, open_columns
+from streamcd.dataset.manifests import COLUMN_LAYOUT
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = {"chunk_size": 200, "shard_size": 1500}
@@ -427,7 +427,7 @@ def test_ranges_of_chunks_are_checked_as_all_at_once(
 
 
 def transpose_fingerprint(manifest: dict[str, Any]) -> str:
-    from streamcd.dataset.chunked_table import manifest_fingerprint
+    from streamcd.dataset.manifests import manifest_fingerprint
 
     return manifest_fingerprint(manifest)
 

@@ -23,7 +23,7 @@ from streamcd import Dataset, convert, train
 from streamcd import open as open_dataset
 from streamcd.core.errors import DatasetError, StreamcdError, UsageError
 from streamcd.dataset import direct_writer
-from streamcd.dataset.chunked_table import manifest_fingerprint
+from streamcd.dataset.manifests import manifest_fingerprint
 from streamcd.dataset.parquet import NO_CRC, file_checksum
 from tools.chunk_writer import ChunkWriter
 

@@ -21,8 +21,8 @@ from streamcd.core import atomic_files
 from streamcd.core.atomic_files import exchange, put_directory, replacing, restore_directory
 from streamcd.core.errors import CheckpointError, DatasetError, ModelError, StreamcdError
 from streamcd.core.metadata import Kind, parse_json
-from streamcd.dataset.chunked_table import COLUMN_LAYOUT, ROW_LAYOUT
 from streamcd.dataset.column_layout import open_columns
+from streamcd.dataset.manifests import COLUMN_LAYOUT, ROW_LAYOUT
 from streamcd.models.model_file import MODEL
 from streamcd.models.stored import stored_certificate
 from streamcd.training import checkpoint

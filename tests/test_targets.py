@@ -144,7 +144,7 @@ def test_columns_export_selection_and_like_keep_targets(
 
 
 def test_a_manifest_with_another_range_of_targets_is_found(tmp_path: Path) -> None:
-    from streamcd.dataset.chunked_table import manifest_fingerprint
+    from streamcd.dataset.manifests import manifest_fingerprint
 
     convert(made_rows(), tmp_path / "data", target=True)
     path = tmp_path / "data" / "manifest.json"

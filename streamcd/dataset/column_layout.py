@@ -17,7 +17,8 @@ import numpy as np
 from ..core.errors import DatasetError
 from ..core.metadata import read_metadata
 from ..core.storage import Location
-from .chunked_table import COLUMN_LAYOUT, ChunkedTable, RowTable, starts_of
+from .chunked_table import ChunkedTable, RowTable, starts_of
+from .manifests import COLUMN_LAYOUT
 from .range_cache import CachedFile
 from .schema import COLUMN_CHUNKS, FIRST_OF_COLUMNS, column_schemas
 from .table_writer import PartFiles, chunk_records, write_manifest

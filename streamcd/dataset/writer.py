@@ -14,8 +14,8 @@ from ..core.atomic_files import sync
 from ..core.metadata import content_digest
 from ..core.threads import Threads
 from .arrow_columns import arrow_strings, null_strings
-from .chunked_table import ROW_LAYOUT
 from .kept_columns import KEPT_FILE, join_kept
+from .manifests import ROW_LAYOUT
 from .parquet import file_checksum
 from .scaling import Scaling
 from .schema import FEATURES, FIRST_OF_ROWS, ROW_CHUNKS, SCALES, no_norms, norms_record, row_schemas
