@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import CheckpointError, DatasetError
+from ..core.errors import CheckpointError
 from ..core.randomness import random_key
 from ..dataset.dataset import Dataset, open_dataset
 from ..kernels.primitives import (
@@ -72,12 +72,8 @@ class _LocalRound:
 
 def open_same(spec: WorkerSpec) -> Dataset:
     """Open the dataset of a run in this process; refused if it has another fingerprint, or dataset or run is missing."""
-    dataset = open_dataset(spec.dataset)
+    dataset = open_dataset(spec.dataset, as_of=spec.fingerprint)
     dataset.use_cache(spec.cache)
-    if dataset.fingerprint != spec.fingerprint:
-        raise DatasetError(
-            f"{dataset.path}: fingerprint {dataset.fingerprint}, the run has {spec.fingerprint}: another dataset"
-        )
     if not Path(spec.folder).is_dir():
         raise CheckpointError(
             f"{spec.folder} is not there: dataset and run have to be in directories that all workers see "

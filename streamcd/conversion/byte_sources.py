@@ -144,11 +144,15 @@ def total_bytes(paths: Sequence[str]) -> int | None:
     return total
 
 
+class NoRows(DataError):
+    """A source without a row."""
+
+
 def check_rows(n_rows: int, paths: Sequence[str], what: str = "rows of libsvm text") -> None:
     """Refuse sources without a row."""
     if not n_rows:
         names = ", ".join(display_name(path) for path in paths[:3]) + (", …" if len(paths) > 3 else "")
-        raise DataError(f"{names}: expected {what}, found none; check that this is the file meant")
+        raise NoRows(f"{names}: expected {what}, found none; check that this is the file meant")
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -13,15 +13,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import UsageError
+from ..core.atomic_files import SET_ASIDE, put_directory, work_directory
+from ..core.errors import DataError, UsageError, escaped
 from ..core.options import takes
 from ..core.process_pool import Pool, checked_workers
 from ..core.progress import Listener, ends_progress
 from ..core.storage import Url, is_url, location, writable
 from ..dataset.chunked_table import RowTable
 from ..dataset.dataset import Dataset, open_dataset
-from .byte_sources import total_bytes
+from .byte_sources import NoRows, check_rows, total_bytes
 from .formats import expand, open_source
+from .growing import form_of, growing, open_base
 from .in_memory import is_files, open_data
 from .options import ConvertOptions
 from .pipeline import Conversion
@@ -68,11 +70,16 @@ def convert(sources: Any, dest: str | Path, asked: ConvertOptions) -> Dataset:
     """
     from_files = is_files(sources)
     paths, roots = expand(sources) if from_files else ([], {})
+    place = writable(dest, "a dataset to be written")
+    base = open_base(place, asked) if asked.append else None
+    like = None if asked.like is None else load_like(location(asked.like))
     options = Options(
-        **vars(asked),
-        place=writable(dest, "a dataset to be written"),
+        **(vars(asked) | (form_of(base.dataset) if base else {})),
+        place=place,
         in_memory=not from_files,
-        training=None if asked.like is None else load_like(location(asked.like)),
+        training=base.like if base else like,
+        first_row=base.first_row if base else 0,
+        kept_schema=base.kept_schema if base else None,
     )
     checked_workers(options.workers)
     _check(options, paths)
@@ -91,29 +98,37 @@ def convert(sources: Any, dest: str | Path, asked: ConvertOptions) -> Dataset:
             return open_source(paths, roots, options.format, reading, options)
         return open_data(sources, reading, options)
 
-    source = opened(plan)
-    _check_source(options, source)
-    if source.held_bytes:
-        plan = make_plan(options, urls, source.held_bytes)
+    try:
+        if base and from_files and total_bytes(paths) == 0:
+            check_rows(0, paths)
         source = opened(plan)
-    with (
-        _workplace(options) as (work, publication),
-        Pool(options.workers, listener, Conversion.__module__) as pool,
-    ):
-        Conversion(options, plan, source, work, pool, publication).run()
-        if publication is not None:
-            publication.finish(work / "dataset", listener)
-    return open_dataset(options.place)
+        _check_source(options, source)
+        if source.held_bytes:
+            plan = make_plan(options, urls, source.held_bytes)
+            source = opened(plan)
+        with (
+            growing(base, listener) if base else _workplace(options, listener) as (work, publication),
+            Pool(options.workers, listener, Conversion.__module__) as pool,
+        ):
+            Conversion(options, plan, source, work, pool, publication).run()
+    except NoRows as error:
+        if base is None:
+            raise
+        listener.message(f"nothing was appended, {place} is as it was: {error}")
+    return open_dataset(place)
 
 
 @contextmanager
-def _workplace(options: Options) -> Iterator[tuple[Path, Publication | None]]:
+def _workplace(options: Options, listener: Listener) -> Iterator[tuple[Path, Publication | None]]:
     """A directory for work in progress: the dataset written there is put in its place at the end, or published."""
-    if isinstance(options.place, Url):
-        with publishing(options.place, RowTable, force=options.force) as found:
-            yield found
+    place = options.place
+    if isinstance(place, Url):
+        with publishing(place, RowTable, force=options.force) as (work, publication):
+            yield work, publication
+            publication.finish(work / "dataset", listener)
     else:
-        with staging_directory(options.place, options.force) as work:
+        aside = work_directory(place) / SET_ASIDE if options.force else None
+        with staging_directory(place, lambda new: put_directory(new, place, aside)) as work:
             yield work, None
 
 
@@ -130,8 +145,8 @@ def _reading(options: Options, plan: Plan) -> Reading:
         plan.decoder_bytes,
         batch_bytes=plan.statistics_bytes // 2,  # those are made later
         index_base=like.index_base if like else options.first_index,
-        n_features=like.n_features if like else options.n_features,
-        ignore_beyond=like is not None,
+        n_features=like.n_features if like and not options.adds_names else options.n_features,
+        ignore_beyond=like is not None and not options.adds_names,
         encoding=like.encoding if like else None,
         class_names=like.class_names if like else (),
         of_numbers=options.has_targets or (like is not None and not (like.class_names or like.separator)),
@@ -144,13 +159,18 @@ def _reading(options: Options, plan: Plan) -> Reading:
 def _check_source(options: Options, source: Source) -> None:
     if options.training is not None and source.encoding is not None:
         if options.training.encoding is None:
-            raise UsageError(
-                f"--like {options.like}: its data came from no table; convert its own table first, or give --label here"
+            advice = (
+                "append rows of that kind"
+                if options.append
+                else "convert its own table first, or give --label here"
             )
+            raise UsageError(f"{options.like_words}: its data came from no table; {advice}")
         if options.given:
             raise UsageError(
                 f"{', '.join(options.given)} and --like exclude each other: --like takes the columns from there"
             )
+    if options.append:
+        _check_appended(options, source)
     if source.weighted and options.weights is not None:
         raise UsageError("--weights and --weight-column exclude each other: give the weights once")
     if options.training is None and not source.of_indices:
@@ -158,6 +178,26 @@ def _check_source(options: Options, source: Source) -> None:
             raise UsageError(
                 f"{name} is for features numbered by indices: those of a table are its columns; leave it out"
             )
+
+
+def _check_appended(options: Options, source: Source) -> None:
+    """Refuse rows that lack what those of the dataset have: a table's columns, those kept beside the rows, weights."""
+    like = options.training
+    assert like is not None
+    known = like.encoding
+    if like.class_names and not source.names_labels:
+        names = ", ".join(map(escaped, like.class_names[:5]))
+        raise UsageError(f"{options.like_words}: expected names as labels, such as {names}, found numbers")
+    if known is None:
+        return
+    if source.encoding is None:
+        raise UsageError(
+            f"{options.like_words}: expected a table with its columns, found {source.what} without names"
+        )
+    if lacking := [name for name in known.kept if name not in source.encoding.kept]:
+        raise DataError(
+            f"{options.like_words}: expected the column {lacking[0]!r}, which it keeps beside the rows, found none; add it"
+        )
 
 
 def _check(options: Options, paths: list[str]) -> None:
@@ -182,7 +222,7 @@ def _check(options: Options, paths: list[str]) -> None:
         raise UsageError(
             "--n-features and --compact exclude each other: --compact counts the features that occur"
         )
-    if isinstance(options.place, Path):
+    if isinstance(options.place, Path) and not options.append:
         _check_place(options, options.place, paths)
         if not options.place.absolute().parent.is_dir():
             raise UsageError(f"no such directory: {options.place.absolute().parent}; make it first")

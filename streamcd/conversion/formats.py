@@ -172,7 +172,9 @@ def _open_libsvm(paths: list[str], head: bytes, reading: Reading, options: Table
             f"{display_name(paths[0])}: expected a table with the strings of the training data (columns {names}, …), found "
             "libsvm text"
         )
-    return LibsvmSource(reader=LibsvmReader(paths, reading, head=head), names_labels=bool(reading.separator))
+    reader = LibsvmReader(paths, reading, head=head)
+    known = reading.class_names if reading.separator else ()
+    return LibsvmSource(reader=reader, names_labels=bool(reading.separator), class_names=known)
 
 
 def _open_table(

@@ -14,6 +14,7 @@ import pyarrow as pa
 from ..core.errors import DataError, UsageError
 from ..dataset.arrow_columns import flat_columns, frame_reader, one_batch
 from ..dataset.in_memory import refuse_mask, sound_matrix
+from .byte_sources import NoRows
 from .encoded_rows import open_matrix
 from .label_set_texts import check_marks
 from .options import TableOptions
@@ -70,7 +71,7 @@ def open_data(data: Any, reading: Reading, options: TableOptions) -> Source:
     batches = _batches(data)
     first = next(batches, None)
     if first is None:
-        raise DataError("expected rows, found none: there is no batch")
+        raise NoRows("expected rows, found none: there is no batch")
     batches = chain([first], batches)
     if isinstance(first, pa.Table):
         return _open_frames(first, (_like_first(batch, first) for batch in batches), reading, options)

@@ -226,6 +226,7 @@ class Numbering:
     maps_labels: bool = False
     n_static: int = 0  # codes of numbers and indicators, which come before those of strings
     tail_start: int = 0  # of hashed and sparse columns' features, where those before them are mapped
+    left_out: Path | None = None  # rows of the source that the others are numbered without, ascending
 
     def task_maps(self) -> tuple[np.ndarray, np.ndarray]:
         """Read where the map of every task starts, and the maps, which stay in their file, cached by the system."""
@@ -246,6 +247,7 @@ class Numberer:
     def __init__(self, numbering: Numbering) -> None:
         self._numbering = numbering
         self._first_rows = np.array(numbering.first_rows, np.int64)
+        self._left_out = None if numbering.left_out is None else np.load(numbering.left_out)
         self._original = None if numbering.original is None else np.load(numbering.original, mmap_mode="r")
         if numbering.dictionaries is not None:
             self._starts, self._places = numbering.task_maps()
@@ -268,4 +270,7 @@ class Numberer:
         else:
             index = rows.index
             index -= numbering.index_base
-        return replace(rows, index=index.astype(index_dtype, copy=False))
+        source = rows.source_row
+        if self._left_out is not None:
+            source = source - np.searchsorted(self._left_out, source)
+        return replace(rows, source_row=source, index=index.astype(index_dtype, copy=False))

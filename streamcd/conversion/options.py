@@ -304,6 +304,19 @@ class ConvertOptions(ColumnsOptions, TableOptions):
         flags="--shuffle/--no-shuffle",
         section=Section.DATASET,
     )
+    append: bool = option(
+        False,
+        "Append the rows to the dataset, encoded as its own: index base, width, columns, categories, scaling, type. Runs "
+        "on the rows before go on with these.",
+        section=Section.LATER,
+    )
+    new_names: str = option(
+        "count",
+        "With `append`, features, categories and labels that the dataset does not have. count: leave out such entries, and "
+        "rows of such labels, and say how many. add: number them behind its own. error: refuse them.",
+        choices=("count", "add", "error"),
+        section=Section.LATER,
+    )
     force: bool = replaces("dataset, once the new one is complete")
 
     def __post_init__(self) -> None:
@@ -312,6 +325,8 @@ class ConvertOptions(ColumnsOptions, TableOptions):
         ColumnsOptions.__post_init__(self)
         if self.n_features is not None and not 1 <= self.n_features <= MAX_FEATURES:
             raise UsageError(f"expected --n-features from 1 to 2^62, found {self.n_features}")
+        if self.new_names != "count" and not self.append:
+            raise UsageError("--new-names is for rows that are appended; give --append, or leave it out")
 
 
 def _type_name(dtype: Any) -> Any:

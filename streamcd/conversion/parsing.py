@@ -14,7 +14,7 @@ from ..core.errors import DataError
 from ..core.process_pool import Tell
 from ..core.storage import Url, location
 from ..core.threads import ahead
-from ..dataset.kept_columns import KeptWriter
+from ..dataset.kept_columns import KeptWriter, some_rows
 from .external_shuffle import HeldRows, RunFormat, RunWriter
 from .feature_statistics import DistinctFeatures, LabelCounts
 from .numbering import TaskDictionary
@@ -87,6 +87,7 @@ class Parsing:
     source: Source
     scale: str
     has_targets: bool  # labels are numbers to predict
+    known: np.ndarray | None  # labels, or codes of their names: rows of others are left out
     dictionaries: Path | None  # a directory for the strings of each task
     distinct: Path | None  # a directory for the indices that occur in each task
     weights: Weights | None
@@ -101,6 +102,7 @@ class Parsed(NamedTuple):
     counts: Counts
     labels: LabelCounts
     held: HeldRows | None
+    left_out: np.ndarray  # rows of the source, ascending
 
 
 def changed(path: str) -> DataError:
@@ -114,19 +116,23 @@ def parse_task(parsing: Parsing, task: Task) -> Parsed:
     labels = LabelCounts(None if parsing.has_targets else {})
     distinct = None if parsing.distinct is None else DistinctFeatures(plan.map_bytes)
     run = RunWriter(parsing.form, task.number, plan.sort_bytes)
+    left_out = [np.empty(0, np.int64)]
     dictionary = None
     if parsing.dictionaries is not None:
         dictionary = TaskDictionary(plan.map_bytes, parsing.source.class_names)
     kept = None if parsing.kept is None else KeptWriter(parsing.kept / f"{task.number:07d}.parquet")
     for batch in _batches(parsing.source, task, dictionary):
-        counts, rows = batch.counts, batch.rows
+        counts, rows, beside = batch.counts, batch.rows, batch.kept
+        if parsing.weights is not None:
+            rows = replace(rows, weight=parsing.weights.of(rows, task))
+        if parsing.known is not None and not (mask := np.isin(rows.label, parsing.known)).all():
+            left_out.append(rows.source_row[~mask])
+            rows, beside = rows.some(mask), beside and some_rows(beside, mask)
         if kept is not None:
-            kept.append(batch.kept)
+            kept.append(beside)
         labels.add(rows.label)
         if distinct is not None:
             distinct.add(rows.index)
-        if parsing.weights is not None:
-            rows = replace(rows, weight=parsing.weights.of(rows, task))
         run.append(rows, counts.is_wide)
         if parsing.tell is not None:
             parsing.tell(batch.bytes_read)
@@ -139,7 +145,7 @@ def parse_task(parsing: Parsing, task: Task) -> Parsed:
         np.save(parsing.distinct / f"{task.number:07d}.npy", distinct.merge())
     if task.n_rows not in (None, counts.n_rows):
         raise changed(task.pieces[0].path)
-    return Parsed(counts, labels, held)
+    return Parsed(counts, labels, held, np.concatenate(left_out))
 
 
 def _batches(source: Source, task: Task, dictionary: TaskDictionary | None) -> Iterator[RowBatch]:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import DataError
+from ..core.label_sets import labels_in
 from ..core.memory_budget import parse_size
 from ..core.process_pool import TASKS_PER_WORKER, Pool, in_shares
 from ..dataset.scaling import scales_digest
@@ -75,14 +76,14 @@ class Conversion:
         merged = self._merge_strings()
         numbering = self._numbering(tasks)
         parsed = self._join(found, numbering)
-        numbering, shape = self._number(numbering, parsed.counts)
+        messages = self._what_is_left_out(parsed)
+        numbering, shape = self._number(numbering, parsed)
         reader = partial(RunReader, form, self.plan.rows_bytes, parsed.counts.is_wide, parsed.held)
         shards = self._shards(reader, shape)
         summing = self._summing("values", shape, parsed)
         plain = ShardPass(reader, shape, numbering, summing)
         scaling = self._scaling(plain, shards, parsed)
         self._write(replace(plain, **scaling), shards, self._manifest(parsed, shape, merged.class_names))
-        messages = parsed.counts.messages(self.options.value_dtype)
         if merged.n_buckets_used:
             messages.append(
                 f"{merged.n_collided:,} of {merged.n_buckets_used:,} hash buckets in use hold several categories"
@@ -92,7 +93,8 @@ class Conversion:
             "in --features it becomes categories all the same"
             for name, reason in self.source.unused.items()
         ]
-        size = f"{shape.n_rows:,} rows, {shape.n_features:,} features, {parsed.counts.n_entries:,} entries"
+        n_entries = sum(int(shard.chunk_entries.sum()) for shard in shards)
+        size = f"{shape.n_rows:,} rows, {shape.n_features:,} features, {n_entries:,} entries"
         for message in [*messages, size]:
             self.pool.listener.message(message)
 
@@ -155,6 +157,7 @@ class Conversion:
             self.options.scale,
             self.options.has_targets,
             dictionaries=self._directory("dictionaries") if self._has_strings else None,
+            known=self.options.known_labels,
             distinct=self._directory("distinct") if self.options.compact else None,
             weights=weights,
             kept=self._directory("kept") if self._keeps else None,
@@ -180,7 +183,7 @@ class Conversion:
             if numbering.maps_labels:
                 renumbered = renumbered.renumbered(numbering.classes_of(number))
             labels.merge(renumbered)
-        return Parsed(counts, labels, found[-1].held)
+        return Parsed(counts, labels, found[-1].held, np.concatenate([parsed.left_out for parsed in found]))
 
     # -- numbering
 
@@ -207,7 +210,22 @@ class Conversion:
             self.columns = summarise(source.examples, self.encoding, merged.n_missing, unused, word)
             for warning in notation_warnings(directory, self.encoding):
                 self.pool.listener.warning(warning)
+        if self.options.append and self.options.separator:
+            self._check_label_sets(merged.class_names)
+        elif self.options.append and not self.options.adds_names:  # rows of other names are left out
+            merged = merged._replace(class_names=[*source.class_names])
         return merged
+
+    def _check_label_sets(self, names: list[str]) -> None:
+        """Refuse sets with labels that the dataset to which rows are appended does not have, unless they are added."""
+        known, separator = self.source.class_names, self.options.separator
+        labels = {label for name in known for label in labels_in(name, separator)}
+        new = {label for name in names for label in labels_in(name, separator)} - labels
+        if new and not self.options.adds_names:
+            raise DataError(
+                f"expected labels that {self.options.place} has, found {len(new):,} others, such as {min(new)!r}; "
+                "--new-names add adds them, or leave these rows out"
+            )
 
     def _numbering(self, tasks: Sequence[Task]) -> Numbering:
         encoding, source = self.encoding, self.source
@@ -221,20 +239,49 @@ class Conversion:
             tail_start=0 if encoding is None else int(encoding.first_features()[-1]),
         )
 
-    def _number(self, numbering: Numbering, counts: Counts) -> tuple[Numbering, Shape]:
+    def _what_is_left_out(self, parsed: Parsed) -> list[str]:
+        """Describe the entries and rows that are not in the result; refuses names that are new, if they are to be."""
+        counts = parsed.counts
+        if not self.options.append:
+            return counts.messages(self.options.value_dtype)
+        new = [
+            (counts.n_ignored, "entries of features"),
+            (counts.n_unseen, "values of categories"),
+            (parsed.left_out.size, "rows of labels"),
+        ]
+        found = ", ".join(f"{number:,} {what}" for number, what in new if number)
+        counts = replace(counts, n_ignored=0, n_unseen=0)
+        messages = counts.messages(self.options.value_dtype)
+        if found and self.options.new_names == "error":
+            names = ", ".join(map(display_name, self.source.reader.paths[:3])) or "data in memory"
+            raise DataError(
+                f"{names}: expected features, categories and labels that {self.options.place} has, found {found} that it "
+                "has not; --new-names add adds them, count leaves them out"
+            )
+        said = f"left out, since {self.options.place} does not have them: {found}; --new-names add adds them"
+        return [*messages, said] if found else messages
+
+    def _number(self, numbering: Numbering, parsed: Parsed) -> tuple[Numbering, Shape]:
         """Find the first index and the width, and with ``compact`` the indices that occur."""
+        counts, left_out = parsed.counts, parsed.left_out
         base, n_features = self._base_and_width(counts)
+        n_rows = counts.n_rows - left_out.size
+        check_rows(n_rows, self.source.reader.paths, "rows of labels that the dataset has")
+        if left_out.size:
+            numbering = replace(numbering, left_out=self.work / "left-out.npy")
+            np.save(self.work / "left-out.npy", left_out)
         numbering = replace(numbering, index_base=base)
         if self.options.compact:
             numbering = replace(numbering, original=self.work / "original.npy")
             merging = (self.work / "distinct", self.plan.map_bytes, numbering.original)
             (n_features,) = self.pool.run(merge_distinct, [merging])
-        return numbering, Shape(counts.n_rows, n_features, base)
+        return numbering, Shape(n_rows, n_features, base, self.options.first_row)
 
     def _base_and_width(self, counts: Counts) -> tuple[int, int]:
         options, like, encoding = self.options, self.options.training, self.encoding
         if like is not None:
-            return like.index_base, like.n_features
+            added = counts.max_index - like.index_base + 1 if options.adds_names and encoding is None else 0
+            return like.index_base, max(like.n_features, added)
         if encoding is not None and not self.source.of_indices:
             if encoding.sparse is None:
                 return 0, encoding.sparse_start
@@ -324,7 +371,8 @@ class Conversion:
         scaling, shape = self.options.scaling, plain.shape
         path = self.work / "scales.npy"
         if scaling.scales is not None:
-            np.save(path, scaling.scales)
+            added = np.ones(shape.n_features - scaling.scales.size)  # features that the training side has not
+            np.save(path, np.concatenate([scaling.scales, added]))
             return {"scaling": replace(scaling, scales=None), "scales": path}
         if self.options.scale == "none":
             return {"scaling": scaling}
@@ -373,13 +421,13 @@ class Conversion:
         work = replace(work, part=part, upload=upload)
         for written in self._pass(work, shards, "write"):
             writer.add_part(*written)
-        if work.scaling.changes_values:
+        if work.scaling.changes_values and not options.append:
             writer.write_scaling(work.whole_scaling())
         self._write_features(writer, work)
-        if self.encoding is not None:
+        if self.encoding is not None and not options.append:
             writer.write_encoding(self.encoding)
         if self._keeps:
-            writer.write_kept(sorted((self.work / "kept").iterdir()))
+            writer.write_kept(sorted((self.work / "kept").iterdir()), options.kept_schema)
         writer.close(**manifest)
 
     def _write_features(self, writer: DatasetWriter, work: ShardPass) -> None:

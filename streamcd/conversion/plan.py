@@ -77,7 +77,9 @@ class Options(ConvertOptions):
 
     place: Location  # of the dataset
     in_memory: bool  # the source is
-    training: Like | None  # what `like` names
+    training: Like | None  # what `like` names, or the dataset to which rows are appended
+    first_row: int = 0  # number of the first row of the source, behind those of that dataset
+    kept_schema: Any = None  # names and types of the columns that it keeps beside the rows
 
     @property
     def separator(self) -> str:
@@ -100,6 +102,24 @@ class Options(ConvertOptions):
     def first_index(self) -> int | None:
         """The first index of a feature; None where the indices that occur decide."""
         return None if self.index_base == "auto" else int(self.index_base)
+
+    @property
+    def adds_names(self) -> bool:
+        """True where features, categories and labels that the dataset to which rows are appended has not are added."""
+        return self.append and self.new_names == "add"
+
+    @property
+    def known_labels(self) -> np.ndarray | None:
+        """Labels, or codes of their names, of the dataset to which rows are appended, where others are not added."""
+        like = self.training
+        if not self.append or like is None or like.classes is None or self.adds_names or like.separator:
+            return None
+        return np.arange(len(like.class_names)) if like.class_names else like.classes
+
+    @property
+    def like_words(self) -> str:
+        """What asks for the properties of the training side, for messages."""
+        return f"--append to {self.place}" if self.append else f"--like {self.like}"
 
     @property
     def index_options(self) -> list[str]:

@@ -12,24 +12,29 @@ import os
 import re
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..core.errors import DatasetError, StreamcdError, UsageError
 from ..core.locks import scratch_directory
 from ..core.memory_budget import format_size
-from ..core.metadata import read_metadata
+from ..core.metadata import metadata_text, read_metadata
 from ..core.progress import Listener, Progress
 from ..core.storage import Location, Url, location
 from ..dataset.chunked_table import ChunkedTable, RowTable
 from ..dataset.column_layout import FOLDER, Columns
 from ..dataset.dataset import Dataset, open_dataset
+from ..dataset.manifests import ROW_LAYOUT
 from .staging import disk_full_means, leftovers
 
 _MANIFEST = "manifest.json"
-_OURS = re.compile(rf"(?:(?:rows|entries|{FOLDER})/)?[a-z]+(?:-\d+)?\.(?P<infix>[0-9a-f]{{16}})\.parquet")
+_OURS = re.compile(
+    rf"(?:(?:rows|entries|{FOLDER})/)?[a-z]+(?:-\d+)?\.(?P<infix>[0-9a-f]{{16}})\.parquet|"
+    r"added-\d{4}-(?P<of_batch>[0-9a-f]{16})/.+"
+)
 """Name of a file that a publication writes."""
 
 
@@ -41,14 +46,18 @@ class Publication:
     infix: str
     version: str | None  # of the manifest that is replaced
     force: bool
+    added: str = ""  # folder of a batch of rows
 
     def upload(self, work: Path, name: str) -> None:
         """Upload a file of the directory `work`, and remove it there."""
         (self.folder / self._stored(name)).upload(work / name)
         (work / name).unlink()
 
-    def finish(self, work: Path, listener: Listener) -> None:
-        """Upload what is left in `work`, the manifest last; then, with ``force``, remove what was there before."""
+    def finish(self, work: Path, listener: Listener, fields: Mapping[str, Any] | None = None) -> None:
+        """Upload what is left in `work`, the manifest last; then, with ``force``, remove what was there before.
+
+        That of a dataset with more rows has the `fields` given; another is in `work`.
+        """
         sizes = {
             str(path.relative_to(work)): path.stat().st_size for path in work.rglob("*") if path.is_file()
         }
@@ -57,11 +66,15 @@ class Publication:
             listener.progress(Progress("upload", done, total, "B"))
             self.upload(work, name)
             done += sizes[name]
-        manifest = {**json.loads((work / _MANIFEST).read_bytes()), "infix": self.infix}
+        if fields is None:
+            manifest = {**json.loads((work / _MANIFEST).read_bytes()), "infix": self.infix}
+            text = (json.dumps(manifest, indent=1) + "\n").encode()
+        else:
+            text = metadata_text(ROW_LAYOUT, fields)
         before = self.folder.find() if self.force else {}
         replaced = _listed(self.folder)
         try:
-            (self.folder / _MANIFEST).put((json.dumps(manifest, indent=1) + "\n").encode(), self.version)
+            (self.folder / _MANIFEST).put(text, self.version)
         except FileExistsError:
             raise UsageError(
                 f"{self.folder}: expected to be the only one that writes there, found that another was completed there "
@@ -81,6 +94,8 @@ class Publication:
         return _infix(name) == self.infix
 
     def _stored(self, name: str) -> str:
+        if self.added:
+            return f"{self.added}/{name}"
         return f"{name.removesuffix('.parquet')}.{self.infix}.parquet"
 
     def _remove(self, names: list[str]) -> None:
@@ -103,15 +118,30 @@ def publishing(folder: Url, table: type[ChunkedTable], *, force: bool) -> Iterat
         raise UsageError(f"{folder} exists; name another place or replace it with --force")
     version = (folder / _MANIFEST).version()
     found = Publication(folder, os.urandom(8).hex(), version, force)
-    scratch = Path(tempfile.gettempdir())
-    room = "three times" if table is Columns else "twice"
+    with _withdrawn(found, "three times" if table is Columns else "twice") as work:
+        yield work, found
+
+
+@contextmanager
+def appending(folder: Url, batch: str) -> Iterator[tuple[Path, Publication]]:
+    """A directory for work on disk, and a publication of a batch of rows to a dataset, withdrawn if the block fails."""
+    infix = os.urandom(8).hex()
+    found = Publication(folder, infix, (folder / _MANIFEST).version(), False, f"{batch}-{infix}")
+    with _withdrawn(found, "twice") as work:
+        yield work, found
+
+
+@contextmanager
+def _withdrawn(found: Publication, room: str) -> Iterator[Path]:
+    """A directory for work on disk; a publication is withdrawn if the block fails."""
+    scratch, folder = Path(tempfile.gettempdir()), found.folder
     disk_full = (
         f"{scratch}: the disk is full, nothing was written to {folder}; make room (about {room} the size of the "
         "decoded entries), or name another directory in TMPDIR"
     )
     with disk_full_means(disk_full), scratch_directory(scratch, "upload") as work:
         try:
-            yield work, found
+            yield work
         except BaseException:
             found.withdraw()
             raise
@@ -149,7 +179,7 @@ def _unlisted_files(dataset: Url) -> list[str]:
 def _infix(name: str) -> str:
     """Return the infix of a file's name; empty where no publication has written it."""
     match = _OURS.fullmatch(name)
-    return match["infix"] if match else ""
+    return (match["infix"] or match["of_batch"]) if match else ""
 
 
 def _listed(folder: Url) -> set[str]:

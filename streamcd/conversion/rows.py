@@ -47,6 +47,13 @@ class Rows:
             np.empty(n_entries, self.value.dtype),
         )
 
+    def some(self, mask: np.ndarray) -> Rows:
+        """Copy the rows that a mask marks."""
+        rows = np.flatnonzero(mask)
+        found = self.room(rows.size, int((self.indptr[rows + 1] - self.indptr[rows]).sum()))
+        self.gather(rows, found)
+        return found
+
     def gather(self, rows: np.ndarray, out: Rows, start: int = 0) -> None:
         """Copy the given rows, in the given order, to rows `start` and following of `out`, after those before it."""
         stop = start + len(rows)

@@ -7,11 +7,11 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ..core.atomic_files import SET_ASIDE, put_directory, restore_directory, sync, work_directory
+from ..core.atomic_files import SET_ASIDE, restore_directory, sync, work_directory
 from ..core.errors import EnvironmentFailure, UsageError
 from ..core.locks import release_lock, take_lock
 
@@ -19,14 +19,14 @@ _MARK = b"streamcd works here\n"
 """Content of the lock file: who made the directory."""
 
 _MADE = re.compile(
-    r"lock|dataset|replaced|runs|weights|dictionaries|distinct|(original|scales|means)\.npy|sums-.+"
+    r"lock|dataset|replaced|runs|weights|dictionaries|distinct|kept|(original|scales|means|left-out)\.npy|sums-.+"
 )
 """Names in a directory for work."""
 
 
 @contextmanager
-def staging_directory(dest: Path, force: bool) -> Iterator[Path]:
-    """Make a locked directory for work in progress beside `dest`; its ``dataset`` becomes `dest` at the end.
+def staging_directory(dest: Path, put: Callable[[Path], None]) -> Iterator[Path]:
+    """Make a locked directory for work in progress beside `dest`; at the end `put` moves its ``dataset`` into place.
 
     What an interrupted conversion left there is removed first, and the directory at the end, unless the process is killed.
     Another user's or program's directory is refused, and a symbolic link.
@@ -43,7 +43,7 @@ def staging_directory(dest: Path, force: bool) -> Iterator[Path]:
         _remove_entries(work)
         try:
             yield work
-            put_directory(work / "dataset", dest, work / SET_ASIDE if force else None)
+            put(work / "dataset")
         finally:
             remove_work(work)
 

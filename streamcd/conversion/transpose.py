@@ -42,8 +42,17 @@ from ..core.process_pool import (
 from ..core.progress import Listener, ends_progress
 from ..core.storage import UPLOADING_BYTES, Location, Url, writable
 from ..core.threads import ahead
-from ..dataset.column_layout import FOLDER, Columns, ColumnsOutline, ColumnsWriter, has_columns, open_columns
+from ..dataset.column_layout import (
+    FOLDER,
+    Columns,
+    ColumnsOutline,
+    ColumnsWriter,
+    columns_exist,
+    has_columns,
+    open_columns,
+)
 from ..dataset.dataset import Dataset, open_dataset
+from ..dataset.feature_figures import GROUP_BYTES
 from ..kernels import scatter
 from .options import ColumnsOptions
 from .publication import Publication, publishing
@@ -96,8 +105,11 @@ def make_columns(dataset: Dataset | str | Path, asked: ColumnsOptions) -> Column
     path = writable(dataset.path, "a dataset that gets a column layout")
     if isinstance(path, Path):
         _clear_finished(path)
-    if has_columns(dataset) and not asked.force:
-        raise UsageError(f"{dataset.path / FOLDER} exists; replace it with --force")
+    if columns_exist(dataset) and not asked.force:
+        of_old = (
+            "" if has_columns(dataset) else ", of the rows before others were appended, for runs on these"
+        )
+        raise UsageError(f"{dataset.path / FOLDER} exists{of_old}; replace it with --force")
     form: dict[str, Any] = {
         "chunk_bytes": parse_size(asked.chunk_size),
         "shard_bytes": parse_size(asked.shard_size),
@@ -171,6 +183,7 @@ def _make_plan(dataset: Dataset, budget: int, chunk_bytes: int, workers: int = 1
         "chunks being read": 5 * largest * _record_bytes(dataset),
         "chunk tables": 40 * dataset.n_chunks + 200 * (dataset.n_entries * 8 // chunk_bytes + 1),
         "entries being sorted": _LEAST_BYTES,
+        "features of the batches": GROUP_BYTES * (len(dataset.batches) - 1),
         "the client of URLs": dataset.client_bytes + (UPLOADING_BYTES if dataset.client_bytes else 0),
     }
     if workers == 1:
@@ -236,16 +249,11 @@ class FeatureCounts:
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
         self._entry_bytes = dataset.row_dtype.itemsize + dataset.value_dtype.itemsize
-        self._first: list[int] = []  # feature of each piece, as far as they have been read
 
     def pieces(self, start: int, stop: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Iterate over the features in a range, ascending, and their numbers of entries."""
-        group = max(int(np.searchsorted(self._first, start, side="right")) - 1, 0)
-        for piece in self._dataset.read_features(("feature", "n_entries"), first_group=group):
+        for piece in self._dataset.read_features(("feature", "n_entries"), start=start):
             feature, count = piece["feature"], piece["n_entries"]
-            if group == len(self._first):
-                self._first.append(int(feature[0]))
-            group += 1
             if feature[0] >= stop:
                 return
             chosen = (feature >= start) & (feature < stop) & (count > 0)
@@ -390,7 +398,7 @@ class Transposition:
     ) -> None:
         """Run the tasks of a phase that have no mark yet."""
         tell = pool.tell_within(phase, "entries", self._dataset.n_entries)
-        dataset = self._dataset.path if tell is None else self._dataset
+        dataset = (self._dataset.path, self._dataset.fingerprint) if tell is None else self._dataset
         undone = [number for number, mark in enumerate(marks) if not mark.exists()]
         tasks = [(dataset, self._plan, self._work, phase, number, tell) for number in undone]
         sizes = [stop - start for start, stop in map(entries, undone)]
@@ -505,10 +513,15 @@ class Transposition:
 
 
 def _do_task(
-    dataset: Dataset | Location, plan: Plan, work: Path, phase: str, number: int, tell: Tell | None
+    dataset: Dataset | tuple[Location, str],
+    plan: Plan,
+    work: Path,
+    phase: str,
+    number: int,
+    tell: Tell | None,
 ) -> None:
     """Scatter a share or sort a job, in this process or a worker."""
-    opened = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
+    opened = dataset if isinstance(dataset, Dataset) else open_dataset(dataset[0], as_of=dataset[1])
     transposition = Transposition(opened, plan, work)
     (transposition.scatter if phase == "scatter" else transposition.sort)(number, tell)
     if opened is not dataset:

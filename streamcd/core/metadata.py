@@ -36,6 +36,9 @@ Infix = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]*\Z")]
 FileName = Annotated[str, msgspec.Meta(pattern=r"^([\w-]+/)?[\w-][\w.-]*\Z")]
 """Name of a file in the directory of the metadata file, or in a folder of that directory."""
 
+Folder = Annotated[str, msgspec.Meta(pattern=r"^[\w-]*\Z")]
+"""Name of a folder in the directory of the metadata file; empty for that directory itself."""
+
 
 class Structure(msgspec.Struct, omit_defaults=True):
     """Fields and types of a JSON object; keys beyond the fields are allowed."""

@@ -3,7 +3,7 @@
 Entries are stored in parts, each with a second table that counts them by row or by feature. A row group of a part's two
 files is a chunk, the unit of reading. ``chunks.parquet`` lists the chunks; ``manifest.json``, written last, lists all files
 with their sizes and checksums. The row layout has a row per sample in ``rows/`` and its non-zeros, sorted by row, in
-``entries/``.
+``entries/``. Rows that are appended come in batches, each with such files in a folder of its own (`dataset.batches`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ..core.atomic_files import describe_set_aside
 from ..core.errors import DatasetError
 from ..core.metadata import Kind, read_metadata
 from ..core.storage import DATASET_BYTES, NO_FILE, Location, Url, file_sizes, location, with_size
-from .manifests import LISTED, ROW_LAYOUT, stored_name
-from .parquet import NO_CRC, OpenParts, read_table
+from .manifests import EARLIER_FILE, LISTED, OF_LATER, ROW_LAYOUT, batches_of, names_in, stored_name
+from .parquet import NO_CRC, OpenParts, read_table, reading
 from .range_cache import Cache, CachedFile
 from .schema import FIRST_OF_ROWS, ChunkData, row_dtype
 
@@ -69,33 +69,54 @@ class ChunkedTable:
         cls, path: Location, manifest: Mapping[str, Any], check_files: bool
     ) -> dict[str, np.ndarray]:
         """Read ``chunks.parquet``; raises `DatasetError` if it, or with `check_files` any file, is not as listed."""
-        chunks_name = stored_name("chunks.parquet", manifest)
-        listed = [file for file in cls.listed_files(manifest) if check_files or file[0] == chunks_name]
+        names = names_in(manifest, "chunks.parquet")
+        listed = [file for file in cls.listed_files(manifest) if check_files or file[0] in names]
         for _, problem in file_problems(path, listed):
             raise DatasetError(f"{problem}; {cls.KIND.remedy}")
-        chunks_path = path / chunks_name
-        table = read_table(chunks_path, manifest["chunks"]["checksum"], cls.KIND.remedy)
-        if table["part"].max(initial=-1) >= len(manifest["parts"]):
-            raise DatasetError(f"{chunks_path}: a part that the manifest does not list; {cls.KIND.remedy}")
+        tables, first_part = [], 0
+        for name, batch in zip(names, batches_of(manifest), strict=True):
+            table = cls._read_chunks(path / name, batch)
+            tables.append(table | {"part": table["part"] + first_part})
+            first_part += batch["n_parts"]
+        return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
+
+    @classmethod
+    def _read_chunks(cls, path: Location, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Read the chunk table of a batch, whose parts are numbered from 0."""
+        table = read_table(path, batch["chunks"]["checksum"], cls.KIND.remedy)
+        if table["part"].max(initial=-1) >= batch["n_parts"]:
+            raise DatasetError(f"{path}: a part that the manifest does not list; {cls.KIND.remedy}")
         for name in cls.TABLES:
             if f"{name}_crc" not in table:
-                raise DatasetError(f"{chunks_path}: no checksums of chunks of {name}; {cls.KIND.remedy}")
+                raise DatasetError(f"{path}: no checksums of chunks of {name}; {cls.KIND.remedy}")
         return table
 
     @classmethod
     def listed_files(cls, manifest: Mapping[str, Any]) -> Iterator[tuple[str, int, str]]:
         """Iterate over the files that a manifest lists: name as stored, bytes and checksum of each."""
-        for name, key in LISTED.items():
-            if manifest.get(key) is not None:
-                yield stored_name(name, manifest), manifest[key]["bytes"], manifest[key]["checksum"]
+        for holder, names in [
+            (manifest, LISTED),
+            *((batch, OF_LATER) for batch in manifest.get("later", ())),
+        ]:
+            for name, key in names.items():
+                if (record := holder.get(key)) is not None:
+                    stored = stored_name(name, manifest, record.get("folder", ""))
+                    yield stored, record["bytes"], record["checksum"]
         for part in manifest["parts"]:
             for table in cls.TABLES:
-                name = stored_name(part[table], manifest)
+                name = stored_name(part[table], manifest, part.get("folder", ""))
                 yield name, part[f"{table}_bytes"], part[f"{table}_checksum"]
 
     def file(self, name: str) -> Location:
-        """Return where a file of the table is stored."""
-        stored = stored_name(name, self.manifest)
+        """Return where a file of the table is stored, of which there is one whatever the number of batches."""
+        record = self.manifest.get(LISTED[name]) or {}
+        return self._located(stored_name(name, self.manifest, record.get("folder", "")))
+
+    def files(self, name: str) -> list[Location]:
+        """Return where the files `name` of all batches are stored."""
+        return [self._located(stored) for stored in names_in(self.manifest, name)]
+
+    def _located(self, stored: str) -> Location:
         return with_size(self.path / stored, self._sizes.get(stored))
 
     def files_of(self, chunk: int) -> list[Location]:
@@ -104,8 +125,11 @@ class ChunkedTable:
 
     def _file(self, table: str, chunk: int) -> tuple[str, int]:
         """Return the name of the file that holds a chunk of a table, and the row group in that file."""
-        name = self.manifest["parts"][self.chunk_part[chunk]][table]
-        return stored_name(name, self.manifest), int(self.chunk_group[chunk])
+        part = self.manifest["parts"][self.chunk_part[chunk]]
+        return self._name_of(part, table), int(self.chunk_group[chunk])
+
+    def _name_of(self, part: Mapping[str, Any], table: str) -> str:
+        return stored_name(part[table], self.manifest, part.get("folder", ""))
 
     def _read(
         self, table: str, chunk: int, columns: Sequence[str], n_rows: int, verify: bool
@@ -158,7 +182,7 @@ class ChunkedTable:
         n_ranges = np.bincount(self.chunk_part, minlength=len(self.manifest["parts"]))
         for part, count in zip(self.manifest["parts"], n_ranges.tolist(), strict=True):
             for table in self.TABLES:
-                file = CachedFile(stored_name(part[table], self.manifest), part[f"{table}_bytes"], count)
+                file = CachedFile(self._name_of(part, table), part[f"{table}_bytes"], count)
                 yield file
                 if table == "rows":  # of which predictions read other columns than trainings
                     yield file
@@ -231,6 +255,7 @@ class RowTable(ChunkedTable):
         super().__init__(path, manifest, chunk_table)
         self.n_rows: int = manifest["n_rows"]
         self.n_features: int = manifest["n_features"]
+        self.first_row: int = manifest.get("first_row", 0)
         classes = manifest["classes"]
         self.classes = None if classes is None else np.array(classes, dtype=np.float64)
         self.class_counts = None if classes is None else np.array(manifest["class_counts"], dtype=np.int64)
@@ -248,13 +273,17 @@ class RowTable(ChunkedTable):
         self.n_items, self.item_start, self.unit_start = self.n_rows, self.row_start, None
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, check_files: bool = True) -> Self:
+    def open(
+        cls, path: str | os.PathLike[str], *, check_files: bool = True, as_of: str | None = None
+    ) -> Self:
         """Open the row layout in a directory; see `open_dataset`."""
         place = location(path)
         try:
             manifest, _ = read_metadata(place / "manifest.json", cls.KIND)
         except (FileNotFoundError, NotADirectoryError):
             raise DatasetError(_describe_absence(place)) from None
+        if as_of not in (None, manifest["fingerprint"]):
+            manifest = _earlier_manifest(place, manifest, str(as_of))
         return cls(place, manifest, cls.read_chunk_table(place, manifest, check_files))
 
     def read_rows(
@@ -262,16 +291,29 @@ class RowTable(ChunkedTable):
     ) -> list[np.ndarray]:
         """Read columns of a chunk's rows: among ``row``, ``source``, ``label``, ``weight``, ``n_entries``.
 
+        Both numbers of a row count from `first_row`, 0 unless rows were dropped.
         The arrays are read-only. `verify` checks checksums; raises `DatasetError`, which names the file, if one is missing
         or damaged.
         """
-        return self._read("rows", chunk, columns, int(self._rows_stored[chunk]), verify)
+        return self._numbered(
+            columns, self._read("rows", chunk, columns, int(self._rows_stored[chunk]), verify)
+        )
 
     def read_entries(
         self, chunk: int, columns: Sequence[str] = ("feature", "value"), *, verify: bool = True
     ) -> list[np.ndarray]:
         """Read columns of a chunk's entries: among ``row``, ``feature``, ``value``; otherwise as `read_rows`."""
-        return self._read_entries(chunk, columns, verify)
+        return self._numbered(columns, self._read_entries(chunk, columns, verify))
+
+    def _numbered(self, columns: Sequence[str], arrays: list[np.ndarray]) -> list[np.ndarray]:
+        """Count rows from the first one that is left, in the type for their number."""
+        if not self.manifest.get("later") and not self.first_row:
+            return arrays
+        types = {"row": self.row_dtype, "source": np.dtype(np.int64)}
+        return [
+            (array - self.first_row).astype(types[name], copy=False) if name in types else array
+            for name, array in zip(columns, arrays, strict=True)
+        ]
 
     def read(self, chunk: int, *, verify: bool = True) -> ChunkData:
         source, label, weight, n_entries = self.read_rows(
@@ -281,6 +323,33 @@ class RowTable(ChunkedTable):
         return ChunkData(
             int(self.row_start[chunk]), source, label, weight, starts_of(n_entries), feature, value
         )
+
+
+def _earlier_manifest(path: Location, manifest: dict[str, Any], fingerprint: str) -> dict[str, Any]:
+    """Read the manifest that a dataset had when its fingerprint was another, before rows were appended."""
+    for batch in manifest.get("later") or ():
+        if batch.get("before") == fingerprint:
+            earlier = path / stored_name(EARLIER_FILE, manifest, batch["earlier"]["folder"])
+            with reading(earlier):
+                return read_metadata(earlier, ROW_LAYOUT)[0]
+    if fingerprint in manifest.get("dropped", ()):
+        raise UnknownStateError(
+            f"{path}: the rows that it had with the fingerprint {fingerprint} are gone: those before row "
+            f"{manifest['first_row']:,} were dropped; train again on those that are left"
+        )
+    raise UnknownStateError(
+        f"{path}: expected the fingerprint {fingerprint}, found {manifest['fingerprint']}: another dataset; restore that "
+        "one",
+        manifest["fingerprint"],
+    )
+
+
+class UnknownStateError(DatasetError):
+    """A dataset without the rows that it should have: `found` is its fingerprint where it never had them."""
+
+    def __init__(self, message: str, found: str = "") -> None:
+        super().__init__(message)
+        self.found = found
 
 
 def _describe_absence(path: Location) -> str:

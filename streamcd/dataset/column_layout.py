@@ -9,6 +9,7 @@ fingerprint of the dataset, which the layout leaves unchanged.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,7 +19,7 @@ from ..core.errors import DatasetError
 from ..core.metadata import read_metadata
 from ..core.storage import Location
 from .chunked_table import ChunkedTable, RowTable, starts_of
-from .manifests import COLUMN_LAYOUT
+from .manifests import COLUMN_LAYOUT, earlier_fingerprints
 from .range_cache import CachedFile
 from .schema import COLUMN_CHUNKS, FIRST_OF_COLUMNS, column_schemas
 from .table_writer import PartFiles, chunk_records, write_manifest
@@ -87,8 +88,23 @@ class Columns(ChunkedTable):
         }
 
 
-def has_columns(dataset: RowTable) -> bool:
+def columns_exist(dataset: RowTable) -> bool:
+    """Check if there is a column layout, be it of the dataset before rows were appended."""
     return (dataset.path / FOLDER / "manifest.json").exists()
+
+
+def has_columns(dataset: RowTable) -> bool:
+    """Check if there is a column layout of all rows."""
+    return columns_exist(dataset) and dataset_of_columns(dataset) is dataset
+
+
+def dataset_of_columns(dataset: RowTable) -> RowTable:
+    """Return the dataset as it was when its column layout was made, where rows were appended since; else itself."""
+    with suppress(DatasetError, FileNotFoundError, NotADirectoryError):
+        manifest, _ = read_metadata(dataset.path / FOLDER / "manifest.json", COLUMN_LAYOUT)
+        if manifest["dataset"] in earlier_fingerprints(dataset.manifest):
+            return type(dataset).open(dataset.path, check_files=False, as_of=manifest["dataset"])
+    return dataset
 
 
 def open_columns(dataset: RowTable, *, check_files: bool = True) -> Columns:
@@ -100,6 +116,11 @@ def open_columns(dataset: RowTable, *, check_files: bool = True) -> Columns:
         raise DatasetError(
             f"{dataset.path} has no column layout; 'streamcd columns {dataset.path}' makes it"
         ) from None
+    if manifest["dataset"] in earlier_fingerprints(dataset.manifest):
+        raise DatasetError(
+            f"{dataset.path} has rows that were appended since its column layout was made; 'streamcd columns "
+            f"{dataset.path} --force' makes it anew, and is for when no run needs the old one any more"
+        )
     if manifest["dataset"] != dataset.fingerprint:
         raise DatasetError(
             f"{path / 'manifest.json'}: made from a dataset with fingerprint {manifest['dataset']}, "

@@ -16,6 +16,8 @@ from ..core.label_sets import distinct_labels, membership
 from ..core.progress import Listener
 from ..core.storage import Location
 from .chunked_table import RowTable
+from .feature_figures import read_figures
+from .manifests import batches_of
 from .parquet import read_groups, reading
 from .range_cache import asked_cache
 from .scaling import Scaling
@@ -228,13 +230,14 @@ class Dataset(RowTable):
         return open_columns(self)
 
     def read_features(
-        self, columns: Sequence[str] | None = None, *, first_group: int = 0
+        self, columns: Sequence[str] | None = None, *, start: int = 0
     ) -> Iterator[dict[str, np.ndarray]]:
         """Read columns of ``features.parquet``, statistics of the features that occur, ascending.
 
-        By default all numeric columns; block by block, beginning with block `first_group`.
+        By default all numeric columns; block by block, beginning with the one in which the feature `start` is.
         """
-        return read_groups(self.file("features.parquet"), columns, first_group=first_group)
+        n_rows = [batch["n_rows"] for batch in batches_of(self.manifest)]
+        return read_figures(self.files("features.parquet"), n_rows, columns, start)
 
     @property
     def scaling(self) -> Scaling:
@@ -291,7 +294,34 @@ class Dataset(RowTable):
             raise UsageError(
                 f"{self.path}: expected a column {name!r} kept beside the rows, {known}; convert it with --keep {name}"
             )
-        return kept_values(self.file(KEPT_FILE), name)
+        return (values for path in self.files(KEPT_FILE) for values in kept_values(path, name))
+
+    @property
+    def batches(self) -> list[dict[str, Any]]:
+        """The batches in which rows came, in order: number of rows and shards, first row, and time (UTC; may be empty)."""
+        found, first_row = [], self.first_row
+        for batch in batches_of(self.manifest):
+            figures = {"n_rows": batch["n_rows"], "first_row": first_row, "n_shards": batch["n_parts"]}
+            found.append({**figures, "when": batch.get("when") or ""})
+            first_row += batch["n_rows"]
+        return found
+
+    def as_of(self, fingerprint: str) -> Dataset:
+        """Open the dataset as it was when it had that fingerprint, before rows were appended.
+
+        Raises ``DatasetError`` if it never had it, or some of the rows were dropped.
+
+        Examples
+        --------
+        >>> data = streamcd.open("data")
+        >>> data.as_of(data.fingerprint).n_rows == data.n_rows
+        True
+        """
+        if fingerprint == self.fingerprint:
+            return self
+        found = type(self).open(self.path, as_of=fingerprint)
+        found.use_cache(self.cache)
+        return found
 
     def info(self) -> dict[str, Any]:
         """Summarise the dataset in a dict, without reading the data."""
@@ -320,6 +350,7 @@ class Dataset(RowTable):
             "scale": self.scaling.scale,
             "normalize": self.scaling.normalize,
             "row_norms": self.manifest.get("row_norms"),
+            "batches": self.batches,
             "fingerprint": self.fingerprint,
             "data_digest": self.manifest.get("data_digest"),
             "table": self.manifest.get("table"),
@@ -413,6 +444,7 @@ class RowSelection(Dataset):
             "class_counts": None if classes is None else counts[counts > 0],
             "targets": {"min": float(least), "max": float(greatest)} if whole.has_targets else None,
             "kept": None,
+            "later": (),
         }
         table = {f"{name}_crc": crc for name, crc in whole.chunk_crc.items()}
         table |= {"part": whole.chunk_part, "n_rows": n_rows, "n_entries": n_entries}
@@ -464,6 +496,12 @@ class RowSelection(Dataset):
             )
         return self._place[source]
 
+    def read_features(
+        self, columns: Sequence[str] | None = None, *, start: int = 0
+    ) -> Iterator[dict[str, np.ndarray]]:
+        """Read statistics of the features of the whole."""
+        return self._stored.read_features(columns, start=start)
+
     def open_columns(self) -> Any:
         """Open the column layout of the whole, whose other rows are left out."""
         return self._columns
@@ -498,6 +536,7 @@ def open_dataset(
     check_files: bool = True,
     cache: str | os.PathLike[str] | None = None,
     cache_size: int | str | None = None,
+    as_of: str | None = None,
 ) -> Dataset:
     """Open a dataset directory.
 
@@ -511,6 +550,8 @@ def open_dataset(
         A directory on this machine where ranges of a dataset at a URL are kept, for passes after the first.
     cache_size : int or str, optional
         Bound on the size of that directory, which processes may share; 10 GB by default.
+    as_of : str, optional
+        A fingerprint that the dataset had before rows were appended: only the rows that it had then are seen.
 
     Returns
     -------
@@ -532,7 +573,7 @@ def open_dataset(
         raise UsageError(
             f"expected a dataset or its path, found {type(path).__name__}; convert it first: {example}"
         )
-    dataset = Dataset.open(path, check_files=check_files)
+    dataset = Dataset.open(path, check_files=check_files, as_of=as_of)
     dataset.use_cache(asked_cache(cache, cache_size, path))
     return dataset
 

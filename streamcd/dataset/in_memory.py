@@ -115,7 +115,7 @@ class InMemoryDataset(Dataset):
         return _InMemoryColumns(self)
 
     def read_features(
-        self, columns: Sequence[str] | None = None, *, first_group: int = 0
+        self, columns: Sequence[str] | None = None, *, start: int = 0
     ) -> Iterator[dict[str, np.ndarray]]:
         """Compute ``n_entries`` and ``mean_square`` of the features that occur; other columns are not available."""
         _, feature, value = self.rows

@@ -31,10 +31,10 @@ def _plain(array: Any) -> Any:
 
 
 class KeptWriter:
-    """Writer of kept columns, batch by batch; the first one decides their types."""
+    """Writer of kept columns, batch by batch; the first one decides their types, if no `schema` does."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, schema: Any = None) -> None:
+        self._path, self._schema = path, schema
         self._writer: Any = None
         self._waiting: list[Any] = []
         self._n_waiting = 0
@@ -43,7 +43,7 @@ class KeptWriter:
         """Take the columns of an Arrow record batch."""
         table = pa.table([_plain(column) for column in batch.columns], names=batch.schema.names)
         if self._writer is None:
-            self._writer = pq.ParquetWriter(self._path, table.schema, compression="zstd")
+            self._writer = pq.ParquetWriter(self._path, self._schema or table.schema, compression="zstd")
         self._waiting.append(self._in_schema(table))
         self._n_waiting += table.num_rows
         while self._n_waiting >= _GROUP_ROWS:
@@ -75,9 +75,15 @@ class KeptWriter:
             self._writer.close()
 
 
-def join_kept(parts: Iterable[Path], out: Path) -> None:
-    """Write the rows of several files one after the other."""
-    writer = KeptWriter(out)
+def kept_schema(path: Location) -> Any:
+    """Return the names and types of the columns of a file."""
+    with reading(path), parquet_file(path) as file:
+        return file.schema_arrow
+
+
+def join_kept(parts: Iterable[Path], out: Path, schema: Any = None) -> None:
+    """Write the rows of several files one after the other, with the types of a schema if one is given."""
+    writer = KeptWriter(out, schema)
     for part in parts:
         for batch in _batches(part, None):
             writer.append(batch)
@@ -105,6 +111,11 @@ def rows_of(batch: Any, start: int, stop: int) -> Any:
     """Copy some rows of a batch; a slice would be sent to another process with all of them."""
     part = batch.slice(start, stop - start)
     return part.take(pa.array(range(part.num_rows), pa.int64()))
+
+
+def some_rows(batch: Any, mask: np.ndarray) -> Any:
+    """Return the rows of a batch that a mask marks."""
+    return batch.filter(pa.array(mask))
 
 
 def count_values(arrays: Iterable[Any]) -> dict[str | None, int]:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 import numpy as np
 
 from ..core.classes import check_class_names
 from ..core.errors import DatasetError
-from ..core.metadata import WRITER, Count, FileName, Infix, Kind, Structure, content_digest
+from ..core.metadata import WRITER, Count, FileName, Folder, Infix, Kind, Structure, content_digest
 
-LISTED = {
-    "chunks.parquet": "chunks",
-    "features.parquet": "features",
-    "scaling.parquet": "scales",
-    "categories.parquet": "categories",
-    "kept.parquet": "kept",
-}
+_OF_A_BATCH = {"chunks.parquet": "chunks", "features.parquet": "features", "kept.parquet": "kept"}
+LISTED = _OF_A_BATCH | {"scaling.parquet": "scales", "categories.parquet": "categories"}
 """Keys of a manifest for single files, by their names."""
+
+EARLIER_FILE = "earlier.json"
+"""File of a batch: the manifest of the dataset before it."""
+
+OF_LATER = _OF_A_BATCH | {EARLIER_FILE: "earlier"}
+"""Keys of a later batch for its files, by their names."""
 
 Index = Literal["int32", "int64"]
 Value = Literal["float32", "float64"]
@@ -29,6 +30,7 @@ class FileRecord(Structure):
 
     bytes: Count
     checksum: str
+    folder: Folder = ""
 
 
 class ScalingRecord(Structure):
@@ -48,6 +50,7 @@ class RowPart(Structure):
     entries: FileName
     entries_bytes: Count
     entries_checksum: str
+    folder: Folder = ""
 
 
 class RowNorms(Structure):
@@ -72,6 +75,30 @@ class TargetRange(Structure):
     def __post_init__(self) -> None:
         if not -np.inf < self.min <= self.max < np.inf:
             raise ValueError("`targets` is no range of finite numbers")
+
+
+class BatchFigures(Structure):
+    """Figures of the rows of a batch alone."""
+
+    n_entries: Count
+    classes: list[float] | None = None
+    class_counts: list[Count] | None = None
+    targets: TargetRange | None = None
+    row_norms: RowNorms | None = None
+
+
+class RowBatch(Structure):
+    """Rows that were appended at once: their parts, the last ones of those before the next batch, and their files."""
+
+    n_parts: Count
+    n_rows: Count
+    figures: BatchFigures
+    chunks: FileRecord
+    features: FileRecord
+    kept: FileRecord | None = None
+    before: str = ""  # fingerprint of the dataset without it and later ones; empty where that is gone
+    earlier: FileRecord | None = None  # its manifest
+    when: str = ""
 
 
 class SourceColumn(Structure):
@@ -107,7 +134,9 @@ class DatasetManifest(Structure):
     row_norms: RowNorms | None = None
     compact: bool = False
     class_names: list[str] | None = None
-    multilabel: str = ""  # what separates the labels of a class's name, a set of them; empty where rows have one
+    multilabel: str = (
+        ""  # what separates the labels of a class's name, a set of them; empty where rows have one
+    )
     targets: TargetRange | None = None  # where rows have numbers to predict in place of classes
     encoding: dict[str, Any] | None = None
     categories: FileRecord | None = None
@@ -116,8 +145,17 @@ class DatasetManifest(Structure):
     data_digest: str = ""
     infix: Infix = ""
     made_from: Literal["libsvm text", "table", "dense array", "sparse matrix"] | None = None
+    first: BatchFigures | None = (
+        None  # of the first batch, whose files are listed above, where there are more
+    )
+    later: tuple[RowBatch, ...] = ()
+    first_row: Count = 0  # from which rows are numbered: those before were dropped
+    dropped: tuple[str, ...] = ()  # fingerprints of the dataset when it had them
+    when: str = ""
 
     def __post_init__(self) -> None:
+        if sum(batch.n_parts for batch in self.later) > len(self.parts):
+            raise ValueError("more parts in `later` than there are")
         sizes = [None if counted is None else len(counted) for counted in (self.classes, self.class_counts)]
         if sizes[0] != sizes[1]:
             raise ValueError("`classes` and `class_counts` differ in length")
@@ -154,14 +192,52 @@ class ColumnsManifest(Structure):
 
 
 def manifest_fingerprint(manifest: Mapping[str, Any]) -> str:
-    """Compute the digest of a manifest, with the checksums of all parts, but without the origin of the data."""
-    return content_digest(manifest, "fingerprint", "source", "made_from", "table", "infix", WRITER)[:32]
+    """Compute the digest of a manifest, with the checksums of all parts, but without the origin and place of the data.
+
+    That of a dataset to which rows were appended has those before, and so tells the whole history.
+    """
+    sealed = _without(manifest, ("folder", "when", "earlier"), _LEVELS)
+    return content_digest(sealed, "fingerprint", "source", "made_from", "table", "infix", WRITER)[:32]
 
 
-def stored_name(name: str, manifest: Mapping[str, Any]) -> str:
-    """Return the name under which a file is stored: with the manifest's infix, if it has one."""
+_LEVELS = 4  # of a manifest, the batches, a batch and a file of it
+
+
+def _without(content: Any, keys: Collection[str], levels: int) -> Any:
+    """Leave keys out of a JSON object and those inside it, as deep as `levels`."""
+    if isinstance(content, Mapping) and levels:
+        return {key: _without(value, keys, levels - 1) for key, value in content.items() if key not in keys}
+    if isinstance(content, list) and levels:
+        return [_without(value, keys, levels - 1) for value in content]
+    return content
+
+
+def stored_name(name: str, manifest: Mapping[str, Any], folder: str = "") -> str:
+    """Return the name under which a file is stored: in its batch's folder, else with the manifest's infix, if it has one."""
+    if folder:
+        return f"{folder}/{name}"
     infix = manifest.get("infix")
     return f"{name.removesuffix('.parquet')}.{infix}.parquet" if infix else name
+
+
+def batches_of(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the batches of a table's parts, in order, as `RowBatch` describes them; one where nothing was appended."""
+    later = manifest.get("later") or []
+    first = {key: manifest.get(key) for key in (*_OF_A_BATCH.values(), "when")}
+    first["n_parts"] = len(manifest["parts"]) - sum(batch["n_parts"] for batch in later)
+    first["n_rows"] = manifest.get("n_rows", 0) - sum(batch["n_rows"] for batch in later)
+    return [first, *later]
+
+
+def earlier_fingerprints(manifest: Mapping[str, Any]) -> list[str]:
+    """Return the fingerprints that a dataset had before rows were appended that it still has, the first one first."""
+    return [batch["before"] for batch in manifest.get("later", ()) if batch.get("before")]
+
+
+def names_in(manifest: Mapping[str, Any], name: str) -> list[str]:
+    """Return the names of the files `name` of all batches that have it."""
+    records = (batch.get(_OF_A_BATCH[name]) for batch in batches_of(manifest))
+    return [stored_name(name, manifest, record.get("folder", "")) for record in records if record]
 
 
 ROW_LAYOUT = Kind(

@@ -9,6 +9,7 @@ import io
 import os
 import weakref
 import zlib
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -111,16 +112,32 @@ def has_column(path: Path, name: str) -> bool:
 
 
 def read_groups(
-    path: Location, columns: Sequence[str] | None = None, *, first_group: int = 0, verify: bool = True
+    path: Location,
+    columns: Sequence[str] | None = None,
+    *,
+    first: tuple[str, int] | None = None,
+    verify: bool = True,
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Read columns (by default all numeric ones) of a file, one row group at a time, from `first_group` on."""
+    """Read columns (by default all numeric ones) of a file, one row group at a time.
+
+    With `first`, a column that ascends and a number in it, row groups that hold smaller numbers alone are passed over.
+    """
     # pre-buffering would copy once more what is in the page cache
     with reading(path), parquet_file(path, page_checksum_verification=verify, pre_buffer=False) as reader:
         if columns is None:
             columns = [field.name for field in reader.schema_arrow if pa.types.is_primitive(field.type)]
-        for group in range(first_group, reader.num_row_groups):
+        for group in range(0 if first is None else _group_of(reader, *first), reader.num_row_groups):
             table = reader.read_row_group(group, columns=columns, use_threads=False)
             yield {name: column_values(table.column(name)) for name in table.column_names}
+
+
+def _group_of(reader: pq.ParquetFile, column: str, number: int) -> int:
+    """Return the first row group with a number in a column, which ascends, that is no smaller than `number`."""
+    place = reader.schema_arrow.names.index(column)
+    groups = range(reader.num_row_groups)
+    return bisect_left(
+        groups, number, key=lambda group: reader.metadata.row_group(group).column(place).statistics.max
+    )
 
 
 class _Source:

@@ -23,7 +23,7 @@ from ..core.progress import Listener, Progress
 from ..core.storage import Location
 from ..kernels import primitives
 from .chunked_table import ChunkedTable, RowTable, file_problems
-from .column_layout import AGAIN, FOLDER, Columns, has_columns, open_columns
+from .column_layout import AGAIN, FOLDER, Columns, columns_exist, dataset_of_columns, open_columns
 from .kept_columns import KEPT_FILE, count_kept
 from .parquet import file_checksum, read_groups
 from .schema import ChunkData
@@ -54,8 +54,8 @@ def verify(
     with Pool(workers, listener or Listener(), __name__) as pool:
         tasks = _Tasks(pool, budget)
         problems = list(_row_problems(dataset, tasks))
-        if has_columns(dataset) or (dataset.path / FOLDER).exists():
-            problems += _column_problems(dataset, tasks, compare=not problems)
+        if columns_exist(dataset) or (dataset.path / FOLDER).exists():
+            problems += _column_problems(dataset_of_columns(dataset), tasks, compare=not problems)
     return problems
 
 
@@ -180,14 +180,14 @@ def _row_problems(dataset: RowTable, tasks: _Tasks) -> Iterator[str]:
     yield from found.problems
     if found.complete:
         yield from _total_problems(dataset, found)
-    if dataset.file("features.parquet") not in changed:
+    if not changed.keys() & {*dataset.files("features.parquet")}:
         yield from _feature_problems(dataset)
-    if dataset.manifest.get("kept") and (path := dataset.file(KEPT_FILE)) not in changed:
-        yield from _kept_problems(path, dataset.n_rows)
+    if (paths := dataset.files(KEPT_FILE)) and not changed.keys() & {*paths}:
+        yield from _kept_problems(paths, dataset.n_rows)
 
 
 def _row_opener(dataset: RowTable) -> Callable[[], RowTable]:
-    return partial(type(dataset).open, dataset.path, check_files=False)
+    return partial(type(dataset).open, dataset.path, check_files=False, as_of=dataset.fingerprint)
 
 
 def _check_rows(dataset: RowTable, start: int, stop: int, damaged: set[Location]) -> _RowFindings:
@@ -269,9 +269,9 @@ def _total_problems(dataset: RowTable, found: _RowFindings) -> Iterator[str]:
 
 
 def _feature_problems(dataset: RowTable) -> Iterator[str]:
-    path = dataset.file("features.parquet")
+    *_, path = paths = dataset.files("features.parquet")
     try:
-        n_entries = sum(int(block["n_entries"].sum()) for block in read_groups(path))
+        n_entries = sum(int(block["n_entries"].sum()) for file in paths for block in read_groups(file))
     except DatasetError as error:
         yield str(error)
         return
@@ -279,9 +279,10 @@ def _feature_problems(dataset: RowTable) -> Iterator[str]:
         yield f"{path}: counts {n_entries} entries, the dataset has {dataset.n_entries}"
 
 
-def _kept_problems(path: Location, n_rows: int) -> Iterator[str]:
+def _kept_problems(paths: Sequence[Location], n_rows: int) -> Iterator[str]:
+    *_, path = paths
     try:
-        n_kept = count_kept(path)
+        n_kept = sum(map(count_kept, paths))
     except DatasetError as error:
         yield str(error)
         return
@@ -335,7 +336,7 @@ def _column_problems(dataset: RowTable, tasks: _Tasks, *, compare: bool) -> Iter
         yield from changed.values()
         return
     found = _ColumnFindings()
-    opener = partial(_open_columns_again, dataset.path)
+    opener = partial(_open_columns_again, dataset.path, dataset.fingerprint)
     for share in tasks.over_chunks(_check_columns, columns, opener, "verify columns", columns.entry_start):
         found.join(share)
         if found.problem:
@@ -347,8 +348,8 @@ def _column_problems(dataset: RowTable, tasks: _Tasks, *, compare: bool) -> Iter
         yield f"{columns.path}: the entries are not those of the rows; {AGAIN}"
 
 
-def _open_columns_again(path: Location) -> Columns:
-    return open_columns(RowTable.open(path, check_files=False), check_files=False)
+def _open_columns_again(path: Location, fingerprint: str) -> Columns:
+    return open_columns(RowTable.open(path, check_files=False, as_of=fingerprint), check_files=False)
 
 
 def _check_columns(columns: Columns, start: int, stop: int) -> _ColumnFindings:

@@ -164,10 +164,10 @@ class DatasetWriter:
             encoding.save(path)
             self._encoding["categories"] = _file_record(path)
 
-    def write_kept(self, parts: Iterable[Path]) -> None:
+    def write_kept(self, parts: Iterable[Path], schema: Any = None) -> None:
         """Write the columns that are kept beside the rows, from files of them in the order of the source."""
         path = self.path / KEPT_FILE
-        join_kept(parts, path)
+        join_kept(parts, path, schema)
         self._encoding["kept"] = _file_record(path)
 
     def write_scaling(self, scaling: Scaling) -> None:

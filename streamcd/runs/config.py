@@ -14,6 +14,7 @@ import numpy as np
 from ..core.errors import CheckpointError, DatasetError, UsageError
 from ..core.metadata import Positive
 from ..core.storage import is_url
+from ..dataset.chunked_table import UnknownStateError
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.range_cache import Cache
 from ..solvers.problem import Problem
@@ -246,21 +247,23 @@ def same_validation(config: RunConfig) -> None:
 
 
 def same_dataset(config: RunConfig) -> Dataset:
-    """Open the dataset of a run; refused if it has changed."""
+    """Open the dataset of a run, as it was then if rows were appended; refused if it has changed."""
     try:
-        dataset = open_dataset(config.dataset)
+        dataset = open_dataset(config.dataset, as_of=config.fingerprint)
         dataset.use_cache(config.cache)
+    except UnknownStateError as error:
+        if not error.found:  # rows were dropped
+            raise CheckpointError(str(error)) from None
+        raise CheckpointError(
+            f"{config.dataset}: not the dataset that the run was begun with (fingerprint {error.found}, the run has "
+            f"{config.fingerprint}); restore that one, or train again"
+        ) from None
     except DatasetError as error:
         if os.path.exists(config.dataset):
             raise
         raise DatasetError(
             f"{error}; or, if it was moved, name its new path: 'streamcd resume RUN --dataset PATH'"
         ) from None
-    if dataset.fingerprint != config.fingerprint:
-        raise CheckpointError(
-            f"{dataset.path}: not the dataset that the run was begun with (fingerprint {dataset.fingerprint}, "
-            f"the run has {config.fingerprint}); restore that one, or train again"
-        )
     if config.columns is not None and dataset.open_columns().fingerprint != config.columns:
         raise CheckpointError(
             f"{dataset.path}: its column layout was made with other options than when the run was begun; "

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..core.errors import UsageError
 from ..kernels import loss_table
@@ -25,7 +25,6 @@ from ..kernels.loss_table import (
 if TYPE_CHECKING:
     from ..dataset.dataset import Dataset
     from ..stream.memory_plan import SolverMemory
-    from .acceleration import Acceleration
     from .problem import Problem
     from .protocol import Solver
 
@@ -124,7 +123,7 @@ def _working_set(asked: SolverRequest) -> Solver:
     return WorkingSetSolver(*asked[:3])
 
 
-def _proximal_point(asked: SolverRequest) -> Acceleration | None:
+def _proximal_point(asked: SolverRequest) -> Any:
     import numpy as np
 
     from .acceleration import Acceleration

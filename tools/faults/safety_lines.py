@@ -91,7 +91,6 @@ core/metadata.py
         ~ resume a_changed_configuration_is_refused_by_name
     if raw.get("format_version") != kind.version: ~ metadata another_version_is_named
 runs/config.py
-    if dataset.fingerprint != config.fingerprint: ~ resume a_changed_dataset_is_refused_by_name
     if config.columns is not None and dataset.open_columns().fingerprint != config.columns:
         ~ primal a_layout_made_anew_is_refused
     if identify(config.validation) != config.validation_identity:
@@ -99,8 +98,6 @@ runs/config.py
 runs/previous_run.py
     if config.fingerprint != new.dataset.fingerprint:
         ~ other_rows the_start_is_the_models_and_needs_neither_the_old_dataset_nor_its_dual_variables
-cluster/partition.py
-    if dataset.fingerprint != spec.fingerprint: ~ rounds a_worker_refuses_another_dataset_than_that_of_the_run
 dataset/column_layout.py
     if manifest["dataset"] != dataset.fingerprint: ~ columns layout_of_another_dataset_is_refused
 dataset/parquet.py
@@ -120,7 +117,8 @@ dataset/chunked_table.py
     elif found == NO_FILE:  # it would be read for ever
         ~ dataset what_is_no_file_is_named_and_not_read[pipe-features.parquet]
         > if False:
-    if table["part"].max(initial=-1) >= len(manifest["parts"]):
+    if as_of not in (None, manifest["fingerprint"]): ~ resume a_changed_dataset_is_refused_by_name
+    if table["part"].max(initial=-1) >= batch["n_parts"]:
         ~ dataset a_chunk_of_a_part_that_there_is_not_is_refused
 dataset/verify.py
     return file_checksum(path) != checksum

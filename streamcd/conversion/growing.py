@@ -1,0 +1,205 @@
+"""Rows that come later: a dataset gets a batch of rows in one step, or stays as it is.
+
+The rows are converted as a dataset of their own, which becomes a folder of the other. Then the manifest is replaced, and the
+one before goes with them. Whatever no manifest lists, a call that was interrupted has left; the next one removes it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ..core.atomic_files import put_directory, sync, write_file
+from ..core.errors import DatasetError, UsageError
+from ..core.metadata import read_metadata, write_metadata
+from ..core.progress import Listener
+from ..core.storage import Location, Url
+from ..dataset.chunked_table import RowTable
+from ..dataset.dataset import Dataset, open_dataset
+from ..dataset.growth import FOLDER_OF_BATCH, moved, with_batch
+from ..dataset.kept_columns import KEPT_FILE, kept_schema
+from ..dataset.manifests import EARLIER_FILE, ROW_LAYOUT
+from ..dataset.parquet import file_checksum
+from .options import ConvertOptions
+from .plan import Like, load_like
+from .publication import Publication, appending
+from .staging import clear_interrupted, staging_directory
+
+_MANIFEST = "manifest.json"
+_OURS = re.compile(r"added-\d{4}|(rows|entries)/part-\d+\.parquet|(chunks|features|kept)\.parquet")
+"""Names of folders and files of batches in a dataset."""
+
+
+@dataclass(frozen=True)
+class Base:
+    """A dataset to which rows are appended, as it is before."""
+
+    dataset: Dataset
+    like: Like  # its properties as those of the training side
+
+    @property
+    def first_row(self) -> int:
+        """Number of the first row that comes."""
+        return self.dataset.first_row + self.dataset.n_rows
+
+    @property
+    def kept_schema(self) -> Any:
+        """Names and types of the columns that it keeps beside the rows; None if it keeps none."""
+        paths = self.dataset.files(KEPT_FILE)
+        return kept_schema(paths[0]) if paths else None
+
+    @property
+    def folder(self) -> str:
+        """Folder of the batch that comes."""
+        numbers = [int(name[6:10]) for name in folders_of(self.dataset.manifest)]
+        return FOLDER_OF_BATCH.format(max(numbers, default=0) + 1)
+
+    def finish(self, work: Path, folder: str) -> dict[str, Any]:
+        """Make the dataset in `work` a batch; returns the fields of the manifest of all."""
+        added = json.loads((work / _MANIFEST).read_bytes())
+        (work / _MANIFEST).unlink()
+        write_file(work / EARLIER_FILE, (self.dataset.path / _MANIFEST).read_bytes())
+        size, checksum = (work / EARLIER_FILE).stat().st_size, file_checksum(work / EARLIER_FILE)
+        batch = moved(added, folder)
+        batch.record.update(
+            before=self.dataset.fingerprint,
+            earlier={"bytes": size, "checksum": checksum, "folder": folder},
+            when=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+        return with_batch(self.dataset.manifest, added, batch)
+
+
+def folders_of(manifest: dict[str, Any]) -> set[str]:
+    """Return the folders of the batches of a dataset."""
+    return {
+        name.partition("/")[0] for name, *_ in RowTable.listed_files(manifest) if name.startswith("added-")
+    }
+
+
+def open_base(place: Location, asked: ConvertOptions) -> Base:
+    """Open the dataset to which rows are appended; refused where options say that they be encoded in another way."""
+    if isinstance(place, Path):
+        clear_interrupted(place)
+    dataset = open_dataset(place)
+    _refuse_other_form(asked, dataset)
+    # sets of labels go on from those that there are, too
+    return Base(dataset, replace(load_like(place), class_names=tuple(dataset.class_names or ())))
+
+
+def form_of(dataset: Dataset) -> dict[str, Any]:
+    """Return the options of `convert` by which a dataset was made, as far as all its batches share them."""
+    manifest = dataset.manifest
+    return {
+        "dtype": manifest["value_dtype"],
+        "seed": manifest["seed"],
+        "shuffle": manifest["shuffle"],
+        "chunk_size": manifest["chunk_bytes"],
+        "shard_size": manifest["shard_bytes"],
+    }
+
+
+_OF_THE_DATASET = {
+    "like": "--like",
+    "scale": "--scale",
+    "normalize": "--normalize",
+    "dtype": "--dtype",
+    "seed": "--seed",
+    "shuffle": "--no-shuffle",
+    "chunk_size": "--chunk-size",
+    "shard_size": "--shard-size",
+    "index_base": "--index-base",
+    "n_features": "--n-features",
+    "compact": "--compact",
+    "force": "--force",
+}
+
+
+def _refuse_other_form(asked: ConvertOptions, dataset: Dataset) -> None:
+    usual = {name: getattr(ConvertOptions(), name) for name in _OF_THE_DATASET}
+    own = usual | form_of(dataset)
+    given = [
+        flag for name, flag in _OF_THE_DATASET.items() if getattr(asked, name) not in (usual[name], own[name])
+    ]
+    given += [*asked.given, *["--target"] * asked.target, *["--multilabel"] * bool(asked.multilabel)]
+    if given:
+        raise UsageError(
+            f"{', '.join(dict.fromkeys(given))} and --append exclude each other: rows are appended to {dataset.path} as it "
+            "was made; leave it out"
+        )
+
+
+@contextmanager
+def growing(base: Base, listener: Listener) -> Iterator[tuple[Path, Publication | None]]:
+    """A directory for work in progress: a dataset written there becomes a batch of `base` at the end."""
+    place = base.dataset.path
+    if isinstance(place, Url):
+        with appending(place, base.folder) as (work, publication):
+            _check_unchanged(base)
+            yield work, publication
+            if (work / "dataset").exists():
+                publication.finish(
+                    work / "dataset", listener, base.finish(work / "dataset", publication.added)
+                )
+        return
+
+    def put(new: Path) -> None:
+        if new.exists():
+            _put_in_place(base, new, place)
+
+    with staging_directory(place, put) as work:
+        _check_unchanged(base)
+        remove_unlisted(place)
+        yield work, None
+
+
+def _put_in_place(base: Base, new: Path, place: Path) -> None:
+    fields = base.finish(new, base.folder)
+    sync(new)
+    put_directory(new, place / base.folder, None)
+    try:
+        write_metadata(place / _MANIFEST, ROW_LAYOUT, fields)
+    except BaseException:
+        with suppress(OSError, DatasetError):
+            remove_unlisted(place)
+        raise
+
+
+def _check_unchanged(base: Base) -> None:
+    found = open_dataset(base.dataset.path, check_files=False).fingerprint
+    if found != base.dataset.fingerprint:
+        raise UsageError(
+            f"{base.dataset.path}: expected to be the only one that writes there, found that another call has changed it "
+            "meanwhile; repeat this one"
+        )
+
+
+def remove_unlisted(place: Path) -> None:
+    """Remove the folders and files of batches that a dataset does not list: of interrupted calls, or of dropped rows."""
+    manifest, _ = read_metadata(place / _MANIFEST, ROW_LAYOUT)
+    listed = {name for name, *_ in RowTable.listed_files(manifest)} | folders_of(manifest)
+    for name in unlisted(place, listed):
+        path = place / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def unlisted(place: Path, listed: set[str]) -> list[str]:
+    """Return the names of a dataset's folders and files of batches that are not among those listed."""
+    names = [
+        f"{folder}{entry.name}"
+        for folder in ("", "rows/", "entries/")
+        if (place / folder).is_dir()
+        for entry in os.scandir(place / folder)
+        if not entry.is_symlink()
+    ]
+    return sorted(name for name in names if _OURS.fullmatch(name) and name not in listed)

@@ -1,0 +1,61 @@
+"""Statistics of the features that occur, read from ``features.parquet``; those of several batches of rows joined."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from ..core.storage import Location
+from .parquet import read_groups
+
+Figures = dict[str, np.ndarray]
+"""Columns of some features, ascending."""
+
+GROUP_BYTES = 1 << 22
+"""Memory of what is read of a file at a time: all columns of a row group, and copies."""
+
+
+def read_figures(
+    paths: Sequence[Location], n_rows: Sequence[int], columns: Sequence[str] | None, start: int
+) -> Iterator[Figures]:
+    """Read columns (see `schema.FEATURES`; by default all numeric ones) of the features from about `start` on, in blocks.
+
+    Each of `paths` describes as many rows as `n_rows` says; figures are over all of them.
+    """
+    streams = [read_groups(path, columns, first=("feature", start)) for path in paths]
+    if len(streams) == 1:
+        yield from streams[0]
+        return
+    blocks = [next(stream, None) for stream in streams]
+    while waiting := [block for block in blocks if block is not None]:
+        stop = min(int(block["feature"][-1]) for block in waiting)
+        cut: list[Figures | None] = []
+        for number, block in enumerate(blocks):
+            n = 0 if block is None else int(np.searchsorted(block["feature"], stop, side="right"))
+            cut.append(None if block is None else {name: column[:n] for name, column in block.items()})
+            if block is not None:
+                rest = {name: column[n:] for name, column in block.items()}
+                blocks[number] = rest if rest["feature"].size else next(streams[number], None)
+        yield _joined(cut, np.array(n_rows, np.float64))
+
+
+def _joined(blocks: Sequence[Figures | None], n_rows: np.ndarray) -> Figures:
+    """Join the figures of the same range of features in several batches of rows, as `schema.FEATURES` defines them."""
+    found = [(block, rows) for block, rows in zip(blocks, n_rows / n_rows.sum(), strict=True) if block]
+    feature = np.unique(np.concatenate([block["feature"] for block, _ in found]))
+    places = [np.searchsorted(feature, block["feature"]) for block, _ in found]
+    everywhere = np.bincount(np.concatenate(places), minlength=feature.size) == n_rows.size
+    zero = np.where(everywhere, np.nan, 0.0)  # of the rows of a batch in which a feature does not occur
+    joined: Figures = {"feature": feature}
+    for name in found[0][0].keys() - {"feature"}:
+        column = zero.copy() if name in ("min", "max") else np.zeros(feature.size, found[0][0][name].dtype)
+        for place, (block, share) in zip(places, found, strict=True):
+            if name in ("min", "max"):
+                column[place] = (np.fmin if name == "min" else np.fmax)(column[place], block[name])
+            elif name == "index":
+                column[place] = block[name]
+            else:
+                column[place] += block[name] if name == "n_entries" else share * block[name]
+        joined[name] = column
+    return joined

@@ -1,0 +1,141 @@
+"""Manifests of a dataset that grows: with a batch of rows more, or without the first rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+from ..core.metadata import WRITER
+from .manifests import batches_of
+from .writer import data_digest
+
+FOLDER_OF_BATCH = "added-{:04d}"
+"""Name of the folder of a batch."""
+
+_FIGURES = ("n_entries", "classes", "class_counts", "targets", "row_norms")
+_FILES = ("chunks", "features", "kept")
+_SEALED = ("format", "format_version", "fingerprint", WRITER)
+_SUMS = ("n_explicit_zeros", "n_underflows", "n_ignored")
+
+Manifest = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch of rows: its parts, and what `manifests.RowBatch` says of it."""
+
+    record: dict[str, Any]
+    parts: Sequence[Mapping[str, Any]]
+
+    @property
+    def n_rows(self) -> int:
+        return int(self.record["n_rows"])
+
+
+def split(manifest: Manifest) -> list[Batch]:
+    """Return the batches of a dataset, each with its figures."""
+    found, first_part = [], 0
+    for number, record in enumerate(batches_of(manifest)):
+        parts = manifest["parts"][first_part : first_part + record["n_parts"]]
+        if not number:
+            record["figures"] = manifest.get("first") or {name: manifest.get(name) for name in _FIGURES}
+        found.append(Batch(record, parts))
+        first_part += record["n_parts"]
+    return found
+
+
+def moved(manifest: Manifest, folder: str) -> Batch:
+    """Return the only batch of a dataset, which becomes one of another, in a folder there."""
+    (batch,) = split(manifest)
+    files = {name: batch.record[name] for name in _FILES if batch.record[name] is not None}
+    record = {**batch.record, **{name: {**file, "folder": folder} for name, file in files.items()}}
+    return Batch(record, [{**part, "folder": folder} for part in batch.parts])
+
+
+def with_batch(manifest: Manifest, added: Manifest, batch: Batch) -> dict[str, Any]:
+    """Return the fields of the manifest of a dataset to which a batch, made as the dataset `added`, was appended."""
+    widened = ("n_features", "class_names", "label_kind")
+    changes = {name: added[name] for name in widened if name in added}
+    sums = {name: manifest.get(name, 0) + added.get(name, 0) for name in _SUMS}
+    more = {"weighted": manifest["weighted"] or added["weighted"]}
+    more["source"] = [*manifest.get("source", ()), *added.get("source", ())]
+    return {**_joined(manifest, [*split(manifest), batch]), **changes, **sums, **more}
+
+
+def without_rows_before(manifest: Manifest, batches: Sequence[Batch], first_row: int) -> dict[str, Any]:
+    """Return the fields of the manifest of a dataset of which `batches` are left, from the row `first_row` on."""
+    gone = [batch["before"] for batch in manifest.get("later", ()) if batch.get("before")]
+    kept = [Batch({**batch.record, "before": "", "earlier": None}, batch.parts) for batch in batches]
+    fields = _joined(manifest, kept)
+    if fields["classes"] is not None:
+        counts = zip(fields["classes"], fields["class_counts"], strict=True)
+        fields |= _classes({label: count for label, count in counts if count})
+    dropped = [*manifest.get("dropped", ()), *gone, manifest["fingerprint"]]
+    return {**fields, "first_row": first_row, "dropped": dropped}
+
+
+def _joined(manifest: Manifest, batches: Sequence[Batch]) -> dict[str, Any]:
+    """Return the fields of a manifest, with these batches and what follows from them."""
+    fields = {name: value for name, value in manifest.items() if name not in _SEALED}
+    first, *later = batches
+    parts = [dict(part) for batch in batches for part in batch.parts]
+    figures = [batch.record["figures"] for batch in batches]
+    n_rows = [batch.n_rows for batch in batches]
+    fields |= {
+        **{name: first.record[name] for name in (*_FILES, "when") if first.record.get(name)},
+        "n_rows": sum(n_rows),
+        "n_entries": sum(one["n_entries"] for one in figures),
+        **_joined_labels(figures),
+        "row_norms": _joined_norms([one["row_norms"] for one in figures], n_rows),
+        "parts": parts,
+        "data_digest": data_digest(parts),
+        "first": dict(figures[0]),
+        "later": [_later(batch) for batch in later],
+    }
+    return fields
+
+
+def _later(batch: Batch) -> dict[str, Any]:
+    record = {**batch.record, "n_parts": len(batch.parts)}
+    return {name: value for name, value in record.items() if value not in (None, "")}
+
+
+def _joined_labels(figures: Sequence[Manifest]) -> dict[str, Any]:
+    if figures[0].get("targets") is not None:
+        ranges = [one["targets"] for one in figures]
+        return {
+            "targets": {"min": min(one["min"] for one in ranges), "max": max(one["max"] for one in ranges)}
+        }
+    if any(one["classes"] is None for one in figures):
+        return {"classes": None, "class_counts": None}
+    counts: dict[float, int] = {}
+    for one in figures:
+        for label, count in zip(one["classes"], one["class_counts"], strict=True):
+            counts[label] = counts.get(label, 0) + count
+    return _classes(counts)
+
+
+def _classes(counts: Mapping[float, int]) -> dict[str, Any]:
+    classes = sorted(counts)
+    return {"classes": classes, "class_counts": [counts[label] for label in classes]}
+
+
+def _joined_norms(norms: Sequence[Manifest | None], n_rows: Iterable[int]) -> dict[str, Any] | None:
+    found = [one for one in norms if one is not None]
+    if len(found) < len(norms):
+        return None
+    least = [one["min"] for one in found if one["min"] is not None]
+    squares = [one["mean_square"] for one in found]
+    mean_square = None
+    if None not in squares:
+        rows = list(n_rows)
+        mean_square = sum(square * n for square, n in zip(squares, rows, strict=True)) / max(sum(rows), 1)
+        mean_square = mean_square if isfinite(mean_square) else None
+    return {
+        "min": min(least, default=None),
+        "max": max(one["max"] for one in found),
+        "mean_square": mean_square,
+        "n_empty": sum(one["n_empty"] for one in found),
+    }
