@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,14 @@ def write_strings(path: Path, name: str, strings: Strings, **columns: np.ndarray
             writer.write_table(pa.table(arrays, schema=schema))
 
 
-def read_strings(path: Location, name: str) -> Strings:
-    """Read a column of strings that `write_strings` wrote."""
+def read_strings(paths: Sequence[Location], name: str) -> Strings:
+    """Read a column of strings from files that `write_strings` wrote, one after the other."""
     parts = []
-    with reading(path), parquet_file(path, pre_buffer=False) as reader:
-        for group in range(reader.num_row_groups):
-            column: Any = reader.read_row_group(group, columns=[name], use_threads=False).column(name)
-            parts += [strings_of(chunk)[0] for chunk in column.chunks]
+    for path in paths:
+        with reading(path), parquet_file(path, pre_buffer=False) as reader:
+            for group in range(reader.num_row_groups):
+                column: Any = reader.read_row_group(group, columns=[name], use_threads=False).column(name)
+                parts += [strings_of(chunk)[0] for chunk in column.chunks]
     ends, data, total = [np.zeros(1, np.int64)], [], 0
     for part in parts:
         first, stop = int(part.offsets[0]), int(part.offsets[-1])
