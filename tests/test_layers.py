@@ -309,9 +309,11 @@ def test_conversion_and_training_load_none_of_the_heavy_libraries(tmp_path: Path
         )
     dataset = write_dataset(tmp_path / "data", random_rows())
     (tmp_path / "text").write_text("1 1:1\n0 2:1\n")
+    (tmp_path / "table.csv").write_text("y,day,b,name\n1,2020-01-01,true,x\n0,,,z\n" * 9)
     code = (
         "import sys, streamcd\n"
         f"streamcd.convert({str(tmp_path / 'text')!r}, {str(tmp_path / 'converted')!r})\n"
+        f"streamcd.convert({str(tmp_path / 'table.csv')!r}, {str(tmp_path / 'table')!r}, label='y')\n"
         "assert 'scipy.linalg' not in sys.modules\n"  # numba loads it for some of numpy's functions in a kernel: 0.3 s
         f"streamcd.train({str(dataset.path)!r}, {str(tmp_path / 'run')!r}, max_passes=2)\n"
         "assert not any(name.startswith('streamcd.cluster') for name in sys.modules)\n"  # one process has no workers

@@ -583,14 +583,19 @@ def write_rows(
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    indices = pc.cast(pa.array(feature.astype(np.int64) + index_base), pa.string())
-    entries = pc.binary_join_element_wise(indices, pc.cast(pa.array(value), pa.string()), ":")
-    offsets = pa.array(np.asarray(indptr, dtype=np.int64))
-    joined = pc.binary_join(pa.LargeListArray.from_arrays(offsets, entries), " ")
-    labels = pc.cast(pa.array(np.asarray(label, dtype=np.float64)), pa.string())
-    if label_sets is not None:
-        labels = pa.array(label_sets, pa.string()).take(pa.array(np.asarray(label, dtype=np.int64)))
-    lines = pc.binary_join_element_wise(labels, joined, " ")
+    from ..dataset.arrow_columns import arrow_array, arrow_strings
+
+    # made from Python's strings, Arrow's scalars would load pandas
+    colon, space = arrow_strings([":", " "]).cast(pa.string())
+    indices = pc.cast(arrow_array(feature.astype(np.int64) + index_base, pa.int64()), pa.string())
+    values = pc.cast(arrow_array(value, pa.from_numpy_dtype(value.dtype)), pa.string())
+    entries = pc.binary_join_element_wise(indices, values, colon)
+    joined = pc.binary_join(pa.LargeListArray.from_arrays(arrow_array(indptr, pa.int64()), entries), space)
+    if label_sets is None:
+        labels = pc.cast(arrow_array(label, pa.float64()), pa.string())
+    else:
+        labels = arrow_strings(label_sets).cast(pa.string()).take(arrow_array(label, pa.int64()))
+    lines = pc.binary_join_element_wise(labels, joined, space)
     if len(lines):
         stream.write("\n".join(lines.to_pylist()).encode("ascii"))
         stream.write(b"\n")

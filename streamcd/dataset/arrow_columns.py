@@ -133,7 +133,7 @@ def numbers_of(array: pa.Array) -> np.ndarray:
     if pa.types.is_decimal(array.type):
         array = array.cast(pa.large_string())  # Arrow's cast from decimals to floats is not exact
     if array.null_count or pa.types.is_large_string(array.type):
-        return _filled(array.cast(pa.float64(), safe=False), np.nan)
+        return filled(array.cast(pa.float64(), safe=False), np.nan)
     return _viewed(array)
 
 
@@ -146,8 +146,8 @@ def _viewed(array: pa.Array) -> np.ndarray:
     return np.frombuffer(buffer, dtype, count=len(array), offset=array.offset * dtype.itemsize)
 
 
-def _filled(array: pa.Array, value: float) -> np.ndarray:
-    """Copy the numbers of an array, with `value` for null; Arrow's own function loads pandas where it is installed."""
+def filled(array: pa.Array, value: float) -> np.ndarray:
+    """Return the numbers of an array, with `value` for null; Arrow's own function loads pandas where it is installed."""
     valid = valid_of(array)
     return np.where(valid, _viewed(array), value) if valid.size else _viewed(array)
 
@@ -173,7 +173,7 @@ def dictionary_of(array: pa.Array) -> tuple[pa.Array, np.ndarray] | None:
         return None
     indices = array.indices
     if indices.null_count:
-        return array.dictionary, _filled(indices.cast(pa.int64()), -1)
+        return array.dictionary, filled(indices.cast(pa.int64()), -1)
     return array.dictionary, numbers_of(indices)
 
 
@@ -198,6 +198,8 @@ def arrow_array(column: Any, type_: pa.DataType) -> pa.Array:
     """
     if isinstance(column, pa.Array):
         return column
+    if pa.types.is_string(type_) or pa.types.is_large_string(type_):
+        return arrow_strings(column).cast(type_)
     if not (pa.types.is_integer(type_) or pa.types.is_floating(type_)):
         return pa.array(column, type_)
     values = np.ascontiguousarray(column, type_.to_pandas_dtype())

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import pyarrow as pa
 
-from .arrow_columns import arrow_strings, numbers_of, type_name
+from .arrow_columns import arrow_strings, filled, numbers_of, type_name, valid_of
 
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _DAY = 86400  # seconds
@@ -70,9 +70,9 @@ def _whole_seconds(array: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]
         array = array.cast(pa.timestamp("ms"))
     per_second = _PER_SECOND[array.type.unit]
     counts = (array.cast(pa.int32()) if array.type.bit_width == 32 else array).cast(pa.int64())
-    null = np.isnan(numbers_of(counts)) if counts.null_count else np.zeros(len(counts), np.bool_)
-    whole, rest = np.divmod(numbers_of(counts.fill_null(0)), per_second)
-    return whole, rest / per_second, null
+    whole, rest = np.divmod(filled(counts, 0), per_second)
+    valid = valid_of(counts)
+    return whole, rest / per_second, ~valid if valid.size else np.zeros(len(counts), np.bool_)
 
 
 def seconds_of(array: pa.Array, origin: int) -> np.ndarray:
