@@ -20,6 +20,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "streamcd"
 # The matrix of one row, x = (1, 2), of cost 3; `gram_visit` asks `primitives.row_cost` for it.
 GRAM = """
 import numpy as np
+from streamcd.kernels.compile import compilation_told
 from streamcd.kernels.loss_table import TWIN_HINGE, Loss
 from streamcd.kernels.primitives import Costs, Rows
 from streamcd.kernels.twin import gram_visit
@@ -27,8 +28,11 @@ from streamcd.kernels.twin import gram_visit
 zero = np.zeros(1, dtype=np.int64)
 rows = Rows(np.array([0, 2]), np.array([0, 1]), np.array([1.0, 2.0]), zero, np.ones(1), zero, np.zeros(0))
 gram = np.zeros((1, 3, 3))
-gram_visit(zero, rows, Costs(Loss(TWIN_HINGE), 0.0, -np.ones((1, 1)), np.full((1, 1), 3.0), zero - 1), zero, 0, 1, gram)
-print(gram[0, 0, 0], sum(gram_visit.stats.cache_hits.values()))
+costs = Costs(Loss(TWIN_HINGE), 0.0, -np.ones((1, 1)), np.full((1, 1), 3.0), zero - 1)
+compiled = []
+with compilation_told(compiled.append):
+    gram_visit(zero, rows, costs, zero, 0, 1, gram)
+print(gram[0, 0, 0], len(compiled))
 """
 
 
@@ -56,9 +60,9 @@ def start(program: str, package: Path, cache: Path | None = None) -> subprocess.
     )
 
 
-def gram_and_hits(package: Path, cache: Path | None = None) -> tuple[float, int]:
-    gram, hits = start(GRAM, package, cache).communicate()[0].split()
-    return float(gram), int(hits)
+def gram_and_compiled(package: Path, cache: Path | None = None) -> tuple[float, int]:
+    gram, compiled = start(GRAM, package, cache).communicate()[0].split()
+    return float(gram), int(compiled)
 
 
 def test_processes_that_start_together_compile_a_kernel_once(package: Path) -> None:
@@ -83,21 +87,30 @@ def test_contents_decide_not_times_and_places(package: Path, tmp_path: Path, giv
     numba alone looks at the caller's file, and went on with the callee as it had been.
     """
     cache = tmp_path / "cache" if given else None
-    assert gram_and_hits(package, cache) == (3.0, 0)
+    assert gram_and_compiled(package, cache) == (3.0, 1)
     for path in package.rglob("*.py"):
         os.utime(path, ns=(1, 10**18))
     with open(package / "core" / "errors.py", "a") as file:
         file.write("\nADDED = 1\n")
     copied = copy_of(package, tmp_path / "elsewhere", *(["__pycache__"] if given else []))
     shutil.rmtree(package)
-    assert gram_and_hits(copied, cache) == (3.0, 1)
+    assert gram_and_compiled(copied, cache) == (3.0, 0)
     if not given:  # where the cache lies does not matter to this
         shared = copied / "kernels" / "primitives.py"
         text = shared.read_text()
         line = "return costs.cost[rows.code[i], lane] * rows.weight[i]"
         assert line in text
         shared.write_text(text.replace(line, "return 2.0 * costs.cost[rows.code[i], lane]"))
-        assert gram_and_hits(copied) == (6.0, 0)
+        assert gram_and_compiled(copied) == (6.0, 1)
+
+
+def test_the_compiler_is_never_part_of_the_process_that_trains(package: Path, tmp_path: Path) -> None:
+    """Kernels are compiled by another process, also while a thread waits for one; where that is not to be had, here."""
+    loaded = GRAM + "import sys\nprint('numba.np.arraymath' in sys.modules)\n"  # which a compilation needs
+    assert start(loaded, package, tmp_path / "cache").communicate()[0].split() == ["3.0", "1", "False"]
+    assert start(loaded, package, tmp_path / "cache").communicate()[0].split() == ["3.0", "0", "False"]
+    alone = "import sys\nsys.executable = '/none'\n" + loaded
+    assert start(alone, package, tmp_path / "other").communicate()[0].split() == ["3.0", "1", "True"]
 
 
 def test_a_kernel_allocates_nothing() -> None:

@@ -18,6 +18,7 @@ from streamcd import resume, train
 from streamcd.cluster.kinds import make_assignment
 from streamcd.cluster.rounds import WorkersLost, WorkerSpec
 from streamcd.core.errors import Interrupted, UsageError
+from streamcd.core.memory_budget import RESERVED_BYTES
 from streamcd.dataset.dataset import Dataset
 from streamcd.kernels import newton as kernels
 from streamcd.runs.choices import choose_method
@@ -212,7 +213,7 @@ def test_what_the_method_does_not_train_is_refused(tmp_path: Path) -> None:
 
 def test_auto_takes_it_for_tall_data_that_is_streamed(tmp_path: Path) -> None:
     data = write_dataset(tmp_path / "data", random_rows(3000, 5))
-    streamed = 300_000_000 + data.n_entries  # little is left beside the interpreter
+    streamed = RESERVED_BYTES + data.n_entries  # little is left beside the interpreter
 
     def chosen(**options: Any) -> str:
         return choose_method(TrainOptions(**{"memory": streamed, "loss": "log_loss"} | options), data)[0]

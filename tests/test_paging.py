@@ -23,7 +23,6 @@ from streamcd.kernels.rows import compact_rows
 from streamcd.runs.lane_groups import resolve
 from streamcd.runs.options import TrainOptions
 from streamcd.runs.problem_options import ProblemOptions
-from streamcd.solvers.memory import COMPILING_BYTES
 from streamcd.solvers.primal import PrimalSolver
 from streamcd.stream.arenas import ColumnLayout
 from streamcd.stream.memory_plan import Plan
@@ -232,7 +231,7 @@ def test_a_paged_training_stays_within_its_budget(tmp_path: Path, n_chunks: int,
     """
     write_many_rows(tmp_path / "data", n_chunks, n_second)
     make_columns(tmp_path / "data")
-    budget = RESERVED_BYTES + COMPILING_BYTES + 42_000_000
+    budget = RESERVED_BYTES + 42_000_000
     dataset = open_dataset(tmp_path / "data")
     peak, result = peak_of_training(
         tmp_path / "data", tmp_path / "run", method="primal", bias=1.0, memory=budget, max_passes=1, tol=1e-9,

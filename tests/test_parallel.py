@@ -209,8 +209,8 @@ def test_memory_is_shared_out_and_refused_with_the_arithmetic(text_file: Path, t
         UsageError, match=r"too small for 3 workers: 200 MB to hand out the work \+ 3 × \(.* needed"
     ):
         memory_per_worker(least - 1, 3, {"a thing": 1000})
-    with pytest.raises(UsageError, match=r"--memory 700 MB is too small for 2 workers: .* fewer --workers"):
-        convert(text_file, tmp_path / "data", workers=2, memory="700MB")
+    with pytest.raises(UsageError, match=r"--memory 500 MB is too small for 2 workers: .* fewer --workers"):
+        convert(text_file, tmp_path / "data", workers=2, memory="500MB")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -404,7 +404,7 @@ def test_predictions_and_scores_do_not_depend_on_the_number_of_workers(
 
 def test_scores_do_not_depend_on_the_memory(text_file: Path, trained: tuple[Path, Path]) -> None:
     # sums used to be made block by block, and blocks depend on the memory
-    assert evaluate(text_file, trained[1], memory="320MB") == evaluate(text_file, trained[1], memory="2GB")
+    assert evaluate(text_file, trained[1], memory="220MB") == evaluate(text_file, trained[1], memory="2GB")
 
 
 @pytest.mark.usefixtures("lend")

@@ -10,13 +10,12 @@ from pathlib import Path
 from .errors import UsageError
 from .progress import Listener
 
-RESERVED_BYTES = 300_000_000
-"""Bytes reserved in every budget for the interpreter, numpy, numba with its compiler, and pyarrow.
+RESERVED_BYTES = 200_000_000
+"""Bytes reserved in every budget for the interpreter, numpy, numba without its compiler, and pyarrow.
 
 A constant, not measured at run time, so that windows (and with them the bits of a result) follow from the options alone.
-Measured on Linux x86-64 with numba 0.68 and pyarrow 26: 220 to 226 MB with the kernels loaded from the compile cache, 255 to
-281 MB if they are compiled, which happens once per machine and version; the largest of seven command-line trainings that
-compiled took 286 MB besides its windows.
+Measured on Linux x86-64 with numba 0.68 and pyarrow 26: commands of every kind on a few rows take 160 to 197 MB, buffers
+included. A process of its own compiles, at first use, and takes up to 240 MB for that time.
 """
 
 _UNITS = {"": 1, "B": 1}

@@ -95,11 +95,17 @@ class _OwnFileCache(FunctionCache):
         with self._guard_against_spurious_io_errors():
             found = self._load_overload(signature, target_context)
         if found is None:
-            _load_numba_without_scipy()
-            target_context.refresh()
             for tell in _told:
                 tell(_n_compiled)
             _n_compiled += 1
+            from .compiler_process import compile_elsewhere  # most processes compile nothing
+
+            if compile_elsewhere(self._py_func, signature):
+                with self._guard_against_spurious_io_errors():
+                    found = self._load_overload(signature, target_context)
+        if found is None:
+            _load_numba_without_scipy()
+            target_context.refresh()
         return found
 
 
@@ -180,6 +186,7 @@ def _with_cache(compiled: Any, kind: type[FunctionCache]) -> Any:
     if not config.DISABLE_JIT:
         # numba has no public way to say what else a kernel is made of; where it changes inside, a test fails (test_compile)
         compiled._cache = kind(compiled.py_func)
+        compiled.compile_unlocked = compiled.compile
         compiled.compile = partial(_compile_alone, compiled.compile, compiled._cache._cache_file)
     return compiled
 

@@ -30,6 +30,8 @@ from .sums import Accuracy, ExactSum, RSquared
 MAX_CONFUSION_LABELS = 1000
 """Largest number of labels with a confusion matrix."""
 
+_DRAWING_BYTES = 50_000_000  # of matplotlib, by which curves are drawn
+
 
 class _Evaluation:
     """Sums over the rows seen so far."""
@@ -274,6 +276,8 @@ def evaluate_model(
         score_curves = Residuals()
     elif curves and model.n_classes <= MAX_CLASSES:
         score_curves, budget = ScoreCurves(model), budget - ScoreCurves.table_bytes(model)
+    if curves:
+        budget -= _DRAWING_BYTES
     means = replace(Means.of(asked), budget=budget)
     scoring = Scoring(data, model, means, compared=True)
     evaluation = _evaluation(model, scoring.plan.left)

@@ -22,9 +22,6 @@ LANES_TOGETHER = 4
 """Largest number of lanes visited at a time that have a vector for each class, each with an order of the window's rows. It
 does not depend on the number of threads, and so neither do the windows."""
 
-COMPILING_BYTES = 8_000_000
-"""Memory to compile the kernels of columns beside the reserve; a first training took 2 MB more than its budget without."""
-
 
 def dual_memory(problem: Problem, *, accelerated: bool) -> SolverMemory:
     """Count w and w(alpha); a row has a dual variable per lane, of the logistic loss ``C - alpha`` too."""
@@ -88,7 +85,7 @@ def primal_memory(
         ColumnLayout(window),
         points * 8 * (problem.n_features + 1) * problem.n_lanes,
         dataset.n_rows * (points * 8 * problem.n_lanes + constant_bytes(problem, dataset)),
-        {"signed costs": signed, "compiling": COMPILING_BYTES},
+        {"signed costs": signed},
         Paging(entry_bytes, 8, fixed_bytes, page_rows),
     )
 
@@ -127,7 +124,6 @@ def working_set_memory(problem: Problem, dataset: Dataset) -> SolverMemory:
             "vectors of a solution": 40 * size * together,
             "matrices of a solution": 24 * (narrow + BLOCK) * narrow * together,
             "signed costs": signed,
-            "compiling": COMPILING_BYTES,
         },
         advice="give a larger --memory: this method keeps numbers of every row in memory",
         holding=Holding(_HELD_BYTES, _HELD_SHARE),
