@@ -44,8 +44,8 @@ BELOW_ALL = {"_version"}
 """The modules that every room may import."""
 
 DOORS = {
-    "numba": "kernels/ conversion/decimals conversion/libsvm",
-    "llvmlite": "kernels/compile kernels/primitives conversion/decimals",
+    "numba": "kernels/",
+    "llvmlite": "kernels/compile kernels/primitives kernels/decimals",
     "pyarrow": "dataset/ conversion/",
     "scipy": "dataset/",
     "msgspec": "core/metadata runs/config",

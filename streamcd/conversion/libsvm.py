@@ -17,313 +17,13 @@ import numpy as np
 from ..core.errors import DataError
 from ..core.threads import AHEAD
 from ..dataset.arrow_columns import Strings
-from ..kernels.compile import kernel
-from ..kernels.primitives import load8
+from ..kernels import libsvm_text as kernels
 from ..models.table_encoder import StringTable
 from ..solvers.problem import LEAST_WEIGHT
 from .byte_sources import ByteBlock, ByteRange, check_rows, expand_sources, read_blocks
-from .decimals import HARD, MALFORMED, OK, digits, number_at, trailing_zeros
 from .numbering import LABELS, TaskDictionary
 from .rows import Counts, RowBatch, Rows, are_weights
-from .sources import MAX_INDEX, Counted, Reading, Source, TextReader
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Lines
-
-# the kernel's return values
-(
-    _END,
-    _FULL,
-    _FLOAT,
-    _BAD_LABEL,
-    _BAD_TOKEN,
-    _BAD_VALUE,
-    _LABEL_RANGE,
-    _RANGE,
-    _BELOW,
-    _ORDER,
-    _REPEATED,
-    _HUGE,
-    _BEYOND,
-) = range(13)
-# its state between calls
-(
-    _POSITION,  # where to continue
-    _LINE,  # 0-based line of the source
-    _ROWS,  # rows finished in this block
-    _ENTRIES,  # entries stored in this block
-    _LAST,  # index before `_POSITION` in an unfinished row; -2 at the start of a line
-    _TOKEN,  # start of the token that stopped the kernel
-    _KNOWN,  # position of a number whose value the caller gives, or -1
-    _ZEROS,
-    _UNDERFLOWS,
-    _IGNORED,
-    _QIDS,
-    _DECIMAL_LABELS,
-    _MAX_SEEN,  # largest index, -1 before any
-    _MAX_LINE,  # line of its first occurrence
-    _ZERO_INDEX,  # whether index 0 occurs
-    _N_STATE,
-) = range(16)
-_LINE_START = -2
-# the first fields of `Counts`
-_COUNTED = [_ROWS, _ENTRIES, _ZEROS, _UNDERFLOWS, _IGNORED, _QIDS, _DECIMAL_LABELS]
-
-
-@kernel
-def _end_of_labels(text, position):
-    """Return where numbers joined by commas end: `position` itself before an entry; -1 if there is something else."""
-    first = position
-    while True:
-        number, end, kind = number_at(text, position)
-        if kind == MALFORMED or np.isinf(number):
-            return -1
-        c = text[end]
-        if c == 0x3A and position == first:
-            return first
-        if c == 0x20 or c == 0x0A or c == 0x09 or c == 0x0D or c == 0x23:
-            return end
-        if c != 0x2C:
-            return -1
-        position = end + 1
-
-
-@kernel
-def _take_labels(text, start, offsets, data):
-    """Copy the labels that begin at `start` (rows,), none at -1, one after the other to `data`; `offsets` gets the ends."""
-    size = 0
-    for row in range(len(start)):
-        position = np.int64(start[row])
-        while position >= 0 and text[position] > 0x20 and text[position] != 0x23:
-            data[size] = text[position]
-            position += 1
-            size += 1
-        offsets[row + 1] = size
-
-
-@kernel
-def _parse(
-    text,
-    stop,
-    state,
-    label,
-    indptr,
-    index,
-    value,
-    least_index,
-    end_index,
-    ignore,
-    needs_label,
-    of_sets,
-    known,
-):
-    """Parse the lines of ``text[state[_POSITION]:stop]``; return why it stopped.
-
-    Parameters
-    ----------
-    text : uint8[:]
-        Ends with a newline at ``stop - 1``; `PADDING` bytes after it can be read.
-    state : int64[_N_STATE]
-        Changed in place; holds all that is needed to go on after `_FULL`, or after `_FLOAT` once ``known`` is the value
-        of the number at ``state[_KNOWN]``.
-    label, indptr, index, value
-        Filled in place: float64[rows], int64[rows + 1], int64[entries], float[entries]; ``entries`` must be at least a
-        quarter of the text's bytes.
-    least_index, end_index : int64
-        Indices allowed are ``least_index <= index < end_index``; those from ``end_index`` on are passed over where
-        ``ignore``.
-    needs_label : bool
-        Else a row may begin with an entry, and its label is NaN.
-    of_sets : bool
-        A row has any number of labels, joined by commas; `label` gets the position of their text, -1 where there is none.
-
-    Returns
-    -------
-    int
-        `_END`, `_FULL` (no room for the next row), `_FLOAT`, or the error at ``state[_TOKEN]``.
-    """
-    position, line, last = state[_POSITION], state[_LINE], state[_LAST]
-    row, entry = state[_ROWS], state[_ENTRIES]
-    zeros, underflows, ignored = 0, 0, 0
-    capacity = len(label)
-    status = _END
-    token = position
-    while position < stop:
-        if last == _LINE_START:
-            while text[position] == 0x20 or text[position] == 0x09:
-                position += 1
-            if text[position] == 0x23:
-                while text[position] != 0x0A:
-                    position += 1
-            if text[position] == 0x0D and text[position + 1] == 0x0A:
-                position += 1
-            if text[position] == 0x0A:  # blank, or a comment
-                position += 1
-                line += 1
-                continue
-            if row == capacity:
-                status = _FULL
-                break
-            token = position
-            if of_sets:
-                end = _end_of_labels(text, position)
-                if end < 0:
-                    status = _BAD_LABEL
-                    break
-                number = np.float64(position if end > position else -1)
-                position = end
-            elif state[_KNOWN] == position:
-                number = known
-                while text[position] > 0x20 and text[position] != 0x23:
-                    position += 1
-            else:
-                number, end, kind = number_at(text, position)
-                c = text[end]
-                if not needs_label and kind != MALFORMED and c == 0x3A:
-                    number, end, kind = np.nan, position, OK
-                elif kind == MALFORMED or not (c == 0x20 or c == 0x0A or c == 0x09 or c == 0x0D or c == 0x23):
-                    status = _BAD_LABEL
-                    break
-                if kind == HARD:
-                    status = _FLOAT
-                    break
-                position = end
-            if np.isinf(number):
-                status = _LABEL_RANGE
-                break
-            label[row] = number + 0.0  # -0 is 0
-            if not of_sets and (number != np.floor(number) or abs(number) >= 9007199254740992.0):
-                state[_DECIMAL_LABELS] += 1
-            last = -1
-        while True:
-            c = text[position]
-            while c == 0x20 or c == 0x09:
-                position += 1
-                c = text[position]
-            if c == 0x0A:
-                break
-            token = position
-            if not 0 <= c - 48 <= 9:
-                if c == 0x23:
-                    while text[position] != 0x0A:
-                        position += 1
-                    break
-                if c == 0x0D and text[position + 1] == 0x0A:
-                    position += 1
-                    break
-                if (
-                    c == 0x71
-                    and text[position + 1] == 0x69
-                    and text[position + 2] == 0x64
-                    and text[position + 3] == 0x3A
-                ):
-                    state[_QIDS] += 1
-                    _, end = digits(text, position + 4)
-                    if end > position + 4 and (text[end] <= 0x20 or text[end] == 0x23):
-                        position = end
-                        continue
-                status = _BELOW if c == 0x2D and 0 <= text[position + 1] - 48 <= 9 else _BAD_TOKEN
-                break
-            whole, end = digits(text, position)
-            if text[end] != 0x3A:
-                status = _BAD_TOKEN
-                break
-            if end - position > 18:
-                while text[position] == 0x30:
-                    position += 1
-                if end - position > 19 or whole > np.uint64(MAX_INDEX):
-                    status = _HUGE
-                    break
-                position = token
-            i = np.int64(whole)
-            if i <= last:
-                status = _ORDER if i < last else _REPEATED
-                break
-            if i < least_index:
-                status = _BELOW
-                break
-            start = end + 1
-            if state[_KNOWN] == start:
-                number = known
-                end = start
-                while text[end] > 0x20 and text[end] != 0x23:
-                    end += 1
-            else:
-                if text[start + 1] == 0x20 and 0 <= text[start] - 48 <= 9:  # one digit: binary data
-                    number, end, kind = np.float64(text[start] - 48), start + 1, OK
-                else:
-                    number, end, kind = number_at(text, start)
-                c = text[end]
-                if kind == MALFORMED or not (c == 0x20 or c == 0x0A or c == 0x09 or c == 0x0D or c == 0x23):
-                    status = _BAD_VALUE
-                    break
-                if kind == HARD:
-                    token = start
-                    status = _FLOAT
-                    break
-            if i >= end_index:
-                if not ignore:
-                    status = _BEYOND
-                    break
-                ignored += number != 0.0
-            else:
-                value[entry] = number
-                index[entry] = i
-                if np.isinf(value[entry]):
-                    status = _RANGE
-                    break
-                if value[entry] != 0.0:
-                    entry += 1
-                elif number == 0.0:
-                    zeros += 1
-                else:
-                    underflows += 1
-                if i == 0:
-                    state[_ZERO_INDEX] = 1
-            last = i
-            position = end
-        if status != _END:
-            break
-        # the row ends at a newline
-        row += 1
-        indptr[row] = entry
-        if last > state[_MAX_SEEN]:
-            state[_MAX_SEEN] = last
-            state[_MAX_LINE] = line
-        last = _LINE_START
-        position += 1
-        line += 1
-    state[_POSITION], state[_LINE], state[_LAST] = position, line, last
-    state[_ROWS], state[_ENTRIES] = row, entry
-    state[_TOKEN] = token
-    state[_ZEROS] += zeros
-    state[_UNDERFLOWS] += underflows
-    state[_IGNORED] += ignored
-    return status
-
-
-@kernel
-def _count(text, start, stop):
-    """The rows and the lines of ``text[start:stop]``; blank lines and comments are lines and no rows, as for `_parse`."""
-    rows, lines = 0, 0
-    position = start
-    while position < stop:
-        while text[position] == 0x20 or text[position] == 0x09:
-            position += 1
-        c = text[position]
-        if not (c == 0x0A or c == 0x23 or (c == 0x0D and text[position + 1] == 0x0A)):
-            rows += 1
-        # to the newline, eight bytes at a time: the lowest zero byte of the word is found exactly
-        while True:
-            word = load8(text, position) ^ np.uint64(0x0A0A0A0A0A0A0A0A)
-            zeros = (word - np.uint64(0x0101010101010101)) & ~word & np.uint64(0x8080808080808080)
-            if zeros != np.uint64(0):
-                position += np.int64(trailing_zeros(zeros) >> np.uint64(3)) + 1
-                break
-            position += 8
-        lines += 1
-    return rows, lines
-
+from .sources import Counted, Reading, Source, TextReader
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Batches of rows
@@ -383,16 +83,20 @@ class _Parser:
         if n_bytes > self._n_bytes:
             self._make_room(n_bytes)
         text = block.as_array()
-        state = np.zeros(_N_STATE, np.int64)
-        state[_POSITION], state[_LINE] = block.start, 0 if block.first else self._line
-        state[_LAST], state[_KNOWN], state[_MAX_SEEN] = _LINE_START, -1, self._counts.max_index
-        status = _FULL
-        while status == _FULL:
-            state[_ROWS], state[_ENTRIES] = 0, 0
+        state = np.zeros(kernels.N_STATE, np.int64)
+        state[kernels.POSITION], state[kernels.LINE] = block.start, 0 if block.first else self._line
+        state[kernels.LAST], state[kernels.KNOWN], state[kernels.MAX_SEEN] = (
+            kernels.LINE_START,
+            -1,
+            self._counts.max_index,
+        )
+        status = kernels.FULL
+        while status == kernels.FULL:
+            state[kernels.ROWS], state[kernels.ENTRIES] = 0, 0
             status = self._parse(block, text, state)
-            if status not in (_END, _FULL):
+            if status not in (kernels.END, kernels.FULL):
                 self._refuse(status, block, state)
-            n_rows, n_entries = int(state[_ROWS]), int(state[_ENTRIES])
+            n_rows, n_entries = int(state[kernels.ROWS]), int(state[kernels.ENTRIES])
             self._count(state, block.name)
             if self._options.separator:
                 self._number_label_sets(text, self._rooms[0][0][:n_rows])
@@ -411,7 +115,7 @@ class _Parser:
             label[:] = np.nan
             return
         data, offsets = np.empty(text.size, np.uint8), np.zeros(label.size + 1, np.int64)
-        _take_labels(text, label, offsets, data)
+        kernels.take_labels(text, label, offsets, data)
         every = np.ones(label.size, np.bool_)
         label[:] = self._label_sets.number(LABELS, Strings(data, offsets), every, True, "label")
 
@@ -421,52 +125,52 @@ class _Parser:
         allowed = (*indices, options.needs_label, bool(options.separator))
         known = 0.0
         while True:
-            status = _parse(text, block.stop, state, *self._rooms[0], *allowed, known)
-            if status != _FLOAT:
+            status = kernels.parse_lines(text, block.stop, state, *self._rooms[0], *allowed, known)
+            if status != kernels.FLOAT:
                 return int(status)
-            known = float(_token(block, int(state[_TOKEN])))
-            state[_KNOWN] = state[_TOKEN]
+            known = float(_token(block, int(state[kernels.TOKEN])))
+            state[kernels.KNOWN] = state[kernels.TOKEN]
 
     def _count(self, state: np.ndarray, name: str) -> None:
         counts = self._counts
-        counts.add(Counts(*[*state[_COUNTED].tolist(), bool(state[_ZERO_INDEX])]))
-        if state[_MAX_SEEN] > counts.max_index:
-            counts.max_index = int(state[_MAX_SEEN])
-            counts.max_location = f"{name}:{int(state[_MAX_LINE]) + 1}"
-        state[_COUNTED] = 0
-        self._line = int(state[_LINE])
+        counts.add(Counts(*[*state[kernels.COUNTED].tolist(), bool(state[kernels.ZERO_INDEX])]))
+        if state[kernels.MAX_SEEN] > counts.max_index:
+            counts.max_index = int(state[kernels.MAX_SEEN])
+            counts.max_location = f"{name}:{int(state[kernels.MAX_LINE]) + 1}"
+        state[kernels.COUNTED] = 0
+        self._line = int(state[kernels.LINE])
 
     def _refuse(self, status: int, block: ByteBlock, state: np.ndarray) -> None:
-        token = _token(block, int(state[_TOKEN]))
-        location = f"{block.name}:{int(state[_LINE]) + 1}"
-        raise DataError(f"{location}: {self._complaint(status, token, int(state[_LAST]))}")
+        token = _token(block, int(state[kernels.TOKEN]))
+        location = f"{block.name}:{int(state[kernels.LINE]) + 1}"
+        raise DataError(f"{location}: {self._complaint(status, token, int(state[kernels.LAST]))}")
 
     def _complaint(self, status: int, token: str, last: int) -> str:
         found = f"found {token if len(token) <= 40 else token[:40] + '…'!r}"
         if token.startswith("qid:"):
             return f"expected qid:number, {found}; correct the line"
         number = token.rpartition(":")[2].lower().lstrip("+-")
-        if status in (_BAD_LABEL, _BAD_VALUE) and number in ("nan", "inf", "infinity"):
-            what = "label" if status == _BAD_LABEL else "value"
+        if status in (kernels.BAD_LABEL, kernels.BAD_VALUE) and number in ("nan", "inf", "infinity"):
+            what = "label" if status == kernels.BAD_LABEL else "value"
             return f"expected a finite {what}, {found}; correct or remove the line"
-        if status in (_RANGE, _LABEL_RANGE):
-            dtype = self._value_dtype if status == _RANGE else np.dtype(np.float64)
+        if status in (kernels.RANGE, kernels.LABEL_RANGE):
+            dtype = self._value_dtype if status == kernels.RANGE else np.dtype(np.float64)
             advice = "convert with --dtype float64" if dtype == np.float32 else "rescale it"
             return f"expected a number that is finite in {dtype}, {found}; {advice}"
         base = self._least_index
         complaints = {
-            _BAD_LABEL: f"expected numbers joined by commas as labels, {found}; correct the line"
+            kernels.BAD_LABEL: f"expected numbers joined by commas as labels, {found}; correct the line"
             if self._options.separator
             else f"expected a number as label, {found}; "
             + ("--multilabel takes several" if "," in token else "correct the line"),
-            _BAD_TOKEN: f"expected index:value, {found}; correct the line",
-            _BAD_VALUE: f"expected a number after the index, {found}; correct the line",
-            _BELOW: f"expected indices from {base} on, {found}; "
+            kernels.BAD_TOKEN: f"expected index:value, {found}; correct the line",
+            kernels.BAD_VALUE: f"expected a number after the index, {found}; correct the line",
+            kernels.BELOW: f"expected indices from {base} on, {found}; "
             + ("use --index-base 0 or auto" if base and token[0] == "0" else "correct the line"),
-            _ORDER: f"expected increasing indices, {found} after index {last}; sort the row by index",
-            _REPEATED: f"expected every index once in a row, {found} again; merge the two entries",
-            _HUGE: f"expected indices up to 2^62, {found}; renumber the features",
-            _BEYOND: f"expected indices up to {self._end_index - 1} (the number of features given), {found}; "
+            kernels.ORDER: f"expected increasing indices, {found} after index {last}; sort the row by index",
+            kernels.REPEATED: f"expected every index once in a row, {found} again; merge the two entries",
+            kernels.HUGE: f"expected indices up to 2^62, {found}; renumber the features",
+            kernels.BEYOND: f"expected indices up to {self._end_index - 1} (the number of features given), {found}; "
             "give a larger --n-features",
         }
         return complaints[status]
@@ -525,7 +229,7 @@ def count_rows(part: ByteRange, options: Reading) -> tuple[int, int]:
     n_rows = n_lines = 0
     with closing(read_blocks([part], *options.of_text)) as blocks:
         for block in blocks:
-            rows, lines = _count(block.as_array(), block.start, block.stop)
+            rows, lines = kernels.count_lines(block.as_array(), block.start, block.stop)
             n_rows, n_lines = n_rows + rows, n_lines + lines
     return n_rows, n_lines
 

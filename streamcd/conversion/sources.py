@@ -26,8 +26,6 @@ from .byte_sources import (
 from .numbering import TaskDictionary
 from .rows import RowBatch
 
-MAX_INDEX = 1 << 62
-
 
 @dataclass(frozen=True)
 class Reading:
@@ -57,6 +55,8 @@ class Reading:
     def width_end(self) -> int:
         """The first index that is too large."""
         if self.n_features is None:
+            from ..kernels.libsvm_text import MAX_INDEX  # with numba, which a manifest does not need
+
             return MAX_INDEX + 1
         return self.n_features + (1 if self.index_base is None else self.index_base)
 

@@ -13,8 +13,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from ..kernels.compile import cached, kernel
-from ..kernels.primitives import load8
+from .compile import cached, kernel
+from .primitives import load8
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Machine instructions that numba does not offer

@@ -1,0 +1,306 @@
+"""Kernels that parse lines of libsvm text, and count them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .compile import kernel
+from .decimals import HARD, MALFORMED, OK, digits, number_at, trailing_zeros
+from .primitives import load8
+
+MAX_INDEX = 1 << 62
+"""Largest index of a feature."""
+
+# the kernel's return values
+(
+    END,
+    FULL,
+    FLOAT,
+    BAD_LABEL,
+    BAD_TOKEN,
+    BAD_VALUE,
+    LABEL_RANGE,
+    RANGE,
+    BELOW,
+    ORDER,
+    REPEATED,
+    HUGE,
+    BEYOND,
+) = range(13)
+# its state between calls
+(
+    POSITION,  # where to continue
+    LINE,  # 0-based line of the source
+    ROWS,  # rows finished in this block
+    ENTRIES,  # entries stored in this block
+    LAST,  # index before `POSITION` in an unfinished row; -2 at the start of a line
+    TOKEN,  # start of the token that stopped the kernel
+    KNOWN,  # position of a number whose value the caller gives, or -1
+    ZEROS,
+    UNDERFLOWS,
+    IGNORED,
+    QIDS,
+    DECIMAL_LABELS,
+    MAX_SEEN,  # largest index, -1 before any
+    MAX_LINE,  # line of its first occurrence
+    ZERO_INDEX,  # whether index 0 occurs
+    N_STATE,
+) = range(16)
+LINE_START = -2
+# the first fields of `Counts`
+COUNTED = [ROWS, ENTRIES, ZEROS, UNDERFLOWS, IGNORED, QIDS, DECIMAL_LABELS]
+
+
+@kernel
+def _end_of_labels(text, position):
+    """Return where numbers joined by commas end: `position` itself before an entry; -1 if there is something else."""
+    first = position
+    while True:
+        number, end, kind = number_at(text, position)
+        if kind == MALFORMED or np.isinf(number):
+            return -1
+        c = text[end]
+        if c == 0x3A and position == first:
+            return first
+        if c == 0x20 or c == 0x0A or c == 0x09 or c == 0x0D or c == 0x23:
+            return end
+        if c != 0x2C:
+            return -1
+        position = end + 1
+
+
+@kernel
+def take_labels(text, start, offsets, data):
+    """Copy the labels that begin at `start` (rows,), none at -1, one after the other to `data`; `offsets` gets the ends."""
+    size = 0
+    for row in range(len(start)):
+        position = np.int64(start[row])
+        while position >= 0 and text[position] > 0x20 and text[position] != 0x23:
+            data[size] = text[position]
+            position += 1
+            size += 1
+        offsets[row + 1] = size
+
+
+@kernel
+def parse_lines(
+    text,
+    stop,
+    state,
+    label,
+    indptr,
+    index,
+    value,
+    least_index,
+    end_index,
+    ignore,
+    needs_label,
+    of_sets,
+    known,
+):
+    """Parse the lines of ``text[state[POSITION]:stop]``; return why it stopped.
+
+    Parameters
+    ----------
+    text : uint8[:]
+        Ends with a newline at ``stop - 1``; `PADDING` bytes after it can be read.
+    state : int64[N_STATE]
+        Changed in place; holds all that is needed to go on after `FULL`, or after `FLOAT` once ``known`` is the value
+        of the number at ``state[KNOWN]``.
+    label, indptr, index, value
+        Filled in place: float64[rows], int64[rows + 1], int64[entries], float[entries]; ``entries`` must be at least a
+        quarter of the text's bytes.
+    least_index, end_index : int64
+        Indices allowed are ``least_index <= index < end_index``; those from ``end_index`` on are passed over where
+        ``ignore``.
+    needs_label : bool
+        Else a row may begin with an entry, and its label is NaN.
+    of_sets : bool
+        A row has any number of labels, joined by commas; `label` gets the position of their text, -1 where there is none.
+
+    Returns
+    -------
+    int
+        `END`, `FULL` (no room for the next row), `FLOAT`, or the error at ``state[TOKEN]``.
+    """
+    position, line, last = state[POSITION], state[LINE], state[LAST]
+    row, entry = state[ROWS], state[ENTRIES]
+    zeros, underflows, ignored = 0, 0, 0
+    capacity = len(label)
+    status = END
+    token = position
+    while position < stop:
+        if last == LINE_START:
+            while text[position] == 0x20 or text[position] == 0x09:
+                position += 1
+            if text[position] == 0x23:
+                while text[position] != 0x0A:
+                    position += 1
+            if text[position] == 0x0D and text[position + 1] == 0x0A:
+                position += 1
+            if text[position] == 0x0A:  # blank, or a comment
+                position += 1
+                line += 1
+                continue
+            if row == capacity:
+                status = FULL
+                break
+            token = position
+            if of_sets:
+                end = _end_of_labels(text, position)
+                if end < 0:
+                    status = BAD_LABEL
+                    break
+                number = np.float64(position if end > position else -1)
+                position = end
+            elif state[KNOWN] == position:
+                number = known
+                while text[position] > 0x20 and text[position] != 0x23:
+                    position += 1
+            else:
+                number, end, kind = number_at(text, position)
+                c = text[end]
+                if not needs_label and kind != MALFORMED and c == 0x3A:
+                    number, end, kind = np.nan, position, OK
+                elif kind == MALFORMED or not (c == 0x20 or c == 0x0A or c == 0x09 or c == 0x0D or c == 0x23):
+                    status = BAD_LABEL
+                    break
+                if kind == HARD:
+                    status = FLOAT
+                    break
+                position = end
+            if np.isinf(number):
+                status = LABEL_RANGE
+                break
+            label[row] = number + 0.0  # -0 is 0
+            if not of_sets and (number != np.floor(number) or abs(number) >= 9007199254740992.0):
+                state[DECIMAL_LABELS] += 1
+            last = -1
+        while True:
+            c = text[position]
+            while c == 0x20 or c == 0x09:
+                position += 1
+                c = text[position]
+            if c == 0x0A:
+                break
+            token = position
+            if not 0 <= c - 48 <= 9:
+                if c == 0x23:
+                    while text[position] != 0x0A:
+                        position += 1
+                    break
+                if c == 0x0D and text[position + 1] == 0x0A:
+                    position += 1
+                    break
+                if (
+                    c == 0x71
+                    and text[position + 1] == 0x69
+                    and text[position + 2] == 0x64
+                    and text[position + 3] == 0x3A
+                ):
+                    state[QIDS] += 1
+                    _, end = digits(text, position + 4)
+                    if end > position + 4 and (text[end] <= 0x20 or text[end] == 0x23):
+                        position = end
+                        continue
+                status = BELOW if c == 0x2D and 0 <= text[position + 1] - 48 <= 9 else BAD_TOKEN
+                break
+            whole, end = digits(text, position)
+            if text[end] != 0x3A:
+                status = BAD_TOKEN
+                break
+            if end - position > 18:
+                while text[position] == 0x30:
+                    position += 1
+                if end - position > 19 or whole > np.uint64(MAX_INDEX):
+                    status = HUGE
+                    break
+                position = token
+            i = np.int64(whole)
+            if i <= last:
+                status = ORDER if i < last else REPEATED
+                break
+            if i < least_index:
+                status = BELOW
+                break
+            start = end + 1
+            if state[KNOWN] == start:
+                number = known
+                end = start
+                while text[end] > 0x20 and text[end] != 0x23:
+                    end += 1
+            else:
+                if text[start + 1] == 0x20 and 0 <= text[start] - 48 <= 9:  # one digit: binary data
+                    number, end, kind = np.float64(text[start] - 48), start + 1, OK
+                else:
+                    number, end, kind = number_at(text, start)
+                c = text[end]
+                if kind == MALFORMED or not (c == 0x20 or c == 0x0A or c == 0x09 or c == 0x0D or c == 0x23):
+                    status = BAD_VALUE
+                    break
+                if kind == HARD:
+                    token = start
+                    status = FLOAT
+                    break
+            if i >= end_index:
+                if not ignore:
+                    status = BEYOND
+                    break
+                ignored += number != 0.0
+            else:
+                value[entry] = number
+                index[entry] = i
+                if np.isinf(value[entry]):
+                    status = RANGE
+                    break
+                if value[entry] != 0.0:
+                    entry += 1
+                elif number == 0.0:
+                    zeros += 1
+                else:
+                    underflows += 1
+                if i == 0:
+                    state[ZERO_INDEX] = 1
+            last = i
+            position = end
+        if status != END:
+            break
+        # the row ends at a newline
+        row += 1
+        indptr[row] = entry
+        if last > state[MAX_SEEN]:
+            state[MAX_SEEN] = last
+            state[MAX_LINE] = line
+        last = LINE_START
+        position += 1
+        line += 1
+    state[POSITION], state[LINE], state[LAST] = position, line, last
+    state[ROWS], state[ENTRIES] = row, entry
+    state[TOKEN] = token
+    state[ZEROS] += zeros
+    state[UNDERFLOWS] += underflows
+    state[IGNORED] += ignored
+    return status
+
+
+@kernel
+def count_lines(text, start, stop):
+    """Count the rows and the lines of ``text[start:stop]``; blank lines and comments are lines and no rows."""
+    rows, lines = 0, 0
+    position = start
+    while position < stop:
+        while text[position] == 0x20 or text[position] == 0x09:
+            position += 1
+        c = text[position]
+        if not (c == 0x0A or c == 0x23 or (c == 0x0D and text[position + 1] == 0x0A)):
+            rows += 1
+        # to the newline, eight bytes at a time: the lowest zero byte of the word is found exactly
+        while True:
+            word = load8(text, position) ^ np.uint64(0x0A0A0A0A0A0A0A0A)
+            zeros = (word - np.uint64(0x0101010101010101)) & ~word & np.uint64(0x8080808080808080)
+            if zeros != np.uint64(0):
+                position += np.int64(trailing_zeros(zeros) >> np.uint64(3)) + 1
+                break
+            position += 8
+        lines += 1
+    return rows, lines
