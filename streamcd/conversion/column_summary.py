@@ -22,7 +22,7 @@ FIELDS = ("column", "use", "features", "missing", "example", "note")
 """Facts of a column, and the header of the file."""
 
 _EXAMPLE = 40  # characters
-_UNUSED, _HASHED, _INDICES, _SECONDS = "not used", "hashed", "indices of", "seconds"
+_UNUSED, _HASHED, _INDICES, _SECONDS, _TEXT = "not used", "hashed", "indices of", "seconds", "text"
 _USES = {
     ("number", ""): "number",
     ("number", "text"): "number in text",
@@ -31,6 +31,7 @@ _USES = {
     ("category", ""): "category",
     ("category", "numbers"): "category of numbers",
     ("hashed", ""): _HASHED,
+    ("text", ""): _TEXT,
     ("sparse", ""): _INDICES,
 }
 
@@ -81,8 +82,21 @@ def _use(column: Column, encoding: Encoding) -> str:
         "seconds": f" since {described_origin(column.origin)}" if column.origin else "",
         "hashed": f" into 2^{encoding.bits}",
         "sparse": f" {column.values}",
+        "text": _text_use(column),
     }
     return _USES[column.kind, column.form] + extra.get(column.form or column.kind, "")
+
+
+def _text_use(column: Column) -> str:
+    """Describe how text becomes features, but for its first word."""
+    least, most = column.ngrams
+    said = {
+        f" into 2^{column.bits}": bool(column.bits),
+        f", ngrams {least}-{most}": column.ngrams != (1, 1),
+        ", tf-idf": column.tf_idf,
+        f", min count {column.min_count}": column.min_count > 1,
+    }
+    return "".join(text for text, holds in said.items() if holds)
 
 
 def example_of(array: Any, kind: str) -> str:
@@ -97,7 +111,7 @@ def example_of(array: Any, kind: str) -> str:
     if kind == "time":
         time = described_origin(int(seconds_of(array, 0)[0] // 1))
         return time.removesuffix(" 00:00:00") if have_dates(array) else time[-8:]
-    return str(array[0].as_py())[:_EXAMPLE] if kind == "string" else ""
+    return " ".join(str(array[0].as_py())[: 2 * _EXAMPLE].split())[:_EXAMPLE] if kind == "string" else ""
 
 
 def columns_of(path: Path | str) -> str:
@@ -165,7 +179,8 @@ def _parsed(text: str, name: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _options(lines: Sequence[tuple[str, str, str]], settings: dict[str, str], name: str) -> dict[str, Any]:
-    found: dict[str, Any] = {"features": [], "number": [], "category": [], "keep": [], "date": {}} | settings
+    found: dict[str, Any] = {"features": [], "number": [], "category": [], "keep": []} | settings
+    found |= {"date": {}, "text": {}}
     for place, column, use in lines:
         if use in ("label", "target", "weight", "id"):
             key = "weight_column" if use == "weight" else use
@@ -185,10 +200,20 @@ def _options(lines: Sequence[tuple[str, str, str]], settings: dict[str, str], na
     return {key: value for key, value in found.items() if value}
 
 
+_TEXT_USE = re.compile(
+    rf"{_TEXT}(?: into 2\^(\d+))?(?:, ngrams (\d+)-(\d+))?(, tf-idf)?(?:, min count (\d+))?"
+)
+
+
 def _take_use(found: dict[str, Any], place: str, column: str, use: str) -> None:
     parts = re.split(r",\s*", use)
     if hashed := re.fullmatch(rf"{_HASHED} into 2\^(\d+)", use):
         found["hash"] = int(hashed[1])
+    elif text := _TEXT_USE.fullmatch(use):
+        bits, least, most, tf_idf, count = text.groups()
+        ngrams = (int(least), int(most)) if least else (1, 1)
+        found["text"][column] = {"ngrams": ngrams, "tf_idf": bool(tf_idf), "min_count": int(count or 1)}
+        found |= {"hash": int(bits)} if bits else {}
     elif set(parts) <= set(PARTS):
         found["date"][column] = tuple(parts)
     elif use.startswith(_SECONDS):

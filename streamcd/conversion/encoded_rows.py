@@ -20,10 +20,10 @@ from ..dataset.arrow_columns import (
     type_name,
 )
 from ..kernels import tables as kernels
+from ..models.string_table import StringTable
 from ..models.table_encoder import (
     BLOCK_CELLS,
     EncodedRows,
-    StringTable,
     TableEncoder,
     describe_refusal,
     sorted_rows,
@@ -53,7 +53,15 @@ class EncodedSource(Source):
             return MatrixEncoder(reading)
         grown = dictionary.strings if dictionary is not None and self.grows else None
         end = reading.width_end - (0 if reading.encoding is None else reading.encoding.sparse_start)
-        encoder = TableEncoder(self.encoding, reading.value_dtype, grown, least, end, reading.ignore_beyond)
+        encoder = TableEncoder(
+            self.encoding,
+            reading.value_dtype,
+            grown,
+            least,
+            end,
+            reading.ignore_beyond,
+            vocabulary=None if grown is None or dictionary is None else dictionary.vocabulary,
+        )
         if dictionary is not None:
             dictionary.collisions, dictionary.samples = encoder.collisions, encoder.samples
             dictionary.n_missing = encoder.n_missing

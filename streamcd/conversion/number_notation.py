@@ -10,9 +10,7 @@ from pathlib import Path
 from ..dataset.arrow_columns import Strings, arrow_strings, strings_of
 from ..dataset.text_numbers import MARKS, count_numbers
 from ..models.encoding import Encoding
-
-SAMPLES = "samples.json"
-"""File with the first strings of hashed columns, in the directory of dictionaries."""
+from .dictionary_files import SAMPLES
 
 _AT_A_TIME = 1 << 16  # strings
 _MOST_WARNINGS = 10

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,8 +21,9 @@ from ..core.memory_budget import format_size
 from ..dataset.arrow_columns import Strings, arrow_array, arrow_strings, sorted_distinct_strings, strings_of
 from ..dataset.schema import MAX_CLASSES
 from ..models.encoding import Encoding
-from ..models.table_encoder import Collisions, StringTable, sorted_rows
-from .number_notation import SAMPLES
+from ..models.string_table import StringTable
+from ..models.table_encoder import Collisions
+from .dictionary_files import DATA, DOCUMENTS, OFFSETS, SAMPLES, mapped
 from .rows import Rows
 
 LABELS = -1
@@ -34,10 +34,25 @@ _MERGE_FACTOR = 4
 
 
 class TaskDictionary:
-    """Strings that a task has met, numbered in order of appearance, after the known class names."""
+    """Strings that a task has met, numbered in order of appearance, after the known class names.
 
-    def __init__(self, memory_bytes: int, class_names: Sequence[str]) -> None:
-        self.strings = StringTable(memory_bytes)
+    Tokens of text, in the other half of the memory where there is text, are left in `directory`.
+    """
+
+    def __init__(
+        self,
+        memory_bytes: int,
+        class_names: Sequence[str],
+        has_text: bool = False,
+        directory: Path | None = None,
+        first_row: int = 0,
+    ) -> None:
+        self.strings = StringTable(memory_bytes // 2 if has_text else memory_bytes)
+        self.vocabulary = None
+        if has_text and directory is not None:
+            from .vocabulary import TaskVocabulary  # here and below: only where there is text
+
+            self.vocabulary = TaskVocabulary(memory_bytes // 2, directory, first_row)
         self.collisions: Collisions | None = None  # a source that hashes strings leaves them here
         self.samples: dict[str, list[str]] = {}  # and the first strings of its columns
         self.n_missing = np.zeros(0, np.int64)  # and of every column the number of missing values
@@ -46,6 +61,8 @@ class TaskDictionary:
 
     def save(self, directory: Path, number: int) -> None:
         """Write the strings to files of the task `number`."""
+        if self.vocabulary is not None:
+            self.vocabulary.end()
         strings = self.strings.strings()
         arrays = {**strings._asdict(), "columns": self.strings.columns(), "missing": self.n_missing}
         for name, array in arrays.items():
@@ -75,6 +92,7 @@ class Merged(NamedTuple):
     class_names: list[str]
     n_collided: int
     n_buckets_used: int
+    n_rare: int  # tokens of text that are left out
 
 
 def merge_dictionaries(
@@ -85,34 +103,33 @@ def merge_dictionaries(
     budget: int,
     workers: int,
     separator: str = "",
-    width: int | None = None,
 ) -> Merged:
     """Sort the strings of all tasks; write the categories, and each task's map of codes, beside them.
 
-    Names of classes are sets of labels where there is a `separator`. Where the encoding has categories, and `width`
-    features, new ones come behind these, and they alone are written.
+    Names of classes are sets of labels where there is a `separator`.
+
     `memory_bytes` is half of what each of `workers` has to spare of `budget`.
     """
     tasks = _saved_strings(directory)
     places = [np.empty(strings.size, np.int64) for strings, _ in tasks]  # among those of their column
     names = _merge_labels(tasks, places, known, separator)
-    counts, static, n_missing = [], np.empty(0, np.int64), np.zeros(0, np.int64)
+    counts, static, n_missing, n_rare = [], np.empty(0, np.int64), np.zeros(0, np.int64), 0
     if encoding is not None:
         _check_merge(tasks, memory_bytes, budget, workers)
+        counts = _merge_categories(tasks, places, encoding, directory)
+        if encoding.text:
+            from .vocabulary import merge_vocabularies
+
+            n_rare = merge_vocabularies(directory, encoding, counts, memory_bytes)
         n_missing = sum(np.load(path) for path in directory.glob("missing-*.npy"))
-        if width is None:
-            counts = _merge_categories(tasks, places, encoding, directory)
-            encoding = encoding.with_counts(counts, n_missing, None)
-            starts = encoding.first_features()
-            for (_, columns), place in zip(tasks, places, strict=True):
-                place += np.where(columns == LABELS, 0, starts[columns])
-        else:
-            counts = _merge_categories(tasks, places, encoding, directory, _KnownCategories(encoding, width))
-        static = _static_features(encoding)
+        counted = encoding.with_counts(counts, n_missing, None)
+        static, starts = _static_features(counted), counted.first_features()
+        for (_, columns), place in zip(tasks, places, strict=True):
+            place += np.where(columns == LABELS, 0, starts[columns])
     np.save(directory / "map.npy", np.concatenate([part for place in places for part in (static, place)]))
     np.save(directory / "starts.npy", np.cumsum([0, *(static.size + place.size for place in places)]))
     collided, used = _merge_collisions(directory, 0 if encoding is None else encoding.bits)
-    return Merged(counts, n_missing, names, collided, used)
+    return Merged(counts, n_missing, names, collided, used, n_rare)
 
 
 def _check_merge(
@@ -130,58 +147,25 @@ def _check_merge(
 
 
 def _merge_categories(
-    tasks: list[tuple[Strings, np.ndarray]],
-    places: list[np.ndarray],
-    encoding: Encoding,
-    directory: Path,
-    known: _KnownCategories | None = None,
+    tasks: list[tuple[Strings, np.ndarray]], places: list[np.ndarray], encoding: Encoding, directory: Path
 ) -> list[int]:
-    """Write ``data.npy`` and ``offsets.npy`` of the categories, in the order of columns and bytes; count each column's.
-
-    Places are those among the column's; with `known` categories, they are features, and the new ones alone are written.
-    """
+    """Write the bytes and the ends of the categories, in the order of columns and bytes; count each column's."""
     counts, datas, lengths = [], [np.empty(0, np.uint8)], [np.zeros(1, np.int64)]
     for number, column in enumerate(encoding.columns):
-        if column.kind != "category" or column.added:
+        if column.kind != "category":
             counts.append(0)
             continue
         chosen = [np.flatnonzero(columns == number) for _, columns in tasks]
         parts = [_taken(strings, rows) for (strings, _), rows in zip(tasks, chosen, strict=True)]
         distinct, found = sorted_distinct_strings(parts)
-        if known is not None:
-            features, distinct = known.number(number, distinct)
-            found = [features[among] for among in found]
         for place, rows, among in zip(places, chosen, found, strict=True):
             place[rows] = among
         counts.append(distinct.size)
         datas.append(distinct.data[distinct.offsets[0] : distinct.offsets[-1]])
         lengths.append(np.diff(distinct.offsets))
-    np.save(directory / "data.npy", np.concatenate(datas))
-    np.save(directory / "offsets.npy", np.cumsum(np.concatenate(lengths)))
+    np.concatenate(datas).tofile(directory / DATA)
+    np.cumsum(np.concatenate(lengths)).tofile(directory / OFFSETS)
     return counts
-
-
-class _KnownCategories:
-    """Categories that an encoding of `width` features has, by which those of new rows get features."""
-
-    def __init__(self, encoding: Encoding, width: int) -> None:
-        self._table, self._features, self._next = StringTable(), encoding.category_features(), width
-        ends = np.cumsum([0, *(column.n_categories for column in encoding.columns)]).tolist()
-        for number, (start, stop) in zip(encoding.owners(), pairwise(ends), strict=True):
-            if stop > start and encoding.categories is not None:
-                strings = encoding.categories.slice(start, stop)
-                self._table.number(number, strings, np.empty(0, np.bool_), True, "")
-
-    def number(self, column: int, distinct: Strings) -> tuple[np.ndarray, Strings]:
-        """Return the features of a column's distinct categories, and those that are new, which come behind all others."""
-        codes = self._table.number(column, distinct, np.empty(0, np.bool_), False, "")
-        known = codes >= 0
-        features = np.empty(codes.size, np.int64)
-        features[known] = self._features[codes[known]]
-        n_new = int(codes.size - known.sum())
-        features[~known] = np.arange(self._next, self._next + n_new)
-        self._next += n_new
-        return features, _taken(distinct, np.flatnonzero(~known))
 
 
 def _taken(strings: Strings, rows: np.ndarray) -> Strings:
@@ -192,14 +176,17 @@ def _taken(strings: Strings, rows: np.ndarray) -> Strings:
 def _static_features(encoding: Encoding) -> np.ndarray:
     """Return the features of the codes of numbers and indicators."""
     columns = zip(
-        encoding.first_features().tolist(),
+        encoding.first_features()[:-1].tolist(),
         encoding.columns,
         encoding.without_counts().columns,
         strict=True,
     )
     # that of an indicator without a missing value is the next column's, and never looked up
     features = [
-        first + column.n_categories + k for first, column, plain in columns for k in range(plain.n_features)
+        first + column.n_categories + k
+        for first, column, plain in columns
+        if column.kind != "text"
+        for k in range(plain.n_features)
     ]
     return np.array(features, np.int64)
 
@@ -240,15 +227,18 @@ def _merge_collisions(directory: Path, bits: int) -> tuple[int, int]:
     return int(merged.collided.sum()), int((merged.seen >= 0).sum())
 
 
-def read_merged(directory: Path, encoding: Encoding, merged: Merged, width: int | None = None) -> Encoding:
-    """Return the encoding with its categories, which are read from their file when needed; see `merge_dictionaries`."""
+def read_merged(directory: Path, encoding: Encoding, merged: Merged, n_rows: int) -> Encoding:
+    """Return the encoding with its categories, which are read from their files when needed."""
     # plain arrays over the maps: taking an element of a memmap makes another memmap, which takes microseconds
-    data, offsets = (
-        np.asarray(np.load(directory / f"{name}.npy", mmap_mode="r")) for name in ("data", "offsets")
-    )
-    if width is not None:
-        return encoding.with_added(merged.n_categories, Strings(data, offsets), width)
-    return encoding.with_counts(merged.n_categories, merged.n_missing, Strings(data, offsets))
+    parts = (np.asarray(mapped(directory / name, type_)) for name, type_ in ((DATA, "u1"), (OFFSETS, "i8")))
+    encoding = encoding.with_counts(merged.n_categories, merged.n_missing, Strings(*parts))
+    if not encoding.text:
+        return encoding
+    from .vocabulary import save_weights
+
+    encoding = encoding.with_documents(mapped(directory / DOCUMENTS, "i8"), n_rows)
+    save_weights(directory, encoding)
+    return encoding
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -267,8 +257,8 @@ class Numbering:
     maps_labels: bool = False
     n_static: int = 0  # codes of numbers and indicators, which come before those of strings
     tail_start: int = 0  # of hashed and sparse columns' features, where those before them are mapped
-    sorts: bool = False  # features of a row do not ascend by themselves
     left_out: Path | None = None  # rows of the source that the others are numbered without, ascending
+    text: tuple[np.ndarray, np.ndarray] | None = None  # of columns of text: `Encoding.token_starts`
 
     def task_maps(self) -> tuple[np.ndarray, np.ndarray]:
         """Read where the map of every task starts, and the maps, which stay in their file, cached by the system."""
@@ -293,6 +283,11 @@ class Numberer:
         self._original = None if numbering.original is None else np.load(numbering.original, mmap_mode="r")
         if numbering.dictionaries is not None:
             self._starts, self._places = numbering.task_maps()
+        self._tokens = None
+        if numbering.text is not None and numbering.maps_features and numbering.dictionaries is not None:
+            from .vocabulary import TokenNumberer
+
+            self._tokens = TokenNumberer(numbering.dictionaries, *numbering.text)
 
     def apply(self, rows: Rows, index_dtype: np.dtype) -> Rows:
         """Return rows whose indices are 0-based features, and whose labels are numbers; the given ones are changed."""
@@ -306,16 +301,16 @@ class Numberer:
         if numbering.maps_features:
             index = rows.index if rows.index.dtype == index_dtype else np.empty(rows.n_entries, index_dtype)
             maps = (self._first_rows, self._starts, self._places, numbering.tail_start)
-            renumber(rows.indptr, rows.index, rows.source_row, *maps, index)
+            tokens = np.empty(0, np.int64) if self._tokens is None else self._tokens.features(rows)
+            renumber(rows.indptr, rows.index, rows.source_row, *maps, tokens, index)
+            if self._tokens is not None:
+                rows, index = self._tokens.finish(rows, index)
         elif self._original is not None:
             index = np.searchsorted(self._original, rows.index)
         else:
             index = rows.index
             index -= numbering.index_base
-        index, value = index.astype(index_dtype, copy=False), rows.value
-        if numbering.sorts:
-            index, value = sorted_rows(rows.indptr, index, value)
         source = rows.source_row
         if self._left_out is not None:
             source = source - np.searchsorted(self._left_out, source)
-        return replace(rows, source_row=source, index=index, value=value)
+        return replace(rows, source_row=source, index=index.astype(index_dtype, copy=False))

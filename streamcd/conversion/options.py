@@ -13,6 +13,7 @@ from ..core.memory_budget import parse_size
 from ..core.options import Checked, Place, Section, SharedWork, Size, declared, option, replaces
 
 MAX_FEATURES = 1 << 62
+_MOST_WORDS = 9  # of a feature
 
 _NAMES = "str or sequence of str"
 
@@ -101,6 +102,34 @@ class TableOptions(Checked):
         metavar="COL:parts|seconds,…",
         section=Section.COLUMNS,
     )
+    text: Any = option(
+        None,
+        "Columns of text: a feature for each word that occurs, its count as the value. Words are of two characters and more "
+        "(letters, digits and _ of any language), in lower case, as scikit-learn's CountVectorizer takes them; with `hash`, "
+        "each column has 2^BITS features.",
+        kind=_NAMES,
+        metavar="COL,…",
+        section=Section.TEXT,
+    )
+    ngrams: Any = option(
+        "1-1",
+        "Neighbouring words that make a feature, from the least to the most: 1-2 are words and pairs of words.",
+        kind="str or (int, int)",
+        metavar="N-M",
+        section=Section.TEXT,
+    )
+    tf_idf: bool = option(
+        False,
+        "Multiply counts by ln((1 + n)/(1 + d)) + 1 for d of n documents that have the word, then divide each column's part "
+        "of a row by its Euclidean norm, as scikit-learn's TfidfVectorizer does.",
+        section=Section.TEXT,
+    )
+    min_count: int = option(
+        1,
+        "Leave out words that occur in fewer documents.",
+        metavar="N",
+        section=Section.TEXT,
+    )
     decimal: str = option(
         ".",
         "Decimal mark of numbers in delimited text, and in the columns of `number`.",
@@ -132,6 +161,12 @@ class TableOptions(Checked):
         self._check_choices()
         if self.hash is not None and not 1 <= self.hash <= 30:
             raise UsageError(f"expected --hash from 1 to 30 bits, found {self.hash}")
+        if self.min_count < 1:
+            raise UsageError(f"expected --min-count from 1 document on, found {self.min_count}")
+        if self.hash is not None and self.min_count > 1:
+            raise UsageError(
+                "--min-count and --hash exclude each other: hashed words are not told apart; leave one of them out"
+            )
 
     def _bring_to_one_form(self) -> None:
         target = "" if self.target in (None, True, False) else str(self.target)
@@ -156,7 +191,17 @@ class TableOptions(Checked):
             number=_names(self.number),
             category=_names(self.category),
             date=_dates(self.date),
+            ngrams=_ngrams(self.ngrams),
         )
+        named = (
+            self.text if isinstance(self.text, Mapping) else dict.fromkeys(_names(self.text), self.of_text)
+        )
+        self._set(text=dict(named))
+
+    @property
+    def of_text(self) -> dict[str, Any]:
+        """Fields of an encoding's columns of text, but for their names."""
+        return {"ngrams": self.ngrams, "tf_idf": self.tf_idf, "min_count": self.min_count}
 
     @property
     def given(self) -> list[str]:
@@ -189,6 +234,17 @@ def _names(columns: Any) -> tuple[str, ...]:
     if isinstance(columns, str):
         columns = [name.strip() for name in columns.split(",")]
     return tuple(str(name) for name in columns or () if name != "")
+
+
+def _ngrams(given: Any) -> tuple[int, int]:
+    """Return the least and the most words of a feature."""
+    parts = str(given).split("-") if isinstance(given, str | int) else [str(part) for part in given]
+    numbers = [int(part) for part in parts if part.strip().isdecimal()]
+    if len(numbers) != len(parts) or len(parts) > 2 or not 1 <= numbers[0] <= numbers[-1] <= _MOST_WORDS:
+        raise UsageError(
+            f"--ngrams: expected numbers of words such as 1-2, {_MOST_WORDS} at most, found {given!r}"
+        )
+    return numbers[0], numbers[-1]
 
 
 def _dates(columns: Any) -> dict[str, Any]:
@@ -317,13 +373,6 @@ class ConvertOptions(ColumnsOptions, TableOptions):
         choices=("count", "add", "error"),
         section=Section.LATER,
     )
-    drop_before: int | None = option(
-        None,
-        "Drop the rows before this number in the source, which counts on through `append`; without sources, those of the "
-        "dataset as it is.",
-        metavar="N",
-        section=Section.LATER,
-    )
     force: bool = replaces("dataset, once the new one is complete")
 
     def __post_init__(self) -> None:
@@ -332,8 +381,6 @@ class ConvertOptions(ColumnsOptions, TableOptions):
         ColumnsOptions.__post_init__(self)
         if self.n_features is not None and not 1 <= self.n_features <= MAX_FEATURES:
             raise UsageError(f"expected --n-features from 1 to 2^62, found {self.n_features}")
-        if self.drop_before is not None and self.drop_before < 0:
-            raise UsageError(f"expected --drop-before from 0, found {self.drop_before}")
         if self.new_names != "count" and not self.append:
             raise UsageError("--new-names is for rows that are appended; give --append, or leave it out")
 

@@ -119,7 +119,9 @@ def parse_task(parsing: Parsing, task: Task) -> Parsed:
     left_out = [np.empty(0, np.int64)]
     dictionary = None
     if parsing.dictionaries is not None:
-        dictionary = TaskDictionary(plan.map_bytes, parsing.source.class_names)
+        names, encoding = parsing.source.class_names, parsing.source.encoding
+        has_text = parsing.source.grows and encoding is not None and bool(encoding.text)
+        dictionary = TaskDictionary(plan.map_bytes, names, has_text, parsing.dictionaries, task.first_row)
     kept = None if parsing.kept is None else KeptWriter(parsing.kept / f"{task.number:07d}.parquet")
     for batch in _batches(parsing.source, task, dictionary):
         counts, rows, beside = batch.counts, batch.rows, batch.kept

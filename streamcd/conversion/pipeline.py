@@ -20,15 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import DataError, escaped
+from ..core.errors import DataError
 from ..core.label_sets import labels_in
 from ..core.memory_budget import parse_size
 from ..core.process_pool import TASKS_PER_WORKER, Pool, in_shares
-from ..core.progress import counted
 from ..dataset.scaling import scales_digest
 from ..dataset.writer import DatasetWriter, PartWriter
 from ..kernels.tables import TAIL_CODES
-from ..models.encoding import NONE_ADDED
 from .byte_sources import check_rows, display_name
 from .chunking import cut_chunks, cut_shards
 from .column_summary import summarise
@@ -75,7 +73,7 @@ class Conversion:
         tasks = self._tasks()
         form = self._form(tasks)
         found = self._parse(tasks, form)
-        merged = self._merge_strings()
+        merged = self._merge_strings(sum(parsed.counts.n_rows for parsed in found))
         numbering = self._numbering(tasks)
         parsed = self._join(found, numbering)
         messages = self._what_is_left_out(parsed)
@@ -85,19 +83,21 @@ class Conversion:
         summing = self._summing("values", shape, parsed)
         plain = ShardPass(reader, shape, numbering, summing)
         scaling = self._scaling(plain, shards, parsed)
-        self._write(replace(plain, **scaling), shards, self._manifest(parsed, shape, merged.class_names))
-        if self.options.adds_names:
-            messages += self._what_is_added(shape, merged.class_names)
-        if merged.n_buckets_used and not self.options.append:
+        manifest = self._manifest(parsed, shape, merged.class_names)
+        n_entries = self._write(replace(plain, **scaling), shards, manifest)
+        if merged.n_buckets_used:
             messages.append(
                 f"{merged.n_collided:,} of {merged.n_buckets_used:,} hash buckets in use hold several categories"
             )
+        if merged.n_rare:
+            messages.append(
+                f"{merged.n_rare:,} tokens of text left out that occur in fewer documents than --min-count"
+            )
         messages += [
-            f"column {name!r} is not used: {reason}; --id {shlex.quote(name)} keeps it for predictions, and named "
-            "in --features it becomes categories all the same"
+            f"column {name!r} is not used: {reason}; --id {shlex.quote(name)} keeps it for predictions, --text "
+            f"{shlex.quote(name)} makes features of its words, and named in --features it becomes categories all the same"
             for name, reason in self.source.unused.items()
         ]
-        n_entries = sum(int(shard.chunk_entries.sum()) for shard in shards)
         size = f"{shape.n_rows:,} rows, {shape.n_features:,} features, {n_entries:,} entries"
         for message in [*messages, size]:
             self.pool.listener.message(message)
@@ -196,22 +196,19 @@ class Conversion:
         encoding = self.source.encoding
         return self.source.names_labels or (encoding is not None and bool(encoding.names))
 
-    def _merge_strings(self) -> Merged:
+    def _merge_strings(self, n_rows: int) -> Merged:
         """Sort the strings of all tasks."""
         if not self._has_strings:
-            return Merged([], np.zeros(0, np.int64), [], 0, 0)
+            return Merged([], np.zeros(0, np.int64), [], 0, 0, 0)
         directory, source = self.work / "dictionaries", self.source
-        like = self.options.training
-        width = like.n_features if like and self.options.adds_names else None
         budget = (self.plan.merge_bytes, self.options.memory_bytes, self.options.workers)
         merged: Merged
         (merged,) = self.pool.run(
             merge_dictionaries,
-            [(directory, source.encoding, source.class_names, *budget, self.options.separator, width)],
+            [(directory, source.encoding, source.class_names, *budget, self.options.separator)],
         )
         if source.grows and source.encoding is not None:
-            self.encoding = read_merged(directory, source.encoding, merged, width)
-        if source.grows and self.encoding is not None and not self.options.append:
+            self.encoding = read_merged(directory, source.encoding, merged, n_rows)
             word = "target" if self.options.has_targets else "label"
             unused = dict.fromkeys(self.options.drop, "--drop") | source.unused
             self.columns = summarise(source.examples, self.encoding, merged.n_missing, unused, word)
@@ -242,9 +239,9 @@ class Conversion:
             first_rows=tuple(task.first_row for task in tasks),
             maps_features=source.grows and encoding is not None and encoding.numbers_late,
             maps_labels=source.names_labels,
-            n_static=0 if encoding is None else encoding.without_counts().bucket_start,
-            tail_start=0 if encoding is None else encoding.bucket_start,
-            sorts=source.grows and encoding is not None and encoding.least_added < NONE_ADDED,
+            n_static=0 if encoding is None else encoding.n_static,
+            tail_start=0 if encoding is None else int(encoding.first_features()[-1]),
+            text=encoding.token_starts() if encoding is not None and encoding.text else None,
         )
 
     def _what_is_left_out(self, parsed: Parsed) -> list[str]:
@@ -269,16 +266,6 @@ class Conversion:
         said = f"left out, since {self.options.place} does not have them: {found}; --new-names add adds them"
         return [*messages, said] if found else messages
 
-    def _what_is_added(self, shape: Shape, class_names: list[str]) -> list[str]:
-        """Describe what the dataset to which rows are appended gets behind its own features and names."""
-        like = self.options.training
-        assert like is not None
-        n_features = shape.n_features - like.n_features
-        added = [counted(n_features, "feature")] if n_features else []
-        if new := class_names[len(like.class_names) :]:
-            added.append(f"as labels {', '.join(map(escaped, new[:5]))}{', …' if len(new) > 5 else ''}")
-        return [f"added behind those of {self.options.place}: {', '.join(added)}"] if added else []
-
     def _number(self, numbering: Numbering, parsed: Parsed) -> tuple[Numbering, Shape]:
         """Find the first index and the width, and with ``compact`` the indices that occur."""
         counts, left_out = parsed.counts, parsed.left_out
@@ -298,17 +285,15 @@ class Conversion:
     def _base_and_width(self, counts: Counts) -> tuple[int, int]:
         options, like, encoding = self.options, self.options.training, self.encoding
         if like is not None:
-            n_features = like.n_features
-            if options.adds_names and encoding is not None and not self.source.of_indices:
-                n_features = max(n_features, encoding.end)
-            elif options.adds_names:
-                n_features = max(n_features, counts.max_index - like.index_base + 1)
-            return like.index_base, n_features
+            added = counts.max_index - like.index_base + 1 if options.adds_names and encoding is None else 0
+            return like.index_base, max(like.n_features, added)
         if encoding is not None and not self.source.of_indices:
             if encoding.sparse is None:
                 return 0, encoding.sparse_start
             mapped = counts.max_index >= TAIL_CODES
-            return 0, counts.max_index + 1 + (encoding.bucket_start - TAIL_CODES if mapped else 0)
+            return 0, counts.max_index + 1 + (
+                int(encoding.first_features()[-1]) - TAIL_CODES if mapped else 0
+            )
         base = options.first_index
         if base is None:
             base = 0 if counts.zero_index else 1
@@ -428,7 +413,8 @@ class Conversion:
         )
         return out
 
-    def _write(self, work: ShardPass, shards: Sequence[Shard], manifest: dict[str, Any]) -> None:
+    def _write(self, work: ShardPass, shards: Sequence[Shard], manifest: dict[str, Any]) -> int:
+        """Write the dataset; returns the number of its entries."""
         options, dataset = self.options, self.work / "dataset"
         form: dict[str, Any] = {
             "index_dtype": work.shape.index_dtype,
@@ -444,16 +430,15 @@ class Conversion:
         if work.scaling.changes_values and not options.append:
             writer.write_scaling(work.whole_scaling())
         self._write_features(writer, work)
-        if self.encoding is not None:
-            known = self.source.encoding if options.append else None
-            writer.write_encoding(self.encoding, 0 if known is None else len(known.columns))
+        if self.encoding is not None and not options.append:
+            writer.write_encoding(self.encoding)
         if self._keeps:
             writer.write_kept(sorted((self.work / "kept").iterdir()), options.kept_schema)
-        writer.close(**manifest)
+        return int(writer.close(**manifest)["n_entries"])
 
     def _write_features(self, writer: DatasetWriter, work: ShardPass) -> None:
         numbering = work.numbering
-        names = None if self.encoding is None else self.encoding.feature_names
+        names = None if self.encoding is None else self.encoding.name_column
         original = None if numbering.original is None else np.load(numbering.original, mmap_mode="r")
 
         def index_of(feature: np.ndarray) -> np.ndarray:

@@ -42,6 +42,7 @@ def plan_encoding(types: dict[str, str], first: Any, options: TableOptions, name
     forms = [("--number", column) for column in options.number]
     forms += [("--category", column) for column in options.category]
     forms += [("--date", column) for column in options.date]
+    forms += [("--text", column) for column in options.text]
     for option, column in asked + forms:
         if column and column not in types:
             raise UsageError(
@@ -63,13 +64,14 @@ def plan_encoding(types: dict[str, str], first: Any, options: TableOptions, name
     found = {column: _columns(column, types, first, options, name) for column in kept}
     _refuse_types({column: types[column] for column, made in found.items() if not made}, options, name)
     columns = [column for made in found.values() for column in made]
-    ordered = sorted(columns, key=lambda column: column.kind == "sparse")
+    ordered = sorted(columns, key=lambda column: _LAST.index(column.kind) if column.kind in _LAST else -1)
     if sum(column.kind == "sparse" for column in columns) > 1:
         raise UsageError(
             "--features: expected one pair INDICES:VALUES at most, found several; join their lists"
         )
     if not columns:
         raise UsageError(f"{name}: expected columns of features, found none besides {label!r}")
+    _check_text_options(options, name)
     bits = options.hash or 0 if any(column.kind == "hashed" for column in columns) else 0
     _check_kept([name for name in (options.id, *options.keep) if name], types, name)
     return Encoding(
@@ -84,7 +86,19 @@ def plan_encoding(types: dict[str, str], first: Any, options: TableOptions, name
     )
 
 
+_LAST = ("text", "sparse")
+"""Kinds of columns whose features come after those of others."""
+
 _OF_PREDICTIONS = ("source", "prediction", "decision")
+
+
+def _check_text_options(options: TableOptions, name: str) -> None:
+    """Refuse options of text where no column is."""
+    asked = [flag for flag in ("--ngrams", "--tf-idf", "--min-count") if flag in options.given]
+    if asked and not options.text:
+        raise UsageError(
+            f"{name}: {', '.join(asked)}: expected columns of text, found none; name them with --text"
+        )
 
 
 def _check_kept(kept: Sequence[str], types: dict[str, str], name: str) -> None:
@@ -143,6 +157,8 @@ def _columns(
             f"{name}: expected a column {feature!r} (--features), found {_listed(types)}; check the name"
         )
     kind = types[feature]
+    if feature in options.text and kind != "list" and kind not in _ADVICE:
+        return [Column(feature, "text", bits=options.hash or 0, **options.of_text | options.text[feature])]
     if feature in options.number and kind in ("number", "nothing", "string"):
         return [Column(feature, "number", form="text")]
     if kind == "time" or feature in options.date:
@@ -246,6 +262,8 @@ def _wanted_types(
 
 def _wanted_type(column: Column, found: str | None, is_text: bool) -> str:
     """Return the type as which a column is read; text has none of its own."""
+    if column.kind == "text":
+        return "text"
     if column.form in ("seconds", *PARTS) or (column.form == "text" and (is_text or found == "string")):
         return "string" if is_text or found is None else found
     if column.form == "boolean":
@@ -282,7 +300,7 @@ def open_tables(
         reader=reader,
         made_from="table",
         encoding=encoding,
-        grows=known is None or (reading.adds_names and known.has_categories),
+        grows=known is None,
         names_labels=bool(reading.class_names or reading.separator)
         or table_types.get(encoding.label) in ("string", "boolean"),
         class_names=reading.class_names,

@@ -27,6 +27,7 @@ class Section(StrEnum):
     MOST_USED = "Most used"
     SOURCE = "Source"
     COLUMNS = "Columns of tables"
+    TEXT = "Columns of text"
     BESIDE = "Columns beside the rows"
     VALUES = "Values"
     DATASET = "Dataset"

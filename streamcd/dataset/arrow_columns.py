@@ -222,6 +222,19 @@ def arrow_strings(texts: Iterable[str | None]) -> pa.Array:
     return pa.Array.from_buffers(pa.large_string(), len(encoded), [pa.py_buffer(part) for part in parts])
 
 
+def prefixed_strings(prefix: str, strings: Strings, chosen: np.ndarray) -> pa.Array:
+    """Return the strings numbered `chosen` after a prefix."""
+    import pyarrow.compute as pc
+
+    taken = strings.to_arrow().take(arrow_array(chosen, pa.int64()))
+    before, between = arrow_strings([prefix, ""])  # pyarrow.scalar loads pandas
+    return pc.binary_join_element_wise(before, taken, between)
+
+
+def joined_arrays(arrays: list[pa.Array]) -> pa.Array:
+    return pa.concat_arrays(arrays)
+
+
 def sorted_distinct_strings(parts: Iterable[Strings]) -> tuple[Strings, list[np.ndarray]]:
     """Sort the distinct strings of `parts` by their bytes; also returns the ranks of each part's strings among them."""
     import pyarrow.compute as pc  # 30 ms, which a training saves

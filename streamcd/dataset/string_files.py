@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..core.storage import Location
-from .arrow_columns import Strings, arrow_array, strings_of
+from .arrow_columns import Strings, arrow_array, numbers_of, strings_of
 from .parquet import parquet_file, reading
 
 _GROUP_STRINGS = 1 << 16
@@ -34,14 +34,9 @@ def write_strings(path: Path, name: str, strings: Strings, **columns: np.ndarray
             writer.write_table(pa.table(arrays, schema=schema))
 
 
-def read_strings(paths: Sequence[Location], name: str) -> Strings:
-    """Read a column of strings from files that `write_strings` wrote, one after the other."""
-    parts = []
-    for path in paths:
-        with reading(path), parquet_file(path, pre_buffer=False) as reader:
-            for group in range(reader.num_row_groups):
-                column: Any = reader.read_row_group(group, columns=[name], use_threads=False).column(name)
-                parts += [strings_of(chunk)[0] for chunk in column.chunks]
+def read_strings(path: Location, name: str) -> Strings:
+    """Read a column of strings that `write_strings` wrote."""
+    parts = [strings_of(chunk)[0] for chunk in _chunks(path, name)]
     ends, data, total = [np.zeros(1, np.int64)], [], 0
     for part in parts:
         first, stop = int(part.offsets[0]), int(part.offsets[-1])
@@ -49,3 +44,15 @@ def read_strings(paths: Sequence[Location], name: str) -> Strings:
         ends.append(part.offsets[1:] - first + total)
         total += stop - first
     return Strings(np.concatenate(data) if data else np.empty(0, np.uint8), np.concatenate(ends))
+
+
+def read_integers(path: Location, name: str) -> np.ndarray:
+    """Read a column of numbers that `write_strings` wrote."""
+    return np.concatenate([np.empty(0, np.int64), *(numbers_of(chunk) for chunk in _chunks(path, name))])
+
+
+def _chunks(path: Location, name: str) -> Iterator[Any]:
+    with reading(path), parquet_file(path, pre_buffer=False) as reader:
+        for group in range(reader.num_row_groups):
+            column: Any = reader.read_row_group(group, columns=[name], use_threads=False).column(name)
+            yield from column.chunks

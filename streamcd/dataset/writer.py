@@ -12,9 +12,8 @@ import numpy as np
 
 from ..core.atomic_files import sync
 from ..core.metadata import content_digest
-from ..core.storage import Location
 from ..core.threads import Threads
-from .arrow_columns import arrow_strings, null_strings
+from .arrow_columns import null_strings
 from .kept_columns import KEPT_FILE, join_kept
 from .manifests import ROW_LAYOUT
 from .parquet import file_checksum
@@ -143,38 +142,32 @@ class DatasetWriter:
     def write_features(
         self,
         blocks: Iterable[Mapping[str, Any]],
-        names: Callable[[np.ndarray], Iterable[str | None]] | None = None,
+        names: Callable[[np.ndarray], Any] | None = None,
     ) -> None:
         """Write ``features.parquet`` from blocks of columns, ascending by feature (see `Dataset.read_features`).
 
-        `names` maps an array of features to their names.
+        `names` maps an array of features to that of their names, of Arrow's.
         """
         writer = TableWriter(self.path / "features.parquet", FEATURES, self._compression)
         for block in blocks:
             feature = block["feature"]
             if len(feature):
-                given = null_strings(len(feature)) if names is None else arrow_strings(names(feature))
+                given = null_strings(len(feature)) if names is None else names(feature)
                 writer.write(**{"index": feature, **block}, name=given)
         self._features = writer.close()
 
-    def write_encoding(self, encoding: Any, start: int = 0) -> None:
-        """Record a table's encoding (a `models.encoding.Encoding`), and write its categories from column `start` on."""
+    def write_encoding(self, encoding: Any) -> None:
+        """Record the encoding of a table (a `models.encoding.Encoding`), and write its categories."""
         self._encoding["encoding"] = encoding.record()
-        if any(column.kind == "category" for column in encoding.columns[start:]):
+        if encoding.has_categories:
             path = self.path / "categories.parquet"
-            encoding.save(path, start)
+            encoding.save(path)
             self._encoding["categories"] = _file_record(path)
 
     def write_kept(self, parts: Iterable[Path], schema: Any = None) -> None:
         """Write the columns that are kept beside the rows, from files of them in the order of the source."""
         path = self.path / KEPT_FILE
         join_kept(parts, path, schema)
-        self._encoding["kept"] = _file_record(path)
-
-    def write_rest_of_kept(self, kept: Location, start: int) -> None:
-        """Write the columns that are kept beside the rows, as in the file of another dataset, without its first rows."""
-        path = self.path / KEPT_FILE
-        join_kept([kept], path, start=start)
         self._encoding["kept"] = _file_record(path)
 
     def write_scaling(self, scaling: Scaling) -> None:

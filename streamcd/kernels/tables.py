@@ -24,8 +24,9 @@ OK, NULL_VALUE, INFINITE, OUT_OF_RANGE, NEGATIVE_INDEX, HUGE_INDEX, BEYOND_WIDTH
 
 LARGEST_INDEX = 1 << 62
 
-TAIL_CODES = 1 << 40
-"""Codes of hashed strings, then of a sparse column's indices, begin here where other features are numbered as they come."""
+TEXT_CODES, TAIL_CODES = 1 << 30, 1 << 40
+"""Where features are numbered as they come: the first codes of tokens of text, and those of hashed strings, after which come
+a sparse column's indices."""
 
 
 @inlined
@@ -59,6 +60,42 @@ def _same_bytes(data, start, arena, first, length):
     return k >= length
 
 
+FULL = -3
+"""Instead of a number: there is no room for the string."""
+
+
+@inlined
+def number_of(column, data, first, length, add, slots, hashes, columns, ends, arena, state):
+    """Number of one string in a hash table, to which it may be added; `UNKNOWN` or `FULL`. See `number_strings`."""
+    mask = np.uint64(slots.size - 1)
+    wanted = _hash_bytes(column, data, first, length)
+    slot = wanted & mask
+    number = np.int64(slots[slot])
+    while number >= 0 and not (
+        hashes[number] == wanted
+        and columns[number] == column
+        and ends[number + 1] - ends[number] == length
+        and _same_bytes(data, first, arena, ends[number], length)
+    ):
+        slot = (slot + np.uint64(1)) & mask
+        number = np.int64(slots[slot])
+    if number >= 0:
+        return number
+    if not add:
+        return np.int64(UNKNOWN)
+    number = state[0]
+    if 2 * (number + 1) > slots.size or number >= hashes.size or state[1] + length > arena.size:
+        state[2] = length
+        return np.int64(FULL)
+    for k in range(length):
+        arena[state[1] + k] = data[first + k]
+    state[1] += length
+    hashes[number], columns[number], ends[number + 1] = wanted, column, state[1]
+    slots[slot] = number
+    state[0] += 1
+    return number
+
+
 @kernel
 def number_strings(
     column, data, offsets, valid, start, add, first_code, slots, hashes, columns, ends, arena, state, out
@@ -82,8 +119,8 @@ def number_strings(
         -1 where empty, else a number; half of them at most are taken.
     hashes, columns, ends, arena : (numbers,) uint64, (numbers,) int32, (numbers + 1,) int64, (bytes,) uint8
         Each number's hash, column, and bytes, which end at ``ends[number + 1]``.
-    state : (2,) int64
-        Numbers and bytes so far; changed in place, as the arrays before it.
+    state : (3,) int64
+        Numbers and bytes so far, and the bytes of a string without room; changed in place, as the arrays before it.
     out : (strings,) int64
         Codes, or `MISSING`, or `UNKNOWN`; filled in place.
 
@@ -92,37 +129,15 @@ def number_strings(
     int
         The first string that there is no room for; the number of strings where all are numbered.
     """
-    mask = np.uint64(slots.size - 1)
     for i in range(start, offsets.size - 1):
         if valid.size and not valid[i]:
             out[i] = MISSING
             continue
         first, length = offsets[i], offsets[i + 1] - offsets[i]
-        wanted = _hash_bytes(column, data, first, length)
-        slot = wanted & mask
-        number = np.int64(slots[slot])
-        while number >= 0 and not (
-            hashes[number] == wanted
-            and columns[number] == column
-            and ends[number + 1] - ends[number] == length
-            and _same_bytes(data, first, arena, ends[number], length)
-        ):
-            slot = (slot + np.uint64(1)) & mask
-            number = np.int64(slots[slot])
-        if number < 0 and not add:
-            out[i] = UNKNOWN
-            continue
-        if number < 0:
-            number = state[0]
-            if 2 * (number + 1) > slots.size or number >= hashes.size or state[1] + length > arena.size:
-                return i
-            for k in range(length):
-                arena[state[1] + k] = data[first + k]
-            state[1] += length
-            hashes[number], columns[number], ends[number + 1] = wanted, column, state[1]
-            slots[slot] = number
-            state[0] += 1
-        out[i] = first_code + number
+        number = number_of(column, data, first, length, add, slots, hashes, columns, ends, arena, state)
+        if number == FULL:
+            return i
+        out[i] = number if number == UNKNOWN else first_code + number
     return offsets.size - 1
 
 
@@ -147,6 +162,30 @@ def _times(a, b):
     return (a * b) & np.uint64(0xFFFFFFFF)
 
 
+@inlined
+def murmur(prefix, data, first, length):
+    """MurmurHash3 (x86, 32 bits, seed 0) of ``prefix + data[first:first + length]``, as a signed number."""
+    head = prefix.size
+    length += head
+    found, word = np.uint64(0), np.uint64(0)
+    for k in range(length):
+        byte = np.uint64(prefix[k] if k < head else data[first + k - head])
+        word |= byte << np.uint64(8 * (k & 3))
+        if k & 3 == 3 or k == length - 1:
+            word = _times(_rotate(_times(word, np.uint64(0xCC9E2D51)), np.uint64(15)), np.uint64(0x1B873593))
+            found ^= word
+            if k & 3 == 3:
+                found = _rotate(found, np.uint64(13))
+                found = (found * np.uint64(5) + np.uint64(0xE6546B64)) & np.uint64(0xFFFFFFFF)
+            word = np.uint64(0)
+    found ^= np.uint64(length)
+    found = _times(found ^ (found >> np.uint64(16)), np.uint64(0x85EBCA6B))
+    found = _times(found ^ (found >> np.uint64(13)), np.uint64(0xC2B2AE35))
+    found ^= found >> np.uint64(16)
+    signed = np.int64(found)
+    return signed - (1 << 32) if signed >= (1 << 31) else signed
+
+
 @kernel
 def murmur_strings(prefix, data, offsets, valid, out):
     """Hash ``prefix + string`` by MurmurHash3 (x86, 32 bits, seed 0), as scikit-learn's FeatureHasher hashes ``name=value``.
@@ -159,32 +198,11 @@ def murmur_strings(prefix, data, offsets, valid, out):
     out : (strings,) int64
         The hash as a signed 32-bit number, shifted up by 2^31; `MISSING` of null. Filled in place.
     """
-    head = prefix.size
     for i in range(offsets.size - 1):
         if valid.size and not valid[i]:
             out[i] = MISSING
-            continue
-        first = offsets[i]
-        length = head + offsets[i + 1] - first
-        found, word = np.uint64(0), np.uint64(0)
-        for k in range(length):
-            byte = np.uint64(prefix[k] if k < head else data[first + k - head])
-            word |= byte << np.uint64(8 * (k & 3))
-            if k & 3 == 3 or k == length - 1:
-                word = _times(
-                    _rotate(_times(word, np.uint64(0xCC9E2D51)), np.uint64(15)), np.uint64(0x1B873593)
-                )
-                found ^= word
-                if k & 3 == 3:
-                    found = _rotate(found, np.uint64(13))
-                    found = (found * np.uint64(5) + np.uint64(0xE6546B64)) & np.uint64(0xFFFFFFFF)
-                word = np.uint64(0)
-        found ^= np.uint64(length)
-        found = _times(found ^ (found >> np.uint64(16)), np.uint64(0x85EBCA6B))
-        found = _times(found ^ (found >> np.uint64(13)), np.uint64(0xC2B2AE35))
-        found ^= found >> np.uint64(16)
-        signed = np.int64(found)
-        out[i] = (signed - (1 << 32) if signed >= (1 << 31) else signed) + (1 << 31)
+        else:
+            out[i] = murmur(prefix, data, offsets[i], offsets[i + 1] - offsets[i]) + (1 << 31)
 
 
 @kernel
@@ -432,7 +450,7 @@ def append_rows(indptr, index, value, more_indptr, more_index, more_value, out_i
 
 
 @kernel
-def renumber(indptr, index, source_row, first_rows, starts, features, tail_start, out):
+def renumber(indptr, index, source_row, first_rows, starts, features, tail_start, of_tokens, out):
     """Turn the codes of tasks, each of which numbers strings on its own, into features.
 
     Parameters
@@ -447,9 +465,12 @@ def renumber(indptr, index, source_row, first_rows, starts, features, tail_start
     features : (codes of all tasks,) int64
     tail_start : int
         Feature of the code `TAIL_CODES`, after which come those of hashed and sparse columns.
+    of_tokens : (entries of text,) int64
+        Features of the codes from `TEXT_CODES` on, in the order of the entries.
     out : (entries,) integer
         Filled in place.
     """
+    n_tokens = 0
     for row in range(source_row.size):
         task, end = 0, first_rows.size
         while end - task > 1:
@@ -462,6 +483,9 @@ def renumber(indptr, index, source_row, first_rows, starts, features, tail_start
             code = np.int64(index[entry])
             if code >= TAIL_CODES:
                 out[entry] = code - TAIL_CODES + tail_start
+            elif code >= TEXT_CODES:
+                out[entry] = of_tokens[n_tokens]
+                n_tokens += 1
             else:
                 out[entry] = features[starts[task] + code]
 

@@ -1,9 +1,9 @@
 """Encoding of a table: the mapping of its columns to features, made by a conversion and applied to tables at prediction.
 
 A column of numbers is one feature; a column of strings has a feature per category, sorted by bytes; with indicators of
-missing values, each of these columns where values were missing has one feature more. Then come the 2^bits buckets that all
-hashed columns share, and last the features of a pair of lists (indices, values), numbered by the indices. Categories of rows
-that were appended come behind all that, as further columns of the same name.
+missing values, each of these columns where values were missing has one feature more. Then come columns of text, with a
+feature per token, sorted by bytes, or 2^bits buckets each; the 2^bits buckets that all hashed columns share; and last the
+features of a pair of lists (indices, values), numbered by the indices.
 """
 
 from __future__ import annotations
@@ -32,9 +32,6 @@ CATEGORIES_FILE = "categories.parquet"
 
 Form = Literal["", "text", "boolean", "seconds", "numbers", "year", "month", "weekday", "hour"]
 
-NONE_ADDED = 1 << 62
-"""In place of the first feature of categories that were added, where none were."""
-
 PARTS: tuple[Form, ...] = ("year", "month", "weekday", "hour")
 """Parts of a time that become categories."""
 
@@ -44,17 +41,22 @@ class Column(Structure):
 
     `form` tells how its numbers or strings are made from the table's: numbers of "text" (with the encoding's decimal mark),
     of a "boolean", or of a time, in "seconds" since `origin`, itself in seconds since 1970; categories of "numbers", or of a
-    part of a time, one of `PARTS`.
+    part of a time, one of `PARTS`. The categories of a column of text are its tokens, of one word or of several; where it is
+    hashed, by `bits`, it has none, but with `tf_idf` an empty one for each bucket.
     """
 
     name: str
-    kind: Literal["number", "category", "hashed", "sparse"]
+    kind: Literal["number", "category", "hashed", "text", "sparse"]
     values: str = ""
     n_categories: Count = 0
     form: Form = ""
     origin: int = 0
     indicated: bool = False  # a missing value has an entry 1 in a feature of its own
-    added: Count = 0  # first feature of categories that were added to a column's; 0 for its own
+    ngrams: tuple[int, int] = (1, 1)  # least and most words of a token
+    tf_idf: bool = False  # counts are weighed by inverse document frequencies, in parts of rows of unit norm
+    min_count: int = 1  # documents in which a token occurs
+    bits: Count = 0
+    n_documents: Count = 0  # by which tokens are weighed
 
     @property
     def title(self) -> str:
@@ -62,9 +64,20 @@ class Column(Structure):
         return f"{self.name} {self.form}" if self.form in PARTS else self.name
 
     @property
+    def mark(self) -> str:
+        """Mark between its title and a category, or a token."""
+        return ":" if self.kind == "text" else "="
+
+    @property
     def n_features(self) -> int:
         """Number of features of its own; none of hashed and sparse columns."""
-        return (self.kind == "number") + self.n_categories + self.indicated
+        buckets = 1 << self.bits if self.bits and not self.n_categories else 0
+        return (self.kind == "number") + self.n_categories + self.indicated + buckets
+
+    @property
+    def has_categories(self) -> bool:
+        """Tell if there are strings to keep: categories, tokens, or what counts for hashed ones."""
+        return self.kind == "category" or (self.kind == "text" and (self.tf_idf or not self.bits))
 
 
 class EncodingRecord(Structure):
@@ -96,6 +109,8 @@ class Encoding:
     keep: tuple[str, ...] = ()  # other columns that are kept beside the rows
     categories: Strings | None = field(default=None, compare=False)
     """Of all columns, in the order of their features; None until they are known."""
+    documents: np.ndarray | None = field(default=None, compare=False)
+    """Documents in which each token occurs, 0 of other categories; None where there are no tokens."""
 
     def record(self) -> dict[str, Any]:
         """Return its stored form, for JSON."""
@@ -123,12 +138,13 @@ class Encoding:
 
     @property
     def string_columns(self) -> list[str]:
-        """Columns of strings, one-hot or hashed."""
-        return [
-            column.name
-            for column in self.columns
-            if column.kind in ("category", "hashed") and not column.added
-        ]
+        """Columns of strings: categories, hashed, text."""
+        return [column.name for column in self.columns if column.kind in ("category", "hashed", "text")]
+
+    @property
+    def text(self) -> list[tuple[int, Column]]:
+        """Columns of text, and their numbers."""
+        return [(number, column) for number, column in enumerate(self.columns) if column.kind == "text"]
 
     @property
     def sparse(self) -> Column | None:
@@ -136,51 +152,29 @@ class Encoding:
 
     @property
     def has_categories(self) -> bool:
-        """Check if there are columns of categories."""
-        return any(column.kind == "category" for column in self.columns)
+        """Check if there are strings to keep."""
+        return any(column.has_categories for column in self.columns)
 
     def first_features(self) -> np.ndarray:
-        """Return the first feature of every column; shape (columns,)."""
-        ends = np.cumsum([column.n_features for column in self.columns])
-        return np.array(
-            [column.added or end - column.n_features for column, end in zip(self.columns, ends, strict=True)],
-            np.int64,
-        )
+        """Return the first feature of every column, and the end of the last one's; shape (columns + 1,)."""
+        return np.cumsum([0, *(column.n_features for column in self.columns)])
+
+    def token_starts(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the first feature of each column of text, with the end of the last one, and which are weighed."""
+        numbers = [number for number, _ in self.text]
+        starts = self.first_features()[[*numbers, numbers[-1] + 1]]
+        return starts, np.array([column.tf_idf for _, column in self.text])
 
     @property
-    def bucket_start(self) -> int:
-        """Feature of the first bucket of hashed strings: the first one behind those of columns."""
-        return sum(column.n_features for column in self.columns if not column.added)
+    def text_start(self) -> int:
+        """The first feature of text, where there is text; before it are numbers, categories and indicators."""
+        features = (column.n_features for column in self.columns if column.kind in ("number", "category"))
+        return sum(features)
 
     @property
-    def least_added(self) -> int:
-        """First feature of categories that were added; at its end there are no others. `NONE_ADDED` if there are none."""
-        return min((column.added for column in self.columns if column.added), default=NONE_ADDED)
-
-    @property
-    def end(self) -> int:
-        """End of the features of columns, and of categories that were added."""
-        return max([self.bucket_start, *(column.added + column.n_features for column in self.columns)])
-
-    def with_added(self, n_categories: Sequence[int], categories: Strings, first: int) -> Encoding:
-        """Return the encoding with more categories: so many of each column, from the feature `first` on."""
-        columns = list(self.columns)
-        for column, count in zip(self.columns, n_categories, strict=True):
-            if count:
-                columns.append(column.but(n_categories=count, indicated=False, added=first))
-                first += count
-        known = self.categories
-        assert known is not None
-        data = np.concatenate([known.data[known.offsets[0] : known.offsets[-1]], categories.data])
-        ends = categories.offsets[1:] + (known.offsets[-1] - known.offsets[0])
-        offsets = np.concatenate([known.offsets - known.offsets[0], ends])
-        return replace(self, columns=tuple(columns), categories=type(known)(data, offsets))
-
-    def owners(self) -> list[int]:
-        """Return the place of the column that each is of: its own, or, of categories that were added, that of the first."""
-        first: dict[tuple[str, str], int] = {}
-        keys = [(column.name, column.form) for column in self.columns]
-        return [first.setdefault(key, number) for number, key in enumerate(keys)]
+    def n_static(self) -> int:
+        """Number of the codes of numbers and indicators, while categories are not known."""
+        return self.without_counts().text_start
 
     @property
     def n_buckets(self) -> int:
@@ -190,7 +184,7 @@ class Encoding:
     @property
     def sparse_start(self) -> int:
         """Feature of index 0 of the sparse column; the number of features if there is none."""
-        return self.bucket_start + self.n_buckets
+        return int(self.first_features()[-1]) + self.n_buckets
 
     def without_counts(self) -> Encoding:
         """Return the encoding as it was before categories, and where values are missing, were known."""
@@ -202,7 +196,7 @@ class Encoding:
         before = ["", *(column.name for column in self.columns)]  # of a time's parts the first one alone
         return np.array(
             [
-                column.kind in ("number", "category") and column.name != previous and not column.added
+                column.kind in ("number", "category") and column.name != previous
                 for column, previous in zip(self.columns, before, strict=False)
             ],
             np.bool_,
@@ -211,7 +205,7 @@ class Encoding:
     def with_counts(
         self, n_categories: Sequence[int] | np.ndarray, n_missing: np.ndarray, categories: Strings | None
     ) -> Encoding:
-        """Return the encoding with the categories, and the number of missing values, of every column."""
+        """Return the encoding with the categories, and the number of missing values, of every column; no documents."""
         indicated = self._may_be_indicated() & (n_missing > 0)
         columns = [
             column.but(n_categories=int(count), indicated=bool(missed))
@@ -219,32 +213,58 @@ class Encoding:
         ]
         return replace(self, columns=tuple(columns), categories=categories)
 
+    def with_documents(self, documents: np.ndarray, n_documents: int) -> Encoding:
+        """Return the encoding with the number of documents of every token, and of all."""
+        columns = [
+            column.but(n_documents=n_documents) if column.tf_idf else column for column in self.columns
+        ]
+        return replace(self, columns=tuple(columns), documents=documents)
+
     @property
     def numbers_late(self) -> bool:
         """Check if features are known only after all rows were read, by categories and indicators that occurred."""
-        return self.has_categories or bool(self._may_be_indicated().any())
+        return self.has_categories or bool(self.text) or bool(self._may_be_indicated().any())
 
     def feature_names(self, features: np.ndarray) -> Iterator[str]:
-        """Name features: ``column``, ``column=category``, ``column is missing``, ``hash n``, ``column[index]``."""
+        """Name features: as ``column``, ``column=a``, ``column is missing``, ``column:token``, ``hash n``, ``column[i]``."""
         starts, n_before = self.first_features(), self._categories_before()
         numbers = np.searchsorted(starts, features, side="right") - 1
         for feature, number in zip(features.tolist(), numbers.tolist(), strict=True):
-            if feature < int(starts[number]) + self.columns[number].n_features:
+            if number < len(self.columns):
                 yield self._name(number, feature - int(starts[number]), n_before[number])
             elif feature < self.sparse_start:
-                yield f"hash {feature - self.bucket_start}"
+                yield f"hash {feature - int(starts[-1])}"
             else:
                 yield f"{self.sparse.name if self.sparse else ''}[{feature - self.sparse_start}]"
+
+    def name_column(self, features: np.ndarray) -> Any:
+        """Name ascending features in an array of Arrow's, those of each column's strings at once."""
+        from ..dataset.arrow_columns import arrow_strings, joined_arrays, prefixed_strings
+
+        starts, n_before, done, parts = self.first_features(), self._categories_before(), 0, []
+        for number, column in enumerate(self.columns):
+            if not column.n_categories or column.bits:
+                continue
+            assert self.categories is not None
+            start = starts[number]
+            first, stop = np.searchsorted(features, [start, start + column.n_categories]).tolist()
+            parts.append(arrow_strings(self.feature_names(features[done:first])))
+            places = features[first:stop] - start + n_before[number]
+            parts.append(prefixed_strings(f"{column.title}{column.mark}", self.categories, places))
+            done = stop
+        return joined_arrays([*parts, arrow_strings(self.feature_names(features[done:]))])
 
     def _name(self, number: int, offset: int, n_before: int) -> str:
         """Name the feature of a column at `offset` from the column's first."""
         column = self.columns[number]
         if column.kind == "number" and not offset:
             return column.name
+        if column.bits:
+            return f"{column.name}:hash {offset}"
         if column.kind == "number" or offset == column.n_categories:
             return f"{column.title} is missing"
         assert self.categories is not None
-        return f"{column.title}={self.categories.text(n_before + offset)}"
+        return f"{column.title}{column.mark}{self.categories.text(n_before + offset)}"
 
     def _categories_before(self) -> list[int]:
         return np.cumsum([0, *(column.n_categories for column in self.columns)]).tolist()
@@ -261,29 +281,31 @@ class Encoding:
     @property
     def nbytes(self) -> int:
         """Bytes of the categories and of their hash table."""
-        return 0 if self.categories is None else 2 * self.categories.nbytes + 44 * self.categories.size
+        of_tokens = 0 if self.documents is None else 24 * self.documents.size
+        return (
+            0
+            if self.categories is None
+            else 2 * self.categories.nbytes + 44 * self.categories.size + of_tokens
+        )
 
-    def save(self, path: Path, start: int = 0) -> None:
-        """Write the categories, of columns from `start` on."""
+    def save(self, path: Path) -> None:
+        """Write the categories."""
         from ..dataset.string_files import write_strings  # pyarrow: not for a bare import
 
         assert self.categories is not None
         counts = [column.n_categories for column in self.columns]
         column = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-        first = sum(counts[:start])
-        write_strings(path, "category", self.categories.slice(first, sum(counts)), column=column[first:])
+        documents = {} if self.documents is None else {"documents": self.documents}
+        write_strings(path, "category", self.categories, column=column, **documents)
 
 
-def read_encoding(
-    files: Sequence[Location], record: EncodingRecord | Mapping[str, Any] | None
-) -> Encoding | None:
-    """Read an encoding from its record and the files of its categories; None if there is none: no table was encoded."""
+def read_encoding(categories: Location, record: EncodingRecord | Mapping[str, Any] | None) -> Encoding | None:
+    """Read an encoding from its record and the file of its categories; None if there is none: no table was encoded."""
     if record is None:
         return None
     from ..dataset.arrow_columns import no_strings
-    from ..dataset.string_files import read_strings
+    from ..dataset.string_files import read_integers, read_strings
 
-    categories = files[-1] if files else "the manifest"
     if isinstance(record, Mapping):
         record = as_structure(record, EncodingRecord, f"{categories}: the encoding of the table")
     columns = tuple(record.columns)
@@ -299,20 +321,21 @@ def read_encoding(
         categories=no_strings(),
     )
     if encoding.has_categories:
-        texts = read_strings(files, "category")
+        texts = read_strings(categories, "category")
         counted = sum(column.n_categories for column in encoding.columns)
         if counted != texts.size:
             raise DataError(
                 f"{categories}: expected {counted:,} categories, found {texts.size:,}; convert the data again"
             )
-        encoding = replace(encoding, categories=texts)
+        documents = read_integers(categories, "documents") if encoding.text else None
+        encoding = replace(encoding, categories=texts, documents=documents)
     return encoding
 
 
 def encoding_of(dataset: Any) -> Encoding | None:
     """Read the encoding of a dataset; None if its data did not come from a table."""
     record = dataset.manifest.get("encoding")
-    return None if record is None else read_encoding(dataset.files(CATEGORIES_FILE), record)
+    return None if record is None else read_encoding(dataset.file(CATEGORIES_FILE), record)
 
 
 def feature_places(old: Encoding, new: Encoding, n_old: int, n_new: int) -> np.ndarray:

@@ -148,6 +148,9 @@ def _write_json(model: Model, path: Path) -> None:
         if model.encoding is not None:
             file.write(',\n"categories": ')
             _write_array(file, [(0, part) for part in _categories(model)])
+            if model.encoding.documents is not None:
+                file.write(',\n"documents": ')
+                _write_array(file, [(0, model.encoding.documents)])
         file.write(',\n"weights": ')
         _write_array(file, weight_blocks(model.kept_weights, scales))
         file.write("}\n")

@@ -78,8 +78,6 @@ class _Graph:
         return name
 
     def input(self, name: str, dtype: Any, width: int) -> str:
-        if any(known.name == name for known in self._inputs):
-            return name
         kind = self._onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
         self._inputs.append(self._onnx.helper.make_tensor_value_info(name, kind, ["rows", width]))
         return name
@@ -184,6 +182,11 @@ def _columns(graph: _Graph, model: Model, encoding: Encoding) -> tuple[str, list
             products.append(_gathered(graph, scaled.weights[own], places))
             if scaled.squares is not None:
                 squares.append(_gathered(graph, scaled.squares[own, np.newaxis], places))
+        elif column.kind == "text":
+            raise ModelError(
+                f"ONNX: expected columns of numbers and categories, found {column.name!r} (text): ONNX's operators cut "
+                "words and make lower case by other tables of characters; take Model.to_sklearn, or export to .json"
+            )
         else:
             raise ModelError(
                 f"ONNX: expected columns of numbers and categories, found {column.name!r} ({column.form or column.kind}); "

@@ -9,6 +9,7 @@ import numpy as np
 from ..core.errors import ModelError, UsageError
 from ..kernels.loss_table import CLASSES, INLIERS, MARGINS, PLANES, form_of, gives_probabilities
 from .encoding import Column, Encoding
+from .text_encoder import token_weights
 
 _TIE = 5e-324
 """The smallest number above 0: as an intercept where there is none it decides ties, and changes no other decision."""
@@ -49,10 +50,14 @@ def _check(model: Any) -> None:
             "of the largest probability; dataclasses.replace(model, sigmoids=None).to_sklearn() leaves the probabilities out"
         )
     for column in () if model.encoding is None else model.encoding.columns:
-        if column.kind not in ("number", "category") or column.form not in ("", "boolean", "numbers"):
+        if column.kind == "text" and column.bits:
+            raise ModelError(
+                f"to_sklearn: expected text with a vocabulary, found {column.name!r} (hashed); convert without --hash"
+            )
+        if column.kind not in ("number", "category", "text") or column.form not in ("", "boolean", "numbers"):
             found = f"{column.name!r} ({column.form or column.kind})"
             raise ModelError(
-                f"to_sklearn: expected columns of numbers, categories and booleans, found {found}, for which no "
+                f"to_sklearn: expected columns of numbers, categories, text and booleans, found {found}, for which no "
                 "class of scikit-learn makes the same features"
             )
 
@@ -75,19 +80,22 @@ def _encoder(encoding: Encoding) -> tuple[Any, np.ndarray]:
     from sklearn.compose import ColumnTransformer
 
     starts = encoding.first_features().tolist()
-    parts, features, before = [], [np.empty(0, np.int64)], 0
+    parts: list[tuple[str, Any, str | list[str]]] = []
+    features, before = [np.empty(0, np.int64)], 0
+    vectorizers: dict[str, int] = {}
     example = pd.DataFrame(index=[0])
-    for column, start in zip(encoding.columns, starts, strict=True):
-        own, name = (
-            np.arange(start, start + column.n_features),
-            column.name + f" from {start}" * (column.added > 0),
-        )
+    for column, start, stop in zip(encoding.columns, starts, starts[1:], strict=False):
+        own = np.arange(start, stop)
         if column.kind == "number" and not column.form:
             parts.append((column.name, _of_numbers(encoding.missing, column.indicated), [column.name]))
             example[column.name] = [0.0]
+        elif column.kind == "text" and own.size:
+            vectorizers[column.name] = start
+            parts.append((column.name, _of_text(encoding, column, before), column.name))
+            example[column.name] = [""]
         elif own.size:
             categories = _categories(encoding, column, before)
-            parts.append((name, _of_categories(categories, column.indicated), [column.name]))
+            parts.append((column.name, _of_categories(categories, column.indicated), [column.name]))
             example[column.name] = categories[:1] or [None]
             if column.form == "boolean":  # some of which may be missing
                 example[column.name] = example[column.name].astype(object)
@@ -96,7 +104,21 @@ def _encoder(encoding: Encoding) -> tuple[Any, np.ndarray]:
         before += column.n_categories
     made = ColumnTransformer(parts, sparse_threshold=1.0)
     made.fit(example)
+    for name, start in vectorizers.items():
+        if hasattr(found := made.named_transformers_[name], "idf_"):
+            first = start - encoding.text_start
+            found.idf_ = token_weights(encoding)[first : first + len(found.vocabulary_)]
     return made, np.concatenate(features)
+
+
+def _of_text(encoding: Encoding, column: Column, before: int) -> Any:
+    """Make a vectorizer of a column's tokens; its documents must be strings."""
+    from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
+
+    assert encoding.categories is not None
+    places = {encoding.categories.text(before + k): k for k in range(column.n_categories)}
+    kind = TfidfVectorizer if column.tf_idf else CountVectorizer
+    return kind(vocabulary=places, ngram_range=column.ngrams, dtype=np.float64)
 
 
 def _categories(encoding: Encoding, column: Column, before: int) -> list[Any]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..core.errors import DataError, UsageError
-from ..core.memory_budget import format_size
+from ..core.errors import DataError
 from ..core.progress import counted
 from ..dataset.arrow_columns import (
     Strings,
@@ -27,82 +26,15 @@ from ..dataset.arrow_columns import (
 from ..dataset.derived_columns import NoTimeError, names_of_numbers, parts_of, seconds_of, times_of
 from ..dataset.text_numbers import text_numbers
 from ..kernels import tables as kernels
-from .encoding import NONE_ADDED, PARTS, UNINDICATED, Column, Encoding, check_columns
+from .encoding import PARTS, UNINDICATED, Column, Encoding, check_columns
+from .string_table import StringTable
 
 BLOCK_CELLS = 1 << 18
 """Cells of a table encoded at a time: their numbers and entries stay in the processor's cache."""
 
-_MAX_SLOTS = 1 << 31
 _SAMPLED, _LONGEST_NUMBER = 256, 64  # strings of a hashed column; bytes
 _ASKED_BY = 5  # frames up from `encode_frame`: the caller of a method of `Model`
 _KINDS = {"number": kernels.NUMBER, "category": kernels.CATEGORY, "hashed": kernels.HASHED}
-
-
-class StringTable:
-    """Hash table of the strings of several columns, numbered in order of appearance, within `memory_bytes`."""
-
-    def __init__(self, memory_bytes: int | None = None) -> None:
-        self._memory_bytes = memory_bytes
-        self._slots = np.full(1 << 10, -1, np.int32)
-        self._hashes, self._columns = np.empty(1 << 9, np.uint64), np.empty(1 << 9, np.int32)
-        self._ends, self._arena = np.zeros((1 << 9) + 1, np.int64), np.empty(1 << 13, np.uint8)
-        self._state = np.zeros(2, np.int64)
-
-    @property
-    def size(self) -> int:
-        """Number of strings so far."""
-        return int(self._state[0])
-
-    def number(
-        self, column: int, strings: Strings, valid: np.ndarray, add: bool, name: str, first_code: int = 0
-    ) -> np.ndarray:
-        """Number strings of a column; see `kernels.tables.number_strings`. `name` is the column's name in messages."""
-        out = np.empty(strings.size, np.int64)
-        done = 0
-        while True:
-            arrays = (self._slots, self._hashes, self._columns, self._ends, self._arena, self._state)
-            done = kernels.number_strings(column, *strings, valid, done, add, first_code, *arrays, out)
-            if done == strings.size:
-                return out
-            self._grow(int(strings.offsets[done + 1] - strings.offsets[done]), name)
-
-    def _grow(self, length: int, name: str) -> None:
-        n, n_bytes = self._state.tolist()
-        if n == self._hashes.size:
-            self._hashes, self._columns = (_enlarged(array, 2 * n) for array in (self._hashes, self._columns))
-            self._ends = _enlarged(self._ends, 2 * n + 1)
-        if 2 * (n + 1) > self._slots.size:
-            self._slots = np.full(min(2 * self._slots.size, _MAX_SLOTS), -1, np.int32)
-            kernels.fill_slots(self._hashes, n, self._slots)
-        if n_bytes + length > self._arena.size:
-            self._arena = _enlarged(self._arena, 2 * (n_bytes + length))
-        if self._memory_bytes is not None and self.nbytes > self._memory_bytes:
-            raise UsageError(
-                f"column {name!r}: the dictionary of its categories takes more than the {format_size(self._memory_bytes)} "
-                f"of --memory that are left for it, after {n:,} categories; hash them into 2^B features with --hash B "
-                "(20, say), leave the column out with --drop, or give a larger --memory"
-            )
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the table while it grows: an array exists twice when it is enlarged."""
-        arrays = (self._slots, self._hashes, self._columns, self._ends, self._arena)
-        return int(1.5 * sum(array.nbytes for array in arrays))
-
-    def strings(self) -> Strings:
-        """Return all strings, by number."""
-        n, n_bytes = self._state.tolist()
-        return Strings(self._arena[:n_bytes], self._ends[: n + 1])
-
-    def columns(self) -> np.ndarray:
-        """Return the column of every string, by number."""
-        return self._columns[: self.size]
-
-
-def _enlarged(array: np.ndarray, size: int) -> np.ndarray:
-    larger = np.empty(size, array.dtype)
-    larger[: array.size] = array
-    return larger
 
 
 def _first_distinct(strings: Strings) -> list[str]:
@@ -135,9 +67,10 @@ class _Layout(NamedTuple):
 class TableEncoder:
     """Encoder of batches of a table.
 
-    With `table`, which numbers categories in order of appearance, codes are provisional: those of numbers and indicators
-    come first, then the categories. Without it categories are those of the encoding, codes are features, and unknown
-    categories are counted in ``state[UNSEEN]``. Indices of a sparse column must be in ``sparse_least:sparse_end``; larger
+    With `table`, which numbers categories in order of appearance, as `vocabulary` does tokens of text, codes are
+    provisional: those of numbers and indicators come first, then the categories, then text, whose values are counts.
+    Without it categories are those of the encoding, codes are features, and unknown categories are counted in
+    ``state[UNSEEN]``. Indices of a sparse column must be in ``sparse_least:sparse_end``; larger
     ones are counted if `ignore_beyond`, else refused.
     """
 
@@ -150,11 +83,10 @@ class TableEncoder:
         sparse_end: int = kernels.LARGEST_INDEX + 1,
         ignore_beyond: bool = False,
         message: Callable[[int], str] = lambda row: f"row {row + 1}",
+        vocabulary: Any = None,
     ) -> None:
         self.encoding, self.message = encoding, message
         self._value_dtype, self._grows = np.dtype(value_dtype), table is not None
-        # the indices of a sparse column end where categories were added
-        sparse_end = min(sparse_end, encoding.least_added - encoding.sparse_start)
         self._sparse = (sparse_least, sparse_end, ignore_beyond)
         self._dictionaries: dict[str, tuple[Any, np.ndarray]] = {}
         self._block_times: dict[str, Any] = {}
@@ -164,7 +96,12 @@ class TableEncoder:
             self._features = encoding.category_features()
             self._enter_categories(encoding.categories)
         # codes of numbers and indicators, while categories are provisional
-        self._n_static = encoding.without_counts().bucket_start
+        self._n_static = encoding.n_static
+        self._text: Any = None
+        if encoding.text:
+            from .text_encoder import TextEncoder  # only where there is text
+
+            self._text = TextEncoder(encoding, value_dtype, vocabulary)
         self._layout = self._make_layout()
         self.state = np.zeros(kernels.N_STATE, np.int64)
         self.state[kernels.MAX_INDEX] = -1
@@ -177,14 +114,14 @@ class TableEncoder:
 
     def _enter_categories(self, categories: Strings) -> None:
         ends = np.cumsum([0, *(column.n_categories for column in self.encoding.columns)]).tolist()
-        for number, (start, stop) in zip(self.encoding.owners(), pairwise(ends), strict=True):
-            if stop > start:
+        for number, (start, stop) in enumerate(pairwise(ends)):
+            if stop > start and self.encoding.columns[number].kind == "category":
                 self._table.number(number, categories.slice(start, stop), np.empty(0, np.bool_), True, "")
 
     @property
     def n_unindicated(self) -> int:
         """Number of missing values so far in columns that had none in training, and so have no indicator."""
-        if self.encoding.missing != "indicator":
+        if self._grows or self.encoding.missing != "indicator":
             return 0
         plain = [
             column.kind in ("number", "category") and not column.indicated for column in self.encoding.columns
@@ -197,8 +134,10 @@ class TableEncoder:
         """The largest code so far."""
         if self.encoding.sparse is not None:
             return int(self.state[kernels.MAX_INDEX]) + self.sparse_start
+        if self._grows and self.encoding.n_buckets:
+            return self.sparse_start - 1
         if self._grows:
-            return (self.sparse_start if self.encoding.n_buckets else self._n_static + self._table.size) - 1
+            return self._n_static + self._table.size - 1 if self._text is None else self._text.largest_code
         return self.encoding.sparse_start - 1
 
     @property
@@ -210,14 +149,15 @@ class TableEncoder:
     def _tail_start(self) -> int:
         """Code of the first bucket of hashed strings."""
         if not self._grows:
-            return self.encoding.bucket_start
+            return int(self.encoding.first_features()[-1])
         return kernels.TAIL_CODES if self.encoding.numbers_late else self._n_static
 
     def _make_layout(self) -> _Layout:
         encoding = self.encoding.without_counts() if self._grows else self.encoding
         starts = encoding.first_features()
-        own = [(k, column) for k, column in enumerate(encoding.columns) if not column.added]
-        chosen = [(k, column) for k, column in own if column.kind != "sparse"]
+        chosen = [
+            (k, column) for k, column in enumerate(encoding.columns) if column.kind not in ("text", "sparse")
+        ]
         chosen.sort(key=lambda item: item[1].kind == "hashed")
         lines: list[int] = []
         features: list[int] = []
@@ -229,21 +169,26 @@ class TableEncoder:
             features.append(self._tail_start if column.kind == "hashed" else int(starts[k]))
             refused = encoding.missing == "error"
             indicators.append(kernels.REFUSED if refused else kernels.NO_INDICATOR)
-            if self.encoding.columns[k].indicated:  # not where a column had no missing value before
-                indicators[-1] = int(starts[k]) + column.n_features - 1
+            if encoding.columns[k].indicated:
+                indicators[-1] = int(starts[k + 1]) - 1
         kinds = [_KINDS[column.kind] for _, column in chosen]
         numbers = (np.array(values, np.int64) for values in (kinds, lines, features, indicators))
         return _Layout(chosen, *numbers)
 
     def encode(self, batch: Any) -> Iterator[EncodedRows]:
         """Encode an Arrow record batch that has the encoding's columns, a block of rows at a time."""
-        is_sorted = self._grows or self.encoding.least_added == NONE_ADDED
-        for start in range(0, batch.num_rows, self._block_rows):
-            rows = self._encode(batch.slice(start, self._block_rows), start)
-            yield rows if is_sorted else EncodedRows(start, rows.indptr, *sorted_rows(*rows[1:]))
+        stops: Iterable[int] = range(self._block_rows, batch.num_rows + self._block_rows, self._block_rows)
+        if self._text is not None:
+            stops = self._text.stops(batch, self._block_rows)
+        start = 0
+        for stop in stops:
+            yield self._encode(batch.slice(start, stop - start), start)
+            start = stop
 
     def _encode(self, block: Any, start: int) -> EncodedRows:
         found = self._table_rows(block, start) if self._layout.columns else None
+        if self._text is not None:
+            found = self._text.inserted(found, self._text_rows(block, start))
         sparse = self.encoding.sparse
         if sparse is None:
             assert found is not None
@@ -255,6 +200,13 @@ class TableEncoder:
         joined = self._room(block.num_rows, n_entries)
         kernels.append_rows(*found, *listed, *joined)
         return EncodedRows(start, *joined)
+
+    def _text_rows(self, block: Any, start: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        def missing(name: str, row: int) -> str:
+            refusal = describe_refusal(kernels.NULL_VALUE, None, self._value_dtype)
+            return f"{self.message(start + row)}: column {name!r}: {refusal}"
+
+        return self._text.rows(lambda name: self._column(block, name, "string"), self.n_missing, missing)
 
     def _room(self, n_rows: int, n_entries: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         indptr = np.zeros(n_rows + 1, np.int64)

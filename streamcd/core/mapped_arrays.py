@@ -1,0 +1,26 @@
+"""Arrays in files that are mapped into memory, of which little stays there."""
+
+from __future__ import annotations
+
+import mmap
+
+import numpy as np
+
+_WINDOW_BYTES = 16 << 20
+
+
+def take_mapped(array: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Copy the elements of an array at some places; a mapped one has at most 16 MiB of its file in memory at a time."""
+    if not isinstance(array, np.memmap) or array.nbytes <= _WINDOW_BYTES:
+        return np.asarray(array)[places]
+    file = array._mmap  # type: ignore[attr-defined]
+    order = np.argsort(places)
+    ascending, taken = places[order], np.empty(places.size, array.dtype)
+    width = _WINDOW_BYTES // array.itemsize
+    ends = np.searchsorted(ascending, np.arange(width, array.size + width, width))
+    plain, start = np.asarray(array), 0
+    for stop in np.unique(ends).tolist():
+        taken[order[start:stop]] = plain[ascending[start:stop]]
+        file.madvise(mmap.MADV_DONTNEED)
+        start = stop
+    return taken

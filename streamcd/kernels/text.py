@@ -1,0 +1,322 @@
+"""Kernels of text: words cut from UTF-8, counted in each document by a hash table or hashed, and weighed."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .compile import inlined, kernel
+from .tables import FULL, UNKNOWN, murmur, number_of
+
+SIGMA = 0x3A3
+"""The capital sigma, whose lower case depends on the letters around it."""
+
+_LEAST_CHARACTERS = 2  # of a word
+
+
+@inlined
+def _decoded(data, k, stop):
+    """Code point at `k` and its bytes; a malformed one is one byte of no word."""
+    byte = np.int64(data[k])
+    if byte >= 0xF0 and byte < 0xF8 and k + 3 < stop:
+        point = ((byte & 0x07) << 18) | (np.int64(data[k + 1] & 0x3F) << 12)
+        point |= (np.int64(data[k + 2] & 0x3F) << 6) | np.int64(data[k + 3] & 0x3F)
+        return point, 4
+    if byte >= 0xE0 and byte < 0xF0 and k + 2 < stop:
+        return ((byte & 0x0F) << 12) | (np.int64(data[k + 1] & 0x3F) << 6) | np.int64(data[k + 2] & 0x3F), 3
+    if byte >= 0xC0 and byte < 0xE0 and k + 1 < stop:
+        return ((byte & 0x1F) << 6) | np.int64(data[k + 1] & 0x3F), 2
+    return np.int64(0), 1
+
+
+@inlined
+def _put(point, out, end):
+    """Write a code point in UTF-8; returns the end."""
+    if point < 0x80:
+        out[end] = point
+        return end + 1
+    if point < 0x800:
+        out[end], out[end + 1] = 0xC0 | (point >> 6), 0x80 | (point & 0x3F)
+        return end + 2
+    if point < 0x10000:
+        out[end], out[end + 1] = 0xE0 | (point >> 12), 0x80 | ((point >> 6) & 0x3F)
+        out[end + 2] = 0x80 | (point & 0x3F)
+        return end + 3
+    out[end], out[end + 1] = 0xF0 | (point >> 18), 0x80 | ((point >> 12) & 0x3F)
+    out[end + 2], out[end + 3] = 0x80 | ((point >> 6) & 0x3F), 0x80 | (point & 0x3F)
+    return end + 4
+
+
+@kernel
+def cut_words(data, offsets, valid, lowered, longer, out, starts, ends, indptr, state):
+    """Cut documents into words of two characters and more, in lower case.
+
+    Parameters
+    ----------
+    data, offsets, valid
+        Documents, as strings for `tables.number_strings`; null has no words.
+    lowered : (code points,) int32
+        The lower case of each: a character of words; -1 for one of no word; -2 - k for those in line k of `longer`.
+    longer : (lines, 3) int32
+        Lower cases of more than one character, ended by -2; -1 is one of no word.
+    out : (bytes,) uint8
+        The words, a space after each: ``out[starts[i]:ends[j]]`` are the words i to j. There is room for
+        twice the documents' bytes, and eight more.
+    starts, ends : (words,) int64
+    indptr : (documents + 1,) int64
+        Document ``d`` has the words ``indptr[d]:indptr[d + 1]``.
+    state : (1,) int64
+        Set to 1 where a capital sigma occurs. Changed in place, as the arrays before it.
+
+    Returns
+    -------
+    int
+        The number of words.
+    """
+    word, end = 0, np.int64(0)
+    for document in range(offsets.size - 1):
+        k, stop = offsets[document], offsets[document + 1]
+        if valid.size and not valid[document]:
+            stop = k
+        start, n_characters = end, 0
+        while k <= stop:
+            first, line, at = np.int64(-1), -1, 0  # the end of a document ends a word
+            if k == stop:
+                k += 1
+            elif data[k] < 0x80:
+                first = np.int64(lowered[data[k]])
+                k += 1
+            else:
+                point, width = _decoded(data, k, stop)
+                k += width
+                if point == SIGMA:
+                    state[0] = 1
+                first = np.int64(lowered[point]) if point < lowered.size else np.int64(-1)
+                if first < -1:
+                    line = -2 - first
+                    first = np.int64(longer[line, 0])
+            while first != -2:
+                if first >= 0:
+                    end = _put(first, out, end)
+                    n_characters += 1
+                else:
+                    if n_characters >= _LEAST_CHARACTERS:
+                        starts[word], ends[word] = start, end
+                        word += 1
+                        out[end] = 0x20
+                        end += 1
+                    else:
+                        end = start
+                    start, n_characters = end, 0
+                at += 1
+                first = np.int64(longer[line, at]) if line >= 0 and at < longer.shape[1] else np.int64(-2)
+        indptr[document + 1] = word
+    return word
+
+
+@kernel
+def count_ngrams(
+    column,
+    first_document,
+    words,
+    starts,
+    ends,
+    indptr,
+    least,
+    most,
+    bits,
+    add,
+    slots,
+    hashes,
+    columns,
+    string_ends,
+    arena,
+    state,
+    places,
+    documents,
+    no_prefix,
+    out_indptr,
+    index,
+    value,
+):
+    """Count the n-grams of every document: an entry for each that occurs, in order of appearance.
+
+    Parameters
+    ----------
+    column, add, slots, hashes, columns, string_ends, arena, state
+        The hash table that numbers n-grams, and whether it takes new ones; see `tables.number_strings`.
+    first_document : int
+        To begin with; those before it are done.
+    words, starts, ends, indptr
+        As `cut_words` makes them.
+    least, most : int
+        Lengths of n-grams.
+    bits : int
+        2^bits buckets take the n-grams by their hash, each counted with the hash's sign; 0 for the hash table.
+    places : (numbers or buckets,) int32
+        Scratch.
+    documents : (numbers or buckets,) int64
+        Documents in which each occurs, counted on; empty if not to be counted.
+    no_prefix : (0,) uint8
+    out_indptr, index, value : (documents + 1,) int64, (entries,) int64, (entries,) float
+        Numbers or buckets, and counts; filled in place. There is room for all n-grams.
+
+    Returns
+    -------
+    int
+        The first document that there is no room for in the hash table; the number of documents where all are done.
+    """
+    mask = (1 << bits) - 1
+    for document in range(first_document, indptr.size - 1):
+        begin = entry = out_indptr[document]
+        for first in range(indptr[document], indptr[document + 1]):
+            for last in range(first + least - 1, min(first + most, indptr[document + 1])):
+                start, length = starts[first], ends[last] - starts[first]
+                count = 1.0
+                if bits:
+                    number = murmur(no_prefix, words, start, length)
+                    count = 1.0 if number >= 0 else -1.0
+                    number = abs(number) & mask
+                else:
+                    number = number_of(
+                        column, words, start, length, add, slots, hashes, columns, string_ends, arena, state
+                    )
+                    if number == FULL:
+                        return document
+                    if number == UNKNOWN:
+                        continue
+                place = np.int64(places[number])
+                if begin <= place < entry and index[place] == number:
+                    value[place] += count
+                else:
+                    places[number], index[entry], value[entry] = entry, number, count
+                    entry += 1
+        kept = begin
+        for k in range(begin, entry):
+            if documents.size:
+                documents[index[k]] += 1
+            if value[k] != 0.0:  # signs may cancel each other
+                index[kept], value[kept] = index[k], value[k]
+                kept += 1
+        out_indptr[document + 1] = kept
+    return indptr.size - 1
+
+
+@kernel
+def insert_rows(
+    indptr, index, value, border, more_indptr, more_index, more_value, out_indptr, out_index, out_value
+):
+    """Join two tables' rows: of the first one's entries those below `border`, the second one's, and the others."""
+    entry = 0
+    for row in range(indptr.size - 1):
+        k = indptr[row]
+        while k < indptr[row + 1] and index[k] < border:
+            out_index[entry], out_value[entry] = index[k], value[k]
+            entry, k = entry + 1, k + 1
+        for more in range(more_indptr[row], more_indptr[row + 1]):
+            out_index[entry], out_value[entry] = more_index[more], more_value[more]
+            entry += 1
+        while k < indptr[row + 1]:
+            out_index[entry], out_value[entry] = index[k], value[k]
+            entry, k = entry + 1, k + 1
+        out_indptr[row + 1] = entry
+
+
+@inlined
+def _sift(index, value, start, root, end):
+    """Let an entry sink in the heap ``start:end``."""
+    moved, number = index[start + root], value[start + root]
+    child = 2 * root + 1
+    while start + child < end:
+        if start + child + 1 < end and index[start + child + 1] > index[start + child]:
+            child += 1
+        if index[start + child] <= moved:
+            break
+        index[start + root], value[start + root] = index[start + child], value[start + child]
+        root = child
+        child = 2 * root + 1
+    index[start + root], value[start + root] = moved, number
+
+
+@inlined
+def _sort_entries(index, value, start, end):
+    """Sort entries by index: few by insertion, more as a heap, after which no scratch is needed."""
+    if end - start <= 24:
+        for k in range(start + 1, end):
+            moved, number, at = index[k], value[k], k
+            while at > start and index[at - 1] > moved:
+                index[at], value[at] = index[at - 1], value[at - 1]
+                at -= 1
+            index[at], value[at] = moved, number
+        return
+    for root in range((end - start) // 2 - 1, -1, -1):
+        _sift(index, value, start, root, end)
+    for last in range(end - 1, start, -1):
+        index[start], index[last] = index[last], index[start]
+        value[start], value[last] = value[last], value[start]
+        _sift(index, value, start, 0, last)
+
+
+@kernel
+def sort_tokens(indptr, index, value, text_start, text_stop):
+    """Drop the entries of no feature, and sort those of text, which are together in every row, by feature.
+
+    Parameters
+    ----------
+    indptr, index, value : (rows + 1,) int64, (entries,) integer, (entries,) float
+        Changed in place: rows close up.
+    text_start, text_stop : int
+        Features of text; no feature is -1.
+
+    Returns
+    -------
+    int
+        The number of entries left.
+    """
+    kept, start = 0, indptr[0]
+    for row in range(indptr.size - 1):
+        stop = indptr[row + 1]
+        first = last = np.int64(-1)
+        for k in range(start, stop):
+            if index[k] < 0:
+                continue
+            index[kept], value[kept] = index[k], value[k]
+            if text_start <= index[k] < text_stop:
+                first = kept if first < 0 else first
+                last = kept
+            kept += 1
+        if last > first:
+            _sort_entries(index, value, first, last + 1)
+        start = stop
+        indptr[row + 1] = kept
+    return kept
+
+
+@kernel
+def weigh_tokens(indptr, index, value, starts, weighted, weights):
+    """Multiply counts of tokens by weights, and divide each weighted column's part of a row by its Euclidean norm.
+
+    Parameters
+    ----------
+    indptr, index, value
+        Rows whose entries ascend; values are changed in place.
+    starts : (text columns + 1,) int64
+        The first feature of each, and the end of the last one.
+    weighted : (text columns,) bool
+        Others keep their counts.
+    weights : (entries of text,) float64
+        In their order.
+    """
+    done = 0
+    for row in range(indptr.size - 1):
+        k, stop = indptr[row], indptr[row + 1]
+        while k < stop and index[k] < starts[0]:
+            k += 1
+        for column in range(weighted.size):
+            first, squares, before = k, 0.0, done
+            while k < stop and index[k] < starts[column + 1]:
+                squares += (np.float64(value[k]) * weights[done]) ** 2
+                k, done = k + 1, done + 1
+            if weighted[column] and squares > 0.0:
+                norm = np.sqrt(squares)
+                for place in range(first, k):
+                    value[place] = np.float64(value[place]) * weights[before + place - first] / norm

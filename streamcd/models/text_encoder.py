@@ -1,0 +1,237 @@
+"""Encoding of columns of text: the tokens of each document, counted, and weighed where that is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import numpy as np
+
+from ..core.errors import DataError, UsageError
+from ..core.mapped_arrays import take_mapped
+from ..dataset.arrow_columns import strings_of, type_name
+from ..dataset.text_tokens import Words, words_of
+from ..kernels import tables
+from ..kernels import text as kernels
+from .encoding import Column, Encoding
+from .string_table import StringTable
+
+_BLOCK_BYTES = 1 << 20
+"""Text that is cut into words at a time."""
+
+Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Compressed sparse rows: ``indptr``, ``feature``, ``value``."""
+
+
+class Vocabulary(StringTable):
+    """Tokens of the columns of text, and the number of documents of each; of hashed columns that of each bucket."""
+
+    def __init__(self, memory_bytes: int | None = None) -> None:
+        super().__init__(memory_bytes)
+        self.block_bytes = min(_BLOCK_BYTES, max((memory_bytes or _BLOCK_BYTES << 7) >> 7, 1 << 14))
+        self.documents = np.zeros(self._hashes.size, np.int64)
+        self.documents_of_buckets: dict[int, np.ndarray] = {}  # by column
+        self._places = np.empty(self._hashes.size, np.int32)
+
+    def prepare(self, n_tokens: int, n_bytes: int, n_rows: int) -> None:
+        """Prepare for up to so many tokens that are new, after the first `n_rows` rows; here there is nothing to do."""
+
+    def count(self, number: int, column: Column, words: Words, adds: bool, out: Rows) -> None:
+        """Count the tokens of documents as `kernels.text.count_ngrams`, into `out`; `number` is the column's."""
+        documents = self.documents_of_buckets.get(number, np.empty(0, np.int64))
+        if column.bits and self._places.size < 1 << column.bits:
+            self._places = np.empty(1 << column.bits, np.int32)
+        done = 0
+        while True:
+            if not column.bits:
+                documents = self.documents if adds else documents
+            table = (*column.ngrams, column.bits, adds, *self._arrays(), self._places, documents)
+            done = kernels.count_ngrams(number, done, *words, *table, np.empty(0, np.uint8), *out)
+            if done == words.indptr.size - 1:
+                return
+            self._grow(column.name)
+
+    def _grow(self, name: str) -> None:
+        super()._grow(name)
+        if self.documents.size < self._hashes.size:
+            self._places = np.empty(self._hashes.size, np.int32)
+            documents, self.documents = self.documents, np.zeros(self._hashes.size, np.int64)
+            self.documents[: documents.size] = documents
+
+    def _refuse(self, name: str, n_strings: int, room: str) -> NoReturn:
+        raise UsageError(
+            f"column {name!r}: expected documents whose tokens fit in the {room} of --memory that are left for them, found "
+            "longer ones; give a larger --memory, or --hash B (20, say)"
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + self.documents.nbytes + self._places.nbytes
+
+
+class TokenWeights:
+    """Weights of the features of text, of which `starts` tells each column's first; those of plain counts are 1."""
+
+    def __init__(self, starts: np.ndarray, weighted: np.ndarray, weights: np.ndarray) -> None:
+        self._starts, self._weighted, self._weights = starts, weighted, weights
+
+    def finish(self, indptr: np.ndarray, index: np.ndarray, value: np.ndarray) -> Rows:
+        """Drop entries of no feature (-1), sort those of text in each row, and weigh counts; the arrays are changed."""
+        start, stop = int(self._starts[0]), int(self._starts[-1])
+        n_entries = kernels.sort_tokens(indptr, index, value, start, stop)
+        index, value = index[:n_entries], value[:n_entries]
+        if self._weighted.any():
+            of_text = index[(index >= start) & (index < stop)]
+            weights = take_mapped(self._weights, of_text - start)
+            kernels.weigh_tokens(indptr, index, value, self._starts, self._weighted, weights)
+        return indptr, index, value
+
+
+def inverse_frequencies(documents: np.ndarray, n_documents: int) -> np.ndarray:
+    """Compute ``ln((1 + n) / (1 + documents)) + 1``, scikit-learn's smooth inverse document frequencies."""
+    return np.log((1.0 + n_documents) / (1.0 + documents)) + 1.0
+
+
+def token_weights(encoding: Encoding) -> np.ndarray:
+    """Compute the weights of the features of text; empty if nothing is weighed."""
+    if not any(column.tf_idf for _, column in encoding.text):
+        return np.empty(0)
+    parts, before = [], sum(column.n_categories for column in encoding.columns if column.kind != "text")
+    for _, column in encoding.text:
+        if column.tf_idf:
+            assert encoding.documents is not None
+            documents = encoding.documents[before : before + column.n_categories]
+            parts.append(inverse_frequencies(documents, column.n_documents))
+        else:
+            parts.append(np.ones(column.n_features))
+        before += column.n_categories
+    return np.concatenate(parts)
+
+
+class TextEncoder:
+    """Encoder of the columns of text.
+
+    With a `vocabulary`, which takes new tokens, codes are provisional, and values counts. Without it codes are the features
+    of the encoding, entries ascend, values are weighed, and unknown tokens have no entry.
+    """
+
+    def __init__(self, encoding: Encoding, value_dtype: Any, vocabulary: Vocabulary | None) -> None:
+        self.columns, self._refuses = encoding.text, encoding.missing == "error"
+        self._value_dtype, self._grows = np.dtype(value_dtype), vocabulary is not None
+        self._vocabulary = Vocabulary() if vocabulary is None else vocabulary
+        self.code_start = tables.TEXT_CODES if self._grows else encoding.text_start
+        starts, weighted = encoding.token_starts()
+        self._code_starts = starts - starts[0] + self.code_start if encoding.text[0][1].bits else None
+        self.weights = None
+        self._n_rows = 0
+        if not self._grows:
+            self.weights = TokenWeights(starts, weighted, token_weights(encoding))
+            self._enter(encoding)
+        elif self._code_starts is not None:
+            self._vocabulary.documents_of_buckets = {
+                number: np.zeros(1 << column.bits, np.int64)
+                for number, column in self.columns
+                if column.tf_idf
+            }
+
+    def _enter(self, encoding: Encoding) -> None:
+        categories, before = encoding.categories, 0
+        for number, column in enumerate(encoding.columns):
+            strings = slice(before, before + column.n_categories)
+            if column.kind == "text" and not column.bits and column.n_categories:
+                assert categories is not None
+                tokens = categories.slice(strings.start, strings.stop)
+                self._vocabulary.number(number, tokens, np.empty(0, np.bool_), True, column.name)
+            before += column.n_categories
+
+    @property
+    def largest_code(self) -> int:
+        """The largest code that there may be so far."""
+        if self._code_starts is not None:
+            return int(self._code_starts[-1]) - 1
+        return self.code_start + self._vocabulary.size - 1
+
+    def stops(self, batch: Any, most_rows: int) -> Iterator[int]:
+        """Yield where blocks of a batch end that have up to `most_rows` rows, and no more text than fits, or one row."""
+        n_bytes = np.zeros(batch.num_rows + 1, np.int64)
+        for _, column in self.columns:
+            if type_name(batch.column(column.name).type) == "string":
+                strings, _ = strings_of(batch.column(column.name))
+                n_bytes += strings.offsets - strings.offsets[0]
+        start = 0
+        while start < batch.num_rows:
+            most = int(n_bytes[start]) + self._vocabulary.block_bytes
+            stop = int(np.searchsorted(n_bytes, most, side="right")) - 1
+            start = min(max(stop, start + 1), start + most_rows, batch.num_rows)
+            yield start
+
+    def rows(
+        self, column_of: Callable[[str], Any], n_missing: np.ndarray, missing: Callable[[str, int], str]
+    ) -> Rows:
+        """Make the rows of a block, of which `column_of` returns a column by its name.
+
+        Missing values are added to those of each column; `missing` makes the complaint about one that is refused.
+        """
+        words = []
+        for number, column in self.columns:
+            array = column_of(column.name)
+            documents, valid = strings_of(array)
+            if array.null_count and self._refuses:
+                raise DataError(missing(column.name, int(np.flatnonzero(~valid)[0])))
+            n_missing[number] += array.null_count
+            words.append(words_of(documents, valid))
+        if self._grows and self._code_starts is None:
+            self._prepare(words)
+        self._n_rows += words[0].indptr.size - 1
+        found = None
+        for (number, column), of_column in zip(self.columns, words, strict=True):
+            found = self._joined(found, self._counted(number, column, of_column))
+        assert found is not None
+        return found
+
+    def _prepare(self, words: list[Words]) -> None:
+        sizes = [
+            (_n_ngrams(column, of_column), int(of_column.ends[-1]) * sum(range(1, column.ngrams[1] + 1)))
+            for (_, column), of_column in zip(self.columns, words, strict=True)
+            if of_column.ends.size
+        ]
+        self._vocabulary.prepare(sum(n for n, _ in sizes), sum(n for _, n in sizes), self._n_rows)
+
+    def _counted(self, number: int, column: Column, words: Words) -> Rows:
+        room = _n_ngrams(column, words)
+        indptr, index = np.zeros(words.indptr.size, np.int64), np.empty(room, np.int64)
+        value = np.empty(room, self._value_dtype)
+        self._vocabulary.count(number, column, words, self._grows, (indptr, index, value))
+        index = index[: indptr[-1]]
+        index += self._first_code(number)
+        return indptr, index, value[: indptr[-1]]
+
+    def _first_code(self, number: int) -> int:
+        if self._code_starts is None:
+            return self.code_start
+        return int(self._code_starts[[own for own, _ in self.columns].index(number)])
+
+    def _joined(self, found: Rows | None, more: Rows) -> Rows:
+        if found is None:
+            return more
+        room = (np.zeros_like(found[0]), *self._room(found[1].size + more[1].size))
+        tables.append_rows(*found, *more, *room)
+        return room
+
+    def _room(self, n_entries: int) -> tuple[np.ndarray, np.ndarray]:
+        return np.empty(n_entries, np.int64), np.empty(n_entries, self._value_dtype)
+
+    def inserted(self, rows: Rows | None, of_text: Rows) -> Rows:
+        """Insert the entries of text into rows of the other columns: they come before those of hashed ones."""
+        if rows is not None:
+            room = (np.zeros_like(of_text[0]), *self._room(rows[1].size + of_text[1].size))
+            kernels.insert_rows(*rows, self.code_start, *of_text, *room)
+            of_text = room
+        return of_text if self.weights is None else self.weights.finish(*of_text)
+
+
+def _n_ngrams(column: Column, words: Words) -> int:
+    lengths = np.diff(words.indptr)
+    return sum(
+        int(np.maximum(lengths - n + 1, 0).sum()) for n in range(column.ngrams[0], column.ngrams[1] + 1)
+    )

@@ -1,0 +1,415 @@
+"""Columns of text: the features of scikit-learn's vectorizers, in bounded memory, and the same ones in prediction."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from sklearn.feature_extraction.text import (
+    CountVectorizer,
+    HashingVectorizer,
+    TfidfTransformer,
+    TfidfVectorizer,
+)
+from sklearn.linear_model import LogisticRegression
+from test_tables import write_table
+
+import streamcd
+from streamcd.cli.commands import cli
+from streamcd.conversion.vocabulary import TaskVocabulary, merge_vocabularies
+from streamcd.core.errors import StreamcdError
+from streamcd.core.mapped_arrays import take_mapped
+from streamcd.dataset.arrow_columns import arrow_strings, strings_of
+from streamcd.dataset.text_tokens import words_of
+from streamcd.models.encoding import Column, Encoding, encoding_of
+from streamcd.models.text_encoder import TextEncoder, Vocabulary
+
+DOCUMENTS = [
+    "The cat, the dog; and İstanbul's CAFÉ.",
+    "",
+    "ΟΔΥΣΣΕΥΣ und die STRASSE … straße",
+    "the dog of 2020 was dog_1 — 'quoted' “words”",
+    None,
+    "a b c",
+    "naïve café cat the THE",
+]
+
+
+def made_documents(n_rows: int, seed: int = 3) -> tuple[list[str], list[str]]:
+    """Documents of Zipf's words, and classes that some of these tell."""
+    rng = np.random.default_rng(seed)
+    words = np.array([f"word{k}" for k in range(5000)])
+    classes = rng.integers(0, 3, n_rows)
+    texts = []
+    for label in classes.tolist():
+        drawn = np.minimum(rng.zipf(1.3, rng.integers(5, 60)), 5000) - 1
+        own = (drawn * 3 + label) % 5000
+        texts.append(" ".join(words[np.where(rng.random(drawn.size) < 0.2, own, drawn)]))
+    return texts, [f"class {label}" for label in classes.tolist()]
+
+
+def words(texts: Sequence[str | None]) -> list[list[str]]:
+    found = words_of(*strings_of(arrow_strings(texts)))
+    tokens = [found.data[a:b].tobytes().decode() for a, b in zip(found.starts, found.ends, strict=True)]
+    return [tokens[a:b] for a, b in zip(found.indptr, found.indptr[1:], strict=False)]
+
+
+def python_words(text: str) -> list[str]:
+    return re.findall(r"(?u)\b\w\w+\b", text.lower())
+
+
+def block(dataset: streamcd.Dataset, name: str) -> tuple[list[str], np.ndarray]:
+    """The tokens of a column of text, and its part of the matrix, in the order of the source."""
+    encoding = encoding_of(dataset)
+    assert encoding is not None
+    names = list(encoding.feature_names(np.arange(dataset.n_features)))
+    features = [k for k, given in enumerate(names) if given.startswith(f"{name}:")]
+    matrix = dataset.to_scipy()[0][:, features].toarray()
+    return [names[k].removeprefix(f"{name}:") for k in features], matrix
+
+
+def converted(path: Path, texts: Sequence[str | None], **options: Any) -> streamcd.Dataset:
+    numbers = np.arange(len(texts), dtype=np.float64) + 1
+    table = pa.table(
+        {
+            "y": ["a", "b"] * (len(texts) // 2) + ["a"] * (len(texts) % 2),
+            "body": pa.array(texts, pa.string()),
+            "n": numbers,
+        }
+    )
+    given = {"label": "y", "text": "body", "shuffle": False, "dtype": "float64", "force": True} | options
+    return streamcd.convert(table, path, **given)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Words
+
+
+def test_every_character_is_lowered_and_taken_for_a_word_as_by_python() -> None:
+    texts = [f"x{chr(point)}y {chr(point)}{chr(point)}" for point in range(sys.maxunicode + 1)]
+    texts = [text for text in texts if not 0xD800 <= ord(text[1]) <= 0xDFFF]
+    sample = [text for k, text in enumerate(texts) if k % 7 == 0 or ord(text[1]) < 0x3000]
+    assert words(sample) == [python_words(text) for text in sample]
+
+
+@given(st.lists(st.text(st.characters(codec="utf-8"), max_size=30), max_size=6))
+@example(["ΑΣ", "ΑΣ.", "ΑΣ'Α", "Σ", "ΑΣ Σ", "ΑΣ\u0301Σ"])
+@example(["İİ", "Iİx", "\u0307\u0307", "ǅungla", "ﬁ ﬀ", "ab"])
+@settings(deadline=None, max_examples=60)
+def test_words_are_those_of_python_in_any_text(texts: list[str]) -> None:
+    assert words(texts) == [python_words(text) for text in texts]
+
+
+def test_damaged_utf_8_is_cut_without_harm() -> None:
+    data = np.frombuffer(b"ok \xf0\x9f word\xc3 \xff\xfe \x80\x80 end\xe2\x82", np.uint8)
+    strings = strings_of(pa.array([b"x" * data.size], pa.large_binary()).view(pa.large_string()))[0]
+    found = words_of(strings._replace(data=data), np.empty(0, np.bool_))
+    tokens = [found.data[a:b].tobytes() for a, b in zip(found.starts, found.ends, strict=True)]
+    assert tokens[0] == b"ok"
+    assert b"end" in tokens
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Features
+
+
+texts_of_few_words = st.lists(
+    st.one_of(
+        st.none(),
+        st.lists(st.sampled_from(["aa", "Bb", "éÉ", "ÇA", "x", "dd dd", "ΑΣ", "-", "İs"]), max_size=9).map(
+            " ".join
+        ),
+        st.text(max_size=12),
+    ),
+    min_size=2,
+    max_size=12,
+)
+
+
+@given(
+    texts_of_few_words, st.sampled_from([(1, 1), (1, 2), (2, 3), (1, 3)]), st.booleans(), st.integers(1, 3)
+)
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_features_and_values_are_those_of_scikit_learns_vectorizers(
+    tmp_path: Path, texts: list[str | None], ngrams: tuple[int, int], tf_idf: bool, min_count: int
+) -> None:
+    texts = [None if text is None else text.encode(errors="replace").decode() for text in texts]
+    kind = TfidfVectorizer if tf_idf else CountVectorizer
+    vectorizer = kind(ngram_range=ngrams, min_df=min_count)
+    dataset = converted(
+        tmp_path / "data", texts, ngrams="-".join(map(str, ngrams)), tf_idf=tf_idf, min_count=min_count
+    )
+    tokens, found = block(dataset, "body")
+    try:
+        expected = vectorizer.fit_transform([text or "" for text in texts]).toarray()
+    except ValueError:  # no token is left
+        assert not tokens
+        return
+    assert tokens == sorted(vectorizer.vocabulary_, key=str.encode)
+    order = [vectorizer.vocabulary_[token] for token in tokens]
+    np.testing.assert_allclose(found, expected[:, order], rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("tf_idf", [False, True])
+def test_hashed_text_is_that_of_scikit_learns_hashing_vectorizer(tmp_path: Path, tf_idf: bool) -> None:
+    dataset = converted(tmp_path / "data", DOCUMENTS, hash=5, ngrams="1-2", tf_idf=tf_idf)
+    tokens, found = block(dataset, "body")
+    assert tokens == [f"hash {k}" for k in range(32)]
+    expected = HashingVectorizer(n_features=32, norm=None, ngram_range=(1, 2)).transform(
+        [text or "" for text in DOCUMENTS]
+    )
+    if tf_idf:
+        expected = TfidfTransformer().fit_transform(expected)
+    np.testing.assert_allclose(found, expected.toarray(), rtol=1e-12)
+    assert dataset.verify() == []
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {"ngrams": "1-2", "tf_idf": True, "min_count": 2},
+    {},
+    {"hash": 8, "tf_idf": True},
+    {"hash": 8},
+    {"tf_idf": True, "normalize": "l2", "scale": "maxabs"},
+]
+
+
+def mixed_table(n_rows: int = 400) -> pa.Table:
+    rng = np.random.default_rng(4)
+    texts, classes = made_documents(n_rows)
+    other = [None if k % 5 == 0 else text[:20] for k, text in enumerate(reversed(texts))]
+    numbers = [None if k % 7 == 0 else value for k, value in enumerate(rng.normal(size=n_rows).tolist())]
+    city = rng.choice(["Oslo", "Rome"], n_rows)
+    columns = {"class": classes, "body": texts, "x": numbers, "city": city, "title": other}
+    return pa.table(columns)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_text_is_the_same_dataset_from_all_formats_and_workers_and_repeated_by_its_columns(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    table = mixed_table()
+    sources = [write_table(table, tmp_path / name) for name in ("t.csv", "t.parquet", "t.arrow")]
+    options = {"label": "class", "text": "body,title", **options}
+    made = [
+        streamcd.convert(source, tmp_path / f"data{number}", **options)
+        for number, source in enumerate([*sources, table, table.to_pandas()])
+    ]
+    assert len({dataset.fingerprint for dataset in made}) == 1
+    assert made[0].verify() == []
+    assert made[0].info()["table"] == made[1].info()["table"]
+    rest = {key: options[key] for key in ("normalize", "scale") if key in options}
+    again = streamcd.convert(table, tmp_path / "again", columns_from=tmp_path / "data0", **rest)
+    assert again.fingerprint == made[0].fingerprint
+    workers = streamcd.convert(sources[0], tmp_path / "workers", workers=2, **options)
+    assert workers.fingerprint == made[0].fingerprint
+    like = streamcd.convert(sources[1], tmp_path / "like", like=tmp_path / "data0")
+    assert (like.to_scipy()[0] != made[0].to_scipy()[0]).nnz == 0
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_predictions_encode_text_by_the_model_alone(tmp_path: Path, options: dict[str, Any]) -> None:
+    table, given = mixed_table(), {"label": "class", "text": "body,title", **options}
+    dataset = streamcd.convert(table, tmp_path / "data", shuffle=False, **given)
+    streamcd.train(dataset, tmp_path / "run", loss="log_loss")
+    model = streamcd.load_model(tmp_path / "run")
+    streamcd.predict(dataset, tmp_path / "run", tmp_path / "known.parquet")
+    known = pd.read_parquet(tmp_path / "known.parquet")
+    expected = known[[f"decision_{label}" for label in model.label_numbers()]].to_numpy()
+    source = write_table(table, tmp_path / "new.parquet")
+    del dataset
+    (tmp_path / "data").rename(tmp_path / "gone")
+    frame = table.select([name for name in reversed(table.column_names) if name != "class"])
+    np.testing.assert_allclose(model.decision_function(frame), expected, atol=2e-6)
+    assert streamcd.evaluate(source, tmp_path / "run")["accuracy"] > 0.9
+    streamcd.predict(source, tmp_path / "run", tmp_path / "out.parquet")
+    found = pd.read_parquet(tmp_path / "out.parquet")
+    assert (found["prediction"] == model.predict(frame)).all()
+    if "hash" not in options:
+        pipeline = model.to_sklearn()
+        pandas = frame.to_pandas().fillna({"body": "", "title": ""})
+        np.testing.assert_allclose(pipeline.decision_function(pandas), expected, atol=2e-6)
+
+
+def test_hashed_text_has_no_pipeline_and_text_no_onnx_and_both_say_why(tmp_path: Path) -> None:
+    for number, (options, kind) in enumerate([({"hash": 4}, "to_sklearn"), ({}, "ONNX")]):
+        dataset = converted(tmp_path / f"data{number}", ["aa bb", "bb cc"] * 5, **options)
+        streamcd.train(dataset, tmp_path / f"run{number}")
+        model = streamcd.load_model(tmp_path / f"run{number}")
+        with pytest.raises(StreamcdError, match=f"{kind}.*'body'"):
+            model.to_sklearn() if kind == "to_sklearn" else streamcd.export(model, tmp_path / "m.onnx")
+
+
+def test_weights_json_and_summary_name_tokens(tmp_path: Path) -> None:
+    dataset = converted(tmp_path / "data", ["good day", "bad day"] * 20, tf_idf=True, ngrams="1-2")
+    (fact,) = (fact for fact in dataset.info()["table"] if fact["column"] == "body")
+    assert (fact["use"], fact["features"], fact["example"]) == ("text, ngrams 1-2, tf-idf", 5, "good day")
+    streamcd.train(dataset, tmp_path / "run")
+    model = streamcd.load_model(tmp_path / "run")
+    assert {"body:good", "body:bad", "body:good day", "body:bad day"} <= set(model.to_frame()["name"])
+    result = CliRunner().invoke(cli, ["weights", str(tmp_path / "run"), "--top", "4"])
+    assert "body:bad day" in result.stdout
+    streamcd.export(model, tmp_path / "model.json")
+    stored = json.loads((tmp_path / "model.json").read_text())
+    assert stored["documents"] == [20, 20, 40, 20, 20]
+    assert stored["categories"][2] == "day"
+    assert stored["encoding"]["columns"][1]["n_documents"] == 40
+
+
+def test_accuracy_is_that_of_a_scikit_learn_pipeline(tmp_path: Path) -> None:
+    texts, classes = made_documents(3000)
+    table = pa.table({"class": classes, "body": texts})
+    streamcd.convert(table.slice(0, 2000), tmp_path / "data", label="class", text="body", tf_idf=True)
+    streamcd.train(tmp_path / "data", tmp_path / "run", loss="log_loss", C=10, tol=1e-6, bias="none")
+    found = streamcd.load_model(tmp_path / "run").predict(table.slice(2000).select(["body"]))
+    vectorizer = TfidfVectorizer()
+    fitted = LogisticRegression(C=10, fit_intercept=False, tol=1e-8, max_iter=2000)
+    expected = []
+    matrix, new = vectorizer.fit_transform(texts[:2000]), vectorizer.transform(texts[2000:])
+    for label in sorted(set(classes)):
+        expected.append(fitted.fit(matrix, np.array(classes[:2000]) == label).decision_function(new))
+    best = np.array(sorted(set(classes)))[np.argmax(expected, axis=0)]
+    assert abs(np.mean(found == classes[2000:]) - np.mean(best == classes[2000:])) < 0.002
+    assert np.mean(found == best) > 0.998
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Bounded memory
+
+
+def encoded_in(vocabulary: Vocabulary, texts: Sequence[str], column: Column) -> list[tuple[np.ndarray, ...]]:
+    encoder = TextEncoder(Encoding((column,), label="y"), np.float64, vocabulary)
+    array = arrow_strings(texts)
+    return [
+        encoder.rows(lambda _, start=start: array.slice(start, 10), np.zeros(1, np.int64), lambda *_: "")
+        for start in range(0, len(texts), 10)
+    ]
+
+
+def test_a_vocabulary_beyond_its_memory_is_counted_exactly_in_parts_within_it(tmp_path: Path) -> None:
+    texts, _ = made_documents(1500, seed=8)
+    column = Column("body", "text", ngrams=(1, 2), tf_idf=True, min_count=2)
+    budget, most = 400_000, 0
+
+    class Watched(TaskVocabulary):
+        def prepare(self, n_tokens: int, n_bytes: int, n_rows: int) -> None:
+            nonlocal most
+            most = max(most, self.nbytes)
+            super().prepare(n_tokens, n_bytes, n_rows)
+
+    vocabulary = Watched(budget, tmp_path, 0)
+    encoded_in(vocabulary, texts, column)
+    vocabulary.end()
+    n_parts = len(list(tmp_path.glob("tokens-*.data")))
+    assert n_parts > 5
+    assert most <= budget
+    (tmp_path / "data.bin").touch()
+    np.zeros(1, np.int64).tofile(tmp_path / "offsets.bin")
+    counts = [0]
+    n_rare = merge_vocabularies(tmp_path, Encoding((column,), label="y"), counts, 100_000)
+    vectorizer = CountVectorizer(ngram_range=(1, 2), min_df=2)
+    expected = np.asarray((vectorizer.fit_transform(texts) > 0).sum(axis=0)).ravel()
+    tokens = sorted(vectorizer.vocabulary_, key=str.encode)
+    assert counts == [len(tokens)]
+    assert (tmp_path / "data.bin").read_bytes() == "".join(tokens).encode()
+    documents = np.fromfile(tmp_path / "documents.bin", np.int64)
+    assert documents.tolist() == [expected[vectorizer.vocabulary_[token]] for token in tokens]
+    assert n_rare == len(CountVectorizer(ngram_range=(1, 2)).fit(texts).vocabulary_) - len(tokens)
+
+
+def test_a_conversion_in_little_memory_is_the_one_in_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = mixed_table()
+    options = {"label": "class", "text": "body,title", "tf_idf": True, "ngrams": "1-2", "min_count": 2}
+    usual = streamcd.convert(table, tmp_path / "usual", **options)
+    parts = []
+    saves = TaskVocabulary._save_part
+    monkeypatch.setattr(TaskVocabulary, "_fits", lambda self, *_: False)
+    monkeypatch.setattr(TaskVocabulary, "_save_part", lambda self: (parts.append(1), saves(self)))
+    monkeypatch.setattr("streamcd.models.text_encoder._BLOCK_BYTES", 5000)
+    found = streamcd.convert(table, tmp_path / "parts", **options)
+    assert len(parts) > 5
+    assert found.fingerprint == usual.fingerprint
+    assert (tmp_path / "parts/categories.parquet").read_bytes() == (
+        tmp_path / "usual/categories.parquet"
+    ).read_bytes()
+
+
+def test_elements_of_a_mapped_file_are_taken_a_window_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streamcd.core.mapped_arrays._WINDOW_BYTES", 4096)
+    rng = np.random.default_rng(2)
+    values = rng.integers(0, 1 << 30, 10_000).astype(np.int32)
+    values.tofile(tmp_path / "values")
+    places = rng.integers(0, values.size, 5000)
+    mapped = np.memmap(tmp_path / "values", np.int32, "r")
+    np.testing.assert_array_equal(take_mapped(mapped, places), values[places])
+    assert take_mapped(mapped, places[:0]).size == 0
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Refusals and advice
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"text": "none"}, "expected a column 'none' \\(--text\\)"),
+        ({"text": None, "tf_idf": True}, "--tf-idf: expected columns of text"),
+        ({"ngrams": "3-2"}, "--ngrams: expected numbers of words such as 1-2"),
+        ({"ngrams": "0-1"}, "--ngrams"),
+        ({"min_count": 0}, "--min-count from 1"),
+        ({"hash": 4, "min_count": 2}, "--min-count and --hash exclude"),
+        ({"missing": "error"}, "row 5: column 'body': expected a value, found none"),
+        ({"text": "n"}, "row 1: column 'n': expected strings"),
+    ],
+)
+def test_what_cannot_be_text_is_refused_in_one_line(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(StreamcdError, match=message) as caught:
+        converted(tmp_path / "data", DOCUMENTS, **options)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "data").exists()
+
+
+def test_text_is_named_where_strings_overflow_or_nearly_all_differ(tmp_path: Path) -> None:
+    texts = [f"row {k} is long " + "word " * 40 + str(k) for k in range(3000)]
+    table = pa.table({"y": [0, 1] * 1500, "x": np.arange(3000.0), "body": texts})
+    heard: list[str] = []
+
+    class Listener(streamcd.Listener):
+        def message(self, text: str) -> None:
+            heard.append(text)
+
+    streamcd.convert(table, tmp_path / "data", label="y", listener=Listener())
+    assert any(
+        "'body' is not used" in text and "--id body" in text and "--text body" in text for text in heard
+    )
+    from streamcd.models.string_table import StringTable
+
+    with pytest.raises(StreamcdError, match=r"--text body .*--hash"):
+        StringTable(50_000).number(0, *strings_of(arrow_strings(texts)), True, "body")
+
+
+def test_one_command_converts_mail(tmp_path: Path) -> None:
+    texts, classes = made_documents(200)
+    write_table(pa.table({"class": classes, "body": texts}), tmp_path / "mail.csv")
+    arguments = ["convert", str(tmp_path / "mail.csv"), str(tmp_path / "mail.data")]
+    result = CliRunner().invoke(cli, [*arguments, "--label", "class", "--text", "body", "--tf-idf"])
+    assert result.exit_code == 0, result.output
+    assert "text, tf-idf" in result.output
+    trained = CliRunner().invoke(cli, ["train", str(tmp_path / "mail.data"), str(tmp_path / "run")])
+    assert trained.exit_code == 0, trained.output
