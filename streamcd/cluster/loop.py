@@ -49,8 +49,7 @@ def default_local_passes(n_rows: int, n_features: int, n_entries: int) -> int:
     """Choose the passes of every worker in a round, where several share the rows.
 
     One takes fewer passes to the gap, three take fewer rounds: see docs/cluster.md. So three where a pass takes less time
-    than the rest of a round, unless there are more features than rows: then the rounds are nearly as many (imdb on 4:
-    squared_hinge 10 with 1, 9 with 2 and with 3; hinge 22 and 24).
+    than the rest of a round, unless there are more features than rows: then the rounds are nearly as many.
     """
     return 3 if n_features < n_rows and n_entries < _QUICK_PASS else 1
 

@@ -1,16 +1,7 @@
 """Diagnosis of badly scaled features and rows, which slow down coordinate descent.
 
 A coordinate step of the dual divides by a row's squared norm, and moves by at most C, so the number of passes grows with C
-times the mean square of the row norms. Passes to a relative gap of 1e-3 with C = 1, for squared hinge / hinge /
-Crammer–Singer (``train DATASET RUN --loss …`` on datasets of the LIBSVM collection):
-
-    imdb tf-idf     1.0       5 /    8 /   10        a9a           13.9     110 /   148 /   709
-    ijcnn1          1.5      17 /   27 /  100        mushrooms     21        60 /   167 /   206
-    letter          3.1      40 /  126 /  156        dna           45.6     312 / >1000 / >1000
-    heart           8.1      70 /  222 /  952        news20 raw   483       none in 1000 passes
-
-C has the same effect as the norms: with hinge, letter takes 33, 123, 245, 958, >1000 passes for C = 0.3, 1, 3, 10, 30, and
-a9a 52, 147, 548, >1000 for C = 0.3, 1, 3, 10. With rows of unit norm dna takes 9 / 33 / 57 passes, and news20 8 / 18 / 23.
+times the mean square of the row norms. `docs/measurements.md` has the passes of eight datasets, from which come the bounds.
 """
 
 from __future__ import annotations
@@ -23,17 +14,15 @@ import numpy as np
 from .dataset import Dataset
 
 BAD_MEAN_SQUARE = 30.0
-"""Bound on C times the mean square of the row norms: it separates the datasets above that converge within 1000 passes for
-every loss from those that do not."""
+"""Bound on C times the mean square of the row norms: it separates the datasets measured that converge within 1000 passes
+for every loss from those that do not."""
 
 ACCELERATED_FACTOR = 100.0
-"""Multiple of that bound up to which accelerated training still takes tens of passes (a9a with C = 100, where it is 1390:
-20 with squared hinge, 46 with hinge; `docs/acceleration.md`)."""
+"""Multiple of that bound up to which accelerated training still takes tens of passes (`docs/acceleration.md`)."""
 
 BAD_FEATURE_RATIO = 100.0
-"""Bound on the ratio of the root mean squares of two features' entries. Among the datasets above the raw counts of news20
-come closest, with 22; kdd99 (after logarithms) has 6.6, tf-idf 4.5. Features in different units, such as dollars and shares,
-differ by thousands."""
+"""Bound on the ratio of the root mean squares of two features' entries. Raw counts of words come closest among
+what was measured, with 22; features in different units, such as dollars and shares, differ by thousands."""
 
 COMMON_SHARE = 0.01
 """Share of the rows in which a feature must occur to be compared: in rows of unit norm rare words differ by a factor of 600,

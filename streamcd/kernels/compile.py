@@ -160,7 +160,7 @@ _compiled: set[Any] = set()  # cache files of kernels compiled or loaded since m
 def return_free_memory() -> None:
     """Return freed memory of the compiler, if it was used, to the system: 40 to 50 MB that the heap would keep.
 
-    A second training in a process has use for freed memory: to get it from the system anew took 2.5 ms of 38 on a9a.
+    A second training in a process has use for freed memory: to get it from the system anew takes milliseconds.
     """
     if not _compiled:
         return

@@ -86,8 +86,8 @@ def _fetch_ahead(order, p, columns, score, n_lanes):
 
 # The loops below are called with literals (`dense`, `has_targets`, `squares`), so that each case is compiled to its own:
 # not all conditions inside one are taken out of it. Unsigned indices avoid the check for negative ones; decisions by
-# margins are factors 0 or 1, since a branch would be mispredicted half of the time. Together: 800 M entries/s on a9a
-# instead of 46.
+# margins are factors 0 or 1, since a branch would be mispredicted half of the time. Together they make
+# it 17 times as fast.
 
 
 @inlined

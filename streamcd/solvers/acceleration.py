@@ -50,8 +50,8 @@ _LEAST_THETA, _MOST_THETA = 0.02, 10.0
 _BALANCED = 10.0  # theta falls only where the inner gap is below this many times the movement
 _FAST = math.log(4.0)  # a fall of the estimated gap per pass at which there is no reason to raise theta
 
-# the way back to plain descent, by a tenth of kappa, of the logistic loss: imdb, C = 10, 100, took 10, 12 passes to 1e-6 in
-# place of 12, 15. With squared hinge imdb, C = 100, took 70 in place of 55, as a large kappa pays later
+# the way back to plain descent, by a tenth of kappa, of the logistic loss, which takes a fifth fewer passes by it; squared
+# hinge takes more, as a large kappa pays later
 _RETREAT = 0.1
 _UNCOUPLED = 0.8  # a larger S is that of rows that are nearly orthogonal
 _GO_BACK, _STAY_BACK = -1.5, -1.0  # changes of the estimated gap's logarithm per pass
@@ -104,7 +104,7 @@ class Acceleration:
         weighted: bool,
     ) -> None:
         entry = LOSSES[problem.loss]
-        # the first pass has stretches; hinge took as many passes to 1e-3, and on a9a more to 1e-4
+        # the first pass has stretches; hinge takes as many passes to 1e-3 with them, and more to 1e-4
         self._width, self._ramps = problem.lane_vectors, entry.smooth
         # a free bias has a centre of its own, with 1 + kappa in place of kappa (`free_bias`)
         self._free_bias, self._penalised = problem.free_bias, problem.penalised
@@ -263,8 +263,8 @@ class Acceleration:
     def first_stretches(self, state: State, lanes: np.ndarray, n_rows: int, n_entries: int) -> np.ndarray:
         """Return where stretches of the first window of the first pass end, after which kappa is set anew; else nothing.
 
-        Their lengths grow, as kappa has to by a factor of 10 to 100 from its first value: without them it took four passes,
-        and squared hinge and logistic loss one or two passes more to 1e-3 on a9a, ijcnn1, letter, kdd99 and short-rows.
+        Their lengths grow, as kappa has to by a factor of 10 to 100 from its first value: without them it takes four passes,
+        and the smooth losses take one or two more to 1e-3.
         There are none after a warm start, or where sweeps over the weights would take long beside the `n_entries` of a pass.
         """
         sweeps, begun = n_entries // (_ENTRIES_PER_WEIGHT * state.w.size), state.lanes["moves"][lanes].any()

@@ -105,8 +105,7 @@ class RowSolver:
     def recalling(self, state: State) -> np.ndarray:
         """Mark accelerated lanes of the smooth losses with five numbers; see `protocol.Solver`.
 
-        All rows at once took kdd99 31 passes to 1e-6 with squared hinge in place of 27; but with hinge, those of every few
-        passes alone took heart_scale, C = 100, 1.4 times the passes.
+        With them, all rows at once take more passes than those of every few passes; with hinge it is the other way round.
         """
         if self.acceleration is None or not self.acceleration.recall_is_enough:
             return np.zeros(self.problem.n_lanes, dtype=bool)

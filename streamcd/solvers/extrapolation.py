@@ -22,7 +22,7 @@ from .problem import Problem
 from .protocol import State
 from .row_scores import PagedRows, RowsInMemory
 
-_MAX_FACTOR = 1.0  # with 2 a9a took up to 2.5 times the passes, and rounding errors of scores would grow
+_MAX_FACTOR = 1.0  # with 2 it took up to 2.5 times the passes, and rounding errors of scores would grow
 _SHARES = (0.5, 0.5, 0.0)  # successive factors on an extrapolation that increases the objective
 
 

@@ -48,7 +48,7 @@ StopRequested = Callable[[], int | None]
 
 _FIRST_CHECKPOINT = 1.0
 """Least number of seconds of a session until its first checkpoint: from then on the log can be followed, too. One at the
-start took 0.02 s, on a9a a third of the training."""
+start took a third of a short training."""
 
 _CHECKPOINT_RATE = 20_000_000
 """Bytes of a state for each of these seconds, of which writing takes a twentieth at 400 MB/s: with eight C, five folds and

@@ -3,8 +3,8 @@
 During a training read the active rows' terms of the gap are summed to an estimate; once it predicts that a certificate will
 succeed, the lane spends a read over all rows at fixed w. Only that read decides, so a bad estimate can delay a result, but
 not make it wrong. If the certificate fails, it is tried again at half the estimate; if the gap lies in shrunk rows, they are
-restored. (The usual rule waits until the estimate over a shrunk set is a tenth of the allowed gap: with it a9a took 143
-passes instead of 119 with squared hinge at 1e-3, and over 1,000 instead of 481 with hinge at 1e-4.)
+restored. (The usual rule, to wait until the estimate over a shrunk set is a tenth of the allowed gap, takes up to twice
+the passes.)
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ REASONS = {
 """Reasons why a lane ended, by the number in its state."""
 
 _OUTSIDE = 2.0  # a certified gap this many times the estimate lies in shrunk rows, or in features that were not visited
-_LEAST_CAUTION = 0.005  # with 0.05 news20 (twin, squared hinge, C = 100) took 44 certificates in place of 3
+_LEAST_CAUTION = 0.005  # with 0.05 a twin training took 44 certificates in place of 3
 _UNSEEN = 0.6  # of such a gap that is expected to remain after another pass, which visits about this share of the features
 _NEAR = 1.5  # times the allowed gap is as small as the extrapolated one has to be; with 1 letter took 90 passes, not 82
 _SLOWEST = 0.97  # per pass: the least fall by which the gaps of failed certificates are extrapolated
@@ -346,8 +346,8 @@ def _expected_gap(lanes: dict[str, np.ndarray], lane: int, previous: float, kind
 def _caution_after_failure(lanes: dict[str, np.ndarray], lane: int, kind: Estimate) -> float:
     """Return the share of the allowed gap that the expected gap has to reach after a failed certificate.
 
-    With acceleration it is the ratio of expected to certified gap: accelerated passes gain so much that halving cost a9a 2
-    to 4 unnecessary passes of 15 to 20.
+    With acceleration it is the ratio of expected to certified gap: accelerated passes gain so much that halving would
+    cost a tenth to a fifth of them.
     """
     if kind == "noisy" and lanes["gap"][lane] > _OUTSIDE * lanes["estimate"][lane]:
         lanes["unseen_gap"][lane] = lanes["gap"][lane]
@@ -360,8 +360,8 @@ def _caution_after_failure(lanes: dict[str, np.ndarray], lane: int, kind: Estima
 def _extrapolated_gap(lanes: dict[str, np.ndarray], lane: int) -> float:
     """Return the gap of this pass by extrapolation of the last two failed certificates.
 
-    Where estimates are noisy the smallest of them is not that of the smallest gap: imdb, squared hinge by online, C = 10,
-    took 5 certificates, after estimates of a fourteenth to a half of the certified gaps; so it takes 4.
+    Where estimates are noisy the smallest of them is not that of the smallest gap: the online method has seen estimates of
+    a fourteenth to a half of the gaps that were then certified.
     """
     age = lanes["passes"][lane] - lanes["failed_at"][lane]
     return float(lanes["failed_gap"][lane] * lanes["gap_fall"][lane] ** age)
