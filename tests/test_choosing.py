@@ -15,6 +15,7 @@ from sklearn.multiclass import OneVsRestClassifier
 
 import streamcd
 from streamcd.core.errors import Interrupted, StreamcdError
+from streamcd.core.randomness import assign_folds, count_cells, split_cells
 from streamcd.core.setting import Setting
 from streamcd.report.tables import CRITERIA, Scores
 from streamcd.runs.config import Search
@@ -223,3 +224,49 @@ def test_the_command_takes_the_options_and_its_report_draws_the_scores(
     assert (
         "Area under the ROC curve of the models trained without a fold" in (tmp_path / "r.html").read_text()
     )
+
+
+@pytest.mark.parametrize("method", ["dual", "newton"])
+def test_folds_by_several_seeds_are_scored_by_models_that_have_not_seen_them(method, tmp_path) -> None:
+    _, x, y = table("two")
+    weight = np.array(table("two")[0]["w"])
+    data, problem = convert("two", tmp_path / "data"), {"loss": "log_loss", "bias": -1, "tol": 1e-10}
+    result = streamcd.tune(
+        data, tmp_path / "run", C=[0.5], cv=3, cv_seeds=2, scoring="log_loss", method=method, **problem
+    )
+    scores = result.scores["0.5"]
+    cells = assign_folds(np.arange(N_ROWS), 0, count_cells(3, 2))
+    held = split_cells(count_cells(3, 2), 3, 2, 0)[:, cells]
+    assert held[:3].sum(axis=0).tolist() == held[3:].sum(axis=0).tolist() == [1] * N_ROWS
+    assert not np.array_equal(held[:3], held[3:])
+    for own, score in zip(held, scores["folds"], strict=True):
+        model = optimum("two", 0.5).fit(x[~own], y[~own], weight[~own])
+        assert score == pytest.approx(
+            log_loss(y[own], model.decision_function(x[own]), y[own], weight[own]), rel=1e-4
+        )
+    assert scores["mean"] == pytest.approx(np.mean(scores["folds"]))
+
+
+def test_several_seeds_share_the_reads_and_resume_to_the_same_scores(tmp_path) -> None:
+    data = convert("two", tmp_path / "data")
+    options: dict[str, Any] = {"C": COSTS, "cv": 3, "loss": "log_loss", "groups": "site"}
+    one = streamcd.tune(data, tmp_path / "one", **options)
+    whole = streamcd.tune(data, tmp_path / "whole", cv_seeds=4, **options)
+    assert len(whole.scores["2"]["folds"]) == 12
+    assert whole.folds["bytes_read"] <= 1.5 * one.folds["bytes_read"]
+    with pytest.raises(Interrupted):
+        streamcd.tune(data, tmp_path / "cut", cv_seeds=4, stop_requested=stopping_after(1), **options)
+    assert streamcd.resume(tmp_path / "cut").scores == whole.scores
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"cv": 5, "cv_seeds": 21}, "expected from 1 to 20 seeds for 5 folds"),
+        ({"cv_seeds": 0}, "expected from 1 to"),
+        ({"cv_seeds": 2, "fold": "part"}, "fold and cv_seeds exclude each other"),
+    ],
+)
+def test_seeds_that_do_not_fit_the_folds_are_refused(options, complaint, tmp_path) -> None:
+    with pytest.raises(StreamcdError, match=complaint):
+        streamcd.tune(convert("two", tmp_path / "data"), tmp_path / "run", C=COSTS, **options)

@@ -28,7 +28,8 @@ from streamcd.kernels.twin import gram_visit
 zero = np.zeros(1, dtype=np.int64)
 rows = Rows(np.array([0, 2]), np.array([0, 1]), np.array([1.0, 2.0]), zero, np.ones(1), zero, np.zeros(0))
 gram = np.zeros((1, 3, 3))
-costs = Costs(Loss(TWIN_HINGE), 0.0, -np.ones((1, 1)), np.full((1, 1), 3.0), zero - 1)
+none = zero - 1, np.zeros((1, 256), np.bool_)
+costs = Costs(Loss(TWIN_HINGE), 0.0, -np.ones((1, 1)), np.full((1, 1), 3.0), *none)
 compiled = []
 with compilation_told(compiled.append):
     gram_visit(zero, rows, costs, zero, 0, 1, gram)

@@ -32,6 +32,8 @@ from streamcd.solvers.problem import crammer_singer_losses, dual_terms, losses_o
 BINARY = ["hinge", "squared_hinge", "log_loss"]
 BIASES = [0.0, 1.5]
 NO_FOLD = np.array([-1], dtype=np.int64)
+LEFT_OUT = np.eye(5, 256, dtype=bool)  # folds of one seed: the fold and the cell have one number
+LEFT_OUT[-1] = False
 COMPARED = [GAP, LOSS, DUAL, VIOLATION_MAX, VIOLATION_MIN, N_VISITED, N_ACTIVE]  # not the inner Newton steps
 
 
@@ -96,7 +98,9 @@ class Lanes:
         self.lanes = primitives.Lanes(np.arange(n_lanes), fetched, np.empty(n_lanes), live, np.zeros(n_lanes))
 
     def arguments(self, order: np.ndarray) -> tuple[Any, ...]:
-        costs = primitives.Costs(row_loss(self.loss), self.bias, self.sign, self.cost, self.lane_fold)
+        costs = primitives.Costs(
+            row_loss(self.loss), self.bias, self.sign, self.cost, self.lane_fold, LEFT_OUT
+        )
         return order, self.rows, costs, primitives.Variables(self.alpha, self.active, self.w)
 
     def visit(self, order: np.ndarray) -> None:
@@ -293,7 +297,7 @@ def test_logistic_steps_stay_finite_and_keep_their_digits_at_both_bounds(C: floa
     alpha[:, 1] = C - alpha[:, 0]
     signs, active = np.array([[-1.0], [1.0]]), np.ones((30, 1), dtype=np.uint8)
     w = np.append(x.T @ (y * alpha[:, 0]), 0.0)
-    costs = primitives.Costs(row_loss("log_loss"), 0.0, signs, cost, NO_FOLD)
+    costs = primitives.Costs(row_loss("log_loss"), 0.0, signs, cost, NO_FOLD, LEFT_OUT)
     steering = primitives.Steering(
         *(np.array([number]) for number in (np.inf, -np.inf, 1e-10, 1.0, 1.0, 0.0))
     )
@@ -331,7 +335,9 @@ class Classes:
 
     def arguments(self) -> tuple[Any, ...]:
         sign = np.ones_like(self.cost)  # of no meaning here
-        costs = primitives.Costs(row_loss("crammer_singer"), self.bias, sign, self.cost, self.lane_fold)
+        costs = primitives.Costs(
+            row_loss("crammer_singer"), self.bias, sign, self.cost, self.lane_fold, LEFT_OUT
+        )
         variables = primitives.Variables(self.alpha, self.active, self.w)
         return self.rows, costs, variables, LaneColumns(self.first // 4, self.first, self.n_columns)
 

@@ -272,7 +272,7 @@ def test_signs_and_costs_of_many_classes_are_the_same_without_tables(
     def problem() -> Problem:
         return make_problem(
             loss=loss, classes=np.arange(5.0), class_counts=np.arange(1, 6), n_features=3, C=C,
-            class_weight=class_weight, folds=0 if loss == "twin" else 2, ridge=3.0,
+            class_weight=class_weight, splits=None if loss == "twin" else np.eye(2, dtype=bool), ridge=3.0,
         )  # fmt: skip
 
     tables = problem()

@@ -343,6 +343,20 @@ def test_a_dataset_leaves_as_libsvm_text_and_comes_back(trained, tmp_path):
         export_libsvm(named, tmp_path / "named.txt")
 
 
+def test_labels_of_a_run_on_other_rows_are_matched_by_name(trained, tmp_path):
+    place, X, Y = trained
+    # another order of the columns of y, and one label less
+    lines = [",".join(str(label + 1) for label in (2, 1) if row[label]) for row in Y]
+    data = streamcd.convert(
+        write_libsvm(tmp_path / "other.txt", X, Y, lines), tmp_path / "data", multilabel=True
+    )
+    options = {"C": 0.5, "bias": 1, "method": "newton", "tol": 1e-6}
+    started = streamcd.train(data, tmp_path / "started", start_from=place / "run", **options)
+    fresh = streamcd.train(data, tmp_path / "fresh", **options)
+    assert started.passes < fresh.passes
+    assert started.primal_objective == pytest.approx(fresh.primal_objective, rel=1e-5)
+
+
 def test_one_label_and_two_labels_are_no_two_classes(tmp_path):
     X, Y = made(60)
     for n_labels in (1, 2):

@@ -39,7 +39,9 @@ def test_a_visit_solves_the_problem_of_each_row(scale: float, mu: float) -> None
         np.zeros(0),
     )
     table = np.full((k, 1), c)
-    costs = primitives.Costs(row_loss("multinomial"), 0.0, np.ones((k, 1)), table, np.array([-1]))
+    costs = primitives.Costs(
+        row_loss("multinomial"), 0.0, np.ones((k, 1)), table, np.array([-1]), np.zeros((1, 256), bool)
+    )
     variables = primitives.Variables(alpha, np.ones((1, 1), np.uint8), w)
     totals, before = np.zeros((1, primitives.N_TOTALS)), w.copy()
     columns = LaneColumns(0, 0, k, 1.0 / mu, 0.0)

@@ -106,7 +106,7 @@ class Partition:
             make_plan(dataset, spec.memory, self._layout, weights),
             dataset.n_shards,
         )
-        options = {"n_folds": self._problem.n_folds, "n_shards": self._room}
+        options = {"n_folds": self._problem.n_cells, "n_shards": self._room}
         self._stream = Stream(dataset, self.plan, self._layout, spec.seed, **options)
         self._order = np.empty(self._stream.largest_window_items + 1, dtype=np.int64)
         # in a resident arena: the folder whose records the rows of a chunk hold, and whether the step was applied

@@ -70,7 +70,7 @@ class Rows(NamedTuple):
     value: np.ndarray  # (entries,)
     code: np.ndarray  # (rows,) int32: index of the row's label among the classes
     weight: np.ndarray  # (rows,) float64
-    fold: np.ndarray  # (rows,) uint8: lane l leaves the row out where ``fold[i] == lane_fold[l]``
+    fold: np.ndarray  # (rows,) uint8: lane l leaves the row out where ``left_out[lane_fold[l], fold[i]]``
     target: np.ndarray  # (rows,) float64: the number to predict; empty where rows have classes
 
 
@@ -84,6 +84,7 @@ class Costs(NamedTuple):
     )  # (classes, lanes): sign of a row of that class in that lane; (1, lanes), 1 for rows with targets
     cost: np.ndarray  # (classes, lanes): C of a row of that class in that lane; 0 leaves the class out
     lane_fold: np.ndarray  # (lanes,) int64: the fold that the lane leaves out, -1 for none
+    left_out: np.ndarray  # (folds + 1, 256) bool: the cells of rows of each fold; none in the last row
 
 
 class Variables(NamedTuple):
@@ -442,6 +443,6 @@ def row_label(i, lane, rows, costs):
 @inlined
 def row_cost(i, lane, rows, costs):
     """Return C_i of a row in a lane; 0 if the lane leaves the row out."""
-    if costs.lane_fold[lane] == rows.fold[i]:
+    if costs.left_out[costs.lane_fold[lane], rows.fold[i]]:
         return 0.0
     return costs.cost[rows.code[i], lane] * rows.weight[i]

@@ -35,10 +35,15 @@ class Search:
     fold: str = ""  # column that names the folds
     stratify: bool = False
     one_standard_error: bool = False
+    cv_seeds: int = 1
+    cells: int = 0  # of rows, of which the folds of several seeds are made; 0 for the usual number
 
-    def with_folds(self, cv: int) -> Search:
-        """Return the search with another number of folds."""
-        return replace(self, cv=cv)
+    @property
+    def n_cells(self) -> int:
+        """Number of cells that rows are assigned to: the folds, but for several seeds."""
+        from ..core.randomness import count_cells  # with kernels
+
+        return self.cells or count_cells(self.cv, self.cv_seeds)
 
 
 @dataclass(frozen=True, kw_only=True)

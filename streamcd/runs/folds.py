@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -29,17 +30,21 @@ def with_folds(dataset: Dataset, search: Search, seed: int, memory: int) -> tupl
     folds = np.empty(dataset.n_rows, np.uint8)
     if search.stratify:
         require(memory, {"rows that are dealt out": _SORTING_BYTES * dataset.n_rows})
-        _deal(dataset, search.cv, seed, folds)
+        _deal(dataset, search.n_cells, seed, folds)
     else:
         column = search.groups or search.fold
         require(memory, {"folds of rows": 2 * folds.nbytes})
         counts = count_values(dataset.read_kept(column))
-        fold_of = _named_folds(column, counts) if search.fold else _fill_folds(counts, search, seed)
+        if search.fold:
+            fold_of = _named_folds(column, counts)
+            search = replace(search, cv=len(fold_of))
+        else:
+            fold_of = _fill_folds(counts, search, seed)
+            search = replace(search, cells=max(fold_of.values()) + 1 if search.cv_seeds > 1 else 0)
         start = 0
         for numbers in numbers_of_values(dataset.read_kept(column), fold_of):
             folds[start : start + numbers.size] = numbers
             start += numbers.size
-        search = search.with_folds(max(fold_of.values()) + 1)
     folded = dataset.reopen()
     folded.use_folds(folds)
     return folded, search
@@ -68,7 +73,7 @@ def _fill_folds(counts: dict[str | None, int], search: Search, seed: int) -> dic
         )
     texts = np.array([hash_of(value) for value in counts], np.uint64)
     keys = mix.py_func(texts ^ random_key(seed, search.cv)).tolist()
-    sizes = np.zeros(search.cv, np.int64)
+    sizes = np.zeros(min(search.n_cells, len(counts)), np.int64)
     found = {}
     for _, (value, n_rows) in sorted(
         zip(keys, counts.items(), strict=True), key=lambda item: (-item[1][1], item[0])

@@ -74,7 +74,15 @@ def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> Resolv
 def search_of(asked: TuneOptions) -> Search:
     """Make the record of the search that options ask for."""
     columns = asked.groups or "", asked.fold or ""
-    return Search(asked.folds, asked.scoring or "", *columns, asked.stratify, asked.one_standard_error)
+    return Search(
+        asked.folds,
+        asked.scoring or "",
+        *columns,
+        asked.stratify,
+        asked.one_standard_error,
+        asked.fold_seeds,
+        asked.fold_cells,
+    )
 
 
 def resolve_part(part: Run, run: ResolvedRun, problem: ProblemOptions, **options: Any) -> ResolvedRun:

@@ -219,6 +219,13 @@ class TuneOptions(TrainOptions):
         flags="-v --cv",
         metavar="K",
     )
+    cv_seeds: int = option(
+        1,
+        "Repeat the cross-validation with folds by so many seeds, all trained in the same reads; a score is the mean over "
+        "all folds.",
+        metavar="N",
+        section=Section.CHOICE,
+    )
     scoring: str | None = option(
         None,
         "Criterion by which is chosen. f1 is of the larger class, of several the mean; auc likewise, each against the rest. "
@@ -279,7 +286,14 @@ class TuneOptions(TrainOptions):
             )
         if not 2 <= self.cv <= MAX_FOLDS:
             raise UsageError(f"cv: expected from 2 to {MAX_FOLDS} folds, found {self.cv}")
-        self._set(C=tuple(sorted(set(self.C))), folds=int(self.cv))
+        if not 1 <= self.cv_seeds <= MAX_FOLDS // self.cv:
+            raise UsageError(
+                f"cv_seeds: expected from 1 to {MAX_FOLDS // self.cv} seeds for {self.cv} folds ({MAX_FOLDS} in all), "
+                f"found {self.cv_seeds}"
+            )
+        if self.fold and self.cv_seeds > 1:
+            raise UsageError("fold and cv_seeds exclude each other: the column names the folds")
+        self._set(C=tuple(sorted(set(self.C))), folds=int(self.cv), fold_seeds=int(self.cv_seeds))
         given = [name for name in ("groups", "fold", "stratify") if getattr(self, name)]
         if len(given) > 1:
             raise UsageError(f"{' and '.join(given)} exclude each other: each says which rows are a fold")

@@ -126,7 +126,8 @@ def _of_other_rows(source: str, path: Path, config: RunConfig, new: ResolvedRun)
         n_features=model.n_features,
         C=options.C,
         bias=1.0,  # `OtherRows.intercepts` are the weights of this one
-        code=None if options.code is None else model.code,
+        code=model.code if options.code is not None or model.multilabel else None,
+        multilabel=bool(model.multilabel),
         l1=options.strengths[0],
         l2=options.strengths[1],
         ridge=1.0 if options.ridge is None else options.ridge,

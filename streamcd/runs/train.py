@@ -181,7 +181,7 @@ def _with_folds(dataset: Dataset, asked: TuneOptions) -> tuple[Dataset, TuneOpti
     search = search_of(asked)
     check_scoring(search.scoring, asked.problem, dataset)
     dataset, search = with_folds(dataset, search, asked.seed, asked.memory_bytes)
-    return dataset, replace(asked, cv=search.cv)
+    return dataset, replace(asked, cv=search.cv, fold_cells=search.cells)
 
 
 def _train(directory: checkpoint.Run, run: ResolvedRun, on_workers: Workers, session: Session) -> Result:

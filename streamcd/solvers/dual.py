@@ -321,7 +321,7 @@ class RowSolver:
     def costs(self) -> Costs:
         """Problem as an argument of kernels."""
         problem = self.problem
-        return Costs(problem.row_loss, problem.bias, problem.sign, problem.cost, problem.lane_fold)
+        return Costs(problem.row_loss, problem.bias, problem.sign, problem.cost, *problem.left_out)
 
     def start_state(self, lanes: Mapping[str, np.ndarray], phase: int) -> State:
         """Return a state of zeros, with `lanes` in addition to the arrays that every solver keeps per lane."""

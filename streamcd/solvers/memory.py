@@ -77,7 +77,7 @@ def primal_memory(
     points = 3 if extrapolates else 2
     entry_bytes, fixed_bytes, page_rows = paging_bytes(problem, dataset, extrapolates=extrapolates)
     # the signed costs, and temporary tables for them and for the smaller side of a row
-    signed = 3 * max(problem.n_folds, 1) * problem.full_table_bytes
+    signed = 3 * max(problem.n_cells, 1) * problem.full_table_bytes
     return SolverMemory(
         ColumnLayout(window),
         points * 8 * (problem.n_features + 1) * problem.n_lanes,
@@ -110,7 +110,7 @@ def working_set_memory(problem: Problem, dataset: Dataset) -> SolverMemory:
     together, size = min(problem.n_lanes, LANES_TOGETHER), problem.n_features + 1
     narrow = min(NARROW + 1, size)
     of_rows = 24 * problem.n_lanes + 40 * together + 2 * constant_bytes(problem, dataset)
-    signed = 3 * max(problem.n_folds, 1) * problem.full_table_bytes
+    signed = 3 * max(problem.n_cells, 1) * problem.full_table_bytes
     return SolverMemory(
         ColumnLayout(item_bytes=64),
         9 * size * problem.n_lanes,

@@ -443,7 +443,7 @@ class NewtonSolver(AllRows):
         """Return the problem as an argument of kernels, with costs times a factor."""
         problem = self.problem
         cost = problem.cost if factor == 1.0 else factor * problem.cost
-        return Costs(problem.row_loss, problem.bias, problem.sign, cost, problem.lane_fold)
+        return Costs(problem.row_loss, problem.bias, problem.sign, cost, *problem.left_out)
 
 
 def _new_sums(n_lanes: int, size: int, *, hessian: bool = True) -> Sums:

@@ -387,9 +387,9 @@ def _start_norm(state: State) -> np.ndarray:
 
 
 def signed_costs(problem: Problem) -> np.ndarray:
-    """Compute y C of a row by ``class * folds + fold`` and lane; 0 if the lane leaves the row out."""
+    """Compute y C of a row by ``class * cells + cell`` and lane; 0 if the lane leaves the row out."""
     signed = problem.sign * problem.cost
     if not problem.n_folds:
         return np.ascontiguousarray(signed)
-    kept = np.arange(problem.n_folds)[:, None] != problem.lane_fold
+    kept = ~problem.splits[problem.lane_fold].T
     return np.ascontiguousarray((signed[:, None, :] * kept).reshape(-1, problem.n_lanes))

@@ -122,7 +122,7 @@ class PagedRows:
         starts = np.arange(0, max(dataset.n_rows, 1), page_rows)
         self._n_pages = starts.size
         sizes = np.diff(np.append(starts, dataset.n_rows))
-        kind = kind_dtype(problem.n_kinds, problem.n_folds)
+        kind = kind_dtype(problem.n_kinds, problem.n_cells)
         widths = [8 * n_lanes, 8 * n_lanes, constant_bytes(problem, dataset)] + [8 * n_lanes] * extrapolates
         self.slots = SlotStore(
             folder,
@@ -276,14 +276,14 @@ def _new_rows(
 # Kinds, weights and targets; arithmetic
 
 
-def kind_dtype(n_classes: int, n_folds: int) -> np.dtype:
-    """Choose the integer type of ``class * folds + fold``."""
-    return np.dtype(np.uint16 if n_classes * max(n_folds, 1) <= 1 << 16 else np.uint32)
+def kind_dtype(n_classes: int, n_cells: int) -> np.dtype:
+    """Choose the integer type of ``class * cells + cell``."""
+    return np.dtype(np.uint16 if n_classes * max(n_cells, 1) <= 1 << 16 else np.uint32)
 
 
 def constant_bytes(problem: Problem, dataset: Dataset) -> int:
     """Compute the bytes of a row's kind, weight and target."""
-    kind = kind_dtype(problem.n_kinds, problem.n_folds)
+    kind = kind_dtype(problem.n_kinds, problem.n_cells)
     return kind.itemsize + 8 * dataset.weighted + 8 * problem.has_targets
 
 
@@ -306,12 +306,12 @@ def read_rows(dataset: Dataset, problem: Problem, seed: int) -> Iterator[tuple[n
 
     Raises `DatasetError` if the manifest does not list a label.
     """
-    n_folds = problem.n_folds
-    dtype = kind_dtype(problem.n_kinds, n_folds)
+    n_cells = problem.n_cells
+    dtype = kind_dtype(problem.n_kinds, n_cells)
     for chunk in range(dataset.n_chunks):
         label, weight, source = dataset.read_rows(chunk, ("label", "weight", "source"))
         code = class_codes(dataset, chunk, label)
-        if n_folds:
-            code = code * n_folds + dataset.folds_of(source, seed, n_folds)
+        if n_cells:
+            code = code * n_cells + dataset.folds_of(source, seed, n_cells)
         target = label if problem.has_targets else label[:0]
         yield code.astype(dtype), weight if dataset.weighted else weight[:0], target

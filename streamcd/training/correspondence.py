@@ -55,13 +55,14 @@ def combination(
         raise UsageError(
             "a warm start cannot begin the training of folds; start from another run, or from nothing"
         )
+    n_trained = int((~old.splits[:, :1]).sum())  # folds that a row is not in
     width_old, width_new = old.block_lanes, new.block_lanes
     blocks = np.zeros((old.n_lanes // width_old, new.n_lanes // width_new))
     for number, target in enumerate(new.lanes[::width_new]):
         nearest = min(old.lanes, key=partial(_distance, target))
         for block, source in enumerate(old.lanes[::width_old]):
             if source.setting == nearest.setting:
-                ratio = target.C / source.C / max(old.n_folds - 1, 1)
+                ratio = target.C / source.C / max(n_trained, 1)
                 blocks[block, number] = ratio if dual else 1.0 / max(old.n_folds, 1)
     return np.kron(blocks, _signs(old, new, classes))
 
@@ -127,11 +128,11 @@ def _signs(old: Problem, new: Problem, classes: np.ndarray | None) -> np.ndarray
     A vector starts from the one that has the same sign for every class that both runs have, or from minus the one that has
     the other sign; from none, where there is none.
     """
-    if classes is None and np.array_equal(old.code, new.code):
+    if classes is None and np.array_equal(old.model_code, new.model_code):
         return np.eye(old.block_lanes * old.lane_vectors)
-    known = np.arange(old.classes.size) if classes is None else np.flatnonzero(classes >= 0)
+    known = np.arange(len(old.model_code)) if classes is None else np.flatnonzero(classes >= 0)
     places = known if classes is None else classes[known]
-    first, second = old.code[known].astype(np.float64), new.code[places].astype(np.float64)
+    first, second = old.model_code[known].astype(np.float64), new.model_code[places].astype(np.float64)
     squares = (first**2).sum(axis=0)[:, None] + (second**2).sum(axis=0)
     products = first.T @ second
     tells = (

@@ -289,7 +289,7 @@ class Loop(TrainingLoop):
         self._restore_checkpoint()
 
     def _train(self) -> None:
-        task, folds = self.task, self.task.problem.n_folds
+        task, folds = self.task, self.task.problem.n_cells
         started = time.monotonic()
         with compilation_told(self._tell_compilation):
             task.solver.load_kernels(task.dataset, self.state)
