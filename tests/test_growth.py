@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from heard import Heard
 
 import streamcd
 from streamcd import Dataset
-from streamcd.core.errors import DataError, DatasetError
+from streamcd.conversion import staging
+from streamcd.core.errors import CheckpointError, DataError, DatasetError, UsageError
+from streamcd.models.encoding import encoding_of
 
 
 def write_text(
@@ -156,3 +160,195 @@ def test_a_flipped_byte_in_the_manifest_before_is_named(tmp_path: Path, base: Da
     assert any("earlier.json" in problem for problem in grown.verify())
     with pytest.raises(DatasetError, match=r"earlier\.json"):
         streamcd.open(base.path, as_of=base.fingerprint)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Tables
+
+
+def people(n_rows: int, *, seed: int, names: Sequence[str], years: Sequence[int], first: int) -> pd.DataFrame:
+    random = np.random.default_rng(seed)
+    dates = zip(random.choice(years, n_rows), random.integers(1, 9, n_rows), strict=True)
+    days = [f"{year}-0{month}-01" for year, month in dates]
+    return pd.DataFrame(
+        {
+            "key": [f"r{first + row}" for row in range(n_rows)],
+            "number": random.normal(size=n_rows).round(3),
+            "name": random.choice(names, n_rows),
+            "hashed": random.choice(["p", "q"], n_rows),
+            "born": pd.to_datetime(days),
+            "group": random.integers(0, 4, n_rows),
+            "label": random.choice(["no", "yes"], n_rows),
+        }
+    )
+
+
+OPTIONS: dict[str, Any] = {
+    "label": "label",
+    "id": "key",
+    "keep": "group",
+    "category": "name",
+    "hash": 4,
+    "date": "born:parts",
+}
+
+
+@pytest.fixture
+def table() -> pd.DataFrame:
+    return people(200, seed=0, names=["a", "m", "z"], years=[2020], first=0)
+
+
+@pytest.fixture
+def later() -> pd.DataFrame:
+    return people(50, seed=1, names=["b", "m", "q"], years=[2020, 2021], first=200)
+
+
+def named_rows(dataset: Dataset) -> list[dict[str, float]]:
+    """The values of every row by the names of their features."""
+    X, _ = dataset.to_scipy()
+    encoding = encoding_of(dataset)
+    assert encoding is not None
+    names = np.array(list(encoding.feature_names(np.arange(dataset.n_features))))
+    rows = (slice(*X.indptr[row : row + 2]) for row in range(X.shape[0]))
+    return [dict(zip(names[X.indices[row]].tolist(), X.data[row].tolist(), strict=True)) for row in rows]
+
+
+@pytest.mark.parametrize("form", ["frame", "csv", "parquet"])
+def test_categories_that_are_new_come_behind_all_features(
+    tmp_path: Path, table: pd.DataFrame, later: pd.DataFrame, form: str
+) -> None:
+    def source(frame: pd.DataFrame, name: str) -> Any:
+        path = tmp_path / f"{name}.{form}"
+        if form == "csv":
+            frame.to_csv(path, index=False)
+        elif form == "parquet":
+            frame.to_parquet(path, index=False)
+        return frame if form == "frame" else path
+
+    base = streamcd.convert(source(table, "a"), tmp_path / "data", **OPTIONS)
+    grown = streamcd.convert(source(later, "b"), base.path, append=True, new_names="add")
+    assert grown.verify() == []
+    rows = named_rows(grown)
+    assert rows[:200] == named_rows(base)
+    together = pd.concat([table, later], ignore_index=True)
+    assert rows == named_rows(streamcd.convert(source(together, "c"), tmp_path / "together", **OPTIONS))
+    kept = [value for values in grown.read_kept("key") for value in values.to_pylist()]
+    assert kept == together["key"].tolist()
+    again = streamcd.convert(together[:200], tmp_path / "again", **OPTIONS)
+    again = streamcd.convert(later, again.path, append=True, new_names="add", workers=2)
+    assert again.fingerprint == grown.fingerprint
+
+
+def test_categories_that_are_new_are_counted_where_they_are_not_added(
+    tmp_path: Path, table: pd.DataFrame, later: pd.DataFrame
+) -> None:
+    base, heard = streamcd.convert(table, tmp_path / "data", **OPTIONS), Heard()
+    grown = streamcd.convert(later, base.path, append=True, listener=heard)
+    assert grown.n_features == base.n_features
+    assert any("values of categories; --new-names add adds them" in text for text in heard.messages)
+    with pytest.raises(DataError, match="values of categories that it has not"):
+        streamcd.convert(later, base.path, append=True, new_names="error")
+
+
+def test_a_model_of_grown_data_predicts_the_table_as_the_dataset(
+    tmp_path: Path, table: pd.DataFrame, later: pd.DataFrame
+) -> None:
+    base = streamcd.convert(table, tmp_path / "data", **OPTIONS)
+    grown = streamcd.convert(later, base.path, append=True, new_names="add")
+    streamcd.train(grown, tmp_path / "run")
+    pd.concat([table, later]).to_parquet(tmp_path / "all.parquet", index=False)
+    for data in (grown, tmp_path / "all.parquet"):
+        streamcd.predict(data, tmp_path / "run", tmp_path / f"{isinstance(data, Dataset)}.csv")
+    assert (tmp_path / "True.csv").read_text() == (tmp_path / "False.csv").read_text()
+
+
+def test_what_the_rows_of_a_dataset_have_must_be_there(
+    tmp_path: Path, table: pd.DataFrame, later: pd.DataFrame
+) -> None:
+    base = streamcd.convert(table, tmp_path / "data", **OPTIONS)
+    with pytest.raises(DataError, match="expected the column 'key', which it keeps beside the rows"):
+        streamcd.convert(later.drop(columns="key"), base.path, append=True)
+    with pytest.raises(UsageError, match="--seed, --label and --append exclude each other"):
+        streamcd.convert(later, base.path, append=True, label="label", seed=1)
+    with pytest.raises(DatasetError, match="does not exist"):
+        streamcd.convert(later, tmp_path / "nowhere", append=True)
+
+
+def test_scaling_is_that_of_the_dataset(tmp_path: Path) -> None:
+    X, y = np.random.default_rng(0).normal(size=(90, 5)) + 1, np.arange(90) % 2
+    base = streamcd.convert(
+        (X[:60], y[:60]), tmp_path / "data", scale="standard", normalize="l2", dtype="float64"
+    )
+    grown = streamcd.convert(
+        (np.hstack([X[60:], X[60:, :1]]), y[60:]), base.path, append=True, new_names="add"
+    )
+    like = streamcd.convert((X[60:], y[60:]), tmp_path / "like", like=base.path, dtype="float64")
+    assert grown.scaling == base.scaling
+    assert (grown.n_features, grown.read_scaling().scales[-1]) == (6, 1.0)
+    found, expected = grown.to_scipy()[0][60:, :5].toarray(), like.to_scipy()[0].toarray()[:, :5]
+    np.testing.assert_allclose(found / np.linalg.norm(found, axis=1)[:, None], expected, rtol=1e-12)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Rows that are dropped
+
+
+@pytest.mark.parametrize("first_row", [30, 200, 230])
+def test_the_rows_before_a_number_are_dropped(
+    tmp_path: Path, table: pd.DataFrame, later: pd.DataFrame, first_row: int
+) -> None:
+    base = streamcd.convert(table, tmp_path / "data", chunk_size=1000, shard_size=4000, **OPTIONS)
+    grown = streamcd.convert(later, base.path, append=True, new_names="add")
+    rows, labels = named_rows(grown), grown.labels()
+    left = streamcd.convert(None, base.path, drop_before=first_row)
+    assert left.verify() == []
+    assert named_rows(left) == rows[first_row:]
+    assert np.array_equal(left.labels(), labels[first_row:])
+    assert left.to_arrow()["source"].to_pylist() == list(range(first_row, 250))
+    assert [key for keys in left.read_kept("key") for key in keys.to_pylist()] == [
+        f"r{row}" for row in range(first_row, 250)
+    ]
+    assert left.class_counts.tolist() == [(labels[first_row:] == name).sum() for name in ("no", "yes")]
+    assert staging.leftovers(left.path) == []
+    again = streamcd.convert(later, left.path, append=True)
+    assert (again.n_rows, again.verify()) == (300 - first_row, [])
+    assert again.as_of(left.fingerprint).n_rows == 250 - first_row
+
+
+def test_batches_before_are_not_read_to_be_dropped(tmp_path: Path, base: Dataset) -> None:
+    streamcd.convert(write_text(tmp_path / "b.txt", 50, seed=1), base.path, append=True)
+    for path in (*base.path.glob("entries/*"), *base.path.glob("rows/*")):
+        content = bytearray(path.read_bytes())
+        content[: len(content) // 2] = bytes(len(content) // 2)
+        path.write_bytes(content)
+    left = streamcd.convert(None, base.path, drop_before=600)
+    assert (left.n_rows, left.verify()) == (50, [])
+    assert not list(base.path.glob("entries/*"))
+
+
+def test_a_run_on_rows_that_were_dropped_says_so(tmp_path: Path, base: Dataset) -> None:
+    with pytest.warns(streamcd.ConvergenceWarning):
+        streamcd.train(base.path, tmp_path / "run", max_passes=1, tol=1e-9)
+    streamcd.convert(write_text(tmp_path / "b.txt", 50, seed=1), base.path, append=True, drop_before=600)
+    with pytest.raises(CheckpointError, match="those before row 600 were dropped; train again"):
+        streamcd.resume(tmp_path / "run")
+
+
+def test_predictions_count_on_from_the_first_row_that_is_left(tmp_path: Path, base: Dataset) -> None:
+    streamcd.train(base.path, tmp_path / "run")
+    streamcd.predict(base, tmp_path / "run", tmp_path / "all.csv")
+    left = streamcd.convert(None, base.path, drop_before=400)
+    streamcd.predict(left, tmp_path / "run", tmp_path / "left.csv")
+    header, *lines = (tmp_path / "all.csv").read_text().splitlines()
+    assert (tmp_path / "left.csv").read_text().splitlines() == [header, *lines[400:]]
+
+
+def test_what_cannot_be_dropped_is_refused(tmp_path: Path, base: Dataset) -> None:
+    heard = Heard()
+    streamcd.convert(None, base.path, drop_before=0, listener=heard)
+    assert heard.messages == [f"nothing was dropped: {base.path} begins with row 0"]
+    with pytest.raises(UsageError, match="none would be left"):
+        streamcd.convert(None, base.path, drop_before=600)
+    with pytest.raises(UsageError, match="give --append with it"):
+        streamcd.convert(tmp_path / "a.txt", base.path, drop_before=5)
+    assert streamcd.open(base.path).fingerprint == base.fingerprint

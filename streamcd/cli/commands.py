@@ -69,7 +69,7 @@ def cli() -> None:
 
 
 @cli.command()
-@click.argument("sources", metavar="SRC...", nargs=-1, required=True, type=click.Path())
+@click.argument("sources", metavar="SRC...", nargs=-1, type=click.Path())
 @click.argument("dataset", metavar="DATASET", type=click.Path())
 @options_of(ConvertOptions)
 @option(
@@ -95,10 +95,16 @@ def convert(
       streamcd convert people.csv data --label income --drop id
       streamcd convert articles.csv data --label topics --multilabel ';'
       streamcd convert test.txt test --like data
+      streamcd convert day_31.txt data --append
+      streamcd convert data --drop-before 1000000
     """
     from ..conversion.convert import convert as convert_text
     from ..runs.describe import describe_dataset
 
+    if not sources and options["drop_before"] is None:
+        raise UsageError(
+            f"expected SRC... and DATASET, found {dataset} alone; name what is converted, or --drop-before N"
+        )
     made = convert_text(list(sources), dataset, listener=listener, **options)
     if columns:
         from ..conversion.transpose import make_columns

@@ -15,13 +15,15 @@ from typing import Any
 
 from ..core.atomic_files import SET_ASIDE, put_directory, work_directory
 from ..core.errors import DataError, UsageError, escaped
+from ..core.memory_budget import parse_size
 from ..core.options import takes
 from ..core.process_pool import Pool, checked_workers
 from ..core.progress import Listener, ends_progress
-from ..core.storage import Url, is_url, location, writable
+from ..core.storage import Location, Url, is_url, location, writable
 from ..dataset.chunked_table import RowTable
 from ..dataset.dataset import Dataset, open_dataset
 from .byte_sources import NoRows, check_rows, total_bytes
+from .dropping import drop_rows_before
 from .formats import expand, open_source
 from .growing import form_of, growing, open_base
 from .in_memory import is_files, open_data
@@ -44,6 +46,7 @@ def convert(sources: Any, dest: str | Path, asked: ConvertOptions) -> Dataset:
         Files, directories, globs, ``"-"`` for standard input; text plain or compressed. Or ``(X, y)`` or ``(X, y, weights)``
         of NumPy arrays, SciPy matrices or dask arrays; a frame, which is anything with ``__arrow_c_stream__`` (pandas,
         Polars, DuckDB, Arrow) or one of dask's; ``(frame, y)``; an iterable of such batches, or a function that returns one.
+        None where `drop_before` alone is asked for.
     dest : path
         The dataset's directory, or its URL in a bucket. It appears when it is complete.
     {options}
@@ -68,9 +71,23 @@ def convert(sources: Any, dest: str | Path, asked: ConvertOptions) -> Dataset:
     >>> data.n_rows
     8000
     """
+    place, listener = writable(dest, "a dataset to be written"), asked.listener or Listener()
+    drops_alone = asked.drop_before is not None and not asked.append
+    if drops_alone and not (sources is None or (isinstance(sources, list | tuple) and not sources)):
+        raise UsageError(
+            "--drop-before is for rows of a dataset; give --append with it, or leave the sources out"
+        )
+    if not drops_alone:
+        _convert(sources, place, asked, listener)
+    if asked.drop_before is not None:
+        drop_rows_before(place, asked.drop_before, parse_size(asked.memory), listener)
+    return open_dataset(place)
+
+
+def _convert(sources: Any, place: Location, asked: ConvertOptions, listener: Listener) -> None:
+    """Convert sources to a dataset, or to a batch of one."""
     from_files = is_files(sources)
     paths, roots = expand(sources) if from_files else ([], {})
-    place = writable(dest, "a dataset to be written")
     base = open_base(place, asked) if asked.append else None
     like = None if asked.like is None else load_like(location(asked.like))
     options = Options(
@@ -83,7 +100,6 @@ def convert(sources: Any, dest: str | Path, asked: ConvertOptions) -> Dataset:
     )
     checked_workers(options.workers)
     _check(options, paths)
-    listener = asked.listener or Listener()
     if from_files and options.workers > 1 and total_bytes(paths) is None:
         listener.warning(
             "standard input, pipes and servers without ranges are read by one process: converting with --workers 1"
@@ -115,7 +131,6 @@ def convert(sources: Any, dest: str | Path, asked: ConvertOptions) -> Dataset:
         if base is None:
             raise
         listener.message(f"nothing was appended, {place} is as it was: {error}")
-    return open_dataset(place)
 
 
 @contextmanager
@@ -138,6 +153,8 @@ def _workplace(options: Options, listener: Listener) -> Iterator[tuple[Path, Pub
 
 def _reading(options: Options, plan: Plan) -> Reading:
     like = options.training
+    # beside other columns, the indices of a pair of lists end where added categories begin
+    widens = options.adds_names and not (like and like.encoding and len(like.encoding.columns) > 1)
     return Reading(
         options.value_dtype,
         plan.block_bytes,
@@ -145,10 +162,11 @@ def _reading(options: Options, plan: Plan) -> Reading:
         plan.decoder_bytes,
         batch_bytes=plan.statistics_bytes // 2,  # those are made later
         index_base=like.index_base if like else options.first_index,
-        n_features=like.n_features if like and not options.adds_names else options.n_features,
-        ignore_beyond=like is not None and not options.adds_names,
+        n_features=like.n_features if like and not widens else options.n_features,
+        ignore_beyond=like is not None and not widens,
         encoding=like.encoding if like else None,
         class_names=like.class_names if like else (),
+        adds_names=options.adds_names,
         of_numbers=options.has_targets or (like is not None and not (like.class_names or like.separator)),
         label_word="target" if options.has_targets else "label",
         separator=options.separator,
@@ -193,6 +211,11 @@ def _check_appended(options: Options, source: Source) -> None:
     if source.encoding is None:
         raise UsageError(
             f"{options.like_words}: expected a table with its columns, found {source.what} without names"
+        )
+    if options.adds_names and known.text:
+        raise UsageError(
+            f"--new-names add: expected a dataset without columns of text, found {known.text[0][1].name!r}, whose words are "
+            "those of the first rows; count leaves new ones out"
         )
     if lacking := [name for name in known.kept if name not in source.encoding.kept]:
         raise DataError(

@@ -7,9 +7,6 @@ one before goes with them. Whatever no manifest lists, a call that was interrupt
 from __future__ import annotations
 
 import json
-import os
-import re
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -19,10 +16,9 @@ from typing import Any
 
 from ..core.atomic_files import put_directory, sync, write_file
 from ..core.errors import DatasetError, UsageError
-from ..core.metadata import read_metadata, write_metadata
+from ..core.metadata import write_metadata
 from ..core.progress import Listener
 from ..core.storage import Location, Url
-from ..dataset.chunked_table import RowTable
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.growth import FOLDER_OF_BATCH, moved, with_batch
 from ..dataset.kept_columns import KEPT_FILE, kept_schema
@@ -31,11 +27,9 @@ from ..dataset.parquet import file_checksum
 from .options import ConvertOptions
 from .plan import Like, load_like
 from .publication import Publication, appending
-from .staging import clear_interrupted, staging_directory
+from .staging import clear_interrupted, folders_of, remove_unlisted, staging_directory
 
 _MANIFEST = "manifest.json"
-_OURS = re.compile(r"added-\d{4}|(rows|entries)/part-\d+\.parquet|(chunks|features|kept)\.parquet")
-"""Names of folders and files of batches in a dataset."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +50,6 @@ class Base:
         paths = self.dataset.files(KEPT_FILE)
         return kept_schema(paths[0]) if paths else None
 
-    @property
-    def folder(self) -> str:
-        """Folder of the batch that comes."""
-        numbers = [int(name[6:10]) for name in folders_of(self.dataset.manifest)]
-        return FOLDER_OF_BATCH.format(max(numbers, default=0) + 1)
-
     def finish(self, work: Path, folder: str) -> dict[str, Any]:
         """Make the dataset in `work` a batch; returns the fields of the manifest of all."""
         added = json.loads((work / _MANIFEST).read_bytes())
@@ -75,13 +63,6 @@ class Base:
             when=datetime.now(UTC).isoformat(timespec="seconds"),
         )
         return with_batch(self.dataset.manifest, added, batch)
-
-
-def folders_of(manifest: dict[str, Any]) -> set[str]:
-    """Return the folders of the batches of a dataset."""
-    return {
-        name.partition("/")[0] for name, *_ in RowTable.listed_files(manifest) if name.startswith("added-")
-    }
 
 
 def open_base(place: Location, asked: ConvertOptions) -> Base:
@@ -136,70 +117,63 @@ def _refuse_other_form(asked: ConvertOptions, dataset: Dataset) -> None:
         )
 
 
+@dataclass
+class Growth:
+    """A change of a dataset in progress: the folder of what is written, and the fields of the manifest that is to be."""
+
+    folder: str
+    publication: Publication | None = None
+    fields: dict[str, Any] | None = None
+
+
 @contextmanager
 def growing(base: Base, listener: Listener) -> Iterator[tuple[Path, Publication | None]]:
     """A directory for work in progress: a dataset written there becomes a batch of `base` at the end."""
-    place = base.dataset.path
+    with changing(base.dataset, listener) as (work, growth):
+        yield work, growth.publication
+        growth.fields = base.finish(work / "dataset", growth.folder)
+
+
+@contextmanager
+def changing(dataset: Dataset, listener: Listener) -> Iterator[tuple[Path, Growth]]:
+    """A directory for work in progress, whose ``dataset`` becomes a folder of a dataset, as its new manifest says.
+
+    What that does not list goes then.
+    """
+    place = dataset.path
+    folder = FOLDER_OF_BATCH.format(
+        max((int(name[6:10]) for name in folders_of(dataset.manifest)), default=0) + 1
+    )
     if isinstance(place, Url):
-        with appending(place, base.folder) as (work, publication):
-            _check_unchanged(base)
-            yield work, publication
-            if (work / "dataset").exists():
-                publication.finish(
-                    work / "dataset", listener, base.finish(work / "dataset", publication.added)
-                )
+        with appending(place, folder) as (work, publication):
+            _check_unchanged(dataset)
+            growth = Growth(publication.added, publication)
+            yield work, growth
+            publication.finish(work / "dataset", listener, growth.fields)
         return
-
-    def put(new: Path) -> None:
-        if new.exists():
-            _put_in_place(base, new, place)
-
-    with staging_directory(place, put) as work:
-        _check_unchanged(base)
+    growth = Growth(folder)
+    with staging_directory(place, lambda new: _put_in_place(new, place, growth)) as work:
+        _check_unchanged(dataset)
         remove_unlisted(place)
-        yield work, None
+        yield work, growth
 
 
-def _put_in_place(base: Base, new: Path, place: Path) -> None:
-    fields = base.finish(new, base.folder)
-    sync(new)
-    put_directory(new, place / base.folder, None)
+def _put_in_place(new: Path, place: Path, growth: Growth) -> None:
+    assert growth.fields is not None
     try:
-        write_metadata(place / _MANIFEST, ROW_LAYOUT, fields)
-    except BaseException:
+        if new.exists():
+            sync(new)
+            put_directory(new, place / growth.folder, None)
+        write_metadata(place / _MANIFEST, ROW_LAYOUT, growth.fields)
+    finally:  # of what is not in place as well
         with suppress(OSError, DatasetError):
             remove_unlisted(place)
-        raise
 
 
-def _check_unchanged(base: Base) -> None:
-    found = open_dataset(base.dataset.path, check_files=False).fingerprint
-    if found != base.dataset.fingerprint:
+def _check_unchanged(dataset: Dataset) -> None:
+    found = open_dataset(dataset.path, check_files=False).fingerprint
+    if found != dataset.fingerprint:
         raise UsageError(
-            f"{base.dataset.path}: expected to be the only one that writes there, found that another call has changed it "
+            f"{dataset.path}: expected to be the only one that writes there, found that another call has changed it "
             "meanwhile; repeat this one"
         )
-
-
-def remove_unlisted(place: Path) -> None:
-    """Remove the folders and files of batches that a dataset does not list: of interrupted calls, or of dropped rows."""
-    manifest, _ = read_metadata(place / _MANIFEST, ROW_LAYOUT)
-    listed = {name for name, *_ in RowTable.listed_files(manifest)} | folders_of(manifest)
-    for name in unlisted(place, listed):
-        path = place / name
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-
-
-def unlisted(place: Path, listed: set[str]) -> list[str]:
-    """Return the names of a dataset's folders and files of batches that are not among those listed."""
-    names = [
-        f"{folder}{entry.name}"
-        for folder in ("", "rows/", "entries/")
-        if (place / folder).is_dir()
-        for entry in os.scandir(place / folder)
-        if not entry.is_symlink()
-    ]
-    return sorted(name for name in names if _OURS.fullmatch(name) and name not in listed)

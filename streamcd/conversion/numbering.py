@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ from ..dataset.arrow_columns import Strings, arrow_array, arrow_strings, sorted_
 from ..dataset.schema import MAX_CLASSES
 from ..models.encoding import Encoding
 from ..models.string_table import StringTable
-from ..models.table_encoder import Collisions
+from ..models.table_encoder import Collisions, sorted_rows
 from .dictionary_files import DATA, DOCUMENTS, OFFSETS, SAMPLES, mapped
 from .rows import Rows
 
@@ -103,11 +104,12 @@ def merge_dictionaries(
     budget: int,
     workers: int,
     separator: str = "",
+    width: int | None = None,
 ) -> Merged:
     """Sort the strings of all tasks; write the categories, and each task's map of codes, beside them.
 
-    Names of classes are sets of labels where there is a `separator`.
-
+    Names of classes are sets of labels where there is a `separator`. Where the encoding has categories, and `width`
+    features, new ones come behind these, and they alone are written.
     `memory_bytes` is half of what each of `workers` has to spare of `budget`.
     """
     tasks = _saved_strings(directory)
@@ -116,16 +118,20 @@ def merge_dictionaries(
     counts, static, n_missing, n_rare = [], np.empty(0, np.int64), np.zeros(0, np.int64), 0
     if encoding is not None:
         _check_merge(tasks, memory_bytes, budget, workers)
-        counts = _merge_categories(tasks, places, encoding, directory)
-        if encoding.text:
-            from .vocabulary import merge_vocabularies
-
-            n_rare = merge_vocabularies(directory, encoding, counts, memory_bytes)
         n_missing = sum(np.load(path) for path in directory.glob("missing-*.npy"))
-        counted = encoding.with_counts(counts, n_missing, None)
-        static, starts = _static_features(counted), counted.first_features()
-        for (_, columns), place in zip(tasks, places, strict=True):
-            place += np.where(columns == LABELS, 0, starts[columns])
+        if width is None:
+            counts = _merge_categories(tasks, places, encoding, directory)
+            if encoding.text:
+                from .vocabulary import merge_vocabularies
+
+                n_rare = merge_vocabularies(directory, encoding, counts, memory_bytes)
+            encoding = encoding.with_counts(counts, n_missing, None)
+            starts = encoding.first_features()
+            for (_, columns), place in zip(tasks, places, strict=True):
+                place += np.where(columns == LABELS, 0, starts[columns])
+        else:
+            counts = _merge_categories(tasks, places, encoding, directory, _KnownCategories(encoding, width))
+        static = _static_features(encoding)
     np.save(directory / "map.npy", np.concatenate([part for place in places for part in (static, place)]))
     np.save(directory / "starts.npy", np.cumsum([0, *(static.size + place.size for place in places)]))
     collided, used = _merge_collisions(directory, 0 if encoding is None else encoding.bits)
@@ -147,17 +153,27 @@ def _check_merge(
 
 
 def _merge_categories(
-    tasks: list[tuple[Strings, np.ndarray]], places: list[np.ndarray], encoding: Encoding, directory: Path
+    tasks: list[tuple[Strings, np.ndarray]],
+    places: list[np.ndarray],
+    encoding: Encoding,
+    directory: Path,
+    known: _KnownCategories | None = None,
 ) -> list[int]:
-    """Write the bytes and the ends of the categories, in the order of columns and bytes; count each column's."""
+    """Write the bytes and the ends of the categories, in the order of columns and bytes; count each column's.
+
+    Places are those among the column's; with `known` categories, they are features, and the new ones alone are written.
+    """
     counts, datas, lengths = [], [np.empty(0, np.uint8)], [np.zeros(1, np.int64)]
     for number, column in enumerate(encoding.columns):
-        if column.kind != "category":
+        if column.kind != "category" or column.added:
             counts.append(0)
             continue
         chosen = [np.flatnonzero(columns == number) for _, columns in tasks]
         parts = [_taken(strings, rows) for (strings, _), rows in zip(tasks, chosen, strict=True)]
         distinct, found = sorted_distinct_strings(parts)
+        if known is not None:
+            features, distinct = known.number(number, distinct)
+            found = [features[among] for among in found]
         for place, rows, among in zip(places, chosen, found, strict=True):
             place[rows] = among
         counts.append(distinct.size)
@@ -168,6 +184,29 @@ def _merge_categories(
     return counts
 
 
+class _KnownCategories:
+    """Categories that an encoding of `width` features has, by which those of new rows get features."""
+
+    def __init__(self, encoding: Encoding, width: int) -> None:
+        self._table, self._features, self._next = StringTable(), encoding.category_features(), width
+        ends = np.cumsum([0, *(column.n_categories for column in encoding.columns)]).tolist()
+        for number, (start, stop) in zip(encoding.owners(), pairwise(ends), strict=True):
+            if stop > start and encoding.categories is not None:
+                strings = encoding.categories.slice(start, stop)
+                self._table.number(number, strings, np.empty(0, np.bool_), True, "")
+
+    def number(self, column: int, distinct: Strings) -> tuple[np.ndarray, Strings]:
+        """Return the features of a column's distinct categories, and those that are new, which come behind all others."""
+        codes = self._table.number(column, distinct, np.empty(0, np.bool_), False, "")
+        known = codes >= 0
+        features = np.empty(codes.size, np.int64)
+        features[known] = self._features[codes[known]]
+        n_new = int(codes.size - known.sum())
+        features[~known] = np.arange(self._next, self._next + n_new)
+        self._next += n_new
+        return features, _taken(distinct, np.flatnonzero(~known))
+
+
 def _taken(strings: Strings, rows: np.ndarray) -> Strings:
     found, _ = strings_of(strings.to_arrow().take(arrow_array(rows, pa.int64())))
     return found
@@ -176,7 +215,7 @@ def _taken(strings: Strings, rows: np.ndarray) -> Strings:
 def _static_features(encoding: Encoding) -> np.ndarray:
     """Return the features of the codes of numbers and indicators."""
     columns = zip(
-        encoding.first_features()[:-1].tolist(),
+        encoding.first_features().tolist(),
         encoding.columns,
         encoding.without_counts().columns,
         strict=True,
@@ -227,10 +266,14 @@ def _merge_collisions(directory: Path, bits: int) -> tuple[int, int]:
     return int(merged.collided.sum()), int((merged.seen >= 0).sum())
 
 
-def read_merged(directory: Path, encoding: Encoding, merged: Merged, n_rows: int) -> Encoding:
-    """Return the encoding with its categories, which are read from their files when needed."""
+def read_merged(
+    directory: Path, encoding: Encoding, merged: Merged, n_rows: int, width: int | None = None
+) -> Encoding:
+    """Return the encoding with its categories, which are read from their files when needed; see `merge_dictionaries`."""
     # plain arrays over the maps: taking an element of a memmap makes another memmap, which takes microseconds
     parts = (np.asarray(mapped(directory / name, type_)) for name, type_ in ((DATA, "u1"), (OFFSETS, "i8")))
+    if width is not None:
+        return encoding.with_added(merged.n_categories, Strings(*parts), width)
     encoding = encoding.with_counts(merged.n_categories, merged.n_missing, Strings(*parts))
     if not encoding.text:
         return encoding
@@ -257,6 +300,7 @@ class Numbering:
     maps_labels: bool = False
     n_static: int = 0  # codes of numbers and indicators, which come before those of strings
     tail_start: int = 0  # of hashed and sparse columns' features, where those before them are mapped
+    sorts: bool = False  # features of a row do not ascend by themselves
     left_out: Path | None = None  # rows of the source that the others are numbered without, ascending
     text: tuple[np.ndarray, np.ndarray] | None = None  # of columns of text: `Encoding.token_starts`
 
@@ -310,7 +354,10 @@ class Numberer:
         else:
             index = rows.index
             index -= numbering.index_base
+        index, value = index.astype(index_dtype, copy=False), rows.value
+        if numbering.sorts:
+            index, value = sorted_rows(rows.indptr, index, value)
         source = rows.source_row
         if self._left_out is not None:
             source = source - np.searchsorted(self._left_out, source)
-        return replace(rows, source_row=source, index=index.astype(index_dtype, copy=False))
+        return replace(rows, source_row=source, index=index, value=value)

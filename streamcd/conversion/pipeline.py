@@ -20,13 +20,15 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import DataError
+from ..core.errors import DataError, escaped
 from ..core.label_sets import labels_in
 from ..core.memory_budget import parse_size
 from ..core.process_pool import TASKS_PER_WORKER, Pool, in_shares
+from ..core.progress import counted
 from ..dataset.scaling import scales_digest
 from ..dataset.writer import DatasetWriter, PartWriter
 from ..kernels.tables import TAIL_CODES
+from ..models.encoding import NONE_ADDED
 from .byte_sources import check_rows, display_name
 from .chunking import cut_chunks, cut_shards
 from .column_summary import summarise
@@ -85,7 +87,9 @@ class Conversion:
         scaling = self._scaling(plain, shards, parsed)
         manifest = self._manifest(parsed, shape, merged.class_names)
         n_entries = self._write(replace(plain, **scaling), shards, manifest)
-        if merged.n_buckets_used:
+        if self.options.adds_names:
+            messages += self._what_is_added(shape, merged.class_names)
+        if merged.n_buckets_used and not self.options.append:
             messages.append(
                 f"{merged.n_collided:,} of {merged.n_buckets_used:,} hash buckets in use hold several categories"
             )
@@ -201,14 +205,17 @@ class Conversion:
         if not self._has_strings:
             return Merged([], np.zeros(0, np.int64), [], 0, 0, 0)
         directory, source = self.work / "dictionaries", self.source
+        like = self.options.training
+        width = like.n_features if like and self.options.adds_names else None
         budget = (self.plan.merge_bytes, self.options.memory_bytes, self.options.workers)
         merged: Merged
         (merged,) = self.pool.run(
             merge_dictionaries,
-            [(directory, source.encoding, source.class_names, *budget, self.options.separator)],
+            [(directory, source.encoding, source.class_names, *budget, self.options.separator, width)],
         )
         if source.grows and source.encoding is not None:
-            self.encoding = read_merged(directory, source.encoding, merged, n_rows)
+            self.encoding = read_merged(directory, source.encoding, merged, n_rows, width)
+        if source.grows and self.encoding is not None and not self.options.append:
             word = "target" if self.options.has_targets else "label"
             unused = dict.fromkeys(self.options.drop, "--drop") | source.unused
             self.columns = summarise(source.examples, self.encoding, merged.n_missing, unused, word)
@@ -240,7 +247,8 @@ class Conversion:
             maps_features=source.grows and encoding is not None and encoding.numbers_late,
             maps_labels=source.names_labels,
             n_static=0 if encoding is None else encoding.n_static,
-            tail_start=0 if encoding is None else int(encoding.first_features()[-1]),
+            tail_start=0 if encoding is None else encoding.bucket_start,
+            sorts=source.grows and encoding is not None and encoding.least_added < NONE_ADDED,
             text=encoding.token_starts() if encoding is not None and encoding.text else None,
         )
 
@@ -266,6 +274,16 @@ class Conversion:
         said = f"left out, since {self.options.place} does not have them: {found}; --new-names add adds them"
         return [*messages, said] if found else messages
 
+    def _what_is_added(self, shape: Shape, class_names: list[str]) -> list[str]:
+        """Describe what the dataset to which rows are appended gets behind its own features and names."""
+        like = self.options.training
+        assert like is not None
+        n_features = shape.n_features - like.n_features
+        added = [counted(n_features, "feature")] if n_features else []
+        if new := class_names[len(like.class_names) :]:
+            added.append(f"as labels {', '.join(map(escaped, new[:5]))}{', …' if len(new) > 5 else ''}")
+        return [f"added behind those of {self.options.place}: {', '.join(added)}"] if added else []
+
     def _number(self, numbering: Numbering, parsed: Parsed) -> tuple[Numbering, Shape]:
         """Find the first index and the width, and with ``compact`` the indices that occur."""
         counts, left_out = parsed.counts, parsed.left_out
@@ -285,15 +303,17 @@ class Conversion:
     def _base_and_width(self, counts: Counts) -> tuple[int, int]:
         options, like, encoding = self.options, self.options.training, self.encoding
         if like is not None:
-            added = counts.max_index - like.index_base + 1 if options.adds_names and encoding is None else 0
-            return like.index_base, max(like.n_features, added)
+            n_features = like.n_features
+            if options.adds_names and encoding is not None and not self.source.of_indices:
+                n_features = max(n_features, encoding.end)
+            elif options.adds_names:
+                n_features = max(n_features, counts.max_index - like.index_base + 1)
+            return like.index_base, n_features
         if encoding is not None and not self.source.of_indices:
             if encoding.sparse is None:
                 return 0, encoding.sparse_start
             mapped = counts.max_index >= TAIL_CODES
-            return 0, counts.max_index + 1 + (
-                int(encoding.first_features()[-1]) - TAIL_CODES if mapped else 0
-            )
+            return 0, counts.max_index + 1 + (encoding.bucket_start - TAIL_CODES if mapped else 0)
         base = options.first_index
         if base is None:
             base = 0 if counts.zero_index else 1
@@ -430,8 +450,9 @@ class Conversion:
         if work.scaling.changes_values and not options.append:
             writer.write_scaling(work.whole_scaling())
         self._write_features(writer, work)
-        if self.encoding is not None and not options.append:
-            writer.write_encoding(self.encoding)
+        if self.encoding is not None:
+            known = self.source.encoding if options.append else None
+            writer.write_encoding(self.encoding, 0 if known is None else len(known.columns))
         if self._keeps:
             writer.write_kept(sorted((self.work / "kept").iterdir()), options.kept_schema)
         return int(writer.close(**manifest)["n_entries"])

@@ -81,6 +81,8 @@ class Publication:
                 "meanwhile; the files of this call were removed; name another place, or replace what is there with --force"
             ) from None
         old = {name for name in before if name in replaced or _infix(name) not in ("", self.infix)}
+        if fields is not None:
+            old = replaced - _listed(self.folder)
         with suppress(OSError):  # `unfinished` tells of what stays
             self._remove(sorted(old - {_MANIFEST}))
 

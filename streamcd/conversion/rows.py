@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -53,6 +54,21 @@ class Rows:
         found = self.room(rows.size, int((self.indptr[rows + 1] - self.indptr[rows]).sum()))
         self.gather(rows, found)
         return found
+
+    @staticmethod
+    def joined(parts: Sequence[Rows]) -> Rows:
+        """Join rows one after the other; all have weights, or none."""
+        ends = np.cumsum([0, *(part.n_entries for part in parts)])
+        starts = [part.indptr[:-1] + end for part, end in zip(parts, ends[:-1], strict=True)]
+        weights = [part.weight for part in parts if part.weight is not None]
+        return Rows(
+            np.concatenate([part.source_row for part in parts]),
+            np.concatenate([part.label for part in parts]),
+            np.concatenate(weights) if weights else None,
+            np.concatenate([*starts, ends[-1:]]),
+            np.concatenate([part.index for part in parts]),
+            np.concatenate([part.value for part in parts]),
+        )
 
     def gather(self, rows: np.ndarray, out: Rows, start: int = 0) -> None:
         """Copy the given rows, in the given order, to rows `start` and following of `out`, after those before it."""

@@ -300,7 +300,7 @@ def open_tables(
         reader=reader,
         made_from="table",
         encoding=encoding,
-        grows=known is None,
+        grows=known is None or (reading.adds_names and known.has_categories),
         names_labels=bool(reading.class_names or reading.separator)
         or table_types.get(encoding.label) in ("string", "boolean"),
         class_names=reading.class_names,

@@ -102,6 +102,8 @@ class ChunkedTable:
                 if (record := holder.get(key)) is not None:
                     stored = stored_name(name, manifest, record.get("folder", ""))
                     yield stored, record["bytes"], record["checksum"]
+        for record in manifest.get("more_categories", ()):
+            yield f"{record['folder']}/categories.parquet", record["bytes"], record["checksum"]
         for part in manifest["parts"]:
             for table in cls.TABLES:
                 name = stored_name(part[table], manifest, part.get("folder", ""))

@@ -56,10 +56,15 @@ def moved(manifest: Manifest, folder: str) -> Batch:
 
 def with_batch(manifest: Manifest, added: Manifest, batch: Batch) -> dict[str, Any]:
     """Return the fields of the manifest of a dataset to which a batch, made as the dataset `added`, was appended."""
-    widened = ("n_features", "class_names", "label_kind")
-    changes = {name: added[name] for name in widened if name in added}
+    widened: tuple[str, ...] = ("n_features", "class_names", "label_kind")
     sums = {name: manifest.get(name, 0) + added.get(name, 0) for name in _SUMS}
-    more = {"weighted": manifest["weighted"] or added["weighted"]}
+    more: dict[str, Any] = {}
+    if added.get("categories"):
+        widened = (*widened, "encoding")
+        own = {**added["categories"], "folder": batch.record["chunks"]["folder"]}
+        more["more_categories"] = [*manifest.get("more_categories", ()), own]
+    changes = {name: added[name] for name in widened if name in added}
+    more |= {"weighted": manifest["weighted"] or added["weighted"]}
     more["source"] = [*manifest.get("source", ()), *added.get("source", ())]
     return {**_joined(manifest, [*split(manifest), batch]), **changes, **sums, **more}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -140,6 +140,7 @@ class DatasetManifest(Structure):
     targets: TargetRange | None = None  # where rows have numbers to predict in place of classes
     encoding: dict[str, Any] | None = None
     categories: FileRecord | None = None
+    more_categories: tuple[FileRecord, ...] = ()  # that rows which were appended have added
     kept: FileRecord | None = None
     table: list[SourceColumn] | None = None
     data_digest: str = ""
@@ -235,8 +236,12 @@ def earlier_fingerprints(manifest: Mapping[str, Any]) -> list[str]:
 
 
 def names_in(manifest: Mapping[str, Any], name: str) -> list[str]:
-    """Return the names of the files `name` of all batches that have it."""
-    records = (batch.get(_OF_A_BATCH[name]) for batch in batches_of(manifest))
+    """Return the names of the files `name` of all batches that have it, or of the categories of all."""
+    records: Iterable[Any]
+    if name in _OF_A_BATCH:
+        records = (batch.get(_OF_A_BATCH[name]) for batch in batches_of(manifest))
+    else:
+        records = (manifest.get(LISTED[name]), *manifest.get("more_categories", ()))
     return [stored_name(name, manifest, record.get("folder", "")) for record in records if record]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,9 @@ def write_strings(path: Path, name: str, strings: Strings, **columns: np.ndarray
             writer.write_table(pa.table(arrays, schema=schema))
 
 
-def read_strings(path: Location, name: str) -> Strings:
-    """Read a column of strings that `write_strings` wrote."""
-    parts = [strings_of(chunk)[0] for chunk in _chunks(path, name)]
+def read_strings(paths: Sequence[Location], name: str) -> Strings:
+    """Read a column of strings from files that `write_strings` wrote, one after the other."""
+    parts = [strings_of(chunk)[0] for path in paths for chunk in _chunks(path, name)]
     ends, data, total = [np.zeros(1, np.int64)], [], 0
     for part in parts:
         first, stop = int(part.offsets[0]), int(part.offsets[-1])

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..core.atomic_files import sync
 from ..core.metadata import content_digest
+from ..core.storage import Location
 from ..core.threads import Threads
 from .arrow_columns import null_strings
 from .kept_columns import KEPT_FILE, join_kept
@@ -156,18 +157,24 @@ class DatasetWriter:
                 writer.write(**{"index": feature, **block}, name=given)
         self._features = writer.close()
 
-    def write_encoding(self, encoding: Any) -> None:
-        """Record the encoding of a table (a `models.encoding.Encoding`), and write its categories."""
+    def write_encoding(self, encoding: Any, start: int = 0) -> None:
+        """Record a table's encoding (a `models.encoding.Encoding`), and write its categories from column `start` on."""
         self._encoding["encoding"] = encoding.record()
-        if encoding.has_categories:
+        if any(column.has_categories for column in encoding.columns[start:]):
             path = self.path / "categories.parquet"
-            encoding.save(path)
+            encoding.save(path, start)
             self._encoding["categories"] = _file_record(path)
 
     def write_kept(self, parts: Iterable[Path], schema: Any = None) -> None:
         """Write the columns that are kept beside the rows, from files of them in the order of the source."""
         path = self.path / KEPT_FILE
         join_kept(parts, path, schema)
+        self._encoding["kept"] = _file_record(path)
+
+    def write_rest_of_kept(self, kept: Location, start: int) -> None:
+        """Write the columns that are kept beside the rows, as in the file of another dataset, without its first rows."""
+        path = self.path / KEPT_FILE
+        join_kept([kept], path, start=start)
         self._encoding["kept"] = _file_record(path)
 
     def write_scaling(self, scaling: Scaling) -> None:

@@ -2,8 +2,9 @@
 
 A column of numbers is one feature; a column of strings has a feature per category, sorted by bytes; with indicators of
 missing values, each of these columns where values were missing has one feature more. Then come columns of text, with a
-feature per token, sorted by bytes, or 2^bits buckets each; the 2^bits buckets that all hashed columns share; and last the
-features of a pair of lists (indices, values), numbered by the indices.
+feature per token, sorted by bytes, or 2^bits buckets each; the 2^bits buckets that all hashed columns share; and the
+features of a pair of lists (indices, values), numbered by the indices. Categories of rows that were appended come behind all
+that, as further columns of the same name.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ CATEGORIES_FILE = "categories.parquet"
 
 Form = Literal["", "text", "boolean", "seconds", "numbers", "year", "month", "weekday", "hour"]
 
+NONE_ADDED = 1 << 62
+"""In place of the first feature of categories that were added, where none were."""
+
 PARTS: tuple[Form, ...] = ("year", "month", "weekday", "hour")
 """Parts of a time that become categories."""
 
@@ -57,6 +61,7 @@ class Column(Structure):
     min_count: int = 1  # documents in which a token occurs
     bits: Count = 0
     n_documents: Count = 0  # by which tokens are weighed
+    added: Count = 0  # first feature of categories that were added to a column's; 0 for its own
 
     @property
     def title(self) -> str:
@@ -139,7 +144,8 @@ class Encoding:
     @property
     def string_columns(self) -> list[str]:
         """Columns of strings: categories, hashed, text."""
-        return [column.name for column in self.columns if column.kind in ("category", "hashed", "text")]
+        own = (column for column in self.columns if not column.added)
+        return [column.name for column in own if column.kind in ("category", "hashed", "text")]
 
     @property
     def text(self) -> list[tuple[int, Column]]:
@@ -156,20 +162,59 @@ class Encoding:
         return any(column.has_categories for column in self.columns)
 
     def first_features(self) -> np.ndarray:
-        """Return the first feature of every column, and the end of the last one's; shape (columns + 1,)."""
-        return np.cumsum([0, *(column.n_features for column in self.columns)])
+        """Return the first feature of every column; shape (columns,)."""
+        ends = np.cumsum([column.n_features for column in self.columns])
+        return np.array(
+            [column.added or end - column.n_features for column, end in zip(self.columns, ends, strict=True)],
+            np.int64,
+        )
+
+    @property
+    def bucket_start(self) -> int:
+        """Feature of the first bucket of hashed strings: the first one behind those of columns."""
+        return sum(column.n_features for column in self.columns if not column.added)
+
+    @property
+    def least_added(self) -> int:
+        """First feature of categories that were added; at its end there are no others. `NONE_ADDED` if there are none."""
+        return min((column.added for column in self.columns if column.added), default=NONE_ADDED)
+
+    @property
+    def end(self) -> int:
+        """End of the features of columns, and of categories that were added."""
+        return max([self.bucket_start, *(column.added + column.n_features for column in self.columns)])
+
+    def with_added(self, n_categories: Sequence[int], categories: Strings, first: int) -> Encoding:
+        """Return the encoding with more categories: so many of each column, from the feature `first` on."""
+        columns = list(self.columns)
+        for column, count in zip(self.columns, n_categories, strict=True):
+            if count:
+                columns.append(column.but(n_categories=count, indicated=False, added=first))
+                first += count
+        known = self.categories
+        assert known is not None
+        data = np.concatenate([known.data[known.offsets[0] : known.offsets[-1]], categories.data])
+        ends = categories.offsets[1:] + (known.offsets[-1] - known.offsets[0])
+        offsets = np.concatenate([known.offsets - known.offsets[0], ends])
+        return replace(self, columns=tuple(columns), categories=type(known)(data, offsets))
+
+    def owners(self) -> list[int]:
+        """Return the place of the column that each is of: its own, or, of categories that were added, that of the first."""
+        first: dict[tuple[str, str], int] = {}
+        keys = [(column.name, column.form) for column in self.columns]
+        return [first.setdefault(key, number) for number, key in enumerate(keys)]
 
     def token_starts(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the first feature of each column of text, with the end of the last one, and which are weighed."""
-        numbers = [number for number, _ in self.text]
-        starts = self.first_features()[[*numbers, numbers[-1] + 1]]
-        return starts, np.array([column.tf_idf for _, column in self.text])
+        starts, (last, column) = self.first_features(), self.text[-1]
+        own = [*(starts[number] for number, _ in self.text), starts[last] + column.n_features]
+        return np.array(own), np.array([column.tf_idf for _, column in self.text])
 
     @property
     def text_start(self) -> int:
         """The first feature of text, where there is text; before it are numbers, categories and indicators."""
-        features = (column.n_features for column in self.columns if column.kind in ("number", "category"))
-        return sum(features)
+        own = (column for column in self.columns if not column.added)
+        return sum(column.n_features for column in own if column.kind in ("number", "category"))
 
     @property
     def n_static(self) -> int:
@@ -184,7 +229,7 @@ class Encoding:
     @property
     def sparse_start(self) -> int:
         """Feature of index 0 of the sparse column; the number of features if there is none."""
-        return int(self.first_features()[-1]) + self.n_buckets
+        return self.bucket_start + self.n_buckets
 
     def without_counts(self) -> Encoding:
         """Return the encoding as it was before categories, and where values are missing, were known."""
@@ -196,7 +241,7 @@ class Encoding:
         before = ["", *(column.name for column in self.columns)]  # of a time's parts the first one alone
         return np.array(
             [
-                column.kind in ("number", "category") and column.name != previous
+                column.kind in ("number", "category") and column.name != previous and not column.added
                 for column, previous in zip(self.columns, before, strict=False)
             ],
             np.bool_,
@@ -230,10 +275,10 @@ class Encoding:
         starts, n_before = self.first_features(), self._categories_before()
         numbers = np.searchsorted(starts, features, side="right") - 1
         for feature, number in zip(features.tolist(), numbers.tolist(), strict=True):
-            if number < len(self.columns):
+            if feature < int(starts[number]) + self.columns[number].n_features:
                 yield self._name(number, feature - int(starts[number]), n_before[number])
             elif feature < self.sparse_start:
-                yield f"hash {feature - int(starts[-1])}"
+                yield f"hash {feature - self.bucket_start}"
             else:
                 yield f"{self.sparse.name if self.sparse else ''}[{feature - self.sparse_start}]"
 
@@ -288,24 +333,30 @@ class Encoding:
             else 2 * self.categories.nbytes + 44 * self.categories.size + of_tokens
         )
 
-    def save(self, path: Path) -> None:
-        """Write the categories."""
+    def save(self, path: Path, start: int = 0) -> None:
+        """Write the categories, of columns from `start` on."""
         from ..dataset.string_files import write_strings  # pyarrow: not for a bare import
 
         assert self.categories is not None
         counts = [column.n_categories for column in self.columns]
         column = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-        documents = {} if self.documents is None else {"documents": self.documents}
-        write_strings(path, "category", self.categories, column=column, **documents)
+        first = sum(counts[:start])
+        columns = {"column": column[first:]}
+        if self.documents is not None:
+            columns["documents"] = self.documents[first:]
+        write_strings(path, "category", self.categories.slice(first, sum(counts)), **columns)
 
 
-def read_encoding(categories: Location, record: EncodingRecord | Mapping[str, Any] | None) -> Encoding | None:
-    """Read an encoding from its record and the file of its categories; None if there is none: no table was encoded."""
+def read_encoding(
+    files: Sequence[Location], record: EncodingRecord | Mapping[str, Any] | None
+) -> Encoding | None:
+    """Read an encoding from its record and the files of its categories; None if there is none: no table was encoded."""
     if record is None:
         return None
     from ..dataset.arrow_columns import no_strings
     from ..dataset.string_files import read_integers, read_strings
 
+    categories = files[-1] if files else "the manifest"
     if isinstance(record, Mapping):
         record = as_structure(record, EncodingRecord, f"{categories}: the encoding of the table")
     columns = tuple(record.columns)
@@ -321,13 +372,13 @@ def read_encoding(categories: Location, record: EncodingRecord | Mapping[str, An
         categories=no_strings(),
     )
     if encoding.has_categories:
-        texts = read_strings(categories, "category")
+        texts = read_strings(files, "category")
         counted = sum(column.n_categories for column in encoding.columns)
         if counted != texts.size:
             raise DataError(
                 f"{categories}: expected {counted:,} categories, found {texts.size:,}; convert the data again"
             )
-        documents = read_integers(categories, "documents") if encoding.text else None
+        documents = read_integers(files[0], "documents") if encoding.text else None
         encoding = replace(encoding, categories=texts, documents=documents)
     return encoding
 
@@ -335,7 +386,7 @@ def read_encoding(categories: Location, record: EncodingRecord | Mapping[str, An
 def encoding_of(dataset: Any) -> Encoding | None:
     """Read the encoding of a dataset; None if its data did not come from a table."""
     record = dataset.manifest.get("encoding")
-    return None if record is None else read_encoding(dataset.file(CATEGORIES_FILE), record)
+    return None if record is None else read_encoding(dataset.files(CATEGORIES_FILE), record)
 
 
 def feature_places(old: Encoding, new: Encoding, n_old: int, n_new: int) -> np.ndarray:

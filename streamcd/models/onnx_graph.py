@@ -78,6 +78,8 @@ class _Graph:
         return name
 
     def input(self, name: str, dtype: Any, width: int) -> str:
+        if any(known.name == name for known in self._inputs):
+            return name
         kind = self._onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
         self._inputs.append(self._onnx.helper.make_tensor_value_info(name, kind, ["rows", width]))
         return name

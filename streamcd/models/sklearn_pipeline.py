@@ -84,8 +84,11 @@ def _encoder(encoding: Encoding) -> tuple[Any, np.ndarray]:
     features, before = [np.empty(0, np.int64)], 0
     vectorizers: dict[str, int] = {}
     example = pd.DataFrame(index=[0])
-    for column, start, stop in zip(encoding.columns, starts, starts[1:], strict=False):
-        own = np.arange(start, stop)
+    for column, start in zip(encoding.columns, starts, strict=True):
+        own, name = (
+            np.arange(start, start + column.n_features),
+            column.name + f" from {start}" * (column.added > 0),
+        )
         if column.kind == "number" and not column.form:
             parts.append((column.name, _of_numbers(encoding.missing, column.indicated), [column.name]))
             example[column.name] = [0.0]
@@ -95,7 +98,7 @@ def _encoder(encoding: Encoding) -> tuple[Any, np.ndarray]:
             example[column.name] = [""]
         elif own.size:
             categories = _categories(encoding, column, before)
-            parts.append((column.name, _of_categories(categories, column.indicated), [column.name]))
+            parts.append((name, _of_categories(categories, column.indicated), [column.name]))
             example[column.name] = categories[:1] or [None]
             if column.form == "boolean":  # some of which may be missing
                 example[column.name] = example[column.name].astype(object)

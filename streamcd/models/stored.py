@@ -195,7 +195,7 @@ def _read(directory: Path, description: ModelFile, weights: np.ndarray | SparseW
         scaling = Scaling(stored.scale, stored.normalize, scales, stored.digest)
     if description.categories_checksum:
         check_file(directory / CATEGORIES_FILE, description.categories_checksum)
-    encoding = read_encoding(directory / CATEGORIES_FILE, description.encoding)
+    encoding = read_encoding([directory / CATEGORIES_FILE], description.encoding)
     if description.code is None:
         code = default_code(form_of(description.loss), len(description.classes))
     else:
@@ -245,7 +245,7 @@ def describe_model(path: str | Path, *, scaled: bool = False, n_weights: int = 1
     vectors = labels
     if n_vectors != len(labels):
         vectors = labels[-1:] * n_vectors if len(labels) == 2 else list(range(n_vectors))
-    encoding = read_encoding(path / CATEGORIES_FILE, stored.encoding)
+    encoding = read_encoding([path / CATEGORIES_FILE], stored.encoding)
     found = largest_weights(weight_blocks(weights, scales), n_vectors, n_weights)
     first = np.lexsort((found.column, found.feature, -np.abs(found.weight)))[:n_weights]
     chosen = (array[first].tolist() for array in (found.feature, found.column, found.weight))

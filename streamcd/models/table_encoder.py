@@ -26,7 +26,7 @@ from ..dataset.arrow_columns import (
 from ..dataset.derived_columns import NoTimeError, names_of_numbers, parts_of, seconds_of, times_of
 from ..dataset.text_numbers import text_numbers
 from ..kernels import tables as kernels
-from .encoding import PARTS, UNINDICATED, Column, Encoding, check_columns
+from .encoding import NONE_ADDED, PARTS, UNINDICATED, Column, Encoding, check_columns
 from .string_table import StringTable
 
 BLOCK_CELLS = 1 << 18
@@ -87,6 +87,8 @@ class TableEncoder:
     ) -> None:
         self.encoding, self.message = encoding, message
         self._value_dtype, self._grows = np.dtype(value_dtype), table is not None
+        # the indices of a sparse column end where categories were added
+        sparse_end = min(sparse_end, encoding.least_added - encoding.sparse_start)
         self._sparse = (sparse_least, sparse_end, ignore_beyond)
         self._dictionaries: dict[str, tuple[Any, np.ndarray]] = {}
         self._block_times: dict[str, Any] = {}
@@ -114,14 +116,14 @@ class TableEncoder:
 
     def _enter_categories(self, categories: Strings) -> None:
         ends = np.cumsum([0, *(column.n_categories for column in self.encoding.columns)]).tolist()
-        for number, (start, stop) in enumerate(pairwise(ends)):
+        for number, (start, stop) in zip(self.encoding.owners(), pairwise(ends), strict=True):
             if stop > start and self.encoding.columns[number].kind == "category":
                 self._table.number(number, categories.slice(start, stop), np.empty(0, np.bool_), True, "")
 
     @property
     def n_unindicated(self) -> int:
         """Number of missing values so far in columns that had none in training, and so have no indicator."""
-        if self._grows or self.encoding.missing != "indicator":
+        if self.encoding.missing != "indicator":
             return 0
         plain = [
             column.kind in ("number", "category") and not column.indicated for column in self.encoding.columns
@@ -149,15 +151,14 @@ class TableEncoder:
     def _tail_start(self) -> int:
         """Code of the first bucket of hashed strings."""
         if not self._grows:
-            return int(self.encoding.first_features()[-1])
+            return self.encoding.bucket_start
         return kernels.TAIL_CODES if self.encoding.numbers_late else self._n_static
 
     def _make_layout(self) -> _Layout:
         encoding = self.encoding.without_counts() if self._grows else self.encoding
         starts = encoding.first_features()
-        chosen = [
-            (k, column) for k, column in enumerate(encoding.columns) if column.kind not in ("text", "sparse")
-        ]
+        own = [(k, column) for k, column in enumerate(encoding.columns) if not column.added]
+        chosen = [(k, column) for k, column in own if column.kind not in ("text", "sparse")]
         chosen.sort(key=lambda item: item[1].kind == "hashed")
         lines: list[int] = []
         features: list[int] = []
@@ -169,20 +170,22 @@ class TableEncoder:
             features.append(self._tail_start if column.kind == "hashed" else int(starts[k]))
             refused = encoding.missing == "error"
             indicators.append(kernels.REFUSED if refused else kernels.NO_INDICATOR)
-            if encoding.columns[k].indicated:
-                indicators[-1] = int(starts[k + 1]) - 1
+            if self.encoding.columns[k].indicated:  # not where a column had no missing value before
+                indicators[-1] = int(starts[k]) + column.n_features - 1
         kinds = [_KINDS[column.kind] for _, column in chosen]
         numbers = (np.array(values, np.int64) for values in (kinds, lines, features, indicators))
         return _Layout(chosen, *numbers)
 
     def encode(self, batch: Any) -> Iterator[EncodedRows]:
         """Encode an Arrow record batch that has the encoding's columns, a block of rows at a time."""
+        is_sorted = self._grows or self.encoding.least_added == NONE_ADDED
         stops: Iterable[int] = range(self._block_rows, batch.num_rows + self._block_rows, self._block_rows)
         if self._text is not None:
             stops = self._text.stops(batch, self._block_rows)
         start = 0
         for stop in stops:
-            yield self._encode(batch.slice(start, stop - start), start)
+            rows = self._encode(batch.slice(start, stop - start), start)
+            yield rows if is_sorted else EncodedRows(start, rows.indptr, *sorted_rows(*rows[1:]))
             start = stop
 
     def _encode(self, block: Any, start: int) -> EncodedRows:
