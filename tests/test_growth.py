@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,10 @@ import pytest
 from heard import Heard
 
 import streamcd
-from streamcd import Dataset
+from streamcd import Dataset, Listener
 from streamcd.conversion import staging
-from streamcd.core.errors import CheckpointError, DataError, DatasetError, UsageError
+from streamcd.conversion.growing import changing
+from streamcd.core.errors import CheckpointError, DataError, DatasetError, EnvironmentFailure, UsageError
 from streamcd.models.encoding import encoding_of
 
 
@@ -352,3 +355,49 @@ def test_what_cannot_be_dropped_is_refused(tmp_path: Path, base: Dataset) -> Non
     with pytest.raises(UsageError, match="give --append with it"):
         streamcd.convert(tmp_path / "a.txt", base.path, drop_before=5)
     assert streamcd.open(base.path).fingerprint == base.fingerprint
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# One step
+
+
+def test_what_an_interrupted_call_has_left_goes_with_the_next(tmp_path: Path, base: Dataset) -> None:
+    streamcd.convert(write_text(tmp_path / "b.txt", 50, seed=1), base.path, append=True)
+    left = base.path / "added-0002"
+    shutil.copytree(base.path / "added-0001", left)
+    (base.path / "notes.txt").write_text("not ours")
+    (advice,) = staging.leftovers(base.path)
+    assert str(left) in advice
+    streamcd.convert(None, base.path, drop_before=0)
+    assert not left.exists()
+    assert (base.path / "notes.txt").exists()
+    assert streamcd.open(base.path).verify() == []
+
+
+def test_an_append_after_which_another_came_is_refused(tmp_path: Path, base: Dataset) -> None:
+    grown = streamcd.convert(write_text(tmp_path / "b.txt", 50, seed=1), base.path, append=True)
+    with pytest.raises(UsageError, match="another call has changed it"), changing(base, Listener()):
+        raise AssertionError("not reached")
+    assert streamcd.open(base.path).fingerprint == grown.fingerprint
+
+
+@pytest.mark.parametrize("writes", ["append", "drop"])
+def test_a_failure_at_the_manifest_leaves_the_dataset_as_it_was(
+    tmp_path: Path, base: Dataset, monkeypatch: pytest.MonkeyPatch, writes: str
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    more = write_text(tmp_path / "b.txt", 50, seed=1)
+    before = sorted(path.relative_to(base.path) for path in base.path.rglob("*"))
+    monkeypatch.setattr("streamcd.conversion.growing.write_metadata", full)
+    with pytest.raises(EnvironmentFailure, match="the disk is full"):
+        streamcd.convert(
+            more if writes == "append" else None,
+            base.path,
+            append=writes == "append",
+            **({} if writes == "append" else {"drop_before": 100}),
+        )
+    assert sorted(path.relative_to(base.path) for path in base.path.rglob("*")) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "b.txt", "data"]
+    assert streamcd.open(base.path).verify() == []

@@ -34,6 +34,7 @@ from streamcd import Dataset
 from streamcd import open as open_dataset
 from streamcd.cli.commands import cli
 from streamcd.conversion.byte_sources import share_out
+from streamcd.conversion.publication import unfinished
 from streamcd.core import storage
 from streamcd.core.errors import DataError, DatasetError, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
@@ -409,6 +410,29 @@ def test_a_dataset_in_a_bucket_is_that_on_disk(server: Server, local: Dataset, r
     shown = CliRunner().invoke(cli, ["info", remote, "--json"])
     assert shown.exit_code == 0
     assert local.fingerprint in shown.stdout
+
+
+def test_rows_are_appended_and_dropped_in_a_bucket_as_on_disk(
+    server: Server, local: Dataset, text: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / "text").write_bytes(text)
+    converted(tmp_path / "text", tmp_path / "data")
+    url = f"{BUCKET}/grown"
+    before = streamcd.convert(tmp_path / "text", url)
+    for place in (tmp_path / "data", url):
+        streamcd.convert(tmp_path / "text", place, append=True)
+    found = open_dataset(url)
+    assert found.fingerprint == open_dataset(tmp_path / "data").fingerprint
+    assert found.verify() == []
+    assert open_dataset(url, as_of=before.fingerprint).info()["fingerprint"] == before.fingerprint
+    for place in (tmp_path / "data", url):
+        streamcd.convert(None, place, drop_before=before.n_rows + 7)
+    found = open_dataset(url)
+    assert found.fingerprint == open_dataset(tmp_path / "data").fingerprint
+    assert found.verify() == []
+    assert unfinished(Url(url)) == []
+    listed = {name for name, *_ in found.listed_files(found.manifest)}
+    assert set(Url(url).find()) == {*listed, "manifest.json"}
 
 
 def test_a_damaged_part_in_a_bucket_is_found(server: Server, local: Dataset, tmp_path: Path) -> None:

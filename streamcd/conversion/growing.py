@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ..core.atomic_files import put_directory, sync, write_file
+from ..core.atomic_files import put_directory, write_file
 from ..core.errors import DatasetError, UsageError
 from ..core.metadata import write_metadata
 from ..core.progress import Listener
@@ -162,7 +162,6 @@ def _put_in_place(new: Path, place: Path, growth: Growth) -> None:
     assert growth.fields is not None
     try:
         if new.exists():
-            sync(new)
             put_directory(new, place / growth.folder, None)
         write_metadata(place / _MANIFEST, ROW_LAYOUT, growth.fields)
     finally:  # of what is not in place as well

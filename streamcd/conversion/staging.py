@@ -58,12 +58,13 @@ def staging_directory(dest: Path, put: Callable[[Path], None]) -> Iterator[Path]
 def clear_interrupted(dest: Path) -> None:
     """Restore what an interrupted conversion has set aside, and remove the rest, unless one works there now."""
     work = work_directory(dest)
-    if os.path.lexists(work):
+    if os.path.lexists(work) or unlisted(dest):
         with (
             suppress(UsageError, EnvironmentFailure),
             _locked(work),
         ):  # these are told once there is work to do
             restore_directory(dest, work / SET_ASIDE)
+            remove_unlisted(dest)
             remove_work(work)
 
 

@@ -38,9 +38,11 @@ USES = (
     Use("a", (), "train a out --method newton --penalty elasticnet --max-passes 2 --tol 1e-12", "out"),
     Use("a.numbers", (), "train a.numbers out --loss quantile --max-passes 3 --tol 1e-12", "out"),
     Use("a.table", (), "train a.table out --method dual --max-passes 3 --tol 1e-12", "out"),
+    Use("a.grown", (), "train a.grown out --method dual --max-passes 3 --tol 1e-12", "out"),
+    Use("a.grown", ("a.before",), "resume a.before --dataset a.grown --max-passes 6", "a.before"),
 )
 
-DATASETS = ("a", "a.numbers", "a.table")
+DATASETS = ("a", "a.numbers", "a.table", "a.grown")
 
 
 class Damage:

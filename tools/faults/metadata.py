@@ -35,6 +35,19 @@ FILES = {
         "train a.numbers out --loss squared_error --max-passes 1",
     ),
     "a.table/manifest.json": ("info a.table", "verify a.table", "train a.table out --max-passes 1"),
+    "a.grown/manifest.json": (
+        "info a.grown",
+        "verify a.grown",
+        "train a.grown out --max-passes 1",
+        "resume a.before --dataset a.grown --max-passes 4",
+        "convert a.txt a.grown --append",
+        "convert a.grown --drop-before 30",
+    ),
+    "a.grown/added-0001/earlier.json": (
+        "verify a.grown",
+        "resume a.before --dataset a.grown --max-passes 4",
+        "convert a.txt a.grown --append",
+    ),
     "a.table.done/model/model.json": (
         "info a.table.done",
         "verify a.table.done",
@@ -58,7 +71,18 @@ class Metadata:
     def attempt(self, number: int, rng: random.Random, place: Path) -> list[Finding]:
         name = list(FILES)[number % len(FILES)]
         self.workspace.copy(
-            place, "a", "a.run", "a.done", "a.l1", "a.numbers", "a.csv", "a.table", "a.table.done"
+            place,
+            "a",
+            "a.run",
+            "a.done",
+            "a.l1",
+            "a.numbers",
+            "a.csv",
+            "a.table",
+            "a.table.done",
+            "a.txt",
+            "a.grown",
+            "a.before",
         )
         part = next((place / "a" / "rows").iterdir())
         (place / "outside.parquet").write_bytes(part.read_bytes())

@@ -177,6 +177,10 @@ conversion/staging.py
     if "lock" not in names or not stat.S_ISREG(os.lstat(lock).st_mode):
         ~ convert work_goes_to_no_directory_of_others_and_through_no_link
     if lock is None: ~ convert a_second_conversion_to_the_same_place_is_refused
+    remove_unlisted(dest) ~ growth what_an_interrupted_call_has_left_goes_with_the_next
+conversion/growing.py
+    if found != dataset.fingerprint: ~ growth an_append_after_which_another_came_is_refused
+    remove_unlisted(place) @ _put_in_place ~ growth a_failure_at_the_manifest_leaves_the_dataset_as_it_was[append]
 core/locks.py
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB) ~ resume a_run_in_use_by_another_process_is_refused
     if not _copies_keep: ~ durability a_forked_child_holds_no_lock_of_its_parent
