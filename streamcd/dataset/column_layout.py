@@ -117,10 +117,7 @@ def open_columns(dataset: RowTable, *, check_files: bool = True) -> Columns:
             f"{dataset.path} has no column layout; 'streamcd columns {dataset.path}' makes it"
         ) from None
     if manifest["dataset"] in earlier_fingerprints(dataset.manifest):
-        raise DatasetError(
-            f"{dataset.path} has rows that were appended since its column layout was made; 'streamcd columns "
-            f"{dataset.path} --force' makes it anew, and is for when no run needs the old one any more"
-        )
+        raise DatasetError(describe_old_columns(dataset))
     if manifest["dataset"] != dataset.fingerprint:
         raise DatasetError(
             f"{path / 'manifest.json'}: made from a dataset with fingerprint {manifest['dataset']}, "
@@ -132,6 +129,14 @@ def open_columns(dataset: RowTable, *, check_files: bool = True) -> Columns:
     if columns.n_items != columns.item_start[-1]:
         raise _miscounted(path, "n_features", manifest, "chunk table", int(columns.item_start[-1]))
     return columns
+
+
+def describe_old_columns(dataset: RowTable) -> str:
+    """Say that a column layout is of the rows before others were appended, and what to do."""
+    return (
+        f"{dataset.path} has rows that were appended since its column layout was made; 'streamcd columns {dataset.path} "
+        "--force' makes it anew, and is for when no run needs the old one any more"
+    )
 
 
 def _miscounted(

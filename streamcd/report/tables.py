@@ -91,8 +91,18 @@ def dataset_tables(path: str, info: Facts) -> list[Table]:
         ("method", f"{info['method']}: {info['method_because']}"),
         ("bias", describe_bias(info["bias"], info["bias_because"])),
     ]
-    tables = [Table(f"dataset {path}", [row for row in rows if row[1]])]
+    tables = [Table(f"dataset {path}", [row for row in rows if row[1]]), *_batches(info["batches"])]
     return [*_source_columns(info["table"]), *tables] if info.get("table") else tables
+
+
+def _batches(batches: Sequence[Facts]) -> list[Table]:
+    """Show in which batches rows came, where there were several."""
+    if len(batches) == 1:
+        return []
+    rows = [
+        [f"{one['n_rows']:,}", f"{one['first_row']:,}", str(one["n_shards"]), one["when"]] for one in batches
+    ]
+    return [Table("batches of rows", rows, ["rows", "first row", "shards", "appended"], 0)]
 
 
 def _source_columns(facts: Sequence[Facts]) -> list[Table]:

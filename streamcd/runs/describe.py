@@ -38,7 +38,7 @@ def describe(path: str, *, scaled: bool = False) -> dict[str, Any]:
 def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     """Describe a dataset: as `Dataset.info`, with the names of features, advice, and what a training would choose."""
     from ..conversion.publication import unfinished
-    from ..dataset.column_layout import has_columns
+    from ..dataset.column_layout import columns_exist, describe_old_columns, has_columns
     from ..dataset.diagnostics import advice, feature_rms
     from ..models.encoding import first_feature_names
     from .choices import DUAL, bias_by_source
@@ -46,12 +46,14 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     bias, bias_because = bias_by_source(dataset)
     method, method_because = DUAL
     alone = dataset.classes is not None and dataset.classes.size == 1
+    has_all = has_columns(dataset)
+    old_columns = [describe_old_columns(dataset)] if columns_exist(dataset) and not has_all else []
     return {
         **dataset.info(),
         "feature_names": first_feature_names(dataset, 10),
         "feature_rms": feature_rms(dataset),
-        "advice": [*[_ONE_CLASS] * alone, *advice(dataset), *unfinished(dataset.path)],
-        "columns": has_columns(dataset),
+        "advice": [*[_ONE_CLASS] * alone, *advice(dataset), *old_columns, *unfinished(dataset.path)],
+        "columns": has_all,
         "method": method,
         "method_because": method_because,
         "bias": bias,
