@@ -83,6 +83,19 @@ def test_a_run_goes_on_with_the_rows_that_it_began_with(tmp_path: Path, base: Da
     assert np.array_equal(*weights)
 
 
+def test_a_run_is_validated_on_the_rows_that_it_began_with(tmp_path: Path, base: Dataset) -> None:
+    held = streamcd.convert(write_text(tmp_path / "v.txt", 80, seed=5), tmp_path / "held")
+    for name in ("grown", "whole"):
+        with pytest.warns(streamcd.ConvergenceWarning):
+            streamcd.train(base.path, tmp_path / name, max_passes=2, tol=1e-9, validation=str(held.path))
+    with pytest.warns(streamcd.ConvergenceWarning):
+        whole = streamcd.resume(tmp_path / "whole", max_passes=4)
+    streamcd.convert(write_text(tmp_path / "b.txt", 50, seed=1), held.path, append=True)
+    with pytest.warns(streamcd.ConvergenceWarning):
+        grown = streamcd.resume(tmp_path / "grown", max_passes=4)
+    assert grown.validation == whole.validation
+
+
 def test_the_dataset_before_is_opened_by_its_fingerprint(tmp_path: Path, base: Dataset) -> None:
     more = write_text(tmp_path / "b.txt", 50, seed=1)
     once = streamcd.convert(more, base.path, append=True)
@@ -271,10 +284,27 @@ def test_what_the_rows_of_a_dataset_have_must_be_there(
     base = streamcd.convert(table, tmp_path / "data", **OPTIONS)
     with pytest.raises(DataError, match="expected the column 'key', which it keeps beside the rows"):
         streamcd.convert(later.drop(columns="key"), base.path, append=True)
+    with pytest.raises(UsageError, match="expected a table with the strings"):
+        streamcd.convert(write_text(tmp_path / "a.txt", 5, seed=0), base.path, append=True, format="libsvm")
     with pytest.raises(UsageError, match="--seed, --label and --append exclude each other"):
         streamcd.convert(later, base.path, append=True, label="label", seed=1)
     with pytest.raises(DatasetError, match="does not exist"):
         streamcd.convert(later, tmp_path / "nowhere", append=True)
+
+
+def test_rows_without_weights_are_not_appended_to_rows_with_weights(tmp_path: Path) -> None:
+    X, y = np.eye(6), np.arange(6) % 2
+    base = streamcd.convert((X, y, np.full(6, 2.0)), tmp_path / "data")
+    with pytest.raises(UsageError, match="expected weights, which its rows have, found none"):
+        streamcd.convert((X, y), base.path, append=True)
+    assert streamcd.convert((X, y, np.ones(6)), base.path, append=True).verify() == []
+
+
+def test_a_dataset_of_the_features_that_occur_takes_no_more_rows(tmp_path: Path) -> None:
+    more = write_text(tmp_path / "a.txt", 50, seed=0)
+    base = streamcd.convert(more, tmp_path / "data", compact=True)
+    with pytest.raises(UsageError, match="convert all rows anew"):
+        streamcd.convert(more, base.path, append=True)
 
 
 def test_scaling_is_that_of_the_dataset(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.atomic_files import SET_ASIDE, put_directory, work_directory
-from ..core.errors import DataError, UsageError, escaped
+from ..core.errors import UsageError
 from ..core.memory_budget import parse_size
 from ..core.options import takes
 from ..core.process_pool import Pool, checked_workers
@@ -119,6 +119,8 @@ def _convert(sources: Any, place: Location, asked: ConvertOptions, listener: Lis
             check_rows(0, paths)
         source = opened(plan)
         _check_source(options, source)
+        if base:
+            base.check(source, weighted=options.weights is not None)
         if source.held_bytes:
             plan = make_plan(options, urls, source.held_bytes)
             source = opened(plan)
@@ -187,8 +189,6 @@ def _check_source(options: Options, source: Source) -> None:
             raise UsageError(
                 f"{', '.join(options.given)} and --like exclude each other: --like takes the columns from there"
             )
-    if options.append:
-        _check_appended(options, source)
     if source.weighted and options.weights is not None:
         raise UsageError("--weights and --weight-column exclude each other: give the weights once")
     if options.training is None and not source.of_indices:
@@ -196,31 +196,6 @@ def _check_source(options: Options, source: Source) -> None:
             raise UsageError(
                 f"{name} is for features numbered by indices: those of a table are its columns; leave it out"
             )
-
-
-def _check_appended(options: Options, source: Source) -> None:
-    """Refuse rows that lack what those of the dataset have: a table's columns, those kept beside the rows, weights."""
-    like = options.training
-    assert like is not None
-    known = like.encoding
-    if like.class_names and not source.names_labels:
-        names = ", ".join(map(escaped, like.class_names[:5]))
-        raise UsageError(f"{options.like_words}: expected names as labels, such as {names}, found numbers")
-    if known is None:
-        return
-    if source.encoding is None:
-        raise UsageError(
-            f"{options.like_words}: expected a table with its columns, found {source.what} without names"
-        )
-    if options.adds_names and known.text:
-        raise UsageError(
-            f"--new-names add: expected a dataset without columns of text, found {known.text[0][1].name!r}, whose words are "
-            "those of the first rows; count leaves new ones out"
-        )
-    if lacking := [name for name in known.kept if name not in source.encoding.kept]:
-        raise DataError(
-            f"{options.like_words}: expected the column {lacking[0]!r}, which it keeps beside the rows, found none; add it"
-        )
 
 
 def _check(options: Options, paths: list[str]) -> None:

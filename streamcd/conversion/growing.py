@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.atomic_files import put_directory, write_file
-from ..core.errors import DatasetError, UsageError
+from ..core.errors import DataError, DatasetError, UsageError, escaped
 from ..core.metadata import write_metadata
 from ..core.progress import Listener
 from ..core.storage import Location, Url
@@ -27,6 +27,7 @@ from ..dataset.parquet import file_checksum
 from .options import ConvertOptions
 from .plan import Like, load_like
 from .publication import Publication, appending
+from .sources import Source
 from .staging import clear_interrupted, folders_of, remove_unlisted, staging_directory
 
 _MANIFEST = "manifest.json"
@@ -43,6 +44,34 @@ class Base:
     def first_row(self) -> int:
         """Number of the first row that comes."""
         return self.dataset.first_row + self.dataset.n_rows
+
+    def check(self, source: Source, *, weighted: bool) -> None:
+        """Refuse rows that lack what those of the dataset have: columns, names as labels, weights (`weighted` by a file)."""
+        like, place, known = self.like, self.dataset.path, self.like.encoding
+        if like.class_names and not source.names_labels:
+            names = ", ".join(map(escaped, like.class_names[:5]))
+            raise UsageError(f"--append to {place}: expected names as labels, such as {names}, found numbers")
+        if self.dataset.weighted and not (weighted or source.weighted):
+            raise UsageError(
+                f"--append to {place}: expected weights, which its rows have, found none; give --weights FILE, in Python "
+                "(X, y, weights)"
+            )
+        if known is None:
+            return
+        if source.encoding is None:
+            raise UsageError(
+                f"--append to {place}: expected a table with its columns, found {source.what} without names"
+            )
+        if known.text and source.grows:
+            raise UsageError(
+                f"--new-names add: expected a dataset without columns of text, found {known.text[0][1].name!r}, whose "
+                "words are those of the first rows; count leaves new ones out"
+            )
+        if lacking := [name for name in known.kept if name not in source.encoding.kept]:
+            raise DataError(
+                f"--append to {place}: expected the column {lacking[0]!r}, which it keeps beside the rows, found none; add "
+                "it"
+            )
 
     @property
     def kept_schema(self) -> Any:
@@ -70,6 +99,10 @@ def open_base(place: Location, asked: ConvertOptions) -> Base:
     if isinstance(place, Path):
         clear_interrupted(place)
     dataset = open_dataset(place)
+    if dataset.manifest.get("compact"):
+        raise UsageError(
+            f"--append to {place}: its features are numbered by those that occur (--compact); convert all rows anew"
+        )
     _refuse_other_form(asked, dataset)
     # sets of labels go on from those that there are, too
     return Base(dataset, replace(load_like(place), class_names=tuple(dataset.class_names or ())))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -20,6 +21,7 @@ from ..core.process_pool import checked_workers, memory_per_worker
 from ..core.progress import Listener
 from ..core.storage import REMOTE_BYTES, Url, is_url, location
 from ..core.threads import make_threads
+from ..dataset.chunked_table import UnknownStateError
 from ..dataset.dataset import Dataset, open_cached, open_dataset
 from ..dataset.parquet import file_checksum
 from ..dataset.scaling import Scaling
@@ -228,9 +230,14 @@ def is_dataset(data: str | os.PathLike[str]) -> bool:
     return (location(data) / "manifest.json").exists()
 
 
-def identify(data: str) -> str:
-    """Identify data: a dataset by its fingerprint, files by a digest of their bytes, at URLs of sizes and versions."""
+def identify(data: str, before: str | None = None) -> str:
+    """Identify data: a dataset by its fingerprint, files by a digest of their bytes, at URLs of sizes and versions.
+
+    A dataset to which rows were appended since is still identified by the fingerprint `before`.
+    """
     if is_dataset(data):
+        with suppress(UnknownStateError):
+            return open_dataset(data, check_files=False, as_of=before).fingerprint
         return open_dataset(data, check_files=False).fingerprint
     paths, _ = expand([data])
     digests = [

@@ -89,11 +89,12 @@ def train_groups(
 
 def _validation_scorer(run: ResolvedRun) -> Callable[[Problem, Listener], Validate] | None:
     """Open the validation set of a run, if it has one."""
-    if run.config.validation is None:
+    config = run.config
+    if config.validation is None:
         return None
     from .validation import ValidationSet  # with the kernels of scoring
 
-    return ValidationSet(run.config.validation, run.dataset, run.problem).scorer
+    return ValidationSet(config.validation, run.dataset, run.problem, config.validation_identity).scorer
 
 
 def _make_task(

@@ -245,7 +245,7 @@ def same_validation(config: RunConfig) -> None:
     if config.validation is not None:
         from ..prediction.reading_plan import identify  # with the kernels of decisions
 
-        if identify(config.validation) != config.validation_identity:
+        if identify(config.validation, config.validation_identity) != config.validation_identity:
             raise CheckpointError(
                 f"{config.validation}: not the validation set that the run was begun with; restore that one, or train again"
             )

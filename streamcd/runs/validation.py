@@ -36,10 +36,10 @@ def check_validation(path: str, *, on_workers: bool) -> None:
 
 
 class ValidationSet:
-    """A validation set, open for the trainings on a dataset."""
+    """A validation set, open for the trainings on a dataset; `as_of` is its fingerprint if that is another by now."""
 
-    def __init__(self, path: str, dataset: Dataset, problem: Problem) -> None:
-        self.path, self._data = path, open_dataset(path) if is_dataset(path) else path
+    def __init__(self, path: str, dataset: Dataset, problem: Problem, as_of: str | None = None) -> None:
+        self.path, self._data = path, open_dataset(path, as_of=as_of) if is_dataset(path) else path
         w, code = _untouched(problem), np.tile(problem.model_code, problem.n_lanes // problem.block_lanes)
         self._model = new_model(dataset, problem, weights=w[:-1], intercept=w[-1], code=code, C=None)
         self._needs = RowsToScore(self._data, self._model, compared=True).needs()

@@ -93,7 +93,7 @@ core/metadata.py
 runs/config.py
     if config.columns is not None and dataset.open_columns().fingerprint != config.columns:
         ~ primal a_layout_made_anew_is_refused
-    if identify(config.validation) != config.validation_identity:
+    if identify(config.validation, config.validation_identity) != config.validation_identity:
         ~ validation a_run_goes_on_with_its_own_validation_set_alone
 runs/previous_run.py
     if config.fingerprint != new.dataset.fingerprint:
