@@ -227,14 +227,14 @@ def test_where_it_does_not_apply_training_is_plain(tmp_path: Path, options: dict
 
 @pytest.mark.parametrize("method", ["primal", "online"])
 def test_primal_methods_have_no_kappa(tmp_path: Path, method: str) -> None:
-    with pytest.raises(UsageError, match=r"acceleration 2: .* without a kappa"):
+    with pytest.raises(UsageError, match=r"acceleration 2: .* whose strength cannot be given"):
         train(columns_of(tmp_path / "data", random_rows()), tmp_path / "run", method=method, acceleration=2.0)
 
 
 @pytest.mark.parametrize("value", ["sometimes", -1.0, float("nan"), float("inf")])
 def test_a_kappa_that_cannot_be_is_refused(tmp_path: Path, value: Any) -> None:
     data = write_dataset(tmp_path / "data", random_rows())
-    with pytest.raises(UsageError, match="acceleration: expected auto, none, or a kappa"):
+    with pytest.raises(UsageError, match="acceleration: expected auto, none, or a strength"):
         train(data, tmp_path / "run", acceleration=value)
 
 

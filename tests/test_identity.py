@@ -222,7 +222,7 @@ def test_verify_of_what_is_no_run_is_refused(tmp_path: Path) -> None:
 def test_verify_of_a_run_keeps_to_the_memory_and_advises_by_kind(dataset: Dataset, tmp_path: Path) -> None:
     run, data = tmp_path / "run", Path(dataset.path)
     streamcd.train(dataset, run, max_passes=2)
-    with pytest.raises(UsageError, match=r"the largest slot = .* needed"):
+    with pytest.raises(UsageError, match=r"the largest part of the dual variables = .* needed"):
         verify_run(run, memory=RESERVED_BYTES)
     assert verify_run(run, memory="400MB") == []
     refused = CliRunner().invoke(cli, ["verify", str(run), "--memory", "200MB"])

@@ -237,7 +237,7 @@ def _setting_of(each: Mapping[str, Any]) -> Setting:
 
 def _summed(histories: Histories) -> str:
     lanes = (record["open_lanes"] for records in histories.values() for record in records)
-    return " (sum over lanes)" if max(lanes, default=0) > 1 else ""
+    return " (sum over problems)" if max(lanes, default=0) > 1 else ""
 
 
 def _colors(histories: Histories) -> list[str]:

@@ -131,7 +131,7 @@ def choose_acceleration(asked: Asked, listener: Listener) -> Asked:
     elif asked.omega != 1.0:
         reason = f"it cannot be combined with omega {asked.omega}"
     elif solver.layout == "columns" and asked.acceleration != "auto":
-        reason = f"method {asked.method} extrapolates by a line search, without a kappa"
+        reason = f"method {asked.method} extrapolates by a line search, whose strength cannot be given"
     elif asked.eps is not None and solver.layout == "rows":
         reason = "LIBLINEAR's rule (eps) is about plain coordinate descent"
     if reason is None:

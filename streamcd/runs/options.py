@@ -35,7 +35,7 @@ class SessionOptions(CacheOptions, ThreadOptions, ListenerOptions):
     max_seconds: float | None = option(
         None,
         "Stop after this time with a checkpoint and without a model, unless training has ended (stop_reason time), for "
-        "batch queues; checked between windows.",
+        "batch queues; checked after each part of the data that is in memory.",
         metavar="TIME",
         text=SECONDS,
         section=Section.STOPPING,
@@ -64,7 +64,7 @@ class SessionOptions(CacheOptions, ThreadOptions, ListenerOptions):
     )
     stop_requested: Callable[[], int | None] | None = option(
         None,
-        "Called without arguments after every window; returns the number of a signal that asks the training to stop, "
+        "Called without arguments after every part of the data in memory; returns the number of a signal that asks to stop, "
         "or None. By default Ctrl-C and SIGTERM ask that.",
         kind="callable",
         flags="",

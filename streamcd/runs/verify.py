@@ -90,7 +90,7 @@ def _run_problems(path: Path, listener: Listener, budget: int | None) -> Iterato
     try:
         run = reopen(path, config, same_dataset(config))
     except StreamcdError as error:
-        yield f"{error} (without it, neither slots nor states were checked)"
+        yield f"{error} (without it, neither dual variables nor states were checked)"
         return
     if config.tune is None:
         yield from _directory_problems(path, identity, run, listener, budget)
@@ -124,11 +124,11 @@ def _directory_problems(
         if budget is not None:
             needs = {
                 "costs of classes": run.problem.table_bytes,
-                "the largest slot": slots.largest_bytes,
+                "the largest part of the dual variables": slots.largest_bytes,
             }
             require(budget, needs)
         for chunk in np.flatnonzero(slots.current != NO_SLOT).tolist():
-            listener.progress(Progress("slots", chunk, slots.current.size, "chunks", ""))
+            listener.progress(Progress("dual variables", chunk, slots.current.size, "chunks", ""))
             try:
                 slots.read(chunk)
             except CheckpointError as error:
@@ -165,7 +165,7 @@ def _open_slots(
         current = np.zeros(store.current.size, dtype=np.uint8)
     if current.shape != store.current.shape:
         raise CheckpointError(
-            f"{folder / 'state.npz'}: its slots are {current.size}, the run has {store.current.size}"
+            f"{folder / 'state.npz'}: it has dual variables of {current.size} parts, the run of {store.current.size}"
         )
     store.restore(current)
     return store

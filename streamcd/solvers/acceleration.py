@@ -83,7 +83,7 @@ def check_acceleration(value: float | str) -> float | str:
         kappa = float("nan")
     if not 0.0 <= kappa <= MOST_KAPPA:
         raise UsageError(
-            f"acceleration: expected auto, none, or a kappa from 0 to {MOST_KAPPA:g}, found {value}"
+            f"acceleration: expected auto, none, or a strength from 0 to {MOST_KAPPA:g}, found {value}"
         )
     return kappa
 

@@ -168,7 +168,7 @@ def make_plan(
     each_item = 2 * layout.item_bytes + _ORDER_BYTES * layout.n_orders + (paging.item_bytes if paging else 0)
     least_entries, least_items = (layout.fewest_chunks * size for size in _largest_chunk(table))
     smallest = least_entries * each_entry + least_items * each_item
-    name = f"two windows of {counted(layout.fewest_chunks, 'chunk')}"
+    name = f"two parts of the data of {counted(layout.fewest_chunks, 'chunk')}"
     needs = {**overhead, name: smallest}
     if holding:
         needs["one column held"] = _longest_unit(table) * table.entry_bytes + holding.item_bytes
@@ -236,7 +236,7 @@ def describe_plan(plan: Plan, dataset: Table, budget: int) -> str:
     where = "; what is kept of all rows does not fit and is paged from a file" if plan.page_rows else ""
     return (
         f"{entries} of entries are streamed within {format_size(budget)}: "
-        f"windows of {format_size(plan.window_entries * dataset.entry_bytes)} ({share:.0%} of the data), two at a time"
+        f"{format_size(plan.window_entries * dataset.entry_bytes)} ({share:.0%} of the data) at a time, the next in advance"
         f"{where}"
     )
 

@@ -9,7 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from ..core.memory_budget import peak_memory_bytes
+from ..core.errors import escaped
+from ..core.memory_budget import format_size, peak_memory_bytes
+from ..core.progress import format_seconds
+from ..core.setting import Setting
 from ..solvers import acceleration, over_relaxation
 from ..solvers.problem import Lane
 from . import validation
@@ -32,7 +35,7 @@ def worst_reason(reasons: np.ndarray) -> str:
     return REASONS[max(reasons.tolist(), key=_FROM_GOOD_TO_BAD.index)]
 
 
-@dataclass
+@dataclass(repr=False)
 class Result:
     """Result of a training; its fields are those of ``train --json``.
 
@@ -51,16 +54,16 @@ class Result:
     """
 
     run: str  # the run directory
-    primal_objective: float  # sum over lanes
-    dual_objective: float  # sum over lanes
-    gap: float  # largest (primal - dual) / primal of a lane, with what rounding may add to it
+    primal_objective: float  # sum over all problems: classes, values of C
+    dual_objective: float  # likewise
+    gap: float  # largest (primal - dual) / primal of a problem, with what rounding may add to it
     rounding: float  # largest bound on the rounding error of gap and primal objective, relative to the latter
     violation: float  # largest violation of optimality at the certified weights (LIBLINEAR's measure)
-    converged: bool  # all lanes are
-    # of the lane that ended worst: "gap", "zero" (the objective is, but for rounding), "violation", "validation",
+    converged: bool  # all problems are
+    # of the problem that ended worst: "gap", "zero" (the objective is, but for rounding), "violation", "validation",
     # "max_passes", "rounding" or "time"
     stop_reason: str
-    passes: int  # training passes of the slowest lane
+    passes: int  # training passes of the slowest problem
     seconds: float  # of all sessions of the run
     kernel_seconds: float  # of these, loading kernels in this session: once in a process, and longer where they are compiled
     bytes_read: int  # from the files of the dataset and of the dual variables, in all sessions of the run
@@ -73,6 +76,25 @@ class Result:
     advice: list[str] = field(default_factory=list)
     # for each C and λ, with a validation set: {C, l1, loss, accuracy or r2} of the model, and best_loss after best_passes
     validation: list[dict[str, Any]] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        ended = f"converged after {self.passes} passes" if self.converged else self.describe_shortfall()
+        lines = [f"<streamcd.{type(self).__name__} {escaped(self.run)}: {ended}", *self._figures()]
+        return "\n  ".join(lines) + ">"
+
+    def _figures(self) -> list[str]:
+        """Describe the result in lines."""
+        several = f", sum of {self.n_lanes:,} problems (classes, values of C)" if self.n_lanes > 1 else ""
+        lines = [f"objective: {self.primal_objective:.6g}{several}; relative gap {self.gap:.2g}"]
+        if self.validation:
+            lines.append(validation.describe(self.validation))
+        spent = f"time: {format_seconds(self.seconds)}, read {format_size(self.bytes_read)}"
+        return [
+            *lines,
+            f"rows: {self.n_rows:,}, features: {self.n_features:,}",
+            spent,
+            "model: result.model; log: result.history",
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints."""
@@ -128,7 +150,7 @@ class Result:
         return gap_figure(read_history(Path(self.run)), None)
 
 
-@dataclass
+@dataclass(repr=False)
 class TuneResult(Result):
     """Result of a search over C and λ: the fields of `Result` for the training on all rows, and the scores."""
 
@@ -141,6 +163,12 @@ class TuneResult(Result):
     scored_by: str = (
         "accuracy"  # or r2, of numbers to predict; or loss, their mean loss, which is best where it is least
     )
+
+    def _figures(self) -> list[str]:
+        best = Setting(self.best_C, self.best_l1)
+        means = [of["mean"] for of in self.scores.values()]
+        found = f"best: {best}, by {self.scored_by.replace('_', ' ')}, of {len(means)} tried"
+        return [*([found] if means else []), *super()._figures()]
 
 
 @dataclass(frozen=True)
