@@ -41,6 +41,10 @@ class ArrayParts(OpenParts):
     ) -> None:
         self._tables, self._starts = tables, starts
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the arrays."""
+        return ArrayParts, (self._tables, self._starts)
+
     def read(
         self, name: str, group: int, columns: Sequence[str], verify: bool, crc: int = NO_CRC
     ) -> list[np.ndarray]:
@@ -229,6 +233,14 @@ def sparse_rows(X: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     width = np.int32 if X.shape[1] <= _INT32_MAX else np.int64
     number = np.float32 if value.dtype == np.float32 else np.float64
     return indptr, feature.astype(width, copy=False), value.astype(number, copy=False)
+
+
+def joined_rows(
+    first: tuple[np.ndarray, np.ndarray, np.ndarray], second: tuple[np.ndarray, np.ndarray, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return rows, as of `sparse_rows`, and others behind them."""
+    indptr = np.append(first[0], second[0][1:] + first[0][-1])
+    return indptr, np.append(first[1], second[1]), np.append(first[2], second[2])
 
 
 def _row_norms(indptr: np.ndarray, value: np.ndarray, row_start: np.ndarray) -> dict[str, Any]:

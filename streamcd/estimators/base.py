@@ -46,6 +46,7 @@ except ImportError as missing:
     ) from None
 
 if TYPE_CHECKING:
+    from ..runs.carry_out import MemoryTraining
     from ..training.result import Result
 
 
@@ -187,13 +188,14 @@ class LinearModel(BaseEstimator):
             If a parameter's value is not supported, or `memory` is too small.
         """
         asked = self._check()  # before anything is read
+        self.__dict__.pop("_grown", None)
         dataset = self._dataset_of(X, y, sample_weight)
         if dataset is not None:
             return self._fit_dataset(dataset, asked)
         dataset, of_arrays = self._in_memory(X, y, sample_weight)
         asked = asked | self._of_dataset(dataset) | of_arrays
-        result, (model,) = self._train_in_memory(dataset, asked, Threads(self._n_threads() or 1))
-        return self._adopt(result, model)
+        training = self._train_in_memory(dataset, asked, Threads(self._n_threads() or 1))
+        return self._adopt(training.result, *training.models)
 
     def _check(self) -> dict[str, Any]:
         """Refuse parameters that will not do; returns the options that do not depend on a dataset."""
@@ -235,7 +237,7 @@ class LinearModel(BaseEstimator):
             self._make_columns(dataset.whole)
         if dataset is not dataset.whole:
             # a run on disk could not be resumed without these rows
-            result, (model,) = self._train_in_memory(dataset, asked, make_threads(self._n_threads()))
+            _, _, result, (model,) = self._train_in_memory(dataset, asked, make_threads(self._n_threads()))
         else:
             result, model = self._train_in_directory(dataset, asked)
         return self._adopt_of_dataset(dataset, result, model)
@@ -271,8 +273,12 @@ class LinearModel(BaseEstimator):
             make_columns(dataset, memory=self.memory, listener=self._listener())
 
     def _train_in_memory(
-        self, dataset: Dataset, asked: dict[str, Any], threads: Threads
-    ) -> tuple[Result, list[Model]]:
+        self,
+        dataset: Dataset,
+        asked: dict[str, Any],
+        threads: Threads,
+        earlier: MemoryTraining | None = None,
+    ) -> MemoryTraining:
         from ..runs.carry_out import train_in_memory
         from ..runs.choices import settle
         from ..runs.options import TrainOptions
@@ -283,7 +289,7 @@ class LinearModel(BaseEstimator):
         options = TrainOptions(**asked, checkpoint_every=float("inf"), in_memory=True)
         options = settle(options, dataset, listener)
         with closing(listener):
-            return train_in_memory(dataset, options, Session(listener, None, threads=threads))
+            return train_in_memory(dataset, options, Session(listener, None, threads=threads), earlier)
 
     def _train_in_directory(self, dataset: Dataset, asked: dict[str, Any]) -> tuple[Result, Model]:
         """Train in a directory named by a digest of data and options; resume or reuse the run of an earlier fit there.
@@ -465,11 +471,14 @@ class LinearClassifier(ClassifierMixin, LinearModel):
             raise ValueError(
                 f"expected at least two classes, found one class only: {self.classes_[:1].tolist()[0]!r}"
             )
-        dataset = dataset_of(X, code, self.classes_.size, weight)
+        return dataset_of(X, code, self.classes_.size, weight), self._class_factors(y)
+
+    def _class_factors(self, y: Any) -> dict[str, Any]:
+        """Return the factors of classes as an option, but for balanced ones."""
         if self.class_weight is None or self.class_weight == "balanced":
-            return dataset, {}
+            return {}
         factors = compute_class_weight(self.class_weight, classes=self.classes_, y=y)
-        return dataset, {"class_weight": dict(enumerate(factors))}
+        return {"class_weight": dict(enumerate(factors))}
 
     def decision_function(self, X: Any) -> np.ndarray:
         """Compute the decision values of rows.

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..core.errors import UsageError
-from .base import LinearClassifier, Strengths
+from .base import Strengths
+from .growing import GrowingClassifier
 
 if TYPE_CHECKING:
     from ..dataset.dataset import Dataset
@@ -21,7 +22,7 @@ _LARGE_C = "; without a penalty there need be no optimum: give a large number"
 
 
 @dataclass(eq=False, repr=False)
-class LinearSVC(LinearClassifier):
+class LinearSVC(GrowingClassifier):
     """Linear support vector classifier: ``½‖w‖² + C Σ loss``, with the intercept penalised as in scikit-learn's.
 
     Parameters
@@ -108,7 +109,7 @@ class LinearSVC(LinearClassifier):
 
 
 @dataclass(eq=False, repr=False)
-class LogisticRegression(LinearClassifier):
+class LogisticRegression(GrowingClassifier):
     """Logistic regression: ``½‖w‖² + C Σ log(1 + exp(-y (w·x + b)))``, the intercept b not penalised.
 
     With three classes and more it is multinomial, ``½ Σ_m ‖w_m‖² + C Σ (log Σ_m exp(w_m·x + b_m) - w_y·x - b_y)``, or one
@@ -228,7 +229,7 @@ class LogisticRegression(LinearClassifier):
 
 
 @dataclass(eq=False, repr=False)
-class TwinSVC(LinearClassifier):
+class TwinSVC(GrowingClassifier):
     """Twin support vector classifier: a plane for each class, close to its own rows and away from the others'.
 
     ``r/2 ‖w‖² + ½ Σ_own (w·x)² + C Σ_others slack(w·x)`` for each class; a row is assigned to the nearest plane's class.

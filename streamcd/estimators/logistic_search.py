@@ -212,7 +212,7 @@ class LogisticRegressionCV(LogisticRegression):
             asked |= single._of_dataset(dataset) | of_arrays
         asked |= {"C": costs, "folds": len(held), "search": True}
         threads = Threads(self._n_threads() or 1)
-        _, models = single._train_in_memory(dataset, asked, threads)
+        models = single._train_in_memory(dataset, asked, threads).models
         scorer, judge = check_scoring(single, scoring=self.scoring), copy.copy(single)
         if hasattr(judge, "feature_names_in_"):  # which the rows do not have
             del judge.feature_names_in_
@@ -224,6 +224,11 @@ class LogisticRegressionCV(LogisticRegression):
 
         found = [score(model, held[number % len(held)]) for number, model in enumerate(models)]
         return np.array(found).reshape(len(costs), len(held)).T, None
+
+    @property
+    def partial_fit(self) -> Any:
+        """Nothing: a search has no rows to go on with."""
+        raise AttributeError("LogisticRegressionCV has no partial_fit; LogisticRegression has, for a C found")
 
     def _fold_count(self) -> int:
         """Return the number of folds of a dataset."""

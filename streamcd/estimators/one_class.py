@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from ..dataset.dataset import Dataset
-from .base import LinearModel, OutlierMixin, dataset_of
+from .base import OutlierMixin, dataset_of
+from .growing import GrowingModel
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class OneClassSVM(OutlierMixin, LinearModel):
+class OneClassSVM(OutlierMixin, GrowingModel):
     """Linear one-class support vector machine: rows with ``w·x < rho`` are outliers; labels are ignored.
 
     ``½‖w‖² - rho nu Σ s + Σ s max(0, rho - w·x)``, s being the rows' weights: LIBLINEAR's, and scikit-learn's with
@@ -66,6 +67,33 @@ class OneClassSVM(OutlierMixin, LinearModel):
     def _in_memory(self, X: Any, y: Any, sample_weight: Any) -> tuple[Dataset, dict[str, Any]]:
         X, _, weight = self._checked_arrays(X, None, sample_weight)
         return dataset_of(X, np.zeros(X.shape[0]), None, weight), {}
+
+    def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+        """Add rows to those of the calls before, and go on to the optimum for all of them.
+
+        Unlike scikit-learn's `SGDOneClassSVM` it keeps all rows, in memory (and in pickles), and is exact: every call ends
+        within `tol` of what `fit` finds for the rows so far. Rows of a `fit` are not kept: `partial_fit` after it begins
+        anew.
+
+        Parameters
+        ----------
+        X : array or sparse matrix of shape (rows, features), or frame
+        y
+            Ignored.
+        sample_weight : array, shape (rows,), optional
+            As in `fit`.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        ValueError
+            As by `fit`.
+        """
+        X, _, weight = self._partial_arrays(X, None, sample_weight)
+        return self._go_on(X, np.zeros(X.shape[0]), weight, None)
 
     @property
     def offset_(self) -> np.ndarray:

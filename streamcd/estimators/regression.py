@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from ..dataset.dataset import Dataset
 from .base import LinearModel, RegressorMixin, Strengths, dataset_of
+from .growing import GrowingModel
 
 _NARROW = 500
 """Features up to which Newton's method, whose matrix has a row for each, trains the smooth losses by default."""
@@ -19,7 +20,7 @@ _NO_PENALTY = ": without a penalty there is no C, the factor of the losses besid
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class LinearRegressor(RegressorMixin, LinearModel):
+class LinearRegressor(RegressorMixin, GrowingModel):
     """Base of the regressors."""
 
     fit_intercept: bool = True
@@ -37,6 +38,32 @@ class LinearRegressor(RegressorMixin, LinearModel):
     def _in_memory(self, X: Any, y: Any, sample_weight: Any) -> tuple[Dataset, dict[str, Any]]:
         X, y, weight = self._checked_arrays(X, y, sample_weight, y_numeric=True)
         return dataset_of(X, y.astype(np.float64), None, weight), {}
+
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Add rows to those of the calls before, and go on to the optimum for all of them.
+
+        Unlike scikit-learn's `SGDRegressor` it keeps all rows, in memory (and in pickles), and is exact: every call ends
+        within `tol` of what `fit` finds for the rows so far. It starts from the present solution, so that it takes fewer
+        passes. Rows of a `fit` are not kept: `partial_fit` after it begins anew.
+
+        Parameters
+        ----------
+        X : array or sparse matrix of shape (rows, features), or frame
+        y : array, shape (rows,)
+        sample_weight : array, shape (rows,), optional
+            As in `fit`.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        ValueError
+            As by `fit`.
+        """
+        X, y, weight = self._partial_arrays(X, y, sample_weight, y_numeric=True)
+        return self._go_on(X, y.astype(np.float64), weight, None)
 
     def _of_dataset(self, dataset: Dataset) -> dict[str, Any]:
         found = super()._of_dataset(dataset)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,7 +29,7 @@ from .early_warnings import scaling_advice, shortfall_advice
 from .lane_groups import resolve
 from .models import make_models, save_models
 from .options import ResumeOptions, TrainOptions
-from .previous_run import PreviousRun, groups_follow, start_of_group
+from .previous_run import PreviousRun, earlier_in_memory, groups_follow, start_of_group
 
 
 def new_session(asked: TrainOptions | ResumeOptions) -> Session:
@@ -169,13 +170,28 @@ def carry_out(
     return result
 
 
-def train_in_memory(dataset: Dataset, asked: TrainOptions, session: Session) -> tuple[Result, list[Model]]:
-    """Train on a dataset without a run directory, and without resuming; also returns the model of every C and λ."""
+class MemoryTraining(NamedTuple):
+    """A training without a run directory, which has ended."""
+
+    run: ResolvedRun
+    directory: checkpoint.MemoryRun
+    result: Result
+    models: list[Model]  # of every C and λ
+
+
+def train_in_memory(
+    dataset: Dataset, asked: TrainOptions, session: Session, earlier: MemoryTraining | None = None
+) -> MemoryTraining:
+    """Train on a dataset without a run directory, and without resuming.
+
+    It starts from an `earlier` training on the first of these rows, as far as its options allow.
+    """
     run = resolve(dataset, asked, session.listener)
     directory = checkpoint.MemoryRun()
-    outcome = train_groups(directory, run, None, session)
+    previous = None if earlier is None else earlier_in_memory(earlier.run, earlier.directory, run)
+    outcome = train_groups(directory, run, previous, session)
     result = result_of(directory, outcome, run)
-    return result, make_models(directory, run, result)
+    return MemoryTraining(run, directory, result, make_models(directory, run, result))
 
 
 def result_of(directory: checkpoint.Run, outcome: Outcome, run: ResolvedRun) -> Result:

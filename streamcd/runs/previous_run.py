@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,55 +27,63 @@ from .config import Group, ResolvedRun, RunConfig, read_config, reopen
 
 
 class PreviousRun:
-    """Lanes of an earlier run, in the directory `path`, from which those of a new run start.
+    """Lanes of an earlier run, whose groups ended in `states`, from which those of a new run start.
 
-    `matched` tells what of a run on other rows was found in the new one; empty for a run on the same.
+    `row_start` is that of its chunks, None where it had the rows of the new run, and `classes` has the places of its
+    classes, None where they are the same. With `other` it had other rows; `matched` tells what was found in the new run.
     """
 
     def __init__(
         self,
-        path: Path,
+        states: Sequence[checkpoint.SavedState],
         run: ResolvedRun,
         new: ResolvedRun,
         *,
-        other: tuple[Features, OtherRows] | None = None,
+        row_start: np.ndarray | None = None,
+        other: OtherRows | None = None,
+        features: Features | None = None,
         classes: np.ndarray | None = None,
         matched: str = "",
     ) -> None:
-        self._path, self._run, self._other, self.matched = path, run, other, matched
+        self._states, self._run, self.matched = states, run, matched
+        self._known = {"features": features, "other": other, "row_start": row_start}
         dual = other is None and _needs_alpha(new)
         self._matrix = combination(run.problem, new.problem, classes, dual=dual)
         if not self._matrix.any():
             raise UsageError(
-                f"{path}: no class of that run is one of this dataset; there is nothing to start from"
+                f"{states[0].path}: no class of that run is one of this dataset; there is nothing to start from"
             )
 
     def warm_start(self, dataset: Dataset, lanes: Problem, numbers: range) -> WarmStart:
         """Return the start of some of the new run's lanes, whose indices among all are `numbers`."""
         run, options, width = self._run, self._run.options, lanes.lane_vectors
         accelerated = is_proximal(run.problem, options.acceleration) and keeps_alpha(options.method)
-        parts = _sources(self._path, run, run.groups, accelerated=accelerated, alpha=self._other is None)
-        columns = slice(numbers.start * width, numbers.stop * width)
-        features, other = self._other or (None, None)
-        return WarmStart(
-            dataset, lanes, self._matrix[:, columns], parts, run.problem.bias, features=features, other=other
-        )
+        parts = _sources(zip(self._states, run.groups, strict=True), run, accelerated=accelerated)
+        matrix = self._matrix[:, numbers.start * width : numbers.stop * width]
+        known: dict[str, Any] = self._known
+        return WarmStart(dataset, lanes, matrix, parts, run.problem.bias, **known)
+
+
+def stored_states(path: Path, groups: Sequence[Group]) -> list[checkpoint.StoredState]:
+    """Find the states of groups of lanes of a run in the directory `path`."""
+    identity = checkpoint.read_identity(path)
+    parts = [group.directory for group in groups]
+    return [checkpoint.StoredState(path / part, identity.part(part)) for part in parts]
 
 
 def _sources(
-    path: Path, run: ResolvedRun, groups: Sequence[Group], *, accelerated: bool, alpha: bool
+    parts: Iterable[tuple[checkpoint.SavedState, Group]], run: ResolvedRun, *, accelerated: bool
 ) -> list[Source]:
-    """Open groups of lanes of a run in the directory `path`, with their dual variables if `alpha`."""
-    identity, options, problem = checkpoint.read_identity(path), run.options, run.problem
+    """Describe groups of lanes of a run by their states."""
+    options, problem = run.options, run.problem
     weight = math.nan if run.config.row_weight is None else run.config.row_weight
     sources = []
-    for group in groups:
+    for state, group in parts:
         lanes = problem.subset(group.lanes)
-        layout = options.solver_memory(lanes, run.dataset).layout if alpha else None
-        place = path / group.directory, identity.part(group.directory)
+        layout = options.solver_memory(lanes, run.dataset).layout
         costs = weight * np.array([lane.C for lane in lanes.lanes])
         sources.append(
-            Source(*place, layout, accelerated, problem.l2, group.lanes, problem.lane_vectors, costs)
+            Source(state, layout, accelerated, problem.l2, group.lanes, problem.lane_vectors, costs)
         )
     return sources
 
@@ -91,7 +100,8 @@ def start_of_group(directory: checkpoint.Run, run: ResolvedRun, number: int) -> 
     earlier = [group for group in run.groups[:number] if matrix[list(group.lanes)].any()]
     if not earlier:
         return None
-    sources = _sources(directory.path, run, earlier, accelerated=False, alpha=False)
+    parts = zip(stored_states(directory.path, earlier), earlier, strict=True)
+    sources = _sources(parts, run, accelerated=False)
     return WarmStart(run.dataset, problem.subset(lanes), matrix, sources, problem.bias)
 
 
@@ -110,7 +120,21 @@ def previous_run(new: ResolvedRun) -> PreviousRun | None:
     if config.fingerprint != new.dataset.fingerprint:
         return _of_other_rows(source, path, config, new)
     _check(source, config, new)
-    return PreviousRun(path, reopen(path, config, new.dataset), new)
+    run = reopen(path, config, new.dataset)
+    return PreviousRun(stored_states(path, run.groups), run, new)
+
+
+def earlier_in_memory(
+    run: ResolvedRun, directory: checkpoint.MemoryRun, new: ResolvedRun
+) -> PreviousRun | None:
+    """Open a run in memory on the first rows of a new one's; None if that cannot start from it, as options have changed."""
+    if _needs_alpha(new) and run.options.method != new.options.method:
+        return None
+    states = [directory.part(group.directory) for group in run.groups]
+    try:
+        return PreviousRun(states, run, new, row_start=run.dataset.row_start)
+    except UsageError:
+        return None
 
 
 def _of_other_rows(source: str, path: Path, config: RunConfig, new: ResolvedRun) -> PreviousRun:
@@ -149,8 +173,8 @@ def _of_other_rows(source: str, path: Path, config: RunConfig, new: ResolvedRun)
         if len(listed) > n_same:
             text += f", {len(listed) - n_same} begin at 0"
     run = ResolvedRun(config, dataset, old)
-    other = features, OtherRows(intercepts)
-    return PreviousRun(path, run, new, other=other, classes=classes, matched=text)
+    states, other = stored_states(path, run.groups), OtherRows(intercepts)
+    return PreviousRun(states, run, new, other=other, features=features, classes=classes, matched=text)
 
 
 def _same_features(model: Model, dataset: Dataset) -> tuple[Features, str]:

@@ -25,7 +25,7 @@ from .config import ResolvedRun, write_config
 from .criteria import make_criterion
 from .held_out import HeldOut, held_out_rows
 from .lane_groups import resolve_part
-from .previous_run import PreviousRun
+from .previous_run import PreviousRun, stored_states
 
 
 def carry_out_search(directory: checkpoint.Run, search: ResolvedRun, session: Session) -> TuneResult:
@@ -68,7 +68,7 @@ def _train_best(directory: checkpoint.Run, search: ResolvedRun, best: Setting, s
     part, folds = directory.part("best"), directory.path / "folds"
     options = replace(search.options, C=(best.C,), l1=best.l1 or None, folds=0)
     run = resolve_part(part, search, options, start_from=str(folds.resolve()))
-    previous = PreviousRun(folds, search, run)
+    previous = PreviousRun(stored_states(folds, search.groups), search, run)
     return carry_out(part, run, previous, session, model_path=directory.model_path)
 
 

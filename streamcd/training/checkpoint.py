@@ -12,8 +12,9 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, Any, BinaryIO, Protocol
 
 import numpy as np
 
@@ -158,8 +159,49 @@ class Run:
             file.truncate(self._log_bytes)
 
 
+class SavedState(Protocol):
+    """The last checkpoint of a run, or of a part of it, from which another run starts."""
+
+    @property
+    def path(self) -> Path:
+        """Directory, for messages."""
+
+    def saved(self, names: Sequence[str]) -> dict[str, np.ndarray] | None:
+        """Read arrays by name; None if there is no checkpoint."""
+
+    def saved_rows(self, name: str, block_rows: int) -> Iterator[np.ndarray]:
+        """Iterate over blocks of rows of an array."""
+
+    def saved_slots(self, dataset: Dataset, row_bytes: int, n_chunks: int) -> SlotStore:
+        """Open the slots of the first chunks of a dataset."""
+
+
+@dataclass(frozen=True)
+class StoredState:
+    """`SavedState` in a directory."""
+
+    path: Path
+    identity: Identity
+
+    def saved(self, names: Sequence[str]) -> dict[str, np.ndarray] | None:
+        """See `SavedState`; refused if it is another run's."""
+        return read_arrays(self.path / "state.npz", names, self.identity)
+
+    def saved_rows(self, name: str, block_rows: int) -> Iterator[np.ndarray]:
+        """See `SavedState`."""
+        return read_array_rows(self.path / "state.npz", name, block_rows)
+
+    def saved_slots(self, dataset: Dataset, row_bytes: int, n_chunks: int) -> SlotStore:
+        """See `SavedState`."""
+        slots = chunk_slots(self.path / "dual", dataset, row_bytes, self.identity, n_chunks)
+        arrays = self.saved(("slots",))
+        assert arrays is not None
+        slots.restore(arrays["slots"])
+        return slots
+
+
 class MemoryRun(Run):
-    """A run without files, which keeps its last state in memory and cannot be resumed."""
+    """A run without files, which keeps its last state in memory and cannot be resumed; it is a `SavedState`."""
 
     has_files = False
 
@@ -167,6 +209,19 @@ class MemoryRun(Run):
         self.path = Path("(in memory)")
         self._arrays: Mapping[str, np.ndarray] = {}
         self._parts: dict[str, MemoryRun] = {}
+        self._slots = MemorySlots()
+
+    def saved(self, names: Sequence[str]) -> dict[str, np.ndarray] | None:
+        """See `SavedState`."""
+        return {name: self._arrays[name] for name in names} if self._arrays else None
+
+    def saved_rows(self, name: str, block_rows: int) -> Iterator[np.ndarray]:
+        """See `SavedState`; all rows at once."""
+        yield self._arrays[name]
+
+    def saved_slots(self, dataset: Dataset, row_bytes: int, n_chunks: int) -> SlotStore:
+        """See `SavedState`."""
+        return self._slots
 
     def part(self, name: str) -> MemoryRun:
         """Return the part of that name; with "" the run itself."""
@@ -180,7 +235,7 @@ class MemoryRun(Run):
         """Return None: every run in memory is new."""
 
     def open_slots(self, dataset: Dataset, row_bytes: int, pages: SlotStore | None) -> SlotStore:
-        return MemorySlots()
+        return self._slots
 
     def state_rows(self, part: str, name: str, block_rows: int, first: int = 0) -> Iterator[np.ndarray]:
         """Yield the rows of an array of the last state, all at once."""

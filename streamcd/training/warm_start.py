@@ -6,6 +6,9 @@ rows it is 1/(k - 1), since each row was left out once. The first centre of an a
 primal methods begin with w alone, not scaled (the mean over folds), whatever method found it: scaled by C'/C it is worse
 than w = 0.
 
+Where rows were added, those of the old run come first, with their alpha; new ones have the alpha of a training from nothing,
+for which ``w(alpha)`` is the same, and so do the lanes of new classes.
+
 On other rows there is w alone. The primal methods begin with it; the dual methods with alpha = 0 and w as their first
 centre, so that the first pass finds the alpha that belong to w. Both lose where w fits the new rows much worse than its own:
 that is found on a sample, and lanes begin with nothing.
@@ -14,7 +17,7 @@ that is found on a sample, and lanes begin with nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,8 +29,7 @@ from ..solvers.acceleration import weights_of_alpha
 from ..solvers.problem import Problem, dual_terms, entropies
 from ..solvers.protocol import CERTIFY, TRAIN, Solver, State
 from ..stream.arenas import class_codes
-from ..stream.identity import Identity
-from ..stream.slot_store import SlotStore, chunk_slots
+from ..stream.slot_store import SlotStore
 from . import checkpoint
 from .correspondence import Features
 from .sample_losses import mean_losses
@@ -36,8 +38,7 @@ from .sample_losses import mean_losses
 class Source(NamedTuple):
     """Group of lanes of the old run."""
 
-    path: Path
-    identity: Identity
+    state: checkpoint.SavedState
     layout: Any  # `memory_plan.Layout`; None where there are no dual variables
     accelerated: bool  # by a proximal point
     l2: float  # of its penalty
@@ -55,9 +56,12 @@ class OtherRows(NamedTuple):
 _BLOCK_ROWS = 1 << 14  # of w at a time
 
 _CENTRE_KAPPA = 4.0
-"""Times the last kappa of a run on other rows, with which its w is the first centre. Geometric means of passes from nothing
-over those from w, to 1e-3, on halves of four sets, C = 0.1 to 10: squared error 1.45 (once 1.27, eight times 1.47),
-huber 1.3, quantile and epsilon insensitive 1.2, squared hinge and crammer_singer 1.1, multinomial, logistic, hinge 1.05."""
+"""Times the last kappa of a run, for its w as the first centre where there are rows whose alpha are yet to be found.
+
+With 1 % more rows, of two sets and nine losses, a gap of 1e-3 takes 2 to 12 passes (2 to 13 with once, 2 to 18 with 16 times
+kappa). On other rows, geometric means of passes from nothing over those from w, on halves of four sets, C = 0.1 to 10: 1.45
+for squared error (once 1.27, eight times 1.47), 1.3 for huber, 1.2 for quantile and epsilon insensitive, 1.1 for squared
+hinge and crammer_singer, 1.05 for multinomial, logistic and hinge."""
 
 _WORSE = 1.1
 """Times the objective of the rows trained on, up to which weights are a start on others. Above, on two sets, primal took
@@ -68,7 +72,8 @@ class WarmStart:
     """Initial values of new lanes, from a finished run.
 
     `problem` has the new lanes, and `matrix` is their `combination`; `bias` is the old run's. `features` are those of the
-    old run, None where they are the same. With `other` the old run was of other rows.
+    old run, None where they are the same, and `row_start` the first row of each of its chunks and their end: its rows are
+    the first ones. With `other` the old run was of other rows.
     """
 
     def __init__(
@@ -80,6 +85,7 @@ class WarmStart:
         bias: float,
         *,
         features: Features | None = None,
+        row_start: np.ndarray | None = None,
         other: OtherRows | None = None,
     ) -> None:
         self._dataset, self._problem, self._other = dataset, problem, other
@@ -87,9 +93,13 @@ class WarmStart:
         self._of_bias = (
             bias / problem.bias if problem.bias else 1.0
         )  # factor of its weight, not of sums of alpha
-        mean = np.sign(matrix) / np.maximum((matrix != 0).sum(axis=0), 1)
-        self._mean = mean
-        self._sources = [_LaneSource(dataset, source, (matrix, mean), problem) for source in sources]
+        self._mean = np.sign(matrix) / np.maximum((matrix != 0).sum(axis=0), 1)
+        self._fresh = np.flatnonzero(~matrix.any(axis=0))  # vectors that start from none
+        row_start = dataset.row_start if row_start is None else row_start
+        self._n_old = int(row_start[-1])
+        self._sources = [
+            _LaneSource(dataset, source, (matrix, self._mean), problem, row_start) for source in sources
+        ]
 
     @property
     def has_alpha(self) -> bool:
@@ -110,8 +120,8 @@ class WarmStart:
     def begin_with_alpha(
         self, state: State, solver: Solver, slots: SlotStore, n_flags: int, *, copies: int = 1
     ) -> None:
-        """Initialise a state and the rows' slots with dual variables; other parameters as of `write_alpha`."""
-        dual_sum = self.write_alpha(slots, n_flags, copies=copies)
+        """Initialise a state and the rows' slots with dual variables; see `_write_alpha`."""
+        dual_sum = self._write_alpha(solver, slots, n_flags, copies)
         if solver.warm_start == "alpha and w":
             self._fill_from_alpha(state, accelerated=solver.estimate == "proximal")
             state.lanes["dual_sum"] += dual_sum
@@ -133,7 +143,7 @@ class WarmStart:
         steering = np.zeros((2, self._problem.n_lanes))
         for source in self._sources:
             source.add_steering(steering)
-        _steer(state, steering * np.array([[_CENTRE_KAPPA], [1.0]]))
+        _steer(state, steering, _CENTRE_KAPPA)
         return told
 
     def _drop_unfit(self, state: State) -> str:
@@ -158,24 +168,45 @@ class WarmStart:
             f"weights are from, and beyond {_WORSE:g} times a start from them takes more passes than none"
         )
 
-    def write_alpha(self, slots: SlotStore, n_flags: int, *, copies: int = 1) -> np.ndarray:
-        """Write the dual variables of all rows, `copies` times side by side, with all rows active (`n_flags` flags each).
+    def _write_alpha(self, solver: Solver, slots: SlotStore, n_flags: int, copies: int) -> np.ndarray:
+        """Write the dual variables of the old run's rows; returns the sum of the dual's terms, shape (lanes,).
 
-        Returns the sum of the dual's terms, shape (lanes,).
+        `n_flags` are those of a row, all of which are active; its variables are written `copies` times side by side. Chunks
+        of new rows alone are left to the solver.
         """
         dual_sum = np.zeros(self._problem.n_lanes)
-        for chunk, n_rows in enumerate(np.diff(self._dataset.row_start).tolist()):
-            shares = [source.chunk_alpha(chunk, n_rows) for source in self._sources]
+        for chunk, (start, stop) in enumerate(pairwise(self._dataset.row_start.tolist())):
+            shares = [source.alpha(start, stop) for source in self._sources]
             alpha = np.ascontiguousarray(sum(shares[1:], start=shares[0]))
-            slots.save(chunk, [np.hstack([alpha] * copies), np.ones((n_rows, n_flags), dtype=np.uint8)])
-            dual_sum += self._dual_terms(chunk, alpha)
+            if not alpha.shape[0]:
+                continue
+            label, weight = self._dataset.read_rows(chunk, ("label", "weight"))
+            code = class_codes(self._dataset, chunk, label)
+            if alpha.shape[0] < label.size or self._fresh.size:
+                alpha = self._with_new(alpha, solver, code, weight)
+            slots.save(chunk, [np.hstack([alpha] * copies), np.ones((label.size, n_flags), dtype=np.uint8)])
+            if solver.warm_start == "alpha and w":
+                dual_sum += self._dual_terms(alpha, code, label, weight)
         return dual_sum
 
-    def _dual_terms(self, chunk: int, alpha: np.ndarray) -> np.ndarray:
-        """Sum the dual's terms over a chunk's rows, per lane; reads the labels, not the entries."""
-        problem, dataset = self._problem, self._dataset
-        label, weight = dataset.read_rows(chunk, ("label", "weight"))
-        code = class_codes(dataset, chunk, label)
+    def _with_new(
+        self, alpha: np.ndarray, solver: Solver, code: np.ndarray, weight: np.ndarray
+    ) -> np.ndarray:
+        """Return dual variables with those of further rows, and of fresh vectors, as the solver begins with them."""
+        arena = solver.layout.new_arena(self._dataset, code.size, 0)
+        arena.code[:], arena.weight[:] = code, weight
+        solver.new_rows(arena, 0, code.size)
+        out = np.ascontiguousarray(arena.alpha[: code.size])
+        width, known = self._mean.shape[1], np.setdiff1d(np.arange(self._mean.shape[1]), self._fresh)
+        for half in range(0, out.shape[1], width):
+            out[: alpha.shape[0], half + known] = alpha[:, half + known]
+        return out
+
+    def _dual_terms(
+        self, alpha: np.ndarray, code: np.ndarray, label: np.ndarray, weight: np.ndarray
+    ) -> np.ndarray:
+        """Sum the dual's terms over rows, per lane."""
+        problem = self._problem
         if problem.form == CLASSES:
             # -Σ_{m ≠ y} alpha is the variable of the row's own class: the sum over all classes is 0
             per_lane = alpha.reshape(code.size, problem.n_lanes, problem.classes.size)
@@ -220,14 +251,14 @@ class WarmStart:
             source.add_centre(state.w, self._features)
             source.add_steering(steering)
         state.w[-1] *= self._of_bias
-        _steer(state, steering)
+        _steer(state, steering, _CENTRE_KAPPA if self._n_old < self._dataset.n_rows else 1.0)
 
 
-def _steer(state: State, steering: np.ndarray) -> None:
-    """Adopt kappa and theta of old lanes, where neither kappa was fixed."""
+def _steer(state: State, steering: np.ndarray, factor: float) -> None:
+    """Adopt `factor` times kappa, and theta, of old lanes, where neither kappa was fixed."""
     kept = state.lanes
     adopts = (steering > 0.0).all(axis=0) & (kept["theta"] > 0.0)
-    kept["kappa"][adopts], kept["theta"][adopts] = steering[:, adopts]
+    kept["kappa"][adopts], kept["theta"][adopts] = factor * steering[0, adopts], steering[1, adopts]
 
 
 def _certify_first(state: State, solver: Solver) -> None:
@@ -240,45 +271,54 @@ def _certify_first(state: State, solver: Solver) -> None:
 
 
 class _LaneSource:
-    """Source of new lanes: the lanes in one directory of the old run."""
+    """Source of new lanes: a group of lanes of the old run."""
 
     def __init__(
         self,
         dataset: Dataset,
         source: Source,
-        matrices: tuple[np.ndarray, np.ndarray],  # of alpha, and of means
+        matrices: tuple[np.ndarray, np.ndarray],  # of alpha and w(alpha), and of means
         problem: Problem,
+        row_start: np.ndarray,
     ) -> None:
-        path, identity, self._layout, self.accelerated, self._l2, lanes, width, self._costs = source
-        self._path, self._identity, self._dataset = path, identity, dataset
+        self._state, self._layout, self.accelerated, self._l2, lanes, width, self._costs = source
+        self._dataset, self._row_start = dataset, row_start
         self._halves = 2 if is_logistic(problem.loss) else 1
         own = slice(lanes.start * width, lanes.stop * width)
         self._matrix, self._mean = (matrix[own] for matrix in matrices)
         by_lane = np.abs(self._mean).reshape(len(lanes), width, problem.n_lanes, problem.lane_vectors)
         self._lane_mean = by_lane.max(axis=(1, 3), initial=0.0)
-        names = ("position",) if self._layout is None else ("position", "slots")
-        arrays = checkpoint.read_arrays(path / "state.npz", names, identity)
+        arrays = self._state.saved(("position",))
         if arrays is None or not arrays["position"].any():
-            raise CheckpointError(f"{path}: no checkpoint to start from; 'streamcd resume' the run first")
-        self._current = arrays.get("slots")
+            raise CheckpointError(
+                f"{self._state.path}: no checkpoint to start from; 'streamcd resume' the run first"
+            )
         self._slots: SlotStore | None = None
 
-    def chunk_alpha(self, chunk: int, n_rows: int) -> np.ndarray:
-        """Return this source's part of the new lanes' dual variables of a chunk."""
+    def alpha(self, start: int, stop: int) -> np.ndarray:
+        """Return this source's part of the new lanes' dual variables of rows, as far as the old run had the rows."""
+        parts = [np.zeros((0, self._halves * self._matrix.shape[1]))]
+        stop = min(stop, int(self._row_start[-1]))
+        first = int(np.searchsorted(self._row_start, start, side="right")) - 1
+        while start < stop:
+            begin, end = self._row_start[first : first + 2].tolist()
+            parts.append(self._chunk_alpha(first, end - begin)[start - begin : stop - begin])
+            start, first = end, first + 1
+        return np.concatenate(parts)
+
+    def _chunk_alpha(self, chunk: int, n_rows: int) -> np.ndarray:
         if self._slots is None:
-            folder, row_bytes = self._path / "dual", self._layout.state_bytes
-            self._slots = chunk_slots(folder, self._dataset, row_bytes, self._identity)
-            assert self._current is not None
-            self._slots.restore(self._current)
+            n_chunks = self._row_start.size - 1
+            self._slots = self._state.saved_slots(self._dataset, self._layout.state_bytes, n_chunks)
         alpha = np.zeros((n_rows, self._layout.alpha_width))
         flags = np.empty((n_rows, self._layout.n_flags), dtype=np.uint8)
         if not self._slots.load(chunk, [alpha, flags]):
             raise CheckpointError(
-                f"{self._path}: the run has not visited all rows; 'streamcd resume' it first"
+                f"{self._state.path}: the run has not visited all rows; 'streamcd resume' it first"
             )
-        width = alpha.shape[1] // self._halves
+        width, matrix = alpha.shape[1] // self._halves, np.abs(self._matrix)
         return np.hstack(
-            [alpha[:, half * width : (half + 1) * width] @ self._matrix for half in range(self._halves)]
+            [alpha[:, half * width : (half + 1) * width] @ matrix for half in range(self._halves)]
         )
 
     def add_weights(self, w: np.ndarray, features: Features, *, dual: bool) -> None:
@@ -315,9 +355,9 @@ class _LaneSource:
             yield weights_of_alpha(lanes, *blocks, self._l2)
 
     def _read(self, *names: str) -> dict[str, np.ndarray]:
-        arrays = checkpoint.read_arrays(self._path / "state.npz", names)
+        arrays = self._state.saved(names)
         assert arrays is not None
         return arrays
 
     def _read_rows(self, name: str) -> Iterator[np.ndarray]:
-        return checkpoint.read_array_rows(self._path / "state.npz", name, _BLOCK_ROWS)
+        return self._state.saved_rows(name, _BLOCK_ROWS)
