@@ -46,7 +46,6 @@ except ImportError as missing:
     ) from None
 
 if TYPE_CHECKING:
-    from ..runs.carry_out import MemoryTraining
     from ..training.result import Result
 
 
@@ -277,8 +276,9 @@ class LinearModel(BaseEstimator):
         dataset: Dataset,
         asked: dict[str, Any],
         threads: Threads,
-        earlier: MemoryTraining | None = None,
-    ) -> MemoryTraining:
+        earlier: Any = None,
+    ) -> Any:
+        """Return a `runs.carry_out.MemoryTraining`, begun at an earlier one of the first rows."""
         from ..runs.carry_out import train_in_memory
         from ..runs.choices import settle
         from ..runs.options import TrainOptions

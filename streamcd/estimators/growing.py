@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -13,9 +13,6 @@ from sklearn.utils.multiclass import check_classification_targets
 from ..core.threads import Threads
 from ..dataset.in_memory import InMemoryDataset, joined_rows, sparse_rows
 
-if TYPE_CHECKING:
-    from ..runs.carry_out import MemoryTraining
-
 
 class _Grown(NamedTuple):
     """Rows so far, and the training on them."""
@@ -23,7 +20,7 @@ class _Grown(NamedTuple):
     rows: tuple[np.ndarray, np.ndarray, np.ndarray]  # as of `InMemoryDataset`
     label: np.ndarray
     weight: np.ndarray
-    training: MemoryTraining
+    training: Any  # `runs.carry_out.MemoryTraining`
 
 
 class GrowingModel(LinearModel):
@@ -75,7 +72,8 @@ class GrowingClassifier(LinearClassifier, GrowingModel):
         X : array or sparse matrix of shape (rows, features), or frame
         y : array, shape (rows,)
         classes : array, shape (n_classes,)
-            All labels there will ever be; has to be given in the first call, and may be left out in later ones.
+            All labels there will ever be; has to be given in the first call, but after a `fit`, whose classes stay, and may
+            be left out in later ones.
         sample_weight : array, shape (rows,), optional
             As in `fit`.
 
@@ -106,7 +104,7 @@ class GrowingClassifier(LinearClassifier, GrowingModel):
     def _known_classes(self, classes: Any, *, first: bool) -> np.ndarray:
         """Return the classes of all calls."""
         if classes is None:
-            if first:
+            if not hasattr(self, "classes_"):
                 raise ValueError(
                     f"{type(self).__name__}: classes must be passed on the first call to partial_fit"
                 )

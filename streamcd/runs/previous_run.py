@@ -12,6 +12,7 @@ import numpy as np
 from ..core.errors import UsageError
 from ..core.progress import counted
 from ..core.storage import local_path
+from ..dataset.chunked_table import UnknownStateError
 from ..dataset.dataset import Dataset
 from ..kernels.loss_table import INLIERS
 from ..models.encoding import encoding_of, feature_places
@@ -21,7 +22,7 @@ from ..models.stored import find_model, models_of_path, without_weights
 from ..solvers.problem import Problem, make_problem
 from ..solvers.registry import is_proximal, keeps_alpha
 from ..training import checkpoint
-from ..training.correspondence import Features, combination, nearest_lanes, places_of
+from ..training.correspondence import Features, class_ratios, combination, nearest_lanes, places_of
 from ..training.warm_start import OtherRows, Source, WarmStart
 from .config import Group, ResolvedRun, RunConfig, read_config, reopen
 
@@ -29,8 +30,9 @@ from .config import Group, ResolvedRun, RunConfig, read_config, reopen
 class PreviousRun:
     """Lanes of an earlier run, whose groups ended in `states`, from which those of a new run start.
 
-    `row_start` is that of its chunks, None where it had the rows of the new run, and `classes` has the places of its
-    classes, None where they are the same. With `other` it had other rows; `matched` tells what was found in the new run.
+    `row_start` is that of its chunks where the new run has more rows behind them, else None, and `classes` has the places
+    of its classes, None where they are the same. With `other` it had other rows; `matched` tells what was found in the new
+    run.
     """
 
     def __init__(
@@ -47,8 +49,10 @@ class PreviousRun:
     ) -> None:
         self._states, self._run, self.matched = states, run, matched
         self._known = {"features": features, "other": other, "row_start": row_start}
-        dual = other is None and _needs_alpha(new)
-        self._matrix = combination(run.problem, new.problem, classes, dual=dual)
+        dual, grown = other is None and _needs_alpha(new), row_start is not None
+        self._matrix = combination(run.problem, new.problem, classes, dual=dual, grown=grown)
+        if dual and grown:
+            self._known["ratios"] = class_ratios(run.problem, new.problem, classes)
         if not self._matrix.any():
             raise UsageError(
                 f"{states[0].path}: no class of that run is one of this dataset; there is nothing to start from"
@@ -110,18 +114,62 @@ def previous_run(new: ResolvedRun) -> PreviousRun | None:
     source = new.config.start_from
     if source is None:
         return None
-    if new.problem.form == INLIERS:
-        raise UsageError("a warm start is from another C; one_class has none")
     path = local_path(source, "a run")
     config = read_config(path)
     if config.tune is not None:
         path = path / ("best" if (path / "best" / "state.npz").exists() else "folds")
         config = read_config(path)
-    if config.fingerprint != new.dataset.fingerprint:
+    before = _as_of(new.dataset, config.fingerprint)
+    if new.problem.form == INLIERS and before in (None, new.dataset):
+        raise UsageError("a warm start is from another C; one_class has none")
+    if before is None:
         return _of_other_rows(source, path, config, new)
     _check(source, config, new)
-    run = reopen(path, config, new.dataset)
-    return PreviousRun(stored_states(path, run.groups), run, new)
+    run = reopen(path, config, before)
+    states = stored_states(path, run.groups)
+    return (
+        PreviousRun(states, run, new) if before is new.dataset else _of_first_rows(source, states, run, new)
+    )
+
+
+def _as_of(dataset: Dataset, fingerprint: str) -> Dataset | None:
+    """Open a dataset as it was with a fingerprint; None if it never was, or rows of it were dropped."""
+    try:
+        return dataset.as_of(fingerprint)
+    except UnknownStateError:
+        return None
+
+
+def _of_first_rows(
+    source: str, states: Sequence[checkpoint.SavedState], run: ResolvedRun, new: ResolvedRun
+) -> PreviousRun:
+    """Open a run on a dataset before rows were appended."""
+    before, dataset = run.dataset, new.dataset
+    own = "dual variables" if _needs_alpha(new) else "weights"
+    text = (
+        f"starts from the {own} of {source}, which had the first {before.n_rows:,} of {dataset.n_rows:,} rows"
+    )
+    classes = None
+    if not new.problem.has_targets and new.problem.form != INLIERS:
+        classes = places_of(before.info()["classes"], dataset.info()["classes"])
+    added = {
+        "feature": dataset.n_features - before.n_features,
+        "class": new.problem.model_code.shape[0] - run.problem.model_code.shape[0],
+    }
+    more = [
+        counted(n, f"new {name}", f"new {name}{'es' if name == 'class' else 's'}")
+        for name, n in added.items()
+        if n
+    ]
+    return PreviousRun(
+        states,
+        run,
+        new,
+        row_start=before.row_start,
+        features=Features(before.n_features),
+        classes=classes,
+        matched=text + (f"; {' and '.join(more)} begin at 0" if more else ""),
+    )
 
 
 def earlier_in_memory(
@@ -143,6 +191,10 @@ def _of_other_rows(source: str, path: Path, config: RunConfig, new: ResolvedRun)
         raise UsageError(f"{source}: the search has not ended; 'streamcd resume {source}' goes on with it")
     models = [without_weights(place) for place in models_of_path(source).values() or [find_model(source)]]
     model, options, dataset = models[0], config.options, new.dataset
+    if bool(model.multilabel) != new.problem.multilabel:
+        raise UsageError(
+            f"{source}: expected a run on rows with as many labels as these, one or any, found the other"
+        )
     old = make_problem(
         loss=options.loss,
         classes=model.classes,

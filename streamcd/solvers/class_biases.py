@@ -16,7 +16,7 @@ from ..kernels.primitives import DUAL, GAP, LOSS, LOSS_SLOPE, N_VISITED, ROUNDIN
 from ..stream.window import Window
 from .crammer_singer import CrammerSingerSolver
 from .dual import rows_of
-from .protocol import CERTIFY, State
+from .protocol import CERTIFY, START, State
 
 
 class FreeBiasCrammerSingerSolver(CrammerSingerSolver):
@@ -61,7 +61,7 @@ class FreeBiasCrammerSingerSolver(CrammerSingerSolver):
         first = lanes[~state.lanes["has_sums"][lanes]]
         if state.pause:  # a run that goes on has not made this certificate
             state.matrices["class_sums"][:, self._columns_of(first)] = 0.0
-        state.lanes["has_sums"][first] = True
+        state.lanes["has_sums"][state.phase(START, CERTIFY)] = True
         # the estimate could not know the cost of the mixture
         state.lanes["expected_gap"][first] = proof["gap"][first]
         return proof

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..core.errors import UsageError
-from ..kernels.loss_table import MARGINS
+from ..kernels.loss_table import INLIERS, MARGINS, PLANES
 from ..solvers.problem import Lane, Problem
 
 
@@ -43,14 +43,21 @@ class Features(NamedTuple):
 
 
 def combination(
-    old: Problem, new: Problem, classes: np.ndarray | None = None, *, dual: bool = True
+    old: Problem,
+    new: Problem,
+    classes: np.ndarray | None = None,
+    *,
+    dual: bool = True,
+    grown: bool = False,
 ) -> np.ndarray:
     """Return the matrix of the linear combinations, shape (old vectors, new vectors); without `dual`, for w alone.
 
-    `classes` has the place of each old class among the new ones, -1 for none; None: they are the same. Raises `UsageError`
-    if the problems differ in more than C, folds and classes.
+    `classes` has the place of each old class (or label, where rows have several) among the new ones, -1 for none; None: they
+    are the same. Raises `UsageError` if the problems differ in more than C, folds and classes. Where rows have `grown`,
+    weights of classes may differ too; but for planes and several labels a row, where they change some lanes alone.
     """
-    _check(old, new, dual=dual)
+    scales = grown and old.form != PLANES and not old.multilabel
+    _check(old, new, same_weights=not dual or scales or class_ratios(old, new, classes) is None, dual=dual)
     if new.n_folds:
         raise UsageError(
             "a warm start cannot begin the training of folds; start from another run, or from nothing"
@@ -100,14 +107,28 @@ def _distance(target: Lane, source: Lane) -> tuple[float, float]:
     return abs(math.log(source.C / target.C)), of_l1
 
 
-def _check(old: Problem, new: Problem, *, dual: bool) -> None:
-    """Refuse problems that differ in more than C, folds and classes; dual variables fit the same costs and bias alone."""
+def class_ratios(old: Problem, new: Problem, classes: np.ndarray | None) -> np.ndarray | None:
+    """Return the ratio of every new class's factor on C to what it was, (new classes,), 1 for a new class.
+
+    None where all are 1: balanced weights change with the rows.
+    """
+    if old.has_targets or old.form == INLIERS:
+        return None
+    before, now = (problem.class_factors(range(problem.block_lanes)) for problem in (old, new))
+    places = np.arange(before.size) if classes is None else classes
+    ratios = np.ones(now.size)
+    ratios[places] = np.divide(now[places], before, out=np.zeros(before.size), where=before > 0.0)
+    return None if np.allclose(ratios, 1.0, rtol=1e-12) else ratios
+
+
+def _check(old: Problem, new: Problem, *, same_weights: bool, dual: bool) -> None:
+    """Refuse problems that differ in more than C, folds and classes; dual variables fit the same bias and code alone."""
     same = {
         "loss": old.loss == new.loss,
         # the feature of a free bias may differ: it depends on C, the optimum does not depend on it
         "bias": not dual or old.bias == new.bias or (old.free_bias and new.free_bias),
         "code matrix": not dual or old.n_kinds != new.n_kinds or np.array_equal(old.code, new.code),
-        "class weights": not dual or old.n_kinds != new.n_kinds or _same_factors(old, new),
+        "class weights": same_weights,
         "ridge": old.ridge == new.ridge,
         "slack": old.slack == new.slack,
         "parameter of the loss": old.parameter == new.parameter,
@@ -115,11 +136,6 @@ def _check(old: Problem, new: Problem, *, dual: bool) -> None:
     different = [name for name, equal in same.items() if not equal]
     if different:
         raise UsageError(f"a warm start needs the same {', '.join(different)}; only C may differ")
-
-
-def _same_factors(old: Problem, new: Problem) -> bool:
-    first, second = (problem.class_factors(range(problem.block_lanes)) for problem in (old, new))
-    return np.allclose(first, second, rtol=1e-12)
 
 
 def _signs(old: Problem, new: Problem, classes: np.ndarray | None) -> np.ndarray:

@@ -27,7 +27,7 @@ from ..dataset.dataset import Dataset
 from ..kernels.loss_table import CLASSES, gives_probabilities, is_logistic
 from ..solvers.acceleration import weights_of_alpha
 from ..solvers.problem import Problem, dual_terms, entropies
-from ..solvers.protocol import CERTIFY, TRAIN, Solver, State
+from ..solvers.protocol import CERTIFY, START, TRAIN, Solver, State
 from ..stream.arenas import class_codes
 from ..stream.slot_store import SlotStore
 from . import checkpoint
@@ -73,7 +73,7 @@ class WarmStart:
 
     `problem` has the new lanes, and `matrix` is their `combination`; `bias` is the old run's. `features` are those of the
     old run, None where they are the same, and `row_start` the first row of each of its chunks and their end: its rows are
-    the first ones. With `other` the old run was of other rows.
+    the first ones. Their alpha are multiplied by `ratios`, by class. With `other` the old run was of other rows.
     """
 
     def __init__(
@@ -86,9 +86,11 @@ class WarmStart:
         *,
         features: Features | None = None,
         row_start: np.ndarray | None = None,
+        ratios: np.ndarray | None = None,
         other: OtherRows | None = None,
     ) -> None:
         self._dataset, self._problem, self._other = dataset, problem, other
+        self._ratios = ratios
         self._features = features or Features(problem.n_features)
         self._of_bias = (
             bias / problem.bias if problem.bias else 1.0
@@ -125,7 +127,8 @@ class WarmStart:
         if solver.warm_start == "alpha and w":
             self._fill_from_alpha(state, accelerated=solver.estimate == "proximal")
             state.lanes["dual_sum"] += dual_sum
-            state.lanes["phase"][:] = TRAIN
+            # with other ratios a read sums up w(alpha)
+            state.lanes["phase"][:] = TRAIN if self._ratios is None else START
 
     def begin_with_weights(self, state: State, solver: Solver) -> str:
         """Begin with the old weights, lane by lane where they fit these rows; a dual method by its first centre."""
@@ -172,16 +175,18 @@ class WarmStart:
         """Write the dual variables of the old run's rows; returns the sum of the dual's terms, shape (lanes,).
 
         `n_flags` are those of a row, all of which are active; its variables are written `copies` times side by side. Chunks
-        of new rows alone are left to the solver.
+        of new rows alone are left to the solver, but where there are copies.
         """
         dual_sum = np.zeros(self._problem.n_lanes)
         for chunk, (start, stop) in enumerate(pairwise(self._dataset.row_start.tolist())):
             shares = [source.alpha(start, stop) for source in self._sources]
             alpha = np.ascontiguousarray(sum(shares[1:], start=shares[0]))
-            if not alpha.shape[0]:
+            if not alpha.shape[0] and copies == 1:
                 continue
             label, weight = self._dataset.read_rows(chunk, ("label", "weight"))
             code = class_codes(self._dataset, chunk, label)
+            if self._ratios is not None:
+                alpha *= self._ratios[code[: alpha.shape[0]], None]
             if alpha.shape[0] < label.size or self._fresh.size:
                 alpha = self._with_new(alpha, solver, code, weight)
             slots.save(chunk, [np.hstack([alpha] * copies), np.ones((label.size, n_flags), dtype=np.uint8)])
