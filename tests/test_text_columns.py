@@ -413,3 +413,99 @@ def test_one_command_converts_mail(tmp_path: Path) -> None:
     assert "text, tf-idf" in result.output
     trained = CliRunner().invoke(cli, ["train", str(tmp_path / "mail.data"), str(tmp_path / "run")])
     assert trained.exit_code == 0, trained.output
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Documents
+
+
+def written_documents(directory: Path, n_rows: int = 240) -> tuple[Path, Path]:
+    """A file of labels and texts, and the same as a folder for each class."""
+    texts, classes = made_documents(n_rows)
+    lines, folder = directory / "documents.txt", directory / "folder"
+    lines.write_text(
+        "".join(f"{label}\t{text}, É“x”\r\n" for label, text in zip(classes, texts, strict=True))
+    )
+    for number, (label, text) in enumerate(zip(classes, texts, strict=True)):
+        (folder / label).mkdir(parents=True, exist_ok=True)
+        (folder / label / f"{number:04}.txt").write_text(f"{text}, É“x”\n")
+    return lines, folder
+
+
+def test_documents_with_labels_and_a_folder_for_each_class_convert_and_are_predicted(tmp_path: Path) -> None:
+    lines, folder = written_documents(tmp_path)
+    texts, classes = made_documents(240)
+    table = pa.table({"label": classes, "text": [f"{text}, É“x”" for text in texts]})
+    usual = streamcd.convert(table, tmp_path / "table", label="label", text="text", tf_idf=True)
+    found = streamcd.convert(lines, tmp_path / "lines", tf_idf=True)
+    assert found.fingerprint == usual.fingerprint
+    workers = streamcd.convert(lines, tmp_path / "workers", tf_idf=True, workers=2, format="documents")
+    assert workers.fingerprint == usual.fingerprint
+    classed = streamcd.convert(folder, tmp_path / "classed", tf_idf=True, id="file", shuffle=False)
+    order = np.argsort([f"{label}/{number:04}" for number, label in enumerate(classes)], kind="stable")
+    expected = streamcd.convert(lines, tmp_path / "ordered", tf_idf=True, shuffle=False).to_scipy()[0]
+    assert (classed.to_scipy()[0] != expected[order]).nnz == 0
+    several = streamcd.convert(folder, tmp_path / "several", tf_idf=True, id="file", shuffle=False, workers=2)
+    assert several.fingerprint == classed.fingerprint
+    streamcd.train(found, tmp_path / "run", loss="log_loss")
+    accuracy = streamcd.evaluate(lines, tmp_path / "run")["accuracy"]
+    assert accuracy > 0.9
+    assert streamcd.evaluate(folder, tmp_path / "run")["accuracy"] == accuracy
+    streamcd.train(classed, tmp_path / "of-folder")
+    streamcd.predict(folder, tmp_path / "of-folder", tmp_path / "out.parquet")
+    assert pd.read_parquet(tmp_path / "out.parquet")["file"][0] == f"class 0/{order[0]:04}.txt"
+    (tmp_path / "new.txt").write_text("".join(f"{text}\n" for text in texts[:20]))
+    streamcd.predict(tmp_path / "new.txt", tmp_path / "run", tmp_path / "new.csv")
+    again = pd.read_csv(tmp_path / "new.csv")["prediction"]
+    assert list(again) == list(
+        streamcd.load_model(tmp_path / "run").predict(table.slice(0, 20).select(["text"]))
+    )
+
+
+def test_labels_of_documents_may_be_numbers_and_names_of_columns_make_a_table(tmp_path: Path) -> None:
+    (tmp_path / "numbers.txt").write_text("1\tgood and fine day\n-1\tbad and poor day\n" * 20)
+    dataset = streamcd.convert(tmp_path / "numbers.txt", tmp_path / "numbers")
+    assert dataset.classes.tolist() == [-1, 1]
+    assert dataset.class_names is None
+    targets = streamcd.convert(tmp_path / "numbers.txt", tmp_path / "targets", target=True)
+    assert targets.has_targets
+    (tmp_path / "named.tsv").write_text(
+        "kind\tbody\n" + "spam\twin a big prize\nham\tnotes of the meeting\n" * 20
+    )
+    named = streamcd.convert(tmp_path / "named.tsv", tmp_path / "named", label="kind", text="body")
+    assert named.class_names == ["ham", "spam"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a\tone two three\n\nb one two\n", r"d\.txt:3: expected a label, a tab and a text, found no tab"),
+        (b"a\tone two\nb\t\xff\xfe one\n", r"d\.txt:2: expected text in UTF-8"),
+        (b"1\tone two\n" * 2100 + b"x\tone two\n", r"d\.txt:2101: expected a number as the label.*'x'"),
+    ],
+)
+def test_a_line_that_is_no_document_is_refused_by_its_place(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    (tmp_path / "d.txt").write_bytes(content)
+    if b"x\tone" in content:
+        (tmp_path / "d.txt").write_bytes(
+            content.replace(b"one two", b"one two " * 80)
+        )  # beyond the first megabyte
+    with pytest.raises(StreamcdError, match=message):
+        streamcd.convert(tmp_path / "d.txt", tmp_path / "data", format="documents")
+    assert not (tmp_path / "data").exists()
+
+
+def test_folders_of_tables_and_files_for_folders_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "tables/a").mkdir(parents=True)
+    write_table(pa.table({"x": [1.0]}), tmp_path / "tables/a/t.parquet")
+    with pytest.raises(
+        StreamcdError, match=r"expected files of text in a folder for each class.*found parquet"
+    ):
+        streamcd.convert(tmp_path / "tables", tmp_path / "data")
+    lines, _ = written_documents(tmp_path, 20)
+    with pytest.raises(
+        StreamcdError, match="expected a folder with a folder of texts for each class, found a file"
+    ):
+        streamcd.convert(lines, tmp_path / "data", format="folder")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,10 @@ from .byte_sources import (
     total_bytes,
 )
 from .options import TableOptions
-from .sources import Reading, Source
+from .sources import LABEL, TEXT, Reading, Source
 
-_TABLES = ("csv", "parquet", "arrow")
+_DOCUMENTS = ("documents", "folder")
+_TABLES = ("csv", "parquet", "arrow", *_DOCUMENTS)
 _MAGIC = (
     (b"PAR1", "parquet"),
     (b"ARROW1", "arrow"),
@@ -51,26 +53,27 @@ _FOREIGN = (
 )
 _HEAD_BYTES = 1 << 20
 _DELIMITERS = ",;\t|"
+_LINES, _LEAST_WORDS = 200, 3  # by which documents are told
 _LIBSVM_TOKEN = re.compile(r"(?:qid|[0-9]+):")
 
 
 def expand(sources: str | Path | Sequence[str | Path]) -> tuple[list[str], dict[str, str]]:
     """List the files of the sources, and the directory in which each was found, if any.
 
-    Of a directory without files of its own, those in folders named ``key=value`` are taken.
+    Of a directory without files of its own, those in its folders are taken.
     """
     given = [sources] if isinstance(sources, str | Path) else list(sources)
     paths, roots = [], {}
     for source in (os.fspath(source) for source in given):
-        found = _partition_files(source) if os.path.isdir(source) else []
+        found = _files_in_folders(source) if os.path.isdir(source) else []
         roots.update(dict.fromkeys(found, source))
         paths += found or [source]
     return expand_sources(paths), roots
 
 
-def _partition_files(root: str) -> list[str]:
+def _files_in_folders(root: str) -> list[str]:
     entries = [entry for entry in os.scandir(root) if not entry.name.startswith((".", "_"))]
-    if any(entry.is_file() for entry in entries) or not any("=" in entry.name for entry in entries):
+    if any(entry.is_file() for entry in entries):
         return []
     return sorted(
         os.path.join(folder, name)
@@ -100,6 +103,8 @@ def recognise(path: str) -> tuple[str, bytes]:
     for magic, name in _MAGIC:
         if text.startswith(magic):
             return name, kept
+    if are_documents(text):
+        return "documents", kept
     return ("csv" if delimiter_of(text) else "libsvm"), kept
 
 
@@ -119,12 +124,27 @@ def delimiter_of(text: bytes) -> str | None:
     return most if counts[most] else None
 
 
+def are_documents(head: bytes) -> bool:
+    """Tell if text is lines of a label, a tab and a text, without names: labels repeat, texts have several words."""
+    lines = head.removeprefix(b"\xef\xbb\xbf").decode(errors="replace").split("\n")[:-1][:_LINES]
+    pairs = [line.split("\t") for line in lines if line.strip()]
+    if len(pairs) < 2 or any(len(pair) != 2 or _LIBSVM_TOKEN.match(pair[1]) for pair in pairs):
+        return False
+    labels = [label for label, _ in pairs]
+    n_words = sorted(len(text.split()) for _, text in pairs)
+    repeat = labels[0] in labels[1:] and 2 * len(set(labels)) <= len(labels)
+    return repeat and n_words[len(n_words) // 2] >= _LEAST_WORDS
+
+
 def open_source(
     paths: list[str], roots: dict[str, str], format: str, reading: Reading, options: TableOptions
 ) -> Source:
     """Make the source of rows of files, all of one format."""
     head = b""
-    if format == "auto":
+    if format == "auto" and _are_in_class_folders(paths, roots):
+        _check_texts(paths[0])
+        format = "folder"
+    elif format == "auto":
         found = {path: recognise(path) for path in paths}
         format, head = found[paths[0]][0], found.get(STANDARD_INPUT, ("", b""))[1]
         for path, (other, _) in found.items():
@@ -133,11 +153,10 @@ def open_source(
                     f"expected files of one format, found {format} in {paths[0]} and {other} in {path}; "
                     "convert them one by one, or name the --format"
                 )
-        if format == "libsvm" and options.label and not options.label.lstrip("-").isdigit():
-            format = "csv"  # a table of one column
+        format = _text_format(format, ByteRange(paths[0], head=head), reading, options)
     elif STANDARD_INPUT in paths:
         head, _ = read_head(ByteRange(STANDARD_INPUT), _HEAD_BYTES)
-    if STANDARD_INPUT in paths and format not in ("libsvm", "csv"):
+    if STANDARD_INPUT in paths and format not in ("libsvm", "csv", "documents"):
         raise UsageError(f"expected text on standard input, found {format}; name a file")
     if format == "libsvm":
         return _open_libsvm(paths, head, reading, options)
@@ -147,6 +166,37 @@ def open_source(
 
     _refuse_urls(paths, format)
     return open_matrices(paths, format, reading, options)
+
+
+def _are_in_class_folders(paths: list[str], roots: dict[str, str]) -> bool:
+    """Tell if files are in a folder for each class, rather than in partitions, ``key=value``."""
+    if not paths or any(path not in roots for path in paths):
+        return False
+    return "=" not in os.path.relpath(paths[0], roots[paths[0]]).split(os.sep)[0]
+
+
+def _check_texts(path: str) -> None:
+    """Refuse folders of tables or matrices."""
+    head, _ = read_head(ByteRange(path), _HEAD_BYTES)
+    found = [name for magic, name in _MAGIC if head.startswith(magic)]
+    if found:
+        raise UsageError(
+            f"{display_name(path)}: expected files of text in a folder for each class, or folders key=value, found "
+            f"{found[0]}; name the files"
+        )
+
+
+def _text_format(found: str, first: ByteRange, reading: Reading, options: TableOptions) -> str:
+    """Choose among libsvm text, tables and documents, where a model or a name of the label tells more than the text."""
+    encoding = reading.encoding
+    if encoding is not None and encoding.names == [TEXT] and found in ("csv", "libsvm", "documents"):
+        line = read_head(first, _HEAD_BYTES)[1].partition(b"\n")[0].decode(errors="replace")
+        return "csv" if TEXT in re.split(f"[{_DELIMITERS}]", line.strip()) else "documents"
+    if found == "documents" and (options.label or not reading.needs_label or encoding is not None):
+        return "csv"
+    if found == "libsvm" and options.label and not options.label.lstrip("-").isdigit():
+        return "csv"  # a table of one column
+    return found
 
 
 def _refuse_urls(paths: list[str], format: str) -> None:
@@ -188,6 +238,13 @@ def _open_table(
             f"{name}: expected libsvm text or a matrix, found a table: the model's data came from none, and its features "
             "have no names; train on a dataset that was converted from a table"
         )
+    if format in _DOCUMENTS and reading.encoding is None:
+        options = replace(
+            options,
+            label=options.label or LABEL,
+            features=options.features or (TEXT,),
+            text=options.text or {TEXT: options.of_text},
+        )
     reader = _table_reader(paths, roots, format, head, reading, options)
     types = reader.types()
     first = reader.first_rows(types) if reading.encoding is None else None
@@ -204,6 +261,8 @@ def _table_reader(
         delimiter = delimiter_of(read_head(first, _HEAD_BYTES)[1]) or ","
         decimal = options.decimal if reading.encoding is None else reading.encoding.decimal
         return CsvReader(paths, reading, delimiter, decimal, head=head)
+    if format in _DOCUMENTS:
+        return _document_reader(paths, roots, format, head, reading)
     from .tables import ArrowReader, ParquetReader, partitions_of
 
     for path in paths:
@@ -217,3 +276,19 @@ def _table_reader(
         return ArrowReader(paths, reading.batch_bytes)
     partitions = {path: partitions_of(path, root) for path, root in roots.items()}
     return ParquetReader(paths, reading.batch_bytes, partitions)
+
+
+def _document_reader(
+    paths: list[str], roots: dict[str, str], format: str, head: bytes, reading: Reading
+) -> Any:
+    from .documents import DocumentReader, FolderReader  # kernels of text: only where there is text
+
+    if format == "documents":
+        return DocumentReader(paths, reading, head=head)
+    _refuse_urls(paths, "folders of texts")
+    if any(path not in roots for path in paths):
+        raise UsageError(
+            f"{display_name(paths[0])}: expected a folder with a folder of texts for each class, found a file; name the "
+            "folder above"
+        )
+    return FolderReader(paths, roots, reading.block_bytes, reading.max_line_bytes or 1 << 30)

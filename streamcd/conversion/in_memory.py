@@ -18,11 +18,8 @@ from .byte_sources import NoRows
 from .encoded_rows import open_matrix
 from .label_set_texts import check_marks
 from .options import TableOptions
-from .sources import Block, FilePart, Reader, Reading, Source, locator
+from .sources import LABEL, Block, FilePart, Reader, Reading, Source, locator
 from .table_columns import FIRST_ROWS, column_types, open_tables
-
-LABEL = "label"
-"""Name of the column for labels that are given beside a frame."""
 
 
 @dataclass(frozen=True)

@@ -296,8 +296,9 @@ class ConvertOptions(ColumnsOptions, TableOptions):
 
     format: str = option(
         "auto",
-        "Format of the source; auto recognises it by content. csv: text with a line of names and any delimiter.",
-        choices=("auto", "libsvm", "csv", "parquet", "arrow", "npz", "npy"),
+        "Format of the source; auto recognises it by content. csv: text with a line of names and any delimiter. documents: "
+        "lines of a label, a tab and a text. folder: a folder of texts for each class.",
+        choices=("auto", "libsvm", "csv", "parquet", "arrow", "npz", "npy", "documents", "folder"),
         section=Section.SOURCE,
     )
     index_base: str | int = option(

@@ -189,8 +189,11 @@ class Plan:
             )
 
 
-def make_plan(options: Options, reads_urls: bool, held_bytes: int = 0) -> Plan:
-    """Divide the memory: each share is a fraction of what is left after the interpreter and the writer."""
+def make_plan(options: Options, reads_urls: bool, held_bytes: int = 0, numbers_strings: bool = False) -> Plan:
+    """Divide the memory: each share is a fraction of what is left after the interpreter and the writer.
+
+    `held_bytes` are those of the source, which may be known to number strings.
+    """
     uploads = isinstance(options.place, Url)
     client = {
         "the client of URLs": REMOTE_BYTES if reads_urls or uploads else 0,
@@ -217,7 +220,7 @@ def make_plan(options: Options, reads_urls: bool, held_bytes: int = 0) -> Plan:
     most = BLOCK_BYTES if options.workers == 1 else _BLOCK_BYTES_OF_SEVERAL
     block_bytes = min(max(left // 80, 1 << 16), most)
     # strings or indices may have to be numbered anew
-    has_map = options.compact or options.label or like is not None or options.in_memory
+    has_map = numbers_strings or options.compact or options.label or like is not None or options.in_memory
     in_map = left // 4 if has_map else 0
     return Plan(
         block_bytes=block_bytes,

@@ -26,6 +26,9 @@ from .byte_sources import (
 from .numbering import TaskDictionary
 from .rows import RowBatch
 
+LABEL, TEXT = "label", "text"
+"""Names of columns where the source has none: of labels beside a frame, and of documents."""
+
 
 @dataclass(frozen=True)
 class Reading:

@@ -47,6 +47,57 @@ def _put(point, out, end):
 
 
 @kernel
+def cut_documents(
+    text, start, stop, needs_label, labels, label_ends, documents, document_ends, labelled, lines
+):
+    """Cut lines into a label and, after a tab, a document; blank lines are passed over.
+
+    Parameters
+    ----------
+    text : (bytes,) uint8
+    start, stop : int
+        Whole lines are between these.
+    needs_label : bool
+        Refuse a line without a tab; else it is a document alone.
+    labels, documents : (bytes,) uint8
+        There is room for all of the text; filled in place, as the next ones.
+    label_ends, document_ends : (lines + 1,) int64
+    labelled, lines : (lines,) bool, (lines,) int64
+        If a document has a label, and the number of its line.
+
+    Returns
+    -------
+    (int, int)
+        The number of documents, and that of lines; the first is -1 where the last line has no tab.
+    """
+    n, line, k = 0, 0, start
+    while k < stop:
+        end = k
+        tab = np.int64(-1)
+        while text[end] != 0x0A:
+            if text[end] == 0x09 and tab < 0:
+                tab = end
+            end += 1
+        last = end - 1 if end > k and text[end - 1] == 0x0D else end
+        if last > k:
+            if tab < 0 and needs_label:
+                return -1, line
+            label_end, document_end = label_ends[n], document_ends[n]
+            for j in range(k, tab):
+                labels[label_end + j - k] = text[j]
+            label_ends[n + 1] = label_end + max(tab - k, 0)
+            first = tab + 1 if tab >= 0 else k
+            for j in range(first, last):
+                documents[document_end + j - first] = text[j]
+            document_ends[n + 1] = document_end + last - first
+            labelled[n], lines[n] = tab >= 0, line
+            n += 1
+        line += 1
+        k = end + 1
+    return n, line
+
+
+@kernel
 def cut_words(data, offsets, valid, lowered, longer, out, starts, ends, indptr, state):
     """Cut documents into words of two characters and more, in lower case.
 
