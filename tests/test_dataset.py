@@ -410,11 +410,11 @@ def test_a_file_lost_while_training_is_named(dataset: Dataset, tmp_path: Path) -
 def test_verify_refuses_a_budget_that_is_too_small(tmp_path: Path) -> None:
     """By the largest chunk, of rows or of columns, and by all workers."""
     dataset = write_dataset(tmp_path / "data", random_rows(4000, 400, density=0.3), n_chunks=1)
-    assert dataset.verify(memory="270MB") == []
+    assert dataset.verify(memory="280MB") == []
     with pytest.raises(UsageError, match=r"58.* MB the largest chunk.*needed"):
-        dataset.verify(memory="250MB")
+        dataset.verify(memory="260MB")
     with pytest.raises(UsageError, match="2 workers"):
-        dataset.verify(memory="600MB", workers=2)
+        dataset.verify(memory="620MB", workers=2)
 
 
 def test_verify_tells_how_far_it_is(dataset: Dataset) -> None:

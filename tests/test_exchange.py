@@ -61,7 +61,7 @@ def test_more_than_fits_in_memory_is_refused_with_the_arithmetic(tmp_path: Path)
     dataset = shuffled(tmp_path, random_rows())
     for read in (dataset.to_scipy, dataset.to_arrow):
         with pytest.raises(UsageError, match="needed; give a larger memory"):
-            read(memory="200MB")
+            read(memory="210MB")
         read(memory="301MB")
 
 
@@ -136,7 +136,7 @@ def test_labels_beyond_the_memory_are_refused(tmp_path: Path) -> None:
     dataset = shuffled(tmp_path, random_rows())
     assert np.array_equal(dataset.labels(memory="301MB"), random_rows()[1])
     with pytest.raises(UsageError, match=r"the labels .*needed"):
-        dataset.labels(memory="200MB")
+        dataset.labels(memory="210MB")
 
 
 def test_text_and_html_tell_the_figures(tmp_path: Path) -> None:

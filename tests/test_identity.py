@@ -225,8 +225,8 @@ def test_verify_of_a_run_keeps_to_the_memory_and_advises_by_kind(dataset: Datase
     with pytest.raises(UsageError, match=r"the largest part of the dual variables = .* needed"):
         verify_run(run, memory=RESERVED_BYTES)
     assert verify_run(run, memory="400MB") == []
-    refused = CliRunner().invoke(cli, ["verify", str(run), "--memory", "200MB"])
-    assert (refused.exit_code, "--memory 200 MB is too small" in refused.stderr) == (2, True)
+    refused = CliRunner().invoke(cli, ["verify", str(run), "--memory", "210MB"])
+    assert (refused.exit_code, "--memory 210 MB is too small" in refused.stderr) == (2, True)
     assert CliRunner().invoke(cli, ["verify", str(run), "--workers", "0"]).exit_code == 2
     for file, place, advice, other in [
         (run / "log.jsonl", run, "train again", "column"),
