@@ -78,7 +78,7 @@ def test_wide_data_have_the_weights_of_liblinear(tmp_path: Path, loss: str) -> N
 
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize(
-    ("plan", "tol"), [(held(4000, 200), 1e-8), (held(1100, 50), 3e-2)], ids=["most", "few"]
+    ("plan", "tol"), [(held(4000, 200), 1e-8), (held(1100, 50), 3e-3)], ids=["most", "few"]
 )
 def test_columns_that_do_not_fit_in_memory_change_nothing_of_the_optimum(
     tmp_path: Path, loss: str, plan: Plan, tol: float
@@ -104,11 +104,17 @@ def test_a_feature_longer_than_a_window_is_trained_like_others(
     assert result.primal_objective == pytest.approx(best, rel=1e-8)
 
 
-@pytest.mark.parametrize("plan", [None, held(11000, 500, 5000)], ids=["in memory", "streamed"])
+@pytest.mark.parametrize(
+    "plan",
+    [None, held(11000, 500, 5000), held(1500, 60)],
+    ids=["in memory", "streamed", "less than the support"],
+)
 def test_the_number_of_threads_and_interruptions_change_no_bit(tmp_path: Path, plan: Plan | None) -> None:
     rows = wide()
     data = columns_of(tmp_path / "data", (rows[0], multiclass(3, 150)[1]))
     asked: dict[str, Any] = {"C": [0.5, 5.0], "bias": 1.0, "loss": "log_loss", "l1": 1.0, "plan": plan}
+    if plan is not None and plan.held_columns < 100:
+        asked["max_passes"] = 3
     fit(data, tmp_path / "one", threads=1, **asked)
     fit(data, tmp_path / "five", threads=5, **asked)
     with pytest.raises(Interrupted):
@@ -133,13 +139,13 @@ def test_screening_leaves_out_no_column_of_the_optimum(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left_out = []
-    end_lane = WorkingSetSolver._end_lane
+    screen = WorkingSetSolver._screen
 
-    def spy(self: WorkingSetSolver, state: Any, lane: int, *held: Any) -> None:
-        end_lane(self, state, lane, *held)
+    def spy(self: WorkingSetSolver, state: Any, lane: int) -> None:
+        screen(self, state, lane)
         left_out.append(state.matrices["screened"][lane].copy())
 
-    monkeypatch.setattr(WorkingSetSolver, "_end_lane", spy)
+    monkeypatch.setattr(WorkingSetSolver, "_screen", spy)
     data = columns_of(tmp_path / "data", wide())
     fit(data, tmp_path / "run", loss="log_loss", l1=1.0, C=2.0, tol=1e-10, plan=held(4000, 200))
     found = run_weights(tmp_path / "run")[:, 0]
@@ -171,8 +177,8 @@ def test_rows_far_on_the_wrong_side_do_not_stop_the_descent(n_columns: int) -> N
     scores = Scores(score, np.zeros_like(score), kind, none, none)
     costs = ColumnCosts(np.array([[1.0], [-1.0]]), row_loss("log_loss"), 0.0, False)
     columns = Columns(x.indptr.astype(np.int64), np.arange(n_columns), x.indices.astype(np.uint32), x.data)
-    of_features = [np.zeros(n_columns + 1) for _ in range(3)]
-    held = HeldProblem(scores, costs, (1.0, 0.0, False), columns, np.arange(n_columns), w, *of_features, (0,))
+    norm = np.append(np.sqrt(x.multiply(x).sum(axis=0)), 0.0)
+    held = HeldProblem(scores, costs, (1.0, 0.0, False), columns, np.arange(n_columns), w, norm, (0,), 400)
 
     def objective() -> float:
         margin = np.where(kind, -1.0, 1.0) * (x @ w[:-1])

@@ -28,6 +28,13 @@ class ResidentColumns:
         self._arena = arena
         self._offsets.append(offsets.copy())
 
+    def count_fitting(self, sizes: np.ndarray) -> int:
+        """Count all columns: they have room."""
+        return sizes.size
+
+    def keep(self, room: float) -> None:
+        """Keep all columns."""
+
     @property
     def columns(self) -> Columns:
         """The arena's columns, of which `offsets` are held."""
@@ -61,6 +68,21 @@ class NearestColumns:
     def offsets(self) -> np.ndarray:
         """Offsets of held columns."""
         return np.arange(self._n)
+
+    def count_fitting(self, sizes: np.ndarray) -> int:
+        """Count the first of columns of these sizes that have room beside the held ones that are wanted: nearer than 0."""
+        own, wanted = self._arena, self._nearness[: self._n] < 0.0
+        held = int(np.diff(own.indptr[: self._n + 1])[wanted].sum())
+        n = int(np.searchsorted(np.cumsum(sizes), own.row.size - held, side="right"))
+        return min(n, own.feature.size - int(wanted.sum()))
+
+    def keep(self, room: float) -> None:
+        """Keep the longest columns, in this share of the room."""
+        own, sizes = self._arena, np.diff(self._arena.indptr[: self._n + 1])
+        order = np.argsort(-sizes, kind="stable")
+        most = int(np.searchsorted(np.cumsum(sizes[order]), room * own.row.size))
+        self._compact(np.sort(order[: min(most, int(room * own.feature.size))]))
+        self._farthest = np.inf
 
     def offer(self, arena: ColumnArena, offsets: np.ndarray, nearness: np.ndarray) -> None:
         """Hold those of a window's columns, the smallest `nearness` first, that are nearer than columns without room."""
@@ -99,10 +121,13 @@ class NearestColumns:
             self._farthest = float(np.append(self._nearness[:n], nearness)[order[most]])
         chosen = np.sort(order[:most])
         kept, taken = chosen[chosen < n], chosen[chosen >= n] - n
+        self._compact(kept)
+        return taken
+
+    def _compact(self, kept: np.ndarray) -> None:
         kernels.close_gaps(kept, self.columns)
         self._nearness[: kept.size] = self._nearness[kept]
         self._n = kept.size
-        return taken
 
     def _copy(self, arena: ColumnArena, offsets: np.ndarray, nearness: np.ndarray) -> None:
         n = self._n

@@ -30,7 +30,6 @@ _SWEEPS = 5  # before conjugate gradients
 _MOST_PRODUCTS, _CG_SOLVED = 50, 0.01  # of conjugate gradients; of the residual's norm
 _MOST_LEAVE = 20  # steps on the support
 _MODEL_SOLVED = 0.1  # of the sum of slopes in a model's first sweep
-_MOST_SWEPT = 400  # times the held entries that a solution may read
 _SUFFICIENT = 0.01  # part of the decrease that the slope predicts
 _LEAST_LENGTH = 0.5**30  # of a step
 _SHORT = 0.2  # length of a step, after a shorter one the next model is closer to a parabola above the loss
@@ -47,10 +46,9 @@ class HeldProblem:
     columns: Columns
     offsets: np.ndarray  # of held columns
     w: np.ndarray  # (features + 1,)
-    v: np.ndarray  # (features + 1,): of the held columns at w; changed in place
     norm: np.ndarray  # (features + 1,)
-    count: np.ndarray  # (features + 1,)
     key: tuple[int, ...]  # of the random order of sweeps
+    most_swept: int  # times the held entries that the solution may read
 
 
 class HeldSolution:
@@ -61,6 +59,8 @@ class HeldSolution:
         n_rows = problem.scores.score.size
         self._model, self._moved = np.empty(2 * n_rows), np.empty(n_rows)
         self._features = problem.columns.feature[problem.offsets]
+        n = self._features.size + (1 if problem.costs.bias else 0)
+        self._v, self._curve = np.empty(n), np.empty(n)  # of the held columns, and of the bias
         self._room: kernels.Room | None = None
         self._share = 0.0  # of `kernels.model_rows`
         self._n_swept = 0  # entries
@@ -71,7 +71,7 @@ class HeldSolution:
         problem, size = self._problem, _LEAST
         gap = self._gap_of_all()
         goal = _SOLVED * gap
-        most = _MOST_SWEPT * (self._entries_of(problem.offsets) + problem.scores.score.size)
+        most = problem.most_swept * (self._entries_of(problem.offsets) + problem.scores.score.size)
         for _ in range(_MOST_SETS):
             chosen = self._choose(size)
             is_whole = chosen.size == self._features.size
@@ -90,7 +90,7 @@ class HeldSolution:
     def _choose(self, size: int) -> np.ndarray:
         """Choose the held columns nearest to the support, which is among them; twice as many as these at least."""
         problem, features = self._problem, self._features
-        l1, v, norm = problem.penalty[0], np.abs(problem.v[features]), problem.norm[features]
+        l1, v, norm = problem.penalty[0], np.abs(self._v[: features.size]), problem.norm[features]
         share = min(1.0, l1 / max(float(v.max(initial=0.0)), 1e-300))
         in_support = problem.w[features] != 0.0
         nearness = np.where(in_support, -np.inf, (l1 - share * v) / np.maximum(norm, 1e-100))
@@ -103,14 +103,12 @@ class HeldSolution:
         """Sum v of all held columns; returns the gap."""
         problem = self._problem
         kernels.model_rows(problem.scores, problem.costs, 0.0, self._model)
-        pull = np.ascontiguousarray(self._model[::2])
-        kernels.sum_columns(problem.offsets, problem.columns, pull, problem.v, problem.norm, problem.count)
-        self._n_swept += self._entries_of(problem.offsets)
-        features = self._features
+        order, features = problem.offsets, self._features
         if problem.costs.bias:
-            problem.v[-1] = problem.costs.bias * float(pull.sum())
-            features = np.append(features, -1)
-        return self._gap(problem.w[features], problem.v[features])
+            order, features = np.append(order, -1), np.append(features, -1)
+        kernels.model_columns(order, problem.columns, problem.costs.bias, self._model, self._v, self._curve)
+        self._n_swept += self._entries_of(problem.offsets)
+        return self._gap(problem.w[features], self._v)
 
     def _gap(self, w: np.ndarray, v: np.ndarray) -> float:
         """Return the gap of some weights, the bias last if there is one, where the model stands; not bounds on rounding."""

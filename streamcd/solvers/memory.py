@@ -87,13 +87,13 @@ def primal_memory(
     )
 
 
-NARROW = 512
+NARROW = 256
 """Largest number of columns of a working set that is solved for by its matrix."""
 
 _HELD_SHARE = 0.7
 """Share of a budget's rest for columns that are held; the others are of windows."""
 
-_HELD_BYTES = 200
+_HELD_BYTES = 264
 """Bytes of a held column beside its entries: where it begins, its feature and nearness, choices among columns, and in each
 of `LANES_TOGETHER` the vectors of a working set."""
 
@@ -101,24 +101,24 @@ of `LANES_TOGETHER` the vectors of a working set."""
 def working_set_memory(problem: Problem, dataset: Dataset) -> SolverMemory:
     """Count the scores of every row and lane, and the sums of every feature and lane.
 
-    A row has its score, the one summed up anew and a dual variable of every lane, and three numbers in lanes that are
-    solved for at a time; a feature has its weight twice, its sum and a mark in every lane, and two numbers of its own.
+    A row has its score, that of moved weights, that summed up anew and a dual variable of every lane, and three numbers in
+    lanes that are solved for at a time; a feature has its weight twice, its sum and a mark in every lane, and two numbers of
+    its own.
     """
     from ..kernels.newton import BLOCK
     from .row_scores import constant_bytes  # with the kernels of columns
 
     together, size = min(problem.n_lanes, LANES_TOGETHER), problem.n_features + 1
     narrow = min(NARROW + 1, size)
-    of_rows = 24 * problem.n_lanes + 40 * together + 2 * constant_bytes(problem, dataset)
+    of_rows = 32 * problem.n_lanes + 32 * together + 2 * constant_bytes(problem, dataset)
     signed = 3 * max(problem.n_cells, 1) * problem.full_table_bytes
     return SolverMemory(
-        ColumnLayout(item_bytes=64),
+        ColumnLayout(item_bytes=64 + 56 * together),
         9 * size * problem.n_lanes,
         8 * dataset.n_rows * problem.n_lanes,
         {
             "rows": dataset.n_rows * (of_rows - 8 * problem.n_lanes),
             "sums of features": size * (16 * problem.n_lanes + 16),
-            "vectors of a solution": 40 * size * together,
             "matrices of a solution": 24 * (narrow + BLOCK) * narrow * together,
             "signed costs": signed,
         },

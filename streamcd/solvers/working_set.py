@@ -11,19 +11,19 @@ A checkpoint inside a read is that of its beginning: a resumed run visits the re
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from ..core.randomness import mix, random_key
 from ..core.threads import Threads
 from ..dataset.dataset import Dataset
 from ..kernels import newton as newton_kernels
 from ..kernels import primal as primal_kernels
 from ..kernels import working_set as kernels
-from ..kernels.columns import ColumnCosts, Columns, Scores
+from ..kernels.columns import ColumnCosts, Scores
 from ..kernels.compile import return_free_memory
 from ..kernels.loss_table import LOG_LOSS
 from ..kernels.losses import numbers_of
@@ -48,7 +48,14 @@ from .problem import Problem, smaller_side
 from .protocol import CERTIFY, TRAIN, AllRows, Estimate, Start, State, all_rows, new_lanes, new_totals
 from .row_scores import read_rows
 
-_CROWDED = 0.75  # share of the room for held columns that the support may take, and all of it stays
+_STAYS = 0.5
+"""Share of the room for held columns that the longest ones keep where others have no room: the gap depends on the steepest
+derivative, and theirs are. With random ones in their place it falls several times more slowly."""
+
+_SWEPT_WITHIN, _SWEPT_BETWEEN = (
+    30,
+    400,
+)  # times the held entries that a solution reads at most: within a read, between two
 
 
 @dataclass
@@ -57,7 +64,8 @@ class _Read:
 
     pull: np.ndarray  # (lanes, n)
     fresh: np.ndarray  # (lanes, n): w·x, summed up anew
-    w: np.ndarray  # (lanes, features + 1)
+    score: np.ndarray  # (lanes, n): of `moved`; empty if all columns are held
+    moved: np.ndarray  # (lanes, features + 1): w, moved on by solutions for held columns
     v: np.ndarray  # (lanes, features + 1)
     norm: np.ndarray  # (features + 1,)
     count: np.ndarray  # (features + 1,)
@@ -65,9 +73,7 @@ class _Read:
     share: np.ndarray  # (lanes,): of the dual variables, by which they are feasible
     size: np.ndarray  # (lanes,): ‖pull‖
     most: np.ndarray  # (lanes,): largest cost
-    support: np.ndarray  # columns whose weights are not 0 in some lane, and their entries
-    crowding: float  # the support's share of the room for held columns, 0.5 at least
-    key: np.uint64  # of the columns that stay
+    n_solved: int  # times that held columns were solved for
 
 
 class WorkingSetSolver(AllRows):
@@ -96,7 +102,7 @@ class WorkingSetSolver(AllRows):
         """Return the state before the first read: w and the scores are 0."""
         problem, n_lanes = self.problem, self.problem.n_lanes
         lanes = new_lanes(n_lanes, TRAIN) | {"start_norm": np.full(n_lanes, np.nan)}
-        lanes |= {"begun": np.zeros(n_lanes, dtype=bool), "crowding": np.zeros(n_lanes)}
+        lanes["begun"] = np.zeros(n_lanes, dtype=bool)
         w = np.zeros((problem.n_features + 1, n_lanes))
         state = State(w, np.zeros((0, n_lanes)), new_totals(n_lanes), lanes)
         state.rows["score"] = np.zeros((n_lanes, self._dataset.n_rows))
@@ -114,7 +120,7 @@ class WorkingSetSolver(AllRows):
         if window.number == 0:
             self._begin_read(window, state, lanes)
         if window.sweep is not None:
-            self._visit_long(window, lanes)
+            self._visit_long(window, state, lanes)
             state.totals[lanes, N_ACTIVE] += 1
             return
         read, columns = self._of_read, columns_of(window.arena)
@@ -129,17 +135,19 @@ class WorkingSetSolver(AllRows):
                 sums = (part, columns, read.pull[lane], read.v[lane], read.norm, read.count)
                 calls.append(partial(kernels.sum_columns, *sums))
         for lane in lanes:
-            in_support = np.flatnonzero(read.w[lane, features])
-            weights = read.w[lane, features[in_support]]
+            in_support = np.flatnonzero(state.w[features, lane])
+            weights = state.w[features[in_support], lane]
             scores = (offsets[in_support], columns, 0.0, weights, read.fresh[lane])
             calls.append(partial(kernels.add_scores, *scores))
         self.threads.run(calls, n_entries * lanes.size)
         state.totals[lanes, N_ACTIVE] += offsets.size
         state.totals[lanes, N_VISITED] += offsets.size
-        self._count_support(lanes, features)
-        self._held.offer(window.arena, offsets, self._nearness(lanes, features))
+        nearness = self._nearness(lanes, features)
+        sizes = (columns.indptr[offsets + 1] - columns.indptr[offsets]) * (nearness < 0.0)
+        for fitting in self._parts(state, sizes):
+            self._held.offer(window.arena, offsets[fitting], nearness[fitting])
 
-    def _visit_long(self, window: Window, lanes: np.ndarray) -> None:
+    def _visit_long(self, window: Window, state: State, lanes: np.ndarray) -> None:
         """Sum up a column that comes in segments; it is read once more to be held."""
         read, arena = self._of_read, window.arena
         assert window.sweep is not None
@@ -148,15 +156,15 @@ class WorkingSetSolver(AllRows):
             columns = columns_of(arena)
             for lane in lanes:
                 sums[lane] = kernels.add_column(columns, 0, n, read.pull[lane], *sums[lane])
-                if read.w[lane, feature] != 0.0:
-                    kernels.add_segment(columns, 0, n, read.w[lane, feature], read.fresh[lane])
+                if state.w[feature, lane] != 0.0:
+                    kernels.add_segment(columns, 0, n, state.w[feature, lane], read.fresh[lane])
             n_entries += n
         read.v[lanes, feature] = sums[lanes, 0]
         read.norm[feature], read.count[feature] = np.sqrt(sums[lanes[0], 1]), n_entries
         assert isinstance(self._held, NearestColumns)
         nearness = self._nearness(lanes, np.array([feature]))[0]
-        self._count_support(lanes, np.array([feature]))
-        self._held.offer_long(arena, window.sweep(), n_entries, float(nearness))
+        for _ in self._parts(state, np.array([n_entries * (nearness < 0.0)])):
+            self._held.offer_long(arena, window.sweep(), n_entries, float(nearness))
 
     @property
     def _of_read(self) -> _Read:
@@ -167,16 +175,16 @@ class WorkingSetSolver(AllRows):
         n_lanes, n_rows, size = self.problem.n_lanes, self._dataset.n_rows, self.problem.n_features + 1
         if self._read is None:
             self._make_room(window)
-            self._read = _new_read(n_lanes, n_rows, size)
+            self._read = _new_read(n_lanes, n_rows, size, moves=not self._is_resident)
         read = self._read
         state.totals[:] = new_totals(n_lanes)
         self._held.clear()
-        read.crowding = max(float(state.lanes["crowding"].max()), 0.5)
-        read.key = random_key(self._seed, state.read)
-        read.support[:] = 0
+        read.n_solved = 0
         for lane in lanes:
-            read.w[lane] = state.w[:, lane]
-            read.fresh[lane] = read.w[lane, -1] * self.problem.bias
+            read.moved[lane] = state.w[:, lane]
+            read.fresh[lane] = state.w[-1, lane] * self.problem.bias
+            if read.score.size:
+                read.score[lane] = state.rows["score"][lane]
         self.threads.run([partial(self._begin_lane, state, lane) for lane in lanes])
 
     def _begin_lane(self, state: State, lane: int) -> None:
@@ -220,35 +228,33 @@ class WorkingSetSolver(AllRows):
         assert self._constants is not None
         return Scores(state.rows["score"][lane], self._of_read.fresh[lane], *self._constants)
 
-    def _count_support(self, lanes: np.ndarray, features: np.ndarray) -> None:
-        read = self._of_read
-        support = features[(read.w[lanes][:, features] != 0.0).any(axis=0)]
-        read.support += support.size, int(read.count[support].sum())
-
-    def _crowding(self) -> float:
-        """Return the share of the room for held columns that the support took."""
-        if self._plan is None or self._plan.resident:
-            return 0.0
-        room = np.array([self._plan.held_columns, self._plan.held_entries])
-        return float((self._of_read.support / room).max())
-
     def _nearness(self, lanes: np.ndarray, features: np.ndarray) -> np.ndarray:
-        """Return the least over lanes of ``(l1 - |v_j|)/‖x_j‖``; -inf where the weight is not 0, which stays.
-
-        Where the support is nearly all that can be held, a random part of its columns stays, for half of the room; the
-        others are judged by how far they are from optimal.
-        """
+        """Return the least over lanes of ``(l1 - |v_j|)/‖x_j‖``; -inf where the weight is not 0, which stays."""
         read, nearest = self._of_read, np.full(features.size, np.inf)
-        stays = np.ones(features.size, dtype=bool)
-        if read.crowding > _CROWDED:
-            stays = mix.py_func(features.astype(np.uint64) ^ read.key) < np.uint64(2**63 / read.crowding)
         norm = np.maximum(read.norm[features], 1e-100)
         for lane in lanes:
-            w, v, l1, l2 = read.w[lane, features], read.v[lane, features], *self._penalty(lane)[:2]
-            nearness = (l1 - np.abs(v)) / norm
-            excess = np.where(stays, -np.inf, -np.abs(l1 * np.sign(w) + l2 * w - v) / norm)
-            np.minimum(nearest, np.where(w != 0.0, excess, nearness), out=nearest)
+            nearness = (self._penalty(lane)[0] - np.abs(read.v[lane, features])) / norm
+            nearness[read.moved[lane, features] != 0.0] = -np.inf
+            np.minimum(nearest, nearness, out=nearest)
         return nearest
+
+    def _parts(self, state: State, sizes: np.ndarray) -> Iterator[slice]:
+        """Cut columns into parts for which there is room; `sizes` are those of columns that are wanted, others have 0.
+
+        Before a part for which there is none the held columns are solved for, and dropped but for some, or all.
+        """
+        lanes = state.phase(TRAIN)
+        lanes, start = lanes[state.lanes["begun"][lanes]], 0
+        while start < sizes.size:
+            n = self._held.count_fitting(sizes[start:]) if lanes.size else sizes.size - start
+            if n:
+                yield slice(start, start + n)
+                start += n
+                continue
+            self._solve(state, lanes, self._of_read.score, _SWEPT_WITHIN)
+            self._held.keep(_STAYS)
+            if not self._held.count_fitting(sizes[start:]):
+                self._held.keep(0.0)
 
     def _penalty(self, lane: int) -> tuple[float, float, bool]:
         return float(self.problem.l1[lane]), self.problem.l2, self.problem.free_bias
@@ -272,7 +278,8 @@ class WorkingSetSolver(AllRows):
     def _certify(self, state: State, lane: int) -> tuple[float, ...]:
         read, n = self._of_read, self.problem.n_features + (0 if self.problem.free_bias else 1)
         l1, l2, is_free = self._penalty(lane)
-        w, v, norm, count = (array[:n] for array in (read.w[lane], read.v[lane], read.norm, read.count))
+        own = np.ascontiguousarray(state.w[:, lane])
+        w, v, norm, count = (array[:n] for array in (own, read.v[lane], read.norm, read.count))
         error = UNIT * float(read.size[lane])
         read.share[lane] = 1.0
         if l2 == 0.0:
@@ -291,13 +298,13 @@ class WorkingSetSolver(AllRows):
             margins = (
                 UNIT
                 * (n_support + 9.0)
-                * max(size, float(np.linalg.norm(read.w[lane])))
+                * max(size, float(np.linalg.norm(own)))
                 * np.sqrt(s[LARGEST_COST] * curve)
             )
             of_v = (slopes + (0.5 / l2 if l2 else 0.0) * squares * error) * error
             rounding = UNIT * s[ROUNDING_SUM] + of_v + (np.sqrt(s[SLOPES_SUM]) + margins) * margins
             if is_free:  # the sides are equal up to rounding
-                of_bias = abs(float(read.w[lane, -1])) * self.problem.bias
+                of_bias = abs(float(own[-1])) * self.problem.bias
                 most_moved = float(np.abs(read.pull[lane]).sum()) * of_bias
                 rounding += 2.0 * n_terms * UNIT * (s[LOSS_SUM] + most_moved)
             rounding += n_terms * UNIT * (terms + abs(s[PHI]) + rounding)
@@ -342,15 +349,18 @@ class WorkingSetSolver(AllRows):
             axis=0
         )  # weights of another run: the read was for their scores
         state.lanes["begun"][trained] = True
-        state.lanes["crowding"][:] = self._crowding()
         open_lanes = trained[~stale[trained] & (state.lanes["phase"][trained] == TRAIN)]
-        columns, offsets = self._held.columns, self._held.offsets
-        calls = [partial(self._end_lane, state, int(lane), columns, offsets) for lane in open_lanes]
-        for first_call in range(0, len(calls), LANES_TOGETHER):
-            self.threads.run(calls[first_call : first_call + LANES_TOGETHER])
+        read = self._of_read
+        if read.n_solved:
+            state.rows["score"][open_lanes] = read.score[open_lanes]
+        for lane in open_lanes:
+            self._screen(state, int(lane))
+        self._solve(state, open_lanes, state.rows["score"], _SWEPT_BETWEEN)
+        state.w[:, open_lanes] = read.moved[open_lanes].T
         return_free_memory()
 
-    def _end_lane(self, state: State, lane: int, columns: Columns, offsets: np.ndarray) -> None:
+    def _screen(self, state: State, lane: int) -> None:
+        """Mark columns that are 0 at the optimum, and where the read began."""
         read, problem, gap = self._of_read, self.problem, float(state.lanes["gap"][lane])
         loss = problem.row_loss
         steepest = 0.25 if loss.kind == LOG_LOSS else numbers_of(loss, 1.0, 1.0)[5]
@@ -358,22 +368,32 @@ class WorkingSetSolver(AllRows):
         n, error = problem.n_features, UNIT * float(read.size[lane])
         of_columns = (read.share[lane], read.norm[:n], read.count[:n], error, radius, float(problem.l1[lane]))
         screened = state.matrices["screened"][lane, :n]
-        kernels.screen(read.w[lane, :n], read.v[lane, :n], *of_columns, screened)
+        kernels.screen(read.moved[lane, :n], read.v[lane, :n], *of_columns, screened)
+
+    def _solve(self, state: State, lanes: np.ndarray, score: np.ndarray, most_swept: int) -> None:
+        """Move weights and scores of some lanes to the solution for held columns."""
+        columns, offsets, read = self._held.columns, self._held.offsets, self._of_read
         features = columns.feature[offsets]
-        offsets = offsets[~screened[features]]
-        arrays = (read.w[lane], read.v[lane], read.norm, read.count)
-        key = (self._seed, state.read, lane)
-        scores, costs, penalty = self._scores(state, lane), self._costs[lane], self._penalty(lane)
-        held = HeldProblem(scores, costs, penalty, columns, offsets, *arrays, key)
-        HeldSolution(held).solve()
-        state.w[:, lane] = read.w[lane]
+
+        def solve(lane: int) -> None:
+            own = offsets[~state.matrices["screened"][lane, features]]
+            scores = self._scores(state, lane)._replace(score=score[lane])
+            problem = scores, self._costs[lane], self._penalty(lane), columns, own
+            key = (self._seed, state.read, lane, read.n_solved)
+            HeldSolution(HeldProblem(*problem, read.moved[lane], read.norm, key, most_swept)).solve()
+
+        calls = [partial(solve, int(lane)) for lane in lanes]
+        for first in range(0, len(calls), LANES_TOGETHER):
+            self.threads.run(calls[first : first + LANES_TOGETHER])
+        read.n_solved += 1
 
 
-def _new_read(n_lanes: int, n_rows: int, size: int) -> _Read:
+def _new_read(n_lanes: int, n_rows: int, size: int, *, moves: bool) -> _Read:
     return _Read(
         pull=np.zeros((n_lanes, n_rows)),
         fresh=np.zeros((n_lanes, n_rows)),
-        w=np.zeros((n_lanes, size)),
+        score=np.zeros((n_lanes, n_rows if moves else 0)),
+        moved=np.zeros((n_lanes, size)),
         v=np.zeros((n_lanes, size)),
         norm=np.zeros(size),
         count=np.zeros(size),
@@ -381,7 +401,5 @@ def _new_read(n_lanes: int, n_rows: int, size: int) -> _Read:
         share=np.ones(n_lanes),
         size=np.zeros(n_lanes),
         most=np.zeros(n_lanes),
-        support=np.zeros(2, np.int64),
-        crowding=0.5,
-        key=np.uint64(0),
+        n_solved=0,
     )
