@@ -431,3 +431,24 @@ def test_a_failure_at_the_manifest_leaves_the_dataset_as_it_was(
     assert sorted(path.relative_to(base.path) for path in base.path.rglob("*")) == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "b.txt", "data"]
     assert streamcd.open(base.path).verify() == []
+
+
+def test_a_column_layout_of_dropped_rows_is_none(tmp_path: Path, base: Dataset) -> None:
+    streamcd.make_columns(base.path)
+    shutil.copytree(base.path / "columns", tmp_path / "columns")
+    streamcd.convert(None, base.path, drop_before=100)
+    assert not (base.path / "columns").exists()
+    shutil.copytree(tmp_path / "columns", base.path / "columns")  # as if the call had been killed in between
+    left = streamcd.open(base.path)
+    assert left.verify() == []
+    streamcd.make_columns(left.path)
+    assert left.verify() == []
+    assert streamcd.train(left.path, tmp_path / "run", method="primal").converged
+
+
+def test_nothing_is_appended_through_a_symbolic_link(tmp_path: Path, base: Dataset) -> None:
+    (tmp_path / "link").symlink_to(base.path)
+    for options in ({"append": True}, {"drop_before": 5}):
+        sources = tmp_path / "a.txt" if "append" in options else None
+        with pytest.raises(UsageError, match="a symbolic link, through which nothing is written"):
+            streamcd.convert(sources, tmp_path / "link", **options)

@@ -17,16 +17,15 @@ from ..core.memory_budget import require
 from ..core.progress import Listener, Progress
 from ..core.storage import Location
 from ..dataset.column_layout import FOLDER
-from ..dataset.dataset import Dataset, open_dataset
+from ..dataset.dataset import Dataset
 from ..dataset.growth import Batch, moved, split, without_rows_before
 from ..dataset.kept_columns import KEPT_FILE
 from ..dataset.schema import row_dtype
 from ..dataset.writer import DatasetWriter, PartWriter
 from ..models.encoding import encoding_of
 from .feature_statistics import LabelCounts, Summing, read_statistics
-from .growing import Growth, changing
+from .growing import Growth, changing, open_to_change
 from .rows import Rows
-from .staging import clear_interrupted
 
 _LEAST_BYTES = 16_000_000
 
@@ -36,9 +35,7 @@ def drop_rows_before(place: Location, first_row: int, memory: int, listener: Lis
 
     Raises `UsageError` where none would be left.
     """
-    if isinstance(place, Path):
-        clear_interrupted(place)
-    dataset = open_dataset(place)
+    dataset = open_to_change(place)
     end = dataset.first_row + dataset.n_rows
     if first_row <= dataset.first_row:
         listener.message(f"nothing was dropped: {place} begins with row {dataset.first_row:,}")

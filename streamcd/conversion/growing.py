@@ -94,11 +94,20 @@ class Base:
         return with_batch(self.dataset.manifest, added, batch)
 
 
+def open_to_change(place: Location) -> Dataset:
+    """Open a dataset that gets or loses rows; what an interrupted call has left there goes before."""
+    if isinstance(place, Path):
+        if place.is_symlink():
+            raise UsageError(
+                f"{place}: a symbolic link, through which nothing is written; name {place.resolve()}"
+            )
+        clear_interrupted(place)
+    return open_dataset(place)
+
+
 def open_base(place: Location, asked: ConvertOptions) -> Base:
     """Open the dataset to which rows are appended; refused where options say that they be encoded in another way."""
-    if isinstance(place, Path):
-        clear_interrupted(place)
-    dataset = open_dataset(place)
+    dataset = open_to_change(place)
     if dataset.manifest.get("compact"):
         raise UsageError(
             f"--append to {place}: its features are numbered by those that occur (--compact); convert all rows anew"

@@ -89,8 +89,21 @@ class Columns(ChunkedTable):
 
 
 def columns_exist(dataset: RowTable) -> bool:
-    """Check if there is a column layout, be it of the dataset before rows were appended."""
-    return (dataset.path / FOLDER / "manifest.json").exists()
+    """Check if there is a column layout of rows that the dataset has, be it of those before others were appended."""
+    return (dataset.path / FOLDER / "manifest.json").exists() and not columns_are_gone(dataset)
+
+
+def columns_are_gone(dataset: RowTable) -> bool:
+    """Check if the column layout is of rows that were dropped."""
+    return _described(dataset) in dataset.manifest.get("dropped", ())
+
+
+def _described(dataset: RowTable) -> str:
+    """Return the fingerprint of the dataset whose column layout is there; empty where that cannot be told."""
+    try:
+        return str(read_metadata(dataset.path / FOLDER / "manifest.json", COLUMN_LAYOUT)[0]["dataset"])
+    except (DatasetError, FileNotFoundError, NotADirectoryError):
+        return ""
 
 
 def has_columns(dataset: RowTable) -> bool:
@@ -100,10 +113,10 @@ def has_columns(dataset: RowTable) -> bool:
 
 def dataset_of_columns(dataset: RowTable) -> RowTable:
     """Return the dataset as it was when its column layout was made, where rows were appended since; else itself."""
-    with suppress(DatasetError, FileNotFoundError, NotADirectoryError):
-        manifest, _ = read_metadata(dataset.path / FOLDER / "manifest.json", COLUMN_LAYOUT)
-        if manifest["dataset"] in earlier_fingerprints(dataset.manifest):
-            return type(dataset).open(dataset.path, check_files=False, as_of=manifest["dataset"])
+    described = _described(dataset)
+    if described in earlier_fingerprints(dataset.manifest):
+        with suppress(DatasetError):
+            return type(dataset).open(dataset.path, check_files=False, as_of=described)
     return dataset
 
 

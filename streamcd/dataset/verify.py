@@ -23,7 +23,15 @@ from ..core.progress import Listener, Progress
 from ..core.storage import Location
 from ..kernels import primitives
 from .chunked_table import ChunkedTable, RowTable, file_problems
-from .column_layout import AGAIN, FOLDER, Columns, columns_exist, dataset_of_columns, open_columns
+from .column_layout import (
+    AGAIN,
+    FOLDER,
+    Columns,
+    columns_are_gone,
+    columns_exist,
+    dataset_of_columns,
+    open_columns,
+)
 from .kept_columns import KEPT_FILE, count_kept
 from .parquet import file_checksum, read_groups
 from .schema import ChunkData
@@ -54,7 +62,7 @@ def verify(
     with Pool(workers, listener or Listener(), __name__) as pool:
         tasks = _Tasks(pool, budget)
         problems = list(_row_problems(dataset, tasks))
-        if columns_exist(dataset) or (dataset.path / FOLDER).exists():
+        if not columns_are_gone(dataset) and (columns_exist(dataset) or (dataset.path / FOLDER).exists()):
             problems += _column_problems(dataset_of_columns(dataset), tasks, compare=not problems)
     return problems
 
