@@ -71,9 +71,9 @@ class OneClassSVM(OutlierMixin, GrowingModel):
     def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Add rows to those of the calls before, and go on to the optimum for all of them.
 
-        Unlike scikit-learn's `SGDOneClassSVM` it keeps all rows, in memory (and in pickles), and is exact: every call ends
-        within `tol` of what `fit` finds for the rows so far. Rows of a `fit` are not kept: `partial_fit` after it begins
-        anew.
+        Unlike that of scikit-learn's SGD estimator it keeps all rows, in memory (and in pickles), and is exact: every call
+        ends within `tol` of what `fit` finds for the rows so far. Rows of a `fit` are not kept: `partial_fit` after it
+        begins anew.
 
         Parameters
         ----------

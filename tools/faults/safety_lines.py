@@ -96,7 +96,7 @@ runs/config.py
     if identify(config.validation, config.validation_identity) != config.validation_identity:
         ~ validation a_run_goes_on_with_its_own_validation_set_alone
 runs/previous_run.py
-    if config.fingerprint != new.dataset.fingerprint:
+    if before is None:
         ~ other_rows the_start_is_the_models_and_needs_neither_the_old_dataset_nor_its_dual_variables
 dataset/column_layout.py
     if manifest["dataset"] != dataset.fingerprint: ~ columns layout_of_another_dataset_is_refused
