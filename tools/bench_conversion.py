@@ -204,11 +204,16 @@ def _show(measured: dict[tuple[str, str, int], list[Measured]]) -> None:
             shown += f", {median['n_entries'] / median['seconds'] / 1e6:5.1f} M entries/s"
         peak = format_size(max(figure.peak_bytes for figure in figures))
         click.echo(f"{Path(source).name}, {kind}, {number}: {shown}, peak of a process {peak}")
-    medians = {
-        what: statistics.median(figure.seconds for figure in figures) for what, figures in measured.items()
-    }
-    for line in ratios(medians):
-        click.echo(line)
+    for name, of in (
+        ("seconds", "seconds"),
+        ("processor_seconds", "seconds of processors, of whole processes"),
+    ):
+        medians = {
+            what: statistics.median(getattr(figure, name) for figure in figures)
+            for what, figures in measured.items()
+        }
+        for line in ratios(medians):
+            click.echo(f"{line}, by {of}")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ..core.errors import DataError, UsageError
 from ..dataset.arrow_columns import lists_of, type_name
@@ -15,6 +14,8 @@ from ..dataset.arrow_columns import lists_of, type_name
 
 def label_set_texts(given: Any, separator: str, place: Callable[[int], str]) -> Any:
     """Return the set of every row as text; a missing one is empty. `place` describes the location of a row."""
+    import pyarrow.compute as pc  # only where there are sets: it takes a tenth of a second
+
     if isinstance(given, np.ndarray):
         if given.ndim == 2:
             return _joined(*_marked(given, place), separator)
@@ -36,12 +37,16 @@ def label_set_texts(given: Any, separator: str, place: Callable[[int], str]) -> 
 
 def _texts(labels: Any) -> Any:
     """Format labels; whole numbers without a decimal point."""
+    import pyarrow.compute as pc
+
     if pa.types.is_floating(labels.type) and pc.all(pc.equal(labels, pc.floor(labels))).as_py() is not False:
         labels = labels.cast(pa.int64())
     return labels.cast(pa.large_string())
 
 
 def _joined(offsets: np.ndarray, labels: Any, separator: str) -> Any:
+    import pyarrow.compute as pc
+
     # lists of large strings cannot be joined
     lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), labels.cast(pa.string()))
     return pc.binary_join(lists, separator)
