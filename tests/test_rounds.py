@@ -17,7 +17,7 @@ from small_datasets import NAMED, multiclass, random_rows, write_dataset
 
 import streamcd
 from streamcd import Dataset
-from streamcd.cluster import partition as partitions
+from streamcd.cluster import shards as readers
 from streamcd.cluster.assignment import Assignment
 from streamcd.cluster.block_steps import (
     add_slopes,
@@ -297,8 +297,8 @@ def test_streaming_partitions_do_as_resident_ones(loss: str, data: Dataset, tmp_
         return Plan(window_entries=800, window_rows=120, resident=False)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("streamcd.cluster.partition.make_plan", small_plan)
-        patch.setattr("streamcd.cluster.partition.plan_shards", lambda *_: None)
+        patch.setattr("streamcd.cluster.shards.make_plan", small_plan)
+        patch.setattr("streamcd.cluster.shards.plan_shards", lambda *_: None)
         streamed = streamcd.train(
             data, tmp_path / "streamed", loss=loss, max_passes=3000, local_passes=2, client=Simulation(2)
         )
@@ -391,8 +391,8 @@ def test_a_free_bias_in_rounds_ends_at_the_optimum_of_one_process(
     one = streamcd.train(classes, tmp_path / "one", **(options | {"tol": 1e-8}))
     with pytest.MonkeyPatch.context() as patch:
         plan = Plan(window_entries=300, window_rows=40, resident=False)
-        patch.setattr("streamcd.cluster.partition.make_plan", lambda *_: plan)
-        patch.setattr("streamcd.cluster.partition.plan_shards", lambda *_: None)
+        patch.setattr("streamcd.cluster.shards.make_plan", lambda *_: plan)
+        patch.setattr("streamcd.cluster.shards.plan_shards", lambda *_: None)
         split = streamcd.train(classes, tmp_path / "split", client=Simulation(3), **options)
     assert one.converged
     assert split.converged
@@ -679,8 +679,8 @@ def test_workers_with_room_for_their_shards_read_only_those_that_arrive_and_end_
     monkeypatch.setattr(_Reader, "load", count)
     streamcd.train(data, tmp_path / "all", local_passes=1, **options)
     assert loads == data.n_chunks
-    whole_plan = partitions.plan_shards
-    monkeypatch.setattr(partitions, "plan_shards", lambda *given: (whole_plan(*given)[0], 4))  # type: ignore[index]
+    whole_plan = readers.plan_shards
+    monkeypatch.setattr(readers, "plan_shards", lambda *given: (whole_plan(*given)[0], 4))  # type: ignore[index]
     streamcd.train(data, tmp_path / "few", local_passes=1, **options)
     assert (weights(tmp_path / "all") == weights(tmp_path / "few")).all()
     assert loads < 0.5 * 20 * data.n_chunks
@@ -774,6 +774,6 @@ def test_a_worker_refuses_another_dataset_than_that_of_the_run(tmp_path: Path) -
     spec = WorkerSpec(
         str(dataset.path), dataset.fingerprint, str(tmp_path), problem, "dual", 0, 1_000_000_000
     )
-    assert partitions.open_same(spec).fingerprint == dataset.fingerprint
+    assert readers.open_same(spec).fingerprint == dataset.fingerprint
     with pytest.raises(DatasetError, match="another dataset"):
-        partitions.open_same(replace(spec, fingerprint="of another"))
+        readers.open_same(replace(spec, fingerprint="of another"))

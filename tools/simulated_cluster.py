@@ -5,25 +5,25 @@ A `Simulation` takes the place of a client: ``streamcd.train(data, run, client=S
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import cycle
+from typing import Any
 
 import numpy as np
 
-from streamcd.cluster.assignment import Assignment
 from streamcd.cluster.dask_worker import Seat
-from streamcd.cluster.partition import Partition, open_same
+from streamcd.cluster.kinds import Part, make_assignment
+from streamcd.cluster.partition import Partition
 from streamcd.cluster.rounds import (
     Engine,
     RoundRequest,
-    RoundResponse,
     WorkerSpec,
     add_in_tree,
-    add_responses,
-    shard_entries,
 )
+from streamcd.cluster.shards import open_same
 
 
 class SerialEngine:
@@ -34,19 +34,19 @@ class SerialEngine:
 
     def __init__(self, spec: WorkerSpec, n_partitions: int) -> None:
         with closing(open_same(spec)) as dataset:
-            self._everything, entries = list(range(dataset.n_shards)), shard_entries(dataset)
-        self._assignment = Assignment(entries, spec.seed)
+            self._everything = list(range(dataset.n_shards))
+            self._assignment = make_assignment(spec, dataset)
         self._workers = [str(number) for number in range(n_partitions)]
         self._shards: dict[str, list[int]] = {}
         self._seats = [Seat(spec) for _ in self._workers]
 
-    def round(self, request: RoundRequest, w: np.ndarray, progress: Callable[[int], None]) -> RoundResponse:
+    def round(self, request: RoundRequest, w: np.ndarray, progress: Callable[[int], None]) -> Any:
         """Have the partitions make their local passes, in turn."""
         self._shards = self._assignment.of_round(request.assigned, self._workers)
         responses = [partition.run(request, w, progress, name) for name, partition in self._in_turn()]
-        return add_in_tree(responses, add_responses)
+        return add_in_tree(responses, operator.add)
 
-    def _in_turn(self) -> Iterator[tuple[str, Partition]]:
+    def _in_turn(self) -> Iterator[tuple[str, Part]]:
         """Iterate over the workers' partitions, with the workers' names."""
         first = next(iter(self._shards.values()))
         if len(self._seats) > 1 and self._seats[0].take(first).has_room_for(self._everything):
@@ -56,7 +56,11 @@ class SerialEngine:
 
     def slopes(self, request: RoundRequest, eta: np.ndarray) -> np.ndarray:
         """Sum `Partition.slopes` over the partitions."""
-        return np.sum([partition.slopes(request, eta) for _, partition in self._in_turn()], axis=0)
+        total = np.zeros((eta.size, 3))
+        for _, part in self._in_turn():
+            assert isinstance(part, Partition)
+            total += part.slopes(request, eta)
+        return total
 
     def close(self) -> None:
         """Close the partitions' files."""

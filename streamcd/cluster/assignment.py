@@ -1,4 +1,4 @@
-"""Assignment of shards to workers: dealt at random, then a part exchanged before every round.
+"""Assignment of shards to workers: neighbouring blocks, or dealt at random, then a part exchanged before every round.
 
 Half of the shards mix the blocks as well as all would, and only these have to be read by another worker. With a quarter it
 takes up to 1.4 times the rounds, with shards that stay three times.
@@ -7,6 +7,7 @@ takes up to 1.4 times the rounds, with shards that stay three times.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -15,6 +16,40 @@ from ..kernels.primitives import shuffle
 
 _KEY = 0x6465616C  # makes these keys differ from those of reads and windows
 EXCHANGED = 2  # one shard of so many changes hands
+
+
+class Dealer(Protocol):
+    """Assignment of shards to workers."""
+
+    exchanges: bool
+    """Whether shards change hands between rounds, for which each worker needs two."""
+
+    def of_round(self, number: int, workers: Sequence[str]) -> dict[str, list[int]]:
+        """Return the ascending shards of every worker that has any, in the order of `workers`; rounds count from 0."""
+
+
+class BlockAssignment:
+    """Neighbouring blocks of shards for every worker, of about as many entries, in all rounds.
+
+    Parameters
+    ----------
+    entries, block : ndarray of int64, shape (shards,)
+        Entries and block of every shard.
+    """
+
+    exchanges = False
+
+    def __init__(self, entries: np.ndarray, block: np.ndarray) -> None:
+        self._block = block
+        size = np.bincount(block, weights=np.maximum(entries, 1))
+        self._middle = (np.cumsum(size) - 0.5 * size) / size.sum()
+
+    def of_round(self, number: int, workers: Sequence[str]) -> dict[str, list[int]]:
+        """Return the shards of every worker, as `Dealer.of_round`."""
+        count = min(len(workers), self._middle.size)
+        owner = (self._middle * count).astype(np.int64)[self._block]
+        dealt = {workers[k]: np.flatnonzero(owner == k).tolist() for k in range(count)}
+        return {worker: shards for worker, shards in dealt.items() if shards}
 
 
 class Assignment:
@@ -26,6 +61,8 @@ class Assignment:
         Entries of every shard.
     seed : int
     """
+
+    exchanges = True
 
     def __init__(self, entries: np.ndarray, seed: int) -> None:
         self._entries, self._seed = entries, seed

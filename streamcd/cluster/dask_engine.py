@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import operator
 import os
 import pickle
 import re
@@ -30,10 +31,11 @@ import numpy as np
 from .._version import __version__
 from ..core.errors import EnvironmentFailure, StreamcdError, UsageError
 from ..core.progress import Listener, counted
+from ..dataset.dataset import Dataset
 from . import dask_worker
-from .assignment import Assignment
 from .dask_worker import SharedWeights
-from .rounds import Change, RoundRequest, RoundResponse, WorkersLost, WorkerSpec, add_in_tree, add_responses
+from .kinds import make_assignment
+from .rounds import Change, RoundRequest, WorkersLost, WorkerSpec, add_in_tree
 
 _LOOPBACK = "127.0.0.1"
 _POLL_SECONDS = 0.2
@@ -54,7 +56,7 @@ class DaskEngine:
         self,
         client: Any,
         spec: WorkerSpec,
-        shard_entries: np.ndarray,
+        dataset: Dataset,
         listener: Listener,
         timeout: float,
         run: str,
@@ -62,8 +64,8 @@ class DaskEngine:
         if getattr(client, "asynchronous", False):
             raise UsageError("expected a client that waits for its results, found an asynchronous one")
         self.client, self.spec, self.listener = client, spec, listener
-        self.n_shards, self.timeout, self.run = shard_entries.size, timeout, run
-        self._assignment = Assignment(shard_entries, spec.seed)
+        self.n_shards, self.timeout, self.run = dataset.n_shards, timeout, run
+        self._assignment = make_assignment(spec, dataset)
         self.topic = f"streamcd-{os.urandom(8).hex()}"
         self._reports = reports = deque[tuple[float, dict[str, Any]]]()
         self._seats: dict[str, Any] = {}  # futures of `dask_worker.Seat`, by worker
@@ -72,7 +74,7 @@ class DaskEngine:
         self._sent: tuple[str, np.ndarray, set[str]] | None = None  # version, w, who has it
         client.subscribe_topic(self.topic, lambda event: reports.append((time.monotonic(), event[1])))
 
-    def round(self, request: RoundRequest, w: np.ndarray, progress: Callable[[int], None]) -> RoundResponse:
+    def round(self, request: RoundRequest, w: np.ndarray, progress: Callable[[int], None]) -> Any:
         """Have every worker work on its shards; raises `WorkersLost` when a response is lost."""
         names = self._assign(request, progress)
         weights, self._sent = self._pack(request.token, w, names), None  # until every worker has it
@@ -85,9 +87,7 @@ class DaskEngine:
             with contextlib.suppress(Exception):
                 self._within(_ANSWER_SECONDS, self.client.cancel, futures)
         self._sent = (request.token, w.copy(), set(names))
-        change: Change = result.change
-        each = weights.change.n_bytes + sum(array.nbytes for array in result.sums.values())
-        result.bytes_sent = each * len(names) + change.moved_bytes + change.n_bytes
+        result.bytes_sent = weights.change.n_bytes * len(names) + result.sent_by(len(names))
         return result
 
     def slopes(self, request: RoundRequest, eta: np.ndarray) -> np.ndarray:
@@ -135,7 +135,7 @@ class DaskEngine:
         }
 
         def add(first: tuple[str, Any], second: tuple[str, Any]) -> tuple[str, Any]:
-            return first[0], on(first[0], add_responses, first[1], second[1])
+            return first[0], on(first[0], operator.add, first[1], second[1])
 
         return works, add_in_tree(list(works.items()), add)[1]
 
@@ -230,7 +230,7 @@ class DaskEngine:
             self.listener.warning(f"{shards}: nothing to do for {n_idle} more; {_MORE_SHARDS}")
         else:
             self.listener.message(shards)
-        if n_owners > 1 and self.n_shards < 2 * n_owners:
+        if self._assignment.exchanges and n_owners > 1 and self.n_shards < 2 * n_owners:
             self.listener.warning(
                 f"{shards}: with fewer than two for each they cannot be reassigned, and rounds are many; {_MORE_SHARDS}"
             )

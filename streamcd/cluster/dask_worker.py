@@ -16,9 +16,11 @@ import numpy as np
 from .._version import __version__
 from ..core.errors import UsageError
 from ..core.memory_budget import format_size
+from .kinds import Part, make_part
 from .memory import DASK_BYTES
-from .partition import Partition, open_same
-from .rounds import Change, RoundRequest, RoundResponse, WorkersLost, WorkerSpec
+from .partition import Partition
+from .rounds import Change, RoundRequest, WorkersLost, WorkerSpec
+from .shards import open_same
 
 _REPORT_SECONDS = 0.2  # between a worker's reports of progress
 
@@ -40,7 +42,7 @@ class Seat:
 
     def __init__(self, spec: WorkerSpec) -> None:
         self.spec, self.lock = spec, threading.Lock()
-        self.partition: Partition | None = None
+        self.partition: Part | None = None
         self._version, self._w = "", np.empty(0)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -50,11 +52,11 @@ class Seat:
         if not sys.is_finalizing():
             self.clear()
 
-    def take(self, shards: list[int]) -> Partition:
+    def take(self, shards: list[int]) -> Part:
         """Return the partition, which is made anew where it has no room for these shards."""
         if self.partition is None or not self.partition.has_room_for(shards):
             self.clear()  # its memory is needed for the new one
-            self.partition = Partition(self.spec, shards)
+            self.partition = make_part(self.spec, shards)
         elif shards != self.partition.shards:
             self.partition.assign(shards)
         return self.partition
@@ -106,7 +108,7 @@ def _check_memory(budget: int) -> None:
 
 def run_round(
     seat: Seat, shards: list[int], request: RoundRequest, weights: SharedWeights, topic: str
-) -> RoundResponse:
+) -> Any:
     """Carry out a worker's part of a round, and report its progress to a topic."""
     from distributed import get_worker
 
@@ -148,7 +150,7 @@ def _reporter(topic: str, token: str) -> Callable[[int], None]:
 def slopes(seat: Seat, shards: list[int], request: RoundRequest, eta: np.ndarray) -> np.ndarray:
     """Return `Partition.slopes` after `run_round`."""
     with seat.lock:
-        if seat.partition is None or seat.partition.shards != shards:
+        if not isinstance(seat.partition, Partition) or seat.partition.shards != shards:
             raise WorkersLost("a worker had lost its partition")
         return seat.partition.slopes(request, eta)
 

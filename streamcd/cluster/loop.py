@@ -1,76 +1,40 @@
 """Loop of a distributed training: rounds, stopping, logging, commits, for any engine.
 
 The coordinating process holds w, decides every lane's next phase by the rules of a single process (`stopping`), and
-commits: ``state.npz``, replaced whole after every round, names the folder of the dual variables and the step eta. A round
-that loses a worker leaves no trace and is repeated from the last commit.
+commits: ``state.npz`` is replaced whole after every round. A round that loses a worker leaves no trace and is repeated from
+the last commit. What workers do in a round, and what follows from it, is that of a kind: `dual_rounds`, `sum_rounds`.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import time
+from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..core.atomic_files import make_directory, sync
+from ..core.atomic_files import make_directory
 from ..core.errors import EnvironmentFailure
-from ..kernels.loss_table import CLASSES
-from ..kernels.primitives import DUAL
-from ..kernels.rounds import APART, LINEAR, MAGNITUDE, QUADRATIC
-from ..solvers.dual import RowSolver, violation
-from ..solvers.protocol import CERTIFY, DONE, START, TRAIN
-from ..stream.slot_store import chunk_slots
+from ..solvers.protocol import TRAIN
 from ..training.checkpoint import Run
 from ..training.loop import Session, Task, TrainingLoop
-from ..training.stopping import BY_MAX_PASSES, BY_VIOLATION
-from .block_steps import (
-    has_entropy,
-    lane_columns,
-    lane_products,
-    newton_step,
-    next_sigma_prime,
-    quadratic_step,
-)
-from .memory import paired_layout
-from .rounds import Engine, RoundRequest, RoundResponse, WorkersLost, WorkerSpec, shard_entries
+from .rounds import Engine, RoundRequest, WorkersLost, WorkerSpec
 
 _MAX_ATTEMPTS = 10  # at one round: so many losses are no accident
-
-_QUICK_PASS = 1 << 25
-"""Number of entries below which passes of workers are short: about 0.05 s on four; a round takes about 0.1 s beside them."""
-
-
-def default_local_passes(n_rows: int, n_features: int, n_entries: int) -> int:
-    """Choose the passes of every worker in a round, where several share the rows.
-
-    One takes fewer passes to the gap, three take fewer rounds: see docs/cluster.md. So three where a pass takes less time
-    than the rest of a round, unless there are more features than rows: then the rounds are nearly as many.
-    """
-    return 3 if n_features < n_rows and n_entries < _QUICK_PASS else 1
-
-
-@dataclass
-class _Step:
-    """The step of a round, per lane."""
-
-    eta: np.ndarray
-    dual_change: np.ndarray | None
-    n_evaluations: int
-    sigma_prime: np.ndarray  # of the next round
 
 
 class RoundLoop(TrainingLoop):
     """Training on workers of a client, round after round; every round is a checkpoint.
 
     `method` and `kappa` are the method and acceleration of `registry.make_solver`. `memory` is each worker's, in bytes. A
-    worker that does not respond for `worker_timeout` seconds loses its shards to others. `local_passes` is the number of a
-    worker's passes in a round; None for `default_local_passes`.
+    worker that does not respond for `worker_timeout` seconds loses its shards to others.
     """
+
+    n_passes = 1
+    """Reads of a worker in a round that trains."""
 
     def __init__(
         self,
@@ -80,7 +44,6 @@ class RoundLoop(TrainingLoop):
         method: str,
         kappa: float | str,
         memory: int,
-        local_passes: int | None,
         worker_timeout: float,
     ) -> None:
         super().__init__(directory, task, session)
@@ -97,21 +60,13 @@ class RoundLoop(TrainingLoop):
             acceleration=kappa,
             cache=dataset.cache,
         )
-        assert isinstance(task.solver, RowSolver)
-        self.solver = task.solver
-        self.local_passes = local_passes or default_local_passes(
-            dataset.n_rows, dataset.n_features, dataset.n_entries
-        )
         self.engine: Engine | None = None
         self.bytes_read = 0
         self.round, self.attempts = 0, 0
         self.passes_made: int | None = None  # in the last training round: one where a worker is alone
         self.assigned_round = 0  # number of the last assignment of shards
         self.committed, self.eta = "", np.ones(task.problem.n_lanes)
-        self.state.lanes["sigma_prime"] = np.ones(task.problem.n_lanes)
         make_directory(self._folder)
-        self._restore_checkpoint()
-        self._remove_other_attempts()
 
     def _train(self) -> None:
         self.engine = self._make_engine()
@@ -125,8 +80,9 @@ class RoundLoop(TrainingLoop):
             return engine
         from .dask_engine import DaskEngine
 
-        entries = shard_entries(self.task.dataset)
-        return DaskEngine(self.client, self.spec, entries, self.listener, self.worker_timeout, self.task.run)
+        return DaskEngine(
+            self.client, self.spec, self.task.dataset, self.listener, self.worker_timeout, self.task.run
+        )
 
     def _close(self) -> None:
         if self.engine is not None:
@@ -135,11 +91,12 @@ class RoundLoop(TrainingLoop):
     def _round(self, engine: Engine) -> None:
         """Carry out one round, up to its commit; start it again where workers are lost on the way."""
         started, self.attempts = time.monotonic(), 0
+        self._prepare()
         while True:
             self.attempts += 1
             request = self._request()
             try:
-                result = engine.round(request, self.state.w, self._progress(request))
+                result = engine.round(request, self._weights(), self._progress(request))
                 worked = time.monotonic()
                 step = self._step(engine, request, result)
                 break
@@ -161,111 +118,47 @@ class RoundLoop(TrainingLoop):
         self.directory.append_log(record)
         self._commit()  # the state records the length of the log
 
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Move the state to where the round begins."""
+
+    def _weights(self) -> np.ndarray:
+        """Return what every worker is sent in a round."""
+        return self.state.w
+
     def _request(self) -> RoundRequest:
+        """Ask for a round, under a new name."""
         training = self.state.phase(TRAIN).size > 0
-        token = f"{self.round + 1:06d}-{os.urandom(4).hex()}"
-        self.solver.begin_pass(self.state, self.state.phase(TRAIN))  # once, even if the round is repeated
-        if training:
-            (self._folder / token).mkdir()
         return RoundRequest(
-            token=token,
+            token=f"{self.round + 1:06d}-{os.urandom(4).hex()}",
             committed=self.committed,
             eta=self.eta,
             read=self.state.read,
-            n_passes=self.local_passes if training else 1,
+            n_passes=self.n_passes if training else 1,
             lanes={name: array.copy() for name, array in self.state.lanes.items()},
             # a read at fixed w leaves the shards where they are
             assigned=self.assigned_round + training,
         )
 
-    # -- the step -----------------------------------------------------------------------------------------------------
+    def _step(self, engine: Engine, request: RoundRequest, result: Any) -> Any:
+        """Choose how far the round goes, which may take the workers again."""
 
-    def _step(self, engine: Engine, request: RoundRequest, result: RoundResponse) -> _Step:
-        """Choose every lane's step along the joint direction; 1 for lanes that did not train, and for a partition alone."""
-        n_lanes = self.task.problem.n_lanes
-        trained = request.phase(TRAIN)
-        sigma_prime = request.lanes["sigma_prime"].copy()
-        if result.alone or not trained.size:
-            return _Step(np.ones(n_lanes), None, 0, sigma_prime)
-        change = result.change.dense()
-        product, squared = np.zeros(n_lanes), np.zeros(n_lanes)
-        columns = lane_columns(trained, n_lanes, change.shape[1])
-        product[trained] = lane_products(self.state.w[:, columns], change[:, columns], trained.size)
-        squared[trained] = lane_products(change[:, columns], change[:, columns], trained.size)
-        sums, k = result.direction, len(result.seconds)
-        # rounding up took Crammer–Singer 41 rounds in place of 35 (badly conditioned rows, 2 workers, mean of 3 seeds)
-        exceeded = sigma_prime if self.task.problem.form != CLASSES else np.full(n_lanes, np.inf)
-        sigma_prime[trained] = next_sigma_prime(squared, sums[:, APART], k, exceeded)[trained]
-        # Δw is a difference of two w, each of them rounded
-        mu = self.solver.mu(self.state)
-        product, squared = mu * product, mu * squared
-        sums[trained, MAGNITUDE] += mu[trained] * lane_products(
-            self.state.w[:, columns], self.state.w[:, columns], trained.size
-        )
-        if not has_entropy(self.task.problem):  # the dual is quadratic along the step
-            eta = quadratic_step(product, squared, sums, k)
-            dual_change = -(eta * sums[:, LINEAR] + 0.5 * eta**2 * sums[:, QUADRATIC])
-            return _Step(eta, dual_change, 0, sigma_prime)
-        eta, dual_change, count = newton_step(
-            product, squared, sums, k, lambda at: engine.slopes(request, at)
-        )
-        return _Step(eta, dual_change, count, sigma_prime)
-
-    def _conclude_round(self, request: RoundRequest, result: RoundResponse, step: _Step) -> dict[str, Any]:
+    @abstractmethod
+    def _conclude_round(self, request: RoundRequest, result: Any, step: Any) -> dict[str, Any]:
         """Move w and decide what each lane does next; returns the line for the log."""
-        state = self.state
-        trained, certified = request.phase(TRAIN), request.phase(START, CERTIFY)
-        self._move(result, step, trained, certified)
-        state.totals[:] = result.totals
-        for name, sums in result.sums.items():
-            state.matrices[name] += sums
-        if step.dual_change is not None:
-            state.totals[trained, DUAL] = step.dual_change[trained]
-        # the rules are those of a single process, for which the last pass counts
-        state.lanes["passes"][trained] += result.n_passes - 1
-        state.lanes["sigma_prime"][:] = step.sigma_prime
-        self._conclude_read(trained, certified)
-        self._begin_next(result.n_passes)
-        self.round += 1
-        if trained.size:
-            self.committed, self.eta, self.passes_made = request.token, step.eta, result.n_passes
-            self.assigned_round = request.assigned
+
+    def _record(self, request: RoundRequest, result: Any) -> dict[str, Any]:
+        """Return what the log has of every round."""
         return {
             "round": self.round,
-            "read": state.read,
-            "kind": "train" if trained.size else "certify",
+            "read": self.state.read,
+            "kind": "train" if request.phase(TRAIN).size else "certify",
             **self._lane_figures(),
-            "eta": _range(step.eta[trained]),
-            "stiffness": _range(request.lanes["sigma_prime"][trained]),
-            "line_search_reductions": step.n_evaluations,
             "workers": len(result.seconds),
             "attempts": self.attempts,
             "bytes_read": result.bytes_read,
             "bytes_sent": result.bytes_sent,
         }
-
-    def _move(self, result: RoundResponse, step: _Step, trained: np.ndarray, certified: np.ndarray) -> None:
-        state, n_lanes = self.state, self.task.problem.n_lanes
-        n_vectors = state.w.shape[1]
-        values = result.change.dense()
-        columns = lane_columns(certified, n_lanes, n_vectors)
-        state.w_alpha[:, columns] = values[:, columns]
-        columns = lane_columns(trained, n_lanes, n_vectors)
-        if result.alone:
-            state.w[:, columns] = values[:, columns]
-        else:
-            state.w[:, columns] += np.repeat(step.eta, n_vectors // n_lanes)[columns] * values[:, columns]
-
-    def _review_phases(self, certified: np.ndarray) -> None:
-        """Reopen lanes whose violation was small at the workers' own w, but is not at the common w."""
-        lanes, eps = self.state.lanes, self.task.rule.eps
-        if eps is None:
-            return
-        found = violation(self.state.totals)
-        doubtful = (lanes["phase"] == DONE) & (lanes["reason"] == BY_VIOLATION) & (found > eps)
-        phase, reason = (DONE, BY_MAX_PASSES) if self.state.pause else (TRAIN, 0)
-        for lane in np.intersect1d(np.flatnonzero(doubtful), certified):
-            lanes["phase"][lane], lanes["reason"][lane], lanes["converged"][lane] = phase, reason, False
 
     # -- the run on disk ----------------------------------------------------------------------------------------------
 
@@ -274,16 +167,7 @@ class RoundLoop(TrainingLoop):
         return self.directory.path / "dual"
 
     def _commit(self) -> None:
-        sync(self._folder)
         self._write_state()
-        self._remove_other_attempts()
-
-    def _remove_other_attempts(self) -> None:
-        """Remove the folders of attempts that were not committed, or that later commits have replaced."""
-        for entry in self._folder.iterdir():
-            if entry.name != self.committed:
-                # an excluded worker may still be writing there
-                shutil.rmtree(entry, ignore_errors=True)
 
     def _add_to_checkpoint(self, arrays: dict[str, np.ndarray]) -> None:
         arrays["committed"], arrays["eta"] = np.array(self.committed), self.eta
@@ -293,21 +177,6 @@ class RoundLoop(TrainingLoop):
         self.committed, self.eta = str(arrays.pop("committed")), arrays.pop("eta")
         self.round = int(arrays.pop("round"))
         self.assigned_round = int(arrays.pop("dealt"))
-
-    def _begin(self) -> None:
-        start, task = self.task.warm_start, self.task
-        if start is not None and start.has_alpha:  # the other run's dual variables are the first commit
-            layout = paired_layout(task.solver.layout)
-            self.committed = "000000-start"
-            store = chunk_slots(
-                self._folder / self.committed, task.dataset, layout.state_bytes, self.directory.identity
-            )
-            start.begin_with_alpha(self.state, self.solver, store, layout.n_flags, copies=2)
-            store.sync()
-            store.close()
-        elif start is not None and (told := start.begin_with_weights(self.state, self.solver)):
-            self.listener.message(told)
-        self._commit()
 
     # -- reports ------------------------------------------------------------------------------------------------------
 
@@ -328,15 +197,10 @@ class RoundLoop(TrainingLoop):
             nonlocal done
             self._stop_if_requested()
             done = min(done + n_entries, total)
-            self._report(phase, done, total, n_passes if training else 0, f", step {_shown(self.eta)}")
+            self._report(phase, done, total, n_passes if training else 0, self._shown_step())
 
         return visited
 
-
-def _range(numbers: np.ndarray) -> list[float] | None:
-    return [float(numbers.min()), float(numbers.max())] if numbers.size else None
-
-
-def _shown(eta: np.ndarray) -> str:
-    low, high = float(eta.min()), float(eta.max())
-    return f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
+    def _shown_step(self) -> str:
+        """Describe the step of the last round, for progress."""
+        return ""

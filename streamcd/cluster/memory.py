@@ -45,7 +45,7 @@ def model_bytes(problem: Problem, memory: SolverMemory) -> int:
     tables = TABLE_COPIES * problem.full_table_bytes
     n_copies = WEIGHT_COPIES - 2 + (SUM_COPIES if problem.free_bias else 0)
     copies = n_copies * 8 * (problem.n_features + 1) * problem.n_lanes * problem.lane_vectors
-    return memory.state + copies + sum(memory.more.values()) + tables + memory.saving
+    return memory.state + memory.joined + copies + sum(memory.more.values()) + tables + memory.saving
 
 
 def worker_memory(

@@ -11,16 +11,13 @@ folder of the round and its step eta; ``base + eta (candidate - base)`` is compu
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from ..core.errors import CheckpointError
 from ..core.randomness import random_key
-from ..dataset.dataset import Dataset, open_dataset
+from ..dataset.dataset import Dataset
 from ..kernels.primitives import (
     ALPHA,
     ALPHA_CURVATURE,
@@ -32,12 +29,9 @@ from ..kernels.primitives import (
     N_VISITED,
 )
 from ..kernels.rounds import APART
-from ..solvers.problem import Problem
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, State, new_totals
 from ..solvers.registry import make_solver
-from ..stream.memory_plan import make_plan, plan_shards
 from ..stream.slot_store import SlotStore, chunk_slots
-from ..stream.stream import Stream
 from ..stream.window import RowArena, Window
 from .block_steps import (
     add_slopes,
@@ -48,14 +42,11 @@ from .block_steps import (
     lane_products,
     new_direction,
 )
-from .memory import model_bytes, paired_layout
 from .rounds import Change, RoundRequest, RoundResponse, WorkerSpec, add_directions, make_change
+from .shards import Report, ShardReader
 
 _OF_LAST_PASS = [N_STEPS, N_VISITED, ALPHA, ALPHA_CURVATURE, ALPHA_SQUARE]
 """Totals that are those of the last local pass."""
-
-Report = Callable[[int], None]
-"""Callback that takes the number of entries of each window visited."""
 
 
 @dataclass
@@ -70,62 +61,28 @@ class _LocalRound:
     direction: np.ndarray
 
 
-def open_same(spec: WorkerSpec) -> Dataset:
-    """Open the dataset of a run in this process; refused if it has another fingerprint, or dataset or run is missing."""
-    dataset = open_dataset(spec.dataset, as_of=spec.fingerprint)
-    dataset.use_cache(spec.cache)
-    if not Path(spec.folder).is_dir():
-        raise CheckpointError(
-            f"{spec.folder} is not there: dataset and run have to be in directories that all workers see "
-            "under the same path"
-        )
-    return dataset
-
-
-class Partition:
-    """Some shards of a dataset, ascending, and the local passes over them, round after round.
-
-    `dataset` is the whole dataset; by default `open_same` opens it.
-    """
+class Partition(ShardReader):
+    """Some shards of a dataset, ascending, and the local passes over them, round after round."""
 
     def __init__(self, spec: WorkerSpec, shards: list[int], dataset: Dataset | None = None) -> None:
-        self.dataset = dataset = dataset or open_same(spec)
-        self.spec, self._folder = spec, Path(spec.folder)
-        self._problem = _writable(spec.problem)
         # kappa and centre are the coordinating process's: here any fixed kappa stands for it
         options: dict[str, Any] = {"acceleration": "none" if spec.acceleration == "none" else 0.0}
-        self._solver: Any = make_solver(self._problem, spec.method, dataset, **options)
-        solver = self._solver
+        super().__init__(spec, len(shards), dataset, **options)
         # the local model is a problem whose costs are sigma' times as large
         self._scaled_problem = replace(self._problem, cost=self._problem.cost.copy())
-        self._scaled_solver = make_solver(self._scaled_problem, spec.method, dataset, **options)
-        self._width, self._layout = solver.layout.alpha_width, paired_layout(solver.layout)
-        weights = {"weights": model_bytes(self._problem, solver.memory)}
-        # where too few shards fit in memory, any number is streamed
-        self.plan, self._room = plan_shards(dataset, spec.memory, self._layout, weights, len(shards)) or (
-            make_plan(dataset, spec.memory, self._layout, weights),
-            dataset.n_shards,
-        )
-        options = {"n_folds": self._problem.n_cells, "n_shards": self._room}
-        self._stream = Stream(dataset, self.plan, self._layout, spec.seed, **options)
-        self._order = np.empty(self._stream.largest_window_items + 1, dtype=np.int64)
+        self._scaled_solver = make_solver(self._scaled_problem, spec.method, self.dataset, **options)
+        self._width = self._solver.layout.alpha_width
         # in a resident arena: the folder whose records the rows of a chunk hold, and whether the step was applied
-        self._holds: list[str | None] = [None] * dataset.n_chunks
-        self._applied = np.zeros(dataset.n_chunks, dtype=bool)
+        self._holds: list[str | None] = [None] * self.dataset.n_chunks
+        self._applied = np.zeros(self.dataset.n_chunks, dtype=bool)
         self._arena: RowArena | None = None
         self._reader = self._writer = self._records("")  # an attempt writes the first slot of every chunk
         self._slot_bytes_read = 0
         self.assign(shards)
 
-    def has_room_for(self, shards: list[int]) -> bool:
-        """Return whether these shards can be assigned without opening another partition."""
-        return len(shards) <= self._room
-
     def assign(self, shards: list[int]) -> None:
         """Take these shards from now on; those read before stay in memory as long as there is room."""
-        self.shards, self.alone = shards, len(shards) == self.dataset.n_shards
-        self._own, lost = self._stream.restrict(np.array(shards))
-        for chunk in lost.tolist():
+        for chunk in self._take(shards).tolist():
             self._holds[chunk] = None
 
     def run(
@@ -322,13 +279,3 @@ def _local_lanes(lanes: dict[str, np.ndarray], alone: bool) -> dict[str, np.ndar
         if "moves" in local:  # so that every pass counts all of the rows' alpha
             local["moves"][:] = 0
     return local
-
-
-def _writable(problem: Problem) -> Problem:
-    """Copy arrays received over the network: they may be read-only, and for those kernels would be compiled again."""
-    arrays: dict[str, Any] = {
-        field.name: np.array(getattr(problem, field.name))
-        for field in fields(problem)
-        if isinstance(getattr(problem, field.name), np.ndarray)
-    }
-    return replace(problem, **arrays)

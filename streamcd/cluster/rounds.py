@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from ..dataset.dataset import Dataset
 from ..dataset.range_cache import Cache
 from ..kernels.rounds import LONGEST
+from ..solvers.block_sums import Node, Tree
 from ..solvers.problem import Problem
 from ..solvers.protocol import TRAIN, join_totals
 from ..stream.identity import Identity
@@ -123,21 +124,71 @@ class RoundResponse:
     sums: dict[str, np.ndarray]  # of lanes certified: `RowSolver.new_sums`
     bytes_sent: int = 0  # between processes: w to the workers, changes back
 
+    def __add__(self, other: RoundResponse) -> RoundResponse:
+        """Add another response, which has to be sent to this one."""
+        totals = self.totals.copy()
+        join_totals(totals, other.totals)
+        return RoundResponse(
+            totals=totals,
+            direction=add_directions(self.direction, other.direction),
+            change=add_changes(self.change, other.change),
+            alone=False,
+            n_passes=self.n_passes,
+            seconds=self.seconds | other.seconds,
+            bytes_read=self.bytes_read + other.bytes_read,
+            sums={name: array + other.sums[name] for name, array in self.sums.items()},
+        )
 
-def add_responses(a: RoundResponse, b: RoundResponse) -> RoundResponse:
-    """Add two responses, of which the second has to be sent to the first."""
-    totals = a.totals.copy()
-    join_totals(totals, b.totals)
-    return RoundResponse(
-        totals=totals,
-        direction=add_directions(a.direction, b.direction),
-        change=add_changes(a.change, b.change),
-        alone=False,
-        n_passes=a.n_passes,
-        seconds=a.seconds | b.seconds,
-        bytes_read=a.bytes_read + b.bytes_read,
-        sums={name: array + b.sums[name] for name, array in a.sums.items()},
-    )
+    def sent_by(self, n_workers: int) -> int:
+        """Count the bytes that these workers sent each other and to the coordinating process."""
+        sums = sum(array.nbytes for array in self.sums.values())
+        return n_workers * sums + self.change.moved_bytes + self.change.n_bytes
+
+
+@dataclass(kw_only=True)
+class SumResponse:
+    """Sums of one worker's blocks of rows at fixed weights, or of several workers'."""
+
+    tree: Tree
+    nodes: dict[Node, dict[str, np.ndarray]]  # without siblings among each other
+    seconds: dict[str, float]  # of every worker
+    bytes_read: int
+    bytes_sent: int = 0
+    moved_bytes: int = 0  # sent between processes to make it
+
+    def __add__(self, other: SumResponse) -> SumResponse:
+        """Add another response, which has to be sent to this one; siblings are joined."""
+        nodes = dict(self.nodes)
+        for node, sums in other.nodes.items():
+            self._add(nodes, node, sums)
+        return SumResponse(
+            tree=self.tree,
+            nodes=nodes,
+            seconds=self.seconds | other.seconds,
+            bytes_read=self.bytes_read + other.bytes_read,
+            moved_bytes=self.moved_bytes + other.moved_bytes + other.n_bytes,
+        )
+
+    def _add(self, nodes: dict[Node, dict[str, np.ndarray]], node: Node, sums: dict[str, np.ndarray]) -> None:
+        def join(sibling: Node) -> bool:
+            nonlocal sums
+            if sibling not in nodes:
+                return False
+            others = nodes.pop(sibling)
+            sums = {name: array + others[name] for name, array in sums.items()}
+            return True
+
+        top = self.tree.climb(node, join)
+        nodes[top] = sums
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes to send."""
+        return sum(array.nbytes for sums in self.nodes.values() for array in sums.values())
+
+    def sent_by(self, n_workers: int) -> int:
+        """Count the bytes that these workers sent each other and to the coordinating process."""
+        return self.moved_bytes + self.n_bytes
 
 
 def add_directions(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -163,8 +214,11 @@ class WorkersLost(Exception):
 class Engine(Protocol):
     """Executor of the rounds of a training: dask's workers, or a simulation of them."""
 
-    def round(self, request: RoundRequest, w: np.ndarray, progress: Callable[[int], None]) -> RoundResponse:
-        """Have every partition make its local passes, and add their responses; raises `WorkersLost` when one is lost."""
+    def round(self, request: RoundRequest, w: np.ndarray, progress: Callable[[int], None]) -> Any:
+        """Have every partition do its part, and add their responses, `RoundResponse` or `SumResponse`.
+
+        Raises `WorkersLost` when one is lost.
+        """
 
     def slopes(self, request: RoundRequest, eta: np.ndarray) -> np.ndarray:
         """Sum `Partition.slopes` over the partitions of the last round."""

@@ -81,6 +81,7 @@ class Sums(NamedTuple):
         np.ndarray
     )  # (lanes, D): Σ s_i b_i x_i, b_i being the dual variables that the last model expected
     expected_totals: np.ndarray  # (lanes, N_TOTALS): sums of `dual.certify_row` at b
+    totals: np.ndarray  # (lanes, N_TOTALS): N_VISITED, N_ACTIVE, LOSS, CURVE, LOSS_SLOPE and W_ALPHA
 
 
 class Scratch(NamedTuple):
@@ -92,32 +93,35 @@ class Scratch(NamedTuple):
 
 
 @kernel
-def newton_visit(order, rows, costs, lanes, point, tile, sums, scratch, totals):
+def newton_visit(order, starts, rows, costs, lanes, point, tile, sums, scratch):
     """Add up losses, gradient and Hessian of rows at fixed w, and what proves the gap there.
 
     Parameters
     ----------
+    order, starts : ndarray of int64
+        Rows, in pieces that begin at ``starts[:-1]``. Rows of different pieces are never added up together first.
     tile : ndarray of int64, shape (2,)
         Rows of the Hessian to add to. Other sums are added to if these begin at 0.
-    sums, totals : Sums, ndarray of float64, shape (lanes, N_TOTALS)
-        Changed in place. In `totals`: N_VISITED, N_ACTIVE, LOSS, CURVE, LOSS_SLOPE and W_ALPHA.
+    sums : Sums
+        Changed in place.
 
     Notes
     -----
     Cost: the entries of each row and, where its loss is curved, half of their square, or of D² for dense rows.
     """
-    for first in range(0, order.size, BLOCK):
-        block = order[first : first + BLOCK]
-        for lane in lanes:
-            n = _add_terms(block, rows, costs, lane, point, tile, sums, scratch, totals)
-            if n and tile[1] > tile[0]:
-                add_products(n, rows, costs.bias, tile, sums.hessian[lane], scratch)
+    for piece in range(starts.size - 1):
+        for first in range(starts[piece], starts[piece + 1], BLOCK):
+            block = order[first : min(first + BLOCK, starts[piece + 1])]
+            for lane in lanes:
+                n = _add_terms(block, rows, costs, lane, point, tile, sums, scratch)
+                if n and tile[1] > tile[0]:
+                    add_products(n, rows, costs.bias, tile, sums.hessian[lane], scratch)
 
 
 @inlined
-def _add_terms(order, rows, costs, lane, point, tile, sums, scratch, totals):
+def _add_terms(order, rows, costs, lane, point, tile, sums, scratch):
     """Add the terms of a block of rows in a lane; returns how many have a curvature, which `scratch` then lists."""
-    w, step, bias, line = point.w[lane], point.step[lane], costs.bias, sums.line[lane]
+    w, step, bias, line, totals = point.w[lane], point.step[lane], costs.bias, sums.line[lane], sums.totals
     last, n, counts, loss = w.size - 1, 0, tile[0] == 0, costs.loss
     for p in range(order.size):
         i = order[p]

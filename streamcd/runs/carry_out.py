@@ -20,6 +20,7 @@ from ..core.threads import make_threads
 from ..dataset.dataset import Dataset
 from ..models.model import Model
 from ..solvers.problem import Problem
+from ..solvers.registry import find_solver
 from ..training import checkpoint
 from ..training.loop import Loop, Session, Task, deadline
 from ..training.result import Outcome, Result, join_outcomes, make_result
@@ -122,12 +123,15 @@ def _train_group(part: checkpoint.Run, task: Task, run: ResolvedRun, session: Se
     rounds = run.config.rounds
     if rounds is None:
         return Loop(part, task, session).run()
-    from ..cluster.loop import RoundLoop  # only where there are workers
+    from ..cluster.dual_rounds import DualRounds  # only where there are workers
     from ..cluster.memory import DASK_BYTES
+    from ..cluster.sum_rounds import SumRounds
 
-    memory = run.config.memory - DASK_BYTES
-    solver, waits = (run.options.method, run.options.acceleration), rounds.worker_timeout
-    return RoundLoop(part, task, session, *solver, memory, rounds.local_passes, waits).run()
+    options, memory = run.options, run.config.memory - DASK_BYTES
+    loop = part, task, session, options.method, options.acceleration, memory, rounds.worker_timeout
+    if find_solver(options.loss, options.method).in_rounds == "sums":
+        return SumRounds(*loop).run()
+    return DualRounds(*loop, local_passes=rounds.local_passes).run()
 
 
 def carry_out(

@@ -2,7 +2,7 @@
 
 The dual method, accelerated, needs the fewest passes on all real sets measured but the smallest (docs/methods.md has the
 table), and no second layout. Newton's method needs fewer reads of narrow data, and keeps no dual variables on disk, but each
-takes two to four times as long: it is chosen for tall data that has to be streamed.
+takes two to four times as long: it is chosen for tall data that has to be streamed, and on workers.
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ def choose_method(asked: TrainOptions, dataset: Dataset) -> tuple[str, str]:
     n_classes = len(dataset.label_names) or n_classes
     n_lanes, size = n_classes * len(asked.C), dataset.n_features + 1
     matrices = _MATRICES * 8 * n_lanes * size**2
-    fits = matrices <= _SHARE * asked.memory_bytes
+    fits = matrices <= _SHARE * asked.memory_bytes / (asked.workers or 1)  # which share it
     enough = dataset.n_rows >= _ROWS_PER_FEATURE * size and fits
     if not asked.has_plain_penalty:
         methods = LOSSES[asked.loss].methods
-        by_columns = "working-set" in methods and has_columns(dataset)
-        by_rows = bool(asked.strengths[1]) or trains_l1_alone(asked.loss)
+        by_columns = "working-set" in methods and has_columns(dataset) and not asked.on_workers
+        by_rows = (bool(asked.strengths[1]) or trains_l1_alone(asked.loss)) and not asked.on_workers
         if "newton" in methods and (fits or not (by_columns or by_rows)):
             return "newton", f"few features: it needs the fewest reads with the penalty {asked.penalty}"
         if by_columns:
@@ -90,7 +90,11 @@ def choose_method(asked: TrainOptions, dataset: Dataset) -> tuple[str, str]:
     if "newton" not in LOSSES[asked.loss].methods or not enough:
         return DUAL
     streamed = dataset.n_entries * dataset.entry_bytes > asked.memory_bytes - RESERVED_BYTES
-    if streamed and dataset.n_entries * n_lanes <= _MOST_PRODUCTS * dataset.n_rows:
+    if dataset.n_entries * n_lanes > _MOST_PRODUCTS * dataset.n_rows:
+        return DUAL
+    if asked.on_workers:
+        return "newton", "few features: it needs the fewest reads, which workers share"
+    if streamed:
         return "newton", "few features, and rows that are read from disk: it needs the fewest reads"
     return DUAL
 
@@ -102,11 +106,11 @@ def bias_by_source(dataset: Dataset) -> tuple[float, str]:
 
 
 def _choose_method(asked: Asked, dataset: Dataset, listener: Listener) -> Asked:
-    """Choose the method; dual, without a word, where no other can be: a search, workers, a start from dual variables."""
+    """Choose the method; dual, without a word, in a search, with a start from dual variables, or local passes."""
     if asked.method != "auto":
         return asked
     plain = asked.has_plain_penalty
-    given = (asked.search and plain) or asked.on_workers or (asked.start_from is not None and plain)
+    given = (asked.search or asked.start_from is not None or asked.local_passes is not None) and plain
     if given or form_of(asked.loss) == INLIERS:
         return replace(asked, method="dual")
     method, reason = choose_method(asked, dataset)

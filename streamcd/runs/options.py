@@ -144,7 +144,7 @@ class TrainOptions(ProblemOptions, SessionOptions):
     force: bool = option(False, "Replace an existing run.", section=Section.RUN)
     local_passes: int | None = option(
         None,
-        "With workers: passes of each over its own rows in a round, without communication.",
+        "With workers, by method dual: passes of each over its own rows in a round, without communication.",
         metavar="N",
         default_is="3; 1 with more features than rows, or 34 M entries or more",
         section=Section.PROCESSORS,

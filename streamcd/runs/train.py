@@ -276,15 +276,20 @@ def _check_rounds(asked: TrainOptions) -> None:
         return
     if asked.omega != 1.0:
         raise UsageError("omega is for one process: on workers a line search sets the length of steps")
-    if not asked.has_plain_penalty:
-        raise UsageError(
-            "penalties other than ½‖w‖² are for one process; for --l2 r alone give C / r in place of C"
-        )
-    if not find_solver(asked.loss, asked.method).in_rounds:
+    rounds = find_solver(asked.loss, asked.method).in_rounds
+    if not rounds:
         known = ", ".join(str(entry) for entry in SOLVERS if entry.in_rounds)
         raise UsageError(
             f"{asked.loss} by method {asked.method} is not for several workers: rounds are steps of block-diagonal "
-            f"dual coordinate descent with a line search along the dual; there are: {known}"
+            "dual coordinate descent with a line search along the dual, or sums at fixed weights by newton; there are: "
+            f"{known}"
         )
+    if rounds == "dual" and not asked.has_plain_penalty:
+        raise UsageError(
+            "penalties other than ½‖w‖² are for one process, or for workers by --method newton; for --l2 r alone give "
+            "C / r in place of C"
+        )
+    if rounds == "sums" and asked.local_passes is not None:
+        raise UsageError("local_passes is for the method dual: a round of newton is one read")
     if asked.plan is not None:
         raise UsageError("plan: workers make their own plans from their memory and their shards")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from ..dataset.dataset import Dataset
 from ..kernels.acceleration import N_BUCKETS
 from ..kernels.loss_table import LOSSES, is_logistic
 from ..stream.arenas import RESIDENT_WINDOW_ENTRIES, ColumnLayout, RowLayout
 from ..stream.memory_plan import Holding, Paging, SolverMemory
+from .block_sums import Blocks
 from .problem import Problem
 
 PARTS = 4
@@ -149,23 +152,44 @@ def newton_parts(problem: Problem) -> int:
     return PARTS if problem.n_lanes * (problem.n_features + 1) ** 2 * PARTS <= _MOST_PARTS else 1
 
 
-def newton_memory(problem: Problem) -> SolverMemory:
-    """Count the Hessian of every lane, in each of the sums that are made at a time, and some vectors."""
+def newton_blocks(problem: Problem, dataset: Dataset) -> Blocks:
+    """Return the blocks whose sums are joined in an order fixed by the data."""
+    return Blocks(dataset, (problem.n_features + 1) ** 2)
+
+
+def newton_memory(problem: Problem, dataset: Dataset) -> SolverMemory:
+    """Count the Hessian of every lane, in each of the sums that are made or wait at a time, and some vectors."""
     from ..kernels.newton import BLOCK, PANEL
 
     n_lanes, size, n_parts = problem.n_lanes, problem.n_features + 1, newton_parts(problem)
     matrices = f"{n_lanes} {'matrix' if n_lanes == 1 else 'matrices'} of {size:,} x {size:,}"
     own, vectors = 8 * size**2 * n_lanes, 8 * size * n_lanes
+    # the others have five vectors, and numbers
+    sums, depth = own + 5 * vectors + 8 * 64 * n_lanes, newton_blocks(problem, dataset).tree.depth
     return SolverMemory(
-        RowLayout(0, 0, has_targets=problem.has_targets),
+        RowLayout(
+            0, 0, has_targets=problem.has_targets, in_order=True, fewest_chunks=_sample_chunks(dataset)
+        ),
         6 * vectors,
         more={
             matrices: own,
-            "parts' matrices": own * n_parts if n_parts > 1 else 0,
-            "parts' vectors": 5 * PARTS * vectors + (PARTS * BLOCK + 4 * PANEL) * 8 * size,
+            "parts' matrices": sums * n_parts if n_parts > 1 else 0,
+            "sums of blocks": sums * depth,
+            "blocks of rows": (PARTS * BLOCK + 4 * PANEL) * 8 * size,
             "vectors of a visit": 4 * vectors + 12 * 8 * size * PARTS,
             "matrix of the support": 2 * 8 * size**2 if problem.l1.any() else 0,
             "saving": min(own, _SAVED),
         },
         advice="give a larger --memory, or take --method dual, which needs no matrix",
+        # a worker's blocks leave sums on both sides, of which it holds copies to send, a neighbour's and what both make
+        joined=(4 * depth + 2) * sums,
     )
+
+
+_SAMPLE_ENTRIES = 1 << 21
+"""Entries of the first chunks, at most, from which a sample is drawn: two windows of them take 32 MB."""
+
+
+def _sample_chunks(dataset: Dataset) -> int:
+    """Count the chunks, from the first on, from which a sample is drawn: a function of the data alone."""
+    return max(int(np.searchsorted(dataset.entry_start, _SAMPLE_ENTRIES, "right")) - 1, 1)

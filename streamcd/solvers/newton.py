@@ -10,7 +10,7 @@ Sums are made in parts of a window that do not depend on the number of threads. 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,13 +33,15 @@ from ..kernels.primitives import (
     UNIT,
     W_ALPHA,
     Costs,
+    Rows,
     shuffle,
 )
 from ..stream.memory_plan import Plan
 from ..stream.window import Window
 from . import quadratic_model
+from .block_sums import BlockSums, Cut, cut, cut_chunks
 from .dual import primal_rounding, proven_gap, rows_of
-from .memory import PARTS, newton_memory, newton_parts
+from .memory import PARTS, newton_blocks, newton_memory, newton_parts
 from .problem import Problem, smaller_side
 from .protocol import (
     CERTIFY,
@@ -49,7 +51,6 @@ from .protocol import (
     Start,
     State,
     all_rows,
-    join_totals,
     new_lanes,
     new_totals,
 )
@@ -80,10 +81,13 @@ class NewtonSolver(AllRows):
     def __init__(self, problem: Problem, dataset: Dataset, seed: int) -> None:
         self.problem, self._n_rows, self._seed = problem, dataset.n_rows, seed
         self._class_counts = dataset.class_counts
-        self.memory = newton_memory(problem)
+        self.memory = newton_memory(problem, dataset)
         self.layout = self.memory.layout
-        self._size, self._n_parts = problem.n_features + 1, newton_parts(problem)
-        self._parts: list[tuple[Sums, Scratch]] = []
+        self._size, n_parts = problem.n_features + 1, newton_parts(problem)
+        shapes, blocks = sum_shapes(problem.n_lanes, self._size), newton_blocks(problem, dataset)
+        self.sums = BlockSums(Sums, shapes, blocks, n_parts if n_parts > 1 else 0)
+        self._scratch: list[Scratch] = []
+        self._n_cuts = self.sums.n_parts or 1
         self._n_penalised = self._size - problem.free_bias
         self._ridge = np.append(np.full(self._size - 1, problem.l2), 0.0 if problem.free_bias else problem.l2)
 
@@ -98,14 +102,15 @@ class NewtonSolver(AllRows):
         lanes["line_share"] = np.ones(n_lanes)
         lanes |= {"begun": np.zeros(n_lanes, dtype=bool), "searches": np.ones(n_lanes, dtype=bool)}
         state = State(np.zeros((size, n_lanes)), np.zeros((0, n_lanes)), new_totals(n_lanes), lanes)
-        state.matrices = {**_new_sums(n_lanes, size)._asdict(), "step": np.zeros((n_lanes, size))}
+        state.matrices = self.sums.new() | {"step": np.zeros((n_lanes, size))}
+        state.partial = self.sums.new_partial()
         return state
 
     def load_kernels(self, dataset: Dataset, state: State) -> None:
         """Compile the kernels by visiting no rows, before windows are allocated."""
         none = np.zeros(0, dtype=np.int64)
         window = Window(0, 0, 1, none, self.layout.new_arena(dataset, 2, 0), none, none, 0)
-        self._sum_up(window, none, replace(state, totals=state.totals.copy()), none, self._costs(1.0))
+        self._sum_up(rows_of(window), cut(none, self._n_cuts), state, none, self._costs(1.0))
         newton_kernels.fold(np.zeros((0, 0)))
         vectors = [np.zeros(0) for _ in range(3)]
         newton_kernels.solve_positive(np.zeros((0, 0)), *vectors[:2], np.zeros((0, 0)))
@@ -119,72 +124,99 @@ class NewtonSolver(AllRows):
 
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
         """Add a window's rows to the sums; before the first window, move w to where the read is made."""
-        lanes, rows = state.phase(TRAIN, CERTIFY), all_rows(window, order)
         if window.number == 0:
-            self._begin_read(window, state, rows, key, lanes)
-        self._sum_up(window, rows, state, lanes, self._costs(1.0))
+            self.begin_read(state, lambda: (rows_of(window), self.sample_of(window, order, key)))
+        self.add_window(window, state)
 
-    def _begin_read(
-        self, window: Window, state: State, rows: np.ndarray, key: np.uint64, lanes: np.ndarray
-    ) -> None:
-        training, begun = state.phase(TRAIN), state.lanes["begun"]
+    def begin_read(self, state: State, sample: Callable[[], tuple[Rows, np.ndarray]]) -> None:
+        """Move w to where the read is made; `sample` draws rows for lanes that have not begun, in random order."""
+        lanes, training = state.phase(TRAIN, CERTIFY), state.phase(TRAIN)
+        begun = state.lanes["begun"]
         self._advance(state, training[begun[training]])
-        self._clear(state, lanes)
+        self.sums.clear(state, lanes)
         state.matrices["step"][state.phase(CERTIFY)] = 0.0
         fresh = training[~begun[training]]
         begun[lanes] = True
         if fresh.size:
-            self._start_on_sample(window, state, rows, key, fresh)
+            self._start_on_sample(*sample(), state, fresh)
+
+    def sample_of(self, window: Window, order: np.ndarray, key: np.uint64) -> np.ndarray:
+        """Write the rows of the dataset's first chunks, in random order, to the front of `order`."""
+        n = self.layout.fewest_chunks
+        first = replace(window, chunks=window.chunks[:n], start=window.start[:n], stop=window.stop[:n])
+        rows = all_rows(first, order)
+        shuffle(rows, key)
+        return rows
+
+    def add_window(self, window: Window, state: State) -> None:
+        """Add a window's rows to the sums of their blocks, and join those of blocks that end there."""
+        lanes, rows, costs = state.phase(TRAIN, CERTIFY), rows_of(window), self._costs(1.0)
+        for block, chunks, ends in self.sums.blocks.pieces(window.chunks):
+            cuts = cut_chunks(window.start[chunks], window.stop[chunks], self._n_cuts)
+            self._sum_up(rows, cuts, state, lanes, costs)
+            if ends and self.sums.end_block(state, lanes, block):
+                self._complete(state, lanes)
+
+    def _complete(self, state: State, lanes: np.ndarray) -> None:
+        """Take the totals of the read from the sums of all rows."""
+        state.totals[lanes] += state.matrices["totals"][lanes]
 
     def _sum_up(
         self,
-        window: Window,
-        order: np.ndarray,
+        rows: Rows,
+        cuts: Sequence[Cut],
         state: State,
         lanes: np.ndarray,
         costs: Costs,
         *,
         hessian: bool = True,
     ) -> None:
-        """Add rows of a window to the sums of some lanes, part by part."""
-        while len(self._parts) < PARTS:
-            own = _new_sums(self.problem.n_lanes, self._size, hessian=self._n_parts > 1)
-            if self._n_parts == 1:
-                own = own._replace(hessian=state.matrices["hessian"])
-            self._parts.append((own, _new_scratch(self._size)))
+        """Add rows to the parts' sums of some lanes, or where there are none to the sums themselves."""
+        while len(self._scratch) < PARTS:
+            self._scratch.append(_new_scratch(self._size))
+        point = self._point(state, hessian)
+        if self.sums.n_parts:
+            each = [
+                (cut, [0, self._size if hessian else 0], self.sums.part(state, k))
+                for k, cut in enumerate(cuts)
+            ]
+        else:  # each part has some rows of the Hessian, of about the same area, and all rows of the data
+            ends = np.rint(self._size * np.sqrt(np.arange(PARTS + 1) / PARTS)).astype(np.int64)
+            tiles = np.stack([ends[:-1], ends[1:]], axis=1) if hessian else np.zeros((1, 2), np.int64)
+            each = [(cuts[0], tile, self.sums.of(state)) for tile in tiles.tolist()]
+        visit = newton_kernels.newton_visit
+        self.threads.run(
+            [
+                partial(visit, *cut, rows, costs, lanes, point, np.array(tile), sums, scratch)
+                for (cut, tile, sums), scratch in zip(each, self._scratch, strict=False)
+            ]
+        )
+
+    def _point(self, state: State, hessian: bool) -> Point:
         kept = state.lanes
         # another penalty, or a bias that has none, would ask for a scaling of its own
         stepped, is_plain = state.matrices["step"].any(axis=1), self.problem.is_plain
         compares = np.logical_and(stepped, hessian and is_plain and not self.problem.free_bias)
         flags = kept["line_share"], kept["searches"], np.isnan(kept["start_norm"]), compares
-        point = Point(np.ascontiguousarray(state.w.T), state.matrices["step"], *flags)
-        totals = [new_totals(self.problem.n_lanes) for _ in range(PARTS)]
-        if self._n_parts > 1:
-            orders = np.array_split(order, PARTS)
-            tiles = np.array([[0, self._size if hessian else 0]] * PARTS)
-        else:  # each part has some rows of the Hessian, of about the same area, and all rows of the data
-            orders = [order] * PARTS
-            ends = np.rint(self._size * np.sqrt(np.arange(PARTS + 1) / PARTS)).astype(np.int64)
-            tiles = np.stack([ends[:-1], ends[1:]], axis=1) if hessian else np.zeros((1, 2), np.int64)
-        rows, visit = rows_of(window), newton_kernels.newton_visit
-        each = list(zip(orders, tiles, self._parts, totals, strict=False))
-        self.threads.run(
-            [
-                partial(visit, part, rows, costs, lanes, point, tile, *own, of_part)
-                for part, tile, own, of_part in each
-            ]
-        )
-        for _, _, (own, _), of_part in each:
-            join_totals(state.totals, of_part)
-            for name, total in _sums_of(state)._asdict().items():
-                added = getattr(own, name)
-                if added is not total:
-                    total += added
-                    added[:] = 0.0
+        return Point(np.ascontiguousarray(state.w.T), state.matrices["step"], *flags)
 
-    def _clear(self, state: State, lanes: np.ndarray) -> None:
-        for sums in _sums_of(state):
-            sums[lanes] = 0.0
+    # -- a read by several workers
+
+    def to_send(self, state: State) -> np.ndarray:
+        """Return the weights of the read, and the steps that led there, as columns."""
+        return np.hstack([state.w, state.matrices["step"].T])
+
+    def begin_part(self, state: State, sent: np.ndarray) -> None:
+        """Take what `to_send` returned, on a worker, and clear all sums."""
+        n_lanes = self.problem.n_lanes
+        state.w[:], state.matrices["step"][:] = sent[:, :n_lanes], sent[:, n_lanes:].T
+        self.sums.begin_part(state)
+
+    def take_sums(self, state: State, sums: Mapping[str, np.ndarray], lanes: np.ndarray) -> None:
+        """Take the workers' sums over all rows."""
+        for name, array in sums.items():
+            state.matrices[name][lanes] = array[lanes]
+        self._complete(state, lanes)
 
     # -- steps
 
@@ -268,43 +300,41 @@ class NewtonSolver(AllRows):
 
     # -- the start
 
-    def _start_on_sample(
-        self, window: Window, state: State, rows: np.ndarray, key: np.uint64, lanes: np.ndarray
-    ) -> None:
-        """Lead the first read to the solution of a sample: rows of the first window, with costs in proportion.
+    def _start_on_sample(self, rows: Rows, drawn: np.ndarray, state: State, lanes: np.ndarray) -> None:
+        """Lead the first read to the solution of a sample of the rows `drawn`, with costs in proportion.
 
         Of the sample's iterates that one is taken which is best on as many other rows: the solution of a separable sample
         is far away. The read evaluates the objective at w = 0 too, so a bad start costs one read.
         """
-        drawn = rows.copy()
-        shuffle(drawn, key)
         n = min(int(_SAMPLE * self._n_rows), drawn.size // 2)
         if n < _LEAST_SAMPLE:
             return
         searches = state.lanes["searches"].copy()
         state.lanes["searches"][:] = True
-        unread, base = replace(state, totals=state.totals.copy()), state.w[:, lanes].copy()
+        base = state.w[:, lanes].copy()
         first = n // 10
         for size in [first, n] if first >= _ROWS_PER_FEATURE * self._size else [n]:
-            self._solve_sample(window, unread, (drawn[:size], drawn[n : 2 * n]), lanes)
+            self._solve_sample(rows, state, (drawn[:size], drawn[n : 2 * n]), lanes)
         state.matrices["step"][lanes] = (state.w[:, lanes] - base).T
         state.lanes["base_primal"][lanes] = np.nan
         state.lanes["searches"][:] = searches
 
     def _solve_sample(
-        self, window: Window, state: State, samples: Sequence[np.ndarray], lanes: np.ndarray
+        self, rows: Rows, state: State, samples: Sequence[np.ndarray], lanes: np.ndarray
     ) -> None:
         """Move w of some lanes to the best iterate on a sample, as judged by other rows."""
         costs, held_costs = (self._costs(self._n_rows / sample.size) for sample in samples)
-        least = self._held_out(window, state, samples[1], lanes, held_costs)
+        held_out = partial(self._held_out, rows, cut(samples[1], self._n_cuts), held_costs, state)
+        least = held_out(lanes)
         best, since = state.w.copy(), np.zeros(self.problem.n_lanes, dtype=np.int64)
         state.matrices["step"][lanes] = 0.0
         open_lanes = lanes
         for _ in range(_MOST_STEPS):
-            self._sum_up(window, samples[0], state, open_lanes, costs)
+            self._sum_up(rows, cut(samples[0], self._n_cuts), state, open_lanes, costs)
+            self.sums.join_parts(state, open_lanes)
             expected = np.array([self._move(state, int(lane)) for lane in open_lanes])
-            self._clear(state, open_lanes)
-            values = self._held_out(window, state, samples[1], open_lanes, held_costs)
+            self.sums.clear(state, open_lanes)
+            values = held_out(open_lanes)
             better = open_lanes[values[open_lanes] < least[open_lanes]]
             since[open_lanes] += 1
             since[better] = 0
@@ -316,14 +346,15 @@ class NewtonSolver(AllRows):
         state.w[:, lanes] = best[:, lanes]
 
     def _held_out(
-        self, window: Window, state: State, rows: np.ndarray, lanes: np.ndarray, costs: Costs
+        self, rows: Rows, cuts: Sequence[Cut], costs: Costs, state: State, lanes: np.ndarray
     ) -> np.ndarray:
         """Compute the objective on some rows, of every lane."""
         kept = state.lanes["searches"].copy()
         state.lanes["searches"][:] = False
-        self._sum_up(window, rows, state, lanes, costs, hessian=False)
+        self._sum_up(rows, cuts, state, lanes, costs, hessian=False)
+        self.sums.join_parts(state, lanes)
         values = self.problem.penalty(state.w) + state.matrices["line"][:, AT_POINT]
-        self._clear(state, lanes)
+        self.sums.clear(state, lanes)
         state.lanes["searches"][:] = kept
         return np.asarray(values)
 
@@ -446,17 +477,13 @@ class NewtonSolver(AllRows):
         return Costs(problem.row_loss, problem.bias, problem.sign, cost, *problem.left_out)
 
 
-def _new_sums(n_lanes: int, size: int, *, hessian: bool = True) -> Sums:
-    width = size if hessian else 0
-    vectors = (n_lanes, size)
-    shapes = (n_lanes, 2, size), (n_lanes, width, width), (n_lanes, N_LINE), vectors, vectors
-    return Sums(*map(np.zeros, (*shapes, (n_lanes, N_TOTALS))))
+def sum_shapes(n_lanes: int, size: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of `Sums`."""
+    vectors, totals = (n_lanes, size), (n_lanes, N_TOTALS)
+    shapes = (n_lanes, 2, size), (n_lanes, size, size), (n_lanes, N_LINE), vectors, vectors, totals, totals
+    return dict(zip(Sums._fields, shapes, strict=True))
 
 
 def _new_scratch(size: int) -> Scratch:
     block = newton_kernels.BLOCK
     return Scratch(np.zeros(block, dtype=np.int64), np.zeros(block), np.zeros((block, size)))
-
-
-def _sums_of(state: State) -> Sums:
-    return Sums(*(state.matrices[name] for name in Sums._fields))

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from .protocol import Solver
 
 
+Rounds = Literal["", "dual", "sums"]
+"""What a round of several workers is, if they can train together."""
+
+
 class SolverRequest(NamedTuple):
     """Arguments from which a solver is made."""
 
@@ -52,10 +56,10 @@ class SolverEntry:
     relaxes: bool = False  # its steps have a closed form, to which omega applies
     # over rows by an outer proximal-point iteration with kappa; over columns by extrapolation of passes
     accelerates: bool = False
-    # Several workers can train it together, by block-diagonal dual coordinate descent with a line search along the dual, for
-    # one lane or several. This holds for losses of all classes at once too: a step along any direction keeps every row's
-    # sum over the classes.
-    in_rounds: bool = False
+    # Several workers can train it together: by block-diagonal dual coordinate descent with a line search along the dual
+    # (for losses of all classes at once too: a step along any direction keeps every row's sum over the classes), or by
+    # sums over their rows at fixed weights.
+    in_rounds: Rounds = ""
     frees_bias: bool = False  # can leave the bias out of the penalty
     takes_penalties: bool = False  # trains with L1 and elastic net
     keeps_alpha: bool = False  # its dual variables are stored, and another run's are needed to start from it
@@ -141,6 +145,10 @@ def _proximal_point(asked: SolverRequest) -> Any:
     return Acceleration(asked.problem, kappa, counts, mean_square, weighted=asked.dataset.weighted)
 
 
+def _dual_rounds(entry: loss_table.LossEntry, method: str) -> Rounds:
+    return "dual" if method == "dual" and entry.form not in (PLANES, INLIERS) else ""
+
+
 def _entry(loss: str, method: str) -> SolverEntry:
     """Describe the solver of a loss by one of the methods that `loss_table` lists for it."""
     entry = loss_table.LOSSES[loss]
@@ -159,7 +167,7 @@ def _entry(loss: str, method: str) -> SolverEntry:
         frees_bias=form != PLANES,
         takes_penalties=method in ("newton", "working-set") or (method == "dual" and form == MARGINS),
         keeps_alpha=method in ("dual", "sor"),
-        in_rounds=method == "dual" and form not in (PLANES, INLIERS),
+        in_rounds="sums" if method == "newton" else _dual_rounds(entry, method),
     )
 
 
@@ -234,7 +242,7 @@ def solver_memory(
             problem, dataset, with_replacement=with_replacement, extrapolates=accelerated
         )
     if method == "newton":
-        return memory.newton_memory(problem)
+        return memory.newton_memory(problem, dataset)
     if method == "sor":
         return memory.twin_sor_memory(problem)
     if problem.form == INLIERS:

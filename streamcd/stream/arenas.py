@@ -34,6 +34,7 @@ class RowLayout:
     n_orders: int = 1  # orders of a window's rows that the solver holds at a time
     has_targets: bool = False
     fewest_chunks: int = 1  # of a window, but for the last of a read
+    in_order: bool = False  # chunks are read in stored order, not in a random one
 
     @property
     def state_bytes(self) -> int:
@@ -113,6 +114,7 @@ class ColumnLayout:
     item_bytes: int = 8 + 8  # indptr, feature
     n_orders: int = 1
     fewest_chunks: int = 1
+    in_order: bool = False
 
     def open(self, dataset: Dataset) -> Columns:
         """Open the dataset's column layout; raises `DatasetError` if there is none."""

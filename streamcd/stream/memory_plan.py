@@ -74,6 +74,8 @@ class Layout(Protocol):
     def n_orders(self) -> int: ...  # orders of a window's items that the solver holds at a time
     @property
     def fewest_chunks(self) -> int: ...  # of a window, but for the last of a read
+    @property
+    def in_order(self) -> bool: ...  # chunks are read in stored order, not in a random one
 
     def open(self, dataset: Any) -> Any:
         """Open the table that holds the chunks."""
@@ -131,6 +133,7 @@ class SolverMemory:
     paging: Paging | None = None  # to keep the per-row arrays in a file; None if there are none
     advice: str | None = None  # where it does not fit
     holding: Holding | None = None  # to hold items between reads, where the data is not resident
+    joined: int = 0  # of sums over rows, in a worker that sends them
 
     @property
     def saving(self) -> int:

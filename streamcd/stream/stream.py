@@ -64,6 +64,7 @@ class Stream:
         self.plan, self.seed = plan, seed
         self.table: Table = layout.open(dataset)
         self._units = np.arange(unit_start(self.table).size - 1)
+        self._in_order = layout.in_order
         self._is_long = np.repeat(long_units(self.table, plan), np.diff(unit_start(self.table)))
         self._in_memory = self.table.bytes_on_disk() == 0
         self._at_once = self._in_memory or (plan.resident and self.table.n_entries <= _FEW_ENTRIES)
@@ -195,7 +196,7 @@ class Stream:
 
     def _windows(self, read: int) -> list[np.ndarray]:
         if self._order_cache is None or self._order_cache[0] != read:
-            order = chunk_order(self.table, self._units, self.seed, read)
+            order = self._units if self._in_order else chunk_order(self.table, self._units, self.seed, read)
             self._order_cache = (read, cut_windows(self.table, order, self.plan))
         return self._order_cache[1]
 

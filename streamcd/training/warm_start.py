@@ -108,14 +108,18 @@ class WarmStart:
         """Tell whether there are dual variables of the rows."""
         return self._other is None
 
-    def begin(self, state: State, solver: Solver, slots: SlotStore) -> str:
-        """Initialise a state as far as its solver can use it; returns what there is to tell, empty for nothing."""
+    def begin(self, state: State, solver: Solver, slots: SlotStore | None = None) -> str:
+        """Initialise a state as far as its solver can use it; returns what there is to tell, empty for nothing.
+
+        A solver that begins with w alone needs no slots.
+        """
         if self._other is not None:
             return self.begin_with_weights(state, solver)
         if solver.warm_start == "w":
             self.fill_weights(state.w, dual=False)
             _certify_first(state, solver)
             return ""
+        assert slots is not None
         self.begin_with_alpha(state, solver, slots, solver.layout.n_flags)
         return ""
 

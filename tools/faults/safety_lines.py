@@ -37,7 +37,7 @@ stream/slot_store.py
     self._unsynced.add(int(self._shard[chunk])) ~ durable[train streamed]
     return [*map(self._path, chunks), self.folder] ~ durable[train]
         > return [*map(self._path, chunks)]
-cluster/loop.py
+cluster/dual_rounds.py
     sync(self._folder) ~ durable[train in rounds]
     store.sync() ~ durable[train in rounds from another]
 cluster/partition.py

@@ -1,0 +1,30 @@
+"""The kinds of rounds: a worker's part and the assignment of shards, by the method of a run."""
+
+from __future__ import annotations
+
+from ..dataset.dataset import Dataset
+from ..solvers.memory import newton_blocks
+from ..solvers.registry import find_solver
+from .assignment import Assignment, BlockAssignment, Dealer
+from .partition import Partition
+from .rounds import WorkerSpec, shard_entries
+from .sum_partition import SumPartition
+
+Part = Partition | SumPartition
+
+
+def make_part(spec: WorkerSpec, shards: list[int]) -> Part:
+    """Make a worker's part of a run."""
+    return SumPartition(spec, shards) if _sums(spec) else Partition(spec, shards)
+
+
+def make_assignment(spec: WorkerSpec, dataset: Dataset) -> Dealer:
+    """Make the assignment of a dataset's shards to the workers of a run."""
+    entries = shard_entries(dataset)
+    if _sums(spec):
+        return BlockAssignment(entries, newton_blocks(spec.problem, dataset).of_shard)
+    return Assignment(entries, spec.seed)
+
+
+def _sums(spec: WorkerSpec) -> bool:
+    return find_solver(spec.problem.loss, spec.method).in_rounds == "sums"
