@@ -52,7 +52,7 @@ def test_lanes_weights_and_folds_end_where_runs_of_their_own_do(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("parts", [True, False])
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", [*LOSSES, "multinomial"])
 def test_the_number_of_threads_changes_no_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str, parts: bool
 ) -> None:
@@ -71,6 +71,8 @@ WORKED: dict[str, dict[str, Any]] = {
     "a free bias": {"loss": "squared_hinge", "bias": 1.0, "unpenalized_bias": True},
     "l1": {"loss": "log_loss", "penalty": "l1", "l1": [5.0, 0.5], "bias": 1.0},
     "elastic net": {"loss": "squared_hinge", "penalty": "elasticnet", "l1": 2.0, "l2": 0.5},
+    "multinomial": {"loss": "multinomial", "C": [0.5, 20.0], "bias": 1.0},
+    "multinomial, a free bias": {"loss": "multinomial", "bias": 1.0, "unpenalized_bias": True},
 }
 
 
@@ -81,7 +83,10 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return write_dataset(tmp_path_factory.mktemp("newton") / "data", rows, n_chunks=19, n_shards=7)
 
 
-@pytest.mark.parametrize(("name", "parts"), [*((name, True) for name in WORKED), ("paths of C", False)])
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [*((name, True) for name in WORKED), ("paths of C", False), ("multinomial", False)],
+)
 def test_any_number_of_workers_ends_with_the_bits_of_one_process_whatever_its_windows(
     tmp_path: Path, shards: Dataset, name: str, parts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,7 +153,7 @@ def test_both_ways_to_sum_up_the_hessian_agree(tmp_path: Path, monkeypatch: pyte
     assert one.passes == other.passes
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", [*LOSSES, "multinomial"])
 def test_stopped_anywhere_and_resumed_ends_with_the_same_bits(tmp_path: Path, loss: str) -> None:
     data = write_dataset(tmp_path / "data", multiclass(3, 700), n_chunks=10)
     asked: dict[str, Any] = {"loss": loss, "C": 20.0, "bias": 1.0, "tol": 1e-9}

@@ -89,7 +89,11 @@ LOSSES = {
         CRAMMER_SINGER, {"dual": 4}, "max over m of w_m·x - w_y·x + [m != y]", CLASSES
     ),
     "multinomial": LossEntry(
-        MULTINOMIAL, {"dual": None}, "log of the sum over m of exp(w_m·x - w_y·x)", CLASSES, smooth=True
+        MULTINOMIAL,
+        {"dual": None, "newton": None},
+        "log of the sum over m of exp(w_m·x - w_y·x)",
+        CLASSES,
+        smooth=True,
     ),
     "squared_error": LossEntry(
         SQUARED_ERROR,

@@ -47,7 +47,7 @@ _MOST_STEPS = 50
 
 
 @inlined
-def _log_softmax(z, out):
+def log_softmax(z, out):
     """Write the logarithms of the softmax of `z` to `out`."""
     top = 0
     for m in range(1, z.size):
@@ -201,7 +201,7 @@ def multinomial_visit(order, rows, costs, variables, columns, totals, scratch):
         if not q < np.inf:  # the loop says what is wrong
             totals[lane, GAP] = np.inf
             continue
-        _log_softmax(z, scratch.target)
+        log_softmax(z, scratch.target)
         phi, _, dual_old, apart, _ = _row_terms(alpha, scratch.target, label, c)
         totals[lane, GAP] += phi
         q *= columns.inverse_mu
@@ -245,7 +245,7 @@ def multinomial_certify(order, rows, costs, variables, columns, w_alpha, totals,
             continue
         label, alpha, signed = rows.code[i], variables.alpha[i, own], scratch.step
         q = class_scores(i, rows, variables.w, columns, costs.bias, 0.0, z)
-        _log_softmax(z, scratch.target)
+        log_softmax(z, scratch.target)
         phi, primal, dual, apart, slope = _row_terms(alpha, scratch.target, label, c)
         others = magnitude = 0.0
         for m in range(n_classes):

@@ -44,7 +44,7 @@ N_LINE = LENGTHS.size + 4
 BLOCK = 128
 """Rows whose margins are computed before their part of the Hessian is added; a multiple of four."""
 
-_SPARSE = 6.0
+SPARSE = 6.0
 """Time of an update of the Hessian at a pair of entries, over that of one in a dense block of rows."""
 
 _STEEP = 9.0
@@ -220,7 +220,7 @@ def add_products(n, rows, bias, tile, hessian, scratch):
     for p in range(n):
         count = indptr[scratch.row[p] + 1] - indptr[scratch.row[p]] + 1
         pairs += np.float64(count) * count
-    if _SPARSE * pairs < np.float64(n) * n_features * n_features:
+    if SPARSE * pairs < np.float64(n) * n_features * n_features:
         for p in range(n):
             _add_pairs(scratch.row[p], scratch.curvature[p], rows, bias, tile, hessian)
     else:

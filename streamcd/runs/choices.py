@@ -16,7 +16,7 @@ from ..core.progress import Listener
 from ..core.storage import local_path
 from ..dataset.column_layout import has_columns
 from ..dataset.dataset import Dataset
-from ..kernels.loss_table import INLIERS, LOSSES, form_of
+from ..kernels.loss_table import CLASSES, INLIERS, LOSSES, form_of
 from ..report.tables import THRESHOLD, describe_bias
 from ..solvers.registry import find_solver, trains_l1_alone
 from .config import read_config
@@ -58,7 +58,8 @@ _MATRICES, _SHARE = 5, 0.125
 """Matrices of each lane (one for each part of a window, and their sum), and the share of the memory that they may take."""
 
 _MOST_PRODUCTS = 64
-"""Entries of a row, times the lanes, for which the products of their pairs take little longer than reading."""
+"""Entries of a row, times the lanes, for which the products of their pairs take little longer than reading; of losses of all
+classes the square of their number counts too."""
 
 
 def choose_method(asked: TrainOptions, dataset: Dataset) -> tuple[str, str]:
@@ -71,7 +72,8 @@ def choose_method(asked: TrainOptions, dataset: Dataset) -> tuple[str, str]:
         )
     n_classes = 1 if dataset.classes is None or dataset.classes.size == 2 else dataset.classes.size
     n_classes = len(dataset.label_names) or n_classes
-    n_lanes, size = n_classes * len(asked.C), dataset.n_features + 1
+    together = n_classes if form_of(asked.loss) == CLASSES else 1  # vectors of a lane
+    n_lanes, size = n_classes // together * len(asked.C), together * (dataset.n_features + 1)
     matrices = _MATRICES * 8 * n_lanes * size**2
     fits = matrices <= _SHARE * asked.memory_bytes / (asked.workers or 1)  # which share it
     enough = dataset.n_rows >= _ROWS_PER_FEATURE * size and fits
@@ -90,7 +92,7 @@ def choose_method(asked: TrainOptions, dataset: Dataset) -> tuple[str, str]:
     if "newton" not in LOSSES[asked.loss].methods or not enough:
         return DUAL
     streamed = dataset.n_entries * dataset.entry_bytes > asked.memory_bytes - RESERVED_BYTES
-    if dataset.n_entries * n_lanes > _MOST_PRODUCTS * dataset.n_rows:
+    if dataset.n_entries * n_lanes * together**2 > _MOST_PRODUCTS * dataset.n_rows:
         return DUAL
     if asked.on_workers:
         return "newton", "few features: it needs the fewest reads, which workers share"

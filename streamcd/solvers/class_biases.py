@@ -47,7 +47,7 @@ class FreeBiasCrammerSingerSolver(CrammerSingerSolver):
         t, rho = np.zeros(self.problem.n_lanes), np.zeros(self.n_vectors)
         for lane in lanes.tolist():
             own = self.columns(lane)
-            t[lane], rho[own] = _mixture(state.matrices["class_sums"][-1, own], state.w_alpha[-1, own])
+            t[lane], rho[own] = mixture(state.matrices["class_sums"][-1, own], state.w_alpha[-1, own])
         dots = state.w[-1] * self._of_shares(state, slice(-1, None), rho)[0]
         penalties, t_of_vectors = np.zeros((5, self.n_vectors)), np.repeat(t, self.problem.lane_vectors)
         for rows in self.penalised_blocks():
@@ -96,13 +96,13 @@ class FreeBiasCrammerSingerSolver(CrammerSingerSolver):
         for lane in trained[state.lanes["has_sums"][trained]]:
             own = self.columns(int(lane))
             sums, w_alpha = (state.matrices[name][-1, own] for name in ("class_sums", "centre_or_w_alpha"))
-            more = _mixture(sums, w_alpha)[0] * state.lanes["gap_of_shares"][lane]
+            more = mixture(sums, w_alpha)[0] * state.lanes["gap_of_shares"][lane]
             gap[lane] += more
             state.lanes["distance"][lane] += more
         return gap
 
 
-def _mixture(cost: np.ndarray, surplus: np.ndarray) -> tuple[float, np.ndarray]:
+def mixture(cost: np.ndarray, surplus: np.ndarray) -> tuple[float, np.ndarray]:
     """Return t and rho, (classes,), from the sums of C_i and of beta in each class, both in one unit."""
     shares = cost / cost.sum()
     some = shares > 0.0

@@ -149,19 +149,24 @@ _MOST_PARTS = 1 << 23
 
 def newton_parts(problem: Problem) -> int:
     """Count the sums of the Hessians that are made at a time; with one, the parts are rows of the Hessians."""
-    return PARTS if problem.n_lanes * (problem.n_features + 1) ** 2 * PARTS <= _MOST_PARTS else 1
+    return PARTS if problem.n_lanes * newton_width(problem) ** 2 * PARTS <= _MOST_PARTS else 1
+
+
+def newton_width(problem: Problem) -> int:
+    """Count the weights of a lane, which are the rows of its Hessian."""
+    return (problem.n_features + 1) * problem.lane_vectors
 
 
 def newton_blocks(problem: Problem, dataset: Dataset) -> Blocks:
     """Return the blocks whose sums are joined in an order fixed by the data."""
-    return Blocks(dataset, (problem.n_features + 1) ** 2)
+    return Blocks(dataset, newton_width(problem) ** 2)
 
 
 def newton_memory(problem: Problem, dataset: Dataset) -> SolverMemory:
     """Count the Hessian of every lane, in each of the sums that are made or wait at a time, and some vectors."""
     from ..kernels.newton import BLOCK, PANEL
 
-    n_lanes, size, n_parts = problem.n_lanes, problem.n_features + 1, newton_parts(problem)
+    n_lanes, size, n_parts = problem.n_lanes, newton_width(problem), newton_parts(problem)
     matrices = f"{n_lanes} {'matrix' if n_lanes == 1 else 'matrices'} of {size:,} x {size:,}"
     own, vectors = 8 * size**2 * n_lanes, 8 * size * n_lanes
     # the others have five vectors, and numbers

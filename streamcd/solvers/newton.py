@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -39,7 +40,7 @@ from ..kernels.primitives import (
 from ..stream.memory_plan import Plan
 from ..stream.window import Window
 from . import quadratic_model
-from .block_sums import BlockSums, Cut, cut, cut_chunks
+from .block_sums import Blocks, BlockSums, Cut, cut, cut_chunks
 from .dual import primal_rounding, proven_gap, rows_of
 from .memory import PARTS, newton_blocks, newton_memory, newton_parts
 from .problem import Problem, smaller_side
@@ -77,19 +78,35 @@ class NewtonSolver(AllRows):
     threads = Threads()
     warm_start: Start = "w"
     estimate: Estimate = "exact"
+    _visit_rows = staticmethod(newton_kernels.newton_visit)
 
     def __init__(self, problem: Problem, dataset: Dataset, seed: int) -> None:
         self.problem, self._n_rows, self._seed = problem, dataset.n_rows, seed
         self._class_counts = dataset.class_counts
         self.memory = newton_memory(problem, dataset)
         self.layout = self.memory.layout
-        self._size, n_parts = problem.n_features + 1, newton_parts(problem)
-        shapes, blocks = sum_shapes(problem.n_lanes, self._size), newton_blocks(problem, dataset)
-        self.sums = BlockSums(Sums, shapes, blocks, n_parts if n_parts > 1 else 0)
-        self._scratch: list[Scratch] = []
+        self._size, self._n_vectors = problem.n_features + 1, problem.lane_vectors
+        self._width, n_parts = self._size * self._n_vectors, newton_parts(problem)
+        self.sums = self._make_sums(newton_blocks(problem, dataset), n_parts if n_parts > 1 else 0)
+        self._scratch: list[Any] = []
         self._n_cuts = self.sums.n_parts or 1
         self._n_penalised = self._size - problem.free_bias
-        self._ridge = np.append(np.full(self._size - 1, problem.l2), 0.0 if problem.free_bias else problem.l2)
+        ridge = np.append(np.full(self._size - 1, problem.l2), 0.0 if problem.free_bias else problem.l2)
+        self._ridge = np.tile(ridge, self._n_vectors)
+
+    def _make_sums(self, blocks: Blocks, n_parts: int) -> BlockSums:
+        n_lanes, size = self.problem.n_lanes, self._size
+        vectors, totals = (n_lanes, size), (n_lanes, N_TOTALS)
+        shapes = (
+            (n_lanes, 2, size),
+            (n_lanes, size, size),
+            (n_lanes, N_LINE),
+            vectors,
+            vectors,
+            totals,
+            totals,
+        )
+        return BlockSums(Sums, dict(zip(Sums._fields, shapes, strict=True)), blocks, n_parts)
 
     def use_plan(self, folder: Path, plan: Plan) -> None:
         """Do nothing: no scores of rows are kept."""
@@ -101,8 +118,9 @@ class NewtonSolver(AllRows):
         lanes |= {name: np.full(n_lanes, np.nan) for name in ("start_norm", "base_primal")}
         lanes["line_share"] = np.ones(n_lanes)
         lanes |= {"begun": np.zeros(n_lanes, dtype=bool), "searches": np.ones(n_lanes, dtype=bool)}
-        state = State(np.zeros((size, n_lanes)), np.zeros((0, n_lanes)), new_totals(n_lanes), lanes)
-        state.matrices = self.sums.new() | {"step": np.zeros((n_lanes, size))}
+        n_columns = n_lanes * self._n_vectors
+        state = State(np.zeros((size, n_columns)), np.zeros((0, n_columns)), new_totals(n_lanes), lanes)
+        state.matrices = self.sums.new() | {"step": np.zeros((n_lanes, self._width))}
         state.partial = self.sums.new_partial()
         return state
 
@@ -173,21 +191,20 @@ class NewtonSolver(AllRows):
     ) -> None:
         """Add rows to the parts' sums of some lanes, or where there are none to the sums themselves."""
         while len(self._scratch) < PARTS:
-            self._scratch.append(_new_scratch(self._size))
+            self._scratch.append(self._new_scratch())
         point = self._point(state, hessian)
         if self.sums.n_parts:
             each = [
-                (cut, [0, self._size if hessian else 0], self.sums.part(state, k))
+                (cut, [0, self._width if hessian else 0], self.sums.part(state, k))
                 for k, cut in enumerate(cuts)
             ]
         else:  # each part has some rows of the Hessian, of about the same area, and all rows of the data
-            ends = np.rint(self._size * np.sqrt(np.arange(PARTS + 1) / PARTS)).astype(np.int64)
+            ends = np.rint(self._width * np.sqrt(np.arange(PARTS + 1) / PARTS)).astype(np.int64)
             tiles = np.stack([ends[:-1], ends[1:]], axis=1) if hessian else np.zeros((1, 2), np.int64)
             each = [(cuts[0], tile, self.sums.of(state)) for tile in tiles.tolist()]
-        visit = newton_kernels.newton_visit
         self.threads.run(
             [
-                partial(visit, *cut, rows, costs, lanes, point, np.array(tile), sums, scratch)
+                partial(self._visit_rows, *cut, rows, costs, lanes, point, np.array(tile), sums, scratch)
                 for (cut, tile, sums), scratch in zip(each, self._scratch, strict=False)
             ]
         )
@@ -198,18 +215,39 @@ class NewtonSolver(AllRows):
         stepped, is_plain = state.matrices["step"].any(axis=1), self.problem.is_plain
         compares = np.logical_and(stepped, hessian and is_plain and not self.problem.free_bias)
         flags = kept["line_share"], kept["searches"], np.isnan(kept["start_norm"]), compares
-        return Point(np.ascontiguousarray(state.w.T), state.matrices["step"], *flags)
+        return Point(self._flat(state), state.matrices["step"], *flags)
+
+    def _new_scratch(self) -> Any:
+        block = newton_kernels.BLOCK
+        return Scratch(np.zeros(block, dtype=np.int64), np.zeros(block), np.zeros((block, self._size)))
+
+    # -- weights as kernels of this method have them: lane by lane, vector by vector
+
+    def _columns(self, lanes: np.ndarray) -> np.ndarray:
+        return np.asarray((lanes[:, None] * self._n_vectors + np.arange(self._n_vectors)).reshape(-1))
+
+    def _flat(self, state: State) -> np.ndarray:
+        """Return the weights of all lanes, (lanes, vectors · D)."""
+        return np.ascontiguousarray(state.w.T).reshape(self.problem.n_lanes, self._width)
+
+    def _weights(self, state: State, lane: int) -> np.ndarray:
+        """Return a lane's weights, (vectors · D,)."""
+        return state.w[:, self._columns(np.array([lane]))].T.reshape(-1)
+
+    def _shift(self, state: State, lane: int, change: np.ndarray) -> None:
+        """Add to a lane's weights."""
+        state.w[:, self._columns(np.array([lane]))] += change.reshape(self._n_vectors, self._size).T
 
     # -- a read by several workers
 
     def to_send(self, state: State) -> np.ndarray:
         """Return the weights of the read, and the steps that led there, as columns."""
-        return np.hstack([state.w, state.matrices["step"].T])
+        return np.hstack([state.w, state.matrices["step"].reshape(-1, self._size).T])
 
     def begin_part(self, state: State, sent: np.ndarray) -> None:
         """Take what `to_send` returned, on a worker, and clear all sums."""
-        n_lanes = self.problem.n_lanes
-        state.w[:], state.matrices["step"][:] = sent[:, :n_lanes], sent[:, n_lanes:].T
+        n = state.w.shape[1]
+        state.w[:], state.matrices["step"][:] = sent[:, :n], sent[:, n:].T.reshape(-1, self._width)
         self.sums.begin_part(state)
 
     def take_sums(self, state: State, sums: Mapping[str, np.ndarray], lanes: np.ndarray) -> None:
@@ -235,7 +273,7 @@ class NewtonSolver(AllRows):
             length = LENGTHS[best]
             if best == 0 and not np.isnan(kept["base_primal"][lane]):
                 length = _FAR_TOO_LONG if kept["searches"][lane] else _TOO_LONG
-            state.w[:, lane] += (length - 1.0) * step
+            self._shift(state, lane, (length - 1.0) * step)
             step *= length
             kept["searches"][lane], kept["line_share"][lane] = True, 1.0
             return np.inf
@@ -247,7 +285,7 @@ class NewtonSolver(AllRows):
         decrease = self._solve(state, lane, step)
         if LENGTHS[best] >= _LONG and not self.problem.l1[lane]:  # which would leave the zeros
             step *= 2.0
-        state.w[:, lane] += step
+        self._shift(state, lane, step)
         return decrease
 
     def _is_enough(self, objectives: np.ndarray, best: int, rounding: float) -> bool:
@@ -258,7 +296,7 @@ class NewtonSolver(AllRows):
     def _objectives(self, state: State, lane: int) -> np.ndarray:
         """Return the objective at all lengths of the step; infinite where it was not evaluated."""
         losses, step = state.matrices["line"][lane, : LENGTHS.size], state.matrices["step"][lane]
-        at = state.w[:, lane] + (LENGTHS - 1.0)[:, None] * step
+        at = self._weights(state, lane) + (LENGTHS - 1.0)[:, None] * step
         objectives = 0.5 * np.einsum("ij,ij,j->i", at, at, self._ridge) + losses
         if l1 := self.problem.l1[lane]:
             objectives += l1 * np.abs(at[:, : self._n_penalised]).sum(axis=1)
@@ -274,10 +312,10 @@ class NewtonSolver(AllRows):
         diagonal = np.einsum("ii->i", hessian)
         if self.problem.l1[lane]:
             return self._solve_by_descent(hessian, diagonal, state, lane, step)
-        step[:] = state.matrices["v"][lane].sum(axis=0) - self._ridge * state.w[:, lane]
+        step[:] = state.matrices["v"][lane].sum(axis=0) - self._ridge * self._weights(state, lane)
         slope = step.copy()
         diagonal += self._ridge
-        panel = np.empty((newton_kernels.PANEL, self._size))
+        panel = np.empty((newton_kernels.PANEL, self._width))
         newton_kernels.solve_positive(hessian, step, 1e-14 * diagonal, panel)
         return 0.5 * float(np.einsum("i,i->", slope, step))
 
@@ -311,11 +349,11 @@ class NewtonSolver(AllRows):
             return
         searches = state.lanes["searches"].copy()
         state.lanes["searches"][:] = True
-        base = state.w[:, lanes].copy()
+        base = self._flat(state)[lanes]
         first = n // 10
-        for size in [first, n] if first >= _ROWS_PER_FEATURE * self._size else [n]:
+        for size in [first, n] if first >= _ROWS_PER_FEATURE * self._width else [n]:
             self._solve_sample(rows, state, (drawn[:size], drawn[n : 2 * n]), lanes)
-        state.matrices["step"][lanes] = (state.w[:, lanes] - base).T
+        state.matrices["step"][lanes] = self._flat(state)[lanes] - base
         state.lanes["base_primal"][lanes] = np.nan
         state.lanes["searches"][:] = searches
 
@@ -338,12 +376,14 @@ class NewtonSolver(AllRows):
             better = open_lanes[values[open_lanes] < least[open_lanes]]
             since[open_lanes] += 1
             since[better] = 0
-            best[:, better], least[better] = state.w[:, better], values[better]
+            columns, least[better] = self._columns(better), values[better]
+            best[:, columns] = state.w[:, columns]
             going = (since[open_lanes] < _WORSE) & (expected > _SAMPLE_SOLVED * values[open_lanes])
             open_lanes = open_lanes[going]
             if not open_lanes.size:
                 break
-        state.w[:, lanes] = best[:, lanes]
+        columns = self._columns(lanes)
+        state.w[:, columns] = best[:, columns]
 
     def _held_out(
         self, rows: Rows, cuts: Sequence[Cut], costs: Costs, state: State, lanes: np.ndarray
@@ -353,10 +393,13 @@ class NewtonSolver(AllRows):
         state.lanes["searches"][:] = False
         self._sum_up(rows, cuts, state, lanes, costs, hessian=False)
         self.sums.join_parts(state, lanes)
-        values = self.problem.penalty(state.w) + state.matrices["line"][:, AT_POINT]
+        values = self._penalties(state) + state.matrices["line"][:, AT_POINT]
         self.sums.clear(state, lanes)
         state.lanes["searches"][:] = kept
         return np.asarray(values)
+
+    def _penalties(self, state: State) -> np.ndarray:
+        return np.asarray(self.problem.penalty(state.w).reshape(self.problem.n_lanes, -1).sum(axis=1))
 
     # -- the end of a read
 
@@ -442,13 +485,16 @@ class NewtonSolver(AllRows):
         With l1 it is the 1-norm of the smallest subgradient.
         """
         v = state.matrices["v"].sum(axis=1)
-        norm = self._slope_norms(state.w.T, v)
+        norm = self._slope_norms(self._flat(state), v)
         start = np.where(
             np.isnan(state.lanes["start_norm"]), self._start_norm(state), state.lanes["start_norm"]
         )
         with np.errstate(all="ignore"):  # the loop says what is wrong
-            scale = start * smaller_side(self.problem, self._class_counts)
+            scale = start * self._smaller_share()
             return np.divide(norm, scale, out=np.zeros_like(norm), where=scale > 0)
+
+    def _smaller_share(self) -> np.ndarray:
+        return smaller_side(self.problem, self._class_counts)
 
     def _start_norm(self, state: State) -> np.ndarray:
         start = state.matrices["start"]
@@ -475,15 +521,3 @@ class NewtonSolver(AllRows):
         problem = self.problem
         cost = problem.cost if factor == 1.0 else factor * problem.cost
         return Costs(problem.row_loss, problem.bias, problem.sign, cost, *problem.left_out)
-
-
-def sum_shapes(n_lanes: int, size: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of `Sums`."""
-    vectors, totals = (n_lanes, size), (n_lanes, N_TOTALS)
-    shapes = (n_lanes, 2, size), (n_lanes, size, size), (n_lanes, N_LINE), vectors, vectors, totals, totals
-    return dict(zip(Sums._fields, shapes, strict=True))
-
-
-def _new_scratch(size: int) -> Scratch:
-    block = newton_kernels.BLOCK
-    return Scratch(np.zeros(block, dtype=np.int64), np.zeros(block), np.zeros((block, size)))

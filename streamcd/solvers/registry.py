@@ -118,6 +118,10 @@ def _online(asked: SolverRequest) -> Solver:
 def _newton(asked: SolverRequest) -> Solver:
     from .newton import NewtonSolver
 
+    if asked.problem.form == CLASSES:
+        from .newton_multinomial import MultinomialNewtonSolver
+
+        return MultinomialNewtonSolver(*asked[:3])
     return NewtonSolver(*asked[:3])
 
 
@@ -154,7 +158,7 @@ def _entry(loss: str, method: str) -> SolverEntry:
     entry = loss_table.LOSSES[loss]
     kind, methods, form = entry.kind, entry.methods, entry.form
     by_rows = method in ("dual", "sor", "newton")
-    factory = _OF_LOSS.get(kind, _FACTORIES[method])
+    factory = _OF_LOSS.get(kind, _dual) if method == "dual" else _FACTORIES[method]
     return SolverEntry(
         loss,
         method,
@@ -165,7 +169,7 @@ def _entry(loss: str, method: str) -> SolverEntry:
         relaxes=method in ("dual", "sor") and form not in (CLASSES, INLIERS) and kind != LOG_LOSS,
         accelerates=method not in ("sor", "newton", "working-set") and form != INLIERS,
         frees_bias=form != PLANES,
-        takes_penalties=method in ("newton", "working-set") or (method == "dual" and form == MARGINS),
+        takes_penalties=method in ("newton", "working-set", "dual") and form == MARGINS,
         keeps_alpha=method in ("dual", "sor"),
         in_rounds="sums" if method == "newton" else _dual_rounds(entry, method),
     )
