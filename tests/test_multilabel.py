@@ -324,7 +324,7 @@ def test_the_command_line_trains_and_shows_labels(trained, tmp_path):
     found = json.loads(told("evaluate", tmp_path / "data", tmp_path / "run", "--json"))
     assert found["labels"] == ["1", "2", "3"]
     assert "confusion" not in found
-    told("info", tmp_path / "run")
+    assert "1, 2, 3; a row has any number of them" in told("info", tmp_path / "run")
     told("weights", tmp_path / "run", "--class", "2")
     told("evaluate", tmp_path / "data", tmp_path / "run", "--plot", tmp_path / "plot.png")
     told("report", tmp_path / "run", "-o", tmp_path / "report.html", "--data", tmp_path / "data")

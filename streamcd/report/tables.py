@@ -408,6 +408,8 @@ def description_tables(path: str, facts: Facts) -> list[Table]:
 
 
 def _labels_row(model: Facts) -> tuple[str, str]:
+    if model.get("multilabel"):
+        return "labels", f"{listed(model['labels'])}; a row has any number of them"
     return ("classes", listed(model["labels"])) if model["labels"] else ("predicts", "numbers")
 
 
