@@ -6,11 +6,11 @@ import mmap
 
 import numpy as np
 
-_WINDOW_BYTES = 16 << 20
+_WINDOW_BYTES = 2 << 20
 
 
 def take_mapped(array: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Copy the elements of an array at some places; a mapped one has at most 16 MiB of its file in memory at a time."""
+    """Copy the elements of an array at some places; a mapped one has at most 2 MiB of its file in memory at a time."""
     if not isinstance(array, np.memmap) or array.nbytes <= _WINDOW_BYTES:
         return np.asarray(array)[places]
     file = array._mmap  # type: ignore[attr-defined]

@@ -223,10 +223,11 @@ def arrow_strings(texts: Iterable[str | None]) -> pa.Array:
 
 
 def prefixed_strings(prefix: str, strings: Strings, chosen: np.ndarray) -> pa.Array:
-    """Return the strings numbered `chosen` after a prefix."""
+    """Return the strings numbered `chosen`, ascending, after a prefix."""
     import pyarrow.compute as pc
 
-    taken = strings.to_arrow().take(arrow_array(chosen, pa.int64()))
+    first, stop = (int(chosen[0]), int(chosen[-1]) + 1) if len(chosen) else (0, 0)
+    taken = strings.slice(first, stop).to_arrow().take(arrow_array(chosen - first, pa.int64()))
     before, between = arrow_strings([prefix, ""])  # pyarrow.scalar loads pandas
     return pc.binary_join_element_wise(before, taken, between)
 
