@@ -3,6 +3,7 @@
     STREAMCD_DATA=… python -m tools.bars --docs docs/bars.md      all but the large ones: half an hour
     STREAMCD_DATA=… python -m tools.bars --only newton --only l1        a part, printed
     STREAMCD_DATA=… python -m tools.bars --large --only table           a made table of 20 million rows
+    STREAMCD_DATA=… python -m tools.bars --large --only l1              with made text of 65 million entries
 
 Passes and reads are counted by trainings to a certified gap, with the first seed. Times are ratios of medians, of trainings
 that take turns, after one that loads the kernels; a peer that is not installed is said to be missing.
@@ -11,6 +12,7 @@ that take turns, after one that loads the kernels; a peer that is not installed 
 from __future__ import annotations
 
 import functools
+import json
 import lzma
 import os
 import statistics
@@ -26,9 +28,11 @@ from typing import Any, NamedTuple
 
 import click
 import numpy as np
+import scipy.sparse as sp
 
 import streamcd
 from streamcd import ConvergenceWarning, Dataset, StreamcdError
+from streamcd.cli.synthetic import iterate_rows
 from tools.make_data import SHAPES, write_dataset
 from tools.marked_section import replace_section
 
@@ -80,6 +84,16 @@ class Sets:
         """Categories of 38 fields, a feature for each value: sparse, with rare features."""
         write_dataset(replace(SHAPES["clicks-400k"], rows=100_000), self.work / "clicks")
         return streamcd.open(self.work / "clicks")
+
+    @functools.cache  # noqa: B019
+    def text(self) -> Dataset:
+        """Text of 65 million entries, with a column layout."""
+        if not self.large:
+            raise StreamcdError("it is made with --large")
+        if not (self.work / "text").exists():
+            write_dataset(SHAPES["text-65m"], self.work / "text")
+            streamcd.make_columns(self.work / "text")
+        return streamcd.open(self.work / "text")
 
     @functools.cache  # noqa: B019
     def table(self) -> tuple[Dataset, np.ndarray, np.ndarray]:
@@ -210,6 +224,60 @@ def table_threads(n: int) -> Bar:
     return Bar("table", f"newton, {n} threads against 1", f"{least} ×", measure)
 
 
+def text_l1(memory: str, what: str, most: int) -> Bar:
+    """L1 logistic on made text by a process of its own: full reads, bytes that they read and its peak."""
+
+    def measure(sets: Sets) -> tuple[str, bool]:
+        sets.text()
+        data, run = sets.work / "text", sets.work / f"text.{memory}"
+        asked = [*_TRAIN_L1, str(data), str(run), "--memory", memory, "--force"]
+        process = subprocess.Popen(asked, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        _, status, usage = os.wait4(process.pid, 0)
+        lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+        stored = sum(path.stat().st_size for path in (data / "columns").iterdir())
+        times, peak = sum(line["bytes_read"] for line in lines) / stored, usage.ru_maxrss * 1024 / 1e6
+        found = len(lines) if what == "full reads" else times
+        cpu = usage.ru_utime + usage.ru_stime
+        reached = f"{len(lines)} reads, {times:.1f} × the data's bytes, peak {peak:.0f} MB, {cpu:.0f} s of processor time"
+        return reached, status == 0 and found <= most and peak <= float(memory.removesuffix("MB"))
+
+    return Bar(
+        "l1",
+        f"L1 logistic, text of 65 M entries, within {memory}: {what}, peak",
+        f"{most}; {memory}",
+        measure,
+    )
+
+
+def text_liblinear(sets: Sets) -> tuple[str, bool]:
+    """Processor time within 800 MB, with reading, against LIBLINEAR's in memory, load not counted."""
+    from liblinear.liblinearutil import parameter, problem, train
+
+    data, shape = sets.text(), SHAPES["text-65m"]
+    result, ours = processor_seconds(lambda: sets.train(data, memory="800MB", **_L1[1][1]))
+    pieces = list(iterate_rows(shape.block_maker(0), 0, shape.rows))
+    blocks = [
+        sp.csr_matrix((piece.value, piece.feature, piece.indptr), shape=(piece.label.size, data.n_features))
+        for piece in pieces
+    ]
+    x, y = sp.vstack(blocks).astype(np.float64), np.concatenate([piece.label for piece in pieces])
+    asked = problem(y, x)
+    for eps in (0.01, 0.003, 0.001, 0.0003):
+        other, theirs = processor_seconds(functools.partial(train, asked, parameter(f"-s 6 -e {eps} -q")))
+        w = np.array(other.get_decfun()[0])
+        margin = x @ w * y
+        objective = np.abs(w).sum() + min(np.logaddexp(0.0, t).sum() for t in (margin, -margin))
+        if objective <= result.primal_objective * (1 + 1e-3):
+            break
+    return f"{ours / theirs:.2f} × its processor time ({ours:.1f} s, {theirs:.1f} s)", 2 * ours <= theirs
+
+
+def processor_seconds(call: Callable[[], Any]) -> tuple[Any, float]:
+    """Make a call; returns its result, and the processor time that it took."""
+    started = time.process_time()
+    return call(), time.process_time() - started
+
+
 def in_turns(*calls: Callable[[], Any]) -> Iterator[float]:
     """Median seconds of calls that take turns; the first of each is not counted."""
     seconds: list[list[float]] = [[] for _ in calls]
@@ -234,6 +302,9 @@ _L1 = [
     (name, {"loss": loss, "C": C, "penalty": "l1", "method": "working-set"})
     for name, (loss, C) in zip(_SETS, _OPTIONS, strict=True)
 ]
+
+_TRAIN_L1 = [sys.executable, "-m", "streamcd", "train", "--loss", "log_loss", "--penalty", "l1"]
+_TRAIN_L1 += ["--method", "working-set", "--bias", "-1", "--tol", "1e-3"]
 
 BARS = [
     Bar(
@@ -262,6 +333,11 @@ BARS = [
         "L1 by working sets, kdd99; a9a C = 1, 10, squared hinge: full reads to 1e-3",
         (10, 14, 20),
         _L1[2:],
+    ),
+    text_l1("800MB", "full reads", 12),
+    text_l1("400MB", "bytes read, of the data's", 30),
+    Bar(
+        "l1", "the same within 800 MB against LIBLINEAR -s 6 in memory, to within 1e-3", "½ ×", text_liblinear
     ),
     *multinomial("dna.scale", peer=True),
     *multinomial("letter.scale", peer=True),
@@ -292,7 +368,11 @@ def kept_lines(page: Path) -> dict[str, str]:
 
 @click.command()
 @click.option("--only", multiple=True, type=click.Choice(sorted({bar.group for bar in BARS})), help="A part.")
-@click.option("--large", is_flag=True, help="The made table has 20 million rows.")
+@click.option(
+    "--large",
+    is_flag=True,
+    help="The made table has 20 million rows, and text of 65 million entries is made.",
+)
 @click.option(
     "--work", type=click.Path(path_type=Path), help="Folder for datasets; by default a temporary one."
 )
