@@ -230,12 +230,15 @@ def text_l1(memory: str, what: str, most: int) -> Bar:
     def measure(sets: Sets) -> tuple[str, bool]:
         sets.text()
         data, run = sets.work / "text", sets.work / f"text.{memory}"
-        asked = [*_TRAIN_L1, str(data), str(run), "--memory", memory, "--force"]
-        process = subprocess.Popen(asked, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        asked = [*_TRAIN_L1, str(data), str(run), "--memory", memory, "--force", "--json", "--quiet"]
+        process = subprocess.Popen(asked, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        assert process.stdout is not None
+        result = json.loads(process.stdout.read())
         _, status, usage = os.wait4(process.pid, 0)
         lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
         stored = sum(path.stat().st_size for path in (data / "columns").iterdir())
-        times, peak = sum(line["bytes_read"] for line in lines) / stored, usage.ru_maxrss * 1024 / 1e6
+        times = sum(line["bytes_read"] for line in lines) / stored
+        peak = result["peak_memory_bytes"] / 1e6  # the system's figure has that of this process in it
         found = len(lines) if what == "full reads" else times
         cpu = usage.ru_utime + usage.ru_stime
         reached = f"{len(lines)} reads, {times:.1f} × the data's bytes, peak {peak:.0f} MB, {cpu:.0f} s of processor time"
