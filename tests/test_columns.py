@@ -357,7 +357,7 @@ def test_existing_layout_is_kept_without_force(dataset: Dataset) -> None:
 
 def test_too_little_memory_is_refused_with_the_arithmetic(dataset: Dataset) -> None:
     with pytest.raises(UsageError, match=r"chunks being read.* = .* needed"):
-        make_columns(dataset, memory="301MB")
+        make_columns(dataset, memory="211MB")
 
 
 def test_a_layout_that_counts_other_entries_is_refused_by_name(dataset: Dataset) -> None:

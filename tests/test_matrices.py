@@ -257,7 +257,7 @@ def test_only_a_compressed_archive_has_to_fit_in_memory(tmp_path: Path, compress
     assert (reader.held_bytes({}) > 20e6) == compressed
     if compressed:
         with pytest.raises(StreamcdError, match=r"columns being read = .*\.npz without compression"):
-            streamcd.convert(path, tmp_path / "out", memory="345MB")
+            streamcd.convert(path, tmp_path / "out", memory="255MB")
     else:
         block = next(iter(reader.blocks(reader.pieces(3)[1:], 0, {})))
         assert block.label is not None
