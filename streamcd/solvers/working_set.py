@@ -245,6 +245,8 @@ class WorkingSetSolver(AllRows):
         """
         lanes = state.phase(TRAIN)
         lanes, start = lanes[state.lanes["begun"][lanes]], 0
+        if not sizes.size:  # a window all of whose columns are left out
+            yield slice(0)
         while start < sizes.size:
             n = self._held.count_fitting(sizes[start:]) if lanes.size else sizes.size - start
             if n:
