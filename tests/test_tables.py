@@ -229,6 +229,17 @@ def test_hashed_strings_are_those_of_feature_hasher(tmp_path: Path) -> None:
         assert found[row] == {feature: value for feature, value in wanted.items() if value}
 
 
+@pytest.mark.parametrize("last", [[], [3]])
+def test_lists_beside_categories_may_all_be_empty(tmp_path: Path, last: list[int]) -> None:
+    """The dataset had 2^40 features."""
+    lists = [*([[]] * 9), last]
+    index, value = pa.array(lists, pa.list_(pa.int64())), pa.array(lists, pa.list_(pa.float64()))
+    table = pa.table({"y": [0, 1] * 5, "c": list("abcab") * 2, "i": index, "v": value, "x": [1.5] * 10})
+    path = write_table(table, tmp_path / "t.parquet")
+    data = streamcd.convert(path, tmp_path / "out", label="y", features="c,i:v,x")
+    assert (data.n_features, data.n_entries) == (4 + 4 * len(last), 20 + len(last))
+
+
 def test_lists_are_sparse_rows(tmp_path: Path) -> None:
     table = pa.table(
         {

@@ -312,7 +312,9 @@ class Conversion:
         if encoding is not None and not self.source.of_indices:
             if encoding.sparse is None:
                 return 0, encoding.sparse_start
-            mapped = counts.max_index >= TAIL_CODES
+            mapped = (
+                counts.max_index >= TAIL_CODES - 1
+            )  # the last feature before the tail, which may be empty
             return 0, counts.max_index + 1 + (encoding.bucket_start - TAIL_CODES if mapped else 0)
         base = options.first_index
         if base is None:
