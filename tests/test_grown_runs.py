@@ -98,7 +98,7 @@ def test_new_classes_and_features_begin_at_0(tmp_path: Path, loss: str, free: bo
     train(tmp_path / "data", tmp_path / "old", **asked)
     append(tmp_path / "data", rows, 490)
     warm = train(tmp_path / "data", tmp_path / "warm", start_from=tmp_path / "old", listener=told, **asked)
-    assert any("1 new feature and 1 new class begin at 0" in text for text in told.messages)
+    assert any("1 new feature and 1 new class at 0" in text for text in told.messages)
     assert same_optimum(warm, train(tmp_path / "data", tmp_path / "cold", **asked))
 
 

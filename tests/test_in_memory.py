@@ -50,8 +50,8 @@ def options(loss: str, method: str, accelerated: bool) -> dict[str, Any]:
 def train_arrays(dataset: InMemoryDataset, asked: dict[str, Any], **more: Any) -> tuple[Any, Any]:
     rule = {"tol": 1e-6, "max_passes": 20, "checkpoint_every": float("inf")}
     arrays = TrainOptions(**asked, **rule, in_memory=True, **more)
-    result, (model,) = train_in_memory(dataset, arrays, Session(Listener(), None))
-    return result, model
+    trained = train_in_memory(dataset, arrays, Session(Listener(), None))
+    return trained.result, trained.models[0]
 
 
 @pytest.mark.filterwarnings("ignore::streamcd.ConvergenceWarning")
@@ -81,11 +81,11 @@ def test_windows_of_few_chunks_reach_the_optimum_of_one(method: str, monkeypatch
     plan = Plan(window_entries=cut.n_entries // 3, window_rows=cut.n_rows, resident=False)
     rule = {"tol": 1e-6, "max_passes": 2000, "checkpoint_every": float("inf")}
     arrays = TrainOptions(**asked, **rule, plan=plan, in_memory=True)
-    result, (model,) = train_in_memory(cut, arrays, Session(Listener(), None))
-    assert result.converged
+    in_parts = train_in_memory(cut, arrays, Session(Listener(), None))
+    assert in_parts.result.converged
     arrays = replace(arrays, plan=None)
-    result, (whole,) = train_in_memory(dataset_of(x, code), arrays, Session(Listener(), None))
-    assert np.allclose(model.weights, whole.weights, atol=1e-2)
+    whole = train_in_memory(dataset_of(x, code), arrays, Session(Listener(), None))
+    assert np.allclose(in_parts.models[0].weights, whole.models[0].weights, atol=1e-2)
 
 
 def test_a_run_in_memory_writes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,8 +163,8 @@ def test_strings_that_are_nearly_all_different_are_left_out_and_told(name, tmp_p
     dataset = streamcd.convert(source, tmp_path / "data", label="bought", listener=heard)
     reason = "1,981 of its first 2,000 strings are different"
     assert [line for line in heard.messages if "not used" in line] == [
-        f"column 'key' is not used: {reason}; --id key keeps it for predictions, and named in --features it becomes "
-        "categories all the same"
+        f"column 'key' is not used: {reason}; --id key keeps it for predictions, --text key makes features of its words, "
+        "and named in --features it becomes categories all the same"
     ]
     (fact,) = [fact for fact in streamcd_json("info", tmp_path / "data")["table"] if fact["column"] == "key"]
     assert (fact["use"], fact["note"]) == ("not used", reason)

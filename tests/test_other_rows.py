@@ -106,9 +106,7 @@ def test_features_with_names_are_found_by_them_in_another_order_and_other_units(
     newton(first, tmp_path / "large", C=1e6, tol=1e-12)
     warm = newton(again, tmp_path / "warm", C=1e6, start_from=tmp_path / "large", listener=told)
     assert warm.passes == 1 < newton(again, tmp_path / "cold", C=1e6).passes
-    assert any(
-        "9 of its 9 features matched by name, 1 begin at 0, 4 of its 4 classes" in t for t in told.messages
-    )
+    assert any("9 of its 9 features matched by name, 1 at 0, 4 of its 4 classes" in t for t in told.messages)
     same = convert(table, tmp_path / "same", label="label", memory="1GB")
     assert newton(same, tmp_path / "warm2", start_from=tmp_path / "run").passes == 1
 
@@ -120,7 +118,7 @@ def test_features_without_names_are_found_by_their_indices_whatever_the_base(tmp
     zero_based = write_dataset(tmp_path / "zero", (wider, y), index_base=0)
     told = Heard()
     assert newton(zero_based, tmp_path / "warm", start_from=tmp_path / "run", listener=told).passes == 1
-    assert any("10 of its 10 features matched by number, 4 begin at 0" in text for text in told.messages)
+    assert any("10 of its 10 features matched by number, 4 at 0" in text for text in told.messages)
     narrower = write_dataset(tmp_path / "narrow", (x[:, :6], y))
     result = newton(narrower, tmp_path / "less", start_from=tmp_path / "run", listener=told)
     assert result.converged
@@ -136,7 +134,7 @@ def test_classes_are_found_by_label_and_two_of_them_share_a_vector(tmp_path: Pat
     three = write_dataset(tmp_path / "three", (x, np.where(np.arange(300) < 3, 5.0, y)))
     told = Heard()
     train(three, tmp_path / "warm", start_from=tmp_path / "run", listener=told, max_passes=1, **asked)
-    assert any("2 of its 2 classes by label, 1 begin at 0" in text for text in told.messages)
+    assert any("2 of its 2 classes by label, 1 at 0" in text for text in told.messages)
     own = streamcd.load_model(tmp_path / "run").weights[:, 0]
     begun = streamcd.load_model(tmp_path / "warm").weights
     assert np.corrcoef(begun[:, 0], -own)[0, 1] > 0.9

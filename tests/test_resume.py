@@ -606,7 +606,7 @@ def test_pages_of_a_run_that_has_none_are_refused(dataset: Dataset, tmp_path: Pa
     run = tmp_path / "run"
     train(dataset, run, method="primal", max_passes=2, tol=1e-9)
     rewrite_config(run, lambda config: config["plan"].update(page_rows=7))
-    with pytest.raises(CheckpointError, match=r"rows: the checkpoint has 0 slots.*config\.json"):
+    with pytest.raises(CheckpointError, match=r"rows: the checkpoint has 0 parts.*the run's configuration"):
         resume(run, max_passes=3)
 
 

@@ -168,7 +168,7 @@ def _of_first_rows(
         row_start=before.row_start,
         features=Features(before.n_features),
         classes=classes,
-        matched=text + (f"; {' and '.join(more)} begin at 0" if more else ""),
+        matched=text + (f"; {' and '.join(more)} at 0" if more else ""),
     )
 
 
@@ -223,7 +223,7 @@ def _of_other_rows(source: str, path: Path, config: RunConfig, new: ResolvedRun)
         n_same = len(labels) if classes is None else int((classes >= 0).sum())
         text += f", {n_same} of its {counted(len(labels), 'class', 'classes')} by label"
         if len(listed) > n_same:
-            text += f", {len(listed) - n_same} begin at 0"
+            text += f", {len(listed) - n_same} at 0"
     run = ResolvedRun(config, dataset, old)
     states, other = stored_states(path, run.groups), OtherRows(intercepts)
     return PreviousRun(states, run, new, other=other, features=features, classes=classes, matched=text)
@@ -244,7 +244,7 @@ def _same_features(model: Model, dataset: Dataset) -> tuple[Features, str]:
         place = np.arange(shift, n_old + shift)
         place[place >= n_new] = -1
     n_same = min(n_old, n_new) if place is None else int((place >= 0).sum())
-    more = f", {n_new - n_same:,} begin at 0" if n_new > n_same else ""
+    more = f", {n_new - n_same:,} at 0" if n_new > n_same else ""
     ratio, scaling = None, dataset.read_scaling()
     if scaling != model.scaling:
         places = np.arange(n_old) if place is None else place

@@ -71,7 +71,7 @@ class SlotStore:
         """Restore the slot numbers of a checkpoint; raises `CheckpointError` if their number is another."""
         if current.shape != self.current.shape:
             raise CheckpointError(
-                f"{self.folder}: the checkpoint has {current.size} parts of dual variables, the run's configuration has "
+                f"{self.folder}: the checkpoint has {current.size} parts of the rows' state, the run's configuration has "
                 f"{self.current.size}; restore the run directory from a copy, or train again with --force"
             )
         self.current = current.copy()
