@@ -71,7 +71,7 @@ def test_categories_never_seen_are_ignored_and_counted(trained: Path, tmp_path: 
     listener = Heard()
     found = streamcd.predict(path, trained / "run", tmp_path / "p.parquet", listener=listener)
     assert found["n_unseen"] == 1
-    assert listener.warnings == ["1 category ignored that the model has not seen in training"]
+    assert listener.warnings == ["1 value ignored, of categories that the model has not seen in training"]
     decisions = pa.parquet.read_table(tmp_path / "p.parquet")["decision"].to_numpy()
     model = streamcd.load_model(trained / "run")
     weights = dict(
@@ -87,10 +87,10 @@ def test_predicting_a_frame_warns_once_of_categories_never_seen(trained: Path) -
         {"age": np.ones(1000), "city": [f"town {k}" for k in range(1000)], "visits": np.zeros(1000)}
     )
     model = streamcd.load_model(trained / "run")
-    with pytest.warns(UserWarning, match="1,000 categories ignored that the model has not seen") as caught:
+    with pytest.warns(UserWarning, match="1,000 values ignored, of categories") as caught:
         model.predict(table)
     assert [(warning.filename, str(warning.message)) for warning in caught] == [
-        (__file__, "1,000 categories ignored that the model has not seen in training")
+        (__file__, "1,000 values ignored, of categories that the model has not seen in training")
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -677,7 +677,7 @@ def test_names_of_a_table_are_the_estimators(tmp_path: Path) -> None:
         == np.mean(found.predict(dataset) == frame.income)
     )
     unknown = frame.assign(city="Paris")
-    with pytest.warns(UserWarning, match="300 categories ignored"):
+    with pytest.warns(UserWarning, match="300 values ignored"):
         assert np.isfinite(found.decision_function(unknown)).all()
     with pytest.raises(DataError, match="found no 'city'"):
         found.predict(frame.drop(columns="city"))

@@ -208,7 +208,7 @@ def of_table(
 def unseen() -> Iterator[None]:
     """Categories never seen are told where a frame is predicted; here it is known."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "1 category ignored|1 missing value taken for zero")
+        warnings.filterwarnings("ignore", "1 value ignored|1 missing value taken for zero")
         yield
 
 

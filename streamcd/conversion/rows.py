@@ -139,7 +139,7 @@ class Counts:
             (self.n_explicit_zeros, "explicit zeros dropped"),
             (self.n_underflows, f"values dropped that are zero in {dtype} (--dtype float64 may keep them)"),
             (self.n_ignored, "entries ignored whose feature is beyond the width in use"),
-            (self.n_unseen, "categories ignored that the encoding in use does not have"),
+            (self.n_unseen, "values ignored, of categories that the encoding in use does not have"),
             (self.n_unindicated, f"missing values {UNINDICATED}"),
         ]
         told = [f"{number:,} {text}" for number, text in said if number]

@@ -190,9 +190,12 @@ def _columns(graph: _Graph, model: Model, encoding: Encoding) -> tuple[str, list
                 "words and make lower case by other tables of characters; take Model.to_sklearn, or export to .json"
             )
         else:
+            advice = (
+                "convert without --hash, or" if column.kind == "hashed" else "export to .json or .csv, or"
+            )
             raise ModelError(
                 f"ONNX: expected columns of numbers and categories, found {column.name!r} ({column.form or column.kind}); "
-                "convert without --hash, or leave the column out with --drop"
+                f"{advice} leave the column out with --drop"
             )
         before += column.n_categories
     if numbers:

@@ -442,7 +442,7 @@ def encode_frame(
 def unknown_values(n_unseen: int, n_unindicated: int) -> Iterator[str]:
     """Describe values of a table that those of training did not have: categories, and missing ones of complete columns."""
     if n_unseen:
-        yield f"{counted(n_unseen, 'category', 'categories')} ignored that the model has not seen in training"
+        yield f"{counted(n_unseen, 'value')} ignored, of categories that the model has not seen in training"
     if n_unindicated:
         yield f"{counted(n_unindicated, 'missing value')} {UNINDICATED}"
 

@@ -30,7 +30,7 @@ _BY_SOURCE = {
     "libsvm text": (NO_BIAS, "the dataset was made from libsvm text, and LIBLINEAR's default is none"),
 }
 
-DUAL = "dual", "accelerated, it needs the fewest passes on all real sets measured but the smallest"
+DUAL = "dual", "accelerated, it needs the fewest passes on nearly all data"
 
 Asked = TypeVar("Asked", bound=TrainOptions)
 

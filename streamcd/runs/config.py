@@ -192,7 +192,7 @@ def is_begun(path: Path, config: RunConfig) -> bool:
         return False
     if not _same_training(read_config(path), config):
         raise CheckpointError(
-            f"{path} holds another run; name another directory, or give --force (without --resume) to replace it"
+            f"{path} holds another run; name another directory, or give --force to replace it"
         )
     return True
 
