@@ -1,4 +1,4 @@
-"""What streamcd does today, seen from outside: cases by command line and public names, and their record, ``frozen.json``.
+"""The package seen from outside: cases by command line and public names, and their record, ``frozen.json``.
 
 ``python tests/frozen_cases.py --record [NAME …]`` records cases that are new, and the weights and bits of those named (of
 all by default) anew. It refuses where anything else differs from the record: what is exact (fingerprints, contents,
@@ -42,7 +42,7 @@ SHOWN = 24
 """Weights of a case that the record holds; its digest is of all."""
 
 Outcome = dict[str, Any]
-"""What a case gives, by how it is compared: `exact`, `close`, `files`, `weights` (after so many `steps`), `bits`."""
+"""Outcome of a case, by how it is compared: `exact`, `close`, `files`, `weights` (after so many `steps`), `bits`."""
 
 
 def machine() -> dict[str, str]:

@@ -310,7 +310,7 @@ def new_totals(n_lanes: int) -> np.ndarray:
 
 
 def slow_shuffle(n: int, key: int) -> list[int]:
-    """What `primitives.shuffle` makes of 0 … n - 1, in Python's own integers."""
+    """Return what `primitives.shuffle` makes of 0 … n - 1, in Python's own integers."""
     word = 2**64 - 1
 
     def mix(z: int) -> int:

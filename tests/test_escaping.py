@@ -51,7 +51,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(table: Path, streamcd: Callable[..., subprocess.CompletedProcess[str]]) -> dict[str, str]:
-    """What each command printed, on both outputs."""
+    """The output of each command, on both streams."""
     data, run = table.with_name("data"), table.with_name("run")
     commands: dict[str, list[Any]] = {
         "convert": [table, data, "--label", "y"],

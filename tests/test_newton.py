@@ -56,7 +56,7 @@ def test_lanes_weights_and_folds_end_where_runs_of_their_own_do(tmp_path: Path) 
 def test_the_number_of_threads_changes_no_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str, parts: bool
 ) -> None:
-    """Where each part of a window has a Hessian of its own, and where it has rows of one."""
+    """Both where each part of a window has a Hessian of its own, and where it has rows of one."""
     if not parts:
         monkeypatch.setattr("streamcd.solvers.memory._MOST_PARTS", 0)
     data = write_dataset(tmp_path / "data", multiclass(3, 900), n_chunks=9)

@@ -178,7 +178,7 @@ def test_a_listener_is_told_of_the_end_where_a_call_fails(tmp_path):
 
 @pytest.fixture
 def notebook(monkeypatch):
-    """What a notebook shows: for each place on the page, what was there one after another."""
+    """A notebook's page: for each place on the page, what was there one after another."""
     shown: list[list[str]] = []
 
     class Handle:

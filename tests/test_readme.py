@@ -1,4 +1,4 @@
-"""What the README shows is run; what it lists is there."""
+"""The README: what it shows is run, what it lists is there."""
 
 from __future__ import annotations
 

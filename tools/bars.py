@@ -42,7 +42,7 @@ _NO_END = 2000  # passes, after which a bar is not held anyway
 
 
 class Bar(NamedTuple):
-    """What is measured, what it is to hold, and the measurement: what was reached, and if that holds."""
+    """A measurement and its bar: what was reached, and if that holds."""
 
     group: str
     what: str

@@ -22,7 +22,7 @@ class Dealer(Protocol):
     """Assignment of shards to workers."""
 
     exchanges: bool
-    """Whether shards change hands between rounds, for which each worker needs two."""
+    """True if shards change hands between rounds, for which each worker needs two."""
 
     def of_round(self, number: int, workers: Sequence[str]) -> dict[str, list[int]]:
         """Return the ascending shards of every worker that has any, in the order of `workers`; rounds count from 0."""

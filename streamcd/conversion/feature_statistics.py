@@ -122,7 +122,7 @@ def read_statistics(path: Path) -> Iterator[dict[str, np.ndarray]]:
 
 @dataclass(frozen=True)
 class Summing:
-    """Where tasks leave what they add up of the features, and the memory that each has for it."""
+    """Folder in which tasks leave their sums of the features, and the memory that each has for it."""
 
     directory: Path
     n_features: int

@@ -83,7 +83,7 @@ class Options(ConvertOptions):
 
     @property
     def separator(self) -> str:
-        """What separates the labels of a row; empty where it has one."""
+        """The separator of the labels of a row; empty where it has one."""
         return str(self.training.separator if self.training else self.multilabel)
 
     @property
@@ -118,7 +118,7 @@ class Options(ConvertOptions):
 
     @property
     def like_words(self) -> str:
-        """What asks for the properties of the training side, for messages."""
+        """The option that asks for the properties of the training side, for messages."""
         return f"--append to {self.place}" if self.append else f"--like {self.like}"
 
     @property

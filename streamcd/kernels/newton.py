@@ -58,7 +58,7 @@ PANEL = 32
 
 
 class Point(NamedTuple):
-    """Where a read is made, by lane; never changed by a kernel."""
+    """Points at which a read is made, by lane; never changed by a kernel."""
 
     w: np.ndarray  # (lanes, D)
     step: np.ndarray  # (lanes, D): the read's w is its base plus the step

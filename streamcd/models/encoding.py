@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..dataset.arrow_columns import Strings
 
 UNINDICATED = "taken for zero, in columns that had none in the data trained on"
-"""What becomes of missing values in a later table."""
+"""Use of missing values in a later table."""
 
 CATEGORIES_FILE = "categories.parquet"
 """File of the categories, in a dataset and in a model."""

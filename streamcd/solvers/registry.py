@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 Rounds = Literal["", "dual", "sums"]
-"""What a round of several workers is, if they can train together."""
+"""Kind of a round of several workers, if they can train together."""
 
 
 class SolverRequest(NamedTuple):

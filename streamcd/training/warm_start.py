@@ -48,7 +48,7 @@ class Source(NamedTuple):
 
 
 class OtherRows(NamedTuple):
-    """What is known of an old run on other rows."""
+    """Facts of an old run on other rows."""
 
     intercepts: np.ndarray  # (old vectors,)
 

@@ -27,7 +27,7 @@ _SMOOTH = {loss for loss, entry in LOSSES.items() if entry.smooth}
 
 @dataclass(frozen=True)
 class Run:
-    """What is trained: a solver, and a penalty and a bias that it takes."""
+    """A training: a solver, and a penalty and a bias that it takes."""
 
     entry: SolverEntry
     penalty: str = ""  # of ½‖w‖²

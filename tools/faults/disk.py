@@ -17,9 +17,9 @@ from .recording import Event
 Tree = dict[str, bytes | None]
 
 NAMES = ("kept", "lost", "first", "one", "mixed")
-"""What is there of names not synced: all, none, the first few, one and what it needs, or any that do not need another."""
+"""Names not synced that are there: all, none, the first few, one and what it needs, or any that do not need another."""
 CONTENTS = ("kept", "lost", "zeroed", "mixed")
-"""What is there of contents not synced, see `_content`."""
+"""Contents not synced that are there, see `_content`."""
 _SECTOR = 512
 _ROOT = 0
 
