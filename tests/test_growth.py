@@ -271,6 +271,7 @@ def test_a_model_of_grown_data_predicts_the_table_as_the_dataset(
 ) -> None:
     base = streamcd.convert(table, tmp_path / "data", **OPTIONS)
     grown = streamcd.convert(later, base.path, append=True, new_names="add")
+    assert sum(use["features"] for use in grown.info()["table"]) == grown.n_features > base.n_features
     streamcd.train(grown, tmp_path / "run")
     pd.concat([table, later]).to_parquet(tmp_path / "all.parquet", index=False)
     for data in (grown, tmp_path / "all.parquet"):
