@@ -31,6 +31,7 @@ def failing(estimator: Any) -> dict[str, str]:
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.slow
 @parametrize_with_checks([LogisticRegressionCV(Cs=3, cv=3)], expected_failed_checks=failing)
 def test_scikit_learn_finds_nothing_wrong(estimator: Any, check: Any) -> None:
     check(estimator)
