@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..core.errors import DataError
-from ..dataset.arrow_columns import Strings, arrow_strings, numbers_of
+from ..dataset.arrow_columns import Strings, arrow_encoded, arrow_strings, numbers_of
 from ..kernels import text as kernels
 from .byte_sources import ByteBlock, ByteRange, display_name, read_blocks, read_head
 from .sources import LABEL, TEXT, Block, Counted, FilePart, Reader, TextReader
@@ -245,7 +245,7 @@ class FolderReader(Reader):
             TEXT: self._text,
             FILE: lambda file: "/".join(self._folders(file)).encode(),
         }
-        columns = [_strings([made[name](file) for file in files]) for name in types]
+        columns = [arrow_encoded([made[name](file) for file in files]) for name in types]
         for column in columns:
             _refuse_damaged(column, self._places(files))
         return pa.record_batch(columns, list(types))
@@ -267,8 +267,3 @@ class FolderReader(Reader):
         if len(text) != size:
             raise DataError(f"{display_name(path)}: changed while it was read; convert it again")
         return text
-
-
-def _strings(texts: list[bytes]) -> pa.Array:
-    ends = np.cumsum([0, *map(len, texts)])
-    return Strings(np.frombuffer(b"".join(texts), np.uint8), ends).to_arrow()

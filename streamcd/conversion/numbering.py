@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from ..core.errors import UsageError
 from ..core.label_sets import set_text
 from ..core.memory_budget import format_size
-from ..dataset.arrow_columns import Strings, arrow_array, arrow_strings, sorted_distinct_strings, strings_of
+from ..dataset.arrow_columns import Strings, arrow_strings, sorted_distinct_strings, strings_of
 from ..dataset.schema import MAX_CLASSES
 from ..models.encoding import Encoding
 from ..models.string_table import StringTable
@@ -169,7 +168,7 @@ def _merge_categories(
             counts.append(0)
             continue
         chosen = [np.flatnonzero(columns == number) for _, columns in tasks]
-        parts = [_taken(strings, rows) for (strings, _), rows in zip(tasks, chosen, strict=True)]
+        parts = [strings.take(rows) for (strings, _), rows in zip(tasks, chosen, strict=True)]
         distinct, found = sorted_distinct_strings(parts)
         if known is not None:
             features, distinct = known.number(number, distinct)
@@ -204,12 +203,7 @@ class _KnownCategories:
         n_new = int(codes.size - known.sum())
         features[~known] = np.arange(self._next, self._next + n_new)
         self._next += n_new
-        return features, _taken(distinct, np.flatnonzero(~known))
-
-
-def _taken(strings: Strings, rows: np.ndarray) -> Strings:
-    found, _ = strings_of(strings.to_arrow().take(arrow_array(rows, pa.int64())))
-    return found
+        return features, distinct.take(np.flatnonzero(~known))
 
 
 def _static_features(encoding: Encoding) -> np.ndarray:

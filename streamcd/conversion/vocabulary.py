@@ -18,10 +18,10 @@ import pyarrow as pa
 
 from ..core.errors import UsageError
 from ..core.mapped_arrays import take_mapped
-from ..dataset.arrow_columns import Strings, arrow_array, numbers_of, sorted_distinct_strings, strings_of
+from ..dataset.arrow_columns import Strings, numbers_of, sorted_distinct_strings, strings_of
 from ..kernels.tables import TAIL_CODES, TEXT_CODES
 from ..models.encoding import Column, Encoding
-from ..models.text_encoder import TokenWeights, Vocabulary, inverse_frequencies
+from ..models.text_encoder import TokenWeights, Vocabulary, iterate_token_weights
 from .dictionary_files import DATA, DOCUMENTS, OFFSETS, mapped
 from .rows import Rows
 
@@ -30,7 +30,6 @@ _MERGE_FACTOR = 8
 """Bytes that merging takes for each byte of the tokens of a range."""
 
 _SAMPLES = 256  # tokens for each range, by which ranges are cut
-_AT_A_TIME = 1 << 16  # tokens that are weighed
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -78,18 +77,13 @@ class TaskVocabulary(Vocabulary):
         strings, columns = self.strings(), self.columns()
         for number in np.unique(columns).tolist():
             codes = np.flatnonzero(columns == number)
-            tokens = _taken(strings, codes).to_arrow().cast(pa.large_binary())
+            tokens = strings.take(codes).to_arrow().cast(pa.large_binary())
             order = numbers_of(pc.sort_indices(tokens))
             _Part(self._directory, self._part_row, number).save(
                 strings_of(tokens.take(order).cast(pa.large_string()))[0],
                 self.documents[codes[order]],
                 codes[order].astype(np.int32),
             )
-
-
-def _taken(strings: Strings, rows: np.ndarray) -> Strings:
-    found, _ = strings_of(strings.to_arrow().take(arrow_array(rows, pa.int64())))
-    return found
 
 
 class _Part(NamedTuple):
@@ -213,7 +207,7 @@ class _Merger:
             with open(part.path("places"), "ab") as file:
                 features[among].tofile(file)
         self.n_rare += int(np.count_nonzero(~kept))
-        self._append(distinct if kept.all() else _taken(distinct, np.flatnonzero(kept)), documents[kept])
+        self._append(distinct if kept.all() else distinct.take(np.flatnonzero(kept)), documents[kept])
         if self.n_tokens >= TEXT_CODES:
             raise UsageError(
                 f"--text: expected fewer than {TEXT_CODES:,} tokens, found more; give a --min-count, or --hash B (20, say)"
@@ -249,20 +243,9 @@ def merge_vocabularies(directory: Path, encoding: Encoding, counts: list[int], m
 
 def save_weights(directory: Path, encoding: Encoding) -> None:
     """Write the weights of the features of text, if any are weighed."""
-    documents, weighed = encoding.documents, any(column.tf_idf for _, column in encoding.text)
-    assert documents is not None
-    before = sum(column.n_categories for column in encoding.columns if column.kind != "text")
     with open(directory / _WEIGHTS, "wb") as file:
-        for _, column in encoding.text if weighed else []:
-            for start in range(0, column.n_features, _AT_A_TIME):
-                stop = min(start + _AT_A_TIME, column.n_features)
-                weights = np.ones(stop - start)
-                if column.tf_idf:
-                    weights = inverse_frequencies(
-                        np.asarray(documents[before + start : before + stop]), column.n_documents
-                    )
-                weights.tofile(file)
-            before += column.n_categories
+        for weights in iterate_token_weights(encoding):
+            weights.tofile(file)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ functions view the buffers in place.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,6 +39,11 @@ class Strings(NamedTuple):
     def slice(self, start: int, stop: int) -> Strings:
         """Return the strings ``start:stop``, without a copy."""
         return Strings(self.data, self.offsets[start : stop + 1])
+
+    def take(self, places: np.ndarray) -> Strings:
+        """Return a copy of the strings at `places`."""
+        taken, _ = strings_of(self.to_arrow().take(arrow_array(places, pa.int64())))
+        return taken
 
     def to_arrow(self) -> pa.Array:
         """Return the strings as an Arrow array, without a copy."""
@@ -215,7 +220,12 @@ def null_numbers(n: int) -> pa.Array:
 
 
 def arrow_strings(texts: Iterable[str | None]) -> pa.Array:
-    encoded = [None if text is None else text.encode() for text in texts]
+    """Make an Arrow array of strings; None is null."""
+    return arrow_encoded([None if text is None else text.encode() for text in texts])
+
+
+def arrow_encoded(encoded: Sequence[bytes | None]) -> pa.Array:
+    """Make an Arrow array of strings from their bytes, which are not checked; None is null."""
     ends = np.cumsum([0, *(len(text or b"") for text in encoded)])
     valid = np.packbits(np.array([text is not None for text in encoded], np.bool_), bitorder="little")
     parts = (valid, ends, b"".join(text or b"" for text in encoded))

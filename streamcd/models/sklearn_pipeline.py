@@ -107,10 +107,11 @@ def _encoder(encoding: Encoding) -> tuple[Any, np.ndarray]:
         before += column.n_categories
     made = ColumnTransformer(parts, sparse_threshold=1.0)
     made.fit(example)
+    weights = token_weights(encoding)
     for name, start in vectorizers.items():
         if hasattr(found := made.named_transformers_[name], "idf_"):
             first = start - encoding.text_start
-            found.idf_ = token_weights(encoding)[first : first + len(found.vocabulary_)]
+            found.idf_ = weights[first : first + len(found.vocabulary_)]
     return made, np.concatenate(features)
 
 

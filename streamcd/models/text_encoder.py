@@ -19,6 +19,8 @@ from .string_table import StringTable
 _BLOCK_BYTES = 1 << 20
 """Text that is cut into words at a time."""
 
+_AT_A_TIME = 1 << 16  # tokens that are weighed
+
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Compressed sparse rows: ``indptr``, ``feature``, ``value``."""
 
@@ -94,18 +96,25 @@ def inverse_frequencies(documents: np.ndarray, n_documents: int) -> np.ndarray:
 
 def token_weights(encoding: Encoding) -> np.ndarray:
     """Compute the weights of the features of text; empty if nothing is weighed."""
+    return np.concatenate([np.empty(0), *iterate_token_weights(encoding)])
+
+
+def iterate_token_weights(encoding: Encoding) -> Iterator[np.ndarray]:
+    """Yield `token_weights`, some at a time."""
     if not any(column.tf_idf for _, column in encoding.text):
-        return np.empty(0)
-    parts, before = [], sum(column.n_categories for column in encoding.columns if column.kind != "text")
+        return
+    documents, before = encoding.documents, sum(c.n_categories for c in encoding.columns if c.kind != "text")
+    assert documents is not None
     for _, column in encoding.text:
-        if column.tf_idf:
-            assert encoding.documents is not None
-            documents = encoding.documents[before : before + column.n_categories]
-            parts.append(inverse_frequencies(documents, column.n_documents))
-        else:
-            parts.append(np.ones(column.n_features))
+        for start in range(0, column.n_features, _AT_A_TIME):
+            stop = min(start + _AT_A_TIME, column.n_features)
+            if column.tf_idf:
+                yield inverse_frequencies(
+                    np.asarray(documents[before + start : before + stop]), column.n_documents
+                )
+            else:
+                yield np.ones(stop - start)
         before += column.n_categories
-    return np.concatenate(parts)
 
 
 class TextEncoder:
