@@ -23,7 +23,7 @@ from ..dataset.kept_columns import KEPT_FILE
 from ..dataset.schema import row_dtype
 from ..dataset.writer import DatasetWriter, PartWriter
 from ..models.encoding import encoding_of
-from .feature_statistics import LabelCounts, Summing, read_statistics
+from .feature_statistics import LabelCounts, Summing, write_features
 from .growing import Growth, changing, open_to_change
 from .rows import Rows
 
@@ -153,16 +153,9 @@ class _Rest:
             yield Rows.joined(waiting)
 
     def _write_features(self, writer: DatasetWriter, statistics: Path) -> None:
-        dataset, encoding = self.dataset, encoding_of(self.dataset)
-        original: Any = None
+        dataset, original = self.dataset, None
         if dataset.manifest.get("compact"):
             original = np.concatenate(
                 [block["index"] for block in dataset.read_features(("feature", "index"))]
             )
-
-        def index_of(feature: np.ndarray) -> np.ndarray:
-            return feature + dataset.index_base if original is None else original[feature]
-
-        columns = read_statistics(statistics)
-        names = None if encoding is None else encoding.feature_names
-        writer.write_features(({**group, "index": index_of(group["feature"])} for group in columns), names)
+        write_features(writer, statistics, encoding_of(dataset), dataset.index_base, original)

@@ -20,7 +20,9 @@ from ..core.errors import UsageError
 from ..core.external_partition import Layout, PartitionReader, PartitionWriter, Records, index_path
 from ..core.memory_budget import RESERVED_BYTES, format_size
 from ..dataset.schema import MAX_CLASSES
+from ..dataset.writer import DatasetWriter
 from ..kernels.feature_sums import add_entries, fold_shard
+from ..models.encoding import Encoding
 
 STATISTICS_BYTES = 56
 """Memory of a feature while its statistics are made."""
@@ -114,6 +116,23 @@ def read_statistics(path: Path) -> Iterator[dict[str, np.ndarray]]:
     with open(path, "rb") as file:
         while (group := np.fromfile(file, _STATISTICS, _GROUP_FEATURES)).size:
             yield {name: group[name] for name in _STATISTICS.names or ()}
+
+
+def write_features(
+    writer: DatasetWriter,
+    statistics: Path,
+    encoding: Encoding | None,
+    index_base: int,
+    original: np.ndarray | None,
+) -> None:
+    """Write features with index in the source (`original`, where these are not successive), name and statistics."""
+
+    def index_of(feature: np.ndarray) -> np.ndarray:
+        return feature + index_base if original is None else original[feature]
+
+    names = None if encoding is None else encoding.name_column
+    groups = read_statistics(statistics)
+    writer.write_features(({**group, "index": index_of(group["feature"])} for group in groups), names)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

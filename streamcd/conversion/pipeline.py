@@ -38,8 +38,8 @@ from .feature_statistics import (
     Summing,
     feature_means,
     max_abs_scales,
-    read_statistics,
     standard_scales,
+    write_features,
 )
 from .libsvm import copy_weights
 from .number_notation import notation_warnings
@@ -461,14 +461,8 @@ class Conversion:
 
     def _write_features(self, writer: DatasetWriter, work: ShardPass) -> None:
         numbering = work.numbering
-        names = None if self.encoding is None else self.encoding.name_column
         original = None if numbering.original is None else np.load(numbering.original, mmap_mode="r")
-
-        def index_of(feature: np.ndarray) -> np.ndarray:
-            return feature + numbering.index_base if original is None else original[feature]
-
-        columns = read_statistics(self._statistics(work))
-        writer.write_features(({**group, "index": index_of(group["feature"])} for group in columns), names)
+        write_features(writer, self._statistics(work), self.encoding, numbering.index_base, original)
 
 
 def _save_means(statistics: Path, n_features: int, out: Path) -> None:
