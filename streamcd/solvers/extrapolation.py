@@ -5,10 +5,9 @@ the scores at both points, so beta comes from a line search that reads no data: 
 line. The objective never increases. Objective, certificate, gap and violation are those at x_k. With beta = 0 this is plain
 coordinate descent, bit for bit.
 
-Measured on heart_scale, mushrooms and a class of letter, C = 0.1 to 100: ratio of passes to 1e-3, plain to extrapolated, as
-geometric mean over cells where plain descent takes 40 or more; in brackets Nesterov's momentum with restarts, capped by the
-measured contraction. Squared hinge: 4.3 (4.5) by primal, 3.6 (2.9) by online, whose visits are noisy; log_loss: 3.2 (3.0)
-and 2.2 (2.0). Minimising over the last three points gains a fifth more, and needs one more array of each kind.
+Where plain descent takes 40 passes or more, this takes a half to a quarter of them; Nesterov's momentum with restarts gains
+as much by primal, and less by online, whose visits are noisy. Minimising over the last three points gains a fifth more, and
+needs one more array of each kind.
 """
 
 from __future__ import annotations
