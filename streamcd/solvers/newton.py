@@ -393,13 +393,10 @@ class NewtonSolver(AllRows):
         state.lanes["searches"][:] = False
         self._sum_up(rows, cuts, state, lanes, costs, hessian=False)
         self.sums.join_parts(state, lanes)
-        values = self._penalties(state) + state.matrices["line"][:, AT_POINT]
+        values = self.problem.lane_penalties(state.w) + state.matrices["line"][:, AT_POINT]
         self.sums.clear(state, lanes)
         state.lanes["searches"][:] = kept
         return np.asarray(values)
-
-    def _penalties(self, state: State) -> np.ndarray:
-        return np.asarray(self.problem.penalty(state.w).reshape(self.problem.n_lanes, -1).sum(axis=1))
 
     # -- the end of a read
 

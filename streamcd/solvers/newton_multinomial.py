@@ -47,7 +47,7 @@ class MultinomialNewtonSolver(NewtonSolver):
         with np.errstate(all="ignore"):  # the loop says what is wrong
             apart = (w - v) * (self._ridge > 0.0)
             drift, norm = (np.sqrt(np.einsum("ij,ij->i", x, x)) for x in (apart, w))
-            primal = self._penalties(state) + totals[:, LOSS]
+            primal = self.problem.lane_penalties(state.w) + totals[:, LOSS]
             gap, rounding, _ = proven_gap(totals, norm, drift, np.zeros(n_lanes))
             return {
                 "primal": primal,

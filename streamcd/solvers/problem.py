@@ -184,6 +184,10 @@ class Problem:
         l1 = self.l1[lanes]
         return ridge + l1 * np.abs(rows).sum(axis=0) if l1.any() else ridge
 
+    def lane_penalties(self, w: np.ndarray) -> np.ndarray:
+        """Compute g of every lane, over all of its vectors."""
+        return np.asarray(self.penalty(w).reshape(self.n_lanes, -1).sum(axis=1))
+
     @property
     def elastic_net(self) -> Penalty:
         """The penalty as kernels take it."""
@@ -540,8 +544,7 @@ def row_losses(
     `given` is a problem or a model; `place` holds the rows' class indices, `decisions` (rows, vectors) their scores.
     """
     if LOSSES[given.loss].form == CLASSES:
-        of_classes = multinomial_losses if LOSSES[given.loss].smooth else crammer_singer_losses
-        return cost * of_classes(decisions, place)
+        return cost * class_losses(given.loss, decisions, place)
     if LOSSES[given.loss].form == INLIERS:
         return cost * np.maximum(0.0, -decisions[:, 0])
     sign, costs = given.code[place].astype(np.float64), cost[:, None]
@@ -550,6 +553,12 @@ def row_losses(
     else:
         costs = costs * np.abs(sign)
     return np.asarray(losses_of(given.row_loss, sign, sign * decisions, costs).sum(axis=1))
+
+
+def class_losses(loss: str, scores: np.ndarray, code: np.ndarray) -> np.ndarray:
+    """Compute the losses of rows by the scores of all classes, (rows, k); `code` has the rows' classes."""
+    of_classes = multinomial_losses if LOSSES[loss].smooth else crammer_singer_losses
+    return of_classes(scores, code)
 
 
 def crammer_singer_losses(scores: np.ndarray, code: np.ndarray) -> np.ndarray:

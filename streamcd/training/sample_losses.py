@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from ..dataset.dataset import Dataset
-from ..kernels.loss_table import CLASSES, LOSSES
+from ..kernels.loss_table import CLASSES
 from ..models.scoring import SparseRows, score
-from ..solvers.problem import Problem, crammer_singer_losses, losses_of, multinomial_losses
+from ..solvers.problem import Problem, class_losses, losses_of
 from ..stream.arenas import class_codes
 
 _CHUNKS, _SCORES = 8, 1 << 18  # of the sample, at most; and scores of a chunk's rows at a time
@@ -37,9 +37,10 @@ def _losses(
     """Sum ``C_i loss_i`` over rows with these scores, in every lane."""
     cost = problem.cost[code] * weight[:, None]
     if problem.form == CLASSES:
-        of_classes = multinomial_losses if LOSSES[problem.loss].smooth else crammer_singer_losses
         by_lane = np.split(scores, problem.n_lanes, axis=1)
-        return np.array([cost[:, lane] @ of_classes(own, code) for lane, own in enumerate(by_lane)])
+        return np.array(
+            [cost[:, lane] @ class_losses(problem.loss, own, code) for lane, own in enumerate(by_lane)]
+        )
     y = problem.row_labels(code, label)
     margins = scores if problem.has_targets else y * scores
     return np.asarray(losses_of(problem.row_loss, y, margins, cost).sum(axis=0))

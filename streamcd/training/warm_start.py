@@ -163,7 +163,7 @@ class WarmStart:
         if not known.any():
             return ""
         of_cost = mean_losses(self._dataset, problem, state.w) / [lane.C for lane in problem.lanes]
-        penalty = problem.penalty(state.w).reshape(problem.n_lanes, -1).sum(axis=1)
+        penalty = problem.lane_penalties(state.w)
         ratio = np.divide(penalty + cost * of_cost, objective, out=np.zeros_like(cost), where=known)
         worse = ratio > _WORSE
         if not worse.any():
