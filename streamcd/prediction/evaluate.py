@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from ..core.classes import class_indices
-from ..core.errors import DataError
 from ..core.memory_budget import parse_size
 from ..core.options import takes
 from ..core.progress import Listener, ends_progress
@@ -25,7 +24,7 @@ from .outputs import positive_scores
 from .reading_plan import Data, Means, cached
 from .roc_auc import RocArea
 from .scored_rows import ScoredRows, Scoring
-from .sums import Accuracy, ExactSum, RSquared
+from .sums import Accuracy, ExactSum, RSquared, figures_by_label, some_weight
 
 MAX_CONFUSION_LABELS = 1000
 """Largest number of labels with a confusion matrix."""
@@ -88,7 +87,7 @@ class _Evaluation:
                 return
 
     def result(self) -> dict[str, Any]:
-        model, total, known = self.model, _some_weight(self.accuracy.weight), self.known_weight.value()
+        model, total, known = self.model, some_weight(self.accuracy.weight), self.known_weight.value()
         objective = None
         if self.costs is not None and not self.n_unknown:
             ridge = model.ridge if form_of(model.loss) == PLANES else 1.0
@@ -129,7 +128,9 @@ class _Evaluation:
         return {
             "labels": listed,
             "confusion": table.tolist(),
-            "per_class": _per_class(listed, n_rows, table),
+            "per_class": figures_by_label(
+                listed, n_rows, table.sum(axis=1), table.sum(axis=0), np.diag(table)
+            ),
         }
 
 
@@ -151,7 +152,7 @@ class _Errors:
         self.loss.add(losses_of(self.model.row_loss, rows.label, predicted, weight))
 
     def result(self) -> dict[str, Any]:
-        model, total, loss = self.model, _some_weight(self.fit.weight), self.loss.value()
+        model, total, loss = self.model, some_weight(self.fit.weight), self.loss.value()
         objective, known = None, model.parameter is not None or LOSSES[model.loss].parameter is None
         if model.C is not None:
             objective = model.penalty() + model.C * loss
@@ -166,35 +167,10 @@ class _Errors:
         }
 
 
-def _some_weight(weight: ExactSum) -> float:
-    """Return the sum of the rows' weights; refused if it is 0."""
-    total = weight.value()
-    if not total:
-        raise DataError("expected a row whose weight is above 0, found none; --unweighted counts rows alike")
-    return total
-
-
 def _listed_label(model: Model, label: float) -> int | float | str:
     if model.class_names is not None:
         return model.label_text(label)
     return int(label) if model.label_kind == "integer" and label == int(label) else label
-
-
-def _per_class(labels: list[Any], n_rows: np.ndarray, table: np.ndarray) -> list[dict[str, Any]]:
-    """Compute precision, recall and F1 of every label from the confusion matrix; None where the divisor is 0."""
-    hits, true, predicted = (
-        weights.tolist() for weights in (np.diag(table), table.sum(axis=1), table.sum(axis=0))
-    )
-    return [
-        {
-            "label": label,
-            "n_rows": int(n_rows[k]),
-            "precision": hits[k] / predicted[k] if predicted[k] else None,
-            "recall": hits[k] / true[k] if true[k] else None,
-            "f1": 2 * hits[k] / (true[k] + predicted[k]) if true[k] + predicted[k] else None,
-        }
-        for k, label in enumerate(labels)
-    ]
 
 
 def _brier_terms(probabilities: np.ndarray, place: np.ndarray) -> np.ndarray:

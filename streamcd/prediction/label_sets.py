@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import DataError
 from ..models.model import Model
 from ..solvers.problem import losses_of
 from .scored_rows import ScoredRows
-from .sums import Accuracy, ExactSum
+from .sums import Accuracy, ExactSum, figures_by_label, some_weight
 
 
 class LabelSums:
@@ -25,10 +24,6 @@ class LabelSums:
         for sums, marks in ((self.true, has), (self.predicted, predicted), (self.hits, has & predicted)):
             row, label = np.nonzero(marks)
             np.add.at(sums, label, weight[row])
-
-    def weights(self) -> tuple[list[float], list[float], list[float]]:
-        """Return the weights of every label's rows, predicted rows, and both."""
-        return self.true.tolist(), self.predicted.tolist(), self.hits.tolist()
 
     def f1_of_each(self) -> np.ndarray:
         """Return F1 of every label; 0 of one that no row has and none is predicted to."""
@@ -77,12 +72,9 @@ class LabelSetEvaluation:
         )
 
     def result(self) -> dict[str, Any]:
-        model, sums, total = self.model, self.sums, self.accuracy.weight.value()
-        if not total:
-            raise DataError(
-                "expected a row whose weight is above 0, found none; --unweighted counts rows alike"
-            )
+        model, sums, total = self.model, self.sums, some_weight(self.accuracy.weight)
         known = model.C is not None and not model.class_weight and not self.n_unknown
+        labels = model.label_texts()
         return {
             "n_rows": self.n_rows,
             **({"weighted": True, "sum_of_weights": total} if self.weighted else {}),
@@ -91,19 +83,6 @@ class LabelSetEvaluation:
             "subset_accuracy": self.accuracy.value(),
             "hamming_loss": sums.differing() / (total * model.n_classes),
             "primal_objective": model.penalty() + (model.C or 0.0) * self.loss.value() if known else None,
-            "labels": model.label_texts(),
-            "per_class": self._per_label(),
+            "labels": labels,
+            "per_class": figures_by_label(labels, self.label_rows, sums.true, sums.predicted, sums.hits),
         }
-
-    def _per_label(self) -> list[dict[str, Any]]:
-        f1, (true, predicted, hits) = self.sums.f1_of_each().tolist(), self.sums.weights()
-        return [
-            {
-                "label": label,
-                "n_rows": int(self.label_rows[k]),
-                "precision": hits[k] / predicted[k] if predicted[k] else None,
-                "recall": hits[k] / true[k] if true[k] else None,
-                "f1": f1[k] if true[k] + predicted[k] else None,
-            }
-            for k, label in enumerate(self.model.label_texts())
-        ]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
+
+from ..core.errors import DataError
 
 _EXPONENTS = 2200  # of all finite float64, with room
 _BLOCK = 1 << 20  # halves of 27 bits, which add up exactly in float64
@@ -82,3 +86,28 @@ class RSquared:
         weight = self.weight.value()
         total = self._squares.value() - self._sum.value() ** 2 / weight if weight else 0.0
         return 1.0 - self.squared_errors.value() / total if total > 0.0 else None
+
+
+def some_weight(weight: ExactSum) -> float:
+    """Return the sum of the rows' weights; refused if it is 0."""
+    total = weight.value()
+    if not total:
+        raise DataError("expected a row whose weight is above 0, found none; --unweighted counts rows alike")
+    return total
+
+
+def figures_by_label(
+    labels: Sequence[Any], n_rows: np.ndarray, true: np.ndarray, predicted: np.ndarray, hits: np.ndarray
+) -> list[dict[str, Any]]:
+    """Compute precision, recall and F1 of every label from its weights of rows; None where the divisor is 0."""
+    weights = zip(true.tolist(), predicted.tolist(), hits.tolist(), strict=True)
+    return [
+        {
+            "label": label,
+            "n_rows": int(n),
+            "precision": hit / said if said else None,
+            "recall": hit / there if there else None,
+            "f1": 2 * hit / (there + said) if there + said else None,
+        }
+        for label, n, (there, said, hit) in zip(labels, n_rows, weights, strict=True)
+    ]
