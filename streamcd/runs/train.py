@@ -37,7 +37,7 @@ from .early_warnings import warn_early
 from .interrupts import stops_when_interrupted
 from .lane_groups import describe_worker_budget, resolve, search_of, share_memory_anew
 from .options import ResumeOptions, TrainOptions, TuneOptions
-from .previous_run import previous_run
+from .previous_run import PreviousRun, previous_run
 from .workers import Workers
 
 
@@ -170,7 +170,7 @@ def _begin(
     if previous is not None and previous.matched:
         session.listener.message(previous.matched)
     with on_workers.reached(session.listener) as reached, begin_run(path, resolved, force=asked.force) as new:
-        return _train(new, resolved, reached, session)
+        return _train(new, resolved, previous, reached, session)
 
 
 def _with_folds(dataset: Dataset, asked: TuneOptions) -> tuple[Dataset, TuneOptions]:
@@ -184,15 +184,21 @@ def _with_folds(dataset: Dataset, asked: TuneOptions) -> tuple[Dataset, TuneOpti
     return dataset, replace(asked, cv=search.cv, fold_cells=search.cells)
 
 
-def _train(directory: checkpoint.Run, run: ResolvedRun, on_workers: Workers, session: Session) -> Result:
-    """Train a run of any kind from where it stands."""
+def _train(
+    directory: checkpoint.Run,
+    run: ResolvedRun,
+    previous: PreviousRun | None,
+    on_workers: Workers,
+    session: Session,
+) -> Result:
+    """Train a run of any kind from where it stands; one that stands nowhere yet starts from a previous one."""
     with on_workers.connected(session.listener) as client:
         session = replace(session, client=client)
         if run.config.tune is not None:
             from .search import carry_out_search  # loads kernels that other runs do not need
 
             return carry_out_search(directory, run, session)
-        return carry_out(directory, run, previous_run(run), session)
+        return carry_out(directory, run, previous, session)
 
 
 def _go_on(
@@ -223,7 +229,7 @@ def _go_on(
             listener.message(describe_worker_budget(config.memory))
         write_config(directory, config)
         warn_early(run, listener)
-        return _train(directory, run, on_workers, session)
+        return _train(directory, run, previous_run(run), on_workers, session)
 
 
 def _changed(config: RunConfig, asked: ResumeOptions) -> RunConfig:
