@@ -53,7 +53,7 @@ DOORS = {
     "distributed": "cluster/dask_engine cluster/dask_worker",
     "sklearn": "estimators/ models/sklearn_pipeline",
     "pandas": "models/sklearn_pipeline models/named_weights",
-    "onnx": "models/onnx_graph",
+    "onnx": "models/onnx_builder",
     "matplotlib": "report/",
     "fsspec": "core/storage",
     "click": "cli/",

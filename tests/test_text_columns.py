@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import sys
@@ -241,13 +242,78 @@ def test_predictions_encode_text_by_the_model_alone(tmp_path: Path, options: dic
         np.testing.assert_allclose(pipeline.decision_function(pandas), expected, atol=2e-6)
 
 
-def test_hashed_text_has_no_pipeline_and_text_no_onnx_and_both_say_why(tmp_path: Path) -> None:
-    for number, (options, kind) in enumerate([({"hash": 4}, "to_sklearn"), ({}, "ONNX")]):
-        dataset = converted(tmp_path / f"data{number}", ["aa bb", "bb cc"] * 5, **options)
-        streamcd.train(dataset, tmp_path / f"run{number}")
-        model = streamcd.load_model(tmp_path / f"run{number}")
-        with pytest.raises(StreamcdError, match=f"{kind}.*'body'"):
-            model.to_sklearn() if kind == "to_sklearn" else streamcd.export(model, tmp_path / "m.onnx")
+def onnx_decisions(model: Any, path: Path, inputs: dict[str, Sequence[Any]]) -> np.ndarray:
+    """The decisions of onnxruntime for named columns, of a model exported to `path`."""
+    pytest.importorskip("onnx", reason="the extra 'onnx' is not installed")
+    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime, of the extra 'test', is not installed")
+    streamcd.export(model, path, force=True)
+    session = runtime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
+    columns = {name: np.array(values)[:, None] for name, values in inputs.items()}
+    decisions: np.ndarray = session.run(["decision"], columns)[0]
+    return decisions
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"ngrams": "1-2", "tf_idf": True},
+        {"ngrams": "1-3", "tf_idf": True, "min_count": 2},
+        {"ngrams": "1-3"},
+        {"ngrams": "2-2", "normalize": "l2", "scale": "maxabs"},
+        {"tf_idf": True, "normalize": "l2", "min_count": 3},
+    ],
+    ids=str,
+)
+def test_onnx_runtime_predicts_text_beside_numbers_and_categories(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    table = mixed_table()
+    streamcd.convert(table, tmp_path / "data", label="class", text="body,title", dtype="float64", **options)
+    streamcd.train(tmp_path / "data", tmp_path / "run", loss="log_loss")
+    model = streamcd.load_model(tmp_path / "run")
+    new = table.drop_columns("class").slice(0, 60).to_pylist()
+    new[0] |= {"body": "", "title": "never seen, or word1? WORD2"}
+    new[1] |= {"body": "Word1\tword2;word3 word4\u00a0word5 \U0001d7d9 word1 word2", "city": "Lima"}
+    inputs = {
+        "x": np.array([row["x"] for row in new], np.float64),
+        **{name: np.array([row[name] or "" for row in new], object) for name in ("body", "title", "city")},
+    }
+    with pytest.warns(UserWarning, match="ignored"):
+        expected = model.decision_function(pa.Table.from_pylist(new))
+    found = onnx_decisions(model, tmp_path / "m.onnx", inputs)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
+
+
+def test_onnx_runtime_cuts_and_lowers_every_character_as_python_but_a_capital_sigma_at_the_end_of_a_word(
+    tmp_path: Path,
+) -> None:
+    characters = [chr(point) for point in range(sys.maxunicode + 1) if not 0xD800 <= point <= 0xDFFF]
+    sample = [c for k, c in enumerate(characters) if k % 29 == 0 or c.lower() != c or ord(c) < 0x1000]
+    texts = [f"x{c}y {c}{c} İs" for c in sample if c != "Σ"]
+    converted(tmp_path / "data", texts, min_count=1, drop="n")
+    streamcd.train(tmp_path / "data", tmp_path / "run", tol=0.9)
+    model = streamcd.load_model(tmp_path / "run")
+    rng = np.random.default_rng(0)
+    model = dataclasses.replace(model, weights=rng.normal(size=model.weights.shape))
+    expected = model.decision_function(pa.table({"body": texts}))
+    for start in range(0, len(texts), 500):  # rows are dense there
+        block = slice(start, start + 500)
+        found = onnx_decisions(model, tmp_path / "m.onnx", {"body": np.array(texts[block], object)})
+        np.testing.assert_allclose(found, expected[block], rtol=0, atol=1e-9)
+    of_no_words = onnx_decisions(model, tmp_path / "m.onnx", {"body": np.array(["", "."], object)})
+    np.testing.assert_allclose(of_no_words, model.intercept.repeat(2), rtol=0, atol=1e-12)
+
+
+def test_hashed_text_has_no_pipeline_and_no_onnx_and_both_say_why(tmp_path: Path) -> None:
+    pytest.importorskip("onnx", reason="the extra 'onnx' is not installed")
+    dataset = converted(tmp_path / "data", ["aa bb", "bb cc"] * 5, hash=4)
+    streamcd.train(dataset, tmp_path / "run")
+    model = streamcd.load_model(tmp_path / "run")
+    with pytest.raises(StreamcdError, match=r"to_sklearn.*'body' \(hashed\).*without --hash"):
+        model.to_sklearn()
+    with pytest.raises(StreamcdError, match=r"ONNX.*'body' \(hashed text\).*without --hash"):
+        streamcd.export(model, tmp_path / "m.onnx")
+    assert not (tmp_path / "m.onnx").exists()
 
 
 def test_weights_json_and_summary_name_tokens(tmp_path: Path) -> None:

@@ -50,12 +50,10 @@ def _cut(documents: Strings, valid: np.ndarray) -> tuple[Words, bool]:
 @functools.cache
 def _lower_cases() -> tuple[np.ndarray, np.ndarray]:
     """Return the arrays `lowered` and `longer` of `kernels.cut_words`, by this Python's tables of characters."""
-    points = np.arange(_POINTS, dtype="<u4")
-    text = points.tobytes().decode("utf-32-le", "surrogatepass")
-    of_words = np.zeros(_POINTS, np.bool_)
-    for run in re.finditer(r"\w+", text):
-        of_words[run.start() : run.end()] = True
-    lowered = points.astype(np.int32)
+    text, of_words = _characters(), np.zeros(_POINTS, np.bool_)
+    for start, stop in _runs_of_words():
+        of_words[start:stop] = True
+    lowered = np.arange(_POINTS, dtype=np.int32)
     longer: list[list[int]] = []
     for start in range(0, _POINTS, _BLOCK):
         block = text[start : start + _BLOCK]
@@ -71,3 +69,22 @@ def _lower_cases() -> tuple[np.ndarray, np.ndarray]:
     single = lowered >= 0
     lowered[single] = np.where(of_words[lowered[single]], lowered[single], _NOT_OF_WORDS)
     return lowered, np.array(longer or [[_END] * 3], np.int32)
+
+
+def _characters() -> str:
+    return np.arange(_POINTS, dtype="<u4").tobytes().decode("utf-32-le", "surrogatepass")
+
+
+def _runs_of_words() -> list[tuple[int, int]]:
+    return [run.span() for run in re.finditer(r"\w+", _characters())]
+
+
+def pattern_of_words() -> str:
+    """Return a regular expression, as RE2 reads it, for words in lower case by this Python's table of characters."""
+    ranges = "".join(rf"\x{{{start:X}}}-\x{{{stop - 1:X}}}" for start, stop in _runs_of_words())
+    return f"[{ranges}]{{2,}}"
+
+
+def lower_cases() -> dict[str, str]:
+    """Return the lower case of every character that has another one; the final sigma is not told from others."""
+    return {character: low for character in _characters() if (low := character.lower()) != character}

@@ -1,6 +1,7 @@
 """A model as an ONNX graph, in double precision: from a matrix or a table's columns to labels, probabilities, decisions.
 
-The operators are ONNX's own of opset 17, and of its domain for machine learning one: the encoder of strings.
+The operators are ONNX's own of opset 17, and of its domain for machine learning one: the encoder of strings. `onnx_text` tells
+which more text needs.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from .._version import __version__
-from ..core.errors import ModelError, UsageError
+from ..core.errors import ModelError
 from ..kernels.loss_table import CLASSES, PLANES, form_of
 from .encoding import Column, Encoding
 from .model import Model
+from .onnx_builder import Graph
+from .onnx_text import token_counts
+from .text_encoder import inverse_frequencies
 
-_OPSET, _OPSET_OF_LEARNING, _FORMAT = 17, 3, 8  # read by runtimes from 2022 on
 _LARGEST = (1 << 31) - (1 << 20)  # bytes of a protobuf message, but for the graph's nodes
 
 
@@ -25,15 +27,17 @@ def onnx_model(model: Model) -> bytes:
 
     Its inputs are the matrix ``X`` (rows, n_features) of float32, or for a model with a table's encoding a column (rows, 1)
     each: numbers of float64 (booleans are 0 and 1), where NaN is missing, and strings, where "" is missing unless it is a
-    category. Its outputs are ``label`` (rows,), where the model has them ``probabilities`` (rows, n_classes), and
-    ``decision``, as by `Model.decision_function`; of a model of targets, ``prediction`` (rows,).
+    category; for a column of text it is one without words. Its outputs are ``label`` (rows,), where the model has them
+    ``probabilities`` (rows, n_classes), and ``decision``, as by `Model.decision_function`; of a model of targets,
+    ``prediction`` (rows,).
 
     Raises
     ------
     UsageError
         Where the package onnx is not installed.
     ModelError
-        If the table has columns other than numbers and categories, or the model is too large for the format.
+        If the table has columns other than numbers, categories and text with a vocabulary, or the model is too large for the
+        format.
     """
     n_bytes = 8 * model.n_features * model.n_vectors + (
         0 if model.encoding is None else model.encoding.nbytes
@@ -44,92 +48,23 @@ def onnx_model(model: Model) -> bytes:
             "--penalty l1 for fewer weights"
         )
     names = ["X"] if model.encoding is None else model.encoding.names
-    graph = _Graph(names)
+    graph = Graph(names)
     product, squares = (
         _matrix(graph, model) if model.encoding is None else _columns(graph, model, model.encoding)
     )
     if squares:
-        product = graph.add("Div", product, _norm(graph, squares))
+        norms = graph.or_one(graph.add("Sqrt", _sum(graph, squares)))
+        product = graph.add("Div", product, norms)
     decisions = graph.add("Add", product, graph.constant(model.intercept))
     _outputs(graph, model, decisions)
     return graph.serialised(f"linear model of {model.loss}")
-
-
-class _Graph:
-    """A graph being made: values have names that no input has."""
-
-    def __init__(self, inputs: Iterable[str]) -> None:
-        try:
-            import onnx
-        except ImportError:
-            raise UsageError(
-                "an ONNX file needs the package onnx; install it by: pip install 'streamcd[onnx]'"
-            ) from None
-        self._onnx, self._taken = onnx, set(inputs)
-        self._nodes: list[Any] = []
-        self._constants: list[Any] = []
-        self._inputs: list[Any] = []
-        self._outputs: list[Any] = []
-
-    def _named(self, name: str) -> str:
-        while name in self._taken:
-            name += "_"
-        self._taken.add(name)
-        return name
-
-    def input(self, name: str, dtype: Any, width: int) -> str:
-        if any(known.name == name for known in self._inputs):
-            return name
-        kind = self._onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-        self._inputs.append(self._onnx.helper.make_tensor_value_info(name, kind, ["rows", width]))
-        return name
-
-    def constant(self, values: Any) -> str:
-        array = np.asarray(values)
-        name = self._named(f"constant_{len(self._constants)}")
-        self._constants.append(self._onnx.numpy_helper.from_array(array, name))
-        return name
-
-    def add(self, operator: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
-        """Add a node, and return its value's name."""
-        name = self._named(f"value_{len(self._nodes)}")
-        self._nodes.append(self._onnx.helper.make_node(operator, inputs, [name], domain=domain, **attributes))
-        return name
-
-    def to_double(self, value: str) -> str:
-        return self.add("Cast", value, to=self._onnx.TensorProto.DOUBLE)
-
-    def column(self, value: str) -> str:
-        """Make a vector of a matrix of one column."""
-        return self.add("Squeeze", value, self.constant(np.array([1])))
-
-    def output(self, name: str, value: str, dtype: Any, width: int | None) -> None:
-        kind = self._onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-        shape: list[str | int | None] = ["rows"] if width is None else ["rows", width]
-        name = self._named(name)
-        self._nodes.append(self._onnx.helper.make_node("Identity", [value], [name]))
-        self._outputs.append(self._onnx.helper.make_tensor_value_info(name, kind, shape))
-
-    def serialised(self, about: str) -> bytes:
-        helper = self._onnx.helper
-        graph = helper.make_graph(
-            self._nodes, "streamcd", self._inputs, self._outputs, self._constants, doc_string=about
-        )
-        opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid("ai.onnx.ml", _OPSET_OF_LEARNING)]
-        made = helper.make_model(
-            graph, opset_imports=opsets, producer_name="streamcd", producer_version=__version__
-        )
-        made.ir_version = _FORMAT
-        self._onnx.checker.check_model(made)
-        content: bytes = made.SerializeToString()
-        return content
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # From inputs to decisions
 
 
-def _matrix(graph: _Graph, model: Model) -> tuple[str, list[str]]:
+def _matrix(graph: Graph, model: Model) -> tuple[str, list[str]]:
     """Multiply the rows of a matrix with the weights; also returns their sums of squares, where norms are needed."""
     rows = graph.to_double(graph.input("X", np.float32, model.n_features))
     return _product(graph, rows, _Scaled(model), slice(0, model.n_features))
@@ -146,7 +81,7 @@ class _Scaled:
             self.squares = np.ones(model.n_features) if scales is None else scales**-2.0
 
 
-def _product(graph: _Graph, values: str, scaled: _Scaled, features: Any) -> tuple[str, list[str]]:
+def _product(graph: Graph, values: str, scaled: _Scaled, features: Any) -> tuple[str, list[str]]:
     product = graph.add("MatMul", values, graph.constant(scaled.weights[features]))
     if scaled.squares is None:
         return product, []
@@ -154,21 +89,14 @@ def _product(graph: _Graph, values: str, scaled: _Scaled, features: Any) -> tupl
     return product, [graph.add("MatMul", graph.add("Mul", values, values), squares)]
 
 
-def _norm(graph: _Graph, squares: list[str]) -> str:
-    """Return the norms of rows, 1 of a row of zeros."""
-    norm = graph.add("Sqrt", _sum(graph, squares))
-    one = graph.constant(np.float64(1.0))
-    return graph.add("Where", graph.add("Greater", norm, graph.constant(np.float64(0.0))), norm, one)
-
-
-def _sum(graph: _Graph, values: list[str]) -> str:
+def _sum(graph: Graph, values: list[str]) -> str:
     total = values[0]
     for value in values[1:]:
         total = graph.add("Add", total, value)
     return total
 
 
-def _columns(graph: _Graph, model: Model, encoding: Encoding) -> tuple[str, list[str]]:
+def _columns(graph: Graph, model: Model, encoding: Encoding) -> tuple[str, list[str]]:
     """Sum up the weights of a table's columns, as `_matrix` does."""
     starts, scaled = encoding.first_features(), _Scaled(model)
     products: list[str] = []
@@ -184,19 +112,15 @@ def _columns(graph: _Graph, model: Model, encoding: Encoding) -> tuple[str, list
             products.append(_gathered(graph, scaled.weights[own], places))
             if scaled.squares is not None:
                 squares.append(_gathered(graph, scaled.squares[own, np.newaxis], places))
-        elif column.kind == "text":
-            raise ModelError(
-                f"ONNX: expected columns of numbers and categories, found {column.name!r} (text): ONNX's operators cut "
-                "words and make lower case by other tables of characters; take Model.to_sklearn, or export to .json"
-            )
+        elif column.kind == "text" and not column.bits:
+            if column.n_categories:
+                values = _token_values(graph, encoding, column, before)
+                own = slice(start, start + column.n_features)
+                product, of_values = _product(graph, values, scaled, own)
+                products.append(product)
+                squares += of_values
         else:
-            advice = (
-                "convert without --hash, or" if column.kind == "hashed" else "export to .json or .csv, or"
-            )
-            raise ModelError(
-                f"ONNX: expected columns of numbers and categories, found {column.name!r} ({column.form or column.kind}); "
-                f"{advice} leave the column out with --drop"
-            )
+            raise _refused(column)
         before += column.n_categories
     if numbers:
         for values, features in _numbers(graph, encoding, numbers):
@@ -206,8 +130,34 @@ def _columns(graph: _Graph, model: Model, encoding: Encoding) -> tuple[str, list
     return _sum(graph, products), squares
 
 
+def _refused(column: Column) -> ModelError:
+    is_hashed = column.kind == "hashed" or column.bits
+    kind = f"hashed {column.kind}" if column.bits else column.form or column.kind
+    advice = "convert without --hash, or" if is_hashed else "export to .json or .csv, or"
+    return ModelError(
+        f"ONNX: expected columns of numbers, categories and text with a vocabulary, found {column.name!r} ({kind}); "
+        f"{advice} leave the column out with --drop"
+    )
+
+
+def _token_values(graph: Graph, encoding: Encoding, column: Column, before: int) -> str:
+    """Make the values of a column of text, as `text_encoder.TokenWeights`."""
+    assert encoding.categories is not None
+    tokens = [encoding.categories.text(before + k) for k in range(column.n_categories)]
+    counts = token_counts(graph, graph.input(column.name, np.str_, 1), tokens, column.ngrams[1])
+    if not column.tf_idf:
+        return counts
+    assert encoding.documents is not None
+    documents = encoding.documents[before : before + column.n_categories]
+    weights = inverse_frequencies(documents, column.n_documents)
+    weighed = graph.add("Mul", counts, graph.constant(weights))
+    return graph.add(
+        "Div", weighed, graph.or_one(graph.add("ReduceL2", weighed, graph.constant(np.array([1]))))
+    )
+
+
 def _numbers(
-    graph: _Graph, encoding: Encoding, numbers: list[tuple[str, int, bool]]
+    graph: Graph, encoding: Encoding, numbers: list[tuple[str, int, bool]]
 ) -> Iterable[tuple[str, np.ndarray]]:
     """Yield the values of all columns of numbers with their features, and what marks the missing ones."""
     features = np.array([feature for _, feature, _ in numbers])
@@ -223,7 +173,7 @@ def _numbers(
         yield marks, features[indicated] + 1
 
 
-def _category_places(graph: _Graph, encoding: Encoding, column: Column, before: int) -> str:
+def _category_places(graph: Graph, encoding: Encoding, column: Column, before: int) -> str:
     """Number the strings of a column: a category, missing, or, beyond the column's features, unknown."""
     assert encoding.categories is not None
     texts = [encoding.categories.text(before + k) for k in range(column.n_categories)]
@@ -239,7 +189,7 @@ def _category_places(graph: _Graph, encoding: Encoding, column: Column, before: 
     )
 
 
-def _gathered(graph: _Graph, table: np.ndarray, places: str) -> str:
+def _gathered(graph: Graph, table: np.ndarray, places: str) -> str:
     """Take rows of a table by the numbers of strings; unknown ones have a row of zeros."""
     rows = graph.constant(np.vstack([table, np.zeros((1, table.shape[1]))]))
     return graph.add("Gather", rows, graph.column(places))
@@ -249,7 +199,7 @@ def _gathered(graph: _Graph, table: np.ndarray, places: str) -> str:
 # From decisions to outputs
 
 
-def _outputs(graph: _Graph, model: Model, decisions: str) -> None:
+def _outputs(graph: Graph, model: Model, decisions: str) -> None:
     if model.has_targets:
         graph.output("prediction", graph.column(decisions), np.float64, None)
         return
@@ -265,7 +215,7 @@ def _outputs(graph: _Graph, model: Model, decisions: str) -> None:
     graph.output("decision", scores, np.float64, None if binary else model.n_classes)
 
 
-def _scores(graph: _Graph, model: Model, decisions: str) -> str:
+def _scores(graph: Graph, model: Model, decisions: str) -> str:
     """Make the scores of classes, as `scoring.ClassChoice.scores`."""
     if form_of(model.loss) == PLANES:
         norms = model.choice.plane_norms
@@ -278,7 +228,7 @@ def _scores(graph: _Graph, model: Model, decisions: str) -> str:
     return graph.add("MatMul", decisions, graph.constant(model.choice.score_code()))
 
 
-def _labels(graph: _Graph, model: Model, scores: str, labels: np.ndarray) -> str:
+def _labels(graph: Graph, model: Model, scores: str, labels: np.ndarray) -> str:
     """Choose labels by scores, ties in the model's order."""
     assert model.tie_order is not None
     if model.is_binary:
@@ -291,7 +241,7 @@ def _labels(graph: _Graph, model: Model, scores: str, labels: np.ndarray) -> str
     return graph.add("Gather", graph.constant(labels), place)
 
 
-def _probabilities(graph: _Graph, model: Model, decisions: str) -> str:
+def _probabilities(graph: Graph, model: Model, decisions: str) -> str:
     """Make the probabilities of classes, as `Model.log_probabilities`."""
     if form_of(model.loss) == CLASSES and model.sigmoids is None:
         return graph.add("Softmax", decisions, axis=1)
@@ -307,7 +257,7 @@ def _probabilities(graph: _Graph, model: Model, decisions: str) -> str:
     return graph.add("Softmax", _log_sigmoid(graph, graph.add("Neg", scaled)), axis=1)
 
 
-def _log_sigmoid(graph: _Graph, value: str) -> str:
+def _log_sigmoid(graph: Graph, value: str) -> str:
     """Make ``log(1/(1 + exp(-z)))`` as ``min(z, 0) - log(1 + exp(-|z|))``, which neither overflows nor loses digits."""
     small = graph.add("Exp", graph.add("Neg", graph.add("Abs", value)))
     logarithm = graph.add("Log", graph.add("Add", graph.constant(np.float64(1.0)), small))
