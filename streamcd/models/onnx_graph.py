@@ -1,7 +1,7 @@
 """A model as an ONNX graph, in double precision: from a matrix or a table's columns to labels, probabilities, decisions.
 
-The operators are ONNX's own of opset 17, and of its domain for machine learning one: the encoder of strings. `onnx_text` tells
-which more text needs.
+The operators are ONNX's own of opset 17, and of its domain for machine learning one: the encoder of strings. `onnx_text`
+tells which more text needs.
 """
 
 from __future__ import annotations
