@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -31,9 +32,11 @@ from streamcd import Dataset
 from streamcd.cluster.dask_engine import DaskEngine, open_client
 from streamcd.cluster.dask_worker import Seat
 from streamcd.cluster.partition import Partition
+from streamcd.cluster.placement import Placement
 from streamcd.cluster.rounds import WorkersLost
 from streamcd.core.errors import EnvironmentFailure, Interrupted, UsageError
 from streamcd.core.progress import Listener
+from streamcd.runs.verify import verify_run
 from tools.simulated_cluster import Simulation
 
 pytestmark = pytest.mark.filterwarnings("ignore::streamcd.ConvergenceWarning")
@@ -151,12 +154,20 @@ def test_errors_of_workers_are_told_in_one_line(client: Any, tmp_path: Path) -> 
     assert str(entries) in str(caught.value)
 
 
-def test_a_silent_worker_is_given_up(
-    client: Any, data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("loss", ["hinge", "log_loss"])
+@pytest.mark.parametrize("memory", ["1GB", 286_000_000], ids=["kept", "streamed"])
+def test_a_silent_worker_is_given_up_and_the_bits_stay(
+    loss: str,
+    memory: Any,
+    client: Any,
+    data: Dataset,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One worker hangs in its first round, as on a dead disk: the other finishes the training alone."""
+    """One worker hangs in its first round, as on a dead disk: the other carries out both parts of all rounds."""
+    options: dict[str, Any] = {"loss": loss, "memory": memory, "tol": 1e-9, "max_passes": 8}
     # compiling may take longer than the timeout
-    streamcd.train(data, tmp_path / "compiled", client=client, max_passes=2)
+    streamcd.train(data, tmp_path / "undisturbed", client=client, **options)
     released, left, run_partition = threading.Event(), iter(["hangs"]), Partition.run
 
     def hang_once(self: Partition, *arguments: Any) -> Any:
@@ -167,14 +178,42 @@ def test_a_silent_worker_is_given_up(
     monkeypatch.setattr(Partition, "run", hang_once)
     monkeypatch.setattr("streamcd.cluster.dask_engine._LOOK_SECONDS", 0.1)
     try:
-        result = streamcd.train(
-            data, tmp_path / "run", client=client, worker_timeout=2.0, tol=1e-3, max_passes=3000
-        )
+        streamcd.train(data, tmp_path / "run", client=client, worker_timeout=2.0, **options)
     finally:
         released.set()
-    assert result.converged
     records = log(tmp_path / "run")
     assert (records[0]["attempts"], records[-1]["workers"]) == (2, 1)
+    assert (weights(tmp_path / "run") == weights(tmp_path / "undisturbed")).all()
+
+
+@pytest.mark.parametrize("loss", ["hinge", "log_loss"])
+@pytest.mark.parametrize("apart", [{0}, {0, 1}], ids=["one", "both"])
+def test_workers_that_do_not_see_the_run_end_with_the_same_bits(
+    loss: str, apart: set[int], client: Any, data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their dual variables are on their own disks, and in the run directory after every round, however small the pieces."""
+    looks = iter(range(100))
+    monkeypatch.setattr("streamcd.cluster.records.BATCH_BYTES", 1000)
+    options: dict[str, Any] = {"loss": loss, "tol": 1e-9}
+    streamcd.train(data, tmp_path / "seen", client=client, max_passes=9, **options)
+    with monkeypatch.context() as patched:
+        patched.setattr("streamcd.cluster.dask_worker._sees", lambda *_: next(looks) not in apart)
+        streamcd.train(data, tmp_path / "run", client=client, max_passes=6, **options)
+        assert verify_run(tmp_path / "run") == []
+        streamcd.resume(tmp_path / "run", client=client, max_passes=9)
+    assert next(looks) == 4
+    assert (weights(tmp_path / "run") == weights(tmp_path / "seen")).all()
+    assert not list(Path(tempfile.gettempdir()).glob("dask-scratch-space/*/streamcd-*"))
+
+
+def test_a_lost_workers_part_goes_to_another_until_a_new_one_comes() -> None:
+    placement = Placement(keeps_parts=True)
+    assert placement.place({"a", "b", "c"}, 9) == ["a", "b", "c"]
+    assert placement.place({"a", "c"}, 9) == ["a", "a", "c"]
+    assert placement.place({"a", "c", "d"}, 9) == ["a", "d", "c"]
+    assert placement.place({"a"}, 9) == ["a"], "a worker takes two parts at most"
+    assert placement.place({"a", "b", "c"}, 2) == ["a", "b"], "a part has a shard at least"
+    assert Placement(keeps_parts=False).place({"a", "b", "c"}, 9) == ["a", "b", "c"]
 
 
 def test_an_abandoned_round_ends_at_the_next_window(

@@ -2,11 +2,11 @@
 
 The engine is dask.distributed; the algorithm is elsewhere (`block_steps`, `loop`). Every round is a handful of tasks
 pinned to workers: `w` (or the features of it that changed) is passed along a tree of workers, each works on its own
-shards, the responses are added in a tree, and the coordinating process fetches one sum. All state is in the run directory,
-which every worker must see under the same path.
+shards, the responses are added in a tree, and the coordinating process fetches one sum. All state is in the run directory;
+dual variables of workers that do not see it come and go as `records`.
 
-A round is abandoned and repeated when a worker disappears, or has not visited a window within the time limit; its shards go
-to the others. Every wait has a limit.
+A round is abandoned and repeated when a worker disappears, or has not visited a window within the time limit; its part goes
+to another. Every wait has a limit.
 """
 
 from __future__ import annotations
@@ -24,17 +24,23 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import resource_tracker
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .._version import __version__
+from ..core.atomic_files import sync_together
 from ..core.errors import EnvironmentFailure, StreamcdError, UsageError
 from ..core.progress import Listener, counted
 from ..dataset.dataset import Dataset
+from ..solvers.protocol import TRAIN
+from ..stream.slot_store import shard_file
 from . import dask_worker
 from .dask_worker import SharedWeights
 from .kinds import make_assignment
+from .placement import Placement
+from .records import batches, read_batch, write_batch
 from .rounds import Change, RoundRequest, WorkersLost, WorkerSpec, add_in_tree
 
 _LOOPBACK = "127.0.0.1"
@@ -66,23 +72,32 @@ class DaskEngine:
         self.client, self.spec, self.listener = client, spec, listener
         self.n_shards, self.timeout, self.run = dataset.n_shards, timeout, run
         self._assignment = make_assignment(spec, dataset)
+        self._placement = Placement(keeps_parts=self._assignment.exchanges)
         self.topic = f"streamcd-{os.urandom(8).hex()}"
+        self._folder = Path(spec.folder)
+        (self._folder / dask_worker.SESSION_FILE).write_text(self.topic)
         self._reports = reports = deque[tuple[float, dict[str, Any]]]()
         self._seats: dict[str, Any] = {}  # futures of `dask_worker.Seat`, by worker
         self._refused: dict[str, str] = {}
-        self._owners: dict[str, list[int]] = {}
+        self._apart: dict[str, bool] = {}  # workers that do not see the run's folder, by name
+        self._held: dict[str, tuple[str, set[int]]] = {}  # round and shards whose dual variables a worker has
+        self._parts: list[tuple[str, list[int]]] = []  # worker and shards of every part
         self._sent: tuple[str, np.ndarray, set[str]] | None = None  # version, w, who has it
         client.subscribe_topic(self.topic, lambda event: reports.append((time.monotonic(), event[1])))
 
     def round(self, request: RoundRequest, w: np.ndarray, progress: Callable[[int], None]) -> Any:
         """Have every worker work on its shards; raises `WorkersLost` when a response is lost."""
         names = self._assign(request, progress)
-        weights, self._sent = self._pack(request.token, w, names), None  # until every worker has it
+        # until every worker has them
+        weights, self._sent = self._pack(request.token, w, names), None
+        held, self._held = self._held, {}
         futures: list[Any] = []
         try:
             with self._losses():
+                held = self._lend(request, held)
                 works, root = self._submit(request, weights, futures)
                 (result,) = self._results([root], works, progress, request.token)
+                self._held = self._collect(request) or held
         finally:
             with contextlib.suppress(Exception):
                 self._within(_ANSWER_SECONDS, self.client.cancel, futures)
@@ -93,11 +108,12 @@ class DaskEngine:
     def slopes(self, request: RoundRequest, eta: np.ndarray) -> np.ndarray:
         """Sum `Partition.slopes` over the workers."""
         with self._losses():
-            works = {
-                name: self._on(name, dask_worker.slopes, self._seats[name], shards, request, eta)
-                for name, shards in self._owners.items()
-            }
-            found = self._results(list(works.values()), works, lambda n_entries: None, request.token)
+            works = [
+                (name, self._on(name, dask_worker.slopes, self._seats[name], shards, request, eta))
+                for name, shards in self._parts
+            ]
+            futures = [future for _, future in works]
+            found = self._results(futures, works, lambda n_entries: None, request.token)
         total: np.ndarray = np.sum(found, axis=0)
         return total
 
@@ -105,6 +121,7 @@ class DaskEngine:
         """Give up the workers' seats, which closes their files."""
         with contextlib.suppress(Exception):
             self.client.unsubscribe_topic(self.topic)
+        (self._folder / dask_worker.SESSION_FILE).unlink(missing_ok=True)
         for seat in self._seats.values():
             seat.release()
 
@@ -112,8 +129,8 @@ class DaskEngine:
 
     def _submit(
         self, request: RoundRequest, weights: SharedWeights, futures: list[Any]
-    ) -> tuple[dict[str, Any], Any]:
-        """Submit the tasks of a round; returns every worker's own, and the one whose result is their sum.
+    ) -> tuple[list[tuple[str, Any]], Any]:
+        """Submit the tasks of a round; returns that of every part with its worker, and the one whose result is their sum.
 
         All tasks are added to `futures`. They are few, because each is two messages to and from the scheduler.
         """
@@ -122,22 +139,32 @@ class DaskEngine:
             futures.append(self._on(worker, function, *arguments))
             return futures[-1]
 
-        names = list(self._owners)
+        names = self._workers()
         copies = [self._within(self.timeout, self.client.scatter, weights, workers=names[:1], hash=False)]
         futures += copies
         for number, name in enumerate(names[1:], start=1):
             copy = copies[(number - 1) // 2]
             others_fetch_it = 2 * number + 1 < len(names)
             copies.append(on(name, dask_worker.pass_on, copy) if others_fetch_it else copy)
-        works = {
-            name: on(name, dask_worker.run_round, self._seats[name], shards, request, copy, self.topic)
-            for (name, shards), copy in zip(self._owners.items(), copies, strict=True)
-        }
+        copy_of = dict(zip(names, copies, strict=True))
+        works = [
+            (
+                name,
+                on(
+                    name, dask_worker.run_round, self._seats[name], shards, request, copy_of[name], self.topic
+                ),
+            )
+            for name, shards in self._parts
+        ]
 
         def add(first: tuple[str, Any], second: tuple[str, Any]) -> tuple[str, Any]:
             return first[0], on(first[0], operator.add, first[1], second[1])
 
-        return works, add_in_tree(list(works.items()), add)[1]
+        return works, add_in_tree(works, add)[1]
+
+    def _workers(self) -> list[str]:
+        """Return the workers of the round's parts, each once."""
+        return list(dict.fromkeys(name for name, _ in self._parts))
 
     def _on(self, worker: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """Submit a task pinned to one worker."""
@@ -159,13 +186,17 @@ class DaskEngine:
         return SharedWeights(version, "", Change(None, w, w.shape[0]))
 
     def _results(
-        self, futures: list[Any], works: dict[str, Any], progress: Callable[[int], None], token: str
+        self,
+        futures: list[Any],
+        works: Sequence[tuple[str, Any]],
+        progress: Callable[[int], None],
+        token: str,
     ) -> list[Any]:
         """Fetch the results of futures once all are done; raises `WorkersLost` where one of the workers is lost."""
         from distributed import wait
 
         looked = time.monotonic()
-        heard = dict.fromkeys(works, looked)
+        heard = dict.fromkeys((name for name, _ in works), looked)
         while any(one.status == "pending" for one in futures) and all(
             one.status != "error" for one in futures
         ):
@@ -179,11 +210,11 @@ class DaskEngine:
         found: list[Any] = self._within(self.timeout, self.client.gather, futures)
         return found
 
-    def _check_workers(self, works: dict[str, Any], heard: dict[str, float]) -> None:
+    def _check_workers(self, works: Sequence[tuple[str, Any]], heard: dict[str, float]) -> None:
         """Raise `WorkersLost` where a worker is gone, or silent for too long, which ends its part in the training."""
-        if gone := sorted(set(works) - self._live()):
+        if gone := sorted(heard.keys() - self._live()):
             raise WorkersLost(f"worker {gone[0]} is gone")
-        for name, future in works.items():
+        for name, future in works:
             silent = time.monotonic() - heard[name]
             if not future.done() and silent > self.timeout:
                 self._refused[name] = f"did not respond for {silent:.0f} s"
@@ -204,7 +235,7 @@ class DaskEngine:
 
     def _assign(self, request: RoundRequest, progress: Callable[[int], None]) -> list[str]:
         """Assign shards to the workers that take part in the next round; waits for a worker where there is none."""
-        begun, before = time.monotonic(), set(self._owners)
+        begun, before = time.monotonic(), set(self._workers())
         while True:
             progress(0)
             admitted, pending = self._admitted()
@@ -219,13 +250,22 @@ class DaskEngine:
                     f"no worker for {waited:.0f} s; start some with 'dask worker', then 'streamcd resume {self.run}'"
                 )
             time.sleep(_POLL_SECONDS)
-        self._owners = self._assignment.of_round(request.assigned, sorted(admitted))
-        if before != set(self._owners):
-            self._announce(len(self._owners), len(admitted) - len(self._owners))
-        return list(self._owners)
+        placed = self._placement.place(admitted, self.n_shards)
+        shares = self._assignment.of_round(request.assigned, list(map(str, range(len(placed)))))
+        self._parts = [(placed[int(part)], shards) for part, shards in shares.items()]
+        names = self._workers()
+        if before != set(names):
+            self._announce(names, len(admitted) - len(names))
+        return names
 
-    def _announce(self, n_owners: int, n_idle: int) -> None:
+    def _announce(self, names: Sequence[str], n_idle: int) -> None:
+        """Tell who takes part, and on what; `n_idle` workers have nothing to do."""
+        n_owners = len(names)
         shards = f"{counted(self.n_shards, 'shard')} on {counted(n_owners, 'worker')}"
+        if len(self._parts) > n_owners:
+            shards += (
+                f", in {len(self._parts)} parts as before: the bits stay those of {len(self._parts)} workers"
+            )
         if n_idle:
             self.listener.warning(f"{shards}: nothing to do for {n_idle} more; {_MORE_SHARDS}")
         else:
@@ -234,6 +274,58 @@ class DaskEngine:
             self.listener.warning(
                 f"{shards}: with fewer than two for each they cannot be reassigned, and rounds are many; {_MORE_SHARDS}"
             )
+
+    # -- dual variables of workers that do not see the run ------------------------------------------------------------
+
+    def _lend(
+        self, request: RoundRequest, held: dict[str, tuple[str, set[int]]]
+    ) -> dict[str, tuple[str, set[int]]]:
+        """Send workers apart the dual variables of the shards that they did not have; returns what each has now."""
+        lent: dict[str, tuple[str, set[int]]] = {}
+        for name, shards in self._shards_apart() if request.committed else ():
+            token, had = held.get(name, ("", set()))
+            had = had if token == request.committed else set()
+            folder, missing = self._folder / request.committed, sorted(set(shards) - had)
+            for pieces in batches(functools.partial(read_batch, folder, missing)):
+                sent = self._within(self.timeout, self.client.scatter, [pieces], workers=[name], hash=False)
+                self._call(name, dask_worker.write_records, request.committed, sent[0])
+            lent[name] = request.committed, had | set(missing)
+        return lent
+
+    def _collect(self, request: RoundRequest) -> dict[str, tuple[str, set[int]]]:
+        """Write the dual variables with which workers apart ended a round into the run's folder; returns what each has."""
+        if not self._assignment.exchanges or not request.phase(TRAIN).size:
+            return {}
+        folder, held = self._folder / request.token, {}
+        for name, shards in self._shards_apart():
+            read = functools.partial(self._call, name, dask_worker.read_records, request.token, shards)
+            for pieces in batches(read):
+                write_batch(folder, pieces)
+            sync_together([*(shard_file(folder, shard) for shard in shards), folder])
+            held[name] = request.token, set(shards)
+        return held
+
+    def _shards_apart(self) -> Iterator[tuple[str, list[int]]]:
+        """Iterate over the workers that do not see the run's folder, with the shards of all their parts."""
+        names = self._workers()
+        newcomers = [name for name in names if name not in self._apart]
+        self._apart |= {name: self._call(name, dask_worker.is_apart) for name in newcomers}
+        if n_apart := sum(self._apart[name] for name in newcomers):
+            self.listener.message(
+                f"{counted(n_apart, 'worker')} without sight of {self.run}: dual variables are on the workers' own disks, "
+                "and after every round in the run directory, by way of this process"
+            )
+        for name in names:
+            if self._apart[name]:
+                yield (
+                    name,
+                    sorted(shard for owner, shards in self._parts if owner == name for shard in shards),
+                )
+
+    def _call(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function of a worker's seat, and wait for its result."""
+        future = self._on(name, function, self._seats[name], *arguments)
+        return self._within(self.timeout, self.client.gather, future)
 
     def _admitted(self) -> tuple[list[str], list[str]]:
         """Return the workers that may take part, and those that have not answered yet; newcomers are asked."""
@@ -245,7 +337,9 @@ class DaskEngine:
         if newcomers := live - set(self._seats):
             spec = pickle.dumps(self.spec)
             with self._losses():
-                self._seats |= {name: self._on(name, _seat_opener(), __version__, spec) for name in newcomers}
+                self._seats |= {
+                    name: self._on(name, _seat_opener(), __version__, spec, self.topic) for name in newcomers
+                }
         for name, seat in self._seats.items():
             if seat.status == "error" and name not in self._refused:
                 self._refused[name] = _reason(seat.exception(timeout=_ANSWER_SECONDS))
@@ -289,7 +383,7 @@ class DaskEngine:
             self._check_scheduler()
             raise WorkersLost(f"a worker was lost ({type(error).__name__})") from None
         except Exception as error:  # dask raises many kinds when a worker has just gone
-            if set(self._owners) - self._live():
+            if set(self._workers()) - self._live():
                 raise WorkersLost(f"a worker is gone ({type(error).__name__})") from None
             if isinstance(error, OSError):
                 where = error.filename or self.spec.folder
@@ -303,10 +397,10 @@ class DaskEngine:
 def _seat_opener() -> Callable[..., Any]:
     """Make a function that is sent as its code: a worker without streamcd ends on receiving one that it has to import."""
 
-    def open_seat(version: str, spec: bytes) -> Any:
+    def open_seat(*arguments: Any) -> Any:
         import importlib
 
-        return importlib.import_module("streamcd.cluster.dask_worker").open_seat(version, spec)
+        return importlib.import_module("streamcd.cluster.dask_worker").open_seat(*arguments)
 
     return open_seat
 

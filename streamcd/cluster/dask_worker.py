@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,11 +19,16 @@ import numpy as np
 from .._version import __version__
 from ..core.errors import UsageError
 from ..core.memory_budget import format_size
+from ..stream.slot_store import shard_file
 from .kinds import Part, make_part
 from .memory import DASK_BYTES
 from .partition import Partition
+from .records import Batch, Piece, Place, read_batch, write_batch
 from .rounds import Change, RoundRequest, WorkersLost, WorkerSpec
 from .shards import open_same
+
+SESSION_FILE = "session"
+"""File in a run's folder of dual variables, by whose content workers know that they see it."""
 
 _REPORT_SECONDS = 0.2  # between a worker's reports of progress
 
@@ -37,20 +45,24 @@ class SharedWeights:
 class Seat:
     """A worker's part of a training between its rounds: one partition, and w.
 
-    A result of dask's, which lives on the worker as long as the client wants it. A copy is empty.
+    A result of dask's, which lives on the worker as long as the client wants it. A copy is empty. `apart` tells that the
+    worker does not see the run directory: the folder of `spec` is then its own.
     """
 
-    def __init__(self, spec: WorkerSpec) -> None:
-        self.spec, self.lock = spec, threading.Lock()
+    def __init__(self, spec: WorkerSpec, *, apart: bool = False) -> None:
+        self.spec, self.apart, self.lock = spec, apart, threading.Lock()
         self.partition: Part | None = None
+        self.carried_out: tuple[str, list[list[int]]] = "", []  # shards of the parts of a round
         self._version, self._w = "", np.empty(0)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Seat, (self.spec,)
+        return _empty_seat, (self.spec, self.apart)
 
     def __del__(self) -> None:
         if not sys.is_finalizing():
             self.clear()
+            if self.apart:
+                shutil.rmtree(self.spec.folder, ignore_errors=True)
 
     def take(self, shards: list[int]) -> Part:
         """Return the partition, which is made anew where it has no room for these shards."""
@@ -71,23 +83,69 @@ class Seat:
         self._version = weights.version
         return self._w
 
+    def run(self, shards: list[int], request: RoundRequest, w: np.ndarray, *reporting: Any) -> Any:
+        """Carry out a part of a round: `Partition.run` or `SumPartition.run`."""
+        if self.apart:
+            self._check_folder(request, shards)
+        result = self.take(shards).run(request, w, *reporting)
+        if self.carried_out[0] != request.token:
+            self.carried_out = request.token, []
+        self.carried_out[1].append(shards)
+        return result
+
+    def _check_folder(self, request: RoundRequest, shards: list[int]) -> None:
+        """Remove the dual variables of other rounds; those that this one begins with have to be there."""
+        folder = Path(self.spec.folder)
+        with suppress(FileNotFoundError):
+            for entry in folder.iterdir():
+                if entry.name not in (request.committed, request.token):
+                    shutil.rmtree(entry, ignore_errors=True)
+        committed = folder / request.committed
+        if request.committed and not all(shard_file(committed, shard).exists() for shard in shards):
+            raise WorkersLost("a worker had lost the dual variables of its shards")
+
     def clear(self) -> None:
         if self.partition is not None:
             self.partition.close()
         self.partition = None
 
 
-def open_seat(version: str, spec: bytes) -> Seat:
-    """Make a worker's seat from a pickled `WorkerSpec`; an error says why the worker cannot take part."""
+def _empty_seat(spec: WorkerSpec, apart: bool) -> Seat:
+    return Seat(spec, apart=apart)
+
+
+def open_seat(version: str, spec: bytes, session: str) -> Seat:
+    """Make a worker's seat from a pickled `WorkerSpec`; an error says why the worker cannot take part.
+
+    It sees the run's folder if it finds this `session` there; else it makes a folder of its own.
+    """
+    from distributed import get_worker
+
     if __version__ != version:
         raise UsageError(f"it has streamcd {__version__}, the coordinating process {version}")
     seat = Seat(pickle.loads(spec))
     open_same(seat.spec).close()
+    if not _sees(seat.spec.folder, session):
+        own = Path(get_worker().local_directory) / session
+        seat = Seat(replace(seat.spec, folder=str(own)), apart=True)
+    os.makedirs(seat.spec.folder, exist_ok=True)
     probe = os.path.join(seat.spec.folder, f"probe-{os.urandom(8).hex()}")
     os.mkdir(probe)
     os.rmdir(probe)
     _check_memory(seat.spec.memory + DASK_BYTES)
     return seat
+
+
+def _sees(folder: str, session: str) -> bool:
+    try:
+        return Path(folder, SESSION_FILE).read_text() == session
+    except OSError:
+        return False
+
+
+def is_apart(seat: Seat) -> bool:
+    """Tell whether a worker does not see the run directory."""
+    return seat.apart
 
 
 def _check_memory(budget: int) -> None:
@@ -116,7 +174,7 @@ def run_round(
         try:
             report = _reporter(topic, request.token)
             w = seat.update_w(weights)
-            return seat.take(shards).run(request, w, report, get_worker().address)
+            return seat.run(shards, request, w, report, get_worker().address)
         except BaseException:
             seat.clear()  # its rows may be half updated
             raise
@@ -150,9 +208,27 @@ def _reporter(topic: str, token: str) -> Callable[[int], None]:
 def slopes(seat: Seat, shards: list[int], request: RoundRequest, eta: np.ndarray) -> np.ndarray:
     """Return `Partition.slopes` after `run_round`."""
     with seat.lock:
-        if not isinstance(seat.partition, Partition) or seat.partition.shards != shards:
+        token, parts = seat.carried_out
+        if token != request.token or shards not in parts:
             raise WorkersLost("a worker had lost its partition")
-        return seat.partition.slopes(request, eta)
+        part = seat.take(shards)
+        assert isinstance(part, Partition)
+        return part.slopes(request, eta)
+
+
+def read_records(seat: Seat, token: str, shards: Sequence[int], place: Place) -> Batch:
+    """Read pieces of the dual variables that a worker apart has of a round, `records.read_batch`."""
+    with seat.lock:
+        try:
+            return read_batch(Path(seat.spec.folder, token), shards, place)
+        except FileNotFoundError:
+            raise WorkersLost("a worker had lost the dual variables of its shards") from None
+
+
+def write_records(seat: Seat, token: str, pieces: Sequence[Piece]) -> None:
+    """Write pieces of the dual variables with which a worker apart begins a round."""
+    with seat.lock:
+        write_batch(Path(seat.spec.folder, token), pieces)
 
 
 def pass_on(weights: SharedWeights) -> SharedWeights:

@@ -92,7 +92,7 @@ class DualRounds(RoundLoop):
         columns = lane_columns(trained, n_lanes, change.shape[1])
         product[trained] = lane_products(self.state.w[:, columns], change[:, columns], trained.size)
         squared[trained] = lane_products(change[:, columns], change[:, columns], trained.size)
-        sums, k = result.direction, len(result.seconds)
+        sums, k = result.direction, result.n_partitions
         # rounding up took Crammer–Singer 41 rounds in place of 35 (badly conditioned rows, 2 workers, mean of 3 seeds)
         exceeded = sigma_prime if self.task.problem.form != CLASSES else np.full(n_lanes, np.inf)
         sigma_prime[trained] = next_sigma_prime(squared, sums[:, APART], k, exceeded)[trained]
@@ -132,6 +132,7 @@ class DualRounds(RoundLoop):
             self.assigned_round = request.assigned
         return {
             **self._record(request, result),
+            "parts": result.n_partitions,
             "eta": _range(step.eta[trained]),
             "stiffness": _range(request.lanes["sigma_prime"][trained]),
             "line_search_reductions": step.n_evaluations,
@@ -170,7 +171,7 @@ class DualRounds(RoundLoop):
     def _remove_other_attempts(self) -> None:
         """Remove the folders of attempts that were not committed, or that later commits have replaced."""
         for entry in self._folder.iterdir():
-            if entry.name != self.committed:
+            if entry.is_dir() and entry.name != self.committed:
                 # an excluded worker may still be writing there
                 shutil.rmtree(entry, ignore_errors=True)
 
@@ -180,7 +181,11 @@ class DualRounds(RoundLoop):
             layout = paired_layout(task.solver.layout)
             self.committed = "000000-start"
             store = chunk_slots(
-                self._folder / self.committed, task.dataset, layout.state_bytes, self.directory.identity
+                self._folder / self.committed,
+                task.dataset,
+                layout.state_bytes,
+                self.directory.identity,
+                n_slots=1,
             )
             start.begin_with_alpha(self.state, self.solver, store, layout.n_flags, copies=2)
             store.sync()

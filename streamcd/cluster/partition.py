@@ -1,7 +1,8 @@
 """One partition's part of a round: local passes over its shards from the common w, by the same code in a worker and in a
 simulation.
 
-The dual variables are in the run directory, which all workers see, so that shards change hands without a copy: they are a
+The dual variables are in the run directory, so that shards change hands without a copy where workers see it; those of a
+worker that does not are on its own disk, and come and go through the coordinating process (`records`). They are a
 small part of what is read (16 to 32 bytes a row; the entries take 8 each). A record holds for every row the base (the
 variables at the start of the round), the candidate (those at the end of its passes), and the active flags. Every attempt at
 a round writes a folder of its own, so that a worker that is excluded but still writes damages nothing. A commit names the
@@ -123,6 +124,8 @@ class Partition(ShardReader):
         """Sum the terms of `block_steps.add_slopes` over the rows at a step, after `run`."""
         total = np.zeros((self._n_lanes, 3))
         width, arena = self._width, self._arena
+        self._open_stores(request.committed, request.token)
+        self._writer.current[self._own] = 0  # saved by `run`, if by another partition of this worker
         for chunk in self._own.tolist():
             n_rows = int(self.dataset.row_start[chunk + 1] - self.dataset.row_start[chunk])
             if arena is not None and self._holds[chunk] == request.token:
@@ -257,9 +260,8 @@ class Partition(ShardReader):
 
     def _records(self, token: str) -> SlotStore:
         # before the first round the store has no chunks, and needs no file
-        return chunk_slots(
-            self._folder / token, self.dataset, self._layout.state_bytes if token else 0, self.spec.identity
-        )
+        row_bytes = self._layout.state_bytes if token else 0
+        return chunk_slots(self._folder / token, self.dataset, row_bytes, self.spec.identity, n_slots=1)
 
     def _bytes_read(self) -> int:
         stores = self._reader.bytes_read + self._writer.bytes_read

@@ -27,7 +27,7 @@ class WorkerSpec:
 
     dataset: str  # absolute path
     fingerprint: str  # of the dataset
-    folder: str  # absolute path of the run's folder of dual variables
+    folder: str  # absolute path of the run's folder of dual variables; for a worker that does not see it, of its own
     problem: Problem
     method: str
     seed: int
@@ -119,6 +119,7 @@ class RoundResponse:
     change: Change  # of w for lanes that trained, the partition's share of w(alpha) for those certified
     alone: bool  # a single partition, whose `change` is w itself, to the bit
     n_passes: int
+    n_partitions: int = 1
     seconds: dict[str, float]  # of every worker
     bytes_read: int
     sums: dict[str, np.ndarray]  # of lanes certified: `RowSolver.new_sums`
@@ -134,7 +135,8 @@ class RoundResponse:
             change=add_changes(self.change, other.change),
             alone=False,
             n_passes=self.n_passes,
-            seconds=self.seconds | other.seconds,
+            n_partitions=self.n_partitions + other.n_partitions,
+            seconds=_added(self.seconds, other.seconds),
             bytes_read=self.bytes_read + other.bytes_read,
             sums={name: array + other.sums[name] for name, array in self.sums.items()},
         )
@@ -164,7 +166,7 @@ class SumResponse:
         return SumResponse(
             tree=self.tree,
             nodes=nodes,
-            seconds=self.seconds | other.seconds,
+            seconds=_added(self.seconds, other.seconds),
             bytes_read=self.bytes_read + other.bytes_read,
             moved_bytes=self.moved_bytes + other.moved_bytes + other.n_bytes,
         )
@@ -189,6 +191,14 @@ class SumResponse:
     def sent_by(self, n_workers: int) -> int:
         """Count the bytes that these workers sent each other and to the coordinating process."""
         return self.moved_bytes + self.n_bytes
+
+
+def _added(seconds: dict[str, float], others: dict[str, float]) -> dict[str, float]:
+    """Add the seconds of workers, each of which may have carried out several parts."""
+    return {
+        worker: seconds.get(worker, 0.0) + others.get(worker, 0.0)
+        for worker in dict.fromkeys([*seconds, *others])
+    }
 
 
 def add_directions(a: np.ndarray, b: np.ndarray) -> np.ndarray:

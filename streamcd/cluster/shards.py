@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import CheckpointError
 from ..dataset.dataset import Dataset, open_dataset
 from ..solvers.problem import Problem
 from ..solvers.registry import make_solver
@@ -23,14 +22,9 @@ Report = Callable[[int], None]
 
 
 def open_same(spec: WorkerSpec) -> Dataset:
-    """Open the dataset of a run in this process; refused if it has another fingerprint, or dataset or run is missing."""
+    """Open the dataset of a run in this process; refused if it is missing, or has another fingerprint."""
     dataset = open_dataset(spec.dataset, as_of=spec.fingerprint)
     dataset.use_cache(spec.cache)
-    if not Path(spec.folder).is_dir():
-        raise CheckpointError(
-            f"{spec.folder} is not there: dataset and run have to be in directories that all workers see "
-            "under the same path"
-        )
     return dataset
 
 
@@ -49,10 +43,13 @@ class ShardReader:
         self._solver: Any = make_solver(self._problem, spec.method, dataset, **options)
         self._layout = paired_layout(self._solver.layout)
         weights = {"weights": model_bytes(self._problem, self._solver.memory)}
+        kept = plan_shards(dataset, spec.memory, self._layout, weights, 1)
+        self._n_kept = kept[1] if kept else 0
         # where too few shards fit in memory, any number is streamed
-        self.plan, self._room = plan_shards(dataset, spec.memory, self._layout, weights, n_shards) or (
-            make_plan(dataset, spec.memory, self._layout, weights),
-            dataset.n_shards,
+        self.plan, self._room = (
+            kept
+            if kept and n_shards <= self._n_kept
+            else (make_plan(dataset, spec.memory, self._layout, weights), dataset.n_shards)
         )
         n_cells = self._problem.n_cells
         self._stream = Stream(
@@ -61,8 +58,12 @@ class ShardReader:
         self._order = np.empty(self._stream.largest_window_items + 1, dtype=np.int64)
 
     def has_room_for(self, shards: list[int]) -> bool:
-        """Return whether these shards can be assigned without opening another partition."""
-        return len(shards) <= self._room
+        """Return whether these shards can be assigned without opening another partition.
+
+        Whether shards are kept or streamed follows from their number, not from those that were read before: windows, and
+        with them the bits of a result, depend on it.
+        """
+        return (len(shards) <= self._n_kept) == self.plan.resident
 
     def _take(self, shards: list[int]) -> np.ndarray:
         """Read these shards from now on; returns the chunks that lost their place in memory."""

@@ -50,8 +50,8 @@ class SessionOptions(CacheOptions, ThreadOptions, ListenerOptions):
     )
     scheduler: str | None = option(
         None,
-        "Train on the workers of this dask scheduler, such as tcp://host:8786. They must see the run, and a dataset "
-        "that is no URL, under the same paths; the memory budget is that of each. Every round is a checkpoint.",
+        "Train on the workers of this dask scheduler, such as tcp://host:8786. They must see a dataset that is no URL "
+        "under the same path; the memory budget is that of each. Every round is a checkpoint.",
         metavar="ADDRESS",
         section=Section.PROCESSORS,
     )

@@ -159,7 +159,8 @@ def _open_slots(
 
             assert isinstance(layout, RowLayout)
             layout = paired_layout(layout)
-        store = chunk_slots(where, run.dataset, layout.state_bytes if str(current) else 0, identity)
+        row_bytes, n_slots = layout.state_bytes if str(current) else 0, 2 if rounds is None else 1
+        store = chunk_slots(where, run.dataset, row_bytes, identity, n_slots=n_slots)
     store.identity = identity
     if rounds is not None:
         current = np.zeros(store.current.size, dtype=np.uint8)
