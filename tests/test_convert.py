@@ -176,8 +176,8 @@ def test_same_fingerprint_whatever_the_memory(
     plans = [
         {
             "sort_bytes": 40_000,
-            "statistics_bytes": 1000,
-            "block_bytes": 100,
+            "statistics_bytes": 5000,
+            "block_bytes": 2000,
         },  # splits buckets; looks for features
         {"sort_bytes": 100_000, "statistics_bytes": 30_000},  # ranges of features
         {"sort_bytes": 300_000, "block_bytes": 1 << 16},

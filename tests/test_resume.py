@@ -741,7 +741,7 @@ def test_a_flipped_bit_anywhere_in_the_state_is_damage_or_nothing(dataset: Datas
     whole = (tmp_path / "run" / "state.npz").read_bytes()
     arrays = read_arrays(tmp_path / "run" / "state.npz")
     assert arrays is not None
-    path, n_damaged, places = tmp_path / "flipped.npz", 0, range(0, len(whole), 61)
+    path, n_damaged, places = tmp_path / "flipped.npz", 0, range(0, len(whole), 151)
     for place in places:
         flipped = bytearray(whole)
         flipped[place] ^= 1 << place % 8

@@ -116,7 +116,11 @@ def real_rows(path: Path, n_rows: int) -> Rows:
 
 
 REAL = [
-    pytest.param(loss, name, marks=[pytest.mark.slow] if loss == "hinge" and name != "heart_scale" else [])
+    pytest.param(
+        loss,
+        name,
+        marks=[pytest.mark.slow] if name == "dna.scale" or (loss, name) == ("hinge", "a9a") else [],
+    )
     for loss in LIBLINEAR_NUMBERS
     for name in ("heart_scale", "a9a", "dna.scale")
 ]
