@@ -139,6 +139,13 @@ def small(name: str) -> tuple[sp.csr_array, np.ndarray]:
     return rows[0], targets_of(rows)
 
 
+@functools.cache
+def small_optimum(loss: str, C: float) -> float:
+    """The least objective on the small rows named "random", with a bias of 1."""
+    x, y = small("random")
+    return optimum(loss, augmented(x, -1.0), y, C)
+
+
 def needs_columns(method: str) -> bool:
     return method != "dual"
 
@@ -237,7 +244,7 @@ def test_over_relaxed_steps_reach_the_optimum_too(tmp_path: Path, loss: str, ome
     x, y = small("random")
     options = {"C": 0.05, "omega": omega, "acceleration": "none", "tol": 1e-6, "max_passes": 5000}
     result = train(write_targets(tmp_path / "data", x, y), tmp_path / "run", loss=loss, **options)
-    best = optimum(loss, augmented(x, -1.0), y, 0.05)
+    best = small_optimum(loss, 0.05)
     assert result.converged
     assert -1e-9 * best <= result.primal_objective - best <= 1e-6 * best
 
@@ -251,7 +258,7 @@ def test_chunks_and_windows_do_not_move_the_optimum(
     dataset = write_targets(tmp_path / "data", x, y, n_chunks=n_chunks)
     plan = windows_of(dataset, windows)
     result = train(dataset, tmp_path / "run", loss=loss, C=0.1, tol=1e-4, max_passes=3000, plan=plan)
-    best = optimum(loss, augmented(x, -1.0), y, 0.1)
+    best = small_optimum(loss, 0.1)
     assert result.converged
     assert -1e-9 * best <= result.primal_objective - best <= 1e-4 * best
 
@@ -261,13 +268,13 @@ def test_every_lane_ends_where_a_run_of_its_own_ends(tmp_path: Path, entry: Any)
     """Nine values of C: lanes are visited eight at a time."""
     x, y = small("random")
     dataset = write_targets(tmp_path / "data", x, y, columns=needs_columns(entry.method))
-    costs = np.geomspace(0.003, 0.3, 9).tolist()
+    costs = [*np.geomspace(0.003, 0.3, 8).tolist(), 0.1]
     options = {"loss": entry.loss, "method": entry.method, "tol": 1e-4, "max_passes": 3000}
     result = train(dataset, tmp_path / "run", C=costs, **options)
     assert result.converged
     assert [lane["C"] for lane in result.lanes] == costs
     for number in (0, 7, 8):
-        best = optimum(entry.loss, augmented(x, -1.0), y, costs[number])
+        best = small_optimum(entry.loss, costs[number])
         assert -1e-9 * best <= result.lanes[number]["primal_objective"] - best <= 1e-4 * best
 
 
