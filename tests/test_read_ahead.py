@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -178,3 +179,18 @@ def test_damage_is_named(tmp_path: Path, direct: list[bool], damage: str) -> Non
         victim.write_bytes(data)
     with pytest.raises(DatasetError, match="part-00001"):
         contents(path, 4, reads=2)
+
+
+def test_both_tables_of_a_chunk_are_announced_to_the_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only entries were: a cold read waited for the disk once a chunk, for a few kB of labels."""
+    write_dataset(tmp_path / "data", random_rows())
+    dataset = open_dataset(tmp_path / "data")
+    announced = set()
+    monkeypatch.setattr(
+        os, "posix_fadvise", lambda _, offset, n_bytes, advice: announced.add((offset, n_bytes))
+    )
+    dataset.expect(0)
+    for table, column in (("rows", "label"), ("entries", "feature")):
+        assert dataset._parts.extent(*dataset._file(table, 0), column) in announced

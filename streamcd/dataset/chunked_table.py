@@ -160,12 +160,13 @@ class ChunkedTable:
     def expect(self, chunk: int, first: Mapping[str, str] | None = None) -> None:
         """Announce a read of a chunk's entries; reads must follow in the order announced.
 
-        They are read from the column that `first` names, by default training's. Of a URL, the other table comes first.
+        They are read from the column that `first` names, by default training's. The other table, which is small, comes
+        first; of one on disk the page cache keeps it, and each read of it that was not announced waits for the disk.
         """
         first = first or self.TABLES
-        if isinstance(self.path, Url):
-            for table in first.keys() - {"entries"}:
-                self._parts.expect(*self._file(table, chunk), first[table])
+        announce = self._parts.expect if isinstance(self.path, Url) else self._parts.hint
+        for table in first.keys() - {"entries"}:
+            announce(*self._file(table, chunk), first[table])
         self._parts.expect(*self._file("entries", chunk), first["entries"])
 
     def use_cache(self, cache: Cache | None) -> None:

@@ -59,6 +59,9 @@ class ArrayParts(OpenParts):
     def expect(self, name: str, group: int, first_column: str) -> None:
         """Do nothing: all is in memory."""
 
+    def hint(self, name: str, group: int, first_column: str) -> None:
+        """Do nothing: all is in memory."""
+
     def read_directly(self, ahead_bytes: int) -> None:
         """Do nothing: no page cache is involved."""
 

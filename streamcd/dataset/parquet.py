@@ -342,13 +342,16 @@ class OpenParts:
 
     def expect(self, name: str, group: int, first_column: str) -> None:
         """Announce a read of a row group's columns from `first_column` on; reads must follow in the order announced."""
-        offset, n_bytes = self.extent(name, group, first_column)
         if isinstance(self._path, Url):
             self.read_directly(AHEAD_BYTES)
         if self._ahead is None or not self._ahead.possible:
-            self[name].bytes.expect(offset, n_bytes)
+            self.hint(name, group, first_column)
         else:
-            self._ahead.expect(self._path / name, offset, n_bytes)
+            self._ahead.expect(self._path / name, *self.extent(name, group, first_column))
+
+    def hint(self, name: str, group: int, first_column: str) -> None:
+        """Have the kernel read a row group's columns from `first_column` on into the page cache."""
+        self[name].bytes.expect(*self.extent(name, group, first_column))
 
     def close(self) -> None:
         """Close all files; they are reopened when needed."""
