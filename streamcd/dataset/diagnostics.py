@@ -32,7 +32,7 @@ which is harmless."""
 def feature_rms(dataset: Dataset) -> dict[str, float] | None:
     """Find the smallest and largest root mean square of a common feature's nonzero entries; None if there is none."""
     least, greatest = np.inf, 0.0
-    for piece in dataset.read_features():
+    for piece in dataset.read_features(("feature", "n_entries", "mean_square")):
         common = piece["n_entries"] >= COMMON_SHARE * dataset.n_rows
         squares = piece["mean_square"][common] * (dataset.n_rows / piece["n_entries"][common])
         rms = np.sqrt(squares[(squares > 0) & np.isfinite(squares)])
@@ -52,8 +52,8 @@ def advice(dataset: Dataset, C: float = 1.0, *, accelerated: bool = False, metho
 
 
 def _about_features(dataset: Dataset) -> list[str]:
-    rms = feature_rms(dataset)
-    if rms is None or rms["max"] < BAD_FEATURE_RATIO * rms["min"] or dataset.scaling.scale == "maxabs":
+    rms = None if dataset.scaling.scale == "maxabs" else feature_rms(dataset)
+    if rms is None or rms["max"] < BAD_FEATURE_RATIO * rms["min"]:
         return []
     return [
         f"features are badly scaled: root mean squares of their values from {rms['min']:.3g} to {rms['max']:.3g}; "

@@ -39,6 +39,7 @@ RUN = Kind(
 _OWN_KEYS = ("format", "format_version", "checksum", "identity", WRITER)  # of config.json
 _HEADERS_BYTES = 1 << 20  # of the arrays of a state, and other small values
 LINE_BYTES = 1 << 20  # largest line of a log
+_KEPT_BYTES = 1 << 24  # of the last state's weights: no more than a plan has for writing them
 _BLOCK_BYTES = 1 << 18  # of a state, written at a time: its checksum is computed in the processor's cache
 _PARTIAL = ("config.json.partial", "state.npz.partial", "scores.json.partial", "log.jsonl.partial")
 
@@ -56,6 +57,7 @@ class Run:
         if locked and self._lock is None:
             raise LockError(f"{path}: another process is using this run; wait for it to end or stop it")
         self._log_bytes = 0
+        self._weights: np.ndarray | None = None  # of the state written last, for the models
         self._early_lines: list[bytes] | None = []  # of the log, before there is a state; then None
         self._early_log = path / "log.jsonl.partial"
         if self.state_path.exists() and not self.log_path.exists() and self._early_log.exists():
@@ -64,7 +66,8 @@ class Run:
             (path / name).unlink(missing_ok=True)
 
     def part(self, name: str) -> Run:
-        """Open a directory inside the run for a part of the work; created if needed."""
+        """Open a directory inside the run for a part of the work, which has its own plan; created if needed."""
+        self._weights = None
         make_directory(self.path / name)
         return Run(self.path / name, self.identity.part(name), locked=False)
 
@@ -91,6 +94,8 @@ class Run:
             os.replace(self._early_log, self.log_path)
             sync(self.path)
         self._early_lines = None
+        weights = arrays.get("w")
+        self._weights = None if weights is None or weights.nbytes > _KEPT_BYTES else weights
 
     def read_state(self, room: int) -> dict[str, np.ndarray] | None:
         """Read the arrays of the last checkpoint, and truncate the log to it; returns None if there is none yet.
@@ -130,6 +135,8 @@ class Run:
 
     def state_rows(self, part: str, name: str, block_rows: int, first: int = 0) -> Iterator[np.ndarray]:
         """Iterate over blocks of rows, from `first` on, of an array in a part's last checkpoint; "" is the run itself."""
+        if name == "w" and self._weights is not None and not part:
+            return iter([self._weights[first:]])
         return read_array_rows(self.path / part / "state.npz", name, block_rows, first)
 
     def close(self) -> None:
