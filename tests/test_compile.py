@@ -123,3 +123,19 @@ def test_a_kernel_allocates_nothing() -> None:
     assert njit(allocating)(3) == 0.0
     with pytest.raises(NumbaError):
         kernel(allocating)(3)
+
+
+def test_a_copy_of_a_process_leaves_the_compiler_to_it() -> None:
+    """Pipes to the compiler that a copy kept open, and closed when it compiled, had become those of other files."""
+    code = (
+        "import os\n"
+        "from streamcd.kernels.compiler_process import _compiler\n"
+        "process = _compiler._running(fresh=True)\n"
+        "pipes = [process.stdin.fileno(), process.stdout.fileno()]\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    os._exit(sum(os.path.exists(f'/proc/self/fd/{pipe}') for pipe in pipes))\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout == "0\n"

@@ -26,7 +26,8 @@ class _Compiler:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._owner = 0
+        # A copy of this process has one of its own. Descriptors kept by the copy, closed later, may be those of other files.
+        os.register_at_fork(after_in_child=self._close)
 
     def compile(self, request: bytes) -> bool:
         """Have a kernel compiled; return whether it was."""
@@ -35,23 +36,24 @@ class _Compiler:
             if process is None or process.stdin is None or process.stdout is None:
                 return False
             with suppress(OSError):
-                process.stdin.write(len(request).to_bytes(8, "little") + request)
-                process.stdin.flush()
+                rest = len(request).to_bytes(8, "little") + request
+                while rest:
+                    rest = rest[process.stdin.write(rest) :]
                 answer = process.stdout.read(1)
                 if answer:
                     return answer == _DONE
         return False
 
     def _running(self, fresh: bool) -> subprocess.Popen[bytes] | None:
-        if fresh or self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
+        if fresh or self._process is None or self._process.poll() is not None:
             self._close()
-            self._owner = os.getpid()
             with suppress(OSError, ValueError):
                 self._process = subprocess.Popen(
                     [sys.executable, "-c", _PROGRAM, *sys.path],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
+                    bufsize=0,  # buffers have locks, which a copy of this process might wait for in vain
                 )
         return self._process
 
