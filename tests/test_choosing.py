@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from heard import Heard
 from interrupted import stopping_after
 from sklearn import metrics
 from sklearn.linear_model import LogisticRegression, Ridge
@@ -209,6 +211,33 @@ def test_what_cannot_be_chosen_by_is_refused_in_a_line(options, said, tmp_path) 
     with pytest.raises(StreamcdError, match=said):
         streamcd.tune(dataset, tmp_path / "run", **{"loss": "log_loss", "C": [1.0, 2.0], **options})
     assert not (tmp_path / "run").exists()
+
+
+def test_areas_of_scores_beyond_the_memory_are_told_with_the_bound_on_their_error(
+    tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset, heard = convert("two", tmp_path / "data"), Heard()
+    options: dict[str, Any] = {"C": [1.0], "cv": 2, "scoring": "auc"}
+    exact = streamcd.tune(dataset, tmp_path / "exact", listener=heard, **options).scores["1"]["folds"]
+    assert not any("in bins" in message for message in heard.messages)
+    monkeypatch.setattr("streamcd.prediction.roc_auc._LEAST_SCORES", 30)
+    monkeypatch.setattr("streamcd.runs.criteria.LEAST_BYTES", 30 * 110)
+    monkeypatch.setattr("streamcd.runs.search._SCORES_SHARE", 1e-9)
+    binned = streamcd.tune(dataset, tmp_path / "binned", listener=heard, **options).scores["1"]["folds"]
+    (told,) = (message for message in heard.messages if "in bins" in message)
+    bound = float(re.search(r"±(\S+):", told)[1])  # type: ignore[index]
+    assert exact != binned
+    assert np.abs(np.subtract(exact, binned)).max() <= 1.05 * bound < 0.05
+
+
+def test_groups_whose_dictionary_does_not_fit_are_refused_with_the_arithmetic(tmp_path) -> None:
+    n_rows = 50_000
+    made = pa.table(
+        {"x": np.arange(n_rows) % 7, "y": np.arange(n_rows) % 2, "g": [f"g{k}" for k in range(n_rows)]}
+    )
+    dataset = streamcd.convert(made, tmp_path / "data", label="y", keep="g")
+    with pytest.raises(StreamcdError, match=r"MB [0-9,]+ values of 'g' so far = .* needed"):
+        streamcd.tune(dataset, tmp_path / "run", C=[1.0], groups="g", memory="225MB")
 
 
 def test_the_command_takes_the_options_and_its_report_draws_the_scores(

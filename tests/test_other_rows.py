@@ -111,6 +111,19 @@ def test_features_with_names_are_found_by_them_in_another_order_and_other_units(
     assert newton(same, tmp_path / "warm2", start_from=tmp_path / "run").passes == 1
 
 
+def test_digests_of_names_that_do_not_fit_are_refused_with_the_arithmetic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = multiclass(n_rows=100)
+    for name in ("first", "other"):
+        convert(frame(rows, list(range(9))), tmp_path / name, label="label", seed=len(name))
+    newton(streamcd.open(tmp_path / "first"), tmp_path / "run")
+    monkeypatch.setattr("streamcd.runs.previous_run.PLACES_BYTES", 100_000_000)
+    convert(frame(rows, list(range(8))), tmp_path / "other", label="label", force=True)
+    with pytest.raises(UsageError, match=r"1.7 GB their digests = .* needed"):
+        newton(streamcd.open(tmp_path / "other"), tmp_path / "warm", start_from=tmp_path / "run")
+
+
 def test_features_without_names_are_found_by_their_indices_whatever_the_base(tmp_path: Path) -> None:
     x, y = random_rows(300, 10)
     newton(write_dataset(tmp_path / "one", (x, y)), tmp_path / "run", tol=1e-9)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +31,7 @@ import streamcd
 from streamcd.cli.commands import cli
 from streamcd.conversion.vocabulary import TaskVocabulary, merge_vocabularies
 from streamcd.core.errors import StreamcdError
-from streamcd.core.mapped_arrays import take_mapped
+from streamcd.core.mapped_arrays import forget, take_mapped
 from streamcd.dataset.arrow_columns import arrow_strings, strings_of
 from streamcd.dataset.text_tokens import words_of
 from streamcd.models.encoding import Column, Encoding, encoding_of
@@ -423,6 +424,49 @@ def test_elements_of_a_mapped_file_are_taken_a_window_at_a_time(
     mapped = np.memmap(tmp_path / "values", np.int32, "r")
     np.testing.assert_array_equal(take_mapped(mapped, places), values[places])
     assert take_mapped(mapped, places[:0]).size == 0
+
+
+def test_pages_of_a_mapped_file_are_let_go(tmp_path: Path) -> None:
+    def resident() -> int:
+        lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+        assert any(str(tmp_path / "values") in line for line in lines)
+        return next(int(line.split()[1]) for line in lines if line.startswith("Rss:"))
+
+    if sys.platform != "linux":
+        pytest.skip("the resident pages of a mapping are told by Linux")
+    np.ones(1 << 20).tofile(tmp_path / "values")
+    view = np.asarray(np.memmap(tmp_path / "values", np.float64, "r"))[10:]
+    assert view.sum() == view.size
+    assert resident() > 4000  # kB
+    forget(view)
+    assert resident() == 0
+    assert view[0] == 1.0
+
+
+MEASURE = """
+import sys, streamcd
+from streamcd.core.memory_budget import peak_memory_bytes
+found = streamcd.convert(sys.argv[1], sys.argv[2], label="y", text="body", tf_idf=True, ngrams="1-2", memory=sys.argv[3])
+print(found.n_features, peak_memory_bytes())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("memory", [276_000_000, 300_000_000])
+def test_a_conversion_with_a_million_tokens_stays_within_its_budget(tmp_path: Path, memory: int) -> None:
+    rng, n_rows = np.random.default_rng(0), 30_000
+    drawn = (400_000 * rng.random((n_rows, 30)) ** 2).astype(np.int64)
+    with open(tmp_path / "text.csv", "w") as file:
+        file.write("y,body\n")
+        for k, numbers in enumerate(drawn.tolist()):
+            file.write(f"{'ab'[k % 2]},{' '.join(f'w{n * 2654435761 % (1 << 32):x}' for n in numbers)}\n")
+    arguments = [str(tmp_path / "text.csv"), str(tmp_path / "data"), str(memory)]
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, *arguments], capture_output=True, text=True, timeout=300
+    )
+    n_features, peak = map(int, done.stdout.split())
+    assert n_features > 1_000_000
+    assert peak < memory
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -122,11 +122,12 @@ def _convert(sources: Any, place: Location, asked: ConvertOptions, listener: Lis
         if base:
             base.check(source, weighted=options.weights is not None)
         has_strings = source.names_labels or source.encoding is not None
+        has_text = source.encoding is not None and bool(source.encoding.text)
         if source.held_bytes:
-            plan = make_plan(options, urls, source.held_bytes, has_strings)
+            plan = make_plan(options, urls, source.held_bytes, has_strings, has_text)
             source = opened(plan)
         elif has_strings and not plan.map_bytes:  # of documents, whose label needs no option
-            plan = make_plan(options, urls, 0, has_strings)
+            plan = make_plan(options, urls, 0, has_strings, has_text)
         with (
             growing(base, listener) if base else _workplace(options, listener) as (work, publication),
             Pool(options.workers, listener, Conversion.__module__) as pool,

@@ -21,6 +21,9 @@ from .options import ConvertOptions
 
 _LEAST_BYTES = 16_000_000
 _LEAST_DECODER_BYTES = 10 << 20
+_TEXT_BYTES = 36_000_000
+"""Tables of characters, kernels of text, and a group of 65,536 features with their names while it is written."""
+
 _HELD_ADVICE = (
     "give a larger --memory, or write a Parquet file with smaller row groups, a .npz without compression"
 )
@@ -189,10 +192,16 @@ class Plan:
             )
 
 
-def make_plan(options: Options, reads_urls: bool, held_bytes: int = 0, numbers_strings: bool = False) -> Plan:
+def make_plan(
+    options: Options,
+    reads_urls: bool,
+    held_bytes: int = 0,
+    numbers_strings: bool = False,
+    has_text: bool = False,
+) -> Plan:
     """Divide the memory: each share is a fraction of what is left after the interpreter and the writer.
 
-    `held_bytes` are those of the source, which may be known to number strings.
+    `held_bytes` are those of the source, which may be known to number strings, and to have text.
     """
     uploads = isinstance(options.place, Url)
     client = {
@@ -207,6 +216,7 @@ def make_plan(options: Options, reads_urls: bool, held_bytes: int = 0, numbers_s
         "chunks being made": 3 * options.chunk_bytes,  # while others are written
         "blocks being read": _LEAST_BYTES,
         "columns being read": held_bytes,
+        "characters of text, and names being written": _TEXT_BYTES if options.text or has_text else 0,
         **client,
         "scales of the features": 2 * scales_bytes,  # as stored, and as used
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from typing import Any
 
 import numpy as np
 
@@ -24,3 +25,12 @@ def take_mapped(array: np.ndarray, places: np.ndarray) -> np.ndarray:
         file.madvise(mmap.MADV_DONTNEED)
         start = stop
     return taken
+
+
+def forget(array: np.ndarray) -> None:
+    """Let go of the memory that a mapped file's pages take; an array of its own stays as it is."""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if isinstance(base, mmap.mmap):
+        base.madvise(mmap.MADV_DONTNEED)

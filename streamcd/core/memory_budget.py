@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -84,6 +85,15 @@ def peak_memory_bytes() -> int:
     import resource  # where there is no /proc: macOS, which counts in bytes
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def return_heap() -> None:
+    """Return freed memory of the heap to the system.
+
+    The C library keeps what was freed in pieces of up to 32 MB, beside which the arrays of the next stage may not fit.
+    """
+    with suppress(AttributeError, OSError):  # not the C library of GNU
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def warn_of_memory(budget: int, planned: int, listener: Listener) -> None:

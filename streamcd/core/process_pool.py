@@ -29,7 +29,7 @@ from typing import Any
 
 from .errors import EnvironmentFailure, UsageError
 from .locks import HeldLocks, kept_by_copies
-from .memory_budget import RESERVED_BYTES, format_size
+from .memory_budget import RESERVED_BYTES, format_size, return_heap
 from .progress import Listener, Progress
 
 COORDINATOR_BYTES = 200_000_000
@@ -122,7 +122,10 @@ def _end_with_parent() -> None:
 def _carry_out(function: Callable[..., Any], arguments: tuple[Any, ...], apart: bool) -> Any:
     if _processors:
         os.sched_setaffinity(0, _processors[apart])
-    return function(*arguments)
+    try:
+        return function(*arguments)
+    finally:
+        return_heap()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -234,7 +237,9 @@ class Pool:
         `EnvironmentFailure` if a worker died.
         """
         if self._pool is None:
-            return [function(*arguments) for arguments in tasks]
+            found = [function(*arguments) for arguments in tasks]
+            return_heap()
+            return found
         # with few tasks some workers end early, and the threads of the others can use their processors
         apart, done = len(tasks) >= 2 * self.n_workers, 0
         try:

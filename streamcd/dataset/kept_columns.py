@@ -120,14 +120,11 @@ def some_rows(batch: Any, mask: np.ndarray) -> Any:
     return batch.filter(pa.array(mask))
 
 
-def count_values(arrays: Iterable[Any]) -> dict[str | None, int]:
-    """Count the different values of a column, by their text; None for missing ones."""
-    counts: dict[str | None, int] = {}
-    for array in arrays:
-        for pair in array.cast(pa.large_string()).value_counts():
-            value = pair["values"].as_py()
-            counts[value] = counts.get(value, 0) + pair["counts"].as_py()
-    return counts
+def count_values(array: Any, counts: dict[str | None, int]) -> None:
+    """Add the different values of a part of a column, by their text, to their counts; None for missing ones."""
+    for pair in array.cast(pa.large_string()).value_counts():
+        value = pair["values"].as_py()
+        counts[value] = counts.get(value, 0) + pair["counts"].as_py()
 
 
 def numbers_of_values(arrays: Iterable[Any], numbers: Mapping[str | None, int]) -> Iterator[np.ndarray]:

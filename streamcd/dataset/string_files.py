@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ..core.mapped_arrays import forget
 from ..core.storage import Location
 from .arrow_columns import Strings, arrow_array, numbers_of, strings_of
 from .parquet import parquet_file, reading
@@ -18,9 +19,17 @@ _GROUP_STRINGS = 1 << 16
 """Strings in a row group; fixed, so that a file's bytes follow from its content."""
 
 
-def write_strings(path: Path, name: str, strings: Strings, **columns: np.ndarray) -> None:
-    """Write a Parquet file of a column of strings and others."""
-    fields = [pa.field(key, pa.from_numpy_dtype(column.dtype), False) for key, column in columns.items()]
+def write_strings(
+    path: Path, name: str, strings: Strings, columns_of: Callable[[slice], dict[str, np.ndarray]]
+) -> None:
+    """Write a Parquet file of a column of strings after columns of numbers, which `columns_of` returns for some rows.
+
+    What strings take in mapped files is let go.
+    """
+    fields = [
+        pa.field(key, pa.from_numpy_dtype(column.dtype), False)
+        for key, column in columns_of(slice(0, 0)).items()
+    ]
     schema = pa.schema([*fields, pa.field(name, pa.large_string(), False)])
     with (
         open(path, "wb") as file,
@@ -28,10 +37,12 @@ def write_strings(path: Path, name: str, strings: Strings, **columns: np.ndarray
     ):
         for start in range(0, max(strings.size, 1), _GROUP_STRINGS):
             stop = min(start + _GROUP_STRINGS, strings.size)
-            numbers = zip(columns.values(), fields, strict=True)
-            arrays = [arrow_array(column[start:stop], field.type) for column, field in numbers]
+            columns = columns_of(slice(start, stop))
+            arrays = [arrow_array(columns[field.name], field.type) for field in fields]
             arrays.append(strings.slice(start, stop).to_arrow())
             writer.write_table(pa.table(arrays, schema=schema))
+            for column in (*strings, *columns.values()):
+                forget(column)
 
 
 def read_strings(paths: Sequence[Location], name: str) -> Strings:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ..core.errors import DataError
+from ..core.mapped_arrays import forget
 from ..core.metadata import Count, Structure, as_structure
 from ..core.storage import Location
 
@@ -296,6 +297,8 @@ class Encoding:
             parts.append(arrow_strings(self.feature_names(features[done:first])))
             places = features[first:stop] - start + n_before[number]
             parts.append(prefixed_strings(f"{column.title}{column.mark}", self.categories, places))
+            for mapped in self.categories:
+                forget(mapped)
             done = stop
         return joined_arrays([*parts, arrow_strings(self.feature_names(features[done:]))])
 
@@ -338,13 +341,17 @@ class Encoding:
         from ..dataset.string_files import write_strings  # pyarrow: not for a bare import
 
         assert self.categories is not None
-        counts = [column.n_categories for column in self.columns]
-        column = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-        first = sum(counts[:start])
-        columns = {"column": column[first:]}
-        if self.documents is not None:
-            columns["documents"] = self.documents[first:]
-        write_strings(path, "category", self.categories.slice(first, sum(counts)), **columns)
+        ends = np.cumsum([column.n_categories for column in self.columns])
+        first = int(ends[start - 1]) if start else 0
+
+        def columns_of(rows: slice) -> dict[str, np.ndarray]:
+            places = np.arange(first + rows.start, first + rows.stop)
+            columns = {"column": np.searchsorted(ends, places, side="right").astype(np.int32)}
+            if self.documents is not None:
+                columns["documents"] = self.documents[first + rows.start : first + rows.stop]
+            return columns
+
+        write_strings(path, "category", self.categories.slice(first, int(ends[-1])), columns_of)
 
 
 def read_encoding(
@@ -392,7 +399,7 @@ def encoding_of(dataset: Any) -> Encoding | None:
 def feature_places(old: Encoding, new: Encoding, n_old: int, n_new: int) -> np.ndarray:
     """Return the place of each feature of an encoding among another's, by its name, (n_old,) int64; -1 for none.
 
-    Names are compared by digests of 64 bits: they take 16 bytes a feature.
+    Names are compared by digests of 64 bits; it takes `PLACES_BYTES` for each feature of both.
     """
     wanted, known = _name_digests(old, n_old), _name_digests(new, n_new)
     order = np.argsort(known, kind="stable")
@@ -401,10 +408,20 @@ def feature_places(old: Encoding, new: Encoding, n_old: int, n_new: int) -> np.n
     return np.where(known[place] == wanted, place, -1) if n_new else place
 
 
+_NAMES = 1 << 14  # digested at a time
+
+PLACES_BYTES = 40
+"""Memory of a feature while it is looked for: digest, order, places."""
+
+
 def _name_digests(encoding: Encoding, n_features: int) -> np.ndarray:
-    names = encoding.feature_names(np.arange(n_features))
-    digests = (blake2b(name.encode(), digest_size=8).digest() for name in names)
-    return np.frombuffer(b"".join(digests), np.uint64)
+    found = np.empty(n_features, np.uint64)
+    for start in range(0, n_features, _NAMES):
+        part = found[start : start + _NAMES]
+        names = encoding.feature_names(np.arange(start, start + part.size))
+        digests = (blake2b(name.encode(), digest_size=8).digest() for name in names)
+        part[:] = np.frombuffer(b"".join(digests), "<u8")
+    return found
 
 
 def check_columns(encoding: Encoding, names: Container[str], needs_label: bool, name: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ..core.errors import DataError, UsageError
-from ..core.mapped_arrays import take_mapped
+from ..core.mapped_arrays import forget, take_mapped
 from ..dataset.arrow_columns import strings_of, type_name
 from ..dataset.text_tokens import Words, words_of
 from ..kernels import tables
@@ -109,9 +109,9 @@ def iterate_token_weights(encoding: Encoding) -> Iterator[np.ndarray]:
         for start in range(0, column.n_features, _AT_A_TIME):
             stop = min(start + _AT_A_TIME, column.n_features)
             if column.tf_idf:
-                yield inverse_frequencies(
-                    np.asarray(documents[before + start : before + stop]), column.n_documents
-                )
+                own = np.asarray(documents[before + start : before + stop])
+                yield inverse_frequencies(own, column.n_documents)
+                forget(documents)
             else:
                 yield np.ones(stop - start)
         before += column.n_categories

@@ -9,6 +9,8 @@ import numpy as np
 _BYTES_PER_SCORE = 110
 """Peak memory of a row: score and weight as taken, joined and sorted, their order, six numbers for each group of ties."""
 _LEAST_SCORES = 1024
+LEAST_BYTES = _LEAST_SCORES * _BYTES_PER_SCORE
+"""Memory that a receiver takes at least."""
 N_BINS = 1 << 16
 """Bins at most: one for each of some scores, and one for the scores between two of these."""
 
@@ -66,7 +68,8 @@ class RocArea:
     def _begin_bins(self) -> None:
         score, signed = self._joined()
         self._held = []
-        places = np.linspace(0, score.size - 1, N_BINS // 2 - 1).astype(np.int64)
+        n_bounds = min(N_BINS // 2 - 1, self._capacity)  # their bins take no more memory than the scores did
+        places = np.linspace(0, score.size - 1, n_bounds).astype(np.int64)
         self._bounds = np.unique(np.sort(score)[places])
         self._sums = np.zeros((2, 2 * self._bounds.size + 1))
         self._count(score, signed, self._bounds)

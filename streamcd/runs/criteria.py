@@ -14,7 +14,7 @@ from ..kernels.loss_table import Loss, gives_probabilities
 from ..models.calibration import class_log_probabilities
 from ..prediction.label_sets import LabelSums
 from ..prediction.outputs import positive_scores
-from ..prediction.roc_auc import RocArea
+from ..prediction.roc_auc import LEAST_BYTES, Areas, RocArea
 from ..prediction.sums import Accuracy, ExactSum, RSquared
 from ..solvers.problem import Problem, losses_of
 from .held_out import HeldOut
@@ -124,15 +124,28 @@ class _Area:
 
     def value(self) -> float | None:
         """Return the area; None where there is none."""
-        found = [areas.roc for area in self._areas if (areas := area.areas()) is not None]
+        found = [areas.roc for areas in self._found()]
         return float(np.mean(found)) if found else None
+
+    def error(self) -> float:
+        """Return the bound on the error of the area: 0 where all scores were held."""
+        return float(np.mean([areas.roc_error for areas in self._found()] or [0.0]))
+
+    def _found(self) -> list[Areas]:
+        return [areas for area in self._areas if (areas := area.areas()) is not None]
 
 
 class Criterion(NamedTuple):
-    """A criterion: what it takes of held-out rows besides weights, and a receiver of that."""
+    """A criterion: what it takes of held-out rows besides weights, and a receiver of that, which may have an error."""
 
     take: Callable[[HeldOut], tuple[np.ndarray, np.ndarray]]
     new: Callable[[], Any]
+    error: Callable[[Any], float] = lambda _: 0.0
+
+
+def least_bytes(name: str, problem: Problem) -> int:
+    """Return the memory that a receiver takes at least for scores."""
+    return LEAST_BYTES * int(problem.classes.size) if name == "auc" else 0
 
 
 def make_criterion(name: str, problem: Problem, memory: int) -> Criterion:
@@ -143,7 +156,7 @@ def make_criterion(name: str, problem: Problem, memory: int) -> Criterion:
         "accuracy": Criterion(_places, Accuracy),
         "balanced_accuracy": Criterion(_places, partial(confused, _mean_recall)),
         "f1": Criterion(_places, partial(confused, _f1)),
-        "auc": Criterion(_scores, partial(_Area, n_classes, memory)),
+        "auc": Criterion(_scores, partial(_Area, n_classes, memory), _Area.error),
         "log_loss": Criterion(partial(_log_probabilities, problem.loss), partial(_MeanLoss, _of_class)),
         "f1_micro": Criterion(_labels, partial(_OfLabels, problem.block_lanes, LabelSums.f1_micro)),
         "f1_macro": Criterion(_labels, partial(_OfLabels, problem.block_lanes, LabelSums.f1_macro)),

@@ -20,6 +20,9 @@ from .problem_options import MAX_FOLDS
 _SORTING_BYTES = 40
 """Of a row that is dealt out: its class, key, place in order and fold, with what sorting takes."""
 
+_VALUE_BYTES = 400
+"""Of a value of a column: its text, in two dictionaries, its count, hash, fold and place in order."""
+
 Key = TypeVar("Key")
 
 
@@ -33,8 +36,7 @@ def with_folds(dataset: Dataset, search: Search, seed: int, memory: int) -> tupl
         _deal(dataset, search.n_cells, seed, folds)
     else:
         column = search.groups or search.fold
-        require(memory, {"folds of rows": 2 * folds.nbytes})
-        counts = count_values(dataset.read_kept(column))
+        counts = _counts(dataset, column, memory)
         if search.fold:
             fold_of = _named_folds(column, counts)
             search = replace(search, cv=len(fold_of))
@@ -48,6 +50,16 @@ def with_folds(dataset: Dataset, search: Search, seed: int, memory: int) -> tupl
     folded = dataset.reopen()
     folded.use_folds(folds)
     return folded, search
+
+
+def _counts(dataset: Dataset, column: str, memory: int) -> dict[str | None, int]:
+    """Count the values of a column, whose dictionary has to fit in the memory."""
+    counts: dict[str | None, int] = {}
+    for array in dataset.read_kept(column):
+        count_values(array, counts)
+        values = f"{len(counts):,} values of {column!r} so far"
+        require(memory, {"folds of rows": 2 * dataset.n_rows, values: _VALUE_BYTES * len(counts)})
+    return counts
 
 
 def _named_folds(column: str, counts: dict[str | None, int]) -> dict[str | None, int]:

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import UsageError
+from ..core.memory_budget import require
 from ..core.progress import counted
 from ..core.storage import local_path
 from ..dataset.chunked_table import UnknownStateError
 from ..dataset.dataset import Dataset
 from ..kernels.loss_table import INLIERS
-from ..models.encoding import encoding_of, feature_places
+from ..models.encoding import PLACES_BYTES, encoding_of, feature_places
 from ..models.model import Model
 from ..models.model_file import source_labels
 from ..models.stored import find_model, models_of_path, without_weights
@@ -213,7 +214,7 @@ def _of_other_rows(source: str, path: Path, config: RunConfig, new: ResolvedRun)
     of_setting = {(model.C, model.l1): model.intercept for model in models}
     lanes = old.lanes[:: old.block_lanes]
     intercepts = np.concatenate([of_setting[lane.C, lane.l1] for lane in lanes])
-    features, by = _same_features(model, dataset)
+    features, by = _same_features(model, dataset, new.config.memory)
     classes = None
     text = f"starts from the weights of {source}, which was trained on other rows: {by}"
     if not old.has_targets:
@@ -229,11 +230,13 @@ def _of_other_rows(source: str, path: Path, config: RunConfig, new: ResolvedRun)
     return PreviousRun(states, run, new, other=other, features=features, classes=classes, matched=text)
 
 
-def _same_features(model: Model, dataset: Dataset) -> tuple[Features, str]:
+def _same_features(model: Model, dataset: Dataset, memory: int) -> tuple[Features, str]:
     """Find the features of a model in a dataset, by name where both have names; returns their places and what to tell."""
     n_old, n_new, encoding = model.n_features, dataset.n_features, encoding_of(dataset)
     place, how = None, "number"
     if model.encoding is not None and encoding is not None:
+        categories = model.encoding.nbytes + encoding.nbytes
+        require(memory, {"names of features": categories, "their digests": PLACES_BYTES * (n_old + n_new)})
         place, how = feature_places(model.encoding, encoding, n_old, n_new), "name"
     elif dataset.manifest.get("compact"):
         raise UsageError(

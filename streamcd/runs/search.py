@@ -22,7 +22,7 @@ from ..training.loop import Session
 from ..training.result import Outcome, Result, TuneResult, relative_gaps
 from .carry_out import carry_out, result_of, train_groups
 from .config import ResolvedRun, write_config
-from .criteria import make_criterion
+from .criteria import least_bytes, make_criterion
 from .held_out import HeldOut, held_out_rows
 from .lane_groups import resolve_part
 from .previous_run import PreviousRun, stored_states
@@ -106,8 +106,10 @@ def _score(path: Path, search: ResolvedRun, session: Session) -> dict[str, Any]:
     problem, asked = search.problem, search.config.tune
     assert asked is not None
     settings = sorted({lane.setting for lane in problem.lanes})
-    memory = int(_SCORES_SHARE * search.config.memory) if _criterion(search) == "auc" else 0
-    criterion = make_criterion(_criterion(search), problem, memory // (len(settings) * problem.n_folds))
+    name, n_models = _criterion(search), len(settings) * problem.n_folds
+    least = n_models * least_bytes(name, problem)
+    memory = max(int(_SCORES_SHARE * search.config.memory), least) if least else 0
+    criterion = make_criterion(name, problem, memory // n_models)
     sums: defaultdict[tuple[Setting, int], Any] = defaultdict(criterion.new)
 
     def compare(rows: HeldOut) -> tuple[tuple[Setting, int], np.ndarray, np.ndarray, np.ndarray]:
@@ -115,11 +117,16 @@ def _score(path: Path, search: ResolvedRun, session: Session) -> dict[str, Any]:
 
     for model, *compared in held_out_rows(path, search, session, compare, "score the folds", memory):
         sums[model].add(*compared)
+    if error := max(map(criterion.error, sums.values()), default=0.0):
+        session.listener.message(
+            f"{name} of each fold to ±{error:.1g}: the scores beyond the memory were counted in bins; exact with a larger "
+            "--memory"
+        )
     scores = []
     for setting in settings:
         folds = [sums[setting, fold].value() or 0.0 for fold in range(problem.n_folds)]
         scores.append(Scores(setting, folds, float(np.mean(folds))))
-    best = CRITERIA[_criterion(search)].best(scores, by_error=asked.one_standard_error).setting
+    best = CRITERIA[name].best(scores, by_error=asked.one_standard_error).setting
     several = len({of.setting.l1 for of in scores}) > 1
     return {
         "scores": {
