@@ -18,7 +18,7 @@ from tools.peers.__main__ import main
 from tools.peers.arrays import load_arrays, write_arrays
 from tools.peers.contestants import CONTESTANTS, Task
 from tools.peers.race import LEVELS, Training, loosest
-from tools.peers.tables import Race, read, standings
+from tools.peers.tables import Race, read, standings, table
 
 RACE = Race("data", "hinge", 1.0, 1, "1GB", False)
 
@@ -124,3 +124,17 @@ def test_a_race_that_was_ended_early_counts_the_first_round_of_those_that_have_n
     ended = [*trainings("one", (0, 0.1, 1e-5, 9.0), (1, 0.1, 1e-5, 5.0), (1, 0.1, 1e-5, 1.0))]
     ended += trainings("two", (0, 0.1, 1e-5, 4.0))
     assert [standing.seconds[1e-4] for standing in standings(ended)] == [1.0, 4.0]
+
+
+def test_the_last_lines_sum_up_how_many_times_as_fast_as_the_best_peer_we_are() -> None:
+    """The median of races in memory, by each measure with its own best peer; a cold race is listed, and not counted."""
+    races = {}
+    for number, (ours, cold) in enumerate([(2.0, False), (8.0, False), (0.5, False), (0.1, True)]):
+        contestants = (("streamcd", ours), ("slow", 9.0), ("quick", 4.0))
+        races[Race(f"data {number}", "hinge", 1.0, 1, "1GB", cold)] = [
+            each for name, seconds in contestants for each in trainings(name, (0, 0.1, 1e-5, seconds))
+        ]
+    text = table(races)
+    assert "| data 3, hinge, C = 1, 1 thread, cold: quick | 40.00 |" in text
+    assert "| **least of 3 in memory** | 0.50 |" in text
+    assert "| **median of 3 in memory** | 2.00 |" in text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,28 +120,61 @@ def table(races: dict[Race, list[Training]], levels: Sequence[float] = LEVELS) -
     for race, trainings in races.items():
         lines.append(f"| **{race}** |" + " |" * (len(levels) + 3))
         lines += [_row(standing, levels) for standing in standings(trainings, levels)]
-    compared = [
-        _comparison(race, standings(trainings, levels), levels[len(levels) // 2])
-        for race, trainings in races.items()
-    ]
     details = [line for race, trainings in races.items() for line in _details(race, trainings)]
-    return "\n".join([*lines, "", *filter(None, compared), "", *details])
+    return "\n".join([*lines, "", *_comparisons(races, levels[len(levels) // 2]), "", *details])
 
 
-def _comparison(race: Race, standing: Sequence[Standing], level: float) -> str:
-    """Compare streamcd's time to a level with the best peer's; empty where one of the two did not reach it."""
-    ours = [each for each in standing if each.name == "streamcd" and level in each.seconds]
+@dataclass(frozen=True)
+class Ratio:
+    """How many times as fast as the best peer streamcd is; by each measure another peer may be the best."""
+
+    seconds: float
+    processor_seconds: float
+    with_load: float  # the peer's load from its fastest file counted
+    peer: str  # the best by seconds
+
+
+def ratio(standing: Sequence[Standing], level: float) -> Ratio | None:
+    """Compare streamcd's times to a level with its peers'; None where one of the two did not reach it."""
+    ours = next((each for each in standing if each.name == "streamcd" and level in each.seconds), None)
     peers = [each for each in standing if not each.name.startswith("streamcd") and level in each.seconds]
-    if not ours or not peers:
-        return ""
+    if ours is None or not peers:
+        return None
     best = min(peers, key=lambda each: each.seconds[level])
-    quickest = min(peers, key=lambda each: each.processor_seconds[level])
-    wall = best.seconds[level] / ours[0].seconds[level]
-    processor = quickest.processor_seconds[level] / ours[0].processor_seconds[level]
-    return (
-        f"* {race}: to {level:g} streamcd is {wall:.2f} times as fast as the best peer, {best.name}, and "
-        f"{processor:.2f} times by processor time ({quickest.name})"
+    return Ratio(
+        best.seconds[level] / ours.seconds[level],
+        min(each.processor_seconds[level] for each in peers) / ours.processor_seconds[level],
+        min(each.seconds[level] + each.load_seconds for each in peers) / ours.seconds[level],
+        best.name,
     )
+
+
+def _comparisons(races: dict[Race, list[Training]], level: float) -> list[str]:
+    """Tabulate how many times as fast as the best peer streamcd is, race by race, and the least and the median of them."""
+    found = {race: ratio(standings(trainings), level) for race, trainings in races.items()}
+    ratios = {race: each for race, each in found.items() if each is not None}
+    lines = [
+        f"| to {level:g}, times as fast as the best peer | by seconds | by processor seconds | its load counted |",
+        "| --- | --- | --- | --- |",
+    ]
+    lines += [f"| {race}: {each.peer} | {_three(each)} |" for race, each in ratios.items()]
+    warm = [each for race, each in ratios.items() if not race.cold]
+    for name, summary in (("least", min), ("median", statistics.median)) if warm else ():
+        lines.append(f"| **{name} of {len(warm)} in memory** | {_three(_summed_up(warm, summary))} |")
+    return lines
+
+
+def _summed_up(ratios: Sequence[Ratio], summary: Callable[[list[float]], float]) -> Ratio:
+    return Ratio(
+        summary([each.seconds for each in ratios]),
+        summary([each.processor_seconds for each in ratios]),
+        summary([each.with_load for each in ratios]),
+        "",
+    )
+
+
+def _three(each: Ratio) -> str:
+    return f"{each.seconds:.2f} | {each.processor_seconds:.2f} | {each.with_load:.2f}"
 
 
 def _row(standing: Standing, levels: Sequence[float]) -> str:
