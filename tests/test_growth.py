@@ -255,6 +255,26 @@ def test_categories_that_are_new_come_behind_all_features(
     assert again.fingerprint == grown.fingerprint
 
 
+def test_missing_values_of_the_summary_are_those_of_all_rows(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"x": [1.0, None, 3.0, 4.0], "city": ["a", None, None, "b"], "y": [0, 1, 0, 1]})
+    data = streamcd.convert(frame, tmp_path / "data", label="y")
+    for new_names in ("count", "add"):
+        data = streamcd.convert(frame[1:], data.path, append=True, new_names=new_names)
+    table = {use["column"]: use["missing"] for use in data.info()["table"]}
+    assert table == {"x": 3, "city": 6, "y": 0}
+
+
+def test_the_command_shows_what_was_appended(tmp_path: Path, base: Dataset, streamcd: Any) -> None:
+    more = write_text(tmp_path / "b.txt", 50, seed=1)
+    shown = streamcd("convert", more, base.path, "--append").stdout
+    assert f"added to {base.path}" in shown
+    assert "50, numbered from 600 on, in 1 shard" in shown
+    assert "650 rows, 40 features" in shown
+    assert "classes" not in shown
+    (tmp_path / "none.txt").write_text("")
+    assert "added to" not in streamcd("convert", tmp_path / "none.txt", base.path, "--append").stdout
+
+
 def test_categories_that_are_new_are_counted_where_they_are_not_added(
     tmp_path: Path, table: pd.DataFrame, later: pd.DataFrame
 ) -> None:

@@ -7,6 +7,7 @@ needs.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import click
 from .._version import __version__
 from ..conversion.options import ColumnsOptions, ConvertOptions
 from ..core.atomic_files import describe_set_aside
-from ..core.errors import UsageError
+from ..core.errors import StreamcdError, UsageError
 from ..core.memory_budget import format_size
 from ..core.options import SharedWork
 from ..core.storage import is_url, local_path, location
@@ -28,6 +29,7 @@ from ..report.tables import (
     dataset_tables,
     description_tables,
     evaluation_tables,
+    growth_tables,
 )
 from ..runs.options import DescribeOptions, ReportOptions, ResumeOptions, TrainOptions, TuneOptions
 from . import console
@@ -105,6 +107,7 @@ def convert(
         raise UsageError(
             f"expected SRC... and DATASET, found {dataset} alone; name what is converted, or --drop-before N"
         )
+    first_row = _next_row(dataset) if options["append"] else None
     made = convert_text(list(sources), dataset, listener=listener, **options)
     if columns:
         from ..conversion.transpose import make_columns
@@ -112,7 +115,19 @@ def convert(
         sizes = {name: options[name] for name in ("memory", "workers", "shard_size", "chunk_size")}
         make_columns(made, listener=listener, **sizes)
     described = describe_dataset(made)
+    if first_row is not None:
+        return described, *growth_tables(dataset, described, first_row)
     return described, *dataset_tables(dataset, described)
+
+
+def _next_row(path: str) -> int | None:
+    """Return the number of the row that is appended next; None where the dataset has to be put in order first."""
+    from ..dataset.dataset import open_dataset
+
+    with suppress(StreamcdError):
+        dataset = open_dataset(path)
+        return dataset.first_row + dataset.n_rows
+    return None
 
 
 @cli.command()

@@ -221,6 +221,8 @@ class Conversion:
             self.columns = summarise(source.examples, self.encoding, merged.n_missing, unused, word)
             for warning in notation_warnings(directory, self.encoding):
                 self.pool.listener.warning(warning)
+        if self.options.append and source.encoding is not None:
+            self.columns = summarise(source.examples, source.encoding, merged.n_missing, {}, "")
         if self.options.append and self.options.separator:
             self._check_label_sets(merged.class_names)
         elif self.options.append and not self.options.adds_names:  # rows of other names are left out

@@ -63,21 +63,29 @@ def with_batch(manifest: Manifest, added: Manifest, batch: Batch) -> dict[str, A
         widened = (*widened, "encoding")
         own = {**added["categories"], "folder": batch.record["chunks"]["folder"]}
         more["more_categories"] = [*manifest.get("more_categories", ()), own]
-        if manifest.get("table"):
-            more["table"] = _with_added(manifest["table"], added["encoding"], manifest["n_features"])
+    if manifest.get("table"):
+        more["table"] = _joined_table(manifest["table"], added, manifest["n_features"])
     changes = {name: added[name] for name in widened if name in added}
     more |= {"weighted": manifest["weighted"] or added["weighted"]}
     more["source"] = [*manifest.get("source", ()), *added.get("source", ())]
     return {**_joined(manifest, [*split(manifest), batch]), **changes, **sums, **more}
 
 
-def _with_added(table: Sequence[Manifest], encoding: Manifest, first: int) -> list[dict[str, Any]]:
-    """Return the uses of a table's columns with the features that an encoding has from `first` on."""
+def _joined_table(table: Sequence[Manifest], added: Manifest, first: int) -> list[dict[str, Any]]:
+    """Return the uses of a table's columns with the missing values of rows `added`, and their features from `first` on."""
+    n_missing = {use["column"]: use["missing"] for use in added.get("table", ())}
     n_added: dict[str, int] = {}
-    for column in encoding["columns"]:
+    for column in added["encoding"]["columns"] if added.get("categories") else ():
         if column.get("added", 0) >= first:
             n_added[column["name"]] = n_added.get(column["name"], 0) + column["n_categories"]
-    return [{**use, "features": use["features"] + n_added.get(use["column"], 0)} for use in table]
+    return [
+        {
+            **use,
+            "features": use["features"] + n_added.get(use["column"], 0),
+            "missing": use["missing"] + n_missing.get(use["column"], 0),
+        }
+        for use in table
+    ]
 
 
 def without_rows_before(manifest: Manifest, batches: Sequence[Batch], first_row: int) -> dict[str, Any]:

@@ -95,6 +95,21 @@ def dataset_tables(path: str, info: Facts) -> list[Table]:
     return [*_source_columns(info["table"]), *tables] if info.get("table") else tables
 
 
+def growth_tables(path: str, info: Facts, first_row: int) -> list[Table]:
+    """Describe the rows of a dataset from number `first_row` on, which were appended, and what it has now."""
+    of_all = (f"{info['n_rows']:,} rows, {info['n_features']:,} features, {info['n_entries']:,} entries",)
+    rows = [
+        (
+            "rows",
+            f"{one['n_rows']:,}, numbered from {one['first_row']:,} on, in {counted(one['n_shards'], 'shard')}",
+        )
+        for one in info["batches"]
+        if one["first_row"] >= first_row
+    ]
+    rows += [("now", *of_all), ("fingerprint", info["fingerprint"])]
+    return [Table(f"added to {path}" if len(rows) > 2 else f"dataset {path}", rows)]
+
+
 def _batches(batches: Sequence[Facts]) -> list[Table]:
     """Show in which batches rows came, where there were several."""
     if len(batches) == 1:
