@@ -28,20 +28,23 @@ from click.testing import CliRunner
 from conftest import LentWorkers
 from forking import Forked
 from small_datasets import random_rows, windows_of, write_dataset
+from test_cluster import Commands
 
 import streamcd
 from streamcd import Dataset
 from streamcd import open as open_dataset
 from streamcd.cli.commands import cli
+from streamcd.cluster.dask_engine import open_client
 from streamcd.conversion.byte_sources import share_out
 from streamcd.conversion.publication import unfinished
 from streamcd.core import storage
-from streamcd.core.errors import DataError, DatasetError, UsageError
+from streamcd.core.errors import CheckpointError, DataError, DatasetError, LockError, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
 from streamcd.core.storage import Url, location, open_bytes
 from streamcd.dataset.range_cache import Cache, CachedFile, CachedRanges
 from streamcd.stream.arenas import RowLayout
 from streamcd.stream.memory_plan import make_plan, plan_shards
+from tools.simulated_cluster import Simulation
 
 boto3 = pytest.importorskip("boto3")
 pytest.importorskip("moto")
@@ -505,24 +508,25 @@ def test_predictions_and_evaluations_of_a_bucket_are_those_of_the_disk(
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "said"),
     [
-        ["train", "DATA", f"{BUCKET}/run"],
-        ["tune", "DATA", f"{BUCKET}/run", "-C", "1,2"],
-        ["resume", f"{BUCKET}/run"],
-        ["evaluate", "DATA", f"{BUCKET}/run"],
-        ["predict", "DATA", f"{BUCKET}/run", "-o", "out.parquet"],
-        ["export", f"{BUCKET}/run", "out.txt"],
+        (["train", "DATA", "https://127.0.0.1/run"], "in a bucket (s3://, gs://), found https"),
+        (["train", "DATA", "OTHER"], "exists and is neither a run nor a model (chunks.parquet)"),
+        (["train", "DATA", "run", "--start-from", f"{BUCKET}/run"], "found a URL"),
+        (["resume", f"{BUCKET}/none"], f"{BUCKET}/none is not a run"),
+        (["evaluate", "DATA", f"{BUCKET}/none"], f"{BUCKET}/none: expected a run or a model, found none"),
+        (["export", f"{BUCKET}/none", "out.txt"], f"{BUCKET}/none: expected a run or a model, found none"),
+        (["predict", "DATA", "run", "-o", f"{BUCKET}/out.parquet"], "found a URL"),
     ],
-    ids=lambda arguments: arguments[0],
 )
-def test_what_is_written_may_not_be_a_url(
-    server: Server, local: Dataset, remote: str, arguments: list[str], tmp_path: Path
+def test_what_may_not_be_a_url_and_what_is_not_there_is_one_line(
+    server: Server, local: Dataset, remote: str, arguments: list[str], said: str, tmp_path: Path
 ) -> None:
+    names = {"DATA": str(local.path), "OTHER": remote}
     with contextlib.chdir(tmp_path):
-        shown = CliRunner().invoke(cli, [str(local.path) if a == "DATA" else a for a in arguments])
+        shown = CliRunner().invoke(cli, [names.get(a, a) for a in arguments])
         assert shown.exit_code == 2
-        assert "found a URL" in shown.stderr
+        assert said in shown.stderr
         assert shown.stderr.count("\n") == 1
         assert os.listdir() == []
 
@@ -840,6 +844,219 @@ def test_a_conversion_that_fails_leaves_nothing_in_the_bucket(
         converted(tmp_path / "text", f"{BUCKET}/failed")
     with pytest.raises(UsageError, match="read only"):
         converted(tmp_path / "text", "https://example.com/data")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Runs in a bucket
+
+
+def test_a_run_in_a_bucket_is_used_as_one_on_disk(
+    server: Server, local: Dataset, text: bytes, tmp_path: Path
+) -> None:
+    """And ends with its bits; a copy of its files is a run on disk."""
+    run, name = tmp_path / "run", f"{BUCKET}/whole/run"
+    options: dict[str, Any] = {"tol": 1e-3, "loss": "log_loss"}
+    streamcd.train(local, run, **options)
+    trained = streamcd.train(local, name, **options)
+    assert trained.run == name
+    assert (trained.model.weights == weights(run)).all()
+    assert trained.history.num_rows > 0
+    results = [streamcd.resume(where, tol=1e-6) for where in (run, name)]
+    assert results[0].passes == results[1].passes > trained.passes
+    assert (streamcd.load_checkpoint(name).weights == weights(run)).all()
+    (tmp_path / "test.txt").write_bytes(text)
+    given = {"FILE": str(tmp_path / "test.txt"), "OUT": str(tmp_path / "out")}
+    for command in (
+        "info RUN",
+        "verify RUN",
+        "weights RUN",
+        "evaluate FILE RUN",
+        "predict FILE RUN -o OUT.csv --force",
+        "export RUN OUT.txt --format liblinear --force",
+    ):
+        said, files = [], []
+        for where in (str(run), name):
+            words = [where if word == "RUN" else word for word in command.split()]
+            for short, long in given.items():
+                words = [word.replace(short, long) for word in words]
+            shown = CliRunner().invoke(cli, [*words, "--json"])
+            assert shown.exit_code == 0, shown.stderr
+            said.append(shown.stdout.replace(where, "RUN"))
+            files.append([path.read_bytes() for path in sorted(tmp_path.glob("out.*"))])
+        assert files[0] == files[1]
+        if "info" not in command:  # seconds
+            assert said[0] == said[1]
+    for key in names(server, "whole/run"):
+        path = tmp_path / "copy" / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        server.client.download_file("bucket", f"whole/run/{key}", str(path))
+    assert streamcd.resume(tmp_path / "copy", tol=1e-9).converged
+
+
+def test_a_search_in_a_bucket_is_resumed(server: Server, local: Dataset, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"C": [0.01, 0.1], "cv": 2, "tol": 1e-3}
+    results = []
+    for where in (tmp_path / "search", f"{BUCKET}/search"):
+        streamcd.tune(local, where, **options)
+        results.append(streamcd.resume(where, tol=1e-6))
+    assert results[0].scores == results[1].scores
+    assert (results[0].model.weights == results[1].model.weights).all()
+
+
+class Killed(BaseException):
+    """The end of a process, which no code of its own outlives."""
+
+
+@pytest.mark.parametrize(
+    ("workers", "every"),
+    [
+        (0, 17),
+        (2, 17),
+        pytest.param(0, 1, marks=pytest.mark.slow),
+        pytest.param(2, 1, marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_in_a_bucket_killed_at_any_request_resumes_to_the_same_bits(
+    server: Server, local: Dataset, tmp_path: Path, workers: int, every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before an upload, a removal or a look at who has the run, of the first training and then of the second."""
+    client = Simulation(workers) if workers else None
+    options: dict[str, Any] = {"tol": 1e-9, "max_passes": 4, "client": client}
+    streamcd.train(local, tmp_path / "calm", checkpoint_every=0.001, **options)
+    left = [0]
+
+    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
+        def do(*arguments: Any) -> Any:
+            left[0] -= 1
+            if left[0] == 0:
+                raise Killed
+            return call(*arguments)
+
+        return do
+
+    monkeypatch.setattr("streamcd.training.loop._UPLOAD_PAUSE", 0)
+    for method in ("upload", "remove", "put"):
+        monkeypatch.setattr(Url, method, counted(getattr(Url, method)))
+    moments, run = 1 - every, f"{BUCKET}/killed-{workers}"
+    while left[0] <= 0:
+        moments += every
+        left[0] = moments
+        with contextlib.suppress(Killed):
+            streamcd.train(local, run, checkpoint_every=0.001, force=True, **options)
+        if left[0] > 0:
+            break  # it came to its end
+        left[0] = moments
+        with contextlib.suppress(Killed, CheckpointError):  # there is no run yet
+            streamcd.resume(run, client=client)
+        left[0] = -1
+        if "config.json" in names(server, f"killed-{workers}"):
+            resumed = streamcd.resume(run, client=client)
+            assert (resumed.model.weights == weights(tmp_path / "calm")).all(), moments
+    assert moments > 30
+
+
+_GUARD = """
+import os, sys
+from pathlib import Path
+
+ALL, OWN = {all!r}, {own!r}
+
+def refuse(event, arguments):
+    if event in ("open", "os.mkdir") and isinstance(arguments[0], str | os.PathLike):
+        path = os.fspath(arguments[0])
+        if path.startswith(ALL) and not path.startswith(OWN):
+            raise FileNotFoundError(2, "on another machine", path)
+        if event == "open" and path.endswith(".bin") and not os.path.exists(OWN + "/kept"):
+            Path(OWN, "kept").write_text(path)
+
+sys.addaudithook(refuse)
+"""
+"""What keeps a worker to the directory of its machine, and notes that it has dual variables there."""
+
+
+class Machines(Commands):
+    """A scheduler, and workers each of which sees its own directory alone."""
+
+    def start_machine(self, number: int) -> subprocess.Popen[bytes]:
+        own = self.folder / f"machine-{number}"
+        own.mkdir()
+        guard = own / f"guard{number}.py"
+        guard.write_text(_GUARD.format(all=str(self.folder), own=str(own)))
+        options = "--nthreads", "1", "--no-nanny", "--no-dashboard", "--memory-limit", "0"
+        return self.start("worker", self.address, *options, "--local-directory", own, "--preload", guard)
+
+
+@pytest.fixture
+def machines(server: Server, tmp_path: Path) -> Iterator[Machines]:
+    made = Machines(tmp_path)
+    yield made
+    for process in made.processes:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("place", "loss"), [("bucket", "hinge"), ("bucket", "log_loss"), ("disk", "hinge")])
+def test_three_workers_without_a_shared_disk_of_which_one_is_killed_end_with_the_bits_of_three(
+    server: Server,
+    machines: Machines,
+    place: str,
+    loss: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Data in a bucket, the run there too or on the disk of the process that trains; nobody sees another's directory."""
+    data = write_dataset(tmp_path / "data", random_rows(2000, 30, seed=5), n_chunks=36, n_shards=12)
+    remote = server.upload(data.path, f"three-{place}-{loss}")
+    run = f"{BUCKET}/run-{loss}" if place == "bucket" else str(tmp_path / "run")
+    options: dict[str, Any] = {"loss": loss, "tol": 1e-15, "acceleration": "none", "memory": "600MB"}
+    streamcd.train(remote, tmp_path / "calm", client=Simulation(3), max_passes=30, **options)
+    processes = [machines.start_machine(number) for number in range(3)]
+    rounds = 0
+
+    def kill_one() -> None:
+        nonlocal rounds
+        rounds = max(
+            rounds,
+            *(len(log.read_text().splitlines()) for log in (tmp_path / "scratch").rglob("log.jsonl")),
+            0,
+        )
+        if rounds >= 4:
+            processes[1].kill()
+
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+    if place == "disk":
+        run = str(tmp_path / "scratch" / "run")
+    with open_client(machines.address, 0) as client:
+        client.wait_for_workers(3)
+        streamcd.train(remote, run, client=client, max_passes=18, stop_requested=kill_one, **options)
+        assert rounds >= 4
+        assert processes[1].wait(10)
+        machines.start_machine(3)
+        client.wait_for_workers(3)
+        trained = streamcd.resume(run, client=client, max_passes=30)
+    assert (trained.model.weights == weights(tmp_path / "calm")).all()
+    used = trained.history["workers"].to_pylist()
+    assert {2, 3} == set(used)
+    assert set(trained.history["parts"].to_pylist()) == {3}
+    assert max(trained.history["attempts"].to_pylist()) > 1
+    assert len(list(tmp_path.glob("machine-*/kept"))) == 4
+
+
+def test_a_run_in_a_bucket_is_whoevers_opened_it_last(server: Server, local: Dataset, tmp_path: Path) -> None:
+    """The one that had it before ends at its next checkpoint, and damages nothing."""
+    run, taken = f"{BUCKET}/two", []
+
+    def take_over() -> None:
+        if not taken and "state.npz" in names(server, "two"):
+            taken.append(streamcd.resume(run, max_passes=3, tol=1e-3))
+
+    endless: dict[str, Any] = {"tol": 1e-15, "max_passes": 100_000, "loss": "hinge", "C": 100.0}
+    with pytest.raises(LockError, match=f"{run}: another process has opened this run") as caught:
+        streamcd.train(local, run, checkpoint_every=0.001, stop_requested=take_over, **endless)
+    assert caught.value.exit_status == 1
+    assert (streamcd.load_model(run).weights == taken[0].model.weights).all()
 
 
 @pytest.mark.usefixtures("lend")

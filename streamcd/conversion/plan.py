@@ -12,7 +12,7 @@ from ..core.atomic_files import describe_set_aside
 from ..core.errors import UsageError
 from ..core.memory_budget import format_size, parse_size, require
 from ..core.process_pool import memory_per_worker
-from ..core.storage import REMOTE_BYTES, UPLOADING_BYTES, Location, Url, local_path
+from ..core.storage import REMOTE_BYTES, UPLOADING_BYTES, Location, Url
 from ..dataset.dataset import open_dataset
 from ..dataset.scaling import Scaling
 from ..models.encoding import Encoding, encoding_of
@@ -65,7 +65,7 @@ def load_like(path: Location) -> Like:
     else:
         from ..models.stored import load_model  # needed for this only
 
-        found = load_model(local_path(str(path), "a model"))
+        found = load_model(path)
         scaling, encoding = found.scaling, found.encoding
     # sets of labels are numbered anew: another one may occur
     names = () if found.multilabel else tuple(found.class_names or ())

@@ -31,8 +31,10 @@ NO_FILE = -1
 """In place of a size."""
 
 _BLOCK_BYTES, _BLOCKS_AHEAD, _BLOCKS_HELD = 1 << 20, 8, 12
-_CLIENT_BYTES = 100_000_000  # of fsspec, s3fs, botocore and aiohttp; 39 MB after the first request, measured on Linux x86-64
-REMOTE_BYTES = _CLIENT_BYTES + 2 * _BLOCKS_HELD * _BLOCK_BYTES
+CLIENT_BYTES = 100_000_000
+"""Memory of fsspec, s3fs, botocore and aiohttp, in bytes; 39 MB after the first request, measured on Linux x86-64."""
+
+REMOTE_BYTES = CLIENT_BYTES + 2 * _BLOCKS_HELD * _BLOCK_BYTES
 """Memory of whoever reads URLs: the client, and the blocks of a file with their copies on the way."""
 
 AHEAD_BYTES, SHARED_AHEAD_BYTES = 24_000_000, 6_000_000
@@ -187,6 +189,10 @@ class Url(os.PathLike[str]):
         """Copy a file from disk, in blocks; at the URL it appears whole."""
         more = {"max_concurrency": _UPLOADS_AT_A_TIME} if self.scheme == "s3" else {}
         self._try(lambda: self._files().put_file(os.fspath(path), self.text, chunksize=_UPLOAD_BYTES, **more))
+
+    def download(self, path: Path) -> None:
+        """Copy the file to disk, in blocks."""
+        self._try(lambda: self._files().get_file(self.text, os.fspath(path)))
 
     def put(self, data: bytes, version: str | None) -> None:
         """Write a small file where there is none, or in place of the one of this `version`; else FileExistsError.

@@ -12,10 +12,10 @@ import numpy as np
 
 from ..core.classes import default_code
 from ..core.errors import ModelError
+from ..core.folder_copies import copied, of_models
 from ..core.memory_budget import parse_size, require
 from ..core.metadata import read_metadata
 from ..core.setting import Setting, asked_text
-from ..core.storage import local_path
 from ..dataset.scaling import Scaling
 from ..kernels.loss_table import LOSSES, form_of, has_cost
 from .encoding import CATEGORIES_FILE, read_encoding
@@ -80,7 +80,12 @@ def load_model(
     >>> streamcd.load_model("run").loss
     'log_loss'
     """
-    directory = find_model(local_path(path, "a model"), C, l1)
+    with copied(path, "a run or a model", of_models) as place:
+        return _load_model(place, C, l1, memory)
+
+
+def _load_model(path: Path, C: float | None, l1: float | None, memory: int | str | None) -> Model:
+    directory = find_model(path, C, l1)
     if memory is not None and (directory / "weights.npy").exists():
         files = [directory / name for name in _FILES]
         require(
@@ -90,7 +95,7 @@ def load_model(
     try:
         _, description = read_metadata(description_path, MODEL)
     except (FileNotFoundError, NotADirectoryError):
-        raise ModelError(_missing(Path(path))) from None
+        raise ModelError(_missing(path)) from None
     try:
         model = _read(directory, description, read_weights(directory, description))
     except (ArithmeticError, TypeError, ValueError) as error:

@@ -60,7 +60,7 @@ def fit_calibration(
     fitted = part.path / _FITTED
     if not fitted.exists():
         folds = resolve_part(part, run, replace(run.options, folds=N_FOLDS))
-        run_path = str(directory.path)
+        run_path = directory.name
         outcome = train_groups(part, folds, None, session, shown_as=run_path, stage="calibration: ")
         if outcome.is_cut_short:
             return None

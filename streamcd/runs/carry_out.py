@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..core.errors import UsageError
+from ..core.folder_copies import Copy
 from ..core.memory_budget import peak_memory_bytes
 from ..core.progress import Listener, counted
 from ..core.setting import Setting
@@ -40,7 +41,7 @@ def new_session(asked: TrainOptions | ResumeOptions) -> Session:
 
 
 @contextmanager
-def begin_run(path: Path, run: ResolvedRun, *, force: bool) -> Iterator[checkpoint.Run]:
+def begin_run(copy: Copy, run: ResolvedRun, *, force: bool) -> Iterator[checkpoint.Run]:
     """Make a run directory with a configuration; one that holds another run is refused, or emptied with `force`.
 
     Rows chosen from a dataset are refused: a run could not be resumed without them.
@@ -50,10 +51,11 @@ def begin_run(path: Path, run: ResolvedRun, *, force: bool) -> Iterator[checkpoi
             f"expected a whole dataset, found {run.dataset.n_rows} rows of {run.dataset.path}, which a resumed run "
             "would not find again; train with an estimator (LinearSVC and others), or convert these rows by themselves"
         )
-    refuse_existing(path, run.config, force)
-    with checkpoint.create_run(path, force=force) as directory:
+    refuse_existing(copy.path, run.config, force)
+    with checkpoint.create_run(copy, force=force) as directory:
         write_config(directory, run.config)
         yield directory
+        directory.publish()
 
 
 def train_groups(
@@ -78,7 +80,7 @@ def train_groups(
     follow = previous is None and groups_follow(directory, run)
     for number, group in enumerate(run.groups):
         part = directory.part(group.directory) if group.directory else directory
-        task = _make_task(group, run, previous, shown_as or str(directory.path), stage)
+        task = _make_task(group, run, previous, shown_as or directory.name, stage)
         if follow and any(outcome.is_cut_short for outcome in outcomes):
             part = checkpoint.MemoryRun()  # it begins when those before it have ended
         elif follow:
@@ -202,7 +204,7 @@ def result_of(directory: checkpoint.Run, outcome: Outcome, run: ResolvedRun) -> 
     """Sum up the outcome of all lanes of a run."""
     problem, dataset = run.problem, run.dataset
     result = make_result(
-        str(directory.path), outcome, problem.lanes, dataset.n_features, dataset.n_rows, problem.scale
+        directory.name, outcome, problem.lanes, dataset.n_features, dataset.n_rows, problem.scale
     )
     names = dataset.label_names or dataset.class_names
     if names is not None:

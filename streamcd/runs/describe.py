@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -11,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import CheckpointError, DataError
+from ..core.folder_copies import copied
 from ..core.locks import release_lock, take_lock
 from ..core.metadata import Structure, as_structure, parse_json
+from ..core.storage import Location, location
 from ..dataset.dataset import Dataset
 from ..kernels.loss_table import has_cost
 from ..models.stored import describe_model, is_model, models_of_path
@@ -27,9 +28,12 @@ _LANE_ARRAYS = ("phase", "converged", "reason", "passes", "gap", "primal", "esti
 
 def describe(path: str, *, scaled: bool = False) -> dict[str, Any]:
     """Describe a dataset, a run or a model, without reading data; see the functions for each."""
-    kind = kind_of_directory(path)
+    place = location(path)
+    kind = kind_of_directory(place)
     if kind != "dataset":
-        return (describe_run if kind == "run" else describe_model)(path, scaled=scaled)
+        with copied(place, "a run or a model") as folder:
+            described = (describe_run if kind == "run" else describe_model)(folder, scaled=scaled)
+        return {**described, "next": described["next"].replace(str(folder), str(place))}
     from ..conversion.publication import open_or_tell
 
     return describe_dataset(open_or_tell(path))
@@ -220,8 +224,8 @@ def _next_command(path: Path, config: RunConfig, state: dict[str, Any]) -> str:
     return "wait" if state["state"] == "in work" else f"streamcd resume {path}{workers}"
 
 
-def kind_of_directory(path: str | os.PathLike[str]) -> str:
+def kind_of_directory(path: Location) -> str:
     """Return ``"run"``, ``"model"``, or ``"dataset"`` for anything else."""
-    if (Path(path) / "config.json").exists():
+    if (path / "config.json").exists():
         return "run"
-    return "model" if (Path(path) / "model.json").exists() else "dataset"
+    return "model" if (path / "model.json").exists() else "dataset"

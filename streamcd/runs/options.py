@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UsageError
 from ..core.memory_budget import parse_size
 from ..core.options import ListenerOptions, Place, Section, Size, ThreadOptions, option, replaces
+from ..core.storage import local_path
 from ..dataset.range_cache import CacheOptions
 from ..kernels.loss_table import has_cost
 from ..prediction.options import ModelOptions
@@ -177,7 +177,7 @@ class TrainOptions(ProblemOptions, SessionOptions):
             )
         self._set(memory=parse_size(self.memory), checkpoint_every=float(self.checkpoint_every))
         if self.start_from is not None:
-            self._set(start_from=str(Path(self.start_from).resolve()))
+            self._set(start_from=str(local_path(self.start_from, "a run to start from").resolve()))
 
     @property
     def memory_bytes(self) -> int:

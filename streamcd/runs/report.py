@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..core.atomic_files import begins_with, check_output, replacing, write_file
+from ..core.folder_copies import copied
 from ..core.options import takes
 from ..core.progress import ends_progress
 from ..core.setting import Setting
@@ -88,8 +89,13 @@ def write_report(run: str | os.PathLike[str], out: str | os.PathLike[str], asked
     --------
     >>> streamcd.write_report("run", "report.html", data="reviews/test.txt")
     """
-    run, page_path = local_path(run, "a run"), local_path(out, "a report")
+    page_path = local_path(out, "a report")
     check_output(page_path, "a page", lambda path: begins_with(path, _PAGE), force=asked.force)
+    with copied(run, "a run") as folder:
+        _write_report(folder, page_path, asked)
+
+
+def _write_report(run: Path, page_path: Path, asked: ReportOptions) -> None:
     run_facts = describe_run(run, scaled=asked.scaled)
     scores = read_scores(run)  # what is damaged is refused before anything is drawn
     histories = dict(list(read_history(run).items())[:MAX_LOGS])

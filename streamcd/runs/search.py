@@ -32,7 +32,7 @@ def carry_out_search(directory: checkpoint.Run, search: ResolvedRun, session: Se
     """Train the folds, score them, train on all rows: each from its last checkpoint."""
     folds = directory.part("folds")
     write_config(folds, replace(search.config, tune=None))
-    outcome = train_groups(folds, search, None, session, shown_as=str(directory.path), stage="folds: ")
+    outcome = train_groups(folds, search, None, session, shown_as=directory.name, stage="folds: ")
     scored: dict[str, Any] = {
         "scores": {},
         "best_C": float("nan"),
@@ -50,7 +50,7 @@ def carry_out_search(directory: checkpoint.Run, search: ResolvedRun, session: Se
         told = f"mean {criterion.text} {mean:{criterion.form}}"
         session.listener.message(f"best {best}, {told}; training on all rows")
         result = _train_best(directory, search, best, session)
-    figures = asdict(result) | {"run": str(directory.path)}
+    figures = asdict(result) | {"run": directory.name}
     return TuneResult(**figures, **scored, folds=_summary(outcome))
 
 

@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..core.errors import UsageError
+from ..core.folder_copies import PUBLISHING_BYTES, Copy, working_copy
 from ..core.options import takes
 from ..core.progress import ends_progress
-from ..core.storage import local_path, location
+from ..core.storage import location
 from ..dataset.dataset import Dataset, open_cached
 from ..dataset.range_cache import asked_cache
 from ..solvers.registry import SOLVERS, find_solver
@@ -135,19 +136,25 @@ def resume(run: str | Path, asked: ResumeOptions) -> Result:
     >>> result.gap <= 1e-6
     True
     """
-    path = local_path(run, "a run")
     on_workers = Workers.asked(asked.client, asked.workers, asked.scheduler, fewest=1)
-    return _go_on(path, on_workers, new_session(asked), lambda config: _changed(config, asked))
+    with working_copy(run) as copy:
+        return _go_on(copy, on_workers, new_session(asked), lambda config: _changed(config, asked))
 
 
 def _begin(
     dataset: Dataset | str | Path, run: str | Path | None, asked: TrainOptions, on_workers: Workers
 ) -> Result:
     """Begin a run; with `resume` go on with it where it was begun."""
-    session = new_session(asked)
     # first: for rows in memory a run is not what is missing
     dataset = open_cached(dataset, asked.cache, asked.cache_size)
-    path = local_path(run, "a run")
+    with working_copy(run) as copy:
+        if copy.published is not None and not on_workers.elsewhere:
+            asked = replace(asked, memory=asked.memory_bytes - PUBLISHING_BYTES)
+        return _begin_in(copy, dataset, asked, on_workers)
+
+
+def _begin_in(copy: Copy, dataset: Dataset, asked: TrainOptions, on_workers: Workers) -> Result:
+    session, path = new_session(asked), copy.path
     asked = replace(asked, on_workers=bool(on_workers), workers=on_workers.local or None)
     asked = settle(asked, dataset, session.listener)
     _check_rounds(asked)
@@ -164,12 +171,12 @@ def _begin(
         check_calibration(asked)
     resolved = resolve(dataset, asked, session.listener)
     if asked.resume and is_begun(path, resolved.config):
-        return _go_on(path, on_workers, session, lambda config: changed_by(config, resolved.config))
+        return _go_on(copy, on_workers, session, lambda config: changed_by(config, resolved.config))
     warn_early(resolved, session.listener)
     previous = previous_run(resolved)  # refused before anything is made
     if previous is not None and previous.matched:
         session.listener.message(previous.matched)
-    with on_workers.reached(session.listener) as reached, begin_run(path, resolved, force=asked.force) as new:
+    with on_workers.reached(session.listener) as reached, begin_run(copy, resolved, force=asked.force) as new:
         return _train(new, resolved, previous, reached, session)
 
 
@@ -202,11 +209,11 @@ def _train(
 
 
 def _go_on(
-    path: Path, on_workers: Workers, session: Session, change: Callable[[RunConfig], RunConfig]
+    copy: Copy, on_workers: Workers, session: Session, change: Callable[[RunConfig], RunConfig]
 ) -> Result:
     """Resume a run of any kind with its configuration as changed by `change`."""
-    listener = session.listener
-    with checkpoint.open_run(path) as directory:
+    listener, path = session.listener, copy.path
+    with checkpoint.open_run(path, copy) as directory:
         config = read_config(path)
         check_workers(path, config, on_workers=bool(on_workers))
         config = change(config)
@@ -229,7 +236,9 @@ def _go_on(
             listener.message(describe_worker_budget(config.memory))
         write_config(directory, config)
         warn_early(run, listener)
-        return _train(directory, run, previous_run(run), on_workers, session)
+        result = _train(directory, run, previous_run(run), on_workers, session)
+        directory.publish()
+        return result
 
 
 def _changed(config: RunConfig, asked: ResumeOptions) -> RunConfig:

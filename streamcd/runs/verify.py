@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from ..core.errors import CheckpointError, DatasetError, StreamcdError, UsageError
+from ..core.folder_copies import copied
 from ..core.memory_budget import parse_size, require
 from ..core.process_pool import checked_workers
 from ..core.progress import Listener, Progress
-from ..core.storage import local_path, location
+from ..core.storage import location
 from ..dataset.dataset import open_dataset
 from ..models.stored import is_model, load_model, models_of_path, verify_model
 from ..solvers.problem import Problem
@@ -30,10 +31,12 @@ from .describe import kind_of_directory
 def find_problems(path: str, listener: Listener, *, memory: str, workers: int) -> tuple[list[str], str]:
     """Verify a directory according to its kind: a run, a model, or else a dataset; returns the advice on problems too."""
     checked_workers(workers)
-    if kind_of_directory(path) == "run":
-        return verify_run(path, listener, memory=memory), "or train again with --force"
-    if is_model(path):
-        return verify_model(path, memory=memory), "or train, or import, the model again"
+    place = location(path)
+    if (kind := kind_of_directory(place)) != "dataset" or (isinstance(place, Path) and is_model(place)):
+        with copied(place, "a run or a model", lambda name: True) as folder:
+            if kind == "run":
+                return verify_run(folder, listener, memory=memory), "or train again with --force"
+            return verify_model(folder, memory=memory), "or train, or import, the model again"
     advice = (
         "convert the data again, or make the column layout again ('streamcd columns --force') where only its files are "
         "named"
@@ -42,7 +45,7 @@ def find_problems(path: str, listener: Listener, *, memory: str, workers: int) -
         # files that are missing are problems to list, not a reason to stop
         return open_dataset(path, check_files=False).verify(listener, workers=workers, memory=memory), advice
     except DatasetError as error:
-        if not location(path).exists():
+        if not place.exists():
             raise
         return [str(error)], advice
 
@@ -74,7 +77,7 @@ def verify_run(
         If `memory` is too small.
     """
     budget = None if memory is None else parse_size(memory)
-    path, listener = local_path(path, "a run"), listener or Listener()
+    path, listener = Path(path), listener or Listener()
     try:
         with checkpoint.open_run(path):
             problems = list(_run_problems(path, listener, budget))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..core.errors import escaped
+from ..core.folder_copies import copied
 from ..core.memory_budget import format_size, peak_memory_bytes
 from ..core.progress import format_seconds
 from ..core.setting import Setting
@@ -129,7 +129,8 @@ class Result:
         """The log of the run as a `pyarrow.Table`, a row for each read of the data or round of workers."""
         from .history import history_table  # pyarrow
 
-        return history_table(Path(self.run))
+        with copied(self.run, "a run") as run:
+            return history_table(run)
 
     def plot(self) -> Any:
         """Draw the duality gap against passes and seconds.
@@ -147,7 +148,8 @@ class Result:
         from ..report.training_figures import gap_figure
         from .history import read_history
 
-        return gap_figure(read_history(Path(self.run)), None)
+        with copied(self.run, "a run") as run:
+            return gap_figure(read_history(run), None)
 
 
 @dataclass(repr=False)
