@@ -264,6 +264,81 @@ def test_missing_values_of_the_summary_are_those_of_all_rows(tmp_path: Path) -> 
     assert table == {"x": 3, "city": 6, "y": 0}
 
 
+@pytest.mark.parametrize("text", [False, True])
+def test_missing_values_in_columns_that_had_none_get_features_behind_all_others(
+    tmp_path: Path, text: bool
+) -> None:
+    random = np.random.default_rng(0)
+    names = ["number", "flag", "city", "born"]
+    frame = pd.DataFrame(
+        {
+            "number": random.normal(size=90),
+            "flag": random.random(90) < 0.5,
+            "city": random.choice(["a", "b"], 90),
+            "born": pd.to_datetime(random.choice(["2020-01-01", "2021-02-03"], 90)),
+            "label": random.choice(["no", "yes"], 90),
+        }
+    ).astype({"flag": object, "city": object})
+    frame.loc[70:75, ["number", "city"]] = None
+    frame.loc[78, "city"] = "c"
+    frame.loc[82:84, names] = None
+
+    def source(rows: pd.DataFrame, name: str) -> Any:
+        if not text:
+            return rows
+        rows.to_csv(tmp_path / name, index=False)
+        return tmp_path / name
+
+    options = {"label": "label", "date": "born:parts"}
+    data = streamcd.convert(source(frame[:70], "a.csv"), tmp_path / "data", **options)
+    base, heard = data.n_features, Heard()
+    data = streamcd.convert(
+        source(frame[70:80], "b.csv"), data.path, append=True, new_names="add", listener=heard
+    )
+    assert data.n_features == base + 3
+    assert not any("taken for zero" in message for message in heard.messages)
+    data = streamcd.convert(source(frame[80:], "c.csv"), data.path, append=True, new_names="add")
+    assert data.n_features == base + 5
+    assert data.verify() == []
+    together = streamcd.convert(source(frame, "all.csv"), tmp_path / "together", **options)
+    assert named_rows(data) == named_rows(together)
+    table = {use["column"]: (use["features"], use["missing"]) for use in data.info()["table"]}
+    assert table == {use["column"]: (use["features"], use["missing"]) for use in together.info()["table"]}
+    streamcd.train(data, tmp_path / "run")
+    model, rows = streamcd.load_model(tmp_path / "run"), frame.drop(columns="label")
+    streamcd.predict(data, tmp_path / "run", tmp_path / "out.csv", decision=True)
+    known = pd.read_csv(tmp_path / "out.csv")["decision"]
+    np.testing.assert_allclose(model.decision_function(rows), known, atol=1e-5)
+
+
+def test_models_with_indicators_that_were_added_leave(tmp_path: Path) -> None:
+    pytest.importorskip("onnx", reason="the extra 'onnx' is not installed")
+    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime, of the extra 'test', is not installed")
+    random = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {
+            "number": random.normal(size=90),
+            "city": random.choice(["a", "b"], 90).astype(object),
+            "label": random.choice(["no", "yes"], 90),
+        }
+    )
+    frame.loc[80:85, ["number", "city"]] = None
+    data = streamcd.convert(frame[:70], tmp_path / "data", label="label")
+    data = streamcd.convert(frame[70:], data.path, append=True, new_names="add")
+    streamcd.train(data, tmp_path / "run")
+    model, rows = streamcd.load_model(tmp_path / "run"), frame[["number", "city"]]
+    expected = model.decision_function(rows)
+    assert expected[80] != model.decision_function(rows.fillna({"number": 0.0}))[80]
+    np.testing.assert_allclose(model.to_sklearn().decision_function(rows), expected, rtol=1e-12)
+    streamcd.export(model, tmp_path / "m.onnx")
+    session = runtime.InferenceSession((tmp_path / "m.onnx").read_bytes(), providers=["CPUExecutionProvider"])
+    inputs = {
+        "number": rows["number"].to_numpy()[:, None],
+        "city": rows["city"].fillna("").to_numpy(object)[:, None],
+    }
+    np.testing.assert_allclose(session.run(["decision"], inputs)[0], expected, rtol=1e-9)
+
+
 def test_the_command_shows_what_was_appended(tmp_path: Path, base: Dataset, streamcd: Any) -> None:
     more = write_text(tmp_path / "b.txt", 50, seed=1)
     shown = streamcd("convert", more, base.path, "--append").stdout

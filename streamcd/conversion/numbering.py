@@ -108,7 +108,7 @@ def merge_dictionaries(
     """Sort the strings of all tasks; write the categories, and each task's map of codes, beside them.
 
     Names of classes are sets of labels where there is a `separator`. Where the encoding has categories, and `width`
-    features, new ones come behind these, and they alone are written.
+    features, new ones come behind these, and they alone are written; then those of missing values in columns that had none.
     `memory_bytes` is half of what each of `workers` has to spare of `budget`.
     """
     tasks = _saved_strings(directory)
@@ -130,7 +130,7 @@ def merge_dictionaries(
                 place += np.where(columns == LABELS, 0, starts[columns])
         else:
             counts = _merge_categories(tasks, places, encoding, directory, _KnownCategories(encoding, width))
-        static = _static_features(encoding)
+        static = _static_features(encoding, n_missing, None if width is None else width + sum(counts))
     np.save(directory / "map.npy", np.concatenate([part for place in places for part in (static, place)]))
     np.save(directory / "starts.npy", np.cumsum([0, *(static.size + place.size for place in places)]))
     collided, used = _merge_collisions(directory, 0 if encoding is None else encoding.bits)
@@ -206,22 +206,23 @@ class _KnownCategories:
         return features, distinct.take(np.flatnonzero(~known))
 
 
-def _static_features(encoding: Encoding) -> np.ndarray:
-    """Return the features of the codes of numbers and indicators."""
-    columns = zip(
-        encoding.first_features().tolist(),
-        encoding.columns,
-        encoding.without_counts().columns,
-        strict=True,
-    )
-    # that of an indicator without a missing value is the next column's, and never looked up
-    features = [
-        first + column.n_categories + k
-        for first, column, plain in columns
-        if column.kind != "text"
-        for k in range(plain.n_features)
-    ]
-    return np.array(features, np.int64)
+def _static_features(encoding: Encoding, n_missing: np.ndarray, first_added: int | None) -> np.ndarray:
+    """Return the features of the codes of numbers and indicators; those of new indicators begin with `first_added`."""
+    plain = encoding.without_counts()
+    codes = plain.indicator_features()
+    features = np.zeros(plain.text_start, np.int64)
+    for column, start, code in zip(
+        encoding.columns, encoding.first_features(), plain.first_features(), strict=True
+    ):
+        if column.kind == "number":
+            features[code] = start
+    # that of an indicator without a missing value is never looked up
+    for number, feature in encoding.indicator_features().items():
+        features[codes[number]] = feature
+    if first_added is not None:
+        for place, number in enumerate(encoding.unindicated(n_missing)):
+            features[codes[number]] = first_added + place
+    return features
 
 
 def _merge_labels(
@@ -267,7 +268,7 @@ def read_merged(
     # plain arrays over the maps: taking an element of a memmap makes another memmap, which takes microseconds
     parts = (np.asarray(mapped(directory / name, type_)) for name, type_ in ((DATA, "u1"), (OFFSETS, "i8")))
     if width is not None:
-        return encoding.with_added(merged.n_categories, Strings(*parts), width)
+        return encoding.with_added(merged.n_categories, Strings(*parts), merged.n_missing, width)
     encoding = encoding.with_counts(merged.n_categories, merged.n_missing, Strings(*parts))
     if not encoding.text:
         return encoding

@@ -247,7 +247,7 @@ def _wanted_types(
     """Return the types of the columns to read; those of text have no types but those asked for."""
     wanted = {name: types[name] for name in encoding.names if name in types}
     for column in encoding.columns:
-        if column.kind != "sparse":
+        if column.kind != "sparse" and not column.added:
             wanted[column.name] = _wanted_type(column, types.get(column.name), is_text)
     wanted |= kept
     for name in (encoding.label, encoding.weight):
@@ -300,7 +300,8 @@ def open_tables(
         reader=reader,
         made_from="table",
         encoding=encoding,
-        grows=known is None or (reading.adds_names and known.has_categories),
+        grows=known is None
+        or (reading.adds_names and (known.has_categories or known.missing == "indicator")),
         names_labels=bool(reading.class_names or reading.separator)
         or table_types.get(encoding.label) in ("string", "boolean"),
         class_names=reading.class_names,

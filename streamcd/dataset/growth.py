@@ -77,7 +77,8 @@ def _joined_table(table: Sequence[Manifest], added: Manifest, first: int) -> lis
     n_added: dict[str, int] = {}
     for column in added["encoding"]["columns"] if added.get("categories") else ():
         if column.get("added", 0) >= first:
-            n_added[column["name"]] = n_added.get(column["name"], 0) + column["n_categories"]
+            n_features = column["n_categories"] + column.get("indicated", False)
+            n_added[column["name"]] = n_added.get(column["name"], 0) + n_features
     return [
         {
             **use,

@@ -3,8 +3,8 @@
 A column of numbers is one feature; a column of strings has a feature per category, sorted by bytes; with indicators of
 missing values, each of these columns where values were missing has one feature more. Then come columns of text, with a
 feature per token, sorted by bytes, or 2^bits buckets each; the 2^bits buckets that all hashed columns share; and the
-features of a pair of lists (indices, values), numbered by the indices. Categories of rows that were appended come behind all
-that, as further columns of the same name.
+features of a pair of lists (indices, values), numbered by the indices. Categories of rows that were appended, and indicators
+of columns whose first missing value is theirs, come behind all that, as further columns of the same name.
 """
 
 from __future__ import annotations
@@ -185,13 +185,35 @@ class Encoding:
         """End of the features of columns, and of categories that were added."""
         return max([self.bucket_start, *(column.added + column.n_features for column in self.columns)])
 
-    def with_added(self, n_categories: Sequence[int], categories: Strings, first: int) -> Encoding:
-        """Return the encoding with more categories: so many of each column, from the feature `first` on."""
+    def indicator_features(self) -> dict[int, int]:
+        """Return the features of missing values, by the numbers of their columns."""
+        starts, found = self.first_features().tolist(), {}
+        of_name = {column.name: number for number, column in reversed(list(enumerate(self.columns)))}
+        for column, start in zip(self.columns, starts, strict=True):
+            if column.indicated:
+                found[of_name[column.name]] = start + column.n_features - 1
+        return found
+
+    def unindicated(self, n_missing: np.ndarray) -> list[int]:
+        """Return the numbers of the columns with missing values that have no feature for them, and may have one."""
+        lacks = self._may_be_indicated() & (n_missing > 0)
+        lacks[list(self.indicator_features())] = False
+        return np.flatnonzero(lacks).tolist()
+
+    def with_added(
+        self, n_categories: Sequence[int], categories: Strings, n_missing: np.ndarray, first: int
+    ) -> Encoding:
+        """Return the encoding with more features from `first` on: so many categories of each column, then indicators."""
         columns = list(self.columns)
         for column, count in zip(self.columns, n_categories, strict=True):
             if count:
                 columns.append(column.but(n_categories=count, indicated=False, added=first))
                 first += count
+        for number in self.unindicated(n_missing):
+            column = self.columns[number]
+            form = column.form if column.kind == "category" else ""
+            columns.append(Column(column.name, "category", form=form, indicated=True, added=first))
+            first += 1
         known = self.categories
         assert known is not None
         data = np.concatenate([known.data[known.offsets[0] : known.offsets[-1]], categories.data])

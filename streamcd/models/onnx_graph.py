@@ -101,11 +101,13 @@ def _columns(graph: Graph, model: Model, encoding: Encoding) -> tuple[str, list[
     starts, scaled = encoding.first_features(), _Scaled(model)
     products: list[str] = []
     squares: list[str] = []
-    numbers: list[tuple[str, int, bool]] = []
-    before = 0
-    for column, start in zip(encoding.columns, starts.tolist(), strict=False):
+    numbers: list[tuple[str, int, int]] = []
+    indicators, before = encoding.indicator_features(), 0
+    for number, (column, start) in enumerate(zip(encoding.columns, starts.tolist(), strict=True)):
         if column.kind == "number" and column.form != "seconds":
-            numbers.append((graph.input(column.name, np.float64, 1), start, column.indicated))
+            numbers.append((graph.input(column.name, np.float64, 1), start, indicators.get(number, -1)))
+        elif column.name in {name for name, *_ in numbers}:
+            continue  # a missing number's feature, which was added
         elif column.kind == "category" and not column.form:
             places = _category_places(graph, encoding, column, before)
             own = slice(start, start + column.n_features)
@@ -157,7 +159,7 @@ def _token_values(graph: Graph, encoding: Encoding, column: Column, before: int)
 
 
 def _numbers(
-    graph: Graph, encoding: Encoding, numbers: list[tuple[str, int, bool]]
+    graph: Graph, encoding: Encoding, numbers: list[tuple[str, int, int]]
 ) -> Iterable[tuple[str, np.ndarray]]:
     """Yield the values of all columns of numbers with their features, and what marks the missing ones."""
     features = np.array([feature for _, feature, _ in numbers])
@@ -167,10 +169,11 @@ def _numbers(
         return
     missing = graph.add("IsNaN", values)
     yield graph.add("Where", missing, graph.constant(np.float64(0.0)), values), features
-    indicated = np.flatnonzero([indicated for *_, indicated in numbers])
+    indicators = np.array([indicator for *_, indicator in numbers])
+    indicated = np.flatnonzero(indicators >= 0)
     if indicated.size:
         marks = graph.add("Gather", graph.to_double(missing), graph.constant(indicated), axis=1)
-        yield marks, features[indicated] + 1
+        yield marks, indicators[indicated]
 
 
 def _category_places(graph: Graph, encoding: Encoding, column: Column, before: int) -> str:

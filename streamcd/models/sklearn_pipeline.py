@@ -78,12 +78,16 @@ def _encoder(encoding: Encoding) -> tuple[Any, np.ndarray]:
             "to_sklearn: a pipeline of named columns needs pandas; install it by: pip install pandas"
         ) from None
     from sklearn.compose import ColumnTransformer
+    from sklearn.impute import MissingIndicator
 
     starts = encoding.first_features().tolist()
     parts: list[tuple[str, Any, str | list[str]]] = []
     features, before = [np.empty(0, np.int64)], 0
     vectorizers: dict[str, int] = {}
     example = pd.DataFrame(index=[0])
+    plain_numbers = {
+        column.name for column in encoding.columns if (column.kind, column.form) == ("number", "")
+    }
     for column, start in zip(encoding.columns, starts, strict=True):
         own, name = (
             np.arange(start, start + column.n_features),
@@ -96,6 +100,8 @@ def _encoder(encoding: Encoding) -> tuple[Any, np.ndarray]:
             vectorizers[column.name] = start
             parts.append((column.name, _of_text(encoding, column, before), column.name))
             example[column.name] = [""]
+        elif column.added and column.name in plain_numbers:
+            parts.append((name, MissingIndicator(features="all"), [column.name]))
         elif own.size:
             categories = _categories(encoding, column, before)
             parts.append((name, _of_categories(categories, column.indicated), [column.name]))

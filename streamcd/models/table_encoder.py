@@ -123,13 +123,9 @@ class TableEncoder:
     @property
     def n_unindicated(self) -> int:
         """Number of missing values so far in columns that had none in training, and so have no indicator."""
-        if self.encoding.missing != "indicator":
+        if self._grows:
             return 0
-        plain = [
-            column.kind in ("number", "category") and not column.indicated for column in self.encoding.columns
-        ]
-        first = [column.form not in PARTS[1:] for column in self.encoding.columns]
-        return int(self.n_missing[np.array(plain) & np.array(first)].sum())
+        return int(self.n_missing[self.encoding.unindicated(self.n_missing)].sum())
 
     @property
     def largest_index(self) -> int:
@@ -163,6 +159,7 @@ class TableEncoder:
         lines: list[int] = []
         features: list[int] = []
         indicators: list[int] = []
+        known = encoding.indicator_features()  # while the encoding grows, codes for all that may have one
         for k, column in chosen:
             same = [other.kind == "number" for _, other in chosen[: len(lines)]]
             is_number = column.kind == "number"
@@ -170,8 +167,8 @@ class TableEncoder:
             features.append(self._tail_start if column.kind == "hashed" else int(starts[k]))
             refused = encoding.missing == "error"
             indicators.append(kernels.REFUSED if refused else kernels.NO_INDICATOR)
-            if self.encoding.columns[k].indicated:  # not where a column had no missing value before
-                indicators[-1] = int(starts[k]) + column.n_features - 1
+            if k in known:
+                indicators[-1] = known[k]
         kinds = [_KINDS[column.kind] for _, column in chosen]
         numbers = (np.array(values, np.int64) for values in (kinds, lines, features, indicators))
         return _Layout(chosen, *numbers)
