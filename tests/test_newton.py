@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,26 @@ from streamcd.core.errors import Interrupted, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
 from streamcd.dataset.dataset import Dataset
 from streamcd.kernels import newton as kernels
+from streamcd.kernels.primitives import Rows
 from streamcd.runs.choices import choose_method
 from streamcd.runs.options import TrainOptions
 from streamcd.runs.problem_options import ProblemOptions
+from streamcd.solvers.dual import rows_of
+from streamcd.solvers.kept_rows import ROW_UNITS
+from streamcd.solvers.memory import kept_rows
 from streamcd.solvers.newton import NewtonSolver
+from streamcd.stream.arenas import RowLayout
+from streamcd.stream.stream import Stream
 from streamcd.training.result import Result
 from tools.simulated_cluster import SerialEngine, Simulation
 
 LOSSES = ("squared_hinge", "log_loss")
+
+
+@pytest.fixture(autouse=True)
+def _few_rows_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rows of small data would be, and their problem be solved between two reads."""
+    monkeypatch.setattr("streamcd.solvers.memory._KEPT", 1500)
 
 
 def fit(dataset: Dataset, run: Path, *, windows: int | None = 2, **options: Any) -> Result:
@@ -121,7 +134,7 @@ def test_workers_that_are_lost_or_leave_change_no_bit(
     with monkeypatch.context() as patch:
         patch.setattr(SerialEngine, "round", lose)
         with pytest.raises(Interrupted):
-            train(shards, tmp_path / "run", client=Simulation(3), stop_requested=stopping_after(25), **asked)
+            train(shards, tmp_path / "run", client=Simulation(3), stop_requested=stopping_after(20), **asked)
     assert resume(tmp_path / "run", client=Simulation(2)).passes == whole.passes
     assert (weights(tmp_path / "run") == weights(tmp_path / "whole")).all()
     assert log(tmp_path / "run")[0]["attempts"] == 2
@@ -142,6 +155,7 @@ def problem_of(dataset: Dataset) -> Any:
 
 
 def test_both_ways_to_sum_up_the_hessian_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamcd.solvers.memory._KEPT", 0)  # with large matrices none are
     data = write_dataset(tmp_path / "data", random_rows(500, 30, density=0.6))
     asked: dict[str, Any] = {"loss": "log_loss", "C": 3.0, "bias": 1.0}
     one = fit(data, tmp_path / "one", **asked)
@@ -231,6 +245,64 @@ def test_auto_takes_it_for_tall_data_that_is_streamed(tmp_path: Path) -> None:
     assert chosen(memory=10**9, on_workers=True, penalty="l1") == "newton"
 
 
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(("room", "most"), [(0, None), (4000, 15), (1 << 19, 15)])
+def test_kept_rows_spare_reads_of_separable_data_with_a_large_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str, room: int, most: int | None
+) -> None:
+    """The quadratic model alone takes steps that are too long, again and again; the optimum is the same."""
+    monkeypatch.setattr("streamcd.solvers.memory._KEPT", room)
+    x, y = random_rows(600, 60, density=0.5)
+    data = write_dataset(tmp_path / "data", (x, y), n_chunks=5)
+    result = fit(data, tmp_path / "run", loss=loss, C=1000.0, tol=1e-6)
+    assert result.converged
+    best = exact_optimum(loss, augmented(x, 0.0), y, np.full(600, 1000.0))[1]
+    assert result.primal_objective == pytest.approx(best, rel=1e-6)
+    assert most is None or result.passes <= most, result.passes
+
+
+def test_the_same_nearest_rows_are_kept_however_they_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ties go by the row's number, and no row that fits is passed over for one that is farther away."""
+    monkeypatch.setattr("streamcd.solvers.memory._KEPT", 2 * 900)
+    x, y = multiclass(2, 400)
+    data = write_dataset(tmp_path / "data", (x, y), n_chunks=8, n_shards=3)
+    asked = ProblemOptions(loss="squared_hinge", method="newton", C=(1.0, 9.0), acceleration="none")
+    problem = asked.make_problem(data)
+    room, rng = kept_rows(problem, data), np.random.default_rng(3)
+    rows = whole_rows(data)
+    distance = np.round(rng.random(400), 1).astype(np.float32)  # with ties
+    length = np.diff(rows.indptr[:401])
+    order = np.lexsort((np.arange(400), distance))
+    nearest = set(order[np.cumsum(length[order] + ROW_UNITS) <= 900].tolist())
+    for parts in (1, 3, 7):
+        pieces = [np.sort(piece) for piece in np.array_split(rng.permutation(400), parts)]
+        kept, others = room.new(), room.new()
+        for k, piece in enumerate(pieces):
+            room.offer((kept, others)[k % 2], 1, rows, (piece, piece, distance[piece]))
+        room.join(kept, others)
+        n = room.count(kept, 1)
+        assert set(kept["kept_number"][1, :n].tolist()) == nearest
+        loaded, order = room.load(kept, 1, RowLayout(0, 0).new_arena(data, *room.sizes))
+        for i in order[:20].tolist():
+            own = slice(*loaded.indptr[i : i + 2])
+            number = int(kept["kept_number"][1, i])
+            theirs = slice(*rows.indptr[number : number + 2])
+            assert (loaded.value[own] == rows.value[theirs]).all()
+            assert (loaded.feature[own] == rows.feature[theirs]).all()
+        assert room.count(kept, 0) == 0
+
+
+def whole_rows(dataset: Dataset) -> Rows:
+    """Return all rows, in stored order."""
+    layout = RowLayout(0, 0)
+    with Stream(
+        dataset, windows_of(dataset, None, resident=True), replace(layout, in_order=True), 0
+    ) as stream:
+        return rows_of(next(stream.windows(0)))
+
+
 def slow_sums(
     loss: str, x: np.ndarray, y: np.ndarray, cost: np.ndarray, w: np.ndarray
 ) -> tuple[float, np.ndarray, np.ndarray]:
@@ -248,8 +320,6 @@ def slow_sums(
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_read_sums_up_what_numpy_does(tmp_path: Path, loss: str, density: float) -> None:
     """Of sparse rows pair by pair, of others in dense blocks."""
-    from streamcd.stream.stream import Stream
-
     x, y = random_rows(300, 21, density=density)
     data = write_dataset(tmp_path / "data", (x, y))
     asked = ProblemOptions(loss=loss, method="newton", bias=1.5, C=2.0, acceleration="none")
@@ -305,7 +375,8 @@ def test_huber_moves_where_no_error_is_on_the_curved_part(tmp_path: Path, method
 def test_the_dual_variables_that_a_model_expects_prove_a_smaller_gap(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a large C those at the weights of the read prove it a read or two later."""
+    """With a large C those at the weights of the read prove it a read or two later, where no rows are kept."""
+    monkeypatch.setattr("streamcd.solvers.memory._KEPT", 0)
     data = write_dataset(tmp_path / "data", random_rows(2000, 20, density=0.5), n_chunks=4)
     asked: dict[str, Any] = {"loss": "log_loss", "C": 1000.0, "bias": 1.0}
     best = fit(data, tmp_path / "best", **asked).primal_objective

@@ -12,6 +12,7 @@ from ..dataset.dataset import Dataset
 from ..dataset.range_cache import Cache
 from ..kernels.rounds import LONGEST
 from ..solvers.block_sums import Node, Tree
+from ..solvers.kept_rows import KeptRows
 from ..solvers.problem import Problem
 from ..solvers.protocol import TRAIN, join_totals
 from ..stream.identity import Identity
@@ -153,6 +154,8 @@ class SumResponse:
 
     tree: Tree
     nodes: dict[Node, dict[str, np.ndarray]]  # without siblings among each other
+    room: KeptRows
+    kept: dict[str, np.ndarray]  # rows of every lane: `KeptRows.of`
     seconds: dict[str, float]  # of every worker
     bytes_read: int
     bytes_sent: int = 0
@@ -163,9 +166,14 @@ class SumResponse:
         nodes = dict(self.nodes)
         for node, sums in other.nodes.items():
             self._add(nodes, node, sums)
+        kept = self.room.of(self.kept)
+        if self.room:
+            self.room.join(kept, other.kept)
         return SumResponse(
             tree=self.tree,
             nodes=nodes,
+            room=self.room,
+            kept=kept,
             seconds=_added(self.seconds, other.seconds),
             bytes_read=self.bytes_read + other.bytes_read,
             moved_bytes=self.moved_bytes + other.moved_bytes + other.n_bytes,
@@ -186,7 +194,8 @@ class SumResponse:
     @property
     def n_bytes(self) -> int:
         """Bytes to send."""
-        return sum(array.nbytes for sums in self.nodes.values() for array in sums.values())
+        arrays = [*self.nodes.values(), self.kept]
+        return sum(array.nbytes for each in arrays for array in each.values())
 
     def sent_by(self, n_workers: int) -> int:
         """Count the bytes that these workers sent each other and to the coordinating process."""

@@ -40,6 +40,8 @@ class SumPartition(ShardReader):
         return SumResponse(
             tree=solver.sums.blocks.tree,
             nodes=solver.sums.nodes(state),
+            room=solver.kept,
+            kept=solver.kept.of(state.matrices),
             seconds={worker: time.monotonic() - started},
             bytes_read=self._stream.bytes_read - before,
         )

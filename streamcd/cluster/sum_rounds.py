@@ -41,7 +41,7 @@ class SumRounds(RoundLoop):
     def _conclude_round(self, request: RoundRequest, result: SumResponse, step: None) -> dict[str, Any]:
         trained, certified = request.phase(TRAIN), request.phase(START, CERTIFY)
         (sums,) = result.nodes.values()
-        self.solver.take_sums(self.state, sums, np.union1d(trained, certified))
+        self.solver.take_sums(self.state, sums, result.kept, np.union1d(trained, certified))
         self._conclude_read(trained, certified)
         self._begin_next(1)
         self.round += 1

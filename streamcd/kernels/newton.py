@@ -13,7 +13,15 @@ import numpy as np
 from .compile import inlined, kernel
 from .dual import certify_row, keep_sums, sums_of
 from .loss_table import LOG_LOSS
-from .losses import alpha_and_curvature, five_numbers, loss_at, model_curvature, most_curvature, unit_of
+from .losses import (
+    alpha_and_curvature,
+    bend_distance,
+    five_numbers,
+    loss_at,
+    model_curvature,
+    most_curvature,
+    unit_of,
+)
 from .penalties import elastic_gap_term, elastic_sensitivity, elastic_slope, elastic_step
 from .primitives import (
     CURVE,
@@ -66,6 +74,9 @@ class Point(NamedTuple):
     searches: np.ndarray  # (lanes,) bool: the objective is wanted at all lengths of the step
     begins: np.ndarray  # (lanes,) bool: the gradient is wanted at w = 0 too
     compares: np.ndarray  # (lanes,) bool: the terms of a gap at the model's dual variables are wanted too
+    exact_within: (
+        np.ndarray
+    )  # (lanes,): `losses.bend_distance` up to which the model had the losses themselves
 
 
 class Sums(NamedTuple):
@@ -90,6 +101,9 @@ class Scratch(NamedTuple):
     row: np.ndarray  # (BLOCK,) int64
     curvature: np.ndarray  # (BLOCK,) float64
     dense: np.ndarray  # (BLOCK, D) float64: zeros, before and after
+    distance: (
+        np.ndarray
+    )  # (lanes, rows) float32: written, `losses.bend_distance` of every row; (lanes, 0) for none
 
 
 @kernel
@@ -123,10 +137,13 @@ def _add_terms(order, rows, costs, lane, point, tile, sums, scratch):
     """Add the terms of a block of rows in a lane; returns how many have a curvature, which `scratch` then lists."""
     w, step, bias, line, totals = point.w[lane], point.step[lane], costs.bias, sums.line[lane], sums.totals
     last, n, counts, loss = w.size - 1, 0, tile[0] == 0, costs.loss
+    keeps = scratch.distance.shape[1] > 0
     for p in range(order.size):
         i = order[p]
         c = row_cost(i, lane, rows, costs)
         if c <= 0.0:
+            if keeps:
+                scratch.distance[lane, i] = np.inf
             continue
         sign, y = row_label(i, lane, rows, costs)
         numbers = five_numbers(loss, y, 1.0)
@@ -141,6 +158,8 @@ def _add_terms(order, rows, costs, lane, point, tile, sums, scratch):
             n += 1
         if not counts:
             continue
+        if keeps:
+            scratch.distance[lane, i] = bend_distance(loss, t, numbers)
         a = slope * unit
         value = loss_at(loss, t, numbers)
         side = 0 if sign * a >= 0.0 else 1
@@ -164,8 +183,8 @@ def _add_terms(order, rows, costs, lane, point, tile, sums, scratch):
             add_row(rows, sums.start[lane], start, stop, at_zero)
             sums.start[lane, last] += at_zero * bias
         if point.compares[lane]:
-            row = (t, y, c, reach)
-            b = sign * c * _add_expected(lane, loss, row, change, numbers, sums.expected_totals)
+            row, within = (t, y, c, reach), point.exact_within[lane]
+            b = sign * c * _add_expected(lane, loss, row, (change, within), numbers, sums.expected_totals)
             add_row(rows, sums.expected[lane], start, stop, b)
             sums.expected[lane, last] += b * bias
         size = c * abs(a)
@@ -180,15 +199,18 @@ def _add_terms(order, rows, costs, lane, point, tile, sums, scratch):
 
 
 @inlined
-def _add_expected(lane, loss, row, change, numbers, totals):
+def _add_expected(lane, loss, row, moved, numbers, totals):
     """Add a row's terms of the gap at the b that a model expects, in its bounds; returns b over C.
 
     At the margin before the step, t0, the row had the dual variable a and the curvature h; the model, of which this is the
     solution, expects ``b = a - h (t - t0)`` and ``Σ s_i b_i x_i = w``. So the gap is about a sum of squares of the model's
-    errors, row by row, while that of the a at t also has their products: with a large C it comes a read later.
+    errors, row by row, while that of the a at t also has their products: with a large C it comes a read later. For a row
+    whose loss the model had itself, b is the a at t. `moved` is ``t - t0``, and the distance up to which rows are such.
     """
-    t, _, c, _ = row
+    (t, _, c, _), (change, within) = row, moved
     slope, curvature = alpha_and_curvature(loss, t - change, numbers)
+    if np.float32(bend_distance(loss, t - change, numbers)) <= within:
+        slope, curvature = alpha_and_curvature(loss, t, numbers)[0], 0.0
     b = unit_of(loss, numbers) * (slope - curvature * change)
     if loss.kind == LOG_LOSS:
         b = min(max(b, _LEAST_SHARE), 1.0 - _LEAST_SHARE)

@@ -274,7 +274,8 @@ class Room(NamedTuple):
 def new_room(n_columns: int) -> Room:
     """Return the room for a block of rows of columns, and the bias."""
     entries, size = BLOCK * n_columns, n_columns + 1
-    scratch = Scratch(np.zeros(BLOCK, np.int64), np.zeros(BLOCK), np.zeros((BLOCK, size)))
+    numbers = np.zeros(BLOCK), np.zeros((BLOCK, size)), np.zeros((0, 0), np.float32)
+    scratch = Scratch(np.zeros(BLOCK, np.int64), *numbers)
     ends, cursor = np.zeros(BLOCK + 1, np.int64), np.zeros(n_columns, np.int64)
     return Room(ends, np.zeros(entries, np.int64), np.zeros(entries), cursor, scratch)
 

@@ -10,6 +10,7 @@ from ..kernels.loss_table import LOSSES, is_logistic
 from ..stream.arenas import RESIDENT_WINDOW_ENTRIES, ColumnLayout, RowLayout
 from ..stream.memory_plan import Holding, Paging, SolverMemory
 from .block_sums import Blocks
+from .kept_rows import ROW_UNITS, KeptRows
 from .problem import Problem
 
 PARTS = 4
@@ -157,6 +158,27 @@ def newton_width(problem: Problem) -> int:
     return (problem.n_features + 1) * problem.lane_vectors
 
 
+_KEPT = 1 << 19
+"""Room for rows that newton keeps, of all lanes, in units of an entry's 8 bytes."""
+
+
+def kept_units(problem: Problem, dataset: Dataset) -> int:
+    """Count the units of room for rows that newton keeps of each lane: a function of problem and data alone.
+
+    None are kept of losses of all classes, or where the matrices are large.
+    """
+    if problem.lane_vectors > 1 or newton_parts(problem) == 1:
+        return 0
+    return min(_KEPT // problem.n_lanes, dataset.n_entries + ROW_UNITS * dataset.n_rows)
+
+
+def kept_rows(problem: Problem, dataset: Dataset) -> KeptRows:
+    """Return the room for rows that newton keeps."""
+    sizes, dtypes = (dataset.n_rows, dataset.n_entries), (dataset.index_dtype, dataset.value_dtype)
+    units = kept_units(problem, dataset)
+    return KeptRows(problem.n_lanes, units, sizes, dtypes, has_targets=problem.has_targets)
+
+
 def newton_blocks(problem: Problem, dataset: Dataset) -> Blocks:
     """Return the blocks whose sums are joined in an order fixed by the data."""
     return Blocks(dataset, newton_width(problem) ** 2)
@@ -171,9 +193,15 @@ def newton_memory(problem: Problem, dataset: Dataset) -> SolverMemory:
     own, vectors = 8 * size**2 * n_lanes, 8 * size * n_lanes
     # the others have five vectors, and numbers
     sums, depth = own + 5 * vectors + 8 * 64 * n_lanes, newton_blocks(problem, dataset).tree.depth
+    kept = kept_units(problem, dataset)
     return SolverMemory(
         RowLayout(
-            0, 0, has_targets=problem.has_targets, in_order=True, fewest_chunks=_sample_chunks(dataset)
+            0,
+            0,
+            n_orders=n_lanes + 2 if kept else 1,  # distances of rows
+            has_targets=problem.has_targets,
+            in_order=True,
+            fewest_chunks=_sample_chunks(dataset),
         ),
         6 * vectors,
         more={
@@ -183,11 +211,13 @@ def newton_memory(problem: Problem, dataset: Dataset) -> SolverMemory:
             "blocks of rows": (PARTS * BLOCK + 4 * PANEL) * 8 * size,
             "vectors of a visit": 4 * vectors + 12 * 8 * size * PARTS,
             "matrix of the support": 2 * 8 * size**2 if problem.l1.any() else 0,
+            # in the state, as a solver visits them, and while others come; and the matrices of the other rows
+            "rows near the margin": kept * (3 * 8 * n_lanes + 5 * 8) + (own + 8 * size**2 if kept else 0),
             "saving": min(own, _SAVED),
         },
         advice="give a larger --memory, or take --method dual, which needs no matrix",
         # a worker's blocks leave sums on both sides, of which it holds copies to send, a neighbour's and what both make
-        joined=(4 * depth + 2) * sums,
+        joined=(4 * depth + 2) * sums + 4 * 8 * kept * n_lanes,
     )
 
 

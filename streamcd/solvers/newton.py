@@ -5,6 +5,9 @@ at other lengths of the step it was led by, so that a step which was too long co
 loss at the row's margin every row's term of the gap is 0, and the gap is ``½‖w - v‖²``, ``v = Σ s_i a_i x_i``.
 The dual variables that the last model expected at w are another certificate, often a better one.
 
+The rows nearest to where their loss bends are kept from a read, as many as there is room for, and the model has their losses
+themselves: it is minimised by Newton's steps of its own, each of which visits these rows.
+
 Sums are made in parts of a window that do not depend on the number of threads. There are no dual variables on disk.
 """
 
@@ -14,20 +17,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from ..core.threads import Threads
 from ..dataset.dataset import Dataset
 from ..kernels import newton as newton_kernels
 from ..kernels.compile import return_free_memory
-from ..kernels.newton import AT_POINT, FAR, LENGTHS, N_LINE, NEAR, Point, Scratch, Sums
+from ..kernels.newton import AT_POINT, FAR, NEAR
 from ..kernels.primitives import (
     GAP,
     LOSS,
     LOSS_SLOPE,
-    N_TOTALS,
     N_VISITED,
     ROUNDING,
     SLOPE,
@@ -39,15 +39,13 @@ from ..kernels.primitives import (
 )
 from ..stream.memory_plan import Plan
 from ..stream.window import Window
-from . import quadratic_model
-from .block_sums import Blocks, BlockSums, Cut, cut, cut_chunks
+from .block_sums import Cut, cut, cut_chunks
 from .dual import primal_rounding, proven_gap, rows_of
-from .memory import PARTS, newton_blocks, newton_memory, newton_parts
-from .problem import Problem, smaller_side
+from .newton_steps import NewtonSteps
+from .problem import smaller_side
 from .protocol import (
     CERTIFY,
     TRAIN,
-    AllRows,
     Estimate,
     Start,
     State,
@@ -64,49 +62,13 @@ _WORSE = 2  # iterates in a row that are worse than the best one on the other ro
 _SAMPLE_SOLVED = (
     1e-3  # relative decrease that the model of a sample expects, below which the sample is solved
 )
-_ENOUGH = 0.5  # of the decrease at the best length, with which a step is accepted
-_LONG = 2.0  # best length of a step from which on the next is twice Newton's: logistic loss with a large C
-_CLOSE = 1e-2  # relative gap from which on reads no longer evaluate other lengths
-_LINE_FALL, _LEAST_LINE = 0.1, 1e-3  # of the curvature of rows on a straight piece: by a step, at least
-_TOO_LONG = 0.25  # length tried next where others were not evaluated
-_FAR_TOO_LONG = 1e-3  # where all of them were too long
 
 
-class NewtonSolver(AllRows):
+class NewtonSolver(NewtonSteps):
     """Newton's method for smooth losses of margins, for data with few features."""
 
-    threads = Threads()
     warm_start: Start = "w"
     estimate: Estimate = "exact"
-    _visit_rows = staticmethod(newton_kernels.newton_visit)
-
-    def __init__(self, problem: Problem, dataset: Dataset, seed: int) -> None:
-        self.problem, self._n_rows, self._seed = problem, dataset.n_rows, seed
-        self._class_counts = dataset.class_counts
-        self.memory = newton_memory(problem, dataset)
-        self.layout = self.memory.layout
-        self._size, self._n_vectors = problem.n_features + 1, problem.lane_vectors
-        self._width, n_parts = self._size * self._n_vectors, newton_parts(problem)
-        self.sums = self._make_sums(newton_blocks(problem, dataset), n_parts if n_parts > 1 else 0)
-        self._scratch: list[Any] = []
-        self._n_cuts = self.sums.n_parts or 1
-        self._n_penalised = self._size - problem.free_bias
-        ridge = np.append(np.full(self._size - 1, problem.l2), 0.0 if problem.free_bias else problem.l2)
-        self._ridge = np.tile(ridge, self._n_vectors)
-
-    def _make_sums(self, blocks: Blocks, n_parts: int) -> BlockSums:
-        n_lanes, size = self.problem.n_lanes, self._size
-        vectors, totals = (n_lanes, size), (n_lanes, N_TOTALS)
-        shapes = (
-            (n_lanes, 2, size),
-            (n_lanes, size, size),
-            (n_lanes, N_LINE),
-            vectors,
-            vectors,
-            totals,
-            totals,
-        )
-        return BlockSums(Sums, dict(zip(Sums._fields, shapes, strict=True)), blocks, n_parts)
 
     def use_plan(self, folder: Path, plan: Plan) -> None:
         """Do nothing: no scores of rows are kept."""
@@ -116,11 +78,11 @@ class NewtonSolver(AllRows):
         n_lanes, size = self.problem.n_lanes, self._size
         lanes = new_lanes(n_lanes, TRAIN)
         lanes |= {name: np.full(n_lanes, np.nan) for name in ("start_norm", "base_primal")}
-        lanes["line_share"] = np.ones(n_lanes)
+        lanes["line_share"], lanes["exact_within"] = np.ones(n_lanes), np.full(n_lanes, -1.0)
         lanes |= {"begun": np.zeros(n_lanes, dtype=bool), "searches": np.ones(n_lanes, dtype=bool)}
         n_columns = n_lanes * self._n_vectors
         state = State(np.zeros((size, n_columns)), np.zeros((0, n_columns)), new_totals(n_lanes), lanes)
-        state.matrices = self.sums.new() | {"step": np.zeros((n_lanes, self._width))}
+        state.matrices = self.sums.new() | {"step": np.zeros((n_lanes, self._width))} | self.kept.new()
         state.partial = self.sums.new_partial()
         return state
 
@@ -152,6 +114,7 @@ class NewtonSolver(AllRows):
         begun = state.lanes["begun"]
         self._advance(state, training[begun[training]])
         self.sums.clear(state, lanes)
+        self.kept.clear(state.matrices, lanes)
         state.matrices["step"][state.phase(CERTIFY)] = 0.0
         fresh = training[~begun[training]]
         begun[lanes] = True
@@ -169,74 +132,33 @@ class NewtonSolver(AllRows):
     def add_window(self, window: Window, state: State) -> None:
         """Add a window's rows to the sums of their blocks, and join those of blocks that end there."""
         lanes, rows, costs = state.phase(TRAIN, CERTIFY), rows_of(window), self._costs(1.0)
+        n_rows = rows.code.size
+        if self.kept and self._distances.shape[1] < n_rows:
+            self._distances = np.empty((self.problem.n_lanes, n_rows), dtype=np.float32)
         for block, chunks, ends in self.sums.blocks.pieces(window.chunks):
             cuts = cut_chunks(window.start[chunks], window.stop[chunks], self._n_cuts)
-            self._sum_up(rows, cuts, state, lanes, costs)
+            self._sum_up(rows, cuts, state, lanes, costs, distances=self._distances)
             if ends and self.sums.end_block(state, lanes, block):
                 self._complete(state, lanes)
+        if self.kept:
+            self._keep(window, rows, state, lanes)
+
+    def _keep(self, window: Window, rows: Rows, state: State, lanes: np.ndarray) -> None:
+        """Keep the nearest rows of a window."""
+        held: list[tuple[np.ndarray, np.ndarray]] = []
+        for chunk, start, stop in window.chunk_ranges():
+            offsets = np.arange(start, stop)
+            held.append((offsets, self._row_start[chunk] - start + offsets))
+            if chunk == window.chunks[-1] or sum(part.size for part, _ in held) >= self.kept.n_offered:
+                offsets, numbers = (np.concatenate(parts) for parts in zip(*held, strict=True))
+                for lane in lanes.tolist():
+                    near = self._distances[lane, offsets]
+                    self.kept.offer(state.matrices, lane, rows, (offsets, numbers, near))
+                held.clear()
 
     def _complete(self, state: State, lanes: np.ndarray) -> None:
         """Take the totals of the read from the sums of all rows."""
         state.totals[lanes] += state.matrices["totals"][lanes]
-
-    def _sum_up(
-        self,
-        rows: Rows,
-        cuts: Sequence[Cut],
-        state: State,
-        lanes: np.ndarray,
-        costs: Costs,
-        *,
-        hessian: bool = True,
-    ) -> None:
-        """Add rows to the parts' sums of some lanes, or where there are none to the sums themselves."""
-        while len(self._scratch) < PARTS:
-            self._scratch.append(self._new_scratch())
-        point = self._point(state, hessian)
-        if self.sums.n_parts:
-            each = [
-                (cut, [0, self._width if hessian else 0], self.sums.part(state, k))
-                for k, cut in enumerate(cuts)
-            ]
-        else:  # each part has some rows of the Hessian, of about the same area, and all rows of the data
-            ends = np.rint(self._width * np.sqrt(np.arange(PARTS + 1) / PARTS)).astype(np.int64)
-            tiles = np.stack([ends[:-1], ends[1:]], axis=1) if hessian else np.zeros((1, 2), np.int64)
-            each = [(cuts[0], tile, self.sums.of(state)) for tile in tiles.tolist()]
-        self.threads.run(
-            [
-                partial(self._visit_rows, *cut, rows, costs, lanes, point, np.array(tile), sums, scratch)
-                for (cut, tile, sums), scratch in zip(each, self._scratch, strict=False)
-            ]
-        )
-
-    def _point(self, state: State, hessian: bool) -> Point:
-        kept = state.lanes
-        # another penalty, or a bias that has none, would ask for a scaling of its own
-        stepped, is_plain = state.matrices["step"].any(axis=1), self.problem.is_plain
-        compares = np.logical_and(stepped, hessian and is_plain and not self.problem.free_bias)
-        flags = kept["line_share"], kept["searches"], np.isnan(kept["start_norm"]), compares
-        return Point(self._flat(state), state.matrices["step"], *flags)
-
-    def _new_scratch(self) -> Any:
-        block = newton_kernels.BLOCK
-        return Scratch(np.zeros(block, dtype=np.int64), np.zeros(block), np.zeros((block, self._size)))
-
-    # -- weights as kernels of this method have them: lane by lane, vector by vector
-
-    def _columns(self, lanes: np.ndarray) -> np.ndarray:
-        return np.asarray((lanes[:, None] * self._n_vectors + np.arange(self._n_vectors)).reshape(-1))
-
-    def _flat(self, state: State) -> np.ndarray:
-        """Return the weights of all lanes, (lanes, vectors · D)."""
-        return np.ascontiguousarray(state.w.T).reshape(self.problem.n_lanes, self._width)
-
-    def _weights(self, state: State, lane: int) -> np.ndarray:
-        """Return a lane's weights, (vectors · D,)."""
-        return state.w[:, self._columns(np.array([lane]))].T.reshape(-1)
-
-    def _shift(self, state: State, lane: int, change: np.ndarray) -> None:
-        """Add to a lane's weights."""
-        state.w[:, self._columns(np.array([lane]))] += change.reshape(self._n_vectors, self._size).T
 
     # -- a read by several workers
 
@@ -249,92 +171,21 @@ class NewtonSolver(AllRows):
         n = state.w.shape[1]
         state.w[:], state.matrices["step"][:] = sent[:, :n], sent[:, n:].T.reshape(-1, self._width)
         self.sums.begin_part(state)
+        self.kept.clear(state.matrices)
 
-    def take_sums(self, state: State, sums: Mapping[str, np.ndarray], lanes: np.ndarray) -> None:
-        """Take the workers' sums over all rows."""
+    def take_sums(
+        self,
+        state: State,
+        sums: Mapping[str, np.ndarray],
+        kept: Mapping[str, np.ndarray],
+        lanes: np.ndarray,
+    ) -> None:
+        """Take the workers' sums over all rows, and the rows that they have kept."""
+        for name, array in kept.items():
+            state.matrices[name][lanes] = array[lanes]
         for name, array in sums.items():
             state.matrices[name][lanes] = array[lanes]
         self._complete(state, lanes)
-
-    # -- steps
-
-    def _advance(self, state: State, lanes: np.ndarray) -> None:
-        """Move w of some lanes to where the next read is made, from the sums of the last one."""
-        calls = [partial(self._move, state, int(lane)) for lane in lanes]
-        # with l1 a lane takes a second matrix, for which the plan has memory once
-        self.threads.run(calls, 0 if self.problem.l1.any() else 1 << 62)
-
-    def _move(self, state: State, lane: int) -> float:
-        """Move w of a lane; returns the decrease that the model expects, infinite where the length alone changes."""
-        kept, step = state.lanes, state.matrices["step"][lane]
-        objectives = self._objectives(state, lane)
-        best = int(np.argmin(objectives))
-        if step.any() and not self._is_enough(objectives, best, self._n_rows * UNIT * objectives[AT_POINT]):
-            length = LENGTHS[best]
-            if best == 0 and not np.isnan(kept["base_primal"][lane]):
-                length = _FAR_TOO_LONG if kept["searches"][lane] else _TOO_LONG
-            self._shift(state, lane, (length - 1.0) * step)
-            step *= length
-            kept["searches"][lane], kept["line_share"][lane] = True, 1.0
-            return np.inf
-        kept["base_primal"][lane] = objectives[AT_POINT]
-        kept["line_share"][lane] = max(_LINE_FALL * kept["line_share"][lane], _LEAST_LINE)
-        kept["searches"][lane] = (
-            not kept["gap"][lane] <= _CLOSE * objectives[AT_POINT] if "gap" in kept else True
-        )
-        decrease = self._solve(state, lane, step)
-        if LENGTHS[best] >= _LONG and not self.problem.l1[lane]:  # which would leave the zeros
-            step *= 2.0
-        self._shift(state, lane, step)
-        return decrease
-
-    def _is_enough(self, objectives: np.ndarray, best: int, rounding: float) -> bool:
-        """Tell whether a step leads far enough down: as far as most of the way at the best length."""
-        left, whole = objectives[AT_POINT] - objectives[best], objectives[0] - objectives[best]
-        return bool(left <= (1.0 - _ENOUGH) * whole or left <= rounding)
-
-    def _objectives(self, state: State, lane: int) -> np.ndarray:
-        """Return the objective at all lengths of the step; infinite where it was not evaluated."""
-        losses, step = state.matrices["line"][lane, : LENGTHS.size], state.matrices["step"][lane]
-        at = self._weights(state, lane) + (LENGTHS - 1.0)[:, None] * step
-        objectives = 0.5 * np.einsum("ij,ij,j->i", at, at, self._ridge) + losses
-        if l1 := self.problem.l1[lane]:
-            objectives += l1 * np.abs(at[:, : self._n_penalised]).sum(axis=1)
-        if not state.lanes["searches"][lane]:
-            objectives[np.arange(LENGTHS.size) != AT_POINT] = np.inf
-            objectives[0] = state.lanes["base_primal"][lane]
-        return np.asarray(objectives)
-
-    def _solve(self, state: State, lane: int, step: np.ndarray) -> float:
-        """Minimise the quadratic model: set `step`, and return the decrease that is expected of it. Uses up the Hessian."""
-        hessian = state.matrices["hessian"][lane]
-        newton_kernels.fold(hessian)
-        diagonal = np.einsum("ii->i", hessian)
-        if self.problem.l1[lane]:
-            return self._solve_by_descent(hessian, diagonal, state, lane, step)
-        step[:] = state.matrices["v"][lane].sum(axis=0) - self._ridge * self._weights(state, lane)
-        slope = step.copy()
-        diagonal += self._ridge
-        panel = np.empty((newton_kernels.PANEL, self._width))
-        newton_kernels.solve_positive(hessian, step, 1e-14 * diagonal, panel)
-        return 0.5 * float(np.einsum("i,i->", slope, step))
-
-    def _solve_by_descent(
-        self, hessian: np.ndarray, diagonal: np.ndarray, state: State, lane: int, step: np.ndarray
-    ) -> float:
-        """Minimise the quadratic model with soft thresholds."""
-        diagonal += quadratic_model.DAMPING * diagonal.max()
-        w, v = state.w[:, lane].copy(), state.matrices["v"][lane].sum(axis=0)
-        u, pull = w.copy(), v.copy()
-        quadratic_model.minimise(hessian, pull, u, self._penalty(lane))
-        step[:] = u - w
-        both = self.problem.penalty(np.stack([w, u], axis=1), [lane, lane])
-        # pull is v - Hs
-        return float(both[0] - both[1] + 0.5 * np.einsum("i,i->", v + pull, step))
-
-    def _penalty(self, lane: int) -> tuple[float, float, int]:
-        """Return the penalty of a lane as kernels take it."""
-        return float(self.problem.l1[lane]), self.problem.l2, self._n_penalised
 
     # -- the start
 
@@ -512,9 +363,3 @@ class NewtonSolver(AllRows):
     def estimated_primals(self, state: State, estimates: np.ndarray) -> np.ndarray:
         """Return nothing of use: passes are certificates."""
         return estimates
-
-    def _costs(self, factor: float) -> Costs:
-        """Return the problem as an argument of kernels, with costs times a factor."""
-        problem = self.problem
-        cost = problem.cost if factor == 1.0 else factor * problem.cost
-        return Costs(problem.row_loss, problem.bias, problem.sign, cost, *problem.left_out)

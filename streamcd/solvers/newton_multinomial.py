@@ -35,6 +35,9 @@ class MultinomialNewtonSolver(NewtonSolver):
         rows = np.zeros(BLOCK, dtype=np.int64), np.zeros(BLOCK), np.zeros((BLOCK, k))
         return ClassScratch(*rows, np.zeros((4, k)), np.zeros((BLOCK, size)), np.zeros((BLOCK, self._width)))
 
+    def _with_distances(self, scratch: ClassScratch, distances: np.ndarray) -> ClassScratch:
+        return scratch
+
     def certificate(self, state: State) -> dict[str, np.ndarray]:
         """Compute the certificate of every lane, as `dual.RowSolver.certificate`."""
         totals, w, n_lanes = state.totals, self._flat(state), self.problem.n_lanes
