@@ -56,6 +56,64 @@ def test_what_was_read_stays_when_more_is_read(tmp_path: Path, compression: str)
     assert all(np.array_equal(*pair) for pair in zip(first, kept, strict=True))
 
 
+@pytest.fixture(scope="module")
+def noisy_rows() -> tuple[sp.csr_array, np.ndarray]:
+    """Features that LZ4 shrinks, and values of which it gains nothing: their first byte alone is often the same."""
+    rng = np.random.default_rng(12)
+    x = sp.random_array((2_000, 400), density=0.1, format="csr", rng=rng)
+    x.data = 1.0 + rng.random(x.nnz)
+    return x, rng.integers(0, 2, 2_000)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_auto_compresses_the_columns_that_it_shrinks(
+    tmp_path: Path, noisy_rows: tuple[sp.csr_array, np.ndarray], dtype: str
+) -> None:
+    made = {
+        name: convert(noisy_rows, tmp_path / name, compression=name, dtype=dtype)
+        for name in ("auto", "split", "lz4", "none")
+    }
+    forms = {name: dataset.info()["compression"] for name, dataset in made.items()}
+    columns = "row", "feature", "value"
+    assert forms["auto"] == {"row": "lz4", "feature": "lz4", "value": "none"}
+    assert forms["split"] == {"row": "lz4", "feature": "split", "value": "split"}
+    assert all(forms[name] == dict.fromkeys(columns, name) for name in ("lz4", "none"))
+    for name, dataset in made.items():
+        group = pq.read_metadata(dataset.path / "entries" / "part-00000.parquet").row_group(0)
+        codecs = [group.column(number).compression for number in range(3)]
+        assert codecs == ["UNCOMPRESSED" if forms[name][column] == "none" else "LZ4" for column in columns]
+        assert ("BYTE_STREAM_SPLIT" in group.column(2).encodings) == (name == "split")
+    sizes = {name: dataset.info()["bytes"] for name, dataset in made.items()}
+    assert sizes["split"] < 0.95 * sizes["auto"] < sizes["lz4"] < sizes["none"]
+
+
+def test_compression_changes_no_number(tmp_path: Path, noisy_rows: tuple[sp.csr_array, np.ndarray]) -> None:
+    """Neither as others read it, nor in a training that reads it in windows."""
+    duckdb, polars = pytest.importorskip("duckdb"), pytest.importorskip("polars")
+    weights = []
+    for name in ("lz4", "none", "split"):
+        dataset = convert(noisy_rows, tmp_path / name, compression=name, chunk_size="400kB")
+        assert dataset.verify() == []
+        files = str(dataset.path / "entries" / "*.parquet")
+        entries = [
+            np.concatenate(columns)
+            for columns in zip(*map(dataset.read_entries, range(dataset.n_chunks)), strict=True)
+        ]
+        others = polars.read_parquet(files), duckdb.sql(f"select * from '{files}'").pl()
+        for frame in others:
+            for column, own in zip(("feature", "value"), entries, strict=True):
+                np.testing.assert_array_equal(frame[column].to_numpy(), own)
+        result = train(dataset, tmp_path / f"{name} run", plan=windows_of(dataset, 1), tol=1e-2)
+        weights.append(result.model.weights)
+    assert all(np.array_equal(weights[0], other) for other in weights[1:])
+
+
+def test_few_rows_are_compressed_by_lz4(tmp_path: Path) -> None:
+    """Whatever the numbers: nothing is to be gained."""
+    few = convert(random_rows(100, 8), tmp_path / "few")
+    assert set(few.info()["compression"].values()) == {"lz4"}
+
+
 @pytest.mark.parametrize("value_dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("index_dtype", [np.int32, np.int64])
 @pytest.mark.parametrize("name", NAMED)

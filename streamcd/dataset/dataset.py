@@ -339,6 +339,7 @@ class Dataset(RowTable):
             "n_chunks": self.n_chunks,
             "bytes": self.bytes_on_disk(),
             "bytes_decoded": self.n_entries * self.entry_bytes,
+            "compression": self.manifest.get("compression"),
             "index_dtype": self.index_dtype.name,
             "value_dtype": self.value_dtype.name,
             "index_base": self.index_base,

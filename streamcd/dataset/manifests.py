@@ -145,6 +145,7 @@ class DatasetManifest(Structure):
     table: list[SourceColumn] | None = None
     data_digest: str = ""
     infix: Infix = ""
+    compression: dict[str, str] | None = None  # of each column of entries
     made_from: Literal["libsvm text", "table", "dense array", "sparse matrix"] | None = None
     first: BatchFigures | None = (
         None  # of the first batch, whose files are listed above, where there are more
@@ -190,6 +191,7 @@ class ColumnsManifest(Structure):
     parts: list[ColumnPart]
     chunks: FileRecord
     infix: Infix = ""
+    compression: dict[str, str] | None = None
 
 
 def manifest_fingerprint(manifest: Mapping[str, Any]) -> str:
@@ -198,7 +200,8 @@ def manifest_fingerprint(manifest: Mapping[str, Any]) -> str:
     That of a dataset to which rows were appended has those before, and so tells the whole history.
     """
     sealed = _without(manifest, ("folder", "when", "earlier"), _LEVELS)
-    return content_digest(sealed, "fingerprint", "source", "made_from", "table", "infix", WRITER)[:32]
+    apart = "fingerprint", "source", "made_from", "table", "infix", "compression", WRITER
+    return content_digest(sealed, *apart)[:32]
 
 
 _LEVELS = 4  # of a manifest, the batches, a batch and a file of it

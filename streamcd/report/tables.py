@@ -84,6 +84,9 @@ def dataset_tables(path: str, info: Facts) -> list[Table]:
         labels,
         ("on disk", _size_on_disk(info)),
         ("decoded", f"{format_size(info['bytes_decoded'])} ({info['index_dtype']}, {info['value_dtype']})"),
+        *_rows(
+            info, compression=lambda forms: listed([f"{column} {form}" for column, form in forms.items()])
+        ),
         *_scaling_rows(info),
         *_rows(info, id="", kept=listed),
         *_rows(info, fingerprint="", data_digest=lambda digest: digest or ""),
