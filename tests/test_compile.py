@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "streamcd"
 # The matrix of one row, x = (1, 2), of cost 3; `gram_visit` asks `primitives.row_cost` for it.
 GRAM = """
 import numpy as np
-from streamcd.kernels.compile import compilation_told
+from streamcd.kernels.compilation import compilation_told
 from streamcd.kernels.loss_table import TWIN_HINGE, Loss
 from streamcd.kernels.primitives import Costs, Rows
 from streamcd.kernels.twin import gram_visit

@@ -12,8 +12,10 @@ import pytest
 from test_tables import make_table, write_table
 
 import streamcd
+from streamcd import load_model
+from streamcd.core.errors import UsageError
 from streamcd.models.model import Model
-from streamcd.models.named_weights import ClassWeights, largest_weights, weight_blocks
+from streamcd.models.named_weights import ClassWeights, describe_weights, largest_weights, weight_blocks
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +61,28 @@ def test_the_listed_weights_are_for_the_tables_own_values(trained, streamcd_json
     np.testing.assert_allclose(decisions_by_name(table, found["classes"]), expected, rtol=1e-12, atol=1e-12)
     sizes = [abs(weight["weight"]) for weight in found["classes"][0]["weights"]]
     assert sizes == sorted(sizes, reverse=True)
+
+
+def test_weights_of_scaled_features_are_ordered_by_what_they_were_trained_as(
+    trained, streamcd_json, streamcd
+) -> None:
+    model = load_model(trained / "run")
+    found = streamcd_json("weights", trained / "run", "--top", 100, "--scaled")
+    plain = streamcd_json("weights", trained / "run", "--top", 100)
+    for column, of in enumerate(found["classes"]):
+        sizes = [abs(weight["scaled_weight"]) for weight in of["weights"]]
+        assert sizes == sorted(sizes, reverse=True)
+        for weight in of["weights"]:
+            assert weight["scaled_weight"] == model.weights[weight["feature"], column]
+        expected = {weight["name"]: weight["weight"] for weight in plain["classes"][column]["weights"]}
+        assert {weight["name"]: weight["weight"] for weight in of["weights"]} == pytest.approx(expected)
+    assert "of the scaled feature" in streamcd("weights", trained / "run", "--scaled").stdout
+
+
+def test_weights_of_features_that_were_not_scaled_have_no_other_order() -> None:
+    model = Model(np.ones((2, 1)), np.zeros(1), np.array([2.0, 7.0]), np.array([[-1], [1]]), "hinge", 1.0)
+    with pytest.raises(UsageError, match=r"--scaled: expected a model of scaled features.*--scale maxabs"):
+        describe_weights(model, scaled=True)
 
 
 @pytest.mark.parametrize("most", [1, 7, 64, 1 << 20])

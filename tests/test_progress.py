@@ -12,6 +12,7 @@ from contextlib import closing, contextmanager
 
 import numpy as np
 import pytest
+from heard import Heard
 from small_datasets import multiclass, random_rows, write_dataset
 
 import streamcd
@@ -21,7 +22,7 @@ from streamcd.cli.console import Console
 from streamcd.cli.course import Course, Forecast
 from streamcd.core.errors import Interrupted
 from streamcd.core.progress import COMPILING_ONCE, CostStatus, Listener, Progress, TrainingStatus
-from streamcd.kernels.compile import compilation_told
+from streamcd.kernels.compilation import compilation_told
 
 
 def status(
@@ -255,13 +256,18 @@ def test_a_figure_is_a_picture_in_a_notebook(dataset, tmp_path):
 def test_a_compilation_is_told_once_and_counts_from_one(dataset, tmp_path, monkeypatch, caplog):
     """A first fit said nothing for ten seconds, and a first training "0 kernels"."""
 
+    begun = []
+
     @contextmanager
     def told_twice(tell):
-        tell(0)
-        tell(1)
+        if not begun:  # within another one
+            tell(0)
+            tell(1)
+        begun.append(tell)
         yield
+        begun.pop()
 
-    monkeypatch.setattr("streamcd.training.loop.compilation_told", told_twice)
+    monkeypatch.setattr("streamcd.kernels.compilation.compilation_told", told_twice)
     monkeypatch.setattr("streamcd.core.progress._warned", set())
     stream = io.StringIO()
     monkeypatch.setattr(console, "PLAIN_INTERVAL", 0.0)
@@ -274,6 +280,21 @@ def test_a_compilation_is_told_once_and_counts_from_one(dataset, tmp_path, monke
     with caplog.at_level("WARNING", "streamcd"):
         LinearSVC().fit(x, y)
     assert [record.getMessage() for record in caplog.records].count(COMPILING_ONCE) == 1
+
+
+def test_a_compilation_is_told_of_by_every_function_with_a_listener(tmp_path, monkeypatch):
+    """A first conversion said nothing for ten seconds."""
+
+    @contextmanager
+    def told(tell):
+        tell(0)
+        yield
+
+    monkeypatch.setattr("streamcd.kernels.compilation.compilation_told", told)
+    heard = Heard()
+    (tmp_path / "a.txt").write_text("1 1:2\n-1 2:1\n")
+    streamcd.convert(tmp_path / "a.txt", tmp_path / "data", listener=heard)
+    assert heard.messages[0] == COMPILING_ONCE
 
 
 def test_what_the_cache_does_not_have_is_told_before_it_is_compiled(tmp_path, monkeypatch):

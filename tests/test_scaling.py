@@ -389,7 +389,7 @@ def test_advice_on_the_real_sets(real_data: Callable[[str], Path], tmp_path: Pat
         found[name] = advice(made)
         assert (made.manifest["row_norms"]["mean_square"] >= BAD_MEAN_SQUARE) == bool(found[name])
     (line,) = found.pop("dna.scale")
-    assert "root mean square 6.75" in line
+    assert "C times their mean square norm is 45.6" in line
     assert "--normalize l2" in line
     assert not any(found.values())
 
@@ -424,7 +424,7 @@ def test_the_command_line_scales_and_says_so(
     assert made["row_norms"]["max"] == pytest.approx(1, rel=1e-6)
     assert made["advice"] == []
     shown = streamcd("info", tmp_path / "raw").stdout
-    assert "note            rows are badly scaled: norms from" in shown
+    assert "note            rows are badly scaled (C times their mean square norm is " in shown
     done = streamcd("train", tmp_path / "raw", tmp_path / "run", "--max-passes", "2", "--memory", "400MB")
     assert done.returncode == 0
     assert "not converged after 2 passes" in done.stderr

@@ -419,11 +419,16 @@ def predict(
 @click.argument("model", metavar="RUN|MODEL", type=click.Path())
 @option("--top", type=int, default=20, metavar="N", help="Weights of a class, at most: the largest.")
 @option("--class", "label", metavar="L", help="Of this class alone.  [default: all]")
+@option(
+    "--scaled",
+    is_flag=True,
+    help="The largest weights of scaled features, which can be compared, beside the others.",
+)
 @options_of(ModelOptions)
 @checkpoint_option
 @talks(quietly=True)
 def weights(
-    listener: Console, model: str, top: int, label: str | None, checkpoint: bool, **given: Any
+    listener: Console, model: str, top: int, label: str | None, scaled: bool, checkpoint: bool, **given: Any
 ) -> Shown:
     """List the largest weights of a model by class, with the names of features, in the source's units.
 
@@ -439,7 +444,7 @@ def weights(
     from ..models.stored import load_model
 
     used, name, said = asked_model(model, checkpoint, given, listener)
-    found = describe_weights(used if checkpoint else load_model(used, **given), top, label)
+    found = describe_weights(used if checkpoint else load_model(used, **given), top, label, scaled=scaled)
     return found | said, *class_weights_tables(name, found)
 
 

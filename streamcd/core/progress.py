@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
@@ -15,7 +16,7 @@ _logger = logging.getLogger("streamcd")
 _warned: set[str] = set()
 
 COMPILING = "compiling kernels"
-"""Phase of a first training, before the kernels are cached."""
+"""Phase in which kernels are compiled that are not cached yet."""
 
 COMPILING_ONCE = "compiling kernels: once, then they are cached; some ten seconds"
 
@@ -71,7 +72,7 @@ def warn_once(text: str) -> None:
 
 
 def ends_progress(function: Callable[Options, Found]) -> Callable[Options, Found]:
-    """Decorate a public function to have a `listener` by default, and to close it when it ends, also if it fails."""
+    """Decorate a public function to have a `listener` by default, which hears of compilations, and is closed at the end."""
 
     @functools.wraps(function)
     def run(*args: Options.args, **options: Options.kwargs) -> Found:
@@ -79,12 +80,28 @@ def ends_progress(function: Callable[Options, Found]) -> Callable[Options, Found
         if listener is None:
             listener = options["listener"] = default_listener()
         try:
-            return function(*args, **options)
+            with telling_of_compilation(listener):
+                return function(*args, **options)
         finally:
             if isinstance(listener, Listener):
                 listener.close()
 
     return run
+
+
+def telling_of_compilation(listener: object) -> AbstractContextManager[None]:
+    """Tell a listener of compilations, unless another is told of them."""
+    from ..kernels.compilation import compilation_told  # here, for a shorter chain of imports
+
+    return compilation_told(functools.partial(_tell_compilation, listener))
+
+
+def _tell_compilation(listener: object, n_compiled: int) -> None:
+    if not isinstance(listener, Listener):  # refused by the function
+        return
+    if n_compiled == 0:
+        listener.message(COMPILING_ONCE)
+    listener.progress(Progress(COMPILING, 0, None, "", note=f"kernel {n_compiled + 1}"))
 
 
 class Listener:

@@ -6,7 +6,6 @@ times the mean square of the row norms. `docs/measurements.md` has the passes of
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -56,8 +55,8 @@ def _about_features(dataset: Dataset) -> list[str]:
     if rms is None or rms["max"] < BAD_FEATURE_RATIO * rms["min"]:
         return []
     return [
-        f"features are badly scaled: root mean squares of their values from {rms['min']:.3g} to {rms['max']:.3g}; "
-        "'streamcd convert --scale maxabs' divides each by its largest absolute value"
+        f"features are badly scaled (root mean squares {rms['min']:.3g} to {rms['max']:.3g}), which takes many passes; try "
+        "'streamcd convert --scale maxabs'"
     ]
 
 
@@ -66,15 +65,11 @@ def _about_rows(dataset: Dataset, C: float, bound: float) -> list[str]:
     mean_square = norms.get("mean_square")
     if mean_square is None or C * mean_square < bound:
         return []
-    product = f"C times the mean square of the row norms is {C * mean_square:.3g}, above {BAD_MEAN_SQUARE:g}"
+    product = f"C times their mean square norm is {C * mean_square:.3g}, above {BAD_MEAN_SQUARE:g}"
     if dataset.scaling.normalize != "none":
-        return [f"{product}: coordinate descent is slow; a smaller C needs fewer passes"]
+        return [f"C is large for these rows ({product}), which takes many passes; try a smaller C"]
     what = "C is large for these rows" if mean_square < BAD_MEAN_SQUARE else "rows are badly scaled"
-    remedy = "'streamcd convert --normalize l2' gives rows unit norm"
+    remedy = "'streamcd convert --normalize l2'"
     if dataset.manifest.get("encoding") and dataset.scaling.scale == "none":
-        remedy = "'streamcd convert --scale maxabs' divides each column by its largest absolute value"
-    return [
-        f"{what}: norms from {norms['min']:.3g} to {norms['max']:.3g}, root mean square "
-        f"{math.sqrt(mean_square):.3g}; {product}, so coordinate descent is slow; {remedy} "
-        "(choose C anew), or take a smaller C"
-    ]
+        remedy = "'streamcd convert --scale maxabs'"
+    return [f"{what} ({product}), which takes many passes; try {remedy}, or a smaller C"]

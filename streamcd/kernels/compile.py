@@ -15,8 +15,8 @@ import hashlib
 import importlib
 import os
 import re
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -64,22 +64,6 @@ class _CacheImpl(CompileResultCacheImpl):
     )
 
 
-_told: list[Callable[[int], None]] = []
-_n_compiled = 0
-
-
-@contextmanager
-def compilation_told(tell: Callable[[int], None]) -> Iterator[None]:
-    """Call a function before each compilation of a kernel that is not cached, with the number of earlier ones."""
-    global _n_compiled
-    _n_compiled = 0
-    _told.append(tell)
-    try:
-        yield
-    finally:
-        _told.remove(tell)
-
-
 class _OwnFileCache(FunctionCache):
     """A cache of numba's that loads compiled kernels without what only a compilation needs."""
 
@@ -90,15 +74,14 @@ class _OwnFileCache(FunctionCache):
 
         numba would first import its versions of Python's and numpy's functions, 0.2 s: a compiled kernel has them in it.
         """
-        global _n_compiled
         _add_symbols()
         with self._guard_against_spurious_io_errors():
             found = self._load_overload(signature, target_context)
         if found is None:
-            for tell in _told:
-                tell(_n_compiled)
-            _n_compiled += 1
-            from .compiler_process import compile_elsewhere  # most processes compile nothing
+            from .compilation import tell_compilation  # most processes compile nothing
+            from .compiler_process import compile_elsewhere
+
+            tell_compilation()
 
             if compile_elsewhere(self._py_func, signature):
                 with self._guard_against_spurious_io_errors():

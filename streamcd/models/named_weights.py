@@ -90,9 +90,10 @@ class ClassWeights:
             self._columns = model.choice.score_code()
         self.intercept = model.intercept if self._columns is None else model.intercept @ self._columns
 
-    def blocks(self, most: int = _BLOCK_WEIGHTS) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield the weights as `weight_blocks` does, a column for every label."""
-        return weight_blocks(self._model.kept_weights, self._model.scaling.scales, self._columns, most)
+    def blocks(self, most: int = _BLOCK_WEIGHTS, *, scaled: bool = False) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield the weights as `weight_blocks` does, a column for every label; `scaled`, those of scaled features."""
+        scales = None if scaled else self._model.scaling.scales
+        return weight_blocks(self._model.kept_weights, scales, self._columns, most)
 
     @property
     def columns(self) -> list[str]:
@@ -131,7 +132,9 @@ def weight_frame(by_class: ClassWeights) -> Any:
     )
 
 
-def describe_weights(model: Any, top: int = 20, label: str | None = None) -> dict[str, Any]:
+def describe_weights(
+    model: Any, top: int = 20, label: str | None = None, *, scaled: bool = False
+) -> dict[str, Any]:
     """List the weights of the largest magnitude for every class, in the source's units.
 
     Parameters
@@ -141,6 +144,9 @@ def describe_weights(model: Any, top: int = 20, label: str | None = None) -> dic
         Weights of a class, at most.
     label : str, optional
         The class, of several.
+    scaled : bool
+        List those whose products with the features' divisors (``convert --scale``) are largest, with these products as
+        ``scaled_weight``: they can be compared with each other.
 
     Returns
     -------
@@ -153,12 +159,18 @@ def describe_weights(model: Any, top: int = 20, label: str | None = None) -> dic
     Raises
     ------
     UsageError
-        If `top` is negative, or the model has no such class.
+        If `top` is negative, the model has no such class, or `scaled` is asked for where features were not scaled.
     """
     if top < 0:
         raise UsageError(f"expected a number of weights from 0 on, found {top}")
+    scales = model.scaling.scales
+    if scaled and scales is None:
+        raise UsageError(
+            "--scaled: expected a model of scaled features, found none; convert with --scale maxabs, and train anew"
+        )
     by_class = ClassWeights(model)
-    found = largest_weights(by_class.blocks(), len(by_class.labels), top)
+    found = largest_weights(by_class.blocks(scaled=scaled), len(by_class.labels), top)
+    divisors = scales[found.feature] if scaled else np.ones(found.feature.size)
     names = model.feature_names(found.feature)
     classes = [
         {
@@ -170,7 +182,8 @@ def describe_weights(model: Any, top: int = 20, label: str | None = None) -> dic
                     "feature": int(found.feature[k]),
                     "index": int(found.feature[k]) + model.index_base,
                     "name": names[k],
-                    "weight": float(found.weight[k]),
+                    "weight": float(found.weight[k] / divisors[k]),
+                    **({"scaled_weight": float(found.weight[k])} if scaled else {}),
                 }
                 for k in np.flatnonzero(found.column == column).tolist()
             ],
@@ -203,5 +216,8 @@ def _of_class(model: Any, classes: list[dict[str, Any]], label: str) -> dict[str
         **larger,
         "label": model.label_numbers()[0],
         "intercept": 0.0 - larger["intercept"],
-        "weights": [of | {"weight": -of["weight"]} for of in larger["weights"]],
+        "weights": [
+            of | {key: -of[key] for key in ("weight", "scaled_weight") if key in of}
+            for of in larger["weights"]
+        ],
     }

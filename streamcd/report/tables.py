@@ -195,12 +195,12 @@ def result_tables(result: Facts) -> list[Table]:
     rows = [
         ("converged", "yes" if result["converged"] else "no"),
         ("stopped by", _words(result["stop_reason"])),
-        ("passes", f"{result['passes']:,}"),
+        ("passes over all rows" if result.get("scores") else "passes", f"{result['passes']:,}"),
         *((f"{name}{sums}", text) for name, text in _objectives(result)),
         (f"relative gap{largest}", _no_nan(".3g")(result["gap"])),
         (f"violation{largest}", f"{result['violation']:.3g}"),
         *_validation_rows(result["validation"]),
-        ("time", format_seconds(result["seconds"])),
+        ("time", format_seconds(result["seconds"] - result["kernel_seconds"])),
         ("read", format_size(result["bytes_read"])),
         ("peak memory", format_size(result["peak_memory_bytes"])),
         *([] if result["stop_reason"] == "time" else [("model", os.path.join(result["run"], "model"))]),
@@ -211,7 +211,7 @@ def result_tables(result: Facts) -> list[Table]:
         trained = result["folds"]
         tables.append(score_table(result))
         passes, seconds = f"{trained['passes']:,} passes", format_seconds(trained["seconds"])
-        tables[-1] = tables[-1]._replace(title=f"{tables[-1].title}; trained in {passes}, {seconds}")
+        tables[-1] = tables[-1]._replace(title=f"{tables[-1].title}; the folds took {passes}, {seconds}")
     elif len({(lane["C"], lane["l1"]) for lane in result["lanes"]}) > 1:
         tables.append(_path_table(result["lanes"]))
     return tables
@@ -510,12 +510,12 @@ def class_weights_tables(name: str, found: Facts) -> list[Table]:
         least = f"{len(of['weights']):,} of {of['n_nonzero']:,} weights that are not 0"
         title = f"{name}{'' if of['label'] is None else ', for ' + str(of['label'])}: {least}"
         rows = [["(intercept)", f"{of['intercept']:.6g}"]] if of["intercept"] else []
-        rows += [[weight["name"], f"{weight['weight']:.6g}"] for weight in of["weights"]]
-        tables.append(
-            Table(
-                f"{title}{found['weights_for'] and ', ' + found['weights_for']}", rows, ["feature", "weight"]
-            )
-        )
+        scaled = any("scaled_weight" in weight for weight in of["weights"])
+        columns = ["weight", "scaled_weight"] if scaled else ["weight"]
+        rows = [[*row, ""] for row in rows] if scaled else rows
+        rows += [[weight["name"], *(f"{weight[name]:.6g}" for name in columns)] for weight in of["weights"]]
+        header = ["feature", "weight", *["of the scaled feature"] * scaled]
+        tables.append(Table(f"{title}{found['weights_for'] and ', ' + found['weights_for']}", rows, header))
     return tables
 
 

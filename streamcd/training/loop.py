@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import CheckpointError, Interrupted, StreamcdError, UsageError
-from ..core.progress import COMPILING, COMPILING_ONCE, CostStatus, Listener, Progress, TrainingStatus
+from ..core.progress import CostStatus, Listener, Progress, TrainingStatus, telling_of_compilation
 from ..core.randomness import random_key
 from ..core.threads import Threads
 from ..dataset.dataset import Dataset
-from ..kernels.compile import compilation_told
 from ..solvers import acceleration
 from ..solvers.problem import Problem
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Solver, State, new_totals
@@ -294,7 +293,7 @@ class Loop(TrainingLoop):
     def _train(self) -> None:
         task, folds = self.task, self.task.problem.n_cells
         started = time.monotonic()
-        with compilation_told(self._tell_compilation):
+        with telling_of_compilation(self.listener):  # of a program that calls no decorated function
             task.solver.load_kernels(task.dataset, self.state)
         self.kernel_seconds = time.monotonic() - started
         n_bytes = task.dataset.n_rows * task.solver.layout.state_bytes + task.solver.memory.state
@@ -308,11 +307,6 @@ class Loop(TrainingLoop):
             while self._has_open_lanes():
                 self._read(stream)
             self._checkpoint()
-
-    def _tell_compilation(self, n_compiled: int) -> None:
-        if n_compiled == 0:
-            self.listener.message(COMPILING_ONCE)
-        self.listener.progress(Progress(COMPILING, 0, None, "", note=f"kernel {n_compiled + 1}"))
 
     def _close(self) -> None:
         self.threads.close()
