@@ -71,12 +71,18 @@ def move_columns(source, target, columns):
 
 
 @kernel
-def move_copies(copies, target, start, stop):
-    """Add ``copies[:, start:stop]``, shape (copies, features), to `target` in their order, and leave zeros."""
+def add_copies(copies, target, start, stop):
+    """Add ``copies[:, start:stop]``, shape (copies, features), to `target` in their order."""
     for j in range(start, stop):
         for k in range(copies.shape[0]):
             target[j] += copies[k, j]
-            copies[k, j] = 0.0
+
+
+@kernel
+def add_changes(first, second, w, start, stop):
+    """Add ``first - w`` and ``second - w``, the changes of two copies of `w`, to ``w[start:stop]``, in place."""
+    for j in range(start, stop):
+        w[j] += (first[j] - w[j]) + (second[j] - w[j])
 
 
 @inlined

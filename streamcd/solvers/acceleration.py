@@ -111,10 +111,10 @@ class Acceleration:
         self.recall_is_enough = entry.smooth and not is_logistic(problem.loss)
         self._penalty = None if problem.is_plain else problem.elastic_net
         self._asks_for_shares = problem.l2 == 0.0  # L1 alone; see `kernels.penalties`
-        self._adapts, self._retreat = asked == "auto", _RETREAT if is_logistic(problem.loss) else 1.0
+        self.adapts, self._retreat = asked == "auto", _RETREAT if is_logistic(problem.loss) else 1.0
         n_lanes = problem.n_lanes
         self._most = np.full(n_lanes, np.inf)
-        if self._adapts:
+        if self.adapts:
             mean = _mean_cost(problem, class_counts)
             square = (1.0 if mean_square is None else mean_square) + problem.bias**2
             share = _FIRST_SHARE / 8 if is_logistic(problem.loss) else _FIRST_SHARE
@@ -142,7 +142,7 @@ class Acceleration:
             state.lanes.update({name: np.zeros(n_lanes) for name in ("conjugate", "product")})
         if self._asks_for_shares:
             state.lanes["share"], state.lanes["moved"] = np.ones(n_lanes), np.zeros(n_lanes)
-        state.lanes["kappa"], state.lanes["theta"] = self._first.copy(), np.full(n_lanes, float(self._adapts))
+        state.lanes["kappa"], state.lanes["theta"] = self._first.copy(), np.full(n_lanes, float(self.adapts))
         state.lanes["in_pass"], state.lanes["moves"] = (
             np.zeros(n_lanes, dtype=bool),
             np.zeros(n_lanes, dtype=np.int64),
@@ -268,7 +268,7 @@ class Acceleration:
         There are none after a warm start, or where sweeps over the weights would take long beside the `n_entries` of a pass.
         """
         sweeps, begun = n_entries // (_ENTRIES_PER_WEIGHT * state.w.size), state.lanes["moves"][lanes].any()
-        if not (self._adapts and self._ramps) or begun or sweeps < _FIRST_STRETCHES or state.w.any():
+        if not (self.adapts and self._ramps) or begun or sweeps < _FIRST_STRETCHES or state.w.any():
             return np.zeros(0, dtype=np.int64)
         shares = np.arange(1, _FIRST_STRETCHES) / _FIRST_STRETCHES
         ends = (n_rows * shares**3).astype(np.int64)
@@ -288,7 +288,7 @@ class Acceleration:
 
     def update_kappa(self, state: State, trained: np.ndarray) -> None:
         """Set kappa of the next pass."""
-        if self._adapts:
+        if self.adapts:
             for lane in trained.tolist():
                 self._update_kappa(state.lanes, lane, float(state.totals[lane, GAP]))
 

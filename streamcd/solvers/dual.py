@@ -45,7 +45,7 @@ from ..kernels.primitives import (
 )
 from ..stream.memory_plan import Plan, SolverMemory
 from ..stream.window import RowArena, Window, aligned_zeros
-from . import over_relaxation
+from . import over_relaxation, row_parts
 from .acceleration import Acceleration
 from .memory import MOST_COPIED, PARTS, dual_memory
 from .problem import Problem
@@ -349,19 +349,27 @@ class DualSolver(RowSolver):
         self.omega = omega
         self._copies = np.zeros((0, 0))
         self._in_parts = (problem.n_features + 1) * self.n_vectors <= MOST_COPIED
+        adapts = acceleration is not None and acceleration.adapts
+        self._steps_apart = adapts and self._in_parts and problem.n_lanes == 1
         self._scratch: list[Lanes] = []
+        self._mean_entries = 0.0  # of a row: those in a window depend on where it was read from
 
     def new_state(self) -> State:
         """Return the state before the first read: w = 0."""
         n_lanes = self.problem.n_lanes
         lanes = {"inner_tolerance": np.full(n_lanes, 1e-2)}
         lanes |= over_relaxation.new_lane_arrays(n_lanes, self.omega)
+        if self._steps_apart:
+            lanes |= row_parts.new_lane_arrays(n_lanes)
         return self.start_state(lanes, TRAIN)
 
     def load_kernels(self, dataset: Dataset, state: State) -> None:
-        """Load the sum of the parts' ``w(alpha)``, too; see `RowSolver.load_kernels`."""
+        """Load the sums of the parts' copies, too; see `RowSolver.load_kernels`."""
+        self._mean_entries = dataset.n_entries / max(dataset.n_rows, 1)
         if self._in_parts:
-            weight_kernels.move_copies(np.zeros((1, 1)), state.w_alpha.reshape(-1), 0, 0)
+            none = np.zeros((2, 1)), state.w_alpha.reshape(-1), 0, 0
+            weight_kernels.add_copies(*none)
+            weight_kernels.add_changes(*none[0], *none[1:])
         super().load_kernels(dataset, state)
 
     def new_rows(self, arena: RowArena, start: int, stop: int) -> None:
@@ -387,16 +395,29 @@ class DualSolver(RowSolver):
                 kept["inner_tolerance"][lane] = max(0.1 * kept["inner_tolerance"][lane], 1e-12)
         over_relaxation.update_omega(kept, state.w[self.problem.penalised], trained)
         if self.acceleration:
+            before = kept["previous_estimate"].copy()
             self.acceleration.update_kappa(state, trained)
             self.acceleration.recall_rows(state, trained)
+            for lane in trained.tolist() if self._steps_apart else ():
+                row_parts.look_back(kept, lane, before[lane])
 
     def train(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
         steering = self.steering(state, state.lanes["inner_tolerance"])
         rows = (order, rows_of(window), self.costs, variables_of(window, state), steering)
-        if self.problem.n_lanes == 1:
-            dual_kernels.dual_visit(*rows, state.totals)
-        else:
+        n_rounds = row_parts.count_rounds(order.size * self._mean_entries, state) if self._steps_apart else 0
+        if self.problem.n_lanes > 1:
             self._divide_lanes(window, state, dual_kernels.dual_visit_lanes, rows, lanes)
+        elif n_rounds:
+            sums = state.totals, self._weight_copies(state.w.size)
+            row_parts.visit_in_parts(dual_kernels.dual_visit, rows, n_rounds, *sums, self.threads)
+        else:
+            dual_kernels.dual_visit(*rows, state.totals)
+
+    def _weight_copies(self, n_weights: int) -> np.ndarray:
+        """Return room for the parts' copies of the weights, or of w(alpha)."""
+        if not self._copies.size:
+            self._copies = np.empty((PARTS, n_weights))
+        return self._copies
 
     def certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
         variables = variables_of(window, state)._replace(
@@ -416,20 +437,20 @@ class DualSolver(RowSolver):
     ) -> None:
         """Certify lanes in parts of the rows, each with a ``w(alpha)`` and sums of its own."""
         w_alpha, totals = state.w_alpha.reshape(-1), state.totals
-        if not self._copies.size:
-            self._copies = np.zeros((PARTS, w_alpha.size))
+        copies = self._weight_copies(w_alpha.size)
         sums = [new_totals(totals.shape[0] + 1)[:-1] for _ in range(PARTS)]
         certify: Any = dual_kernels.dual_certify
         scratch: list[tuple[Lanes, ...]] = [()] * PARTS
         if totals.shape[0] > 1:
             certify = dual_kernels.dual_certify_lanes
             scratch = [(own,) for own in self._scratch_of([lanes] * PARTS)]
-        each = zip(np.array_split(order, PARTS), self._copies, sums, scratch, strict=True)
+        self.threads.share(lambda part: copies[:, part].fill(0.0), w_alpha.size, copies.size)
+        each = zip(np.array_split(order, PARTS), copies, sums, scratch, strict=True)
         self.threads.run(
             [partial(certify, part, *rows, copy, of_part, *own) for part, copy, of_part, own in each]
         )
-        move = partial(weight_kernels.move_copies, self._copies, w_alpha)
-        self.threads.share(lambda part: move(part.start, part.stop), w_alpha.size, self._copies.size)
+        add = partial(weight_kernels.add_copies, copies, w_alpha)
+        self.threads.share(lambda part: add(part.start, part.stop), w_alpha.size, copies.size)
         for of_part in sums:
             join_totals(totals, of_part)
 

@@ -1,0 +1,159 @@
+"""Visits of one lane in parts of a window's rows: the same bits by any number of threads, and the optimum of one part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from interrupted import ended, resume_by_turns, stopping_after
+from small_datasets import random_rows, windows_of, write_dataset
+
+import streamcd
+from streamcd.core.errors import Interrupted
+from streamcd.dataset.dataset import Dataset
+from streamcd.kernels.weights import add_changes
+from streamcd.solvers import row_parts
+
+NET: dict[str, Any] = {"penalty": "elasticnet", "l1": 0.6, "l2": 0.3}
+KINDS: dict[str, dict[str, Any]] = {
+    "squared_hinge": {},
+    "hinge": {"C": 0.01},
+    "log_loss": {},
+    "elastic net": {"loss": "squared_hinge", **NET},
+    "free bias": {"loss": "squared_hinge", "bias": 1.0, "unpenalized_bias": True},
+}
+
+
+class Rounds:
+    """Counts the rounds of visits; `least` is the least number of entries of a window in parts."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, least: int) -> None:
+        self.n, count = 0, row_parts.count_rounds
+
+        def counted(*arguments: Any) -> int:
+            n_rounds = count(*arguments)
+            self.n += n_rounds
+            return n_rounds
+
+        monkeypatch.setattr(row_parts, "count_rounds", counted)
+        monkeypatch.setattr(row_parts, "_LEAST_ENTRIES", least)
+        monkeypatch.setattr("streamcd.core.threads._LEAST_OPERATIONS", 1)
+
+
+@pytest.fixture
+def rounds(monkeypatch: pytest.MonkeyPatch) -> Rounds:
+    return Rounds(monkeypatch, 1)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Dataset:
+    return write_dataset(tmp_path / "data", random_rows(1500, 30), n_chunks=9)
+
+
+def options(kind: str) -> dict[str, Any]:
+    return {"loss": kind, "method": "dual", "C": 1.0, **KINDS[kind]}
+
+
+@pytest.mark.filterwarnings("ignore::streamcd.ConvergenceWarning")
+@pytest.mark.parametrize("resident", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_number_of_threads_changes_no_bit(
+    data: Dataset, tmp_path: Path, rounds: Rounds, kind: str, resident: bool
+) -> None:
+    asked = options(kind) | {"plan": windows_of(data, 4, resident=resident), "max_passes": 6, "tol": 1e-9}
+    runs = [tmp_path / f"{n}" for n in (1, 2, 4)]
+    for run in runs:
+        streamcd.train(data, run, threads=int(run.name), **asked)
+    assert rounds.n > 0
+    assert ended(runs[0]) == ended(runs[1]) == ended(runs[2])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parts_end_at_the_optimum_of_one_part(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    found = []
+    for least in (1 << 60, 1):
+        rounds = Rounds(monkeypatch, least)
+        found.append(streamcd.train(data, tmp_path / f"{least}", tol=1e-8, **options(kind)))
+        assert (rounds.n > 0) == (least == 1)
+    assert all(result.converged for result in found)
+    assert found[1].primal_objective == pytest.approx(found[0].primal_objective, rel=1e-8)
+
+
+@pytest.mark.parametrize("resident", [False, True])
+@pytest.mark.parametrize("kind", ["squared_hinge", "log_loss"])
+def test_a_run_in_parts_that_is_stopped_and_resumed_ends_with_the_same_bits(
+    data: Dataset, tmp_path: Path, rounds: Rounds, kind: str, resident: bool
+) -> None:
+    asked = options(kind) | {"plan": windows_of(data, 4, resident=resident), "tol": 1e-6, "threads": 2}
+    streamcd.train(data, tmp_path / "whole", **asked)
+    with pytest.raises(Interrupted):
+        streamcd.train(data, tmp_path / "stopped", stop_requested=stopping_after(4), **asked)
+    resume_by_turns(tmp_path / "stopped", [3, 5, 1])
+    assert rounds.n > 0
+    assert ended(tmp_path / "whole") == ended(tmp_path / "stopped")
+
+
+def test_few_entries_and_lanes_without_a_moving_kappa_are_visited_in_one_part(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rounds_of(n_least: int, **changed: Any) -> int:
+        with monkeypatch.context() as patched:
+            rounds = Rounds(patched, n_least)
+            asked = options("hinge") | {"acceleration": "auto"} | changed
+            streamcd.train(data, tmp_path / "run", tol=0.1, force=True, **asked)
+        return rounds.n
+
+    half = data.n_entries // 2
+    assert rounds_of(half) > 0
+    assert rounds_of(data.n_entries + 1) == 0
+    assert rounds_of(half, acceleration="none") == rounds_of(half, acceleration=5.0) == 0
+    assert rounds_of(half, C=[0.01, 0.1]) == 0
+    monkeypatch.setattr(row_parts, "_ENTRIES_PER_WEIGHT", data.n_entries // 31 + 1)
+    assert rounds_of(half) == 0
+
+
+def test_a_gap_that_rises_while_w_swings_takes_the_next_passes_in_one_part() -> None:
+    def state(estimate: float, cosine: float) -> dict[str, np.ndarray]:
+        return row_parts.new_lane_arrays(1) | {
+            "previous_estimate": np.array([estimate]),
+            "cosine": np.array([cosine]),
+        }
+
+    for calm in (state(0.9, -0.9), state(1.1, -0.3)):
+        row_parts.look_back(calm, 0, 1.0)
+        assert not calm["passes_in_one"][0]
+    swinging = state(1.1, -0.9)
+    row_parts.look_back(swinging, 0, 0.0)  # no gap is known before the first pass
+    assert not swinging["passes_in_one"][0]
+    lengths = []
+    for _ in range(3):
+        row_parts.look_back(swinging, 0, 1.0)
+        lengths.append(int(swinging["passes_in_one"][0]))
+        for _ in range(lengths[-1]):
+            row_parts.look_back(swinging, 0, 1.0)
+    assert lengths == [2, 4, 8]
+
+
+def test_swings_of_a_single_round_end_by_passes_in_one_part(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one round in a window, and few rows in one part, errors of common directions grow from pass to pass."""
+    monkeypatch.setattr(row_parts, "_MOST_ROUNDS", 1)
+    monkeypatch.setattr(row_parts, "_SHARE_IN_PARTS", 0.99)
+    rounds = Rounds(monkeypatch, 1)
+    result = streamcd.train(data, tmp_path / "run", C=10.0, tol=1e-4, max_passes=200)
+    assert result.converged
+    assert 0 < rounds.n < result.passes
+
+
+def test_the_changes_of_both_copies_are_added() -> None:
+    rng = np.random.default_rng(0)
+    w, changes = rng.standard_normal(1300), rng.standard_normal((2, 1300))
+    joined = w.copy()
+    for start, stop in ((0, 700), (700, 1300)):
+        add_changes(*(w + changes), joined, start, stop)
+    np.testing.assert_allclose(joined, w + changes.sum(axis=0), rtol=1e-12, atol=1e-12)
