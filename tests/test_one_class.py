@@ -276,8 +276,8 @@ def test_commands_speak_of_nu_and_rho_and_advise_what_is_accepted(tmp_path: Path
         streamcd.tune(data, tmp_path / "search", loss="one_class", C=None)
     rng = np.random.default_rng(0)
     centred = streamcd.convert((rng.standard_normal((100, 4)), np.ones(100)), tmp_path / "centred")
-    with pytest.warns(ConvergenceWarning, match="do not centre values"):
-        streamcd.train(centred, tmp_path / "none", loss="one_class", max_passes=3)
+    streamcd.train(centred, tmp_path / "none", loss="one_class", max_passes=30, listener=heard)
+    assert any("do not centre values" in line for line in heard.warnings)
 
 
 def test_weights_of_rows_scale_their_bounds_and_the_sum(fit: Callable[..., Result], tmp_path: Path) -> None:
@@ -402,3 +402,16 @@ def test_passes_on_real_sets(
         result = streamcd.train(data, tmp_path / f"{tol}", loss="one_class", nu=nu, tol=tol)
         assert result.converged
         assert result.passes <= passes
+
+
+@pytest.mark.parametrize("nu", [0.1, 0.9])
+def test_rows_around_the_origin_end_at_an_objective_of_zero(
+    fit: Callable[..., Result], tmp_path: Path, nu: float
+) -> None:
+    """They made all passes, for a relative gap of 1; the optimum is w = 0, which is said."""
+    x = np.random.default_rng(0).standard_normal((300, 4))
+    data = streamcd.convert((np.vstack([x, -x]), np.ones(600)), tmp_path / "data", chunk_size=60)
+    result = fit(data, nu=nu, tol=1e-3, max_passes=50)
+    assert (result.converged, result.stop_reason) == (True, "zero")
+    assert abs(result.primal_objective) < 1e-8
+    assert result.passes < 5

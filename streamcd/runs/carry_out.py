@@ -27,7 +27,7 @@ from ..training.loop import Loop, Session, Task, deadline
 from ..training.result import Outcome, Result, join_outcomes, make_result
 from ..training.validation import Validate
 from .config import Group, ResolvedRun, refuse_existing, write_config
-from .early_warnings import scaling_advice, shortfall_advice
+from .early_warnings import advice_at_end, scaling_advice
 from .lane_groups import resolve
 from .models import make_models, save_models
 from .options import ResumeOptions, TrainOptions
@@ -168,11 +168,10 @@ def carry_out(
         result.peak_memory_bytes = peak_memory_bytes()
     if not written and before == outcome.lanes["passes"].tolist():
         listener.message(f"this run has ended (stopped by: {result.stop_reason}) and is left alone")
-    if result.fell_short:
-        result.advice = shortfall_advice(run)
-        told = scaling_advice(run)  # at the start
-        for line in [line for line in result.advice if line not in told]:
-            listener.warning(line)
+    result.advice = advice_at_end(run, result.stop_reason, fell_short=result.fell_short)
+    told = scaling_advice(run) if result.advice else []  # at the start
+    for line in [line for line in result.advice if line not in told]:
+        listener.warning(line)
     return result
 
 

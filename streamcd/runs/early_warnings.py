@@ -37,10 +37,12 @@ def scaling_advice(run: ResolvedRun) -> list[str]:
     return advice(run.dataset, max(options.C), accelerated=accelerated, method=options.method)
 
 
-def shortfall_advice(run: ResolvedRun) -> list[str]:
-    """Describe what may have kept a training from its tolerance."""
+def advice_at_end(run: ResolvedRun, stop_reason: str, *, fell_short: bool) -> list[str]:
+    """Describe what may have kept a training from its tolerance, or inliers from a plane."""
     if not has_cost(run.options.loss):
-        return [_CENTRED]
+        return [_CENTRED] if fell_short or stop_reason == "zero" else []
+    if not fell_short:
+        return []
     return advice(run.dataset, max(run.options.C), method=run.options.method)
 
 

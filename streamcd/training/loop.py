@@ -18,6 +18,7 @@ from ..core.progress import CostStatus, Listener, Progress, TrainingStatus, tell
 from ..core.randomness import random_key
 from ..core.threads import Threads
 from ..dataset.dataset import Dataset
+from ..kernels.loss_table import INLIERS, LOSSES
 from ..solvers import acceleration
 from ..solvers.problem import Problem
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Solver, State, new_totals
@@ -117,7 +118,11 @@ class TrainingLoop(ABC):
         self.kernel_seconds = 0.0
         self.state = task.solver.new_state()
         self.state.lanes.update(new_lane_arrays(task.problem.n_lanes))
-        self.rule = LaneRule(**vars(task.rule), negligible=rounding_at_zero(task.problem, task.dataset))
+        self.rule = LaneRule(
+            **vars(task.rule),
+            negligible=rounding_at_zero(task.problem, task.dataset),
+            may_be_negative=LOSSES[task.problem.loss].form == INLIERS,
+        )
         if task.validate is not None:
             self.state.lanes.update(
                 validation.new_look_arrays(task.problem.n_lanes, has_targets=self.task.problem.has_targets)

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..core.errors import DatasetError, UsageError
 from ..dataset.dataset import Dataset
+from ..kernels.loss_table import INLIERS, LOSSES
 from ..kernels.losses import add_losses
 from ..kernels.primitives import DUAL, GAP, LOSS, N_ACTIVE, N_SHRUNK, NO_STEP, UNIT
 from ..solvers.problem import Problem
@@ -54,6 +55,7 @@ class StopRule:
     max_passes: int  # training passes of a lane
     early_stop: bool = False  # where the loss on the validation set no longer falls
     negligible: ClassVar[Any] = np.zeros(1)
+    may_be_negative: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if (self.tol is None) == (self.eps is None):
@@ -73,13 +75,20 @@ class LaneRule(StopRule):
     """Conditions for stopping with the objective of every lane, (lanes,), up to which it is taken for 0."""
 
     negligible: Any = None  # type: ignore[misc]
+    may_be_negative: bool = False  # type: ignore[misc]
 
 
 def rounding_at_zero(problem: Problem, dataset: Dataset) -> np.ndarray:
     """Bound the rounding of every lane's objective at w = 0, as if all targets were the largest.
 
-    It is 0 where weights of rows are not known, and minus infinity without targets, where no optimum is 0.
+    It is 0 where weights of rows are not known, and minus infinity without targets, where no optimum is 0; but for one
+    class, whose rows may lie around the origin, that of ``½‖w‖²`` if they all were the same.
     """
+    share = max((dataset.n_rows + 64.0) * UNIT, NO_STEP)
+    if LOSSES[problem.loss].form == INLIERS:
+        norms = dataset.manifest.get("row_norms") or {}
+        mass = 0.0 if dataset.weighted else problem.parameter * dataset.n_rows
+        return np.full(1, share * 0.5 * mass * mass * (norms.get("mean_square") or 0.0))
     if dataset.targets is None or not problem.has_targets:
         return np.full(problem.n_lanes, -np.inf)
     if dataset.weighted:
@@ -87,7 +96,6 @@ def rounding_at_zero(problem: Problem, dataset: Dataset) -> np.ndarray:
     ends, losses = np.array([dataset.targets["min"], dataset.targets["max"]]), np.zeros(2)
     add_losses(problem.row_loss, ends, np.zeros(2), np.ones(2), losses)
     # of a sum over the rows; and margins that are nearer to what the loss wants are left alone
-    share = max((dataset.n_rows + 64.0) * UNIT, NO_STEP)
     return np.asarray(share * losses.max() * dataset.n_rows * problem.cost.sum(axis=0))
 
 
@@ -225,8 +233,11 @@ def _gap_reached(lanes: dict[str, np.ndarray], rule: StopRule) -> np.ndarray:
 
 
 def _is_zero(lanes: dict[str, np.ndarray], rule: StopRule) -> np.ndarray:
-    """Mark the lanes with an objective as good as 0, and no proof of a positive one."""
-    return np.asarray((lanes["primal"] <= rule.negligible) & (lanes["dual"] <= 0.0))
+    """Mark the lanes with an objective as good as 0, and no proof of a positive one, or of a larger fall below 0."""
+    size = np.abs(lanes["primal"])
+    if rule.may_be_negative:
+        size = np.maximum(size, -lanes["dual"])
+    return np.asarray((size <= rule.negligible) & (lanes["dual"] <= 0.0))
 
 
 def _by_gap_or_zero(lanes: dict[str, np.ndarray], rule: StopRule) -> np.ndarray:
