@@ -402,6 +402,18 @@ def test_a_dictionary_beyond_the_budget_names_the_ways_out(tmp_path: Path) -> No
     assert streamcd.convert(path, tmp_path / "out", label="y", memory="245MB", hash=12).n_features == 4096
 
 
+def test_dictionaries_that_cannot_be_sorted_name_the_column_that_may_be_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streamcd.conversion.numbering._MERGE_FACTOR", 10**6)
+    words = [f"some words of row {k % 300}" for k in range(1000)]
+    table = pa.table({"city": ["Oslo", "Rome"] * 500, "note": words, "y": ["a", "b"] * 500})
+    with pytest.raises(
+        StreamcdError, match=r"most of them of column 'note'; if it is text, --text note .* --hash B"
+    ):
+        streamcd.convert(table, tmp_path / "out", label="y")
+
+
 def test_the_memory_advised_for_dictionaries_counts_all_workers(tmp_path: Path) -> None:
     # two workers with 3.5 GB were told to take 3.48
     strings, valid = strings_of(arrow_strings([f"{k:07}" for k in range(1000)]))

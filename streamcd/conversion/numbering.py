@@ -7,6 +7,7 @@ map for each task turns its codes into features when its rows are written.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -116,7 +117,7 @@ def merge_dictionaries(
     names = _merge_labels(tasks, places, known, separator)
     counts, static, n_missing, n_rare = [], np.empty(0, np.int64), np.zeros(0, np.int64), 0
     if encoding is not None:
-        _check_merge(tasks, memory_bytes, budget, workers)
+        _check_merge(tasks, encoding, memory_bytes, budget, workers)
         n_missing = sum(np.load(path) for path in directory.glob("missing-*.npy"))
         if width is None:
             counts = _merge_categories(tasks, places, encoding, directory)
@@ -138,17 +139,27 @@ def merge_dictionaries(
 
 
 def _check_merge(
-    tasks: list[tuple[Strings, np.ndarray]], memory_bytes: int, budget: int, workers: int
+    tasks: list[tuple[Strings, np.ndarray]], encoding: Encoding, memory_bytes: int, budget: int, workers: int
 ) -> None:
     """Refuse dictionaries that do not fit in the memory for merging, with the budget that would do."""
     needed = _MERGE_FACTOR * sum(strings.nbytes for strings, _ in tasks)
     if needed > memory_bytes:
         enough = budget + 2 * workers * (needed - memory_bytes)
+        name = encoding.columns[_widest_column(tasks, len(encoding.columns))].name
         raise UsageError(
             f"the dictionaries of categories, {sum(strings.size for strings, _ in tasks):,} strings, need "
-            f"{format_size(needed)} to be sorted, {format_size(memory_bytes)} of --memory are left for it; hash them into "
+            f"{format_size(needed)} to be sorted, {format_size(memory_bytes)} of --memory are left for it, most of them of "
+            f"column {name!r}; if it is text, --text {shlex.quote(name)} makes features of its words; else hash them into "
             f"2^B features with --hash B (20, say), or give about {format_size(enough)}"
         )
+
+
+def _widest_column(tasks: list[tuple[Strings, np.ndarray]], n_columns: int) -> int:
+    """Return the number of the column whose strings take the most bytes."""
+    n_bytes = np.zeros(n_columns + 1)
+    for strings, columns in tasks:
+        n_bytes += np.bincount(columns - LABELS, np.diff(strings.offsets), n_columns + 1)
+    return int(n_bytes[1:].argmax())
 
 
 def _merge_categories(
