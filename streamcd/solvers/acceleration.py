@@ -129,7 +129,8 @@ class Acceleration:
         """Add the arrays of acceleration to a new state: ``centre_or_w_alpha``, which holds
         the centre v while ``in_pass`` is set, else w(alpha) (see `kernels.acceleration`), and per lane:
 
-        ``in_pass``, set while w is the iterate of an unfinished training read; ``moves``, the number of finished ones;
+        ``in_pass``, set while w is the iterate of an unfinished training read; ``moves``, the number of finished ones, and
+        ``earlier_moves``, of those counted as made before a warm start;
         ``distance``, the penalty's term of the gap, ``½‖w - w(alpha)‖²`` with L2; ``theta``, the factor on the bounds of
         kappa, 0 if kappa is fixed.
         """
@@ -143,10 +144,9 @@ class Acceleration:
         if self._asks_for_shares:
             state.lanes["share"], state.lanes["moved"] = np.ones(n_lanes), np.zeros(n_lanes)
         state.lanes["kappa"], state.lanes["theta"] = self._first.copy(), np.full(n_lanes, float(self.adapts))
-        state.lanes["in_pass"], state.lanes["moves"] = (
-            np.zeros(n_lanes, dtype=bool),
-            np.zeros(n_lanes, dtype=np.int64),
-        )
+        state.lanes["in_pass"] = np.zeros(n_lanes, dtype=bool)
+        for name in ("moves", "earlier_moves"):
+            state.lanes[name] = np.zeros(n_lanes, dtype=np.int64)
         state.matrices["movement"] = np.zeros((n_lanes, N_BUCKETS))
 
     def load_kernels(self, state: State) -> None:
@@ -335,7 +335,10 @@ def _update_kappa(
     What alpha says is cut at `most`.
     `retreat` multiplies the bounds while rows hardly disturb each other and the gap falls fast: plain descent is as fast.
     """
-    distance, n_passes = float(lanes["distance"][lane]), int(lanes["moves"][lane])
+    distance, n_passes = (
+        float(lanes["distance"][lane]),
+        int(lanes["moves"][lane] + lanes["earlier_moves"][lane]),
+    )
     alpha, square = float(lanes["alpha_sum"][lane]), float(lanes["alpha_square"][lane])
     if not (0.0 < distance < np.inf and alpha > 0.0 and square > 0.0):
         return
