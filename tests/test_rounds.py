@@ -326,8 +326,31 @@ def test_a_path_of_costs_and_a_warm_start_in_rounds(data: Dataset, tmp_path: Pat
     )
     assert warm.converged
     assert warm.primal_objective == pytest.approx(path.lanes[1]["primal_objective"], rel=2e-3)
-    with pytest.raises(UsageError, match="was trained on workers"):
-        streamcd.train(data, tmp_path / "back", C=2.0, start_from=tmp_path / "path")
+
+
+@pytest.mark.parametrize("loss", ["hinge", "log_loss", "crammer_singer", "multinomial", "squared_error"])
+@pytest.mark.parametrize("n_workers", [0, 2])
+def test_a_run_on_workers_is_the_beginning_of_one_in_one_process_or_on_other_workers(
+    loss: str, n_workers: int, data: Dataset, classes: Dataset, tmp_path: Path
+) -> None:
+    """The dual goes on from where the last step of the workers ended, and does not fall."""
+    if loss == "squared_error":
+        x, y = random_rows(300, 8, seed=2)
+        sizes = {"chunk_size": "1kB", "shard_size": "1kB", "target": True}
+        data = streamcd.convert((x, y + x[:, 0].toarray().ravel()), tmp_path / "targets", **sizes)
+        assert data.n_shards >= 3
+    elif loss in ("crammer_singer", "multinomial"):
+        data = classes
+    options: dict[str, Any] = {"loss": loss, "method": "dual", "tol": 1e-9, "acceleration": "none"}
+    before = streamcd.train(data, tmp_path / "before", client=Simulation(3), max_passes=9, **options)
+    client = Simulation(n_workers) if n_workers else None
+    options |= {"start_from": tmp_path / "before", "client": client}
+    after = streamcd.train(data, tmp_path / "after", max_passes=1, **options)
+    assert after.dual_objective >= before.dual_objective - 1e-9 * abs(before.dual_objective)
+    if not n_workers:
+        assert after.gap < 1.2 * before.gap
+    more = streamcd.train(data, tmp_path / "more", C=3.0, max_passes=3000, **(options | {"tol": 1e-4}))
+    assert more.converged
 
 
 def test_stopped_and_resumed_with_another_number_of_workers(data: Dataset, tmp_path: Path) -> None:

@@ -282,7 +282,7 @@ def check_workers(path: Path, config: RunConfig, *, on_workers: bool) -> None:
     if not on_workers and config.rounds is not None:
         raise UsageError(
             f"{path} was begun on workers, which keep dual variables in another way: resume it with --scheduler ADDRESS "
-            "or --workers N, N >= 1"
+            f"or --workers N, N >= 1, or begin a new run in one process with --start-from {path}"
         )
     if on_workers and config.rounds is None:
         raise UsageError(

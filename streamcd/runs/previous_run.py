@@ -22,6 +22,7 @@ from ..models.model_file import source_labels
 from ..models.stored import find_model, models_of_path, without_weights
 from ..solvers.problem import Problem, make_problem
 from ..solvers.registry import is_proximal, keeps_alpha
+from ..stream.arenas import RowLayout
 from ..training import checkpoint
 from ..training.correspondence import Features, class_ratios, combination, nearest_lanes, places_of
 from ..training.warm_start import OtherRows, Source, WarmStart
@@ -87,6 +88,11 @@ def _sources(
         lanes = problem.subset(group.lanes)
         layout = options.solver_memory(lanes, run.dataset).layout
         costs = weight * np.array([lane.C for lane in lanes.lanes])
+        if run.config.rounds is not None and isinstance(state, checkpoint.StoredState):
+            from ..cluster.stored_rounds import StoredRounds  # only where there were workers
+
+            assert isinstance(layout, RowLayout)
+            state = StoredRounds(state.path, state.identity, lanes, layout)
         sources.append(
             Source(state, layout, accelerated, problem.l2, group.lanes, problem.lane_vectors, costs)
         )
@@ -264,10 +270,6 @@ def _needs_alpha(new: ResolvedRun) -> bool:
 
 def _check(source: str, config: RunConfig, new: ResolvedRun) -> None:
     """Refuse a run on the same rows whose dual variables or weights the new run cannot start from."""
-    if config.rounds is not None:
-        raise UsageError(
-            f"{source} was trained on workers, which keep dual variables in another way; start from a run of one process"
-        )
     method, wanted = config.options.method, new.options.method
     if _needs_alpha(new) and not keeps_alpha(method):
         raise UsageError(
