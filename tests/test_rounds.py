@@ -709,6 +709,23 @@ def test_workers_with_room_for_their_shards_read_only_those_that_arrive_and_end_
     assert loads < 0.5 * 20 * data.n_chunks
 
 
+def test_workers_read_their_own_rows_and_nothing_ahead_that_goes_to_others(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first window of every next round used to be read before its shards were dealt."""
+    monkeypatch.setattr("streamcd.cluster.shards.make_plan", lambda *_: Plan(800, 120, resident=False))
+    monkeypatch.setattr("streamcd.cluster.shards.plan_shards", lambda *_: None)
+    streamcd.train(
+        data, tmp_path / "run", loss="hinge", client=Simulation(3), max_passes=6, tol=1e-9, local_passes=2
+    )
+    stored = sum(data.chunk_bytes(chunk) for chunk in range(data.n_chunks))
+    pairs = 17 * data.n_rows + 16 * data.n_chunks
+    for record in log(tmp_path / "run"):
+        n_reads = 2 if record["kind"] == "train" else 1
+        n_loads = n_reads if record["round"] > 1 else n_reads - 1
+        assert record["bytes_read"] == n_reads * stored + n_loads * pairs
+
+
 def test_a_round_makes_the_passes_asked_for_and_one_where_a_worker_is_alone(
     data: Dataset, tmp_path: Path
 ) -> None:

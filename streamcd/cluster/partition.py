@@ -97,7 +97,8 @@ class Partition(ShardReader):
         n_passes = 1 if self.alone else request.n_passes
         for number in range(n_passes):
             last = number == n_passes - 1
-            for window in self._stream.windows(request.read + number):
+            # after the last pass shards change hands: what is read ahead would be thrown away
+            for window in self._stream.windows(request.read + number, goes_on=self.alone or not last):
                 self._load(window, local, first_pass=number == 0)
                 key = random_key(self.spec.seed, window.read, window.number)
                 self._scaled_solver.visit(window, local.state, self._order, key)

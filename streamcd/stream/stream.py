@@ -122,10 +122,11 @@ class Stream:
         """Count the windows of a read."""
         return len(self._windows(read))
 
-    def windows(self, read: int, first: int = 0) -> Iterator[Window]:
+    def windows(self, read: int, first: int = 0, *, goes_on: bool = True) -> Iterator[Window]:
         """Iterate over the windows of one read from number `first` on; each may overwrite the one before.
 
         The order is a function of (seed, read). The checksums of chunks are checked when they are read for the first time.
+        The first window of the next read is read ahead, unless that is to be of other shards: then it does not go on.
         """
         count = self.n_windows(read)
         for number in range(first, count):
@@ -133,7 +134,7 @@ class Stream:
             if len(self._turns) == len(self._arenas):  # else the only arena is the caller's
                 if number + 1 < count:
                     self._request(read, number + 1)
-                elif not (self._active and self._active.may_be_read_next):
+                elif goes_on and not (self._active and self._active.may_be_read_next):
                     self._request(read + 1, 0)
             yield window
 
