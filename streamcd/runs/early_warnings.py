@@ -10,6 +10,7 @@ from ..core.memory_budget import RESERVED_BYTES, warn_of_memory
 from ..core.progress import Listener
 from ..dataset.diagnostics import advice
 from ..kernels.loss_table import PLANES, form_of, has_cost
+from ..solvers.registry import find_solver
 from .config import ResolvedRun
 
 _MANY_LABELS, _FEW_ROWS = 100, 5  # more labels, most with fewer rows, look like numbers, not classes
@@ -21,7 +22,10 @@ def warn_early(run: ResolvedRun, listener: Listener) -> None:
     for line in [*_of_problem(run), *scaling_advice(run)]:
         listener.warning(line)
     config, dataset = run.config, run.dataset
-    if config.rounds is None:
+    if config.rounds is not None and config.rounds.shared_memory is not None:
+        if find_solver(run.options.loss, run.options.method).in_rounds == "dual":
+            listener.message(_ONE_MACHINE)
+    elif config.rounds is None:
         # beside the interpreter: the data, if it stays in memory, else all of the budget
         whole = dataset.n_entries * dataset.entry_bytes + 16 * dataset.n_features * run.problem.n_lanes
         planned = whole if config.plan.resident else config.memory - RESERVED_BYTES
@@ -44,6 +48,12 @@ def advice_at_end(run: ResolvedRun, stop_reason: str, *, fell_short: bool) -> li
     if not fell_short:
         return []
     return advice(run.dataset, max(run.options.C), method=run.options.method)
+
+
+_ONE_MACHINE = (
+    "workers of one machine share its processors and its disk, and need more passes: one process, without --workers, takes "
+    "half to a quarter of their time; they are there to try a cluster"
+)
 
 
 _CENTRED = (

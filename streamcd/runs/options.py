@@ -43,7 +43,7 @@ class SessionOptions(CacheOptions, ThreadOptions, ListenerOptions):
     workers: int | None = option(
         None,
         "Train on this number of processes of this machine, which share `memory` (at least 385 MB each, and 200 MB for "
-        "this one). Several need more passes than one: worth it if a pass takes long.",
+        "this one). By dual one process, with threads, takes less time: they are to try a cluster.",
         metavar="N",
         default_is="this process alone",
         section=Section.PROCESSORS,
