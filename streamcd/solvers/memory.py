@@ -165,9 +165,9 @@ _KEPT = 1 << 19
 def kept_units(problem: Problem, dataset: Dataset) -> int:
     """Count the units of room for rows that newton keeps of each lane: a function of problem and data alone.
 
-    None are kept of losses of all classes, or where the matrices are large.
+    None are kept of losses of all classes or of targets, or where the matrices are large.
     """
-    if problem.lane_vectors > 1 or newton_parts(problem) == 1:
+    if problem.lane_vectors > 1 or problem.has_targets or newton_parts(problem) == 1:
         return 0
     return min(_KEPT // problem.n_lanes, dataset.n_entries + ROW_UNITS * dataset.n_rows)
 
