@@ -301,9 +301,9 @@ def test_rows_around_the_origin_have_no_plane_and_end_with_a_warning() -> None:
     """Their optimum is 0: the threshold fell to 1e-323, by which distances were divided."""
     x = np.random.default_rng(0).normal(size=(15, 4))
     for seed in range(3):
-        with pytest.warns(TheirWarning):
+        with pytest.warns(UserWarning, match="all sides of the origin"):
             found = OneClassSVM(random_state=seed).fit(x)
-        assert np.abs(found.coef_).max() < 1e-12
+        assert np.abs(found.coef_).max() < 1e-9
 
 
 @pytest.mark.parametrize(

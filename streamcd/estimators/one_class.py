@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from ..dataset.dataset import Dataset
+from ..models.model import Model
 from .base import OutlierMixin, dataset_of
 from .growing import GrowingModel
+
+if TYPE_CHECKING:
+    from ..training.result import Result
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -63,6 +68,16 @@ class OneClassSVM(OutlierMixin, GrowingModel):
 
     def _of_dataset(self, dataset: Dataset) -> dict[str, Any]:
         return {}  # it has no C
+
+    def _adopt(self, result: Result, model: Model) -> Self:
+        if result.stop_reason == "zero":
+            warnings.warn(
+                "rows on all sides of the origin have no plane beyond which most of them lie: all weights are 0; do not "
+                "centre values, or append a constant column",
+                stacklevel=5,
+            )
+        super()._adopt(result, model)
+        return self
 
     def _in_memory(self, X: Any, y: Any, sample_weight: Any) -> tuple[Dataset, dict[str, Any]]:
         X, _, weight = self._checked_arrays(X, None, sample_weight)
