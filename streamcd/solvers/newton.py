@@ -50,6 +50,7 @@ from .protocol import (
     Start,
     State,
     all_rows,
+    certificate_of,
     new_lanes,
     new_totals,
 )
@@ -181,9 +182,7 @@ class NewtonSolver(NewtonSteps):
         lanes: np.ndarray,
     ) -> None:
         """Take the workers' sums over all rows, and the rows that they have kept."""
-        for name, array in kept.items():
-            state.matrices[name][lanes] = array[lanes]
-        for name, array in sums.items():
+        for name, array in {**kept, **sums}.items():
             state.matrices[name][lanes] = array[lanes]
         self._complete(state, lanes)
 
@@ -284,14 +283,8 @@ class NewtonSolver(NewtonSteps):
             gap, rounding, _ = proven_gap(totals, norm, drift, np.zeros_like(norm))
             gap, rounding = self._least_gap(state, norm, gap, rounding)
             gap = np.fmin(gap, primal)  # that of a = 0
-            return {
-                "primal": primal,
-                "dual": primal - gap,
-                "gap": gap,
-                "violation": self.violation(state),
-                "rounding": np.fmin(rounding, gap),
-                "primal_rounding": primal_rounding(totals, norm, np.zeros_like(norm)) + n * UNIT * penalty,
-            }
+            of_primal = primal_rounding(totals, norm, np.zeros_like(norm)) + n * UNIT * penalty
+            return certificate_of(primal, gap, self.violation(state), rounding, of_primal)
 
     def _least_gap(
         self, state: State, norm: np.ndarray, gap: np.ndarray, rounding: np.ndarray

@@ -12,7 +12,7 @@ from .block_sums import Blocks, BlockSums
 from .class_biases import mixture
 from .dual import primal_rounding, proven_gap
 from .newton import NewtonSolver
-from .protocol import State
+from .protocol import State, certificate_of
 
 
 class MultinomialNewtonSolver(NewtonSolver):
@@ -52,15 +52,10 @@ class MultinomialNewtonSolver(NewtonSolver):
             drift, norm = (np.sqrt(np.einsum("ij,ij->i", x, x)) for x in (apart, w))
             primal = self.problem.lane_penalties(state.w) + totals[:, LOSS]
             gap, rounding, _ = proven_gap(totals, norm, drift, np.zeros(n_lanes))
-            return {
-                "primal": primal,
-                "dual": primal - gap,
-                "gap": gap,
-                "violation": self.violation(state),
-                "rounding": np.fmin(rounding, gap),
-                "primal_rounding": primal_rounding(totals, norm, np.zeros(n_lanes))
-                + n * UNIT * (primal - totals[:, LOSS]),
-            }
+            of_primal = primal_rounding(totals, norm, np.zeros(n_lanes)) + n * UNIT * (
+                primal - totals[:, LOSS]
+            )
+            return certificate_of(primal, gap, self.violation(state), rounding, of_primal)
 
     def _mix(self, class_sums: np.ndarray, w: np.ndarray, v: np.ndarray, totals: np.ndarray) -> None:
         """Change v, and the sums over the rows, to those of shares whose sums over the rows are those of the classes."""

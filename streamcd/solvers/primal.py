@@ -41,7 +41,18 @@ from .dual import NEGLIGIBLE
 from .extrapolation import Extrapolation, sum_up_objective
 from .memory import primal_memory
 from .problem import Problem, smaller_side
-from .protocol import CERTIFY, TRAIN, AllRows, Estimate, Start, State, all_rows, new_lanes, new_totals
+from .protocol import (
+    CERTIFY,
+    TRAIN,
+    AllRows,
+    Estimate,
+    Start,
+    State,
+    all_rows,
+    certificate_of,
+    new_lanes,
+    new_totals,
+)
 from .row_scores import PagedRows, RowsInMemory, read_rows
 
 _BIAS = -1  # stands for the bias in an order of columns
@@ -178,14 +189,8 @@ class PrimalSolver(AllRows):
             rounding += more
         bound = gap + rounding
         gap = np.fmin(np.where(rounding <= NEGLIGIBLE * gap, gap, bound), primal)
-        return {
-            "primal": primal,
-            "dual": primal - gap,
-            "gap": gap,
-            "violation": self.violation(state),
-            "rounding": np.fmin(rounding, gap),
-            "primal_rounding": self._primal_rounding(primal, margins, sums),
-        }
+        of_primal = self._primal_rounding(primal, margins, sums)
+        return certificate_of(primal, gap, self.violation(state), rounding, of_primal)
 
     @property
     def _n_terms(self) -> float:

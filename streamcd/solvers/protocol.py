@@ -141,6 +141,24 @@ Estimate = Literal["plain", "proximal", "noisy", "exact"]
 a pass is made at fixed w and is a certificate itself (`newton`)."""
 
 
+def certificate_of(
+    primal: np.ndarray,
+    gap: np.ndarray,
+    violation: np.ndarray,
+    rounding: np.ndarray,
+    primal_rounding: np.ndarray,
+) -> dict[str, np.ndarray]:
+    """Return the certificate of every lane by `Solver.certificate`'s names, where the gap tells the dual objective."""
+    return {
+        "primal": primal,
+        "dual": primal - gap,
+        "gap": gap,
+        "violation": violation,
+        "rounding": np.fmin(rounding, gap),
+        "primal_rounding": primal_rounding,
+    }
+
+
 class Solver(Protocol):
     """Interface of a solver, for `training.loop.Loop`."""
 
