@@ -21,7 +21,7 @@ ROW_UNITS = 6
 class KeptRows:
     """Room for rows of every lane, as arrays (lanes, …) of a state, whose names begin with ``kept_``.
 
-    What has no room for rows is false.
+    What has no room for rows is false. Rows are of classes: none has a target.
     """
 
     def __init__(
@@ -30,13 +30,11 @@ class KeptRows:
         units: int,
         data: tuple[int, int],
         dtypes: tuple[np.dtype[Any], np.dtype[Any]],
-        *,
-        has_targets: bool,
     ) -> None:
         """Take the room of a lane, `ROW_UNITS` for a row and one for an entry; `data` has so many rows and entries."""
         self._units = units
         self._shape, self._n_entries = (n_lanes, min(units // ROW_UNITS, data[0])), min(units, data[1])
-        self._dtypes, self._has_targets = dtypes, has_targets
+        self._dtypes = dtypes
 
     def __bool__(self) -> bool:
         return self._shape[1] > 0
@@ -58,8 +56,6 @@ class KeptRows:
             "feature": np.zeros(entries, dtype=self._dtypes[0]),
             "value": np.zeros(entries, dtype=self._dtypes[1]),
         }
-        if self._has_targets:
-            arrays["target"] = np.zeros(self._shape)
         return {f"kept_{name}": array for name, array in arrays.items()}
 
     def clear(self, arrays: Mapping[str, np.ndarray], lanes: np.ndarray | slice = slice(None)) -> None:
@@ -93,7 +89,7 @@ class KeptRows:
         n = int(arrays["kept_count"][lane])
         arena.indptr[0] = 0
         np.cumsum(arrays["kept_length"][lane, :n], out=arena.indptr[1 : n + 1])
-        for name in ("code", "weight", "fold", *(["target"] if self._has_targets else [])):
+        for name in ("code", "weight", "fold"):
             getattr(arena, name)[:n] = arrays[f"kept_{name}"][lane, :n]
         for name in ("feature", "value"):
             getattr(arena, name)[: arena.indptr[n]] = arrays[f"kept_{name}"][lane, : arena.indptr[n]]
@@ -128,8 +124,6 @@ class KeptRows:
             "weight": rows.weight[offsets],
             "fold": rows.fold[offsets],
         }
-        if self._has_targets:
-            added["target"] = rows.target[offsets]
         joint = {name: np.concatenate([own[f"kept_{name}"][:n], more]) for name, more in added.items()}
         order = np.lexsort((joint["number"], joint["distance"]))
         n_fitting = int(np.searchsorted(np.cumsum(joint["length"][order] + ROW_UNITS), self._units, "right"))
@@ -146,8 +140,8 @@ class KeptRows:
             n = int(others["kept_count"][lane])
             own = {name.removeprefix("kept_"): array[lane] for name, array in others.items()}
             indptr = np.concatenate([[0], np.cumsum(own["length"][:n])])
-            of_rows = own["code"], own["weight"], own["fold"], own.get("target", np.zeros(0))
-            rows = Rows(indptr, own["feature"], own["value"], *of_rows)
+            of_rows = own["code"], own["weight"], own["fold"]
+            rows = Rows(indptr, own["feature"], own["value"], *of_rows, np.zeros(0))
             numbers = np.arange(n), own["number"][:n], own["distance"][:n]
             arrays["kept_cut"][lane] |= others["kept_cut"][lane]
             self.offer(arrays, lane, rows, numbers)

@@ -176,7 +176,7 @@ def kept_rows(problem: Problem, dataset: Dataset) -> KeptRows:
     """Return the room for rows that newton keeps."""
     sizes, dtypes = (dataset.n_rows, dataset.n_entries), (dataset.index_dtype, dataset.value_dtype)
     units = kept_units(problem, dataset)
-    return KeptRows(problem.n_lanes, units, sizes, dtypes, has_targets=problem.has_targets)
+    return KeptRows(problem.n_lanes, units, sizes, dtypes)
 
 
 def newton_blocks(problem: Problem, dataset: Dataset) -> Blocks:
