@@ -335,10 +335,8 @@ def _update_kappa(
     What alpha says is cut at `most`.
     `retreat` multiplies the bounds while rows hardly disturb each other and the gap falls fast: plain descent is as fast.
     """
-    distance, n_passes = (
-        float(lanes["distance"][lane]),
-        int(lanes["moves"][lane] + lanes["earlier_moves"][lane]),
-    )
+    distance = float(lanes["distance"][lane])
+    n_passes = int(lanes["moves"][lane] + lanes["earlier_moves"][lane])
     alpha, square = float(lanes["alpha_sum"][lane]), float(lanes["alpha_square"][lane])
     if not (0.0 < distance < np.inf and alpha > 0.0 and square > 0.0):
         return
