@@ -71,11 +71,9 @@ class OneClassSVM(OutlierMixin, GrowingModel):
 
     def _adopt(self, result: Result, model: Model) -> Self:
         if result.stop_reason == "zero":
-            warnings.warn(
-                "rows on all sides of the origin have no plane beyond which most of them lie: all weights are 0; do not "
-                "centre values, or append a constant column",
-                stacklevel=5,
-            )
+            from ..runs.early_warnings import CENTRED  # rarely
+
+            warnings.warn(f"all weights are 0: {CENTRED}", stacklevel=5)
         super()._adopt(result, model)
         return self
 

@@ -44,7 +44,7 @@ def scaling_advice(run: ResolvedRun) -> list[str]:
 def advice_at_end(run: ResolvedRun, stop_reason: str, *, fell_short: bool) -> list[str]:
     """Describe what may have kept a training from its tolerance, or inliers from a plane."""
     if not has_cost(run.options.loss):
-        return [_CENTRED] if fell_short or stop_reason == "zero" else []
+        return [CENTRED] if fell_short or stop_reason == "zero" else []
     if not fell_short:
         return []
     return advice(run.dataset, max(run.options.C), method=run.options.method)
@@ -56,7 +56,7 @@ _ONE_MACHINE = (
 )
 
 
-_CENTRED = (
+CENTRED = (
     "rows on all sides of the origin, as of values centred on 0, have no plane beyond which most of them lie: do not centre "
     "values, or append a constant column to the data"
 )

@@ -35,7 +35,7 @@ class Workers:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether the memory asked for is that of workers on other machines, not of this one."""
+        """Tell if the memory asked for is that of workers on other machines, not of this one."""
         return bool(self) and not self.local
 
     @contextmanager
