@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import distributed
 import numpy as np
@@ -485,14 +485,19 @@ class Commands:
         self.processes.append(process)
         return process
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
 
 @pytest.fixture
 def commands(tmp_path: Path) -> Iterator[Commands]:
-    made = Commands(tmp_path)
-    yield made
-    for process in made.processes:
-        process.kill()
-        process.wait()
+    with Commands(tmp_path) as made:
+        yield made
 
 
 @pytest.mark.slow

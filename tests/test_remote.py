@@ -988,11 +988,8 @@ class Machines(Commands):
 
 @pytest.fixture
 def machines(server: Server, tmp_path: Path) -> Iterator[Machines]:
-    made = Machines(tmp_path)
-    yield made
-    for process in made.processes:
-        process.kill()
-        process.wait()
+    with Machines(tmp_path) as made:
+        yield made
 
 
 @pytest.mark.slow
