@@ -141,6 +141,10 @@ def false_claims(
             claims.append(f"primal {answer['primal_objective']!r}, exact {mpmath.nstr(exact, 17)}")
         if mpmath.mpf(answer["dual_objective"]) > best + slack:
             claims.append(f"dual {answer['dual_objective']!r} above the optimum {mpmath.nstr(best, 17)}")
+        if (
+            run.entry.of_targets and answer["stop_reason"] == "zero"
+        ):  # the objective is zero but for the rounding of that of w = 0
+            slack += ROUNDING * _at_zero(run, C, rows, strength)
         if answer["converged"] and exact - best > mpmath.mpf(tol) * abs(exact) + slack:
             claims.append(
                 f"converged, and its exact suboptimality is {mpmath.nstr((exact - best) / abs(exact), 3)}"
@@ -163,6 +167,13 @@ def _of_weights(
     else:
         exact = mpmath.fsum(problem.value(*at) for problem, at in zip(problems, weights, strict=True))
     return exact, mpmath.fsum(problem.value(*problem.minimiser()) for problem in problems)
+
+
+def _at_zero(run: Run, C: float, rows: Sequence[tuple[float, float]], strength: float) -> Any:
+    """Compute the objective of no weights."""
+    import mpmath
+
+    return mpmath.fsum(problem.value(mpmath.mpf(0)) for problem in _problems(run, C, rows, strength))
 
 
 def _one_class(
