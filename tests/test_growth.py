@@ -339,6 +339,138 @@ def test_models_with_indicators_that_were_added_leave(tmp_path: Path) -> None:
     np.testing.assert_allclose(session.run(["decision"], inputs)[0], expected, rtol=1e-9)
 
 
+def letters(n_rows: int, *, seed: int, words: Sequence[str], towns: Sequence[str]) -> pd.DataFrame:
+    random = np.random.default_rng(seed)
+    bodies = [
+        None if row % 9 == 4 else " ".join(random.choice(words, random.integers(1, 7)))
+        for row in range(n_rows)
+    ]
+    return pd.DataFrame(
+        {
+            "body": bodies,
+            "title": [" ".join(random.choice(words[::2], 2)) for _ in range(n_rows)],
+            "town": random.choice(towns, n_rows),
+            "number": random.normal(size=n_rows).round(2),
+            "label": random.choice(["no", "yes"], n_rows),
+        }
+    )
+
+
+OLD, NEW, LAST = (
+    ["cat", "dog", "the", "und"],
+    ["ant", "dog", "eel", "the", "zoo"],
+    ["zoo", "ape", "the", "émeu"],
+)
+
+
+@pytest.fixture
+def mail() -> list[pd.DataFrame]:
+    return [
+        letters(80, seed=0, words=OLD, towns=["Oslo", "Rome"]),
+        letters(40, seed=1, words=NEW, towns=["Lima", "Oslo"]),
+        letters(40, seed=2, words=LAST, towns=["Turin", "Rome"]),
+    ]
+
+
+@pytest.mark.parametrize("options", [{}, {"ngrams": "1-2", "id": "number"}], ids=str)
+def test_words_that_are_new_come_behind_all_features(
+    tmp_path: Path, mail: list[pd.DataFrame], options: dict[str, Any]
+) -> None:
+    given = {"label": "label", "text": "body,title", "dtype": "float64", **options}
+    grown, rows = streamcd.convert(mail[0], tmp_path / "data", **given), []
+    again = streamcd.convert(mail[0], tmp_path / "again", **given)
+    for number, frame in enumerate(mail[1:]):
+        rows = named_rows(grown)
+        grown = streamcd.convert(frame, grown.path, append=True, new_names="add")
+        frame.to_csv(tmp_path / f"{number}.csv", index=False)
+        again = streamcd.convert(
+            tmp_path / f"{number}.csv", again.path, append=True, new_names="add", workers=1 + number
+        )
+        assert named_rows(grown)[: len(rows)] == rows
+    assert grown.fingerprint == again.fingerprint
+    assert grown.verify() == []
+    together = streamcd.convert(pd.concat(mail, ignore_index=True), tmp_path / "together", **given)
+    assert named_rows(grown) == named_rows(together)
+    table = {use["column"]: (use["features"], use["missing"]) for use in grown.info()["table"]}
+    assert table == {use["column"]: (use["features"], use["missing"]) for use in together.info()["table"]}
+
+
+def test_new_words_weigh_as_if_all_rows_so_far_were_counted_and_old_ones_as_before(
+    tmp_path: Path, mail: list[pd.DataFrame]
+) -> None:
+    given = {"label": "label", "text": "body", "tf_idf": True, "min_count": 3, "dtype": "float64"}
+    grown = streamcd.convert(mail[0], tmp_path / "data", **given)
+    for frame in mail[1:]:
+        grown = streamcd.convert(frame, grown.path, append=True, new_names="add")
+    words = [frame["body"].fillna("").map(lambda text: set(text.split())) for frame in mail]
+    weights: dict[str, float] = {}
+    n = 0
+    for documents in words:
+        n += len(documents)
+        for word in sorted(set().union(*documents) - set(weights)):
+            count = sum(word in document for document in documents)
+            if count >= 3:
+                weights[word] = np.log((1 + n) / (1 + count)) + 1
+    bodies = pd.concat(mail)["body"].fillna("")
+    for found, text in zip(named_rows(grown), bodies, strict=True):
+        counts = {word: text.split().count(word) * weights[word] for word in set(text.split()) & set(weights)}
+        norm = np.sqrt(sum(value**2 for value in counts.values()))
+        tokens = {name: value for name, value in found.items() if name.startswith("body:")}
+        assert tokens == pytest.approx({f"body:{word}": value / norm for word, value in counts.items()})
+
+
+@pytest.mark.parametrize(
+    "options", [{"tf_idf": True, "ngrams": "1-2"}, {}, {"hash": 5, "min_count": 2}], ids=str
+)
+def test_a_model_of_grown_text_predicts_alone_and_leaves(
+    tmp_path: Path, mail: list[pd.DataFrame], options: dict[str, Any]
+) -> None:
+    given = {"label": "label", "text": "body,title", "category": "town", **options}
+    grown = streamcd.convert(mail[0], tmp_path / "data", **given)
+    for frame in mail[1:]:
+        grown = streamcd.convert(frame, grown.path, append=True, new_names="add")
+    streamcd.train(grown, tmp_path / "run", loss="log_loss")
+    model = streamcd.load_model(tmp_path / "run")
+    streamcd.predict(grown, tmp_path / "run", tmp_path / "known.parquet")
+    known = pd.read_parquet(tmp_path / "known.parquet")["decision"].to_numpy()
+    rows = pd.concat(mail, ignore_index=True)
+    np.testing.assert_allclose(model.decision_function(rows), known, atol=2e-6)
+    like = streamcd.convert(rows, tmp_path / "like", like=tmp_path / "run")
+    assert (like.to_scipy()[0] != grown.to_scipy()[0]).nnz == 0
+    if "hash" in options:
+        return
+    assert {name.split(":")[1] for name in model.to_frame()["name"] if name[:5] == "body:"} >= {
+        *OLD,
+        *NEW,
+        *LAST,
+    }
+    rows = rows.fillna({"body": ""})
+    np.testing.assert_allclose(model.to_sklearn().decision_function(rows), known, atol=2e-6)
+    pytest.importorskip("onnx", reason="the extra 'onnx' is not installed")
+    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime, of the extra 'test', is not installed")
+    streamcd.export(model, tmp_path / "m.onnx")
+    session = runtime.InferenceSession((tmp_path / "m.onnx").read_bytes(), providers=["CPUExecutionProvider"])
+    types = {"number": float}
+    inputs = {
+        name: rows[name].to_numpy(types.get(name, object))[:, None]
+        for name in ("body", "title", "town", "number")
+    }
+    np.testing.assert_allclose(np.ravel(session.run(["decision"], inputs)[0]), known, atol=2e-6)
+
+
+def test_words_that_are_not_added_are_counted_and_never_refused(
+    tmp_path: Path, mail: list[pd.DataFrame]
+) -> None:
+    base, heard = streamcd.convert(mail[0], tmp_path / "data", label="label", text="body,title"), Heard()
+    more = mail[1].assign(town="Oslo")
+    n_new = sum(text.split().count(word) for text in more["body"].dropna() for word in ("ant", "eel", "zoo"))
+    n_new += sum(text.split().count(word) for text in more["title"] for word in ("ant", "eel", "zoo"))
+    grown = streamcd.convert(more, base.path, append=True, listener=heard)
+    assert grown.n_features == base.n_features
+    assert any(f"{n_new} words of text; --new-names add adds them" in text for text in heard.messages)
+    assert streamcd.convert(more, base.path, append=True, new_names="error").n_rows == 160
+
+
 def test_the_command_shows_what_was_appended(tmp_path: Path, base: Dataset, streamcd: Any) -> None:
     more = write_text(tmp_path / "b.txt", 50, seed=1)
     shown = streamcd("convert", more, base.path, "--append").stdout

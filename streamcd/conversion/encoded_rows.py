@@ -121,7 +121,7 @@ def _take_counts(counts: Counts, encoder: TableEncoder | MatrixEncoder, block: B
     counts.n_explicit_zeros, counts.n_underflows = int(state[kernels.ZEROS]), int(state[kernels.UNDERFLOWS])
     counts.n_ignored, counts.n_unseen = int(state[kernels.IGNORED]), int(state[kernels.UNSEEN])
     if isinstance(encoder, TableEncoder):
-        counts.n_unindicated = encoder.n_unindicated
+        counts.n_unindicated, counts.n_unknown_words = encoder.n_unindicated, encoder.n_unknown_words
     counts.zero_index = counts.zero_index or bool(state[kernels.ZERO_INDEX])
     if largest > counts.max_index:
         counts.max_index, counts.max_location = largest, block.message(int(state[kernels.MAX_ROW]))

@@ -62,11 +62,6 @@ class Base:
             raise UsageError(
                 f"--append to {place}: expected a table with its columns, found {source.what} without names"
             )
-        if known.text and source.grows:
-            raise UsageError(
-                f"--new-names add: expected a dataset without columns of text, found {known.text[0][1].name!r}, whose "
-                "words are those of the first rows; count leaves new ones out"
-            )
         if lacking := [name for name in known.kept if name not in source.encoding.kept]:
             raise DataError(
                 f"--append to {place}: expected the column {lacking[0]!r}, which it keeps beside the rows, found none; add "

@@ -10,7 +10,6 @@ import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,9 +18,9 @@ import numpy as np
 from ..core.errors import UsageError
 from ..core.label_sets import set_text
 from ..core.memory_budget import format_size
-from ..dataset.arrow_columns import Strings, arrow_strings, sorted_distinct_strings, strings_of
+from ..dataset.arrow_columns import Strings, arrow_strings, no_strings, sorted_distinct_strings, strings_of
 from ..dataset.schema import MAX_CLASSES
-from ..models.encoding import Encoding
+from ..models.encoding import Encoding, TokenRanges
 from ..models.string_table import StringTable
 from ..models.table_encoder import Collisions, sorted_rows
 from .dictionary_files import DATA, DOCUMENTS, OFFSETS, SAMPLES, mapped
@@ -109,7 +108,7 @@ def merge_dictionaries(
     """Sort the strings of all tasks; write the categories, and each task's map of codes, beside them.
 
     Names of classes are sets of labels where there is a `separator`. Where the encoding has categories, and `width`
-    features, new ones come behind these, and they alone are written; then those of missing values in columns that had none.
+    features, new ones come behind these, then features of missing values in columns that had none.
     `memory_bytes` is half of what each of `workers` has to spare of `budget`.
     """
     tasks = _saved_strings(directory)
@@ -131,6 +130,10 @@ def merge_dictionaries(
                 place += np.where(columns == LABELS, 0, starts[columns])
         else:
             counts = _merge_categories(tasks, places, encoding, directory, _KnownCategories(encoding, width))
+            if encoding.text:
+                from .vocabulary import merge_vocabularies
+
+                n_rare = merge_vocabularies(directory, encoding, counts, memory_bytes, adds=True)
         static = _static_features(encoding, n_missing, None if width is None else width + sum(counts))
     np.save(directory / "map.npy", np.concatenate([part for place in places for part in (static, place)]))
     np.save(directory / "starts.npy", np.cumsum([0, *(static.size + place.size for place in places)]))
@@ -171,9 +174,11 @@ def _merge_categories(
 ) -> list[int]:
     """Write the bytes and the ends of the categories, in the order of columns and bytes; count each column's.
 
-    Places are those among the column's; with `known` categories, they are features, and the new ones alone are written.
+    Places are those among the column's; with `known` categories, which are written first, they are features.
     """
-    counts, datas, lengths = [], [np.empty(0, np.uint8)], [np.zeros(1, np.int64)]
+    before = no_strings() if known is None or encoding.categories is None else encoding.categories
+    counts, datas = [], [before.data[before.offsets[0] : before.offsets[-1]]]
+    lengths = [np.zeros(1, np.int64), np.diff(before.offsets)]
     for number, column in enumerate(encoding.columns):
         if column.kind != "category" or column.added:
             counts.append(0)
@@ -199,11 +204,8 @@ class _KnownCategories:
 
     def __init__(self, encoding: Encoding, width: int) -> None:
         self._table, self._features, self._next = StringTable(), encoding.category_features(), width
-        ends = np.cumsum([0, *(column.n_categories for column in encoding.columns)]).tolist()
-        for number, (start, stop) in zip(encoding.owners(), pairwise(ends), strict=True):
-            if stop > start and encoding.categories is not None:
-                strings = encoding.categories.slice(start, stop)
-                self._table.number(number, strings, np.empty(0, np.bool_), True, "")
+        for number, categories in encoding.categories_of_columns():
+            self._table.number(number, categories, np.empty(0, np.bool_), True, "")
 
     def number(self, column: int, distinct: Strings) -> tuple[np.ndarray, Strings]:
         """Return the features of a column's distinct categories, and those that are new, which come behind all others."""
@@ -275,18 +277,25 @@ def _merge_collisions(directory: Path, bits: int) -> tuple[int, int]:
 def read_merged(
     directory: Path, encoding: Encoding, merged: Merged, n_rows: int, width: int | None = None
 ) -> Encoding:
-    """Return the encoding with its categories, which are read from their files when needed; see `merge_dictionaries`."""
+    """Return the encoding with its categories, which are read from their files when needed; see `merge_dictionaries`.
+
+    `n_rows` are those of all so far, by which new tokens are weighed.
+    """
     # plain arrays over the maps: taking an element of a memmap makes another memmap, which takes microseconds
     parts = (np.asarray(mapped(directory / name, type_)) for name, type_ in ((DATA, "u1"), (OFFSETS, "i8")))
+    categories = Strings(*parts)
+    documents = mapped(directory / DOCUMENTS, "i8") if encoding.text else None
     if width is not None:
-        return encoding.with_added(merged.n_categories, Strings(*parts), merged.n_missing, width)
-    encoding = encoding.with_counts(merged.n_categories, merged.n_missing, Strings(*parts))
-    if not encoding.text:
-        return encoding
-    from .vocabulary import save_weights
+        more = (merged.n_categories, categories, documents, merged.n_missing)
+        encoding = encoding.with_added(*more, width, n_rows)
+    else:
+        encoding = encoding.with_counts(merged.n_categories, merged.n_missing, categories)
+        if documents is not None:
+            encoding = encoding.with_documents(documents, n_rows)
+    if encoding.text:
+        from .vocabulary import save_weights
 
-    encoding = encoding.with_documents(mapped(directory / DOCUMENTS, "i8"), n_rows)
-    save_weights(directory, encoding)
+        save_weights(directory, encoding)
     return encoding
 
 
@@ -308,7 +317,7 @@ class Numbering:
     tail_start: int = 0  # of hashed and sparse columns' features, where those before them are mapped
     sorts: bool = False  # features of a row do not ascend by themselves
     left_out: Path | None = None  # rows of the source that the others are numbered without, ascending
-    text: tuple[np.ndarray, np.ndarray] | None = None  # of columns of text: `Encoding.token_starts`
+    text: TokenRanges | None = None  # of columns of text
 
     def task_maps(self) -> tuple[np.ndarray, np.ndarray]:
         """Read where the map of every task starts, and the maps, which stay in their file, cached by the system."""
@@ -337,7 +346,7 @@ class Numberer:
         if numbering.text is not None and numbering.maps_features and numbering.dictionaries is not None:
             from .vocabulary import TokenNumberer
 
-            self._tokens = TokenNumberer(numbering.dictionaries, *numbering.text)
+            self._tokens = TokenNumberer(numbering.dictionaries, numbering.text)
 
     def apply(self, rows: Rows, index_dtype: np.dtype) -> Rows:
         """Return rows whose indices are 0-based features, and whose labels are numbers; the given ones are changed."""

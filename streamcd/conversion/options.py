@@ -126,7 +126,7 @@ class TableOptions(Checked):
     )
     min_count: int = option(
         1,
-        "Leave out words that occur in fewer documents.",
+        "Leave out words that occur in fewer documents; with `hash`, buckets, so that words that share one count together.",
         metavar="N",
         section=Section.TEXT,
     )
@@ -163,10 +163,6 @@ class TableOptions(Checked):
             raise UsageError(f"expected --hash from 1 to 30 bits, found {self.hash}")
         if self.min_count < 1:
             raise UsageError(f"expected --min-count from 1 document on, found {self.min_count}")
-        if self.hash is not None and self.min_count > 1:
-            raise UsageError(
-                "--min-count and --hash exclude each other: hashed words are not told apart; leave one of them out"
-            )
 
     def _bring_to_one_form(self) -> None:
         target = "" if self.target in (None, True, False) else str(self.target)
@@ -374,8 +370,9 @@ class ConvertOptions(ColumnsOptions, TableOptions):
     )
     new_names: str = option(
         "count",
-        "With `append`, features, categories and labels that the dataset does not have. count: leave out such entries, and "
-        "rows of such labels, and say how many. add: number them behind its own. error: refuse them.",
+        "With `append`, features, categories, words of text and labels that the dataset does not have. count: leave out "
+        "such entries, and rows of such labels, and say how many. add: number them behind its own. error: refuse them, but "
+        "for words, which are left out.",
         choices=("count", "add", "error"),
         section=Section.LATER,
     )

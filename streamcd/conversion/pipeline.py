@@ -95,7 +95,7 @@ class Conversion:
             )
         if merged.n_rare:
             messages.append(
-                f"{merged.n_rare:,} tokens of text left out that occur in fewer documents than --min-count"
+                f"{merged.n_rare:,} tokens of text, or buckets, left out that occur in fewer documents than --min-count"
             )
         messages += [
             f"column {name!r} is not used: {reason}; --id {shlex.quote(name)} keeps it for predictions, --text "
@@ -214,7 +214,8 @@ class Conversion:
             [(directory, source.encoding, source.class_names, *budget, self.options.separator, width)],
         )
         if source.grows and source.encoding is not None:
-            self.encoding = read_merged(directory, source.encoding, merged, n_rows, width)
+            n_so_far = self.options.first_row + n_rows
+            self.encoding = read_merged(directory, source.encoding, merged, n_so_far, width)
         if source.grows and self.encoding is not None and not self.options.append:
             word = "target" if self.options.has_targets else "label"
             unused = dict.fromkeys(self.options.drop, "--drop") | source.unused
@@ -251,7 +252,7 @@ class Conversion:
             n_static=0 if encoding is None else encoding.n_static,
             tail_start=0 if encoding is None else encoding.bucket_start,
             sorts=source.grows and encoding is not None and encoding.least_added < NONE_ADDED,
-            text=encoding.token_starts() if encoding is not None and encoding.text else None,
+            text=encoding.token_ranges() if encoding is not None and encoding.text else None,
         )
 
     def _what_is_left_out(self, parsed: Parsed) -> list[str]:
@@ -265,6 +266,8 @@ class Conversion:
             (parsed.left_out.size, "rows of labels"),
         ]
         found = ", ".join(f"{number:,} {what}" for number, what in new if number)
+        words = (counts.n_unknown_words, "words of text")  # new ones always come, and are not refused
+        told = ", ".join(f"{number:,} {what}" for number, what in [*new, words] if number)
         counts = replace(counts, n_ignored=0, n_unseen=0)
         messages = counts.messages(self.options.value_dtype)
         if found and self.options.new_names == "error":
@@ -273,8 +276,8 @@ class Conversion:
                 f"{names}: expected features, categories and labels that {self.options.place} has, found {found} that it "
                 "has not; --new-names add adds them, count leaves them out"
             )
-        said = f"left out, since {self.options.place} does not have them: {found}; --new-names add adds them"
-        return [*messages, said] if found else messages
+        said = f"left out, since {self.options.place} does not have them: {told}; --new-names add adds them"
+        return [*messages, said] if told else messages
 
     def _what_is_added(self, shape: Shape, class_names: list[str]) -> list[str]:
         """Describe what the dataset to which rows are appended gets behind its own features and names."""

@@ -135,6 +135,11 @@ class Options(ConvertOptions):
         return [name for name, is_given in given.items() if is_given]
 
     @property
+    def bucket_bytes(self) -> int:
+        """Bytes of the buckets of hashed strings while they are read: collisions, or documents and places for each text."""
+        return 12 * max(len(self.text), 1) << self.hash if self.hash else 0
+
+    @property
     def has_targets(self) -> bool:
         """True where labels are numbers to predict."""
         return self.target or (self.training is not None and self.training.has_targets)
@@ -210,6 +215,12 @@ def make_plan(
     }
     like, scales = options.training, options.scaling
     scales_bytes = 0 if like is None else like.scales_bytes
+    of_source = {
+        "words and categories that are known": 0
+        if like is None or like.encoding is None
+        else like.encoding.nbytes,
+        "buckets of hashed strings": options.bucket_bytes,
+    }
     needs = {
         # copied from the sorted rows, cast, encoded, compressed; and scaled
         "chunks being written": (12 if scales.changes_values else 10) * options.chunk_bytes,
@@ -218,13 +229,14 @@ def make_plan(
         "columns being read": held_bytes,
         "characters of text, and names being written": _TEXT_BYTES if options.text or has_text else 0,
         **client,
+        **of_source,
         "scales of the features": 2 * scales_bytes,  # as stored, and as used
     }
     if options.workers == 1:
         advice = _HELD_ADVICE if held_bytes else "give a larger --memory"
         left = require(options.memory_bytes, needs, advice) + _LEAST_BYTES
     else:
-        own = {"scales of the features": scales_bytes, **(client if uploads else {})}
+        own = {"scales of the features": scales_bytes, **of_source, **(client if uploads else {})}
         left = memory_per_worker(options.memory_bytes, options.workers, needs, own) + _LEAST_BYTES
     # a block takes three buffers of text and up to six times as much for its rows
     most = BLOCK_BYTES if options.workers == 1 else _BLOCK_BYTES_OF_SEVERAL

@@ -113,6 +113,7 @@ class Counts:
     max_index: int = -1
     max_location: str = ""  # file and line where the largest index occurs first
     n_unseen: int = 0  # categories that the encoding does not have
+    n_unknown_words: int = 0  # tokens of text that the encoding does not have
     n_unindicated: int = 0  # missing values of columns that had none in training
 
     @property

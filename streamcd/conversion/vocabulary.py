@@ -2,8 +2,8 @@
 
 A task numbers tokens in order of appearance. Where they outgrow the memory it leaves them in files, a part of the
 vocabulary, and begins anew with its next rows. When all is parsed, parts are merged: documents are added up, rare tokens
-left out, the others numbered by their bytes, and a map for each part turns its codes into features when its rows are
-written.
+left out, the others numbered by their bytes, and a map for each part turns its codes into places of tokens, and so features,
+when its rows are written. Tokens that an encoding has are merged with them, and keep their places; new ones come behind.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ..core.errors import UsageError
 from ..core.mapped_arrays import take_mapped
 from ..dataset.arrow_columns import Strings, numbers_of, sorted_distinct_strings, strings_of
 from ..kernels.tables import TAIL_CODES, TEXT_CODES
-from ..models.encoding import Column, Encoding
-from ..models.text_encoder import TokenWeights, Vocabulary, iterate_token_weights
+from ..models.encoding import Column, Encoding, TokenRanges
+from ..models.text_encoder import TokenWeights, Vocabulary, iterate_bucket_places, iterate_token_weights
 from .dictionary_files import DATA, DOCUMENTS, OFFSETS, mapped
 from .rows import Rows
 
@@ -123,13 +123,36 @@ class _Part(NamedTuple):
     def token(self, place: int) -> bytes:
         return self.tokens(place, place + 1).data.tobytes()
 
-    def place_of(self, token: bytes) -> int:
-        """Return the place of the first token that is not below another one."""
-        start, stop = 0, self.size
-        while start < stop:
-            middle = (start + stop) // 2
-            start, stop = (middle + 1, stop) if self.token(middle) < token else (start, middle)
-        return start
+
+class _Known(NamedTuple):
+    """Tokens of a column that an encoding has, sorted by their bytes, from a `place` on."""
+
+    strings: Strings
+    place: int
+
+    @property
+    def size(self) -> int:
+        return self.strings.size
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.strings.offsets[-1] - self.strings.offsets[0] + self.strings.offsets.nbytes)
+
+    def tokens(self, start: int, stop: int) -> Strings:
+        return self.strings.slice(start, stop)
+
+    def token(self, place: int) -> bytes:
+        start, stop = self.strings.offsets[place : place + 2].tolist()
+        return self.strings.data[start:stop].tobytes()
+
+
+def _place_of(part: _Part | _Known, token: bytes) -> int:
+    """Return the place of the first token of a part that is not below another one."""
+    start, stop = 0, part.size
+    while start < stop:
+        middle = (start + stop) // 2
+        start, stop = (middle + 1, stop) if part.token(middle) < token else (start, middle)
+    return start
 
 
 def _parts(directory: Path) -> list[_Part]:
@@ -142,33 +165,43 @@ def _parts(directory: Path) -> list[_Part]:
 
 
 class _Merger:
-    """Merger of the parts of each column of text, appended to the files of the categories."""
+    """Merger of the parts of each column of text, whose tokens are appended to the files of the categories.
+
+    Where an encoding `known` has tokens already, those that are new alone are appended, with places behind all of its own.
+    """
 
     def __init__(
-        self, directory: Path, memory_bytes: int, files: tuple[BinaryIO, BinaryIO, BinaryIO]
+        self,
+        directory: Path,
+        memory_bytes: int,
+        files: tuple[BinaryIO, BinaryIO, BinaryIO],
+        known: Encoding | None,
     ) -> None:
         self._directory, self._memory_bytes = directory, memory_bytes
         self._data, self._offsets, self._documents = files
-        self.n_tokens = self.n_rare = 0  # of all columns
+        self._known = _known_tokens(known) if known is not None else {}
+        self.n_tokens = sum(part.size for parts in self._known.values() for part in parts)  # of all columns
+        self.n_rare = 0
         self._n_bytes = self._data.seek(0, 2)
 
     def add(self, number: int, column: Column) -> int:
         """Add the tokens of a column; returns their number."""
         before = self.n_tokens
-        if column.bits:
+        if column.counts_buckets:
             self._add_buckets(number, column)
-        else:
+        elif not column.bits:
             parts = [part for part in _parts(self._directory) if part.column == number]
-            for cuts in self._ranges(parts):
-                self._add_range(parts, cuts, column.min_count)
+            known = self._known.get(number, [])
+            for cuts in self._ranges([*parts, *known]):
+                self._add_range(parts, known, cuts, column.min_count)
         return self.n_tokens - before
 
     def _add_buckets(self, number: int, column: Column) -> None:
-        if column.tf_idf:
-            documents = np.zeros(1 << column.bits, np.int64)
-            for path in self._directory.glob(f"buckets-{number}-*.bin"):
-                documents += np.fromfile(path, np.int64)
-            self._append(Strings(np.empty(0, np.uint8), np.zeros(documents.size + 1, np.int64)), documents)
+        documents = np.zeros(1 << column.bits, np.int64)
+        for path in self._directory.glob(f"buckets-{number}-*.bin"):
+            documents += np.fromfile(path, np.int64)
+        self.n_rare += int(np.count_nonzero((documents > 0) & (documents < column.min_count)))
+        self._append(Strings(np.empty(0, np.uint8), np.zeros(documents.size + 1, np.int64)), documents)
 
     def _append(self, tokens: Strings, documents: np.ndarray) -> None:
         data = tokens.data[int(tokens.offsets[0]) : int(tokens.offsets[-1])]
@@ -178,7 +211,7 @@ class _Merger:
         self._n_bytes += data.size
         self.n_tokens += documents.size
 
-    def _ranges(self, parts: Sequence[_Part]) -> Iterator[list[tuple[int, int]]]:
+    def _ranges(self, parts: Sequence[_Part | _Known]) -> Iterator[list[tuple[int, int]]]:
         """Yield ranges of tokens that fit in the memory together, as places in every part."""
         n_ranges = _MERGE_FACTOR * sum(part.nbytes for part in parts) // self._memory_bytes + 1
         every = max(sum(part.size for part in parts) // (_SAMPLES * n_ranges), 1)
@@ -188,25 +221,32 @@ class _Merger:
         borders = sorted({sample[len(sample) * k // n_ranges] for k in range(1, n_ranges)})
         starts = [0] * len(parts)
         for border in [*borders, None]:
-            stops = [part.size if border is None else part.place_of(border) for part in parts]
+            stops = [part.size if border is None else _place_of(part, border) for part in parts]
             yield list(zip(starts, stops, strict=True))
             starts = stops
 
-    def _add_range(self, parts: Sequence[_Part], cuts: list[tuple[int, int]], min_count: int) -> None:
-        tokens = [part.tokens(*cut) for part, cut in zip(parts, cuts, strict=True)]
+    def _add_range(
+        self, parts: Sequence[_Part], known: Sequence[_Known], cuts: list[tuple[int, int]], min_count: int
+    ) -> None:
+        of_parts, of_known = cuts[: len(parts)], cuts[len(parts) :]
+        tokens = [part.tokens(*cut) for part, cut in zip(parts, of_parts, strict=True)]
+        tokens += [part.tokens(*cut) for part, cut in zip(known, of_known, strict=True)]
         if len(tokens) == 1:
-            distinct, places = tokens[0], [np.arange(tokens[0].size)]
+            distinct, found = tokens[0], [np.arange(tokens[0].size)]
         else:
-            distinct, places = sorted_distinct_strings(tokens)
-        documents = np.zeros(distinct.size, np.int64)
-        for part, cut, among in zip(parts, cuts, places, strict=True):
+            distinct, found = sorted_distinct_strings(tokens)
+        documents, places = np.zeros(distinct.size, np.int64), np.full(distinct.size, -1, np.int32)
+        for part, cut, among in zip(parts, of_parts, found, strict=False):
             documents[among] += part.documents(*cut)
-        kept = documents >= min_count
-        features = np.where(kept, self.n_tokens + np.cumsum(kept) - 1, -1).astype(np.int32)
-        for part, among in zip(parts, places, strict=True):
+        for old, (start, stop), among in zip(known, of_known, found[len(parts) :], strict=True):
+            places[among] = np.arange(old.place + start, old.place + stop)
+        is_new = places < 0
+        kept = is_new & (documents >= min_count)
+        places[kept] = np.arange(self.n_tokens, self.n_tokens + np.count_nonzero(kept))
+        for part, among in zip(parts, found, strict=False):
             with open(part.path("places"), "ab") as file:
-                features[among].tofile(file)
-        self.n_rare += int(np.count_nonzero(~kept))
+                places[among].tofile(file)
+        self.n_rare += int(np.count_nonzero(is_new & ~kept))
         self._append(distinct if kept.all() else distinct.take(np.flatnonzero(kept)), documents[kept])
         if self.n_tokens >= TEXT_CODES:
             raise UsageError(
@@ -214,38 +254,60 @@ class _Merger:
             )
 
 
-def merge_vocabularies(directory: Path, encoding: Encoding, counts: list[int], memory_bytes: int) -> int:
+def _known_tokens(encoding: Encoding) -> dict[int, list[_Known]]:
+    """Return the tokens that an encoding has, by the numbers of their columns."""
+    found: dict[int, list[_Known]] = {}
+    place = 0
+    pairs = zip(encoding.columns, encoding.owners(), encoding.categories_before(), strict=False)
+    for column, owner, before in pairs:
+        if column.kind == "text":
+            assert encoding.categories is not None
+            strings = encoding.categories.slice(before, before + column.n_categories)
+            found.setdefault(owner, []).append(_Known(strings, place))
+            place += column.n_categories
+    return found
+
+
+def merge_vocabularies(
+    directory: Path, encoding: Encoding, counts: list[int], memory_bytes: int, adds: bool = False
+) -> int:
     """Append the tokens of all columns of text to the files of categories, and set their `counts`; writes the maps of parts.
 
-    Returns the number of tokens left out because they are rare.
+    With `adds`, those that the encoding does not have. Returns the number of tokens, or buckets, left out because they are
+    rare.
     """
     with (
         open(directory / DATA, "ab") as data,
         open(directory / OFFSETS, "ab") as offsets,
         open(directory / DOCUMENTS, "wb") as documents,
     ):
+        if adds and encoding.documents is not None:
+            encoding.documents.tofile(documents)
         np.zeros(sum(counts), np.int64).tofile(documents)
-        merger = _Merger(directory, memory_bytes, (data, offsets, documents))
+        merger = _Merger(directory, memory_bytes, (data, offsets, documents), encoding if adds else None)
         for number, column in encoding.text:
-            counts[number] = merger.add(number, column)
+            if not (adds and column.bits):
+                counts[number] = merger.add(number, column)
     parts = _parts(directory)
     with open(directory / _MAP, "wb") as file:
         for row in sorted({part.first_row for part in parts}):
             mine = [part for part in parts if part.first_row == row]
-            features = np.empty(sum(part.size for part in mine), np.int32)
+            places = np.empty(sum(part.size for part in mine), np.int32)
             for part in mine:
-                features[np.fromfile(part.path("codes"), np.int32)] = np.fromfile(
-                    part.path("places"), np.int32
-                )
-            features.tofile(file)
+                places[np.fromfile(part.path("codes"), np.int32)] = np.fromfile(part.path("places"), np.int32)
+            places.tofile(file)
     return merger.n_rare
 
 
 def save_weights(directory: Path, encoding: Encoding) -> None:
-    """Write the weights of the features of text, if any are weighed."""
+    """Write the weights of the features of text, if any are weighed, and the places of buckets, if any is left out."""
     with open(directory / _WEIGHTS, "wb") as file:
         for weights in iterate_token_weights(encoding):
             weights.tofile(file)
+    if encoding.text[0][1].bits:
+        with open(directory / _MAP, "wb") as file:
+            for places in iterate_bucket_places(encoding):
+                places.tofile(file)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -255,26 +317,25 @@ def save_weights(directory: Path, encoding: Encoding) -> None:
 class TokenNumberer:
     """Map of the codes of tokens to features, and of counts to their weighed values."""
 
-    def __init__(self, directory: Path, starts: np.ndarray, weighted: np.ndarray) -> None:
-        self._start = int(starts[0])
+    def __init__(self, directory: Path, ranges: TokenRanges) -> None:
+        self._ranges = ranges
         parts = _parts(directory)
         rows = sorted({part.first_row for part in parts})
         sizes = [sum(part.size for part in parts if part.first_row == row) for row in rows]
         self._first_rows, self._part_starts = np.array(rows, np.int64), np.cumsum([0, *sizes])
         self._map = mapped(directory / _MAP, "i4")
-        self._weights = TokenWeights(starts, weighted, mapped(directory / _WEIGHTS, "f8"))
+        self._weights = TokenWeights(ranges, mapped(directory / _WEIGHTS, "f8"))
 
     def features(self, rows: Rows) -> np.ndarray:
         """Return the features of the entries of text, in their order; -1 for none."""
         of_text = (rows.index >= TEXT_CODES) & (rows.index < TAIL_CODES)
         codes = rows.index[of_text].astype(np.int64) - TEXT_CODES
-        if not self._first_rows.size:  # hashed
-            return codes + self._start
-        part = np.searchsorted(self._first_rows, rows.source_row, side="right") - 1
-        starts = np.repeat(self._part_starts[part], np.diff(rows.indptr))[of_text]
-        found = take_mapped(self._map, starts + codes).astype(np.int64)
-        found[found >= 0] += self._start
-        return found
+        if self._first_rows.size:
+            part = np.searchsorted(self._first_rows, rows.source_row, side="right") - 1
+            codes += np.repeat(self._part_starts[part], np.diff(rows.indptr))[of_text]
+        if self._map.size:
+            codes = take_mapped(self._map, codes).astype(np.int64)
+        return self._ranges.features_of(codes)
 
     def finish(self, rows: Rows, index: np.ndarray) -> tuple[Rows, np.ndarray]:
         """Return rows without rare tokens, sorted and weighed, and their entries' features; those given are changed."""

@@ -57,9 +57,10 @@ def read_strings(paths: Sequence[Location], name: str) -> Strings:
     return Strings(np.concatenate(data) if data else np.empty(0, np.uint8), np.concatenate(ends))
 
 
-def read_integers(path: Location, name: str) -> np.ndarray:
-    """Read a column of numbers that `write_strings` wrote."""
-    return np.concatenate([np.empty(0, np.int64), *(numbers_of(chunk) for chunk in _chunks(path, name))])
+def read_integers(paths: Sequence[Location], name: str) -> np.ndarray:
+    """Read a column of numbers from files that `write_strings` wrote, one after the other."""
+    parts = (numbers_of(chunk) for path in paths for chunk in _chunks(path, name))
+    return np.concatenate([np.empty(0, np.int64), *parts])
 
 
 def _chunks(path: Location, name: str) -> Iterator[Any]:

@@ -309,14 +309,14 @@ def _sort_entries(index, value, start, end):
 
 @kernel
 def sort_tokens(indptr, index, value, text_start, text_stop):
-    """Drop the entries of no feature, and sort those of text, which are together in every row, by feature.
+    """Drop the entries of no feature, and sort those of text, from the first to the last one in every row, by feature.
 
     Parameters
     ----------
     indptr, index, value : (rows + 1,) int64, (entries,) integer, (entries,) float
         Changed in place: rows close up.
     text_start, text_stop : int
-        Features of text; no feature is -1.
+        Features of text, or of all where they are not together; no feature is -1.
 
     Returns
     -------
@@ -343,31 +343,74 @@ def sort_tokens(indptr, index, value, text_start, text_stop):
 
 
 @kernel
-def weigh_tokens(indptr, index, value, starts, weighted, weights):
+def find_tokens(index, starts, places, ranges, place):
+    """Find the entries of text among those of rows.
+
+    Parameters
+    ----------
+    index : (entries,) integer
+        Features.
+    starts : (ranges,) int64
+        The first feature of each range of text, ascending.
+    places : (ranges + 1,) int64
+        The place of the first feature of each range among those of all, and their number.
+    ranges : (entries,) int32
+        The range of each entry, -1 where it is not of text. Filled in place.
+    place : (entries,) int64
+        Places of the entries of text, in their order. Filled in place.
+
+    Returns
+    -------
+    int
+        The number of entries of text.
+    """
+    n = 0
+    for k in range(index.size):
+        number, end = -1, starts.size
+        while end - number > 1:
+            middle = (number + end) >> 1
+            if index[k] < starts[middle]:
+                end = middle
+            else:
+                number = middle
+        ranges[k] = -1
+        if number >= 0 and index[k] - starts[number] < places[number + 1] - places[number]:
+            ranges[k], place[n] = number, index[k] - starts[number] + places[number]
+            n += 1
+    return n
+
+
+@kernel
+def weigh_tokens(indptr, ranges, value, owners, weighted, weights, norms):
     """Multiply counts of tokens by weights, and divide each weighted column's part of a row by its Euclidean norm.
 
     Parameters
     ----------
-    indptr, index, value
-        Rows whose entries ascend; values are changed in place.
-    starts : (text columns + 1,) int64
-        The first feature of each, and the end of the last one.
+    indptr, ranges, value
+        Rows, the ranges of their entries as `find_tokens` finds them, and the values, which are changed in place.
+    owners : (ranges,) int64
+        The column of text of each range.
     weighted : (text columns,) bool
         Others keep their counts.
     weights : (entries of text,) float64
         In their order.
+    norms : (text columns,) float64
+        Scratch.
     """
     done = 0
     for row in range(indptr.size - 1):
-        k, stop = indptr[row], indptr[row + 1]
-        while k < stop and index[k] < starts[0]:
-            k += 1
-        for column in range(weighted.size):
-            first, squares, before = k, 0.0, done
-            while k < stop and index[k] < starts[column + 1]:
-                squares += (np.float64(value[k]) * weights[done]) ** 2
-                k, done = k + 1, done + 1
-            if weighted[column] and squares > 0.0:
-                norm = np.sqrt(squares)
-                for place in range(first, k):
-                    value[place] = np.float64(value[place]) * weights[before + place - first] / norm
+        norms[:] = 0.0
+        first = done
+        for k in range(indptr[row], indptr[row + 1]):
+            if ranges[k] >= 0:
+                norms[owners[ranges[k]]] += (np.float64(value[k]) * weights[done]) ** 2
+                done += 1
+        for column in range(norms.size):
+            norms[column] = np.sqrt(norms[column])
+        done = first
+        for k in range(indptr[row], indptr[row + 1]):
+            if ranges[k] >= 0:
+                column = owners[ranges[k]]
+                if weighted[column] and norms[column] > 0.0:
+                    value[k] = np.float64(value[k]) * weights[done] / norms[column]
+                done += 1

@@ -3,8 +3,8 @@
 A column of numbers is one feature; a column of strings has a feature per category, sorted by bytes; with indicators of
 missing values, each of these columns where values were missing has one feature more. Then come columns of text, with a
 feature per token, sorted by bytes, or 2^bits buckets each; the 2^bits buckets that all hashed columns share; and the
-features of a pair of lists (indices, values), numbered by the indices. Categories of rows that were appended, and indicators
-of columns whose first missing value is theirs, come behind all that, as further columns of the same name.
+features of a pair of lists (indices, values), numbered by the indices. Categories and tokens of rows that were appended, and
+indicators of columns whose first missing value is theirs, come behind all that, as further columns of the same name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -47,7 +47,7 @@ class Column(Structure):
     `form` tells how its numbers or strings are made from the table's: numbers of "text" (with the encoding's decimal mark),
     of a "boolean", or of a time, in "seconds" since `origin`, itself in seconds since 1970; categories of "numbers", or of a
     part of a time, one of `PARTS`. The categories of a column of text are its tokens, of one word or of several; where it is
-    hashed, by `bits`, it has none, but with `tf_idf` an empty one for each bucket.
+    hashed, by `bits`, it has none, but an empty one for each bucket whose documents count (`counts_buckets`).
     """
 
     name: str
@@ -59,10 +59,10 @@ class Column(Structure):
     indicated: bool = False  # a missing value has an entry 1 in a feature of its own
     ngrams: tuple[int, int] = (1, 1)  # least and most words of a token
     tf_idf: bool = False  # counts are weighed by inverse document frequencies, in parts of rows of unit norm
-    min_count: int = 1  # documents in which a token occurs
+    min_count: int = 1  # documents in which a token occurs, or one of a bucket's
     bits: Count = 0
     n_documents: Count = 0  # by which tokens are weighed
-    added: Count = 0  # first feature of categories that were added to a column's; 0 for its own
+    added: Count = 0  # first feature of categories, or tokens, that were added to a column's; 0 for its own
 
     @property
     def title(self) -> str:
@@ -83,7 +83,36 @@ class Column(Structure):
     @property
     def has_categories(self) -> bool:
         """Tell if there are strings to keep: categories, tokens, or what counts for hashed ones."""
-        return self.kind == "category" or (self.kind == "text" and (self.tf_idf or not self.bits))
+        return self.kind == "category" or (self.kind == "text" and (self.counts_buckets or not self.bits))
+
+    @property
+    def counts_buckets(self) -> bool:
+        """Tell if it is hashed text for which the documents of every bucket are counted."""
+        return bool(self.bits) and (self.tf_idf or self.min_count > 1)
+
+
+class TokenRanges(NamedTuple):
+    """Ranges of the features of tokens: those of each column of text, then those of tokens that were added.
+
+    The place of a token is its number in their order; for hashed text, a bucket's.
+    """
+
+    starts: np.ndarray  # (ranges,) int64, the first feature of each
+    places: np.ndarray  # (ranges + 1,) int64, the place of its first token, and the end of the last
+    owners: np.ndarray  # (ranges,) int64, its column, by its number among those of text
+    weighted: np.ndarray  # (columns of text,) bool, false where values are counts
+
+    @property
+    def has_added(self) -> bool:
+        return self.owners.size > self.weighted.size
+
+    def features_of(self, places: np.ndarray) -> np.ndarray:
+        """Return the features of tokens by their places, -1 for those of none."""
+        shifts = self.starts - self.places[:-1]
+        if not self.has_added:
+            return np.where(places < 0, -1, places + shifts[0])
+        number = np.searchsorted(self.places, places, side="right") - 1
+        return np.where(places < 0, -1, places + shifts[np.minimum(number, shifts.size - 1)])
 
 
 class EncodingRecord(Structure):
@@ -150,8 +179,9 @@ class Encoding:
 
     @property
     def text(self) -> list[tuple[int, Column]]:
-        """Columns of text, and their numbers."""
-        return [(number, column) for number, column in enumerate(self.columns) if column.kind == "text"]
+        """Columns of text, and their numbers, without those of tokens that were added."""
+        own = (column for column in self.columns if not column.added)
+        return [(number, column) for number, column in enumerate(own) if column.kind == "text"]
 
     @property
     def sparse(self) -> Column | None:
@@ -201,25 +231,32 @@ class Encoding:
         return np.flatnonzero(lacks).tolist()
 
     def with_added(
-        self, n_categories: Sequence[int], categories: Strings, n_missing: np.ndarray, first: int
+        self,
+        n_categories: Sequence[int],
+        categories: Strings,
+        documents: np.ndarray | None,
+        n_missing: np.ndarray,
+        first: int,
+        n_documents: int,
     ) -> Encoding:
-        """Return the encoding with more features from `first` on: so many categories of each column, then indicators."""
+        """Return the encoding with more features from `first` on: so many categories of each column, then indicators.
+
+        `categories` and `documents` are all of them, the new ones last; `n_documents` is for the weights of new tokens.
+        """
         columns = list(self.columns)
         for column, count in zip(self.columns, n_categories, strict=True):
             if count:
-                columns.append(column.but(n_categories=count, indicated=False, added=first))
+                of_all = n_documents if column.tf_idf else 0
+                columns.append(
+                    column.but(n_categories=count, indicated=False, added=first, n_documents=of_all)
+                )
                 first += count
         for number in self.unindicated(n_missing):
             column = self.columns[number]
             form = column.form if column.kind == "category" else ""
             columns.append(Column(column.name, "category", form=form, indicated=True, added=first))
             first += 1
-        known = self.categories
-        assert known is not None
-        data = np.concatenate([known.data[known.offsets[0] : known.offsets[-1]], categories.data])
-        ends = categories.offsets[1:] + (known.offsets[-1] - known.offsets[0])
-        offsets = np.concatenate([known.offsets - known.offsets[0], ends])
-        return replace(self, columns=tuple(columns), categories=type(known)(data, offsets))
+        return replace(self, columns=tuple(columns), categories=categories, documents=documents)
 
     def owners(self) -> list[int]:
         """Return the place of the column that each is of: its own, or, of categories that were added, that of the first."""
@@ -227,11 +264,16 @@ class Encoding:
         keys = [(column.name, column.form) for column in self.columns]
         return [first.setdefault(key, number) for number, key in enumerate(keys)]
 
-    def token_starts(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the first feature of each column of text, with the end of the last one, and which are weighed."""
-        starts, (last, column) = self.first_features(), self.text[-1]
-        own = [*(starts[number] for number, _ in self.text), starts[last] + column.n_features]
-        return np.array(own), np.array([column.tf_idf for _, column in self.text])
+    def token_ranges(self) -> TokenRanges:
+        """Return the ranges of the features of text, of which there is some."""
+        numbers, owners = [number for number, _ in self.text], self.owners()
+        chosen = [number for number, column in enumerate(self.columns) if column.kind == "text"]
+        return TokenRanges(
+            self.first_features()[chosen],
+            np.cumsum([0, *(self.columns[number].n_features for number in chosen)]),
+            np.array([numbers.index(owners[number]) for number in chosen]),
+            np.array([column.tf_idf for _, column in self.text]),
+        )
 
     @property
     def text_start(self) -> int:
@@ -295,7 +337,7 @@ class Encoding:
 
     def feature_names(self, features: np.ndarray) -> Iterator[str]:
         """Name features: as ``column``, ``column=a``, ``column is missing``, ``column:token``, ``hash n``, ``column[i]``."""
-        starts, n_before = self.first_features(), self._categories_before()
+        starts, n_before = self.first_features(), self.categories_before()
         numbers = np.searchsorted(starts, features, side="right") - 1
         for feature, number in zip(features.tolist(), numbers.tolist(), strict=True):
             if feature < int(starts[number]) + self.columns[number].n_features:
@@ -309,7 +351,7 @@ class Encoding:
         """Name ascending features in an array of Arrow's, those of each column's strings at once."""
         from ..dataset.arrow_columns import arrow_strings, joined_arrays, prefixed_strings
 
-        starts, n_before, done, parts = self.first_features(), self._categories_before(), 0, []
+        starts, n_before, done, parts = self.first_features(), self.categories_before(), 0, []
         for number, column in enumerate(self.columns):
             if not column.n_categories or column.bits:
                 continue
@@ -336,17 +378,23 @@ class Encoding:
         assert self.categories is not None
         return f"{column.title}{column.mark}{self.categories.text(n_before + offset)}"
 
-    def _categories_before(self) -> list[int]:
+    def categories_before(self) -> list[int]:
+        """Return the number of the categories before those of each column, and of all."""
         return np.cumsum([0, *(column.n_categories for column in self.columns)]).tolist()
 
     def category_features(self) -> np.ndarray:
-        """Return the feature of every category, in order."""
-        starts, n_before = self.first_features(), self._categories_before()
-        features = np.arange(n_before[-1])
-        for number, column in enumerate(self.columns):
-            if column.n_categories:
-                features[n_before[number] : n_before[number + 1]] += starts[number] - n_before[number]
-        return features
+        """Return the feature of every category, without tokens, in order."""
+        starts = self.first_features()
+        own = [number for number, column in enumerate(self.columns) if column.kind == "category"]
+        parts = [starts[number] + np.arange(self.columns[number].n_categories) for number in own]
+        return np.concatenate([np.empty(0, np.int64), *parts])
+
+    def categories_of_columns(self) -> Iterator[tuple[int, Strings]]:
+        """Yield the categories of `category_features`, with the number of the column that they are of."""
+        pairs = zip(self.columns, self.owners(), self.categories_before(), strict=False)
+        for column, owner, before in pairs:
+            if column.kind == "category" and self.categories is not None:
+                yield owner, self.categories.slice(before, before + column.n_categories)
 
     @property
     def nbytes(self) -> int:
@@ -407,7 +455,7 @@ def read_encoding(
             raise DataError(
                 f"{categories}: expected {counted:,} categories, found {texts.size:,}; convert the data again"
             )
-        documents = read_integers(files[0], "documents") if encoding.text else None
+        documents = read_integers(files, "documents") if encoding.text else None
         encoding = replace(encoding, categories=texts, documents=documents)
     return encoding
 

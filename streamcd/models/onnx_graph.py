@@ -17,7 +17,7 @@ from .encoding import Column, Encoding
 from .model import Model
 from .onnx_builder import Graph
 from .onnx_text import token_counts
-from .text_encoder import inverse_frequencies
+from .text_encoder import Tokens, tokens_of
 
 _LARGEST = (1 << 31) - (1 << 20)  # bytes of a protobuf message, but for the graph's nodes
 
@@ -115,10 +115,9 @@ def _columns(graph: Graph, model: Model, encoding: Encoding) -> tuple[str, list[
             if scaled.squares is not None:
                 squares.append(_gathered(graph, scaled.squares[own, np.newaxis], places))
         elif column.kind == "text" and not column.bits:
-            if column.n_categories:
-                values = _token_values(graph, encoding, column, before)
-                own = slice(start, start + column.n_features)
-                product, of_values = _product(graph, values, scaled, own)
+            if not column.added and (tokens := tokens_of(encoding, number)).texts:
+                values = _token_values(graph, column, tokens)
+                product, of_values = _product(graph, values, scaled, tokens.features)
                 products.append(product)
                 squares += of_values
         else:
@@ -142,17 +141,12 @@ def _refused(column: Column) -> ModelError:
     )
 
 
-def _token_values(graph: Graph, encoding: Encoding, column: Column, before: int) -> str:
+def _token_values(graph: Graph, column: Column, tokens: Tokens) -> str:
     """Make the values of a column of text, as `text_encoder.TokenWeights`."""
-    assert encoding.categories is not None
-    tokens = [encoding.categories.text(before + k) for k in range(column.n_categories)]
-    counts = token_counts(graph, graph.input(column.name, np.str_, 1), tokens, column.ngrams[1])
-    if not column.tf_idf:
+    counts = token_counts(graph, graph.input(column.name, np.str_, 1), tokens.texts, column.ngrams[1])
+    if tokens.weights is None:
         return counts
-    assert encoding.documents is not None
-    documents = encoding.documents[before : before + column.n_categories]
-    weights = inverse_frequencies(documents, column.n_documents)
-    weighed = graph.add("Mul", counts, graph.constant(weights))
+    weighed = graph.add("Mul", counts, graph.constant(tokens.weights))
     return graph.add(
         "Div", weighed, graph.or_one(graph.add("ReduceL2", weighed, graph.constant(np.array([1]))))
     )

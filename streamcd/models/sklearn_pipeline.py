@@ -9,7 +9,7 @@ import numpy as np
 from ..core.errors import ModelError, UsageError
 from ..kernels.loss_table import CLASSES, INLIERS, MARGINS, PLANES, form_of, gives_probabilities
 from .encoding import Column, Encoding
-from .text_encoder import token_weights
+from .text_encoder import Tokens, tokens_of
 
 _TIE = 5e-324
 """The smallest number above 0: as an intercept where there is none it decides ties, and changes no other decision."""
@@ -83,12 +83,12 @@ def _encoder(encoding: Encoding) -> tuple[Any, np.ndarray]:
     starts = encoding.first_features().tolist()
     parts: list[tuple[str, Any, str | list[str]]] = []
     features, before = [np.empty(0, np.int64)], 0
-    vectorizers: dict[str, int] = {}
+    weights: dict[str, np.ndarray] = {}  # of columns of text
     example = pd.DataFrame(index=[0])
     plain_numbers = {
         column.name for column in encoding.columns if (column.kind, column.form) == ("number", "")
     }
-    for column, start in zip(encoding.columns, starts, strict=True):
+    for number, (column, start) in enumerate(zip(encoding.columns, starts, strict=True)):
         own, name = (
             np.arange(start, start + column.n_features),
             column.name + f" from {start}" * (column.added > 0),
@@ -96,10 +96,14 @@ def _encoder(encoding: Encoding) -> tuple[Any, np.ndarray]:
         if column.kind == "number" and not column.form:
             parts.append((column.name, _of_numbers(encoding.missing, column.indicated), [column.name]))
             example[column.name] = [0.0]
-        elif column.kind == "text" and own.size:
-            vectorizers[column.name] = start
-            parts.append((column.name, _of_text(encoding, column, before), column.name))
-            example[column.name] = [""]
+        elif column.kind == "text":
+            if column.added or not (tokens := tokens_of(encoding, number)).texts:
+                before += column.n_categories
+                continue
+            parts.append((column.name, _of_text(column, tokens), column.name))
+            example[column.name], own = [""], tokens.features
+            if tokens.weights is not None:
+                weights[column.name] = tokens.weights
         elif column.added and column.name in plain_numbers:
             parts.append((name, MissingIndicator(features="all"), [column.name]))
         elif own.size:
@@ -113,20 +117,16 @@ def _encoder(encoding: Encoding) -> tuple[Any, np.ndarray]:
         before += column.n_categories
     made = ColumnTransformer(parts, sparse_threshold=1.0)
     made.fit(example)
-    weights = token_weights(encoding)
-    for name, start in vectorizers.items():
-        if hasattr(found := made.named_transformers_[name], "idf_"):
-            first = start - encoding.text_start
-            found.idf_ = weights[first : first + len(found.vocabulary_)]
+    for name, of_column in weights.items():
+        made.named_transformers_[name].idf_ = of_column
     return made, np.concatenate(features)
 
 
-def _of_text(encoding: Encoding, column: Column, before: int) -> Any:
+def _of_text(column: Column, tokens: Tokens) -> Any:
     """Make a vectorizer of a column's tokens; its documents must be strings."""
     from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
 
-    assert encoding.categories is not None
-    places = {encoding.categories.text(before + k): k for k in range(column.n_categories)}
+    places = {text: place for place, text in enumerate(tokens.texts)}
     kind = TfidfVectorizer if column.tf_idf else CountVectorizer
     return kind(vocabulary=places, ngram_range=column.ngrams, dtype=np.float64)
 

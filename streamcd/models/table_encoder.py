@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -96,7 +95,8 @@ class TableEncoder:
         self._table = StringTable() if table is None else table
         if table is None and encoding.categories is not None:
             self._features = encoding.category_features()
-            self._enter_categories(encoding.categories)
+            for number, categories in encoding.categories_of_columns():
+                self._table.number(number, categories, np.empty(0, np.bool_), True, "")
         # codes of numbers and indicators, while categories are provisional
         self._n_static = encoding.n_static
         self._text: Any = None
@@ -114,18 +114,17 @@ class TableEncoder:
         # of wide tables a few rows more, since each block calls Python once a column
         self._block_rows = max(BLOCK_CELLS // n_cells, min(64, 8 * BLOCK_CELLS // n_cells), 1)
 
-    def _enter_categories(self, categories: Strings) -> None:
-        ends = np.cumsum([0, *(column.n_categories for column in self.encoding.columns)]).tolist()
-        for number, (start, stop) in zip(self.encoding.owners(), pairwise(ends), strict=True):
-            if stop > start and self.encoding.columns[number].kind == "category":
-                self._table.number(number, categories.slice(start, stop), np.empty(0, np.bool_), True, "")
-
     @property
     def n_unindicated(self) -> int:
         """Number of missing values so far in columns that had none in training, and so have no indicator."""
         if self._grows:
             return 0
         return int(self.n_missing[self.encoding.unindicated(self.n_missing)].sum())
+
+    @property
+    def n_unknown_words(self) -> int:
+        """Number of tokens of text so far that the encoding does not have."""
+        return 0 if self._text is None else int(self._text.n_unknown)
 
     @property
     def largest_index(self) -> int:

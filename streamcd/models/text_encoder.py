@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -13,13 +13,14 @@ from ..dataset.arrow_columns import strings_of, type_name
 from ..dataset.text_tokens import Words, words_of
 from ..kernels import tables
 from ..kernels import text as kernels
-from .encoding import Column, Encoding
+from .encoding import Column, Encoding, TokenRanges
 from .string_table import StringTable
 
 _BLOCK_BYTES = 1 << 20
 """Text that is cut into words at a time."""
 
 _AT_A_TIME = 1 << 16  # tokens that are weighed
+_NO_END = (1 << 63) - 1
 
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Compressed sparse rows: ``indptr``, ``feature``, ``value``."""
@@ -72,20 +73,23 @@ class Vocabulary(StringTable):
 
 
 class TokenWeights:
-    """Weights of the features of text, of which `starts` tells each column's first; those of plain counts are 1."""
+    """Weights of the features of text, by the places of tokens; those of plain counts are 1."""
 
-    def __init__(self, starts: np.ndarray, weighted: np.ndarray, weights: np.ndarray) -> None:
-        self._starts, self._weighted, self._weights = starts, weighted, weights
+    def __init__(self, ranges: TokenRanges, weights: np.ndarray) -> None:
+        self._ranges, self._weights = ranges, weights
+        # entries of text are together in a row, unless tokens were added, whose features come behind all others
+        own = (int(ranges.starts[0]), int(ranges.starts[-1] + ranges.places[-1] - ranges.places[-2]))
+        self._sorted = (0, _NO_END) if ranges.has_added else own
 
     def finish(self, indptr: np.ndarray, index: np.ndarray, value: np.ndarray) -> Rows:
         """Drop entries of no feature (-1), sort those of text in each row, and weigh counts; the arrays are changed."""
-        start, stop = int(self._starts[0]), int(self._starts[-1])
-        n_entries = kernels.sort_tokens(indptr, index, value, start, stop)
-        index, value = index[:n_entries], value[:n_entries]
-        if self._weighted.any():
-            of_text = index[(index >= start) & (index < stop)]
-            weights = take_mapped(self._weights, of_text - start)
-            kernels.weigh_tokens(indptr, index, value, self._starts, self._weighted, weights)
+        n_entries = kernels.sort_tokens(indptr, index, value, *self._sorted)
+        index, value, (starts, places, owners, weighted) = index[:n_entries], value[:n_entries], self._ranges
+        if weighted.any():
+            of_entry, place = np.empty(n_entries, np.int32), np.empty(n_entries, np.int64)
+            n_tokens = kernels.find_tokens(index, starts, places, of_entry, place)
+            weights = take_mapped(self._weights, place[:n_tokens])
+            kernels.weigh_tokens(indptr, of_entry, value, owners, weighted, weights, np.empty(weighted.size))
         return indptr, index, value
 
 
@@ -103,9 +107,9 @@ def iterate_token_weights(encoding: Encoding) -> Iterator[np.ndarray]:
     """Yield `token_weights`, some at a time."""
     if not any(column.tf_idf for _, column in encoding.text):
         return
-    documents, before = encoding.documents, sum(c.n_categories for c in encoding.columns if c.kind != "text")
+    documents = encoding.documents
     assert documents is not None
-    for _, column in encoding.text:
+    for column, before in _of_text(encoding):
         for start in range(0, column.n_features, _AT_A_TIME):
             stop = min(start + _AT_A_TIME, column.n_features)
             if column.tf_idf:
@@ -114,7 +118,53 @@ def iterate_token_weights(encoding: Encoding) -> Iterator[np.ndarray]:
                 forget(documents)
             else:
                 yield np.ones(stop - start)
-        before += column.n_categories
+
+
+def iterate_bucket_places(encoding: Encoding) -> Iterator[np.ndarray]:
+    """Yield the place of every bucket of hashed text, -1 where too few documents have it; nothing where none is left out."""
+    if not any(column.bits and column.min_count > 1 for _, column in encoding.text):
+        return
+    documents, first = encoding.documents, 0
+    assert documents is not None
+    for column, before in _of_text(encoding):
+        for start in range(0, column.n_features, _AT_A_TIME):
+            stop = min(start + _AT_A_TIME, column.n_features)
+            places = np.arange(first + start, first + stop, dtype=np.int32)
+            if column.min_count > 1:
+                places[documents[before + start : before + stop] < column.min_count] = -1
+                forget(documents)
+            yield places
+        first += column.n_features
+
+
+class Tokens(NamedTuple):
+    """Tokens of a column of text, those that were added last; the weights of their counts, None where there are none."""
+
+    texts: list[str]
+    features: np.ndarray  # (tokens,) int64
+    weights: np.ndarray | None  # (tokens,) float64
+
+
+def tokens_of(encoding: Encoding, number: int) -> Tokens:
+    """Return the tokens of a column of text by its number; it must not be hashed."""
+    assert encoding.categories is not None
+    assert encoding.documents is not None
+    before, starts = encoding.categories_before(), encoding.first_features()
+    texts: list[str] = []
+    features, weights = [], []
+    for mine in (k for k, owner in enumerate(encoding.owners()) if owner == number):
+        column, own = encoding.columns[mine], slice(before[mine], before[mine + 1])
+        texts += (encoding.categories.text(k) for k in range(own.start, own.stop))
+        features.append(starts[mine] + np.arange(column.n_categories))
+        weights.append(inverse_frequencies(encoding.documents[own], column.n_documents))
+    weighed = encoding.columns[number].tf_idf
+    return Tokens(texts, np.concatenate(features), np.concatenate(weights) if weighed else None)
+
+
+def _of_text(encoding: Encoding) -> list[tuple[Column, int]]:
+    """Return the columns of text, those of added tokens last, and the number of categories before them."""
+    pairs = zip(encoding.columns, encoding.categories_before(), strict=False)
+    return [(column, before) for column, before in pairs if column.kind == "text"]
 
 
 class TextEncoder:
@@ -129,35 +179,36 @@ class TextEncoder:
         self._value_dtype, self._grows = np.dtype(value_dtype), vocabulary is not None
         self._vocabulary = Vocabulary() if vocabulary is None else vocabulary
         self.code_start = tables.TEXT_CODES if self._grows else encoding.text_start
-        starts, weighted = encoding.token_starts()
-        self._code_starts = starts - starts[0] + self.code_start if encoding.text[0][1].bits else None
+        self._ranges = encoding.token_ranges()
+        self._bucket_starts = self._ranges.places[: len(encoding.text)] if encoding.text[0][1].bits else None
+        self._buckets = np.empty(0, np.int32)  # the place of each, where not all have one
         self.weights = None
+        self.n_unknown = 0  # tokens that the encoding does not have
         self._n_rows = 0
         if not self._grows:
-            self.weights = TokenWeights(starts, weighted, token_weights(encoding))
+            self.weights = TokenWeights(self._ranges, token_weights(encoding))
+            self._buckets = np.concatenate([self._buckets, *iterate_bucket_places(encoding)])
             self._enter(encoding)
-        elif self._code_starts is not None:
+        elif self._bucket_starts is not None:
             self._vocabulary.documents_of_buckets = {
                 number: np.zeros(1 << column.bits, np.int64)
                 for number, column in self.columns
-                if column.tf_idf
+                if column.counts_buckets
             }
 
     def _enter(self, encoding: Encoding) -> None:
-        categories, before = encoding.categories, 0
-        for number, column in enumerate(encoding.columns):
-            strings = slice(before, before + column.n_categories)
+        categories, before = encoding.categories, encoding.categories_before()
+        for number, column, start in zip(encoding.owners(), encoding.columns, before, strict=False):
             if column.kind == "text" and not column.bits and column.n_categories:
                 assert categories is not None
-                tokens = categories.slice(strings.start, strings.stop)
+                tokens = categories.slice(start, start + column.n_categories)
                 self._vocabulary.number(number, tokens, np.empty(0, np.bool_), True, column.name)
-            before += column.n_categories
 
     @property
     def largest_code(self) -> int:
         """The largest code that there may be so far."""
-        if self._code_starts is not None:
-            return int(self._code_starts[-1]) - 1
+        if self._bucket_starts is not None:
+            return self.code_start + int(self._ranges.places[-1]) - 1
         return self.code_start + self._vocabulary.size - 1
 
     def stops(self, batch: Any, most_rows: int) -> Iterator[int]:
@@ -189,7 +240,7 @@ class TextEncoder:
                 raise DataError(missing(column.name, int(np.flatnonzero(~valid)[0])))
             n_missing[number] += array.null_count
             words.append(words_of(documents, valid))
-        if self._grows and self._code_starts is None:
+        if self._grows and self._bucket_starts is None:
             self._prepare(words)
         self._n_rows += words[0].indptr.size - 1
         found = None
@@ -211,14 +262,23 @@ class TextEncoder:
         indptr, index = np.zeros(words.indptr.size, np.int64), np.empty(room, np.int64)
         value = np.empty(room, self._value_dtype)
         self._vocabulary.count(number, column, words, self._grows, (indptr, index, value))
-        index = index[: indptr[-1]]
-        index += self._first_code(number)
-        return indptr, index, value[: indptr[-1]]
+        index, value = index[: indptr[-1]], value[: indptr[-1]]
+        if self._bucket_starts is None and not self._grows:
+            self.n_unknown += room - int(value.sum(dtype=np.float64))
+        return indptr, self._codes(number, index), value
 
-    def _first_code(self, number: int) -> int:
-        if self._code_starts is None:
-            return self.code_start
-        return int(self._code_starts[[own for own, _ in self.columns].index(number)])
+    def _codes(self, number: int, index: np.ndarray) -> np.ndarray:
+        """Return codes of a column's tokens, or buckets, by their numbers, which are changed; -1 for a rare bucket's."""
+        if self._bucket_starts is not None:
+            index += int(self._bucket_starts[[own for own, _ in self.columns].index(number)])
+        if self._buckets.size:
+            index = self._buckets[index].astype(np.int64)
+            index[index >= 0] += self.code_start
+        elif not self._grows and self._ranges.has_added:
+            index = self._ranges.features_of(index)
+        else:
+            index += self.code_start
+        return index
 
     def _joined(self, found: Rows | None, more: Rows) -> Rows:
         if found is None:

@@ -119,6 +119,10 @@ SCENARIOS = (
         "predict text", "a.texts.csv a.texts.done", "predict a.texts.csv a.texts.done -o out.csv", output="out.csv"
     ),
     appending("append text", "b.texts.csv a.texts", "convert b.texts.csv a.texts --append", output="a.texts"),
+    appending(
+        "append new words", "b.texts.csv a.texts", "convert b.texts.csv a.texts --append --new-names add",
+        output="a.texts",
+    ),
     appending("drop rows", "a.grown", "convert a.grown --drop-before 30", output="a.grown"),
     appending("drop batches", "a.grown", "convert a.grown --drop-before 60", output="a.grown"),
 )  # fmt: skip
