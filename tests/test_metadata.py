@@ -26,6 +26,7 @@ from streamcd.dataset.column_layout import open_columns
 from streamcd.dataset.manifests import COLUMN_LAYOUT, ROW_LAYOUT
 from streamcd.models.model_file import MODEL
 from streamcd.models.stored import stored_certificate
+from streamcd.runs.describe import describe
 from streamcd.training import checkpoint
 
 
@@ -235,3 +236,14 @@ def test_another_number_of_rows_than_the_chunks_have_is_refused(tmp_path: Path, 
     case = Case(path, ROW_LAYOUT, lambda: open_dataset(dataset.path), DatasetError)
     case.write(n_rows=n_rows)
     assert f"n_rows is {n_rows}, the chunk table has 60" in refusal(case)
+
+
+@pytest.mark.parametrize("case", ["columns", "model"], indirect=True)
+def test_info_refuses_metadata_that_is_damaged_and_sealed_again(case: Case) -> None:
+    of_columns = case.error is DatasetError
+    place = case.path.parent.parent if of_columns else case.path.parent
+    describe(str(place))
+    wrong = {"parts": [{"entries": "../outside.parquet"}]} if of_columns else {"intercept": [0.0, 0.0]}
+    case.write(**wrong)
+    with pytest.raises(case.error, match=str(case.path)):
+        describe(str(place))

@@ -101,9 +101,14 @@ def columns_are_gone(dataset: RowTable) -> bool:
 def _described(dataset: RowTable) -> str:
     """Return the fingerprint of the dataset whose column layout is there; empty where that cannot be told."""
     try:
-        return str(read_metadata(dataset.path / FOLDER / "manifest.json", COLUMN_LAYOUT)[0]["dataset"])
+        return str(read_columns_manifest(dataset)["dataset"])
     except (DatasetError, FileNotFoundError, NotADirectoryError):
         return ""
+
+
+def read_columns_manifest(dataset: RowTable) -> dict[str, Any]:
+    """Read ``columns/manifest.json``; raises `DatasetError` if it is damaged, `FileNotFoundError` if it is missing."""
+    return read_metadata(dataset.path / FOLDER / "manifest.json", COLUMN_LAYOUT)[0]
 
 
 def has_columns(dataset: RowTable) -> bool:
@@ -124,7 +129,7 @@ def open_columns(dataset: RowTable, *, check_files: bool = True) -> Columns:
     """Open the column layout of a dataset; raises `DatasetError` if it is missing, damaged or another dataset's."""
     path = dataset.path / FOLDER
     try:
-        manifest, _ = read_metadata(path / "manifest.json", COLUMN_LAYOUT)
+        manifest = read_columns_manifest(dataset)
     except (FileNotFoundError, NotADirectoryError):
         raise DatasetError(
             f"{dataset.path} has no column layout; 'streamcd columns {dataset.path}' makes it"

@@ -290,10 +290,16 @@ def describe_model(path: str | Path, *, scaled: bool = False, n_weights: int = 1
 
 
 def _mapped_weights(path: Path, stored: ModelFile) -> np.ndarray | SparseWeights:
-    """Map the weights of a model, unless they are few."""
+    """Map the weights of a model, unless they are few; raises `ModelError` where there is no intercept for each vector."""
     if stored.support_checksum:
-        return read_weights(path, stored)
-    return np.asarray(np.load(path / "weights.npy", mmap_mode="r", allow_pickle=False))
+        weights = read_weights(path, stored)
+    else:
+        weights = np.asarray(np.load(path / "weights.npy", mmap_mode="r", allow_pickle=False))
+    if weights.shape[1:] != (len(stored.intercept),):
+        raise ModelError(
+            f"{path / 'model.json'}: damaged ({len(stored.intercept)} intercepts for weights of shape {weights.shape})"
+        )
+    return weights
 
 
 def _support(stored: ModelFile, vectors: Sequence[Any], n_nonzero: np.ndarray) -> dict[str, Any]:

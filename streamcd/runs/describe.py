@@ -42,7 +42,12 @@ def describe(path: str, *, scaled: bool = False) -> dict[str, Any]:
 def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     """Describe a dataset: as `Dataset.info`, with the names of features, advice, and what a training would choose."""
     from ..conversion.publication import unfinished
-    from ..dataset.column_layout import columns_exist, describe_old_columns, has_columns
+    from ..dataset.column_layout import (
+        columns_exist,
+        describe_old_columns,
+        has_columns,
+        read_columns_manifest,
+    )
     from ..dataset.diagnostics import advice, feature_rms
     from ..models.encoding import first_feature_names
     from .choices import DUAL, bias_by_source
@@ -50,7 +55,8 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     bias, bias_because = bias_by_source(dataset)
     method, method_because = DUAL
     alone = dataset.classes is not None and dataset.classes.size == 1
-    has_all = has_columns(dataset)
+    if has_all := has_columns(dataset):
+        read_columns_manifest(dataset)  # raises where it is damaged, of which `has_columns` says nothing
     old_columns = [describe_old_columns(dataset)] if columns_exist(dataset) and not has_all else []
     return {
         **dataset.info(),
