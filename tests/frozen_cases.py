@@ -256,7 +256,7 @@ class Bench:
 
 
 def dataset_outcome(path: Path) -> Outcome:
-    """Tell a dataset: its shape, the contents of its tables, and its fingerprint, which covers the bytes of files."""
+    """Tell a dataset: its shape, the contents of its tables, and its fingerprint, which covers the bytes of some files."""
     found = streamcd.open(path).info()
     names = (
         "n_rows",

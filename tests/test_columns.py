@@ -387,8 +387,7 @@ def test_verify_finds_entries_that_are_not_those_of_the_rows(dataset: Dataset, t
     other = write_dataset(tmp_path / "other", (x, y), n_chunks=7, n_shards=3)
     columns = make_columns(other, **SMALL)
     manifest = {**columns.manifest, "dataset": dataset.fingerprint}
-    manifest["fingerprint"] = transpose_fingerprint(manifest)
-    (columns.path / "manifest.json").write_text(json.dumps(manifest))
+    write_metadata(columns.path / "manifest.json", COLUMN_LAYOUT, manifest)
     os.rename(dataset.path / "columns", tmp_path / "away")
     os.rename(other.path / "columns", dataset.path / "columns")
     assert any("not those of the rows" in problem for problem in dataset.verify())
@@ -423,12 +422,6 @@ def test_ranges_of_chunks_are_checked_as_all_at_once(
         joined = verify_module._check_columns(columns, 0, cut)
         joined.join(verify_module._check_columns(columns, cut, columns.n_chunks))
         assert joined.problem == whole.problem
-
-
-def transpose_fingerprint(manifest: dict[str, Any]) -> str:
-    from streamcd.dataset.manifests import manifest_fingerprint
-
-    return manifest_fingerprint(manifest)
 
 
 def test_a_wrong_count_of_a_feature_is_an_error_not_a_wrong_layout(tmp_path: Path) -> None:

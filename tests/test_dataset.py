@@ -19,11 +19,12 @@ import scipy.sparse as sp
 from heard import Heard
 from small_datasets import NAMED, feature_statistics, multiclass, random_rows, windows_of, write_dataset
 
-from streamcd import Dataset, convert, train
+from streamcd import Dataset, convert, make_columns, resume, train
 from streamcd import open as open_dataset
 from streamcd.core.errors import DatasetError, StreamcdError, UsageError
+from streamcd.core.metadata import write_metadata
 from streamcd.dataset import direct_writer
-from streamcd.dataset.manifests import manifest_fingerprint
+from streamcd.dataset.manifests import ROW_LAYOUT
 from streamcd.dataset.parquet import NO_CRC, file_checksum
 from tools.chunk_writer import ChunkWriter
 
@@ -88,12 +89,15 @@ def test_auto_compresses_the_columns_that_it_shrinks(
 
 
 def test_compression_changes_no_number(tmp_path: Path, noisy_rows: tuple[sp.csr_array, np.ndarray]) -> None:
-    """Neither as others read it, nor in a training that reads it in windows."""
+    """Neither as others read it, nor in a training that reads it in windows, nor in the fingerprint."""
     duckdb, polars = pytest.importorskip("duckdb"), pytest.importorskip("polars")
-    weights = []
+    weights, fingerprints = [], set()
     for name in ("lz4", "none", "split"):
         dataset = convert(noisy_rows, tmp_path / name, compression=name, chunk_size="400kB")
         assert dataset.verify() == []
+        fingerprints.add(
+            (dataset.fingerprint, dataset.info()["data_digest"], make_columns(dataset).fingerprint)
+        )
         files = str(dataset.path / "entries" / "*.parquet")
         entries = [
             np.concatenate(columns)
@@ -106,6 +110,51 @@ def test_compression_changes_no_number(tmp_path: Path, noisy_rows: tuple[sp.csr_
         result = train(dataset, tmp_path / f"{name} run", plan=windows_of(dataset, 1), tol=1e-2)
         weights.append(result.model.weights)
     assert all(np.array_equal(weights[0], other) for other in weights[1:])
+    assert len(fingerprints) == 1
+
+
+def test_a_run_goes_on_with_its_data_in_another_compression(tmp_path: Path) -> None:
+    rows, data = random_rows(400, 12), tmp_path / "data"
+    whole = train(convert(rows, data, compression="zstd"), tmp_path / "whole", max_passes=9, tol=1e-12)
+    train(data, tmp_path / "run", max_passes=4, tol=1e-12)
+    convert(rows, data, compression="none", force=True)
+    resumed = resume(tmp_path / "run", max_passes=9)
+    assert resumed.model.weights.tobytes() == whole.model.weights.tobytes()
+
+
+def _table(**changes: Any) -> pa.Table:
+    columns = {
+        "y": ["a", "b"] * 6,
+        "x": list(map(float, range(12))),
+        "z": ["u", "v", "w"] * 4,
+        "k": [1.0] * 12,
+    }
+    return pa.table({name: changes.get(name, column) for name, column in columns.items()})
+
+
+def test_the_fingerprint_is_of_every_value_label_weight_and_name(tmp_path: Path) -> None:
+    """Of a table, from a file and from memory; that of data with anything else in it differs."""
+    options = {"label": "y", "weight_column": "k", "shuffle": False}
+    pq.write_table(_table(), tmp_path / "table.parquet")
+    same = [
+        convert(_table(), tmp_path / name, compression=name, **options) for name in ("lz4", "zstd", "none")
+    ]
+    same.append(convert(tmp_path / "table.parquet", tmp_path / "file", workers=2, **options))
+    assert len({dataset.fingerprint for dataset in same}) == 1
+    value, weight = [*range(11), 11.5], [*[1.0] * 11, 2.0]
+    names = ["y", "x2", "z", "k"]
+    others = [
+        _table(x=value),
+        _table(x=list(map(float, reversed(range(12))))),
+        _table(y=["b", "a"] * 6),
+        _table(y=["a", "c"] * 6),
+        _table(z=["u", "v", "q"] * 4),
+        _table(k=weight),
+        _table().rename_columns(names),
+    ]
+    made = [convert(table, tmp_path / str(number), **options) for number, table in enumerate(others)]
+    assert len({dataset.fingerprint for dataset in (same[0], *made)}) == 1 + len(others)
+    assert [dataset.verify() for dataset in (*same, *made)] == [[]] * (len(same) + len(made))
 
 
 def test_few_rows_are_compressed_by_lz4(tmp_path: Path) -> None:
@@ -518,7 +567,7 @@ def forge(dataset: Dataset, table: str, change: Change, *, part: int = 0, group:
         f"{table}_bytes": path.stat().st_size,
         f"{table}_checksum": file_checksum(path),
     }
-    manifest["chunks"] = forget_chunk_checksums(dataset.path)
+    manifest["chunks"] |= forget_chunk_checksums(dataset.path)
     return with_manifest(dataset.path, manifest)
 
 
@@ -533,8 +582,7 @@ def forget_chunk_checksums(path: Path) -> dict[str, Any]:
 
 
 def with_manifest(path: Path, manifest: dict[str, Any]) -> Dataset:
-    manifest["fingerprint"] = manifest_fingerprint(manifest)
-    (path / "manifest.json").write_text(json.dumps(manifest))
+    write_metadata(path / "manifest.json", ROW_LAYOUT, manifest)
     return open_dataset(path)
 
 
@@ -599,6 +647,20 @@ def test_every_invariant_of_verify_can_fail(dataset: Dataset, table: str, change
     problems = forge(dataset, table, change).verify()
     assert any(word in problem for problem in problems), problems
     assert all(str(dataset.path) in problem for problem in problems)
+
+
+@pytest.mark.parametrize("table", ["rows", "entries", "features"])
+def test_another_content_than_the_manifest_records_is_found(dataset: Dataset, table: str) -> None:
+    """Of numbers that may be, in files whose checksums are the manifest's."""
+    if table == "features":
+        content = {"features": dataset.manifest["features"] | {"content": "0" * 32}}
+        forged = with_manifest(dataset.path, dataset.manifest | content)
+    else:
+        forged = forge(dataset, table, setting("weight" if table == "rows" else "value", 2, 3.5))
+    named = "features.parquet" if table == "features" else "rows/part-00000.parquet"
+    assert forged.verify() == [
+        f"{dataset.path / named}: the content is not the manifest's; restore the file or convert the data again"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -144,13 +144,14 @@ def test_columns_export_selection_and_like_keep_targets(
 
 
 def test_a_manifest_with_another_range_of_targets_is_found(tmp_path: Path) -> None:
-    from streamcd.dataset.manifests import manifest_fingerprint
+    from streamcd.core.metadata import write_metadata
+    from streamcd.dataset.manifests import ROW_LAYOUT
 
     convert(made_rows(), tmp_path / "data", target=True)
     path = tmp_path / "data" / "manifest.json"
     manifest = json.loads(path.read_text())
     manifest["targets"]["max"] += 1.0
-    path.write_text(json.dumps(manifest | {"fingerprint": manifest_fingerprint(manifest)}))
+    write_metadata(path, ROW_LAYOUT, manifest)
     assert [problem.rpartition(": ")[2] for problem in streamcd.open(tmp_path / "data").verify()] == [
         "the range of the targets differs from the rows'"
     ]

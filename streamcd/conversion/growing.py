@@ -207,8 +207,8 @@ def _put_in_place(new: Path, place: Path, growth: Growth) -> None:
 
 
 def _check_unchanged(dataset: Dataset) -> None:
-    found = open_dataset(dataset.path, check_files=False).fingerprint
-    if found != dataset.fingerprint:
+    found = open_dataset(dataset.path, check_files=False).manifest["seal"]
+    if found != dataset.manifest["seal"]:
         raise UsageError(
             f"{dataset.path}: expected to be the only one that writes there, found that another call has changed it "
             "meanwhile; repeat this one"

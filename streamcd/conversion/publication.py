@@ -21,7 +21,7 @@ from typing import Any
 from ..core.errors import DatasetError, StreamcdError, UsageError
 from ..core.locks import scratch_directory
 from ..core.memory_budget import format_size
-from ..core.metadata import metadata_text, read_metadata
+from ..core.metadata import Kind, metadata_text, read_metadata
 from ..core.progress import Listener, Progress
 from ..core.storage import Location, Url, location
 from ..dataset.chunked_table import ChunkedTable, RowTable
@@ -46,6 +46,7 @@ class Publication:
     infix: str
     version: str | None  # of the manifest that is replaced
     force: bool
+    kind: Kind[Any]  # of the manifest
     added: str = ""  # folder of a batch of rows
 
     def upload(self, work: Path, name: str) -> None:
@@ -66,22 +67,19 @@ class Publication:
             listener.progress(Progress("upload", done, total, "B"))
             self.upload(work, name)
             done += sizes[name]
-        if fields is None:
-            manifest = {**json.loads((work / _MANIFEST).read_bytes()), "infix": self.infix}
-            text = (json.dumps(manifest, indent=1) + "\n").encode()
-        else:
-            text = metadata_text(ROW_LAYOUT, fields)
+        grown = fields is not None
+        fields = fields or {**json.loads((work / _MANIFEST).read_bytes()), "infix": self.infix}
         before = self.folder.find() if self.force else {}
         replaced = _listed(self.folder)
         try:
-            (self.folder / _MANIFEST).put(text, self.version)
+            (self.folder / _MANIFEST).put(metadata_text(self.kind, fields), self.version)
         except FileExistsError:
             raise UsageError(
                 f"{self.folder}: expected to be the only one that writes there, found that another was completed there "
                 "meanwhile; the files of this call were removed; name another place, or replace what is there with --force"
             ) from None
         old = {name for name in before if name in replaced or _infix(name) not in ("", self.infix)}
-        if fields is not None:
+        if grown:
             old = replaced - _listed(self.folder)
         with suppress(OSError):  # `unfinished` tells of what stays
             self._remove(sorted(old - {_MANIFEST}))
@@ -119,7 +117,7 @@ def publishing(folder: Url, table: type[ChunkedTable], *, force: bool) -> Iterat
     if _MANIFEST in there and not force:
         raise UsageError(f"{folder} exists; name another place or replace it with --force")
     version = (folder / _MANIFEST).version()
-    found = Publication(folder, os.urandom(8).hex(), version, force)
+    found = Publication(folder, os.urandom(8).hex(), version, force, table.KIND)
     with _withdrawn(found, "three times" if table is Columns else "twice") as work:
         yield work, found
 
@@ -128,7 +126,7 @@ def publishing(folder: Url, table: type[ChunkedTable], *, force: bool) -> Iterat
 def appending(folder: Url, batch: str) -> Iterator[tuple[Path, Publication]]:
     """A directory for work on disk, and a publication of a batch of rows to a dataset, withdrawn if the block fails."""
     infix = os.urandom(8).hex()
-    found = Publication(folder, infix, (folder / _MANIFEST).version(), False, f"{batch}-{infix}")
+    found = Publication(folder, infix, (folder / _MANIFEST).version(), False, ROW_LAYOUT, f"{batch}-{infix}")
     with _withdrawn(found, "twice") as work:
         yield work, found
 

@@ -69,6 +69,9 @@ class Kind(Generic[Content]):
     remedy: str  # advice in that error
     seal_key: str = ""  # key of the seal, a digest of the other keys; no seal by default
     seal: Callable[[Mapping[str, Any]], str] = lambda content: ""
+    derived: Callable[[Mapping[str, Any]], Mapping[str, Any]] = (
+        lambda content: {}
+    )  # keys that follow from the others
 
 
 def content_digest(content: Mapping[str, Any], *without: str) -> str:
@@ -149,6 +152,7 @@ def metadata_text(kind: Kind[Any], fields: Mapping[str, Any], *, allow_nan: bool
 
 def _sealed(kind: Kind[Any], fields: Mapping[str, Any]) -> dict[str, Any]:
     content = {"format": kind.format, "format_version": kind.version, WRITER: __version__, **fields}
+    content |= kind.derived(content)
     if kind.seal_key:
         content[kind.seal_key] = kind.seal(content)
     return content

@@ -173,12 +173,12 @@ class ChunkedTable:
         """Keep in a cache what is read of parts at a URL from now on."""
         if isinstance(self.path, Url) and cache is not None:
             stored, self.cache = self._stored or self, cache
-            self._parts.ranges = cache.open(*stored._whose, stored.fingerprint, stored.cached_files())
+            self._parts.ranges = cache.open(*stored._whose, stored.manifest["seal"], stored.cached_files())
 
     @property
     def _whose(self) -> tuple[str, str]:
-        """Fingerprint and place of the dataset."""
-        return self.fingerprint, str(self.path)
+        """Seal, which is of all bytes of files, and place of the dataset."""
+        return self.manifest["seal"], str(self.path)
 
     def cached_files(self) -> Iterator[CachedFile]:
         """Iterate over the files that a cache keeps, shard by shard."""

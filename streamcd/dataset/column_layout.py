@@ -52,7 +52,7 @@ class Columns(ChunkedTable):
 
     @property
     def _whose(self) -> tuple[str, str]:
-        return self.manifest["dataset"], str(self.dataset.path)
+        return self.dataset._whose
 
     def cached_files(self) -> Iterator[CachedFile]:
         """Iterate over the files that a cache keeps, after those of the rows, whose labels are read too."""

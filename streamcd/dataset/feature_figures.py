@@ -8,12 +8,15 @@ import numpy as np
 
 from ..core.storage import Location
 from .parquet import read_groups
+from .schema import FEATURES
 
 Figures = dict[str, np.ndarray]
 """Columns of some features, ascending."""
 
 GROUP_BYTES = 1 << 22
 """Memory of what is read of a file at a time: all columns of a row group, and copies."""
+
+_NUMBERS = [name for name in FEATURES.names if name != "name"]
 
 
 def read_figures(
@@ -23,6 +26,7 @@ def read_figures(
 
     Each of `paths` describes as many rows as `n_rows` says; figures are over all of them.
     """
+    columns = columns or _NUMBERS
     streams = [read_groups(path, columns, first=("feature", start)) for path in paths]
     if len(streams) == 1:
         yield from streams[0]

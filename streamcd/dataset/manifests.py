@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -31,6 +31,7 @@ class FileRecord(Structure):
     bytes: Count
     checksum: str
     folder: Folder = ""
+    content: str = ""  # digest of what it holds; empty where its bytes follow from that
 
 
 class ScalingRecord(Structure):
@@ -51,6 +52,7 @@ class RowPart(Structure):
     entries_bytes: Count
     entries_checksum: str
     folder: Folder = ""
+    content: str = ""  # see `content.RowContent`
 
 
 class RowNorms(Structure):
@@ -195,25 +197,42 @@ class ColumnsManifest(Structure):
 
 
 def manifest_fingerprint(manifest: Mapping[str, Any]) -> str:
-    """Compute the digest of a manifest, with the checksums of all parts, but without the origin and place of the data.
+    """Compute the digest of what a manifest says of the content, in order, not of its origin, place and compression.
 
     That of a dataset to which rows were appended has those before, and so tells the whole history.
     """
-    sealed = _without(manifest, ("folder", "when", "earlier"), _LEVELS)
-    apart = "fingerprint", "source", "made_from", "table", "infix", "compression", WRITER
-    return content_digest(sealed, *apart)[:32]
+    fields = {key: _content_of(value) if key in _RECORDS else value for key, value in manifest.items()}
+    fields["later"] = [
+        {key: _content_of(value) for key, value in batch.items() if key not in ("when", "earlier")}
+        for batch in manifest.get("later", ())
+    ]
+    return content_digest(fields, *_APART)[:32]
 
 
-_LEVELS = 4  # of a manifest, the batches, a batch and a file of it
+_RECORDS = {*LISTED.values(), "more_categories", "parts"}
+_APART = "seal", "fingerprint", "source", "made_from", "table", "infix", "compression", "when", WRITER
+_OF_FILES = {
+    f"{table}{what}" for table in ("rows", "entries", "index") for what in ("", "_bytes", "_checksum")
+}
 
 
-def _without(content: Any, keys: Collection[str], levels: int) -> Any:
-    """Leave keys out of a JSON object and those inside it, as deep as `levels`."""
-    if isinstance(content, Mapping) and levels:
-        return {key: _without(value, keys, levels - 1) for key, value in content.items() if key not in keys}
-    if isinstance(content, list) and levels:
-        return [_without(value, keys, levels - 1) for value in content]
-    return content
+def _content_of(record: Any) -> Any:
+    """Leave out what describes files: names, places, and where their content has a digest, sizes and checksums."""
+    if isinstance(record, list):
+        return [_content_of(one) for one in record]
+    if not isinstance(record, Mapping):
+        return record
+    without = {"folder", *_OF_FILES, *(("bytes", "checksum") if record.get("content") else ())}
+    return {key: value for key, value in record.items() if key not in without}
+
+
+def _derived(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    return {"fingerprint": manifest_fingerprint(manifest)}
+
+
+def manifest_seal(manifest: Mapping[str, Any]) -> str:
+    """Compute the digest of a whole manifest, checksums of files included."""
+    return content_digest(manifest, "seal")[:32]
 
 
 def stored_name(name: str, manifest: Mapping[str, Any], folder: str = "") -> str:
@@ -254,8 +273,9 @@ ROW_LAYOUT = Kind(
     DatasetManifest,
     DatasetError,
     "restore the file or convert the data again",
-    "fingerprint",
-    manifest_fingerprint,
+    "seal",
+    manifest_seal,
+    _derived,
 )
 COLUMN_LAYOUT = Kind(
     "streamcd-columns",
@@ -263,6 +283,7 @@ COLUMN_LAYOUT = Kind(
     ColumnsManifest,
     DatasetError,
     "make the layout again with 'streamcd columns --force'",
-    "fingerprint",
-    manifest_fingerprint,
+    "seal",
+    manifest_seal,
+    _derived,
 )

@@ -112,23 +112,24 @@ def has_column(path: Path, name: str) -> bool:
 
 
 def read_groups(
-    path: Location,
-    columns: Sequence[str] | None = None,
-    *,
-    first: tuple[str, int] | None = None,
-    verify: bool = True,
+    path: Location, columns: Sequence[str] | None = None, *, first: tuple[str, int] | None = None
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Read columns (by default all numeric ones) of a file, one row group at a time.
+    """Read columns of numbers (by default all columns) of a file; otherwise as `read_tables`."""
+    for table in read_tables(path, columns, first=first):
+        yield {name: column_values(table.column(name)) for name in table.column_names}
+
+
+def read_tables(
+    path: Location, columns: Sequence[str] | None = None, *, first: tuple[str, int] | None = None
+) -> Iterator[pa.Table]:
+    """Read columns (by default all) of a file, one row group at a time.
 
     With `first`, a column that ascends and a number in it, row groups that hold smaller numbers alone are passed over.
     """
     # pre-buffering would copy once more what is in the page cache
-    with reading(path), parquet_file(path, page_checksum_verification=verify, pre_buffer=False) as reader:
-        if columns is None:
-            columns = [field.name for field in reader.schema_arrow if pa.types.is_primitive(field.type)]
+    with reading(path), parquet_file(path, page_checksum_verification=True, pre_buffer=False) as reader:
         for group in range(0 if first is None else _group_of(reader, *first), reader.num_row_groups):
-            table = reader.read_row_group(group, columns=columns, use_threads=False)
-            yield {name: column_values(table.column(name)) for name in table.column_names}
+            yield reader.read_row_group(group, columns=columns, use_threads=False)
 
 
 def _group_of(reader: pq.ParquetFile, column: str, number: int) -> int:

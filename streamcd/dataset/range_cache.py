@@ -4,8 +4,8 @@ A directory is one dataset's, and keeps the first shards that fit, for good: eve
 that gave up some for others would find no more. Which those are follows from the sizes of the files alone: processes that
 share a directory need neither locks nor counts.
 
-A range is a file, in a folder named by the fingerprint of its table, with the CRC-32 of the bytes after them: one that was
-cut short or changed counts as missing.
+A range is a file, in a folder named by the seal of its table's manifest, with the CRC-32 of the bytes after them: one
+that was cut short or changed counts as missing.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from ..core.storage import Ranges, Url, is_url, local_path
 DEFAULT_SIZE = "10GB"
 
 _MARK = "streamcd-cache"
-"""Name of the file with the fingerprint and the URL of the dataset; a directory with other content, and without it, is not
-ours."""
+"""Name of the file with the seal of the manifest and the URL of the dataset; a directory with other content, and without it,
+is not ours."""
 _CRC_BYTES = 4
 
 
@@ -70,7 +70,7 @@ class Cache:
     n_bytes: int
 
     def open(self, dataset: str, url: str, table: str, files: Iterable[CachedFile]) -> CachedRanges:
-        """Open it for a table of a dataset, both by their fingerprints, whose `files` are kept in this order.
+        """Open it for a table of a dataset, both by the seals of their manifests, whose `files` are kept in this order.
 
         Raises `UsageError` where the directory is another dataset's.
         """
@@ -107,17 +107,17 @@ def asked_cache(
     return Cache(str(path), parse_size(DEFAULT_SIZE if size is None else size))
 
 
-def _claim(directory: Path, fingerprint: str, url: str) -> None:
+def _claim(directory: Path, seal: str, url: str) -> None:
     """Mark a directory as a dataset's; refused where it is another's."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     mark = directory / _MARK
     if not mark.exists():
-        write_file(mark, f"{fingerprint}\n{url}\n".encode())
+        write_file(mark, f"{seal}\n{url}\n".encode())
     found, _, name = mark.read_text(errors="replace").partition("\n")
-    if found != fingerprint:
+    if found != seal:
         raise UsageError(
-            f"{directory}: expected a cache of {url} with the fingerprint {fingerprint}, found one of {name.strip()} with "
-            f"{found}; a cache is for one dataset: name another directory, or remove this one"
+            f"{directory}: expected a cache of {url} as it is (files {seal}), found one of {name.strip()} (files {found}); "
+            "a cache is for one dataset: name another directory, or remove this one"
         )
 
 

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from ..core.atomic_files import sync
 from ..core.metadata import Kind, write_metadata
 from .arrow_columns import arrow_array
+from .content import TableContent
 from .direct_writer import DirectWriter
 from .parquet import NO_CRC, extent_of
 from .schema import Schema
@@ -33,7 +34,7 @@ class TableWriter:
     If `first_column` is given, the CRC-32 of each row group's bytes from that column on is recorded: those are the bytes
     that training reads at once, which can so be verified before they are decoded. Every row group's least and greatest
     number is recorded of the columns named by `statistics`, by default all. With "auto" or "split" the first row group
-    decides the compression of each column.
+    decides the compression of each column. Rows are added to `content`, whose digest is recorded then.
     """
 
     def __init__(
@@ -41,10 +42,12 @@ class TableWriter:
         path: Path,
         schema: Schema,
         compression: str,
+        content: TableContent | None = None,
         first_column: str = "",
         statistics: list[str] | bool = True,
     ) -> None:
         self.schema, self._first_column, self._statistics = schema, first_column, statistics
+        self._content = content
         self.file, self.forms, self._compression = DirectWriter(path), Forms(), compression
         self._opened: pq.ParquetWriter | None = None
 
@@ -52,6 +55,8 @@ class TableWriter:
         arrays = [arrow_array(columns[field.name], field.type) for field in self.schema]
         table = pa.table(arrays, schema=self.schema)
         self._writer(table).write_table(table, row_group_size=max(1, table.num_rows))
+        if self._content is not None:
+            self._content.add(table)
 
     def _writer(self, first: pa.Table) -> pq.ParquetWriter:
         if self._opened is None:
@@ -65,6 +70,8 @@ class TableWriter:
         writer.close()
         self.file.close()
         found = {"bytes": self.file.n_bytes, "checksum": self.file.checksum}
+        if self._content is not None:
+            found["content"] = self._content.text()
         if self._first_column:
             metadata, first = writer.writer.metadata, self.schema.names.index(self._first_column)
             groups = range(metadata.num_row_groups)
@@ -136,7 +143,11 @@ class PartFiles:
         sorted_by = {"entries": [schemas["entries"].names[0]]}
         self._writers = {
             table: TableWriter(
-                path / name, schemas[table], compression, first_columns[table], sorted_by.get(table, True)
+                path / name,
+                schemas[table],
+                compression,
+                first_column=first_columns[table],
+                statistics=sorted_by.get(table, True),
             )
             for table, name in names.items()
         }
@@ -167,7 +178,8 @@ def chunk_records(
     for name in schema.names[table.shape[1] :]:
         crcs = [crc for part in parts for crc in part.pop(f"{name}s", [NO_CRC] * part["n_chunks"])]
         columns[name] = np.array(crcs, dtype=np.int64)
-    writer = TableWriter(path / "chunks.parquet", schema, compression)
+    content = TableContent(schema.names[: table.shape[1]])
+    writer = TableWriter(path / "chunks.parquet", schema, compression, content)
     writer.write(**columns)
     return {"parts": parts, "chunks": writer.close(), "compression": _common_forms(forms)}
 

@@ -32,9 +32,11 @@ from .column_layout import (
     dataset_of_columns,
     open_columns,
 )
+from .content import RowContent, TableContent, add_entries
 from .kept_columns import KEPT_FILE, count_kept
-from .parquet import file_checksum, read_groups
-from .schema import ChunkData
+from .manifests import ROW_LAYOUT, batches_of, manifest_fingerprint, stored_name
+from .parquet import column_values, file_checksum, read_tables
+from .schema import FEATURES, SCALES, ChunkData
 
 # of an entry or item of a chunk: 24 decoded, as many compressed, copies, differences, hashes
 _CHECK_BYTES = 120
@@ -168,9 +170,12 @@ class _RowFindings:
     least: float = np.inf
     greatest: float = -np.inf
     complete: bool = True
+    content: dict[int, RowContent] = field(default_factory=dict)  # of parts
 
     def join(self, other: _RowFindings) -> None:
         self.problems += other.problems
+        for part, content in other.content.items():
+            self.content.setdefault(part, RowContent()).add_sums(content.sums)
         self.source_sum += other.source_sum
         self.least, self.greatest = min(self.least, other.least), max(self.greatest, other.greatest)
         self.complete = self.complete and other.complete
@@ -188,7 +193,9 @@ def _row_problems(dataset: RowTable, tasks: _Tasks) -> Iterator[str]:
     yield from found.problems
     if found.complete:
         yield from _total_problems(dataset, found)
-    if not changed.keys() & {*dataset.files("features.parquet")}:
+    if found.complete and not found.problems:
+        yield from _content_problems(dataset, found)
+    if not changed.keys() & {*dataset.files("features.parquet"), dataset.file("scaling.parquet")}:
         yield from _feature_problems(dataset)
     if (paths := dataset.files(KEPT_FILE)) and not changed.keys() & {*paths}:
         yield from _kept_problems(paths, dataset.n_rows)
@@ -221,7 +228,13 @@ def _check_row_chunk(dataset: RowTable, chunk: int, damaged: set[Location]) -> _
         labels, n_rows = np.unique(data.label, return_counts=True)
         counts = dict(zip(labels.tolist(), n_rows.tolist(), strict=True))
     least, greatest = float(data.label.min(initial=np.inf)), float(data.label.max(initial=-np.inf))
-    return _RowFindings(problems, counts, _hash_sum(data.source), least, greatest)
+    found = _RowFindings(problems, counts, _hash_sum(data.source), least, greatest)
+    if not problems:
+        content = found.content[int(dataset.chunk_part[chunk])] = RowContent()
+        first = dataset.first_row  # as stored, rows are numbered from the first one that there ever was
+        content.add_rows(numbers + first, data.source + first, data.label, data.weight)
+        content.add_entries(row + first, data.feature, data.value)
+    return found
 
 
 def _chunk_problems(
@@ -276,13 +289,41 @@ def _total_problems(dataset: RowTable, found: _RowFindings) -> Iterator[str]:
         yield f"{manifest_path}: the range of the targets differs from the rows'"
 
 
+def _content_problems(dataset: RowTable, found: _RowFindings) -> Iterator[str]:
+    """Compare the content of parts, and the fingerprint, which follows from it, with the manifest's."""
+    manifest = dataset.manifest
+    for number, part in enumerate(manifest["parts"]):
+        if found.content.get(number, RowContent()).text() != part["content"]:
+            yield _other_content(dataset.path / stored_name(part["rows"], manifest, part.get("folder", "")))
+    if manifest_fingerprint(manifest) != dataset.fingerprint:
+        yield f"{dataset.path / 'manifest.json'}: the fingerprint is not that of its content; {ROW_LAYOUT.remedy}"
+
+
+def _other_content(path: Location) -> str:
+    return f"{path}: the content is not the manifest's; {ROW_LAYOUT.remedy}"
+
+
 def _feature_problems(dataset: RowTable) -> Iterator[str]:
+    """Compare features, and the divisors of their values, with the manifest."""
     *_, path = paths = dataset.files("features.parquet")
-    try:
-        n_entries = sum(int(block["n_entries"].sum()) for file in paths for block in read_groups(file))
-    except DatasetError as error:
-        yield str(error)
-        return
+    files = [
+        (file, batch["features"]) for file, batch in zip(paths, batches_of(dataset.manifest), strict=True)
+    ]
+    n_entries = 0
+    if scales := dataset.manifest.get("scales"):
+        files.append((dataset.file("scaling.parquet"), scales))
+    for file, record in files:
+        schema = FEATURES if file in paths else SCALES
+        content = TableContent(schema.names)
+        try:
+            for table in read_tables(file):
+                content.add(table)
+                n_entries += int(column_values(table.column("n_entries")).sum()) if file in paths else 0
+        except DatasetError as error:
+            yield str(error)
+            return
+        if content.text() != record["content"]:
+            yield _other_content(file)
     if n_entries != dataset.n_entries:
         yield f"{path}: counts {n_entries} entries, the dataset has {dataset.n_entries}"
 
@@ -392,16 +433,12 @@ def _check_column_chunk(columns: Columns, chunk: int) -> _ColumnFindings:
     elif not np.isfinite(value).all():
         found.problem = f"{place}: a value that is not finite"
     else:
-        _add_hashes(row, feature, value, found.sums)
+        add_entries(row, feature, value, found.sums)
     return found
 
 
 def _not_ascending(place: str) -> str:
     return f"{place}: entries not in ascending order of feature, then row"
-
-
-def _add_hashes(row: np.ndarray, feature: np.ndarray, value: np.ndarray, sums: np.ndarray) -> None:
-    primitives.add_entry_hashes(row, feature, value.astype(np.float64).view(np.uint64), sums)
 
 
 def _row_sums(dataset: RowTable, tasks: _Tasks) -> np.ndarray:
@@ -415,5 +452,5 @@ def _sum_rows(dataset: RowTable, start: int, stop: int) -> np.ndarray:
     sums = np.zeros(2, dtype=np.uint64)
     for chunk in range(start, stop):
         row, feature, value = dataset.read_entries(chunk, ("row", "feature", "value"))
-        _add_hashes(row, feature, value, sums)
+        add_entries(row, feature, value, sums)
     return sums

@@ -15,6 +15,7 @@ from ..core.metadata import content_digest
 from ..core.storage import Location
 from ..core.threads import Threads
 from .arrow_columns import null_strings
+from .content import RowContent, TableContent
 from .kept_columns import KEPT_FILE, join_kept
 from .manifests import ROW_LAYOUT
 from .parquet import file_checksum
@@ -48,6 +49,7 @@ class PartWriter:
         self._threads = Threads(2)  # one for each file
         self.n_rows = self.n_entries = 0
         self.row_norms = no_norms()
+        self._content = RowContent()
         # part, rows and entries of each chunk; a list would take ten times the memory
         self.chunk_table = array("q")
 
@@ -75,14 +77,14 @@ class PartWriter:
         n_stored = counts.astype(self._index_dtype)
         feature = feature.astype(self._index_dtype, copy=False)
         rows = {"row": row, "source": source, "label": label, "weight": weight, "n_entries": n_stored}
-        self._threads.run(
-            [
-                lambda: self._files.write(
-                    "entries", row=np.repeat(row, counts), feature=feature, value=value
-                ),
-                lambda: self._files.write("rows", **rows),
-            ]
-        )
+        entries = {"row": np.repeat(row, counts), "feature": feature, "value": value}
+
+        def write_rows() -> None:
+            self._files.write("rows", **rows)
+            self._content.add_rows(row, source, label, weight)
+            self._content.add_entries(**entries)
+
+        self._threads.run([lambda: self._files.write("entries", **entries), write_rows])
         self.n_rows += label.size
         self.n_entries += feature.size
         self.chunk_table.extend((self._number, label.size, feature.size))
@@ -92,6 +94,7 @@ class PartWriter:
         self._threads.close()
         return {
             **self._files.names,
+            "content": self._content.text(),
             "n_rows": self.n_rows,
             "n_entries": self.n_entries,
             "n_chunks": len(self.chunk_table) // 3,
@@ -149,7 +152,9 @@ class DatasetWriter:
 
         `names` maps an array of features to that of their names, of Arrow's.
         """
-        writer = TableWriter(self.path / "features.parquet", FEATURES, self._compression)
+        writer = TableWriter(
+            self.path / "features.parquet", FEATURES, self._compression, TableContent(FEATURES.names)
+        )
         for block in blocks:
             feature = block["feature"]
             if len(feature):
@@ -183,7 +188,9 @@ class DatasetWriter:
         It holds ``feature`` and ``scale``, the divisor, of all features whose divisor is not 1.
         """
         if scaling.scales is not None:
-            writer = TableWriter(self.path / "scaling.parquet", SCALES, self._compression)
+            writer = TableWriter(
+                self.path / "scaling.parquet", SCALES, self._compression, TableContent(SCALES.names)
+            )
             for start in range(0, scaling.scales.size, _SCALES_GROUP):
                 block = scaling.scales[start : start + _SCALES_GROUP]
                 scaled = np.flatnonzero(block != 1.0)
@@ -225,6 +232,5 @@ def _file_record(path: Path) -> dict[str, Any]:
 
 
 def data_digest(parts: Iterable[Mapping[str, Any]]) -> str:
-    """Compute the digest of the tables of rows and entries alone: equal for equal data, whatever its origin."""
-    checksums = [[part["rows_checksum"], part["entries_checksum"]] for part in parts]
-    return content_digest({"parts": checksums})[:32]
+    """Compute the digest of rows and entries alone: equal for equal data, whatever its origin."""
+    return content_digest({"parts": [part["content"] for part in parts]})[:32]

@@ -121,6 +121,9 @@ dataset/chunked_table.py
     if table["part"].max(initial=-1) >= batch["n_parts"]:
         ~ dataset a_chunk_of_a_part_that_there_is_not_is_refused
 dataset/verify.py
+    if found.content.get(number, RowContent()).text() != part["content"]:
+        ~ dataset another_content_than_the_manifest_records_is_found[entries]
+    if content.text() != record["content"]: ~ dataset another_content_than_the_manifest_records_is_found[features]
     return file_checksum(path) != checksum
         ~ dataset a_flipped_byte_is_named_by_verify_and_never_trained_on[features.parquet]
         > return False
@@ -179,7 +182,7 @@ conversion/staging.py
     if lock is None: ~ convert a_second_conversion_to_the_same_place_is_refused
     remove_unlisted(dest) ~ growth what_an_interrupted_call_has_left_goes_with_the_next
 conversion/growing.py
-    if found != dataset.fingerprint: ~ growth an_append_after_which_another_came_is_refused
+    if found != dataset.manifest["seal"]: ~ growth an_append_after_which_another_came_is_refused
     remove_unlisted(place) @ _put_in_place ~ growth a_failure_at_the_manifest_leaves_the_dataset_as_it_was[append]
 core/locks.py
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB) ~ resume a_run_in_use_by_another_process_is_refused
