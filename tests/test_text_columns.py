@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 import scipy.sparse as sp
 from click.testing import CliRunner
+from heard import Heard
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from sklearn.feature_extraction.text import (
@@ -534,6 +535,30 @@ def test_text_is_named_where_strings_overflow_or_nearly_all_differ(tmp_path: Pat
 
     with pytest.raises(StreamcdError, match=r"--text body .*--hash"):
         StringTable(50_000).number(0, *strings_of(arrow_strings(texts)), True, "body")
+
+
+@pytest.mark.parametrize("options", [{}, {"hash": 6}], ids=str)
+def test_text_that_is_taken_for_categories_is_named(tmp_path: Path, options: dict[str, Any]) -> None:
+    subjects = [f"about the {'big' if k % 3 else 'small'} thing {k // 2}" for k in range(60)]
+    table = pa.table(
+        {
+            "y": [0, 1] * 30,
+            "subject": subjects,
+            "place": ["the city of Oslo", "a small town", "out in the woods"] * 20,
+            "name": [f"Ann O{k}" for k in range(60)],
+            "chosen": subjects,
+            "words": subjects,
+        }
+    )
+    heard = Heard()
+    data = streamcd.convert(
+        table, tmp_path / "data", label="y", category="chosen", text="words", listener=heard, **options
+    )
+    (said,) = [text for text in heard.messages if "looks like text" in text]
+    assert "column 'subject'" in said
+    assert "--text subject" in said
+    notes = {use["column"]: use["note"] for use in data.info()["table"] if use["note"]}
+    assert notes == {"subject": "looks like text, of 5 words in the mean: --text"}
 
 
 def test_one_command_converts_mail(tmp_path: Path) -> None:

@@ -40,13 +40,13 @@ def summarise(
     examples: Mapping[str, str],
     encoding: Encoding,
     n_missing: np.ndarray,
-    unused: Mapping[str, str],
+    notes: Mapping[str, str],
     word: str,
 ) -> list[dict[str, Any]]:
     """Describe every column of a table, in its order; those of features in the order of features.
 
-    `examples` has a value of each column, `n_missing` counts the missing values of those of `encoding`; `unused` are those
-    left out, with the reason, `word` is the use of the column of labels or targets.
+    `examples` has a value of each column, `n_missing` counts the missing values of those of `encoding`; `notes` tell why
+    columns are left out, or may be used in another way, `word` is the use of the column of labels or targets.
     """
     own = {
         **dict.fromkeys(encoding.keep, "kept"),
@@ -62,12 +62,13 @@ def summarise(
         found["features"] += encoding.n_buckets if column.kind == "hashed" else column.n_features
         if column.form in PARTS and column.form not in found["use"]:
             found["use"] += f", {column.form}"
+        found["note"] = notes.get(column.name, "")
     values = {column.values: f"values of {column.name}" for column in encoding.columns if column.values}
     others = [name for name in examples if name not in features]
     facts = [_fact(name, own.get(name) or values.get(name) or _UNUSED, 0, examples) for name in others]
     for fact in facts:
         if fact["use"] == _UNUSED:
-            fact["note"] = unused.get(fact["column"], "not among --features")
+            fact["note"] = notes.get(fact["column"], "not among --features")
     return [*features.values(), *facts]
 
 

@@ -102,6 +102,11 @@ class Conversion:
             f"{shlex.quote(name)} makes features of its words, and named in --features it becomes categories all the same"
             for name, reason in self.source.unused.items()
         ]
+        messages += [
+            f"column {name!r} {reason}, but each string counts as a whole; --text {shlex.quote(name)} makes features of its "
+            "words"
+            for name, reason in self.source.text_like.items()
+        ]
         size = f"{shape.n_rows:,} rows, {shape.n_features:,} features, {n_entries:,} entries"
         for message in [*messages, size]:
             self.pool.listener.message(message)
@@ -218,8 +223,9 @@ class Conversion:
             self.encoding = read_merged(directory, source.encoding, merged, n_so_far, width)
         if source.grows and self.encoding is not None and not self.options.append:
             word = "target" if self.options.has_targets else "label"
-            unused = dict.fromkeys(self.options.drop, "--drop") | source.unused
-            self.columns = summarise(source.examples, self.encoding, merged.n_missing, unused, word)
+            notes = dict.fromkeys(self.options.drop, "--drop") | source.unused
+            notes |= {name: f"{reason}: --text" for name, reason in source.text_like.items()}
+            self.columns = summarise(source.examples, self.encoding, merged.n_missing, notes, word)
             for warning in notation_warnings(directory, self.encoding):
                 self.pool.listener.warning(warning)
         if self.options.append and source.encoding is not None:

@@ -205,6 +205,9 @@ class Source:
     of_indices: bool = True  # features are numbered by indices in the data
     held_bytes: int = 0  # that reading holds all the time, besides blocks and batches
     unused: dict[str, str] = field(default_factory=dict)  # columns left out by themselves, with the reason
+    text_like: dict[str, str] = field(
+        default_factory=dict
+    )  # those of categories that look like text, with the reason
     # a value of every column of a table whose encoding is made
     examples: Mapping[str, str] = field(default_factory=dict)
 

@@ -140,6 +140,27 @@ def _nearly_distinct(first: Any, encoding: Encoding, options: TableOptions) -> d
     return found
 
 
+_LEAST_TEXTS, _LEAST_WORDS = 20, 3.0
+"""First strings of a column, more than half of them different, that look like text: their number, and the mean of words."""
+
+
+def _text_like(first: Any, encoding: Encoding, options: TableOptions) -> dict[str, str]:
+    """Find columns whose strings look like text but are taken whole, not asked for; with what tells so."""
+    found: dict[str, str] = {}
+    for column in encoding.columns if first is not None else ():
+        if column.kind not in ("category", "hashed") or column.form or column.name in options.category:
+            continue
+        given = first.column(column.name).drop_null()
+        strings, n_distinct = strings_of(given)[0], len(given.unique())
+        if strings.size < _LEAST_TEXTS or 2 * n_distinct <= strings.size or notation_of(strings):
+            continue
+        text = strings.data[int(strings.offsets[0]) : int(strings.offsets[-1])]
+        words = 1.0 + np.count_nonzero(text == ord(" ")) / strings.size
+        if words >= _LEAST_WORDS:
+            found[column.name] = f"looks like text, of {words:.0f} words in the mean"
+    return found
+
+
 def _listed(names: dict[str, str]) -> str:
     shown = ", ".join(list(names)[:20])
     return shown + (f", … ({len(names):,} in all)" if len(names) > 20 else "")
@@ -280,11 +301,13 @@ def open_tables(
     """
     known = reading.encoding
     unused: dict[str, str] = {}
+    text_like: dict[str, str] = {}
     if known is None:
         encoding = plan_encoding(types, first, options, name)
         unused = _nearly_distinct(first, encoding, options)
         columns = tuple(column for column in encoding.columns if column.name not in unused)
         encoding = replace(encoding, columns=columns).without_counts()
+        text_like = _text_like(first, encoding, options)
     else:
         check_columns(known, types, reading.needs_label, name)
         weighted = reading.reads_weights and known.weight in types
@@ -311,6 +334,7 @@ def open_tables(
         reading=reading,
         table_types=table_types,
         unused=unused,
+        text_like=text_like,
         examples={}
         if first is None
         else {name: example_of(first.column(name), kind) for name, kind in types.items()},
