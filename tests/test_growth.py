@@ -264,6 +264,33 @@ def test_missing_values_of_the_summary_are_those_of_all_rows(tmp_path: Path) -> 
     assert table == {"x": 3, "city": 6, "y": 0}
 
 
+def test_missing_values_of_the_summary_are_those_of_the_rows_that_are_left(tmp_path: Path) -> None:
+    """In the batch that is cut, text has no feature for them: their number is not known, unless there was none."""
+    random = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {
+            "x": np.where(random.random(90) < 0.3, np.nan, 1.0 + np.arange(90)),
+            "late": np.where(np.arange(90) < 31, 1.0, np.where(random.random(90) < 0.5, np.nan, 2.0)),
+            "city": [None if k % 7 == 2 else "ab"[k % 2] for k in range(90)],
+            "body": [None if k % 5 == 2 and k < 60 else "some words" for k in range(90)],
+            "y": np.arange(90) % 2,
+        }
+    )
+    data = streamcd.convert(frame[:30], tmp_path / "data", label="y", text="body")
+    for start, new_names in ((30, "count"), (60, "add")):
+        data = streamcd.convert(frame[start : start + 30], data.path, append=True, new_names=new_names)
+    fingerprint = data.fingerprint
+    assert streamcd.open(data.path).fingerprint == fingerprint
+    for first_row in (10, 30, 47, 60, 65):
+        left = streamcd.convert(None, data.path, drop_before=first_row)
+        table = {use["column"]: use["missing"] for use in left.info()["table"]}
+        expected = frame[first_row:].isna().sum().to_dict()
+        known = {name: expected[name] for name, count in table.items() if count is not None}
+        unknown = {10: {"body"}, 47: {"body", "late"}}.get(first_row, set())
+        assert table == known | dict.fromkeys(unknown)
+        assert left.verify() == []
+
+
 @pytest.mark.parametrize("text", [False, True])
 def test_missing_values_in_columns_that_had_none_get_features_behind_all_others(
     tmp_path: Path, text: bool

@@ -21,9 +21,10 @@ from ..dataset.dataset import Dataset
 from ..dataset.growth import Batch, moved, split, without_rows_before
 from ..dataset.kept_columns import KEPT_FILE
 from ..dataset.schema import row_dtype
+from ..dataset.string_files import read_integers
 from ..dataset.writer import DatasetWriter, PartWriter
 from ..models.encoding import encoding_of
-from .feature_statistics import LabelCounts, Summing, write_features
+from .feature_statistics import LabelCounts, Summing, read_statistics, write_features
 from .growing import Growth, changing, open_to_change
 from .rows import Rows
 
@@ -101,7 +102,33 @@ class _Rest:
         (writer.path / "manifest.json").unlink()
         found = moved(json.loads(json.dumps(made)), growth.folder)
         found.record["when"] = batch.record.get("when", "")
+        found.record["figures"]["missing_values"] = self._missing_values(batch)
         return found
+
+    def _missing_values(self, batch: Batch) -> dict[str, int | None] | None:
+        """Count the missing values that are left in every column, by the features that mark them; None where none do."""
+        before, encoding = batch.record["figures"].get("missing_values"), encoding_of(self.dataset)
+        if before is None or encoding is None:
+            return None
+        path = self.dataset.files("features.parquet")[self.number]
+        in_batch = dict(
+            zip(read_integers([path], "feature"), read_integers([path], "n_entries"), strict=True)
+        )
+        left: dict[int, int] = {}
+        for block in read_statistics(self._statistics):
+            left |= zip(block["feature"].tolist(), block["n_entries"].tolist(), strict=True)
+        marks = {encoding.columns[n].name: feature for n, feature in encoding.indicator_features().items()}
+        # a feature that was added later marks none of the values before
+        marked = {name for name, feature in marks.items() if in_batch.get(feature, 0) == before.get(name, 0)}
+        return {
+            name: left.get(marks[name], 0) if name in marked and count else count and None
+            for name, count in before.items()
+        }
+
+    @property
+    def _statistics(self) -> Path:
+        """The file of the statistics of the features of the rows that are left."""
+        return self.work / "sums-rest" / "statistics.all"
 
     def _write_rows(
         self, writer: DatasetWriter, mine: np.ndarray, part_writer: Callable[..., PartWriter], room: int
@@ -126,8 +153,8 @@ class _Rest:
         if part is not None:
             writer.add_part(part.close(), part.chunk_table, part.row_norms)
         sums.close()
-        summing.join(n_rows, self.work / "sums-rest" / "statistics.all")
-        self._write_features(writer, self.work / "sums-rest" / "statistics.all")
+        summing.join(n_rows, self._statistics)
+        self._write_features(writer, self._statistics)
         return labels
 
     def _chunks(self, mine: np.ndarray) -> Iterator[Rows]:

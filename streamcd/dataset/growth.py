@@ -40,10 +40,18 @@ def split(manifest: Manifest) -> list[Batch]:
     for number, record in enumerate(batches_of(manifest)):
         parts = manifest["parts"][first_part : first_part + record["n_parts"]]
         if not number:
-            record["figures"] = manifest.get("first") or {name: manifest.get(name) for name in _FIGURES}
+            record["figures"] = manifest.get("first") or _figures(manifest)
         found.append(Batch(record, parts))
         first_part += record["n_parts"]
     return found
+
+
+def _figures(manifest: Manifest) -> dict[str, Any]:
+    """Return the figures of the rows of a dataset to which nothing was appended."""
+    figures = {name: manifest.get(name) for name in _FIGURES}
+    if manifest.get("table"):
+        figures["missing_values"] = {use["column"]: use["missing"] for use in manifest["table"]}
+    return figures
 
 
 def moved(manifest: Manifest, folder: str) -> Batch:
@@ -64,29 +72,33 @@ def with_batch(manifest: Manifest, added: Manifest, batch: Batch) -> dict[str, A
         own = {**added["categories"], "folder": batch.record["chunks"]["folder"]}
         more["more_categories"] = [*manifest.get("more_categories", ()), own]
     if manifest.get("table"):
-        more["table"] = _joined_table(manifest["table"], added, manifest["n_features"])
+        more["table"] = _with_features(manifest["table"], added, manifest["n_features"])
     changes = {name: added[name] for name in widened if name in added}
     more |= {"weighted": manifest["weighted"] or added["weighted"]}
     more["source"] = [*manifest.get("source", ()), *added.get("source", ())]
-    return {**_joined(manifest, [*split(manifest), batch]), **changes, **sums, **more}
+    return {**_joined({**manifest, **more}, [*split(manifest), batch]), **changes, **sums}
 
 
-def _joined_table(table: Sequence[Manifest], added: Manifest, first: int) -> list[dict[str, Any]]:
-    """Return the uses of a table's columns with the missing values of rows `added`, and their features from `first` on."""
-    n_missing = {use["column"]: use["missing"] for use in added.get("table", ())}
+def _with_features(table: Sequence[Manifest], added: Manifest, first: int) -> list[dict[str, Any]]:
+    """Return the uses of a table's columns with the features of rows `added`, from `first` on."""
     n_added: dict[str, int] = {}
     for column in added["encoding"]["columns"] if added.get("categories") else ():
         if column.get("added", 0) >= first:
             n_features = column["n_categories"] + column.get("indicated", False)
             n_added[column["name"]] = n_added.get(column["name"], 0) + n_features
-    return [
-        {
-            **use,
-            "features": use["features"] + n_added.get(use["column"], 0),
-            "missing": use["missing"] + n_missing.get(use["column"], 0),
-        }
-        for use in table
-    ]
+    return [{**use, "features": use["features"] + n_added.get(use["column"], 0)} for use in table]
+
+
+def _with_missing(table: Sequence[Manifest], figures: Sequence[Manifest]) -> list[dict[str, Any]]:
+    """Return the uses of a table's columns with the missing values of all batches; None where those of one are not known."""
+    of_batches = [one.get("missing_values") for one in figures]
+
+    def missing(column: str) -> int | None:
+        counts = [None if known is None else known.get(column, 0) for known in of_batches]
+        found = [count for count in counts if count is not None]
+        return sum(found) if len(found) == len(counts) else None
+
+    return [{**use, "missing": missing(use["column"])} for use in table]
 
 
 def without_rows_before(manifest: Manifest, batches: Sequence[Batch], first_row: int) -> dict[str, Any]:
@@ -114,6 +126,7 @@ def _joined(manifest: Manifest, batches: Sequence[Batch]) -> dict[str, Any]:
         "n_entries": sum(one["n_entries"] for one in figures),
         **_joined_labels(figures),
         "row_norms": _joined_norms([one["row_norms"] for one in figures], n_rows),
+        **({"table": _with_missing(fields["table"], figures)} if fields.get("table") else {}),
         "parts": parts,
         "data_digest": data_digest(parts),
         "first": dict(figures[0]),

@@ -87,6 +87,7 @@ class BatchFigures(Structure):
     class_counts: list[Count] | None = None
     targets: TargetRange | None = None
     row_norms: RowNorms | None = None
+    missing_values: dict[str, Count | None] | None = None  # of the columns of a table; None where not known
 
 
 class RowBatch(Structure):
@@ -109,7 +110,7 @@ class SourceColumn(Structure):
     column: str
     use: str
     features: Count
-    missing: Count
+    missing: Count | None  # values; None where not known
     example: str
     note: str
 
@@ -209,7 +210,7 @@ def manifest_fingerprint(manifest: Mapping[str, Any]) -> str:
     return content_digest(fields, *_APART)[:32]
 
 
-_RECORDS = {*LISTED.values(), "more_categories", "parts"}
+_RECORDS = {*LISTED.values(), "more_categories", "parts", "first"}
 _APART = "seal", "fingerprint", "source", "made_from", "table", "infix", "compression", "when", WRITER
 _OF_FILES = {
     f"{table}{what}" for table in ("rows", "entries", "index") for what in ("", "_bytes", "_checksum")
@@ -217,12 +218,17 @@ _OF_FILES = {
 
 
 def _content_of(record: Any) -> Any:
-    """Leave out what describes files: names, places, and where their content has a digest, sizes and checksums."""
+    """Leave out what describes a table, and files: names, places, and where content has a digest, sizes and checksums."""
     if isinstance(record, list):
         return [_content_of(one) for one in record]
     if not isinstance(record, Mapping):
         return record
-    without = {"folder", *_OF_FILES, *(("bytes", "checksum") if record.get("content") else ())}
+    without = {
+        "folder",
+        "missing_values",
+        *_OF_FILES,
+        *(("bytes", "checksum") if record.get("content") else ()),
+    }
     return {key: value for key, value in record.items() if key not in without}
 
 

@@ -136,7 +136,8 @@ def _source_columns(facts: Sequence[Facts]) -> list[Table]:
 
 
 def _counted_cells(fact: Facts) -> list[str]:
-    return [f"{fact[name]:,}" if fact["features"] else "" for name in ("features", "missing")]
+    numbers = [fact[name] if fact["features"] else "" for name in ("features", "missing")]
+    return ["not known" if number is None else f"{number:,}" if number != "" else "" for number in numbers]
 
 
 def _scaling_rows(info: Facts) -> list[tuple[str, str]]:
