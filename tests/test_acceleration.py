@@ -227,7 +227,9 @@ def test_where_it_does_not_apply_training_is_plain(tmp_path: Path, options: dict
 
 @pytest.mark.parametrize("method", ["primal", "online"])
 def test_primal_methods_have_no_kappa(tmp_path: Path, method: str) -> None:
-    with pytest.raises(UsageError, match=r"acceleration 2: .* whose strength cannot be given"):
+    with pytest.raises(
+        UsageError, match=r"acceleration 2: the strength of that of method .* cannot be given"
+    ):
         train(columns_of(tmp_path / "data", random_rows()), tmp_path / "run", method=method, acceleration=2.0)
 
 

@@ -269,11 +269,18 @@ def test_parameters_that_are_not_offered_are_refused_by_name(estimator: Any, sai
         estimator.fit(x, y)
 
 
-def test_the_multinomial_loss_with_l1_is_refused_with_the_way_out() -> None:
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # penalty, since 1.8
+@pytest.mark.parametrize("l1_ratio", [1.0, 0.4])
+def test_the_multinomial_loss_with_l1_and_the_elastic_net_are_scikit_learns(l1_ratio: float) -> None:
     x, y = dense_rows(3)
-    with pytest.raises(UsageError, match="multi_class='ovr'"):
-        LogisticRegression(penalty="l1").fit(x, y)
-    assert LogisticRegression(penalty="l1", multi_class="ovr").fit(x, y).coef_.shape == (3, x.shape[1])
+    asked: dict[str, Any] = {"C": 0.3, "l1_ratio": l1_ratio}
+    ours = LogisticRegression(**asked, tol=1e-10).fit(x, y)
+    saga = {"solver": "saga", "penalty": "elasticnet", "tol": 1e-10, "max_iter": 100_000}
+    theirs = sklearn.linear_model.LogisticRegression(**asked, **saga).fit(x, y)
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=1e-5)
+    np.testing.assert_allclose(ours.predict_proba(x), theirs.predict_proba(x), atol=1e-6)
+    assert ((ours.coef_ == 0.0) == (np.abs(theirs.coef_) < 1e-8)).all()
+    assert LogisticRegression(**asked, multi_class="ovr").fit(x, y).coef_.shape == (3, x.shape[1])
 
 
 @pytest.mark.parametrize("weighted", [False, True])

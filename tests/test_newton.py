@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 from exact_optimum import model, nearly_least
+from heard import Heard
 from interrupted import ended, log, resume_by_turns, stopping_after, weights
 from reference import augmented, exact_optimum, loss_values, run_weights
 from small_datasets import multiclass, random_rows, windows_of, write_dataset
@@ -18,17 +20,18 @@ import streamcd
 from streamcd import resume, train
 from streamcd.cluster.kinds import make_assignment
 from streamcd.cluster.rounds import WorkersLost, WorkerSpec
-from streamcd.core.errors import Interrupted, UsageError
+from streamcd.core.errors import ConvergenceWarning, Interrupted, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
 from streamcd.dataset.dataset import Dataset
 from streamcd.kernels import newton as kernels
 from streamcd.kernels.primitives import Rows
-from streamcd.runs.choices import choose_method
+from streamcd.runs.choices import choose_method, settle
+from streamcd.runs.lane_groups import resolve
 from streamcd.runs.options import TrainOptions
 from streamcd.runs.problem_options import ProblemOptions
 from streamcd.solvers.dual import rows_of
 from streamcd.solvers.kept_rows import ROW_UNITS
-from streamcd.solvers.memory import kept_rows
+from streamcd.solvers.memory import kept_rows, kept_units
 from streamcd.solvers.newton import NewtonSolver
 from streamcd.stream.arenas import RowLayout
 from streamcd.stream.stream import Stream
@@ -85,7 +88,7 @@ WORKED: dict[str, dict[str, Any]] = {
     "l1": {"loss": "log_loss", "penalty": "l1", "l1": [5.0, 0.5], "bias": 1.0},
     "elastic net": {"loss": "squared_hinge", "penalty": "elasticnet", "l1": 2.0, "l2": 0.5},
     "multinomial": {"loss": "multinomial", "C": [0.5, 20.0], "bias": 1.0},
-    "multinomial, a free bias": {"loss": "multinomial", "bias": 1.0, "unpenalized_bias": True},
+    "multinomial, l1": {"loss": "multinomial", "penalty": "l1", "bias": 1.0, "unpenalized_bias": True},
 }
 
 
@@ -245,6 +248,56 @@ def test_auto_takes_it_for_tall_data_that_is_streamed(tmp_path: Path) -> None:
     assert chosen(memory=10**9, on_workers=True, penalty="l1") == "newton"
 
 
+def test_rows_are_kept_where_there_is_room_and_auto_takes_what_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streamcd.solvers.memory._KEPT", 1 << 19)
+    data = write_dataset(tmp_path / "data", random_rows(3000, 5))
+
+    def planned(memory: int, heard: Heard, **options: Any) -> ProblemOptions:
+        asked = TrainOptions(**{"loss": "log_loss", "memory": memory} | options)
+        return resolve(data, settle(asked, data, heard), heard).config.options
+
+    def least(**options: Any) -> int:
+        low, high = RESERVED_BYTES, RESERVED_BYTES + (1 << 28)
+        while high - low > 1:
+            middle = (low + high) // 2
+            try:
+                planned(middle, Heard(), **options)
+                high = middle
+            except UsageError:
+                low = middle
+        return high
+
+    heard, without = Heard(), least(method="newton", acceleration="none")
+    assert least(method="newton") == without
+    assert planned(without, heard, method="newton").acceleration == "none"
+    assert any(
+        "room for rows that are kept from a read: that does not fit" in text for text in heard.messages
+    )
+    units = kept_units(TrainOptions(loss="log_loss", C=1.0).make_problem(data), data, keeps_rows=True)
+    assert planned(without + 128 * units, heard, method="newton").acceleration == "auto"
+
+    heard, without = Heard(), least(method="newton", acceleration="none", penalty="l1")
+    assert planned(without, heard, penalty="l1").method == "newton"
+    assert planned(without - 1, heard, penalty="l1").method == "dual"
+    assert any("newton, which needs fewer reads, does not fit" in text for text in heard.messages)
+
+
+def test_l1_is_certified_where_gradients_are_ten_million_times_its_strength(tmp_path: Path) -> None:
+    """The bound on the rounding of v, which is taken off all dual variables, was a share of a million of them."""
+    rng = np.random.default_rng(4)
+    x = np.exp(2.5 * rng.standard_normal((3000, 6)))
+    y = np.where(np.log(x) @ rng.standard_normal(6) + 3.0 * rng.standard_normal(3000) > 0.0, 1.0, -1.0)
+    data = write_dataset(tmp_path / "data", (sp.csr_array(x), y), n_chunks=5, value_dtype=np.float64)
+    asked: dict[str, Any] = {"loss": "log_loss", "penalty": "l1", "max_passes": 15}
+    result = fit(data, tmp_path / "run", C=1e4, tol=1e-6, **asked)
+    assert result.converged, result.gap
+    with pytest.warns(ConvergenceWarning, match="with what rounding may add"):
+        result = fit(data, tmp_path / "further", C=1e6, tol=1e-6, **asked)
+    assert result.stop_reason == "rounding"
+
+
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize(("room", "most"), [(0, None), (4000, 15), (1 << 19, 15)])
 def test_kept_rows_spare_reads_of_separable_data_with_a_large_cost(
@@ -270,7 +323,7 @@ def test_the_same_nearest_rows_are_kept_however_they_come(
     data = write_dataset(tmp_path / "data", (x, y), n_chunks=8, n_shards=3)
     asked = ProblemOptions(loss="squared_hinge", method="newton", C=(1.0, 9.0), acceleration="none")
     problem = asked.make_problem(data)
-    room, rng = kept_rows(problem, data), np.random.default_rng(3)
+    room, rng = kept_rows(problem, data, keeps_rows=True), np.random.default_rng(3)
     rows = whole_rows(data)
     distance = np.round(rng.random(400), 1).astype(np.float32)  # with ties
     length = np.diff(rows.indptr[:401])

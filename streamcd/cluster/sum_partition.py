@@ -16,7 +16,7 @@ class SumPartition(ShardReader):
     """Some blocks of shards, and their sums at the weights of every round."""
 
     def __init__(self, spec: WorkerSpec, shards: list[int], dataset: Dataset | None = None) -> None:
-        super().__init__(spec, len(shards), dataset)
+        super().__init__(spec, len(shards), dataset, acceleration=spec.acceleration)
         self._solver.sums.whole = False
         self._state: State = self._solver.new_state()
         self.assign(shards)

@@ -130,7 +130,8 @@ class LogisticRegression(GrowingClassifier):
         the intercept, without one only.
     warm_start : {False}
     multi_class : {"auto", "multinomial", "ovr"}
-        ``"auto"`` is multinomial by the dual method, and one-vs-rest by others, which have no multinomial problem.
+        ``"auto"`` is multinomial by the methods that train it, dual and newton (with L1 newton alone), and one-vs-rest by
+        others.
     n_jobs : int or None
         Threads that share reading and certificates, on which no bit of the result depends; -1 for all processors. None is
         one for what is in memory, and all for a dataset.
@@ -203,15 +204,11 @@ class LogisticRegression(GrowingClassifier):
     def _of_dataset(self, dataset: Dataset) -> dict[str, Any]:
         asked = super()._of_dataset(dataset)
         several = dataset.classes is not None and dataset.classes.size > 2
+        methods = ("auto", "newton") if "penalty" in asked else ("auto", "newton", "dual")
         at_once = self.multi_class == "multinomial" or (
-            self.multi_class == "auto" and self.method in ("auto", "dual") and self.solver != "liblinear"
+            self.multi_class == "auto" and self.method in methods and self.solver != "liblinear"
         )
         if several and at_once:
-            if "penalty" in asked:
-                raise UsageError(
-                    "LogisticRegression: the multinomial loss of several classes is trained with the penalty l2 alone; "
-                    "with l1 and elasticnet give multi_class='ovr'"
-                )
             asked["loss"] = "multinomial"
         return asked
 

@@ -55,8 +55,8 @@ BLOCK = 128
 SPARSE = 6.0
 """Time of an update of the Hessian at a pair of entries, over that of one in a dense block of rows."""
 
-_STEEP = 9.0
-"""Margin below minus which a row of the logistic loss counts in `FAR`."""
+_RARE = 1e-4
+"""Probability of a row's own class up to which it counts in `FAR`."""
 
 _LEAST_SHARE = 1e-12
 """Smallest of the dual variables that a model of the logistic loss expects, and of C less these, over C."""
@@ -82,7 +82,9 @@ class Point(NamedTuple):
 class Sums(NamedTuple):
     """Sums over the rows of a read, by lane; added to by `newton_visit`."""
 
-    v: np.ndarray  # (lanes, 2, D): Σ s_i a_i x_i over s_i a_i >= 0, and over others
+    v: (
+        np.ndarray
+    )  # (lanes, 4, D): Σ s_i a_i x_i over s_i a_i >= 0, and over others; and what rounding left out of each
     hessian: (
         np.ndarray
     )  # (lanes, D, D): Σ C_i l''(t_i) x_i x_iᵀ once the transposed upper triangle is added to the lower
@@ -164,8 +166,9 @@ def _add_terms(order, rows, costs, lane, point, tile, sums, scratch):
         value = loss_at(loss, t, numbers)
         side = 0 if sign * a >= 0.0 else 1
         if a != 0.0:
-            add_row(rows, sums.v[lane, side], start, stop, sign * a * c)
-            sums.v[lane, side, last] += sign * a * c * bias
+            high, low = sums.v[lane, side], sums.v[lane, side + 2]
+            add_row_exactly(rows, high, low, 0, start, stop, sign * a * c)
+            add_exactly(high, low, last, sign * a * c * bias)
         line[AT_POINT] += c * value
         reach, change = row_reach(q + bias * bias, stop - start + 1), 0.0
         if point.searches[lane] or point.compares[lane]:
@@ -199,6 +202,28 @@ def _add_terms(order, rows, costs, lane, point, tile, sums, scratch):
 
 
 @inlined
+def add_exactly(high, low, j, x):
+    """Add x to an element of `high`, and what rounding leaves out to that of `low`: Knuth's two-sum.
+
+    The sum of both is wrong by a unit of itself, and by ``(n u)²`` times the sum of absolute values. L1 alone bounds v, and
+    what v may be wrong by is taken off all dual variables.
+    """
+    before = high[j]
+    after = before + x
+    added = after - before
+    low[j] += (before - (after - added)) + (x - added)
+    high[j] = after
+
+
+@inlined
+def add_row_exactly(rows, high, low, first, start, stop, step):
+    """Add `step` times the row with entries ``start:stop``, as `add_exactly`; its features begin at `first`."""
+    feature, value = rows.feature, rows.value
+    for k in range(start, stop):
+        add_exactly(high, low, first + feature[k], step * np.float64(value[k]))
+
+
+@inlined
 def _add_expected(lane, loss, row, moved, numbers, totals):
     """Add a row's terms of the gap at the b that a model expects, in its bounds; returns b over C.
 
@@ -225,14 +250,23 @@ def _add_expected(lane, loss, row, moved, numbers, totals):
 def row_shares(loss, t, a, value, numbers):
     """Return `near` and `far`, ``far (1 - r) + near (1 - r)²`` being at least the row's term of the gap at r times a.
 
-    It is that term for losses with five numbers. For the logistic one it follows from ``C (1 - r)² e^-t``, a bound by the
-    chi-square divergence, or where that is large from the loss, since the term is convex in r and 0 at r = 1.
+    It is that term for losses with five numbers.
     """
     if loss.kind == LOG_LOSS:
-        return (a / (1.0 - a), 0.0) if t > -_STEEP else (0.0, value)
+        return log_shares(a, 1.0 - a, value)
     p, epsilon, diagonal = numbers[0], numbers[1], numbers[2]
     beyond = a * (p - t - diagonal * a) - epsilon * abs(a)  # 0 where the loss is curved
     return 0.5 * diagonal * a * a, max(beyond, 0.0)
+
+
+@inlined
+def log_shares(others, own, value):
+    """Return `row_shares` where classes have probabilities: that of the row's own one, and the sum of the others.
+
+    The term is at most ``C (1 - r)² others / own``, a bound by the chi-square divergence; where that is large, it follows
+    from the loss, since the term is convex in r and 0 at r = 1.
+    """
+    return (others / own, 0.0) if own > _RARE else (0.0, value)
 
 
 @inlined

@@ -13,7 +13,7 @@ import numpy as np
 
 from .compile import inlined, kernel
 from .multinomial import log_softmax
-from .newton import AT_POINT, BLOCK, LENGTHS, SPARSE
+from .newton import AT_POINT, BLOCK, LENGTHS, SPARSE, add_exactly, add_row_exactly, log_shares
 from .primitives import (
     CURVE,
     LOSS,
@@ -31,11 +31,17 @@ from .primitives import (
 class ClassSums(NamedTuple):
     """Sums over the rows of a read, by lane; added to by `multinomial_newton_visit`."""
 
-    v: np.ndarray  # (lanes, 1, W): Σ C_i ([m = y_i] - p_im) x_i of each class m
+    v: np.ndarray  # (lanes, 2, W): Σ C_i ([m = y_i] - p_im) x_i of each class m; and what rounding left out
     hessian: np.ndarray  # (lanes, W, W), as `newton.Sums.hessian`
-    line: np.ndarray  # (lanes, lengths): losses at `newton.LENGTHS`
-    class_sums: np.ndarray  # (lanes, W): Σ C_i x_i over the rows of each class
+    line: np.ndarray  # (lanes, N_LINE): losses at `newton.LENGTHS`, and terms of `newton.row_shares`
+    class_sums: np.ndarray  # (lanes, 2, W): Σ C_i x_i over the rows of each class; and what rounding left out
     totals: np.ndarray  # (lanes, N_TOTALS), as `newton.Sums.totals`, and ROUNDING
+
+
+NEAR, FAR = LENGTHS.size, LENGTHS.size + 1
+"""Columns of `ClassSums.line` with the terms of `newton.row_shares`, for the dual variables ``C_i [m = y_i] - r (…)``."""
+
+N_LINE = LENGTHS.size + 2
 
 
 class ClassScratch(NamedTuple):
@@ -77,12 +83,11 @@ def _scores(i, rows, w, bias, out):
 
 
 @inlined
-def _add_class(i, rows, bias, size, m, factor, out):
-    """Add a multiple of a row to the vector of a class."""
-    feature, value = rows.feature, rows.value
-    for k in range(rows.indptr[i], rows.indptr[i + 1]):
-        out[m * size + feature[k]] += factor * np.float64(value[k])
-    out[(m + 1) * size - 1] += factor * bias
+def _add_class(i, rows, bias, first, size, factor, vectors):
+    """Add a multiple of a row to the vector of the class whose weights begin at `first`, as `newton.add_exactly`."""
+    high, low = vectors[0], vectors[1]
+    add_row_exactly(rows, high, low, first, rows.indptr[i], rows.indptr[i + 1], factor)
+    add_exactly(high, low, first + size - 1, factor * bias)
 
 
 @inlined
@@ -111,11 +116,14 @@ def _add_terms(order, rows, costs, lane, point, tile, sums, scratch):
         for m in range(n_classes):
             if m != label:
                 others += share[m]
-                _add_class(i, rows, bias, size, m, -c * share[m], sums.v[lane, 0])
+                _add_class(i, rows, bias, m * size, size, -c * share[m], sums.v[lane])
             magnitude += abs(share[m] * log_share[m])
-        _add_class(i, rows, bias, size, label, c * others, sums.v[lane, 0])
-        _add_class(i, rows, bias, size, label, c, sums.class_sums[lane])
+        _add_class(i, rows, bias, label * size, size, c * others, sums.v[lane])
+        _add_class(i, rows, bias, label * size, size, c, sums.class_sums[lane])
         sums.line[lane, AT_POINT] += loss
+        near, far = log_shares(others, share[label], loss / c)
+        sums.line[lane, NEAR] += c * near
+        sums.line[lane, FAR] += c * far
         if point.searches[lane]:
             _scores(i, rows, step, bias, change)
             for k in range(LENGTHS.size):

@@ -11,15 +11,16 @@ from dataclasses import replace
 from typing import TypeVar
 
 from ..core.errors import UsageError
-from ..core.memory_budget import RESERVED_BYTES
+from ..core.memory_budget import RESERVED_BYTES, format_size
 from ..core.progress import Listener
 from ..core.storage import local_path
 from ..dataset.column_layout import has_columns
 from ..dataset.dataset import Dataset
 from ..kernels.loss_table import CLASSES, INLIERS, LOSSES, form_of
 from ..report.tables import THRESHOLD, describe_bias
-from ..solvers.registry import find_solver, trains_l1_alone
+from ..solvers.registry import SOLVERS, find_solver, trains_l1_alone
 from .config import read_config
+from .lane_groups import group_lanes
 from .options import TrainOptions
 from .problem_options import NO_BIAS
 
@@ -29,6 +30,8 @@ _BY_SOURCE = {
     "sparse matrix": (NO_BIAS, "the dataset was made from a sparse matrix, and LIBLINEAR's default is none"),
     "libsvm text": (NO_BIAS, "the dataset was made from libsvm text, and LIBLINEAR's default is none"),
 }
+
+_PENALISED = list(dict.fromkeys(entry.loss for entry in SOLVERS if entry.takes_penalties))
 
 DUAL = "dual", "accelerated, it needs the fewest passes on nearly all data"
 
@@ -62,10 +65,10 @@ _MOST_PRODUCTS = 64
 classes the square of their number counts too."""
 
 
-def choose_method(asked: TrainOptions, dataset: Dataset) -> tuple[str, str]:
-    """Choose the method, with the reason; no layout is built."""
-    if not (asked.has_plain_penalty or find_solver(asked.loss, "dual").takes_penalties):
-        trained = " or ".join(name for name in LOSSES if find_solver(name, "dual").takes_penalties)
+def choose_method(asked: TrainOptions, dataset: Dataset, *, fits: bool = True) -> tuple[str, str]:
+    """Choose the method, with the reason; no layout is built. `fits` tells whether newton has room."""
+    if not (asked.has_plain_penalty or asked.loss in _PENALISED):
+        trained = " or ".join(_PENALISED)
         raise UsageError(
             f"no method trains {asked.loss} with --penalty {asked.penalty} and --l2; expected {trained}, or "
             "--penalty l2 and C / r in place of --l2 r"
@@ -75,12 +78,13 @@ def choose_method(asked: TrainOptions, dataset: Dataset) -> tuple[str, str]:
     together = n_classes if form_of(asked.loss) == CLASSES else 1  # vectors of a lane
     n_lanes, size = n_classes // together * len(asked.C), together * (dataset.n_features + 1)
     matrices = _MATRICES * 8 * n_lanes * size**2
-    fits = matrices <= _SHARE * asked.memory_bytes / (asked.workers or 1)  # which share it
+    fits = fits and matrices <= _SHARE * asked.memory_bytes / (asked.workers or 1)  # which share it
     enough = dataset.n_rows >= _ROWS_PER_FEATURE * size and fits
     if not asked.has_plain_penalty:
         methods = LOSSES[asked.loss].methods
         by_columns = "working-set" in methods and has_columns(dataset) and not asked.on_workers
-        by_rows = (bool(asked.strengths[1]) or trains_l1_alone(asked.loss)) and not asked.on_workers
+        by_rows = find_solver(asked.loss, "dual").takes_penalties and not asked.on_workers
+        by_rows = by_rows and (bool(asked.strengths[1]) or trains_l1_alone(asked.loss))
         if "newton" in methods and (fits or not (by_columns or by_rows)):
             return "newton", f"few features: it needs the fewest reads with the penalty {asked.penalty}"
         if by_columns:
@@ -116,8 +120,22 @@ def _choose_method(asked: Asked, dataset: Dataset, listener: Listener) -> Asked:
     if given or form_of(asked.loss) == INLIERS:
         return replace(asked, method="dual")
     method, reason = choose_method(asked, dataset)
+    if method == "newton" and not _has_room(asked, dataset, method):
+        method, reason = choose_method(asked, dataset, fits=False)
+        if method != "newton":
+            reason = f"newton, which needs fewer reads, does not fit in {format_size(asked.memory_bytes)}"
     listener.message(f"method {method}: {reason}")
     return replace(asked, method=method)
+
+
+def _has_room(asked: TrainOptions, dataset: Dataset, method: str) -> bool:
+    """Tell whether a method fits in the memory, without acceleration if need be."""
+    trial = replace(asked, method=method, acceleration="none", validation=None)
+    try:
+        group_lanes(dataset, trial.make_problem(dataset, trial.memory_bytes), trial)
+    except UsageError:
+        return False
+    return True
 
 
 def choose_acceleration(asked: Asked, listener: Listener) -> Asked:
@@ -136,9 +154,9 @@ def choose_acceleration(asked: Asked, listener: Listener) -> Asked:
         reason = f"{asked.loss} by method {asked.method} cannot be accelerated"
     elif asked.omega != 1.0:
         reason = f"it cannot be combined with omega {asked.omega}"
-    elif solver.layout == "columns" and asked.acceleration != "auto":
-        reason = f"method {asked.method} extrapolates by a line search, whose strength cannot be given"
-    elif asked.eps is not None and solver.layout == "rows":
+    elif not solver.keeps_alpha and asked.acceleration != "auto":
+        reason = f"the strength of that of method {asked.method} cannot be given"
+    elif asked.eps is not None and solver.keeps_alpha:
         reason = "LIBLINEAR's rule (eps) is about plain coordinate descent"
     if reason is None:
         return asked

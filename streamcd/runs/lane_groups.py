@@ -117,12 +117,18 @@ def _plan_groups(
     without = group_lanes(dataset, problem, plain)
     if groups is not None and without[1].page_rows:
         return asked, groups
-    scores = " and one of the scores'" if reads_columns(asked.method) else ""
     listener.message(
-        f"trained without acceleration, which takes one more array of the weights' size{scores}: that does not fit in "
+        f"trained without acceleration, which takes {_taken_by_acceleration(asked.method)}: that does not fit in "
         f"{format_size(without[2])}"
     )
     return plain, without
+
+
+def _taken_by_acceleration(method: str) -> str:
+    if method == "newton":
+        return "room for rows that are kept from a read"
+    scores = " and one of the scores'" if reads_columns(method) else ""
+    return f"one more array of the weights' size{scores}"
 
 
 def _identity(validation: str | None) -> str | None:

@@ -66,7 +66,7 @@ def twin_sor_memory(problem: Problem) -> SolverMemory:
         RowLayout(n_lanes, n_lanes),
         3 * 8 * size * n_lanes,
         more={matrices: 8 * size**2 * n_lanes, "columns of one": 2 * 8 * BLOCK * size},
-        advice="give a larger --memory, or take --method dual, which needs no matrix",
+        advice=f"give a larger --memory, or take {other}, which needs no matrix",
     )
 
 
@@ -162,20 +162,20 @@ _KEPT = 1 << 19
 """Room for rows that newton keeps, of all lanes, in units of an entry's 8 bytes."""
 
 
-def kept_units(problem: Problem, dataset: Dataset) -> int:
-    """Count the units of room for rows that newton keeps of each lane: a function of problem and data alone.
+def kept_units(problem: Problem, dataset: Dataset, *, keeps_rows: bool) -> int:
+    """Count the units of room for rows that newton keeps of each lane, if any: a function of problem and data alone.
 
     None are kept of losses of all classes or of targets, or where the matrices are large.
     """
-    if problem.lane_vectors > 1 or problem.has_targets or newton_parts(problem) == 1:
+    if not keeps_rows or problem.lane_vectors > 1 or problem.has_targets or newton_parts(problem) == 1:
         return 0
     return min(_KEPT // problem.n_lanes, dataset.n_entries + ROW_UNITS * dataset.n_rows)
 
 
-def kept_rows(problem: Problem, dataset: Dataset) -> KeptRows:
+def kept_rows(problem: Problem, dataset: Dataset, *, keeps_rows: bool) -> KeptRows:
     """Return the room for rows that newton keeps."""
     sizes, dtypes = (dataset.n_rows, dataset.n_entries), (dataset.index_dtype, dataset.value_dtype)
-    units = kept_units(problem, dataset)
+    units = kept_units(problem, dataset, keeps_rows=keeps_rows)
     return KeptRows(problem.n_lanes, units, sizes, dtypes)
 
 
@@ -184,16 +184,17 @@ def newton_blocks(problem: Problem, dataset: Dataset) -> Blocks:
     return Blocks(dataset, newton_width(problem) ** 2)
 
 
-def newton_memory(problem: Problem, dataset: Dataset) -> SolverMemory:
+def newton_memory(problem: Problem, dataset: Dataset, *, keeps_rows: bool) -> SolverMemory:
     """Count the Hessian of every lane, in each of the sums that are made or wait at a time, and some vectors."""
     from ..kernels.newton import BLOCK, PANEL
 
     n_lanes, size, n_parts = problem.n_lanes, newton_width(problem), newton_parts(problem)
     matrices = f"{n_lanes} {'matrix' if n_lanes == 1 else 'matrices'} of {size:,} x {size:,}"
     own, vectors = 8 * size**2 * n_lanes, 8 * size * n_lanes
-    # the others have five vectors, and numbers
-    sums, depth = own + 5 * vectors + 8 * 64 * n_lanes, newton_blocks(problem, dataset).tree.depth
-    kept = kept_units(problem, dataset)
+    # the others have seven vectors, and numbers
+    sums, depth = own + 7 * vectors + 8 * 64 * n_lanes, newton_blocks(problem, dataset).tree.depth
+    kept = kept_units(problem, dataset, keeps_rows=keeps_rows)
+    other = "--method dual" if problem.lane_vectors == 1 or problem.is_plain else "--loss log_loss by another method"
     return SolverMemory(
         RowLayout(
             0,
@@ -215,7 +216,7 @@ def newton_memory(problem: Problem, dataset: Dataset) -> SolverMemory:
             "rows near the margin": kept * (3 * 8 * n_lanes + 5 * 8) + (own + 8 * size**2 if kept else 0),
             "saving": min(own, _SAVED),
         },
-        advice="give a larger --memory, or take --method dual, which needs no matrix",
+        advice=f"give a larger --memory, or take {other}, which needs no matrix",
         # a worker's blocks leave sums on both sides, of which it holds copies to send, a neighbour's and what both make
         joined=(4 * depth + 2) * sums + 4 * 8 * kept * n_lanes,
     )

@@ -256,35 +256,72 @@ class NewtonSolver(NewtonSteps):
         norm[:] = np.where(np.isnan(norm) & state.lanes["begun"], self._start_norm(state), norm)
 
     def certificate(self, state: State) -> dict[str, np.ndarray]:
-        """Compute the certificate of every lane, as `dual.RowSolver.certificate`, with a_i times r of its side.
+        """Compute the certificate of every lane, as `dual.RowSolver.certificate`, by dual variables made of the read's.
 
-        r is 1, but for a bias that is not penalised: it asks for Σ s_i a_i = 0, so the heavier side is scaled down. L1 alone
-        asks for ``|v_j| <= l1``, so both are. Where the penalty is not ``½‖w‖²`` its term of the gap takes the place of
-        ``½‖w - v‖²``.
+        Where the penalty is not ``½‖w‖²`` its term of the gap takes the place of ``½‖w - v‖²``.
         """
-        totals, line, w = state.totals, state.matrices["line"], state.w
+        w, penalty = self._flat(state), self.problem.lane_penalties(state.w)
+        totals, norm = state.totals, np.sqrt(np.einsum("ij,ij->i", w, w))
+        with np.errstate(all="ignore"):  # the loop says what is wrong
+            primal = penalty + totals[:, LOSS]
+            gap, rounding = self._gap(state, w, norm, _error_bound(totals))
+            if (
+                not self.problem.l2
+            ):  # what v may be wrong by is taken off the dual variables, and adds to the gap
+                rounding += gap - self._gap(state, w, norm, np.zeros_like(norm))[0]
+            gap, rounding = self._least_gap(state, norm, gap, rounding)
+            gap = np.fmin(gap, primal)  # that of a = 0
+            of_primal = primal_rounding(totals, norm, np.zeros_like(norm))
+            of_primal += (totals[:, N_VISITED] + 100.0) * UNIT * penalty
+            return certificate_of(primal, gap, self.violation(state), rounding, of_primal)
+
+    def _gap(
+        self, state: State, w: np.ndarray, norm: np.ndarray, share: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the gap of every lane and its rounding; v is wrong by at most `share` of the sizes of its terms."""
+        totals = state.totals.copy()
         n = totals[:, N_VISITED] + 100.0
-        error = n * UNIT * totals[:, W_ALPHA]  # of v
-        shares = self._side_shares(state, error)
-        v = np.einsum("lsj,ls->jl", state.matrices["v"], shares)
+        v, sizes = self._dual_point(state, totals, w, share)
+        error = share * sizes
+        if self.problem.free_bias:  # the sums that it asks to be 0 are, up to rounding
+            totals[:, ROUNDING] += 2.0 * n * totals[:, LOSS]
+        apart = (w - v)[:, self._penalised]
+        drift = np.sqrt(np.einsum("ij,ij->i", apart, apart))
+        totals[:, W_ALPHA] = error / (n * UNIT)
+        if not self.problem.is_plain:
+            self._add_penalty_terms(totals, w, v, error)
+            drift[:] = totals[:, W_ALPHA] = 0.0
+        gap, rounding, _ = proven_gap(totals, norm, drift, np.zeros_like(norm))
+        return gap, rounding
+
+    def _dual_point(
+        self, state: State, totals: np.ndarray, w: np.ndarray, share: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return v of dual variables that prove a gap, (lanes, D), and the sizes of its terms; sets the gap's in `totals`.
+
+        They are the a_i times r of their side: 1, but for a bias that is not penalised, which asks for Σ s_i a_i = 0, so
+        the heavier side is scaled down. L1 alone asks for ``|v_j| <= l1``, so both are.
+        """
+        sides, line = state.matrices["v"][:, :2] + state.matrices["v"][:, 2:], state.matrices["line"]
+        shares = np.ones((self.problem.n_lanes, 2))
+        if self.problem.free_bias:
+            sizes = np.abs(sides[:, :, -1])
+            np.divide(sizes.min(axis=1, keepdims=True), sizes, out=shares, where=sizes > 0)
+        v = np.einsum("lsj,ls->lj", sides, shares)
+        sizes = totals[:, W_ALPHA].copy()
+        shares *= self._feasible_share(v, share * sizes)[:, None]
         short = 1.0 - shares
         near, far = line[:, NEAR : NEAR + 2], line[:, FAR : FAR + 2]
         totals[:, GAP] = (short * far + short * short * near).sum(axis=1)
         totals[:, SLOPE] = short.max(axis=1) * totals[:, LOSS_SLOPE]
-        if self.problem.free_bias:  # the sides are equal up to rounding
-            totals[:, ROUNDING] = 2.0 * n * totals[:, LOSS]
-        rows, penalty = self.problem.penalised, self.problem.penalty(w)
-        with np.errstate(all="ignore"):  # the loop says what is wrong
-            drift, norm = (np.sqrt(np.einsum("ij,ij->j", x, x)) for x in (w[rows] - v[rows], w))
-            if not self.problem.is_plain:
-                self._add_penalty_terms(totals, w, v, error)
-                drift[:] = 0.0
-            primal = penalty + totals[:, LOSS]
-            gap, rounding, _ = proven_gap(totals, norm, drift, np.zeros_like(norm))
-            gap, rounding = self._least_gap(state, norm, gap, rounding)
-            gap = np.fmin(gap, primal)  # that of a = 0
-            of_primal = primal_rounding(totals, norm, np.zeros_like(norm)) + n * UNIT * penalty
-            return certificate_of(primal, gap, self.violation(state), rounding, of_primal)
+        return np.einsum("lsj,ls->lj", sides, shares), sizes
+
+    def _feasible_share(self, v: np.ndarray, error: np.ndarray) -> np.ndarray:
+        """Return the factors on v, (lanes,), that keep it within the bounds of the dual problem."""
+        if self.problem.l2:
+            return np.ones(self.problem.n_lanes)
+        largest, l1 = np.abs(v[:, self._penalised]).max(axis=1) + error, self.problem.l1
+        return np.asarray(np.minimum(l1 / np.maximum(largest, l1), 1.0))
 
     def _least_gap(
         self, state: State, norm: np.ndarray, gap: np.ndarray, rounding: np.ndarray
@@ -300,25 +337,11 @@ class NewtonSolver(NewtonSteps):
     def _add_penalty_terms(self, totals: np.ndarray, w: np.ndarray, v: np.ndarray, error: np.ndarray) -> None:
         """Add the penalty's terms to the gap, and what an error of v changes in them to the rounding."""
         for lane in range(self.problem.n_lanes):
-            own, of_v = (np.ascontiguousarray(x[:, lane]) for x in (w, v))
+            own, of_v = w[lane, self._penalised], v[lane, self._penalised]
             gap, slope = newton_kernels.penalty_terms(own, of_v, *self._penalty(lane))
             totals[lane, GAP] += gap
             curve = 0.5 / self.problem.l2 if self.problem.l2 else 0.0
             totals[lane, ROUNDING] += (slope + curve * error[lane]) * error[lane] / UNIT
-
-    def _side_shares(self, state: State, error: np.ndarray) -> np.ndarray:
-        """Return the factors on the dual variables of each side, (lanes, 2)."""
-        shares = np.ones((self.problem.n_lanes, 2))
-        if self.problem.free_bias:
-            sides = np.abs(state.matrices["v"][:, :, -1])
-            least = sides.min(axis=1, keepdims=True)
-            np.divide(least, sides, out=shares, where=sides > 0)
-        if not self.problem.l2:
-            v = np.einsum("lsj,ls->lj", state.matrices["v"][:, :, : self._n_penalised], shares)
-            largest = np.abs(v).max(axis=1) + error
-            l1 = self.problem.l1
-            shares *= np.minimum(l1 / np.maximum(largest, l1), 1.0)[:, None]
-        return shares
 
     def violation(self, state: State) -> np.ndarray:
         """Compute ``‖∇f(w)‖ / ‖∇f(0)‖ · n / min(n₊, n₋)``, which LIBLINEAR's primal solvers compare with eps.
@@ -343,8 +366,8 @@ class NewtonSolver(NewtonSteps):
 
     def _slope_norms(self, w: np.ndarray, v: np.ndarray) -> np.ndarray:
         """Return `slope_norm` of every lane, from arrays (lanes, D)."""
-        norm, lanes = newton_kernels.slope_norm, range(self.problem.n_lanes)
-        return np.array([norm(np.ascontiguousarray(w[k]), v[k], *self._penalty(k)) for k in lanes])
+        norm, lanes, order = newton_kernels.slope_norm, range(self.problem.n_lanes), self._free_last
+        return np.array([norm(w[k, order], v[k, order], *self._penalty(k)) for k in lanes])
 
     def adopt_certified_w(self, state: State, lanes: np.ndarray) -> None:
         """Do nothing: every read is made at a w of its own."""
@@ -356,3 +379,12 @@ class NewtonSolver(NewtonSteps):
     def estimated_primals(self, state: State, estimates: np.ndarray) -> np.ndarray:
         """Return nothing of use: passes are certificates."""
         return estimates
+
+
+def _error_bound(totals: np.ndarray) -> np.ndarray:
+    """Bound the error of sums over the rows by `add_exactly`, as a share of the sizes of their terms.
+
+    Joins of parts and blocks, and factors, add a few units.
+    """
+    n = totals[:, N_VISITED]
+    return np.asarray((64.0 + n * n * UNIT) * UNIT)

@@ -54,30 +54,34 @@ class NewtonSteps(AllRows):
     threads = Threads()
     _visit_rows = staticmethod(newton_kernels.newton_visit)
 
-    def __init__(self, problem: Problem, dataset: Dataset, seed: int) -> None:
+    def __init__(self, problem: Problem, dataset: Dataset, seed: int, *, keeps_rows: bool = False) -> None:
         self.problem, self._n_rows, self._seed = problem, dataset.n_rows, seed
         self._class_counts = dataset.class_counts
-        self.memory = newton_memory(problem, dataset)
+        self.memory = newton_memory(problem, dataset, keeps_rows=keeps_rows)
         self.layout = self.memory.layout
         self._size, self._n_vectors = problem.n_features + 1, problem.lane_vectors
         self._width, n_parts = self._size * self._n_vectors, newton_parts(problem)
         self.sums = self._make_sums(newton_blocks(problem, dataset), n_parts if n_parts > 1 else 0)
-        self.kept = kept_rows(problem, dataset)
+        self.kept = kept_rows(problem, dataset, keeps_rows=keeps_rows)
         self._arena = self.layout.new_arena(dataset, *self.kept.sizes)
         self._row_start = dataset.row_start
         self._scratch: list[Any] = []
         self._no_distances = np.zeros((problem.n_lanes, 0), dtype=np.float32)
         self._distances = self._no_distances
         self._n_cuts = self.sums.n_parts or 1
-        self._n_penalised = self._size - problem.free_bias
-        ridge = np.append(np.full(self._size - 1, problem.l2), 0.0 if problem.free_bias else problem.l2)
-        self._ridge = np.tile(ridge, self._n_vectors)
+        of_bias = np.arange(self._width) % self._size == self._size - 1
+        self._penalised, free = (
+            np.flatnonzero(~of_bias | (not problem.free_bias)),
+            of_bias & problem.free_bias,
+        )
+        self._free_last = np.concatenate([self._penalised, np.flatnonzero(free)])
+        self._ridge = np.where(free, 0.0, problem.l2)
 
     def _make_sums(self, blocks: Blocks, n_parts: int) -> BlockSums:
         n_lanes, size = self.problem.n_lanes, self._size
         vectors, totals = (n_lanes, size), (n_lanes, N_TOTALS)
         shapes = (
-            (n_lanes, 2, size),
+            (n_lanes, 4, size),
             (n_lanes, size, size),
             (n_lanes, N_LINE),
             vectors,
@@ -291,13 +295,18 @@ class NewtonSteps(AllRows):
         """Return the objective at all lengths of the step; infinite where it was not evaluated."""
         losses, step = state.matrices["line"][lane, : LENGTHS.size], state.matrices["step"][lane]
         at = self._weights(state, lane) + (LENGTHS - 1.0)[:, None] * step
-        objectives = 0.5 * np.einsum("ij,ij,j->i", at, at, self._ridge) + losses
-        if l1 := self.problem.l1[lane]:
-            objectives += l1 * np.abs(at[:, : self._n_penalised]).sum(axis=1)
+        objectives = self._penalties(lane, at) + losses
         if not state.lanes["searches"][lane]:
             objectives[np.arange(LENGTHS.size) != AT_POINT] = np.inf
             objectives[0] = state.lanes["base_primal"][lane]
         return np.asarray(objectives)
+
+    def _penalties(self, lane: int, at: np.ndarray) -> np.ndarray:
+        """Compute the penalty at several weights of a lane, (n, vectors · D)."""
+        penalties = 0.5 * np.einsum("ij,ij,j->i", at, at, self._ridge)
+        if l1 := self.problem.l1[lane]:
+            penalties += l1 * np.abs(at[:, self._penalised]).sum(axis=1)
+        return np.asarray(penalties)
 
     def _solve(self, state: State, lane: int, step: np.ndarray) -> float:
         """Minimise the quadratic model: set `step`, and return the decrease that is expected of it. Uses up the Hessian."""
@@ -318,17 +327,20 @@ class NewtonSteps(AllRows):
     ) -> float:
         """Minimise the quadratic model with soft thresholds."""
         diagonal += quadratic_model.DAMPING * diagonal.max()
-        w, v = state.w[:, lane].copy(), state.matrices["v"][lane].sum(axis=0)
-        u, pull = w.copy(), v.copy()
+        w, order = self._weights(state, lane), self._free_last
+        if self._n_vectors > 1 and self.problem.free_bias:
+            hessian[:] = hessian[np.ix_(order, order)]
+        u, pull = w[order], state.matrices["v"][lane].sum(axis=0)[order]
+        v = pull.copy()
         quadratic_model.minimise(hessian, pull, u, self._penalty(lane))
-        step[:] = u - w
-        both = self.problem.penalty(np.stack([w, u], axis=1), [lane, lane])
+        step[order] = u - w[order]
+        both = self._penalties(lane, np.stack([w, w + step]))
         # pull is v - Hs
-        return float(both[0] - both[1] + 0.5 * np.einsum("i,i->", v + pull, step))
+        return float(both[0] - both[1] + 0.5 * np.einsum("i,i->", v + pull, step[order]))
 
     def _penalty(self, lane: int) -> tuple[float, float, int]:
-        """Return the penalty of a lane as kernels take it."""
-        return float(self.problem.l1[lane]), self.problem.l2, self._n_penalised
+        """Return the penalty of a lane as kernels take it, for weights of which those that are free come last."""
+        return float(self.problem.l1[lane]), self.problem.l2, self._penalised.size
 
     def _costs(self, factor: float) -> Costs:
         """Return the problem as an argument of kernels, with costs times a factor."""

@@ -181,7 +181,7 @@ class Problem:
         """Compute g of every vector, see `kernels.penalties`; the columns of `w` are of these lanes."""
         rows = w[self.penalised]
         ridge = np.asarray(0.5 * self.l2 * np.einsum("ij,ij->j", rows, rows))
-        l1 = self.l1[lanes]
+        l1 = np.repeat(self.l1[lanes], self.lane_vectors)
         return ridge + l1 * np.abs(rows).sum(axis=0) if l1.any() else ridge
 
     def lane_penalties(self, w: np.ndarray) -> np.ndarray:

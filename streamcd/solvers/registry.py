@@ -54,7 +54,8 @@ class SolverEntry:
     of_targets: bool = False  # for rows with numbers to predict, rather than classes
     liblinear: int | None = None  # LIBLINEAR's ``-s`` number of the same problem and method
     relaxes: bool = False  # its steps have a closed form, to which omega applies
-    # over rows by an outer proximal-point iteration with kappa; over columns by extrapolation of passes
+    # over rows by an outer proximal-point iteration with kappa; over columns by extrapolation of passes; newton by rows that
+    # it keeps from a read
     accelerates: bool = False
     # Several workers can train it together: by block-diagonal dual coordinate descent with a line search along the dual
     # (for losses of all classes at once too: a step along any direction keeps every row's sum over the classes), or by
@@ -122,7 +123,7 @@ def _newton(asked: SolverRequest) -> Solver:
         from .newton_multinomial import MultinomialNewtonSolver
 
         return MultinomialNewtonSolver(*asked[:3])
-    return NewtonSolver(*asked[:3])
+    return NewtonSolver(*asked[:3], keeps_rows=asked.acceleration != "none")
 
 
 def _working_set(asked: SolverRequest) -> Solver:
@@ -167,9 +168,10 @@ def _entry(loss: str, method: str) -> SolverEntry:
         of_targets=entry.of_targets,
         liblinear=methods[method],
         relaxes=method in ("dual", "sor") and form not in (CLASSES, INLIERS) and kind != LOG_LOSS,
-        accelerates=method not in ("sor", "newton", "working-set") and form != INLIERS,
+        accelerates=method not in ("sor", "working-set")
+        and (form == MARGINS and not entry.of_targets if method == "newton" else form != INLIERS),
         frees_bias=form != PLANES,
-        takes_penalties=method in ("newton", "working-set", "dual") and form == MARGINS,
+        takes_penalties=method == "newton" or (form == MARGINS and method in ("working-set", "dual")),
         keeps_alpha=method in ("dual", "sor"),
         in_rounds="sums" if method == "newton" else _dual_rounds(entry, method),
     )
@@ -246,7 +248,7 @@ def solver_memory(
             problem, dataset, with_replacement=with_replacement, extrapolates=accelerated
         )
     if method == "newton":
-        return memory.newton_memory(problem, dataset)
+        return memory.newton_memory(problem, dataset, keeps_rows=acceleration != "none")
     if method == "sor":
         return memory.twin_sor_memory(problem)
     if problem.form == INLIERS:
