@@ -66,7 +66,7 @@ def twin_sor_memory(problem: Problem) -> SolverMemory:
         RowLayout(n_lanes, n_lanes),
         3 * 8 * size * n_lanes,
         more={matrices: 8 * size**2 * n_lanes, "columns of one": 2 * 8 * BLOCK * size},
-        advice=f"give a larger --memory, or take {other}, which needs no matrix",
+        advice="give a larger --memory, or take --method dual, which needs no matrix",
     )
 
 
@@ -194,7 +194,11 @@ def newton_memory(problem: Problem, dataset: Dataset, *, keeps_rows: bool) -> So
     # the others have seven vectors, and numbers
     sums, depth = own + 7 * vectors + 8 * 64 * n_lanes, newton_blocks(problem, dataset).tree.depth
     kept = kept_units(problem, dataset, keeps_rows=keeps_rows)
-    other = "--method dual" if problem.lane_vectors == 1 or problem.is_plain else "--loss log_loss by another method"
+    other = (
+        "--method dual"
+        if problem.lane_vectors == 1 or problem.is_plain
+        else "--loss log_loss by another method"
+    )
     return SolverMemory(
         RowLayout(
             0,
