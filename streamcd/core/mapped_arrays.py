@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 _WINDOW_BYTES = 2 << 20
+_FEW_WINDOWS = 1 << 16
 
 
 def take_mapped(array: np.ndarray, places: np.ndarray) -> np.ndarray:
@@ -15,13 +16,15 @@ def take_mapped(array: np.ndarray, places: np.ndarray) -> np.ndarray:
     if not isinstance(array, np.memmap) or array.nbytes <= _WINDOW_BYTES:
         return np.asarray(array)[places]
     file = array._mmap  # type: ignore[attr-defined]
-    order = np.argsort(places)
-    ascending, taken = places[order], np.empty(places.size, array.dtype)
-    width = _WINDOW_BYTES // array.itemsize
-    ends = np.searchsorted(ascending, np.arange(width, array.size + width, width))
-    plain, start = np.asarray(array), 0
+    windows = places // (_WINDOW_BYTES // array.itemsize)
+    ends = np.cumsum(np.bincount(windows))
+    if ends.size <= _FEW_WINDOWS:  # which numpy sorts by their digits
+        windows = windows.astype(np.uint16)
+    order = np.argsort(windows, kind="stable")
+    taken, plain, start = np.empty(places.size, array.dtype), np.asarray(array), 0
     for stop in np.unique(ends).tolist():
-        taken[order[start:stop]] = plain[ascending[start:stop]]
+        mine = order[start:stop]
+        taken[mine] = plain[places[mine]]
         file.madvise(mmap.MADV_DONTNEED)
         start = stop
     return taken
