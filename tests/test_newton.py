@@ -248,6 +248,21 @@ def test_auto_takes_it_for_tall_data_that_is_streamed(tmp_path: Path) -> None:
     assert chosen(memory=10**9, on_workers=True, penalty="l1") == "newton"
 
 
+def test_auto_takes_it_where_features_have_large_means(tmp_path: Path) -> None:
+    """Dual takes 150 passes where the means are 30 deviations, and more than 500 where they are 300."""
+    x, _ = random_rows(3000, 5)
+    score = x @ np.arange(1.0, 6.0)
+    far = sp.csr_array(x.toarray() + 1000.0)
+    near, data = (
+        streamcd.convert((rows, score), tmp_path / str(k), target=True) for k, rows in enumerate((x, far))
+    )
+    asked: dict[str, Any] = {"loss": "squared_error", "bias": 1.0, "unpenalized_bias": True}
+    assert choose_method(TrainOptions(memory=10**9, **asked), near)[0] == "dual"
+    result = train(data, tmp_path / "run", memory="1GB", tol=1e-6, **asked)
+    assert result.converged
+    assert result.passes <= 3
+
+
 def test_rows_are_kept_where_there_is_room_and_auto_takes_what_fits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,8 +6,6 @@ times the mean square of the row norms. `docs/measurements.md` has the passes of
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from .dataset import Dataset
@@ -22,6 +20,9 @@ ACCELERATED_FACTOR = 100.0
 BAD_FEATURE_RATIO = 100.0
 """Bound on the ratio of the root mean squares of two features' entries. Raw counts of words come closest among
 what was measured, with 22; features in different units, such as dollars and shares, differ by thousands."""
+
+LEAST_TARGET = 1e-8
+"""Size of targets below which the steps that a kernel leaves out (`primitives.NO_STEP`) are no small part of them."""
 
 COMMON_SHARE = 0.01
 """Share of the rows in which a feature must occur to be compared: in rows of unit norm rare words differ by a factor of 600,
@@ -42,12 +43,19 @@ def feature_rms(dataset: Dataset) -> dict[str, float] | None:
 def advice(dataset: Dataset, C: float = 1.0, *, accelerated: bool = False, method: str = "dual") -> list[str]:
     """Describe what is badly scaled for a training with `C`: a line each, with figures and the option that helps.
 
-    Rows matter to dual methods only; the bound is larger for `accelerated` ones.
+    Rows matter to dual methods only, and the size of targets to those by coordinates.
     """
-    if method not in ("auto", "dual"):
-        return _about_features(dataset)
+    lines = _about_features(dataset)
+    if method in ("auto", "dual") and rows_are_long(dataset, C, accelerated=accelerated):
+        lines += _about_rows(dataset, C)
+    return lines + _about_targets(dataset) if method in ("auto", "dual", "primal") else lines
+
+
+def rows_are_long(dataset: Dataset, C: float, *, accelerated: bool) -> bool:
+    """Tell whether rows are so long, beside 1/C, that the dual method takes many passes."""
+    mean_square = (dataset.manifest.get("row_norms") or {}).get("mean_square")
     bound = ACCELERATED_FACTOR * BAD_MEAN_SQUARE if accelerated else BAD_MEAN_SQUARE
-    return [*_about_features(dataset), *_about_rows(dataset, C, bound)]
+    return bool(mean_square is not None and C * mean_square >= bound)
 
 
 def _about_features(dataset: Dataset) -> list[str]:
@@ -60,11 +68,18 @@ def _about_features(dataset: Dataset) -> list[str]:
     ]
 
 
-def _about_rows(dataset: Dataset, C: float, bound: float) -> list[str]:
-    norms: dict[str, Any] = dataset.manifest.get("row_norms") or {}
-    mean_square = norms.get("mean_square")
-    if mean_square is None or C * mean_square < bound:
+def _about_targets(dataset: Dataset) -> list[str]:
+    largest = 0.0 if dataset.targets is None else max(abs(dataset.targets[end]) for end in ("min", "max"))
+    if not 0.0 < largest < LEAST_TARGET:
         return []
+    return [
+        f"targets are {largest:.2g} in size at most: dual and primal methods leave errors of 1e-12 alone; multiply targets "
+        "(with epsilon or delta) by a power of ten, or take --method newton where the loss has it"
+    ]
+
+
+def _about_rows(dataset: Dataset, C: float) -> list[str]:
+    mean_square = dataset.manifest["row_norms"]["mean_square"]
     product = f"C times their mean square norm is {C * mean_square:.3g}, above {BAD_MEAN_SQUARE:g}"
     if dataset.scaling.normalize != "none":
         return [f"C is large for these rows ({product}), which takes many passes; try a smaller C"]

@@ -2,7 +2,7 @@
 
 The dual method, accelerated, needs the fewest passes on all real sets measured but the smallest (docs/methods.md has the
 table), and no second layout. Newton's method needs fewer reads of narrow data, and keeps no dual variables on disk, but each
-takes two to four times as long: it is chosen for tall data that has to be streamed, and on workers.
+takes two to four times as long: it is chosen for tall data that has to be streamed, on workers, and where rows are long.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from ..core.progress import Listener
 from ..core.storage import local_path
 from ..dataset.column_layout import has_columns
 from ..dataset.dataset import Dataset
+from ..dataset.diagnostics import rows_are_long
 from ..kernels.loss_table import CLASSES, INLIERS, LOSSES, form_of
 from ..report.tables import THRESHOLD, describe_bias
 from ..solvers.registry import SOLVERS, find_solver, trains_l1_alone
@@ -102,6 +103,8 @@ def choose_method(asked: TrainOptions, dataset: Dataset, *, fits: bool = True) -
         return "newton", "few features: it needs the fewest reads, which workers share"
     if streamed:
         return "newton", "few features, and rows that are read from disk: it needs the fewest reads"
+    if rows_are_long(dataset, max(asked.C), accelerated=True):
+        return "newton", "few features, some with means or scales far from 0 and 1, which do not slow it down"
     return DUAL
 
 
