@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
-_MOST_PARTS = 2  # of a worker, for which it has room: each keeps a change of w until all are added
+MOST_PARTS = 2  # of a worker, for which it has room: each keeps a change of w until all are added
 
 
 class Placement:
@@ -38,5 +38,5 @@ class Placement:
 
     def _count_parts(self, wanted: int, n_workers: int) -> int:
         before = len(self._workers)
-        stays = self._keeps_parts and wanted <= before <= _MOST_PARTS * n_workers
+        stays = self._keeps_parts and wanted <= before <= MOST_PARTS * n_workers
         return before if stays else wanted

@@ -36,6 +36,7 @@ class WorkerSpec:
     identity: Identity | None = None  # of the run
     acceleration: float | str = "none"  # as `registry.make_solver` takes it
     cache: Cache | None = None  # of a dataset at a URL
+    whole: bool = True  # false where the dataset is a worker's own directory, with some of the shards
 
 
 @dataclass(frozen=True)

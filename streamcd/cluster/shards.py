@@ -23,7 +23,7 @@ Report = Callable[[int], None]
 
 def open_same(spec: WorkerSpec) -> Dataset:
     """Open the dataset of a run in this process; refused if it is missing, or has another fingerprint."""
-    dataset = open_dataset(spec.dataset, as_of=spec.fingerprint)
+    dataset = open_dataset(spec.dataset, check_files=spec.whole, as_of=spec.fingerprint)
     dataset.use_cache(spec.cache)
     return dataset
 
