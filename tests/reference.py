@@ -23,6 +23,7 @@ from streamcd.kernels.primitives import (
     VIOLATION_MAX,
     VIOLATION_MIN,
     Rows,
+    unsigned,
 )
 from streamcd.stream.slot_store import SlotStore
 from streamcd.stream.window import RowArena
@@ -145,15 +146,25 @@ def liblinear(
     return np.ascontiguousarray(w[:, np.argsort(labels)])
 
 
+_OPTIMA: dict[tuple[Any, ...], np.ndarray] = {}
+
+
 def exact_optimum(
     loss: str, x: np.ndarray, y: np.ndarray, cost: np.ndarray | float = 1.0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Weights (d, vectors) and objectives (lanes,) at the optimum of small problems, by an interior-point method."""
-    sides = (
-        [np.unique(y, return_inverse=True)[1]] if loss in OF_CLASSES else list(signs_of(y, np.unique(y)).T)
-    )
-    w = np.hstack([optimal_weights(model(loss, x, side, cost)) for side in sides])
-    return w, primal_objectives(loss, x, y, w, cost)
+    """Weights (d, vectors) and objectives (lanes,) at the optimum of small problems, by an interior-point method.
+
+    Each problem is solved once: that takes longer than the training that it judges.
+    """
+    key = loss, x.shape, x.tobytes(), y.tobytes(), np.asarray(cost).tobytes()
+    if key not in _OPTIMA:
+        sides = (
+            [np.unique(y, return_inverse=True)[1]]
+            if loss in OF_CLASSES
+            else list(signs_of(y, np.unique(y)).T)
+        )
+        _OPTIMA[key] = np.hstack([optimal_weights(model(loss, x, side, cost)) for side in sides])
+    return _OPTIMA[key], primal_objectives(loss, x, y, _OPTIMA[key], cost)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -294,12 +305,23 @@ def crammer_singer_subproblem(b: np.ndarray, q: float, upper: np.ndarray) -> np.
 # Arrays as kernels take them
 
 
-def kernel_rows(x: sp.csr_array, code: np.ndarray, weight: np.ndarray | None = None) -> Rows:
+def strided(array: np.ndarray) -> np.ndarray:
+    """A copy that lies as the state of one lane does, in the records of rows."""
+    copy = np.empty((array.shape[0], 2 * array.shape[1]), array.dtype)[:, : array.shape[1]]
+    copy[:] = array
+    return copy
+
+
+def kernel_rows(
+    x: sp.csr_array, code: np.ndarray, weight: np.ndarray | None = None, value_dtype: Any = np.float32
+) -> Rows:
     """Rows as an arena has them, in the types that datasets have."""
-    arena = RowArena((np.dtype(np.int32), np.dtype(np.float32)), x.shape[0], x.nnz, (2, 2))
-    arena.indptr[:], arena.feature[:], arena.value[:] = x.indptr, x.indices, x.data
-    arena.code[:], arena.weight[:] = code, 1.0 if weight is None else weight
-    return Rows(arena.indptr, arena.feature, arena.value, arena.code, arena.weight, arena.fold, arena.target)
+    arena = RowArena((np.dtype(np.int32), np.dtype(value_dtype)), x.shape[0], x.nnz, (2, 2))
+    n = x.shape[0]  # an arena may have room for more
+    arena.indptr[: n + 1], arena.feature[:], arena.value[:] = x.indptr, x.indices, x.data
+    arena.code[:n], arena.weight[:n] = code, 1.0 if weight is None else weight
+    feature = unsigned(arena.feature)
+    return Rows(arena.indptr, feature, arena.value, arena.code, arena.weight, arena.fold, arena.target)
 
 
 def new_totals(n_lanes: int) -> np.ndarray:

@@ -16,7 +16,8 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.multiclass import OneVsRestClassifier
 
 import streamcd
-from streamcd.core.errors import Interrupted, StreamcdError
+from streamcd import StreamcdError
+from streamcd.core.errors import Interrupted
 from streamcd.core.randomness import assign_folds, count_cells, split_cells
 from streamcd.core.setting import Setting
 from streamcd.report.tables import CRITERIA, Scores

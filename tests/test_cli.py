@@ -21,7 +21,7 @@ import pytest
 from click.testing import CliRunner, Result
 from conftest import SUBPROCESS_ENVIRONMENT, libsvm_text
 
-from streamcd import load_model
+from streamcd import Listener, load_model
 from streamcd.cli.commands import cli
 from streamcd.cli.console import Console, explain
 from streamcd.cli.course import describe_progress
@@ -29,7 +29,7 @@ from streamcd.cli.options import LIBLINEAR_TYPES
 from streamcd.cli.program import SECTIONS
 from streamcd.core.errors import DataError, Interrupted, LockError
 from streamcd.core.options import Section
-from streamcd.core.progress import Listener, Progress
+from streamcd.core.progress import Progress
 from streamcd.models.liblinear import LIBLINEAR_SOLVERS
 from streamcd.solvers.registry import METHODS, SOLVERS
 

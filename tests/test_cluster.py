@@ -29,7 +29,7 @@ from interrupted import log, weights
 from small_datasets import random_rows, write_dataset
 
 import streamcd
-from streamcd import Dataset
+from streamcd import Dataset, Listener
 from streamcd.cluster.dask_engine import DaskEngine, open_client
 from streamcd.cluster.dask_worker import Seat
 from streamcd.cluster.distribute import _copy, distribute
@@ -37,7 +37,6 @@ from streamcd.cluster.partition import Partition
 from streamcd.cluster.placement import Placement
 from streamcd.cluster.rounds import WorkersLost
 from streamcd.core.errors import DatasetError, EnvironmentFailure, Interrupted, UsageError
-from streamcd.core.progress import Listener
 from streamcd.runs.verify import verify_run
 from streamcd.stream.memory_plan import Plan
 from tools.simulated_cluster import Simulation

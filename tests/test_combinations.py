@@ -24,9 +24,7 @@ from reference import OF_CLASSES, augmented, run_weights, signs_of
 from small_datasets import windows_of, write_dataset
 
 import streamcd
-from streamcd import make_columns, resume, train
-from streamcd.core.errors import ConvergenceWarning
-from streamcd.dataset.dataset import Dataset
+from streamcd import ConvergenceWarning, Dataset, make_columns, resume, train
 from streamcd.kernels.loss_table import INLIERS, LOSSES, PLANES
 from streamcd.solvers.registry import SOLVERS, SolverEntry
 from tools.methods_table import trains

@@ -19,9 +19,9 @@ import scipy.sparse as sp
 from heard import Heard
 from small_datasets import NAMED, feature_statistics, multiclass, random_rows, windows_of, write_dataset
 
-from streamcd import Dataset, convert, make_columns, resume, train
+from streamcd import Dataset, StreamcdError, convert, make_columns, resume, train
 from streamcd import open as open_dataset
-from streamcd.core.errors import DatasetError, StreamcdError, UsageError
+from streamcd.core.errors import DatasetError, UsageError
 from streamcd.core.metadata import write_metadata
 from streamcd.dataset import direct_writer
 from streamcd.dataset.manifests import ROW_LAYOUT

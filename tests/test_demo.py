@@ -18,13 +18,13 @@ import pytest
 from conftest import SUBPROCESS_ENVIRONMENT
 from forking import DEVNULL, PIPE, Forked
 
+from streamcd import Listener
 from streamcd.cli import demo
 from streamcd.cli.commands import cli
 from streamcd.cli.demo import DemoSize, result_rows, run_demo, write_example
 from streamcd.cli.synthetic import BLOCK_ROWS
 from streamcd.core.errors import EnvironmentFailure, UsageError
 from streamcd.core.memory_budget import parse_size
-from streamcd.core.progress import Listener
 
 # so small a gap takes passes enough for a kill to find the training at work
 SMALL = DemoSize(

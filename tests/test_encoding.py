@@ -15,7 +15,7 @@ from heard import Heard
 from test_tables import make_table, write_table
 
 import streamcd
-from streamcd.core.errors import StreamcdError
+from streamcd import StreamcdError
 from streamcd.core.metadata import content_digest
 
 COLUMN = 4  # of the labels

@@ -17,10 +17,11 @@ import pytest
 from matplotlib.text import Text
 
 import streamcd as package
+from streamcd import Listener
 from streamcd.cli import console
 from streamcd.cli.console import Console
 from streamcd.core.errors import DataError, escaped
-from streamcd.core.progress import Listener, Progress
+from streamcd.core.progress import Progress
 from streamcd.report.drawing import image
 from streamcd.report.evaluation_figures import Curve, Decisions, evaluation_figure, weights_figure
 from streamcd.report.page import Section, render_page

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from conftest import libsvm_text
 
 import streamcd
+from streamcd import StreamcdError
 from streamcd.cli.commands import cli
-from streamcd.core.errors import StreamcdError
 
 
 @pytest.fixture(scope="module")

@@ -15,11 +15,10 @@ from small_datasets import Rows, multiclass, random_rows, windows_of
 from test_other_rows import targets
 from test_real_sets import rows_of
 
-from streamcd import Dataset, convert, load_model, make_columns, resume, train
+from streamcd import Dataset, Result, convert, load_model, make_columns, resume, train
 from streamcd.core.errors import Interrupted, UsageError
 from streamcd.kernels.loss_table import LOSSES
 from streamcd.solvers.registry import SOLVERS, SolverEntry
-from streamcd.training.result import Result
 from tools.simulated_cluster import Simulation
 
 STRICT: dict[str, Any] = {"tol": 1e-6, "max_passes": 20_000}

@@ -56,6 +56,7 @@ def test_appended_rows_come_behind_those_of_the_dataset(tmp_path: Path, base: Da
     assert [batch["n_rows"] for batch in grown.batches] == [600, 50]
 
 
+@pytest.mark.usefixtures("lend")
 def test_equal_histories_have_equal_fingerprints_and_others_other_ones(tmp_path: Path, base: Dataset) -> None:
     first, second = (write_text(tmp_path / f"{seed}.txt", 30 + seed, seed=seed) for seed in (1, 2))
     other = streamcd.convert(tmp_path / "a.txt", tmp_path / "other", chunk_size=8000)
@@ -229,6 +230,7 @@ def named_rows(dataset: Dataset) -> list[dict[str, float]]:
     return [dict(zip(names[X.indices[row]].tolist(), X.data[row].tolist(), strict=True)) for row in rows]
 
 
+@pytest.mark.usefixtures("lend")
 @pytest.mark.parametrize("form", ["frame", "csv", "parquet"])
 def test_categories_that_are_new_come_behind_all_features(
     tmp_path: Path, table: pd.DataFrame, later: pd.DataFrame, form: str

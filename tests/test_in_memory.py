@@ -11,9 +11,8 @@ import pytest
 import scipy.sparse as sp
 from small_datasets import write_dataset
 
-from streamcd import make_columns, train
+from streamcd import Listener, make_columns, train
 from streamcd.core.errors import UsageError
-from streamcd.core.progress import Listener
 from streamcd.dataset import in_memory
 from streamcd.dataset.in_memory import InMemoryDataset, sparse_rows
 from streamcd.runs.carry_out import train_in_memory

@@ -13,7 +13,7 @@ from heard import Heard
 from test_tables import make_table, write_table
 
 import streamcd
-from streamcd.core.errors import StreamcdError
+from streamcd import StreamcdError
 from streamcd.dataset import kept_columns
 
 N_ROWS = 400

@@ -20,11 +20,10 @@ import pytest
 from test_tables import make_table
 
 import streamcd
+from streamcd import Model, StreamcdError
 from streamcd.core.classes import default_code
-from streamcd.core.errors import StreamcdError
 from streamcd.dataset.scaling import Scaling
 from streamcd.kernels.loss_table import LOSSES, form_of
-from streamcd.models.model import Model
 
 N_FEATURES = 7
 

@@ -16,9 +16,9 @@ import scipy.sparse
 from test_tables import convert, make_table, write_table
 
 import streamcd
+from streamcd import StreamcdError
 from streamcd.conversion.matrix_files import MatrixReader
 from streamcd.conversion.sources import Reading
-from streamcd.core.errors import StreamcdError
 
 N_ROWS, N_COLUMNS = 300, 12
 

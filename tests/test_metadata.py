@@ -15,11 +15,11 @@ import pytest
 from small_datasets import random_rows, write_dataset
 
 import streamcd
-from streamcd import Model, load_model, make_columns
+from streamcd import Model, StreamcdError, load_model, make_columns
 from streamcd import open as open_dataset
 from streamcd.core import atomic_files
 from streamcd.core.atomic_files import exchange, put_directory, replacing, restore_directory
-from streamcd.core.errors import CheckpointError, DatasetError, ModelError, StreamcdError
+from streamcd.core.errors import CheckpointError, DatasetError, ModelError
 from streamcd.core.folder_copies import Copy
 from streamcd.core.metadata import Kind, parse_json
 from streamcd.dataset.column_layout import open_columns

@@ -14,9 +14,10 @@ from sklearn.multiclass import OneVsRestClassifier
 from sklearn.svm import LinearSVC
 
 import streamcd
+from streamcd import StreamcdError
 from streamcd.cli.commands import cli
 from streamcd.conversion.export_libsvm import export_libsvm
-from streamcd.core.errors import ModelError, StreamcdError, UsageError
+from streamcd.core.errors import ModelError, UsageError
 
 N_LABELS = 3
 

@@ -12,9 +12,8 @@ import pytest
 from test_tables import make_table, write_table
 
 import streamcd
-from streamcd import load_model
+from streamcd import Model, load_model
 from streamcd.core.errors import UsageError
-from streamcd.models.model import Model
 from streamcd.models.named_weights import ClassWeights, describe_weights, largest_weights, weight_blocks
 
 

@@ -17,12 +17,11 @@ from reference import augmented, exact_optimum, loss_values, run_weights
 from small_datasets import multiclass, random_rows, windows_of, write_dataset
 
 import streamcd
-from streamcd import resume, train
+from streamcd import Dataset, Result, resume, train
 from streamcd.cluster.kinds import make_assignment
 from streamcd.cluster.rounds import WorkersLost, WorkerSpec
 from streamcd.core.errors import ConvergenceWarning, Interrupted, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
-from streamcd.dataset.dataset import Dataset
 from streamcd.kernels import newton as kernels
 from streamcd.kernels.primitives import Rows
 from streamcd.runs.choices import choose_method, settle
@@ -35,7 +34,6 @@ from streamcd.solvers.memory import kept_rows, kept_units
 from streamcd.solvers.newton import NewtonSolver
 from streamcd.stream.arenas import RowLayout
 from streamcd.stream.stream import Stream
-from streamcd.training.result import Result
 from tools.simulated_cluster import SerialEngine, Simulation
 
 LOSSES = ("squared_hinge", "log_loss")
@@ -113,7 +111,7 @@ def test_any_number_of_workers_ends_with_the_bits_of_one_process_whatever_its_wi
     alone = train(shards, tmp_path / "alone", **asked)
     streamed = fit(shards, tmp_path / "streamed", windows=3, threads=2, **WORKED[name], tol=1e-10)
     assert streamed.passes == alone.passes
-    for n_workers in (1, 2, 3, 5, 9):
+    for n_workers in (1, 2, 5):
         run = tmp_path / str(n_workers)
         assert train(shards, run, client=Simulation(n_workers), **asked).passes == alone.passes
         assert (weights(run) == weights(tmp_path / "alone")).all()

@@ -16,10 +16,9 @@ from small_datasets import Rows, multiclass, random_rows, write_dataset
 from test_real_sets import rows_of
 
 import streamcd
-from streamcd import Dataset, convert, make_columns, train
+from streamcd import Dataset, Result, convert, make_columns, train
 from streamcd.core.errors import UsageError
 from streamcd.kernels.loss_table import LOSSES
-from streamcd.training.result import Result
 
 
 def halves(rows: Rows) -> tuple[Rows, Rows]:

@@ -31,7 +31,7 @@ from conftest import LentWorkers
 from forking import DEVNULL, PIPE, Forked
 from heard import Heard
 
-from streamcd import convert, evaluate, load_model, make_columns, predict, train
+from streamcd import Listener, convert, evaluate, load_model, make_columns, predict, train
 from streamcd import open as open_dataset
 from streamcd.cli.synthetic import write_text_like
 from streamcd.conversion import byte_sources, chunking
@@ -49,7 +49,7 @@ from streamcd.core.process_pool import (
     memory_per_worker,
     processor_shares,
 )
-from streamcd.core.progress import Listener, Progress
+from streamcd.core.progress import Progress
 from streamcd.dataset.verify import verify
 from streamcd.prediction.sums import ExactSum
 

@@ -232,9 +232,10 @@ def test_a_search_on_targets_chooses_by_the_loss(
     if criterion == "loss":
         whole = evaluate(data, tmp_path / "run")["loss"]
         assert whole == pytest.approx(means[found.best_C], rel=0.2)
-    page = tmp_path / "page.html"
-    streamcd.write_report(tmp_path / "run", page)
-    assert "best C" in page.read_text()
+    if loss in ("squared_error", "quantile"):  # a report of each criterion
+        page = tmp_path / "page.html"
+        streamcd.write_report(tmp_path / "run", page)
+        assert "best C" in page.read_text()
 
 
 def path_of(data: Any, run: Path, number: int = 3, **options: Any) -> list[float]:

@@ -16,10 +16,9 @@ from sklearn.svm import LinearSVC
 from small_datasets import columns_of, multiclass, random_rows, windows_of, write_dataset
 
 import streamcd
-from streamcd import evaluate, load_model, train
+from streamcd import Result, evaluate, load_model, train
 from streamcd.cli.commands import cli
 from streamcd.core.errors import Interrupted, UsageError
-from streamcd.training.result import Result
 
 PENALTIES = {"l1": (1.5, 0.0), "elasticnet": (1.5, 0.3), "l2": (0.0, 2.5)}
 

@@ -16,12 +16,12 @@ from heard import Heard
 from small_datasets import multiclass, random_rows, write_dataset
 
 import streamcd
-from streamcd import LinearSVC
+from streamcd import LinearSVC, Listener
 from streamcd.cli import console
 from streamcd.cli.console import Console
 from streamcd.cli.course import Course, Forecast
 from streamcd.core.errors import Interrupted
-from streamcd.core.progress import COMPILING_ONCE, CostStatus, Listener, Progress, TrainingStatus
+from streamcd.core.progress import COMPILING_ONCE, CostStatus, Progress, TrainingStatus
 from streamcd.kernels.compilation import compilation_told
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import lzma
 from collections.abc import Callable
@@ -23,10 +24,8 @@ from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
 from small_datasets import NAMED, SMALL_COLUMNS, Rows, random_rows, unequal_columns, windows_of, write_dataset
 
 import streamcd
-from streamcd import train
-from streamcd.conversion.transpose import make_columns
-from streamcd.core.errors import ConvergenceWarning, Interrupted, StreamcdError
-from streamcd.dataset.dataset import Dataset
+from streamcd import ConvergenceWarning, Dataset, StreamcdError, make_columns, train
+from streamcd.core.errors import Interrupted
 from streamcd.kernels import rounds
 from streamcd.kernels.loss_table import LOSSES, row_loss
 from streamcd.kernels.losses import (
@@ -249,8 +248,15 @@ def test_over_relaxed_steps_reach_the_optimum_too(tmp_path: Path, loss: str, ome
     assert -1e-9 * best <= result.primal_objective - best <= 1e-6 * best
 
 
-@pytest.mark.parametrize(("n_chunks", "windows"), [(1, 1), (7, 1), (7, 3), (50, None)])
-@pytest.mark.parametrize("loss", REFERENCES)
+@pytest.mark.parametrize(
+    ("loss", "n_chunks", "windows"),
+    [
+        *((loss, 7, 3) for loss in REFERENCES),
+        *itertools.product(("quantile", "huber"), (1, 7), (1,)),
+        ("squared_error", 50, None),
+        ("epsilon_insensitive", 50, None),
+    ],
+)
 def test_chunks_and_windows_do_not_move_the_optimum(
     tmp_path: Path, loss: str, n_chunks: int, windows: int | None
 ) -> None:
@@ -325,8 +331,7 @@ def test_copies_of_active_rows_have_their_targets(tmp_path: Path) -> None:
     assert -1e-9 * best <= result.primal_objective - best <= 1e-4 * best
 
 
-@pytest.mark.parametrize("C", [0.05, 2.0])
-@pytest.mark.parametrize("loss", REFERENCES)
+@pytest.mark.parametrize(("loss", "C"), zip(REFERENCES, itertools.cycle([0.05, 2.0]), strict=False))
 def test_two_workers_reach_the_optimum(tmp_path: Path, loss: str, C: float) -> None:
     x, y = small("random")
     dataset = write_targets(tmp_path / "data", x, y, n_chunks=8, n_shards=8)

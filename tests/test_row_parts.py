@@ -11,8 +11,8 @@ from interrupted import ended, resume_by_turns, stopping_after
 from small_datasets import random_rows, windows_of, write_dataset
 
 import streamcd
+from streamcd import Dataset
 from streamcd.core.errors import Interrupted
-from streamcd.dataset.dataset import Dataset
 from streamcd.kernels.weights import add_changes
 from streamcd.solvers import row_parts
 

@@ -162,7 +162,7 @@ def test_the_fingerprint_does_not_depend_on_memory(
 ) -> None:
     from streamcd.cli.synthetic import write_text_like
 
-    write_text_like(tmp_path / "in", n_rows=600, n_features=400, entries_per_row=20, seed=1)
+    write_text_like(tmp_path / "in", n_rows=400, n_features=300, entries_per_row=20, seed=1)
     fingerprints = set()
     for sort_bytes, statistics_bytes in ((1 << 22, 1 << 20), (16_000, 1 << 20), (16_000, 4_000)):
         plan = Plan(4096, 1 << 20, sort_bytes, statistics_bytes, 1 << 20)

@@ -11,9 +11,8 @@ import pytest
 import scipy.sparse as sp
 
 import streamcd
-from streamcd import load_model, train
+from streamcd import Model, load_model, train
 from streamcd.core.errors import ModelError
-from streamcd.models.model import Model
 from streamcd.models.sparse_weights import SparseWeights
 from streamcd.models.stored import describe_model, verify_model
 

@@ -16,8 +16,8 @@ from click.testing import CliRunner
 from test_tables import entries_by_row, names_of, write_table
 
 import streamcd
+from streamcd import StreamcdError
 from streamcd.cli.commands import cli
-from streamcd.core.errors import StreamcdError
 from streamcd.dataset.derived_columns import seconds_of
 
 N_ROWS = 300
@@ -48,6 +48,7 @@ def mixed_table() -> pa.Table:
     )
 
 
+@pytest.mark.usefixtures("lend")
 @pytest.mark.parametrize(
     "options",
     [

@@ -15,8 +15,7 @@ import pytest
 import scipy.sparse as sp
 
 import streamcd
-from streamcd import Dataset
-from streamcd.core.errors import StreamcdError
+from streamcd import Dataset, StreamcdError
 
 N_ROWS = 300
 

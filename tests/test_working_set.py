@@ -16,7 +16,7 @@ from sklearn.svm import LinearSVC
 from small_datasets import Rows, columns_of, multiclass, random_rows, unequal_columns
 from test_penalties import PENALTIES
 
-from streamcd import train
+from streamcd import Result, train
 from streamcd.core.errors import Interrupted
 from streamcd.kernels.columns import ColumnCosts, Columns, Scores
 from streamcd.kernels.loss_table import row_loss
@@ -26,7 +26,6 @@ from streamcd.solvers.held_solution import HeldProblem, HeldSolution
 from streamcd.solvers.working_set import WorkingSetSolver
 from streamcd.stream.memory_plan import Plan
 from streamcd.stream.window import ColumnArena
-from streamcd.training.result import Result
 
 LOSSES = ("squared_hinge", "log_loss")
 
@@ -78,7 +77,7 @@ def test_wide_data_have_the_weights_of_liblinear(tmp_path: Path, loss: str) -> N
 
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize(
-    ("plan", "tol"), [(held(4000, 200), 1e-8), (held(1100, 50), 3e-3)], ids=["most", "few"]
+    ("plan", "tol"), [(held(4000, 200), 1e-8), (held(1100, 50), 1e-2)], ids=["most", "few"]
 )
 def test_columns_that_do_not_fit_in_memory_change_nothing_of_the_optimum(
     tmp_path: Path, loss: str, plan: Plan, tol: float
