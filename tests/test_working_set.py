@@ -20,6 +20,7 @@ from streamcd import Result, train
 from streamcd.core.errors import Interrupted
 from streamcd.kernels.columns import ColumnCosts, Columns, Scores
 from streamcd.kernels.loss_table import row_loss
+from streamcd.solvers import quadratic_model, set_model
 from streamcd.solvers.held_columns import NearestColumns
 from streamcd.solvers.held_columns import columns_of as as_columns
 from streamcd.solvers.held_solution import HeldProblem, HeldSolution
@@ -187,6 +188,32 @@ def test_rows_far_on_the_wrong_side_do_not_stop_the_descent(n_columns: int) -> N
     HeldSolution(held).solve()
     assert objective() < 0.2 * before
     np.testing.assert_allclose(scores.score, x @ w[:-1], atol=1e-6)
+
+
+@pytest.mark.parametrize(("bias", "is_free"), [(0.0, False), (1.0, False), (1.0, True)])
+def test_a_model_of_long_and_short_columns_has_the_minimum_of_its_whole_matrix(
+    monkeypatch: pytest.MonkeyPatch, bias: float, is_free: bool
+) -> None:
+    monkeypatch.setattr(set_model, "_SOLVED", 1e-10)
+    monkeypatch.setattr(set_model, "_MOST_SWEEPS", 300)
+    rng, n_rows, n = np.random.default_rng(3), 900, 400
+    share = np.minimum(0.9, 8.0 / np.arange(1, n + 1))
+    x = sp.csc_array((rng.random((n_rows, n)) < share) * rng.uniform(0.5, 1.5, (n_rows, n)))
+    columns = Columns(x.indptr.astype(np.int64), np.arange(n), x.indices.astype(np.uint32), x.data)
+    order = np.arange(n) if bias == 0.0 else np.append(np.arange(n), -1)
+    rows = np.column_stack([rng.standard_normal(n_rows), rng.random(n_rows)]).ravel()
+    whole = np.column_stack([x.toarray(), np.full(n_rows, bias)])
+    matrix, pull = whole.T @ (whole * rows[1::2, None]), whole.T @ rows[::2]
+    matrix += quadratic_model.DAMPING * np.eye(n + 1)
+    w = np.append(rng.standard_normal(n) * (rng.random(n) < 0.2), 0.0)
+    best = w.copy()
+    quadratic_model.minimise(matrix, pull, best, (1.0, 0.1, n if is_free else n + 1))
+    scratch = rows, np.empty(n_rows), np.empty(n_rows)
+    model = set_model.SetModel(order, (columns, bias, (1.0, 0.1, is_free)), *scratch)
+    model.take_rows(np.empty(order.size))
+    found = model.minimise(w[: order.size], (0,))
+    assert 50 < np.count_nonzero(best) < n
+    np.testing.assert_allclose(found, best[: order.size], atol=1e-7)
 
 
 def test_the_nearest_columns_that_fit_are_held_wherever_they_come() -> None:

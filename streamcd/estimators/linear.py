@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +17,8 @@ if TYPE_CHECKING:
 
 
 _SOLVERS = ("lbfgs", "newton-cg", "newton-cholesky", "sag", "saga", "liblinear")
-PENALTIES = ("l2", "l1", "elasticnet", "deprecated")
-_LARGE_C = ", or infinity for no penalty"
+_PENALTIES = ("l2", "l1", "elasticnet", "deprecated")
+_LARGE_C = "; without a penalty there need be no optimum: give a large number"
 
 
 @dataclass(eq=False, repr=False)
@@ -118,13 +117,10 @@ class LogisticRegression(GrowingClassifier):
 
     Parameters
     ----------
-    penalty : {"l2", "l1", "elasticnet", None}
-        Spelling of scikit-learn before 1.8. None is no penalty, as an infinite `C`: newton trains it, for data with few
-        features, and where there is no optimum, as for classes that a plane separates, it is refused.
+    penalty : {"l2"}
     C : float
         Factor of the sum of losses.
-    l1_ratio : float or None
-        Share of L1 in the penalty; None is 0.
+    l1_ratio : {0.0, None}
     dual : {False}
         Without an intercept True as well, without effect: `method` chooses the algorithm.
     fit_intercept : bool
@@ -175,7 +171,10 @@ class LogisticRegression(GrowingClassifier):
         either = (False, True) if penalised or not self.fit_intercept else (False,)
         scalings = (self.intercept_scaling,) if penalised else (1,)
         self._refuse_all_but(
-            penalty=((*PENALTIES, None), "there is no other"),
+            penalty=(
+                _PENALTIES,
+                "without a penalty, as with C=inf, there need be no optimum; give a large C",
+            ),
             dual=(either, "method='dual' with fit_intercept=False is the dual method"),
             intercept_scaling=(scalings, "the intercept is not penalised"),
             solver=(_SOLVERS, "method= chooses the algorithm"),
@@ -199,8 +198,6 @@ class LogisticRegression(GrowingClassifier):
         return named
 
     def _strengths(self, weight: float) -> Strengths:
-        if self.penalty is None or math.inf == self.C:
-            return Strengths(0.0, 0.0, 1.0)
         share = self._l1_share()
         return Strengths(share, 1.0 - share, self._number("C", above=0.0, hint=_LARGE_C))
 

@@ -172,21 +172,24 @@ def _step_rows(c, columns, bias, step, model):
 
 
 @kernel
-def model_columns(order, columns, bias, model, v, curve):
-    """Compute v and the model's curvature of columns, in their order."""
+def model_columns(order, columns, bias, model, v, curve, lean):
+    """Compute v, the model's curvature and ``lean = Σ_i h_i x_ij`` of columns, in their order."""
     for p in range(order.size):
         c = order[p]
-        total = squares = 0.0
+        total = squares = sums = 0.0
         if c < 0:
             for j in range(model.size // 2):
                 total += bias * model[2 * j]
                 squares += bias * bias * model[2 * j + 1]
+                sums += bias * model[2 * j + 1]
         else:
             for k in range(np.uint64(columns.indptr[c]), np.uint64(columns.indptr[c + 1])):
                 at, x = np.uint64(2) * np.uint64(columns.row[k]), np.float64(columns.value[k])
+                curved = x * model[at + np.uint64(1)]
                 total += x * model[at]
-                squares += x * x * model[at + np.uint64(1)]
-        v[p], curve[p] = total, squares
+                squares += x * curved
+                sums += curved
+        v[p], curve[p], lean[p] = total, squares, sums
 
 
 @kernel
@@ -213,12 +216,13 @@ def move_model(moved, model):
 
 
 @kernel
-def curve_along(moved, model):
-    """Return the model's curvature along a step that changes the scores by `moved`."""
-    total = 0.0
+def model_along(moved, model):
+    """Return the model's slope, downwards, and its curvature along a step that changes the scores by `moved`."""
+    slope = curvature = 0.0
     for j in range(moved.size):
-        total += model[2 * j + 1] * moved[j] * moved[j]
-    return total
+        slope += model[2 * j] * moved[j]
+        curvature += model[2 * j + 1] * moved[j] * moved[j]
+    return slope, curvature
 
 
 @kernel

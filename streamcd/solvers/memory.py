@@ -94,10 +94,10 @@ def primal_memory(
 NARROW = 256
 """Largest number of columns of a working set that is solved for by its matrix."""
 
-_HELD_SHARE = 0.7
+_HELD_SHARE = 0.9
 """Share of a budget's rest for columns that are held; the others are of windows."""
 
-_HELD_BYTES = 264
+_HELD_BYTES = 488
 """Bytes of a held column beside its entries: where it begins, its feature and nearness, choices among columns, and in each
 of `LANES_TOGETHER` the vectors of a working set."""
 
@@ -105,7 +105,7 @@ of `LANES_TOGETHER` the vectors of a working set."""
 def working_set_memory(problem: Problem, dataset: Dataset) -> SolverMemory:
     """Count the scores of every row and lane, and the sums of every feature and lane.
 
-    A row has its score, that of moved weights, that summed up anew and a dual variable of every lane, and three numbers in
+    A row has its score, that of moved weights, that summed up anew and a dual variable of every lane, and four numbers in
     lanes that are solved for at a time; a feature has its weight twice, its sum and a mark in every lane, and two numbers of
     its own.
     """
@@ -114,10 +114,10 @@ def working_set_memory(problem: Problem, dataset: Dataset) -> SolverMemory:
 
     together, size = min(problem.n_lanes, LANES_TOGETHER), problem.n_features + 1
     narrow = min(NARROW + 1, size)
-    of_rows = 32 * problem.n_lanes + 32 * together + 2 * constant_bytes(problem, dataset)
+    of_rows = 32 * problem.n_lanes + 40 * together + 2 * constant_bytes(problem, dataset)
     signed = 3 * max(problem.n_cells, 1) * problem.full_table_bytes
     return SolverMemory(
-        ColumnLayout(item_bytes=64 + 56 * together),
+        ColumnLayout(item_bytes=64 + 112 * together),
         9 * size * problem.n_lanes,
         8 * dataset.n_rows * problem.n_lanes,
         {
@@ -215,8 +215,7 @@ def newton_memory(problem: Problem, dataset: Dataset, *, keeps_rows: bool) -> So
             "sums of blocks": sums * depth,
             "blocks of rows": (PARTS * BLOCK + 4 * PANEL) * 8 * size,
             "vectors of a visit": 4 * vectors + 12 * 8 * size * PARTS,
-            "matrix of the support": 2 * 8 * size**2 if not problem.l2 or problem.l1.any() else 0,
-            "matrices of a proof": 2 * 8 * size**2 if not problem.is_penalised else 0,
+            "matrix of the support": 2 * 8 * size**2 if problem.l1.any() else 0,
             # in the state, as a solver visits them, and while others come; and the matrices of the other rows
             "rows near the margin": kept * (3 * 8 * n_lanes + 5 * 8) + (own + 8 * size**2 if kept else 0),
             "saving": min(own, _SAVED),

@@ -9,11 +9,17 @@ import numpy as np
 from ..kernels import newton as newton_kernels
 
 _SWEEPS, _MOST_ROUNDS = 10, 200  # over a model, before a step on its support; of both
-_SOLVED = 1e-10  # largest change of the last sweep over that of the first
+SOLVED = 1e-10  # largest change of the last sweep over that of the first
 DAMPING = 1e-10  # of a model's largest curvature, added to all
 
 
-def minimise(matrix: np.ndarray, pull: np.ndarray, u: np.ndarray, penalty: tuple[float, float, int]) -> None:
+def minimise(
+    matrix: np.ndarray,
+    pull: np.ndarray,
+    u: np.ndarray,
+    penalty: tuple[float, float, int],
+    solved: float = SOLVED,
+) -> None:
     """Lower ``½ sᵀHs - v·s + g(w + s)`` to its minimum: sweeps find the support, Newton's steps solve for its weights.
 
     Parameters
@@ -24,9 +30,11 @@ def minimise(matrix: np.ndarray, pull: np.ndarray, u: np.ndarray, penalty: tuple
         v and w; become ``v - Hs`` and ``w + s``.
     penalty : tuple of (float, float, int)
         l1, l2, and the number of features in the elastic net g: the first ones.
+    solved : float
+        Largest change of a derivative in the last sweep, over that in the first.
     """
     sweep = partial(newton_kernels.sweep_model, matrix, pull, u, *penalty)
-    goal = _SOLVED * sweep(0.0, 1)[0]
+    goal = solved * sweep(0.0, 1)[0]
     for _ in range(_MOST_ROUNDS):
         if sweep(goal, _SWEEPS)[1] <= goal:
             return
