@@ -32,7 +32,7 @@ none = zero - 1, np.zeros((1, 256), np.bool_)
 costs = Costs(Loss(TWIN_HINGE), 0.0, -np.ones((1, 1)), np.full((1, 1), 3.0), *none)
 compiled = []
 with compilation_told(compiled.append):
-    gram_visit(zero, rows, costs, zero, 0, 1, gram)
+    gram_visit(zero, rows, costs, zero, (0, 1), gram)
 print(gram[0, 0, 0], len(compiled))
 """
 

@@ -18,6 +18,7 @@ from reference import (
     new_totals,
     slow_margins,
     slow_shuffle,
+    strided,
 )
 from small_datasets import multiclass, random_rows
 
@@ -27,6 +28,7 @@ from streamcd.kernels import primitives
 from streamcd.kernels import rows as rows_kernels
 from streamcd.kernels.crammer_singer import ClassScratch, LaneColumns
 from streamcd.kernels.primitives import DUAL, GAP, LOSS, N_ACTIVE, N_VISITED, VIOLATION_MAX, VIOLATION_MIN
+from streamcd.kernels.sparse_rows import SparseRows
 from streamcd.solvers.problem import crammer_singer_losses, dual_terms, losses_of, row_loss
 
 BINARY = ["hinge", "squared_hinge", "log_loss"]
@@ -93,6 +95,8 @@ class Lanes:
         self.twin = Twin(loss, augmented, signs, row_cost, start, w)
         self.alpha = np.hstack([start, row_cost - start]) if loss == "log_loss" else start.copy()
         self.active = np.ones((self.n_rows, n_lanes), dtype=np.uint8)
+        if n_lanes == 1:
+            self.alpha, self.active = strided(self.alpha), strided(self.active)
         self.w, self.totals = np.ascontiguousarray(w).reshape(-1), new_totals(n_lanes)
         fetched, live = (np.empty(n_lanes + 1, dtype=np.int64) for _ in range(2))
         self.lanes = primitives.Lanes(np.arange(n_lanes), fetched, np.empty(n_lanes), live, np.zeros(n_lanes))
@@ -339,17 +343,15 @@ class Classes:
             row_loss("crammer_singer"), self.bias, sign, self.cost, self.lane_fold, LEFT_OUT
         )
         variables = primitives.Variables(self.alpha, self.active, self.w)
-        return self.rows, costs, variables, LaneColumns(self.first // 4, self.first, self.n_columns)
+        scratch = ClassScratch(*np.empty((3, 4)))
+        return self.rows, costs, variables, LaneColumns(self.first // 4, self.first, self.n_columns, scratch)
 
     def visit(self, order: np.ndarray) -> None:
-        scratch = ClassScratch(*np.empty((3, 4)))
-        crammer_singer_kernels.crammer_singer_visit(order, *self.arguments(), self.totals, scratch)
+        crammer_singer_kernels.crammer_singer_visit(order, *self.arguments(), self.totals)
 
     def certify(self) -> np.ndarray:
         w_alpha = np.zeros_like(self.w)
-        crammer_singer_kernels.crammer_singer_certify(
-            np.arange(50), *self.arguments(), w_alpha, self.totals, ClassScratch(*np.empty((3, 4)))
-        )
+        crammer_singer_kernels.crammer_singer_certify(np.arange(50), *self.arguments(), w_alpha, self.totals)
         return w_alpha
 
     def own(self, columns: np.ndarray) -> np.ndarray:
@@ -474,7 +476,8 @@ def test_scores_are_products_and_unknown_features_are_counted() -> None:
     _, feature, value = kernel_rows(x, np.zeros(20))[:3]
     indptr = x.indptr.astype(np.int64)
     out = np.empty((20, 3))
-    ignored = rows_kernels.scores(indptr[:-1], indptr[1:], feature, value, w, intercept, out)
+    rows = SparseRows(indptr[:-1], indptr[1:], feature, value)
+    ignored = rows_kernels.scores(rows, w, intercept, out)
     assert ignored == (feature >= 5).sum()
     expected = slow_margins(x.toarray()[:, :5], w) + intercept
     np.testing.assert_allclose(out, expected, rtol=1e-12, atol=1e-12)

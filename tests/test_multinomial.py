@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from reference import augmented, exact_optimum, run_weights
+from reference import augmented, exact_optimum, kernel_rows, run_weights
 from scipy.special import log_softmax, softmax
 from sklearn.linear_model import LogisticRegression
 from small_datasets import multiclass, random_rows, windows_of, write_dataset
@@ -33,23 +33,15 @@ def test_a_visit_solves_the_problem_of_each_row(scale: float, mu: float) -> None
     w.reshape(-1, k)[-1] = 0.0
     start = rng.dirichlet(np.ones(k)) * c
     alpha = start[None, :].copy()
-    rows = primitives.Rows(
-        np.array([0, d]),
-        np.arange(d).astype(np.uint32),
-        x[0],
-        np.array([2], np.int32),
-        np.ones(1),
-        np.zeros(1, np.uint8),
-        np.zeros(0),
-    )
+    rows = kernel_rows(sp.csr_array(x), np.array([2]), value_dtype=np.float64)
     table = np.full((k, 1), c)
     costs = primitives.Costs(
         row_loss("multinomial"), 0.0, np.ones((k, 1)), table, np.array([-1]), np.zeros((1, 256), bool)
     )
     variables = primitives.Variables(alpha, np.ones((1, 1), np.uint8), w)
     totals, before = np.zeros((1, primitives.N_TOTALS)), w.copy()
-    columns = LaneColumns(0, 0, k, 1.0 / mu, 0.0)
-    multinomial_visit(np.array([0]), rows, costs, variables, columns, totals, ClassScratch(*np.empty((3, k))))
+    columns = LaneColumns(0, 0, k, ClassScratch(*np.empty((3, k))), 1.0 / mu, 0.0)
+    multinomial_visit(np.array([0]), rows, costs, variables, columns, totals)
     assert alpha.sum() == pytest.approx(c, rel=1e-15)
     moved = (w - before).reshape(-1, k)[:-1]
     np.testing.assert_allclose(moved, x.T * (start - alpha[0]) / mu, rtol=1e-6, atol=1e-12 * scale)

@@ -120,7 +120,7 @@ def test_rows_are_numbered_ascending(at_a_time: int) -> None:
     expected, numbers = np.unique(row, return_inverse=True)
     listed = np.empty(row.size, dtype=np.int32)
     scratch = np.empty(len(columns), dtype=np.int64), np.empty(at_a_time, dtype=np.int64)
-    n = compact_rows(indptr, row, len(columns), 1000, *scratch, listed)
+    n = compact_rows(indptr, row, 1000, *scratch, listed)
     assert listed[:n].tolist() == expected.tolist()
     assert row.tolist() == numbers.tolist()
 

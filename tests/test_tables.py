@@ -18,11 +18,11 @@ import pyarrow.parquet
 import pytest
 
 import streamcd
+from streamcd import StreamcdError
 from streamcd.conversion.numbering import TaskDictionary, merge_dictionaries
 from streamcd.conversion.options import TableOptions
 from streamcd.conversion.table_columns import plan_encoding
 from streamcd.conversion.tables import ParquetReader
-from streamcd.core.errors import StreamcdError
 from streamcd.dataset.arrow_columns import arrow_strings, lists_of, strings_of
 from streamcd.dataset.diagnostics import advice
 from streamcd.kernels.tables import count_records, last_record_end
@@ -553,9 +553,9 @@ def test_strings_are_told_apart_by_every_byte_and_by_their_column() -> None:
     texts = list(dict.fromkeys(texts))
     table = StringTable()
     strings, valid = strings_of(arrow_strings(texts * 2))
-    codes = [table.number(column, strings, valid, True, "", first_code=5) for column in (0, 1)]
+    codes = [table.number(column, strings, valid, True, "") for column in (0, 1)]
     expected = np.tile(np.arange(len(texts)), 2)
-    np.testing.assert_array_equal(codes, [expected + 5, expected + 5 + len(texts)])
+    np.testing.assert_array_equal(codes, [expected, expected + len(texts)])
     assert [table.strings().text(k) for k in range(table.size)] == texts * 2
 
 

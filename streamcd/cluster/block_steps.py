@@ -38,7 +38,7 @@ import numpy as np
 from ..core.errors import EnvironmentFailure
 from ..kernels import rounds as kernels
 from ..kernels.loss_table import CLASSES, LOG_LOSS, gives_probabilities
-from ..kernels.rounds import CURVATURE, DUAL_CHANGE, LINEAR, LONGEST, MAGNITUDE, QUADRATIC, SLOPE
+from ..kernels.rounds import CURVATURE, DUAL_CHANGE, LINEAR, LONGEST, MAGNITUDE, QUADRATIC, SLOPE, Step
 from ..solvers.problem import Problem
 
 _ROUNDING = 1e-9  # a slope below this share of the magnitudes summed has no reliable sign
@@ -84,23 +84,21 @@ def direction(
 
 def apply_step(
     problem: Problem,
-    base: np.ndarray,
-    candidate: np.ndarray,
+    step: Step,
     active: np.ndarray,
-    eta: np.ndarray,
     cost: np.ndarray,
     code: np.ndarray,
     target: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Compute the dual variables after a step `eta`, shape (lanes,); changes `active`, see `kernels.rounds`."""
-    point = np.empty(base.shape)
+    """Compute the dual variables after a step; changes `active`, see `kernels.rounds`."""
+    point = np.empty(step.base.shape)
     if problem.form == CLASSES and has_entropy(problem):
-        kernels.apply_multinomial_step(cost, base, candidate, eta, point)
+        kernels.apply_multinomial_step(cost, step, point)
     elif problem.form == CLASSES:
-        kernels.apply_class_step(code, cost, base, candidate, active, eta, point)
+        kernels.apply_class_step(code, cost, step, active, point)
     else:
         y = problem.row_labels(code, target)
-        kernels.apply_step(problem.row_loss, y, cost, base, candidate, active, eta, point)
+        kernels.apply_step(problem.row_loss, y, cost, step, active, point)
     return point
 
 

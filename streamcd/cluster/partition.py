@@ -29,7 +29,7 @@ from ..kernels.primitives import (
     N_STEPS,
     N_VISITED,
 )
-from ..kernels.rounds import APART
+from ..kernels.rounds import APART, Step
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, State, new_totals
 from ..solvers.registry import make_solver
 from ..stream.slot_store import SlotStore, chunk_slots
@@ -214,8 +214,8 @@ class Partition(ShardReader):
             self._reader.load(chunk, [pair, active])
         if request.committed:
             rows = self._row_costs(arena, start, stop)
-            base, candidate = pair[:, width:], pair[:, :width]
-            pair[:, :width] = apply_step(self._problem, base, candidate, active, request.eta, *rows)
+            step = Step(pair[:, width:], pair[:, :width], request.eta)
+            pair[:, :width] = apply_step(self._problem, step, active, *rows)
             pair[:, width:] = pair[:, :width]
         self._holds[chunk], self._applied[chunk] = request.committed, True
 

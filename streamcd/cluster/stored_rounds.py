@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..dataset.dataset import Dataset
+from ..kernels.rounds import Step
 from ..solvers.problem import Problem
 from ..stream.arenas import RowLayout, class_codes
 from ..stream.slot_store import SlotStore, chunk_slots
@@ -49,8 +50,8 @@ class _SteppedSlots(SlotStore):
         label, weight = self._dataset.read_rows(chunk, ("label", "weight"))
         code = class_codes(self._dataset, chunk, label)
         cost = self._problem.row_costs(code, weight, np.zeros(n_rows, dtype=np.uint8))
-        base, candidate = pair[:, width:], pair[:, :width]
-        alpha[:] = apply_step(self._problem, base, candidate, active, self._eta, cost, code, label)
+        step = Step(pair[:, width:], pair[:, :width], self._eta)
+        alpha[:] = apply_step(self._problem, step, active, cost, code, label)
         return True
 
     def close(self) -> None:

@@ -20,6 +20,7 @@ from ..dataset.arrow_columns import (
     type_name,
 )
 from ..kernels import tables as kernels
+from ..kernels.sparse_rows import CSR
 from ..models.string_table import StringTable
 from ..models.table_encoder import (
     BLOCK_CELLS,
@@ -251,36 +252,34 @@ class MatrixEncoder:
                 most = matrix.indptr[start] + BLOCK_CELLS
                 stop = min(int(np.searchsorted(matrix.indptr, most, side="right")) - 1, start + BLOCK_CELLS)
             stop = min(max(stop, start + 1), n_rows)
-            indptr, index, value = self._rows(matrix, start, stop)
-            index = index[: indptr[-1]]
-            index += self._first_index
-            yield EncodedRows(start, indptr, index, value[: indptr[-1]])
+            rows = self._rows(matrix, start, stop)
+            rows.feature[:] += self._first_index
+            yield EncodedRows(start, *rows)
             start = stop
 
-    def _rows(self, matrix: Any, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        limits: tuple[Any, ...]
+    def _rows(self, matrix: Any, start: int, stop: int) -> CSR:
+        given: np.ndarray | CSR
         if isinstance(matrix, np.ndarray):
-            given: tuple[Any, ...] = (_native(matrix[start:stop]),)
-            room, limits, make = self._room(stop - start, given[0].size), (), kernels.dense_rows
+            given = _native(matrix[start:stop])
+            room = CSR.room(stop - start, given.size, self._dtype)
+            status = kernels.dense_rows(given, self._end, self._ignore, room, self.state)
         else:
             starts = matrix.indptr[start : stop + 1].astype(np.int64)
             first, last = int(starts[0]), int(starts[-1])
             starts -= first
             entries = _native(matrix.indices[first:last]), _native(matrix.data[first:last])
-            given = (starts, *sorted_rows(starts, *entries))
-            room, limits, make = self._room(stop - start, last - first), (0,), kernels.sparse_rows
-        status = make(*given, *limits, self._end, self._ignore, *room, self.state)
+            given = CSR(starts, *sorted_rows(starts, *entries))
+            room = CSR.room(stop - start, last - first, self._dtype)
+            status = kernels.sparse_rows(given, 0, self._end, self._ignore, room, self.state)
         if status != kernels.OK:
             self._refuse(status, start, given)
-        return room
+        return room.cut()
 
-    def _room(self, n_rows: int, n_entries: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        indptr = np.zeros(n_rows + 1, np.int64)
-        return indptr, np.empty(n_entries, np.int64), np.empty(n_entries, self._dtype)
-
-    def _refuse(self, status: int, start: int, given: tuple[Any, ...]) -> None:
+    def _refuse(self, status: int, start: int, given: np.ndarray | CSR) -> None:
         row, at = int(self.state[kernels.ROW]), int(self.state[kernels.COLUMN])
-        index, value = (at, given[0][row, at]) if len(given) == 1 else (given[1][at], given[2][at])
+        index, value = (
+            (given.feature[at], given.value[at]) if isinstance(given, CSR) else (at, given[row, at])
+        )
         found = index if status >= kernels.NEGATIVE_INDEX else value
         reason = describe_refusal(status, found, self._dtype, 0, self._end)
         if status == kernels.NULL_VALUE:

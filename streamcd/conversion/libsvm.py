@@ -68,7 +68,7 @@ class _Parser:
         n_rows, n_entries = max(n_bytes // 16, 1024), n_bytes // 4 + 1
         self._n_bytes = n_bytes
         self._rooms = [
-            (
+            kernels.Room(
                 np.empty(n_rows),
                 np.zeros(n_rows + 1, np.int64),
                 np.empty(n_entries, np.int64),
@@ -122,10 +122,10 @@ class _Parser:
     def _parse(self, block: ByteBlock, text: np.ndarray, state: np.ndarray) -> int:
         options = self._options
         indices = (self._least_index, self._end_index, options.ignore_beyond)
-        allowed = (*indices, options.needs_label, bool(options.separator))
+        allowed = kernels.Allowed(*indices, options.needs_label, bool(options.separator))
         known = 0.0
         while True:
-            status = kernels.parse_lines(text, block.stop, state, *self._rooms[0], *allowed, known)
+            status = kernels.parse_lines(text, block.stop, state, self._rooms[0], allowed, known)
             if status != kernels.FLOAT:
                 return int(status)
             known = float(_token(block, int(state[kernels.TOKEN])))

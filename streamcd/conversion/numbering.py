@@ -350,7 +350,7 @@ class Numberer:
 
     def apply(self, rows: Rows, index_dtype: np.dtype) -> Rows:
         """Return rows whose indices are 0-based features, and whose labels are numbers; the given ones are changed."""
-        from ..kernels.tables import renumber
+        from ..kernels.tables import TaskMaps, renumber
 
         numbering = self._numbering
         if numbering.maps_labels:
@@ -359,9 +359,9 @@ class Numberer:
             rows = replace(rows, label=self._places[codes].astype(np.float64))
         if numbering.maps_features:
             index = rows.index if rows.index.dtype == index_dtype else np.empty(rows.n_entries, index_dtype)
-            maps = (self._first_rows, self._starts, self._places, numbering.tail_start)
+            maps = TaskMaps(self._first_rows, self._starts, self._places, numbering.tail_start)
             tokens = np.empty(0, np.int64) if self._tokens is None else self._tokens.features(rows)
-            renumber(rows.indptr, rows.index, rows.source_row, *maps, tokens, index)
+            renumber(rows.indptr, rows.index, rows.source_row, maps, tokens, index)
             if self._tokens is not None:
                 rows, index = self._tokens.finish(rows, index)
         elif self._original is not None:

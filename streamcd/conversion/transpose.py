@@ -500,15 +500,16 @@ class Transposition:
             table[feature - first] = np.arange(feature.size, dtype=np.int32)
         row = np.empty(bucket.n_entries, dtype=self._dataset.row_dtype)
         value = np.empty(bucket.n_entries, dtype=self._dataset.value_dtype)
+        numbers = (first, table, feature)
         for entries in blocks:
             found = entries.fields[0]
             if found.size and (found.min() < first or found.max() > feature[-1]):
                 raise _miscounted(self._dataset)
-            if scatter.sort_entries(*entries.fields, first, table, feature, following, ends, row, value) >= 0:
+            if scatter.sort_entries(tuple(entries.fields), numbers, following, ends, (row, value)) >= 0:
                 raise _miscounted(self._dataset)
         if not np.array_equal(following, ends):
             raise _miscounted(self._dataset)
-        del table
+        del table, numbers
         writer.add(feature, count, row, value)
 
 

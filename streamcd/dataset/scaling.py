@@ -59,10 +59,11 @@ class Scaling:
     ) -> np.ndarray:
         """Transform the values of a block of sparse rows, to float64; those of features from `n_features` on become 0."""
         from ..kernels.rows import scale_rows  # here, because it imports numba
+        from ..kernels.sparse_rows import CSR
 
         scales = np.empty(0) if self.scales is None else self.scales
         out = np.empty(feature.size)
-        scale_rows(indptr, feature, value, scales, n_features, self.normalize == "l2", out)
+        scale_rows(CSR(indptr, feature, value), scales, n_features, self.normalize == "l2", out)
         return out
 
     def to_json(self) -> dict[str, str]:

@@ -7,6 +7,8 @@ arrays.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from .compile import inlined, kernel
@@ -29,17 +31,25 @@ APART, SIZE, PRODUCT, LARGEST = range(2, 6)
 """Further rows of `end_elastic_pass`: ``g(w) + g*(v) - w·v``, g(w), w·v and the largest ``|v_j|``, v being w(alpha)."""
 
 
+class Movement(NamedTuple):
+    """Measures of a pass, of all lanes; changed in place."""
+
+    sums: np.ndarray  # (6, lanes); the rows are named above
+    sketch: np.ndarray  # (N_BUCKETS, lanes): w - v with its signs changed at random, folded
+    moved: np.ndarray  # (lanes,): scratch
+
+
 @kernel
-def end_pass(w, beside, width, lanes, kappa, sums, sketch, moved):
+def end_pass(w, beside, width, lanes, kappa, out):
     """Replace the centre by w(alpha), and measure how far the pass moved from it.
 
     Neighbouring lanes are processed together, by vector operations, in loops so short that the compiler finds them free of
     aliases: 105 lanes of 55,000 features took half the processor time.
 
-    The centre v (`beside`, like the iterate `w`) becomes ``w(alpha) = (1 + kappa) w - kappa v``. Added to `sums` (2, all
-    lanes); and to `sketch` (N_BUCKETS, all lanes), w - v with its signs changed at random, folded: the angle of two such
-    vectors is about that of theirs. `moved` (all lanes) is scratch.
+    The centre v (`beside`, like the iterate `w`) becomes ``w(alpha) = (1 + kappa) w - kappa v``. Added to: `out`, a
+    `Movement`; the angle of two sketches is about that of their vectors.
     """
+    sums, sketch, _ = out
     if lanes.size == 1 and width == w.shape[1]:
         _end_pass_of_all(w.reshape(-1), beside.reshape(-1), kappa[0], sums.reshape(-1), sketch.reshape(-1))
         return
@@ -48,7 +58,7 @@ def end_pass(w, beside, width, lanes, kappa, sums, sketch, moved):
         while start < lanes.size:
             stop = _end_of_run(lanes, start)
             low, high = np.uint64(lanes[start]), np.uint64(lanes[stop - 1] + 1)
-            _end_pass_of_run(w, beside, low, high, kappa, sums, sketch, moved)
+            _end_pass_of_run(w, beside, low, high, kappa, out)
             start = stop
         return
     for j in range(w.shape[0]):
@@ -74,8 +84,9 @@ def _end_of_run(lanes, start):
 
 
 @inlined
-def _end_pass_of_run(w, beside, low, high, kappa, sums, sketch, moved):
+def _end_pass_of_run(w, beside, low, high, kappa, out):
     """Do the work of `end_pass` for the lanes ``low:high``, of one column each."""
+    sums, sketch, moved = out
     moved_sum, alpha_sum = sums[MOVED], sums[ALPHA_NORM]
     for j in range(w.shape[0]):
         point, weights, bucket = w[j], beside[j], sketch[np.uint64(j) & _LAST_BUCKET]
@@ -146,9 +157,9 @@ def _begin_pass_of_all(w, beside, kappa):
 
 
 @kernel
-def end_elastic_pass(w, beside, lanes, elastic_net, kappa, sums, sketch):
+def end_elastic_pass(w, beside, lanes, elastic_net, kappa, out):
     """Do the work of `end_pass` for u in place of w, which it becomes; `elastic_net` is a `penalties.Penalty`."""
-    l2 = elastic_net.l2
+    l2, sums, sketch = elastic_net.l2, out.sums, out.sketch
     for j in range(w.shape[0]):
         position = np.uint64(j)
         for lane in lanes:

@@ -41,6 +41,14 @@ class ColumnCosts(NamedTuple):
     free_bias: bool  # whether the bias's weight is not penalised
 
 
+class ColumnData(NamedTuple):
+    """Columns with their rows and the problem."""
+
+    columns: Columns
+    scores: Scores
+    costs: ColumnCosts
+
+
 class Span(NamedTuple):
     """A segment of a column: ``row[start:stop]``, or, where `dense`, those rows themselves, each with the value `bias`."""
 

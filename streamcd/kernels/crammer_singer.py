@@ -36,16 +36,6 @@ from .primitives import (
 )
 
 
-class LaneColumns(NamedTuple):
-    """The columns of one lane, and the numbers by which its steps are made (see `primitives.Steering`)."""
-
-    lane: int
-    first: int
-    n_columns: int  # of all lanes
-    inverse_mu: float = 1.0
-    uncounted: float = 0.0
-
-
 class ClassScratch(NamedTuple):
     """Room for a number of each class, (classes,) float64."""
 
@@ -54,9 +44,21 @@ class ClassScratch(NamedTuple):
     step: np.ndarray
 
 
+class LaneColumns(NamedTuple):
+    """The columns of one lane, scratch, and the numbers by which its steps are made (see `primitives.Steering`)."""
+
+    lane: int
+    first: int
+    n_columns: int  # of all lanes
+    scratch: ClassScratch
+    inverse_mu: float = 1.0
+    uncounted: float = 0.0
+
+
 @inlined
-def class_scores(i, rows, w, columns, bias, apart, margin):
-    """Write ``w_m·x + apart [m ≠ y]`` of all classes to `margin`; returns x·x, with the bias."""
+def class_scores(i, rows, w, columns, bias, apart):
+    """Write ``w_m·x + apart [m ≠ y]`` of all classes to the scratch `margin`; returns x·x, with the bias."""
+    margin = columns.scratch.margin
     feature, value, first, n_columns = rows.feature, rows.value, columns.first, columns.n_columns
     label, n_classes = rows.code[i], margin.size
     last = w.size - n_columns + first
@@ -191,7 +193,7 @@ def add_row_classes(i, rows, w, columns, bias, step):
 
 
 @kernel
-def crammer_singer_visit(order, rows, costs, variables, columns, totals, scratch):
+def crammer_singer_visit(order, rows, costs, variables, columns, totals):
     """Visit rows once in the given order: sequential dual method for the multiclass SVM of Crammer and Singer.
 
     Problem: ``min ½ Σ_m ‖w_m‖² + Σ_i Σ_{m ≠ y_i} a_im`` over ``Σ_m a_im = 0``, ``a_im <= C_i [m = y_i]``, with
@@ -200,7 +202,8 @@ def crammer_singer_visit(order, rows, costs, variables, columns, totals, scratch
     Changed in place: `variables`, where classes at their bound with a small G are taken out, and a row with one class left
     leaves; and `totals`, whose largest violation is ``max_m G_m - min G_m`` over m that may grow.
     """
-    lane, n_classes, margin = columns.lane, scratch.margin.size, scratch.margin
+    lane, scratch, margin = columns.lane, columns.scratch, columns.scratch.margin
+    n_classes = margin.size
     own = slice(columns.first, columns.first + n_classes)
     fetched = range(columns.first, columns.first + n_classes, 8)
     totals[lane, VIOLATION_MIN] = min(totals[lane, VIOLATION_MIN], 0.0)
@@ -213,7 +216,7 @@ def crammer_singer_visit(order, rows, costs, variables, columns, totals, scratch
             continue
         label = rows.code[i]
         alpha, active = variables.alpha[i, own], variables.active[i, own]
-        q = class_scores(i, rows, variables.w, columns, costs.bias, 1.0, margin)
+        q = class_scores(i, rows, variables.w, columns, costs.bias, 1.0)
         phi, _, dual_old = _class_terms(alpha, label, c, margin)
         totals[lane, GAP] += phi
         totals[lane, N_VISITED] += 1
@@ -252,9 +255,9 @@ def crammer_singer_visit(order, rows, costs, variables, columns, totals, scratch
 
 
 @kernel
-def crammer_singer_certify(order, rows, costs, variables, columns, w_alpha, totals, scratch):
-    """As `dual_certify` for a lane of Crammer–Singer. Changed in place: `w_alpha`, `totals`; `scratch` is scratch."""
-    lane, margin = columns.lane, scratch.margin
+def crammer_singer_certify(order, rows, costs, variables, columns, w_alpha, totals):
+    """As `dual_certify` for a lane of Crammer–Singer. Changed in place: `w_alpha`, `totals`."""
+    lane, margin = columns.lane, columns.scratch.margin
     own = slice(columns.first, columns.first + margin.size)
     fetched = range(columns.first, columns.first + margin.size, 8)
     totals[lane, VIOLATION_MIN] = min(totals[lane, VIOLATION_MIN], 0.0)
@@ -267,7 +270,7 @@ def crammer_singer_certify(order, rows, costs, variables, columns, w_alpha, tota
             continue
         label = rows.code[i]
         alpha = variables.alpha[i, own]
-        q = class_scores(i, rows, variables.w, columns, costs.bias, 1.0, margin)
+        q = class_scores(i, rows, variables.w, columns, costs.bias, 1.0)
         phi, primal, dual = _class_terms(alpha, label, c, margin)
         magnitude, size = primal, 0.0
         for m in range(margin.size):

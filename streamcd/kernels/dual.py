@@ -194,7 +194,7 @@ def dual_visit_lanes(order, rows, costs, variables, steering, totals, lanes):
         if n_live == 0:
             continue
         start, stop = rows.indptr[i], rows.indptr[i + 1]
-        _lane_dots(rows, w, n_lanes, start, stop, lanes, n_live, thresholds)
+        _lane_dots(i, rows, w, lanes, n_live, thresholds)
         q = row_square(rows, start, stop) + bias * bias
         n_changed = 0
         for position in range(n_live):
@@ -209,17 +209,18 @@ def dual_visit_lanes(order, rows, costs, variables, steering, totals, lanes):
                 steps[lane] = change * sign * inverse_mu
                 w[last + lane] += steps[lane] * bias
                 n_changed += 1
-        _add_row_lanes(rows, w, n_lanes, start, stop, lanes, n_changed)
+        _add_row_lanes(i, rows, w, lanes, n_changed)
 
 
 @inlined
-def _lane_dots(rows, w, n_lanes, start, stop, lanes, n_live, thresholds=None):
-    """Write x·w of a row in the first `n_live` live lanes to `dots`, each at its lane; other lanes' may be written too.
+def _lane_dots(i, rows, w, lanes, n_live, thresholds=None):
+    """Write x·w of row i in the first `n_live` live lanes to `dots`, each at its lane; other lanes' may be written too.
 
     Lanes are neighbours in `w`, and eight in a row take one sweep over the entries by vector operations. So a row costs
     what the groups of eight take in which it is live.
     """
     feature, value, live, dots = rows.feature, rows.value, lanes.live, lanes.dots
+    start, stop, n_lanes = rows.indptr[i], rows.indptr[i + 1], dots.size
     position = 0
     while position < n_live and n_lanes >= 8:
         low = min(live[position], n_lanes - 8)
@@ -251,13 +252,14 @@ def _beyond(live, position, n_live, stop):
 
 
 @inlined
-def _add_row_lanes(rows, w, n_lanes, start, stop, lanes, n):
-    """Add ``steps[lane]`` times the row to each of the first `n` live lanes, and leave zeros there.
+def _add_row_lanes(i, rows, w, lanes, n):
+    """Add ``steps[lane]`` times row i to each of the first `n` live lanes, and leave zeros there.
 
     Eight neighbours take part at once, as in `_lane_dots`, those without a step with 0: but no lane beyond the chosen ones,
     on which another thread may be at work.
     """
     feature, value, live, steps = rows.feature, rows.value, lanes.live, lanes.steps
+    start, stop, n_lanes = rows.indptr[i], rows.indptr[i + 1], steps.size
     first, end = lanes.chosen[0], lanes.chosen[-1] + 1
     position = 0
     while position < n and end - first >= 8:
@@ -399,7 +401,7 @@ def dual_certify_lanes(order, rows, costs, variables, w_alpha, totals, lanes):
                 live[n_live] = lane
                 n_live += 1
         start, stop = rows.indptr[i], rows.indptr[i + 1]
-        _lane_dots(rows, w, n_lanes, start, stop, lanes, n_live)
+        _lane_dots(i, rows, w, lanes, n_live)
         reach = row_reach(row_square(rows, start, stop) + bias * bias, stop - start)
         n_changed = 0
         for position in range(n_live):
@@ -415,4 +417,4 @@ def dual_certify_lanes(order, rows, costs, variables, w_alpha, totals, lanes):
                 steps[lane] = a * sign
                 n_changed += 1
                 w_alpha[last + lane] += a * sign * bias
-        _add_row_lanes(rows, w_alpha, n_lanes, start, stop, lanes, n_changed)
+        _add_row_lanes(i, rows, w_alpha, lanes, n_changed)

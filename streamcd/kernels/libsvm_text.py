@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from .compile import kernel
@@ -82,22 +84,27 @@ def take_labels(text, start, offsets, data):
         offsets[row + 1] = size
 
 
+class Allowed(NamedTuple):
+    """What a row may have."""
+
+    least_index: int  # indices are ``least_index <= index < end_index``
+    end_index: int
+    ignore: bool  # pass over those from `end_index` on
+    needs_label: bool  # else a row may begin with an entry, and its label is NaN
+    of_sets: bool  # any number of labels, joined by commas; `label` gets the position of their text, -1 where there is none
+
+
+class Room(NamedTuple):
+    """Arrays for parsed rows, filled in place; for at least a quarter as many entries as the text has bytes."""
+
+    label: np.ndarray  # (rows,) float64
+    indptr: np.ndarray  # (rows + 1,) int64
+    feature: np.ndarray  # (entries,) int64: indices
+    value: np.ndarray  # (entries,) float
+
+
 @kernel
-def parse_lines(
-    text,
-    stop,
-    state,
-    label,
-    indptr,
-    index,
-    value,
-    least_index,
-    end_index,
-    ignore,
-    needs_label,
-    of_sets,
-    known,
-):
+def parse_lines(text, stop, state, room, allowed, known):
     """Parse the lines of ``text[state[POSITION]:stop]``; return why it stopped.
 
     Parameters
@@ -107,22 +114,17 @@ def parse_lines(
     state : int64[N_STATE]
         Changed in place; holds all that is needed to go on after `FULL`, or after `FLOAT` once ``known`` is the value
         of the number at ``state[KNOWN]``.
-    label, indptr, index, value
-        Filled in place: float64[rows], int64[rows + 1], int64[entries], float[entries]; ``entries`` must be at least a
-        quarter of the text's bytes.
-    least_index, end_index : int64
-        Indices allowed are ``least_index <= index < end_index``; those from ``end_index`` on are passed over where
-        ``ignore``.
-    needs_label : bool
-        Else a row may begin with an entry, and its label is NaN.
-    of_sets : bool
-        A row has any number of labels, joined by commas; `label` gets the position of their text, -1 where there is none.
+    room : Room
+    allowed : Allowed
+    known : float64
 
     Returns
     -------
     int
         `END`, `FULL` (no room for the next row), `FLOAT`, or the error at ``state[TOKEN]``.
     """
+    label, indptr, index, value = room
+    least_index, end_index, ignore, needs_label, of_sets = allowed
     position, line, last = state[POSITION], state[LINE], state[LAST]
     row, entry = state[ROWS], state[ENTRIES]
     zeros, underflows, ignored = 0, 0, 0

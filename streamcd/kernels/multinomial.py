@@ -179,12 +179,13 @@ def _take_steps(alpha, label, new):
 
 
 @kernel
-def multinomial_visit(order, rows, costs, variables, columns, totals, scratch):
+def multinomial_visit(order, rows, costs, variables, columns, totals):
     """Visit rows once in the given order, each row's problem over its classes being solved; `variables` has no flags in use.
 
     Changed in place: `variables`, and `totals`, whose largest violation is ``max_m |a_m - C s_m|``, s the softmax.
     """
-    lane, n_classes, z = columns.lane, scratch.margin.size, scratch.margin
+    lane, scratch, z = columns.lane, columns.scratch, columns.scratch.margin
+    n_classes = z.size
     own = slice(columns.first, columns.first + n_classes)
     fetched = range(columns.first, columns.first + n_classes, 8)
     totals[lane, VIOLATION_MIN] = min(totals[lane, VIOLATION_MIN], 0.0)
@@ -196,7 +197,7 @@ def multinomial_visit(order, rows, costs, variables, columns, totals, scratch):
         if c <= 0.0:
             continue
         label, alpha = rows.code[i], variables.alpha[i, own]
-        q = class_scores(i, rows, variables.w, columns, costs.bias, 0.0, z)
+        q = class_scores(i, rows, variables.w, columns, costs.bias, 0.0)
         totals[lane, N_VISITED] += 1
         if not q < np.inf:  # the loop says what is wrong
             totals[lane, GAP] = np.inf
@@ -230,9 +231,10 @@ def multinomial_visit(order, rows, costs, variables, columns, totals, scratch):
 
 
 @kernel
-def multinomial_certify(order, rows, costs, variables, columns, w_alpha, totals, scratch):
-    """As `dual_certify` for a multinomial lane. Changed in place: `w_alpha`, `totals`; `scratch` is scratch."""
-    lane, n_classes, z = columns.lane, scratch.margin.size, scratch.margin
+def multinomial_certify(order, rows, costs, variables, columns, w_alpha, totals):
+    """As `dual_certify` for a multinomial lane. Changed in place: `w_alpha`, `totals`."""
+    lane, scratch, z = columns.lane, columns.scratch, columns.scratch.margin
+    n_classes = z.size
     own = slice(columns.first, columns.first + n_classes)
     fetched = range(columns.first, columns.first + n_classes, 8)
     totals[lane, VIOLATION_MIN] = min(totals[lane, VIOLATION_MIN], 0.0)
@@ -244,7 +246,7 @@ def multinomial_certify(order, rows, costs, variables, columns, w_alpha, totals,
         if c <= 0.0:
             continue
         label, alpha, signed = rows.code[i], variables.alpha[i, own], scratch.step
-        q = class_scores(i, rows, variables.w, columns, costs.bias, 0.0, z)
+        q = class_scores(i, rows, variables.w, columns, costs.bias, 0.0)
         log_softmax(z, scratch.target)
         phi, primal, dual, apart, slope = _row_terms(alpha, scratch.target, label, c)
         others = magnitude = 0.0

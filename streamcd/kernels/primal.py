@@ -3,7 +3,7 @@
 Arguments that all kernels here share
 -------------------------------------
 order : (n,) int64                offsets of the columns to visit; -1 is the bias, a virtual column of ``bias`` in every row
-columns, scores, costs            `Columns`, `Scores`, `ColumnCosts` (see `columns`)
+data, scores, costs               `ColumnData`, and its `Scores` and `ColumnCosts` (see `columns`)
 w : ((d + 1) * lanes,) float64    weights, row-major; the last ones belong to the bias
 lanes : (k,) int64                the lanes to work on
 totals : (lanes, N_TOTALS)        sums as in `primitives`: GAP ``½ Σ D'²``, the extremes of D', N_VISITED, N_ACTIVE
@@ -84,16 +84,18 @@ def _fetch_ahead(order, p, columns, score, n_lanes):
             prefetch(score, row[k] * n_lanes)
 
 
-# The loops below are called with literals (`dense`, `has_targets`, `squares`), so that each case is compiled to its own:
-# not all conditions inside one are taken out of it. Unsigned indices avoid the check for negative ones; decisions by
-# margins are factors 0 or 1, since a branch would be mispredicted half of the time. Together they make
-# it 17 times as fast.
+# The loops below are called with literals (`dense`, `has_targets`, `squares`), so that each case is compiled to a loop
+# of its own: not all conditions inside one are taken out of it. Unsigned indices avoid the check for negative ones;
+# decisions by margins are factors 0 or 1, since a branch would be mispredicted half of the time. Together they make it 17
+# times as fast.
 
 
 @inlined
-def _entry(k, dense, columns, costs):
+def _entry(k, dense, data):
     """Return row and value of an entry; row k and the bias for the virtual column of the bias."""
-    return (k, costs.bias) if dense else (np.uint64(columns.row[k]), np.float64(columns.value[k]))
+    return (
+        (k, data.costs.bias) if dense else (np.uint64(data.columns.row[k]), np.float64(data.columns.value[k]))
+    )
 
 
 @inlined
@@ -130,12 +132,13 @@ def _score_at(j, lane, costs):
 
 
 @inlined
-def _add_slopes_in(has_targets, squares, span, dense, lane, columns, scores, costs, sums):
+def _add_slopes_in(has_targets, squares, span, dense, lane, data, sums):
     """See `_add_slopes`."""
+    scores, costs = data.scores, data.costs
     slope, curve, bound = sums
     numbers = _unit_numbers(scores, costs)
     for k in range(np.uint64(span[0]), np.uint64(span[1])):
-        j, v = _entry(k, dense, columns, costs)
+        j, v = _entry(k, dense, data)
         c = _signed_cost(j, lane, scores, costs)
         z = scores.score[_score_at(j, lane, costs)]
         t = _margin_in(has_targets, j, math.copysign(1.0, c), z, scores)
@@ -152,23 +155,25 @@ def _add_slopes_in(has_targets, squares, span, dense, lane, columns, scores, cos
 
 
 @inlined
-def _add_slopes(span, dense, lane, columns, scores, costs, sums):
+def _add_slopes(span, dense, lane, data, sums):
     """Add a column's terms to the sums of `_newton`: derivatives of the loss at step 0, and a bound of the second."""
-    if is_half_square(_unit_numbers(scores, costs)):
-        if scores.target.size > 0:
-            return _add_slopes_in(True, True, span, dense, lane, columns, scores, costs, sums)
-        return _add_slopes_in(False, True, span, dense, lane, columns, scores, costs, sums)
-    if scores.target.size > 0:
-        return _add_slopes_in(True, False, span, dense, lane, columns, scores, costs, sums)
-    return _add_slopes_in(False, False, span, dense, lane, columns, scores, costs, sums)
+    has_targets = data.scores.target.size > 0
+    if is_half_square(_unit_numbers(data.scores, data.costs)):
+        if has_targets:
+            return _add_slopes_in(True, True, span, dense, lane, data, sums)
+        return _add_slopes_in(False, True, span, dense, lane, data, sums)
+    if has_targets:
+        return _add_slopes_in(True, False, span, dense, lane, data, sums)
+    return _add_slopes_in(False, False, span, dense, lane, data, sums)
 
 
 @inlined
-def _add_slope_at_zero(span, dense, lane, columns, scores, costs, slope):
+def _add_slope_at_zero(span, dense, lane, data, slope):
     """Add a column's terms to the derivative of the loss at w = 0."""
+    scores, costs = data.scores, data.costs
     numbers = _unit_numbers(scores, costs)
     for k in range(np.uint64(span[0]), np.uint64(span[1])):
-        j, v = _entry(k, dense, columns, costs)
+        j, v = _entry(k, dense, data)
         slope -= (
             _signed_cost(j, lane, scores, costs)
             * v
@@ -178,11 +183,12 @@ def _add_slope_at_zero(span, dense, lane, columns, scores, costs, slope):
 
 
 @inlined
-def _add_loss_change(span, dense, lane, columns, scores, costs, step, change):
+def _add_loss_change(span, dense, lane, data, step, change):
     """Add to `change` the difference that a step of the coordinate makes to the loss."""
+    scores, costs = data.scores, data.costs
     numbers = _unit_numbers(scores, costs)
     for k in range(np.uint64(span[0]), np.uint64(span[1])):
-        j, v = _entry(k, dense, columns, costs)
+        j, v = _entry(k, dense, data)
         c = _signed_cost(j, lane, scores, costs)
         y = math.copysign(1.0, c)
         t = _margin(j, y, scores.score[_score_at(j, lane, costs)], scores)
@@ -191,11 +197,11 @@ def _add_loss_change(span, dense, lane, columns, scores, costs, step, change):
 
 
 @inlined
-def _move(span, dense, lane, columns, costs, score, step):
+def _move(span, dense, lane, data, score, step):
     """Add a step along the coordinate to the scores."""
     for k in range(np.uint64(span[0]), np.uint64(span[1])):
-        j, v = _entry(k, dense, columns, costs)
-        score[_score_at(j, lane, costs)] += step * v
+        j, v = _entry(k, dense, data)
+        score[_score_at(j, lane, data.costs)] += step * v
 
 
 # One coordinate in one lane: sweeps over its column, in one segment or in several, for the derivatives, for every trial of
@@ -221,27 +227,28 @@ class Search(NamedTuple):
 
 
 @inlined
-def _swept(search, span, dense, begins, lane, columns, scores, costs):
+def _swept(search, span, dense, begins, lane, data):
     """Sweep over a segment; returns the search with its sums."""
     kind, slope, curve, bound, at_zero, gradient, step, share, free, change = search
     if kind == SLOPES:
         sums = (slope, curve, bound)
-        slope, curve, bound = _add_slopes(span, dense, lane, columns, scores, costs, sums)
+        slope, curve, bound = _add_slopes(span, dense, lane, data, sums)
         if begins[lane]:
-            at_zero = _add_slope_at_zero(span, dense, lane, columns, scores, costs, at_zero)
+            at_zero = _add_slope_at_zero(span, dense, lane, data, at_zero)
     elif kind == TRY:
-        change = _add_loss_change(span, dense, lane, columns, scores, costs, step, change)
+        change = _add_loss_change(span, dense, lane, data, step, change)
     elif kind == MOVE:
-        _move(span, dense, lane, columns, costs, scores.score, step)
+        _move(span, dense, lane, data, data.scores.score, step)
     return Search(kind, slope, curve, bound, at_zero, gradient, step, share, free, change)
 
 
 @inlined
-def _turned(search, own, ridge, begins, lane, loss, totals):
+def _turned(search, weight, begins, lane, loss, totals):
     """Conclude a sweep over all of the column; returns the search with the kind of the next sweep.
 
-    `own` is the weight, and the ridge 1, or 0 if the weight is not penalised.
+    `weight` holds the weight, and the ridge: 1, or 0 if the weight is not penalised.
     """
+    own, ridge = weight
     kind, slope, curve, bound, at_zero, gradient, step, share, free, change = search
     if kind == SLOPES:
         gradient, step, free = _newton((slope, curve, bound), own, ridge, loss)
@@ -293,24 +300,20 @@ def _is_sufficient(change, gradient, step, loss):
 
 
 @inlined
-def _solve(coordinate, dense, lane, columns, scores, costs, begins, totals):
-    """Choose one coordinate's step in one lane by line search, and add it to the scores; returns it, 0 for none.
-
-    `coordinate` holds the range of its entries, the ridge, and the weight.
-    """
-    start, stop, ridge, own = coordinate
+def _solve(span, dense, weight, lane, data, begins, totals):
+    """Choose one coordinate's step in one lane by line search, and add it to the scores; returns it, 0 for none."""
     search = Search(SLOPES, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0)
     while search.sweep != DONE:
         moves = search.sweep == MOVE
-        search = _swept(search, (start, stop), dense, begins, lane, columns, scores, costs)
+        search = _swept(search, span, dense, begins, lane, data)
         if moves:
             return search.step
-        search = _turned(search, own, ridge, begins, lane, costs.loss, totals)
+        search = _turned(search, weight, begins, lane, data.costs.loss, totals)
     return 0.0
 
 
 @kernel
-def primal_visit(order, columns, scores, costs, w, begins, lanes, totals):
+def primal_visit(order, data, w, begins, lanes, totals):
     """Visit columns in the given order: a Newton step with backtracking along each coordinate, lane by lane.
 
     Algorithm 2 of Chang, Hsieh, Lin (JMLR 9, 2008): the largest ``s = d λ`` of λ = 1, ½, ¼, … for which
@@ -322,6 +325,7 @@ def primal_visit(order, columns, scores, costs, w, begins, lanes, totals):
     and one for each evaluation. For lanes marked in `begins` (lanes,) the squares of the derivatives at w = 0 are added to
     DUAL, at the cost of a sweep.
     """
+    columns, scores, costs = data
     n_lanes = totals.shape[0]
     n_rows = scores.score.size // n_lanes
     last = w.size - n_lanes
@@ -332,12 +336,11 @@ def primal_visit(order, columns, scores, costs, w, begins, lanes, totals):
         for lane in lanes:
             if c >= 0:
                 at = columns.feature[c] * n_lanes + lane
-                coordinate = (columns.indptr[c], columns.indptr[c + 1], 1.0, w[at])
-                step = _solve(coordinate, False, lane, columns, scores, costs, begins, totals)
+                span = (columns.indptr[c], columns.indptr[c + 1])
+                step = _solve(span, False, (w[at], 1.0), lane, data, begins, totals)
             else:
                 at = last + lane
-                bias = (0, n_rows, ridge, w[at])
-                step = _solve(bias, True, lane, columns, scores, costs, begins, totals)
+                step = _solve((0, n_rows), True, (w[at], ridge), lane, data, begins, totals)
             if step != 0.0:
                 w[at] += step
 
@@ -347,12 +350,13 @@ def primal_visit(order, columns, scores, costs, w, begins, lanes, totals):
 
 
 @inlined
-def _add_dual_sum_in(has_targets, span, dense, lane, columns, scores, costs, side, sums):
+def _add_dual_sum_in(has_targets, span, dense, lane, data, side, sums):
     """See `_add_dual_sum`."""
+    scores, costs = data.scores, data.costs
     total, squares = sums
     numbers = _unit_numbers(scores, costs)
     for k in range(np.uint64(span[0]), np.uint64(span[1])):
-        j, v = _entry(k, dense, columns, costs)
+        j, v = _entry(k, dense, data)
         c = _signed_cost(j, lane, scores, costs)
         y = math.copysign(1.0, c)
         t = _margin_in(has_targets, j, y, scores.score[_score_at(j, lane, costs)], scores)
@@ -363,11 +367,11 @@ def _add_dual_sum_in(has_targets, span, dense, lane, columns, scores, costs, sid
 
 
 @inlined
-def _add_dual_sum(span, dense, lane, columns, scores, costs, side, sums):
+def _add_dual_sum(span, dense, lane, data, side, sums):
     """Add a column's terms to ``v_i = Σ s_j alpha_j x_ji`` and to ``Σ x_ji²``."""
-    if scores.target.size > 0:
-        return _add_dual_sum_in(True, span, dense, lane, columns, scores, costs, side, sums)
-    return _add_dual_sum_in(False, span, dense, lane, columns, scores, costs, side, sums)
+    if data.scores.target.size > 0:
+        return _add_dual_sum_in(True, span, dense, lane, data, side, sums)
+    return _add_dual_sum_in(False, span, dense, lane, data, side, sums)
 
 
 @inlined
@@ -389,7 +393,7 @@ def _accumulate_gap(own, sums, n_entries, lane, totals):
 
 
 @kernel
-def primal_certify(order, columns, scores, costs, w, side, lanes, totals):
+def primal_certify(order, data, w, side, lanes, totals):
     """Add up at fixed `w`: ``½ (w_i - v_i)²`` into GAP and ``-½ v_i²`` into DUAL, ``v = w(alpha)``, and w·x into `fresh`.
 
     Parameters
@@ -402,6 +406,7 @@ def primal_certify(order, columns, scores, costs, w, side, lanes, totals):
     alpha comes from `score`, which may have drifted from w·x: any alpha is a point of the dual, so the certificate, which
     takes the rows' margins from `fresh`, holds all the same. A free bias has no term: `side` makes ``Σ y alpha = 0``.
     """
+    columns, scores, costs = data
     n_lanes = totals.shape[0]
     n_rows = scores.score.size // n_lanes
     last = w.size - n_lanes
@@ -413,14 +418,14 @@ def primal_certify(order, columns, scores, costs, w, side, lanes, totals):
             if c >= 0:
                 own = w[columns.feature[c] * n_lanes + lane]
                 span = (columns.indptr[c], columns.indptr[c + 1])
-                sums = _add_dual_sum(span, False, lane, columns, scores, costs, side, (0.0, 0.0))
+                sums = _add_dual_sum(span, False, lane, data, side, (0.0, 0.0))
                 n_entries = span[1] - span[0]
-                _move(span, False, lane, columns, costs, scores.fresh, own)
+                _move(span, False, lane, data, scores.fresh, own)
             else:
                 own = w[last + lane]
                 n_entries = n_rows
-                sums = _add_dual_sum((0, n_rows), True, lane, columns, scores, costs, side, (0.0, 0.0))
-                _move((0, n_rows), True, lane, columns, costs, scores.fresh, own)
+                sums = _add_dual_sum((0, n_rows), True, lane, data, side, (0.0, 0.0))
+                _move((0, n_rows), True, lane, data, scores.fresh, own)
             totals[lane, CURVE] += sums[1]
             if c >= 0 or not costs.free_bias:
                 _accumulate_gap(own, sums, n_entries, lane, totals)
@@ -535,14 +540,14 @@ def _search_of(lane, searches):
 
 
 @kernel
-def sweep_segment(span, columns, scores, costs, begins, lanes, searches):
+def sweep_segment(span, data, begins, lanes, searches):
     """Sweep over a segment, in each lane for what its row of `searches` (lanes, fields of `Search`) is at."""
     for lane in lanes:
         search = _search_of(lane, searches)
         if span.dense:
-            search = _swept(search, span, True, begins, lane, columns, scores, costs)
+            search = _swept(search, span, True, begins, lane, data)
         else:
-            search = _swept(search, span, False, begins, lane, columns, scores, costs)
+            search = _swept(search, span, False, begins, lane, data)
         for field in range(len(search)):
             searches[lane, field] = search[field]
 
@@ -554,26 +559,24 @@ def turn_searches(w, ridge, loss, begins, lanes, totals, searches):
         search = _search_of(lane, searches)
         if search.sweep == MOVE:
             w[lane] += search.step
-        search = _turned(search, w[lane], ridge, begins, lane, loss, totals)
+        search = _turned(search, (w[lane], ridge), begins, lane, loss, totals)
         for field in range(len(search)):
             searches[lane, field] = search[field]
 
 
 @kernel
-def segment_moves(span, columns, costs, score, lanes, steps):
-    """Add the steps (lanes,) along the column to `score`, in place."""
+def segment_moves(span, data, lanes, steps):
+    """Add the steps (lanes,) along the column to the fresh scores, in place."""
     for lane in lanes:
-        _move(span, span.dense, lane, columns, costs, score, steps[lane])
+        _move(span, span.dense, lane, data, data.scores.fresh, steps[lane])
 
 
 @kernel
-def segment_dual_sums(span, columns, scores, costs, side, lanes, sums):
+def segment_dual_sums(span, data, side, lanes, sums):
     """Add a segment's terms to `sums` (lanes, 2), as `_add_dual_sum` does."""
     for lane in lanes:
         before = (sums[lane, 0], sums[lane, 1])
-        sums[lane, 0], sums[lane, 1] = _add_dual_sum(
-            span, span.dense, lane, columns, scores, costs, side, before
-        )
+        sums[lane, 0], sums[lane, 1] = _add_dual_sum(span, span.dense, lane, data, side, before)
 
 
 @kernel

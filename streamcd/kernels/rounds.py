@@ -9,6 +9,7 @@ eta : (lanes,) float64                           the step: the variables move to
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -180,13 +181,22 @@ def _between(base, candidate, eta):
     return candidate if eta == 1.0 else base + eta * (candidate - base)
 
 
+class Step(NamedTuple):
+    """A step `eta` (lanes,) from `base` towards `candidate` (rows, alpha_width)."""
+
+    base: np.ndarray
+    candidate: np.ndarray
+    eta: np.ndarray
+
+
 @kernel
-def apply_step(loss, y, cost, base, candidate, active, eta, point):
+def apply_step(loss, y, cost, step, active, point):
     """Write the variables after the step to `point`, within their bounds.
 
     `active` (rows, lanes) uint8 changes in place: set for rows that shrinking took out at a bound from which a step other
     than 1 moves them.
     """
+    base, candidate, eta = step
     n_lanes = eta.size
     for i in range(base.shape[0]):
         for lane in range(n_lanes):
@@ -203,8 +213,9 @@ def apply_step(loss, y, cost, base, candidate, active, eta, point):
 
 
 @kernel
-def apply_class_step(code, cost, base, candidate, active, eta, point):
+def apply_class_step(code, cost, step, active, point):
     """As `apply_step` for Crammer–Singer; `active` has a flag for each class."""
+    base, candidate, eta = step
     n_classes = base.shape[1] // eta.size
     for i in range(base.shape[0]):
         for column in range(base.shape[1]):
@@ -216,8 +227,9 @@ def apply_class_step(code, cost, base, candidate, active, eta, point):
 
 
 @kernel
-def apply_multinomial_step(cost, base, candidate, eta, point):
+def apply_multinomial_step(cost, step, point):
     """As `apply_step` for the multinomial loss: the largest variable of a row is C less the others."""
+    base, candidate, eta = step
     n_classes = base.shape[1] // eta.size
     for i in range(base.shape[0]):
         for lane in range(eta.size):

@@ -100,12 +100,13 @@ def add_row_norms(indptr, value, sums):
 
 
 @kernel
-def scale_rows(indptr, feature, value, scale, n_features, unit_rows, out):
-    """Divide every value by its feature's scale, then every row by its norm.
+def scale_rows(rows, scale, n_features, unit_rows, out):
+    """Divide every value of `rows` (`CSR`) by its feature's scale, then every row by its norm.
 
     Features from ``scale.size`` on keep their values; those from `n_features` on become 0, and so do not count in the norm.
     With `unit_rows` rows are divided by their norms, unless that is 0. `out` (float64) is written.
     """
+    indptr, feature, value = rows
     for i in range(indptr.size - 1):
         start, stop = indptr[i], indptr[i + 1]
         for k in range(start, stop):
@@ -122,12 +123,12 @@ def scale_rows(indptr, feature, value, scale, n_features, unit_rows, out):
 
 
 @kernel
-def scores(start, stop, feature, value, w, intercept, out):
-    """Write ``x·w_m + intercept_m`` of every row and weight vector to `out`, (rows, vectors).
+def scores(rows, w, intercept, out):
+    """Write ``x·w_m + intercept_m`` of every row (`SparseRows`) and weight vector to `out`, (rows, vectors).
 
-    A row has the entries ``start[i]:stop[i]``. Returns how many entries were left out, whose features are not among those of
-    `w`, (features, vectors).
+    Returns how many entries were left out, whose features are not among those of `w`, (features, vectors).
     """
+    start, stop, feature, value = rows
     n_features, n_vectors = w.shape
     ignored = 0
     for i in range(start.size):
@@ -147,12 +148,13 @@ def scores(start, stop, feature, value, w, intercept, out):
 
 
 @kernel
-def sparse_scores(start, stop, feature, value, kept, w, intercept, out):
+def sparse_scores(rows, kept, w, intercept, out):
     """Write what `scores` writes, to the bit, by the weights of some features: those of the others are 0.
 
     `kept` holds a bit for each feature, 64 in a uint64, how many are set before each of these, and the number of features;
     the weights of the features whose bit is set are the rows of `w`, in order.
     """
+    start, stop, feature, value = rows
     bits, before, n_features = kept
     ignored = 0
     for i in range(start.size):
@@ -189,7 +191,7 @@ def _count_bits(word):
 
 
 @kernel
-def compact_rows(indptr, row, n_columns, n_rows, following, rank, listed):
+def compact_rows(indptr, row, n_rows, following, rank, listed):
     """Number the rows that occur in columns, ascending, and replace the rows by these numbers.
 
     Parameters
@@ -197,7 +199,7 @@ def compact_rows(indptr, row, n_columns, n_rows, following, rank, listed):
     indptr : (columns + 1,) int64
     row : (entries,)
         Changed in place; ascending within a column.
-    following : (columns,) int64, rank : (rows at a time,) int64
+    following : (columns or more,) int64, rank : (rows at a time,) int64
         Scratch.
     listed : (at least as many as occur,) like `row`
         Written: row ``listed[i]`` has the number i.
@@ -211,7 +213,7 @@ def compact_rows(indptr, row, n_columns, n_rows, following, rank, listed):
     -----
     Works on a range of rows at a time through all columns: two sweeps over the entries, without sorting.
     """
-    n = 0
+    n, n_columns = 0, indptr.size - 1
     for c in range(n_columns):
         following[c] = indptr[c]
     for first in range(0, n_rows, rank.size):

@@ -110,13 +110,15 @@ def take_items(records, indptr, width, words, out):
 
 
 @cached
-def sort_entries(feature, row, value, first, table, occurring, following, ends, to_row, to_value):
-    """Write entries to their positions among those sorted by feature.
+def sort_entries(entries, numbers, following, ends, out):
+    """Write entries (feature, row, value) to their positions in `out` (row, value) among those sorted by feature.
 
-    ``table[i]`` is the number of feature ``first + i`` among those that are `occurring` (ascending); empty where their range
-    is too wide for a table. `following` is the position of the next entry of each, advanced in place; `ends` the end of its
-    entries. Returns -1, or the number of the first entry that the counts do not allow for.
+    `numbers` holds `first`, `table` and `occurring`: ``table[i]`` is the number of feature ``first + i`` among those that
+    are `occurring` (ascending); empty where their range is too wide for a table. `following` is the position of the next
+    entry of each, advanced in place; `ends` the end of its entries. Returns -1, or the number of the first entry that the
+    counts do not allow for.
     """
+    (feature, row, value), (first, table, occurring), (to_row, to_value) = entries, numbers, out
     for k in range(feature.size):
         if table.size:
             i = np.int64(table[feature[k] - first])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from .compile import inlined, kernel
@@ -64,9 +66,21 @@ FULL = -3
 """Instead of a number: there is no room for the string."""
 
 
+class HashTable(NamedTuple):
+    """Hash table with linear probing, which holds each (column, string) once; changed in place."""
+
+    slots: np.ndarray  # (power of two,) int32: -1 where empty, else a number; half of them at most are taken
+    hashes: np.ndarray  # (numbers,) uint64
+    columns: np.ndarray  # (numbers,) int32
+    ends: np.ndarray  # (numbers + 1,) int64: the bytes of number n are ``arena[ends[n]:ends[n + 1]]``
+    arena: np.ndarray  # (bytes,) uint8
+    state: np.ndarray  # (3,) int64: numbers and bytes so far, and the bytes of a string without room
+
+
 @inlined
-def number_of(column, data, first, length, add, slots, hashes, columns, ends, arena, state):
-    """Number of one string in a hash table, to which it may be added; `UNKNOWN` or `FULL`. See `number_strings`."""
+def number_of(column, data, first, length, add, table):
+    """Number of one string in a hash table, to which it may be added; `UNKNOWN` or `FULL`."""
+    slots, hashes, columns, ends, arena, state = table
     mask = np.uint64(slots.size - 1)
     wanted = _hash_bytes(column, data, first, length)
     slot = wanted & mask
@@ -97,47 +111,37 @@ def number_of(column, data, first, length, add, slots, hashes, columns, ends, ar
 
 
 @kernel
-def number_strings(
-    column, data, offsets, valid, start, add, first_code, slots, hashes, columns, ends, arena, state, out
-):
-    """Number strings by a hash table with linear probing, which holds each (column, string) once.
+def number_strings(column, strings, start, add, table, out):
+    """Number the strings of a column by a `HashTable`.
 
     Parameters
     ----------
     column : int
-    data, offsets : (bytes,) uint8, (strings + 1,) int64
-        String ``i`` is ``data[offsets[i]:offsets[i + 1]]``.
-    valid : (strings,) bool
-        Empty where no string is null.
+    strings : (bytes,) uint8, (strings + 1,) int64, (strings,) bool
+        String ``i`` is ``data[offsets[i]:offsets[i + 1]]``; the last array tells which are not null, and is empty where
+        none is.
     start : int
         The first string to number.
     add : bool
         Add those that are not there, and number them on; else they are `UNKNOWN`.
-    first_code : int
-        Added to the numbers of strings, which makes codes.
-    slots : (power of two,) int32
-        -1 where empty, else a number; half of them at most are taken.
-    hashes, columns, ends, arena : (numbers,) uint64, (numbers,) int32, (numbers + 1,) int64, (bytes,) uint8
-        Each number's hash, column, and bytes, which end at ``ends[number + 1]``.
-    state : (3,) int64
-        Numbers and bytes so far, and the bytes of a string without room; changed in place, as the arrays before it.
+    table : HashTable
     out : (strings,) int64
-        Codes, or `MISSING`, or `UNKNOWN`; filled in place.
+        Numbers, or `MISSING`, or `UNKNOWN`; filled in place.
 
     Returns
     -------
     int
         The first string that there is no room for; the number of strings where all are numbered.
     """
+    data, offsets, valid = strings
     for i in range(start, offsets.size - 1):
         if valid.size and not valid[i]:
             out[i] = MISSING
             continue
-        first, length = offsets[i], offsets[i + 1] - offsets[i]
-        number = number_of(column, data, first, length, add, slots, hashes, columns, ends, arena, state)
+        number = number_of(column, data, offsets[i], offsets[i + 1] - offsets[i], add, table)
         if number == FULL:
             return i
-        out[i] = number if number == UNKNOWN else first_code + number
+        out[i] = number
     return offsets.size - 1
 
 
@@ -187,17 +191,18 @@ def murmur(prefix, data, first, length):
 
 
 @kernel
-def murmur_strings(prefix, data, offsets, valid, out):
+def murmur_strings(prefix, strings, out):
     """Hash ``prefix + string`` by MurmurHash3 (x86, 32 bits, seed 0), as scikit-learn's FeatureHasher hashes ``name=value``.
 
     Parameters
     ----------
     prefix : (bytes,) uint8
-    data, offsets, valid
+    strings
         As for `number_strings`.
     out : (strings,) int64
         The hash as a signed 32-bit number, shifted up by 2^31; `MISSING` of null. Filled in place.
     """
+    data, offsets, valid = strings
     for i in range(offsets.size - 1):
         if valid.size and not valid[i]:
             out[i] = MISSING
@@ -234,23 +239,29 @@ def take_codes(codes, places, out):
         out[k] = codes[place if place >= 0 else codes.size - 1]
 
 
+class Layout(NamedTuple):
+    """Every column of a table, hashed ones last, as `table_rows` takes it; each (columns,) int64."""
+
+    kinds: np.ndarray
+    lines: np.ndarray  # of the arrays of its kind
+    features: np.ndarray  # of a number the entry's code, of a hashed column that of the first bucket
+    indicators: np.ndarray  # the code of a missing value's entry, or `NO_INDICATOR`, or `REFUSED`
+
+
 @kernel
-def table_rows(n_rows, values, codes, kinds, lines, features, indicators, bits, indptr, index, value, state):
+def table_rows(values, codes, layout, bits, rows, state):
     """Join columns to rows of entries, ascending by code within a row; zeros are no entries.
 
     Parameters
     ----------
-    n_rows : int
     values : (numbers, rows) float64
         Columns of numbers; NaN is missing.
     codes : (strings, rows) int64
         Columns of codes of strings, or of their hashes.
-    kinds, lines, features, indicators : (columns,) int64
-        Of every column, hashed ones last: its kind; its line in `values` or `codes`; of a number the entry's code, of a
-        hashed column that of the first bucket; the code of a missing value's entry, or `NO_INDICATOR`, or `REFUSED`.
+    layout : Layout
     bits : int
         2^bits buckets take hashed strings, an entry 1 or -1 by the hash's sign each; those of one bucket are added up.
-    indptr, index, value : (rows + 1,) int64, (entries,) int64, (entries,) float
+    rows : CSR
         Filled in place; there is room for an entry in every cell.
     state : (N_STATE,) int64
         Where an error is, and counts; changed in place.
@@ -260,8 +271,10 @@ def table_rows(n_rows, values, codes, kinds, lines, features, indicators, bits, 
     int
         `OK`, or `NULL_VALUE`, `INFINITE`, `OUT_OF_RANGE` (of the type of the values).
     """
+    kinds, lines, features, indicators = layout
+    indptr, index, value = rows
     entry = 0
-    for row in range(n_rows):
+    for row in range(indptr.size - 1):
         hashed_from = -1
         for column in range(kinds.size):
             kind = kinds[column]
@@ -345,17 +358,15 @@ def are_sorted(starts, index):
 
 
 @kernel
-def sparse_rows(starts, given_index, given_value, least, width_end, ignore, indptr, index, value, state):
+def sparse_rows(given, least, width_end, ignore, rows, state):
     """Copy sparse rows whose indices do not descend: repeated ones are added up, zeros counted and left out.
 
     Parameters
     ----------
-    starts : (rows + 1,) int64
-        Row ``r`` is ``starts[r]:starts[r + 1]`` of the next two.
-    given_index, given_value : (entries,) integer, (entries,) float
+    given : CSR
     least, width_end : int
         Indices allowed are ``least <= index < width_end``; those beyond are skipped and counted if `ignore`.
-    indptr, index, value : (rows + 1,) int64, (entries,) int64, (entries,) float
+    rows : CSR
         Filled in place.
     state : (N_STATE,) int64
         Where an error is, and counts; changed in place.
@@ -365,6 +376,8 @@ def sparse_rows(starts, given_index, given_value, least, width_end, ignore, indp
     int
         `OK`, `NULL_VALUE` (NaN), `INFINITE`, `OUT_OF_RANGE`, `NEGATIVE_INDEX` (below `least`), `HUGE_INDEX`, `BEYOND_WIDTH`.
     """
+    starts, given_index, given_value = given
+    indptr, index, value = rows
     entry = 0
     for row in range(starts.size - 1):
         first, stop = starts[row], starts[row + 1]
@@ -405,11 +418,12 @@ def sparse_rows(starts, given_index, given_value, least, width_end, ignore, indp
 
 
 @kernel
-def dense_rows(values, width_end, ignore, indptr, index, value, state):
+def dense_rows(values, width_end, ignore, rows, state):
     """Make entries of the cells of a matrix that are not zero.
 
     Returns `OK`, `NULL_VALUE` (NaN), `INFINITE`, `OUT_OF_RANGE` or `BEYOND_WIDTH`; other arguments as for `sparse_rows`.
     """
+    indptr, index, value = rows
     entry = 0
     for row in range(values.shape[0]):
         for column in range(values.shape[1]):
@@ -436,40 +450,44 @@ def dense_rows(values, width_end, ignore, indptr, index, value, state):
 
 
 @kernel
-def append_rows(indptr, index, value, more_indptr, more_index, more_value, out_indptr, out_index, out_value):
-    """Join the entries of every row of two tables, the second one's after the first one's."""
+def append_rows(rows, more, out):
+    """Join the entries of every row of two tables, the second one's after the first one's; each is a `CSR`."""
     entry = 0
-    for row in range(indptr.size - 1):
-        for k in range(indptr[row], indptr[row + 1]):
-            out_index[entry], out_value[entry] = index[k], value[k]
+    for row in range(rows.indptr.size - 1):
+        for k in range(rows.indptr[row], rows.indptr[row + 1]):
+            out.feature[entry], out.value[entry] = rows.feature[k], rows.value[k]
             entry += 1
-        for k in range(more_indptr[row], more_indptr[row + 1]):
-            out_index[entry], out_value[entry] = more_index[k], more_value[k]
+        for k in range(more.indptr[row], more.indptr[row + 1]):
+            out.feature[entry], out.value[entry] = more.feature[k], more.value[k]
             entry += 1
-        out_indptr[row + 1] = entry
+        out.indptr[row + 1] = entry
+
+
+class TaskMaps(NamedTuple):
+    """Maps from the codes of tasks, each of which numbers strings on its own, to features."""
+
+    first_rows: np.ndarray  # (tasks,) int64: first row of the source of every task, ascending
+    starts: np.ndarray  # (tasks + 1,) int64: task t has the map ``features[starts[t]:starts[t + 1]]``
+    features: np.ndarray  # (codes of all tasks,) int64
+    tail_start: int  # feature of the code `TAIL_CODES`, after which come those of hashed and sparse columns
 
 
 @kernel
-def renumber(indptr, index, source_row, first_rows, starts, features, tail_start, of_tokens, out):
-    """Turn the codes of tasks, each of which numbers strings on its own, into features.
+def renumber(indptr, index, source_row, maps, of_tokens, out):
+    """Turn codes into features.
 
     Parameters
     ----------
     indptr, index : (rows + 1,) int64, (entries,) integer
         Codes.
     source_row : (rows,) int64
-    first_rows : (tasks,) int64
-        First row of the source of every task, ascending.
-    starts : (tasks + 1,) int64
-        Task ``t`` has the map ``features[starts[t]:starts[t + 1]]``.
-    features : (codes of all tasks,) int64
-    tail_start : int
-        Feature of the code `TAIL_CODES`, after which come those of hashed and sparse columns.
+    maps : TaskMaps
     of_tokens : (entries of text,) int64
         Features of the codes from `TEXT_CODES` on, in the order of the entries.
     out : (entries,) integer
         Filled in place.
     """
+    first_rows, starts, features, tail_start = maps
     n_tokens = 0
     for row in range(source_row.size):
         task, end = 0, first_rows.size

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .compile import inlined, kernel
-from .tables import FULL, UNKNOWN, murmur, number_of
+from .tables import FULL, UNKNOWN, HashTable, murmur, number_of
 
 SIGMA = 0x3A3
 """The capital sigma, whose lower case depends on the letters around it."""
@@ -216,6 +216,7 @@ def count_ngrams(
     int
         The first document that there is no room for in the hash table; the number of documents where all are done.
     """
+    table = HashTable(slots, hashes, columns, string_ends, arena, state)
     mask = (1 << bits) - 1
     for document in range(first_document, indptr.size - 1):
         begin = entry = out_indptr[document]
@@ -228,9 +229,7 @@ def count_ngrams(
                     count = 1.0 if number >= 0 else -1.0
                     number = abs(number) & mask
                 else:
-                    number = number_of(
-                        column, words, start, length, add, slots, hashes, columns, string_ends, arena, state
-                    )
+                    number = number_of(column, words, start, length, add, table)
                     if number == FULL:
                         return document
                     if number == UNKNOWN:

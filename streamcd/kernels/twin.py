@@ -23,15 +23,18 @@ class Elimination(NamedTuple):
 
 
 @kernel
-def gram_visit(order, rows, costs, lanes, part, n_parts, gram):
-    """Add ``C_i x_i x_iᵀ`` of the rows with y = -1 to each lane's matrix; only its rows ``part, part + n_parts, …``.
+def gram_visit(order, rows, costs, lanes, share, gram):
+    """Add ``C_i x_i x_iᵀ`` of the rows with y = -1 to each lane's matrix.
 
     Parameters
     ----------
+    share : (int, int)
+        A part and the number of parts: only the matrices' rows ``part, part + n_parts, …`` are changed.
     gram : ndarray of float64, shape (lanes, d + 1, d + 1)
         Changed in place. Whatever `n_parts`, every number is summed up in the same order.
     """
     feature, value, bias = rows.feature, rows.value, costs.bias
+    part, n_parts = share
     last = gram.shape[1] - 1
     for p in range(order.size):
         i = order[p]
@@ -117,12 +120,9 @@ def take_block(matrix, start, stop, panel, scaled):
 
 
 @kernel
-def subtract_products(matrix, first, last, panel, scaled, part, n_parts):
-    """Subtract ``panelᵀ scaled`` from the lower triangle; only of the rows ``first + part, first + part + n_parts, …``.
-
-    Every number is the same whatever `n_parts`.
-    """
-    for i in range(first + part, last, n_parts):
+def subtract_products(matrix, rows, panel, scaled):
+    """Subtract ``panelᵀ scaled`` from the lower triangle, of `rows` alone (first, end, step)."""
+    for i in range(rows[0], rows[1], rows[2]):
         row = matrix[i]
         for k in range(0, BLOCK, 4):  # four at a time: a load and a store of the row for all
             a, b, c, d = panel[k, i], panel[k + 1, i], panel[k + 2, i], panel[k + 3, i]

@@ -30,10 +30,11 @@ from ..kernels.loss_table import (
     has_targets,
     row_loss,
 )
+from ..kernels.sparse_rows import SparseRows
 from .calibration import class_log_probabilities, label_log_probabilities
 from .encoding import Encoding
 from .model_file import STORED_FIELDS, number_text, source_labels, write_model
-from .scoring import ClassChoice, SparseRows, score
+from .scoring import ClassChoice, score
 from .sparse_weights import SparseWeights, sparse_if_worth
 
 UNKNOWN_CLASS = "(unknown)"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from ..core.classes import has_vector_per_class
 from ..core.threads import Threads
 from ..dataset.read_ahead import AHEAD_BYTES
 from ..kernels.loss_table import PLANES, form_of
+from ..kernels.sparse_rows import SparseRows
 from .sparse_weights import SparseWeights
 
 if TYPE_CHECKING:
@@ -25,15 +26,6 @@ _CHUNKS_AHEAD = 16  # chunks that are read in advance: about 16 MB
 _ROW_BYTES = 96  # of a row of a chunk besides its entries: six numbers, as stored and decoded
 
 Scored = TypeVar("Scored")
-
-
-class SparseRows(NamedTuple):
-    """Rows of entries: row ``r`` has those from ``start[r]`` to ``stop[r]`` of the 0-based `feature` and of `value`."""
-
-    start: np.ndarray
-    stop: np.ndarray
-    feature: np.ndarray
-    value: np.ndarray
 
 
 def score(
@@ -51,12 +43,12 @@ def score(
     out, ignored = np.empty((rows.start.size, weights.shape[1])), list[int]()
 
     def score_share(share: slice) -> None:
-        own = rows.start[share], rows.stop[share], rows.feature, rows.value
+        own = SparseRows(rows.start[share], rows.stop[share], rows.feature, rows.value)
         if isinstance(weights, SparseWeights):
             kept = (*weights.words, weights.shape[0])
-            ignored.append(kernels.sparse_scores(*own, kept, weights.value, intercept, out[share]))
+            ignored.append(kernels.sparse_scores(own, kept, weights.value, intercept, out[share]))
         else:
-            ignored.append(kernels.scores(*own, weights, intercept, out[share]))
+            ignored.append(kernels.scores(own, weights, intercept, out[share]))
 
     n_entries = int((rows.stop - rows.start).sum())
     (threads or Threads()).share(score_share, out.shape[0], n_entries * out.shape[1])

@@ -30,22 +30,20 @@ class StringTable:
         """Number of strings so far."""
         return int(self._state[0])
 
-    def number(
-        self, column: int, strings: Strings, valid: np.ndarray, add: bool, name: str, first_code: int = 0
-    ) -> np.ndarray:
+    def number(self, column: int, strings: Strings, valid: np.ndarray, add: bool, name: str) -> np.ndarray:
         """Number strings of a column; see `kernels.tables.number_strings`. `name` is the column's name in messages."""
         out = np.empty(strings.size, np.int64)
         done = 0
         while True:
-            done = kernels.number_strings(
-                column, *strings, valid, done, add, first_code, *self._arrays(), out
-            )
+            done = kernels.number_strings(column, (*strings, valid), done, add, self._arrays(), out)
             if done == strings.size:
                 return out
             self._grow(name)
 
-    def _arrays(self) -> tuple[np.ndarray, ...]:
-        return self._slots, self._hashes, self._columns, self._ends, self._arena, self._state
+    def _arrays(self) -> kernels.HashTable:
+        return kernels.HashTable(
+            self._slots, self._hashes, self._columns, self._ends, self._arena, self._state
+        )
 
     def _grow(self, name: str) -> None:
         """Enlarge what is full, so that the string without room has one."""

@@ -25,6 +25,7 @@ from ..dataset.arrow_columns import (
 from ..dataset.derived_columns import NoTimeError, names_of_numbers, parts_of, seconds_of, times_of
 from ..dataset.text_numbers import text_numbers
 from ..kernels import tables as kernels
+from ..kernels.sparse_rows import CSR
 from .encoding import NONE_ADDED, PARTS, UNINDICATED, Column, Encoding, check_columns
 from .string_table import StringTable
 
@@ -51,16 +52,6 @@ class EncodedRows(NamedTuple):
     indptr: np.ndarray
     feature: np.ndarray
     value: np.ndarray
-
-
-class _Layout(NamedTuple):
-    """Columns as arguments of `kernels.tables.table_rows`, the hashed ones last."""
-
-    columns: list[tuple[int, Column]]
-    kinds: np.ndarray
-    lines: np.ndarray
-    features: np.ndarray
-    indicators: np.ndarray
 
 
 class TableEncoder:
@@ -104,13 +95,13 @@ class TableEncoder:
             from .text_encoder import TextEncoder  # only where there is text
 
             self._text = TextEncoder(encoding, value_dtype, vocabulary)
-        self._layout = self._make_layout()
+        self._columns, self._layout = self._make_layout()
         self.state = np.zeros(kernels.N_STATE, np.int64)
         self.state[kernels.MAX_INDEX] = -1
         self.collisions = Collisions(encoding.bits) if encoding.bits and self._grows else None
         self.samples: dict[str, list[str]] = {}  # first distinct strings of hashed columns
         self.n_missing = np.zeros(len(encoding.columns), np.int64)  # values, by column
-        n_cells = max(len(self._layout.columns), 1)
+        n_cells = max(len(self._columns), 1)
         # of wide tables a few rows more, since each block calls Python once a column
         self._block_rows = max(BLOCK_CELLS // n_cells, min(64, 8 * BLOCK_CELLS // n_cells), 1)
 
@@ -149,7 +140,8 @@ class TableEncoder:
             return self.encoding.bucket_start
         return kernels.TAIL_CODES if self.encoding.numbers_late else self._n_static
 
-    def _make_layout(self) -> _Layout:
+    def _make_layout(self) -> tuple[list[tuple[int, Column]], kernels.Layout]:
+        """Number the columns but those of text and of sparse rows, the hashed ones last."""
         encoding = self.encoding.without_counts() if self._grows else self.encoding
         starts = encoding.first_features()
         own = [(k, column) for k, column in enumerate(encoding.columns) if not column.added]
@@ -170,7 +162,7 @@ class TableEncoder:
                 indicators[-1] = known[k]
         kinds = [_KINDS[column.kind] for _, column in chosen]
         numbers = (np.array(values, np.int64) for values in (kinds, lines, features, indicators))
-        return _Layout(chosen, *numbers)
+        return chosen, kernels.Layout(*numbers)
 
     def encode(self, batch: Any) -> Iterator[EncodedRows]:
         """Encode an Arrow record batch that has the encoding's columns, a block of rows at a time."""
@@ -185,9 +177,9 @@ class TableEncoder:
             start = stop
 
     def _encode(self, block: Any, start: int) -> EncodedRows:
-        found = self._table_rows(block, start) if self._layout.columns else None
+        found = self._table_rows(block, start) if self._columns else None
         if self._text is not None:
-            found = self._text.inserted(found, self._text_rows(block, start))
+            found = CSR(*self._text.inserted(found, self._text_rows(block, start)))
         sparse = self.encoding.sparse
         if sparse is None:
             assert found is not None
@@ -195,9 +187,8 @@ class TableEncoder:
         listed = self._sparse_rows(block, sparse, start)
         if found is None:
             return EncodedRows(start, *listed)
-        n_entries = found[1].size + listed[1].size
-        joined = self._room(block.num_rows, n_entries)
-        kernels.append_rows(*found, *listed, *joined)
+        joined = CSR.room(block.num_rows, found.feature.size + listed.feature.size, self._value_dtype)
+        kernels.append_rows(found, listed, joined)
         return EncodedRows(start, *joined)
 
     def _text_rows(self, block: Any, start: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -207,32 +198,26 @@ class TableEncoder:
 
         return self._text.rows(lambda name: self._column(block, name, "string"), self.n_missing, missing)
 
-    def _room(self, n_rows: int, n_entries: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        indptr = np.zeros(n_rows + 1, np.int64)
-        return indptr, np.empty(n_entries, np.int64), np.empty(n_entries, self._value_dtype)
-
-    def _table_rows(self, block: Any, start: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _table_rows(self, block: Any, start: int) -> CSR:
         layout, n_rows = self._layout, block.num_rows
         self._block_times.clear()
         n_numbers = int((layout.kinds == kernels.NUMBER).sum())
         values = np.empty((n_numbers, n_rows))
-        codes = np.empty((len(layout.columns) - n_numbers, n_rows), np.int64)
-        for (number, column), line in zip(layout.columns, layout.lines.tolist(), strict=True):
+        codes = np.empty((len(self._columns) - n_numbers, n_rows), np.int64)
+        for (number, column), line in zip(self._columns, layout.lines.tolist(), strict=True):
             if column.kind == "number":
                 values[line] = self._numbers(block, column, start)
                 self.n_missing[number] += np.count_nonzero(np.isnan(values[line]))
             else:
                 missing = self._codes(block, number, column, codes[line], start)
                 self.n_missing[number] += missing
-        room = self._room(n_rows, n_rows * len(layout.columns))
-        arrays = (layout.kinds, layout.lines, layout.features, layout.indicators)
-        status = kernels.table_rows(n_rows, values, codes, *arrays, self.encoding.bits, *room, self.state)
+        room = CSR.room(n_rows, n_rows * len(self._columns), self._value_dtype)
+        status = kernels.table_rows(values, codes, layout, self.encoding.bits, room, self.state)
         if status != kernels.OK:
             row, at = int(self.state[kernels.ROW]), int(self.state[kernels.COLUMN])
-            name = layout.columns[at][1].name
+            name = self._columns[at][1].name
             self._refuse(status, start + row, name, block.column(name)[row].as_py())
-        indptr, index, value = room
-        return indptr, index[: indptr[-1]], value[: indptr[-1]]
+        return room.cut()
 
     def _numbers(self, block: Any, column: Column, start: int) -> np.ndarray:
         """Return the numbers of a column: NaN where they are missing, infinite for text that is no number."""
@@ -319,7 +304,8 @@ class TableEncoder:
                 codes[~valid] = self._missing_code(column)
             return codes
         if self._grows:
-            return self._table.number(number, strings, valid, True, column.name, self._n_static)
+            codes = self._table.number(number, strings, valid, True, column.name)
+            return np.add(codes, self._n_static, out=codes, where=codes >= 0)
         codes = self._table.number(number, strings, valid, False, column.name)
         known = codes >= 0
         codes[known] = self._features[codes[known]]
@@ -327,14 +313,12 @@ class TableEncoder:
 
     def _hashes(self, prefix: bytes, strings: Strings, valid: np.ndarray) -> np.ndarray:
         hashes = np.empty(strings.size, np.int64)
-        kernels.murmur_strings(np.frombuffer(prefix, np.uint8), *strings, valid, hashes)
+        kernels.murmur_strings(np.frombuffer(prefix, np.uint8), (*strings, valid), hashes)
         if self.collisions is not None:
             self.collisions.add(hashes)
         return hashes
 
-    def _sparse_rows(
-        self, block: Any, column: Column, start: int
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _sparse_rows(self, block: Any, column: Column, start: int) -> CSR:
         starts, index = self._list(block, column.name)
         ends, value = self._list(block, column.values)
         if not np.array_equal(starts, ends):
@@ -344,17 +328,16 @@ class TableEncoder:
                 f"found {int(np.diff(starts)[row])} and {int(np.diff(ends)[row])} elements; correct the row"
             )
         index, value = sorted_rows(starts, index, value)
-        room = self._room(block.num_rows, index.size)
-        status = kernels.sparse_rows(starts, index, value, *self._sparse, *room, self.state)
+        room = CSR.room(block.num_rows, index.size, self._value_dtype)
+        status = kernels.sparse_rows(CSR(starts, index, value), *self._sparse, room, self.state)
         if status != kernels.OK:
             row, at = int(self.state[kernels.ROW]), int(self.state[kernels.COLUMN])
             of_index = status >= kernels.NEGATIVE_INDEX
             name, found = (column.name, index[at]) if of_index else (column.values, value[at])
             self._refuse(status, start + row, name, found)
-        indptr, codes, kept = room
-        codes = codes[: indptr[-1]]
-        codes += self.sparse_start
-        return indptr, codes, kept[: indptr[-1]]
+        room = room.cut()
+        room.feature[:] += self.sparse_start
+        return room
 
     def _list(self, block: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
         array = block.column(name)

@@ -13,6 +13,7 @@ from ..dataset.arrow_columns import strings_of, type_name
 from ..dataset.text_tokens import Words, words_of
 from ..kernels import tables
 from ..kernels import text as kernels
+from ..kernels.sparse_rows import CSR
 from .encoding import Column, Encoding, TokenRanges
 from .string_table import StringTable
 
@@ -283,8 +284,8 @@ class TextEncoder:
     def _joined(self, found: Rows | None, more: Rows) -> Rows:
         if found is None:
             return more
-        room = (np.zeros_like(found[0]), *self._room(found[1].size + more[1].size))
-        tables.append_rows(*found, *more, *room)
+        room = CSR(np.zeros_like(found[0]), *self._room(found[1].size + more[1].size))
+        tables.append_rows(CSR(*found), CSR(*more), room)
         return room
 
     def _room(self, n_entries: int) -> tuple[np.ndarray, np.ndarray]:

@@ -15,7 +15,8 @@ from ..core.progress import Progress
 from ..core.setting import Setting
 from ..core.threads import Threads
 from ..dataset.schema import ChunkData
-from ..models.scoring import ClassChoice, SparseRows, affordable_threads, chunk_bytes, score, score_chunks
+from ..kernels.sparse_rows import SparseRows
+from ..models.scoring import ClassChoice, affordable_threads, chunk_bytes, score, score_chunks
 from ..solvers.problem import Problem
 from ..training import checkpoint
 from ..training.loop import Session

@@ -24,7 +24,7 @@ import numpy as np
 from ..core.errors import UsageError
 from ..core.threads import Threads
 from ..kernels import acceleration as acceleration_kernels
-from ..kernels.acceleration import ALPHA_NORM, APART, LARGEST, MOVED, N_BUCKETS, PRODUCT, SIZE
+from ..kernels.acceleration import ALPHA_NORM, APART, LARGEST, MOVED, N_BUCKETS, PRODUCT, SIZE, Movement
 from ..kernels.loss_table import LOSSES, PLANES, is_logistic
 from ..kernels.primitives import ALPHA, ALPHA_CURVATURE, ALPHA_SQUARE, DUAL, GAP
 from .problem import Problem
@@ -152,11 +152,12 @@ class Acceleration:
     def load_kernels(self, state: State) -> None:
         """Compile kernels, or load them from the cache; no lane is changed."""
         none, numbers = np.zeros(0, dtype=np.int64), np.zeros((6, 0))
+        out = Movement(numbers, numbers, numbers[0])
         if self._penalty:
             weights = state.w[:0], state.matrices["centre_or_w_alpha"][:0], none
             kappa = state.lanes["kappa"]
             acceleration_kernels.begin_elastic_pass(*weights, self._penalty.l2, kappa)
-            acceleration_kernels.end_elastic_pass(*weights, self._penalty, kappa, numbers, numbers)
+            acceleration_kernels.end_elastic_pass(*weights, self._penalty, kappa, out)
             return
         arguments = (
             state.w[:0],
@@ -166,7 +167,7 @@ class Acceleration:
             state.lanes["kappa"],
         )
         acceleration_kernels.begin_pass(*arguments)
-        acceleration_kernels.end_pass(*arguments, numbers, numbers, numbers[0])
+        acceleration_kernels.end_pass(*arguments, out)
 
     def begin_pass(self, state: State, lanes: np.ndarray, threads: Threads) -> None:
         """Move the centres of lanes that begin a training read."""
@@ -202,15 +203,14 @@ class Acceleration:
         parts = np.array_split(
             trained, min(threads.parts(state.w.size), trained.size)
         )  # a lane has sums of its own
-        rest = (kept["kappa"], sums, sketch)
+        rest = [(kept["kappa"], Movement(sums, sketch, np.empty(n_lanes))) for _ in parts]
         if self._penalty:
-            end: Any = acceleration_kernels.end_elastic_pass
-            threads.run([partial(end, w, beside, part, self._penalty, *rest) for part in parts])
+            end = partial(acceleration_kernels.end_elastic_pass, w, beside)
+            calls = [partial(end, part, self._penalty, *own) for part, own in zip(parts, rest, strict=True)]
         else:
-            end = acceleration_kernels.end_pass
-            threads.run(
-                [partial(end, w, beside, self._width, part, *rest, np.empty(n_lanes)) for part in parts]
-            )
+            end = partial(acceleration_kernels.end_pass, w, beside, self._width)
+            calls = [partial(end, part, *own) for part, own in zip(parts, rest, strict=True)]
+        threads.run(calls)
         if self._free_bias:
             columns, mu = self._columns_and_mu(kept, trained)
             centre = state.matrices["centre_or_w_alpha"][-1]

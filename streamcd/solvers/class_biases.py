@@ -38,7 +38,7 @@ class FreeBiasCrammerSingerSolver(CrammerSingerSolver):
         sums = state.matrices["class_sums"].reshape(-1)
         for lane in lanes:
             if not state.lanes["has_sums"][lane]:
-                columns = LaneColumns(lane, self.columns(lane).start, self.n_vectors)
+                columns = LaneColumns(lane, self.columns(lane).start, self.n_vectors, self._scratch[part])
                 add_class_rows(rows, rows_of(window), self.costs, columns, self.problem.lane_vectors, sums)
 
     def certificate(self, state: State) -> dict[str, np.ndarray]:

@@ -61,9 +61,9 @@ class CrammerSingerSolver(RowSolver):
 
     def _certify(self, window: Window, state: State, rows: np.ndarray, part: int, lanes: list[int]) -> None:
         arguments = (rows_of(window), self.costs, variables_of(window, state))
-        sums = (state.w_alpha.reshape(-1), state.totals, self._scratch[part])
+        sums = (state.w_alpha.reshape(-1), state.totals)
         for lane in lanes:
-            columns = LaneColumns(lane, self.columns(lane).start, self.n_vectors)
+            columns = LaneColumns(lane, self.columns(lane).start, self.n_vectors, self._scratch[part])
             self.kernels[1](rows, *arguments, columns, *sums)
 
     def _train(
@@ -76,9 +76,9 @@ class CrammerSingerSolver(RowSolver):
         for lane in lanes:
             own = self.columns(lane)
             numbers = (float(inverse_mu[lane]), float(uncounted[lane]))
-            columns = LaneColumns(lane, own.start, self.n_vectors, *numbers)
+            columns = LaneColumns(lane, own.start, self.n_vectors, self._scratch[part], *numbers)
             chosen = shuffled_active_rows(window, self.flags(lane), room, key)
-            self.kernels[0](chosen, *arguments, columns, state.totals, self._scratch[part])
+            self.kernels[0](chosen, *arguments, columns, state.totals)
 
     def flags(self, lane: int) -> np.ndarray:
         """Return the columns of the lane's flags."""

@@ -480,7 +480,7 @@ class DualSolver(RowSolver):
         while len(self._scratch) < len(parts):
             fetched, live = (np.zeros(n_lanes + _LINE, dtype=np.int64) for _ in range(2))
             dots, steps = (np.zeros(n_lanes + _LINE) for _ in range(2))
-            self._scratch.append(Lanes(parts[0], fetched, dots, live, steps))
+            self._scratch.append(Lanes(parts[0], fetched, dots[:n_lanes], live, steps[:n_lanes]))
         return [own._replace(chosen=part) for part, own in zip(parts, self._scratch, strict=False)]
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..kernels import primal as primal_kernels
-from ..kernels.columns import ColumnCosts, Columns, Span
+from ..kernels.columns import ColumnCosts, ColumnData, Columns, Span
 from ..kernels.primal import DONE, MOVE, Search
 from ..kernels.primitives import N_VISITED
 from ..stream.window import ColumnArena
@@ -31,11 +31,11 @@ class LongColumn:
     w: np.ndarray  # (lanes,): the column's weights; changed in place
     totals: np.ndarray
 
-    @property
-    def columns(self) -> Columns:
-        """Arena as an argument of kernels."""
+    def data(self, rows: Rows) -> ColumnData:
+        """Return the arena with some rows as an argument of kernels."""
         arena = self.arena
-        return Columns(arena.indptr, arena.feature, arena.row, arena.value)
+        columns = Columns(arena.indptr, arena.feature, arena.row, arena.value)
+        return ColumnData(columns, rows.arrays, self.costs)
 
     def segments(self, *, saved: Sequence[str] = ()) -> Iterator[tuple[Rows, Span]]:
         """Iterate over the segments in order, each with its rows, whose arrays named in `saved` are stored afterwards."""
@@ -60,8 +60,7 @@ def train(column: LongColumn, begins: np.ndarray, lanes: np.ndarray) -> None:
     while lanes.size:
         moves = (searches[lanes, 0] == MOVE).any()
         for rows, span in column.segments(saved=("score",) if moves else ()):
-            arguments = (span, column.columns, rows.arrays, column.costs, begins, lanes, searches)
-            primal_kernels.sweep_segment(*arguments)
+            primal_kernels.sweep_segment(span, column.data(rows), begins, lanes, searches)
         primal_kernels.turn_searches(
             column.w, column.ridge, column.costs.loss, begins, lanes, column.totals, searches
         )
@@ -73,8 +72,7 @@ def certify(column: LongColumn, side: np.ndarray, lanes: np.ndarray) -> None:
     sums, n_entries = np.zeros((column.w.size, 2)), 0
     for rows, span in column.segments(saved=("fresh",)):
         n_entries += span.stop - span.start
-        primal_kernels.segment_dual_sums(span, column.columns, rows.arrays, column.costs, side, lanes, sums)
-        fresh = rows.fresh.reshape(-1)
-        primal_kernels.segment_moves(span, column.columns, column.costs, fresh, lanes, column.w)
+        primal_kernels.segment_dual_sums(span, column.data(rows), side, lanes, sums)
+        primal_kernels.segment_moves(span, column.data(rows), lanes, column.w)
     column.totals[lanes, N_VISITED] += 1
     primal_kernels.accumulate_gap(column.w, sums, n_entries, column.ridge, lanes, column.totals)

@@ -19,7 +19,7 @@ from ..core.threads import Threads
 from ..dataset.dataset import Dataset
 from ..kernels import primal as primal_kernels
 from ..kernels import primitives
-from ..kernels.columns import ColumnCosts, Columns
+from ..kernels.columns import ColumnCosts, ColumnData, Columns
 from ..kernels.loss_table import LOG_LOSS, Loss
 from ..kernels.losses import numbers_of
 from ..kernels.primal import (
@@ -290,8 +290,8 @@ class PrimalSolver(AllRows):
         for stop in [*alone.tolist(), order.size]:
             if stop > start:
                 held = rows.load(window, fresh=changed == "fresh")
-                w = state.w.reshape(-1)
-                yield (order[start:stop], columns_of(window), held.arrays, self._costs, w), None
+                data = ColumnData(columns_of(window), held.arrays, self._costs)
+                yield (order[start:stop], data, state.w.reshape(-1)), None
             if stop < order.size:
                 rows.store((changed,))
                 yield None, self._long_column(window, state, int(order[stop]))

@@ -207,7 +207,12 @@ class PagedRows:
             self._rank = np.empty(min(_RANK_ROWS, max(self._n_rows, 1)), dtype=np.int64)
         n_columns = int(window.stop.max(initial=0))
         n = compact_rows(
-            arena.indptr, arena.row, n_columns, self._n_rows, self._following, self._rank, self._all_listed
+            arena.indptr[: n_columns + 1],
+            arena.row,
+            self._n_rows,
+            self._following,
+            self._rank,
+            self._all_listed,
         )
         self._listed = self._all_listed[:n]
         self._compacted = window

@@ -7,7 +7,6 @@ those of the plane's own; a visit (`twin_kernels.twin_sor_visit`) keeps ``w = Hâ
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -93,7 +92,7 @@ class TwinSorSolver(RowSolver):
         rows, inverse = (order, rows_of(window), self.costs, lanes), state.matrices["inverse"]
         n_parts = self.threads.count
         self.threads.run(
-            [partial(twin_kernels.gram_visit, *rows, part, n_parts, inverse) for part in range(n_parts)]
+            [partial(twin_kernels.gram_visit, *rows, (part, n_parts), inverse) for part in range(n_parts)]
         )
         state.totals[lanes, VIOLATION_MAX] = state.totals[lanes, VIOLATION_MIN] = 0.0
 
@@ -108,18 +107,19 @@ class TwinSorSolver(RowSolver):
                     f"ridge {self.problem.ridge:g} is too small for these rows: their matrix is singular in double "
                     "precision; give a larger one"
                 )
-            self._subtract_products(matrix, stop, self.size, panel, scaled)
+            self._subtract_products(matrix, range(stop, self.size), panel, scaled)
         for start, stop in blocks:
             twin_kernels.take_block(matrix, start, stop, panel, scaled)
-            self._subtract_products(matrix, 0, stop, panel, scaled)
+            self._subtract_products(matrix, range(stop), panel, scaled)
         for i in range(1, self.size):
             matrix[:i, i] = matrix[i, :i]
 
-    def _subtract_products(self, *given: Any) -> None:
+    def _subtract_products(
+        self, matrix: np.ndarray, rows: range, panel: np.ndarray, scaled: np.ndarray
+    ) -> None:
         n_parts = self.threads.count
-        self.threads.run(
-            [partial(twin_kernels.subtract_products, *given, part, n_parts) for part in range(n_parts)]
-        )
+        parts = [(first, rows.stop, n_parts) for first in range(rows.start, rows.start + n_parts)]
+        self.threads.run([partial(twin_kernels.subtract_products, matrix, p, panel, scaled) for p in parts])
 
     def train(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
         before = self.problem.penalty(state.w)

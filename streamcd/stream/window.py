@@ -28,13 +28,15 @@ class RowArena:
         *,
         has_targets: bool = False,
     ) -> None:
+        # fields of a single record have no stride, and kernels would be compiled once more for them
+        n_rows = max(n_rows, 2)
         record = aligned_zeros(n_rows + 1, row_record(widths, has_targets=has_targets))
         self.indptr = record["indptr"]
         self.feature = np.empty(n_entries, dtype=dtypes[0])
         self.value = np.empty(n_entries, dtype=dtypes[1])
         self.code, self.weight, self.fold = (record[name][:n_rows] for name in ("code", "weight", "fold"))
         self.fold[:] = 255  # no fold; stays if there are none
-        # empty where rows have classes, and of one type in both cases
+        # empty where rows have classes
         self.target = record["target"][:n_rows] if has_targets else self.weight[:0]
         if widths[1] == 1:
             self.alpha, self.active = record["alpha"][:n_rows], record["active"][:n_rows]

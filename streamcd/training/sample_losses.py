@@ -6,7 +6,8 @@ import numpy as np
 
 from ..dataset.dataset import Dataset
 from ..kernels.loss_table import CLASSES
-from ..models.scoring import SparseRows, score
+from ..kernels.sparse_rows import SparseRows
+from ..models.scoring import score
 from ..solvers.problem import Problem, class_losses, losses_of
 from ..stream.arenas import class_codes
 
