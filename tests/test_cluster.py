@@ -431,10 +431,18 @@ def test_workers_train_on_their_own_shards(
     places = [tmp_path / "a", tmp_path / "b"]
     distribute(data.path, places)
     options: dict[str, Any] = {"loss": "log_loss", "method": method, "tol": 1e-7, "max_passes": 300}
+    opened: list[str] = []
+
+    def open_there(path: str, **how: Any) -> Dataset:
+        opened.append(path)
+        return streamcd.open(path, **how)
+
     for run, order in (("run", places), ("turned", places[::-1])):
         with monkeypatch.context() as patched:
             own_disks(order, patched)
+            patched.setattr("streamcd.cluster.shards.open_dataset", open_there)
             assert streamcd.train(data, tmp_path / run, client=client, **options).converged
+    assert set(opened) == set(map(str, places)), "workers read nothing but their own shards"
     assert verify_run(tmp_path / "run") == []
     assert (weights(tmp_path / "run") == weights(tmp_path / "turned")).all()
     one = streamcd.train(data, tmp_path / "one", **options)

@@ -249,8 +249,8 @@ def test_frames_leave_their_names() -> None:
         (LinearSVC(C="1"), "LinearSVC: expected a number > 0 as C, found '1'"),
         (LinearSVC(intercept_scaling=0.0), "a number > 0 as intercept_scaling"),
         (LinearSVC(memory="200MB"), "memory"),
-        (LogisticRegression(penalty=None), "found None; without a penalty"),
-        (LogisticRegression(C=np.inf), "found inf; without a penalty"),
+        (LogisticRegression(penalty=None, method="primal"), "by --method newton, found log_loss by primal"),
+        (LogisticRegression(C=0.0), "found 0.0, or infinity for no penalty"),
         (
             LogisticRegression(penalty="l1", l1_ratio=0.5),
             "penalty='elasticnet' with l1_ratio=0.5, found 'l1'",

@@ -146,6 +146,7 @@ def test_a_search_is_cloned_pickled_and_takes_frames_and_sparse_rows() -> None:
     ("parameters", "said"),
     [
         ({"refit": False}, "expected refit=True, found False"),
+        ({"penalty": None}, "found None; None is no penalty, which a search over C does not have"),
         ({"Cs": "x"}, "expected numbers as Cs, found 'x'"),
         ({"Cs": [1.0, -1.0]}, "a number > 0 as C"),
         ({"l1_ratios": [2.0]}, "a number >= 0 and <= 1 as l1_ratio"),

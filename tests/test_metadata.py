@@ -68,6 +68,11 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
     return Case(columns.path / "manifest.json", COLUMN_LAYOUT, lambda: open_columns(dataset), DatasetError)
 
 
+def table(path: Path) -> Path:
+    path.write_text("x,y\n1,no\n2,yes\n3,no\n")
+    return path
+
+
 def refusal(case: Case) -> str:
     with pytest.raises(case.error) as refused:
         case.read()
@@ -220,6 +225,16 @@ def test_a_column_layout_of_another_number_of_features_is_refused(tmp_path: Path
     for n_features in (columns.n_items - 1, columns.n_items + 1):
         case.write(n_features=n_features)
         assert f"n_features is {n_features}, the chunk table has {columns.n_items}" in refusal(case)
+
+
+@pytest.mark.parametrize("classes", [[0, 2**63], [0, 2], [-1, 1], [0, 0.5]])
+def test_classes_that_are_not_numbers_of_their_names_are_refused(
+    tmp_path: Path, classes: list[float]
+) -> None:
+    dataset = streamcd.convert(table(tmp_path / "a.csv"), tmp_path / "data", label="y")
+    case = Case(dataset.path / "manifest.json", ROW_LAYOUT, lambda: open_dataset(dataset.path), DatasetError)
+    case.write(classes=classes)
+    assert "are not numbers of the 2 `class_names`" in refusal(case)
 
 
 @pytest.mark.parametrize("index_base", [-(2**70), -1, 2, 2**63])

@@ -62,6 +62,12 @@ def distribute(
         If there are fewer shards than directories, or one of them holds something else.
     DatasetError
         If a file is not what the manifest lists.
+
+    Examples
+    --------
+    >>> made = streamcd.distribute("data", ["worker-0"])
+    >>> made[0]["place"], made[0]["shards"]
+    ('worker-0', [0])
     """
     source, listener = open_dataset(dataset), listener or Listener()
     if isinstance(source.path, Url):

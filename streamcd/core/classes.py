@@ -18,10 +18,14 @@ def class_indices(classes: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, n
     return index, classes[index] == label
 
 
-def check_class_names(names: Sequence[str] | None) -> None:
-    """Raise ValueError if two classes have the same name."""
-    if len(set(names or ())) < len(names or ()):
+def check_class_names(names: Sequence[str] | None, classes: Sequence[float] | None) -> None:
+    """Raise ValueError if two classes have the same name, or if one is not the number of a name where there are names."""
+    if names is None:
+        return
+    if len(set(names)) < len(names):
         raise ValueError("two classes of one name")
+    if not set(classes or ()).issubset(range(len(names))):
+        raise ValueError(f"`classes` are not numbers of the {len(names)} `class_names`")
 
 
 def diagonal_view(n_rows: int, n_columns: int, own: float, rest: float, dtype: type) -> np.ndarray:

@@ -168,7 +168,7 @@ class DatasetManifest(Structure):
             raise ValueError("a class that is not finite")
         if self.targets is not None and self.classes is not None:
             raise ValueError("both `classes` and `targets`")
-        check_class_names(self.class_names)
+        check_class_names(self.class_names, self.classes)
 
 
 class ColumnPart(Structure):

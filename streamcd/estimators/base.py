@@ -89,7 +89,7 @@ class Strengths(NamedTuple):
     def options(self) -> dict[str, Any]:
         """Return penalty and C; without ``‖w‖₁`` all is divided by l2, since every method trains ``½‖w‖² + C Σ loss``."""
         if not self.l1:
-            return {"C": self.C / self.l2}
+            return {"C": self.C / self.l2} if self.l2 else {"penalty": "none", "C": self.C}
         penalty: dict[str, Any] = (
             {"penalty": "l1"} if not self.l2 else {"penalty": "elasticnet", "l2": self.l2}
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 
 
 _SOLVERS = ("lbfgs", "newton-cg", "newton-cholesky", "sag", "saga", "liblinear")
-_PENALTIES = ("l2", "l1", "elasticnet", "deprecated")
-_LARGE_C = "; without a penalty there need be no optimum: give a large number"
+PENALTIES = ("l2", "l1", "elasticnet", "deprecated")
+_LARGE_C = ", or infinity for no penalty"
 
 
 @dataclass(eq=False, repr=False)
@@ -117,10 +118,13 @@ class LogisticRegression(GrowingClassifier):
 
     Parameters
     ----------
-    penalty : {"l2"}
+    penalty : {"l2", "l1", "elasticnet", None}
+        Spelling of scikit-learn before 1.8. None is no penalty, as an infinite `C`: newton trains it, for data with few
+        features, and where there is no optimum, as for classes that a plane separates, it is refused.
     C : float
         Factor of the sum of losses.
-    l1_ratio : {0.0, None}
+    l1_ratio : float or None
+        Share of L1 in the penalty; None is 0.
     dual : {False}
         Without an intercept True as well, without effect: `method` chooses the algorithm.
     fit_intercept : bool
@@ -171,10 +175,7 @@ class LogisticRegression(GrowingClassifier):
         either = (False, True) if penalised or not self.fit_intercept else (False,)
         scalings = (self.intercept_scaling,) if penalised else (1,)
         self._refuse_all_but(
-            penalty=(
-                _PENALTIES,
-                "without a penalty, as with C=inf, there need be no optimum; give a large C",
-            ),
+            penalty=((*PENALTIES, None), "there is no other"),
             dual=(either, "method='dual' with fit_intercept=False is the dual method"),
             intercept_scaling=(scalings, "the intercept is not penalised"),
             solver=(_SOLVERS, "method= chooses the algorithm"),
@@ -198,6 +199,8 @@ class LogisticRegression(GrowingClassifier):
         return named
 
     def _strengths(self, weight: float) -> Strengths:
+        if self.penalty is None or math.inf == self.C:
+            return Strengths(0.0, 0.0, 1.0)
         share = self._l1_share()
         return Strengths(share, 1.0 - share, self._number("C", above=0.0, hint=_LARGE_C))
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
-from .linear import LogisticRegression  # isort: skip  # which says what to do without scikit-learn
+from .linear import PENALTIES, LogisticRegression  # isort: skip  # which says what to do without scikit-learn
 
 from sklearn.metrics import check_scoring
 from sklearn.model_selection import check_cv
@@ -102,7 +102,10 @@ class LogisticRegressionCV(LogisticRegression):
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Choose C and the share of L1, and fit the model to all rows; parameters and errors as of `LogisticRegression`."""
-        self._refuse_all_but(refit=((True,), "the mean of folds' weights is the optimum of no problem"))
+        self._refuse_all_but(
+            refit=((True,), "the mean of folds' weights is the optimum of no problem"),
+            penalty=(PENALTIES, "None is no penalty, which a search over C does not have"),
+        )
         ratios, costs = self._given_ratios(), self._given_costs()
         for cost in costs:
             for ratio in ratios:

@@ -107,7 +107,7 @@ class Ridge(LinearRegressor):
     Parameters
     ----------
     alpha : float
-        Above 0.
+        At least 0; with 0 it is scikit-learn's LinearRegression, and refused where features are combinations of others.
     copy_X, solver
         scikit-learn's, accepted without effect: `method` chooses the algorithm, the optimum is the same.
     positive : {False}
@@ -139,7 +139,7 @@ class Ridge(LinearRegressor):
     _loss = "squared_error"
 
     def _strengths(self, weight: float) -> Strengths:
-        return Strengths(0.0, 2.0 * self._alpha(), 1.0)
+        return Strengths(0.0, 2.0 * self._number("alpha", least=0.0), 1.0)
 
 
 @dataclass(eq=False, repr=False)

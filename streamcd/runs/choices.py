@@ -19,7 +19,7 @@ from ..dataset.dataset import Dataset
 from ..dataset.diagnostics import rows_are_long
 from ..kernels.loss_table import CLASSES, INLIERS, LOSSES, form_of
 from ..report.tables import THRESHOLD, describe_bias
-from ..solvers.registry import SOLVERS, find_solver, trains_l1_alone
+from ..solvers.registry import SOLVERS, check_unpenalised, find_solver, trains_l1_alone
 from .config import read_config
 from .lane_groups import group_lanes
 from .options import TrainOptions
@@ -68,6 +68,9 @@ classes the square of their number counts too."""
 
 def choose_method(asked: TrainOptions, dataset: Dataset, *, fits: bool = True) -> tuple[str, str]:
     """Choose the method, with the reason; no layout is built. `fits` tells whether newton has room."""
+    if asked.penalty == "none":
+        check_unpenalised(asked.loss, "newton")
+        return "newton", "it trains without a penalty"
     if not (asked.has_plain_penalty or asked.loss in _PENALISED):
         trained = " or ".join(_PENALISED)
         raise UsageError(

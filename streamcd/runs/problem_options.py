@@ -291,8 +291,9 @@ class ProblemOptions(_LossParameters, Checked):
     penalty: str = option(
         "l2",
         "l2: r/2 ‖w‖^2. l1: λ Σ |w|, which leaves many weights 0. elasticnet: both. In place of ½‖w‖^2, as in LIBLINEAR, "
-        "beside C Σ loss; l1 and elasticnet are for the methods newton, working-set and dual.",
-        choices=("l2", "l1", "elasticnet"),
+        "beside C Σ loss; l1 and elasticnet are for the methods newton, working-set and dual. none: no penalty, by newton; "
+        "where there is no optimum, as for classes that a plane separates, it does not converge.",
+        choices=("l2", "l1", "elasticnet", "none"),
         section=Section.PENALTY,
     )
     l1: Any = option(
@@ -350,7 +351,7 @@ class ProblemOptions(_LossParameters, Checked):
         """Refuse strengths of another penalty, and those that are not above 0."""
         for name, other in (("l1", "l2"), ("l2", "l1")):
             given = getattr(self, name)
-            if given is not None and self.penalty == other:
+            if given is not None and self.penalty in (other, "none"):
                 raise UsageError(
                     f"{name} is of --penalty {name} or elasticnet, found --penalty {self.penalty}"
                 )
@@ -358,8 +359,8 @@ class ProblemOptions(_LossParameters, Checked):
                 if not 0.0 < value < float("inf"):
                     raise UsageError(f"{name}: expected a number > 0, found {value:g}")
         if self.l1_path is not None:
-            if self.penalty == "l2":
-                raise UsageError("l1_path is of --penalty l1 or elasticnet, found --penalty l2")
+            if self.penalty in ("l2", "none"):
+                raise UsageError(f"l1_path is of --penalty l1 or elasticnet, found --penalty {self.penalty}")
             if self.l1 is not None:
                 raise UsageError("l1 and l1_path exclude each other: give the values, or their number")
             if not 2 <= self.l1_path <= MAX_L1:
@@ -375,7 +376,10 @@ class ProblemOptions(_LossParameters, Checked):
     def strengths(self) -> tuple[tuple[float, ...], float]:
         """All λ, and r, of the penalty; 0 where it has none."""
         l1, l2 = self.l1 or (1.0,), 1.0 if self.l2 is None else float(self.l2)
-        return ((0.0,) if self.penalty == "l2" else l1), (0.0 if self.penalty == "l1" else l2)
+        return (
+            l1 if self.penalty in ("l1", "elasticnet") else (0.0,),
+            l2 if self.penalty in ("l2", "elasticnet") else 0.0,
+        )
 
     @property
     def has_plain_penalty(self) -> bool:

@@ -215,7 +215,8 @@ def newton_memory(problem: Problem, dataset: Dataset, *, keeps_rows: bool) -> So
             "sums of blocks": sums * depth,
             "blocks of rows": (PARTS * BLOCK + 4 * PANEL) * 8 * size,
             "vectors of a visit": 4 * vectors + 12 * 8 * size * PARTS,
-            "matrix of the support": 2 * 8 * size**2 if problem.l1.any() else 0,
+            "matrix of the support": 2 * 8 * size**2 if not problem.l2 or problem.l1.any() else 0,
+            "matrices of a proof": 2 * 8 * size**2 if not problem.is_penalised else 0,
             # in the state, as a solver visits them, and while others come; and the matrices of the other rows
             "rows near the margin": kept * (3 * 8 * n_lanes + 5 * 8) + (own + 8 * size**2 if kept else 0),
             "saving": min(own, _SAVED),

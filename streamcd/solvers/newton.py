@@ -23,8 +23,10 @@ import numpy as np
 from ..dataset.dataset import Dataset
 from ..kernels import newton as newton_kernels
 from ..kernels.compile import return_free_memory
+from ..kernels.loss_table import SQUARED_ERROR
 from ..kernels.newton import AT_POINT, FAR, NEAR
 from ..kernels.primitives import (
+    CURVE,
     GAP,
     LOSS,
     LOSS_SLOPE,
@@ -39,6 +41,7 @@ from ..kernels.primitives import (
 )
 from ..stream.memory_plan import Plan
 from ..stream.window import Window
+from . import unpenalised
 from .block_sums import Cut, cut, cut_chunks
 from .dual import primal_rounding, proven_gap, rows_of
 from .newton_steps import NewtonSteps
@@ -265,20 +268,24 @@ class NewtonSolver(NewtonSteps):
         with np.errstate(all="ignore"):  # the loop says what is wrong
             primal = penalty + totals[:, LOSS]
             gap, rounding = self._gap(state, w, norm, _error_bound(totals))
-            if (
-                not self.problem.l2
-            ):  # what v may be wrong by is taken off the dual variables, and adds to the gap
+            # what v may be wrong by is taken off the dual variables, and adds to the gap
+            if self.problem.l1.any() and not self.problem.l2:
                 rounding += gap - self._gap(state, w, norm, np.zeros_like(norm))[0]
             gap, rounding = self._least_gap(state, norm, gap, rounding)
+            violation = self.violation(state)
+            if not self.problem.is_penalised:
+                unpenalised.refuse_unproven(gap, violation)
             gap = np.fmin(gap, primal)  # that of a = 0
             of_primal = primal_rounding(totals, norm, np.zeros_like(norm))
             of_primal += (totals[:, N_VISITED] + 100.0) * UNIT * penalty
-            return certificate_of(primal, gap, self.violation(state), rounding, of_primal)
+            return certificate_of(primal, gap, violation, rounding, of_primal)
 
     def _gap(
         self, state: State, w: np.ndarray, norm: np.ndarray, share: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the gap of every lane and its rounding; v is wrong by at most `share` of the sizes of its terms."""
+        if not self.problem.is_penalised:
+            return self._unpenalised_gap(state, norm, share)
         totals = state.totals.copy()
         n = totals[:, N_VISITED] + 100.0
         v, sizes = self._dual_point(state, totals, w, share)
@@ -293,6 +300,31 @@ class NewtonSolver(NewtonSteps):
             drift[:] = totals[:, W_ALPHA] = 0.0
         gap, rounding, _ = proven_gap(totals, norm, drift, np.zeros_like(norm))
         return gap, rounding
+
+    def _unpenalised_gap(
+        self, state: State, norm: np.ndarray, share: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return what `_gap` does where there is no penalty (`unpenalised`)."""
+        totals, n = state.totals.copy(), self._n_independent
+        is_square = self.problem.row_loss.kind == SQUARED_ERROR
+        for lane in range(self.problem.n_lanes):
+            matrix = state.matrices["hessian"][lane].copy()
+            newton_kernels.fold(matrix)
+            v, error = state.matrices["v"][lane].sum(axis=0), float(share[lane] * totals[lane, W_ALPHA])
+            of_rows = self._squares[:n], int(totals[lane, N_VISITED])
+            root, step = unpenalised.bounds(matrix[:n, :n], v[:n], error, *of_rows)
+            if not is_square and step > (1.0 if self._n_vectors == 1 else 0.5):
+                root = np.inf
+            totals[lane, GAP] = (0.5 if is_square else 1.0) * root * root
+            totals[lane, SLOPE] = root * np.sqrt(2.0 * totals[lane, CURVE])
+        totals[:, W_ALPHA] = 0.0
+        gap, rounding, _ = proven_gap(totals, norm, np.zeros_like(norm), np.zeros_like(norm))
+        return gap, np.where(np.isfinite(gap), rounding, 0.0)
+
+    @property
+    def _n_independent(self) -> int:
+        """Number of weights, the first ones, of which no other is a function: all classes' may move together."""
+        return self._width if self._n_vectors == 1 else self._width - self._size
 
     def _dual_point(
         self, state: State, totals: np.ndarray, w: np.ndarray, share: np.ndarray

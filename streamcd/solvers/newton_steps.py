@@ -76,6 +76,15 @@ class NewtonSteps(AllRows):
         )
         self._free_last = np.concatenate([self._penalised, np.flatnonzero(free)])
         self._ridge = np.where(free, 0.0, problem.l2)
+        self._squares = np.zeros(0) if problem.is_penalised else self._sums_of_squares(dataset)
+
+    def _sums_of_squares(self, dataset: Dataset) -> np.ndarray:
+        """Return the sums of every feature's squares over the rows, (vectors · D,)."""
+        squares = np.full(self._size, self.problem.bias**2)
+        squares[:-1] = 0.0
+        for piece in dataset.read_features(("feature", "mean_square")):
+            squares[piece["feature"]] = piece["mean_square"]
+        return np.tile(squares * (1.0 + 1e-9) * dataset.whole.n_rows, self._n_vectors)
 
     def _make_sums(self, blocks: Blocks, n_parts: int) -> BlockSums:
         n_lanes, size = self.problem.n_lanes, self._size

@@ -199,6 +199,11 @@ class Problem:
         return self.l2 == 1.0 and not self.l1.any()
 
     @property
+    def is_penalised(self) -> bool:
+        """Check if there is a penalty."""
+        return self.l2 > 0.0 or bool(self.l1.any())
+
+    @property
     def model_code(self) -> np.ndarray:
         """Code of the model of lanes of one C: of labels, where classes are sets of them, each has a vector."""
         n_labels = self.code.shape[1]

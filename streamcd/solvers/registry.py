@@ -20,6 +20,7 @@ from ..kernels.loss_table import (
     MULTINOMIAL,
     ONE_CLASS,
     PLANES,
+    SQUARED_ERROR,
 )
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class SolverEntry:
     in_rounds: Rounds = ""
     frees_bias: bool = False  # can leave the bias out of the penalty
     takes_penalties: bool = False  # trains with L1 and elastic net
+    needs_no_penalty: bool = False  # trains without one, to a certificate
     keeps_alpha: bool = False  # its dual variables are stored, and another run's are needed to start from it
 
     def __str__(self) -> str:
@@ -172,6 +174,7 @@ def _entry(loss: str, method: str) -> SolverEntry:
         and (form == MARGINS and not entry.of_targets if method == "newton" else form != INLIERS),
         frees_bias=form != PLANES,
         takes_penalties=method == "newton" or (form == MARGINS and method in ("working-set", "dual")),
+        needs_no_penalty=method == "newton" and kind in (LOG_LOSS, MULTINOMIAL, SQUARED_ERROR),
         keeps_alpha=method in ("dual", "sor"),
         in_rounds="sums" if method == "newton" else _dual_rounds(entry, method),
     )
@@ -209,6 +212,8 @@ def find_solver(loss: str, method: str) -> SolverEntry:
 
 def check_combination(problem: Problem, method: str) -> SolverEntry:
     """Return the entry of a problem's loss and a method; raises `UsageError` where it does not train its bias or penalty."""
+    if not problem.is_penalised:
+        check_unpenalised(problem.loss, method)
     entry = find_solver(problem.loss, method)
     _check_bias(problem, method)
     _check_penalty(problem, method)
@@ -268,6 +273,16 @@ def _check_bias(problem: Problem, method: str) -> None:
         raise UsageError(
             f"--unpenalized-bias is not for {problem.loss} by method {method}; give --bias a larger value, which is "
             "penalised less"
+        )
+
+
+def check_unpenalised(loss: str, method: str) -> None:
+    """Refuse a loss and a method that do not train without a penalty: there is no optimum, or no proof of one."""
+    trained = [(entry.loss, entry.method) for entry in SOLVERS if entry.needs_no_penalty]
+    if (loss, method) not in trained:
+        raise UsageError(
+            f"--penalty none is for {', '.join(loss for loss, _ in trained)} by --method newton, found {loss} by {method}; "
+            "take --penalty l2 with a small --l2"
         )
 
 

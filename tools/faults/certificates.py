@@ -163,7 +163,11 @@ def _of_weights(
     if LOSSES[run.entry.loss].form == CLASSES:  # a weight for each class; the best ones are -u and u
         u = (weights[1][0] - weights[0][0]) / 2
         b = (weights[1][1] - weights[0][1]) / 2
-        exact = problems[0].value(u, b) + mpmath.fsum(value * value for value, _ in weights) / 2 - u * u
+        l1, l2 = run.strengths(strength)
+        exact = problems[0].value(u, b) + l2 * (
+            mpmath.fsum(value * value for value, _ in weights) / 2 - u * u
+        )
+        exact += mpmath.mpf(l1) * (mpmath.fsum(abs(value) for value, _ in weights) - 2 * abs(u))
     else:
         exact = mpmath.fsum(problem.value(*at) for problem, at in zip(problems, weights, strict=True))
     return exact, mpmath.fsum(problem.value(*problem.minimiser()) for problem in problems)
@@ -211,10 +215,10 @@ def _problems(run: Run, C: float, rows: Sequence[tuple[float, float]], strength:
             )
             for own in (-1, 1)
         ]
+    l1, l2 = run.strengths(strength)
     if LOSSES[loss].form == CLASSES:
         of_two = "hinge" if loss == "crammer_singer" else "log_loss"
-        return [Problem(of_two, cost, [(y, 2 * x) for y, x in exact], l2=2)]
-    l1, l2 = run.strengths(strength)
+        return [Problem(of_two, cost, [(y, 2 * x) for y, x in exact], [], 2 * l2, 2 * mpmath.mpf(l1))]
     return [Problem(loss, cost, exact, [], l2, mpmath.mpf(l1), run.free_bias)]
 
 
