@@ -13,7 +13,7 @@ from ..core.atomic_files import make_directory, replacing, write_file
 from ..core.errors import DatasetError, LockError, UsageError
 from ..core.locks import release_lock, take_lock
 from ..core.metadata import metadata_text, read_metadata
-from ..core.progress import Listener, Progress
+from ..core.progress import Listener, Progress, ends_progress
 from ..core.storage import Location, Url, file_sizes, writable
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.parquet import file_checksum
@@ -30,6 +30,7 @@ File = tuple[str, int, str]
 """Name, bytes and checksum."""
 
 
+@ends_progress
 def distribute(
     dataset: str | os.PathLike[str],
     places: Sequence[str | os.PathLike[str]],

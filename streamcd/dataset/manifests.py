@@ -275,7 +275,7 @@ def names_in(manifest: Mapping[str, Any], name: str) -> list[str]:
 
 ROW_LAYOUT = Kind(
     "streamcd-dataset",
-    1,
+    2,
     DatasetManifest,
     DatasetError,
     "restore the file or convert the data again",
@@ -285,7 +285,7 @@ ROW_LAYOUT = Kind(
 )
 COLUMN_LAYOUT = Kind(
     "streamcd-columns",
-    1,
+    2,
     ColumnsManifest,
     DatasetError,
     "make the layout again with 'streamcd columns --force'",
