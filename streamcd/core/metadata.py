@@ -69,9 +69,8 @@ class Kind(Generic[Content]):
     remedy: str  # advice in that error
     seal_key: str = ""  # key of the seal, a digest of the other keys; no seal by default
     seal: Callable[[Mapping[str, Any]], str] = lambda content: ""
-    derived: Callable[[Mapping[str, Any]], Mapping[str, Any]] = (
-        lambda content: {}
-    )  # keys that follow from the others
+    # keys that follow from the others
+    derived: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda content: {}
 
 
 def content_digest(content: Mapping[str, Any], *without: str) -> str:

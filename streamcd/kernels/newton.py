@@ -74,25 +74,21 @@ class Point(NamedTuple):
     searches: np.ndarray  # (lanes,) bool: the objective is wanted at all lengths of the step
     begins: np.ndarray  # (lanes,) bool: the gradient is wanted at w = 0 too
     compares: np.ndarray  # (lanes,) bool: the terms of a gap at the model's dual variables are wanted too
-    exact_within: (
-        np.ndarray
-    )  # (lanes,): `losses.bend_distance` up to which the model had the losses themselves
+    # (lanes,): `losses.bend_distance` up to which the model had the losses themselves
+    exact_within: np.ndarray
 
 
 class Sums(NamedTuple):
     """Sums over the rows of a read, by lane; added to by `newton_visit`."""
 
-    v: (
-        np.ndarray
-    )  # (lanes, 4, D): Σ s_i a_i x_i over s_i a_i >= 0, and over others; and what rounding left out of each
-    hessian: (
-        np.ndarray
-    )  # (lanes, D, D): Σ C_i l''(t_i) x_i x_iᵀ once the transposed upper triangle is added to the lower
+    # (lanes, 4, D): Σ s_i a_i x_i over s_i a_i >= 0, and over others; and what rounding left out of each
+    v: np.ndarray
+    # (lanes, D, D): Σ C_i l''(t_i) x_i x_iᵀ once the transposed upper triangle is added to the lower
+    hessian: np.ndarray
     line: np.ndarray  # (lanes, N_LINE): losses at the lengths, and terms of `row_shares`
     start: np.ndarray  # (lanes, D): Σ s_i a_i x_i at w = 0
-    expected: (
-        np.ndarray
-    )  # (lanes, D): Σ s_i b_i x_i, b_i being the dual variables that the last model expected
+    # (lanes, D): Σ s_i b_i x_i, b_i being the dual variables that the last model expected
+    expected: np.ndarray
     expected_totals: np.ndarray  # (lanes, N_TOTALS): sums of `dual.certify_row` at b
     totals: np.ndarray  # (lanes, N_TOTALS): N_VISITED, N_ACTIVE, LOSS, CURVE, LOSS_SLOPE and W_ALPHA
 
@@ -103,9 +99,8 @@ class Scratch(NamedTuple):
     row: np.ndarray  # (BLOCK,) int64
     curvature: np.ndarray  # (BLOCK,) float64
     dense: np.ndarray  # (BLOCK, D) float64: zeros, before and after
-    distance: (
-        np.ndarray
-    )  # (lanes, rows) float32: written, `losses.bend_distance` of every row; (lanes, 0) for none
+    # (lanes, rows) float32: written, `losses.bend_distance` of every row; (lanes, 0) for none
+    distance: np.ndarray
 
 
 @kernel

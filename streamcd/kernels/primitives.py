@@ -79,9 +79,8 @@ class Costs(NamedTuple):
 
     loss: Loss
     bias: float  # value of the constant feature; 0 for none
-    sign: (
-        np.ndarray
-    )  # (classes, lanes): sign of a row of that class in that lane; (1, lanes), 1 for rows with targets
+    # (classes, lanes): sign of a row of that class in that lane; (1, lanes), 1 for rows with targets
+    sign: np.ndarray
     cost: np.ndarray  # (classes, lanes): C of a row of that class in that lane; 0 leaves the class out
     lane_fold: np.ndarray  # (lanes,) int64: the fold that the lane leaves out, -1 for none
     left_out: np.ndarray  # (folds + 1, 256) bool: the cells of rows of each fold; none in the last row
