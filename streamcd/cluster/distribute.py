@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ..core.atomic_files import make_directory, replacing, write_file
-from ..core.errors import DatasetError, LockError, UsageError
-from ..core.locks import release_lock, take_lock
+from ..core.errors import DatasetError, UsageError
+from ..core.locks import locked
 from ..core.metadata import metadata_text, read_metadata
 from ..core.progress import Listener, Progress, ends_progress
 from ..core.storage import Location, Url, file_sizes, writable
@@ -116,7 +116,7 @@ def _plan(source: Dataset, targets: Sequence[Location], copies: int) -> Distribu
 
 def _listed(source: Dataset, record: Distribution) -> list[File]:
     """Return the files of a directory, without the manifest: small ones, then those of its shards."""
-    of_shards = [file for shard in range(source.n_shards) for file in files_of(source, shard)]
+    of_shards = {file for shard in range(source.n_shards) for file in files_of(source, shard)}
     small = [
         file
         for file in source.listed_files(source.manifest)
@@ -166,13 +166,8 @@ def _alone(target: Location) -> Iterator[None]:
         yield
         return
     make_directory(target)
-    lock = take_lock(target)
-    if lock is None:
-        raise LockError(f"{target}: another process writes there; wait for it, or name another directory")
-    try:
+    with locked(target, "another process writes there; wait for it, or name another directory"):
         yield
-    finally:
-        release_lock(lock)
 
 
 def _write(path: Location, data: bytes) -> None:

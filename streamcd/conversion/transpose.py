@@ -28,7 +28,7 @@ import numpy as np
 from ..core.atomic_files import SET_ASIDE, put_directory, restore_directory, sync, write_file
 from ..core.errors import DatasetError, LockError, UsageError
 from ..core.external_partition import Layout, PartitionReader, PartitionWriter, Ranges, Records, index_path
-from ..core.locks import release_lock, take_lock
+from ..core.locks import locked
 from ..core.memory_budget import parse_size, require
 from ..core.options import takes
 from ..core.process_pool import (
@@ -129,6 +129,9 @@ def make_columns(dataset: Dataset | str | Path, asked: ColumnsOptions) -> Column
     return open_columns(dataset)
 
 
+_BUSY = "another process makes its column layout; wait for it to end or stop it"
+
+
 @contextmanager
 def _workplace(dataset: Location, force: bool) -> Iterator[tuple[Path, Publication | None]]:
     """A directory for work in progress, which beside a dataset on disk stays where it is, to be gone on with."""
@@ -140,7 +143,7 @@ def _workplace(dataset: Location, force: bool) -> Iterator[tuple[Path, Publicati
         f"{dataset}: the disk is full; make room (about three times the size of the decoded entries) and run it "
         "again: it goes on where it stopped"
     )
-    with _locked(dataset), disk_full_means(disk_full):
+    with locked(dataset, _BUSY), disk_full_means(disk_full):
         yield dataset / f".{FOLDER}.partial", None
 
 
@@ -159,7 +162,7 @@ def _forget_task(work: Path) -> None:
 
 def _clear_finished(dataset: Path) -> None:
     """Remove what a call has left that was interrupted after its layout was in place, unless one works there now."""
-    with suppress(LockError), _locked(dataset):
+    with suppress(LockError), locked(dataset, _BUSY):
         for begun in dataset.glob(f".{FOLDER}.*"):
             check_own(begun)
             restore_directory(dataset / FOLDER, begun / SET_ASIDE)
@@ -197,17 +200,6 @@ def _make_plan(dataset: Dataset, budget: int, chunk_bytes: int, workers: int = 1
 
 def _record_bytes(dataset: Dataset) -> int:
     return dataset.index_dtype.itemsize + dataset.row_dtype.itemsize + dataset.value_dtype.itemsize
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    lock = take_lock(path)
-    if lock is None:
-        raise LockError(f"{path}: another process makes its column layout; wait for it to end or stop it")
-    try:
-        yield
-    finally:
-        release_lock(lock)
 
 
 def _miscounted(dataset: Dataset) -> DatasetError:

@@ -185,6 +185,7 @@ conversion/growing.py
     if found != dataset.manifest["seal"]: ~ growth an_append_after_which_another_came_is_refused
     remove_unlisted(place) @ _put_in_place ~ growth a_failure_at_the_manifest_leaves_the_dataset_as_it_was[append]
 core/locks.py
+    if lock is None: @ locked ~ columns kill_leaves_no_half_layout
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB) ~ resume a_run_in_use_by_another_process_is_refused
     if not _copies_keep: ~ durability a_forked_child_holds_no_lock_of_its_parent
     _copies_keep = True
@@ -192,8 +193,6 @@ core/locks.py
     return _hold, tuple(reduction.DupFd(descriptor) for descriptor in _held)
         ~ parallel nobody_begins_where_workers_of_a_killed_process_still_write[spawned]
         > return _hold, ()
-conversion/transpose.py
-    if lock is None: @ _locked ~ columns kill_leaves_no_half_layout
 runs/config.py
     raise UsageError(f"{path} holds {source}, which the run reads; name another directory")
         ~ files_of_others a_run_does_not_empty_what_it_reads
