@@ -85,7 +85,7 @@ def take_labels(text, start, offsets, data):
 
 
 class Allowed(NamedTuple):
-    """What a row may have."""
+    """Bounds and forms of the labels and indices that a row may have."""
 
     least_index: int  # indices are ``least_index <= index < end_index``
     end_index: int

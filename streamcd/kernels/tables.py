@@ -472,6 +472,19 @@ class TaskMaps(NamedTuple):
     tail_start: int  # feature of the code `TAIL_CODES`, after which come those of hashed and sparse columns
 
 
+@inlined
+def last_start(starts, first, number):
+    """Return the index, `first` or more, of the last of ascending `starts` up to a number; `first` if there is none."""
+    found, end = first, starts.size
+    while end - found > 1:
+        middle = (found + end) >> 1
+        if number < starts[middle]:
+            end = middle
+        else:
+            found = middle
+    return found
+
+
 @kernel
 def renumber(indptr, index, source_row, maps, of_tokens, out):
     """Turn codes into features.
@@ -490,13 +503,7 @@ def renumber(indptr, index, source_row, maps, of_tokens, out):
     first_rows, starts, features, tail_start = maps
     n_tokens = 0
     for row in range(source_row.size):
-        task, end = 0, first_rows.size
-        while end - task > 1:
-            middle = (task + end) >> 1
-            if source_row[row] < first_rows[middle]:
-                end = middle
-            else:
-                task = middle
+        task = last_start(first_rows, 0, source_row[row])
         for entry in range(indptr[row], indptr[row + 1]):
             code = np.int64(index[entry])
             if code >= TAIL_CODES:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .compile import inlined, kernel
-from .tables import FULL, UNKNOWN, HashTable, murmur, number_of
+from .tables import FULL, UNKNOWN, HashTable, last_start, murmur, number_of
 
 SIGMA = 0x3A3
 """The capital sigma, whose lower case depends on the letters around it."""
@@ -365,13 +365,7 @@ def find_tokens(index, starts, places, ranges, place):
     """
     n = 0
     for k in range(index.size):
-        number, end = -1, starts.size
-        while end - number > 1:
-            middle = (number + end) >> 1
-            if index[k] < starts[middle]:
-                end = middle
-            else:
-                number = middle
+        number = last_start(starts, -1, index[k])
         ranges[k] = -1
         if number >= 0 and index[k] - starts[number] < places[number + 1] - places[number]:
             ranges[k], place[n] = number, index[k] - starts[number] + places[number]
