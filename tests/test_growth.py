@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from streamcd import Dataset, Listener
 from streamcd.conversion import staging
 from streamcd.conversion.growing import changing
 from streamcd.core.errors import CheckpointError, DataError, DatasetError, EnvironmentFailure, UsageError
+from streamcd.dataset.source_indices import indices_of
 from streamcd.models.encoding import encoding_of
 
 
@@ -557,13 +558,6 @@ def test_rows_without_weights_are_not_appended_to_rows_with_weights(tmp_path: Pa
     assert streamcd.convert((X, y, np.ones(6)), base.path, append=True).verify() == []
 
 
-def test_a_dataset_of_the_features_that_occur_takes_no_more_rows(tmp_path: Path) -> None:
-    more = write_text(tmp_path / "a.txt", 50, seed=0)
-    base = streamcd.convert(more, tmp_path / "data", compact=True)
-    with pytest.raises(UsageError, match="convert all rows anew"):
-        streamcd.convert(more, base.path, append=True)
-
-
 def test_scaling_is_that_of_the_dataset(tmp_path: Path) -> None:
     X, y = np.random.default_rng(0).normal(size=(90, 5)) + 1, np.arange(90) % 2
     base = streamcd.convert(
@@ -603,6 +597,81 @@ def test_the_rows_before_a_number_are_dropped(
     again = streamcd.convert(later, left.path, append=True)
     assert (again.n_rows, again.verify()) == (300 - first_row, [])
     assert again.as_of(left.fingerprint).n_rows == 250 - first_row
+
+
+def _texts(tmp_path: Path, labels: Sequence[str]) -> list[Path]:
+    """Write three texts, each with features that those before have not, and others that they alone have."""
+    random, paths = np.random.default_rng(0), []
+    for number, n_rows in enumerate((60, 40, 50)):
+        choice = np.arange(3 + 5 * number, 60) ** 3
+        lines = [
+            f"{labels[random.integers(len(labels))]} "
+            + " ".join(
+                f"{index}:{random.integers(1, 9)}" for index in sorted(random.choice(choice, 4, False))
+            )
+            for _ in range(n_rows)
+        ]
+        lines[0] += f" {10**6 * (4 - number)}:1"
+        paths.append(tmp_path / f"{number}.txt")
+        paths[-1].write_text("\n".join(lines) + "\n")
+    return paths
+
+
+def _tables(**kinds: Any) -> list[pd.DataFrame]:
+    of = {"n_rows": (60, 40, 50), "seed": (0, 1, 2), "first": (0, 60, 100)}
+    names, years = (["a", "m"], ["b", "m", "q"], ["z", "a", "c"]), ([2020], [2020, 2021], [2021])
+    own = [{name: values[number] for name, values in of.items()} for number in range(3)]
+    return [people(names=n, years=y, **one) for n, y, one in zip(names, years, own, strict=True)]
+
+
+HISTORIES: dict[str, tuple[Callable[[Path], Sequence[Any]], dict[str, Any]]] = {
+    "text": (lambda place: _texts(place, ["-1", "1"]), {}),
+    "compact": (lambda place: _texts(place, ["-1", "1"]), {"compact": True}),
+    "compact, scaled": (lambda place: _texts(place, ["-1", "1"]), {"compact": True, "scale": "maxabs"}),
+    "sets of labels": (lambda place: _texts(place, ["1", "2,3", "1,3"]), {"multilabel": ","}),
+    "table": (lambda _: _tables(), OPTIONS),
+    "hashed": (lambda _: _tables(), {"label": "label", "hash": 3, "id": "key"}),
+    "words": (lambda _: _letters(), {"label": "label", "text": "body,title", "tf_idf": True}),
+}
+
+
+def _letters() -> list[pd.DataFrame]:
+    words = (OLD, NEW, LAST)
+    return [
+        letters(n, seed=n, words=w, towns=["Oslo", w[0]]) for n, w in zip((60, 40, 50), words, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("kind", HISTORIES)
+def test_rows_that_are_dropped_and_appended_in_turn_leave_the_others(tmp_path: Path, kind: str) -> None:
+    """Beside it a dataset that keeps all rows."""
+    make, options = HISTORIES[kind]
+    first, *more = make(tmp_path)
+    cut = {"chunk_size": 500, "shard_size": 2000, **options}
+    data, twin = (streamcd.convert(first, tmp_path / name, **cut) for name in ("data", "twin"))
+    drops = iter([10, 25, 70, 90, 100, 140])
+    for batch in (None, *more):
+        if batch is not None:
+            data, twin = (
+                streamcd.convert(batch, one.path, append=True, new_names="add") for one in (data, twin)
+            )
+        for first_row in (next(drops), next(drops)):
+            data = streamcd.convert(None, data.path, drop_before=first_row)
+            assert data.verify() == []
+            X, expected = data.to_scipy()[0], twin.to_scipy()[0][first_row:]
+            assert (X.shape, (expected != X).nnz) == (expected.shape, 0)
+            assert np.array_equal(data.labels(), twin.labels()[first_row:])
+            counts = np.bincount(X.indices, minlength=data.n_features)
+            for block in data.read_features(("feature", "n_entries", "index")):
+                assert np.array_equal(counts[block["feature"]], block["n_entries"])
+                indices = indices_of(data).of(block["feature"])
+                assert np.array_equal(indices, indices_of(twin).of(block["feature"]))
+                assert np.array_equal(indices, block["index"])
+            assert data.manifest.get("encoding") == twin.manifest.get("encoding")
+            for column in data.kept:
+                found, kept = ([v for part in one.read_kept(column) for v in part] for one in (data, twin))
+                assert found == kept[first_row:]
+    assert data.manifest["dropped"]
 
 
 def test_batches_before_are_not_read_to_be_dropped(tmp_path: Path, base: Dataset) -> None:

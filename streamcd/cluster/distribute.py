@@ -24,7 +24,8 @@ from .rounds import shard_entries
 
 _MANIFEST = "manifest.json"
 _BLOCK = 1 << 22
-_LEFT_OUT = ("kept.parquet", "categories.parquet", "scaling.parquet")  # of which trainings have no use
+# of which trainings have no use
+_LEFT_OUT = ("kept.parquet", "categories.parquet", "indices.parquet", "scaling.parquet")
 
 File = tuple[str, int, str]
 """Name, bytes and checksum."""

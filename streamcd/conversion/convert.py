@@ -29,7 +29,7 @@ from .growing import form_of, growing, open_base
 from .in_memory import is_files, open_data
 from .options import ConvertOptions
 from .pipeline import Conversion
-from .plan import Options, Plan, load_like, make_plan
+from .plan import Like, Options, Plan, load_like, make_plan
 from .publication import Publication, publishing
 from .sources import Reading, Source
 from .staging import clear_interrupted, staging_directory
@@ -91,7 +91,7 @@ def _convert(sources: Any, place: Location, asked: ConvertOptions, listener: Lis
     base = open_base(place, asked) if asked.append else None
     like = None if asked.like is None else load_like(location(asked.like))
     options = Options(
-        **(vars(asked) | (form_of(base.dataset) if base else {})),
+        **(vars(asked) | (form_of(base.dataset) if base else {}) | _compact(asked, like)),
         place=place,
         in_memory=not from_files,
         training=base.like if base else like,
@@ -139,6 +139,11 @@ def _convert(sources: Any, place: Location, asked: ConvertOptions, listener: Lis
         listener.message(f"nothing was appended, {place} is as it was: {error}")
 
 
+def _compact(asked: ConvertOptions, like: Like | None) -> dict[str, bool]:
+    """Number the features that occur where those of `like` are so numbered."""
+    return {} if like is None else {"compact": asked.compact or like.indices.kept is not None}
+
+
 @contextmanager
 def _workplace(options: Options, listener: Listener) -> Iterator[tuple[Path, Publication | None]]:
     """A directory for work in progress: the dataset written there is put in its place at the end, or published."""
@@ -161,13 +166,14 @@ def _reading(options: Options, plan: Plan) -> Reading:
     like = options.training
     # beside other columns, the indices of a pair of lists end where added categories begin
     widens = options.adds_names and not (like and like.encoding and len(like.encoding.columns) > 1)
+    widens |= options.known_indices is not None
     return Reading(
         options.value_dtype,
         plan.block_bytes,
         plan.max_line_bytes,
         plan.decoder_bytes,
         batch_bytes=plan.statistics_bytes // 2,  # those are made later
-        index_base=like.index_base if like else options.first_index,
+        index_base=like.indices.base if like else options.first_index,
         n_features=like.n_features if like and not widens else options.n_features,
         ignore_beyond=like is not None and not widens,
         encoding=like.encoding if like else None,

@@ -21,6 +21,7 @@ from ..dataset.dataset import Dataset
 from ..dataset.growth import Batch, moved, split, without_rows_before
 from ..dataset.kept_columns import KEPT_FILE
 from ..dataset.schema import row_dtype
+from ..dataset.source_indices import LOOKUP_BYTES, indices_of
 from ..dataset.string_files import read_integers
 from ..dataset.writer import DatasetWriter, PartWriter
 from ..models.encoding import encoding_of
@@ -77,6 +78,7 @@ class _Rest:
             "chunks being written": 12 * max(manifest["chunk_bytes"], largest),
             "rows being read": _LEAST_BYTES,
             "the client of URLs": dataset.client_bytes,
+            "indices of the features": LOOKUP_BYTES * dataset.n_features if manifest.get("compact") else 0,
         }
         room = require(memory, needs)
         before, batch = split(manifest)[: self.number], split(manifest)[self.number]
@@ -154,7 +156,7 @@ class _Rest:
             writer.add_part(part.close(), part.chunk_table, part.row_norms)
         sums.close()
         summing.join(n_rows, self._statistics)
-        self._write_features(writer, self._statistics)
+        write_features(writer, self._statistics, encoding_of(dataset), indices_of(dataset))
         return labels
 
     def _chunks(self, mine: np.ndarray) -> Iterator[Rows]:
@@ -178,11 +180,3 @@ class _Rest:
             )
         if waiting:
             yield Rows.joined(waiting)
-
-    def _write_features(self, writer: DatasetWriter, statistics: Path) -> None:
-        dataset, original = self.dataset, None
-        if dataset.manifest.get("compact"):
-            original = np.concatenate(
-                [block["index"] for block in dataset.read_features(("feature", "index"))]
-            )
-        write_features(writer, statistics, encoding_of(dataset), dataset.index_base, original)

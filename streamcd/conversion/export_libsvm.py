@@ -17,6 +17,8 @@ from ..core.locks import scratch_directory
 from ..core.memory_budget import parse_size, require
 from ..core.progress import Listener, Progress
 from ..dataset.dataset import Dataset
+from ..dataset.source_indices import LOOKUP_BYTES, indices_of
+from ..models.table_encoder import sorted_rows
 from .libsvm import write_rows
 
 _FIRST_LINE = rb"[-+.\dinfae,]*( +\d+:[-+.\dinfae]+| *\n|$)|$"
@@ -64,7 +66,9 @@ def export_libsvm(
     needs = {
         "one chunk": n_chunk_entries * (2 * dataset.entry_bytes + 8),
         "text of some rows": min(n_chunk_entries, _ENTRIES_AT_A_TIME) * _BYTES_PER_ENTRY_AS_STRINGS,
-        "original feature numbers": 8 * dataset.n_features if dataset.manifest.get("compact") else 0,
+        "original feature numbers": LOOKUP_BYTES * dataset.n_features
+        if dataset.manifest.get("compact")
+        else 0,
         "rows being put in order": 1 << 23,
     }
     left = require(parse_size(memory), needs) + (1 << 23)
@@ -109,15 +113,13 @@ def _range_ends(dataset: Dataset, layout: Layout, bucket_bytes: int) -> list[int
 
 def _partition_rows(dataset: Dataset, writer: PartitionWriter, ranges: Ranges, listener: Listener) -> None:
     """Partition all rows by ranges of source rows; features of a compact dataset get their original numbers."""
-    original = None
-    if dataset.manifest.get("compact"):
-        groups = dataset.read_features()
-        original = np.concatenate([group.get("original", group.get("index")) for group in groups])
-        original -= dataset.index_base
+    indices = indices_of(dataset)
     for chunk in range(dataset.n_chunks):
         data = dataset.read(chunk)
-        feature = data.feature if original is None else original[data.feature]
-        rows = Records([data.source, data.label], data.indptr, (feature, data.value))
+        feature, value = data.feature, data.value
+        if indices.kept is not None:
+            feature, value = sorted_rows(data.indptr, indices.of(feature) - indices.base, value)
+        rows = Records([data.source, data.label], data.indptr, (feature, value))
         writer.append(ranges.number(data.source), rows)
         listener.progress(Progress("export", int(dataset.row_start[chunk + 1]), dataset.n_rows, "rows"))
 

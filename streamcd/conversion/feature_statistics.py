@@ -20,6 +20,7 @@ from ..core.errors import UsageError
 from ..core.external_partition import Layout, PartitionReader, PartitionWriter, Records, index_path
 from ..core.memory_budget import RESERVED_BYTES, format_size
 from ..dataset.schema import MAX_CLASSES
+from ..dataset.source_indices import SourceIndices
 from ..dataset.writer import DatasetWriter
 from ..kernels.feature_sums import add_entries, fold_shard
 from ..models.encoding import Encoding
@@ -122,17 +123,14 @@ def write_features(
     writer: DatasetWriter,
     statistics: Path,
     encoding: Encoding | None,
-    index_base: int,
-    original: np.ndarray | None,
+    indices: SourceIndices,
 ) -> None:
-    """Write features with index in the source (`original`, where these are not successive), name and statistics."""
-
-    def index_of(feature: np.ndarray) -> np.ndarray:
-        return feature + index_base if original is None else original[feature]
-
-    names = None if encoding is None else encoding.name_column
+    """Write features with index in the source, name and statistics."""
     groups = read_statistics(statistics)
-    writer.write_features(({**group, "index": index_of(group["feature"])} for group in groups), names)
+    names = (
+        None if encoding is None else lambda feature: encoding.name_column(indices.of(feature) - indices.base)
+    )
+    writer.write_features(({**group, "index": indices.of(group["feature"])} for group in groups), names)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -103,10 +103,6 @@ def open_to_change(place: Location) -> Dataset:
 def open_base(place: Location, asked: ConvertOptions) -> Base:
     """Open the dataset to which rows are appended; refused where options say that they be encoded in another way."""
     dataset = open_to_change(place)
-    if dataset.manifest.get("compact"):
-        raise UsageError(
-            f"--append to {place}: its features are numbered by those that occur (--compact); convert all rows anew"
-        )
     _refuse_other_form(asked, dataset)
     # sets of labels go on from those that there are, too
     return Base(dataset, replace(load_like(place), class_names=tuple(dataset.class_names or ())))
@@ -121,6 +117,7 @@ def form_of(dataset: Dataset) -> dict[str, Any]:
         "shuffle": manifest["shuffle"],
         "chunk_size": manifest["chunk_bytes"],
         "shard_size": manifest["shard_bytes"],
+        "compact": manifest.get("compact", False),
     }
 
 

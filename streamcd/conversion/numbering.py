@@ -20,6 +20,7 @@ from ..core.label_sets import set_text
 from ..core.memory_budget import format_size
 from ..dataset.arrow_columns import Strings, arrow_strings, no_strings, sorted_distinct_strings, strings_of
 from ..dataset.schema import MAX_CLASSES
+from ..dataset.source_indices import SourceIndices
 from ..models.encoding import Encoding, TokenRanges
 from ..models.string_table import StringTable
 from ..models.table_encoder import Collisions, sorted_rows
@@ -308,7 +309,7 @@ class Numbering:
     """Description of the maps from indices and labels of parsed rows to features and classes."""
 
     index_base: int
-    original: Path | None = None  # the indices of `compact`, ascending, as in the source
+    original: Path | None = None  # the indices of `compact`, by feature, as in the source
     dictionaries: Path | None = None  # a directory with the maps of tasks
     first_rows: tuple[int, ...] = (0,)  # of the tasks
     maps_features: bool = False
@@ -318,6 +319,11 @@ class Numbering:
     sorts: bool = False  # features of a row do not ascend by themselves
     left_out: Path | None = None  # rows of the source that the others are numbered without, ascending
     text: TokenRanges | None = None  # of columns of text
+
+    def indices(self) -> SourceIndices:
+        """Return the indices of the features, which stay in their file, cached by the system."""
+        kept = None if self.original is None else np.load(self.original, mmap_mode="r")
+        return SourceIndices(self.index_base, kept)
 
     def task_maps(self) -> tuple[np.ndarray, np.ndarray]:
         """Read where the map of every task starts, and the maps, which stay in their file, cached by the system."""
@@ -339,7 +345,8 @@ class Numberer:
         self._numbering = numbering
         self._first_rows = np.array(numbering.first_rows, np.int64)
         self._left_out = None if numbering.left_out is None else np.load(numbering.left_out)
-        self._original = None if numbering.original is None else np.load(numbering.original, mmap_mode="r")
+        self._indices = numbering.indices()
+        self._sorts = numbering.sorts or not self._indices.ascend
         if numbering.dictionaries is not None:
             self._starts, self._places = numbering.task_maps()
         self._tokens = None
@@ -364,13 +371,10 @@ class Numberer:
             renumber(rows.indptr, rows.index, rows.source_row, maps, tokens, index)
             if self._tokens is not None:
                 rows, index = self._tokens.finish(rows, index)
-        elif self._original is not None:
-            index = np.searchsorted(self._original, rows.index)
         else:
-            index = rows.index
-            index -= numbering.index_base
+            index = self._indices.features(rows.index)
         index, value = index.astype(index_dtype, copy=False), rows.value
-        if numbering.sorts:
+        if self._sorts:
             index, value = sorted_rows(rows.indptr, index, value)
         source = rows.source_row
         if self._left_out is not None:

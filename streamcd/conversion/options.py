@@ -351,7 +351,7 @@ class ConvertOptions(ColumnsOptions, TableOptions):
     )
     compact: bool = option(
         False,
-        "Number only the features that occur, for indices such as 2^50; features.parquet keeps the original ones.",
+        "Number only the features that occur, for indices such as 2^50; models speak the indices of the source.",
         section=Section.SOURCE,
     )
     seed: int = option(0, "Seed of the random order of rows.", section=Section.DATASET)

@@ -15,6 +15,7 @@ from ..core.process_pool import Tell
 from ..core.storage import Url, location
 from ..core.threads import ahead
 from ..dataset.kept_columns import KeptWriter, some_rows
+from ..dataset.source_indices import SourceIndices
 from .external_shuffle import HeldRows, RunFormat, RunWriter
 from .feature_statistics import DistinctFeatures, LabelCounts
 from .numbering import TaskDictionary
@@ -90,6 +91,9 @@ class Parsing:
     known: np.ndarray | None  # labels, or codes of their names: rows of others are left out
     dictionaries: Path | None  # a directory for the strings of each task
     distinct: Path | None  # a directory for the indices that occur in each task
+    indices: (
+        SourceIndices | None
+    )  # of features that are known: entries of others are left out, but where they are listed
     weights: Weights | None
     kept: Path | None  # a directory for the columns of each task that are kept beside the rows
     hold: bool  # all rows in memory if they fit, where there is one task
@@ -116,7 +120,7 @@ def parse_task(parsing: Parsing, task: Task) -> Parsed:
     labels = LabelCounts(None if parsing.has_targets else {})
     distinct = None if parsing.distinct is None else DistinctFeatures(plan.map_bytes)
     run = RunWriter(parsing.form, task.number, plan.sort_bytes)
-    left_out = [np.empty(0, np.int64)]
+    left_out, n_unknown = [np.empty(0, np.int64)], 0
     dictionary = None
     if parsing.dictionaries is not None:
         names, encoding = parsing.source.class_names, parsing.source.encoding
@@ -135,6 +139,9 @@ def parse_task(parsing: Parsing, task: Task) -> Parsed:
         labels.add(rows.label)
         if distinct is not None:
             distinct.add(rows.index)
+        elif parsing.indices is not None:
+            n_before, rows = rows.n_entries, rows.with_entries(parsing.indices.features(rows.index) >= 0)
+            n_unknown += n_before - rows.n_entries
         run.append(rows, counts.is_wide)
         if parsing.tell is not None:
             parsing.tell(batch.bytes_read)
@@ -147,6 +154,7 @@ def parse_task(parsing: Parsing, task: Task) -> Parsed:
         np.save(parsing.distinct / f"{task.number:07d}.npy", distinct.merge())
     if task.n_rows not in (None, counts.n_rows):
         raise changed(task.pieces[0].path)
+    counts = replace(counts, n_entries=counts.n_entries - n_unknown, n_ignored=counts.n_ignored + n_unknown)
     return Parsed(counts, labels, held, np.concatenate(left_out))
 
 
@@ -161,11 +169,13 @@ def _batches(source: Source, task: Task, dictionary: TaskDictionary | None) -> I
     return parsed() if source.in_memory else ahead(parsed())
 
 
-def merge_distinct(directory: Path, n_bytes: int, out: Path) -> int:
-    """Write the indices that occur in any task; returns their number."""
+def merge_distinct(directory: Path | None, n_bytes: int, known: SourceIndices | None, out: Path) -> int:
+    """Write the indices that are known, and behind them the others that occur in any task; returns their number."""
     distinct = DistinctFeatures(n_bytes)
-    for path in sorted(directory.iterdir()):
+    for path in [] if directory is None else sorted(directory.iterdir()):
         distinct.add(np.load(path))
     merged = distinct.merge()
+    if known is not None and known.kept is not None:
+        merged = np.concatenate([known.kept, merged[known.features(merged) < 0]])
     np.save(out, merged)
     return int(merged.size)

@@ -171,7 +171,8 @@ class Conversion:
             self.options.has_targets,
             dictionaries=self._directory("dictionaries") if self._has_strings else None,
             known=self.options.known_labels,
-            distinct=self._directory("distinct") if self.options.compact else None,
+            distinct=self._directory("distinct") if self.options.lists_indices else None,
+            indices=self.options.known_indices,
             weights=weights,
             kept=self._directory("kept") if self._keeps else None,
             hold=self.pool.n_workers == 1,
@@ -307,7 +308,8 @@ class Conversion:
         numbering = replace(numbering, index_base=base)
         if self.options.compact:
             numbering = replace(numbering, original=self.work / "original.npy")
-            merging = (self.work / "distinct", self.plan.map_bytes, numbering.original)
+            distinct = self.work / "distinct" if self.options.lists_indices else None
+            merging = (distinct, self.plan.map_bytes, self.options.known_indices, numbering.original)
             (n_features,) = self.pool.run(merge_distinct, [merging])
         return numbering, Shape(n_rows, n_features, base, self.options.first_row)
 
@@ -318,8 +320,8 @@ class Conversion:
             if options.adds_names and encoding is not None and not self.source.of_indices:
                 n_features = max(n_features, encoding.end)
             elif options.adds_names:
-                n_features = max(n_features, counts.max_index - like.index_base + 1)
-            return like.index_base, n_features
+                n_features = max(n_features, counts.max_index - like.indices.base + 1)
+            return like.indices.base, n_features
         if encoding is not None and not self.source.of_indices:
             if encoding.sparse is None:
                 return 0, encoding.sparse_start
@@ -471,9 +473,12 @@ class Conversion:
         return int(writer.close(**manifest)["n_entries"])
 
     def _write_features(self, writer: DatasetWriter, work: ShardPass) -> None:
-        numbering = work.numbering
-        original = None if numbering.original is None else np.load(numbering.original, mmap_mode="r")
-        write_features(writer, self._statistics(work), self.encoding, numbering.index_base, original)
+        indices = work.numbering.indices()
+        write_features(writer, self._statistics(work), self.encoding, indices)
+        if indices.kept is not None:
+            n_known = self.options.training.n_features if self.options.append and self.options.training else 0
+            if not n_known or n_known < indices.kept.size:
+                writer.write_indices(indices.kept[n_known:])
 
 
 def _save_means(statistics: Path, n_features: int, out: Path) -> None:

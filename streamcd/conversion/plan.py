@@ -15,6 +15,7 @@ from ..core.process_pool import memory_per_worker
 from ..core.storage import REMOTE_BYTES, UPLOADING_BYTES, Location, Url
 from ..dataset.dataset import open_dataset
 from ..dataset.scaling import Scaling
+from ..dataset.source_indices import SourceIndices, indices_of
 from ..models.encoding import Encoding, encoding_of
 from .byte_sources import BLOCK_BYTES
 from .options import ConvertOptions
@@ -35,7 +36,7 @@ _BLOCK_BYTES_OF_SEVERAL = 1 << 20
 class Like:
     """Properties of the training side that a conversion takes over."""
 
-    index_base: int
+    indices: SourceIndices
     n_features: int
     classes: np.ndarray | None
     label_kind: str
@@ -56,21 +57,18 @@ def load_like(path: Location) -> Like:
         raise UsageError(f"--like {path} does not exist{describe_set_aside(path)}")
     if (path / "manifest.json").exists():
         dataset = open_dataset(path)
-        if dataset.manifest.get("compact"):
-            raise UsageError(
-                f"--like {path}: a compacted dataset's features are renumbered; convert both without --compact"
-            )
         found: Any = dataset
         scaling, encoding = dataset.read_scaling(), encoding_of(dataset)
+        indices = indices_of(dataset)
     else:
         from ..models.stored import load_model  # needed for this only
 
         found = load_model(path)
-        scaling, encoding = found.scaling, found.encoding
+        scaling, encoding, indices = found.scaling, found.encoding, found.source_indices
     # sets of labels are numbered anew: another one may occur
     names = () if found.multilabel else tuple(found.class_names or ())
     classes = None if found.multilabel else found.classes
-    taken = (found.index_base, found.n_features, classes, found.label_kind)
+    taken = (indices, found.n_features, classes, found.label_kind)
     return Like(*taken, scaling, encoding, names, found.has_targets, found.multilabel)
 
 
@@ -120,6 +118,17 @@ class Options(ConvertOptions):
         return np.arange(len(like.class_names)) if like.class_names else like.classes
 
     @property
+    def known_indices(self) -> SourceIndices | None:
+        """Indices of the training side's features, where these are not successive."""
+        like = self.training
+        return None if like is None or like.indices.kept is None else like.indices
+
+    @property
+    def lists_indices(self) -> bool:
+        """True where indices that occur become features."""
+        return self.compact and (self.known_indices is None or self.adds_names)
+
+    @property
     def like_words(self) -> str:
         """The option that asks for the properties of the training side, for messages."""
         return f"--append to {self.place}" if self.append else f"--like {self.like}"
@@ -130,7 +139,7 @@ class Options(ConvertOptions):
         given = {
             "--index-base": self.first_index is not None,
             "--n-features": self.n_features is not None,
-            "--compact": self.compact,
+            "--compact": self.compact and self.known_indices is None,
         }
         return [name for name, is_given in given.items() if is_given]
 
@@ -220,6 +229,7 @@ def make_plan(
         if like is None or like.encoding is None
         else like.encoding.nbytes,
         "buckets of hashed strings": options.bucket_bytes,
+        "indices of the features that are known": 0 if like is None else like.indices.nbytes,
     }
     needs = {
         # copied from the sorted rows, cast, encoded, compressed; and scaled

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,11 @@ class Rows:
         found = self.room(rows.size, int((self.indptr[rows + 1] - self.indptr[rows]).sum()))
         self.gather(rows, found)
         return found
+
+    def with_entries(self, mask: np.ndarray) -> Rows:
+        """Return the rows with the entries that a mask marks."""
+        ends = np.concatenate([[0], np.cumsum(mask)])
+        return replace(self, indptr=ends[self.indptr], index=self.index[mask], value=self.value[mask])
 
     @staticmethod
     def joined(parts: Sequence[Rows]) -> Rows:

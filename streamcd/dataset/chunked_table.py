@@ -20,7 +20,16 @@ from ..core.atomic_files import describe_set_aside
 from ..core.errors import DatasetError
 from ..core.metadata import Kind, read_metadata
 from ..core.storage import DATASET_BYTES, NO_FILE, Location, Url, file_sizes, location, with_size
-from .manifests import EARLIER_FILE, LISTED, OF_LATER, ROW_LAYOUT, batches_of, names_in, stored_name
+from .manifests import (
+    EARLIER_FILE,
+    LISTED,
+    OF_FEATURES,
+    OF_LATER,
+    ROW_LAYOUT,
+    batches_of,
+    names_in,
+    stored_name,
+)
 from .parquet import NO_CRC, OpenParts, read_table, reading
 from .range_cache import Cache, CachedFile
 from .schema import FIRST_OF_ROWS, ChunkData, row_dtype
@@ -102,8 +111,9 @@ class ChunkedTable:
                 if (record := holder.get(key)) is not None:
                     stored = stored_name(name, manifest, record.get("folder", ""))
                     yield stored, record["bytes"], record["checksum"]
-        for record in manifest.get("more_categories", ()):
-            yield f"{record['folder']}/categories.parquet", record["bytes"], record["checksum"]
+        for name, key in OF_FEATURES.items():
+            for record in manifest.get(key, ()):
+                yield f"{record['folder']}/{name}", record["bytes"], record["checksum"]
         for part in manifest["parts"]:
             for table in cls.TABLES:
                 name = stored_name(part[table], manifest, part.get("folder", ""))

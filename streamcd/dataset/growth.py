@@ -8,7 +8,7 @@ from math import isfinite
 from typing import Any
 
 from ..core.metadata import WRITER
-from .manifests import batches_of
+from .manifests import LISTED, OF_FEATURES, batches_of
 from .writer import data_digest
 
 FOLDER_OF_BATCH = "added-{:04d}"
@@ -69,8 +69,10 @@ def with_batch(manifest: Manifest, added: Manifest, batch: Batch) -> dict[str, A
     more: dict[str, Any] = {}
     if added.get("categories"):
         widened = (*widened, "encoding")
-        own = {**added["categories"], "folder": batch.record["chunks"]["folder"]}
-        more["more_categories"] = [*manifest.get("more_categories", ()), own]
+    for name, key in OF_FEATURES.items():
+        if record := added.get(LISTED[name]):
+            own = {**record, "folder": batch.record["chunks"]["folder"]}
+            more[key] = [*manifest.get(key, ()), own]
     if manifest.get("table"):
         more["table"] = _with_features(manifest["table"], added, manifest["n_features"])
     changes = {name: added[name] for name in widened if name in added}

@@ -12,7 +12,17 @@ from ..core.errors import DatasetError
 from ..core.metadata import WRITER, Count, FileName, Folder, Infix, Kind, Structure, content_digest
 
 _OF_A_BATCH = {"chunks.parquet": "chunks", "features.parquet": "features", "kept.parquet": "kept"}
-LISTED = _OF_A_BATCH | {"scaling.parquet": "scales", "categories.parquet": "categories"}
+INDICES_FILE = "indices.parquet"
+"""File of the indices that the features have in the source, where these are not successive."""
+
+OF_FEATURES = {"categories.parquet": "more_categories", INDICES_FILE: "more_indices"}
+"""Files that grow with the features, and the keys of a manifest for what rows that were appended have added."""
+
+LISTED = _OF_A_BATCH | {
+    "scaling.parquet": "scales",
+    "categories.parquet": "categories",
+    INDICES_FILE: "indices",
+}
 """Keys of a manifest for single files, by their names."""
 
 EARLIER_FILE = "earlier.json"
@@ -144,6 +154,8 @@ class DatasetManifest(Structure):
     encoding: dict[str, Any] | None = None
     categories: FileRecord | None = None
     more_categories: tuple[FileRecord, ...] = ()  # that rows which were appended have added
+    indices: FileRecord | None = None  # of the features in the source, where these are `compact`
+    more_indices: tuple[FileRecord, ...] = ()
     kept: FileRecord | None = None
     table: list[SourceColumn] | None = None
     data_digest: str = ""
@@ -210,7 +222,7 @@ def manifest_fingerprint(manifest: Mapping[str, Any]) -> str:
     return content_digest(fields, *_APART)[:32]
 
 
-_RECORDS = {*LISTED.values(), "more_categories", "parts", "first"}
+_RECORDS = {*LISTED.values(), *OF_FEATURES.values(), "parts", "first"}
 _APART = "seal", "fingerprint", "source", "made_from", "table", "infix", "compression", "when", WRITER
 _OF_FILES = {
     f"{table}{what}" for table in ("rows", "entries", "index") for what in ("", "_bytes", "_checksum")
@@ -264,12 +276,12 @@ def earlier_fingerprints(manifest: Mapping[str, Any]) -> list[str]:
 
 
 def names_in(manifest: Mapping[str, Any], name: str) -> list[str]:
-    """Return the names of the files `name` of all batches that have it, or of the categories of all."""
+    """Return the names of the files `name` of all batches that have it, or of those that grow with the features."""
     records: Iterable[Any]
     if name in _OF_A_BATCH:
         records = (batch.get(_OF_A_BATCH[name]) for batch in batches_of(manifest))
     else:
-        records = (manifest.get(LISTED[name]), *manifest.get("more_categories", ()))
+        records = (manifest.get(LISTED[name]), *manifest.get(OF_FEATURES.get(name, ""), ()))
     return [stored_name(name, manifest, record.get("folder", "")) for record in records if record]
 
 

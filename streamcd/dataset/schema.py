@@ -92,6 +92,7 @@ COLUMN_CHUNKS = schema(
     index_crc=np.int64,
 )
 SCALES = schema(feature=np.int64, scale=np.float64)
+INDICES = schema(index=np.int64)
 
 
 FEATURES = pa.schema(

@@ -34,9 +34,9 @@ from .column_layout import (
 )
 from .content import RowContent, TableContent, add_entries
 from .kept_columns import KEPT_FILE, count_kept
-from .manifests import ROW_LAYOUT, batches_of, manifest_fingerprint, stored_name
+from .manifests import INDICES_FILE, ROW_LAYOUT, batches_of, manifest_fingerprint, stored_name
 from .parquet import column_values, file_checksum, read_tables
-from .schema import FEATURES, SCALES, ChunkData
+from .schema import FEATURES, INDICES, SCALES, ChunkData
 
 # of an entry or item of a chunk: 24 decoded, as many compressed, copies, differences, hashes
 _CHECK_BYTES = 120
@@ -195,7 +195,8 @@ def _row_problems(dataset: RowTable, tasks: _Tasks) -> Iterator[str]:
         yield from _total_problems(dataset, found)
     if found.complete and not found.problems:
         yield from _content_problems(dataset, found)
-    if not changed.keys() & {*dataset.files("features.parquet"), dataset.file("scaling.parquet")}:
+    of_features = ("features.parquet", "scaling.parquet", INDICES_FILE)
+    if not changed.keys() & {file for name in of_features for file in dataset.files(name)}:
         yield from _feature_problems(dataset)
     if (paths := dataset.files(KEPT_FILE)) and not changed.keys() & {*paths}:
         yield from _kept_problems(paths, dataset.n_rows)
@@ -304,28 +305,32 @@ def _other_content(path: Location) -> str:
 
 
 def _feature_problems(dataset: RowTable) -> Iterator[str]:
-    """Compare features, and the divisors of their values, with the manifest."""
-    *_, path = paths = dataset.files("features.parquet")
-    files = [
-        (file, batch["features"]) for file, batch in zip(paths, batches_of(dataset.manifest), strict=True)
-    ]
+    """Compare features, the divisors of their values, and their indices in the source with the manifest."""
+    manifest, paths = dataset.manifest, dataset.files("features.parquet")
+    records = [batch["features"] for batch in batches_of(manifest)]
+    files = [(file, record, FEATURES) for file, record in zip(paths, records, strict=True)]
     n_entries = 0
-    if scales := dataset.manifest.get("scales"):
-        files.append((dataset.file("scaling.parquet"), scales))
-    for file, record in files:
-        schema = FEATURES if file in paths else SCALES
+    if scales := manifest.get("scales"):
+        files.append((dataset.file("scaling.parquet"), scales, SCALES))
+    if indices := manifest.get("indices"):
+        records = [indices, *manifest.get("more_indices", ())]
+        files += [
+            (file, record, INDICES) for file, record in zip(dataset.files(INDICES_FILE), records, strict=True)
+        ]
+    for file, record, schema in files:
         content = TableContent(schema.names)
         try:
             for table in read_tables(file):
                 content.add(table)
-                n_entries += int(column_values(table.column("n_entries")).sum()) if file in paths else 0
+                if schema is FEATURES:
+                    n_entries += int(column_values(table.column("n_entries")).sum())
         except DatasetError as error:
             yield str(error)
             return
         if content.text() != record["content"]:
             yield _other_content(file)
     if n_entries != dataset.n_entries:
-        yield f"{path}: counts {n_entries} entries, the dataset has {dataset.n_entries}"
+        yield f"{paths[-1]}: counts {n_entries} entries, the dataset has {dataset.n_entries}"
 
 
 def _kept_problems(paths: Sequence[Location], n_rows: int) -> Iterator[str]:

@@ -17,14 +17,14 @@ from ..core.threads import Threads
 from .arrow_columns import null_strings
 from .content import RowContent, TableContent
 from .kept_columns import KEPT_FILE, join_kept
-from .manifests import ROW_LAYOUT
+from .manifests import INDICES_FILE, ROW_LAYOUT
 from .parquet import file_checksum
 from .scaling import Scaling
-from .schema import FEATURES, FIRST_OF_ROWS, ROW_CHUNKS, SCALES, no_norms, norms_record, row_schemas
+from .schema import FEATURES, FIRST_OF_ROWS, INDICES, ROW_CHUNKS, SCALES, no_norms, norms_record, row_schemas
 from .table_writer import PartFiles, TableWriter, chunk_records, write_manifest
 
-_SCALES_GROUP = 1 << 16
-"""Features in a row group of ``scaling.parquet``."""
+_GROUP = 1 << 16
+"""Features in a row group of ``scaling.parquet`` and ``indices.parquet``."""
 
 
 class PartWriter:
@@ -162,6 +162,15 @@ class DatasetWriter:
                 writer.write(**{"index": feature, **block}, name=given)
         self._features = writer.close()
 
+    def write_indices(self, indices: np.ndarray) -> None:
+        """Write the indices of features in the source, where these are not successive."""
+        writer = TableWriter(
+            self.path / INDICES_FILE, INDICES, self._compression, TableContent(INDICES.names)
+        )
+        for start in range(0, indices.size, _GROUP):
+            writer.write(index=indices[start : start + _GROUP])
+        self._encoding["indices"] = writer.close()
+
     def write_encoding(self, encoding: Any, start: int = 0) -> None:
         """Record a table's encoding (a `models.encoding.Encoding`), and write its categories from column `start` on."""
         self._encoding["encoding"] = encoding.record()
@@ -191,8 +200,8 @@ class DatasetWriter:
             writer = TableWriter(
                 self.path / "scaling.parquet", SCALES, self._compression, TableContent(SCALES.names)
             )
-            for start in range(0, scaling.scales.size, _SCALES_GROUP):
-                block = scaling.scales[start : start + _SCALES_GROUP]
+            for start in range(0, scaling.scales.size, _GROUP):
+                block = scaling.scales[start : start + _GROUP]
                 scaled = np.flatnonzero(block != 1.0)
                 if scaled.size:
                     writer.write(feature=scaled + start, scale=block[scaled])

@@ -145,6 +145,9 @@ def _write_json(model: Model, path: Path) -> None:
         scales = model.scaling.scales
         file.write(',\n"scales": ')
         _write_array(file, [] if scales is None else [(0, scales)])
+        if model.indices is not None:
+            file.write(',\n"indices": ')
+            _write_array(file, [(0, model.indices)])
         if model.encoding is not None:
             file.write(',\n"categories": ')
             _write_array(file, [(0, part) for part in _categories(model)])

@@ -20,6 +20,7 @@ from ..core.storage import local_path
 from ..kernels.loss_table import CLASSES, INLIERS, LOSSES, PLANES, form_of, has_targets
 from .model import Model
 from .named_weights import weight_blocks
+from .sparse_weights import SparseWeights
 
 _NAMES = {
     0: "L2R_LR",
@@ -108,6 +109,11 @@ def _check_export(model: Model) -> None:
             f"the model was trained on rows of unit norm (--normalize l2) and {has}: for a row of another norm LIBLINEAR "
             f"would predict another label; {others}convert without --normalize l2"
         )
+    if model.indices is not None and model.indices.max(initial=0) >= 2**31:
+        raise ModelError(
+            f"LIBLINEAR's indices are integers of 32 bits, the model's are up to {model.indices.max()}; csv, parquet and "
+            "json hold its weights"
+        )
     largest = np.abs(model.classes).max(initial=0.0)
     if not (np.array_equal(model.classes, np.rint(model.classes)) and largest < 2**31):
         raise ModelError(
@@ -157,12 +163,22 @@ def _write_liblinear(model: Model, file: TextIO) -> None:
         file.write(f"solver_type {name}\nnr_class {model.n_classes}\n")
         if form_of(model.loss) != INLIERS:  # whose labels LIBLINEAR does not write
             file.write("label " + " ".join(str(int(label)) for label in model.classes[order]) + "\n")
-    file.write(f"nr_feature {model.n_features}\nbias {model.bias if model.bias >= 0 else -1:.17g}\n")
+    weights, scales = _by_index(model)
+    file.write(f"nr_feature {weights.shape[0]}\nbias {model.bias if model.bias >= 0 else -1:.17g}\n")
     file.write(f"rho {-model.intercept[0]:.17g}\nw\n" if form_of(model.loss) == INLIERS else "w\n")
-    for _, block in weight_blocks(model.kept_weights, model.scaling.scales, columns, _EXPORT_BLOCK):
+    for _, block in weight_blocks(weights, scales, columns, _EXPORT_BLOCK):
         _write_weights(file, block)
     if model.bias >= 0:
         _write_weights(file, model.bias_weight[np.newaxis] @ columns + 0.0)
+
+
+def _by_index(model: Model) -> tuple[np.ndarray | SparseWeights, np.ndarray | None]:
+    """Return the weights by index in the source, and the divisors of these features, unless they are divided already."""
+    if model.indices is None:
+        return model.kept_weights, model.scaling.scales
+    order = np.argsort(model.indices)
+    place = model.indices[order] - model.index_base
+    return SparseWeights(place, model.source_weights[order], int(place.max(initial=-1)) + 1), None
 
 
 def _write_weights(file: TextIO, weights: np.ndarray) -> None:

@@ -21,6 +21,7 @@ from ..core.errors import ModelError
 from ..core.storage import local_path
 from ..core.threads import Threads
 from ..dataset.scaling import Scaling
+from ..dataset.source_indices import SourceIndices
 from ..kernels.loss_table import (
     INLIERS,
     PLANES,
@@ -93,6 +94,9 @@ class Model:
     multilabel : str
         What separates the labels of a row in text, of a model that predicts any number of them: each whose decision is
         positive. Empty where rows have one label.
+    indices : ndarray of int64, shape (n_features,), or None
+        Index of every feature in the source, where the training dataset numbers those that occur (``convert --compact``);
+        None where they are numbered from `index_base` on.
 
     Examples
     --------
@@ -127,6 +131,7 @@ class Model:
     encoding: Encoding | None = None
     parameter: float | None = None
     multilabel: str = ""
+    indices: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         self.kept_weights: np.ndarray | SparseWeights
@@ -145,6 +150,7 @@ class Model:
         n_vectors = self.kept_weights.shape[1] if self.kept_weights.ndim == 2 else -1
         expected = {"weights": self.kept_weights.ndim == 2, "intercept": self.intercept.shape == (n_vectors,)}
         expected["sigmoids"] = self.sigmoids is None or self.sigmoids.shape == (2, n_vectors)
+        expected["indices"] = self.indices is None or self.indices.shape == self.kept_weights.shape[:1]
         expected["code"] = self.code.shape == (self.n_classes, n_vectors)
         expected["tie_order"] = np.array_equal(np.sort(self.tie_order), np.arange(self.n_classes))
         expected["classes"] = self.classes.ndim == 1 and bool((np.diff(self.classes) > 0).all())
@@ -179,6 +185,11 @@ class Model:
         """
         scales = self.scaling.scales
         return self.weights if scales is None else self.weights / scales[:, np.newaxis]
+
+    @cached_property
+    def source_indices(self) -> SourceIndices:
+        """The indices of the features in the source."""
+        return SourceIndices(self.index_base, self.indices)
 
     @property
     def n_features(self) -> int:
@@ -268,7 +279,11 @@ class Model:
         from .table_encoder import encode_frame
 
         blocks = [np.empty((0, self.n_vectors))]
-        for indptr, feature, value in encode_frame(frame, encoding, self.n_features, self.index_base):
+        end = self.n_features + self.index_base
+        if self.indices is not None:
+            end = int(self.indices.max(initial=0)) + 1
+        for indptr, index, value in encode_frame(frame, encoding, end, self.index_base):
+            feature = self.source_indices.features(index)
             scaled = self.scaling.apply(indptr, feature, value, self.n_features)
             blocks.append(self.decisions(indptr, feature, scaled)[0])
         return np.concatenate(blocks)
@@ -402,9 +417,10 @@ class Model:
 
     def feature_names(self, features: np.ndarray) -> list[str]:
         """Name 0-based features, as `feature_name` does."""
+        index = self.source_indices.of(features)
         if self.encoding is None:
-            return [f"feature {feature + self.index_base}" for feature in features.tolist()]
-        return list(self.encoding.feature_names(features))
+            return [f"feature {number}" for number in index.tolist()]
+        return list(self.encoding.feature_names(index - self.index_base))
 
     def to_frame(self) -> Any:
         """Make a pandas frame of all weights, in the source's units, with their names.
@@ -480,6 +496,8 @@ class Model:
         )
         if self.scaling.scales is not None:
             arrays["scaling.npy"] = self.scaling.scales.shape, (self.scaling.scales,)
+        if self.indices is not None:
+            arrays["indices.npy"] = self.indices.shape, (self.indices,)
         write_model(local_path(path, "a model"), self._description(), arrays, self.encoding)
 
     def _description(self) -> dict[str, Any]:

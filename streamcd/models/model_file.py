@@ -58,6 +58,7 @@ class ModelFile(Structure, kw_only=True):
     categories_checksum: str = ""
     weights_checksum: str
     support_checksum: str = ""  # of ``support.npy``, where weights that are not 0 are stored alone
+    indices_checksum: str = ""  # of ``indices.npy``, where the features have any indices in the source
 
     def __post_init__(self) -> None:
         if not all(map(math.isfinite, (self.bias, self.C or 0.0, *self.intercept, *self.classes))):
@@ -116,19 +117,20 @@ def write_model(
         checksums = {name: file_checksum(files[name]) for name in names[:-1]}
         description["weights_checksum"] = checksums["weights.npy"]
         description["support_checksum"] = checksums.get("support.npy", "")
+        description["indices_checksum"] = checksums.get("indices.npy", "")
         description["categories_checksum"] = checksums.get(CATEGORIES_FILE, "")
         if "scaling.npy" in arrays:
             description["scaling"]["checksum"] = checksums["scaling.npy"]
         files["model.json"].write_bytes(metadata_text(MODEL, description, allow_nan=False))
     # files of the model that was here before
-    for name in {"scaling.npy", "support.npy", CATEGORIES_FILE}.difference(names):
+    for name in {"scaling.npy", "support.npy", "indices.npy", CATEGORIES_FILE}.difference(names):
         (directory / name).unlink(missing_ok=True)
 
 
 def _write_array(path: Path, shape: tuple[int, ...], blocks: Iterable[np.ndarray]) -> None:
-    """Write a ``.npy`` file of float64, or int64 where all blocks have it, from blocks of rows."""
+    """Write a ``.npy`` file of float64, or int64 of numbers of features, from blocks of rows."""
     with open(path, "wb") as file:
-        dtype = "<i8" if path.name.startswith("support") else "<f8"
+        dtype = "<i8" if path.name.startswith(("support", "indices")) else "<f8"
         header = {"descr": dtype, "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)
         for block in blocks:

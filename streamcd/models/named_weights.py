@@ -110,7 +110,7 @@ class ClassWeights:
         yield None, [INTERCEPT], self.intercept[np.newaxis]
         for start, block in self.blocks(_NAMED_WEIGHTS):
             feature = np.arange(start, start + block.shape[0])
-            yield feature + self._model.index_base, self._model.feature_names(feature), block
+            yield self._model.source_indices.of(feature), self._model.feature_names(feature), block
 
 
 def weight_frame(by_class: ClassWeights) -> Any:
@@ -171,7 +171,7 @@ def describe_weights(
     by_class = ClassWeights(model)
     found = largest_weights(by_class.blocks(scaled=scaled), len(by_class.labels), top)
     divisors = scales[found.feature] if scaled else np.ones(found.feature.size)
-    names = model.feature_names(found.feature)
+    names, index = model.feature_names(found.feature), model.source_indices.of(found.feature)
     classes = [
         {
             "label": of,
@@ -180,7 +180,7 @@ def describe_weights(
             "weights": [
                 {
                     "feature": int(found.feature[k]),
-                    "index": int(found.feature[k]) + model.index_base,
+                    "index": int(index[k]),
                     "name": names[k],
                     "weight": float(found.weight[k] / divisors[k]),
                     **({"scaled_weight": float(found.weight[k])} if scaled else {}),

@@ -17,6 +17,7 @@ from ..core.memory_budget import parse_size, require
 from ..core.metadata import read_metadata
 from ..core.setting import Setting, asked_text
 from ..dataset.scaling import Scaling
+from ..dataset.source_indices import SourceIndices
 from ..kernels.loss_table import LOSSES, form_of, has_cost
 from .encoding import CATEGORIES_FILE, read_encoding
 from .model import Model
@@ -25,7 +26,7 @@ from .named_weights import largest_weights, weight_blocks
 from .sparse_weights import SparseWeights
 
 _MOST_LISTED = 10  # models, where one is to be named
-_FILES = ("weights.npy", "support.npy", "scaling.npy", CATEGORIES_FILE)
+_FILES = ("weights.npy", "support.npy", "scaling.npy", "indices.npy", CATEGORIES_FILE)
 
 
 def path_directory(model_path: Path, setting: Setting) -> Path:
@@ -198,6 +199,9 @@ def _read(directory: Path, description: ModelFile, weights: np.ndarray | SparseW
         path, divides = directory / "scaling.npy", stored.scale != "none"
         scales = read_array(path, stored.checksum, n_features, 1) if divides else None
         scaling = Scaling(stored.scale, stored.normalize, scales, stored.digest)
+    indices = None
+    if description.indices_checksum:
+        indices = read_array(directory / "indices.npy", description.indices_checksum, n_features, 1)
     if description.categories_checksum:
         check_file(directory / CATEGORIES_FILE, description.categories_checksum)
     encoding = read_encoding([directory / CATEGORIES_FILE], description.encoding)
@@ -208,7 +212,7 @@ def _read(directory: Path, description: ModelFile, weights: np.ndarray | SparseW
     # fields of the same name in both; `Model` makes the arrays
     same = {name: getattr(description, name) for name in STORED_FIELDS if name != "n_features"}
     own: dict[str, Any] = {"weights": weights, "code": code, "scaling": scaling, "encoding": encoding}
-    return Model(**own, **same)
+    return Model(**own, indices=indices, **same)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -251,23 +255,29 @@ def describe_model(path: str | Path, *, scaled: bool = False, n_weights: int = 1
     if n_vectors != len(labels):
         vectors = labels[-1:] * n_vectors if len(labels) == 2 else list(range(n_vectors))
     encoding = read_encoding([path / CATEGORIES_FILE], stored.encoding)
+    kept = path / "indices.npy"
+    indices = SourceIndices(
+        stored.index_base, np.load(kept, mmap_mode="r") if stored.indices_checksum else None
+    )
     found = largest_weights(weight_blocks(weights, scales), n_vectors, n_weights)
     first = np.lexsort((found.column, found.feature, -np.abs(found.weight)))[:n_weights]
     chosen = (array[first].tolist() for array in (found.feature, found.column, found.weight))
     largest = [
         {
             "feature": feature,
-            "index": feature + stored.index_base,
-            "name": None if encoding is None else next(iter(encoding.feature_names(np.array([feature])))),
+            "index": (index := int(indices.of(feature))),
+            "name": None
+            if encoding is None
+            else next(iter(encoding.feature_names(np.array([index - stored.index_base])))),
             "vector": vectors[vector],
             "weight": weight,
         }
         for feature, vector, weight in zip(*chosen, strict=True)
     ]
-    kept = ("loss", "method", "C", "n_features", "bias", "certificate", "fingerprint", "versions")
+    same = ("loss", "method", "C", "n_features", "bias", "certificate", "fingerprint", "versions")
     return {
         "kind": "model",
-        **{name: getattr(stored, name) for name in kept},
+        **{name: getattr(stored, name) for name in same},
         **_parameter(stored),
         "threshold": None if has_cost(stored.loss) else -float(stored.intercept[0]),
         "labels": labels,

@@ -391,19 +391,19 @@ def describe_refusal(status: int, found: Any, value_dtype: np.dtype, least: int 
 
 
 def encode_frame(
-    frame: Any, encoding: Encoding, n_features: int, index_base: int
+    frame: Any, encoding: Encoding, end: int, index_base: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Encode a frame (anything with ``__arrow_c_stream__``) as a known encoding says, some rows at a time.
 
-    Yields ``indptr``, 0-based ``feature`` and ``value``, valid until the next ones are taken. Unknown categories, of which a
-    warning tells at the end, and indices of a sparse column beyond `n_features`, have no entry.
+    Yields ``indptr``, ``index``, from `index_base` on, and ``value``, valid until the next ones are taken. Unknown
+    categories, of which a warning tells at the end, and indices from `end` on, of a sparse column, have no entry.
 
     Raises
     ------
     DataError
         Where the frame lacks a column, or holds what is refused in training too.
     """
-    end = n_features + index_base - encoding.sparse_start
+    end -= encoding.sparse_start
     encoder = TableEncoder(encoding, np.float64, None, index_base, end, ignore_beyond=True)
     before = 0
     with frame_reader(frame) as reader:
@@ -412,7 +412,7 @@ def encode_frame(
         for batch in map(flat_columns, reader):
             encoder.message = lambda row, first=before: f"row {first + row + 1}"  # type: ignore[misc]
             for rows in encoder.encode(batch.select(encoding.names)):
-                yield rows.indptr, rows.feature - index_base, rows.value
+                yield rows.indptr, rows.feature, rows.value
             before += batch.num_rows
     for warning in unknown_values(int(encoder.state[kernels.UNSEEN]), encoder.n_unindicated):
         warnings.warn(warning, stacklevel=_ASKED_BY)

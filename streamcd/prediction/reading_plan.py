@@ -25,6 +25,7 @@ from ..dataset.chunked_table import UnknownStateError
 from ..dataset.dataset import Dataset, open_cached, open_dataset
 from ..dataset.parquet import file_checksum
 from ..dataset.scaling import Scaling
+from ..dataset.source_indices import indices_of
 from ..kernels.loss_table import INLIERS, form_of
 from ..models.encoding import Encoding
 from ..models.model import Model
@@ -77,16 +78,27 @@ class RowsToScore:
             self.dataset = data if isinstance(data, Dataset) else open_dataset(data)
             self.scaling = _missing_scaling(self.dataset, model)
             _check_labels(self.dataset, model, compared=compared)
-            self.shift = _feature_shift(self.dataset, model)
+            self._indices = indices_of(self.dataset)
+            self._numbered_alike = self._indices.begin_like(model.source_indices)
+            _check_base(self.dataset, model)
         else:
             self.paths, self._roots = expand(self.path)
             self.scaling = model.scaling if model.scaling.changes_values else None
 
+    def features(self, feature: np.ndarray) -> np.ndarray:
+        """Return the model's features that have the same indices in the source as those of the dataset, if it has them."""
+        if self._numbered_alike:
+            return feature
+        return self.model.source_indices.features(self._indices.of(feature.astype(np.int64)))
+
     def needs(self) -> dict[str, int]:
         """Return the memory that reading needs at least."""
         if self.dataset is not None:
-            chunk = chunk_bytes(self.dataset, scales=self.scaling is not None)
-            return {"the client of the URL": self.dataset.client_bytes, "one chunk": chunk}
+            return {
+                "the client of the URL": self.dataset.client_bytes,
+                "one chunk": chunk_bytes(self.dataset, scales=self.scaling is not None),
+                "indices of features": self._indices.nbytes,
+            }
         is_plain = total_bytes(self.paths) is not None and not any(map(is_compressed, self.paths))
         return {
             "the client of the URL": REMOTE_BYTES if any(map(is_url, self.paths)) else 0,
@@ -110,14 +122,15 @@ class RowsToScore:
     def source(self, block_bytes: int, decoder_bytes: int, batch_bytes: int = 0) -> Source:
         """Open the files as a source of rows with the model's features."""
         model, ignored = self.model, form_of(self.model.loss) == INLIERS
+        ends = model.indices is None
         reading = Reading(
             np.float64,
             block_bytes,
             decoder_bytes=decoder_bytes,
             batch_bytes=_TEXT_BLOCKS_HELD * block_bytes + batch_bytes,
             index_base=model.index_base,
-            n_features=model.n_features,
-            ignore_beyond=True,
+            n_features=model.n_features if ends else None,
+            ignore_beyond=ends,
             needs_label=False,
             reads_weights=self.compared,
             encoding=self._encoding(),
@@ -267,6 +280,7 @@ def _row_bytes(model: Model) -> int:
 def _model_bytes(model: Model) -> int:
     """Return the memory of a model, with its own copy of the code matrix, of one byte, and an intermediate one."""
     arrays = model.kept_weights.nbytes + (0 if model.scaling.scales is None else model.scaling.scales.nbytes)
+    arrays += model.source_indices.nbytes
     return arrays + (0 if model.encoding is None else model.encoding.nbytes) + 2 * model.choice.code_bytes
 
 
@@ -311,15 +325,13 @@ def _unlike_inliers(path: str, model: Model, found: str) -> ModelError:
     )
 
 
-def _feature_shift(dataset: Dataset, model: Model) -> int:
-    """Return the number to add to the dataset's features so that the same index in the text means the same feature."""
-    shift = dataset.index_base - model.index_base
-    if shift < 0:
+def _check_base(dataset: Dataset, model: Model) -> None:
+    """Refuse features that the source counts from 0, where the model's are counted from 1."""
+    if dataset.index_base < model.index_base:
         raise ModelError(
             f"{dataset.path}: its text counts features from 0, the model's from {model.index_base}; "
             "convert it with --like MODEL or with the training data's --index-base"
         )
-    return shift
 
 
 def _usable_workers(data: Data, means: Means) -> int:

@@ -90,8 +90,12 @@ class Scoring:
             self.listener.message(query_ids_skipped(query_ids))
         if entries:
             self.listener.warning(
-                f"{counted(entries, 'entry', 'entries')} ignored: beyond the model's width of "
-                f"{self.model.n_features:,} features"
+                f"{counted(entries, 'entry', 'entries')} ignored: "
+                + (
+                    f"beyond the model's width of {self.model.n_features:,} features"
+                    if self.model.indices is None
+                    else f"of features that are not among the model's {self.model.n_features:,}"
+                )
             )
         for warning in unknown_values(self.ignored["categories"], self.ignored["missing"]):
             self.listener.warning(warning)
@@ -127,20 +131,19 @@ class Scoring:
             self.listener.progress(Progress(phase, int(dataset.row_start[chunk + 1]), dataset.n_rows, "rows"))
 
     def _score_chunk(self, data: ChunkData) -> Iterator[ScoredRows]:
-        shift = self._rows.shift
-        feature = data.feature.astype(np.int64) + shift if shift else data.feature
-        return self._score((data.source, data.label, data.weight), data.indptr, feature, data.value)
+        columns = data.source, data.label, data.weight
+        return self._score(columns, data.indptr, self._rows.features(data.feature), data.value)
 
     def _of_files(self, phase: str, part: ByteRange | None, *start: int) -> Iterator[ScoredRows]:
         source = self._rows.source(self.plan.text_block, self.plan.decoder_bytes, self.plan.batch_bytes)
-        counts = Counts()
+        counts, indices = Counts(), self.model.source_indices
         pieces, first = (source.reader.whole(), (0, 0)) if part is None else ([part], start)
         for batch in source.parse(pieces, first[0], first[1], self._label_sets):
             if part is None:
                 self.listener.progress(Progress(phase, batch.bytes_read, source.reader.total_bytes, "B"))
             counts, rows = batch.counts, batch.rows
             weight = np.ones(rows.n_rows) if rows.weight is None else rows.weight
-            columns, feature = (rows.source_row, rows.label, weight), rows.index - self.model.index_base
+            columns, feature = (rows.source_row, rows.label, weight), indices.features(rows.index)
             for scored in self._score(columns, rows.indptr, feature, rows.value, self._threads):
                 if batch.kept is None:
                     yield scored

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..core.setting import Setting
 from ..dataset.dataset import Dataset
+from ..dataset.source_indices import indices_of
 from ..kernels.loss_table import INLIERS, LOSSES
 from ..models.encoding import encoding_of
 from ..models.model import Model
@@ -148,6 +149,7 @@ def new_model(dataset: Dataset, problem: Problem, **own: Any) -> Model:
         class_names=None if ignored else names,
         multilabel=dataset.multilabel if problem.multilabel else "",
         encoding=encoding_of(dataset),
+        indices=indices_of(dataset).kept,
         **own,
     )
 

@@ -15,6 +15,7 @@ from ..core.progress import counted
 from ..core.storage import local_path
 from ..dataset.chunked_table import UnknownStateError
 from ..dataset.dataset import Dataset
+from ..dataset.source_indices import indices_of
 from ..kernels.loss_table import INLIERS
 from ..models.encoding import PLACES_BYTES, encoding_of, feature_places
 from ..models.model import Model
@@ -239,18 +240,14 @@ def _of_other_rows(source: str, path: Path, config: RunConfig, new: ResolvedRun)
 def _same_features(model: Model, dataset: Dataset, memory: int) -> tuple[Features, str]:
     """Find the features of a model in a dataset, by name where both have names; returns their places and what to tell."""
     n_old, n_new, encoding = model.n_features, dataset.n_features, encoding_of(dataset)
-    place, how = None, "number"
+    place, how, indices = None, "number", indices_of(dataset)
     if model.encoding is not None and encoding is not None:
         categories = model.encoding.nbytes + encoding.nbytes
         require(memory, {"names of features": categories, "their digests": PLACES_BYTES * (n_old + n_new)})
         place, how = feature_places(model.encoding, encoding, n_old, n_new), "name"
-    elif dataset.manifest.get("compact"):
-        raise UsageError(
-            f"{dataset.path}: a compacted dataset's features are renumbered, and do not match those of another; convert "
-            "without --compact"
-        )
-    elif shift := model.index_base - dataset.index_base:
-        place = np.arange(shift, n_old + shift)
+    elif not indices.begin_like(model.source_indices):
+        require(memory, {"indices of features": indices.nbytes + model.source_indices.nbytes + 8 * n_old})
+        place = indices.features(model.source_indices.of(np.arange(n_old)))
         place[place >= n_new] = -1
     n_same = min(n_old, n_new) if place is None else int((place >= 0).sum())
     more = f", {n_new - n_same:,} at 0" if n_new > n_same else ""

@@ -1,0 +1,235 @@
+"""Datasets of the features that occur: models speak the source's indices; rows are appended and dropped as elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from heard import Heard
+
+import streamcd
+from streamcd import Dataset
+from streamcd.conversion.export_libsvm import export_libsvm
+from streamcd.core.errors import DataError, DatasetError, ModelError
+from streamcd.dataset.source_indices import indices_of
+from streamcd.models.named_weights import describe_weights
+
+FAR = 2**40
+
+
+def write_text(path: Path, n_rows: int, *, seed: int, least: int = 0, far: bool = True) -> Path:
+    """Write libsvm text with indices far apart, from the square of `least` on, half of them beyond 2^40."""
+    random = np.random.default_rng(seed)
+    choice = 7 + np.arange(least, least + 20) ** 2
+    choice = np.concatenate([choice, FAR + choice]) if far else choice
+    lines = []
+    for row in range(n_rows):
+        index = np.union1d(random.choice(choice, 4, replace=False), choice[row % choice.size])
+        value = random.normal(size=index.size)
+        label = 1 if (value * np.cos(index % 97)).sum() > 0 else -1
+        lines.append(f"{label} " + " ".join(f"{i}:{v:.4f}" for i, v in zip(index, value, strict=True)))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Dataset:
+    return streamcd.convert(
+        write_text(tmp_path / "a.txt", 300, seed=0),
+        tmp_path / "data",
+        compact=True,
+        chunk_size=4000,
+        dtype="float64",
+    )
+
+
+def train(dataset: Dataset, run: Path, **options: Any) -> streamcd.Model:
+    streamcd.train(dataset, run, tol=1e-10, **options)
+    return streamcd.load_model(run)
+
+
+def by_index(model: streamcd.Model) -> dict[int, float]:
+    """The weights that are not 0, by index in the source."""
+    index = model.source_indices.of(np.arange(model.n_features))
+    weights = dict(zip(index.tolist(), model.source_weights[:, 0].tolist(), strict=True))
+    return {number: weight for number, weight in weights.items() if weight}
+
+
+def same_weights(model: streamcd.Model, other: streamcd.Model) -> bool:
+    found, expected = by_index(model), by_index(other)
+    largest = max(map(abs, expected.values()))
+    return found.keys() == expected.keys() and all(
+        abs(found[index] - expected[index]) < 1e-4 * largest for index in expected
+    )
+
+
+def predictions(data: Any, run: Path) -> np.ndarray:
+    out = run.parent / "predictions.parquet"
+    streamcd.predict(data, run, out, force=True)
+    return pd.read_parquet(out)["decision"].to_numpy()
+
+
+@pytest.mark.usefixtures("lend")
+def test_files_and_datasets_are_predicted_by_the_indices_of_the_source(tmp_path: Path, base: Dataset) -> None:
+    train(base, tmp_path / "run")
+    decisions = predictions(base, tmp_path / "run")
+    assert np.array_equal(predictions(tmp_path / "a.txt", tmp_path / "run"), decisions)
+    others = write_text(tmp_path / "b.txt", 90, seed=1, least=10)
+    expected, heard = predictions(others, tmp_path / "run"), Heard()
+    assert np.ptp(expected) > 0
+    own = streamcd.convert(others, tmp_path / "own", compact=True, dtype="float64")
+    assert np.array_equal(predictions(own, tmp_path / "run"), expected)
+    like = streamcd.convert(others, tmp_path / "like", like=base.path, dtype="float64")
+    assert like.n_features == base.n_features
+    assert np.array_equal(predictions(like, tmp_path / "run"), expected)
+    streamcd.predict(others, tmp_path / "run", tmp_path / "out.csv", workers=2, listener=heard)
+    assert any("of features that are not among the model's 40" in text for text in heard.warnings)
+
+
+def test_weights_and_exports_are_those_of_the_indices_of_the_source(tmp_path: Path) -> None:
+    text, heard = write_text(tmp_path / "a.txt", 200, seed=0, far=False), Heard()
+    models = []
+    for name, compact in (("compact", True), ("plain", False)):
+        data = streamcd.convert(text, tmp_path / f"data {name}", compact=compact, scale="maxabs")
+        models.append(train(data, tmp_path / name))
+        streamcd.export(models[-1], tmp_path / f"{name}.txt", listener=heard)
+    assert by_index(models[0]) == by_index(models[1])
+    assert (tmp_path / "compact.txt").read_text() == (tmp_path / "plain.txt").read_text()
+    tables = [model.to_frame().set_index("name") for model in models]
+    occurring = tables[1].loc[tables[0].index]
+    assert tables[0].equals(occurring)
+    (largest,) = describe_weights(models[0], top=1)["classes"][0]["weights"]
+    assert largest["name"] == f"feature {largest['index']}"
+    assert largest["index"] in by_index(models[1])
+    models[0].save(tmp_path / "copy")
+    assert by_index(streamcd.load_model(tmp_path / "copy")) == by_index(models[0])
+
+
+def test_indices_that_liblinear_cannot_hold_are_refused(tmp_path: Path, base: Dataset) -> None:
+    model = train(base, tmp_path / "run")
+    with pytest.raises(ModelError, match="LIBLINEAR's indices are integers of 32 bits"):
+        streamcd.export(model, tmp_path / "model.txt")
+
+
+def test_frames_of_lists_are_predicted_by_their_indices(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    rows = [np.sort(random.choice(30, 3, replace=False)) ** 5 for _ in range(80)]
+    frame = pd.DataFrame(
+        {"i": rows, "v": list(random.normal(size=(80, 3))), "y": [int(row[0] > 2000) for row in rows]}
+    )
+    data = streamcd.convert(
+        frame, tmp_path / "data", label="y", features="i:v", compact=True, dtype="float64"
+    )
+    model = train(data, tmp_path / "run")
+    found = model.decision_function(frame)
+    assert np.allclose(found, model.decision_function(data.to_scipy()[0]))
+    assert model.feature_names(np.arange(3)) == [f"i[{k**5}]" for k in range(3)]
+    assert sorted(by_index(model)) == sorted({int(index) for row in rows for index in row})
+
+
+@pytest.mark.usefixtures("lend")
+@pytest.mark.parametrize("workers", [1, 2])
+def test_rows_are_appended_with_features_that_are_counted_added_or_refused(
+    tmp_path: Path, base: Dataset, workers: int
+) -> None:
+    more, heard = write_text(tmp_path / "b.txt", 90, seed=1, least=10), Heard()
+    with pytest.raises(DataError, match="--new-names add adds them"):
+        streamcd.convert(more, base.path, append=True, new_names="error")
+    counted = streamcd.convert(more, base.path, append=True, listener=heard, workers=workers)
+    assert (counted.n_features, counted.n_rows) == (40, 390)
+    (said,) = [text for text in heard.messages if "--new-names add" in text]
+    lines = [line.split()[1:] for line in more.read_text().splitlines()]
+    known = {7 + k * k for k in range(20)} | {FAR + 7 + k * k for k in range(20)}
+    n_new = sum(int(entry.split(":")[0]) not in known for line in lines for entry in line)
+    assert f"{n_new} entries of features" in said
+    added = streamcd.convert(more, base.path, append=True, new_names="add", workers=workers)
+    again = streamcd.convert(more, base.path, append=True, new_names="add")
+    assert (added.n_features, again.n_features) == (60, 60)
+    assert "indices" not in again.manifest["later"][-1]
+    assert again.verify() == []
+    texts = []
+    together = streamcd.convert([tmp_path / "a.txt", more, more], tmp_path / "all", dtype="float64")
+    for dataset in (again, together):
+        export_libsvm(dataset, tmp_path / "out.txt", force=True)
+        texts.append((tmp_path / "out.txt").read_text().splitlines())
+    assert [*texts[0][:300], *texts[0][390:]] == texts[1]
+    for before in (base, counted, added):
+        assert indices_of(again.as_of(before.fingerprint)).kept.size == before.n_features
+
+
+def test_equal_histories_have_equal_fingerprints(tmp_path: Path, base: Dataset) -> None:
+    more = write_text(tmp_path / "b.txt", 30, seed=1, least=5)
+    other = streamcd.convert(
+        tmp_path / "a.txt", tmp_path / "other", compact=True, chunk_size=4000, dtype="float64"
+    )
+    found = {
+        streamcd.convert(more, place, append=True, new_names="add", memory=memory).fingerprint
+        for place, memory in ((base.path, "1GB"), (other.path, "400MB"))
+    }
+    assert len(found) == 1
+
+
+def test_a_grown_dataset_trains_as_one_converted_together(tmp_path: Path, base: Dataset) -> None:
+    old = train(base, tmp_path / "old")
+    more = write_text(tmp_path / "b.txt", 90, seed=1, least=10)
+    grown = streamcd.convert(more, base.path, append=True, new_names="add")
+    streamcd.make_columns(grown)
+    together = streamcd.convert([tmp_path / "a.txt", more], tmp_path / "together", compact=True)
+    expected = train(together, tmp_path / "cold")
+    warm = train(grown, tmp_path / "warm", start_from=tmp_path / "old")
+    assert same_weights(warm, expected)
+    assert same_weights(train(grown, tmp_path / "columns", method="primal"), expected)
+    assert same_weights(train(together, tmp_path / "other", start_from=tmp_path / "old"), expected)
+    streamcd.resume(tmp_path / "old", tol=1e-11)
+    assert same_weights(streamcd.load_model(tmp_path / "old"), old)
+    assert grown.verify() == []
+
+
+def test_dropped_twice_a_dataset_trains_as_one_of_the_rows_that_are_left(
+    tmp_path: Path, base: Dataset
+) -> None:
+    """Features that only rows in the middle have are in neither, and those that none has keep their number."""
+    more = write_text(tmp_path / "b.txt", 90, seed=1, least=10)
+    streamcd.convert(more, base.path, append=True, new_names="add", drop_before=50)
+    lines = [*(tmp_path / "a.txt").read_text().splitlines(), *more.read_text().splitlines()]
+    for first_row in (270, 320):
+        left = streamcd.convert(None, base.path, drop_before=first_row)
+        (tmp_path / "left.txt").write_text("\n".join(lines[first_row:]) + "\n")
+        alone = streamcd.convert(tmp_path / "left.txt", tmp_path / f"alone {first_row}", compact=True)
+        found = train(left, tmp_path / f"run {first_row}")
+        assert same_weights(found, train(alone, tmp_path / f"run alone {first_row}"))
+        assert left.verify() == []
+    assert left.n_features == 60 > alone.n_features
+    back = streamcd.convert(tmp_path / "a.txt", left.path, append=True, new_names="error")
+    assert (back.n_features, back.verify()) == (60, [])
+
+
+def test_scales_of_a_grown_dataset_go_with_their_features(tmp_path: Path) -> None:
+    text = write_text(tmp_path / "a.txt", 200, seed=0)
+    data = streamcd.convert(text, tmp_path / "data", compact=True, scale="maxabs")
+    scales = dict(zip(indices_of(data).kept.tolist(), data.read_scaling().scales, strict=True))
+    grown = streamcd.convert(
+        write_text(tmp_path / "b.txt", 50, seed=1, least=10), data.path, append=True, new_names="add"
+    )
+    found = dict(zip(indices_of(grown).kept.tolist(), grown.read_scaling().scales, strict=True))
+    assert found == {index: scales.get(index, 1.0) for index in found}
+    train(grown, tmp_path / "run")
+    assert np.allclose(
+        predictions(tmp_path / "b.txt", tmp_path / "run"),
+        predictions(grown, tmp_path / "run")[200:],
+        rtol=1e-5,
+    )
+
+
+def test_damaged_indices_are_named(base: Dataset) -> None:
+    path = base.path / "indices.parquet"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 1
+    path.write_bytes(content)
+    assert any("indices.parquet" in problem for problem in base.verify())
+    path.unlink()
+    with pytest.raises(DatasetError, match=r"indices\.parquet: the file is missing"):
+        streamcd.open(base.path)
