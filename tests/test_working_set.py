@@ -238,3 +238,22 @@ def test_the_nearest_columns_that_fit_are_held_wherever_they_come() -> None:
         assert (columns.row[entries] == columns.feature[offset]).all()
         assert (columns.value[entries] == columns.feature[offset] + 0.5).all()
     assert as_columns(arena).row.dtype == np.uint32
+
+
+def test_a_model_is_solved_where_the_penalty_alone_tells_weights_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Columns of each of several groups add up to 1, so that many weights have the same loss."""
+    monkeypatch.setattr(quadratic_model, "_MOST_ROUNDS", 12)
+    rng, n_rows, groups, each = np.random.default_rng(6), 400, 12, 9
+    chosen = rng.integers(0, each, (n_rows, groups)) + each * np.arange(groups)
+    x = np.zeros((n_rows, groups * each))
+    np.put_along_axis(x, chosen, 1.0, axis=1)
+    target = x @ (3.0 * rng.standard_normal(groups * each)) + rng.standard_normal(n_rows)
+    matrix, pull, w = x.T @ x, x.T @ target, np.zeros(groups * each)
+    matrix += quadratic_model.DAMPING * matrix.max() * np.eye(w.size)
+    quadratic_model.minimise(matrix, pull, w, (1.0, 0.0, w.size))
+    support = w != 0.0
+    assert 50 < support.sum() < w.size
+    np.testing.assert_allclose(pull[support], np.sign(w[support]), atol=1e-6)
+    assert np.abs(pull).max() < 1.0 + 1e-6

@@ -8,7 +8,8 @@ import numpy as np
 
 from ..kernels import newton as newton_kernels
 
-_SWEEPS, _MOST_ROUNDS = 10, 200  # over a model, before a step on its support; of both
+_SWEEPS, _MOST_ROUNDS = 10, 200  # over a model, before steps on its support; of both
+_MOST_STEPS = 100  # on a support, until no sign changes
 SOLVED = 1e-10  # largest change of the last sweep over that of the first
 DAMPING = 1e-10  # of a model's largest curvature, added to all
 
@@ -38,30 +39,53 @@ def minimise(
     for _ in range(_MOST_ROUNDS):
         if sweep(goal, _SWEEPS)[1] <= goal:
             return
-        _step_on_support(matrix, pull, u, penalty)
+        for _ in range(_MOST_STEPS):
+            if not _step_on_support(matrix, pull, u, penalty):
+                break
 
 
 def _step_on_support(
     matrix: np.ndarray, pull: np.ndarray, u: np.ndarray, penalty: tuple[float, float, int]
-) -> None:
-    """Solve for the weights that are not 0, as far as the first of them that changes its sign."""
+) -> bool:
+    """Move the weights that are not 0 towards their solution with these signs, to where the model is least on the way.
+
+    Returns whether signs have changed: the solution is another one then.
+    """
     l1, l2, n_penalised = penalty
     penalised = np.arange(u.size) < n_penalised
     support = np.flatnonzero((u != 0.0) | (~penalised & (np.diagonal(matrix) > 0.0)))
     if not support.size:
-        return
-    ridge, signs = l2 * penalised[support], np.sign(u[support]) * penalised[support]
-    step = pull[support] - l1 * signs - ridge * u[support]
-    of_support = matrix[np.ix_(support, support)]
+        return False
+    own, ridge, signs = u[support], l2 * penalised[support], np.sign(u[support]) * penalised[support]
+    residual = pull[support] - l1 * signs - ridge * own
+    step, of_support = residual.copy(), matrix[np.ix_(support, support)]
     diagonal = np.einsum("ii->i", of_support)
     diagonal += ridge
     panel = np.empty((newton_kernels.PANEL, support.size))
     newton_kernels.solve_positive(of_support, step, 1e-14 * diagonal, panel)
-    turns = (signs != 0.0) & (signs * step < -np.abs(u[support]))
-    lengths = np.divide(-u[support], step, out=np.ones_like(step), where=turns)
-    shortest = int(np.argmin(lengths))
-    moved = u[support] + lengths[shortest] * step
-    if turns.any():
-        moved[shortest] = 0.0
-    pull -= np.einsum("ij,j->i", matrix[:, support], moved - u[support])
+    length, last = _length(own, step, float(np.einsum("i,i->", residual, step)), l1 * np.abs(signs))
+    moved = own + length * step
+    if last >= 0:
+        moved[last] = 0.0
+    pull -= np.einsum("ij,j->i", matrix[:, support], moved - own)
     u[support] = moved
+    return last >= 0 or bool((l1 * signs * moved < 0.0).any())
+
+
+def _length(own: np.ndarray, step: np.ndarray, slope: float, kinks: np.ndarray) -> tuple[float, int]:
+    """Return the length at which a model with ``Σ kinks |w|`` is least along a step, and the weight that is 0 there, or -1.
+
+    The model falls with this slope first, and without kinks to the length 1.
+    """
+    turning = np.flatnonzero((kinks > 0.0) & (own * step < 0.0))
+    lengths = -own[turning] / step[turning]
+    order = np.argsort(lengths, kind="stable")
+    turning, lengths = turning[order], lengths[order]
+    # the slope grows by twice its own at each weight that turns
+    rises = np.cumsum(2.0 * kinks[turning] * np.abs(step[turning]))
+    beyond = np.flatnonzero(rises >= slope * (1.0 - lengths))
+    n_turned = int(beyond[0]) if beyond.size else turning.size
+    length = 1.0 - (rises[n_turned - 1] / slope if n_turned else 0.0)
+    if n_turned < turning.size and length >= lengths[n_turned]:
+        return float(lengths[n_turned]), int(turning[n_turned])
+    return float(length), -1
