@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import pickle
 import subprocess
 import sys
@@ -19,11 +20,17 @@ import pytest
 
 import streamcd
 from streamcd import StreamcdError
+from streamcd.conversion.distinct_strings import sorted_distinct_strings
 from streamcd.conversion.numbering import TaskDictionary, merge_dictionaries
 from streamcd.conversion.options import TableOptions
 from streamcd.conversion.table_columns import plan_encoding
 from streamcd.conversion.tables import ParquetReader
-from streamcd.dataset.arrow_columns import arrow_strings, lists_of, strings_of
+from streamcd.dataset.arrow_columns import (
+    Strings,
+    arrow_strings,
+    lists_of,
+    strings_of,
+)
 from streamcd.dataset.diagnostics import advice
 from streamcd.kernels.tables import count_records, last_record_end
 from streamcd.models.table_encoder import StringTable
@@ -557,6 +564,24 @@ def test_strings_are_told_apart_by_every_byte_and_by_their_column() -> None:
     expected = np.tile(np.arange(len(texts)), 2)
     np.testing.assert_array_equal(codes, [expected, expected + len(texts)])
     assert [table.strings().text(k) for k in range(table.size)] == texts * 2
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_distinct_strings_are_sorted_by_their_bytes_and_ranked(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    pieces = [b"a", b"b", b"\0", b"\xff", b"8 bytes."]  # prefixes of a key's length, and of one another
+    parts = [
+        [b"".join(rng.choice(pieces, rng.integers(0, longest))) for _ in range(size)]
+        for size, longest in zip(rng.permutation([0, 1, 60, 400]), (3, 12, 40, 12), strict=True)
+    ]
+    ends = [np.cumsum([0, *map(len, part)]) for part in parts]
+    arrays = [
+        Strings(np.frombuffer(b"".join(part), np.uint8), end) for part, end in zip(parts, ends, strict=True)
+    ]
+    distinct, ranks = sorted_distinct_strings(arrays)
+    expected = sorted({text for part in parts for text in part})
+    assert [distinct.data[a:b].tobytes() for a, b in itertools.pairwise(distinct.offsets)] == expected
+    assert [[expected[rank] for rank in own] for own in ranks] == parts
 
 
 def test_a_record_ends_where_quotes_are_closed() -> None:

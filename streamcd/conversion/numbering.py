@@ -18,13 +18,14 @@ import numpy as np
 from ..core.errors import UsageError
 from ..core.label_sets import set_text
 from ..core.memory_budget import format_size
-from ..dataset.arrow_columns import Strings, arrow_strings, no_strings, sorted_distinct_strings, strings_of
+from ..dataset.arrow_columns import Strings, arrow_strings, no_strings, strings_of
 from ..dataset.schema import MAX_CLASSES
 from ..dataset.source_indices import SourceIndices
 from ..models.encoding import Encoding, TokenRanges
 from ..models.string_table import StringTable
 from ..models.table_encoder import Collisions, sorted_rows
 from .dictionary_files import DATA, DOCUMENTS, OFFSETS, SAMPLES, mapped
+from .distinct_strings import sorted_distinct_strings
 from .rows import Rows
 
 LABELS = -1

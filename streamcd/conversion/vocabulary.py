@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from ..core.errors import UsageError
 from ..core.mapped_arrays import take_mapped
-from ..dataset.arrow_columns import Strings, numbers_of, sorted_distinct_strings, strings_of
+from ..dataset.arrow_columns import Strings
 from ..kernels.tables import TAIL_CODES, TEXT_CODES
 from ..models.encoding import Column, Encoding, TokenRanges
 from ..models.text_encoder import TokenWeights, Vocabulary, iterate_bucket_places, iterate_token_weights
 from .dictionary_files import DATA, DOCUMENTS, OFFSETS, mapped
+from .distinct_strings import sorted_distinct_strings
 from .rows import Rows
 
 _MAP, _WEIGHTS = "tokens.map", "tokens.weights"
@@ -72,17 +72,14 @@ class TaskVocabulary(Vocabulary):
                 documents.tofile(self._directory / f"buckets-{number}-{self._task_row}.bin")
 
     def _save_part(self) -> None:
-        import pyarrow.compute as pc  # 30 ms
-
         strings, columns = self.strings(), self.columns()
         for number in np.unique(columns).tolist():
             codes = np.flatnonzero(columns == number)
-            tokens = strings.take(codes).to_arrow().cast(pa.large_binary())
-            order = numbers_of(pc.sort_indices(tokens))
+            tokens, (ranks,) = sorted_distinct_strings([strings.take(codes)])
+            ordered = np.empty_like(codes)
+            ordered[ranks] = codes
             _Part(self._directory, self._part_row, number).save(
-                strings_of(tokens.take(order).cast(pa.large_string()))[0],
-                self.documents[codes[order]],
-                codes[order].astype(np.int32),
+                tokens, self.documents[ordered], ordered.astype(np.int32)
             )
 
 
@@ -231,10 +228,7 @@ class _Merger:
         of_parts, of_known = cuts[: len(parts)], cuts[len(parts) :]
         tokens = [part.tokens(*cut) for part, cut in zip(parts, of_parts, strict=True)]
         tokens += [part.tokens(*cut) for part, cut in zip(known, of_known, strict=True)]
-        if len(tokens) == 1:
-            distinct, found = tokens[0], [np.arange(tokens[0].size)]
-        else:
-            distinct, found = sorted_distinct_strings(tokens)
+        distinct, found = sorted_distinct_strings(tokens)
         documents, places = np.zeros(distinct.size, np.int64), np.full(distinct.size, -1, np.int32)
         for part, cut, among in zip(parts, of_parts, found, strict=False):
             documents[among] += part.documents(*cut)

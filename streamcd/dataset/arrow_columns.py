@@ -244,21 +244,3 @@ def prefixed_strings(prefix: str, strings: Strings, chosen: np.ndarray) -> pa.Ar
 
 def joined_arrays(arrays: list[pa.Array]) -> pa.Array:
     return pa.concat_arrays(arrays)
-
-
-def sorted_distinct_strings(parts: Iterable[Strings]) -> tuple[Strings, list[np.ndarray]]:
-    """Sort the distinct strings of `parts` by their bytes; also returns the ranks of each part's strings among them."""
-    import pyarrow.compute as pc  # 30 ms, which a training saves
-
-    arrays = [part.to_arrow().cast(pa.large_binary()) for part in parts]
-    distinct = pa.chunked_array(arrays, pa.large_binary()).unique()
-    distinct = distinct.take(pc.sort_indices(distinct))
-    places = [
-        numbers_of(pc.index_in(array, value_set=distinct).cast(pa.int64())).astype(np.int64)
-        for array in arrays
-    ]
-    if not len(distinct):
-        return no_strings(), places
-    _, offsets, data = distinct.buffers()
-    ends = np.frombuffer(offsets, np.int64, count=len(distinct) + 1, offset=8 * distinct.offset)
-    return Strings(np.frombuffer(data, np.uint8) if data.size else np.empty(0, np.uint8), ends), places

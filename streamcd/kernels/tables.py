@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .compile import inlined, kernel
-from .primitives import load8, mix
+from .primitives import load8, mix, prefetch
 
 MISSING, UNKNOWN = -1, -2
 """Codes of a null, and of a string that is not in a dictionary that takes no more."""
@@ -32,7 +32,7 @@ a sparse column's indices."""
 
 
 @inlined
-def _word(data, start, length):
+def word_at(data, start, length):
     """Up to eight bytes as one integer; eight are loaded where there are as many."""
     if start + 8 <= data.size:
         return load8(data, start) & (np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - 8 * length))
@@ -43,11 +43,11 @@ def _word(data, start, length):
 
 
 @inlined
-def _hash_bytes(column, data, start, length):
+def string_hash(column, data, start, length):
     """Multiplicative hash of bytes, eight at a time, begun by the number of a column; its bits are mixed at the end."""
     found = np.uint64(length) ^ (np.uint64(column + 1) * np.uint64(0x9E3779B97F4A7C15))
     for k in range(0, length, 8):
-        found = (found ^ _word(data, start + k, min(length - k, 8))) * np.uint64(0xD6E8FEB86659FD93)
+        found = (found ^ word_at(data, start + k, min(length - k, 8))) * np.uint64(0xD6E8FEB86659FD93)
         found ^= found >> np.uint64(32)
     return mix(found)
 
@@ -55,7 +55,7 @@ def _hash_bytes(column, data, start, length):
 @inlined
 def _same_bytes(data, start, arena, first, length):
     k = 0
-    while k < length and _word(data, start + k, min(length - k, 8)) == _word(
+    while k < length and word_at(data, start + k, min(length - k, 8)) == word_at(
         arena, first + k, min(length - k, 8)
     ):
         k += 8
@@ -78,11 +78,35 @@ class HashTable(NamedTuple):
 
 
 @inlined
-def number_of(column, data, first, length, add, table):
-    """Number of one string in a hash table, to which it may be added; `UNKNOWN` or `FULL`."""
+def fetch_slot(wanted, table):
+    """Prefetch the slot of a string by its hash."""
+    prefetch(table.slots, np.int64(wanted & np.uint64(table.slots.size - 1)))
+
+
+@inlined
+def fetch_string(wanted, table):
+    """Prefetch what tells of the string in the slot of a hash."""
+    number = np.int64(table.slots[wanted & np.uint64(table.slots.size - 1)])
+    if number >= 0:
+        prefetch(table.hashes, number)
+        prefetch(table.columns, number)
+        prefetch(table.ends, number)
+
+
+@inlined
+def fetch_bytes(wanted, table, places):
+    """Prefetch the bytes of the string in the slot of a hash, and its element of `places`."""
+    number = np.int64(table.slots[wanted & np.uint64(table.slots.size - 1)])
+    if number >= 0:
+        prefetch(table.arena, table.ends[number])
+        prefetch(places, number)
+
+
+@inlined
+def number_of(wanted, column, data, first, length, add, table):
+    """Number of one string, by its hash `wanted`, in a hash table, to which it may be added; `UNKNOWN` or `FULL`."""
     slots, hashes, columns, ends, arena, state = table
     mask = np.uint64(slots.size - 1)
-    wanted = _hash_bytes(column, data, first, length)
     slot = wanted & mask
     number = np.int64(slots[slot])
     while number >= 0 and not (
@@ -138,7 +162,8 @@ def number_strings(column, strings, start, add, table, out):
         if valid.size and not valid[i]:
             out[i] = MISSING
             continue
-        number = number_of(column, data, offsets[i], offsets[i + 1] - offsets[i], add, table)
+        first, length = offsets[i], offsets[i + 1] - offsets[i]
+        number = number_of(string_hash(column, data, first, length), column, data, first, length, add, table)
         if number == FULL:
             return i
         out[i] = number

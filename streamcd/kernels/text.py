@@ -5,12 +5,26 @@ from __future__ import annotations
 import numpy as np
 
 from .compile import inlined, kernel
-from .tables import FULL, UNKNOWN, HashTable, last_start, murmur, number_of
+from .tables import (
+    FULL,
+    UNKNOWN,
+    HashTable,
+    fetch_bytes,
+    fetch_slot,
+    fetch_string,
+    last_start,
+    murmur,
+    number_of,
+    string_hash,
+)
 
 SIGMA = 0x3A3
 """The capital sigma, whose lower case depends on the letters around it."""
 
 _LEAST_CHARACTERS = 2  # of a word
+
+_SLOTS_AHEAD, _STRINGS_AHEAD, _BYTES_AHEAD = 24, 16, 8
+"""Distances of prefetching, in n-grams ahead of the one that is counted."""
 
 
 @inlined
@@ -164,6 +178,27 @@ def cut_words(data, offsets, valid, lowered, longer, out, starts, ends, indptr, 
     return word
 
 
+@inlined
+def _hash_ngrams(column, words, starts, ends, indptr, document, least, most, hashes, end):
+    """Write the hashes of a document's n-grams, in their order, to `hashes` from `end` on; returns their end."""
+    for first in range(indptr[document], indptr[document + 1]):
+        for last in range(first + least - 1, min(first + most, indptr[document + 1])):
+            hashes[end] = np.int64(string_hash(column, words, starts[first], ends[last] - starts[first]))
+            end += 1
+    return end
+
+
+@inlined
+def _fetch_ahead(hashes, k, end, table, places):
+    """Prefetch what the n-grams after the `k`-th will need of the table, which is larger than caches."""
+    if k + _SLOTS_AHEAD < end:
+        fetch_slot(np.uint64(hashes[k + _SLOTS_AHEAD]), table)
+    if k + _STRINGS_AHEAD < end:
+        fetch_string(np.uint64(hashes[k + _STRINGS_AHEAD]), table)
+    if k + _BYTES_AHEAD < end:
+        fetch_bytes(np.uint64(hashes[k + _BYTES_AHEAD]), table, places)
+
+
 @kernel
 def count_ngrams(
     column,
@@ -209,7 +244,8 @@ def count_ngrams(
         Documents in which each occurs, counted on; empty if not to be counted.
     no_prefix : (0,) uint8
     out_indptr, index, value : (documents + 1,) int64, (entries,) int64, (entries,) float
-        Numbers or buckets, and counts; filled in place. There is room for all n-grams.
+        Numbers or buckets, and counts; filled in place. There is room for all n-grams: `index` holds the hashes of a
+        document's n-grams until they are counted, no later than their entries are written.
 
     Returns
     -------
@@ -219,7 +255,9 @@ def count_ngrams(
     table = HashTable(slots, hashes, columns, string_ends, arena, state)
     mask = (1 << bits) - 1
     for document in range(first_document, indptr.size - 1):
-        begin = entry = out_indptr[document]
+        begin = entry = hashed = out_indptr[document]
+        if not bits:
+            hash_end = _hash_ngrams(column, words, starts, ends, indptr, document, least, most, index, begin)
         for first in range(indptr[document], indptr[document + 1]):
             for last in range(first + least - 1, min(first + most, indptr[document + 1])):
                 start, length = starts[first], ends[last] - starts[first]
@@ -229,7 +267,10 @@ def count_ngrams(
                     count = 1.0 if number >= 0 else -1.0
                     number = abs(number) & mask
                 else:
-                    number = number_of(column, words, start, length, add, table)
+                    _fetch_ahead(index, hashed, hash_end, table, places)
+                    wanted = np.uint64(index[hashed])
+                    hashed += 1
+                    number = number_of(wanted, column, words, start, length, add, table)
                     if number == FULL:
                         return document
                     if number == UNKNOWN:
