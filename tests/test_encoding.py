@@ -17,6 +17,8 @@ from test_tables import make_table, write_table
 import streamcd
 from streamcd import StreamcdError
 from streamcd.core.metadata import content_digest
+from streamcd.dataset.arrow_columns import arrow_strings, strings_of
+from streamcd.dataset.string_files import StoredStrings, write_strings
 
 COLUMN = 4  # of the labels
 
@@ -229,3 +231,15 @@ def test_categories_that_are_not_as_many_as_recorded_and_classes_of_one_name_are
         model.write_text(json.dumps({**changed, "digest": content_digest(changed, "digest")}))
         with pytest.raises(StreamcdError, match=message):
             streamcd.load_model(tmp_path / "run")
+
+
+def test_names_are_read_without_the_rest_of_a_large_vocabulary(tmp_path: Path) -> None:
+    texts = [f"{number:06d}" for number in range(1 << 17)]
+    files = [tmp_path / "first.parquet", tmp_path / "added.parquet"]
+    for file, own in zip(files, (texts[:100_000], texts[100_000:]), strict=True):
+        write_strings(file, "category", strings_of(arrow_strings(own))[0], lambda rows: {})
+    stored = StoredStrings(files, "category")
+    places = [0, 65_535, 65_536, 99_999, 100_000, 131_071, 5]
+    assert [stored.text(place) for place in places] == [texts[place] for place in places]
+    with pytest.raises(StreamcdError, match="expected more than 131,072 strings, found 131,072"):
+        stored.text(1 << 17)

@@ -10,9 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ..core.errors import DataError
 from ..core.mapped_arrays import forget
 from ..core.storage import Location
-from .arrow_columns import Strings, arrow_array, numbers_of, strings_of
+from .arrow_columns import Strings, arrow_array, joined_arrays, no_strings, numbers_of, strings_of
 from .parquet import parquet_file, reading
 
 _GROUP_STRINGS = 1 << 16
@@ -55,6 +56,36 @@ def read_strings(paths: Sequence[Location], name: str) -> Strings:
         ends.append(part.offsets[1:] - first + total)
         total += stop - first
     return Strings(np.concatenate(data) if data else np.empty(0, np.uint8), np.concatenate(ends))
+
+
+class StoredStrings:
+    """A column of strings in files that `write_strings` wrote, of which a row group is in memory at a time."""
+
+    def __init__(self, paths: Sequence[Location], name: str) -> None:
+        self._paths, self._name = paths, name
+        self._start, self._strings = 0, no_strings()
+
+    def text(self, number: int) -> str:
+        """Read a string by its number."""
+        if not 0 <= number - self._start < self._strings.size:
+            self._find(number)
+        return self._strings.text(number - self._start)
+
+    def _find(self, number: int) -> None:
+        start = 0
+        for path in self._paths:
+            with reading(path), parquet_file(path, pre_buffer=False) as reader:
+                for group in range(reader.num_row_groups):
+                    n_strings = reader.metadata.row_group(group).num_rows
+                    if number < start + n_strings:
+                        column: Any = reader.read_row_group(group, columns=[self._name], use_threads=False)
+                        self._start = start
+                        self._strings, _ = strings_of(joined_arrays(column.column(self._name).chunks))
+                        return
+                    start += n_strings
+        raise DataError(
+            f"{self._paths[-1]}: expected more than {number:,} strings, found {start:,}; convert the data again"
+        )
 
 
 def read_integers(paths: Sequence[Location], name: str) -> np.ndarray:

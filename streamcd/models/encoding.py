@@ -13,7 +13,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import numpy as np
 
@@ -430,24 +430,10 @@ def read_encoding(
     """Read an encoding from its record and the files of its categories; None if there is none: no table was encoded."""
     if record is None:
         return None
-    from ..dataset.arrow_columns import no_strings
     from ..dataset.string_files import read_integers, read_strings
 
     categories = files[-1] if files else "the manifest"
-    if isinstance(record, Mapping):
-        record = as_structure(record, EncodingRecord, f"{categories}: the encoding of the table")
-    columns = tuple(record.columns)
-    encoding = Encoding(
-        columns,
-        record.missing,
-        record.bits,
-        record.label,
-        record.weight,
-        record.decimal,
-        record.id,
-        record.keep,
-        categories=no_strings(),
-    )
+    encoding = _recorded(record, categories)
     if encoding.has_categories:
         texts = read_strings(files, "category")
         counted = sum(column.n_categories for column in encoding.columns)
@@ -458,6 +444,25 @@ def read_encoding(
         documents = read_integers(files, "documents") if encoding.text else None
         encoding = replace(encoding, categories=texts, documents=documents)
     return encoding
+
+
+def _recorded(record: EncodingRecord | Mapping[str, Any], categories: Any) -> Encoding:
+    """Make an encoding of its record, without the categories, which are in the file named."""
+    from ..dataset.arrow_columns import no_strings
+
+    if isinstance(record, Mapping):
+        record = as_structure(record, EncodingRecord, f"{categories}: the encoding of the table")
+    return Encoding(
+        tuple(record.columns),
+        record.missing,
+        record.bits,
+        record.label,
+        record.weight,
+        record.decimal,
+        record.id,
+        record.keep,
+        categories=no_strings(),
+    )
 
 
 def encoding_of(dataset: Any) -> Encoding | None:
@@ -507,7 +512,12 @@ def check_columns(encoding: Encoding, names: Container[str], needs_label: bool, 
 
 def first_feature_names(dataset: Any, most: int) -> list[str] | None:
     """Return the names of a dataset's first features; None if its data did not come from a table."""
-    encoding = encoding_of(dataset)
-    if encoding is None:
+    record = dataset.manifest.get("encoding")
+    if record is None:
         return None
-    return list(encoding.feature_names(np.arange(min(most, dataset.n_features))))
+    from ..dataset.string_files import StoredStrings
+
+    files = dataset.files(CATEGORIES_FILE)
+    encoding = _recorded(record, files[-1] if files else "the manifest")
+    names = replace(encoding, categories=cast(Any, StoredStrings(files, "category")))
+    return list(names.feature_names(np.arange(min(most, dataset.n_features))))
