@@ -351,7 +351,9 @@ class LinearModel(BaseEstimator):
         """Set the fitted attributes, and warn if training has not converged."""
         self.model_, self.dual_gap_ = model, result.gap
         self.n_iter_ = self._count_passes(result)
-        if not result.converged:
+        if result.stop_reason == "slope":
+            warnings.warn(result.describe_shortfall(), NotConverged, stacklevel=4)
+        elif not result.converged:
             cost = "a smaller C or " if "C" in self.get_params() else ""
             warnings.warn(
                 f"not converged after max_iter={self.max_iter} passes: the relative duality gap is {result.gap:.2g}, "

@@ -272,20 +272,17 @@ class NewtonSolver(NewtonSteps):
             if self.problem.l1.any() and not self.problem.l2:
                 rounding += gap - self._gap(state, w, norm, np.zeros_like(norm))[0]
             gap, rounding = self._least_gap(state, norm, gap, rounding)
-            violation = self.violation(state)
-            if not self.problem.is_penalised:
-                unpenalised.refuse_unproven(gap, violation)
             gap = np.fmin(gap, primal)  # that of a = 0
             of_primal = primal_rounding(totals, norm, np.zeros_like(norm))
             of_primal += (totals[:, N_VISITED] + 100.0) * UNIT * penalty
-            return certificate_of(primal, gap, violation, rounding, of_primal)
+            return certificate_of(primal, gap, self.violation(state), rounding, of_primal)
 
     def _gap(
         self, state: State, w: np.ndarray, norm: np.ndarray, share: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the gap of every lane and its rounding; v is wrong by at most `share` of the sizes of its terms."""
         if not self.problem.is_penalised:
-            return self._unpenalised_gap(state, norm, share)
+            return self._unpenalised_gap(state, w, norm, share)
         totals = state.totals.copy()
         n = totals[:, N_VISITED] + 100.0
         v, sizes = self._dual_point(state, totals, w, share)
@@ -302,7 +299,7 @@ class NewtonSolver(NewtonSteps):
         return gap, rounding
 
     def _unpenalised_gap(
-        self, state: State, norm: np.ndarray, share: np.ndarray
+        self, state: State, w: np.ndarray, norm: np.ndarray, share: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return what `_gap` does where there is no penalty (`unpenalised`)."""
         totals, n = state.totals.copy(), self._n_independent
@@ -310,12 +307,19 @@ class NewtonSolver(NewtonSteps):
         for lane in range(self.problem.n_lanes):
             matrix = state.matrices["hessian"][lane].copy()
             newton_kernels.fold(matrix)
-            v, error = state.matrices["v"][lane].sum(axis=0), float(share[lane] * totals[lane, W_ALPHA])
-            of_rows = self._squares[:n], int(totals[lane, N_VISITED])
-            root, step = unpenalised.bounds(matrix[:n, :n], v[:n], error, *of_rows)
-            if not is_square and step > (1.0 if self._n_vectors == 1 else 0.5):
-                root = np.inf
-            totals[lane, GAP] = (0.5 if is_square else 1.0) * root * root
+            v, primal = state.matrices["v"][lane].sum(axis=0), float(totals[lane, LOSS])
+            squares, sizes = self._squares[:n], np.full(n, totals[lane, W_ALPHA])
+            if not self._weighted:
+                # a_i² is at most 4 cost · loss for the squared error, and cost · loss for losses of probabilities
+                sizes = np.fmin(sizes, 2.0 * np.sqrt(self.problem.cost.max() * primal * squares))
+            n_rows = int(totals[lane, N_VISITED])
+            known = unpenalised.Known(
+                *(matrix[:n, :n], v[:n], share[lane] * sizes, squares),
+                *(float(self.problem.cost.max()), n_rows, w[lane, :n], primal),
+            )
+            most = np.inf if is_square else 1.0 if self._n_vectors == 1 else 0.5
+            root, beyond = unpenalised.bounds(known, most)
+            totals[lane, GAP] = (0.5 if is_square else 1.0) * root * root + beyond
             totals[lane, SLOPE] = root * np.sqrt(2.0 * totals[lane, CURVE])
         totals[:, W_ALPHA] = 0.0
         gap, rounding, _ = proven_gap(totals, norm, np.zeros_like(norm), np.zeros_like(norm))

@@ -31,6 +31,7 @@ _TOO_LONG = 0.25  # length tried next where others were not evaluated
 _FAR_TOO_LONG = 1e-3  # where all of them were too long
 _MOST_KEPT_STEPS = 60  # for a model with losses of rows
 _DAMPING = 1e-8  # of its curvatures at the read, added: those of kept rows may vanish on the way
+_SINGULAR = 1e-12  # of each feature's curvature, added where there is no penalty
 _KEPT_SOLVED = 1e-3  # decrease that its last step expects, over that of the first
 
 
@@ -56,7 +57,7 @@ class NewtonSteps(AllRows):
 
     def __init__(self, problem: Problem, dataset: Dataset, seed: int, *, keeps_rows: bool = False) -> None:
         self.problem, self._n_rows, self._seed = problem, dataset.n_rows, seed
-        self._class_counts = dataset.class_counts
+        self._class_counts, self._weighted = dataset.class_counts, dataset.weighted
         self.memory = newton_memory(problem, dataset, keeps_rows=keeps_rows)
         self.layout = self.memory.layout
         self._size, self._n_vectors = problem.n_features + 1, problem.lane_vectors
@@ -327,6 +328,8 @@ class NewtonSteps(AllRows):
         step[:] = state.matrices["v"][lane].sum(axis=0) - self._ridge * self._weights(state, lane)
         slope = step.copy()
         diagonal += self._ridge
+        if not self.problem.is_penalised:  # combinations of features, whose sums are rounding
+            diagonal *= 1.0 + _SINGULAR
         panel = np.empty((newton_kernels.PANEL, self._width))
         newton_kernels.solve_positive(hessian, step, 1e-14 * diagonal, panel)
         return 0.5 * float(np.einsum("i,i->", slope, step))

@@ -22,6 +22,7 @@ from ..kernels.loss_table import INLIERS, LOSSES
 from ..solvers import acceleration
 from ..solvers.problem import Problem
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Solver, State, new_totals
+from ..solvers.unpenalised import SOLVED
 from ..stream.memory_plan import Plan
 from ..stream.slot_store import SlotStore
 from ..stream.stream import Stream
@@ -122,6 +123,7 @@ class TrainingLoop(ABC):
             **vars(task.rule),
             negligible=rounding_at_zero(task.problem, task.dataset),
             may_be_negative=LOSSES[task.problem.loss].form == INLIERS,
+            solved=-1.0 if task.problem.is_penalised else SOLVED,
         )
         if task.validate is not None:
             self.state.lanes.update(

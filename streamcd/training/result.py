@@ -20,6 +20,7 @@ from .stopping import (
     BY_GAP,
     BY_MAX_PASSES,
     BY_ROUNDING,
+    BY_SLOPE,
     BY_TIME,
     BY_VALIDATION,
     BY_VIOLATION,
@@ -27,7 +28,10 @@ from .stopping import (
     REASONS,
 )
 
-_FROM_GOOD_TO_BAD = (BY_GAP, BY_ZERO, BY_VIOLATION, BY_VALIDATION, BY_MAX_PASSES, BY_ROUNDING, BY_TIME, 0)
+_FROM_GOOD_TO_BAD = (
+    *(BY_GAP, BY_ZERO, BY_VIOLATION, BY_VALIDATION, BY_MAX_PASSES, BY_ROUNDING, BY_SLOPE, BY_TIME),
+    0,
+)
 
 
 def worst_reason(reasons: np.ndarray) -> str:
@@ -61,7 +65,7 @@ class Result:
     violation: float  # largest violation of optimality at the certified weights (LIBLINEAR's measure)
     converged: bool  # all problems are
     # of the problem that ended worst: "gap", "zero" (the objective is, but for rounding), "violation", "validation",
-    # "max_passes", "rounding" or "time"
+    # "max_passes", "rounding", "slope" (none is left, and the gap is not proven) or "time"
     stop_reason: str
     passes: int  # training passes of the slowest problem
     seconds: float  # of all sessions of the run
@@ -114,6 +118,12 @@ class Result:
                 f"not converged after {self.passes} passes: with what rounding may add, the relative gap is {self.gap:.2g}, "
                 "which more passes hardly change; scale the values ('convert --scale maxabs'), or give a larger tolerance "
                 "or, of a loss that has one, a smaller C"
+            )
+        if self.stop_reason == "slope":
+            return (
+                f"not converged after {self.passes} passes: the relative gap is {self.gap:.2g}, and no pass gains any more; "
+                "without a penalty weights grow without end where a plane separates classes: take a small one (l2 with a "
+                "large C)"
             )
         return f"not converged after {self.passes} passes: the relative gap is {self.gap:.2g}"
 

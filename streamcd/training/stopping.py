@@ -23,6 +23,7 @@ from ..solvers.problem import Problem
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Estimate, Solver, State
 
 BY_GAP, BY_VIOLATION, BY_MAX_PASSES, BY_ROUNDING, BY_TIME, BY_VALIDATION, BY_ZERO = 1, 2, 3, 4, 5, 6, 7
+BY_SLOPE = 8
 REASONS = {
     0: "unfinished",
     BY_GAP: "gap",
@@ -31,6 +32,7 @@ REASONS = {
     BY_ROUNDING: "rounding",  # all passes were made, and but for rounding the gap is within the tolerance
     BY_TIME: "time",  # of the session; never in a state
     BY_ZERO: "zero",  # the objective is below the rounding of that of w = 0, and not proven to be above 0
+    BY_SLOPE: "slope",  # none is left, and the gap is not proven: without a penalty, as where there is no optimum
     BY_VALIDATION: "validation",  # by early stopping: its loss on the validation set no longer fell
 }
 """Reasons why a lane ended, by the number in its state."""
@@ -56,6 +58,7 @@ class StopRule:
     early_stop: bool = False  # where the loss on the validation set no longer falls
     negligible: ClassVar[Any] = np.zeros(1)
     may_be_negative: ClassVar[bool] = False
+    solved: ClassVar[float] = -1.0
 
     def __post_init__(self) -> None:
         if (self.tol is None) == (self.eps is None):
@@ -72,10 +75,14 @@ class StopRule:
 
 @dataclass(frozen=True)
 class LaneRule(StopRule):
-    """Conditions for stopping with the objective of every lane, (lanes,), up to which it is taken for 0."""
+    """Conditions for stopping with the objective of every lane, (lanes,), up to which it is taken for 0.
+
+    `solved` is the violation up to which passes gain nothing, where there may be no optimum.
+    """
 
     negligible: Any = None  # type: ignore[misc]
     may_be_negative: bool = False  # type: ignore[misc]
+    solved: float = -1.0  # type: ignore[misc]
 
 
 def rounding_at_zero(problem: Problem, dataset: Dataset) -> np.ndarray:
@@ -165,10 +172,10 @@ def reopen(state: State, rule: StopRule, solver: Solver) -> bool:
     done = lanes["phase"] == DONE
     if not done.any():
         return False
-    stopped = (lanes["reason"] == BY_VALIDATION) & rule.early_stop
+    stopped = ((lanes["reason"] == BY_VALIDATION) & rule.early_stop) | (lanes["reason"] == BY_SLOPE)
     satisfied = _satisfied(state, rule)
     if rule.tol is not None:  # perhaps a looser one than that of the passes which have ended
-        reached = done & satisfied & (lanes["reason"] == BY_MAX_PASSES)
+        reached = done & satisfied & np.isin(lanes["reason"], (BY_MAX_PASSES, BY_SLOPE))
         lanes["converged"][reached], lanes["reason"][reached] = True, _by_gap_or_zero(lanes, rule)[reached]
     unsatisfied = done & ~satisfied & ~stopped
     again = unsatisfied & (lanes["passes"] < rule.max_passes) & (not state.pause)
@@ -297,6 +304,7 @@ def _count_certified_passes(state: State, rule: StopRule, solver: Solver) -> Non
     lanes["phase"][trained] = CERTIFY
     at_end = lanes["passes"][trained] >= rule.max_passes
     lanes["reason"][trained[at_end]] = BY_MAX_PASSES
+    lanes["reason"][trained[lanes["seen_violation"][trained] <= rule.solved]] = BY_SLOPE
     if rule.eps is not None:
         lanes["reason"][trained[lanes["seen_violation"][trained] <= rule.eps]] = BY_VIOLATION
 
