@@ -301,8 +301,18 @@ def test_time_that_is_up_is_told_with_the_way_on(data, tmp_path):
         streamcd.ConvergenceWarning, match=r"the time was up after 0 passes; streamcd\.resume\('[^']*'\)"
     ):
         assert streamcd.train(data, tmp_path / "other", max_seconds=1e-3).stop_reason == "time"
-    with pytest.raises(streamcd.StreamcdError, match="max_seconds: expected a number > 0"):
-        streamcd.train(data, tmp_path / "third", max_seconds=0)
+    for wrong in ({"max_seconds": 0}, {"checkpoint_every": "0s"}):
+        (name,) = wrong
+        with pytest.raises(streamcd.StreamcdError, match=f"{name}: expected a number > 0"):
+            streamcd.train(data, tmp_path / "third", **wrong)
+    for name, wrong in (("checkpoint_every", "1 fortnight"), ("max_seconds", "x"), ("worker_timeout", [1])):
+        with pytest.raises(
+            streamcd.StreamcdError, match=f"{name}: expected seconds, or a time such as 60s, 5m"
+        ):
+            streamcd.train(data, tmp_path / "third", **{name: wrong})
+    with pytest.raises(streamcd.StreamcdError, match="checkpoint_every: expected seconds"):
+        streamcd.resume(tmp_path / "other", checkpoint_every="x")
+    assert streamcd.resume(tmp_path / "other", checkpoint_every="1ms", max_seconds="5m").converged
     assert not (tmp_path / "third").exists()
     info = CliRunner().invoke(cli, ["info", str(tmp_path / "run")]).stdout
     assert "interrupted" in info

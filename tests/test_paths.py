@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import streamcd
 from streamcd import evaluate, load_model, train, tune
 from streamcd.cli.commands import cli
 from streamcd.core.errors import Interrupted, ModelError, UsageError
-from streamcd.runs import lane_groups
+from streamcd.runs import l1_path, lane_groups
 
 STRENGTHS = [8.0, 3.0, 1.0, 0.3]
 
@@ -294,6 +295,21 @@ def test_a_search_follows_a_path(tmp_path: Path) -> None:
     found = command("tune", data.path, tmp_path / "run", *asked)
     assert len(found["scores"]) == 5
     assert command("info", tmp_path / "run")["options"]["l1"][0] >= found["best_l1"]
+
+
+@pytest.mark.parametrize("kind", ["train", "tune"])
+def test_a_command_that_resumes_a_path_takes_its_values_from_the_run(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = write_dataset(tmp_path / "data", random_rows(300, 10))
+    asked: dict[str, Any] = {"penalty": "l1", "l1_path": 5, "loss": "log_loss", "method": "newton"}
+    go = {"train": train, "tune": partial(tune, cv=3)}[kind]
+    whole = go(data, tmp_path / "run", tol=1e-6, **asked)
+    monkeypatch.setattr(l1_path, "least_without_weights", None)  # the read
+    again = go(data, tmp_path / "run", tol=1e-6, resume=True, **asked)
+    assert (again.passes, again.lanes) == (whole.passes, whole.lanes)
+    with pytest.raises(TypeError):  # other values have to be found
+        go(data, tmp_path / "run", tol=1e-6, resume=True, **asked | {"l1_path": 6})
 
 
 def test_values_of_l1_are_checked(tmp_path: Path) -> None:

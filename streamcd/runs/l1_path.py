@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -24,6 +25,7 @@ from ..kernels.loss_table import CLASSES
 from ..models.scoring import chunk_bytes, score_chunks
 from ..solvers.problem import Problem, slopes_of
 from ..training.loop import Session
+from .config import read_config
 from .options import TrainOptions
 
 LEAST_SHARE = 1e-3
@@ -54,6 +56,15 @@ def with_path(asked: Asked, dataset: Dataset, session: Session) -> Asked:
         f"{number} values of l1, from {largest:.6g}, where all weights are 0, to {values[-1]:.6g}"
     )
     return replace(asked, l1=values.tolist(), l1_path=None)
+
+
+def path_of(run: Path, number: int) -> list[float] | None:
+    """Return the path of so many values that a run was begun with, which then takes no read; None where there is none."""
+    if not (run / "config.json").exists():
+        return None
+    values = np.array(read_config(run).options.strengths[0])
+    is_path = np.array_equal(values, values[0] * np.geomspace(1.0, LEAST_SHARE, number))
+    return values.tolist() if is_path else None
 
 
 def least_without_weights(dataset: Dataset, problem: Problem, memory: int, session: Session) -> float:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UsageError
 from ..core.memory_budget import parse_size
-from ..core.options import ListenerOptions, Place, Section, Size, ThreadOptions, option, replaces
+from ..core.options import Checked, ListenerOptions, Place, Section, Size, ThreadOptions, option, replaces
 from ..core.storage import local_path
 from ..dataset.range_cache import CacheOptions
 from ..kernels.loss_table import has_cost
@@ -19,6 +19,7 @@ from .problem_options import (
     SECONDS,
     ProblemOptions,
     SharedRounds,
+    seconds,
 )
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ WORKER_TIMEOUT = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class SessionOptions(CacheOptions, ThreadOptions, ListenerOptions):
+class SessionOptions(CacheOptions, ThreadOptions, ListenerOptions, Checked):
     """Options of what trains, as long as the call takes; no run records them."""
 
     max_seconds: float | None = option(
@@ -69,6 +70,19 @@ class SessionOptions(CacheOptions, ThreadOptions, ListenerOptions):
         kind="callable",
         flags="",
     )
+
+    def _set_seconds(self, *names: str) -> None:
+        """Take times as numbers of seconds, or as the command line has them."""
+        for name in names:
+            given = getattr(self, name)
+            if given == getattr(type(self), name):  # None, or seconds
+                continue
+            try:
+                self._set(**{name: seconds(given) if isinstance(given, str) else float(given)})
+            except (TypeError, ValueError):
+                raise UsageError(
+                    f"{name}: expected seconds, or a time such as 60s, 5m or 1h, found {given!r}"
+                ) from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +189,8 @@ class TrainOptions(ProblemOptions, SessionOptions):
             raise UsageError(
                 "tol and eps (-e) exclude each other: stop by the relative gap, or by LIBLINEAR's rule"
             )
-        self._set(memory=parse_size(self.memory), checkpoint_every=float(self.checkpoint_every))
+        self._set(memory=parse_size(self.memory))
+        self._set_seconds("checkpoint_every", "max_seconds", "worker_timeout")
         if self.start_from is not None:
             self._set(start_from=str(local_path(self.start_from, "a run to start from").resolve()))
 
@@ -196,7 +211,7 @@ class TrainOptions(ProblemOptions, SessionOptions):
         """Options of rounds; None where this process trains alone."""
         if not self.on_workers:
             return None
-        timeout = WORKER_TIMEOUT if self.worker_timeout is None else float(self.worker_timeout)
+        timeout = WORKER_TIMEOUT if self.worker_timeout is None else self.worker_timeout
         return SharedRounds(self.local_passes, timeout, self.memory_bytes if self.workers else None)
 
 
@@ -336,6 +351,9 @@ class ResumeOptions(SessionOptions):
         metavar="N",
         section=Section.PROCESSORS,
     )
+
+    def __post_init__(self) -> None:
+        self._set_seconds("checkpoint_every", "max_seconds")
 
 
 @dataclass(frozen=True, kw_only=True)

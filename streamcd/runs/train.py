@@ -159,9 +159,10 @@ def _begin_in(copy: Copy, dataset: Dataset, asked: TrainOptions, on_workers: Wor
     asked = settle(asked, dataset, session.listener)
     _check_rounds(asked)
     if asked.l1_path is not None:
-        from .l1_path import with_path  # loads the kernels of scoring
+        from .l1_path import path_of, with_path  # loads the kernels of scoring
 
-        asked = with_path(asked, dataset, session)
+        begun = path_of(path, asked.l1_path) if asked.resume else None
+        asked = replace(asked, l1=begun, l1_path=None) if begun else with_path(asked, dataset, session)
     asked = replace(asked, validation=_validation_path(asked))
     if isinstance(asked, TuneOptions):
         dataset, asked = _with_folds(dataset, asked)
@@ -259,7 +260,7 @@ def _changed(config: RunConfig, asked: ResumeOptions) -> RunConfig:
         cache=asked_cache(directory, asked.cache_size, place) or config.cache,
         validation=config.validation if asked.validation is None else absolute_path(asked.validation),
         rule=make_rule(tolerance, eps, asked.max_passes or old.max_passes, early_stop=stops),
-        checkpoint_every=config.checkpoint_every if every is None else float(every),
+        checkpoint_every=config.checkpoint_every if every is None else every,
     )
 
 
