@@ -256,6 +256,13 @@ def test_the_command_takes_the_options_and_its_report_draws_the_scores(
     )
 
 
+def test_values_of_C_that_agree_in_six_digits_have_scores_of_their_own(tmp_path) -> None:
+    costs = [0.02682695795, 0.02682695801, 1.0]
+    found = streamcd.tune(convert("two", tmp_path / "data"), tmp_path / "run", C=costs, cv=2)
+    assert list(found.scores) == ["0.02682695795", "0.02682695801", "1"]
+    assert found.best_C in costs
+
+
 @pytest.mark.parametrize("method", ["dual", "newton"])
 def test_folds_by_several_seeds_are_scored_by_models_that_have_not_seen_them(method, tmp_path) -> None:
     _, x, y = table("two")

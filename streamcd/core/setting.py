@@ -30,6 +30,12 @@ class Setting(NamedTuple):
         return C in (None, self.C) and l1 in (None, self.l1)
 
 
+def cost_name(C: float) -> str:
+    """Name the scores of a C, to all digits: ``1`` for 1.0."""
+    short = f"{C:g}"
+    return short if float(short) == C else repr(C)
+
+
 def asked_text(C: float | None, l1: float | None) -> str:
     """Tell the values that are asked for."""
     asked = {"C": C, "l1": l1}

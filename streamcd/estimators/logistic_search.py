@@ -18,6 +18,7 @@ from sklearn.model_selection import check_cv
 
 from ..core.errors import UsageError
 from ..core.randomness import assign_folds, rows_in_folds
+from ..core.setting import cost_name
 from ..core.threads import Threads
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.in_memory import InMemoryDataset
@@ -183,7 +184,7 @@ class LogisticRegressionCV(LogisticRegression):
         result, model = single._train_in_directory(dataset, asked)
         single._adopt_of_dataset(dataset, result, model)
         assert isinstance(result, TuneResult)
-        scores = np.array([result.scores[f"{C:g}"]["folds"] for C in costs]).T
+        scores = np.array([result.scores[cost_name(C)]["folds"] for C in costs]).T
         return (sign or 1) * scores, single
 
     def _search(

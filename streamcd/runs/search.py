@@ -15,7 +15,7 @@ import numpy as np
 
 from ..core.atomic_files import write_file
 from ..core.progress import Listener
-from ..core.setting import Setting
+from ..core.setting import Setting, cost_name
 from ..report.tables import CRITERIA, Scores, scores_of
 from ..training import checkpoint
 from ..training.loop import Session
@@ -130,7 +130,7 @@ def _score(path: Path, search: ResolvedRun, session: Session) -> dict[str, Any]:
     several = len({of.setting.l1 for of in scores}) > 1
     return {
         "scores": {
-            of.setting.name if several else f"{of.setting.C:g}": {"folds": of.folds, "mean": of.mean}
+            of.setting.name if several else cost_name(of.setting.C): {"folds": of.folds, "mean": of.mean}
             for of in scores
         },
         "best_C": best.C,
