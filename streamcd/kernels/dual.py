@@ -217,17 +217,19 @@ def _lane_dots(i, rows, w, lanes, n_live, thresholds=None):
     """Write x·w of row i in the first `n_live` live lanes to `dots`, each at its lane; other lanes' may be written too.
 
     Lanes are neighbours in `w`, and eight in a row take one sweep over the entries by vector operations. So a row costs
-    what the groups of eight take in which it is live.
+    what the groups of eight take in which it is live. Lanes beyond the chosen ones, which another thread may change, are
+    read only where fewer than eight are chosen.
     """
     feature, value, live, dots = rows.feature, rows.value, lanes.live, lanes.dots
     start, stop, n_lanes = rows.indptr[i], rows.indptr[i + 1], dots.size
+    end = lanes.chosen[-1] + 1 if lanes.chosen[-1] - lanes.chosen[0] >= 7 else n_lanes
     position = 0
     while position < n_live and n_lanes >= 8:
-        low = min(live[position], n_lanes - 8)
+        low = min(live[position], end - 8)
         position = _beyond(live, position, n_live, low + 8)
-        if position < n_live and live[position] < low + 16 and low + 16 <= n_lanes:
+        if position < n_live and live[position] < low + 16 and low + 16 <= end:
             position = _beyond(live, position, n_live, low + 16)
-            if position < n_live and live[position] < low + 32 and low + 32 <= n_lanes:
+            if position < n_live and live[position] < low + 32 and low + 32 <= end:
                 dot_of_32(feature, value, start, stop, w, n_lanes, low, dots, thresholds)
                 position = _beyond(live, position, n_live, low + 32)
             else:

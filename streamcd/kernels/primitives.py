@@ -397,10 +397,10 @@ def fetch_ahead(order, p, rows, w, n_columns, fetched):
         prefetch(feature, k)
         prefetch(value, k)
     i = order[min(p + _WEIGHTS_AHEAD, last)]
-    for k in range(indptr[i], indptr[i + 1] if w.size > _CACHED_WEIGHTS else 0):
-        first = feature[k] * n_columns
-        for column in fetched:
-            prefetch(w, first + column)
+    start, stop = indptr[i], indptr[i + 1] if w.size > _CACHED_WEIGHTS else 0
+    for column in fetched:
+        for k in range(start, stop):
+            prefetch(w, feature[k] * n_columns + column)
 
 
 @inlined
@@ -421,12 +421,12 @@ def choose_fetched(lanes):
 
     Returns their number.
     """
-    fetched, n = lanes.fetched, 0
+    fetched, n, aligned = lanes.fetched, 0, lanes.dots.size % 8 == 0
     for lane in lanes.chosen:
-        if n == 0 or lane >= fetched[n - 1] + 8:
+        if n == 0 or (lane // 8 > fetched[n - 1] // 8 if aligned else lane >= fetched[n - 1] + 8):
             fetched[n] = lane
             n += 1
-    if n and lanes.chosen[-1] > fetched[n - 1]:  # numbers of a line that begins in between
+    if n and not aligned and lanes.chosen[-1] > fetched[n - 1]:  # numbers of a line that begins in between
         fetched[n] = lanes.chosen[-1]
         n += 1
     return n

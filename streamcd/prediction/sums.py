@@ -10,7 +10,6 @@ import numpy as np
 
 from ..core.errors import DataError
 
-_EXPONENTS = 2200  # of all finite float64, with room
 _BLOCK = 1 << 20  # halves of 27 bits, which add up exactly in float64
 
 
@@ -18,7 +17,7 @@ class ExactSum:
     """Sum of float64 numbers, rounded once at the end."""
 
     def __init__(self) -> None:
-        self._total = Fraction(0)
+        self._integers: dict[int, int] = {}  # by the power of two that each is to be multiplied by
         self._special = 0.0  # infinities and NaN, which have no exact sum
 
     def add(self, numbers: np.ndarray) -> None:
@@ -32,18 +31,19 @@ class ExactSum:
             self._add(numbers[start : start + _BLOCK])
 
     def value(self) -> float:
-        return float(self._total) + self._special
+        total = sum((n * Fraction(2) ** power for power, n in self._integers.items()), start=Fraction(0))
+        return float(total) + self._special
 
     def _add(self, numbers: np.ndarray) -> None:
         # a number is a 53-bit integer times a power of two; the integers of each power are added in halves, exactly
         fraction, exponent = np.frexp(numbers)
         whole = np.ldexp(fraction, 53).astype(np.int64)
-        power = exponent.astype(np.int64) + _EXPONENTS // 2
-        upper = np.bincount(power, weights=whole >> 27, minlength=_EXPONENTS)
-        lower = np.bincount(power, weights=whole & ((1 << 27) - 1), minlength=_EXPONENTS)
+        least = int(exponent.min())
+        upper = np.bincount(exponent - least, weights=whole >> 27)
+        lower = np.bincount(exponent - least, weights=whole & ((1 << 27) - 1))
         for i in np.flatnonzero((upper != 0) | (lower != 0)).tolist():
-            integer = (int(upper[i]) << 27) + int(lower[i])
-            self._total += integer * Fraction(2) ** (i - _EXPONENTS // 2 - 53)
+            power, integer = i + least - 53, (int(upper[i]) << 27) + int(lower[i])
+            self._integers[power] = self._integers.get(power, 0) + integer
 
 
 class Accuracy:
