@@ -18,8 +18,10 @@ from test_penalties import PENALTIES
 
 from streamcd import Result, train
 from streamcd.core.errors import Interrupted
+from streamcd.kernels import working_set as kernels
 from streamcd.kernels.columns import ColumnCosts, Columns, Scores
 from streamcd.kernels.loss_table import row_loss
+from streamcd.kernels.primal import N_SUMS, PHI, add_row_terms
 from streamcd.solvers import quadratic_model, set_model
 from streamcd.solvers.held_columns import NearestColumns
 from streamcd.solvers.held_columns import columns_of as as_columns
@@ -178,7 +180,9 @@ def test_rows_far_on_the_wrong_side_do_not_stop_the_descent(n_columns: int) -> N
     costs = ColumnCosts(np.array([[1.0], [-1.0]]), row_loss("log_loss"), 0.0, False)
     columns = Columns(x.indptr.astype(np.int64), np.arange(n_columns), x.indices.astype(np.uint32), x.data)
     norm = np.append(np.sqrt(x.multiply(x).sum(axis=0)), 0.0)
-    held = HeldProblem(scores, costs, (1.0, 0.0, False), columns, np.arange(n_columns), w, norm, (0,), 400)
+    held = HeldProblem(
+        scores, costs, (1.0, 0.0, False), columns, np.arange(n_columns), w, norm, None, (0,), 0.1, 400
+    )
 
     def objective() -> float:
         margin = np.where(kind, -1.0, 1.0) * (x @ w[:-1])
@@ -257,3 +261,23 @@ def test_a_model_is_solved_where_the_penalty_alone_tells_weights_apart(
     assert 50 < support.sum() < w.size
     np.testing.assert_allclose(pull[support], np.sign(w[support]), atol=1e-6)
     assert np.abs(pull).max() < 1.0 + 1e-6
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_columns_in_memory_are_solved_for_before_a_further_read(tmp_path: Path, loss: str) -> None:
+    data = columns_of(tmp_path / "data", wide())
+    assert fit(data, tmp_path / "run", loss=loss, l1=1.0, C=0.5, tol=1e-3).passes == 2
+
+
+@pytest.mark.parametrize(("loss", "apart"), [("squared_hinge", 1e-12), ("log_loss", 0.5)])
+def test_rows_tell_the_gap_at_a_share_of_their_dual_variables(loss: str, apart: float) -> None:
+    rng, none = np.random.default_rng(5), np.zeros(0)
+    score, kind = rng.standard_normal(200), rng.integers(0, 2, 200).astype(np.uint16)
+    scores = Scores(score, score, kind, none, none)
+    costs = ColumnCosts(np.array([[2.0], [-0.5]]), row_loss(loss), 0.0, False)
+    shares = np.reshape(kernels.model_rows(scores, costs, 0.0, np.empty(400)), (2, 2))
+    for below, above in [(0.3, 0.9), (0.8, 0.7), (0.6, 1.0)]:
+        sums, side = np.zeros((1, N_SUMS)), np.array([[below], [above]])
+        add_row_terms(scores, costs, side, np.zeros(1, np.int64), sums)
+        lacking = 1.0 - side[:, 0]
+        assert (shares * (lacking**2, lacking)).sum() == pytest.approx(sums[0, PHI], rel=apart)

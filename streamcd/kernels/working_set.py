@@ -23,13 +23,17 @@ from .loss_table import LOG_LOSS
 from .losses import (
     alpha_and_curvature,
     five_numbers,
+    loss_at,
     loss_change,
     model_curvature,
     parabola_above,
     unit_of,
 )
-from .newton import BLOCK, Scratch, add_products
+from .newton import BLOCK, Scratch, add_products, row_shares
 from .penalties import elastic_gap_term, elastic_sensitivity, elastic_slope, elastic_step
+
+_STEEP = 0.9
+"""Dual variable of the logistic loss, of C = 1, up to which its term of the gap is that of its curvature."""
 
 # The arrays of rows are read in random order: unsigned indices avoid numba's check for negative ones.
 
@@ -56,18 +60,39 @@ def model_rows(scores, costs, share, model):
 
     A row whose loss is a line there has the curvature of a parabola above it. That of the logistic loss is its own plus a
     share of what it lacks of such a parabola.
+
+    Returns `near` over rows with pull < 0 and > 0, then `far`: with r times the pull as dual variables the rows' terms of
+    the gap are ``near (1 - r)² + far (1 - r)``, those of the logistic loss about.
     """
     numbers = _numbers(scores, costs)
     unit = unit_of(costs.loss, numbers)
+    near_below = near_above = far_below = far_above = 0.0
     for j in range(scores.score.size):
         sign, c, t = _row(j, scores, costs)
         alpha, curvature = alpha_and_curvature(costs.loss, t, numbers)
+        near, far = _gap_shares(costs.loss, t, unit * alpha, numbers)
+        above = np.float64(sign * alpha > 0.0)
+        near_above += c * near * above
+        near_below += c * near * (1.0 - above)
+        far_above += c * far * above
+        far_below += c * far * (1.0 - above)
         if costs.loss.kind == LOG_LOSS:
             curvature += share * (parabola_above(t) - curvature) if share > 0.0 else 0.0
         else:
             curvature = model_curvature(t, alpha, curvature, numbers, 1.0)
         model[2 * j] = sign * c * unit * alpha
         model[2 * j + 1] = c * unit * curvature
+    return near_below, near_above, far_below, far_above
+
+
+@inlined
+def _gap_shares(loss, t, a, numbers):
+    """Return a row's shares of `near` and `far`, its dual variable being a: by the curvature, or the loss if a is near 1."""
+    if loss.kind != LOG_LOSS:
+        return row_shares(loss, t, a, 0.0, numbers)
+    if a < _STEEP:
+        return 0.5 * a / (1.0 - a), 0.0
+    return 0.0, loss_at(loss, t, numbers)
 
 
 @kernel

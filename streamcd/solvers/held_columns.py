@@ -23,17 +23,10 @@ class ResidentColumns:
         """Forget all columns."""
         self._offsets = []
 
-    def offer(self, arena: ColumnArena, offsets: np.ndarray, nearness: np.ndarray) -> None:
+    def offer(self, arena: ColumnArena, offsets: np.ndarray) -> None:
         """Hold columns of a window."""
         self._arena = arena
         self._offsets.append(offsets.copy())
-
-    def count_fitting(self, sizes: np.ndarray) -> int:
-        """Count all columns: they have room."""
-        return sizes.size
-
-    def keep(self, room: float) -> None:
-        """Keep all columns."""
 
     @property
     def columns(self) -> Columns:

@@ -11,16 +11,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..kernels import newton as newton_kernels
-from ..kernels import primal as primal_kernels
 from ..kernels import working_set as kernels
 from ..kernels.columns import ColumnCosts, Columns, Scores
 from ..kernels.loss_table import LOG_LOSS
-from ..kernels.primal import N_SUMS, PHI
+from .memory import NARROW
 from .set_model import SetModel, penalty_change
 
-_SOLVED = 0.1  # of the gap of all held columns, to which they are solved
 _SET_SOLVED = 0.3  # of the gap of all held columns, to which a set is solved
 _LEAST = 100  # columns of a set
+_SETTLED = 0.3  # of a set's decrease, by which a step misses its model's: about what further ones would gain
 _MOST_SETS, _MOST_STEPS = 30, 50  # of a solution, of a set
 _SUFFICIENT = 0.01  # part of the decrease that the slope predicts
 _LEAST_LENGTH = 0.5**30  # of a step
@@ -39,7 +38,9 @@ class HeldProblem:
     offsets: np.ndarray  # of held columns
     w: np.ndarray  # (features + 1,)
     norm: np.ndarray  # (features + 1,)
+    v: np.ndarray | None  # (features + 1,): sums of columns at these weights, if they are known
     key: tuple[int, ...]  # of the random order of sweeps
+    solved: float  # of the gap of all held columns, to which they are solved
     most_swept: int  # times the held entries that the solution may read
 
 
@@ -54,81 +55,91 @@ class HeldSolution:
         n = self._features.size + (1 if problem.costs.bias else 0)
         self._v, self._unused = np.empty(n), np.empty((2, n))  # of the held columns, and of the bias
         self._share = 0.0  # of `kernels.model_rows`
+        self._shares = np.zeros((2, 2))  # what it returns: `near` and `far`, by the sign of the pull
         self._n_swept = 0  # entries
         self._n_steps = 0
 
     def solve(self) -> None:
-        """Solve until the gap of the held columns is a part of what it was; weights of others stay what they are.
-
-        A set has twice the entries of the one before, at least: the first columns are the longest where data is sparse.
-        """
-        problem, size, entries = self._problem, _LEAST, 0
-        gap = self._gap_of_all()
-        goal = _SOLVED * gap
+        """Solve until the gap of the held columns is a part of what it was; weights of others stay what they are."""
+        problem, entries = self._problem, 0
+        gap = self._gap_of_all(problem.v)
+        goal = problem.solved * gap
         most = problem.most_swept * (self._entries_of(problem.offsets) + problem.scores.score.size)
         for _ in range(_MOST_SETS):
-            chosen = self._choose(size, 2 * entries)
+            chosen = self._choose(2 * entries)
             entries = self._entries_of(problem.offsets[chosen])
             is_whole = chosen.size == self._features.size
-            self._solve_set(chosen, goal if is_whole else max(_SET_SOLVED * gap, 0.5 * goal), most)
-            if is_whole or self._n_swept > most:
+            of_set = goal if is_whole else max(_SET_SOLVED * gap, 0.5 * goal)
+            if not self._solve_set(chosen, of_set, most) or is_whole or self._n_swept > most:
                 return
             gap = self._gap_of_all()
             if gap <= goal:
                 return
-            size = 2 * chosen.size
 
     def _entries_of(self, offsets: np.ndarray) -> int:
         indptr = self._problem.columns.indptr
         return int((indptr[offsets + 1] - indptr[offsets]).sum())
 
-    def _choose(self, size: int, entries: int) -> np.ndarray:
-        """Choose so many of the held columns, and entries, nearest to the support; twice as many as are in it, at least."""
+    def _choose(self, entries: int) -> np.ndarray:
+        """Choose held columns, nearest to the support first: twice as many as are in it, or more, up to so many entries.
+
+        No more than twice as many as are in the support or beyond its bound; all if they are few.
+        """
         problem, features = self._problem, self._features
         l1, v, norm = problem.penalty[0], np.abs(self._v[: features.size]), problem.norm[features]
         share = min(1.0, l1 / max(float(v.max(initial=0.0)), 1e-300))
         in_support = problem.w[features] != 0.0
         nearness = np.where(in_support, -np.inf, (l1 - share * v) / np.maximum(norm, 1e-100))
-        size = max(size, 2 * int(in_support.sum()))
-        while size < features.size and l1 > 0.0:
+        size, most = max(_LEAST, 2 * int(in_support.sum())), 2 * int((in_support | (v > l1)).sum())
+        while NARROW < features.size > size and l1 > 0.0:
             chosen = np.argpartition(nearness, size - 1)[:size]
-            if self._entries_of(problem.offsets[chosen]) >= entries:
+            if size >= most or self._entries_of(problem.offsets[chosen]) >= entries:
                 return np.sort(chosen)
             size *= 2
         return np.arange(features.size)
 
-    def _gap_of_all(self) -> float:
-        """Sum v of all held columns; returns the gap."""
-        problem = self._problem
-        kernels.model_rows(problem.scores, problem.costs, 0.0, self._model)
-        order, features = problem.offsets, self._features
+    def _gap_of_all(self, v: np.ndarray | None = None) -> float:
+        """Sum v of all held columns, if it is not given; returns the gap."""
+        problem, order, features = self._problem, self._problem.offsets, self._features
+        self._model_rows()
         if problem.costs.bias:
             order, features = np.append(order, -1), np.append(features, -1)
-        kernels.model_columns(order, problem.columns, problem.costs.bias, self._model, self._v, *self._unused)
-        self._n_swept += self._entries_of(problem.offsets)
+        if v is None:
+            model = problem.costs.bias, self._model
+            kernels.model_columns(order, problem.columns, *model, self._v, *self._unused)
+            self._n_swept += self._entries_of(problem.offsets)
+        else:
+            self._v[:] = v[features]
         return self._gap(problem.w[features], self._v)
 
+    def _model_rows(self) -> None:
+        shares = kernels.model_rows(self._problem.scores, self._problem.costs, self._share, self._model)
+        self._shares = np.reshape(shares, (2, 2))
+
     def _gap(self, w: np.ndarray, v: np.ndarray) -> float:
-        """Return the gap of some weights, the bias last if there is one, where the model stands; not bounds on rounding."""
-        problem, (l1, l2, is_free) = self._problem, self._problem.penalty
-        side = np.ones((2, 1))
+        """Return about the gap of some weights, the bias last if there is one, where the model stands."""
+        l1, l2, is_free = self._problem.penalty
+        side = np.ones(2)
         if is_free:  # it asks for Σ pull = 0: the heavier side is scaled down
             w, v = w[:-1], v[:-1]
             pull = self._model[::2]
             sizes = np.array([-np.minimum(pull, 0.0).sum(), np.maximum(pull, 0.0).sum()])
-            np.divide(sizes.min(), sizes, out=side[:, 0], where=sizes > 0.0)
+            np.divide(sizes.min(), sizes, out=side, where=sizes > 0.0)
         largest = float(np.abs(v).max(initial=0.0))
         share = 1.0 if l2 > 0.0 else min(1.0, l1 / max(largest, 1e-300))
-        sums = np.zeros((1, N_SUMS))
-        side *= share
-        scores = problem.scores._replace(fresh=problem.scores.score)
-        primal_kernels.add_row_terms(scores, problem.costs, side, np.zeros(1, np.int64), sums)
-        terms, _ = newton_kernels.penalty_terms(w, share * v, l1, l2, w.size)
-        return float(terms + sums[0, PHI])
+        lacking = 1.0 - share * side
+        of_rows = float((self._shares * (lacking**2, lacking)).sum())
+        return of_rows + float(newton_kernels.penalty_terms(w, share * v, l1, l2, w.size)[0])
 
     # -- a set
 
-    def _solve_set(self, chosen: np.ndarray, goal: float, most: int) -> None:
+    def _solve_set(self, chosen: np.ndarray, goal: float, most: int) -> bool:
+        """Solve for chosen columns to a gap, or until a further step would gain little; returns whether the objective fell.
+
+        The gap is that of scaled dual variables, at first far above what there is to gain; it alone counts where all held
+        columns are chosen.
+        """
+        is_whole = chosen.size == self._features.size
         problem, bias = self._problem, self._problem.costs.bias
         order, features = problem.offsets[chosen], self._features[chosen]
         if bias:
@@ -136,21 +147,26 @@ class HeldSolution:
         w, v = problem.w[features], np.empty(order.size)
         parts = problem.columns, bias, problem.penalty
         model = SetModel(order, parts, self._model, self._moved, self._common)
+        decrease = 0.0
         for _ in range(_MOST_STEPS):
-            kernels.model_rows(problem.scores, problem.costs, self._share, self._model)
+            self._model_rows()
             model.take_rows(v)
             gap = self._gap(w, v)
             if gap <= goal or self._n_swept + model.n_swept > most:
                 break
             u = model.minimise(w, (*problem.key, self._n_steps))
             self._n_steps += 1
-            length, share = self._search(order, w, u, v), self._share
+            share, (length, change, expected) = self._share, self._search(order, w, u, v)
             self._trust(length)
             if length == 0.0 and self._share == share:
                 break
             w = u if length == 1.0 else w + length * (u - w)
             problem.w[features] = w
+            decrease -= change
+            if not is_whole and abs(change - expected) <= _SETTLED * decrease:
+                break
         self._n_swept += model.n_swept
+        return decrease > 0.0
 
     def _trust(self, length: float) -> None:
         """Choose the next model by the length of a step; a step to the minimum of one above the loss descends."""
@@ -159,22 +175,23 @@ class HeldSolution:
         elif length == 1.0:
             self._share = self._share / _SHARE_GROWS if self._share > _FIRST_SHARE else 0.0
 
-    def _search(self, order: np.ndarray, w: np.ndarray, u: np.ndarray, v: np.ndarray) -> float:
-        """Move the scores towards u as far as the objective falls enough; returns how far."""
+    def _search(
+        self, order: np.ndarray, w: np.ndarray, u: np.ndarray, v: np.ndarray
+    ) -> tuple[float, float, float]:
+        """Move the scores towards u as far as the objective falls enough; returns how far, its change, and the model's."""
         problem, step = self._problem, u - w
         if not step.any():
-            return 0.0
+            return 0.0, 0.0, 0.0
         self._moved[:] = 0.0
         kernels.add_scores(order, problem.columns, problem.costs.bias, step, self._moved)
         slope = penalty_change(w, step, order, problem.penalty) - float(np.einsum("i,i->", v, step))
+        expected = slope + 0.5 * kernels.model_along(self._moved, self._model)[1]
         length = 1.0
         while length > _LEAST_LENGTH:
             change = kernels.change_on_line(problem.scores, self._moved, length, problem.costs)
-            if (
-                change + penalty_change(w, length * step, order, problem.penalty)
-                <= _SUFFICIENT * length * slope
-            ):
+            change += penalty_change(w, length * step, order, problem.penalty)
+            if change <= _SUFFICIENT * length * slope:
                 problem.scores.score[:] += length * self._moved
-                return length
+                return length, change, expected
             length *= 0.5
-        return 0.0
+        return 0.0, 0.0, expected

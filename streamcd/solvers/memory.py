@@ -97,8 +97,8 @@ NARROW = 256
 _HELD_SHARE = 0.9
 """Share of a budget's rest for columns that are held; the others are of windows."""
 
-_HELD_BYTES = 488
-"""Bytes of a held column beside its entries: where it begins, its feature and nearness, choices among columns, and in each
+_HELD_BYTES, _HELD_LANE_BYTES = 72, 104
+"""Bytes of a held column beside its entries: where it begins, its feature and nearness, choices among columns; and in each
 of `LANES_TOGETHER` the vectors of a working set."""
 
 
@@ -127,7 +127,7 @@ def working_set_memory(problem: Problem, dataset: Dataset) -> SolverMemory:
             "signed costs": signed,
         },
         advice="give a larger --memory: this method keeps numbers of every row in memory",
-        holding=Holding(_HELD_BYTES, _HELD_SHARE),
+        holding=Holding(_HELD_BYTES + _HELD_LANE_BYTES * together, _HELD_SHARE),
     )
 
 

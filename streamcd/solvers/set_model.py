@@ -20,9 +20,9 @@ from .memory import NARROW
 
 _LONG = 0.15  # of the rows, of which a long column has entries
 _LONG_SOLVED = 1e-3  # largest change of a derivative, over that of the first sweep, where sweeps follow
-_MOST_SWEEPS, _SWEEPS = 60, 5  # of a model; before conjugate gradients
+_MOST_SWEEPS, _SWEEPS = 60, 8  # of a model; before conjugate gradients
 _MOST_PRODUCTS, _CG_SOLVED = 50, 0.01  # of conjugate gradients; of the residual's norm
-_MOST_LEAVE = 20  # steps on the support
+_MOST_LEAVE = 5  # steps on the support
 _SOLVED = 0.1  # of the sum of slopes in the first sweep
 
 

@@ -52,6 +52,10 @@ _STAYS = 0.5
 """Share of the room for held columns that the longest ones keep where others have no room: the gap depends on the steepest
 derivative, and theirs are. With random ones in their place it falls several times more slowly."""
 
+_SOLVED, _RESIDENT_SOLVED = 0.1, 3e-4
+"""Parts of the gap of held columns, to which they are solved, where others may be needed and where all are held: there a
+further read would find what a solution knows."""
+
 _SWEPT_WITHIN, _SWEPT_BETWEEN = (
     30,
     400,
@@ -142,10 +146,14 @@ class WorkingSetSolver(AllRows):
         self.threads.run(calls, n_entries * lanes.size)
         state.totals[lanes, N_ACTIVE] += offsets.size
         state.totals[lanes, N_VISITED] += offsets.size
+        held = self._held
+        if isinstance(held, ResidentColumns):
+            held.offer(window.arena, offsets)
+            return
         nearness = self._nearness(lanes, features)
         sizes = (columns.indptr[offsets + 1] - columns.indptr[offsets]) * (nearness < 0.0)
-        for fitting in self._parts(state, sizes):
-            self._held.offer(window.arena, offsets[fitting], nearness[fitting])
+        for fitting in self._parts(held, state, sizes):
+            held.offer(window.arena, offsets[fitting], nearness[fitting])
 
     def _visit_long(self, window: Window, state: State, lanes: np.ndarray) -> None:
         """Sum up a column that comes in segments; it is read once more to be held."""
@@ -161,10 +169,11 @@ class WorkingSetSolver(AllRows):
             n_entries += n
         read.v[lanes, feature] = sums[lanes, 0]
         read.norm[feature], read.count[feature] = np.sqrt(sums[lanes[0], 1]), n_entries
-        assert isinstance(self._held, NearestColumns)
+        held = self._held
+        assert isinstance(held, NearestColumns)
         nearness = self._nearness(lanes, np.array([feature]))[0]
-        for _ in self._parts(state, np.array([n_entries * (nearness < 0.0)])):
-            self._held.offer_long(arena, window.sweep(), n_entries, float(nearness))
+        for _ in self._parts(held, state, np.array([n_entries * (nearness < 0.0)])):
+            held.offer_long(arena, window.sweep(), n_entries, float(nearness))
 
     @property
     def _of_read(self) -> _Read:
@@ -238,7 +247,7 @@ class WorkingSetSolver(AllRows):
             np.minimum(nearest, nearness, out=nearest)
         return nearest
 
-    def _parts(self, state: State, sizes: np.ndarray) -> Iterator[slice]:
+    def _parts(self, held: NearestColumns, state: State, sizes: np.ndarray) -> Iterator[slice]:
         """Cut columns into parts for which there is room; `sizes` are those of columns that are wanted, others have 0.
 
         Before a part for which there is none the held columns are solved for, and dropped but for some, or all.
@@ -248,15 +257,15 @@ class WorkingSetSolver(AllRows):
         if not sizes.size:  # a window all of whose columns are left out
             yield slice(0)
         while start < sizes.size:
-            n = self._held.count_fitting(sizes[start:]) if lanes.size else sizes.size - start
+            n = held.count_fitting(sizes[start:]) if lanes.size else sizes.size - start
             if n:
                 yield slice(start, start + n)
                 start += n
                 continue
             self._solve(state, lanes, self._of_read.score, _SWEPT_WITHIN)
-            self._held.keep(_STAYS)
-            if not self._held.count_fitting(sizes[start:]):
-                self._held.keep(0.0)
+            held.keep(_STAYS)
+            if not held.count_fitting(sizes[start:]):
+                held.keep(0.0)
 
     def _penalty(self, lane: int) -> tuple[float, float, bool]:
         return float(self.problem.l1[lane]), self.problem.l2, self.problem.free_bias
@@ -318,8 +327,10 @@ class WorkingSetSolver(AllRows):
 
     def violation(self, state: State) -> np.ndarray:
         """Compute the norm of the smallest subgradient, as `newton.NewtonSolver.violation`."""
-        norm, start = self._slope_norms(state, state.w), state.lanes["start_norm"]
-        start = np.where(np.isnan(start), self._slope_norms(state, np.zeros_like(state.w)), start)
+        start = state.lanes["start_norm"]
+        norm, is_new = self._slope_norms(state, state.w), np.isnan(start)
+        if is_new.any():
+            start = np.where(is_new, self._slope_norms(state, np.zeros_like(state.w)), start)
         with np.errstate(all="ignore"):  # the loop says what is wrong
             scale = start * smaller_side(self.problem, self._class_counts)
             return np.divide(norm, scale, out=np.zeros_like(norm), where=scale > 0)
@@ -344,12 +355,12 @@ class WorkingSetSolver(AllRows):
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """Leave out columns that are 0 at the optimum, and solve for the held ones, lane by lane."""
-        norm = state.lanes["start_norm"]
-        first = np.isnan(norm) & ~state.w.any(axis=0)
-        norm[first] = self._slope_norms(state, np.zeros_like(state.w))[first]
-        stale = ~state.lanes["begun"] & state.w.any(
-            axis=0
-        )  # weights of another run: the read was for their scores
+        norm, stale = state.lanes["start_norm"], ~state.lanes["begun"]
+        if np.isnan(norm).any() or stale.any():
+            is_zero = ~state.w.any(axis=0)
+            first = np.isnan(norm) & is_zero
+            norm[first] = self._slope_norms(state, state.w)[first]
+            stale &= ~is_zero  # weights of another run: the read was for their scores
         state.lanes["begun"][trained] = True
         open_lanes = trained[~stale[trained] & (state.lanes["phase"][trained] == TRAIN)]
         read = self._of_read
@@ -380,9 +391,19 @@ class WorkingSetSolver(AllRows):
         def solve(lane: int) -> None:
             own = offsets[~state.matrices["screened"][lane, features]]
             scores = self._scores(state, lane)._replace(score=score[lane])
-            problem = scores, self._costs[lane], self._penalty(lane), columns, own
+            problem = (
+                scores,
+                self._costs[lane],
+                self._penalty(lane),
+                columns,
+                own,
+                read.moved[lane],
+                read.norm,
+            )
+            v = None if read.n_solved else read.v[lane]
             key = (self._seed, state.read, lane, read.n_solved)
-            HeldSolution(HeldProblem(*problem, read.moved[lane], read.norm, key, most_swept)).solve()
+            solved = _RESIDENT_SOLVED if self._is_resident else _SOLVED
+            HeldSolution(HeldProblem(*problem, v, key, solved, most_swept)).solve()
 
         calls = [partial(solve, int(lane)) for lane in lanes]
         for first in range(0, len(calls), LANES_TOGETHER):
