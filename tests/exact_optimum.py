@@ -161,8 +161,9 @@ def program_of(given: Model) -> Program:
         roots.append(np.sqrt(given.own)[:, None] * given.x @ weights)
     made.root = np.kron(np.eye(k), np.vstack(roots))
     scores = x @ weights
-    if k > 1 and given.l2[-1] == given.l1[-1] == 0:  # all classes' biases may move together: one stays
-        made.require({0: np.eye(1, weights.shape[1] * k, d - 1)}, np.zeros(1))
+    free = np.flatnonzero((given.l1 == 0) & (given.l2 == 0))
+    if k > 1 and free.size:  # weights without a penalty may move together in all classes: those of one stay
+        made.require({0: np.eye(weights.shape[1] * k)[free]}, np.zeros(free.size))
     if given.loss == "log_loss":
         made.scores, made.cost, made.kind = (-y[:, None] * scores)[:, None, :], cost, np.zeros(n, int)
     elif given.loss == "multinomial":

@@ -18,7 +18,7 @@ from tools.marked_section import replace_section
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "methods.md"
 COMMAND = "python -m tools.methods_table"
-PENALTIES = {"l2": (0.0, 2.0), "l1": (1.0, 0.0), "elasticnet": (1.0, 1.0)}
+PENALTIES = {"l2": (0.0, 2.0), "l1": (1.0, 0.0), "elasticnet": (1.0, 1.0), "none": (0.0, 0.0)}
 """Names, each with strengths of L1 and L2 that are not those of LIBLINEAR's ``½‖w‖²``."""
 
 

@@ -21,6 +21,8 @@ TOLS = (1e-3, 1e-6, 1e-9, 1e-12)
 ROUNDING = 1e-11
 """Relative to the primal objective: a claim may be wrong by this, a tenth of the tolerance, and the rounding reported."""
 
+_FAR = 100
+"""Sizes of a weight that no penalty bounds, by which others differ that it is compared with."""
 
 _SMOOTH = {loss for loss, entry in LOSSES.items() if entry.smooth}
 
@@ -40,7 +42,7 @@ class Run:
             given += ["-C", C]
         if self.penalty:
             given += ["--penalty", self.penalty]
-            given += ["--l1", strength]
+            given += ["--l1", strength] * bool(self.strengths(strength)[0])
         return given + ["--bias", 1, "--unpenalized-bias"] * self.free_bias
 
     def strengths(self, strength: float) -> tuple[float, float]:
@@ -160,8 +162,10 @@ def _of_weights(
 
     problems = _problems(run, C, rows, strength)
     weights = [[mpmath.mpf(number) for number in vector] for vector in w]
+    near = [weight for weight, _ in weights]
     if LOSSES[run.entry.loss].form == CLASSES:  # a weight for each class; the best ones are -u and u
         u = (weights[1][0] - weights[0][0]) / 2
+        near = [u]
         b = (weights[1][1] - weights[0][1]) / 2
         l1, l2 = run.strengths(strength)
         exact = problems[0].value(u, b) + l2 * (
@@ -170,7 +174,8 @@ def _of_weights(
         exact += mpmath.mpf(l1) * (mpmath.fsum(abs(value) for value, _ in weights) - 2 * abs(u))
     else:
         exact = mpmath.fsum(problem.value(*at) for problem, at in zip(problems, weights, strict=True))
-    return exact, mpmath.fsum(problem.value(*problem.minimiser()) for problem in problems)
+    least = [problem.value(*problem.minimiser(at)) for problem, at in zip(problems, near, strict=True)]
+    return exact, mpmath.fsum(least)
 
 
 def _at_zero(run: Run, C: float, rows: Sequence[tuple[float, float]], strength: float) -> Any:
@@ -241,8 +246,11 @@ class Problem:
         losses = mpmath.fsum(_loss(self.loss, y, w * x + b) for y, x in self.rows)
         return squares * w * w / 2 + self.l1 * abs(w) + self.C * losses
 
-    def minimiser(self) -> tuple[Any, Any]:
-        """Bisect the derivative, which grows, between bounds of the minimiser; the bias is the best of each weight."""
+    def minimiser(self, near: Any) -> tuple[Any, Any]:
+        """Bisect the derivative, which grows, between bounds of the minimiser; the bias is the best of each weight.
+
+        Without a penalty it is the best weight within a distance of the one found (`solvers.unpenalised`).
+        """
         import mpmath
 
         squares, start = self.l2 + mpmath.fsum(x * x for x in self.own), self.value(mpmath.mpf(0))
@@ -252,6 +260,8 @@ class Problem:
             losses = mpmath.fsum(x * _slope(self.loss, y, w * x + b) for y, x in self.rows)
             return squares * w + self.l1 * mpmath.sign(w) + self.C * losses
 
+        if not (squares or self.l1):
+            return near + _root(lambda step: slope(near + step), _FAR * abs(near), 320), self._bias(near)
         bound = mpmath.sqrt(2 * start / squares) if squares else start / self.l1
         w = _root(slope, bound + 1, 100 if self.free else 320)
         if self.l1 and self.value(mpmath.mpf(0), self._bias(mpmath.mpf(0))) < self.value(w, self._bias(w)):
