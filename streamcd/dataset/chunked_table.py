@@ -285,6 +285,12 @@ class RowTable(ChunkedTable):
         # items are rows, and every chunk is a unit of its own (see `memory_plan.Table`)
         self.n_items, self.item_start, self.unit_start = self.n_rows, self.row_start, None
 
+    @property
+    def mean_square(self) -> float | None:
+        """Mean square of the rows' norms; None where it is not recorded."""
+        square: float | None = (self.manifest.get("row_norms") or {}).get("mean_square")
+        return square
+
     @classmethod
     def open(
         cls, path: str | os.PathLike[str], *, check_files: bool = True, as_of: str | None = None

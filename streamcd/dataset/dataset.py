@@ -15,6 +15,7 @@ from ..core.errors import DatasetError, UsageError, escaped
 from ..core.label_sets import distinct_labels, membership
 from ..core.progress import Listener
 from ..core.storage import Location
+from .centring import STATISTICS, Centre, find_centre
 from .chunked_table import RowTable
 from .feature_figures import read_figures
 from .manifests import batches_of
@@ -238,6 +239,13 @@ class Dataset(RowTable):
         """
         n_rows = [batch["n_rows"] for batch in batches_of(self.manifest)]
         return read_figures(self.files("features.parquet"), n_rows, columns, start)
+
+    @cached_property
+    def centre(self) -> Centre | None:
+        """What training subtracts from features and targets where the bias is not penalised; None for nothing."""
+        described = self.whole.n_rows, self.n_features
+        figures, norms = self.read_features(STATISTICS), self.mean_square
+        return find_centre(figures, described, self.value_dtype, self.targets, norms)
 
     @property
     def scaling(self) -> Scaling:

@@ -29,37 +29,50 @@ COMMON_SHARE = 0.01
 which is harmless."""
 
 
-def feature_rms(dataset: Dataset) -> dict[str, float] | None:
+def feature_rms(dataset: Dataset, *, centred: bool = False) -> dict[str, float] | None:
     """Find the smallest and largest root mean square of a common feature's nonzero entries; None if there is none."""
-    least, greatest = np.inf, 0.0
+    least, greatest, centre = np.inf, 0.0, dataset.centre if centred else None
     for piece in dataset.read_features(("feature", "n_entries", "mean_square")):
         common = piece["n_entries"] >= COMMON_SHARE * dataset.n_rows
-        squares = piece["mean_square"][common] * (dataset.n_rows / piece["n_entries"][common])
+        mean_square = piece["mean_square"] if centre is None else centre.mean_squares(piece)
+        squares = mean_square[common] * (dataset.n_rows / piece["n_entries"][common])
         rms = np.sqrt(squares[(squares > 0) & np.isfinite(squares)])
         least, greatest = min(least, rms.min(initial=np.inf)), max(greatest, rms.max(initial=0.0))
     return {"min": float(least), "max": float(greatest)} if greatest > 0 else None
 
 
-def advice(dataset: Dataset, C: float = 1.0, *, accelerated: bool = False, method: str = "dual") -> list[str]:
+def advice(
+    dataset: Dataset,
+    C: float = 1.0,
+    *,
+    accelerated: bool = False,
+    method: str = "dual",
+    centred: bool = False,
+) -> list[str]:
     """Describe what is badly scaled for a training with `C`: a line each, with figures and the option that helps.
 
-    Rows matter to dual methods only, and the size of targets to those by coordinates.
+    Rows matter to dual methods only, and the size of targets to those by coordinates. It is that of `centred` rows where
+    training centres them.
     """
-    lines = _about_features(dataset)
-    if method in ("auto", "dual") and rows_are_long(dataset, C, accelerated=accelerated):
-        lines += _about_rows(dataset, C)
+    lines = _about_features(dataset, centred=centred)
+    if method in ("auto", "dual") and rows_are_long(dataset, C, accelerated=accelerated, centred=centred):
+        lines += _about_rows(dataset, C, centred=centred)
     return lines + _about_targets(dataset) if method in ("auto", "dual", "primal") else lines
 
 
-def rows_are_long(dataset: Dataset, C: float, *, accelerated: bool) -> bool:
+def rows_are_long(dataset: Dataset, C: float, *, accelerated: bool, centred: bool) -> bool:
     """Tell whether rows are so long, beside 1/C, that the dual method takes many passes."""
-    mean_square = (dataset.manifest.get("row_norms") or {}).get("mean_square")
+    mean_square = _mean_square(dataset, centred=centred)
     bound = ACCELERATED_FACTOR * BAD_MEAN_SQUARE if accelerated else BAD_MEAN_SQUARE
     return bool(mean_square is not None and C * mean_square >= bound)
 
 
-def _about_features(dataset: Dataset) -> list[str]:
-    rms = None if dataset.scaling.scale == "maxabs" else feature_rms(dataset)
+def _mean_square(dataset: Dataset, *, centred: bool) -> float | None:
+    return ((centred and dataset.centre) or dataset).mean_square
+
+
+def _about_features(dataset: Dataset, *, centred: bool) -> list[str]:
+    rms = None if dataset.scaling.scale == "maxabs" else feature_rms(dataset, centred=centred)
     if rms is None or rms["max"] < BAD_FEATURE_RATIO * rms["min"]:
         return []
     return [
@@ -78,8 +91,8 @@ def _about_targets(dataset: Dataset) -> list[str]:
     ]
 
 
-def _about_rows(dataset: Dataset, C: float) -> list[str]:
-    mean_square = dataset.manifest["row_norms"]["mean_square"]
+def _about_rows(dataset: Dataset, C: float, *, centred: bool) -> list[str]:
+    mean_square = _mean_square(dataset, centred=centred) or 0.0
     product = f"C times their mean square norm is {C * mean_square:.3g}, above {BAD_MEAN_SQUARE:g}"
     if dataset.scaling.normalize != "none":
         return [f"C is large for these rows ({product}), which takes many passes; try a smaller C"]

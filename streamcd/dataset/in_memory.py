@@ -72,7 +72,7 @@ class ArrayParts(OpenParts):
 class InMemoryDataset(Dataset):
     """Rows of two or more classes, or of targets, in memory.
 
-    `rows` are not copied: ``indptr`` (int64), ``feature`` (integer, 0-based, each at most once in a row) and ``value``
+    `rows` are not copied: ``indptr`` (int64), ``feature`` (integer, 0-based, ascending in a row) and ``value``
     (float32 or float64); row ``r`` has the entries ``indptr[r]:indptr[r + 1]``. `label` is each row's class, from 0 on,
     or its target where there are no classes.
     """
@@ -124,13 +124,32 @@ class InMemoryDataset(Dataset):
     def read_features(
         self, columns: Sequence[str] | None = None, *, start: int = 0
     ) -> Iterator[dict[str, np.ndarray]]:
-        """Compute ``n_entries`` and ``mean_square`` of the features that occur; other columns are not available."""
+        """Compute ``n_entries``, ``mean`` and ``mean_square`` of the features that occur.
+
+        Where they are asked for, ``min`` and ``max`` are those of the features in every row; of others nan.
+        """
         _, feature, value = self.rows
         count = np.bincount(feature, minlength=self.n_features)
+        sums = np.bincount(feature, value, self.n_features)
         squares = np.bincount(feature, np.square(value, dtype=np.float64), self.n_features)
-        occurs = np.flatnonzero(count)
-        mean_square = squares[occurs] / max(self.n_rows, 1)
-        yield {"feature": occurs, "n_entries": count[occurs], "mean_square": mean_square}
+        occurs, n_rows = np.flatnonzero(count), max(self.n_rows, 1)
+        figures = {"n_entries": count, "mean": sums / n_rows, "mean_square": squares / n_rows}
+        if columns is not None and "min" in columns:
+            figures["min"], figures["max"] = self._ends(count == self.n_rows)
+        yield {"feature": occurs, **{name: column[occurs] for name, column in figures.items()}}
+
+    def _ends(self, everywhere: np.ndarray) -> np.ndarray:
+        """Compute the least and greatest value of features that are in every row, (2, features); nan of the others."""
+        (_, feature, value), found = self.rows, np.full((2, everywhere.size), np.nan)
+        if not everywhere.any():
+            return found
+        ends = np.array([np.full(everywhere.sum(), np.inf), np.full(everywhere.sum(), -np.inf)])
+        for start, stop in pairwise(self.entry_start.tolist()):
+            of_rows = value[start:stop][everywhere[feature[start:stop]]].reshape(-1, ends.shape[1])
+            np.minimum(ends[0], of_rows.min(axis=0, initial=np.inf), out=ends[0])
+            np.maximum(ends[1], of_rows.max(axis=0, initial=-np.inf), out=ends[1])
+        found[:, everywhere] = ends
+        return found
 
 
 class _InMemoryColumns(Columns):

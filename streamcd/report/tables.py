@@ -389,6 +389,7 @@ def run_table(title: str, run: Facts) -> Table:
         *_spent_rows(run),
         ("dataset", run["dataset"]),
         *options.items(),
+        *_rows(run, centred=""),
         *_rows(run["search"], **dict.fromkeys(run["search"], listed)),
         *_rows(run["stopping"], **dict.fromkeys(run["stopping"], listed)),
         ("memory", format_size(run["memory"]) + (", each worker" if run["workers"] else "")),

@@ -98,7 +98,8 @@ def _validation_scorer(run: ResolvedRun) -> Callable[[Problem, Listener], Valida
         return None
     from .validation import ValidationSet  # with the kernels of scoring
 
-    return ValidationSet(config.validation, run.dataset, run.problem, config.validation_identity).scorer
+    identity = config.validation_identity
+    return ValidationSet(config.validation, run.dataset, run.problem, identity, run.centre).scorer
 
 
 def _make_task(

@@ -88,6 +88,8 @@ def _load_checkpoint(run: Path, C: float | None, l1: float | None, memory: int |
     parts = [_read_part(path, group, lanes, resolved, memory) for group in groups]
     state = {name: np.concatenate([part[name] for part in parts]) for name in _LANES}
     w = parts[0]["w"] if len(parts) == 1 else np.hstack([part["w"] for part in parts])
+    if resolved.centre is not None:
+        w[-1] = resolved.centre.stored_bias(w, resolved.problem.bias)
     return make_model(resolved, lanes, _certificate(state, resolved.problem.scale), w[:-1], w[-1])
 
 

@@ -106,7 +106,7 @@ def choose_method(asked: TrainOptions, dataset: Dataset, *, fits: bool = True) -
         return "newton", "few features: it needs the fewest reads, which workers share"
     if streamed:
         return "newton", "few features, and rows that are read from disk: it needs the fewest reads"
-    if rows_are_long(dataset, max(asked.C), accelerated=True):
+    if rows_are_long(dataset, max(asked.C), accelerated=True, centred=asked.unpenalized_bias):
         return "newton", "few features, some with means or scales far from 0 and 1, which do not slow it down"
     return DUAL
 

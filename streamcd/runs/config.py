@@ -14,6 +14,7 @@ import numpy as np
 from ..core.errors import CheckpointError, DatasetError, UsageError
 from ..core.metadata import Positive
 from ..core.storage import is_url
+from ..dataset.centring import Centre
 from ..dataset.chunked_table import UnknownStateError
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.range_cache import Cache
@@ -69,6 +70,7 @@ class RunConfig:
     validation_identity: str | None = None
     cache: Cache | None = None  # of data at URLs; no bit depends on it
     bias_because: str = ""
+    centred: str = ""  # what is, see `ResolvedRun.centre`
 
     def __post_init__(self) -> None:
         check_positive(checkpoint_every=self.checkpoint_every)
@@ -149,6 +151,12 @@ class ResolvedRun:
     def most_groups(self) -> int:
         """Largest number of groups: one for each set of lanes that have to stay together."""
         return self.problem.n_lanes // self._together
+
+    @cached_property
+    def centre(self) -> Centre | None:
+        """What is subtracted from features and targets as they are read; the states' weights are for what is left."""
+        memory = self.options.solver_memory(self.problem.subset(self.groups[0].lanes), self.dataset)
+        return self.dataset.centre if memory.layout.centred else None
 
     def make_solver(self, lanes: Problem) -> Solver:
         return self.options.make_solver(lanes, self.dataset)

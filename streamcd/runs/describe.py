@@ -84,8 +84,8 @@ def describe_run(path: str | Path, *, scaled: bool = False) -> dict[str, Any]:
     -------
     dict
         ``kind`` ("run" or "search"), ``dataset``, ``options`` (those that differ from the defaults, and loss, method, C and
-        bias), ``bias_because``, ``memory``, ``stopping``, ``workers``, ``search`` (its options), ``state`` ("in work",
-        "interrupted", "converged" or "not converged"),
+        bias), ``bias_because``, ``centred`` (which features and targets), ``memory``, ``stopping``, ``workers``, ``search``
+        (its options), ``state`` ("in work", "interrupted", "converged" or "not converged"),
         ``stop_reason``, ``passes``, ``gap`` (largest certified; None before), ``gap_estimate``, ``lanes``, ``open_lanes``,
         ``seconds``, ``bytes_read``, and for a search ``parts`` with these two of each; ``best_C`` and ``best_l1``
         of a search that has chosen (else None); ``model`` (as of `describe_model`; None where there is none, or several),
@@ -111,6 +111,7 @@ def describe_run(path: str | Path, *, scaled: bool = False) -> dict[str, Any]:
         "fingerprint": config.fingerprint,
         "options": _told_options(config),
         "bias_because": config.bias_because,
+        "centred": config.centred,
         "memory": config.memory,
         "stopping": {name: value for name, value in asdict(config.rule).items() if value is not None},
         "workers": config.rounds is not None,

@@ -38,7 +38,8 @@ def scaling_advice(run: ResolvedRun) -> list[str]:
     if not has_cost(options.loss):
         return advice(run.dataset, 0.0)  # that on features alone
     accelerated = options.acceleration != "none"
-    return advice(run.dataset, max(options.C), accelerated=accelerated, method=options.method)
+    C, centred = max(options.C), run.centre is not None
+    return advice(run.dataset, C, accelerated=accelerated, method=options.method, centred=centred)
 
 
 def advice_at_end(run: ResolvedRun, stop_reason: str, *, fell_short: bool) -> list[str]:
@@ -47,7 +48,7 @@ def advice_at_end(run: ResolvedRun, stop_reason: str, *, fell_short: bool) -> li
         return [CENTRED] if fell_short or stop_reason == "zero" else []
     if not fell_short:
         return []
-    return advice(run.dataset, max(run.options.C), method=run.options.method)
+    return advice(run.dataset, max(run.options.C), method=run.options.method, centred=run.centre is not None)
 
 
 _ONE_MACHINE = (

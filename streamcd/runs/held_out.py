@@ -14,6 +14,7 @@ from ..core.memory_budget import require
 from ..core.progress import Progress
 from ..core.setting import Setting
 from ..core.threads import Threads
+from ..dataset.centring import Centre
 from ..dataset.schema import ChunkData
 from ..kernels.sparse_rows import SparseRows
 from ..models.scoring import ClassChoice, affordable_threads, chunk_bytes, score, score_chunks
@@ -64,7 +65,8 @@ def held_out_rows(
     """
     dataset = folds.dataset
     for group in folds.groups:
-        by_fold = _by_fold(folds.problem.subset(group.lanes), path / group.directory / "state.npz")
+        lanes = folds.problem.subset(group.lanes)
+        by_fold = _by_fold(lanes, path / group.directory / "state.npz", folds.centre)
         n_columns = max(fold.intercept.size for fold in by_fold)
         needs = {
             "the client of the URL": dataset.client_bytes,
@@ -84,13 +86,16 @@ def held_out_rows(
             session.listener.progress(Progress(phase, done, dataset.n_rows, "rows"))
 
 
-def _by_fold(lanes: Problem, state: Path) -> list[_Fold]:
+def _by_fold(lanes: Problem, state: Path, centre: Centre | None) -> list[_Fold]:
     """Sort the classifiers of a state by the fold that they were trained without."""
     arrays = checkpoint.read_arrays(state, ("w",))
     assert arrays is not None
     n_rows, folds = lanes.n_features + 1, []
     first_lanes = lanes.lanes[:: lanes.block_lanes]
-    weights = arrays.pop("w").reshape(n_rows, len(first_lanes), -1)
+    weights = arrays.pop("w")
+    if centre is not None:
+        weights[-1] = centre.stored_bias(weights, lanes.bias)
+    weights = weights.reshape(n_rows, len(first_lanes), -1)
     for fold in sorted({lane.fold for lane in first_lanes}):
         mine = [number for number, lane in enumerate(first_lanes) if lane.fold == fold]
         w = weights.take(mine, axis=1)

@@ -68,7 +68,12 @@ def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> Resolv
         cache=dataset.cache,
         bias_because=asked.bias_because,
     )
-    return ResolvedRun(config, dataset, problem)
+    run = ResolvedRun(config, dataset, problem)
+    if run.centre is None:
+        return run
+    centred = run.centre.describe()
+    listener.message(f"centred, which changes nothing but the number of passes: {centred}")
+    return replace(run, config=replace(config, centred=centred))
 
 
 def search_of(asked: TuneOptions) -> Search:

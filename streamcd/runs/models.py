@@ -168,20 +168,32 @@ def _certificate(result: Result, lanes: range) -> dict[str, Any]:
 def _weight_rows(
     directory: checkpoint.Run, run: ResolvedRun, lanes: range, *, last: bool
 ) -> Iterator[np.ndarray]:
-    """Yield rows of w of some lanes from the groups' states: those of the features, or the last one, the bias's."""
+    """Yield rows of w of some lanes, for values as they are stored: those of the features, or the last one, the bias's."""
+    n_features, centre = run.problem.n_features, run.centre
+    start = n_features if last and centre is None else 0
+    blocks = _state_rows(directory, run, lanes, start)
+    for rows in blocks if centre is None else centre.leave(blocks, run.problem.bias):
+        stop = start + rows.shape[0]
+        if last and stop > n_features:
+            yield rows[-1:]
+        elif not last and start < n_features:
+            yield rows[: n_features - start]
+        start = stop
+
+
+def _state_rows(
+    directory: checkpoint.Run, run: ResolvedRun, lanes: range, first: int
+) -> Iterator[np.ndarray]:
+    """Yield rows of w of some lanes, from `first` on, from the groups' states."""
     problem = run.problem
-    vectors, n_features = problem.lane_vectors, problem.n_features
+    vectors = problem.lane_vectors
     block_rows = max(1, _BLOCK_BYTES // (8 * problem.n_lanes * vectors))
     sources, columns = [], []
     for group in run.groups:
         mine = [lane - group.lanes.start for lane in group.lanes if lane in lanes]
         if mine:
             columns.append(slice(mine[0] * vectors, (mine[-1] + 1) * vectors))
-            first = n_features if last else 0
             sources.append(directory.state_rows(group.directory, "w", block_rows, first))
-    start = 0
     for blocks in zip(*sources, strict=True):
         parts = [block[:, mine] for block, mine in zip(blocks, columns, strict=True)]
-        rows = parts[0] if len(parts) == 1 else np.hstack(parts)
-        yield rows if last else rows[: n_features - start]
-        start += rows.shape[0]
+        yield parts[0] if len(parts) == 1 else np.hstack(parts)

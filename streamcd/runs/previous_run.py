@@ -51,6 +51,7 @@ class PreviousRun:
         matched: str = "",
     ) -> None:
         self._states, self._run, self.matched = states, run, matched
+        self._new_centre = new.centre
         self._known = {"features": features, "other": other, "row_start": row_start}
         dual, grown = other is None and _needs_alpha(new), row_start is not None
         self._matrix = combination(run.problem, new.problem, classes, dual=dual, grown=grown)
@@ -67,7 +68,9 @@ class PreviousRun:
         accelerated = is_proximal(run.problem, options.acceleration) and keeps_alpha(options.method)
         parts = _sources(zip(self._states, run.groups, strict=True), run, accelerated=accelerated)
         matrix = self._matrix[:, numbers.start * width : numbers.stop * width]
-        known: dict[str, Any] = self._known
+        # weights of other rows come with the intercepts of models, which are for values as they are stored
+        before = run.centre if self._known["other"] is None else None
+        known: dict[str, Any] = {**self._known, "centres": (before, self._new_centre)}
         return WarmStart(dataset, lanes, matrix, parts, run.problem.bias, **known)
 
 
@@ -114,7 +117,8 @@ def start_of_group(directory: checkpoint.Run, run: ResolvedRun, number: int) -> 
         return None
     parts = zip(stored_states(directory.path, earlier), earlier, strict=True)
     sources = _sources(parts, run, accelerated=False)
-    return WarmStart(run.dataset, problem.subset(lanes), matrix, sources, problem.bias)
+    centres = run.centre, run.centre
+    return WarmStart(run.dataset, problem.subset(lanes), matrix, sources, problem.bias, centres=centres)
 
 
 def previous_run(new: ResolvedRun) -> PreviousRun | None:

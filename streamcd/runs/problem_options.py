@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, make_dataclass
+from dataclasses import dataclass, fields, make_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UsageError
@@ -509,14 +509,19 @@ class ProblemOptions(_LossParameters, Checked):
         but larger where C and the rows are so few that the losses would hardly move the bias in a pass.
         """
         bias = NO_BIAS if isinstance(self.bias, str) else float(self.bias)
-        mean_square = (dataset.manifest.get("row_norms") or {}).get("mean_square") or 0.0
-        if self.unpenalized_bias and bias > 0.0 and self.method == "dual" and 0.0 < mean_square < math.inf:
+        if not (self.unpenalized_bias and bias > 0.0 and self.method == "dual"):
+            return bias
+        mean_square = (dataset.centre or dataset).mean_square or 0.0
+        if 0.0 < mean_square < math.inf:
             least = _LOSSES_TO_BIAS / (min(self.C) * max(dataset.n_rows, 1))
             return math.sqrt(max(0.25 * mean_square, least))
         return bias
 
     def solver_memory(self, lanes: Problem, dataset: Dataset) -> SolverMemory:
-        return solver_memory(lanes, self.method, dataset, acceleration=self.acceleration)
+        memory = solver_memory(lanes, self.method, dataset, acceleration=self.acceleration)
+        if not memory.layout.centred or dataset.centre is None:
+            return memory
+        return replace(memory, more={**memory.more, "shifts of features": dataset.centre.table.nbytes})
 
     def make_solver(self, lanes: Problem, dataset: Dataset) -> Solver:
         numbers = {"omega": self.omega, "acceleration": self.acceleration}

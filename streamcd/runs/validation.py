@@ -11,6 +11,7 @@ from ..core.classes import class_indices
 from ..core.errors import DataError, UsageError
 from ..core.memory_budget import RESERVED_BYTES
 from ..core.progress import Listener
+from ..dataset.centring import Centre
 from ..dataset.dataset import Dataset, open_dataset
 from ..kernels.loss_table import PLANES
 from ..models.model import Model
@@ -36,9 +37,20 @@ def check_validation(path: str, *, on_workers: bool) -> None:
 
 
 class ValidationSet:
-    """A validation set, open for the trainings on a dataset; `as_of` is its fingerprint if that is another by now."""
+    """A validation set, open for the trainings on a dataset; `as_of` is its fingerprint if that is another by now.
 
-    def __init__(self, path: str, dataset: Dataset, problem: Problem, as_of: str | None = None) -> None:
+    With `centre` the trainings' weights are for centred rows.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        dataset: Dataset,
+        problem: Problem,
+        as_of: str | None = None,
+        centre: Centre | None = None,
+    ) -> None:
+        self._centre = centre
         self.path, self._data = path, open_dataset(path, as_of=as_of) if is_dataset(path) else path
         w, code = _untouched(problem), np.tile(problem.model_code, problem.n_lanes // problem.block_lanes)
         self._model = new_model(dataset, problem, weights=w[:-1], intercept=w[-1], code=code, C=None)
@@ -70,6 +82,8 @@ class ValidationSet:
 
         def look(w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             model = self._model_of(lanes, w)
+            if self._centre is not None:
+                model.intercept = lanes.bias * self._centre.stored_bias(w, lanes.bias)
             budget = RESERVED_BYTES + self._least_bytes(model)
             return self._compare(
                 Scoring(self._data, model, Means(budget, next(listeners)), compared=True), lanes, w

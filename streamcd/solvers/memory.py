@@ -32,7 +32,8 @@ def dual_memory(problem: Problem, *, accelerated: bool) -> SolverMemory:
         more["w(alpha) of a sign"] = 8 * n_weights
     # the subtraction would lose digits
     alpha_width = (2 if is_logistic(problem.loss) else 1) * problem.n_lanes
-    layout = RowLayout(alpha_width, problem.n_lanes, has_targets=problem.has_targets)
+    free = problem.free_bias
+    layout = RowLayout(alpha_width, problem.n_lanes, has_targets=problem.has_targets, centred=free)
     return SolverMemory(layout, _two_weights(problem) + _centre(problem, accelerated), more=more)
 
 
@@ -40,7 +41,9 @@ def class_memory(problem: Problem, *, accelerated: bool) -> SolverMemory:
     """Count w and w(alpha); a row has a dual variable of every lane and class, and flags of those that leave."""
     n_vectors = problem.n_lanes * problem.lane_vectors
     n_flags = problem.n_lanes if LOSSES[problem.loss].smooth else n_vectors
-    layout = RowLayout(n_vectors, n_flags, n_orders=min(problem.n_lanes, LANES_TOGETHER))
+    layout = RowLayout(
+        n_vectors, n_flags, n_orders=min(problem.n_lanes, LANES_TOGETHER), centred=problem.free_bias
+    )
     more = {"sums of the classes": _two_weights(problem) // 2} if problem.free_bias else {}
     return SolverMemory(layout, _two_weights(problem) + _centre(problem, accelerated), more=more)
 
@@ -83,7 +86,7 @@ def primal_memory(
     # the signed costs, and temporary tables for them and for the smaller side of a row
     signed = 3 * max(problem.n_cells, 1) * problem.full_table_bytes
     return SolverMemory(
-        ColumnLayout(window),
+        ColumnLayout(window, centred=problem.free_bias),
         points * 8 * (problem.n_features + 1) * problem.n_lanes,
         dataset.n_rows * (points * 8 * problem.n_lanes + constant_bytes(problem, dataset)),
         {"signed costs": signed},
@@ -117,7 +120,7 @@ def working_set_memory(problem: Problem, dataset: Dataset) -> SolverMemory:
     of_rows = 32 * problem.n_lanes + 40 * together + 2 * constant_bytes(problem, dataset)
     signed = 3 * max(problem.n_cells, 1) * problem.full_table_bytes
     return SolverMemory(
-        ColumnLayout(item_bytes=64 + 112 * together),
+        ColumnLayout(item_bytes=64 + 112 * together, centred=problem.free_bias),
         9 * size * problem.n_lanes,
         8 * dataset.n_rows * problem.n_lanes,
         {
@@ -206,6 +209,8 @@ def newton_memory(problem: Problem, dataset: Dataset, *, keeps_rows: bool) -> So
             n_orders=n_lanes + 2 if kept else 1,  # distances of rows
             has_targets=problem.has_targets,
             in_order=True,
+            # without a penalty the proof goes by the squares of stored values
+            centred=problem.free_bias and problem.is_penalised,
             fewest_chunks=_sample_chunks(dataset),
         ),
         6 * vectors,

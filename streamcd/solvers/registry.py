@@ -141,11 +141,10 @@ def _proximal_point(asked: SolverRequest) -> Any:
 
     if not is_proximal(asked.problem, asked.acceleration):
         return None
-    norms = asked.dataset.manifest.get("row_norms") or {}
     counts = asked.dataset.class_counts
     if counts is None:  # targets
         counts = np.array([asked.dataset.n_rows])
-    mean_square = norms.get("mean_square")
+    mean_square = ((asked.problem.free_bias and asked.dataset.centre) or asked.dataset).mean_square
     kappa = 0.0 if asked.acceleration == "none" else asked.acceleration
     if not asked.problem.l2 and not kappa:  # L1 alone has no weights without it
         kappa = "auto"

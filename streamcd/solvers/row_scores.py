@@ -319,4 +319,6 @@ def read_rows(dataset: Dataset, problem: Problem, seed: int) -> Iterator[tuple[n
         if n_cells:
             code = code * n_cells + dataset.folds_of(source, seed, n_cells)
         target = label if problem.has_targets else label[:0]
+        if problem.free_bias and dataset.centre is not None:
+            target = target - dataset.centre.target
         yield code.astype(dtype), weight if dataset.weighted else weight[:0], target

@@ -9,9 +9,10 @@ import numpy as np
 
 from ..core.classes import class_indices
 from ..core.errors import DatasetError
+from ..dataset.centring import Centre
 from ..dataset.column_layout import Columns
 from ..dataset.dataset import Dataset
-from ..kernels.rows import FITS, WRONG_COUNTS, WRONG_LABEL, place_rows
+from ..kernels.rows import FITS, WRONG_COUNTS, WRONG_LABEL, centre_values, place_rows
 from .window import ColumnArena, RowArena, row_record
 
 RESIDENT_WINDOW_ENTRIES = 4_000_000
@@ -35,6 +36,7 @@ class RowLayout:
     has_targets: bool = False
     fewest_chunks: int = 1  # of a window, but for the last of a read
     in_order: bool = False  # chunks are read in stored order, not in a random one
+    centred: bool = False  # features and targets are, see `dataset.centring`
 
     @property
     def state_bytes(self) -> int:
@@ -59,17 +61,19 @@ class RowLayout:
 
     def decoder(self, table: Dataset, seed: int, n_folds: int) -> _RowDecoder:
         """Make a decoder of entries by row, classes, weights and folds; its kernel is loaded."""
-        decode = _RowDecoder(table, seed, n_folds)
-        counts = np.zeros(0, table.index_dtype)
-        decode.place_rows(self.new_arena(table, 2, 0), (0, 0, 0), [np.zeros(0), counts, np.zeros(0)])
+        decode = _RowDecoder(table, seed, n_folds, table.centre if self.centred else None)
+        counts, arena = np.zeros(0, table.index_dtype), self.new_arena(table, 2, 0)
+        decode.place_rows(arena, (0, 0, 0), [np.zeros(0), counts, np.zeros(0)])
+        decode.place_entries(arena, 0, [counts, np.zeros(0, table.value_dtype)])
         return decode
 
 
 class _RowDecoder:
     """Decoder of the row layout into a `RowArena`."""
 
-    def __init__(self, dataset: Dataset, seed: int, n_folds: int) -> None:
-        self.dataset, self.seed, self.n_folds = dataset, seed, n_folds
+    def __init__(self, dataset: Dataset, seed: int, n_folds: int, centre: Centre | None) -> None:
+        self.dataset, self.seed, self.n_folds, self._centre = dataset, seed, n_folds, centre
+        self._shifts = None if centre is None else centre.table
         self._classes = np.zeros(0) if dataset.classes is None else dataset.classes
         self._columns = ["label", "n_entries"]
         self._columns += ["weight"] if dataset.weighted else []
@@ -78,12 +82,20 @@ class _RowDecoder:
     def __call__(self, arena: RowArena, chunk: int, row_start: int, entry_start: int, verify: bool) -> None:
         dataset = self.dataset
         rows = dataset.read_rows(chunk, self._columns, verify=verify)
-        feature, value = dataset.read_entries(chunk, verify=verify)
+        entries = dataset.read_entries(chunk, verify=verify)
+        _check_range("feature", entries[0], dataset.n_features, dataset, chunk)
         entry_stop = entry_start + int(dataset.entry_start[chunk + 1] - dataset.entry_start[chunk])
         answer = self.place_rows(arena, (row_start, entry_start, entry_stop), rows)
         if answer != FITS:
             raise DatasetError(f"{dataset.place(chunk)}: {_REFUSALS[answer]}")
-        self._copy_entries(arena, chunk, entry_start, feature, value)
+        n_shifted = self.place_entries(arena, entry_start, entries)
+        if self._centre is None:
+            return
+        arena.target[row_start : row_start + rows[0].size] -= self._centre.target
+        if n_shifted != rows[0].size * self._centre.features.size:
+            raise DatasetError(
+                f"{dataset.place(chunk)}: features are missing that features.parquet has in every row; {dataset.KIND.remedy}"
+            )
 
     def place_rows(self, arena: RowArena, offsets: tuple[int, int, int], arrays: Sequence[np.ndarray]) -> int:
         """Copy a chunk's rows to an arena, at offsets of rows and entries; see the kernel of this name."""
@@ -97,12 +109,16 @@ class _RowDecoder:
         places = arena.indptr, arena.code, arena.weight, arena.target
         return int(place_rows((label, n_entries, weight), self._classes, offsets, places))
 
-    def _copy_entries(
-        self, arena: RowArena, chunk: int, entry_start: int, feature: np.ndarray, value: np.ndarray
-    ) -> None:
-        _check_range("feature", feature, self.dataset.n_features, self.dataset, chunk)
-        arena.feature[entry_start : entry_start + feature.size] = feature
-        arena.value[entry_start : entry_start + value.size] = value
+    def place_entries(self, arena: RowArena, entry_start: int, arrays: Sequence[np.ndarray]) -> int:
+        """Copy a chunk's entries to an arena, and centre them; returns how many have a shift."""
+        feature, value = arrays
+        own = slice(entry_start, entry_start + feature.size)
+        arena.feature[own] = feature
+        if self._shifts is not None:
+            value.flags.writeable = False  # as Arrow's are
+            return int(centre_values(arena.feature[own], value, self._shifts, arena.value[own]))
+        arena.value[own] = value
+        return 0
 
 
 @dataclass(frozen=True)
@@ -115,6 +131,7 @@ class ColumnLayout:
     n_orders: int = 1
     fewest_chunks: int = 1
     in_order: bool = False
+    centred: bool = False
 
     def open(self, dataset: Dataset) -> Columns:
         """Open the dataset's column layout; raises `DatasetError` if there is none."""
@@ -126,14 +143,17 @@ class ColumnLayout:
 
     def decoder(self, table: Columns, seed: int, n_folds: int) -> _ColumnDecoder:
         """Make a decoder of entries by feature."""
-        return _ColumnDecoder(table)
+        dataset = table.dataset
+        assert isinstance(dataset, Dataset)
+        return _ColumnDecoder(table, dataset.centre if self.centred else None)
 
 
 class _ColumnDecoder:
     """Decoder of the column layout into a `ColumnArena`."""
 
-    def __init__(self, columns: Columns) -> None:
+    def __init__(self, columns: Columns, centre: Centre | None) -> None:
         self._columns = columns
+        self._shifts = None if centre is None else centre.table
 
     def __call__(self, arena: ColumnArena, chunk: int, start: int, entry_start: int, verify: bool) -> None:
         columns = self._columns
@@ -143,6 +163,9 @@ class _ColumnDecoder:
         _check_range("feature", listed, columns.dataset.n_features, columns, chunk)
         arena.row[entry_start : entry_start + row.size] = row
         arena.value[entry_start : entry_start + value.size] = value
+        if self._shifts is not None:
+            shifts = self._shifts[np.minimum(listed, self._shifts.size - 1)]
+            arena.value[entry_start : entry_start + value.size] -= np.repeat(shifts, n_entries)
         if columns.item_start[chunk + 1] == columns.item_start[chunk]:
             return  # a later segment: the first one has set the end of its feature
         stop = start + listed.size

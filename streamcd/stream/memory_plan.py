@@ -76,6 +76,8 @@ class Layout(Protocol):
     def fewest_chunks(self) -> int: ...  # of a window, but for the last of a read
     @property
     def in_order(self) -> bool: ...  # chunks are read in stored order, not in a random one
+    @property
+    def centred(self) -> bool: ...  # features and targets are, see `dataset.centring`
 
     def open(self, dataset: Any) -> Any:
         """Open the table that holds the chunks."""

@@ -121,7 +121,7 @@ class TrainingLoop(ABC):
         self.state.lanes.update(new_lane_arrays(task.problem.n_lanes))
         self.rule = LaneRule(
             **vars(task.rule),
-            negligible=rounding_at_zero(task.problem, task.dataset),
+            negligible=rounding_at_zero(task.problem, task.dataset, centred=task.solver.layout.centred),
             may_be_negative=LOSSES[task.problem.loss].form == INLIERS,
             solved=-1.0 if task.problem.is_penalised else SOLVED,
         )

@@ -85,22 +85,23 @@ class LaneRule(StopRule):
     solved: float = -1.0  # type: ignore[misc]
 
 
-def rounding_at_zero(problem: Problem, dataset: Dataset) -> np.ndarray:
-    """Bound the rounding of every lane's objective at w = 0, as if all targets were the largest.
+def rounding_at_zero(problem: Problem, dataset: Dataset, *, centred: bool) -> np.ndarray:
+    """Bound the rounding of every lane's objective at w = 0, as if all targets, which may be centred, were the largest.
 
     It is 0 where weights of rows are not known, and minus infinity without targets, where no optimum is 0; but for one
     class, whose rows may lie around the origin, that of ``½‖w‖²`` if they all were the same.
     """
     share = max((dataset.n_rows + 64.0) * UNIT, NO_STEP)
     if LOSSES[problem.loss].form == INLIERS:
-        norms = dataset.manifest.get("row_norms") or {}
         mass = 0.0 if dataset.weighted else problem.parameter * dataset.n_rows
-        return np.full(1, share * 0.5 * mass * mass * (norms.get("mean_square") or 0.0))
+        return np.full(1, share * 0.5 * mass * mass * (dataset.mean_square or 0.0))
     if dataset.targets is None or not problem.has_targets:
         return np.full(problem.n_lanes, -np.inf)
     if dataset.weighted:
         return np.zeros(problem.n_lanes)
     ends, losses = np.array([dataset.targets["min"], dataset.targets["max"]]), np.zeros(2)
+    if centred and dataset.centre is not None:
+        ends -= dataset.centre.target
     add_losses(problem.row_loss, ends, np.zeros(2), np.ones(2), losses)
     # of a sum over the rows; and margins that are nearer to what the loss wants are left alone
     return np.asarray(share * losses.max() * dataset.n_rows * problem.cost.sum(axis=0))

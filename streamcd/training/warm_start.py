@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..core.errors import CheckpointError
+from ..dataset.centring import Centre, move_sums
 from ..dataset.dataset import Dataset
 from ..kernels.loss_table import CLASSES, LOSSES, gives_probabilities, is_logistic
 from ..solvers.acceleration import weights_of_alpha
@@ -80,7 +81,8 @@ class WarmStart:
 
     `problem` has the new lanes, and `matrix` is their `combination`; `bias` is the old run's. `features` are those of the
     old run, None where they are the same, and `row_start` the first row of each of its chunks and their end: its rows are
-    the first ones. Their alpha are multiplied by `ratios`, by class. With `other` the old run was of other rows.
+    the first ones. Their alpha are multiplied by `ratios`, by class. With `other` the old run was of other rows. Weights of
+    both runs are for rows less their `centres`.
     """
 
     def __init__(
@@ -95,8 +97,10 @@ class WarmStart:
         row_start: np.ndarray | None = None,
         ratios: np.ndarray | None = None,
         other: OtherRows | None = None,
+        centres: tuple[Centre | None, Centre | None] = (None, None),
     ) -> None:
         self._dataset, self._problem, self._other = dataset, problem, other
+        self._old_centre, self._centre = centres
         self._ratios = ratios
         self._features = features or Features(problem.n_features)
         self._of_bias = (
@@ -107,7 +111,8 @@ class WarmStart:
         row_start = dataset.row_start if row_start is None else row_start
         self._n_old = int(row_start[-1])
         self._sources = [
-            _LaneSource(dataset, source, (matrix, self._mean), problem, row_start) for source in sources
+            _LaneSource(dataset, source, (matrix, self._mean), problem, row_start, (centres[0], bias))
+            for source in sources
         ]
 
     @property
@@ -124,6 +129,7 @@ class WarmStart:
             return self.begin_with_weights(state, solver)
         if solver.warm_start == "w":
             self.fill_weights(state.w, dual=False)
+            self._centre_weights(state.w)
             _certify_first(state, solver)
             return ""
         assert slots is not None
@@ -151,6 +157,7 @@ class WarmStart:
             return f"begins with nothing: {which} has no centre for weights of other rows"
         self.fill_weights(state.w, dual=False)
         told = self._drop_unfit(state)
+        self._centre_weights(state.w)
         if not proximal:
             _certify_first(state, solver)
             return told
@@ -231,6 +238,8 @@ class WarmStart:
             return np.array(
                 [per_lane[np.arange(code.size), lane, code].sum() for lane in range(problem.n_lanes)]
             )
+        if problem.has_targets and self._centre is not None:
+            label = label - self._centre.target
         return dual_terms(
             problem.row_loss,
             problem.row_labels(code, label),
@@ -239,7 +248,10 @@ class WarmStart:
         ).sum(axis=0)
 
     def fill_weights(self, w: np.ndarray, *, dual: bool = True) -> None:
-        """Write w of new lanes to `w`, shape (n_features + 1, vectors): w(alpha) if `dual`, else the certified one."""
+        """Write w of new lanes to `w`, shape (n_features + 1, vectors): w(alpha) if `dual`, else the certified one.
+
+        The latter is for values as they are stored.
+        """
         w[:] = 0.0
         for source in self._sources:
             source.add_weights(w, self._features, dual=dual)
@@ -248,6 +260,13 @@ class WarmStart:
             w[-1] = self._other.intercepts @ self._mean / bias if bias else 0.0
             return
         w[-1] *= 1.0 / self._of_bias if dual else self._of_bias
+        if dual and self._problem.bias:
+            move_sums(w, self._old_centre, self._centre, self._problem.bias)
+
+    def _centre_weights(self, w: np.ndarray) -> None:
+        """Turn weights for values as they are stored into those for centred ones, in place."""
+        if self._centre is not None:
+            self._centre.enter(w, self._problem.bias)
 
     def _fill_from_alpha(self, state: State, *, accelerated: bool) -> None:
         """Write w(alpha) of the new lanes and, with acceleration, their first centre."""
@@ -267,6 +286,7 @@ class WarmStart:
             source.add_centre(state.w, self._features)
             source.add_steering(steering)
         state.w[-1] *= self._of_bias
+        self._centre_weights(state.w)
         if self._n_old < self._dataset.n_rows:
             _steer(state, steering, _CENTRE_KAPPA, 0 if LOSSES[self._problem.loss].smooth else _SETTLED_MOVES)
         else:
@@ -300,7 +320,9 @@ class _LaneSource:
         matrices: tuple[np.ndarray, np.ndarray],  # of alpha and w(alpha), and of means
         problem: Problem,
         row_start: np.ndarray,
+        centred: tuple[Centre | None, float],  # and the value of its bias's feature
     ) -> None:
+        self._centre, self._bias = centred
         self._state, self._layout, self.accelerated, self._l2, lanes, width, self._costs = source
         self._dataset, self._row_start = dataset, row_start
         self._halves = 2 if is_logistic(problem.loss) else 1
@@ -344,14 +366,14 @@ class _LaneSource:
     def add_weights(self, w: np.ndarray, features: Features, *, dual: bool) -> None:
         """Add this source's part of the new lanes' w, or with `dual` of their w(alpha)."""
         start = 0
-        for rows in self._weights_of_alpha() if dual and self.accelerated else self._read_rows("w"):
+        for rows in self._sums_of_alpha() if dual else self._weights():
             features.add(rows @ self._matrix, start, w)
             start += rows.shape[0]
 
     def add_centre(self, w: np.ndarray, features: Features) -> None:
         """Add this source's part of the first centre."""
         start = 0
-        for rows in self._read_rows("w"):
+        for rows in self._weights():
             features.add(rows @ self._mean, start, w)
             start += rows.shape[0]
 
@@ -367,8 +389,16 @@ class _LaneSource:
         numbers = np.stack([self._read("lane_primal")["lane_primal"], self._costs])
         fits += numbers[:, used] @ self._lane_mean[used]
 
-    def _weights_of_alpha(self) -> Iterator[np.ndarray]:
+    def _weights(self) -> Iterator[np.ndarray]:
+        """Iterate over blocks of rows of w, for values as they are stored."""
+        rows = self._read_rows("w")
+        return rows if self._centre is None else self._centre.leave(rows, self._bias)
+
+    def _sums_of_alpha(self) -> Iterator[np.ndarray]:
         """Iterate over blocks of rows of w(alpha), which differs from w in an accelerated run."""
+        if not self.accelerated:
+            yield from self._read_rows("w")
+            return
         arrays = self._read("lane_kappa", "lane_in_pass")
         lanes = {name.removeprefix("lane_"): array for name, array in arrays.items()}
         for blocks in zip(self._read_rows("w"), self._read_rows("matrix_centre_or_w_alpha"), strict=True):
