@@ -48,6 +48,7 @@ class SetModel:
         self._sizes = np.where(order < 0, moved.size, columns.indptr[order + 1] - columns.indptr[order])
         self._long = self._find_long()
         self._room: kernels.Room | None = None
+        self._v = np.empty(0)  # of the columns, before a step
         self.n_swept = 0  # entries read
 
     def _find_long(self) -> np.ndarray:
@@ -63,6 +64,7 @@ class SetModel:
 
     def take_rows(self, v: np.ndarray) -> None:
         """Take the rows as they are, before a step; computes v of the columns, in `v`."""
+        self._v = v
         kernels.model_columns(self._order, *self._columns, self._model, v, self._curve, self._lean)
         self.n_swept += int(self._sizes.sum())
 
@@ -71,12 +73,12 @@ class SetModel:
         u, visits = w.copy(), np.delete(np.arange(w.size), self._long)
         arguments = (self._order, *self._columns, self._curve, self._penalty, u, self._model)
         matrix, direction, goal = self._matrix(), np.zeros(0), 0.0
-        self._move_long(matrix, u)
+        self._move_long(matrix, u, self._v[self._long])
         for sweep in range(_MOST_SWEEPS if visits.size else 0):
             shuffle(visits, random_key(*key, sweep))
             slopes = kernels.descend(visits, *arguments)
             self.n_swept += int(self._sizes[visits].sum())
-            self._move_long(matrix, u)
+            self._move_long(matrix, u, self._sums_of(self._order[self._long])[0])
             if sweep == 0:
                 goal, direction = _SOLVED * slopes, self._common_direction(matrix, u)
             elif slopes <= goal:
@@ -102,13 +104,13 @@ class SetModel:
         self.n_swept += self._entries_of(order) + matrix.size
         return matrix
 
-    def _move_long(self, matrix: np.ndarray, u: np.ndarray) -> None:
-        """Move the weights of long columns to where they minimise the model."""
+    def _move_long(self, matrix: np.ndarray, u: np.ndarray, v: np.ndarray) -> None:
+        """Move the weights of long columns, with these sums v, to where they minimise the model."""
         if not self._long.size:
             return
         (l1, l2, is_free), size, order = self._penalty, self._long.size, self._order[self._long]
         pull, own = np.zeros(len(matrix)), np.zeros(len(matrix))
-        pull[:size], own[:size] = self._sums_of(order)[0], u[self._long]
+        pull[:size], own[:size] = v, u[self._long]
         n_penalised = len(matrix) - (1 if is_free else 0)
         solved = quadratic_model.SOLVED if size == u.size else _LONG_SOLVED
         quadratic_model.minimise(matrix, pull, own, (l1, l2, n_penalised), solved)
