@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,7 @@ class Rounds:
 
         monkeypatch.setattr(row_parts, "count_rounds", counted)
         monkeypatch.setattr(row_parts, "_LEAST_ENTRIES", least)
+        monkeypatch.setattr(row_parts, "_LEAST_ROUNDS", 1)
         monkeypatch.setattr("streamcd.core.threads._LEAST_OPERATIONS", 1)
 
 
@@ -95,6 +97,12 @@ def test_a_run_in_parts_that_is_stopped_and_resumed_ends_with_the_same_bits(
     resume_by_turns(tmp_path / "stopped", [3, 5, 1])
     assert rounds.n > 0
     assert ended(tmp_path / "whole") == ended(tmp_path / "stopped")
+
+
+def test_parts_that_would_be_joined_a_few_times_a_read_are_one() -> None:
+    state: Any = SimpleNamespace(w=np.zeros(300_000), lanes={"passes_in_one": [0]})
+    assert row_parts.count_rounds(4.3e6, 1, state) == 0
+    assert row_parts.count_rounds(4.3e6, 16, state) == 1
 
 
 def test_few_entries_and_lanes_without_a_moving_kappa_are_visited_in_one_part(

@@ -404,7 +404,8 @@ class DualSolver(RowSolver):
     def train(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
         steering = self.steering(state, state.lanes["inner_tolerance"])
         rows = (order, rows_of(window), self.costs, variables_of(window, state), steering)
-        n_rounds = row_parts.count_rounds(order.size * self._mean_entries, state) if self._steps_apart else 0
+        sizes = order.size * self._mean_entries, window.count
+        n_rounds = row_parts.count_rounds(*sizes, state) if self._steps_apart else 0
         if self.problem.n_lanes > 1:
             self._divide_lanes(window, state, dual_kernels.dual_visit_lanes, rows, lanes)
         elif n_rounds:
@@ -490,8 +491,7 @@ class DualSolver(RowSolver):
 
 def rows_of(window: Window) -> Rows:
     """Return the rows of a window's arena."""
-    arena = window.arena
-    feature = primitives.unsigned(arena.feature)
+    arena, feature = window.arena, primitives.unsigned(window.arena.feature)
     return Rows(arena.indptr, feature, arena.value, arena.code, arena.weight, arena.fold, arena.target)
 
 

@@ -30,6 +30,7 @@ ROW_PARTS = 2
 
 _SHARE_IN_PARTS = 0.9  # of a round's rows
 _MOST_ROUNDS = 4  # of a window
+_LEAST_ROUNDS = 4  # of a read
 _ENTRIES_PER_WEIGHT = 12  # in a round, for which w and its copies are swept over eight times
 _LEAST_ENTRIES = 1 << 20  # in a window: handing over the parts takes a fifth of a millisecond
 _OPPOSITE = -0.6  # cosine of successive movements below which a gap that rises tells of an error that grows
@@ -54,11 +55,15 @@ def look_back(lanes: Mapping[str, np.ndarray], lane: int, gap_before: float) -> 
         lanes["passes_in_one"][lane] = 1 << min(int(lanes["setbacks"][lane]), 20)
 
 
-def count_rounds(n_entries: float, state: State) -> int:
-    """Count the rounds of rows with about so many entries; 0 where one part is faster, or did less harm."""
+def count_rounds(n_entries: float, n_windows: int, state: State) -> int:
+    """Count the rounds of a window's rows, with about so many entries; 0 where one part is faster, or did less harm.
+
+    It is one part where parts would be joined a few times a read: each then overshoots by a large share of all rows.
+    """
     if n_entries < _LEAST_ENTRIES or state.lanes["passes_in_one"][0]:
         return 0
-    return min(int(n_entries / (_ENTRIES_PER_WEIGHT * state.w.size)), _MOST_ROUNDS)
+    n_rounds = min(int(n_entries / (_ENTRIES_PER_WEIGHT * state.w.size)), _MOST_ROUNDS)
+    return n_rounds if n_rounds * n_windows >= _LEAST_ROUNDS else 0
 
 
 def visit_in_parts(
