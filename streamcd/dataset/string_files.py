@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,27 @@ def write_strings(
             writer.write_table(pa.table(arrays, schema=schema))
             for column in (*strings, *columns.values()):
                 forget(column)
+
+
+def join_files(paths: Sequence[Location], joined: Path) -> None:
+    """Join files that `write_strings` wrote into one, a row group at a time."""
+    with ExitStack() as stack:
+        file, writer, rest = stack.enter_context(open(joined, "wb")), None, None
+        for path in paths:
+            stack.enter_context(reading(path))
+            reader = stack.enter_context(parquet_file(path, pre_buffer=False))
+            for group in range(reader.num_row_groups):
+                table = reader.read_row_group(group, use_threads=False)
+                rest = table if rest is None else pa.concat_tables([rest, table])
+                if writer is None:
+                    writer = stack.enter_context(
+                        pq.ParquetWriter(file, rest.schema, compression="zstd", store_schema=False)
+                    )
+                while rest.num_rows >= _GROUP_STRINGS:
+                    writer.write_table(rest.slice(0, _GROUP_STRINGS))
+                    rest = rest.slice(_GROUP_STRINGS)
+        if writer is not None and rest is not None and rest.num_rows:
+            writer.write_table(rest)
 
 
 def read_strings(paths: Sequence[Location], name: str) -> Strings:

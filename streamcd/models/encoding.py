@@ -146,6 +146,8 @@ class Encoding:
     """Of all columns, in the order of their features; None until they are known."""
     documents: np.ndarray | None = field(default=None, compare=False)
     """Documents in which each token occurs, 0 of other categories; None where there are no tokens."""
+    files: Sequence[Location] = field(default=(), compare=False)
+    """Those of categories and documents that are not read."""
 
     def record(self) -> dict[str, Any]:
         """Return its stored form, for JSON."""
@@ -403,13 +405,16 @@ class Encoding:
         return (
             0
             if self.categories is None
-            else 2 * self.categories.nbytes + 44 * self.categories.size + of_tokens
+            else 3 * self.categories.nbytes + 44 * self.categories.size + of_tokens
         )
 
     def save(self, path: Path, start: int = 0) -> None:
         """Write the categories, of columns from `start` on."""
-        from ..dataset.string_files import write_strings  # pyarrow: not for a bare import
+        from ..dataset.string_files import join_files, write_strings  # pyarrow: not for a bare import
 
+        if self.files:
+            join_files(self.files, path)
+            return
         assert self.categories is not None
         ends = np.cumsum([column.n_categories for column in self.columns])
         first = int(ends[start - 1]) if start else 0
@@ -433,7 +438,7 @@ def read_encoding(
     from ..dataset.string_files import read_integers, read_strings
 
     categories = files[-1] if files else "the manifest"
-    encoding = _recorded(record, categories)
+    encoding = _recorded(record, files)
     if encoding.has_categories:
         texts = read_strings(files, "category")
         counted = sum(column.n_categories for column in encoding.columns)
@@ -446,12 +451,13 @@ def read_encoding(
     return encoding
 
 
-def _recorded(record: EncodingRecord | Mapping[str, Any], categories: Any) -> Encoding:
-    """Make an encoding of its record, without the categories, which are in the file named."""
+def _recorded(record: EncodingRecord | Mapping[str, Any], files: Sequence[Location]) -> Encoding:
+    """Make an encoding of its record, without the categories, which are in the files."""
     from ..dataset.arrow_columns import no_strings
 
     if isinstance(record, Mapping):
-        record = as_structure(record, EncodingRecord, f"{categories}: the encoding of the table")
+        place = files[-1] if files else "the manifest"
+        record = as_structure(record, EncodingRecord, f"{place}: the encoding of the table")
     return Encoding(
         tuple(record.columns),
         record.missing,
@@ -510,14 +516,21 @@ def check_columns(encoding: Encoding, names: Container[str], needs_label: bool, 
         )
 
 
-def first_feature_names(dataset: Any, most: int) -> list[str] | None:
-    """Return the names of a dataset's first features; None if its data did not come from a table."""
+def unread_encoding_of(dataset: Any) -> Encoding | None:
+    """Read the encoding of a dataset without its categories, which `Encoding.save` copies."""
     record = dataset.manifest.get("encoding")
     if record is None:
         return None
+    files = dataset.files(CATEGORIES_FILE)
+    return replace(_recorded(record, files), files=files)
+
+
+def first_feature_names(dataset: Any, most: int) -> list[str] | None:
+    """Return the names of a dataset's first features; None if its data did not come from a table."""
+    encoding = unread_encoding_of(dataset)
+    if encoding is None:
+        return None
     from ..dataset.string_files import StoredStrings
 
-    files = dataset.files(CATEGORIES_FILE)
-    encoding = _recorded(record, files[-1] if files else "the manifest")
-    names = replace(encoding, categories=cast(Any, StoredStrings(files, "category")))
+    names = replace(encoding, categories=cast(Any, StoredStrings(encoding.files, "category")))
     return list(names.feature_names(np.arange(min(most, dataset.n_features))))

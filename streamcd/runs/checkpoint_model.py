@@ -11,6 +11,7 @@ import numpy as np
 from ..core.errors import ModelError
 from ..core.folder_copies import copied
 from ..core.memory_budget import parse_size, require
+from ..models.encoding import encoding_of
 from ..models.model import Model
 from ..models.stored import choose
 from ..solvers.acceleration import read_weights
@@ -90,7 +91,8 @@ def _load_checkpoint(run: Path, C: float | None, l1: float | None, memory: int |
     w = parts[0]["w"] if len(parts) == 1 else np.hstack([part["w"] for part in parts])
     if resolved.centre is not None:
         w[-1] = resolved.centre.stored_bias(w, resolved.problem.bias)
-    return make_model(resolved, lanes, _certificate(state, resolved.problem.scale), w[:-1], w[-1])
+    certificate, encoding = _certificate(state, resolved.problem.scale), encoding_of(resolved.dataset)
+    return make_model(resolved, lanes, certificate, w[:-1], w[-1], encoding)
 
 
 def describe_checkpoint(run: str | os.PathLike[str], model: Model) -> str:

@@ -12,7 +12,7 @@ from ..core.setting import Setting
 from ..dataset.dataset import Dataset
 from ..dataset.source_indices import indices_of
 from ..kernels.loss_table import INLIERS, LOSSES
-from ..models.encoding import encoding_of
+from ..models.encoding import Encoding, encoding_of, unread_encoding_of
 from ..models.model import Model
 from ..models.sparse_weights import SparseWeights, is_worth
 from ..models.stored import path_directory, stored_certificate
@@ -55,7 +55,8 @@ def make_models(directory: checkpoint.Run, run: ResolvedRun, result: Result) -> 
     for lanes in lanes_of_models(run.problem):
         weights = np.concatenate(list(_weight_rows(directory, run, lanes, last=False)))
         last = next(_weight_rows(directory, run, lanes, last=True))[0]
-        models.append(make_model(run, lanes, _certificate(result, lanes), weights, last))
+        encoding = encoding_of(run.dataset)
+        models.append(make_model(run, lanes, _certificate(result, lanes), weights, last, encoding))
     return models
 
 
@@ -84,7 +85,8 @@ def _save_model(
     sparse = _sparse_weights(directory, run, lanes)
     # never read: the rows are written from the state
     untouched = np.zeros((run.problem.n_features, last.size))
-    model = make_model(run, lanes, certificate, untouched if sparse is None else sparse, last)
+    weights = untouched if sparse is None else sparse
+    model = make_model(run, lanes, certificate, weights, last, unread_encoding_of(run.dataset))
     model.sigmoids = sigmoids
     model.save(path, rows=_weight_rows(directory, run, lanes, last=False) if sparse is None else None)
 
@@ -108,6 +110,7 @@ def make_model(
     certificate: dict[str, Any],
     weights: np.ndarray | SparseWeights,
     bias_weight: np.ndarray,
+    encoding: Encoding | None,
 ) -> Model:
     """Make the model of some lanes from their w: the rows of the features, and the last one, the bias's."""
     problem, options, dataset = run.problem, run.options, run.dataset
@@ -133,6 +136,7 @@ def make_model(
         fingerprint=dataset.fingerprint,
         versions=versions(),
         certificate=certificate,
+        encoding=encoding,
     )
 
 
@@ -148,7 +152,6 @@ def new_model(dataset: Dataset, problem: Problem, **own: Any) -> Model:
         scaling=dataset.read_scaling(),
         class_names=None if ignored else names,
         multilabel=dataset.multilabel if problem.multilabel else "",
-        encoding=encoding_of(dataset),
         indices=indices_of(dataset).kept,
         **own,
     )

@@ -14,6 +14,7 @@ from ..core.progress import Listener
 from ..dataset.centring import Centre
 from ..dataset.dataset import Dataset, open_dataset
 from ..kernels.loss_table import PLANES
+from ..models.encoding import encoding_of
 from ..models.model import Model
 from ..models.scoring import ClassChoice
 from ..prediction.reading_plan import Means, RowsToScore, is_dataset, reads_once, scoring_needs
@@ -53,7 +54,8 @@ class ValidationSet:
         self._centre = centre
         self.path, self._data = path, open_dataset(path, as_of=as_of) if is_dataset(path) else path
         w, code = _untouched(problem), np.tile(problem.model_code, problem.n_lanes // problem.block_lanes)
-        self._model = new_model(dataset, problem, weights=w[:-1], intercept=w[-1], code=code, C=None)
+        own = {"intercept": w[-1], "code": code, "C": None, "encoding": encoding_of(dataset)}
+        self._model = new_model(dataset, problem, weights=w[:-1], **own)
         self._needs = RowsToScore(self._data, self._model, compared=True).needs()
 
     def n_bytes(self, lanes: Problem) -> int:
