@@ -17,6 +17,7 @@ from sklearn.multiclass import OneVsRestClassifier
 
 import streamcd
 from streamcd import StreamcdError
+from streamcd import convert as convert_table
 from streamcd.core.errors import Interrupted
 from streamcd.core.randomness import assign_folds, count_cells, split_cells
 from streamcd.core.setting import Setting
@@ -307,3 +308,15 @@ def test_several_seeds_share_the_reads_and_resume_to_the_same_scores(tmp_path) -
 def test_seeds_that_do_not_fit_the_folds_are_refused(options, complaint, tmp_path) -> None:
     with pytest.raises(StreamcdError, match=complaint):
         streamcd.tune(convert("two", tmp_path / "data"), tmp_path / "run", C=COSTS, **options)
+
+
+def test_measures_of_one_class_tell_which_and_warn_where_it_is_not_the_rare_one(tmp_path, streamcd) -> None:
+    rng = np.random.default_rng(0)
+    rare = rng.random(400) < 0.1
+    made = pa.table({"x": rng.normal(size=400) + rare, "kind": np.where(rare, "fraud", "ok")})
+    convert_table(made, tmp_path / "data", label="kind")
+    done = streamcd("tune", tmp_path / "data", tmp_path / "run", "-C", "1", "--scoring", "f1", "--cv", 2)
+    told = done.stdout + done.stderr
+    assert f"F1 is of ok, the class of {np.mean(~rare):.0%} of the rows" in told
+    assert "mean F1 of ok " in told
+    assert "average precision of ok " in streamcd("evaluate", tmp_path / "data", tmp_path / "run").stdout

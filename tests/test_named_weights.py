@@ -125,7 +125,7 @@ def test_weights_of_a_code_matrix_are_those_of_the_classes_scores() -> None:
 
 def test_people_get_a_table_for_each_class_and_one_line_where_there_is_none(trained, streamcd) -> None:
     shown = streamcd("weights", trained / "run", "--top", 2).stdout
-    assert [shown.count(f"for {label}: 2 of ") for label in ("low", "middle", "top")] == [1, 1, 1]
+    assert [shown.count(f"for {label}: the largest 2 of ") for label in ("low", "middle", "top")] == [1, 1, 1]
     for arguments, said in (
         (("--class", "none"), "class 'none': expected one of low, middle, top"),
         (("--top", "-1"), "expected a number of weights from 0 on, found -1"),

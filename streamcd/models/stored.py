@@ -286,7 +286,11 @@ def describe_model(path: str | Path, *, scaled: bool = False, n_weights: int = 1
         **(_support(stored, vectors, found.n_nonzero) if stored.l1 else {}),
         "scale": scaling.scale,
         "normalize": scaling.normalize,
-        "class_weight": {f"{label:g}": weight for label, weight in stored.class_weight.items()},
+        "class_weight": {
+            str(label): stored.class_weight[of]
+            for label, of in zip(labels, stored.classes, strict=True)
+            if of in stored.class_weight
+        },
         "gap": stored.certificate.get("gap"),
         "intercept": [
             {"vector": vector, "weight": weight}

@@ -103,6 +103,7 @@ class _Evaluation:
         areas = self.roc.areas()
         if areas is not None:
             result["auc"], result["average_precision"] = areas.roc, areas.average_precision
+            result["average_precision_of"] = _listed_label(model, float(model.classes[1]))
             if areas.roc_error or areas.average_precision_error:
                 result["auc_error"] = areas.roc_error
                 result["average_precision_error"] = areas.average_precision_error

@@ -315,6 +315,12 @@ CRITERIA = {
 """Criteria by their names in results."""
 
 
+def score_text(search: Facts) -> str:
+    """Name the criterion of a search, with the class that it is of."""
+    text = CRITERIA[search["scored_by"]].text
+    return text if search.get("scored_of") is None else f"{text} of {search['scored_of']}"
+
+
 def score_table(search: Facts) -> Table:
     """Show the scores of a search: for each C and λ the mean of the folds, the worst and the best."""
     scores, criterion = scores_of(search), CRITERIA[search["scored_by"]]
@@ -326,7 +332,7 @@ def score_table(search: Facts) -> Table:
         ]
         for of, setting in zip(scores, settings, strict=True)
     ]
-    title = f"{criterion.text} on {len(scores[0].folds)} folds, best {Setting(search['best_C'], search['best_l1'])}"
+    title = f"{score_text(search)} on {len(scores[0].folds)} folds, best {Setting(search['best_C'], search['best_l1'])}"
     return Table(title, rows, [*_setting_header(settings), "mean", "worst", "best"])
 
 
@@ -518,7 +524,7 @@ def class_weights_tables(name: str, found: Facts) -> list[Table]:
     """Show the largest weights of each class, as `weights` lists them."""
     tables = []
     for of in found["classes"]:
-        least = f"{len(of['weights']):,} of {of['n_nonzero']:,} weights that are not 0"
+        least = f"the largest {len(of['weights']):,} of {of['n_nonzero']:,} weights that are not 0"
         title = f"{name}{'' if of['label'] is None else ', for ' + str(of['label'])}: {least}"
         rows = [["(intercept)", f"{of['intercept']:.6g}"]] if of["intercept"] else []
         scaled = any("scaled_weight" in weight for weight in of["weights"])
@@ -562,7 +568,8 @@ def evaluation_tables(title: str, result: Facts) -> list[Table]:
     for key, name in _QUALITY.items():
         if result.get(key) is not None:
             error = f" ± {result[f'{key}_error']:.1g}" if f"{key}_error" in result else ""
-            rows.append((name, f"{result[key]:.10g}{error}"))
+            of = f" of {result[f'{key}_of']}" if f"{key}_of" in result else ""
+            rows.append((f"{name}{of}", f"{result[key]:.10g}{error}"))
     tables, n_labels = [Table(title, rows)], len(result.get("labels", []))
     if 1 < n_labels <= _MOST_CLASSES_SHOWN:
         tables.append(_class_table(result["per_class"]))

@@ -243,7 +243,8 @@ class TuneOptions(TrainOptions):
     )
     scoring: str | None = option(
         None,
-        "Criterion by which is chosen. f1 is of the larger class, of several the mean; auc likewise, each against the rest. "
+        "Criterion by which is chosen. f1 is of the larger of two labels (by number, or alphabet), of several classes the "
+        "mean; auc likewise, each against the rest. "
         "Of rows with any number of labels: f1_micro, f1_macro, subset_accuracy.",
         choices=(
             *("accuracy", "auc", "log_loss", "balanced_accuracy", "f1"),

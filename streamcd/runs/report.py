@@ -35,12 +35,12 @@ from ..report.evaluation_figures import (
 )
 from ..report.page import Picture, Section, render_page
 from ..report.tables import (
-    CRITERIA,
     Table,
     evaluation_tables,
     model_table,
     run_table,
     score_table,
+    score_text,
     scores_of,
 )
 from ..report.training_figures import (
@@ -185,7 +185,7 @@ def _training(histories: Histories, run: Mapping[str, Any]) -> Section:
 
 
 def _search(scored: Mapping[str, Any]) -> Section:
-    score = CRITERIA[scored["scored_by"]].text
+    score = score_text(scored)
     text = f"{score[0].upper()}{score[1:]} of the models trained without a fold on its rows."
     scores = scores_of(scored)
     best = next(of for of in scores if of.setting == Setting(scored["best_C"], scored["best_l1"]))

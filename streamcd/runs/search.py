@@ -16,7 +16,8 @@ import numpy as np
 from ..core.atomic_files import write_file
 from ..core.progress import Listener
 from ..core.setting import Setting, cost_name
-from ..report.tables import CRITERIA, Scores, scores_of
+from ..models.model_file import source_labels
+from ..report.tables import CRITERIA, Scores, score_text, scores_of
 from ..training import checkpoint
 from ..training.loop import Session
 from ..training.result import Outcome, Result, TuneResult, relative_gaps
@@ -38,7 +39,9 @@ def carry_out_search(directory: checkpoint.Run, search: ResolvedRun, session: Se
         "best_C": float("nan"),
         "best_l1": float("nan"),
         "scored_by": _criterion(search),
+        "scored_of": _scored_class(search),
     }
+    _tell_scored_class(search, scored["scored_of"], session.listener)
     result = result_of(directory, outcome, search)
     if not outcome.is_cut_short:
         _warn_of_open_folds(result, session.listener)
@@ -47,7 +50,7 @@ def carry_out_search(directory: checkpoint.Run, search: ResolvedRun, session: Se
         best = Setting(scored["best_C"], scored["best_l1"])
         criterion = CRITERIA[scored["scored_by"]]
         mean = next(of.mean for of in scores_of(scored) if of.setting == best)
-        told = f"mean {criterion.text} {mean:{criterion.form}}"
+        told = f"mean {score_text(scored)} {mean:{criterion.form}}"
         session.listener.message(f"best {best}, {told}; training on all rows")
         result = _train_best(directory, search, best, session)
     figures = asdict(result) | {"run": directory.name}
@@ -96,6 +99,24 @@ def _criterion(search: ResolvedRun) -> str:
     """Return the criterion asked for, else that of the problem."""
     assert search.config.tune is not None
     return search.config.tune.scoring or search.problem.criterion
+
+
+def _scored_class(search: ResolvedRun) -> Any:
+    """Return the label of the class that the criterion is of: of F1, the larger of two labels; else None."""
+    problem, dataset = search.problem, search.dataset
+    if _criterion(search) != "f1" or problem.classes.size != 2:
+        return None
+    return source_labels(problem.classes.tolist(), dataset.label_kind, dataset.class_names)[1]
+
+
+def _tell_scored_class(search: ResolvedRun, label: Any, listener: Listener) -> None:
+    """Tell where the class that the criterion is of is not the rare one, which is seldom what is meant."""
+    counts = search.dataset.class_counts
+    if label is not None and counts is not None and 2 * counts[1] > counts.sum():
+        listener.warning(
+            f"F1 is of {label}, the class of {counts[1] / counts.sum():.0%} of the rows; --scoring balanced_accuracy counts "
+            "both classes alike"
+        )
 
 
 def _score(path: Path, search: ResolvedRun, session: Session) -> dict[str, Any]:

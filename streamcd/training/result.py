@@ -176,10 +176,13 @@ class TuneResult(Result):
         "accuracy"  # or r2, of numbers to predict; or loss, their mean loss, which is best where it is least
     )
 
+    scored_of: Any = None  # the label of the class that F1 of two classes is of
+
     def _figures(self) -> list[str]:
         best = Setting(self.best_C, self.best_l1)
         means = [of["mean"] for of in self.scores.values()]
-        found = f"best: {best}, by {self.scored_by.replace('_', ' ')}, of {len(means)} tried"
+        of = "" if self.scored_of is None else f" of {self.scored_of}"
+        found = f"best: {best}, by {self.scored_by.replace('_', ' ')}{of}, of {len(means)} tried"
         return [*([found] if means else []), *super()._figures()]
 
 
