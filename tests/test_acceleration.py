@@ -337,9 +337,19 @@ def test_shrinking_keeps_its_gain(tmp_path: Path) -> None:
 
 
 def test_after_a_failed_certificate_the_next_waits_for_as_small_an_estimate_as_the_gap_has_shown() -> None:
-    """A bound of 0.05, on data whose estimates are a fiftieth of the gap, meant a certificate every few passes."""
-    lanes = {"caution": np.ones(1), "expected_gap": np.array([0.02]), "gap": np.ones(1)}
-    assert stopping._caution_after_failure(lanes, 0, "proximal") == pytest.approx(0.97 * 0.02)
+    """A bound of 0.05, on data whose estimates are a fiftieth of the gap, meant a certificate every few passes.
+
+    A single failure counts half, and where the estimate was above the gap it says nothing.
+    """
+    lanes = {"caution": np.ones(1), "known_estimate": np.array([0.02]), "gap": np.ones(1)}
+    shares = []
+    for _ in range(8):
+        shares.append(stopping._caution_after_failure(lanes, 0, "proximal"))
+        lanes["caution"][0] = shares[-1]
+    assert shares[0] == pytest.approx((0.97 * 0.02) ** 0.5)
+    assert 0.97 * 0.02 < shares[-1] < 0.02
+    lanes = {"caution": np.ones(1), "known_estimate": np.array([1.2]), "gap": np.ones(1)}
+    assert stopping._caution_after_failure(lanes, 0, "proximal") == 1.0
 
 
 @pytest.mark.parametrize("loss", ["squared_hinge", "log_loss"])

@@ -133,6 +133,17 @@ def test_balanced_weights_of_classes_change_with_the_rows(tmp_path: Path, loss: 
     assert same_optimum(warm, cold, 1e-3)
 
 
+@pytest.mark.parametrize("seed", [0, 2])
+def test_a_hundredth_more_rows_take_a_third_of_the_passes(tmp_path: Path, seed: int) -> None:
+    """Half of the passes, where new rows are among all others in the first of them; data in memory."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((4000, 20)).astype(np.float32)
+    y = np.where(x @ rng.standard_normal(20) + 3.0 * rng.standard_normal(4000) > 0, 1.0, -1.0)
+    warm, cold = grown_runs(tmp_path, (sp.csr_array(x), y), 3960, loss="hinge", method="dual")
+    assert same_optimum(warm, cold, 1e-3)
+    assert warm.passes <= cold.passes / 3
+
+
 def test_a_start_on_grown_rows_is_resumed_to_the_same_bits(tmp_path: Path) -> None:
     """Windows of two chunks, dual variables in pages on disk, two values of C, a bias that is not penalised."""
     rows = multiclass(n_rows=600)

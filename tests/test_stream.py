@@ -54,6 +54,20 @@ def test_order_is_a_function_of_seed_and_read(dataset: Dataset) -> None:
     assert len({str(read) for read in whole}) == 5
 
 
+def test_the_first_read_begins_with_chosen_chunks(dataset: Dataset) -> None:
+    """In a window of their own where all would be in one; later reads have their own order."""
+    new = np.array([3, 10, 11])
+    for n_chunks in (5, None):
+        plan = windows_of(dataset, n_chunks, resident=n_chunks is None)
+        with opened(dataset, plan) as stream:
+            stream.begin_with(new)
+            first, second = ([window.chunks.tolist() for window in stream.windows(read)] for read in range(2))
+        assert sorted(itertools.chain(*first)) == list(range(12))
+        assert sorted(list(itertools.chain(*first))[:3]) == new.tolist()
+        assert len(first) == 3 if n_chunks else len(first[0]) == 3
+        assert second == chunks_of(dataset, plan, range(1, 2))[0]
+
+
 def test_every_chunk_once_in_a_read(dataset: Dataset) -> None:
     for n_chunks in (1, 2, 5, None):
         for read in chunks_of(dataset, windows_of(dataset, n_chunks), range(3)):

@@ -42,6 +42,7 @@ _OF_SQUARES = 2.0  # second derivative of squared errors
 _COUPLING = 0.3  # rows that disturb each other (S large) want a smaller kappa: f = min(1, this/S)
 _LOW, _HIGH = 0.5, 2.0  # bounds of kappa, as multiples of theta f A
 _EARLY_PASSES, _EARLY_FALL, _EARLY_RISE = 4, math.log(4.0), math.log(8.0)  # the largest changes of log kappa
+_FAR = 0.25  # ratio of inner gap to movement below which kappa falls fast in the first passes, from a warm start, too
 _LATE_CHANGE, _CHANGE_SHARE = 0.26, 3.0  # min(first, second/c) after pass c
 _SETTLED_PASSES = 12  # from then on the bounds do not move kappa faster either
 _COSINE = 0.2  # of two movements in a row, where kappa is best
@@ -131,12 +132,13 @@ class Acceleration:
 
         ``in_pass``, set while w is the iterate of an unfinished training read; ``moves``, the number of finished ones, and
         ``earlier_moves``, of those counted as made before a warm start;
+        ``known_estimate``, of the gap, by which a failed certificate is judged;
         ``distance``, the penalty's term of the gap, ``½‖w - w(alpha)‖²`` with L2; ``theta``, the factor on the bounds of
         kappa, 0 if kappa is fixed.
         """
         n_lanes = self._first.size
         state.matrices["centre_or_w_alpha"] = np.zeros(state.w.shape)
-        of_pass = ("distance", "w_alpha_square", "cosine", "progress", "previous_estimate", "expected_gap")
+        of_pass = ("distance", "w_alpha_square", "cosine", "progress", "previous_estimate", "known_estimate")
         of_rows = ("alpha_sum", "alpha_curvature", "alpha_square")
         state.lanes.update({name: np.zeros(n_lanes) for name in (*of_pass, *of_rows)})
         if self._penalty:
@@ -344,6 +346,8 @@ def _update_kappa(
     progress = _update_progress(lanes, lane, inner_gap + distance)
     change = min(_LATE_CHANGE, _CHANGE_SHARE / n_passes)
     fall, rise = (_EARLY_FALL, _EARLY_RISE) if n_passes <= _EARLY_PASSES else (change, change)
+    if ratio < _FAR and lanes["moves"][lane] <= _EARLY_PASSES:
+        fall = _EARLY_FALL
     if n_passes > _EARLY_PASSES:
         beyond = _COSINE - float(lanes["cosine"][lane])
         if beyond > 0.0:
@@ -362,7 +366,7 @@ def _update_kappa(
         middle *= retreat
     kappa = _clip(kappa, _LOW * middle, _HIGH * middle)
     if n_passes > _SETTLED_PASSES:
-        kappa = _clip(kappa, old * math.exp(-change), old * math.exp(change))
+        kappa = _clip(kappa, old * math.exp(-fall), old * math.exp(rise))
     lanes["kappa"][lane] = _clip(kappa, LEAST_KAPPA, MOST_KAPPA)
 
 

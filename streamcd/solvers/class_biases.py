@@ -63,7 +63,7 @@ class FreeBiasCrammerSingerSolver(CrammerSingerSolver):
             state.matrices["class_sums"][:, self._columns_of(first)] = 0.0
         state.lanes["has_sums"][state.phase(START, CERTIFY)] = True
         # the estimate could not know the cost of the mixture
-        state.lanes["expected_gap"][first] = proof["gap"][first]
+        state.lanes["known_estimate"][first] = proof["gap"][first]
         return proof
 
     def _of_shares(self, state: State, rows: slice, rho: np.ndarray) -> np.ndarray:

@@ -64,6 +64,7 @@ class Stream:
         self.plan, self.seed = plan, seed
         self.table: Table = layout.open(dataset)
         self._units = np.arange(unit_start(self.table).size - 1)
+        self._first = self._units[:0]  # of the first read
         self._in_order = layout.in_order
         self._is_long = np.repeat(long_units(self.table, plan), np.diff(unit_start(self.table)))
         self._in_memory = self.table.bytes_on_disk() == 0
@@ -138,6 +139,10 @@ class Stream:
                     self._request(read + 1, 0)
             yield window
 
+    def begin_with(self, chunks: np.ndarray) -> None:
+        """Have the first read begin with these chunks; where all fit in one window, in a window of their own."""
+        self._first, self._order_cache = chunks, None
+
     def begin_read(self, read: int, *, all_rows: bool, rows_return: bool, keeps: bool) -> None:
         """Choose the source of a read's windows, before `windows`; without this call it is the dataset.
 
@@ -198,7 +203,12 @@ class Stream:
     def _windows(self, read: int) -> list[np.ndarray]:
         if self._order_cache is None or self._order_cache[0] != read:
             order = self._units if self._in_order else chunk_order(self.table, self._units, self.seed, read)
-            self._order_cache = (read, cut_windows(self.table, order, self.plan))
+            first = order[np.isin(order, self._first)] if read == 0 and not self._in_order else order[:0]
+            order = np.concatenate([first, order[~np.isin(order, first)]])
+            windows = cut_windows(self.table, order, self.plan)
+            if first.size and len(windows) == 1:
+                windows = np.split(order, [first.size])
+            self._order_cache = (read, windows)
         return self._order_cache[1]
 
     def _request(self, read: int, number: int) -> None:

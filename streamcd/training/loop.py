@@ -23,6 +23,7 @@ from ..solvers import acceleration
 from ..solvers.problem import Problem
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Solver, State, new_totals
 from ..solvers.unpenalised import SOLVED
+from ..stream.arenas import RowLayout
 from ..stream.memory_plan import Plan
 from ..stream.slot_store import SlotStore
 from ..stream.stream import Stream
@@ -310,6 +311,8 @@ class Loop(TrainingLoop):
         options["folder"] = self.directory.path if self.directory.has_files else None
         with Stream(task.dataset, task.plan, task.solver.layout, task.seed, **options) as stream:
             self.stream = stream
+            if task.warm_start is not None and isinstance(task.solver.layout, RowLayout):
+                stream.begin_with(task.warm_start.new_chunks)
             self.order = np.empty(stream.largest_window_items + 1, dtype=np.int64)
             while self._has_open_lanes():
                 self._read(stream)

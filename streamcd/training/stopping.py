@@ -2,13 +2,14 @@
 
 During a training read the active rows' terms of the gap are summed to an estimate; once it predicts that a certificate will
 succeed, the lane spends a read over all rows at fixed w. Only that read decides, so a bad estimate can delay a result, but
-not make it wrong. If the certificate fails, it is tried again at half the estimate; if the gap lies in shrunk rows, they are
-restored. (The usual rule, to wait until the estimate over a shrunk set is a tenth of the allowed gap, takes up to twice
-the passes.)
+not make it wrong. If the certificate fails, it is tried again at half the estimate, or with acceleration by how wrong that
+was; if the gap lies in shrunk rows, they are restored. (The usual rule, to wait until the estimate over a shrunk set is a
+tenth of the allowed gap, takes up to twice the passes.)
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -359,22 +360,24 @@ def _expected_gap(lanes: dict[str, np.ndarray], lane: int, previous: float, kind
     if kind == "plain":
         return estimate * fall
     at_end = float(lanes["distance"][lane])
-    lanes["expected_gap"][lane] = (estimate - at_end) * fall + at_end
-    return float(lanes["expected_gap"][lane])
+    lanes["known_estimate"][lane] = estimate
+    return (estimate - at_end) * fall + at_end
 
 
 def _caution_after_failure(lanes: dict[str, np.ndarray], lane: int, kind: Estimate) -> float:
     """Return the share of the allowed gap that the expected gap has to reach after a failed certificate.
 
-    With acceleration it is the ratio of expected to certified gap: accelerated passes gain so much that halving would
-    cost a tenth to a fifth of them.
+    With acceleration it goes by the ratio of the estimate to the certified gap: accelerated passes gain so much that halving
+    would cost a tenth to a fifth of them. An estimate above the gap was right, and only the fall expected beside it did not
+    come: that of a first pass, which has the losses of new rows. The caution until then counts as much as the ratio, as the
+    point where a pass ends may be worse than those around it.
     """
     if kind == "noisy" and lanes["gap"][lane] > _OUTSIDE * lanes["estimate"][lane]:
         lanes["unseen_gap"][lane] = lanes["gap"][lane]
     if kind != "proximal":
         return max(0.5 * float(lanes["caution"][lane]), 0.05)
-    ratio = 0.97 * float(lanes["expected_gap"][lane] / lanes["gap"][lane])
-    return max(min(ratio, float(lanes["caution"][lane])), _LEAST_CAUTION)
+    ratio = 0.97 * float(lanes["known_estimate"][lane] / lanes["gap"][lane])
+    return max(math.sqrt(min(ratio, 1.0) * float(lanes["caution"][lane])), _LEAST_CAUTION)
 
 
 def _extrapolated_gap(lanes: dict[str, np.ndarray], lane: int) -> float:

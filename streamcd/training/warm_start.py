@@ -120,6 +120,11 @@ class WarmStart:
         """Tell whether there are dual variables of the rows."""
         return self._other is None
 
+    @property
+    def new_chunks(self) -> np.ndarray:
+        """List the chunks of rows that the old run did not have; with those first, the others answer to them in one pass."""
+        return np.flatnonzero(self._dataset.row_start[:-1] >= self._n_old)
+
     def begin(self, state: State, solver: Solver, slots: SlotStore | None = None) -> str:
         """Initialise a state as far as its solver can use it; returns what there is to tell, empty for nothing.
 
