@@ -286,7 +286,7 @@ def test_it_is_told_what_is_centred_and_rows_are_not_called_badly_scaled(tmp_pat
     data, told = converted(tmp_path / "data", x, "squared_error", z), Heard()
     streamcd.train(data, tmp_path / "run", loss="squared_error", method="dual", listener=told, **FREE)
     assert any("centred" in text and "5 of 6 features and targets by 9999" in text for text in told.messages)
-    assert not told.warnings
+    assert not any("scaled" in text for text in told.warnings)
     assert describe_run(tmp_path / "run")["centred"].startswith("5 of 6 features and targets by 9999")
     penalised = Heard()
     streamcd.train(

@@ -380,8 +380,8 @@ def test_a_warm_start_takes_fewer_passes_to_the_same_optimum(tmp_path: Path, ent
     dataset = write_targets(tmp_path / "data", x, y, columns=needs_columns(entry.method))
     options = {"loss": entry.loss, "method": entry.method, "tol": 1e-4, "max_passes": 3000}
     train(dataset, tmp_path / "first", C=1.0, **options)
-    cold = train(dataset, tmp_path / "cold", C=1.3, **options)
-    warm = train(dataset, tmp_path / "warm", C=1.3, start_from=tmp_path / "first", **options)
+    cold = train(dataset, tmp_path / "cold", C=3.0, **options)
+    warm = train(dataset, tmp_path / "warm", C=3.0, start_from=tmp_path / "first", **options)
     assert warm.converged
     assert warm.passes < cold.passes or cold.passes <= 3  # of a quadratic that one step solves
     assert warm.primal_objective == pytest.approx(cold.primal_objective, rel=1e-4)
