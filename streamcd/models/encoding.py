@@ -405,7 +405,7 @@ class Encoding:
         return (
             0
             if self.categories is None
-            else 3 * self.categories.nbytes + 44 * self.categories.size + of_tokens
+            else 3 * self.categories.nbytes + 52 * self.categories.size + of_tokens
         )
 
     def save(self, path: Path, start: int = 0) -> None:
