@@ -72,7 +72,7 @@ SHAPES = (
     Shape("three classes", 20_000, 300, 3, 245, (CONVERT, f"{TRAIN} --loss crammer_singer")),
     Shape("two workers", 50_000, 1000, 2, 690, (f"{CONVERT} --workers 2", TRAIN, f"{PREDICT} --workers 2")),
     Shape("table", 150_000, 20_000, 2, 310, (TABLE, TRAIN, PREDICT_TABLE)),
-    Shape("text", 20_000, 100_000, 2, 360, (TEXT, TRAIN, PREDICT_TABLE, APPEND)),
+    Shape("text", 20_000, 100_000, 2, 400, (TEXT, TRAIN, PREDICT_TABLE, APPEND)),
     Shape("hashed table", 150_000, 150_000, 3, 310, (f"{TABLE} --hash 16", TRAIN, PREDICT_TABLE)),
 )
 WORDS = 50
