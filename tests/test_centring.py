@@ -24,6 +24,7 @@ from streamcd.runs.describe import describe_run
 from tools.simulated_cluster import Simulation
 
 FREE: dict[str, Any] = {"bias": 1.0, "unpenalized_bias": True}
+REGRESSION: dict[str, Any] = {"loss": "squared_error", **FREE}
 
 
 def far(mean: float, n_rows: int = 400) -> tuple[np.ndarray, np.ndarray]:
@@ -52,6 +53,14 @@ def converted(place: Path, x: np.ndarray, loss: str, z: np.ndarray) -> streamcd.
     return streamcd.convert((x, targets(loss, z)), place, target=of_targets, chunk_size=2000)
 
 
+def far_regression(place: Path) -> tuple[np.ndarray, np.ndarray, streamcd.Dataset]:
+    """Rows with means of 300, the signal of their targets, and the dataset of both, in the two layouts."""
+    x, z = far(300.0)
+    data = converted(place, x, "squared_error", z)
+    make_columns(data)
+    return x, z, data
+
+
 @pytest.mark.parametrize("method", ["dual", "primal"])
 @pytest.mark.parametrize(
     "loss", ["squared_error", "squared_hinge", "log_loss", "hinge", "quantile", "multinomial"]
@@ -77,16 +86,8 @@ def test_features_and_targets_far_from_0_take_the_passes_of_those_around_0(
 
 @pytest.mark.parametrize("method", ["dual", "primal", "working-set"])
 def test_the_model_is_that_of_ridge_regression_of_the_stored_values(tmp_path: Path, method: str) -> None:
-    x, z = far(300.0)
-    data = converted(tmp_path / "data", x, "squared_error", z)
-    make_columns(data)
-    asked: dict[str, Any] = {
-        "loss": "squared_error",
-        "method": method,
-        "tol": 1e-10,
-        "max_passes": 500,
-        **FREE,
-    }
+    x, z, data = far_regression(tmp_path / "data")
+    asked = {"method": method, "tol": 1e-10, "max_passes": 500, **REGRESSION}
     result = streamcd.train(data, tmp_path / "run", **asked)
     y, model = targets("squared_error", z), result.model
     peer = Ridge(alpha=0.5, solver="cholesky").fit(x, y)
@@ -198,16 +199,8 @@ def test_what_looks_at_weights_within_a_training_sees_those_of_stored_values(tmp
 def test_starts_from_centred_runs_and_others_begin_where_they_ended(
     tmp_path: Path, before: dict[str, Any], method: str
 ) -> None:
-    x, z = far(300.0)
-    data = converted(tmp_path / "data", x, "squared_error", z)
-    make_columns(data)
-    asked: dict[str, Any] = {
-        "loss": "squared_error",
-        "method": method,
-        "tol": 1e-6,
-        "max_passes": 1000,
-        **FREE,
-    }
+    *_, data = far_regression(tmp_path / "data")
+    asked = {"method": method, "tol": 1e-6, "max_passes": 1000, **REGRESSION}
     earlier = asked | before
     if method == "dual":
         earlier |= {"method": "dual", "unpenalized_bias": True}

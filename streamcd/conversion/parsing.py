@@ -91,9 +91,8 @@ class Parsing:
     known: np.ndarray | None  # labels, or codes of their names: rows of others are left out
     dictionaries: Path | None  # a directory for the strings of each task
     distinct: Path | None  # a directory for the indices that occur in each task
-    indices: (
-        SourceIndices | None
-    )  # of features that are known: entries of others are left out, but where they are listed
+    # of features that are known: entries of others are left out, but where they are listed
+    indices: SourceIndices | None
     weights: Weights | None
     kept: Path | None  # a directory for the columns of each task that are kept beside the rows
     hold: bool  # all rows in memory if they fit, where there is one task

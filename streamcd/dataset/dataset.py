@@ -242,7 +242,7 @@ class Dataset(RowTable):
 
     @cached_property
     def centre(self) -> Centre | None:
-        """What training subtracts from features and targets where the bias is not penalised; None for nothing."""
+        """Shifts of features and targets in a training whose bias is not penalised; None where there are none."""
         described = self.whole.n_rows, self.n_features
         figures, norms = self.read_features(STATISTICS), self.mean_square
         return find_centre(figures, described, self.value_dtype, self.targets, norms)

@@ -154,7 +154,7 @@ class ResolvedRun:
 
     @cached_property
     def centre(self) -> Centre | None:
-        """What is subtracted from features and targets as they are read; the states' weights are for what is left."""
+        """Shifts of features and targets as they are read, None without any; the states' weights are for what is left."""
         memory = self.options.solver_memory(self.problem.subset(self.groups[0].lanes), self.dataset)
         return self.dataset.centre if memory.layout.centred else None
 
