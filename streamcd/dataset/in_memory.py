@@ -124,16 +124,17 @@ class InMemoryDataset(Dataset):
     def read_features(
         self, columns: Sequence[str] | None = None, *, start: int = 0
     ) -> Iterator[dict[str, np.ndarray]]:
-        """Compute ``n_entries``, ``mean`` and ``mean_square`` of the features that occur.
+        """Compute ``n_entries`` and ``mean_square`` of the features that occur.
 
-        Where they are asked for, ``min`` and ``max`` are those of the features in every row; of others nan.
+        Where they are asked for, ``mean``, and ``min`` and ``max`` of the features in every row; of others these are nan.
         """
         _, feature, value = self.rows
         count = np.bincount(feature, minlength=self.n_features)
-        sums = np.bincount(feature, value, self.n_features)
         squares = np.bincount(feature, np.square(value, dtype=np.float64), self.n_features)
         occurs, n_rows = np.flatnonzero(count), max(self.n_rows, 1)
-        figures = {"n_entries": count, "mean": sums / n_rows, "mean_square": squares / n_rows}
+        figures = {"n_entries": count, "mean_square": squares / n_rows}
+        if columns is not None and "mean" in columns:
+            figures["mean"] = np.bincount(feature, value, self.n_features) / n_rows
         if columns is not None and "min" in columns:
             figures["min"], figures["max"] = self._ends(count == self.n_rows)
         yield {"feature": occurs, **{name: column[occurs] for name, column in figures.items()}}
