@@ -51,26 +51,22 @@ def join_files(paths: Sequence[Location], joined: Path) -> None:
     """Join files that `write_strings` wrote into one, a row group at a time."""
     with ExitStack() as stack:
         file, writer, rest = stack.enter_context(open(joined, "wb")), None, None
-        for path in paths:
-            stack.enter_context(reading(path))
-            reader = stack.enter_context(parquet_file(path, pre_buffer=False))
-            for group in range(reader.num_row_groups):
-                table = reader.read_row_group(group, use_threads=False)
-                rest = table if rest is None else pa.concat_tables([rest, table])
-                if writer is None:
-                    writer = stack.enter_context(
-                        pq.ParquetWriter(file, rest.schema, compression="zstd", store_schema=False)
-                    )
-                while rest.num_rows >= _GROUP_STRINGS:
-                    writer.write_table(rest.slice(0, _GROUP_STRINGS))
-                    rest = rest.slice(_GROUP_STRINGS)
+        for _, table in _tables(paths):
+            rest = table if rest is None else pa.concat_tables([rest, table])
+            if writer is None:
+                writer = stack.enter_context(
+                    pq.ParquetWriter(file, rest.schema, compression="zstd", store_schema=False)
+                )
+            while rest.num_rows >= _GROUP_STRINGS:
+                writer.write_table(rest.slice(0, _GROUP_STRINGS))
+                rest = rest.slice(_GROUP_STRINGS)
         if writer is not None and rest is not None and rest.num_rows:
             writer.write_table(rest)
 
 
 def read_strings(paths: Sequence[Location], name: str) -> Strings:
     """Read a column of strings from files that `write_strings` wrote, one after the other."""
-    parts = [strings_of(chunk)[0] for path in paths for chunk in _chunks(path, name)]
+    parts = [strings_of(chunk)[0] for chunk in _chunks(paths, name)]
     ends, data, total = [np.zeros(1, np.int64)], [], 0
     for part in parts:
         first, stop = int(part.offsets[0]), int(part.offsets[-1])
@@ -94,30 +90,45 @@ class StoredStrings:
         return self._strings.text(number - self._start)
 
     def _find(self, number: int) -> None:
-        start = 0
-        for path in self._paths:
-            with reading(path), parquet_file(path, pre_buffer=False) as reader:
-                for group in range(reader.num_row_groups):
-                    n_strings = reader.metadata.row_group(group).num_rows
-                    if number < start + n_strings:
-                        column: Any = reader.read_row_group(group, columns=[self._name], use_threads=False)
-                        self._start = start
-                        self._strings, _ = strings_of(joined_arrays(column.column(self._name).chunks))
-                        return
-                    start += n_strings
+        for start, table in _tables(self._paths, [self._name], number):
+            self._start = start
+            self._strings, _ = strings_of(joined_arrays(table.column(self._name).chunks))
+            return
         raise DataError(
-            f"{self._paths[-1]}: expected more than {number:,} strings, found {start:,}; convert the data again"
+            f"{self._paths[-1]}: expected more than {number:,} strings, found {count_strings(self._paths):,}; convert the "
+            "data again"
         )
+
+
+def count_strings(paths: Sequence[Location]) -> int:
+    """Count the strings in files that `write_strings` wrote."""
+    n_strings = 0
+    for path in paths:
+        with reading(path), parquet_file(path, pre_buffer=False) as reader:
+            n_strings += reader.metadata.num_rows
+    return n_strings
 
 
 def read_integers(paths: Sequence[Location], name: str) -> np.ndarray:
     """Read a column of numbers from files that `write_strings` wrote, one after the other."""
-    parts = (numbers_of(chunk) for path in paths for chunk in _chunks(path, name))
+    parts = (numbers_of(chunk) for chunk in _chunks(paths, name))
     return np.concatenate([np.empty(0, np.int64), *parts])
 
 
-def _chunks(path: Location, name: str) -> Iterator[Any]:
-    with reading(path), parquet_file(path, pre_buffer=False) as reader:
-        for group in range(reader.num_row_groups):
-            column: Any = reader.read_row_group(group, columns=[name], use_threads=False).column(name)
-            yield from column.chunks
+def _chunks(paths: Sequence[Location], name: str) -> Iterator[Any]:
+    for _, table in _tables(paths, [name]):
+        yield from table.column(name).chunks
+
+
+def _tables(
+    paths: Sequence[Location], columns: list[str] | None = None, place: int | None = None
+) -> Iterator[tuple[int, pa.Table]]:
+    """Yield the row groups of files, or that alone which has the string `place`, after the number of its first string."""
+    start = 0
+    for path in paths:
+        with reading(path), parquet_file(path, pre_buffer=False) as reader:
+            for group in range(reader.num_row_groups):
+                stop = start + reader.metadata.row_group(group).num_rows
+                if place is None or start <= place < stop:
+                    yield start, reader.read_row_group(group, columns=columns, use_threads=False)
+                start = stop

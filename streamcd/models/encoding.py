@@ -147,7 +147,7 @@ class Encoding:
     documents: np.ndarray | None = field(default=None, compare=False)
     """Documents in which each token occurs, 0 of other categories; None where there are no tokens."""
     files: Sequence[Location] = field(default=(), compare=False)
-    """Those of categories and documents that are not read."""
+    """Those of categories and documents that are not held: `categories` are looked up in them."""
 
     def record(self) -> dict[str, Any]:
         """Return its stored form, for JSON."""
@@ -437,18 +437,36 @@ def read_encoding(
         return None
     from ..dataset.string_files import read_integers, read_strings
 
-    categories = files[-1] if files else "the manifest"
     encoding = _recorded(record, files)
     if encoding.has_categories:
         texts = read_strings(files, "category")
-        counted = sum(column.n_categories for column in encoding.columns)
-        if counted != texts.size:
-            raise DataError(
-                f"{categories}: expected {counted:,} categories, found {texts.size:,}; convert the data again"
-            )
+        _check_count(encoding, files, texts.size)
         documents = read_integers(files, "documents") if encoding.text else None
         encoding = replace(encoding, categories=texts, documents=documents)
     return encoding
+
+
+def unread_encoding(
+    files: Sequence[Location], record: EncodingRecord | Mapping[str, Any] | None
+) -> Encoding | None:
+    """Read an encoding without holding its categories: it looks up those that it names, and copies all when it is saved."""
+    if record is None:
+        return None
+    from ..dataset.string_files import StoredStrings, count_strings
+
+    encoding = _recorded(record, files)
+    if encoding.has_categories:
+        _check_count(encoding, files, count_strings(files))
+    return replace(encoding, categories=cast(Any, StoredStrings(files, "category")), files=files)
+
+
+def _check_count(encoding: Encoding, files: Sequence[Location], n_categories: int) -> None:
+    counted = sum(column.n_categories for column in encoding.columns)
+    if counted != n_categories:
+        raise DataError(
+            f"{files[-1] if files else 'the manifest'}: expected {counted:,} categories, found {n_categories:,}; convert "
+            "the data again"
+        )
 
 
 def _recorded(record: EncodingRecord | Mapping[str, Any], files: Sequence[Location]) -> Encoding:
@@ -517,12 +535,9 @@ def check_columns(encoding: Encoding, names: Container[str], needs_label: bool, 
 
 
 def unread_encoding_of(dataset: Any) -> Encoding | None:
-    """Read the encoding of a dataset without its categories, which `Encoding.save` copies."""
+    """Read the encoding of a dataset as `encoding_of`, without holding its categories (`unread_encoding`)."""
     record = dataset.manifest.get("encoding")
-    if record is None:
-        return None
-    files = dataset.files(CATEGORIES_FILE)
-    return replace(_recorded(record, files), files=files)
+    return None if record is None else unread_encoding(dataset.files(CATEGORIES_FILE), record)
 
 
 def first_feature_names(dataset: Any, most: int) -> list[str] | None:
@@ -530,7 +545,4 @@ def first_feature_names(dataset: Any, most: int) -> list[str] | None:
     encoding = unread_encoding_of(dataset)
     if encoding is None:
         return None
-    from ..dataset.string_files import StoredStrings
-
-    names = replace(encoding, categories=cast(Any, StoredStrings(encoding.files, "category")))
-    return list(names.feature_names(np.arange(min(most, dataset.n_features))))
+    return list(encoding.feature_names(np.arange(min(most, dataset.n_features))))

@@ -19,7 +19,7 @@ from ..core.setting import Setting, asked_text
 from ..dataset.scaling import Scaling
 from ..dataset.source_indices import SourceIndices
 from ..kernels.loss_table import LOSSES, form_of, has_cost
-from .encoding import CATEGORIES_FILE, read_encoding
+from .encoding import CATEGORIES_FILE, read_encoding, unread_encoding
 from .model import Model
 from .model_file import MODEL, STORED_FIELDS, ModelFile, check_file, read_array, read_weights, source_labels
 from .named_weights import largest_weights, weight_blocks
@@ -254,7 +254,7 @@ def describe_model(path: str | Path, *, scaled: bool = False, n_weights: int = 1
     vectors = labels
     if n_vectors != len(labels):
         vectors = labels[-1:] * n_vectors if len(labels) == 2 else list(range(n_vectors))
-    encoding = read_encoding([path / CATEGORIES_FILE], stored.encoding)
+    encoding = unread_encoding([path / CATEGORIES_FILE], stored.encoding)
     kept = path / "indices.npy"
     indices = SourceIndices(
         stored.index_base, np.load(kept, mmap_mode="r") if stored.indices_checksum else None

@@ -51,11 +51,10 @@ def save_models(
 
 def make_models(directory: checkpoint.Run, run: ResolvedRun, result: Result) -> list[Model]:
     """Make the models of every C and λ, in memory."""
-    models = []
+    models, encoding = [], encoding_of(run.dataset)
     for lanes in lanes_of_models(run.problem):
         weights = np.concatenate(list(_weight_rows(directory, run, lanes, last=False)))
         last = next(_weight_rows(directory, run, lanes, last=True))[0]
-        encoding = encoding_of(run.dataset)
         models.append(make_model(run, lanes, _certificate(result, lanes), weights, last, encoding))
     return models
 
