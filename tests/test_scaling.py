@@ -360,10 +360,48 @@ def test_a_training_that_does_not_converge_says_what_is_badly_scaled(
     features, rows = heard.warnings
     rms = feature_rms(made)
     assert rms is not None
-    assert f"{rms['min']:.3g} to {rms['max']:.3g}), which takes many passes" in features
+    ends = " to ".join(f"{rms[end]:.3g} of {rms[f'of_{end}']}" for end in ("min", "max"))  # type: ignore[literal-required]
+    assert f"(root mean squares from {ends}), which takes many passes" in features
     assert "'streamcd convert --scale maxabs'" in features
     assert "rows are badly scaled" in rows
     assert "--normalize l2" in rows
+
+
+def test_a_column_of_times_is_named_and_the_way_on_is_to_scale_it(
+    streamcd: Any, streamcd_json: Any, tmp_path: Path
+) -> None:
+    """Seconds since the first time count up to 1e8; after 1,000 passes the advice was to resume."""
+    hours = np.datetime64("2020-01-01T00", "s") + 3600 * np.arange(400)
+    lines = [f"{hour},{number % 7},{'yes' if number % 7 > 2 else 'no'}" for number, hour in enumerate(hours)]
+    (tmp_path / "t.csv").write_text("\n".join(["when,age,bought", *lines, ""]))
+    options = "--label", "bought"
+    (note,) = streamcd_json("convert", tmp_path / "t.csv", tmp_path / "raw", *options)["advice"]
+    assert "of when), which takes many passes; try 'streamcd convert --scale maxabs'" in note
+    done = streamcd("train", tmp_path / "raw", tmp_path / "run", "--loss", "hinge", "--max-passes", "50")
+    last = [line for line in done.stderr.splitlines() if "not converged after 50 passes" in line]
+    assert last[0].endswith(f", which more passes change slowly; {note}")
+    assert "resume" not in done.stderr
+    assert "--scale maxabs" in streamcd_json("info", tmp_path / "run")["next"]
+    streamcd("convert", tmp_path / "t.csv", tmp_path / "scaled", *options, "--scale", "maxabs")
+    done = streamcd(
+        "train",
+        tmp_path / "scaled",
+        tmp_path / "short",
+        "--loss",
+        "hinge",
+        "--max-passes",
+        "2",
+        "--tol",
+        "1e-9",
+    )
+    assert "resume" in done.stderr
+    assert streamcd_json("info", tmp_path / "short")["next"].startswith("streamcd resume")
+
+
+def test_newton_is_not_told_of_scales_which_do_not_slow_it_down(train_text: Path, tmp_path: Path) -> None:
+    made = convert(train_text, tmp_path / "d")
+    assert advice(made)
+    assert advice(made, method="newton") == []
 
 
 def test_a_training_that_converges_says_nothing(train_text: Path, tmp_path: Path) -> None:

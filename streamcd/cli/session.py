@@ -41,8 +41,12 @@ def carry_out(work: Callable[..., Any], run: str, listener: Console, notes: Sequ
             warnings.simplefilter("ignore", ConvergenceWarning)  # told below, in the command's own words
             result = work(listener=listener, stop_requested=stop_requested)
         if result.fell_short and result.stop_reason != "time":  # which the training has told
-            way_on = f"'streamcd resume {result.run} --max-passes N' goes on"
-            listener.warning(f"{result.describe_shortfall()}; {way_on}")
+            ways = [f"'streamcd resume {result.run} --max-passes N' goes on"]
+            listener.warning(
+                "; ".join(
+                    [result.describe_shortfall(), *(ways if result.more_passes_help else result.advice)]
+                )
+            )
     content = result.to_json()
     return content, *result_tables(content)
 

@@ -6,9 +6,12 @@ times the mean square of the row norms. `docs/measurements.md` has the passes of
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 import numpy as np
 
 from .dataset import Dataset
+from .feature_figures import read_name
 
 BAD_MEAN_SQUARE = 30.0
 """Bound on C times the mean square of the row norms: it separates the datasets measured that converge within 1000 passes
@@ -21,6 +24,9 @@ BAD_FEATURE_RATIO = 100.0
 """Bound on the ratio of the root mean squares of two features' entries. Raw counts of words come closest among
 what was measured, with 22; features in different units, such as dollars and shares, differ by thousands."""
 
+MAXABS = "'streamcd convert --scale maxabs'"
+"""Command that brings features to one scale."""
+
 LEAST_TARGET = 1e-8
 """Size of targets below which the steps that a kernel leaves out (`primitives.NO_STEP`) are no small part of them."""
 
@@ -29,16 +35,31 @@ COMMON_SHARE = 0.01
 which is harmless."""
 
 
-def feature_rms(dataset: Dataset, *, centred: bool = False) -> dict[str, float] | None:
+class FeatureRms(TypedDict):
+    """Smallest and largest root mean square of a common feature's nonzero entries, with the features' names."""
+
+    min: float
+    max: float
+    of_min: str
+    of_max: str
+
+
+def feature_rms(dataset: Dataset, *, centred: bool = False) -> FeatureRms | None:
     """Find the smallest and largest root mean square of a common feature's nonzero entries; None if there is none."""
-    least, greatest, centre = np.inf, 0.0, dataset.centre if centred else None
+    least, greatest, centre = (np.inf, 0), (0.0, 0), dataset.centre if centred else None
     for piece in dataset.read_features(("feature", "n_entries", "mean_square")):
         common = piece["n_entries"] >= COMMON_SHARE * dataset.n_rows
         mean_square = piece["mean_square"] if centre is None else centre.mean_squares(piece)
         squares = mean_square[common] * (dataset.n_rows / piece["n_entries"][common])
-        rms = np.sqrt(squares[(squares > 0) & np.isfinite(squares)])
-        least, greatest = min(least, rms.min(initial=np.inf)), max(greatest, rms.max(initial=0.0))
-    return {"min": float(least), "max": float(greatest)} if greatest > 0 else None
+        used = (squares > 0) & np.isfinite(squares)
+        rms, feature = np.sqrt(squares[used]), piece["feature"][common][used]
+        if rms.size:
+            least = min(least, (float(rms.min()), int(feature[rms.argmin()])))
+            greatest = max(greatest, (float(rms.max()), int(feature[rms.argmax()])))
+    if not greatest[0]:
+        return None
+    names = [read_name(dataset.files("features.parquet"), feature) for _, feature in (least, greatest)]
+    return {"min": least[0], "max": greatest[0], "of_min": names[0], "of_max": names[1]}
 
 
 def advice(
@@ -51,13 +72,23 @@ def advice(
 ) -> list[str]:
     """Describe what is badly scaled for a training with `C`: a line each, with figures and the option that helps.
 
-    Rows matter to dual methods only, and the size of targets to those by coordinates. It is that of `centred` rows where
-    training centres them.
+    Features matter to all methods but newton, rows to dual ones only, and the size of targets to those by coordinates. It is
+    that of `centred` rows where training centres them. Rows are not told of where features are, and the same option helps.
     """
-    lines = _about_features(dataset, centred=centred)
-    if method in ("auto", "dual") and rows_are_long(dataset, C, accelerated=accelerated, centred=centred):
+    by_rows, by_coordinates = method in ("auto", "dual"), method in ("auto", "dual", "primal")
+    lines = [] if method == "newton" else _about_features(dataset, centred=centred)
+    alike = bool(lines) and _remedy_of_rows(dataset) == MAXABS
+    if by_rows and not alike and rows_are_long(dataset, C, accelerated=accelerated, centred=centred):
         lines += _about_rows(dataset, C, centred=centred)
-    return lines + _about_targets(dataset) if method in ("auto", "dual", "primal") else lines
+    return lines + _about_targets(dataset) if by_coordinates else lines
+
+
+def passes_help(dataset: Dataset, C: float, *, method: str, centred: bool) -> bool:
+    """Tell whether a training that has not converged gains by more passes; if not, the data has to be scaled first."""
+    if method == "newton":
+        return True
+    long = method in ("auto", "dual") and rows_are_long(dataset, C, accelerated=True, centred=centred)
+    return not (long or _about_features(dataset, centred=centred))
 
 
 def rows_are_long(dataset: Dataset, C: float, *, accelerated: bool, centred: bool) -> bool:
@@ -76,8 +107,8 @@ def _about_features(dataset: Dataset, *, centred: bool) -> list[str]:
     if rms is None or rms["max"] < BAD_FEATURE_RATIO * rms["min"]:
         return []
     return [
-        f"features are badly scaled (root mean squares {rms['min']:.3g} to {rms['max']:.3g}), which takes many passes; try "
-        "'streamcd convert --scale maxabs'"
+        f"features are badly scaled (root mean squares from {rms['min']:.3g} of {rms['of_min']} to {rms['max']:.3g} of "
+        f"{rms['of_max']}), which takes many passes; try {MAXABS}"
     ]
 
 
@@ -97,7 +128,9 @@ def _about_rows(dataset: Dataset, C: float, *, centred: bool) -> list[str]:
     if dataset.scaling.normalize != "none":
         return [f"C is large for these rows ({product}), which takes many passes; try a smaller C"]
     what = "C is large for these rows" if mean_square < BAD_MEAN_SQUARE else "rows are badly scaled"
-    remedy = "'streamcd convert --normalize l2'"
-    if dataset.manifest.get("encoding") and dataset.scaling.scale == "none":
-        remedy = "'streamcd convert --scale maxabs'"
-    return [f"{what} ({product}), which takes many passes; try {remedy}, or a smaller C"]
+    return [f"{what} ({product}), which takes many passes; try {_remedy_of_rows(dataset)}, or a smaller C"]
+
+
+def _remedy_of_rows(dataset: Dataset) -> str:
+    of_columns = dataset.manifest.get("encoding") and dataset.scaling.scale == "none"
+    return MAXABS if of_columns else "'streamcd convert --normalize l2'"

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from ..core.errors import DatasetError
 from ..core.storage import Location
-from .parquet import read_groups
+from .parquet import column_values, read_groups, read_tables
 from .schema import FEATURES
 
 Figures = dict[str, np.ndarray]
@@ -42,6 +43,17 @@ def read_figures(
                 rest = {name: column[n:] for name, column in block.items()}
                 blocks[number] = rest if rest["feature"].size else next(streams[number], None)
         yield _joined(cut, np.array(n_rows, np.float64))
+
+
+def read_name(paths: Sequence[Location], feature: int) -> str:
+    """Read the name of a feature that occurs, from the first file that has it; without names its index in the source."""
+    for path in paths:
+        for table in read_tables(path, ("feature", "index", "name"), first=("feature", feature)):
+            for place in np.flatnonzero(column_values(table["feature"]) == feature).tolist():
+                name: str | None = table["name"][place].as_py()
+                return f"feature {table['index'][place]}" if name is None else name
+            break
+    raise DatasetError(f"{paths[0]}: expected feature {feature}, found none")
 
 
 def _joined(blocks: Sequence[Figures | None], n_rows: np.ndarray) -> Figures:

@@ -145,7 +145,8 @@ def _scaling_rows(info: Facts) -> list[tuple[str, str]]:
     rows = [("scaling", ", ".join(given))]
     rms, norms = info["feature_rms"], info["row_norms"]
     if rms is not None:
-        rows.append(("feature values", f"root mean squares from {rms['min']:.3g} to {rms['max']:.3g}"))
+        ends = [f"{rms[end]:.3g} ({rms[f'of_{end}']})" for end in ("min", "max")]
+        rows.append(("feature values", f"root mean squares from {' to '.join(ends)}"))
     if norms is not None and norms["min"] is not None:
         mean_square = norms["mean_square"]
         middle = "" if mean_square is None else f", root mean square {mean_square**0.5:.3g}"

@@ -27,7 +27,7 @@ from ..training.loop import Loop, Session, Task, deadline
 from ..training.result import Outcome, Result, join_outcomes, make_result
 from ..training.validation import Validate
 from .config import Group, ResolvedRun, refuse_existing, write_config
-from .early_warnings import advice_at_end, scaling_advice
+from .early_warnings import advice_at_end, more_passes_help, scaling_advice
 from .lane_groups import resolve
 from .models import make_models, save_models
 from .options import ResumeOptions, TrainOptions
@@ -170,6 +170,11 @@ def carry_out(
     if not written and before == outcome.lanes["passes"].tolist():
         listener.message(f"this run has ended (stopped by: {result.stop_reason}) and is left alone")
     result.advice = advice_at_end(run, result.stop_reason, fell_short=result.fell_short)
+    by_passes = result.stop_reason not in ("rounding", "slope")
+    centred = run.centre is not None
+    result.more_passes_help = by_passes and (
+        result.converged or more_passes_help(run.options, run.dataset, centred=centred)
+    )
     told = scaling_advice(run) if result.advice else []  # at the start
     for line in [line for line in result.advice if line not in told]:
         listener.warning(line)

@@ -8,10 +8,12 @@ import numpy as np
 
 from ..core.memory_budget import RESERVED_BYTES, warn_of_memory
 from ..core.progress import Listener
-from ..dataset.diagnostics import advice
+from ..dataset.dataset import Dataset
+from ..dataset.diagnostics import advice, passes_help
 from ..kernels.loss_table import PLANES, form_of, has_cost
 from ..solvers.registry import find_solver
 from .config import ResolvedRun
+from .problem_options import ProblemOptions
 
 _MANY_LABELS, _FEW_ROWS = 100, 5  # more labels, most with fewer rows, look like numbers, not classes
 _MANY_FEATURES, _SMALL_SHARE = 1000, 0.25  # of more features, some combination does an intercept's work
@@ -49,6 +51,13 @@ def advice_at_end(run: ResolvedRun, stop_reason: str, *, fell_short: bool) -> li
     if not fell_short:
         return []
     return advice(run.dataset, max(run.options.C), method=run.options.method, centred=run.centre is not None)
+
+
+def more_passes_help(options: ProblemOptions, dataset: Dataset, *, centred: bool) -> bool:
+    """Tell whether more passes are the way on for a training that has not converged, or scaling is."""
+    if not has_cost(options.loss):
+        return True
+    return passes_help(dataset, max(options.C), method=options.method, centred=centred)
 
 
 _ONE_MACHINE = (

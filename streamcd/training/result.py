@@ -78,6 +78,8 @@ class Result:
     lanes: list[dict[str, Any]]
     # if it has not converged: changes that would take fewer passes
     advice: list[str] = field(default_factory=list)
+    # False if it has not converged, and more passes would change little: `advice` says what would
+    more_passes_help: bool = True
     # for each C and λ, with a validation set: {C, l1, loss, accuracy or r2} of the model, and best_loss after best_passes
     validation: list[dict[str, Any]] = field(default_factory=list)
 
@@ -125,7 +127,8 @@ class Result:
                 "without a penalty weights grow without end where a plane separates classes: take a small one (l2 with a "
                 "large C)"
             )
-        return f"not converged after {self.passes} passes: the relative gap is {self.gap:.2g}"
+        slowly = "" if self.more_passes_help else ", which more passes change slowly"
+        return f"not converged after {self.passes} passes: the relative gap is {self.gap:.2g}{slowly}"
 
     @property
     def model(self) -> Any:
