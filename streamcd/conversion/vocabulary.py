@@ -18,6 +18,7 @@ import numpy as np
 from ..core.errors import UsageError
 from ..core.mapped_arrays import take_mapped
 from ..dataset.arrow_columns import Strings
+from ..kernels.sparse_rows import CSR
 from ..kernels.tables import TAIL_CODES, TEXT_CODES
 from ..models.encoding import Column, Encoding, TokenRanges
 from ..models.text_encoder import TokenWeights, Vocabulary, iterate_bucket_places, iterate_token_weights
@@ -333,5 +334,5 @@ class TokenNumberer:
 
     def finish(self, rows: Rows, index: np.ndarray) -> tuple[Rows, np.ndarray]:
         """Return rows without rare tokens, sorted and weighed, and their entries' features; those given are changed."""
-        indptr, index, value = self._weights.finish(rows.indptr, index, rows.value)
+        indptr, index, value = self._weights.finish(CSR(rows.indptr, index, rows.value))
         return replace(rows, indptr=indptr, index=index, value=value), index

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import NamedTuple
 
 import numpy as np
 
@@ -19,16 +18,7 @@ _BLOCK = 256  # code points looked at together
 _NOT_OF_WORDS, _END = -1, -2
 
 
-class Words(NamedTuple):
-    """Words of documents, a space between neighbours; document ``d`` has the words ``indptr[d]:indptr[d + 1]``."""
-
-    data: np.ndarray  # uint8
-    starts: np.ndarray  # (words,) int64
-    ends: np.ndarray
-    indptr: np.ndarray  # (documents + 1,) int64
-
-
-def words_of(documents: Strings, valid: np.ndarray) -> Words:
+def words_of(documents: Strings, valid: np.ndarray) -> kernels.Words:
     """Cut documents into words."""
     found, has_sigma = _cut(documents, valid)
     if has_sigma:  # its lower case at the end of a word is another one
@@ -38,13 +28,15 @@ def words_of(documents: Strings, valid: np.ndarray) -> Words:
     return found
 
 
-def _cut(documents: Strings, valid: np.ndarray) -> tuple[Words, bool]:
+def _cut(documents: Strings, valid: np.ndarray) -> tuple[kernels.Words, bool]:
     n_bytes = int(documents.offsets[-1] - documents.offsets[0])
-    data = np.empty(2 * n_bytes + 8, np.uint8)
     starts, ends = (np.empty(n_bytes // 2 + 1, np.int64) for _ in range(2))
-    indptr, state = np.zeros(documents.size + 1, np.int64), np.zeros(1, np.int64)
-    n_words = kernels.cut_words(*documents, valid, *_lower_cases(), data, starts, ends, indptr, state)
-    return Words(data, starts[:n_words], ends[:n_words], indptr), bool(state[0])
+    words = kernels.Words(
+        np.empty(2 * n_bytes + 8, np.uint8), starts, ends, np.zeros(documents.size + 1, np.int64)
+    )
+    state = np.zeros(1, np.int64)
+    n_words = kernels.cut_words((*documents, valid), *_lower_cases(), words, state)
+    return words._replace(starts=starts[:n_words], ends=ends[:n_words]), bool(state[0])
 
 
 @functools.cache

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from .compile import inlined, kernel
 from .tables import (
     FULL,
     UNKNOWN,
-    HashTable,
     fetch_bytes,
     fetch_slot,
     fetch_string,
@@ -22,6 +23,16 @@ SIGMA = 0x3A3
 """The capital sigma, whose lower case depends on the letters around it."""
 
 _LEAST_CHARACTERS = 2  # of a word
+
+
+class Words(NamedTuple):
+    """Words of documents, a space between neighbours; document ``d`` has the words ``indptr[d]:indptr[d + 1]``."""
+
+    data: np.ndarray  # uint8
+    starts: np.ndarray  # (words,) int64
+    ends: np.ndarray
+    indptr: np.ndarray  # (documents + 1,) int64
+
 
 _SLOTS_AHEAD, _STRINGS_AHEAD, _BYTES_AHEAD = 24, 16, 8
 """Distances of prefetching, in n-grams ahead of the one that is counted."""
@@ -112,31 +123,30 @@ def cut_documents(
 
 
 @kernel
-def cut_words(data, offsets, valid, lowered, longer, out, starts, ends, indptr, state):
+def cut_words(documents, lowered, longer, words, state):
     """Cut documents into words of two characters and more, in lower case.
 
     Parameters
     ----------
-    data, offsets, valid
-        Documents, as strings for `tables.number_strings`; null has no words.
+    documents
+        As strings for `tables.number_strings`; null has no words.
     lowered : (code points,) int32
         The lower case of each: a character of words; -1 for one of no word; -2 - k for those in line k of `longer`.
     longer : (lines, 3) int32
         Lower cases of more than one character, ended by -2; -1 is one of no word.
-    out : (bytes,) uint8
-        The words, a space after each: ``out[starts[i]:ends[j]]`` are the words i to j. There is room for
-        twice the documents' bytes, and eight more.
-    starts, ends : (words,) int64
-    indptr : (documents + 1,) int64
-        Document ``d`` has the words ``indptr[d]:indptr[d + 1]``.
+    words : Words
+        ``data[starts[i]:ends[j]]`` are the words i to j, a space after each. There is room for twice the documents' bytes,
+        and eight more. Filled in place.
     state : (1,) int64
-        Set to 1 where a capital sigma occurs. Changed in place, as the arrays before it.
+        Set to 1 where a capital sigma occurs.
 
     Returns
     -------
     int
         The number of words.
     """
+    data, offsets, valid = documents
+    out, starts, ends, indptr = words
     word, end = 0, np.int64(0)
     for document in range(offsets.size - 1):
         k, stop = offsets[document], offsets[document + 1]
@@ -179,11 +189,12 @@ def cut_words(data, offsets, valid, lowered, longer, out, starts, ends, indptr, 
 
 
 @inlined
-def _hash_ngrams(column, words, starts, ends, indptr, document, least, most, hashes, end):
+def _hash_ngrams(column, words, document, ngrams, hashes, end):
     """Write the hashes of a document's n-grams, in their order, to `hashes` from `end` on; returns their end."""
+    data, starts, ends, indptr = words
     for first in range(indptr[document], indptr[document + 1]):
-        for last in range(first + least - 1, min(first + most, indptr[document + 1])):
-            hashes[end] = np.int64(string_hash(column, words, starts[first], ends[last] - starts[first]))
+        for last in range(first + ngrams[0] - 1, min(first + ngrams[1], indptr[document + 1])):
+            hashes[end] = np.int64(string_hash(column, data, starts[first], ends[last] - starts[first]))
             end += 1
     return end
 
@@ -200,51 +211,29 @@ def _fetch_ahead(hashes, k, end, table, places):
 
 
 @kernel
-def count_ngrams(
-    column,
-    first_document,
-    words,
-    starts,
-    ends,
-    indptr,
-    least,
-    most,
-    bits,
-    add,
-    slots,
-    hashes,
-    columns,
-    string_ends,
-    arena,
-    state,
-    places,
-    documents,
-    no_prefix,
-    out_indptr,
-    index,
-    value,
-):
+def count_ngrams(column, first_document, words, ngrams, bits, add, table, places, documents, no_prefix, rows):
     """Count the n-grams of every document: an entry for each that occurs, in order of appearance.
 
     Parameters
     ----------
-    column, add, slots, hashes, columns, string_ends, arena, state
-        The hash table that numbers n-grams, and whether it takes new ones; see `tables.number_strings`.
+    column : int
     first_document : int
         To begin with; those before it are done.
-    words, starts, ends, indptr
-        As `cut_words` makes them.
-    least, most : int
-        Lengths of n-grams.
+    words : Words
+    ngrams : (int, int)
+        Least and largest lengths of n-grams.
     bits : int
         2^bits buckets take the n-grams by their hash, each counted with the hash's sign; 0 for the hash table.
+    add : bool
+        Let the hash table take new n-grams; see `tables.number_strings`.
+    table : HashTable
     places : (numbers or buckets,) int32
         Scratch.
     documents : (numbers or buckets,) int64
         Documents in which each occurs, counted on; empty if not to be counted.
     no_prefix : (0,) uint8
-    out_indptr, index, value : (documents + 1,) int64, (entries,) int64, (entries,) float
-        Numbers or buckets, and counts; filled in place. There is room for all n-grams: `index` holds the hashes of a
+    rows : CSR
+        Numbers or buckets, and counts; filled in place. There is room for all n-grams: `feature` holds the hashes of a
         document's n-grams until they are counted, no later than their entries are written.
 
     Returns
@@ -252,25 +241,25 @@ def count_ngrams(
     int
         The first document that there is no room for in the hash table; the number of documents where all are done.
     """
-    table = HashTable(slots, hashes, columns, string_ends, arena, state)
-    mask = (1 << bits) - 1
+    data, starts, ends, indptr = words
+    index, value, mask = rows.feature, rows.value, (1 << bits) - 1
     for document in range(first_document, indptr.size - 1):
-        begin = entry = hashed = out_indptr[document]
+        begin = entry = hashed = rows.indptr[document]
         if not bits:
-            hash_end = _hash_ngrams(column, words, starts, ends, indptr, document, least, most, index, begin)
+            hash_end = _hash_ngrams(column, words, document, ngrams, index, begin)
         for first in range(indptr[document], indptr[document + 1]):
-            for last in range(first + least - 1, min(first + most, indptr[document + 1])):
+            for last in range(first + ngrams[0] - 1, min(first + ngrams[1], indptr[document + 1])):
                 start, length = starts[first], ends[last] - starts[first]
                 count = 1.0
                 if bits:
-                    number = murmur(no_prefix, words, start, length)
+                    number = murmur(no_prefix, data, start, length)
                     count = 1.0 if number >= 0 else -1.0
                     number = abs(number) & mask
                 else:
                     _fetch_ahead(index, hashed, hash_end, table, places)
                     wanted = np.uint64(index[hashed])
                     hashed += 1
-                    number = number_of(wanted, column, words, start, length, add, table)
+                    number = number_of(wanted, column, data, start, length, add, table)
                     if number == FULL:
                         return document
                     if number == UNKNOWN:
@@ -288,23 +277,23 @@ def count_ngrams(
             if value[k] != 0.0:  # signs may cancel each other
                 index[kept], value[kept] = index[k], value[k]
                 kept += 1
-        out_indptr[document + 1] = kept
+        rows.indptr[document + 1] = kept
     return indptr.size - 1
 
 
 @kernel
-def insert_rows(
-    indptr, index, value, border, more_indptr, more_index, more_value, out_indptr, out_index, out_value
-):
+def insert_rows(rows, border, more, out):
     """Join two tables' rows: of the first one's entries those below `border`, the second one's, and the others."""
+    indptr, index, value = rows
+    out_indptr, out_index, out_value = out
     entry = 0
     for row in range(indptr.size - 1):
         k = indptr[row]
         while k < indptr[row + 1] and index[k] < border:
             out_index[entry], out_value[entry] = index[k], value[k]
             entry, k = entry + 1, k + 1
-        for more in range(more_indptr[row], more_indptr[row + 1]):
-            out_index[entry], out_value[entry] = more_index[more], more_value[more]
+        for m in range(more.indptr[row], more.indptr[row + 1]):
+            out_index[entry], out_value[entry] = more.feature[m], more.value[m]
             entry += 1
         while k < indptr[row + 1]:
             out_index[entry], out_value[entry] = index[k], value[k]

@@ -179,7 +179,7 @@ class TableEncoder:
     def _encode(self, block: Any, start: int) -> EncodedRows:
         found = self._table_rows(block, start) if self._columns else None
         if self._text is not None:
-            found = CSR(*self._text.inserted(found, self._text_rows(block, start)))
+            found = self._text.inserted(found, self._text_rows(block, start))
         sparse = self.encoding.sparse
         if sparse is None:
             assert found is not None
@@ -191,7 +191,7 @@ class TableEncoder:
         kernels.append_rows(found, listed, joined)
         return EncodedRows(start, *joined)
 
-    def _text_rows(self, block: Any, start: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _text_rows(self, block: Any, start: int) -> CSR:
         def missing(name: str, row: int) -> str:
             refusal = describe_refusal(kernels.NULL_VALUE, None, self._value_dtype)
             return f"{self.message(start + row)}: column {name!r}: {refusal}"

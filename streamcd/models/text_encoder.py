@@ -10,10 +10,11 @@ import numpy as np
 from ..core.errors import DataError, UsageError
 from ..core.mapped_arrays import forget, take_mapped
 from ..dataset.arrow_columns import strings_of, type_name
-from ..dataset.text_tokens import Words, words_of
+from ..dataset.text_tokens import words_of
 from ..kernels import tables
 from ..kernels import text as kernels
 from ..kernels.sparse_rows import CSR
+from ..kernels.text import Words
 from .encoding import Column, Encoding, TokenRanges
 from .string_table import StringTable
 
@@ -22,9 +23,6 @@ _BLOCK_BYTES = 1 << 20
 
 _AT_A_TIME = 1 << 16  # tokens that are weighed
 _NO_END = (1 << 63) - 1
-
-Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Compressed sparse rows: ``indptr``, ``feature``, ``value``."""
 
 
 class Vocabulary(StringTable):
@@ -40,7 +38,7 @@ class Vocabulary(StringTable):
     def prepare(self, n_tokens: int, n_bytes: int, n_rows: int) -> None:
         """Prepare for up to so many tokens that are new, after the first `n_rows` rows; here there is nothing to do."""
 
-    def count(self, number: int, column: Column, words: Words, adds: bool, out: Rows) -> None:
+    def count(self, number: int, column: Column, words: Words, adds: bool, out: CSR) -> None:
         """Count the tokens of documents as `kernels.text.count_ngrams`, into `out`; `number` is the column's."""
         documents = self.documents_of_buckets.get(number, np.empty(0, np.int64))
         if column.bits and self._places.size < 1 << column.bits:
@@ -49,8 +47,8 @@ class Vocabulary(StringTable):
         while True:
             if not column.bits:
                 documents = self.documents if adds else documents
-            table = (*column.ngrams, column.bits, adds, *self._arrays(), self._places, documents)
-            done = kernels.count_ngrams(number, done, *words, *table, np.empty(0, np.uint8), *out)
+            table = (column.ngrams, column.bits, adds, self._arrays(), self._places, documents)
+            done = kernels.count_ngrams(number, done, words, *table, np.empty(0, np.uint8), out)
             if done == words.indptr.size - 1:
                 return
             self._grow(column.name)
@@ -82,16 +80,17 @@ class TokenWeights:
         own = (int(ranges.starts[0]), int(ranges.starts[-1] + ranges.places[-1] - ranges.places[-2]))
         self._sorted = (0, _NO_END) if ranges.has_added else own
 
-    def finish(self, indptr: np.ndarray, index: np.ndarray, value: np.ndarray) -> Rows:
+    def finish(self, rows: CSR) -> CSR:
         """Drop entries of no feature (-1), sort those of text in each row, and weigh counts; the arrays are changed."""
-        n_entries = kernels.sort_tokens(indptr, index, value, *self._sorted)
-        index, value, (starts, places, owners, weighted) = index[:n_entries], value[:n_entries], self._ranges
+        kernels.sort_tokens(*rows, *self._sorted)
+        indptr, index, value = rows = rows.cut()
+        starts, places, owners, weighted = self._ranges
         if weighted.any():
-            of_entry, place = np.empty(n_entries, np.int32), np.empty(n_entries, np.int64)
+            of_entry, place = np.empty(index.size, np.int32), np.empty(index.size, np.int64)
             n_tokens = kernels.find_tokens(index, starts, places, of_entry, place)
             weights = take_mapped(self._weights, place[:n_tokens])
             kernels.weigh_tokens(indptr, of_entry, value, owners, weighted, weights, np.empty(weighted.size))
-        return indptr, index, value
+        return rows
 
 
 def inverse_frequencies(documents: np.ndarray, n_documents: int) -> np.ndarray:
@@ -228,7 +227,7 @@ class TextEncoder:
 
     def rows(
         self, column_of: Callable[[str], Any], n_missing: np.ndarray, missing: Callable[[str, int], str]
-    ) -> Rows:
+    ) -> CSR:
         """Make the rows of a block, of which `column_of` returns a column by its name.
 
         Missing values are added to those of each column; `missing` makes the complaint about one that is refused.
@@ -258,15 +257,14 @@ class TextEncoder:
         ]
         self._vocabulary.prepare(sum(n for n, _ in sizes), sum(n for _, n in sizes), self._n_rows)
 
-    def _counted(self, number: int, column: Column, words: Words) -> Rows:
+    def _counted(self, number: int, column: Column, words: Words) -> CSR:
         room = _n_ngrams(column, words)
-        indptr, index = np.zeros(words.indptr.size, np.int64), np.empty(room, np.int64)
-        value = np.empty(room, self._value_dtype)
-        self._vocabulary.count(number, column, words, self._grows, (indptr, index, value))
-        index, value = index[: indptr[-1]], value[: indptr[-1]]
+        rows = CSR.room(words.indptr.size - 1, room, self._value_dtype)
+        self._vocabulary.count(number, column, words, self._grows, rows)
+        rows = rows.cut()
         if self._bucket_starts is None and not self._grows:
-            self.n_unknown += room - int(value.sum(dtype=np.float64))
-        return indptr, self._codes(number, index), value
+            self.n_unknown += room - int(rows.value.sum(dtype=np.float64))
+        return rows._replace(feature=self._codes(number, rows.feature))
 
     def _codes(self, number: int, index: np.ndarray) -> np.ndarray:
         """Return codes of a column's tokens, or buckets, by their numbers, which are changed; -1 for a rare bucket's."""
@@ -281,23 +279,23 @@ class TextEncoder:
             index += self.code_start
         return index
 
-    def _joined(self, found: Rows | None, more: Rows) -> Rows:
+    def _joined(self, found: CSR | None, more: CSR) -> CSR:
         if found is None:
             return more
-        room = CSR(np.zeros_like(found[0]), *self._room(found[1].size + more[1].size))
-        tables.append_rows(CSR(*found), CSR(*more), room)
+        room = self._room(found, more)
+        tables.append_rows(found, more, room)
         return room
 
-    def _room(self, n_entries: int) -> tuple[np.ndarray, np.ndarray]:
-        return np.empty(n_entries, np.int64), np.empty(n_entries, self._value_dtype)
+    def _room(self, rows: CSR, more: CSR) -> CSR:
+        return CSR.room(more.indptr.size - 1, rows.feature.size + more.feature.size, self._value_dtype)
 
-    def inserted(self, rows: Rows | None, of_text: Rows) -> Rows:
+    def inserted(self, rows: CSR | None, of_text: CSR) -> CSR:
         """Insert the entries of text into rows of the other columns: they come before those of hashed ones."""
         if rows is not None:
-            room = (np.zeros_like(of_text[0]), *self._room(rows[1].size + of_text[1].size))
-            kernels.insert_rows(*rows, self.code_start, *of_text, *room)
+            room = self._room(rows, of_text)
+            kernels.insert_rows(rows, self.code_start, of_text, room)
             of_text = room
-        return of_text if self.weights is None else self.weights.finish(*of_text)
+        return of_text if self.weights is None else self.weights.finish(of_text)
 
 
 def _n_ngrams(column: Column, words: Words) -> int:
