@@ -277,7 +277,7 @@ def _merge_collisions(directory: Path, bits: int) -> tuple[int, int]:
 
 
 def read_merged(
-    directory: Path, encoding: Encoding, merged: Merged, n_rows: int, width: int | None = None
+    directory: Path, encoding: Encoding, merged: Merged, n_rows: int, width: int | None
 ) -> Encoding:
     """Return the encoding with its categories, which are read from their files when needed; see `merge_dictionaries`.
 

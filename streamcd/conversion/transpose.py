@@ -178,7 +178,7 @@ class Plan:
     sort_bytes: int
 
 
-def _make_plan(dataset: Dataset, budget: int, chunk_bytes: int, workers: int = 1) -> Plan:
+def _make_plan(dataset: Dataset, budget: int, chunk_bytes: int, workers: int) -> Plan:
     largest = int(np.diff(dataset.entry_start).max(initial=1))
     needs = {
         # copied, cast, encoded, compressed

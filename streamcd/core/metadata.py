@@ -136,17 +136,15 @@ def as_structure(content: Mapping[str, Any], structure: type[Content], name: str
         raise DataError(f"{name}: damaged ({error}); convert the data again") from None
 
 
-def write_metadata(
-    path: Path, kind: Kind[Any], fields: Mapping[str, Any], *, allow_nan: bool = True
-) -> dict[str, Any]:
+def write_metadata(path: Path, kind: Kind[Any], fields: Mapping[str, Any]) -> dict[str, Any]:
     """Write a metadata file, whole or not at all; returns its content, including format and seal."""
     content = _sealed(kind, fields)
-    write_file(path, _text(content, allow_nan))
+    write_file(path, _text(content))
     return content
 
 
 def metadata_text(kind: Kind[Any], fields: Mapping[str, Any], *, allow_nan: bool = True) -> bytes:
-    return _text(_sealed(kind, fields), allow_nan)
+    return _text(_sealed(kind, fields), allow_nan=allow_nan)
 
 
 def _sealed(kind: Kind[Any], fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,5 +155,5 @@ def _sealed(kind: Kind[Any], fields: Mapping[str, Any]) -> dict[str, Any]:
     return content
 
 
-def _text(content: Mapping[str, Any], allow_nan: bool) -> bytes:
+def _text(content: Mapping[str, Any], *, allow_nan: bool = True) -> bytes:
     return (json.dumps(content, indent=1, allow_nan=allow_nan) + "\n").encode()

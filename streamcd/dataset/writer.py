@@ -171,7 +171,7 @@ class DatasetWriter:
             writer.write(index=indices[start : start + _GROUP])
         self._encoding["indices"] = writer.close()
 
-    def write_encoding(self, encoding: Any, start: int = 0) -> None:
+    def write_encoding(self, encoding: Any, start: int) -> None:
         """Record a table's encoding (a `models.encoding.Encoding`), and write its categories from column `start` on."""
         self._encoding["encoding"] = encoding.record()
         if any(column.has_categories for column in encoding.columns[start:]):
@@ -179,7 +179,7 @@ class DatasetWriter:
             encoding.save(path, start)
             self._encoding["categories"] = _file_record(path)
 
-    def write_kept(self, parts: Iterable[Path], schema: Any = None) -> None:
+    def write_kept(self, parts: Iterable[Path], schema: Any) -> None:
         """Write the columns that are kept beside the rows, from files of them in the order of the source."""
         path = self.path / KEPT_FILE
         join_kept(parts, path, schema)

@@ -540,9 +540,9 @@ def unread_encoding_of(dataset: Any) -> Encoding | None:
     return None if record is None else unread_encoding(dataset.files(CATEGORIES_FILE), record)
 
 
-def first_feature_names(dataset: Any, most: int) -> list[str] | None:
-    """Return the names of a dataset's first features; None if its data did not come from a table."""
+def first_feature_names(dataset: Any) -> list[str] | None:
+    """Return the names of a dataset's first ten features; None if its data did not come from a table."""
     encoding = unread_encoding_of(dataset)
     if encoding is None:
         return None
-    return list(encoding.feature_names(np.arange(min(most, dataset.n_features))))
+    return list(encoding.feature_names(np.arange(min(10, dataset.n_features))))

@@ -84,7 +84,7 @@ def _fit(path: Path, folds: ResolvedRun, session: Session) -> dict[Setting, np.n
             for file in files.values():
                 stack.enter_context(file_named(file))
             outputs = {of: stack.enter_context(open(file, "wb")) for of, file in files.items()}
-            for of, records in held_out_rows(path, folds, session, _records, "score the folds"):
+            for of, records in held_out_rows(path, folds, session, _records):
                 records.tofile(outputs[of])
         session.listener.message(
             f"calibration: fitting one sigmoid per vector, {n_vectors * len(files):,} in all"

@@ -207,10 +207,8 @@ def train_in_memory(
 
 def result_of(directory: checkpoint.Run, outcome: Outcome, run: ResolvedRun) -> Result:
     """Sum up the outcome of all lanes of a run."""
-    problem, dataset = run.problem, run.dataset
-    result = make_result(
-        directory.name, outcome, problem.lanes, dataset.n_features, dataset.n_rows, problem.scale
-    )
+    dataset = run.dataset
+    result = make_result(directory.name, outcome, run.problem, dataset.n_rows)
     names = dataset.label_names or dataset.class_names
     if names is not None:
         for lane in result.lanes:

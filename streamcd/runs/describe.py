@@ -61,7 +61,7 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     old_columns = [describe_old_columns(dataset)] if columns_exist(dataset) and not has_all else []
     return {
         **dataset.info(),
-        "feature_names": first_feature_names(dataset, 10),
+        "feature_names": first_feature_names(dataset),
         "feature_rms": feature_rms(dataset),
         "advice": [*[_ONE_CLASS] * alone, *advice(dataset), *old_columns, *unfinished(dataset.path)],
         "columns": has_all,

@@ -55,7 +55,6 @@ def held_out_rows(
     folds: ResolvedRun,
     session: Session,
     use: Callable[[HeldOut], Used],
-    phase: str,
     used_bytes: int = 0,
 ) -> Iterator[Used]:
     """Score all rows by the states of a run of folds in a directory; one read for each group of lanes.
@@ -83,7 +82,7 @@ def held_out_rows(
         for chunk, scored in score_chunks(dataset, chunks, score_chunk, Threads(count)):
             yield from scored
             done = int(dataset.row_start[chunk + 1])
-            session.listener.progress(Progress(phase, done, dataset.n_rows, "rows"))
+            session.listener.progress(Progress("score the folds", done, dataset.n_rows, "rows"))
 
 
 def _by_fold(lanes: Problem, state: Path, centre: Centre | None) -> list[_Fold]:

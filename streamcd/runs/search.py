@@ -136,7 +136,7 @@ def _score(path: Path, search: ResolvedRun, session: Session) -> dict[str, Any]:
     def compare(rows: HeldOut) -> tuple[tuple[Setting, int], np.ndarray, np.ndarray, np.ndarray]:
         return (rows.setting, rows.fold), rows.weight, *criterion.take(rows)
 
-    for model, *compared in held_out_rows(path, search, session, compare, "score the folds", memory):
+    for model, *compared in held_out_rows(path, search, session, compare, memory):
         sums[model].add(*compared)
     if error := max(map(criterion.error, sums.values()), default=0.0):
         session.listener.message(

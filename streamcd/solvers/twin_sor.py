@@ -32,7 +32,7 @@ class TwinSorSolver(RowSolver):
 
     warm_start: Start = "alpha"
 
-    def __init__(self, problem: Problem, omega: float | str = 1.0) -> None:
+    def __init__(self, problem: Problem, omega: float | str) -> None:
         super().__init__(problem, twin_sor_memory(problem))
         self.size, self.omega = problem.n_features + 1, omega
         self._column = np.empty(self.size)

@@ -45,7 +45,7 @@ class RowArena:
             self.active = np.empty((n_rows, widths[1]), dtype=np.uint8)
 
 
-def row_record(widths: tuple[int, int], *, has_targets: bool = False) -> np.dtype[Any]:
+def row_record(widths: tuple[int, int], *, has_targets: bool) -> np.dtype[Any]:
     """Return the dtype of a row's record; it holds the state (`widths` numbers and flags) if there is a single flag."""
     fields: list[tuple[Any, ...]] = [("indptr", np.int64), ("weight", np.float64)]
     if has_targets:

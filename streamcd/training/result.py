@@ -14,7 +14,7 @@ from ..core.memory_budget import format_size, peak_memory_bytes
 from ..core.progress import format_seconds
 from ..core.setting import Setting
 from ..solvers import acceleration, over_relaxation
-from ..solvers.problem import Lane
+from ..solvers.problem import Problem
 from . import validation
 from .stopping import (
     BY_GAP,
@@ -228,12 +228,11 @@ def _relative_rounding(lanes: dict[str, np.ndarray]) -> float:
     return float(np.divide(found, primal, out=np.zeros_like(primal), where=primal != 0).max())
 
 
-def make_result(
-    run: str, outcome: Outcome, lanes: Sequence[Lane], n_features: int, n_rows: int, scale: float = 1.0
-) -> Result:
-    """Sum up lanes; `scale` turns their objectives into the user's (`Problem.scale`)."""
+def make_result(run: str, outcome: Outcome, problem: Problem, n_rows: int) -> Result:
+    """Sum up the lanes of a problem, with objectives as the user's (`Problem.scale`)."""
     kept = outcome.lanes | {
-        name: scale * outcome.lanes[name] for name in ("primal", "dual", "gap", "rounding", "primal_rounding")
+        name: problem.scale * outcome.lanes[name]
+        for name in ("primal", "dual", "gap", "rounding", "primal_rounding")
     }
     gaps = relative_gaps(kept)
     return Result(
@@ -250,9 +249,9 @@ def make_result(
         kernel_seconds=outcome.kernel_seconds,
         bytes_read=outcome.bytes_read,
         peak_memory_bytes=peak_memory_bytes(),
-        n_features=n_features,
+        n_features=problem.n_features,
         n_rows=n_rows,
-        n_lanes=len(lanes),
+        n_lanes=problem.n_lanes,
         lanes=[
             {
                 "label": lane.label,
@@ -268,7 +267,7 @@ def make_result(
                 **over_relaxation.report(kept, number),
                 **acceleration.report(kept, number),
             }
-            for number, lane in enumerate(lanes)
+            for number, lane in enumerate(problem.lanes)
         ],
-        validation=validation.report(kept, [lane.setting for lane in lanes]),
+        validation=validation.report(kept, [lane.setting for lane in problem.lanes]),
     )
