@@ -62,6 +62,12 @@ def auc(y: np.ndarray, h: np.ndarray, predicted: np.ndarray, w: np.ndarray) -> f
     return np.mean([metrics.roc_auc_score(y == k, h[:, k], sample_weight=w) for k in range(3)])
 
 
+def average_precision(y: np.ndarray, h: np.ndarray, predicted: np.ndarray, w: np.ndarray) -> float:
+    if h.ndim == 1:
+        return metrics.average_precision_score(y, h, sample_weight=w)
+    return np.mean([metrics.average_precision_score(y == k, h[:, k], sample_weight=w) for k in range(3)])
+
+
 def log_loss(y: np.ndarray, h: np.ndarray, predicted: np.ndarray, w: np.ndarray) -> float:
     p = 1 / (1 + np.exp(-(np.c_[-h, h] if h.ndim == 1 else h)))
     return metrics.log_loss(y, p / p.sum(axis=1, keepdims=True), sample_weight=w)
@@ -73,11 +79,28 @@ THEIRS: dict[str, Any] = {
         y, predicted, sample_weight=w
     ),
     "auc": auc,
+    "average_precision": average_precision,
     "log_loss": log_loss,
     "r2": lambda y, h, predicted, w: metrics.r2_score(y, predicted, sample_weight=w),
     "mae": lambda y, h, predicted, w: metrics.mean_absolute_error(y, predicted, sample_weight=w),
     "mse": lambda y, h, predicted, w: metrics.mean_squared_error(y, predicted, sample_weight=w),
 }
+
+
+OF_CLASS: dict[str, Any] = {
+    "f1": lambda own, h, said, w: metrics.f1_score(own, said, sample_weight=w),
+    "auc": lambda own, h, said, w: metrics.roc_auc_score(own, h, sample_weight=w),
+    "average_precision": lambda own, h, said, w: metrics.average_precision_score(own, h, sample_weight=w),
+}
+"""Measures of one class, by which rows are of it, their scores for it, and which are predicted to be."""
+
+
+def of_class(kind: str, scoring: str, positive: int) -> Any:
+    def score(y: np.ndarray, h: np.ndarray, predicted: np.ndarray, w: np.ndarray) -> float:
+        scores = (h if positive == 1 else -h) if kind == "two" else h[:, positive]
+        return OF_CLASS[scoring](y == positive, scores, predicted == positive, w)
+
+    return score
 
 
 def optimum(kind: str, C: float) -> Any:
@@ -88,11 +111,18 @@ def optimum(kind: str, C: float) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("kind", "scoring"),
-    [(k, s) for k in ("two", "three") for s in ("accuracy", "auc", "log_loss", "balanced_accuracy", "f1")]
-    + [("numbers", s) for s in ("r2", "mae", "mse")],
+    ("kind", "scoring", "positive"),
+    [
+        (k, s, None)
+        for k in ("two", "three")
+        for s in ("accuracy", "auc", "average_precision", "log_loss", "balanced_accuracy", "f1")
+    ]
+    + [("numbers", s, None) for s in ("r2", "mae", "mse")]
+    + [(k, s, p) for k, p in (("two", -1), ("three", 2)) for s in ("auc", "average_precision", "f1")],
 )
-def test_scores_are_scikit_learns_of_exact_optima_on_the_rows_held_out(kind, scoring, tmp_path) -> None:
+def test_scores_are_scikit_learns_of_exact_optima_on_the_rows_held_out(
+    kind, scoring, positive, tmp_path
+) -> None:
     made, x, y = table(kind)
     weight, part = np.array(made["w"]), np.array(made["part"])
     result = streamcd.tune(
@@ -102,10 +132,12 @@ def test_scores_are_scikit_learns_of_exact_optima_on_the_rows_held_out(kind, sco
         C=COSTS,
         fold="part",
         scoring=scoring,
+        positive=positive,
         bias=-1,
         tol=1e-10,
     )
     theirs = f1(kind) if scoring == "f1" else THEIRS[scoring]
+    theirs = theirs if positive is None else of_class(kind, scoring, positive)
     assert result.scored_by == scoring
     means = []
     for C in COSTS:
@@ -197,7 +229,7 @@ def test_within_a_standard_error_the_strongest_penalty_is_chosen() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"scoring": "r2"}, "expected one of accuracy, auc, .* for classes, found 'r2'"),
+        ({"scoring": "r2"}, "expected one of auc, .* for classes, found 'r2'"),
         ({"scoring": "log_loss", "loss": "hinge"}, "log_loss needs probabilities, which hinge has not"),
         (
             {"groups": "none"},
@@ -308,6 +340,41 @@ def test_several_seeds_share_the_reads_and_resume_to_the_same_scores(tmp_path) -
 def test_seeds_that_do_not_fit_the_folds_are_refused(options, complaint, tmp_path) -> None:
     with pytest.raises(StreamcdError, match=complaint):
         streamcd.tune(convert("two", tmp_path / "data"), tmp_path / "run", C=COSTS, **options)
+
+
+@pytest.mark.parametrize("kind", ["two", "three"])
+def test_an_evaluation_measures_the_class_asked_for(kind, tmp_path) -> None:
+    """Of the smallest label, which is never the one by default."""
+    data, x, y = convert(kind, tmp_path / "data"), *table(kind)[1:]
+    result = streamcd.train(data, tmp_path / "run", loss="log_loss")
+    decisions, predicted = result.model.decision_function(x), result.model.predict(x)
+    h, positive = (-decisions, -1) if kind == "two" else (decisions[:, 0], 0)
+    found = streamcd.evaluate(data, result.model, positive=positive, unweighted=True)
+    own, said = y == positive, predicted == positive
+    assert found["positive"] == positive
+    assert found["precision"] == pytest.approx(metrics.precision_score(own, said))
+    assert found["recall"] == pytest.approx(metrics.recall_score(own, said))
+    for name, measure in OF_CLASS.items():
+        assert found[name] == pytest.approx(measure(own, h, said, None)), name
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"scoring": "f1", "positive": "yes"}, "positive: expected one of -1, 1, found 'yes'"),
+        (
+            {"positive": 1},
+            "positive: expected one of auc, average_precision, f1 as scoring, found the default",
+        ),
+    ],
+)
+def test_a_positive_class_that_cannot_be_measured_is_refused(options, complaint, tmp_path) -> None:
+    data = convert("two", tmp_path / "data")
+    with pytest.raises(StreamcdError, match=complaint):
+        streamcd.tune(data, tmp_path / "run", C=COSTS, **options)
+    streamcd.train(data, tmp_path / "run")
+    with pytest.raises(StreamcdError, match="positive: expected one of -1, 1, found 3"):
+        streamcd.evaluate(data, tmp_path / "run", positive=3)
 
 
 def test_measures_of_one_class_tell_which_and_warn_where_it_is_not_the_rare_one(tmp_path, streamcd) -> None:

@@ -127,7 +127,7 @@ def test_people_get_a_table_for_each_class_and_one_line_where_there_is_none(trai
     shown = streamcd("weights", trained / "run", "--top", 2).stdout
     assert [shown.count(f"for {label}: the largest 2 of ") for label in ("low", "middle", "top")] == [1, 1, 1]
     for arguments, said in (
-        (("--class", "none"), "class 'none': expected one of low, middle, top"),
+        (("--class", "none"), "class: expected one of low, middle, top, found 'none'"),
         (("--top", "-1"), "expected a number of weights from 0 on, found -1"),
     ):
         done = streamcd("weights", trained / "run", *arguments)

@@ -22,6 +22,7 @@ from ..core.memory_budget import format_size
 from ..core.options import SharedWork
 from ..core.storage import is_url, local_path, location
 from ..prediction.options import ModelOptions, PlotOptions, PredictOptions
+from ..report.evaluation_tables import evaluation_tables
 from ..report.tables import (
     Table,
     class_weights_tables,
@@ -29,7 +30,6 @@ from ..report.tables import (
     dataset_tables,
     description_tables,
     distribution_table,
-    evaluation_tables,
     growth_tables,
 )
 from ..runs.options import DescribeOptions, ReportOptions, ResumeOptions, TrainOptions, TuneOptions

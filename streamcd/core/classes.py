@@ -6,16 +6,31 @@ A code matrix, shape (classes, weight vectors), has the sign of each class for e
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
 
 import numpy as np
 
 from ..kernels.loss_table import MARGINS
+from .errors import UsageError
 
 
 def class_indices(classes: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the index of each label among `classes`, which ascend, and whether it is one; of another label any index."""
     index = np.minimum(np.searchsorted(classes, label), classes.size - 1)
     return index, classes[index] == label
+
+
+def place_of_label(asked: Any, labels: Sequence[Any], option: str) -> int:
+    """Return the place among a source's labels of one that is asked for as text, or as a number, which may be written +1."""
+    texts = [str(label) for label in labels]
+    if str(asked) in texts:
+        return texts.index(str(asked))
+    with suppress(ValueError):
+        numbers = [float(text) for text in texts]
+        return numbers.index(float(asked))
+    more = ", …" if len(texts) > 10 else ""
+    raise UsageError(f"{option}: expected one of {', '.join(texts[:10])}{more}, found {asked!r}")
 
 
 def check_class_names(names: Sequence[str] | None, classes: Sequence[float] | None) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ..core.classes import place_of_label
 from ..core.errors import UsageError
 from ..kernels.loss_table import PLANES, form_of
 
@@ -202,13 +203,9 @@ def describe_weights(
 
 def _of_class(model: Any, classes: list[dict[str, Any]], label: str) -> dict[str, Any]:
     """Choose a class; the smaller of two that share a vector has the other's weights with the other sign."""
-    texts = [] if model.has_targets else model.label_texts()
-    if label not in texts:
-        known = (
-            f"expected one of {', '.join(texts[:10])}" if texts else "expected none, of a model of numbers"
-        )
-        raise UsageError(f"class {label!r}: {known}")
-    place = texts.index(label)
+    if model.has_targets:
+        raise UsageError(f"class: expected none, of a model of numbers, found {label!r}")
+    place = place_of_label(label, model.label_texts(), "class")
     if not model.is_binary or place == 1:
         return classes[min(place, len(classes) - 1)]
     (larger,) = classes

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..core.classes import class_indices
 from ..models.model import Model
-from .outputs import positive_scores
+from .outputs import class_scores
 from .scored_rows import ScoredRows
 
 N_BINS = 1 << 16
@@ -36,10 +36,11 @@ class ScoreCurves:
     probabilities are those of the predicted class. Rows with labels that the model does not know are left out.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, positive: int | None = None) -> None:
         self.model = model
         self.is_binary = model.n_classes == 2 and not model.multilabel
-        self.classes = [1] if self.is_binary else list(range(model.n_classes))
+        self.positive = 1 if positive is None else positive
+        self.classes = [self.positive] if self.is_binary else list(range(model.n_classes))
         self.counts = np.zeros((len(self.classes), 2, N_BINS))
         zeros = np.zeros(CALIBRATION_BINS)
         calibrated = model.has_probabilities and not model.multilabel
@@ -58,7 +59,9 @@ class ScoreCurves:
         place, known = class_indices(model.classes, rows.label)
         place, decisions, weight = place[known], rows.decisions[known], rows.weight[known]
         scores = (
-            positive_scores(model.choice, decisions)[:, None] if self.is_binary else model.scores(decisions)
+            class_scores(model.choice, decisions, self.positive)[:, None]
+            if self.is_binary
+            else model.scores(decisions)
         )
         self._add_scores(scores, place[:, None] == np.array(self.classes), weight)
         if self.calibration is not None:
@@ -70,7 +73,7 @@ class ScoreCurves:
             self.counts[number] += np.bincount(cell, weight, 2 * N_BINS).reshape(2, N_BINS)
 
     def _add_probabilities(self, probabilities: np.ndarray, place: np.ndarray, weight: np.ndarray) -> None:
-        which = np.ones(place.size, dtype=np.int64)
+        which = np.full(place.size, self.positive)
         if self.model.n_classes > 2:
             which = probabilities.argmax(axis=1)
         assert self.calibration is not None

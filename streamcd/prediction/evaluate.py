@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.classes import class_indices
+from ..core.classes import class_indices, place_of_label
+from ..core.errors import UsageError
 from ..core.memory_budget import parse_size
 from ..core.options import takes
 from ..core.progress import Listener, ends_progress
@@ -20,7 +21,7 @@ from ..solvers.problem import losses_of, row_losses
 from .curves import MAX_CLASSES, Residuals, ScoreCurves
 from .label_sets import LabelSetEvaluation
 from .options import EvaluateOptions
-from .outputs import positive_scores
+from .outputs import class_scores
 from .reading_plan import Data, Means, cached
 from .roc_auc import RocArea
 from .scored_rows import ScoredRows, Scoring
@@ -35,8 +36,9 @@ _DRAWING_BYTES = 50_000_000  # of matplotlib, by which curves are drawn
 class _Evaluation:
     """Sums over the rows seen so far."""
 
-    def __init__(self, model: Model, roc: RocArea) -> None:
+    def __init__(self, model: Model, roc: RocArea, asked: Any = None) -> None:
         self.model, self.roc = model, roc
+        self.positive, self.is_asked = positive_class(model, asked), asked is not None
         self.n_rows = self.n_unknown = 0
         self.weighted = False  # a row weighs other than 1
         # exact, so that they do not depend on the blocks of rows
@@ -70,8 +72,9 @@ class _Evaluation:
             log_probabilities = model.log_probabilities(decisions)
             self.log_loss.add(-log_probabilities[np.arange(place.size), place] * weight)
             self.brier.add(_brier_terms(np.exp(log_probabilities), place) * weight)
-        if model.n_classes == 2:
-            self.roc.add(positive_scores(model.choice, decisions), place == 1, weight)
+        if self.positive is not None:
+            scores = class_scores(model.choice, decisions, self.positive)
+            self.roc.add(scores, place == self.positive, weight)
 
     def _add_unknown(self, label: np.ndarray, predicted: np.ndarray, weight: np.ndarray) -> None:
         self.n_unknown += label.size
@@ -101,9 +104,10 @@ class _Evaluation:
             "primal_objective": objective,
         }
         areas = self.roc.areas()
+        if self.positive is not None:
+            result["positive"] = _listed_label(model, float(model.classes[self.positive]))
         if areas is not None:
             result["auc"], result["average_precision"] = areas.roc, areas.average_precision
-            result["average_precision_of"] = _listed_label(model, float(model.classes[1]))
             if areas.roc_error or areas.average_precision_error:
                 result["auc_error"] = areas.roc_error
                 result["average_precision_error"] = areas.average_precision_error
@@ -112,6 +116,9 @@ class _Evaluation:
             result["brier_score"] = self.brier.value() / known
         if self.confusion is not None:
             result |= self._confusion(self.confusion)
+        if self.is_asked and self.confusion is not None:
+            (of,) = (one for one in result["per_class"] if one["label"] == result["positive"])
+            result |= {name: of[name] for name in ("precision", "recall", "f1")}
         return result
 
     def _confusion(self, weights_of_known: np.ndarray) -> dict[str, Any]:
@@ -168,6 +175,16 @@ class _Errors:
         }
 
 
+def positive_class(model: Model, asked: Any) -> int | None:
+    """Return the place of the class that measures of one class are of: as asked, else the larger of two, else None."""
+    if asked is None:
+        return 1 if model.n_classes == 2 and not model.multilabel else None
+    if model.has_targets or model.multilabel:
+        found = "numbers" if model.has_targets else "any number of labels a row"
+        raise UsageError(f"positive: expected none for a model of {found}, found {asked!r}")
+    return place_of_label(asked, model.label_numbers(), "positive")
+
+
 def _listed_label(model: Model, label: float) -> int | float | str:
     if model.class_names is not None:
         return model.label_text(label)
@@ -203,9 +220,10 @@ def evaluate(
     -------
     dict
         ``n_rows``, ``accuracy``, ``primal_objective`` (of the model's own problem on this data; None if the model does not
-        know its C, or not all labels); for two classes ``auc`` and ``average_precision`` (of the larger label), exact, or
-        with ``auc_error`` and ``average_precision_error``, their largest errors, where the scores do not fit; for the
-        logistic loss ``log_loss`` and ``brier_score`` (means over the rows; of two classes the squared error of the larger
+        know its C, or not all labels); for two classes, or the one asked for, ``auc`` and ``average_precision`` (of the
+        label ``positive``), exact, or with ``auc_error`` and ``average_precision_error``, their largest errors, where the
+        scores do not fit, and ``precision``, ``recall`` and ``f1`` of it where it was asked for; for the logistic loss
+        ``log_loss`` and ``brier_score`` (means over the rows; of two classes the squared error of the larger
         label's probability, of several the sum over the classes); ``labels``, ``confusion`` (rows true, columns predicted)
         and ``per_class``: for each label ``n_rows``, ``precision``, ``recall``, ``f1``. Where rows weigh other than 1, all
         these are weighted but for the two ``n_rows``, and ``weighted`` is True and ``sum_of_weights`` the rows' weight.
@@ -234,10 +252,10 @@ def evaluate(
     return evaluate_model(data, model, asked, curves=False)[0]
 
 
-def _evaluation(model: Model, memory: int) -> _Evaluation | _Errors | LabelSetEvaluation:
+def _evaluation(model: Model, memory: int, positive: Any) -> _Evaluation | _Errors | LabelSetEvaluation:
     if model.multilabel:
         return LabelSetEvaluation(model)
-    return _Errors(model) if model.has_targets else _Evaluation(model, RocArea(memory))
+    return _Errors(model) if model.has_targets else _Evaluation(model, RocArea(memory), positive)
 
 
 def evaluate_model(
@@ -248,16 +266,17 @@ def evaluate_model(
     There are none for more than `MAX_CLASSES`.
     """
     budget, listener = parse_size(asked.memory), asked.listener or Listener()
+    positive = positive_class(model, asked.positive)
     score_curves: ScoreCurves | Residuals | None = None
     if curves and model.has_targets:
         score_curves = Residuals()
     elif curves and model.n_classes <= MAX_CLASSES:
-        score_curves, budget = ScoreCurves(model), budget - ScoreCurves.table_bytes(model)
+        score_curves, budget = ScoreCurves(model, positive), budget - ScoreCurves.table_bytes(model)
     if curves:
         budget -= _DRAWING_BYTES
     means = replace(Means.of(asked), budget=budget)
     scoring = Scoring(data, model, means, compared=True)
-    evaluation = _evaluation(model, scoring.plan.left)
+    evaluation = _evaluation(model, scoring.plan.left, asked.positive)
     for rows in scoring.blocks("evaluate"):
         if asked.unweighted:
             rows = replace(rows, weight=np.ones(rows.weight.size))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from ..core.options import MemoryOptions, SharedWork, ThreadOptions, option, replaces
 from ..dataset.range_cache import CacheOptions
@@ -26,7 +27,20 @@ class ScoringOptions(SharedWork, ModelOptions, CacheOptions, ThreadOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateOptions(ScoringOptions):
+class PositiveOptions:
+    """Options of what evaluates by class."""
+
+    positive: Any = option(
+        None,
+        "Class that average precision, precision, recall, F1, of several classes also the area under the ROC curve, are of.",
+        kind="label",
+        metavar="LABEL",
+        default_is="the larger of two labels (by number, or alphabet); of several classes none",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions(PositiveOptions, ScoringOptions):
     """Options of `evaluate.evaluate`."""
 
     unweighted: bool = option(False, "Count all rows alike, whatever the weights of the data.")

@@ -32,6 +32,7 @@ class Search:
 
     cv: int
     scoring: str = ""  # the criterion; by the loss where empty
+    positive: str = ""  # label of the class that it is of, where one was asked for
     groups: str = ""  # column whose values stay together in a fold
     fold: str = ""  # column that names the folds
     stratify: bool = False

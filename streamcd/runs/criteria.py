@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..core.classes import place_of_label
 from ..core.errors import UsageError
 from ..dataset.dataset import Dataset
 from ..kernels.loss_table import Loss, gives_probabilities
 from ..models.calibration import class_log_probabilities
+from ..models.model_file import source_labels
 from ..prediction.label_sets import LabelSums
-from ..prediction.outputs import positive_scores
+from ..prediction.outputs import class_scores
 from ..prediction.roc_auc import LEAST_BYTES, Areas, RocArea
 from ..prediction.sums import Accuracy, ExactSum, RSquared
 from ..solvers.problem import Problem, losses_of
+from .config import Search
 from .held_out import HeldOut
 from .problem_options import ProblemOptions
 
-OF_CLASSES = ("accuracy", "auc", "log_loss", "balanced_accuracy", "f1")
+OF_ONE_CLASS = ("auc", "average_precision", "f1")
+OF_CLASSES = (*OF_ONE_CLASS, "accuracy", "log_loss", "balanced_accuracy")
 OF_LABEL_SETS = ("f1_micro", "f1_macro", "subset_accuracy")
 OF_TARGETS = ("r2", "mae", "mse")
 """Criteria that can be asked for; of targets, the mean of the loss itself is one besides."""
 
 
-def check_scoring(scoring: str, problem: ProblemOptions, dataset: Dataset) -> None:
-    """Refuse a criterion that the loss does not have."""
+def check_scoring(search: Search, problem: ProblemOptions, dataset: Dataset) -> None:
+    """Refuse a criterion that the loss does not have, and a class that the criterion is not of."""
+    scoring = search.scoring
     known = OF_LABEL_SETS if dataset.multilabel else OF_CLASSES
     known = OF_TARGETS if dataset.has_targets else known
     if scoring and scoring not in known:
@@ -39,6 +44,14 @@ def check_scoring(scoring: str, problem: ProblemOptions, dataset: Dataset) -> No
             f"scoring log_loss needs probabilities, which {problem.loss} has not; take --loss log_loss or multinomial, or "
             "--scoring auc"
         )
+    if search.positive and scoring not in OF_ONE_CLASS:
+        raise UsageError(
+            f"positive: expected one of {', '.join(OF_ONE_CLASS)} as scoring, found {scoring or 'the default'}"
+        )
+    if search.positive:
+        assert dataset.classes is not None
+        labels = source_labels(dataset.classes.tolist(), dataset.label_kind, dataset.class_names)
+        place_of_label(search.positive, labels, "positive")
 
 
 class _MeanLoss:
@@ -90,12 +103,12 @@ def _mean_recall(sums: np.ndarray) -> float:
     return float((np.diag(sums)[occurs] / of_class[occurs]).mean()) if occurs.any() else 0.0
 
 
-def _f1(sums: np.ndarray) -> float:
-    """Return F1 of the larger of two classes; of several, the mean of those that occur or are predicted."""
+def _f1(positive: int | None, sums: np.ndarray) -> float:
+    """Return F1 of the class `positive`; for None, the mean of the classes that occur or are predicted."""
     twice, total = 2.0 * np.diag(sums), sums.sum(axis=0) + sums.sum(axis=1)
     each = np.divide(twice, total, out=np.zeros(len(sums)), where=total > 0)
-    if len(sums) == 2:
-        return float(each[1])
+    if positive is not None:
+        return float(each[positive])
     return float(each[total > 0].mean()) if (total > 0).any() else 0.0
 
 
@@ -113,23 +126,24 @@ class _OfLabels:
 
 
 class _Area:
-    """Area under the ROC curve: of the larger of two classes; of several, the mean of each against the rest."""
+    """Area under the curve of a `kind` (a field of `Areas`): the mean of each of some classes against the rest."""
 
-    def __init__(self, n_classes: int, memory: int) -> None:
-        self._areas = [RocArea(memory // n_classes) for _ in range(1 if n_classes == 2 else n_classes)]
+    def __init__(self, kind: str, classes: Sequence[int], memory: int) -> None:
+        self._kind, self._classes = kind, classes
+        self._areas = [RocArea(memory // len(classes)) for _ in classes]
 
     def add(self, weight: np.ndarray, code: np.ndarray, scores: np.ndarray) -> None:
         for number, area in enumerate(self._areas):
-            area.add(scores[:, number], code == (1 if len(self._areas) == 1 else number), weight)
+            area.add(scores[:, number], code == self._classes[number], weight)
 
     def value(self) -> float | None:
         """Return the area; None where there is none."""
-        found = [areas.roc for areas in self._found()]
+        found = [getattr(areas, self._kind) for areas in self._found()]
         return float(np.mean(found)) if found else None
 
     def error(self) -> float:
         """Return the bound on the error of the area: 0 where all scores were held."""
-        return float(np.mean([areas.roc_error for areas in self._found()] or [0.0]))
+        return float(np.mean([getattr(areas, f"{self._kind}_error") for areas in self._found()] or [0.0]))
 
     def _found(self) -> list[Areas]:
         return [areas for area in self._areas if (areas := area.areas()) is not None]
@@ -145,18 +159,24 @@ class Criterion(NamedTuple):
 
 def least_bytes(name: str, problem: Problem) -> int:
     """Return the memory that a receiver takes at least for scores."""
-    return LEAST_BYTES * int(problem.classes.size) if name == "auc" else 0
+    return LEAST_BYTES * int(problem.classes.size) if name in ("auc", "average_precision") else 0
 
 
-def make_criterion(name: str, problem: Problem, memory: int) -> Criterion:
-    """Make a criterion of a problem's models; each of its receivers has so many bytes for scores."""
+def make_criterion(name: str, problem: Problem, memory: int, positive: int | None) -> Criterion:
+    """Make a criterion of a problem's models; each of its receivers has so many bytes for scores.
+
+    Those of one class are of that at the place `positive`; for None of all.
+    """
     n_classes = int(problem.classes.size)
-    confused = partial(_Confused, n_classes)
+    confused, classes = partial(_Confused, n_classes), [*range(n_classes)] if positive is None else [positive]
     kinds: dict[str, Criterion] = {
         "accuracy": Criterion(_places, Accuracy),
         "balanced_accuracy": Criterion(_places, partial(confused, _mean_recall)),
-        "f1": Criterion(_places, partial(confused, _f1)),
-        "auc": Criterion(_scores, partial(_Area, n_classes, memory), _Area.error),
+        "f1": Criterion(_places, partial(confused, partial(_f1, positive))),
+        "auc": Criterion(partial(_scores, classes), partial(_Area, "roc", classes, memory), _Area.error),
+        "average_precision": Criterion(
+            partial(_scores, classes), partial(_Area, "average_precision", classes, memory), _Area.error
+        ),
         "log_loss": Criterion(partial(_log_probabilities, problem.loss), partial(_MeanLoss, _of_class)),
         "f1_micro": Criterion(_labels, partial(_OfLabels, problem.block_lanes, LabelSums.f1_micro)),
         "f1_macro": Criterion(_labels, partial(_OfLabels, problem.block_lanes, LabelSums.f1_macro)),
@@ -186,9 +206,9 @@ def _places(rows: HeldOut) -> tuple[np.ndarray, np.ndarray]:
     return rows.code, rows.choice.places(rows.decisions)
 
 
-def _scores(rows: HeldOut) -> tuple[np.ndarray, np.ndarray]:
-    if len(rows.choice.code) == 2:
-        return rows.code, positive_scores(rows.choice, rows.decisions)[:, np.newaxis]
+def _scores(classes: list[int], rows: HeldOut) -> tuple[np.ndarray, np.ndarray]:
+    if len(classes) == 1:
+        return rows.code, class_scores(rows.choice, rows.decisions, classes[0])[:, np.newaxis]
     return rows.code, rows.choice.scores(rows.decisions)
 
 

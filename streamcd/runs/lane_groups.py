@@ -82,6 +82,7 @@ def search_of(asked: TuneOptions) -> Search:
     return Search(
         asked.folds,
         asked.scoring or "",
+        "" if asked.positive is None else str(asked.positive),
         *columns,
         asked.stratify,
         asked.one_standard_error,

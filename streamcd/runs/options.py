@@ -12,7 +12,7 @@ from ..core.options import Checked, ListenerOptions, Place, Section, Size, Threa
 from ..core.storage import local_path
 from ..dataset.range_cache import CacheOptions
 from ..kernels.loss_table import has_cost
-from ..prediction.options import ModelOptions
+from ..prediction.options import ModelOptions, PositiveOptions
 from .problem_options import (
     COSTS,
     MAX_FOLDS,
@@ -243,14 +243,21 @@ class TuneOptions(TrainOptions):
     )
     scoring: str | None = option(
         None,
-        "Criterion by which is chosen. f1 is of the larger of two labels (by number, or alphabet), of several classes the "
-        "mean; auc likewise, each against the rest. "
-        "Of rows with any number of labels: f1_micro, f1_macro, subset_accuracy.",
+        "Criterion by which is chosen. f1, average_precision and auc are of the class `positive`. Of rows with any number "
+        "of labels: f1_micro, f1_macro, subset_accuracy.",
         choices=(
-            *("accuracy", "auc", "log_loss", "balanced_accuracy", "f1"),
+            *("accuracy", "auc", "average_precision", "log_loss", "balanced_accuracy", "f1"),
             *("f1_micro", "f1_macro", "subset_accuracy", "r2", "mae", "mse"),
         ),
         default_is="accuracy; of any number of labels f1_micro; of targets r2, or the mean of a loss that is not squared",
+        section=Section.CHOICE,
+    )
+    positive: Any = option(
+        None,
+        "Class that the criteria f1, average_precision and auc are of, of several classes against the rest.",
+        kind="label",
+        metavar="LABEL",
+        default_is="the larger of two labels (by number, or alphabet); of several classes the mean over all",
         section=Section.CHOICE,
     )
     groups: str | None = option(
@@ -369,7 +376,7 @@ class DescribeOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportOptions(ModelOptions, DescribeOptions, ListenerOptions):
+class ReportOptions(PositiveOptions, ModelOptions, DescribeOptions, ListenerOptions):
     """Options of `report.write_report`."""
 
     data: Any = option(
@@ -384,5 +391,6 @@ class ReportOptions(ModelOptions, DescribeOptions, ListenerOptions):
         "Write the pictures as PNG files into this directory too; it is made if it is not there.",
         kind="path",
         metavar="DIR",
+        section=Section.OUTPUT,
     )
     force: bool = replaces("page")

@@ -33,10 +33,10 @@ from ..report.evaluation_figures import (
     residuals_figure,
     weights_figure,
 )
+from ..report.evaluation_tables import evaluation_tables
 from ..report.page import Picture, Section, render_page
 from ..report.tables import (
     Table,
-    evaluation_tables,
     model_table,
     run_table,
     score_table,
@@ -254,7 +254,7 @@ def _model(model: Mapping[str, Any]) -> list[Section]:
 
 def _evaluation(data: Dataset | str | os.PathLike[str], place: Path, asked: ReportOptions) -> Section:
     model = load_model(place)
-    options = EvaluateOptions(memory=asked.memory, listener=asked.listener)
+    options = EvaluateOptions(memory=asked.memory, listener=asked.listener, positive=asked.positive)
     result, curves = evaluate_model(data, model, options)
     name = data.path if isinstance(data, Dataset) else data
     drawn = image(_evaluation_figure(model, result, curves))

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..core.atomic_files import write_file
+from ..core.classes import place_of_label
 from ..core.progress import Listener
 from ..core.setting import Setting, cost_name
 from ..models.model_file import source_labels
@@ -23,7 +24,7 @@ from ..training.loop import Session
 from ..training.result import Outcome, Result, TuneResult, relative_gaps
 from .carry_out import carry_out, result_of, train_groups
 from .config import ResolvedRun, write_config
-from .criteria import least_bytes, make_criterion
+from .criteria import OF_ONE_CLASS, least_bytes, make_criterion
 from .held_out import HeldOut, held_out_rows
 from .lane_groups import resolve_part
 from .previous_run import PreviousRun, stored_states
@@ -101,21 +102,41 @@ def _criterion(search: ResolvedRun) -> str:
     return search.config.tune.scoring or search.problem.criterion
 
 
+def _labels(search: ResolvedRun) -> list[Any]:
+    dataset = search.dataset
+    return source_labels(search.problem.classes.tolist(), dataset.label_kind, dataset.class_names)
+
+
+def _positive(search: ResolvedRun) -> int | None:
+    """Return the place of the class that criteria of one class are of: as asked, else the larger of two labels."""
+    assert search.config.tune is not None
+    if search.config.tune.positive:
+        return place_of_label(search.config.tune.positive, _labels(search), "positive")
+    return 1 if search.problem.classes.size == 2 else None
+
+
 def _scored_class(search: ResolvedRun) -> Any:
-    """Return the label of the class that the criterion is of: of F1, the larger of two labels; else None."""
-    problem, dataset = search.problem, search.dataset
-    if _criterion(search) != "f1" or problem.classes.size != 2:
+    """Return the label of the class that the criterion is of; None where it is of all, as the area of two classes is."""
+    positive, two = _positive(search), search.problem.classes.size == 2
+    name = _criterion(search)
+    if positive is None or name not in OF_ONE_CLASS or (name == "auc" and two):
         return None
-    return source_labels(problem.classes.tolist(), dataset.label_kind, dataset.class_names)[1]
+    return _labels(search)[positive]
 
 
 def _tell_scored_class(search: ResolvedRun, label: Any, listener: Listener) -> None:
     """Tell where the class that the criterion is of is not the rare one, which is seldom what is meant."""
+    assert search.config.tune is not None
     counts = search.dataset.class_counts
-    if label is not None and counts is not None and 2 * counts[1] > counts.sum():
+    if (
+        label is not None
+        and counts is not None
+        and not search.config.tune.positive
+        and 2 * counts[1] > counts.sum()
+    ):
         listener.warning(
-            f"F1 is of {label}, the class of {counts[1] / counts.sum():.0%} of the rows; --scoring balanced_accuracy counts "
-            "both classes alike"
+            f"{CRITERIA[_criterion(search)].text} is of {label}, the class of {counts[1] / counts.sum():.0%} of the rows; "
+            f"--positive {_labels(search)[0]} takes the other one"
         )
 
 
@@ -130,7 +151,7 @@ def _score(path: Path, search: ResolvedRun, session: Session) -> dict[str, Any]:
     name, n_models = _criterion(search), len(settings) * problem.n_folds
     least = n_models * least_bytes(name, problem)
     memory = max(int(_SCORES_SHARE * search.config.memory), least) if least else 0
-    criterion = make_criterion(name, problem, memory // n_models)
+    criterion = make_criterion(name, problem, memory // n_models, _positive(search))
     sums: defaultdict[tuple[Setting, int], Any] = defaultdict(criterion.new)
 
     def compare(rows: HeldOut) -> tuple[tuple[Setting, int], np.ndarray, np.ndarray, np.ndarray]:

@@ -187,7 +187,7 @@ def _with_folds(dataset: Dataset, asked: TuneOptions) -> tuple[Dataset, TuneOpti
     from .folds import with_folds
 
     search = search_of(asked)
-    check_scoring(search.scoring, asked.problem, dataset)
+    check_scoring(search, asked.problem, dataset)
     dataset, search = with_folds(dataset, search, asked.seed, asked.memory_bytes)
     return dataset, replace(asked, cv=search.cv, fold_cells=search.cells)
 

@@ -179,7 +179,7 @@ class TuneResult(Result):
         "accuracy"  # or r2, of numbers to predict; or loss, their mean loss, which is best where it is least
     )
 
-    scored_of: Any = None  # the label of the class that F1 of two classes is of
+    scored_of: Any = None  # the label of the class that the criterion is of, if it is of one
 
     def _figures(self) -> list[str]:
         best = Setting(self.best_C, self.best_l1)

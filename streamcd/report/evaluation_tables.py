@@ -1,0 +1,76 @@
+"""Tables of the quality of a model's predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .tables import Facts, Table
+
+_MOST_CLASSES_SHOWN, _MOST_CLASSES_CROSSED = 30, 10
+
+_QUALITY = {
+    "f1_micro": "micro F1",
+    "f1_macro": "macro F1",
+    "hamming_loss": "Hamming loss",
+    "mae": "mean absolute error",
+    "mse": "mean squared error",
+    "r2": "R²",
+    "loss": "mean loss",
+    "primal_objective": "primal objective",
+    "auc": "area under ROC curve",
+    "average_precision": "average precision",
+    "precision": "precision",
+    "recall": "recall",
+    "f1": "F1",
+    "brier_score": "Brier score",
+    "log_loss": "mean log loss",
+}
+
+
+_OF_ONE_CLASS = "average_precision", "precision", "recall", "f1"
+
+
+def evaluation_tables(title: str, result: Facts) -> list[Table]:
+    """Show the quality of a model's predictions."""
+    rows, n_labels = [("rows", f"{result['n_rows']:,}")], len(result.get("labels", []))
+    if result.get("weighted"):
+        total = f"{result['sum_of_weights']:,.10g}"
+        rows += [("weights", f"{total} in sum, by which rows count below; --unweighted counts them alike")]
+    if "accuracy" in result:
+        rows += [("accuracy", f"{100 * result['accuracy']:.4f} %")]
+    if "subset_accuracy" in result:
+        rows += [("all labels right", f"{100 * result['subset_accuracy']:.4f} % of the rows")]
+    for key, name in _QUALITY.items():
+        if result.get(key) is not None:
+            error = f" ± {result[f'{key}_error']:.1g}" if f"{key}_error" in result else ""
+            of = (
+                f" of {result['positive']}" if key in _OF_ONE_CLASS or (key == "auc" and n_labels > 2) else ""
+            )
+            rows.append((f"{name}{of}", f"{result[key]:.10g}{error}"))
+    tables = [Table(title, rows)]
+    if 1 < n_labels <= _MOST_CLASSES_SHOWN:
+        tables.append(_class_table(result["per_class"]))
+    if 1 < n_labels <= _MOST_CLASSES_CROSSED and "confusion" in result:
+        tables.append(_confusion_table(result["labels"], result["confusion"]))
+    return tables
+
+
+def _class_table(classes: Sequence[Facts]) -> Table:
+    rows = [
+        [str(of["label"]), f"{of['n_rows']:,}", *map(_share, (of["precision"], of["recall"], of["f1"]))]
+        for of in classes
+    ]
+    return Table("by class", rows, ["label", "rows", "precision", "recall", "F1"])
+
+
+def _share(figure: float | None) -> str:
+    return "" if figure is None else f"{figure:.4f}"
+
+
+def _confusion_table(labels: Sequence[Any], confusion: Sequence[Sequence[float]]) -> Table:
+    rows = [
+        [str(label), *(f"{count:.6g}" if isinstance(count, float) else str(count) for count in row)]
+        for label, row in zip(labels, confusion, strict=True)
+    ]
+    return Table("confusion", rows, ["true \\ predicted", *map(str, labels)])
