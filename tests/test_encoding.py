@@ -73,7 +73,10 @@ def test_categories_never_seen_are_ignored_and_counted(trained: Path, tmp_path: 
     listener = Heard()
     found = streamcd.predict(path, trained / "run", tmp_path / "p.parquet", listener=listener)
     assert found["n_unseen"] == 1
-    assert listener.warnings == ["1 value ignored, of categories that the model has not seen in training"]
+    (said,) = listener.warnings
+    assert said == (
+        "1 value ignored, of categories that the model has not seen in training: 1 in city (such as 'Atlantis')"
+    )
     decisions = pa.parquet.read_table(tmp_path / "p.parquet")["decision"].to_numpy()
     model = streamcd.load_model(trained / "run")
     weights = dict(
@@ -84,6 +87,28 @@ def test_categories_never_seen_are_ignored_and_counted(trained: Path, tmp_path: 
     assert decisions[1] - decisions[0] == pytest.approx(weights["city=Rome"] / model.scaling.scales[rome])
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.usefixtures("lend")
+def test_columns_of_categories_never_seen_are_named_with_most_values_first(
+    tmp_path: Path, workers: int
+) -> None:
+    names, n_rows = ["shop", "city", "day", "kind", "colour"], 400
+    known = pa.table({name: ["a", "b"] * (n_rows // 2) for name in [*names, "y"]} | {"n": [1.5] * n_rows})
+    streamcd.convert(write_table(known, tmp_path / "t.csv"), tmp_path / "data", label="y")
+    streamcd.train(tmp_path / "data", tmp_path / "run")
+    # new are 300 values of shop, 301 of city, then 302, ...; one number is missing
+    new = {name: ["a"] * (100 - k) + [f"new {name}"] * (300 + k) for k, name in enumerate(names)}
+    table = pa.table(new | {"y": ["a"] * n_rows, "n": [None] + [1.5] * (n_rows - 1)})
+    path, listener = write_table(table, tmp_path / "new.csv"), Heard()
+    found = streamcd.predict(path, tmp_path / "run", tmp_path / "p.csv", workers=workers, listener=listener)
+    assert found["n_unseen"] == 1510
+    values = "304 in colour (such as 'new colour'), 303 in kind (such as 'new kind'), 302 in day (such as 'new day')"
+    assert listener.warnings == [
+        f"1,510 values ignored, of categories that the model has not seen in training: {values} and 2 more columns",
+        "1 missing value taken for zero, in columns that had none in the data trained on: 1 in n",
+    ]
+
+
 def test_predicting_a_frame_warns_once_of_categories_never_seen(trained: Path) -> None:
     table = pa.table(
         {"age": np.ones(1000), "city": [f"town {k}" for k in range(1000)], "visits": np.zeros(1000)}
@@ -92,7 +117,11 @@ def test_predicting_a_frame_warns_once_of_categories_never_seen(trained: Path) -
     with pytest.warns(UserWarning, match="1,000 values ignored, of categories") as caught:
         model.predict(table)
     assert [(warning.filename, str(warning.message)) for warning in caught] == [
-        (__file__, "1,000 values ignored, of categories that the model has not seen in training")
+        (
+            __file__,
+            "1,000 values ignored, of categories that the model has not seen in training: 1,000 in city (such as "
+            "'town 0')",
+        )
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("error")

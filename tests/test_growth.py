@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -518,8 +519,9 @@ def test_categories_that_are_new_are_counted_where_they_are_not_added(
     base, heard = streamcd.convert(table, tmp_path / "data", **OPTIONS), Heard()
     grown = streamcd.convert(later, base.path, append=True, listener=heard)
     assert grown.n_features == base.n_features
-    assert any("values of categories; --new-names add adds them" in text for text in heard.messages)
-    with pytest.raises(DataError, match="values of categories that it has not"):
+    (said,) = [text for text in heard.messages if "values of categories" in text]
+    assert re.search(r"values of categories, \d+ in name \(such as .*; --new-names add adds them$", said)
+    with pytest.raises(DataError, match=r"values of categories, \d+ in name .*, which it has not"):
         streamcd.convert(later, base.path, append=True, new_names="error")
 
 

@@ -120,9 +120,10 @@ def _kept(block: Block, names: list[str]) -> Any:
 def _take_counts(counts: Counts, encoder: TableEncoder | MatrixEncoder, block: Block) -> None:
     state, largest = encoder.state, encoder.largest_index
     counts.n_explicit_zeros, counts.n_underflows = int(state[kernels.ZEROS]), int(state[kernels.UNDERFLOWS])
-    counts.n_ignored, counts.n_unseen = int(state[kernels.IGNORED]), int(state[kernels.UNSEEN])
+    counts.n_ignored = int(state[kernels.IGNORED])
     if isinstance(encoder, TableEncoder):
-        counts.n_unindicated, counts.n_unknown_words = encoder.n_unindicated, encoder.n_unknown_words
+        counts.unseen, counts.unindicated = dict(encoder.unseen), encoder.unindicated
+        counts.n_unknown_words = encoder.n_unknown_words
     counts.zero_index = counts.zero_index or bool(state[kernels.ZERO_INDEX])
     if largest > counts.max_index:
         counts.max_index, counts.max_location = largest, block.message(int(state[kernels.MAX_ROW]))

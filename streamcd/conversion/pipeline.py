@@ -29,6 +29,7 @@ from ..dataset.scaling import scales_digest
 from ..dataset.writer import DatasetWriter, PartWriter
 from ..kernels.tables import TAIL_CODES
 from ..models.encoding import NONE_ADDED
+from ..models.unknown_values import count_unknown, listed
 from .byte_sources import check_rows, display_name
 from .chunking import cut_chunks, cut_shards
 from .column_summary import summarise
@@ -269,18 +270,18 @@ class Conversion:
             return counts.messages(self.options.value_dtype)
         new = [
             (counts.n_ignored, "entries of features"),
-            (counts.n_unseen, "values of categories"),
             (parsed.left_out.size, "rows of labels"),
+            (count_unknown(counts.unseen), f"values of categories, {listed(counts.unseen)}"),
         ]
         found = ", ".join(f"{number:,} {what}" for number, what in new if number)
         words = (counts.n_unknown_words, "words of text")  # new ones always come, and are not refused
-        told = ", ".join(f"{number:,} {what}" for number, what in [*new, words] if number)
-        counts = replace(counts, n_ignored=0, n_unseen=0)
+        told = ", ".join(f"{number:,} {what}" for number, what in [words, *new] if number)
+        counts = replace(counts, n_ignored=0, unseen={})
         messages = counts.messages(self.options.value_dtype)
         if found and self.options.new_names == "error":
             names = ", ".join(map(display_name, self.source.reader.paths[:3])) or "data in memory"
             raise DataError(
-                f"{names}: expected features, categories and labels that {self.options.place} has, found {found} that it "
+                f"{names}: expected features, categories and labels that {self.options.place} has, found {found}, which it "
                 "has not; --new-names add adds them, count leaves them out"
             )
         said = f"left out, since {self.options.place} does not have them: {told}; --new-names add adds them"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
 
 from ..kernels.rows import gather_entries
-from ..models.encoding import UNINDICATED
+from ..models.unknown_values import Unknown, add_unknown, unknown_values
 from ..solvers.problem import LEAST_WEIGHT
 
 _INT32_MAX = 2**31 - 1
@@ -117,9 +117,10 @@ class Counts:
     zero_index: bool = False
     max_index: int = -1
     max_location: str = ""  # file and line where the largest index occurs first
-    n_unseen: int = 0  # categories that the encoding does not have
     n_unknown_words: int = 0  # tokens of text that the encoding does not have
-    n_unindicated: int = 0  # missing values of columns that had none in training
+    # by column, values of categories that the encoding does not have, and missing ones of columns that had none in training
+    unseen: dict[str, Unknown] = field(default_factory=dict)
+    unindicated: dict[str, Unknown] = field(default_factory=dict)
 
     @property
     def label_kind(self) -> str:
@@ -138,6 +139,8 @@ class Counts:
         self.zero_index = self.zero_index or later.zero_index
         for name in _SUMS:
             setattr(self, name, getattr(self, name) + getattr(later, name))
+        add_unknown(self.unseen, later.unseen)
+        add_unknown(self.unindicated, later.unindicated)
 
     def messages(self, dtype: np.dtype) -> list[str]:
         """Describe the entries that are not in the result."""
@@ -145,10 +148,9 @@ class Counts:
             (self.n_explicit_zeros, "explicit zeros dropped"),
             (self.n_underflows, f"values dropped that are zero in {dtype} (--dtype float64 may keep them)"),
             (self.n_ignored, "entries ignored whose feature is beyond the width in use"),
-            (self.n_unseen, "values ignored, of categories that the encoding in use does not have"),
-            (self.n_unindicated, f"missing values {UNINDICATED}"),
         ]
         told = [f"{number:,} {text}" for number, text in said if number]
+        told += unknown_values(self.unseen, self.unindicated, "the encoding in use does not have")
         return told + ([query_ids_skipped(self.n_query_ids)] if self.n_query_ids else [])
 
 
@@ -157,7 +159,7 @@ def query_ids_skipped(number: int) -> str:
     return f"{number:,} qid: tokens skipped: query groups have no meaning here"
 
 
-_SUMS = [field.name for field in fields(Counts) if field.name.startswith("n_")]
+_SUMS = [own.name for own in fields(Counts) if own.name.startswith("n_")]
 
 
 @dataclass(frozen=True)

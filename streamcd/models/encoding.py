@@ -25,9 +25,6 @@ from ..core.storage import Location
 if TYPE_CHECKING:
     from ..dataset.arrow_columns import Strings
 
-UNINDICATED = "taken for zero, in columns that had none in the data trained on"
-"""Use of missing values in a later table."""
-
 CATEGORIES_FILE = "categories.parquet"
 """File of the categories, in a dataset and in a model."""
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..core.errors import DataError
-from ..core.progress import counted
 from ..dataset.arrow_columns import (
     Strings,
     arrow_strings,
@@ -26,8 +25,9 @@ from ..dataset.derived_columns import NoTimeError, names_of_numbers, parts_of, s
 from ..dataset.text_numbers import text_numbers
 from ..kernels import tables as kernels
 from ..kernels.sparse_rows import CSR
-from .encoding import NONE_ADDED, PARTS, UNINDICATED, Column, Encoding, check_columns
+from .encoding import NONE_ADDED, PARTS, Column, Encoding, check_columns
 from .string_table import StringTable
+from .unknown_values import Unknown, add_unknown, unknown_values
 
 BLOCK_CELLS = 1 << 18
 """Cells of a table encoded at a time: their numbers and entries stay in the processor's cache."""
@@ -59,8 +59,8 @@ class TableEncoder:
 
     With `table`, which numbers categories in order of appearance, as `vocabulary` does tokens of text, codes are
     provisional: those of numbers and indicators come first, then the categories, then text, whose values are counts.
-    Without it categories are those of the encoding, codes are features, and unknown categories are counted in
-    ``state[UNSEEN]``. Indices of a sparse column must be in ``sparse_least:sparse_end``; larger
+    Without it categories are those of the encoding, codes are features, and unknown categories are counted in `unseen`.
+    Indices of a sparse column must be in ``sparse_least:sparse_end``; larger
     ones are counted if `ignore_beyond`, else refused.
     """
 
@@ -100,17 +100,17 @@ class TableEncoder:
         self.state[kernels.MAX_INDEX] = -1
         self.collisions = Collisions(encoding.bits) if encoding.bits and self._grows else None
         self.samples: dict[str, list[str]] = {}  # first distinct strings of hashed columns
+        self.unseen: dict[str, Unknown] = {}  # values of unknown categories, by column
         self.n_missing = np.zeros(len(encoding.columns), np.int64)  # values, by column
         n_cells = max(len(self._columns), 1)
         # of wide tables a few rows more, since each block calls Python once a column
         self._block_rows = max(BLOCK_CELLS // n_cells, min(64, 8 * BLOCK_CELLS // n_cells), 1)
 
     @property
-    def n_unindicated(self) -> int:
-        """Number of missing values so far in columns that had none in training, and so have no indicator."""
-        if self._grows:
-            return 0
-        return int(self.n_missing[self.encoding.unindicated(self.n_missing)].sum())
+    def unindicated(self) -> dict[str, Unknown]:
+        """Missing values so far in columns that had none in training, and so have no indicator."""
+        numbers = [] if self._grows else self.encoding.unindicated(self.n_missing)
+        return {self.encoding.columns[k].name: Unknown(int(self.n_missing[k]), "") for k in numbers}
 
     @property
     def n_unknown_words(self) -> int:
@@ -212,12 +212,24 @@ class TableEncoder:
                 missing = self._codes(block, number, column, codes[line], start)
                 self.n_missing[number] += missing
         room = CSR.room(n_rows, n_rows * len(self._columns), self._value_dtype)
+        n_unseen = int(self.state[kernels.UNSEEN])
         status = kernels.table_rows(values, codes, layout, self.encoding.bits, room, self.state)
         if status != kernels.OK:
             row, at = int(self.state[kernels.ROW]), int(self.state[kernels.COLUMN])
             name = self._columns[at][1].name
             self._refuse(status, start + row, name, block.column(name)[row].as_py())
+        if self.state[kernels.UNSEEN] > n_unseen:
+            self._count_unseen(block, codes)
         return room.cut()
+
+    def _count_unseen(self, block: Any, codes: np.ndarray) -> None:
+        """Count the values of a block that have no code, by column."""
+        of_strings = [column for _, column in self._columns if column.kind != "number"]
+        for column, mine in zip(of_strings, codes, strict=True):
+            rows = np.flatnonzero(mine == kernels.UNKNOWN)
+            if rows.size:
+                example = str(block.column(column.name)[int(rows[0])].as_py())
+                add_unknown(self.unseen, {column.title: Unknown(rows.size, example)})
 
     def _numbers(self, block: Any, column: Column, start: int) -> np.ndarray:
         """Return the numbers of a column: NaN where they are missing, infinite for text that is no number."""
@@ -414,16 +426,8 @@ def encode_frame(
             for rows in encoder.encode(batch.select(encoding.names)):
                 yield rows.indptr, rows.feature, rows.value
             before += batch.num_rows
-    for warning in unknown_values(int(encoder.state[kernels.UNSEEN]), encoder.n_unindicated):
+    for warning in unknown_values(encoder.unseen, encoder.unindicated):
         warnings.warn(warning, stacklevel=_ASKED_BY)
-
-
-def unknown_values(n_unseen: int, n_unindicated: int) -> Iterator[str]:
-    """Describe values of a table that those of training did not have: categories, and missing ones of complete columns."""
-    if n_unseen:
-        yield f"{counted(n_unseen, 'value')} ignored, of categories that the model has not seen in training"
-    if n_unindicated:
-        yield f"{counted(n_unindicated, 'missing value')} {UNINDICATED}"
 
 
 class Collisions:

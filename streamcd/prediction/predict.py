@@ -25,6 +25,7 @@ from ..dataset.schema import schema
 from ..dataset.table_writer import TableWriter
 from ..models.model import Model
 from ..models.stored import load_model
+from ..models.unknown_values import count_unknown
 from .options import PredictOptions
 from .outputs import KINDS, LinesOfPredictions, Output, PredictionColumns, is_output, output_format
 from .reading_plan import FOOTER_BYTES, Means, cached, is_dataset
@@ -96,7 +97,7 @@ def predict(
                 with open(partial, "w", encoding="utf-8", newline="") as file:
                     n_rows = _write_lines(file, columns, form, scoring)
     ignored = scoring.ignored
-    return {"n_rows": n_rows, "n_ignored": ignored["entries"], "n_unseen": ignored["categories"]}
+    return {"n_rows": n_rows, "n_ignored": ignored.n_ignored, "n_unseen": count_unknown(ignored.unseen)}
 
 
 def _write_lines(file: TextIO, columns: PredictionColumns, form: str, scoring: Scoring) -> int:

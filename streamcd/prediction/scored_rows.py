@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -31,7 +30,7 @@ from ..dataset.schema import ChunkData
 from ..models.model import Model
 from ..models.scoring import score_chunks
 from ..models.stored import load_model
-from ..models.table_encoder import unknown_values
+from ..models.unknown_values import unknown_values
 from .reading_plan import Data, Means, ReadingPlan, RowsToScore
 
 
@@ -51,7 +50,7 @@ class ScoredRows:
 
 
 class Scoring:
-    """One reading of the data: rows with the model's decisions; `ignored` counts entries, categories and query ids.
+    """One reading of the data: rows with the model's decisions; `ignored` counts what is left out.
 
     `plan` divides the budget; files of several processes go to `scratch`. Rows and their order do not depend on the number
     of processes and threads. See `RowsToScore` for `compared`.
@@ -69,7 +68,7 @@ class Scoring:
     ) -> None:
         self.model, self.listener = model, means.listener
         self.scratch = scratch or Path(tempfile.gettempdir())
-        self.ignored = Counter[str]()
+        self.ignored = Counts()
         self._rows = RowsToScore(data, model, compared=compared)
         self.dataset = self._rows.dataset
         self.plan = ReadingPlan(self._rows, means, n_columns)
@@ -85,7 +84,7 @@ class Scoring:
         self._tell_ignored()
 
     def _tell_ignored(self) -> None:
-        entries, query_ids = self.ignored["entries"], self.ignored["query ids"]
+        entries, query_ids = self.ignored.n_ignored, self.ignored.n_query_ids
         if query_ids:
             self.listener.message(query_ids_skipped(query_ids))
         if entries:
@@ -97,7 +96,7 @@ class Scoring:
                     else f"of features that are not among the model's {self.model.n_features:,}"
                 )
             )
-        for warning in unknown_values(self.ignored["categories"], self.ignored["missing"]):
+        for warning in unknown_values(self.ignored.unseen, self.ignored.unindicated):
             self.listener.warning(warning)
 
     def rows(self, phase: str, part: Any = None, *start: int) -> Iterator[ScoredRows]:
@@ -108,7 +107,7 @@ class Scoring:
             scored = self._of_files(phase, part, *start)
         with closing(self._threads):
             for rows in scored:
-                self.ignored["entries"] += rows.n_ignored
+                self.ignored.n_ignored += rows.n_ignored
                 if self._rows.compared:
                     self._require_labels(rows)
                 yield rows
@@ -153,14 +152,7 @@ class Scoring:
                 yield replace(scored, identity=beside.column(0))
         if part is None:
             check_rows(counts.n_rows, source.reader.paths, source.what)
-        self.ignored.update(
-            {
-                "entries": counts.n_ignored,
-                "categories": counts.n_unseen,
-                "missing": counts.n_unindicated,
-                "query ids": counts.n_query_ids,
-            }
-        )
+        self.ignored.add(counts)
 
     def _score(
         self,
@@ -209,7 +201,7 @@ class Scoring:
                 paths = [directory / f"{number:07d}" for number in range(len(parts))]
                 tasks = [(path, *shared, *part) for path, part in zip(paths, parts, strict=True)]
                 for ignored in workers.run(_score_part, tasks, phase=phase, unit=unit, sizes=sizes):
-                    self.ignored.update(ignored)
+                    self.ignored.add(ignored)
             for path in paths:
                 with open(path, "rb") as file, suppress(EOFError):
                     while True:
@@ -236,8 +228,8 @@ def _shared_model(directory: Path) -> Model:
 
 def _score_part(
     out: Path, path: str, as_of: str | None, cache: Cache | None, means: Means, compared: bool, *part: Any
-) -> Counter[str]:
-    """Write the scored rows of a part of the data; returns the numbers of what was ignored."""
+) -> Counts:
+    """Write the scored rows of a part of the data; returns the counts of what was left out."""
     data = path if as_of is None else open_dataset(path, as_of=as_of)
     scoring = Scoring(data, _shared_model(out.parent), means, compared=compared)
     if scoring.dataset is not None:
