@@ -18,6 +18,7 @@ from test_penalties import PENALTIES
 
 from streamcd import Result, train
 from streamcd.core.errors import Interrupted
+from streamcd.kernels import newton as newton_kernels
 from streamcd.kernels import working_set as kernels
 from streamcd.kernels.columns import ColumnCosts, Columns, Scores
 from streamcd.kernels.loss_table import row_loss
@@ -261,6 +262,24 @@ def test_a_model_is_solved_where_the_penalty_alone_tells_weights_apart(
     assert 50 < support.sum() < w.size
     np.testing.assert_allclose(pull[support], np.sign(w[support]), atol=1e-6)
     assert np.abs(pull).max() < 1.0 + 1e-6
+
+
+@pytest.mark.parametrize(("l1", "l2"), [(0.0, 0.0), (0.0, 1.0), (10.0, 0.0), (10.0, 1.0)])
+def test_a_model_that_is_solved_but_for_rounding_takes_no_more_rounds(
+    monkeypatch: pytest.MonkeyPatch, l1: float, l2: float
+) -> None:
+    """Models around their own solution took all 200 rounds, of steps that were rounding."""
+    rng, n, sweep = np.random.default_rng(0), 40, newton_kernels.sweep_model
+    rounds: list[int] = []
+    monkeypatch.setattr(newton_kernels, "sweep_model", lambda *all: rounds.append(1) or sweep(*all))
+    x, target, w = 1e6 * rng.standard_normal((3 * n, n)), 1e4 * rng.standard_normal(3 * n), np.zeros(n)
+    matrix = 2e4 * x.T @ x
+    for _ in range(4):
+        pull = 2e4 * x.T @ (target - x @ w)
+        quadratic_model.minimise(matrix, pull, w, (l1, l2, n))
+    assert len(rounds) <= 4 * 4
+    slope = 2e4 * x.T @ (target - x @ w) - l2 * w - l1 * np.sign(w)
+    assert np.abs(slope).max() <= 1e-12 * np.abs(matrix @ np.abs(w)).max()
 
 
 @pytest.mark.parametrize("loss", LOSSES)

@@ -29,6 +29,7 @@ from .primitives import (
     LOSS_SLOPE,
     N_ACTIVE,
     N_VISITED,
+    UNIT,
     W_ALPHA,
     add_row,
     rounding_terms,
@@ -339,7 +340,7 @@ def fold(matrix):
 def sweep_model(matrix, pull, u, l1, l2, n_penalised, goal, most):
     """Lower ``½ sᵀHs - v·s + g(w + s)`` by coordinate descent with soft thresholds, g an elastic net.
 
-    Returns the largest change of a derivative in the first sweep, and in the last one.
+    Returns the largest change of a derivative in the first sweep, and in the last one, rounding left out.
 
     Parameters
     ----------
@@ -356,11 +357,14 @@ def sweep_model(matrix, pull, u, l1, l2, n_penalised, goal, most):
 
     Notes
     -----
+    A derivative changes by up to ``Σ_k |H_jk| u |w_k|`` where weights are rounded, and ``H_jk² <= H_jj H_kk``.
     Source: Friedman, Hastie, Tibshirani, J. Stat. Software 33 (2010); Yuan, Ho, Lin, JMLR 13 (2012).
     """
     first = largest = 0.0
     for sweep in range(most):
-        largest = 0.0
+        largest = size = 0.0
+        for j in range(u.size):
+            size += np.sqrt(matrix[j, j]) * abs(u[j])
         for j in range(u.size):
             row, ridge, threshold = matrix[j], l2, l1
             if j >= n_penalised:
@@ -369,10 +373,12 @@ def sweep_model(matrix, pull, u, l1, l2, n_penalised, goal, most):
                 continue
             change = elastic_step(pull[j], u[j], row[j], threshold, ridge) - u[j]
             if change != 0.0:
+                rounding = 4.0 * UNIT * (np.sqrt(row[j]) * size + abs(pull[j]) + threshold)
                 u[j] = 0.0 if change == -u[j] else u[j] + change
                 for k in range(u.size):
                     pull[k] -= change * row[k]
-                largest = max(largest, abs(change) * (row[j] + ridge))
+                of_slope = abs(change) * (row[j] + ridge)
+                largest = max(largest, of_slope if of_slope > rounding else 0.0)
         if sweep == 0:
             first = largest
         if largest <= goal:
