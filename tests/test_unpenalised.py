@@ -15,6 +15,8 @@ from small_datasets import write_dataset
 import streamcd
 from streamcd import LogisticRegression, Ridge
 from streamcd.core.errors import UsageError
+from streamcd.report.tables import description_tables, result_tables
+from streamcd.runs.describe import describe_run
 from streamcd.solvers.unpenalised import Known, bounds
 
 SCALES = np.array([1.0, 30.0, 0.1, 1.0])
@@ -154,6 +156,21 @@ def test_features_that_are_combinations_of_others_are_certified(tmp_path: Path, 
         assert (result.converged, result.stop_reason) == (True, "gap")
         if dtype == "float64":
             assert 0.0 <= result.primal_objective - best + 1e-10 * best <= (result.gap + 1e-10) * best
+
+
+def test_results_and_info_say_where_a_gap_is_proven_for_weights_within_a_distance(tmp_path: Path) -> None:
+    x, score = rows()
+    within = "relative gap {}, for all weights within 1,000 times the size of those found"
+    for name, whole in (("independent", x), ("combined", beside(x, "twice"))):
+        data = streamcd.convert((whole, score), tmp_path / name, target=True, dtype="float64")
+        run = tmp_path / f"run {name}"
+        result = streamcd.train(data, run, loss="squared_error", **ASKED)
+        told = within.format(f"{result.gap:.2g}")
+        assert (told in str(result)) == (name == "combined")
+        described = description_tables("run", describe_run(run))
+        for shown in (result_tables(result.to_json()), described):
+            text = " ".join(line[1] for table in shown for line in table.rows)
+            assert ("within 1,000 times" in text) == (name == "combined")
 
 
 def test_rows_that_a_plane_separates_from_others_are_certified(tmp_path: Path) -> None:

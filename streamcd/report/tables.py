@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..core.memory_budget import format_size
-from ..core.progress import counted, format_seconds
+from ..core.progress import counted, format_seconds, proven_for
 from ..core.setting import Setting
 
 _MOST_LISTED = 10
@@ -207,7 +207,7 @@ def result_tables(result: Facts) -> list[Table]:
         ("stopped by", _words(result["stop_reason"])),
         ("passes over all rows" if result.get("scores") else "passes", f"{result['passes']:,}"),
         *((f"{name}{sums}", text) for name, text in _objectives(result)),
-        (f"relative gap{largest}", _no_nan(".3g")(result["gap"])),
+        (f"relative gap{largest}", _no_nan(".3g")(result["gap"]) + proven_for(result["lanes"])),
         (f"violation{largest}", f"{result['violation']:.3g}"),
         *_validation_rows(result["validation"]),
         ("time", format_seconds(result["seconds"] - result["kernel_seconds"])),
@@ -387,11 +387,16 @@ def run_table(title: str, run: Facts) -> Table:
     if run["lanes"] > 1:
         lanes += " (of classes, values of C or folds)"
     lanes += f", {run['open_lanes']:,} not finished" if run["open_lanes"] else ""
+    gaps = ("certified", "gap", (run,)), ("estimated", "gap_estimate", ())
     rows = [
         ("state", state),
         *_rows(run, best_C="g", best_l1=lambda l1: f"{l1:g}" if l1 else ""),
         ("passes", f"{run['passes']:,}"),
-        *((f"{kind} gap", f"{run[key]:.3g}") for kind, key in _GAPS if run[key] is not None),
+        *(
+            (f"{kind} gap", f"{run[key]:.3g}{proven_for(of)}")
+            for kind, key, of in gaps
+            if run[key] is not None
+        ),
         ("trains", lanes),
         *_spent_rows(run),
         ("dataset", run["dataset"]),
@@ -407,9 +412,6 @@ def run_table(title: str, run: Facts) -> Table:
 
 def _listed_settings(models: Sequence[Facts]) -> str:
     return "; ".join(str(Setting(of["C"], of["l1"])) for of in models)
-
-
-_GAPS = ("certified", "gap"), ("estimated", "gap_estimate")
 
 
 def _spent_rows(run: Facts) -> list[tuple[str, str]]:
@@ -500,7 +502,7 @@ def certificate_rows(certificate: Facts) -> list[tuple[str, str]]:
     """Tell the objectives and the gap with which a training ended."""
     rows = _objectives(certificate)
     if isinstance(certificate.get("gap"), float):
-        rows.append(("relative gap", f"{certificate['gap']:.3g}"))
+        rows.append(("relative gap", f"{certificate['gap']:.3g}{proven_for([certificate])}"))
     if certificate:
         rows.append(("converged", "yes" if certificate.get("converged") else "no"))
     return rows + _rows(certificate, passes=listed)

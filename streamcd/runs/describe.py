@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +18,7 @@ from ..core.storage import Location, location
 from ..dataset.dataset import Dataset
 from ..kernels.loss_table import has_cost
 from ..models.stored import describe_model, is_model, models_of_path
+from ..solvers import unpenalised
 from ..solvers.protocol import DONE
 from ..training import checkpoint
 from ..training.result import worst_reason
@@ -87,7 +89,8 @@ def describe_run(path: str | Path, *, scaled: bool = False) -> dict[str, Any]:
         ``kind`` ("run" or "search"), ``dataset``, ``options`` (those that differ from the defaults, and loss, method, C and
         bias), ``bias_because``, ``centred`` (which features and targets), ``memory``, ``stopping``, ``workers``, ``search``
         (its options), ``state`` ("in work", "interrupted", "converged" or "not converged"),
-        ``stop_reason``, ``passes``, ``gap`` (largest certified; None before), ``gap_estimate``, ``lanes``, ``open_lanes``,
+        ``stop_reason``, ``passes``, ``gap`` (largest certified; None before), without a penalty perhaps ``gap_within`` (as
+        in results), ``gap_estimate``, ``lanes``, ``open_lanes``,
         ``seconds``, ``bytes_read``, and for a search ``parts`` with these two of each; ``best_C`` and ``best_l1``
         of a search that has chosen (else None); ``model`` (as of `describe_model`; None where there is none, or several),
         ``models`` (``C`` and ``l1`` of each of several); ``next``, a command.
@@ -100,7 +103,7 @@ def describe_run(path: str | Path, *, scaled: bool = False) -> dict[str, Any]:
     path = Path(path)
     config = read_config(path)
     is_search = config.tune is not None
-    state = _describe_state(path)
+    state = _describe_state(path, is_penalised=config.options.penalty != "none")
     models = models_of_path(path)
     has_model = is_model(path / "model")
     if state["state"] == "unfinished":
@@ -159,16 +162,17 @@ def _told_options(config: RunConfig) -> dict[str, Any]:
     return {name: given[name] for name in ("loss", "method", *cost, "bias")} | told
 
 
-def _describe_state(path: Path) -> dict[str, Any]:
+def _describe_state(path: Path, *, is_penalised: bool) -> dict[str, Any]:
     """Sum up the last checkpoints of a run's groups of lanes; of a search, those of its current part."""
     parts = (path / "best", path / "folds", path)
-    states = next((states for states in map(_states_in, parts) if states), [])
+    arrays = _LANE_ARRAYS if is_penalised else (*_LANE_ARRAYS, "gap_within")
+    states = next((states for part in parts if (states := _states_in(part, arrays))), [])
     if not states:
         return {
             "state": "unfinished", "stop_reason": None, "passes": 0, "gap": None, "gap_estimate": None,
             "lanes": 0, "open_lanes": 0, "seconds": 0.0, "bytes_read": 0,
         }  # fmt: skip
-    lanes = {name: np.concatenate([arrays[f"lane_{name}"] for arrays in states]) for name in _LANE_ARRAYS}
+    lanes = {name: np.concatenate([state[f"lane_{name}"] for state in states]) for name in arrays}
     is_open = lanes["phase"] != DONE
     done = not is_open.any() and is_model(path / "model")
     ended = "converged" if lanes["converged"].all() else "not converged"
@@ -177,6 +181,7 @@ def _describe_state(path: Path) -> dict[str, Any]:
         "stop_reason": worst_reason(lanes["reason"]) if done else None,
         "passes": int(lanes["passes"].max()),
         "gap": largest_ratio(lanes["gap"], lanes["primal"]),
+        **next(filter(None, (unpenalised.report(lanes, lane) for lane in range(is_open.size))), {}),
         "gap_estimate": largest_ratio(lanes["estimate"], lanes["estimated_primal"]),
         "lanes": int(is_open.size),
         "open_lanes": int(is_open.sum()),
@@ -184,9 +189,9 @@ def _describe_state(path: Path) -> dict[str, Any]:
     }
 
 
-def _states_in(part: Path) -> list[dict[str, np.ndarray]]:
-    """Read the states of the groups of lanes in a folder."""
-    names = [*(f"lane_{name}" for name in _LANE_ARRAYS), "seconds", "bytes_read"]
+def _states_in(part: Path, arrays: Sequence[str] = ()) -> list[dict[str, np.ndarray]]:
+    """Read time, bytes and arrays of lanes from the states of the groups of lanes in a folder."""
+    names = [*(f"lane_{name}" for name in arrays), "seconds", "bytes_read"]
     files = [part / "state.npz", *sorted(part.glob("group-*/state.npz"))]
     read = (checkpoint.read_arrays(file, names) for file in files)
     return [state for state in read if state is not None]

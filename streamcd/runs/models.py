@@ -164,6 +164,7 @@ def _certificate(result: Result, lanes: range) -> dict[str, Any]:
         "gap": max(lane["gap"] for lane in mine),
         "converged": all(lane["converged"] for lane in mine),
         "passes": [lane["passes"] for lane in mine],
+        **next(({"gap_within": lane["gap_within"]} for lane in mine if "gap_within" in lane), {}),
     }
 
 

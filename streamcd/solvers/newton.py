@@ -88,6 +88,8 @@ class NewtonSolver(NewtonSteps):
         state = State(np.zeros((size, n_columns)), np.zeros((0, n_columns)), new_totals(n_lanes), lanes)
         state.matrices = self.sums.new() | {"step": np.zeros((n_lanes, self._width))} | self.kept.new()
         state.partial = self.sums.new_partial()
+        if not self.problem.is_penalised:
+            lanes["gap_within"] = np.full(n_lanes, np.inf)
         return state
 
     def load_kernels(self, dataset: Dataset, state: State) -> None:
@@ -319,6 +321,8 @@ class NewtonSolver(NewtonSteps):
             )
             most = np.inf if is_square else 1.0 if self._n_vectors == 1 else 0.5
             root, beyond = unpenalised.bounds(known, most)
+            if state.lanes["phase"][lane] == CERTIFY:
+                state.lanes["gap_within"][lane] = unpenalised.FAR if beyond else np.inf
             totals[lane, GAP] = (0.5 if is_square else 1.0) * root * root + beyond
             totals[lane, SLOPE] = root * np.sqrt(2.0 * totals[lane, CURVE])
         totals[:, W_ALPHA] = 0.0

@@ -16,7 +16,8 @@ features' sums of squares: none of them is better by more than the gap.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -110,6 +111,12 @@ def _beside(terms: _Scaled, shift: float, distance: float, most: float) -> Bound
         return _NONE
     missed = _norm(terms.pull - np.einsum("ij,j->i", terms.matrix, d)) + terms.apart + terms.least * length
     return Bounds(float(np.sqrt(square + terms.least * length**2)), distance * missed)
+
+
+def report(lanes: Mapping[str, np.ndarray], lane: int) -> dict[str, Any]:
+    """Report how far from w weights are compared by a lane's gap, in sizes of w; empty if all weights are."""
+    within = float(lanes["gap_within"][lane]) if "gap_within" in lanes else np.inf
+    return {"gap_within": within} if np.isfinite(within) else {}
 
 
 def _norm(x: np.ndarray) -> float:

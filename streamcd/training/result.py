@@ -11,9 +11,9 @@ import numpy as np
 from ..core.errors import escaped
 from ..core.folder_copies import copied
 from ..core.memory_budget import format_size, peak_memory_bytes
-from ..core.progress import format_seconds
+from ..core.progress import format_seconds, proven_for
 from ..core.setting import Setting
-from ..solvers import acceleration, over_relaxation
+from ..solvers import acceleration, over_relaxation, unpenalised
 from ..solvers.problem import Problem
 from . import validation
 from .stopping import (
@@ -46,7 +46,8 @@ class Result:
     An item of `lanes` is ``{label, C, l1, fold, n_nonzero, primal_objective, dual_objective, gap, passes, converged}``,
     ``n_nonzero`` being the number of features whose weight is not 0; also ``omega`` if it is not a fixed 1, with
     ``omega_trial``, the gain of the dual per pass with each omega, if it was chosen by trial; and with acceleration the last
-    ``kappa``, or for primal methods the last ``extrapolation``.
+    ``kappa``, or for primal methods the last ``extrapolation``; and without a penalty ``gap_within`` where the gap is proven
+    for all weights within so many times the size of those found.
 
     Examples
     --------
@@ -91,7 +92,8 @@ class Result:
     def _figures(self) -> list[str]:
         """Describe the result in lines."""
         several = f", sum of {self.n_lanes:,} problems (classes, values of C)" if self.n_lanes > 1 else ""
-        lines = [f"objective: {self.primal_objective:.6g}{several}; relative gap {self.gap:.2g}"]
+        gap = f"relative gap {self.gap:.2g}{proven_for(self.lanes)}"
+        lines = [f"objective: {self.primal_objective:.6g}{several}; {gap}"]
         if self.validation:
             lines.append(validation.describe(self.validation))
         spent = f"time: {format_seconds(self.seconds)}, read {format_size(self.bytes_read)}"
@@ -266,6 +268,7 @@ def make_result(run: str, outcome: Outcome, problem: Problem, n_rows: int) -> Re
                 "converged": bool(kept["converged"][number]),
                 **over_relaxation.report(kept, number),
                 **acceleration.report(kept, number),
+                **unpenalised.report(kept, number),
             }
             for number, lane in enumerate(problem.lanes)
         ],
