@@ -32,7 +32,7 @@ from ..report.tables import (
     distribution_table,
     growth_tables,
 )
-from ..runs.options import DescribeOptions, ReportOptions, ResumeOptions, TrainOptions, TuneOptions
+from ..runs.options import ReportOptions, ResumeOptions, TrainOptions, TuneOptions
 from . import console
 from .console import Console, Problem, Shown
 from .options import (
@@ -175,7 +175,11 @@ def distribute(listener: Console, dataset: str, places: tuple[str, ...], copies:
 
 @cli.command()
 @click.argument("path", metavar="DATASET|RUN|MODEL", type=click.Path())
-@options_of(DescribeOptions)
+@option(
+    "--scaled",
+    is_flag=True,
+    help="Weights of features as convert --scale made them, not of the source's values.",
+)
 @option(
     "--columns",
     is_flag=True,
@@ -442,21 +446,17 @@ def predict(
 @click.argument("model", metavar="RUN|MODEL", type=click.Path())
 @option("--top", type=int, default=20, metavar="N", help="Weights of a class, at most: the largest.")
 @option("--class", "label", metavar="L", help="Of this class alone.  [default: all]")
-@option(
-    "--scaled",
-    is_flag=True,
-    help="The largest weights of scaled features, which can be compared, beside the others.",
-)
 @options_of(ModelOptions)
 @checkpoint_option
 @talks(quietly=True)
 def weights(
-    listener: Console, model: str, top: int, label: str | None, scaled: bool, checkpoint: bool, **given: Any
+    listener: Console, model: str, top: int, label: str | None, checkpoint: bool, **given: Any
 ) -> Shown:
     """List the largest weights of a model by class, with the names of features, in the source's units.
 
     A positive weight is evidence for the class. Of two classes the larger one is listed; --class with the other one turns
-    the signs. 'streamcd export MODEL weights.csv' writes all weights.
+    the signs. Those of scaled features (convert --scale), by whose size they are ordered, stand beside them: these can be
+    compared with each other. 'streamcd export MODEL weights.csv' writes all weights.
 
     \b
     Example:
@@ -467,7 +467,7 @@ def weights(
     from ..models.stored import load_model
 
     used, name, said = asked_model(model, checkpoint, given, listener)
-    found = describe_weights(used if checkpoint else load_model(used, **given), top, label, scaled=scaled)
+    found = describe_weights(used if checkpoint else load_model(used, **given), top, label)
     return found | said, *class_weights_tables(name, found)
 
 

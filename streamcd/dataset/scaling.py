@@ -52,7 +52,7 @@ class Scaling:
             return f"for values{rows}" if rows else ""
         if scaled:
             return f"for features divided by their scales (--scale {self.scale}){rows and ',' + rows}"
-        return f"in the source's units (trained with --scale {self.scale}){rows and ',' + rows}"
+        return f"in the source's units, ordered by those of the scaled features (--scale {self.scale}){rows and ',' + rows}"
 
     def apply(
         self, indptr: np.ndarray, feature: np.ndarray, value: np.ndarray, n_features: int

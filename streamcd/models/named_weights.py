@@ -133,10 +133,11 @@ def weight_frame(by_class: ClassWeights) -> Any:
     )
 
 
-def describe_weights(
-    model: Any, top: int = 20, label: str | None = None, *, scaled: bool = False
-) -> dict[str, Any]:
+def describe_weights(model: Any, top: int = 20, label: str | None = None) -> dict[str, Any]:
     """List the weights of the largest magnitude for every class, in the source's units.
+
+    Of scaled features the largest are those of the largest product with the feature's divisor (``convert --scale``): the
+    weights that were trained, which can be compared with each other where the source's units differ.
 
     Parameters
     ----------
@@ -145,33 +146,25 @@ def describe_weights(
         Weights of a class, at most.
     label : str, optional
         The class, of several.
-    scaled : bool
-        List those whose products with the features' divisors (``convert --scale``) are largest, with these products as
-        ``scaled_weight``: they can be compared with each other.
 
     Returns
     -------
     dict
         ``kind`` ("weights"), ``loss``, ``C``, ``n_features``, ``weights_for`` (the values that they are for, in words), and
         ``classes``: for each ``label`` (None where numbers are predicted), ``intercept``, ``n_nonzero`` and ``weights``, a
-        list of ``{feature, index (as in the source), name, weight}``. Weights of the smaller of two classes are those of
-        the larger with the other sign.
+        list of ``{feature, index (as in the source), name, weight}``, of scaled features with ``scaled_weight``. Weights of
+        the smaller of two classes are those of the larger with the other sign.
 
     Raises
     ------
     UsageError
-        If `top` is negative, the model has no such class, or `scaled` is asked for where features were not scaled.
+        If `top` is negative, or the model has no such class.
     """
     if top < 0:
         raise UsageError(f"expected a number of weights from 0 on, found {top}")
-    scales = model.scaling.scales
-    if scaled and scales is None:
-        raise UsageError(
-            "--scaled: expected a model of scaled features, found none; convert with --scale maxabs, and train anew"
-        )
-    by_class = ClassWeights(model)
-    found = largest_weights(by_class.blocks(scaled=scaled), len(by_class.labels), top)
-    divisors = scales[found.feature] if scaled else np.ones(found.feature.size)
+    by_class, scales = ClassWeights(model), model.scaling.scales
+    found = largest_weights(by_class.blocks(scaled=True), len(by_class.labels), top)
+    divisors = np.ones(found.feature.size) if scales is None else scales[found.feature]
     names, index = model.feature_names(found.feature), model.source_indices.of(found.feature)
     classes = [
         {
@@ -184,7 +177,7 @@ def describe_weights(
                     "index": int(index[k]),
                     "name": names[k],
                     "weight": float(found.weight[k] / divisors[k]),
-                    **({"scaled_weight": float(found.weight[k])} if scaled else {}),
+                    **({} if scales is None else {"scaled_weight": float(found.weight[k])}),
                 }
                 for k in np.flatnonzero(found.column == column).tolist()
             ],

@@ -232,9 +232,9 @@ def describe_model(path: str | Path, *, scaled: bool = False, n_weights: int = 1
         penalty ``l1``, ``l2``, ``n_nonzero``, the number of weights that are not 0, and
         ``support``: for each vector ``{vector, n_nonzero, share (of the features)}``;
         ``intercept``: for each vector ``{vector (its label, or number), weight}``; ``largest_weights``: a list
-        of ``{feature, index (as in the source), name (of a table's; else None), vector, weight}``; ``weights_of``, "source"
-        if they are for the source's values, "scaled features" with `scaled` for those that the model was trained on;
-        ``weights_for``, the same in words; ``next``, a command.
+        of ``{feature, index (as in the source), name (of a table's; else None), vector, weight}``, those first that were
+        trained largest; ``weights_of``, "source" if they are for the source's values, "scaled features" with `scaled` for
+        those that the model was trained on; ``weights_for``, the same in words; ``next``, a command.
 
     Raises
     ------
@@ -247,9 +247,6 @@ def describe_model(path: str | Path, *, scaled: bool = False, n_weights: int = 1
     labels = source_labels(stored.classes, stored.label_kind, stored.class_names)
     scaling = stored.scaling or Scaling()
     divided = scaling.scale != "none"
-    scales = (
-        np.load(path / "scaling.npy", mmap_mode="r", allow_pickle=False) if divided and not scaled else None
-    )
     n_vectors = int(weights.shape[1])
     vectors = labels
     if n_vectors != len(labels):
@@ -259,9 +256,12 @@ def describe_model(path: str | Path, *, scaled: bool = False, n_weights: int = 1
     indices = SourceIndices(
         stored.index_base, np.load(kept, mmap_mode="r") if stored.indices_checksum else None
     )
-    found = largest_weights(weight_blocks(weights, scales), n_vectors, n_weights)
+    found = largest_weights(weight_blocks(weights), n_vectors, n_weights)
     first = np.lexsort((found.column, found.feature, -np.abs(found.weight)))[:n_weights]
-    chosen = (array[first].tolist() for array in (found.feature, found.column, found.weight))
+    shown = found.weight[first]
+    if divided and not scaled:
+        shown = shown / np.load(path / "scaling.npy", mmap_mode="r", allow_pickle=False)[found.feature[first]]
+    chosen = found.feature[first].tolist(), found.column[first].tolist(), shown.tolist()
     largest = [
         {
             "feature": feature,

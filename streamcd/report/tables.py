@@ -535,5 +535,6 @@ def class_weights_tables(name: str, found: Facts) -> list[Table]:
         rows = [[*row, ""] for row in rows] if scaled else rows
         rows += [[weight["name"], *(f"{weight[name]:.6g}" for name in columns)] for weight in of["weights"]]
         header = ["feature", "weight", *["of the scaled feature"] * scaled]
-        tables.append(Table(f"{title}{found['weights_for'] and ', ' + found['weights_for']}", rows, header))
+        order = found["weights_for"] or "ordered by size in the source's units"
+        tables.append(Table(f"{title}, {order}", rows, header))
     return tables

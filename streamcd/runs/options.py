@@ -365,18 +365,7 @@ class ResumeOptions(SessionOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DescribeOptions:
-    """Options of what shows weights."""
-
-    scaled: bool = option(
-        False,
-        "Weights for features as they were scaled for the training (convert --scale), in place of those for the "
-        "source's values.",
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReportOptions(PositiveOptions, ModelOptions, DescribeOptions, ListenerOptions):
+class ReportOptions(PositiveOptions, ModelOptions, ListenerOptions):
     """Options of `report.write_report`."""
 
     data: Any = option(

@@ -96,7 +96,7 @@ def write_report(run: str | os.PathLike[str], out: str | os.PathLike[str], asked
 
 
 def _write_report(run: Path, page_path: Path, asked: ReportOptions) -> None:
-    run_facts = describe_run(run, scaled=asked.scaled)
+    run_facts = describe_run(run)
     scores = read_scores(run)  # what is damaged is refused before anything is drawn
     histories = dict(list(read_history(run).items())[:MAX_LOGS])
     sections = [Section("Run", tables=[run_table("", run_facts)]), _training(histories, run_facts)]
@@ -113,7 +113,7 @@ def _write_report(run: Path, page_path: Path, asked: ReportOptions) -> None:
             data = validation
         if data is not None:
             sections.append(_evaluation(data, place, asked))
-        sections += _model(describe_model(place, scaled=asked.scaled, n_weights=_N_WEIGHTS))
+        sections += _model(describe_model(place, scaled=True, n_weights=_N_WEIGHTS))
     options = run_facts["options"]
     lead = f"{options['loss']} by the {options['method']} method, on {run_facts['dataset']}"
     write_file(page_path, render_page(f"streamcd run {run.name}", lead, sections).encode())
