@@ -626,6 +626,31 @@ def test_documents_with_labels_and_a_folder_for_each_class_convert_and_are_predi
     )
 
 
+def test_documents_are_identified_by_their_files_also_where_new_ones_are_in_no_folder_of_a_class(
+    tmp_path: Path,
+) -> None:
+    _, folder = written_documents(tmp_path, 40)
+    plain = streamcd.convert(folder, tmp_path / "plain")
+    notes = {fact["column"]: fact["note"] for fact in plain.manifest["table"] if fact["use"] == "not used"}
+    assert notes == {"file": "--id file keeps it"}
+    with pytest.raises(StreamcdError, match=r"expected a column 'path' \(--id\), found label, text, file"):
+        streamcd.convert(folder, tmp_path / "data", id="path")
+    streamcd.train(streamcd.convert(folder, tmp_path / "data", id="file"), tmp_path / "run")
+    # the same documents without their classes, several lines each
+    new = tmp_path / "new"
+    new.mkdir()
+    for path in folder.rglob("*.txt"):
+        (new / path.name).write_text(path.read_text().replace(" ", "\n"))
+    predicted = {}
+    for place in (folder, new):
+        streamcd.predict(place, tmp_path / "run", tmp_path / "out.csv", force=True)
+        table = pd.read_csv(tmp_path / "out.csv")
+        files = [name.rpartition("/")[2] for name in table["file"]]
+        predicted[place] = dict(zip(files, table["prediction"], strict=True))
+    assert len(predicted[new]) == 40
+    assert predicted[new] == predicted[folder]
+
+
 def test_labels_of_documents_may_be_numbers_and_names_of_columns_make_a_table(tmp_path: Path) -> None:
     (tmp_path / "numbers.txt").write_text("1\tgood and fine day\n-1\tbad and poor day\n" * 20)
     dataset = streamcd.convert(tmp_path / "numbers.txt", tmp_path / "numbers")

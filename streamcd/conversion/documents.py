@@ -8,6 +8,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,8 @@ from ..core.errors import DataError
 from ..dataset.arrow_columns import Strings, arrow_encoded, arrow_strings, numbers_of
 from ..kernels import text as kernels
 from .byte_sources import ByteBlock, ByteRange, display_name, read_blocks, read_head
-from .sources import LABEL, TEXT, Block, Counted, FilePart, Reader, TextReader
+from .sources import FILE, LABEL, TEXT, Block, Counted, FilePart, Reader, TextReader
 from .table_columns import FIRST_ROWS
-
-FILE = "file"
-"""Name of the column of the files in folders."""
 
 _HEAD_BYTES = 1 << 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -168,7 +166,12 @@ def _numbers(labels: pa.Array, message: Any) -> pa.Array:
 
 @dataclass(frozen=True)
 class FolderReader(Reader):
-    """Files of text in a folder for each class; `files` are their paths, `roots` the folders above those of the classes."""
+    """Files of text, in a folder for each class where labels are needed.
+
+    `files` are their paths, `roots` the folders above, by which each is named.
+    """
+
+    notes = MappingProxyType({FILE: f"--id {FILE} keeps it"})
 
     files: list[str]
     roots: dict[str, str]
@@ -179,6 +182,11 @@ class FolderReader(Reader):
     def paths(self) -> list[str]:  # type: ignore[override]
         """Folders whose files are read: a file each would make a long description."""
         return sorted(set(self.roots.values()))
+
+    @property
+    def has_classes(self) -> bool:
+        """Tell if every file is in the folder of a class."""
+        return all(len(self._folders(file)) > 1 for file in range(len(self.files)))
 
     @cached_property
     def _sizes(self) -> list[int]:
@@ -209,7 +217,7 @@ class FolderReader(Reader):
         return sum(piece.n_bytes for piece in pieces)
 
     def types(self) -> dict[str, str]:
-        return dict.fromkeys((LABEL, TEXT, FILE), "string")
+        return dict.fromkeys((LABEL, TEXT, FILE) if self.has_classes else (TEXT, FILE), "string")
 
     def kept_types(self, names: Sequence[str]) -> dict[str, str]:
         return dict.fromkeys(names, "string")
@@ -251,7 +259,7 @@ class FolderReader(Reader):
         return pa.record_batch(columns, list(types))
 
     def _folders(self, file: int) -> list[str]:
-        """Return a file's path below its root, of which the class is the first part."""
+        """Return a file's path below its root, of which the class is the first part where there are several."""
         path = self.files[file]
         return os.path.relpath(path, self.roots[path]).split(os.sep)
 

@@ -21,7 +21,7 @@ from .byte_sources import (
     total_bytes,
 )
 from .options import TableOptions
-from .sources import LABEL, TEXT, Reading, Source
+from .sources import FILE, LABEL, TEXT, Reading, Source
 
 _DOCUMENTS = ("documents", "folder")
 _TABLES = ("csv", "parquet", "arrow", *_DOCUMENTS)
@@ -65,7 +65,7 @@ def expand(sources: str | Path | Sequence[str | Path]) -> tuple[list[str], dict[
     given = [sources] if isinstance(sources, str | Path) else list(sources)
     paths, roots = [], {}
     for source in (os.fspath(source) for source in given):
-        found = _files_in_folders(source) if os.path.isdir(source) else []
+        found = _files_in_folders(source) or expand_sources(source) if os.path.isdir(source) else []
         roots.update(dict.fromkeys(found, source))
         paths += found or [source]
     return expand_sources(paths), roots
@@ -144,6 +144,8 @@ def open_source(
     if format == "auto" and _are_in_class_folders(paths, roots):
         _check_texts(paths[0])
         format = "folder"
+    elif format == "auto" and _are_texts_to_score(paths, roots, reading):
+        format = "folder"
     elif format == "auto":
         found = {path: recognise(path) for path in paths}
         format, head = found[paths[0]][0], found.get(STANDARD_INPUT, ("", b""))[1]
@@ -172,7 +174,25 @@ def _are_in_class_folders(paths: list[str], roots: dict[str, str]) -> bool:
     """Tell if files are in a folder for each class, rather than in partitions, ``key=value``."""
     if not paths or any(path not in roots for path in paths):
         return False
-    return "=" not in os.path.relpath(paths[0], roots[paths[0]]).split(os.sep)[0]
+    folders = [os.path.relpath(path, roots[path]).split(os.sep)[:-1] for path in paths]
+    return all(folders) and "=" not in folders[0][0]
+
+
+def _are_texts_to_score(paths: list[str], roots: dict[str, str], reading: Reading) -> bool:
+    """Tell if a directory's files are a document each, by a model whose documents are identified by their files."""
+    known = reading.encoding
+    if known is None or reading.needs_label or (known.names, known.id) != ([TEXT], FILE):
+        return False
+    if not paths or any(path not in roots for path in paths):
+        return False
+    head = read_head(ByteRange(paths[0]), _HEAD_BYTES)[1]
+    return not head.startswith(tuple(magic for magic, _ in _MAGIC)) and not _has_text_column(head)
+
+
+def _has_text_column(head: bytes) -> bool:
+    """Tell if the first line of text names a column as that of documents."""
+    line = head.partition(b"\n")[0].decode(errors="replace")
+    return TEXT in re.split(f"[{_DELIMITERS}]", line.strip())
 
 
 def _check_texts(path: str) -> None:
@@ -190,8 +210,7 @@ def _text_format(found: str, first: ByteRange, reading: Reading, options: TableO
     """Choose among libsvm text, tables and documents, where a model or a name of the label tells more than the text."""
     encoding = reading.encoding
     if encoding is not None and encoding.names == [TEXT] and found in ("csv", "libsvm", "documents"):
-        line = read_head(first, _HEAD_BYTES)[1].partition(b"\n")[0].decode(errors="replace")
-        return "csv" if TEXT in re.split(f"[{_DELIMITERS}]", line.strip()) else "documents"
+        return "csv" if _has_text_column(read_head(first, _HEAD_BYTES)[1]) else "documents"
     if found == "documents" and (options.label or not reading.needs_label or encoding is not None):
         return "csv"
     if found == "libsvm" and options.label and not options.label.lstrip("-").isdigit():
@@ -286,9 +305,10 @@ def _document_reader(
     if format == "documents":
         return DocumentReader(paths, reading, head=head)
     _refuse_urls(paths, "folders of texts")
-    if any(path not in roots for path in paths):
+    reader = FolderReader(paths, roots, reading.block_bytes, reading.max_line_bytes or 1 << 30)
+    if any(path not in roots for path in paths) or (reading.needs_label and not reader.has_classes):
         raise UsageError(
             f"{display_name(paths[0])}: expected a folder with a folder of texts for each class, found a file; name the "
             "folder above"
         )
-    return FolderReader(paths, roots, reading.block_bytes, reading.max_line_bytes or 1 << 30)
+    return reader

@@ -225,7 +225,7 @@ class Conversion:
             self.encoding = read_merged(directory, source.encoding, merged, n_so_far, width)
         if source.grows and self.encoding is not None and not self.options.append:
             word = "target" if self.options.has_targets else "label"
-            notes = dict.fromkeys(self.options.drop, "--drop") | source.unused
+            notes = {**source.reader.notes, **dict.fromkeys(self.options.drop, "--drop"), **source.unused}
             notes |= {name: f"{reason}: --text" for name, reason in source.text_like.items()}
             self.columns = summarise(source.examples, self.encoding, merged.n_missing, notes, word)
             for warning in notation_warnings(directory, self.encoding):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from errno import EINVAL
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,8 +27,8 @@ from .byte_sources import (
 from .numbering import TaskDictionary
 from .rows import RowBatch
 
-LABEL, TEXT = "label", "text"
-"""Names of columns where the source has none: of labels beside a frame, and of documents."""
+LABEL, TEXT, FILE = "label", "text", "file"
+"""Names of columns where the source has none: of labels beside a frame, of documents, and of the files that each is in."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,7 @@ class Reader:
     paths: Sequence[str]  # files that are read
     in_memory = False  # True where this process alone can read it
     is_text = False  # True where columns have no types but those asked for
+    notes: Mapping[str, str] = MappingProxyType({})  # on columns that are used only where asked for
 
     @property
     def total_bytes(self) -> int | None:
