@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 import streamcd
+from streamcd.report.tables import run_table
+from streamcd.runs.describe import describe_run
 
 
 @pytest.fixture(scope="module")
@@ -40,3 +42,13 @@ def test_a_result_that_fell_short_says_so(trained, tmp_path):
     with pytest.warns(streamcd.ConvergenceWarning):
         result = streamcd.train(data, tmp_path / "run", max_passes=1, tol=1e-12)
     assert "not converged after 1 passes: the relative gap is" in repr(result)
+
+
+@pytest.mark.parametrize(
+    ("certified", "shown"),
+    [(2e-4, ("certified gap", "0.0002")), (None, ("estimated gap", "0.0001, not certified yet"))],
+)
+def test_a_run_shows_one_gap_and_the_estimate_only_before_a_certificate(trained, certified, shown):
+    """Both stood there, often alike, and a reader asked which of them counts."""
+    facts = describe_run(trained[1].run) | {"gap": certified, "gap_estimate": 1e-4}
+    assert [row for row in run_table("", facts).rows if "gap" in row[0]] == [shown]
