@@ -564,7 +564,26 @@ def test_text_that_is_taken_for_categories_is_named(tmp_path: Path, options: dic
     assert "column 'subject'" in said
     assert "--text subject" in said
     notes = {use["column"]: use["note"] for use in data.info()["table"] if use["note"]}
-    assert notes == {"subject": "looks like text, of 5 words in the mean: --text"}
+    assert notes == {"subject": "looks like text, of 4 words in the mean: --text subject"}
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_short_free_text_is_named_also_where_some_of_it_is_frequent(tmp_path: Path, form: str) -> None:
+    things = [f"{colour} {thing}" for colour in ("red", "big", "old") for thing in ("chair", "lamp", "shelf")]
+    frequent, rare = ["no remark", "all fine"] * 120, [f"{k} {thing}" for k in range(5) for thing in things]
+    cities = ["New York", "San Juan", *(f"Town{k}" for k in range(28))]
+    table = pa.table(
+        {
+            "y": ["a", "b", "c"] * 95,
+            "remark": frequent + rare,
+            "moment": [f"{k % 28 + 1}. {k % 12 + 1}. 2020 {k % 24} h" for k in range(285)],
+            "city": [cities[min(k, 284 - k) % 30] for k in range(285)],
+        }
+    )
+    path = write_table(table, tmp_path / f"t.{form}")
+    data = streamcd.convert(path, tmp_path / "data", label="y")
+    notes = {use["column"]: use["note"] for use in data.info()["table"] if use["note"]}
+    assert notes == {"remark": "looks like text, of 2 words in the mean: --text remark"}
 
 
 def test_one_command_converts_mail(tmp_path: Path) -> None:

@@ -226,7 +226,9 @@ class Conversion:
         if source.grows and self.encoding is not None and not self.options.append:
             word = "target" if self.options.has_targets else "label"
             notes = {**source.reader.notes, **dict.fromkeys(self.options.drop, "--drop"), **source.unused}
-            notes |= {name: f"{reason}: --text" for name, reason in source.text_like.items()}
+            notes |= {
+                name: f"{reason}: --text {shlex.quote(name)}" for name, reason in source.text_like.items()
+            }
             self.columns = summarise(source.examples, self.encoding, merged.n_missing, notes, word)
             for warning in notation_warnings(directory, self.encoding):
                 self.pool.listener.warning(warning)

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..core.errors import DataError, UsageError
-from ..dataset.arrow_columns import flat_fields, strings_of, type_name
+from ..dataset.arrow_columns import flat_fields, numbers_of, strings_of, type_name
 from ..dataset.derived_columns import NoTimeError, have_dates, seconds_of
 from ..models.encoding import PARTS, Column, Encoding, check_columns
 from .column_summary import example_of
@@ -140,8 +140,11 @@ def _nearly_distinct(first: Any, encoding: Encoding, options: TableOptions) -> d
     return found
 
 
-_LEAST_TEXTS, _LEAST_WORDS = 20, 3.0
-"""First strings of a column, more than half of them different, that look like text: their number, and the mean of words."""
+_LEAST_TEXTS, _FEW_ROWS = 20, 2
+"""Different first strings of a column that look like text, where most have several words and are in few rows each."""
+
+_WORD = r"\pL{2,}"
+"""A word in what may be text: times, codes and initials have none."""
 
 
 def _text_like(first: Any, encoding: Encoding, options: TableOptions) -> dict[str, str]:
@@ -150,14 +153,18 @@ def _text_like(first: Any, encoding: Encoding, options: TableOptions) -> dict[st
     for column in encoding.columns if first is not None else ():
         if column.kind not in ("category", "hashed") or column.form or column.name in options.category:
             continue
-        given = first.column(column.name).drop_null()
-        strings, n_distinct = strings_of(given)[0], len(given.unique())
-        if strings.size < _LEAST_TEXTS or 2 * n_distinct <= strings.size or notation_of(strings):
+        distinct, n_rows = first.column(column.name).drop_null().value_counts().flatten()
+        strings = strings_of(distinct)[0]
+        if (
+            strings.size < _LEAST_TEXTS
+            or 2 * np.count_nonzero(numbers_of(n_rows) <= _FEW_ROWS) <= strings.size
+        ):
             continue
-        text = strings.data[int(strings.offsets[0]) : int(strings.offsets[-1])]
-        words = 1.0 + np.count_nonzero(text == ord(" ")) / strings.size
-        if words >= _LEAST_WORDS:
-            found[column.name] = f"looks like text, of {words:.0f} words in the mean"
+        import pyarrow.compute as pc  # only where a column may be text: it takes a tenth of a second
+
+        n_words = numbers_of(pc.count_substring_regex(strings.to_arrow(), _WORD))
+        if 2 * np.count_nonzero(n_words > 1) > strings.size:
+            found[column.name] = f"looks like text, of {n_words.mean():.0f} words in the mean"
     return found
 
 
