@@ -221,6 +221,17 @@ def test_the_summary_tells_what_was_done_with_each_column(tmp_path: Path) -> Non
     assert "not used (--drop)" in told
 
 
+def test_an_example_that_is_cut_has_a_mark(tmp_path: Path) -> None:
+    texts = {"whole": "a" * 40, "cut": "a" * 41, "spaced": "a \n  a", "long": "a b " * 200}
+    table = pa.table({"y": [0, 1], "x": [1e300, 2.0]} | {name: [text, "b"] for name, text in texts.items()})
+    facts = streamcd.convert(table, tmp_path / "data", label="y", dtype="float64").info()["table"]
+    examples = {fact["column"]: fact["example"] for fact in facts}
+    assert (examples["whole"], examples["spaced"]) == ("a" * 40, "a a")
+    assert examples["cut"] == "a" * 39 + "…"
+    assert (len(examples["long"]), examples["long"][-1]) == (40, "…")
+    assert (len(examples["x"]), examples["x"][-1]) == (40, "…")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

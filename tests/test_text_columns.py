@@ -363,10 +363,16 @@ def test_accuracy_is_that_of_a_scikit_learn_pipeline(tmp_path: Path) -> None:
 def test_words_of_rare_buckets_are_left_out_as_by_the_model_alone(tmp_path: Path, tf_idf: bool) -> None:
     texts, _ = made_documents(300, seed=4)
     given = {"hash": 10, "min_count": 4, "tf_idf": tf_idf, "ngrams": "1-2", "normalize": "l2"}
-    data = converted(tmp_path / "data", texts, features="body", **given)
+    heard = Heard()
+    data = converted(tmp_path / "data", texts, features="body", listener=heard, **given)
     hashed = HashingVectorizer(n_features=1 << 10, ngram_range=(1, 2), norm=None).transform(texts)
     kept = np.bincount(hashed.indices, minlength=1 << 10) >= 4  # of two tokens that cancel each other, too
     assert 10 < kept.sum() < kept.size - 10
+    n_rare = np.unique(hashed.indices[~kept[hashed.indices]]).size
+    assert (
+        f"{n_rare} buckets of hashed text left out, each in fewer documents than --min-count"
+        in heard.messages
+    )
     counts = hashed @ sp.diags_array(kept.astype(float))
     expected = normalize(TfidfTransformer().fit(hashed).transform(counts) if tf_idf else counts)
     np.testing.assert_allclose(data.to_scipy()[0].toarray(), expected.toarray(), atol=1e-7)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import DataError, UsageError
+from ..core.progress import shortened
 from ..dataset.arrow_columns import numbers_of
 from ..dataset.derived_columns import described_origin, have_dates, number_name, seconds_of
 from ..models.encoding import PARTS, Column, Encoding
@@ -106,13 +107,15 @@ def example_of(array: Any, kind: str) -> str:
     if not len(array):
         return ""
     if kind == "number":
-        return number_name(float(numbers_of(array)[0]))[:_EXAMPLE]
+        return shortened(number_name(float(numbers_of(array)[0])), _EXAMPLE)
     if kind == "boolean":
         return "true" if numbers_of(array)[0] else "false"
     if kind == "time":
         time = described_origin(int(seconds_of(array, 0)[0] // 1))
         return time.removesuffix(" 00:00:00") if have_dates(array) else time[-8:]
-    return " ".join(str(array[0].as_py())[: 2 * _EXAMPLE].split())[:_EXAMPLE] if kind == "string" else ""
+    if kind != "string":
+        return ""
+    return shortened(" ".join(str(array[0].as_py())[: 10 * _EXAMPLE].split()), _EXAMPLE)  # it may be a book
 
 
 def columns_of(path: Path | str) -> str:

@@ -95,8 +95,14 @@ class Conversion:
                 f"{merged.n_collided:,} of {merged.n_buckets_used:,} hash buckets in use hold several categories"
             )
         if merged.n_rare:
+            hashed = self.encoding is not None and any(column.bits for _, column in self.encoding.text)
+            what = (
+                ("bucket of hashed text", "buckets of hashed text")
+                if hashed
+                else ("token of text", "tokens of text")
+            )
             messages.append(
-                f"{merged.n_rare:,} tokens of text, or buckets, left out that occur in fewer documents than --min-count"
+                f"{counted(merged.n_rare, *what)} left out, each in fewer documents than --min-count"
             )
         messages += [
             f"column {name!r} is not used: {reason}; --id {shlex.quote(name)} keeps it for predictions, --text "

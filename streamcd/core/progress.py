@@ -161,6 +161,11 @@ def proven_for(proofs: Iterable[Mapping[str, Any]]) -> str:
     return f", for all weights within {within:,g} times the size of those found" if within else ""
 
 
+def shortened(text: str, most: int) -> str:
+    """Return the first characters of a text, `most` at most, with a mark where others follow."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def format_seconds(seconds: float) -> str:
     """Format a time as ``"0.42 s"``, ``"42 s"``, ``"4 min 2 s"`` or ``"3 h 2 min"``."""
     if seconds < 10:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from ..core.progress import counted
+from ..core.progress import counted, shortened
 
 _LISTED, _EXAMPLE = 3, 40  # columns; characters
 
@@ -39,8 +39,7 @@ def listed(of_columns: Mapping[str, Unknown]) -> str:
 
 
 def _such_as(example: str) -> str:
-    cut = example if len(example) <= _EXAMPLE else f"{example[: _EXAMPLE - 1]}…"
-    return f" (such as {cut!r})" if example else ""
+    return f" (such as {shortened(example, _EXAMPLE)!r})" if example else ""
 
 
 def unknown_values(
