@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import signal
 import subprocess
@@ -14,11 +13,11 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import command_line
 import numpy as np
 import pytest
 import quick_processes  # noqa: F401
 import scipy.sparse as sp
-from click.testing import CliRunner
 from small_datasets import (
     Rows,
     duplicate_rows,
@@ -33,7 +32,6 @@ from small_datasets import (
 from threadpoolctl import threadpool_limits
 
 from streamcd import Dataset, Listener
-from streamcd.cli.commands import cli
 from streamcd.conversion import byte_sources
 from streamcd.core.memory_budget import available_memory
 from streamcd.core.process_pool import Pool
@@ -199,26 +197,13 @@ def made_dataset(tmp_path: Path) -> Callable[..., Dataset]:
 @pytest.fixture(scope="session")
 def streamcd() -> Callable[..., subprocess.CompletedProcess[str]]:
     """``streamcd("info", dataset, "--json")`` runs the command, in this process."""
-
-    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-        command = [str(argument) for argument in arguments]
-        done = CliRunner().invoke(cli, command)
-        return subprocess.CompletedProcess(command, done.exit_code, done.stdout, done.stderr)
-
-    return run
+    return command_line.run
 
 
 @pytest.fixture(scope="session")
-def streamcd_json(streamcd: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[..., dict[str, Any]]:
+def streamcd_json() -> Callable[..., dict[str, Any]]:
     """Runs a command with ``--json`` that has to succeed, and gives its one object."""
-
-    def run(*arguments: object) -> dict[str, Any]:
-        done = streamcd(*arguments, "--json")
-        assert done.returncode == 0, done.stderr
-        result: dict[str, Any] = json.loads(done.stdout)
-        return result
-
-    return run
+    return command_line.run_json
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ import scipy.sparse as sp
 
 from streamcd import Dataset, make_columns
 from streamcd import open as open_dataset
-from streamcd.dataset.column_layout import Columns
 from streamcd.stream.memory_plan import Plan
 from tools.chunk_writer import ChunkWriter
 
@@ -209,7 +208,7 @@ def repeated(rows: Rows, times: Sequence[int] | np.ndarray) -> Rows:
     return sp.csr_array(x[places]), y[places]
 
 
-def column_of(columns: Columns, feature: int) -> tuple[np.ndarray, np.ndarray]:
+def column_of(columns: Any, feature: int) -> tuple[np.ndarray, np.ndarray]:
     """Rows and values of one feature, ascending by row; empty if it does not occur."""
     rows, values = [np.empty(0, columns.row_dtype)], [np.empty(0, columns.value_dtype)]
     after = np.append(columns.first_feature[1:], feature + 1)

@@ -7,18 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import command_line
 import numpy as np
 import pyarrow as pa
 import pytest
 import scipy.sparse as sp
-from click.testing import CliRunner
 from heard import Heard
 from small_datasets import random_rows, write_dataset
 from test_tables import write_table
 
 import streamcd
 from streamcd import Dataset
-from streamcd.cli.commands import cli
 from streamcd.core.errors import UsageError
 from streamcd.models.liblinear import export_liblinear, import_liblinear
 
@@ -255,14 +254,14 @@ def test_info_says_which_bias_and_why(
 ) -> None:
     for dataset, bias, text in ((dense, 1.0, "1"), (sparse, -1.0, "none")):
         run = tmp_path / text
-        CliRunner().invoke(cli, ["train", str(dataset.path), str(run)])
+        command_line.run("train", dataset.path, run)
         of_data, of_run = streamcd_json("info", dataset.path), streamcd_json("info", run)
         because = f"the dataset was made from a {dataset.made_from}"
         assert (of_data["bias"], of_run["options"]["bias"], of_run["model"]["bias"]) == (bias, bias, bias)
         assert of_data["bias_because"] == of_run["bias_because"]
         assert of_run["bias_because"].startswith(because)
         for path in (dataset.path, run):
-            lines = CliRunner().invoke(cli, ["info", str(path)]).stdout.splitlines()
+            lines = command_line.run("info", path).stdout.splitlines()
             assert sum(line.split()[:3] == ["bias", f"{text}:", "the"] for line in lines) == 1
 
 

@@ -24,14 +24,13 @@ from streamcd.core.errors import DatasetError, LockError, UsageError
 from streamcd.core.locks import release_lock, take_lock
 from streamcd.core.metadata import write_metadata
 from streamcd.dataset import verify as verify_module
-from streamcd.dataset.column_layout import Columns, open_columns
 from streamcd.dataset.manifests import COLUMN_LAYOUT
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = {"chunk_size": 200, "shard_size": 1500}
 
 
-def entries_of(columns: Columns) -> sp.csc_array:
+def entries_of(columns: Any) -> sp.csc_array:
     """All entries, chunk by chunk, as a matrix; they come in the order that the format promises."""
     feature, row, value = [], [], []
     for chunk in range(columns.n_chunks):
@@ -61,7 +60,7 @@ def dataset(tmp_path: Path) -> Dataset:
     return write_dataset(tmp_path / "data", wide_rows(), n_chunks=7, n_shards=3)
 
 
-def files_of(columns: Columns) -> dict[str, bytes]:
+def files_of(columns: Any) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(columns.path.iterdir())}
 
 
@@ -251,7 +250,7 @@ def test_kill_leaves_no_half_layout(dataset: Dataset) -> None:
     process.send_signal(signal.SIGKILL)
     process.wait()
     with pytest.raises(DatasetError, match="no column layout"):
-        open_columns(dataset)
+        dataset.open_columns()
     assert files_of(make_columns(dataset, **SMALL)) == expected
 
 
@@ -267,7 +266,7 @@ def test_a_kill_after_the_layout_was_put_in_place_leaves_it_alone(
         patched.setattr("streamcd.conversion.transpose.shutil.rmtree", killed)
         with pytest.raises(KeyboardInterrupt):
             make_columns(dataset, **SMALL)
-    expected = files_of(open_columns(dataset))
+    expected = files_of(dataset.open_columns())
     assert files_of(make_columns(dataset, force=True, **SMALL)) == expected
 
 
@@ -299,7 +298,7 @@ def test_a_kill_in_the_last_cleaning_up_leaves_a_whole_layout_and_no_obstacle(
     assert (dataset.path / ".columns.partial").exists()
     (dataset.path / ".columns.shared").mkdir()  # an earlier version's
     assert dataset.verify() == []
-    assert files_of(open_columns(dataset)) == expected
+    assert files_of(dataset.open_columns()) == expected
     assert files_of(make_columns(dataset, force=True, **SMALL)) == expected
     assert [name for name in os.listdir(dataset.path) if name.startswith(".")] == []
 
@@ -316,7 +315,7 @@ def test_a_refused_call_clears_what_one_has_left_that_ended_after_its_layout_was
     with pytest.raises(UsageError, match="--force"):
         make_columns(dataset, **SMALL)
     assert not left.exists()
-    assert files_of(open_columns(dataset)) == expected
+    assert files_of(dataset.open_columns()) == expected
 
 
 def test_a_layout_that_was_replaced_is_never_gone_on_with(
@@ -332,7 +331,7 @@ def test_a_layout_that_was_replaced_is_never_gone_on_with(
         patched.setattr(transpose, "remove_work", killed)
         with pytest.raises(KeyboardInterrupt):
             make_columns(dataset, force=True, **SMALL)
-    expected = files_of(open_columns(dataset))
+    expected = files_of(dataset.open_columns())
     assert files_of(make_columns(dataset, force=True, **SMALL)) == expected
     assert dataset.verify() == []
 
@@ -342,7 +341,7 @@ def test_layout_of_another_dataset_is_refused(dataset: Dataset, tmp_path: Path) 
     other = write_dataset(tmp_path / "other", random_rows(), n_chunks=3)
     os.rename(dataset.path / "columns", other.path / "columns")
     with pytest.raises(DatasetError, match="fingerprint"):
-        open_columns(other)
+        other.open_columns()
     assert any("fingerprint" in problem for problem in other.verify())
 
 
@@ -350,7 +349,7 @@ def test_existing_layout_is_kept_without_force(dataset: Dataset) -> None:
     before = files_of(make_columns(dataset, **SMALL))
     with pytest.raises(UsageError, match="--force"):
         make_columns(dataset, chunk_size=400)
-    assert files_of(open_columns(dataset)) == before
+    assert files_of(dataset.open_columns()) == before
     assert files_of(make_columns(dataset, chunk_size=400, force=True)) != before
 
 
@@ -364,7 +363,7 @@ def test_a_layout_that_counts_other_entries_is_refused_by_name(dataset: Dataset)
     manifest = json.loads((columns.path / "manifest.json").read_text()) | {"n_entries": 0}
     write_metadata(columns.path / "manifest.json", COLUMN_LAYOUT, manifest)  # with a digest that agrees
     with pytest.raises(DatasetError, match=r"manifest.json: damaged"):
-        open_columns(dataset)
+        dataset.open_columns()
 
 
 @pytest.mark.usefixtures("lend")

@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import command_line
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from durability import problems, recorded
 from small_datasets import multiclass, random_rows, windows_of, write_dataset
 
 import streamcd
-from streamcd.cli.commands import cli
 from streamcd.conversion import transpose
 from streamcd.core.atomic_files import restore_directory
 from streamcd.core.errors import CheckpointError
@@ -70,8 +69,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(*line: object) -> None:
-    done = CliRunner().invoke(cli, [str(word) for word in line])
-    assert done.exit_code == 0, done.stderr
+    done = command_line.run(*line)
+    assert done.returncode == 0, done.stderr
 
 
 def train(place: Path, data: str = "data", run: str = "out", **options: Any) -> None:

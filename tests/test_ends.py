@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import signal
 import threading
@@ -12,15 +11,14 @@ import warnings
 from pathlib import Path
 from typing import Any, ClassVar
 
+import command_line
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from forking import DEVNULL, PIPE, Forked, start_endless_training
 from small_datasets import random_rows, write_dataset
 
 import streamcd
 from streamcd import Listener
-from streamcd.cli.commands import cli
 from streamcd.training import checkpoint
 from tools.simulated_cluster import Simulation
 
@@ -101,8 +99,8 @@ def test_an_unconverged_training_warns_from_python(data, tmp_path):
         warnings.simplefilter("error")
         streamcd.train(data, tmp_path / "converged")
         line = ["train", str(data), str(tmp_path / "told"), "--tol", "1e-12", "--max-passes", "3"]
-        told = CliRunner().invoke(cli, line)
-    assert told.exit_code == 0
+        told = command_line.run(*line)
+    assert told.returncode == 0
     assert told.stderr.count("not converged") == 1
 
 
@@ -171,8 +169,8 @@ def test_a_full_disk_is_told_with_the_file_and_how_to_go_on(data, tmp_path, monk
     monkeypatch.setattr(checkpoint, "_write_archive", fail)
     for line in (["resume", "run", "--max-passes", "9"], ["train", "data", "new"]):
         monkeypatch.chdir(tmp_path)
-        found = CliRunner().invoke(cli, line)
-        assert found.exit_code == 1
+        found = command_line.run(*line)
+        assert found.returncode == 1
         last = found.stderr.splitlines()[-1]
         assert "state.npz" in last
         assert "No space left on device" in last
@@ -214,25 +212,18 @@ def test_a_disk_that_fills_up_in_training_is_told_with_the_file_and_the_way_on(
         else:
             full.setattr(os, call, fail_on)
         line = [*train.split(), "--tol", "1e-9", "--checkpoint-every", "0.001", "--max-passes", "5"]
-        found = CliRunner().invoke(cli, line)
-    assert found.exit_code == 1
+        found = command_line.run(*line)
+    assert found.returncode == 1
     last = found.stderr.splitlines()[-1]
     assert last.startswith("streamcd: error: run/")
     assert f"{file}" in last
     assert "No space left on device; free some space there" in last
     assert "'streamcd resume run' goes on from the" in last
-    assert CliRunner().invoke(cli, ["resume", "run"]).exit_code == 0
+    assert command_line.run("resume", "run").returncode == 0
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Batch queues
-
-
-def job(*arguments: object) -> dict[str, Any]:
-    done = CliRunner().invoke(cli, [str(argument) for argument in (*arguments, "--json")])
-    assert done.exit_code == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
 
 
 class PassesOfAJob:
@@ -254,47 +245,45 @@ class PassesOfAJob:
 def test_jobs_of_a_queue_end_with_the_bits_of_one_training(data, tmp_path, monkeypatch):
     """The same command again and again, each stopped by its time with status 0."""
     PassesOfAJob(monkeypatch)
-    job("train", data, tmp_path / "whole", "--tol", "1e-6")
+    command_line.run_json("train", data, tmp_path / "whole", "--tol", "1e-6")
     command = ["train", data, tmp_path / "run", "--tol", "1e-6", "--max-seconds", "6", "--resume"]
-    found, n_jobs = job(*command), 1
+    found, n_jobs = command_line.run_json(*command), 1
     assert found["stop_reason"] == "time"
     assert found["converged"] is False
     assert not (tmp_path / "run" / "model").exists()
     while found["stop_reason"] == "time":
-        found, n_jobs = job(*command), n_jobs + 1
+        found, n_jobs = command_line.run_json(*command), n_jobs + 1
         assert n_jobs < 50
     assert found["converged"] is True
     assert n_jobs > 2
     np.testing.assert_array_equal(
         streamcd.load_model(tmp_path / "run").weights, streamcd.load_model(tmp_path / "whole").weights
     )
-    assert job(*command)["passes"] == found["passes"]  # a job too many changes nothing
+    assert command_line.run_json(*command)["passes"] == found["passes"]  # a job too many changes nothing
 
 
 def test_a_search_is_stopped_by_its_time_and_goes_on(data, tmp_path, monkeypatch):
     PassesOfAJob(monkeypatch)
     command = ["tune", data, tmp_path / "run", "-C", "0.1,1", "--max-seconds", "8", "--resume"]
-    found, reasons = job(*command), []
+    found, reasons = command_line.run_json(*command), []
     assert found["best_C"] is None
     while found["stop_reason"] == "time":
         reasons.append(found["scores"])
-        found = job(*command)
+        found = command_line.run_json(*command)
     assert found["best_C"] in (0.1, 1)
     assert reasons[0] == {}
 
 
 def test_another_training_is_not_gone_on_with(data, tmp_path):
-    job("train", data, tmp_path / "run")
-    done = CliRunner().invoke(cli, ["train", str(data), str(tmp_path / "run"), "-C", "3", "--resume"])
-    assert done.exit_code == 2
+    command_line.run_json("train", data, tmp_path / "run")
+    done = command_line.run("train", data, tmp_path / "run", "-C", "3", "--resume")
+    assert done.returncode == 2
     assert "holds another run" in done.stderr
 
 
 def test_time_that_is_up_is_told_with_the_way_on(data, tmp_path):
-    done = CliRunner().invoke(
-        cli, ["train", str(data), str(tmp_path / "run"), "--max-seconds", "1ms", "--tol", "1e-9"]
-    )
-    assert done.exit_code == 0
+    done = command_line.run("train", data, tmp_path / "run", "--max-seconds", "1ms", "--tol", "1e-9")
+    assert done.returncode == 0
     assert f"'streamcd resume {tmp_path / 'run'}' goes on from here" in done.stderr
     assert "not certified yet" in done.stdout
     with pytest.warns(
@@ -314,7 +303,7 @@ def test_time_that_is_up_is_told_with_the_way_on(data, tmp_path):
         streamcd.resume(tmp_path / "other", checkpoint_every="x")
     assert streamcd.resume(tmp_path / "other", checkpoint_every="1ms", max_seconds="5m").converged
     assert not (tmp_path / "third").exists()
-    info = CliRunner().invoke(cli, ["info", str(tmp_path / "run")]).stdout
+    info = command_line.run("info", tmp_path / "run").stdout
     assert "interrupted" in info
 
 

@@ -6,13 +6,12 @@ import contextlib
 import shutil
 from pathlib import Path
 
+import command_line
 import pytest
-from click.testing import CliRunner
 from conftest import libsvm_text
 
 import streamcd
 from streamcd import StreamcdError
-from streamcd.cli.commands import cli
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +40,12 @@ def here(made, tmp_path, monkeypatch) -> Path:
 
 
 def succeeds(line: str) -> bool:
-    return CliRunner().invoke(cli, line.split()).exit_code == 0
+    return command_line.run(*line.split()).returncode == 0
 
 
 def refused(line: str) -> str:
-    found = CliRunner().invoke(cli, line.split())
-    assert found.exit_code == 2, found.output
+    found = command_line.run(*line.split())
+    assert found.returncode == 2, found.stderr
     assert "Traceback" not in found.stderr
     assert found.stderr.splitlines()[-1].startswith("streamcd: error: ")
     return found.stderr.splitlines()[-1]

@@ -9,14 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import command_line
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from small_datasets import random_rows, windows_of, write_dataset
 
 import streamcd
 from streamcd import Dataset, StreamcdError, make_columns
-from streamcd.cli.commands import cli
 from streamcd.core.errors import CheckpointError, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
 from streamcd.runs.verify import verify_run
@@ -225,17 +224,17 @@ def test_verify_of_a_run_keeps_to_the_memory_and_advises_by_kind(dataset: Datase
     with pytest.raises(UsageError, match=r"the largest part of the dual variables = .* needed"):
         verify_run(run, memory=RESERVED_BYTES)
     assert verify_run(run, memory="400MB") == []
-    refused = CliRunner().invoke(cli, ["verify", str(run), "--memory", "210MB"])
-    assert (refused.exit_code, "--memory 210 MB is too small" in refused.stderr) == (2, True)
-    assert CliRunner().invoke(cli, ["verify", str(run), "--workers", "0"]).exit_code == 2
+    refused = command_line.run("verify", run, "--memory", "210MB")
+    assert (refused.returncode, "--memory 210 MB is too small" in refused.stderr) == (2, True)
+    assert command_line.run("verify", run, "--workers", "0").returncode == 2
     for file, place, advice, other in [
         (run / "log.jsonl", run, "train again", "column"),
         (run / "model" / "weights.npy", run / "model", "import", "column"),
         (next(data.glob("rows/*.parquet")), data, "convert the data again", "train"),
     ]:
         file.write_bytes(b"x" * file.stat().st_size)
-        found = CliRunner().invoke(cli, ["verify", str(place)])
-        assert found.exit_code == 2
+        found = command_line.run("verify", place)
+        assert found.returncode == 2
         closing = found.stderr.splitlines()[-1]
         assert "restore the files named above from a copy" in closing
         assert advice in closing

@@ -22,7 +22,6 @@ from streamcd.core.atomic_files import exchange, put_directory, replacing, resto
 from streamcd.core.errors import CheckpointError, DatasetError, ModelError
 from streamcd.core.folder_copies import Copy
 from streamcd.core.metadata import Kind, parse_json
-from streamcd.dataset.column_layout import open_columns
 from streamcd.dataset.manifests import COLUMN_LAYOUT, ROW_LAYOUT
 from streamcd.models.model_file import MODEL
 from streamcd.models.stored import stored_certificate
@@ -65,7 +64,7 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
         path = dataset.path / "manifest.json"
         return Case(path, ROW_LAYOUT, lambda: open_dataset(dataset.path), DatasetError)
     columns = make_columns(dataset)
-    return Case(columns.path / "manifest.json", COLUMN_LAYOUT, lambda: open_columns(dataset), DatasetError)
+    return Case(columns.path / "manifest.json", COLUMN_LAYOUT, dataset.open_columns, DatasetError)
 
 
 def table(path: Path) -> Path:
@@ -221,7 +220,7 @@ def test_a_directory_is_replaced_or_restored(tmp_path: Path, monkeypatch: pytest
 def test_a_column_layout_of_another_number_of_features_is_refused(tmp_path: Path) -> None:
     dataset = write_dataset(tmp_path / "data", random_rows(60, 5), n_chunks=3)
     columns = make_columns(dataset)
-    case = Case(columns.path / "manifest.json", COLUMN_LAYOUT, lambda: open_columns(dataset), DatasetError)
+    case = Case(columns.path / "manifest.json", COLUMN_LAYOUT, dataset.open_columns, DatasetError)
     for n_features in (columns.n_items - 1, columns.n_items + 1):
         case.write(n_features=n_features)
         assert f"n_features is {n_features}, the chunk table has {columns.n_items}" in refusal(case)

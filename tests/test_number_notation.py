@@ -6,17 +6,16 @@ import math
 from pathlib import Path
 from typing import Any
 
+import command_line
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 from heard import Heard
 
 import streamcd
 from streamcd import convert
-from streamcd.cli.commands import cli
 from streamcd.core.errors import DataError, UsageError
 from streamcd.dataset.text_numbers import text_numbers
 
@@ -177,10 +176,8 @@ def test_what_is_no_number_is_refused_by_line_and_text(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=message):
             convert(path, tmp_path / "data", label="y", **options)
-    refused = CliRunner().invoke(
-        cli, ["convert", str(path), str(tmp_path / "data"), "--label", "y", "--number", "a"]
-    )
-    assert (refused.exit_code, "found 'many'" in refused.stderr) == (2, True)
+    refused = command_line.run("convert", path, tmp_path / "data", "--label", "y", "--number", "a")
+    assert (refused.returncode, "found 'many'" in refused.stderr) == (2, True)
     assert not (tmp_path / "data").exists()
 
 

@@ -17,7 +17,6 @@ from streamcd import Dataset, Listener, make_columns, resume, train
 from streamcd import open as open_dataset
 from streamcd.core.errors import CheckpointError, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
-from streamcd.dataset.column_layout import open_columns
 from streamcd.kernels.primitives import N_STEPS
 from streamcd.kernels.rows import compact_rows
 from streamcd.runs.lane_groups import resolve
@@ -128,7 +127,7 @@ def test_rows_are_numbered_ascending(at_a_time: int) -> None:
 def test_a_sweep_brings_all_entries_of_a_large_feature_in_order(tmp_path: Path) -> None:
     """As often as it is asked, while the next window is read into the other arena."""
     dataset = columns_of(tmp_path / "data", unequal_columns())
-    columns = open_columns(dataset)
+    columns = dataset.open_columns()
     row, value = column_of(columns, 0)
     with Stream(dataset, PAGED, ColumnLayout(), 5) as stream:
         for read in range(3):

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import command_line
 import numpy as np
 import pytest
 import scipy.optimize
-from click.testing import CliRunner
 from interrupted import ended, resume_by_turns, stopping_after
 from sklearn.linear_model import LogisticRegression, lasso_path
 from small_datasets import multiclass, random_rows, write_dataset
 
 import streamcd
 from streamcd import evaluate, load_model, train, tune
-from streamcd.cli.commands import cli
 from streamcd.core.errors import Interrupted, ModelError, UsageError
 from streamcd.runs import l1_path, lane_groups
 
@@ -29,12 +27,6 @@ def regression(n_rows: int = 300, n_features: int = 12) -> tuple[np.ndarray, np.
     x = random_rows(n_rows, n_features, seed=5)[0].toarray()
     true = np.where(np.arange(n_features) % 3, 0.0, 2.0)
     return x, x @ true + np.random.default_rng(0).standard_normal(n_rows)
-
-
-def command(*arguments: Any) -> dict[str, Any]:
-    done = CliRunner().invoke(cli, [*map(str, arguments), "--json"])
-    assert done.exit_code == 0, done.output
-    return json.loads(done.stdout)
 
 
 def test_a_path_has_the_solutions_of_scikit_learns_lasso_path(tmp_path: Path) -> None:
@@ -152,7 +144,7 @@ def test_threads_and_interruptions_change_no_bit_of_a_path(tmp_path: Path) -> No
 def test_every_command_picks_a_model_by_its_c_and_l1(tmp_path: Path) -> None:
     data = write_dataset(tmp_path / "data", random_rows(300, 10))
     run = tmp_path / "run"
-    trained = command(
+    trained = command_line.run_json(
         "train", data.path, run, "--penalty", "l1", "--l1", "0.3,3", "-C", "0.2,2", "--tol", "1e-8"
     )
     assert [(lane["C"], lane["l1"]) for lane in trained["lanes"]] == [
@@ -163,15 +155,20 @@ def test_every_command_picks_a_model_by_its_c_and_l1(tmp_path: Path) -> None:
     ]
     for lane in trained["lanes"]:
         picked = ["-C", lane["C"], "--l1", lane["l1"]]
-        found = command("evaluate", data.path, run, *picked)
+        found = command_line.run_json("evaluate", data.path, run, *picked)
         assert found["primal_objective"] == pytest.approx(lane["primal_objective"], rel=1e-9)
-        assert command("evaluate", data.path, run, *picked, "--checkpoint")["accuracy"] == found["accuracy"]
-        command("predict", data.path, run, *picked, "-o", tmp_path / "out.csv", "--force")
-        command("export", run, tmp_path / "model.txt", *picked, "--force")
+        assert (
+            command_line.run_json("evaluate", data.path, run, *picked, "--checkpoint")["accuracy"]
+            == found["accuracy"]
+        )
+        command_line.run_json("predict", data.path, run, *picked, "-o", tmp_path / "out.csv", "--force")
+        command_line.run_json("export", run, tmp_path / "model.txt", *picked, "--force")
         assert (load_model(run, lane["C"], l1=lane["l1"]).l1) == lane["l1"]
-    command("report", run, "-o", tmp_path / "page.html", *picked, "--images", tmp_path / "images")
+    command_line.run_json(
+        "report", run, "-o", tmp_path / "page.html", *picked, "--images", tmp_path / "images"
+    )
     assert (tmp_path / "images" / "path.png").exists()
-    described = command("info", run)
+    described = command_line.run_json("info", run)
     assert described["models"] == [{"C": C, "l1": l1} for C in (0.2, 2.0) for l1 in (0.3, 3.0)]
     with pytest.raises(
         ModelError, match=r"a model for each of C = 0.2, l1 = 0.3; .*: name one with -C and --l1"
@@ -181,7 +178,7 @@ def test_every_command_picks_a_model_by_its_c_and_l1(tmp_path: Path) -> None:
         load_model(run, 2.0)
     with pytest.raises(ModelError, match=r"no model for C = 2, l1 = 1; it has C = 0.2, l1 = 0.3"):
         load_model(run, 2.0, l1=1.0)
-    assert command("verify", run)["ok"]
+    assert command_line.run_json("verify", run)["ok"]
 
 
 def test_a_search_takes_the_c_and_l1_of_the_best_mean(tmp_path: Path) -> None:
@@ -199,11 +196,13 @@ def test_a_search_takes_the_c_and_l1_of_the_best_mean(tmp_path: Path) -> None:
 
 def test_a_search_over_l1_alone_needs_no_c(tmp_path: Path) -> None:
     data = write_dataset(tmp_path / "data", random_rows(300, 10))
-    found = command("tune", data.path, tmp_path / "run", "--penalty", "l1", "--l1", "0.1,1,10", "--cv", 3)
+    found = command_line.run_json(
+        "tune", data.path, tmp_path / "run", "--penalty", "l1", "--l1", "0.1,1,10", "--cv", 3
+    )
     assert found["best_C"] == 1.0
     assert found["best_l1"] in (0.1, 1.0, 10.0)
-    assert command("info", tmp_path / "run")["best_l1"] == found["best_l1"]
-    command("report", tmp_path / "run", "-o", tmp_path / "page.html")
+    assert command_line.run_json("info", tmp_path / "run")["best_l1"] == found["best_l1"]
+    command_line.run_json("report", tmp_path / "run", "-o", tmp_path / "page.html")
     with pytest.raises(UsageError, match="C: expected the values to try"):
         tune(data, tmp_path / "other", penalty="l1", l1=1.0)
 
@@ -292,9 +291,9 @@ def test_the_first_value_for_other_targets_is_that_at_the_best_bias(
 def test_a_search_follows_a_path(tmp_path: Path) -> None:
     data = write_dataset(tmp_path / "data", random_rows(300, 10))
     asked = ["--penalty", "l1", "--l1-path", 5, "--cv", 3, "--loss", "log_loss"]
-    found = command("tune", data.path, tmp_path / "run", *asked)
+    found = command_line.run_json("tune", data.path, tmp_path / "run", *asked)
     assert len(found["scores"]) == 5
-    assert command("info", tmp_path / "run")["options"]["l1"][0] >= found["best_l1"]
+    assert command_line.run_json("info", tmp_path / "run")["options"]["l1"][0] >= found["best_l1"]
 
 
 @pytest.mark.parametrize("kind", ["train", "tune"])
@@ -328,6 +327,6 @@ def test_values_of_l1_are_checked(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=told):
             train(data, tmp_path / "run", **options)
-    done = CliRunner().invoke(cli, ["train", str(data.path), "run", "--penalty", "l1", "--l1", "1,x"])
-    assert done.exit_code == 2
-    assert "a number, or several separated by commas" in done.output
+    done = command_line.run("train", data.path, "run", "--penalty", "l1", "--l1", "1,x")
+    assert done.returncode == 2
+    assert "a number, or several separated by commas" in done.stderr

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+import command_line
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from interrupted import ended, resume_by_turns, stopping_after
 from reference import augmented, run_weights
 from sklearn.linear_model import ElasticNet, Lasso
@@ -17,7 +16,6 @@ from small_datasets import columns_of, multiclass, random_rows, windows_of, writ
 
 import streamcd
 from streamcd import Result, evaluate, load_model, train
-from streamcd.cli.commands import cli
 from streamcd.core.errors import Interrupted, UsageError
 
 PENALTIES = {"l1": (1.5, 0.0), "elasticnet": (1.5, 0.3), "l2": (0.0, 2.5)}
@@ -116,16 +114,16 @@ def test_liblinears_numbers_and_models_are_read_and_written(
     data = write_dataset(tmp_path / "data", random_rows())
     run, text = tmp_path / "run", tmp_path / "model.txt"
     asked = [str(data.path), str(run), "-s", str(number), "-c", "0.3", "--tol", "1e-6", "--quiet"]
-    assert CliRunner().invoke(cli, ["train", *asked]).exit_code == 0
+    assert command_line.run("train", *asked).returncode == 0
     model = load_model(run)
     assert (model.loss, model.l1, model.l2) == (loss, 1.0, 0.0)
-    assert CliRunner().invoke(cli, ["export", str(run), str(text)]).exit_code == 0
+    assert command_line.run("export", run, text).returncode == 0
     assert text.read_text().startswith(f"solver_type {name}\n")
-    assert CliRunner().invoke(cli, ["import", str(text), str(tmp_path / "again")]).exit_code == 0
+    assert command_line.run("import", text, tmp_path / "again").returncode == 0
     again = load_model(tmp_path / "again")
     assert (again.loss, again.l1, again.l2) == (loss, 1.0, 0.0)
     np.testing.assert_array_equal(again.weights, model.weights)
-    info = json.loads(CliRunner().invoke(cli, ["info", str(run / "model"), "--json"]).output)
+    info = command_line.run_json("info", run / "model")
     assert info["n_nonzero"] == np.count_nonzero(model.weights) < model.weights.size
 
 

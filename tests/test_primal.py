@@ -24,7 +24,6 @@ from small_datasets import (
 
 from streamcd import Dataset, Listener, evaluate, make_columns, resume, train, tune
 from streamcd.core.errors import CheckpointError, DatasetError, UsageError
-from streamcd.dataset.column_layout import open_columns
 from streamcd.kernels.primitives import GAP, N_VISITED, VIOLATION_MAX
 from streamcd.solvers.primal import OnlineSolver, PrimalSolver
 from streamcd.solvers.problem import make_problem
@@ -175,7 +174,7 @@ def test_online_visits_are_uniform_over_very_unequal_chunks(tmp_path: Path, resi
     dataset = columns_of(tmp_path / "data", unequal_columns())
     problem = Pass(dataset, "squared_hinge", bias=1.0).problem
     solver = OnlineSolver(problem, dataset, 5)
-    sizes = np.diff(open_columns(dataset).item_start)
+    sizes = np.diff(dataset.open_columns().item_start)
     assert sizes.max() >= 8 * max(sizes[sizes > 0].min(), 1)
     plan = Plan(100_000 if resident else 60, 90, resident=resident)
     counts = visit_counts(dataset, solver, plan, 100)
@@ -196,7 +195,7 @@ def test_primal_visits_every_coordinate_once_a_pass(tmp_path: Path) -> None:
 
 def test_pieces_of_a_feature_make_one_column(tmp_path: Path) -> None:
     dataset = columns_of(tmp_path / "data", unequal_columns())
-    columns = open_columns(dataset)
+    columns = dataset.open_columns()
     assert np.diff(columns.unit_start).max() > 3
     for plan in (Plan(120, 90, resident=False), Plan(60, 90, resident=True)):
         solver = Pass(dataset, "squared_hinge").solver

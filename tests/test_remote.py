@@ -20,11 +20,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import command_line
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 from conftest import LentWorkers
 from forking import Forked
 from small_datasets import random_rows, windows_of, write_dataset
@@ -33,7 +33,6 @@ from test_cluster import Commands
 import streamcd
 from streamcd import Dataset
 from streamcd import open as open_dataset
-from streamcd.cli.commands import cli
 from streamcd.cluster.dask_engine import open_client
 from streamcd.conversion.byte_sources import share_out
 from streamcd.conversion.publication import unfinished
@@ -410,8 +409,8 @@ def test_a_dataset_in_a_bucket_is_that_on_disk(server: Server, local: Dataset, r
     assert found.fingerprint == local.fingerprint
     assert found.info() == local.info()
     assert found.verify() == []
-    shown = CliRunner().invoke(cli, ["info", remote, "--json"])
-    assert shown.exit_code == 0
+    shown = command_line.run("info", remote, "--json")
+    assert shown.returncode == 0
     assert local.fingerprint in shown.stdout
 
 
@@ -456,8 +455,8 @@ def test_a_damaged_part_in_a_bucket_is_found(server: Server, local: Dataset, tmp
 
 
 def test_what_is_no_dataset_is_said(server: Server) -> None:
-    shown = CliRunner().invoke(cli, ["info", f"{BUCKET}/none"])
-    assert shown.exit_code == 2
+    shown = command_line.run("info", f"{BUCKET}/none")
+    assert shown.returncode == 2
     assert "does not exist" in shown.stderr
 
 
@@ -524,8 +523,8 @@ def test_what_may_not_be_a_url_and_what_is_not_there_is_one_line(
 ) -> None:
     names = {"DATA": str(local.path), "OTHER": remote}
     with contextlib.chdir(tmp_path):
-        shown = CliRunner().invoke(cli, [names.get(a, a) for a in arguments])
-        assert shown.exit_code == 2
+        shown = command_line.run(*[names.get(a, a) for a in arguments])
+        assert shown.returncode == 2
         assert said in shown.stderr
         assert shown.stderr.count("\n") == 1
         assert os.listdir() == []
@@ -610,11 +609,11 @@ def test_what_a_training_has_cached_is_not_asked_for_by_predictions(
     run, cached = str(tmp_path / "run"), ["--cache", str(tmp_path / "cache"), "--memory", "2GB"]
     for arguments in (["evaluate"], ["predict", "-o", str(tmp_path / "out.csv"), "--workers", "2"]):
         server.requests.clear()
-        shown = CliRunner().invoke(cli, [*arguments, remote, run, *cached])
-        assert shown.exit_code == 0, shown.output
+        shown = command_line.run(*arguments, remote, run, *cached)
+        assert shown.returncode == 0, shown.stderr
         assert not any("/entries/part-" in path and part for _, path, part in server.requests)
-    shown = CliRunner().invoke(cli, ["evaluate", str(local.path), run, *cached])
-    assert shown.exit_code == 2
+    shown = command_line.run("evaluate", local.path, run, *cached)
+    assert shown.returncode == 2
     assert "for a dataset at a URL" in shown.stderr
 
 
@@ -809,18 +808,18 @@ def test_what_a_killed_conversion_left_is_named_and_removed_with_force(
     done = subprocess.run([sys.executable, "-c", KILLED_CONVERSION, str(tmp_path / "text"), url], check=False)
     assert done.returncode == -signal.SIGKILL
     assert len(names(server, "killed")) == 1
-    shown = CliRunner().invoke(cli, ["info", url])
-    assert shown.exit_code == 2
+    shown = command_line.run("info", url)
+    assert shown.returncode == 2
     assert shown.stderr.count("which no manifest lists") == 1
     arguments = ["convert", str(tmp_path / "text"), url, "--memory", "2GB", "--quiet", "--json"]
-    shown = CliRunner().invoke(cli, arguments)
-    assert shown.exit_code == 0, shown.stderr
+    shown = command_line.run(*arguments)
+    assert shown.returncode == 0, shown.stderr
     assert "which no manifest lists" in shown.stdout
-    shown = CliRunner().invoke(cli, arguments)
-    assert shown.exit_code == 2
+    shown = command_line.run(*arguments)
+    assert shown.returncode == 2
     assert "--force" in shown.stderr
-    shown = CliRunner().invoke(cli, [*arguments, "--force"])
-    assert shown.exit_code == 0, shown.stderr
+    shown = command_line.run(*arguments, "--force")
+    assert shown.returncode == 0, shown.stderr
     assert "which no manifest lists" not in shown.stdout
     made = open_dataset(url)
     assert names(server, "killed") == {
@@ -879,8 +878,8 @@ def test_a_run_in_a_bucket_is_used_as_one_on_disk(
             words = [where if word == "RUN" else word for word in command.split()]
             for short, long in given.items():
                 words = [word.replace(short, long) for word in words]
-            shown = CliRunner().invoke(cli, [*words, "--json"])
-            assert shown.exit_code == 0, shown.stderr
+            shown = command_line.run(*words, "--json")
+            assert shown.returncode == 0, shown.stderr
             said.append(shown.stdout.replace(where, "RUN"))
             files.append([path.read_bytes() for path in sorted(tmp_path.glob("out.*"))])
         assert files[0] == files[1]
@@ -1075,5 +1074,5 @@ def test_the_examples_of_the_documentation_run(
             exec(content, {})
             continue
         for line in content.splitlines():
-            shown = CliRunner().invoke(cli, shlex.split(line)[1:])
-            assert shown.exit_code == 0, (line, shown.output)
+            shown = command_line.run(*shlex.split(line)[1:])
+            assert shown.returncode == 0, (line, shown.stderr)

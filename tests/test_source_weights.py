@@ -7,12 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import command_line
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import streamcd
-from streamcd.cli.commands import cli
 from streamcd.dataset.scaling import Scaling
 
 
@@ -70,7 +69,7 @@ def test_tables_and_reports_say_of_what_the_weights_are(
         (True, of_scaled),
     ):
         arguments = ["info", str(run), *["--scaled"] * scaled]
-        assert said in CliRunner().invoke(cli, arguments).stdout
+        assert said in command_line.run(*arguments).stdout
     streamcd.write_report(run, tmp_path / "report.html")
     assert of_scaled in (tmp_path / "report.html").read_text()
     assert Scaling("none", "l2").describe_weights() == "for values of rows divided by their norms"

@@ -8,16 +8,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import command_line
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner
 from test_tables import entries_by_row, names_of, write_table
 
 import streamcd
 from streamcd import StreamcdError
-from streamcd.cli.commands import cli
 from streamcd.dataset.derived_columns import seconds_of
 
 N_ROWS = 300
@@ -180,8 +179,8 @@ def test_the_summary_repeats_the_conversion_and_can_be_edited(tmp_path: Path) ->
         "keep": "nothing",
     }
     made = streamcd.convert(table, tmp_path / "data", label="y", **options)
-    shown = CliRunner().invoke(cli, ["info", str(made.path), "--columns"])
-    assert shown.exit_code == 0
+    shown = command_line.run("info", made.path, "--columns")
+    assert shown.returncode == 0
     (tmp_path / "columns.csv").write_text(shown.stdout)
     later = write_table(table.slice(7), tmp_path / "later.csv")  # another first row
     for source in (tmp_path / "columns.csv", made.path):
@@ -206,7 +205,7 @@ def test_the_summary_repeats_the_conversion_and_can_be_edited(tmp_path: Path) ->
 def test_the_summary_tells_what_was_done_with_each_column(tmp_path: Path) -> None:
     path = write_table(mixed_table(), tmp_path / "t.csv")
     arguments = ["convert", str(path), str(tmp_path / "data"), "--label", "y", "--drop", "code"]
-    shown = CliRunner().invoke(cli, [*arguments, "--json"])
+    shown = command_line.run(*arguments, "--json")
     facts = {fact["column"]: fact for fact in json.loads(shown.stdout)["table"]}
     assert list(facts) == ["flag", "day", "when", "clock", "price", "city", "nothing", "y", "code"]
     assert facts["flag"] | {"example": ""} == {
@@ -216,7 +215,7 @@ def test_the_summary_tells_what_was_done_with_each_column(tmp_path: Path) -> Non
     assert facts["clock"]["use"] == "seconds"
     assert (facts["code"]["use"], facts["code"]["note"]) == ("not used", "--drop")
     assert facts["nothing"]["missing"] == N_ROWS
-    told = CliRunner().invoke(cli, [*arguments, "--force"]).stdout
+    told = command_line.run(*arguments, "--force").stdout
     assert "columns of the table" in told
     assert "not used (--drop)" in told
 

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import command_line
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
 import scipy.sparse as sp
-from click.testing import CliRunner
 from heard import Heard
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -32,7 +32,6 @@ from test_tables import write_table
 
 import streamcd
 from streamcd import StreamcdError
-from streamcd.cli.commands import cli
 from streamcd.conversion.vocabulary import TaskVocabulary, merge_vocabularies
 from streamcd.core.mapped_arrays import forget, take_mapped
 from streamcd.dataset.arrow_columns import arrow_strings, strings_of
@@ -333,7 +332,7 @@ def test_weights_json_and_summary_name_tokens(tmp_path: Path) -> None:
     streamcd.train(dataset, tmp_path / "run")
     model = streamcd.load_model(tmp_path / "run")
     assert {"body:good", "body:bad", "body:good day", "body:bad day"} <= set(model.to_frame()["name"])
-    result = CliRunner().invoke(cli, ["weights", str(tmp_path / "run"), "--top", "4"])
+    result = command_line.run("weights", tmp_path / "run", "--top", "4")
     assert "body:bad day" in result.stdout
     streamcd.export(model, tmp_path / "model.json")
     stored = json.loads((tmp_path / "model.json").read_text())
@@ -596,11 +595,11 @@ def test_one_command_converts_mail(tmp_path: Path) -> None:
     texts, classes = made_documents(200)
     write_table(pa.table({"class": classes, "body": texts}), tmp_path / "mail.csv")
     arguments = ["convert", str(tmp_path / "mail.csv"), str(tmp_path / "mail.data")]
-    result = CliRunner().invoke(cli, [*arguments, "--label", "class", "--text", "body", "--tf-idf"])
-    assert result.exit_code == 0, result.output
-    assert "text, tf-idf" in result.output
-    trained = CliRunner().invoke(cli, ["train", str(tmp_path / "mail.data"), str(tmp_path / "run")])
-    assert trained.exit_code == 0, trained.output
+    result = command_line.run(*arguments, "--label", "class", "--text", "body", "--tf-idf")
+    assert result.returncode == 0, result.stderr
+    assert "text, tf-idf" in result.stdout
+    trained = command_line.run("train", tmp_path / "mail.data", tmp_path / "run")
+    assert trained.returncode == 0, trained.stderr
 
 
 # ---------------------------------------------------------------------------------------------------------------------
