@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -27,11 +29,12 @@ from small_datasets import (
     random_rows,
     separable,
     unscaled,
+    windows_of,
     write_dataset,
 )
 from threadpoolctl import threadpool_limits
 
-from streamcd import Dataset, Listener
+from streamcd import Dataset, Listener, Result, train
 from streamcd.conversion import byte_sources
 from streamcd.core.memory_budget import available_memory
 from streamcd.core.process_pool import Pool
@@ -190,6 +193,29 @@ def made_dataset(tmp_path: Path) -> Callable[..., Dataset]:
     return make
 
 
+@pytest.fixture
+def fit(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., Result]:
+    """``fit(dataset, windows=2)`` trains in a fresh run directory by the module's `FIT`, in windows of so many chunks."""
+    numbers = itertools.count()
+
+    def run(dataset: Dataset, *, windows: int | None = 2, resident: bool = True, **options: Any) -> Result:
+        asked = {"memory": "2GB"} | request.module.FIT | options
+        if "eps" in options:
+            del asked["tol"]
+        plan = windows_of(dataset, windows, resident=resident)
+        return train(dataset, tmp_path / f"run{next(numbers)}", plan=plan, **asked)
+
+    return run
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time that the console's clock shows, in seconds."""
+    now = [0.0]
+    monkeypatch.setattr("streamcd.cli.console.time.monotonic", lambda: now[0])
+    return now
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # The command line
 
@@ -208,6 +234,15 @@ def streamcd_json() -> Callable[..., dict[str, Any]]:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Processes, which take longer to start than all of a test
+
+
+def eventually(condition: Callable[[], Any]) -> Any:
+    """Return what a condition finds once it does."""
+    deadline = time.monotonic() + 120
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
+    return found
 
 
 class LentWorkers:

@@ -19,7 +19,6 @@ from test_tables import write_table
 import streamcd
 from streamcd import Dataset
 from streamcd.core.errors import UsageError
-from streamcd.models.liblinear import export_liblinear, import_liblinear
 
 N_ROWS = 600
 
@@ -203,11 +202,11 @@ def test_every_method_reaches_the_optimum_of_rows_with_a_column_of_ones(
 
 def test_a_model_with_the_default_bias_goes_to_liblinear_and_back(tmp_path: Path, dense: Dataset) -> None:
     model = streamcd.train(dense, tmp_path / "run").model
-    export_liblinear(model, tmp_path / "model.txt")
+    streamcd.export(model, tmp_path / "model.txt")
     lines = (tmp_path / "model.txt").read_text().splitlines()
     assert "bias 1" in lines
     assert len(lines) == lines.index("w") + 1 + dense.n_features + 1
-    back, x = import_liblinear(tmp_path / "model.txt"), unbalanced_rows()[0]
+    back, x = command_line.imported(tmp_path / "model.txt"), unbalanced_rows()[0]
     np.testing.assert_array_equal(back.decision_function(x), model.decision_function(x))
 
 

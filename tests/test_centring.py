@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import command_line
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -20,7 +21,6 @@ import streamcd
 from streamcd import make_columns
 from streamcd.core.errors import DatasetError, Interrupted
 from streamcd.dataset.centring import find_centre
-from streamcd.runs.describe import describe_run
 from tools.simulated_cluster import Simulation
 
 FREE: dict[str, Any] = {"bias": 1.0, "unpenalized_bias": True}
@@ -280,7 +280,9 @@ def test_it_is_told_what_is_centred_and_rows_are_not_called_badly_scaled(tmp_pat
     streamcd.train(data, tmp_path / "run", loss="squared_error", method="dual", listener=told, **FREE)
     assert any("centred" in text and "5 of 6 features and targets by 9999" in text for text in told.messages)
     assert not any("scaled" in text for text in told.warnings)
-    assert describe_run(tmp_path / "run")["centred"].startswith("5 of 6 features and targets by 9999")
+    assert command_line.run_json("info", tmp_path / "run")["centred"].startswith(
+        "5 of 6 features and targets by 9999"
+    )
     penalised = Heard()
     streamcd.train(
         data,

@@ -19,11 +19,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
+import command_line
 import distributed
 import numpy as np
 import psutil
 import pytest
-from conftest import ROOT
+from conftest import ROOT, eventually
 from forking import PIPE, Forked
 from interrupted import log, weights
 from small_datasets import random_rows, write_dataset
@@ -37,7 +38,6 @@ from streamcd.cluster.partition import Partition
 from streamcd.cluster.placement import Placement
 from streamcd.cluster.rounds import WorkersLost
 from streamcd.core.errors import DatasetError, EnvironmentFailure, Interrupted, UsageError
-from streamcd.runs.verify import verify_run
 from streamcd.stream.memory_plan import Plan
 from tools.simulated_cluster import Simulation
 
@@ -57,14 +57,6 @@ class Heard(Listener):
 
     def warning(self, text: str) -> None:
         self.warnings.append(text)
-
-
-def eventually(condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + 120
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
-    return found
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -205,7 +197,7 @@ def test_workers_that_do_not_see_the_run_end_with_the_same_bits(
     with monkeypatch.context() as patched:
         patched.setattr("streamcd.cluster.dask_worker._sees", lambda *_: next(looks) not in apart)
         streamcd.train(data, tmp_path / "run", client=client, max_passes=6, **options)
-        assert verify_run(tmp_path / "run") == []
+        assert command_line.problems(tmp_path / "run") == []
         streamcd.resume(tmp_path / "run", client=client, max_passes=9)
     assert next(looks) == 4
     assert (weights(tmp_path / "run") == weights(tmp_path / "seen")).all()
@@ -443,7 +435,7 @@ def test_workers_train_on_their_own_shards(
             patched.setattr("streamcd.cluster.shards.open_dataset", open_there)
             assert streamcd.train(data, tmp_path / run, client=client, **options).converged
     assert set(opened) == set(map(str, places)), "workers read nothing but their own shards"
-    assert verify_run(tmp_path / "run") == []
+    assert command_line.problems(tmp_path / "run") == []
     assert (weights(tmp_path / "run") == weights(tmp_path / "turned")).all()
     one = streamcd.train(data, tmp_path / "one", **options)
     assert one.primal_objective == pytest.approx(log(tmp_path / "run")[-1]["primal"], rel=1e-6)

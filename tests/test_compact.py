@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import command_line
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,10 +13,8 @@ from heard import Heard
 
 import streamcd
 from streamcd import Dataset
-from streamcd.conversion.export_libsvm import export_libsvm
 from streamcd.core.errors import DataError, DatasetError, ModelError
 from streamcd.dataset.source_indices import indices_of
-from streamcd.models.named_weights import describe_weights
 
 FAR = 2**40
 
@@ -101,7 +100,7 @@ def test_weights_and_exports_are_those_of_the_indices_of_the_source(tmp_path: Pa
     tables = [model.to_frame().set_index("name") for model in models]
     occurring = tables[1].loc[tables[0].index]
     assert tables[0].equals(occurring)
-    (largest,) = describe_weights(models[0], top=1)["classes"][0]["weights"]
+    (largest,) = command_line.run_json("weights", tmp_path / "compact", "--top", 1)["classes"][0]["weights"]
     assert largest["name"] == f"feature {largest['index']}"
     assert largest["index"] in by_index(models[1])
     models[0].save(tmp_path / "copy")
@@ -153,7 +152,7 @@ def test_rows_are_appended_with_features_that_are_counted_added_or_refused(
     texts = []
     together = streamcd.convert([tmp_path / "a.txt", more, more], tmp_path / "all", dtype="float64")
     for dataset in (again, together):
-        export_libsvm(dataset, tmp_path / "out.txt", force=True)
+        command_line.run_json("export", dataset.path, tmp_path / "out.txt", "--force")
         texts.append((tmp_path / "out.txt").read_text().splitlines())
     assert [*texts[0][:300], *texts[0][390:]] == texts[1]
     for before in (base, counted, added):

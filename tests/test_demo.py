@@ -51,7 +51,7 @@ def test_the_killed_training_resumes_to_the_same_weights_and_nothing_is_left(
     monkeypatch.setattr(demo, "Pool", lent_workers)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     monkeypatch.setattr(demo, "subprocess", SimpleNamespace(Popen=forked, PIPE=PIPE))
-    result = run_demo(size=SMALL)
+    result = run_demo(None, Listener(), SMALL)
     assert result["ok"] is True
     assert 0 < result["killed_in_pass"] <= result["passes"] == result["passes_after_resume"]
     assert result["accuracy"] > 0.7
@@ -62,12 +62,12 @@ def test_the_killed_training_resumes_to_the_same_weights_and_nothing_is_left(
 def test_keep_leaves_the_files_and_wants_an_empty_directory(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="--keep"):
-        run_demo(str(tmp_path), size=SMALL)
+        run_demo(str(tmp_path), Listener(), SMALL)
 
 
 def test_too_little_disk_is_said_before_anything_is_made(tmp_path):
     with pytest.raises(EnvironmentFailure, match=r"free for the demo, found .* --keep DIR"):
-        run_demo(str(tmp_path), size=DemoSize(train_blocks=10**9))
+        run_demo(str(tmp_path), Listener(), DemoSize(train_blocks=10**9))
     assert os.listdir(tmp_path) == []
 
 

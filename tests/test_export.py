@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import command_line
 import numpy as np
 import pytest
 from conftest import libsvm_text
-from heard import Heard
 
 from streamcd import convert
-from streamcd import open as open_dataset
-from streamcd.conversion.export_libsvm import export_libsvm
 from streamcd.core.external_partition import PartitionWriter
 from streamcd.core.locks import scratch_directory
 from streamcd.core.memory_budget import RESERVED_BYTES
@@ -25,7 +23,8 @@ def test_text_comes_back_as_it_was(small_problem, tmp_path, name, index_base):
     data = convert(
         tmp_path / "in", tmp_path / "data", dtype="float64", index_base=index_base, chunk_size=300, seed=3
     )
-    assert export_libsvm(data, tmp_path / "out") == (tmp_path / "out").stat().st_size
+    written = command_line.run_json("export", data.path, tmp_path / "out")
+    assert written["bytes"] == (tmp_path / "out").stat().st_size
     assert parsed((tmp_path / "out").read_text()) == parsed(text)
 
 
@@ -36,7 +35,7 @@ def parsed(text: str) -> list[list[float]]:
 
 def test_float32_values_have_the_digits_they_need(tmp_path):
     (tmp_path / "in").write_text("1 1:0.1 2:3\n-1 1:1e-30 7:16777216\n")
-    export_libsvm(convert(tmp_path / "in", tmp_path / "data"), tmp_path / "out")
+    command_line.run_json("export", convert(tmp_path / "in", tmp_path / "data").path, tmp_path / "out")
     assert (tmp_path / "out").read_text() == "1 1:0.1 2:3\n-1 1:1e-30 7:16777216\n"
 
 
@@ -44,10 +43,11 @@ def test_the_text_does_not_depend_on_the_memory(small_problem, made_dataset, tmp
     x, y = small_problem("random")
     rows = np.random.default_rng(0).integers(0, 80, 130_000)
     data = made_dataset(x[rows], y[rows], chunk_rows=500)
-    export_libsvm(data, tmp_path / "large")
+    command_line.run_json("export", data.path, tmp_path / "large")
     used: list[Any] = []
     monkeypatch.setattr(PartitionWriter, "spill", _counting(PartitionWriter.spill, used))
-    export_libsvm(data, tmp_path / "small", memory=RESERVED_BYTES + 10_500_000)
+    memory = RESERVED_BYTES + 10_500_000
+    command_line.run_json("export", data.path, tmp_path / "small", "--memory", memory)
     assert len(used) > 1
     assert (tmp_path / "small").read_bytes() == (tmp_path / "large").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["large", "made", "small"]
@@ -65,15 +65,14 @@ def test_a_compacted_dataset_gives_its_original_indices(tmp_path):
     text = f"1 5:1 {2**50}:2\n-1 5:3 70000:4\n"
     (tmp_path / "in").write_text(text)
     convert(tmp_path / "in", tmp_path / "data", compact=True)
-    export_libsvm(open_dataset(tmp_path / "data"), tmp_path / "out")
+    command_line.run_json("export", tmp_path / "data", tmp_path / "out")
     assert (tmp_path / "out").read_text() == text
 
 
 def test_weights_that_are_left_out_are_said(small_problem, made_dataset, tmp_path):
-    heard = Heard()
     x, y = small_problem("random")
-    export_libsvm(made_dataset(x, y, weight=np.full(y.size, 2.0)), tmp_path / "out", listener=heard)
-    assert "weights are left out" in heard.warnings[0]
+    data = made_dataset(x, y, weight=np.full(y.size, 2.0))
+    assert "weights are left out" in command_line.run("export", data.path, tmp_path / "out").stderr
 
 
 def test_what_a_killed_call_left_is_removed_by_the_next_but_not_what_another_works_in(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -15,10 +16,9 @@ import pytest
 from small_datasets import random_rows, windows_of, write_dataset
 
 import streamcd
-from streamcd import Dataset, StreamcdError, make_columns
-from streamcd.core.errors import CheckpointError, UsageError
+from streamcd import Dataset, make_columns
+from streamcd.core.errors import CheckpointError
 from streamcd.core.memory_budget import RESERVED_BYTES
-from streamcd.runs.verify import verify_run
 from tools.simulated_cluster import Simulation
 
 
@@ -57,10 +57,10 @@ def test_files_of_another_run_of_the_same_shape_are_refused_by_name(
     with pytest.raises(CheckpointError, match="state.npz: of another" if name == "config.json" else name):
         streamcd.resume(mine, max_passes=6, **client)
     if name != "log.jsonl" or kind == "resident":
-        problems = verify_run(mine)
+        problems = command_line.problems(mine)
         assert problems
         assert all(("state.npz" if name == "config.json" else name) in problem for problem in problems)
-    assert not verify_run(other)
+    assert not command_line.problems(other)
 
 
 @pytest.mark.parametrize("often", ["neither", "mine", "other", "both"])
@@ -80,11 +80,11 @@ def test_pages_of_another_run_are_refused_by_name(dataset: Dataset, tmp_path: Pa
         )
         for run in ("mine", "other")
     )
-    assert not verify_run(mine)
+    assert not command_line.problems(mine)
     shutil.rmtree(mine / "rows")
     shutil.copytree(other / "rows", mine / "rows")
-    assert all("of another run" in problem for problem in verify_run(mine))
-    assert verify_run(mine)
+    assert all("of another run" in problem for problem in command_line.problems(mine))
+    assert command_line.problems(mine)
     with pytest.raises(CheckpointError, match=r"rows.*of another run"):
         streamcd.resume(mine, max_passes=6)
 
@@ -184,46 +184,48 @@ def test_a_partial_state_of_a_killed_process_does_not_stay(dataset: Dataset, tmp
 
 def test_verify_names_what_is_damaged_in_a_run(dataset: Dataset, tmp_path: Path) -> None:
     run = train(dataset, tmp_path / "run")
-    assert verify_run(run) == []
+    assert command_line.problems(run) == []
     for name in ("state.npz", "config.json", "log.jsonl", "model/weights.npy"):
         path = run / name
         whole = path.read_bytes()
         at = 170 if name == "state.npz" else len(whole) // 2  # in w; elsewhere are bytes that nobody reads
         path.write_bytes(whole[:at] + b"\x00\x01" + whole[at + 2 :])
-        problems = verify_run(run)
+        problems = command_line.problems(run)
         assert len(problems) == 1, name
         assert str(path) in problems[0]
         path.write_bytes(whole)
     content = {path: path.read_bytes() for path in (run / "dual").iterdir()}
     for path, whole in content.items():
         path.write_bytes(bytes(len(whole)))
-        assert all(str(path) in problem for problem in verify_run(run))
-        assert verify_run(run)
+        assert all(str(path) in problem for problem in command_line.problems(run))
+        assert command_line.problems(run)
         path.unlink()
-        assert all(str(path) in problem for problem in verify_run(run))
+        assert all(str(path) in problem for problem in command_line.problems(run))
         assert not path.exists()
         path.write_bytes(whole)
-    assert verify_run(run) == []
+    assert command_line.problems(run) == []
 
 
 def test_verify_takes_searches_and_groups(dataset: Dataset, tmp_path: Path) -> None:
     streamcd.tune(dataset, tmp_path / "run", C=[0.1, 1.0], cv=2)
-    assert verify_run(tmp_path / "run") == []
+    assert command_line.problems(tmp_path / "run") == []
     shutil.copy(tmp_path / "run" / "best" / "state.npz", tmp_path / "run" / "folds" / "state.npz")
-    assert any("folds/state.npz: of another run" in problem for problem in verify_run(tmp_path / "run"))
+    assert any(
+        "folds/state.npz: of another run" in problem for problem in command_line.problems(tmp_path / "run")
+    )
 
 
 def test_verify_of_what_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StreamcdError, match="is not a run"):
-        verify_run(tmp_path)
+    refused = command_line.run("verify", tmp_path)
+    assert (refused.returncode, str(tmp_path) in refused.stderr) == (2, True)
 
 
 def test_verify_of_a_run_keeps_to_the_memory_and_advises_by_kind(dataset: Dataset, tmp_path: Path) -> None:
     run, data = tmp_path / "run", Path(dataset.path)
     streamcd.train(dataset, run, max_passes=2)
-    with pytest.raises(UsageError, match=r"the largest part of the dual variables = .* needed"):
-        verify_run(run, memory=RESERVED_BYTES)
-    assert verify_run(run, memory="400MB") == []
+    least = command_line.run("verify", run, "--memory", RESERVED_BYTES).stderr
+    assert re.search(r"the largest part of the dual variables = .* needed", least)
+    assert command_line.run("verify", run, "--memory", "400MB").returncode == 0
     refused = command_line.run("verify", run, "--memory", "210MB")
     assert (refused.returncode, "--memory 210 MB is too small" in refused.stderr) == (2, True)
     assert command_line.run("verify", run, "--workers", "0").returncode == 2

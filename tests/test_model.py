@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
+import command_line
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -17,13 +19,11 @@ from liblinear.liblinearutil import predict as liblinear_predict
 from liblinear.liblinearutil import save_model as liblinear_save
 from liblinear.liblinearutil import train as liblinear_train
 
-from streamcd import Model, load_model
+from streamcd import Model, export, load_model
 from streamcd.core.classes import default_code
 from streamcd.core.errors import ModelError
 from streamcd.dataset.scaling import Scaling
-from streamcd.models.liblinear import export_liblinear, import_liblinear
 from streamcd.models.model_file import MODEL
-from streamcd.models.stored import verify_model
 
 
 def a_model(n_features: int = 5, n_classes: int = 2, **changes) -> Model:
@@ -234,17 +234,16 @@ def test_a_model_of_liblinear_predicts_the_same_here_and_comes_back_unchanged(tm
     y = [labels[(3 * i + i // 7) % len(labels)] for i in range(60)]
     rows = _liblinear_rows(x)
     theirs = liblinear_train(y, rows, f"-s {solver} -B {bias} -q")
-    path = str(tmp_path / "theirs.txt")
-    liblinear_save(path, theirs)
+    path = tmp_path / "theirs.txt"
+    liblinear_save(str(path), theirs)
 
-    ours = import_liblinear(path)
+    ours = command_line.imported(path)
     expected = liblinear_predict([], rows, theirs, "-q")[0]
     np.testing.assert_array_equal(predicted(ours, x), expected)
 
-    ours.save(tmp_path / "model")
-    export_liblinear(load_model(tmp_path / "model"), tmp_path / "again.txt")
+    export(ours, tmp_path / "again.txt")
     same_numbers = (tmp_path / "again.txt").read_text().replace("-0 ", "0 ")
-    assert same_numbers == Path(path).read_text().replace("-0 ", "0 ")
+    assert same_numbers == path.read_text().replace("-0 ", "0 ")
 
 
 @pytest.mark.parametrize("bias", [-1.0, 0.0, 2.0])
@@ -258,7 +257,7 @@ def test_our_models_predict_the_same_in_liblinear(tmp_path, loss, n_classes, bia
         model.intercept[:] = 0
     if loss == "crammer_singer":
         model.code = np.eye(n_classes, dtype=np.int8)
-    export_liblinear(model, tmp_path / "ours.txt")
+    export(model, tmp_path / "ours.txt")
     theirs = liblinear_load(str(tmp_path / "ours.txt"))
     x = _some_rows(9)
     expected, _, decisions = liblinear_predict([], _liblinear_rows(x), theirs, "-q")
@@ -268,14 +267,14 @@ def test_our_models_predict_the_same_in_liblinear(tmp_path, loss, n_classes, bia
 
 
 def test_the_positive_class_comes_first_on_the_label_line(tmp_path):
-    export_liblinear(a_model(classes=[-1.0, 1.0]), tmp_path / "ours.txt")
+    export(a_model(classes=[-1.0, 1.0]), tmp_path / "ours.txt")
     assert "\nlabel 1 -1\n" in (tmp_path / "ours.txt").read_text()
 
 
 def test_another_code_is_exported_as_one_vector_per_class(tmp_path):
     one_vs_one = np.array([[1, 1, 0], [-1, 0, 1], [0, -1, -1]])
     model = a_model(9, 3, code=one_vs_one)
-    export_liblinear(model, tmp_path / "ours.txt")
+    export(model, tmp_path / "ours.txt")
     x = _some_rows(9)
     expected = liblinear_predict([], _liblinear_rows(x), liblinear_load(str(tmp_path / "ours.txt")), "-q")[0]
     np.testing.assert_array_equal(predicted(model, x), expected)
@@ -283,23 +282,23 @@ def test_another_code_is_exported_as_one_vector_per_class(tmp_path):
 
 def test_export_writes_block_by_block(tmp_path):
     model = a_model(200_003)
-    export_liblinear(model, tmp_path / "ours.txt")
-    again = import_liblinear(tmp_path / "ours.txt")
+    export(model, tmp_path / "ours.txt")
+    again = command_line.imported(tmp_path / "ours.txt")
     np.testing.assert_array_equal(again.weights, model.weights)
     assert not list(tmp_path.glob("*.partial"))
 
 
 def test_labels_that_are_no_integers_are_not_exported(tmp_path):
     with pytest.raises(ModelError, match="integers"):
-        export_liblinear(a_model(classes=[0.5, 1.5], label_kind="decimal"), tmp_path / "ours.txt")
+        export(a_model(classes=[0.5, 1.5], label_kind="decimal"), tmp_path / "ours.txt")
     assert not list(tmp_path.iterdir())
 
 
 def test_export_says_that_indices_from_zero_are_shifted_and_names_numbered(tmp_path):
     heard = Heard()
-    export_liblinear(a_model(index_base=0), tmp_path / "ours.txt", heard)
+    export(a_model(index_base=0), tmp_path / "ours.txt", listener=heard)
     named = a_model(class_names=["ham", "spam"], classes=[0.0, 1.0])
-    export_liblinear(named, tmp_path / "names.txt", heard)
+    export(named, tmp_path / "names.txt", listener=heard)
     assert "add 1 to each index" in heard.warnings[0]
     assert "0 = ham, 1 = spam" in heard.warnings[1]
 
@@ -334,15 +333,16 @@ GOOD = "solver_type L2R_LR\nnr_class 2\nlabel 1 -1\nnr_feature 3\nbias -1\nw\n1 
 def test_malformed_model_text_is_refused_in_one_line(tmp_path, text, message):
     path = tmp_path / "model.txt"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(ModelError, match=message) as refused:
-        import_liblinear(path)
-    assert str(path) in str(refused.value)
-    assert "\n" not in str(refused.value)
+    done = command_line.run("import", path, tmp_path / "model")
+    (refused,) = done.stderr.splitlines()
+    assert done.returncode == 2
+    assert re.search(message, refused)
+    assert str(path) in refused
 
 
 def test_the_text_that_the_malformed_ones_are_made_of_is_good(tmp_path):
     (tmp_path / "model.txt").write_text(GOOD)
-    assert import_liblinear(tmp_path / "model.txt").weights.tolist() == [[1.0], [2.0], [3.0]]
+    assert command_line.imported(tmp_path / "model.txt").weights.tolist() == [[1.0], [2.0], [3.0]]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -350,12 +350,12 @@ def test_the_text_that_the_malformed_ones_are_made_of_is_good(tmp_path):
 
 
 def test_verify_takes_models(tmp_path, streamcd_json, streamcd):
-    """Of a run, of a path over C, or alone; one without a digest is given it."""
+    """Of a run, or of a path over C; one without a digest is given it."""
     a_model().save(tmp_path / "run" / "model")
     for C in (0.25, 0.5):
         a_model(C=C).save(tmp_path / "path" / f"C={C}")
-    for name in ("run", "run/model", "path"):
-        assert verify_model(tmp_path / name) == []
+    for name in ("run/model", "path"):
+        assert command_line.problems(tmp_path / name) == []
     assert streamcd_json("verify", tmp_path / "run" / "model") == {"ok": True, "problems": []}
     path = tmp_path / "path" / "C=0.5" / "model.json"
     content = json.loads(path.read_text())
@@ -365,7 +365,7 @@ def test_verify_takes_models(tmp_path, streamcd_json, streamcd):
     assert "C=0.5/model.json: changed" in json.loads(found.stdout)["problems"][0]
     path.write_text(json.dumps(content))
     _change(path.parent, weights_checksum="sha256:0")
-    assert "weights.npy" in verify_model(tmp_path / "path")[0]
+    assert "weights.npy" in command_line.problems(tmp_path / "path")[0]
 
 
 # ---------------------------------------------------------------------------------------------------------------------

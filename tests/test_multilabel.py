@@ -15,7 +15,6 @@ from sklearn.svm import LinearSVC
 
 import streamcd
 from streamcd import StreamcdError
-from streamcd.conversion.export_libsvm import export_libsvm
 from streamcd.core.errors import ModelError, UsageError
 
 N_LABELS = 3
@@ -332,15 +331,15 @@ def test_the_command_line_trains_and_shows_labels(trained, tmp_path):
 
 def test_a_dataset_leaves_as_libsvm_text_and_comes_back(trained, tmp_path):
     place, _, Y = trained
-    export_libsvm(streamcd.open(place / "data"), tmp_path / "back.txt")
+    command_line.run_json("export", place / "data", tmp_path / "back.txt")
     assert [line.split(" ")[0] for line in (tmp_path / "back.txt").read_text().splitlines()] == texts(Y)
     data = streamcd.convert(tmp_path / "back.txt", tmp_path / "back", multilabel=True)
     assert data.info()["data_digest"] == streamcd.open(place / "data").info()["data_digest"]
     named = streamcd.convert(
         pa.table({"x": [1.0, 2.0], "y": ["a,b", "c"]}), tmp_path / "n", label="y", multilabel=True
     )
-    with pytest.raises(UsageError, match="numbers as labels, found 'a'"):
-        export_libsvm(named, tmp_path / "named.txt")
+    refused = command_line.run("export", named.path, tmp_path / "named.txt")
+    assert "numbers as labels, found 'a'" in refused.stderr
 
 
 def test_labels_of_a_run_on_other_rows_are_matched_by_name(trained, tmp_path):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import command_line
 import numpy as np
 import pyarrow.csv
 import pytest
@@ -23,11 +25,9 @@ from streamcd import ConvergenceWarning, Result
 from streamcd.core.errors import Interrupted, ModelError, UsageError
 from streamcd.kernels.one_class import POOL, _products
 from streamcd.kernels.primitives import Rows as KernelRows
-from streamcd.models.liblinear import export_liblinear, import_liblinear
-from streamcd.report.tables import description_tables
-from streamcd.runs.describe import describe
 
 NU = 0.3
+FIT = {"loss": "one_class", "nu": NU, "tol": 1e-9}
 
 
 def one_sided(rows: Rows) -> Rows:
@@ -48,19 +48,6 @@ def optimum(x: np.ndarray, nu: float, weight: np.ndarray | None = None) -> float
 
 def dense(rows: Rows) -> np.ndarray:
     return np.asarray(rows[0].todense(), dtype=np.float64)
-
-
-@pytest.fixture
-def fit(tmp_path: Path) -> Callable[..., Result]:
-    """``fit(dataset, windows=2)`` trains in a fresh run directory with windows of so many chunks."""
-    numbers = itertools.count()
-
-    def run(dataset: Any, *, windows: int | None = 2, resident: bool = True, **options: Any) -> Result:
-        options = {"loss": "one_class", "nu": NU, "tol": 1e-9, "memory": "2GB"} | options
-        plan = windows_of(dataset, windows, resident=resident)
-        return streamcd.train(dataset, tmp_path / f"run{next(numbers)}", plan=plan, **options)
-
-    return run
 
 
 def weight_bytes(result: Result) -> bytes:
@@ -264,12 +251,12 @@ def test_commands_speak_of_nu_and_rho_and_advise_what_is_accepted(tmp_path: Path
     heard = Heard()
     streamcd.train(data, tmp_path / "run", loss="one_class", nu=NU, listener=heard)
     told = "\n".join([*heard.messages, *heard.warnings])
-    for facts in (describe(str(tmp_path / "run")), describe(str(tmp_path / "run" / "model"))):
-        told += description_tables("run", facts)[0].title + str(description_tables("run", facts)[0].rows)
-        assert "rho" in told
-        assert facts["next"].startswith("streamcd predict")
-    assert f"('nu', '{NU:g}')" in told
-    assert "'C'" not in told
+    for place in (tmp_path / "run", tmp_path / "run" / "model"):
+        told += (shown := command_line.run("info", place).stdout)
+        assert "rho" in shown
+        assert command_line.run_json("info", place)["next"].startswith("streamcd predict")
+    assert re.search(rf"\bnu +{NU:g}\b", told)
+    assert not re.search(r"^ *C ", told, re.MULTILINE)
     assert "smaller C" not in told
     assert "--bias" not in told
     with pytest.raises(UsageError, match="one_class has no C to search"):
@@ -329,10 +316,10 @@ def test_models_are_liblinears_and_its_predictions_ours(fit: Callable[..., Resul
         liblinearutil.problem(y, matrix, -1), liblinearutil.parameter(f"-s 21 -n {NU} -e 1e-9 -q")
     )
     liblinearutil.save_model(str(tmp_path / "theirs"), theirs)
-    imported = import_liblinear(tmp_path / "theirs")
+    imported = command_line.imported(tmp_path / "theirs")
     np.testing.assert_allclose(imported.weights, result.model.weights, rtol=1e-6)
     np.testing.assert_allclose(imported.intercept, result.model.intercept, rtol=1e-6)
-    export_liblinear(result.model, tmp_path / "ours")
+    streamcd.export(result.model, tmp_path / "ours")
     read = liblinearutil.load_model(str(tmp_path / "ours"))
     for ours, their_model in ((result.model, read), (imported, theirs)):
         labels, _, decisions = liblinearutil.predict(y, matrix, their_model, "-q")
@@ -340,7 +327,7 @@ def test_models_are_liblinears_and_its_predictions_ours(fit: Callable[..., Resul
         np.testing.assert_allclose(
             np.array(decisions)[:, 0], ours.decision_function(x), rtol=1e-12, atol=1e-12
         )
-    export_liblinear(imported, tmp_path / "again")
+    streamcd.export(imported, tmp_path / "again")
     assert (tmp_path / "again").read_text().split() == (tmp_path / "theirs").read_text().split()
 
 

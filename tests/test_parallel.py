@@ -27,7 +27,7 @@ import forking
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from conftest import LentWorkers
+from conftest import LentWorkers, eventually
 from forking import DEVNULL, PIPE, Forked
 from heard import Heard
 
@@ -50,7 +50,6 @@ from streamcd.core.process_pool import (
     processor_shares,
 )
 from streamcd.core.progress import Progress
-from streamcd.dataset.verify import verify
 from streamcd.prediction.sums import ExactSum
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -233,14 +232,6 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def eventually(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
-    return found
-
-
 @pytest.mark.parametrize("how", ["killed", "ended", "interrupted", "left alone"])
 def test_a_worker_that_is_killed_ctrl_c_and_the_death_of_all_leave_nothing(
     how: str, text_file: Path, tmp_path: Path
@@ -335,7 +326,7 @@ def test_nobody_begins_where_workers_of_a_killed_process_still_write(
     monkeypatch.setattr(locks, "_DYING_SECONDS", 60.0)
     again()
     assert open_dataset(data).fingerprint == expected
-    assert verify(open_dataset(data)) == []
+    assert open_dataset(data).verify() == []
 
 
 def test_a_process_with_threads_is_not_copied() -> None:

@@ -24,7 +24,7 @@ PENALTIES = {"l1": (1.5, 0.0), "elasticnet": (1.5, 0.3), "l2": (0.0, 2.5)}
 BOTH = [(penalty, method) for method in ("newton", "dual") for penalty in ("l1", "elasticnet")]
 
 
-def fit(data: Any, run: Path, penalty: str, **options: Any) -> Result:
+def fit(data: Any, run: Path, penalty: str = "l1", **options: Any) -> Result:
     l1, l2 = PENALTIES[penalty]
     strengths = {name: value for name, value in (("l1", l1), ("l2", l2)) if value}
     asked = {"method": "newton", "tol": 1e-9, "max_passes": 3000, "memory": "1GB"} | strengths | options

@@ -42,13 +42,6 @@ def dataset(tmp_path):
     return write_dataset(tmp_path / "data", random_rows(60, 8, seed=3), n_chunks=3)
 
 
-@pytest.fixture
-def clock(monkeypatch) -> list[float]:
-    now = [0.0]
-    monkeypatch.setattr("streamcd.cli.console.time.monotonic", lambda: now[0])
-    return now
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # How long still
 

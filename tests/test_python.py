@@ -14,7 +14,7 @@ from heard import Heard
 from small_datasets import columns_of, multiclass, random_rows, write_dataset
 
 import streamcd
-from streamcd.core.errors import DatasetError, UsageError
+from streamcd.core.errors import CheckpointError, DatasetError, UsageError
 from streamcd.core.memory_budget import warn_of_memory
 from tools.simulated_cluster import Simulation
 
@@ -140,10 +140,30 @@ def test_every_field_of_the_log_is_a_documented_column_of_the_history(tmp_path):
     assert found | {"identity"} == documented_fields()
 
 
-def test_the_history_of_a_search_names_its_parts(tmp_path):
+def test_the_history_of_a_search_names_its_parts_in_the_order_of_training(tmp_path):
     data = write_dataset(tmp_path / "data", multiclass())
     result = streamcd.tune(data, tmp_path / "run", C=[0.1, 1])
-    assert set(result.history["part"].to_pylist()) == {"folds", "best"}
+    assert result.history["part"].unique().to_pylist() == ["folds", "best"]
+
+
+def test_records_tell_of_every_read_and_of_the_time_until_it_ended(tmp_path):
+    data = write_dataset(tmp_path / "data", random_rows(60, 8, seed=1))
+    history = streamcd.train(data, tmp_path / "run", max_passes=30).history
+    assert history["read"].to_pylist() == list(range(history.num_rows))
+    assert history["kind"].to_pylist()[-1] == "certify"
+    seconds = np.cumsum(history["seconds_total"].to_numpy())
+    np.testing.assert_allclose(history["elapsed"].to_numpy(), seconds)
+
+
+def test_a_half_written_line_is_left_out_and_a_damaged_one_named(tmp_path):
+    data = write_dataset(tmp_path / "data", random_rows(60, 8, seed=1))
+    result, log = streamcd.train(data, tmp_path / "run", max_passes=30), tmp_path / "run" / "log.jsonl"
+    whole, n_records = log.read_bytes(), result.history.num_rows
+    log.write_bytes(whole[:-5])
+    assert result.history.num_rows == n_records - 1
+    log.write_bytes(b"{]\n" + whole)
+    with pytest.raises(CheckpointError, match=r"log\.jsonl: line 1 is damaged"):
+        _ = result.history
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import command_line
 import mpmath
 import numpy as np
 import pyarrow.parquet as pq
@@ -36,7 +37,6 @@ from streamcd.kernels.losses import (
     projected_gradient,
     row_terms,
 )
-from streamcd.models.liblinear import export_liblinear, import_liblinear
 from streamcd.solvers.problem import dual_terms, losses_of
 from streamcd.solvers.registry import SOLVERS
 from streamcd.stream.memory_plan import Plan
@@ -527,10 +527,10 @@ def test_liblinear_predicts_the_numbers_of_an_exported_model(tmp_path: Path, los
     x, y = small("random")
     run = train(write_targets(tmp_path / "data", x, y), tmp_path / "run", loss=loss, bias=1.0, tol=1e-3)
     model, path = run.model, tmp_path / "model.txt"
-    export_liblinear(model, path)
+    streamcd.export(model, path)
     header = path.read_text().splitlines()[:4]
     assert header[1:3] == ["nr_class 2", f"nr_feature {x.shape[1]}"]
-    back = import_liblinear(path)
+    back = command_line.imported(path)
     assert back.has_targets
     np.testing.assert_array_equal(back.predict(x), model.predict(x))
     found = liblinear_targets((x, y), str(path))
@@ -544,7 +544,7 @@ def test_what_liblinears_text_does_not_tell_is_said_to_be_unknown(
     text = "solver_type L2R_L2LOSS_SVR\nnr_class 2\nnr_feature 2\nbias -1\nw\n0.5 \n0.25 \n"
     (tmp_path / "model.txt").write_text(text)
     (tmp_path / "rows.txt").write_text("1.0 1:1 2:1\n2.5 1:3\n")
-    import_liblinear(tmp_path / "model.txt").save(tmp_path / "model")
+    command_line.run_json("import", tmp_path / "model.txt", tmp_path / "model")
     told = streamcd_json("info", tmp_path / "model")
     assert (told["parameter"], told["C"]) == ({"epsilon": None}, None)
     found = streamcd.evaluate(tmp_path / "rows.txt", tmp_path / "model")
@@ -558,7 +558,7 @@ def test_a_model_of_liblinears_own_training_is_read(tmp_path: Path) -> None:
     rows = [{j + 1: v for j, v in enumerate(row) if v} for row in x.toarray().tolist()]
     path = tmp_path / "model.txt"
     problem.save_model(str(path), problem.train(y.tolist(), rows, "-s 12 -B 1 -q"))
-    model = import_liblinear(path)
+    model = command_line.imported(path)
     assert (model.loss, model.method, model.bias) == ("squared_epsilon_insensitive", "dual", 1.0)
     np.testing.assert_allclose(model.predict(x), liblinear_targets((x, y), str(path)), rtol=1e-13)
 

@@ -35,7 +35,6 @@ from streamcd import Dataset
 from streamcd import open as open_dataset
 from streamcd.cluster.dask_engine import open_client
 from streamcd.conversion.byte_sources import share_out
-from streamcd.conversion.publication import unfinished
 from streamcd.core import storage
 from streamcd.core.errors import CheckpointError, DataError, DatasetError, LockError, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
@@ -432,7 +431,6 @@ def test_rows_are_appended_and_dropped_in_a_bucket_as_on_disk(
     found = open_dataset(url)
     assert found.fingerprint == open_dataset(tmp_path / "data").fingerprint
     assert found.verify() == []
-    assert unfinished(Url(url)) == []
     listed = {name for name, *_ in found.listed_files(found.manifest)}
     assert set(Url(url).find()) == {*listed, "manifest.json"}
 

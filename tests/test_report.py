@@ -6,6 +6,7 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import command_line
 import numpy as np
 import pytest
 from small_datasets import multiclass, random_rows, write_dataset
@@ -17,7 +18,6 @@ from streamcd.prediction.evaluate import evaluate_model
 from streamcd.prediction.options import EvaluateOptions
 from streamcd.report.page import Section, render_page
 from streamcd.report.tables import Table
-from streamcd.runs.report import plot_evaluation
 
 
 @pytest.fixture(scope="module")
@@ -112,10 +112,10 @@ def test_a_file_that_is_no_page_is_kept(run: Path, tmp_path: Path) -> None:
 def test_an_evaluation_is_drawn_in_the_format_of_the_name(run: Path, tmp_path: Path, form: str) -> None:
     out = tmp_path / f"e.{form}"
     data = run.parent / "data"
-    assert plot_evaluation(data, run, out) == evaluate(data, run)
+    assert command_line.run_json("evaluate", data, run, "--plot", out) == evaluate(data, run)
     assert {"png": b"PNG", "svg": b"<svg", "pdf": b"%PDF"}[form] in out.read_bytes()[:1000]
-    with pytest.raises(StreamcdError, match=r"ends in \.png, \.svg or \.pdf"):
-        plot_evaluation(data, run, tmp_path / "e.gif")
+    refused = command_line.run("evaluate", data, run, "--plot", tmp_path / "e.gif")
+    assert "ends in .png, .svg or .pdf" in refused.stderr
 
 
 def test_the_area_under_a_curve_is_the_exact_one_but_for_its_bins(run: Path) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import command_line
 import numpy as np
 import pytest
 from crashing import killed
@@ -36,7 +37,6 @@ from streamcd import Dataset, load_model, make_columns, resume, train
 from streamcd.core.errors import CheckpointError, DatasetError, Interrupted, LockError, UsageError
 from streamcd.runs.config import RunConfig, Search, read_config, write_config
 from streamcd.runs.problem_options import ProblemOptions, SharedRounds
-from streamcd.runs.verify import verify_run
 from streamcd.solvers.registry import SOLVERS
 from streamcd.stream.identity import Identity
 from streamcd.stream.memory_plan import Plan
@@ -625,7 +625,7 @@ def test_a_configuration_that_makes_no_sense_is_refused_by_file_and_key(
     with pytest.raises(CheckpointError, match=rf"config\.json: damaged \(.*({word})") as found:
         resume(run)
     assert "\n" not in str(found.value)
-    assert any(str(run / "config.json") in problem for problem in verify_run(run))
+    assert any(str(run / "config.json") in problem for problem in command_line.problems(run))
 
 
 def test_pages_of_a_run_that_has_none_are_refused(dataset: Dataset, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import command_line
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -19,11 +20,9 @@ from heard import Heard
 import streamcd
 from streamcd import Dataset
 from streamcd import open as open_dataset
-from streamcd.conversion.export_libsvm import export_libsvm
 from streamcd.conversion.plan import Plan
 from streamcd.core.errors import DatasetError, ModelError, UsageError
 from streamcd.dataset.diagnostics import BAD_MEAN_SQUARE, advice, feature_rms
-from streamcd.models.liblinear import export_liblinear, import_liblinear
 
 convert: Callable[..., Dataset] = streamcd.convert
 SCALINGS = [
@@ -293,8 +292,8 @@ def test_liblinear_text_has_the_scales_in_its_weights(
 ) -> None:
     made = convert(train_text, tmp_path / "d", scale=scale)
     model = streamcd.train(made, tmp_path / "run", bias=1.0, memory="400MB").model
-    export_liblinear(model, tmp_path / "text")
-    exported = import_liblinear(tmp_path / "text")
+    streamcd.export(model, tmp_path / "text")
+    exported = command_line.imported(tmp_path / "text")
     assert not exported.scaling.changes_values
     expected = decisions(test_text, model, tmp_path)
     np.testing.assert_allclose(decisions(test_text, exported, tmp_path), expected, rtol=1e-12, atol=1e-12)
@@ -307,23 +306,23 @@ def test_liblinear_text_of_unit_rows_predicts_the_same_labels_without_a_bias(
     made = convert(train_text, tmp_path / "d", scale="maxabs", normalize="l2")
     model = streamcd.train(made, tmp_path / "run", loss=loss, memory="400MB").model
     heard = Heard()
-    export_liblinear(model, tmp_path / "text", heard)
+    streamcd.export(model, tmp_path / "text", listener=heard)
     assert "predicts the same labels" in heard.warnings[0]
     labels = []
-    for found in (model, import_liblinear(tmp_path / "text")):
+    for found in (model, command_line.imported(tmp_path / "text")):
         labels.append(io.StringIO())
         streamcd.predict(test_text, found, labels[-1])
     assert labels[0].getvalue() == labels[1].getvalue()
     biased = streamcd.train(made, tmp_path / "biased", loss=loss, bias=1.0, memory="400MB").model
     with pytest.raises(ModelError, match=r"--normalize l2\) and has a bias"):
-        export_liblinear(biased, tmp_path / "biased-text")
+        streamcd.export(biased, tmp_path / "biased-text")
     assert not (tmp_path / "biased-text").exists()
 
 
 def test_libsvm_text_of_a_scaled_dataset_says_that_it_is_scaled(train_text: Path, tmp_path: Path) -> None:
-    heard = Heard()
-    export_libsvm(convert(train_text, tmp_path / "d", scale="maxabs"), tmp_path / "out", listener=heard)
-    assert heard.warnings == ["values are written as they are stored, after --scale maxabs"]
+    convert(train_text, tmp_path / "d", scale="maxabs")
+    told = command_line.run("export", tmp_path / "d", tmp_path / "out").stderr
+    assert "warning: values are written as they are stored, after --scale maxabs" in told
 
 
 # ---------------------------------------------------------------------------------------------------------------------

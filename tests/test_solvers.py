@@ -29,7 +29,6 @@ from small_datasets import (
     multiclass,
     random_rows,
     repeated,
-    windows_of,
     write_dataset,
 )
 
@@ -47,6 +46,7 @@ DUAL = [
 LOSSES = [entry.loss for entry in DUAL if entry.loss != "twin"]
 BINARY = [loss for loss in LOSSES if loss not in OF_CLASSES]
 TOL = 1e-5
+FIT = {"tol": TOL, "max_passes": 3000}
 
 
 def optimum(loss: str, rows: Rows, *, C: float = 1.0, bias: float = -1.0) -> np.ndarray:
@@ -87,23 +87,6 @@ def assert_optimal(
         assert lane["gap"] * lane["primal_objective"] == pytest.approx(certified, rel=1e-3, abs=1e-9 * least)
         assert found - least <= certified + slack
     assert result.primal_objective == pytest.approx(primal.sum(), rel=1e-8)
-
-
-@pytest.fixture
-def fit(tmp_path: Path) -> Callable[..., Result]:
-    """``fit(dataset, loss=…, windows=2)`` trains in a fresh run directory with windows of so many chunks."""
-    count = 0
-
-    def run(dataset: Dataset, *, windows: int | None = 2, resident: bool = True, **options: Any) -> Result:
-        nonlocal count
-        count += 1
-        options = {"tol": TOL, "max_passes": 3000, "memory": "2GB"} | options
-        if "eps" in options:
-            del options["tol"]
-        plan = windows_of(dataset, windows, resident=resident)
-        return train(dataset, tmp_path / f"run{count}", plan=plan, **options)
-
-    return run
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import command_line
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -14,7 +15,6 @@ import streamcd
 from streamcd import Model, load_model, train
 from streamcd.core.errors import ModelError
 from streamcd.models.sparse_weights import SparseWeights
-from streamcd.models.stored import describe_model, verify_model
 
 N_FEATURES = 40_000
 
@@ -97,7 +97,7 @@ def test_a_trained_model_is_stored_sparse_where_few_weights_are_left(tmp_path: P
 def test_the_support_is_told_by_vector(tmp_path: Path) -> None:
     weights = few_weights(3)
     model_of(weights).save(tmp_path)
-    told = describe_model(tmp_path)
+    told = command_line.run_json("info", tmp_path)
     counts = np.count_nonzero(weights, axis=0).tolist()
     assert [of["n_nonzero"] for of in told["support"]] == counts
     assert [of["share"] for of in told["support"]] == [count / N_FEATURES for count in counts]
@@ -116,7 +116,7 @@ def test_a_damaged_sparse_model_is_refused_by_the_files_name(tmp_path: Path, nam
         file.write_bytes(content[:-8] if damage == "cut" else content)
     with pytest.raises(ModelError, match=name):
         load_model(tmp_path)
-    assert name in verify_model(tmp_path)[0]
+    assert name in command_line.problems(tmp_path)[0]
 
 
 def test_features_out_of_order_are_refused(tmp_path: Path) -> None:

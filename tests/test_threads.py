@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import command_line
 import numpy as np
 import pytest
 from small_datasets import multiclass, random_rows, windows_of, write_dataset
@@ -18,7 +19,6 @@ from threadpoolctl import threadpool_limits
 
 import streamcd
 from streamcd import Model, tune
-from streamcd.conversion.export_libsvm import export_libsvm
 from streamcd.core.errors import UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
 from streamcd.core.threads import AHEAD, Threads, ahead
@@ -211,7 +211,7 @@ def test_the_number_of_threads_changes_no_byte_of_predictions(
     streamcd.train(data, tmp_path / "run", loss="log_loss")
     source = data.path if kind == "dataset" else tmp_path / "rows.svm"
     if kind == "text":
-        export_libsvm(data, source)
+        command_line.run_json("export", data.path, source)
     n_threads = Counter[int]()
     score = Model.decisions
 

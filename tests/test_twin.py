@@ -19,20 +19,19 @@ from small_datasets import (
     label_sorted,
     multiclass,
     random_rows,
-    windows_of,
     write_dataset,
 )
 
 import streamcd
-from streamcd import Dataset, Listener, Model, Result, load_model, train, tune
+from streamcd import Listener, Model, Result, load_model, train, tune
 from streamcd.core.errors import ModelError, UsageError
 from streamcd.kernels.loss_table import TWIN_SQUARED_HINGE
-from streamcd.models.liblinear import export_liblinear
 from streamcd.solvers.problem import make_problem
 
 METHODS = ["dual", "sor"]
 SLACKS = ["hinge", "squared_hinge"]
 TOL = 1e-5
+FIT = {"loss": "twin", "tol": TOL, "max_passes": 20_000}
 
 
 def primal(
@@ -60,21 +59,6 @@ def optimum(
         plane = model(slack, x, np.ones(y.size), C * (1.0 - own), l2=ridge, own=own)
         best.append(nearly_least(plane))
     return np.array(best)
-
-
-@pytest.fixture
-def fit(tmp_path: Path) -> Callable[..., Result]:
-    """``fit(dataset, method="sor", windows=2)`` trains twin planes in a fresh run directory."""
-    count = 0
-
-    def run(dataset: Dataset, *, windows: int | None = 2, resident: bool = True, **options: Any) -> Result:
-        nonlocal count
-        count += 1
-        options = {"loss": "twin", "tol": TOL, "max_passes": 20_000, "memory": "2GB"} | options
-        plan = windows_of(dataset, windows, resident=resident)
-        return train(dataset, tmp_path / f"run{count}", plan=plan, **options)
-
-    return run
 
 
 def assert_certified(
@@ -281,7 +265,7 @@ def test_a_model_keeps_what_it_is(fit: Callable[..., Result], tmp_path: Path) ->
     assert (model.loss, model.ridge, model.slack, model.method) == ("twin", 3.0, "squared_hinge", "dual")
     assert not model.has_probabilities
     with pytest.raises(ModelError, match="nearest plane"):
-        export_liblinear(model, tmp_path / "model.txt")
+        streamcd.export(model, tmp_path / "model.txt")
     assert not (tmp_path / "model.txt").exists()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.svm import LinearSVC
 from small_datasets import Rows, columns_of, multiclass, random_rows, unequal_columns
 from test_penalties import PENALTIES
+from test_penalties import fit as fit_penalised
 
-from streamcd import Result, train
 from streamcd.core.errors import Interrupted
 from streamcd.kernels import newton as newton_kernels
 from streamcd.kernels import working_set as kernels
@@ -34,11 +35,7 @@ from streamcd.stream.window import ColumnArena
 LOSSES = ("squared_hinge", "log_loss")
 
 
-def fit(data: Any, run: Path, penalty: str = "l1", **options: Any) -> Result:
-    l1, l2 = PENALTIES[penalty]
-    strengths = {name: value for name, value in (("l1", l1), ("l2", l2)) if value}
-    asked = {"method": "working-set", "tol": 1e-9, "max_passes": 300, "memory": "1GB"} | strengths | options
-    return train(data, run, penalty=penalty, **asked)
+fit = partial(fit_penalised, method="working-set", max_passes=300)
 
 
 def leaning(n_rows: int = 300, n_features: int = 12) -> Rows:

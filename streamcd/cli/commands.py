@@ -586,11 +586,11 @@ def demo(listener: Console, keep: str | None, example: str | None) -> Shown:
       streamcd demo
       streamcd demo --example reviews
     """
-    from .demo import result_rows, run_demo, write_example
+    from .demo import DemoSize, result_rows, run_demo, write_example
 
     if example is not None:
         return (write_example(example, listener),)
-    result = run_demo(keep, listener)
+    result = run_demo(keep, listener, DemoSize())
     return result, Table("streamcd demo", result_rows(result))
 
 

@@ -105,15 +105,13 @@ def write_example(folder: str, listener: Listener) -> dict[str, Any]:
     return {"train": str(path / "train.txt"), "test": str(path / "test.txt")}
 
 
-def run_demo(
-    keep: str | None = None, listener: Listener | None = None, size: DemoSize | None = None
-) -> dict[str, Any]:
+def run_demo(keep: str | None, listener: Listener, size: DemoSize) -> dict[str, Any]:
     """Make data, convert, train, kill, resume, compare, evaluate; always clean up. Returns the command's JSON object.
 
     Files are made, and kept, in the directory `keep`, which must be empty; by default in a temporary one that is removed.
     """
     with _directory(keep) as directory:
-        return _Demo(directory, size or DemoSize(), listener or Listener()).run()
+        return _Demo(directory, size, listener).run()
 
 
 @contextmanager

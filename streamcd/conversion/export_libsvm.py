@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import BinaryIO
@@ -28,14 +27,7 @@ _ENTRIES_AT_A_TIME = 1 << 15
 _BYTES_PER_ENTRY_AS_STRINGS = 250
 
 
-def export_libsvm(
-    dataset: Dataset,
-    path: str | os.PathLike[str],
-    *,
-    memory: int | str = "1GB",
-    force: bool = False,
-    listener: Listener | None = None,
-) -> int:
+def export_libsvm(dataset: Dataset, path: str, *, memory: str, force: bool, listener: Listener) -> None:
     """Write a dataset as libsvm text: rows in source order, indices from the source's base on.
 
     Values are those stored, scaled where the dataset is, with the fewest digits that give the same number again. The format
@@ -50,14 +42,8 @@ def export_libsvm(
         Bound on the process's resident memory.
     force : bool
         Replace an existing file of libsvm text; any other is refused.
-    listener : Listener, optional
-
-    Returns
-    -------
-    int
-        Bytes written.
+    listener : Listener
     """
-    listener = listener or Listener()
     target = Path(path)
     refuse_other_ending(target, "libsvm text")
     check_output(target, "libsvm text", lambda found: begins_with(found, _FIRST_LINE), force=force)
@@ -90,7 +76,6 @@ def export_libsvm(
             for bucket in range(len(ends)):
                 rows = reader.read(bucket)
                 _write_lines(file, rows.take(np.argsort(rows.fields[0])), dataset.index_base, sets)
-    return target.stat().st_size
 
 
 def _range_ends(dataset: Dataset, layout: Layout, bucket_bytes: int) -> list[int]:

@@ -81,7 +81,7 @@ def export(
             f"{form} has one label a row, the model predicts any number of them; csv, parquet and json hold its weights"
         )
     if form == "liblinear":
-        export_liblinear(model, place, listener, force=force)
+        export_liblinear(model, place, listener or Listener(), force=force)
         return form
     if form not in _FORMATS:
         raise UsageError(f"format: expected one of liblinear, {', '.join(_FORMATS)}, found {form!r}")

@@ -16,7 +16,6 @@ from ..core.atomic_files import begins_with, check_output, refuse_other_ending, 
 from ..core.errors import ModelError
 from ..core.memory_budget import format_size
 from ..core.progress import Listener, counted
-from ..core.storage import local_path
 from ..kernels.loss_table import CLASSES, INLIERS, LOSSES, PLANES, form_of, has_targets
 from .model import Model
 from .named_weights import weight_blocks
@@ -53,9 +52,7 @@ _OF_TARGETS = "L2R_L2LOSS_SVR"
 _EXPORT_BLOCK = 1 << 16  # weights written or read at a time: a few MB of text
 
 
-def export_liblinear(
-    model: Model, path: str | os.PathLike[str], listener: Listener | None = None, *, force: bool = False
-) -> None:
+def export_liblinear(model: Model, path: Path, listener: Listener, *, force: bool) -> None:
     """Write a model in LIBLINEAR's text format, with 17 digits per weight; LIBLINEAR then predicts the same labels.
 
     With two classes, the positive one comes first on the ``label`` line. Code matrices other than one-vs-rest are converted
@@ -65,15 +62,6 @@ def export_liblinear(
     The format cannot express that rows are scaled to unit norm. Without a bias a row's norm changes its decision values, not
     its label, and a warning says so; with a bias it may change the label, which is an error.
 
-    Parameters
-    ----------
-    model : Model
-    path : path
-        The file, which appears whole or not at all.
-    listener : Listener, optional
-    force : bool
-        Replace an existing model file of LIBLINEAR's.
-
     Raises
     ------
     ModelError
@@ -82,12 +70,12 @@ def export_liblinear(
         If `path` exists, without `force` or as another kind of file, or ends as files of another format do.
     """
     is_kind = partial(begins_with, pattern=b"solver_type ")
-    refuse_other_ending(local_path(path, "a model"), "LIBLINEAR's text")
-    check_output(Path(path), "a model of LIBLINEAR's", is_kind, force=force)
+    refuse_other_ending(path, "LIBLINEAR's text")
+    check_output(path, "a model of LIBLINEAR's", is_kind, force=force)
     _check_export(model)
     for warning in _lost_in_export(model):
-        (listener or Listener()).warning(warning)
-    with replacing(Path(path)) as new, open(new, "w", encoding="ascii", newline="\n") as file:
+        listener.warning(warning)
+    with replacing(path) as new, open(new, "w", encoding="ascii", newline="\n") as file:
         _write_liblinear(model, file)
 
 
@@ -186,7 +174,7 @@ def _write_weights(file: TextIO, weights: np.ndarray) -> None:
     file.write("".join([row_format % tuple(row) for row in weights.tolist()]))
 
 
-def import_liblinear(path: str | os.PathLike[str]) -> Model:
+def import_liblinear(path: str) -> Model:
     """Read a model in LIBLINEAR's text format; it predicts the same labels, or numbers, as in LIBLINEAR.
 
     Parameters
@@ -267,7 +255,7 @@ def _make_model(header: _Header, table: np.ndarray) -> Model:
     )
 
 
-def _read_header(file: TextIO, path: str | os.PathLike[str]) -> _Header:
+def _read_header(file: TextIO, path: str) -> _Header:
     lines: dict[str, str] = {}
     for line in islice(file, 100):
         key, _, rest = line.strip().partition(" ")

@@ -50,18 +50,16 @@ def find_problems(path: str, listener: Listener, *, memory: str, workers: int) -
         return [str(error)], advice
 
 
-def verify_run(
-    path: str | Path, listener: Listener | None = None, *, memory: int | str | None = None
-) -> list[str]:
+def verify_run(path: Path, listener: Listener, *, memory: str) -> list[str]:
     """Check the state, the slots, the log and the models of a run; nothing is written.
 
     One process reads a slot, a line of the log and a model at a time.
 
     Parameters
     ----------
-    path : path
-    listener : Listener, optional
-    memory : int or str, optional
+    path : Path
+    listener : Listener
+    memory : str
         Bound on the process's resident memory, in which the largest slot and every model have to fit.
 
     Returns
@@ -71,24 +69,20 @@ def verify_run(
 
     Raises
     ------
-    CheckpointError, LockError
-        If it is not a run, or in use.
+    LockError
+        If the run is in use.
     UsageError
         If `memory` is too small.
     """
-    budget = None if memory is None else parse_size(memory)
-    path, listener = Path(path), listener or Listener()
     try:
         with checkpoint.open_run(path):
-            problems = list(_run_problems(path, listener, budget))
+            problems = list(_run_problems(path, listener, parse_size(memory)))
     except CheckpointError as error:
-        if not (path / "config.json").exists():
-            raise
         return [str(error)]
     return problems + list(_model_problems(path, memory))
 
 
-def _run_problems(path: Path, listener: Listener, budget: int | None) -> Iterator[str]:
+def _run_problems(path: Path, listener: Listener, budget: int) -> Iterator[str]:
     config, identity = read_config(path), checkpoint.read_identity(path)
     try:
         run = reopen(path, config, same_dataset(config))
@@ -110,7 +104,7 @@ def _run_problems(path: Path, listener: Listener, budget: int | None) -> Iterato
 
 
 def _directory_problems(
-    path: Path, identity: Identity, run: ResolvedRun, listener: Listener, budget: int | None
+    path: Path, identity: Identity, run: ResolvedRun, listener: Listener, budget: int
 ) -> Iterator[str]:
     for group in run.groups:
         folder, own = path / group.directory, identity.part(group.directory)
@@ -124,12 +118,11 @@ def _directory_problems(
         except CheckpointError as error:
             yield str(error)
             continue
-        if budget is not None:
-            needs = {
-                "costs of classes": run.problem.table_bytes,
-                "the largest part of the dual variables": slots.largest_bytes,
-            }
-            require(budget, needs)
+        needs = {
+            "costs of classes": run.problem.table_bytes,
+            "the largest part of the dual variables": slots.largest_bytes,
+        }
+        require(budget, needs)
         for chunk in np.flatnonzero(slots.current != NO_SLOT).tolist():
             listener.progress(Progress("dual variables", chunk, slots.current.size, "chunks", ""))
             try:
@@ -191,7 +184,7 @@ def _check_log(path: Path, identity: Identity, n_bytes: int) -> None:
                 raise CheckpointError(f"{path}: line {number} is damaged") from None
 
 
-def _model_problems(path: Path, memory: int | str | None) -> Iterator[str]:
+def _model_problems(path: Path, memory: str) -> Iterator[str]:
     single = (path / "model" / "model.json").exists()
     for directory in [*models_of_path(path).values(), *([path / "model"] if single else [])]:
         try:
