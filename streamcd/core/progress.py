@@ -18,7 +18,10 @@ _warned: set[str] = set()
 COMPILING = "compiling kernels"
 """Phase in which kernels are compiled that are not cached yet."""
 
-COMPILING_ONCE = "compiling kernels: once, then they are cached; some ten seconds"
+
+def compiling_for(task: str) -> str:
+    """Say that a task needs kernels that are not cached; each task, and each kind of it, has some of its own."""
+    return f"compiling kernels for {task}, some ten seconds: the cache does not have them yet, and keeps them for later"
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ def ends_progress(function: Callable[Options, Found]) -> Callable[Options, Found
         if listener is None:
             listener = options["listener"] = default_listener()
         try:
-            with telling_of_compilation(listener):
+            with telling_of_compilation(listener, function.__name__):
                 return function(*args, **options)
         finally:
             if isinstance(listener, Listener):
@@ -89,18 +92,18 @@ def ends_progress(function: Callable[Options, Found]) -> Callable[Options, Found
     return run
 
 
-def telling_of_compilation(listener: object) -> AbstractContextManager[None]:
-    """Tell a listener of compilations, unless another is told of them."""
+def telling_of_compilation(listener: object, task: str) -> AbstractContextManager[None]:
+    """Tell a listener of compilations for a task, unless another is told of them."""
     from ..kernels.compilation import compilation_told  # here, for a shorter chain of imports
 
-    return compilation_told(functools.partial(_tell_compilation, listener))
+    return compilation_told(functools.partial(_tell_compilation, listener, task))
 
 
-def _tell_compilation(listener: object, n_compiled: int) -> None:
+def _tell_compilation(listener: object, task: str, n_compiled: int) -> None:
     if not isinstance(listener, Listener):  # refused by the function
         return
     if n_compiled == 0:
-        listener.message(COMPILING_ONCE)
+        listener.message(compiling_for(task))
     listener.progress(Progress(COMPILING, 0, None, "", note=f"kernel {n_compiled + 1}"))
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 
 from ..core.errors import ConvergenceWarning, UsageError
-from ..core.progress import COMPILING, COMPILING_ONCE, Listener, Progress, default_listener, warn_once
+from ..core.progress import COMPILING, Listener, Progress, compiling_for, default_listener, warn_once
 from ..core.threads import Threads, make_threads
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.exchange import in_source_order, source_labels
@@ -65,7 +65,7 @@ class _Silent(Listener):
     def progress(self, progress: Progress) -> None:
         """Pass on compilation: a line in the log, and a bar in a notebook."""
         if progress.phase == COMPILING:
-            warn_once(COMPILING_ONCE)
+            warn_once(compiling_for("fit"))
             self._bar.progress(progress)
 
     def message(self, text: str) -> None:

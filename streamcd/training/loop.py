@@ -301,7 +301,7 @@ class Loop(TrainingLoop):
     def _train(self) -> None:
         task, folds = self.task, self.task.problem.n_cells
         started = time.monotonic()
-        with telling_of_compilation(self.listener):  # of a program that calls no decorated function
+        with telling_of_compilation(self.listener, "train"):  # of a program that calls no decorated function
             task.solver.load_kernels(task.dataset, self.state)
         self.kernel_seconds = time.monotonic() - started
         n_bytes = task.dataset.n_rows * task.solver.layout.state_bytes + task.solver.memory.state
