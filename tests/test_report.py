@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import command_line
 import numpy as np
 import pytest
+from sklearn import metrics
 from small_datasets import multiclass, random_rows, write_dataset
 
 from streamcd import StreamcdError, evaluate, load_model, resume, train, tune, write_report
@@ -16,6 +18,7 @@ from streamcd.core.memory_budget import format_size
 from streamcd.prediction.curves import ScoreCurves
 from streamcd.prediction.evaluate import evaluate_model
 from streamcd.prediction.options import EvaluateOptions
+from streamcd.prediction.thresholds import RECALLS, list_thresholds
 from streamcd.report.page import Section, render_page
 from streamcd.report.tables import Table
 
@@ -126,6 +129,49 @@ def test_the_area_under_a_curve_is_the_exact_one_but_for_its_bins(run: Path) -> 
     assert (false[0], true[0], false[-1], true[-1]) == (0.0, 0.0, 1.0, 1.0)
     assert (np.diff(false) >= 0).all()
     assert (np.diff(true) >= 0).all()
+
+
+@pytest.mark.parametrize("positive", [1, -1])
+def test_thresholds_say_what_predictions_from_there_on_are_worth(
+    run: Path, tmp_path: Path, positive: int
+) -> None:
+    """By scikit-learn, on decisions; the model's own has the figures of its predictions, some with a decision of 0."""
+    x, y = random_rows(400, 12, seed=5)
+    x[:40] = 0.0
+    data = write_dataset(tmp_path / "data", (x, y))
+    model = dataclasses.replace(load_model(run), bias=-1.0, intercept=np.zeros(1))
+    result, curves = evaluate_model(data, model, EvaluateOptions(positive=positive))
+    assert isinstance(curves, ScoreCurves)
+    found = list_thresholds(curves)
+    scores, own = positive * model.decision_function(x).astype(np.float32), y == positive
+    for of in found:
+        if of.why != "the model's":
+            said = scores >= of.score
+            assert of.precision == pytest.approx(metrics.precision_score(own, said))
+            assert of.recall == pytest.approx(metrics.recall_score(own, said))
+            assert of.f1 == pytest.approx(metrics.f1_score(own, said))
+            assert of.share == pytest.approx(said.mean())
+        assert of.probability == pytest.approx(1.0 / (1.0 + np.exp(-of.score)))
+    (models,) = (of for of in found if "the model's" in of.why)
+    assert (models.score, models.probability) == (0.0, 0.5)
+    measured = [models.precision, models.recall, models.f1]
+    assert measured == pytest.approx([result[name] for name in ("precision", "recall", "f1")])
+    precision, recall, _ = metrics.precision_recall_curve(own, scores)
+    best = np.nanmax(2 * precision * recall / (precision + recall))
+    assert max(of.f1 for of in found) == pytest.approx(best, rel=0.02)
+    for least in RECALLS:
+        assert any(of.recall >= least and f"recall {least:g}" in of.why for of in found)
+    assert [of.score for of in found] == sorted((of.score for of in found), reverse=True)
+
+
+def test_a_report_begins_with_what_the_model_is_worth(run: Path, page: Path, tmp_path: Path) -> None:
+    """A reader looked for it below three pictures of the convergence."""
+    evaluation, *others = re.findall("<h2>(.*?)</h2>", page.read_text())
+    assert evaluation == f"Evaluation on {run.parent / 'data'}"
+    assert others == ["Largest weights", "Training", "Run", "Model", "Provenance"]
+    assert "thresholds: rows from there on are predicted 1" in page.read_text()
+    write_report(run, tmp_path / "r.html")
+    assert "--data names rows with labels to evaluate the model on" in (tmp_path / "r.html").read_text()
 
 
 def test_calibration_counts_every_row_once(run: Path) -> None:

@@ -374,7 +374,7 @@ def evaluate(
 @options_of(ReportOptions)
 @talks()
 def report(listener: Console, run: str, out: str, **options: Any) -> Shown:
-    """Write a report on a run: gap, objective, κ, time, largest weights, configuration; needs the extra 'plot'.
+    """Write a report on a run: quality, thresholds, weights, convergence, configuration; needs the extra 'plot'.
 
     \b
     Example:

@@ -114,9 +114,15 @@ def _bins(scores: np.ndarray) -> np.ndarray:
     return numbers
 
 
-def _bin_values() -> np.ndarray:
-    """Return the score in the middle of every bin; infinite at the ends, which no finite score reaches."""
-    ordered = ((np.arange(N_BINS) - N_BINS // 2).astype(np.int32) << 16) + (1 << 15)
+def bin_edges() -> np.ndarray:
+    """Return the least score of every bin; 0 for those whose scores are below 1e-38 in size."""
+    edges = _bin_values(0)
+    return np.where(np.abs(edges) < np.finfo(np.float32).tiny, 0.0, edges)
+
+
+def _bin_values(above: int = 1 << 15) -> np.ndarray:
+    """Return the score in the middle of every bin, with 0 the least; the largest at the ends, which no score reaches."""
+    ordered = ((np.arange(N_BINS) - N_BINS // 2).astype(np.int32) << 16) + above
     with np.errstate(invalid="ignore"):  # some bins are for NaN
         values = (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).view(np.float32).astype(np.float64)
     largest = float(np.finfo(np.float32).max)

@@ -56,6 +56,22 @@ def evaluation_tables(title: str, result: Facts) -> list[Table]:
     return tables
 
 
+def threshold_table(label: str, thresholds: Sequence[Facts]) -> Table:
+    """Show what a threshold does: the probability, or else the score, from which on rows are predicted to be of a class."""
+    by_score = any(of["probability"] is None for of in thresholds)
+    rows = [
+        [
+            f"{of['score']:.4g}" if by_score else f"{of['probability']:.4f}",
+            *(f"{of[name]:.4f}" for name in ("precision", "recall", "f1")),
+            f"{100 * of['share']:.3g} %",
+            of["why"],
+        ]
+        for of in thresholds
+    ]
+    header = [f"{'score' if by_score else 'probability'} from", "precision", "recall", "F1", "share", "for"]
+    return Table(f"thresholds: rows from there on are predicted {label}", rows, header)
+
+
 def _class_table(classes: Sequence[Facts]) -> Table:
     rows = [
         [str(of["label"]), f"{of['n_rows']:,}", *map(_share, (of["precision"], of["recall"], of["f1"]))]

@@ -391,7 +391,7 @@ def run_table(title: str, run: Facts) -> Table:
         ("state", state),
         *_rows(run, best_C="g", best_l1=lambda l1: f"{l1:g}" if l1 else ""),
         ("passes", f"{run['passes']:,}"),
-        *_gap_rows(run),
+        *gap_rows(run),
         ("trains", lanes),
         *_spent_rows(run),
         ("dataset", run["dataset"]),
@@ -409,7 +409,7 @@ def _listed_settings(models: Sequence[Facts]) -> str:
     return "; ".join(str(Setting(of["C"], of["l1"])) for of in models)
 
 
-def _gap_rows(run: Facts) -> list[tuple[str, str]]:
+def gap_rows(run: Facts) -> list[tuple[str, str]]:
     """Tell the certified gap; before there is one, the estimate."""
     if run["gap"] is not None:
         return [("certified gap", f"{run['gap']:.3g}{proven_for([run])}")]

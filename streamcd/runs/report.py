@@ -24,6 +24,7 @@ from ..prediction.curves import Residuals, ScoreCurves
 from ..prediction.evaluate import evaluate_model
 from ..prediction.options import EvaluateOptions, PlotOptions
 from ..prediction.reading_plan import cached
+from ..prediction.thresholds import list_thresholds
 from ..report.drawing import image, image_format
 from ..report.evaluation_figures import (
     Curve,
@@ -33,10 +34,11 @@ from ..report.evaluation_figures import (
     residuals_figure,
     weights_figure,
 )
-from ..report.evaluation_tables import evaluation_tables
+from ..report.evaluation_tables import evaluation_tables, threshold_table
 from ..report.page import Picture, Section, render_page
 from ..report.tables import (
     Table,
+    gap_rows,
     model_table,
     run_table,
     score_table,
@@ -96,29 +98,34 @@ def write_report(run: str | os.PathLike[str], out: str | os.PathLike[str], asked
 
 
 def _write_report(run: Path, page_path: Path, asked: ReportOptions) -> None:
-    run_facts = describe_run(run)
-    scores = read_scores(run)  # what is damaged is refused before anything is drawn
+    facts, scores = describe_run(run), read_scores(run)  # what is damaged is refused before anything is drawn
     histories = dict(list(read_history(run).items())[:MAX_LOGS])
-    sections = [Section("Run", tables=[run_table("", run_facts)]), _training(histories, run_facts)]
-    if scores is not None:
-        sections.append(_search(scores))
-    sections += _path(run, histories)
     place = _model_place(run, asked)
-    if place is None:
-        sections.append(Section("Model", "There is none yet: training has not ended."))
-    else:
-        data = asked.data
-        validation = read_config(run).validation
-        if data is None and validation is not None and os.path.exists(validation):
-            data = validation
-        if data is not None:
-            sections.append(_evaluation(data, place, asked))
-        sections += _model(describe_model(place, scaled=True, n_weights=_N_WEIGHTS))
-    options = run_facts["options"]
-    lead = f"{options['loss']} by the {options['method']} method, on {run_facts['dataset']}"
+    model = None if place is None else describe_model(place, scaled=True, n_weights=_N_WEIGHTS)
+    sections = [
+        *([] if place is None else [_evaluation(_evaluated(run, asked), place, asked)]),
+        *([] if model is None else [_weights(model)]),
+        *([] if scores is None else [_search(scores)]),
+        *_path(run, histories),
+        _training(histories, facts),
+        Section("Run", tables=[run_table("", facts)]),
+        *_model(model),
+    ]
+    options, gaps = facts["options"], [f"{name} {text}" for name, text in gap_rows(facts)]
+    state = ", ".join([facts["state"], *gaps])
+    lead = f"{options['loss']} by the {options['method']} method, on {facts['dataset']}: {state}"
     write_file(page_path, render_page(f"streamcd run {run.name}", lead, sections).encode())
     if asked.images is not None:
         _write_images(Path(asked.images), [picture for section in sections for picture in section.pictures])
+
+
+def _evaluated(run: Path, asked: ReportOptions) -> Dataset | str | os.PathLike[str] | None:
+    """Return the data to evaluate on: as asked, else the run's validation set, if it is there."""
+    validation = read_config(run).validation
+    if asked.data is None and validation is not None and os.path.exists(validation):
+        return validation
+    data: Dataset | str | os.PathLike[str] | None = asked.data
+    return data
 
 
 @takes(PlotOptions)
@@ -227,8 +234,8 @@ def _path(run: Path, histories: Histories) -> list[Section]:
     return [Section("Path", pictures=[Picture("path", image(figure), text)])]
 
 
-def _model(model: Mapping[str, Any]) -> list[Section]:
-    """Show certificate, largest weights and provenance of a model."""
+def _weights(model: Mapping[str, Any]) -> Section:
+    """Show the largest weights of a model."""
     two = len(model["labels"]) == 2 and model["n_vectors"] == 1
     names = [
         (weight["name"] or f"feature {weight['index']}") + ("" if two else f" ({weight['vector']})")
@@ -238,12 +245,18 @@ def _model(model: Mapping[str, Any]) -> list[Section]:
     of = model["weights_for"]
     positive = f" Positive weights are evidence for {model['labels'][-1]}." if two else ""
     caption = f"Weights of the largest magnitude{of and ', ' + of}.{positive}"
+    return Section(
+        "Largest weights", pictures=[Picture("weights", image(weights_figure(names, weights)), caption)]
+    )
+
+
+def _model(model: Mapping[str, Any] | None) -> list[Section]:
+    """Show certificate and provenance of a model."""
+    if model is None:
+        return [Section("Model", "There is none yet: training has not ended.")]
     made_of = [("dataset's fingerprint", model["fingerprint"]), *model["versions"].items()]
     return [
         Section("Model", tables=[model_table("", model)]),
-        Section(
-            "Largest weights", pictures=[Picture("weights", image(weights_figure(names, weights)), caption)]
-        ),
         Section("Provenance", tables=[Table("", made_of)]),
     ]
 
@@ -252,15 +265,20 @@ def _model(model: Mapping[str, Any]) -> list[Section]:
 # Evaluation
 
 
-def _evaluation(data: Dataset | str | os.PathLike[str], place: Path, asked: ReportOptions) -> Section:
+def _evaluation(data: Dataset | str | os.PathLike[str] | None, place: Path, asked: ReportOptions) -> Section:
+    if data is None:
+        return Section("Evaluation", "None: --data names rows with labels to evaluate the model on.")
     model = load_model(place)
     options = EvaluateOptions(memory=asked.memory, listener=asked.listener, positive=asked.positive)
     result, curves = evaluate_model(data, model, options)
     name = data.path if isinstance(data, Dataset) else data
     drawn = image(_evaluation_figure(model, result, curves))
     told = f"{'Residuals of predictions' if model.has_targets else 'Predictions'} on {name}."
-    picture = Picture("evaluation", drawn, told)
-    return Section(f"Evaluation on {name}", tables=evaluation_tables("", result), pictures=[picture])
+    picture, tables = Picture("evaluation", drawn, told), evaluation_tables("", result)
+    if isinstance(curves, ScoreCurves) and (thresholds := list_thresholds(curves)):
+        label = model.label_texts()[curves.positive]
+        tables.append(threshold_table(label, [of._asdict() for of in thresholds]))
+    return Section(f"Evaluation on {name}", tables=tables, pictures=[picture])
 
 
 def _evaluation_figure(
