@@ -111,6 +111,21 @@ def test_a_small_cost_and_an_offset_take_few_passes(tmp_path: Path, loss: str, o
     assert result.converged
 
 
+@pytest.mark.parametrize("size", [1e4, 1e6, 1e30])
+@pytest.mark.parametrize("loss", ["huber", "epsilon_insensitive", "quantile"])
+def test_targets_far_beyond_what_a_pass_moves_the_bias_by_take_few_passes(
+    tmp_path: Path, loss: str, size: float
+) -> None:
+    """They have both signs, and are not centred; from a bias of 0 none of these had converged after 200 passes."""
+    x, _ = random_rows(201, 5, density=1.0)
+    y = size * (x @ np.arange(5) + np.random.default_rng(2).standard_normal(201))
+    data = streamcd.convert((x, y), tmp_path / "data", target=True, dtype="float64")
+    asked: dict[str, Any] = {"bias": 1.0, "unpenalized_bias": True, "tol": 1e-3}
+    result = streamcd.train(data, tmp_path / "run", loss=loss, **asked)
+    assert result.converged
+    assert result.passes <= 40
+
+
 def test_a_path_over_costs_and_a_search_end_at_the_optimum(tmp_path: Path) -> None:
     rows = shifted(random_rows)
     data = write_dataset(tmp_path / "data", rows)

@@ -270,7 +270,12 @@ class Acceleration:
         There are none after a warm start, or where sweeps over the weights would take long beside the `n_entries` of a pass.
         """
         sweeps, begun = n_entries // (_ENTRIES_PER_WEIGHT * state.w.size), state.lanes["moves"][lanes].any()
-        if not (self.adapts and self._ramps) or begun or sweeps < _FIRST_STRETCHES or state.w.any():
+        if (
+            not (self.adapts and self._ramps)
+            or begun
+            or sweeps < _FIRST_STRETCHES
+            or state.w[self._penalised].any()
+        ):
             return np.zeros(0, dtype=np.int64)
         shares = np.arange(1, _FIRST_STRETCHES) / _FIRST_STRETCHES
         ends = (n_rows * shares**3).astype(np.int64)

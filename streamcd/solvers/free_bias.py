@@ -2,7 +2,10 @@
 
 The bias's weight b has ``mu/2 (b - c)²`` in place of its penalty, ``mu = 1 + kappa`` being the factor of the other weights,
 and the centre c moves to b after every pass: visits are those of a penalised bias, and b goes to the optimum of the problem
-without the term. The dual of that problem asks for ``Σ_i beta_i = 0``, ``beta = s alpha``, which a certificate brings
+without the term. A pass moves b by ``Σ beta/mu`` at most, so where beta has bounds it begins at the b that is best without
+other weights, as a sample of the first window's targets tells.
+
+The dual of that problem asks for ``Σ_i beta_i = 0``, ``beta = s alpha``, which a certificate brings
 about: the beta of the heavier sign are scaled by the factor f <= 1 at which the sum is 0. As ``psi(f beta) <= f psi(beta)``,
 a row's term of the gap is then at most f times what it was, and (1 - f) times the row's loss; nothing cancels.
 """
@@ -13,6 +16,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from ..dataset.dataset import Dataset
+from ..kernels.losses import numbers_of
 from ..kernels.primitives import (
     DUAL,
     LOSS,
@@ -24,9 +29,10 @@ from ..kernels.primitives import (
 )
 from ..stream.window import Window
 from .dual import LINEAR, DualSolver, largest_of, scaled
-from .protocol import CERTIFY, State, new_totals
+from .protocol import CERTIFY, State, all_rows, new_totals
 
 _SUMMED = np.setdiff1d(np.arange(N_TOTALS), [VIOLATION_MAX, VIOLATION_MIN])
+_SAMPLE = 100_000  # targets; an error of the start costs passes alone
 _POSITIVE, _POSITIVE_TOTALS = "positive", "positive_totals"
 """w(alpha) and totals of the rows with beta > 0, in a certifying read; the violations are in the totals of all rows."""
 
@@ -38,6 +44,34 @@ class FreeBiasSolver(DualSolver):
         """Return zeros for the sums over the rows with beta > 0; see `RowSolver.new_sums`."""
         positive = np.zeros((self.problem.n_features + 1, self.n_vectors))
         return {_POSITIVE: positive, _POSITIVE_TOTALS: new_totals(self.problem.n_lanes)}
+
+    _level = 0.0  # of the quantile of targets at which the bias begins; 0 if it does not
+
+    def load_kernels(self, dataset: Dataset, state: State) -> None:
+        """Find the bounds of beta; see `RowSolver.load_kernels`."""
+        super().load_kernels(dataset, state)
+        if self.problem.has_targets:
+            *_, low, high, _ = numbers_of(self.problem.row_loss, 0.0, 1.0)
+            self._level = high / (high - low) if np.isfinite(high - low) else 0.0
+
+    def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
+        """Set the bias before the first pass; see `RowSolver.visit`."""
+        if window.number == 0:
+            self._start_bias(window, state, all_rows(window, order))
+        super().visit(window, state, order, key)
+
+    def _start_bias(self, window: Window, state: State, rows: np.ndarray) -> None:
+        """Begin at the quantile of targets that is best for the loss, in lanes that have not begun, if beta has bounds."""
+        kept = state.lanes
+        begun = (kept["moves"] + kept["earlier_moves"] > 0) | kept["in_pass"] | (state.w[-1] != 0.0)
+        if begun.all() or not self._level:
+            return
+        rows = rows[window.arena.weight[rows] > 0.0]
+        targets = window.arena.target[rows[:: rows.size // _SAMPLE + 1]]
+        if targets.size:
+            state.w[-1, ~begun] = (
+                np.quantile(targets, self._level, method="averaged_inverted_cdf") / self.problem.bias
+            )
 
     def certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
         """Sum the terms of a window's rows with beta > 0 apart, lane by lane: each has a sign of its own for a row."""
