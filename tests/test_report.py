@@ -19,6 +19,7 @@ from streamcd.prediction.curves import ScoreCurves
 from streamcd.prediction.evaluate import evaluate_model
 from streamcd.prediction.options import EvaluateOptions
 from streamcd.prediction.thresholds import RECALLS, list_thresholds
+from streamcd.report.evaluation_tables import evaluation_tables
 from streamcd.report.page import Section, render_page
 from streamcd.report.tables import Table
 
@@ -229,3 +230,28 @@ def test_a_report_on_a_search_tells_the_time_of_its_parts(tmp_path: Path) -> Non
     page = (tmp_path / "r.html").read_text()
     assert f"<td>read by folds</td><td>{format_size(found.folds['bytes_read'])}</td>" in page
     assert f"<td>read by training with the best C</td><td>{format_size(found.bytes_read)}</td>" in page
+
+
+def test_an_evaluation_shows_four_decimals_of_shares_and_all_digits_of_none_but_the_objective() -> None:
+    """Of 5,000 rows an accuracy of 89.9800 % and an area of 0.9736482776 stood there, whose third digit is a chance's."""
+    facts = {
+        "n_rows": 5000,
+        "positive": "yes",
+        "labels": ["no", "yes"],
+        "accuracy": 0.8998,
+        "auc": 0.9736482776,
+    }
+    facts |= {"average_precision": 0.639281539, "brier_score": 0.000321234, "primal_objective": 1157.8502561}
+    facts |= {"confusion": [[4330, 489], [12, 169]], "per_class": []}
+    quality, _, confusion = evaluation_tables("", facts)
+    assert dict(quality.rows) == {
+        "rows": "5,000",
+        "accuracy": "89.98 %",
+        "primal objective": "1157.850256",
+        "area under ROC curve": "0.9736",
+        "average precision of yes": "0.6393",
+        "Brier score": "0.0003212",
+    }
+    assert confusion.rows[0] == ["no", "4,330", "489"]
+    errors = dict(evaluation_tables("", {"n_rows": 3, "mae": 52_345.6789, "r2": 0.5})[0].rows)
+    assert errors == {"rows": "3", "mean absolute error": "52345.7", "R²": "0.5000"}

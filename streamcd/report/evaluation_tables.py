@@ -28,6 +28,13 @@ _QUALITY = {
 }
 
 
+_FORMS = {
+    **dict.fromkeys(("mae", "mse"), ".6g"),
+    **dict.fromkeys(("loss", "log_loss", "brier_score", "hamming_loss"), ".4g"),
+    "primal_objective": ".10g",
+}
+"""Formats of figures that are no shares, of which four decimals stand; ``--json`` has all digits."""
+
 _OF_ONE_CLASS = "average_precision", "precision", "recall", "f1"
 
 
@@ -38,16 +45,16 @@ def evaluation_tables(title: str, result: Facts) -> list[Table]:
         total = f"{result['sum_of_weights']:,.10g}"
         rows += [("weights", f"{total} in sum, by which rows count below; --unweighted counts them alike")]
     if "accuracy" in result:
-        rows += [("accuracy", f"{100 * result['accuracy']:.4f} %")]
+        rows += [("accuracy", f"{100 * result['accuracy']:.2f} %")]
     if "subset_accuracy" in result:
-        rows += [("all labels right", f"{100 * result['subset_accuracy']:.4f} % of the rows")]
+        rows += [("all labels right", f"{100 * result['subset_accuracy']:.2f} % of the rows")]
     for key, name in _QUALITY.items():
         if result.get(key) is not None:
             error = f" ± {result[f'{key}_error']:.1g}" if f"{key}_error" in result else ""
             of = (
                 f" of {result['positive']}" if key in _OF_ONE_CLASS or (key == "auc" and n_labels > 2) else ""
             )
-            rows.append((f"{name}{of}", f"{result[key]:.10g}{error}"))
+            rows.append((f"{name}{of}", f"{result[key]:{_FORMS.get(key, '.4f')}}{error}"))
     tables = [Table(title, rows)]
     if 1 < n_labels <= _MOST_CLASSES_SHOWN:
         tables.append(_class_table(result["per_class"]))
@@ -86,7 +93,7 @@ def _share(figure: float | None) -> str:
 
 def _confusion_table(labels: Sequence[Any], confusion: Sequence[Sequence[float]]) -> Table:
     rows = [
-        [str(label), *(f"{count:.6g}" if isinstance(count, float) else str(count) for count in row)]
+        [str(label), *(f"{count:.6g}" if isinstance(count, float) else f"{count:,}" for count in row)]
         for label, row in zip(labels, confusion, strict=True)
     ]
     return Table("confusion", rows, ["true \\ predicted", *map(str, labels)])

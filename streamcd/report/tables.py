@@ -309,8 +309,8 @@ CRITERIA = {
     "f1_macro": Criterion("macro F1", 1, ".4f"),
     "subset_accuracy": Criterion("subset accuracy", 1, ".4f"),
     "log_loss": Criterion("log loss", -1, ".4g"),
-    "mae": Criterion("mean absolute error", -1, ".4g"),
-    "mse": Criterion("mean squared error", -1, ".4g"),
+    "mae": Criterion("mean absolute error", -1, ".6g"),
+    "mse": Criterion("mean squared error", -1, ".6g"),
     "loss": Criterion("loss", -1, ".4g"),
 }
 """Criteria by their names in results."""
