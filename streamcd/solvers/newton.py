@@ -390,12 +390,7 @@ class NewtonSolver(NewtonSteps):
         """
         v = state.matrices["v"].sum(axis=1)
         norm = self._slope_norms(self._flat(state), v)
-        start = np.where(
-            np.isnan(state.lanes["start_norm"]), self._start_norm(state), state.lanes["start_norm"]
-        )
-        with np.errstate(all="ignore"):  # the loop says what is wrong
-            scale = start * self._smaller_share()
-            return np.divide(norm, scale, out=np.zeros_like(norm), where=scale > 0)
+        return self.relative_to_start(state, norm, self._start_norm(state), self._smaller_share())
 
     def _smaller_share(self) -> np.ndarray:
         return smaller_side(self.problem, self._class_counts)
@@ -411,14 +406,6 @@ class NewtonSolver(NewtonSteps):
 
     def adopt_certified_w(self, state: State, lanes: np.ndarray) -> None:
         """Do nothing: every read is made at a w of its own."""
-
-    def conclude_pass(self, state: State, trained: np.ndarray) -> np.ndarray:
-        """Return nothing of use: passes are certificates."""
-        return np.full(self.problem.n_lanes, np.nan)
-
-    def estimated_primals(self, state: State, estimates: np.ndarray) -> np.ndarray:
-        """Return nothing of use: passes are certificates."""
-        return estimates
 
 
 def _error_bound(totals: np.ndarray) -> np.ndarray:

@@ -21,7 +21,7 @@ from . import quadratic_model
 from .block_sums import Blocks, BlockSums, Cut, cut
 from .memory import PARTS, kept_rows, newton_blocks, newton_memory, newton_parts
 from .problem import Problem
-from .protocol import AllRows, State
+from .protocol import CertifiedReads, State
 
 _ENOUGH = 0.5  # of the decrease at the best length, with which a step is accepted
 _LONG = 2.0  # best length of a step from which on the next is twice Newton's: logistic loss with a large C
@@ -49,7 +49,7 @@ class Rest(NamedTuple):
         return np.asarray(lower + upper - np.einsum("ii->i", self.matrix) * x)
 
 
-class NewtonSteps(AllRows):
+class NewtonSteps(CertifiedReads):
     """Sums over rows and steps of the lanes of a problem; `newton.NewtonSolver` reads, starts and proves."""
 
     threads = Threads()

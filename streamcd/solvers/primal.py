@@ -230,11 +230,10 @@ class PrimalSolver(AllRows):
 
     def violation(self, state: State) -> np.ndarray:
         """Compute ``‖∇f(w)‖ / ‖∇f(0)‖ · n / min(n₊, n₋)``, which LIBLINEAR's primal solvers compare with eps."""
-        start = np.where(np.isnan(state.lanes["start_norm"]), _start_norm(state), state.lanes["start_norm"])
         norm = np.sqrt(2.0 * np.maximum(state.totals[:, GAP], 0.0))
         seen = np.isfinite(state.totals[:, VIOLATION_MAX])
-        scale = start * smaller_side(self.problem, self._dataset.class_counts)
-        return np.where(seen, np.divide(norm, scale, out=np.zeros_like(norm), where=scale > 0), 0.0)
+        smaller = smaller_side(self.problem, self._dataset.class_counts)
+        return np.where(seen, self.relative_to_start(state, norm, _start_norm(state), smaller), 0.0)
 
     def conclude_pass(self, state: State, trained: np.ndarray) -> np.ndarray:
         """Estimate the gaps; also computes the objectives and, with acceleration, the next extrapolation."""

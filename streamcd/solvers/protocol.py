@@ -260,6 +260,27 @@ class AllRows:
         """Mark no lane: no row is left out."""
         return np.zeros(self.problem.n_lanes, dtype=bool)
 
+    def relative_to_start(
+        self, state: State, norm: np.ndarray, start: np.ndarray, smaller: np.ndarray
+    ) -> np.ndarray:
+        """Divide norms of gradients by those at w = 0, of which `start` are those not kept yet, times `smaller`."""
+        kept = state.lanes["start_norm"]
+        with np.errstate(all="ignore"):  # the loop says what is wrong
+            scale = np.where(np.isnan(kept), start, kept) * smaller
+            return np.divide(norm, scale, out=np.zeros_like(norm), where=scale > 0)
+
+
+class CertifiedReads(AllRows):
+    """Base of solvers of which every read is a certificate: nothing is left to estimate."""
+
+    def conclude_pass(self, state: State, trained: np.ndarray) -> np.ndarray:
+        """Return no estimates."""
+        return np.full(self.problem.n_lanes, np.nan)
+
+    def estimated_primals(self, state: State, estimates: np.ndarray) -> np.ndarray:
+        """Return no estimates."""
+        return estimates
+
 
 def all_rows(window: Window, order: np.ndarray) -> np.ndarray:
     """Write the offsets of all items of a window, in stored order, to the front of `order`; returns that part."""

@@ -45,7 +45,7 @@ from .held_solution import HeldProblem, HeldSolution
 from .memory import LANES_TOGETHER, working_set_memory
 from .primal import signed_costs
 from .problem import Problem, smaller_side
-from .protocol import CERTIFY, TRAIN, AllRows, Estimate, Start, State, all_rows, new_lanes, new_totals
+from .protocol import CERTIFY, TRAIN, CertifiedReads, Estimate, Start, State, all_rows, new_lanes, new_totals
 from .row_scores import read_rows
 
 _STAYS = 0.5
@@ -80,7 +80,7 @@ class _Read:
     n_solved: int  # times that held columns were solved for
 
 
-class WorkingSetSolver(AllRows):
+class WorkingSetSolver(CertifiedReads):
     """Working sets for smooth losses of margins and targets, with L1, elastic net or L2."""
 
     threads = Threads()
@@ -327,13 +327,10 @@ class WorkingSetSolver(AllRows):
 
     def violation(self, state: State) -> np.ndarray:
         """Compute the norm of the smallest subgradient, as `newton.NewtonSolver.violation`."""
-        start = state.lanes["start_norm"]
-        norm, is_new = self._slope_norms(state, state.w), np.isnan(start)
-        if is_new.any():
-            start = np.where(is_new, self._slope_norms(state, np.zeros_like(state.w)), start)
-        with np.errstate(all="ignore"):  # the loop says what is wrong
-            scale = start * smaller_side(self.problem, self._class_counts)
-            return np.divide(norm, scale, out=np.zeros_like(norm), where=scale > 0)
+        norm, start = self._slope_norms(state, state.w), state.lanes["start_norm"]
+        if np.isnan(start).any():
+            start = self._slope_norms(state, np.zeros_like(state.w))
+        return self.relative_to_start(state, norm, start, smaller_side(self.problem, self._class_counts))
 
     def _slope_norms(self, state: State, w: np.ndarray) -> np.ndarray:
         n, read = self.problem.n_features + (0 if self.problem.free_bias else 1), self._of_read
@@ -344,14 +341,6 @@ class WorkingSetSolver(AllRows):
     def adopt_certified_w(self, state: State, lanes: np.ndarray) -> None:
         """Continue from the scores that the read has computed."""
         state.rows["score"][lanes] = self._of_read.fresh[lanes]
-
-    def conclude_pass(self, state: State, trained: np.ndarray) -> np.ndarray:
-        """Return nothing of use: passes are certificates."""
-        return np.full(self.problem.n_lanes, np.nan)
-
-    def estimated_primals(self, state: State, estimates: np.ndarray) -> np.ndarray:
-        """Return nothing of use: passes are certificates."""
-        return estimates
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """Leave out columns that are 0 at the optimum, and solve for the held ones, lane by lane."""
