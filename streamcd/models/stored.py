@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -251,29 +251,11 @@ def describe_model(path: str | Path, *, scaled: bool = False, n_weights: int = 1
     vectors = labels
     if n_vectors != len(labels):
         vectors = labels[-1:] * n_vectors if len(labels) == 2 else list(range(n_vectors))
-    encoding = unread_encoding([path / CATEGORIES_FILE], stored.encoding)
-    kept = path / "indices.npy"
-    indices = SourceIndices(
-        stored.index_base, np.load(kept, mmap_mode="r") if stored.indices_checksum else None
-    )
     found = largest_weights(weight_blocks(weights), n_vectors, n_weights)
     first = np.lexsort((found.column, found.feature, -np.abs(found.weight)))[:n_weights]
     shown = found.weight[first]
     if divided and not scaled:
-        shown = shown / np.load(path / "scaling.npy", mmap_mode="r", allow_pickle=False)[found.feature[first]]
-    chosen = found.feature[first].tolist(), found.column[first].tolist(), shown.tolist()
-    largest = [
-        {
-            "feature": feature,
-            "index": (index := int(indices.of(feature))),
-            "name": None
-            if encoding is None
-            else next(iter(encoding.feature_names(np.array([index - stored.index_base])))),
-            "vector": vectors[vector],
-            "weight": weight,
-        }
-        for feature, vector, weight in zip(*chosen, strict=True)
-    ]
+        shown = shown / np.load(path / "scaling.npy", mmap_mode="r")[found.feature[first]]
     same = ("loss", "method", "C", "n_features", "bias", "certificate", "fingerprint", "versions")
     return {
         "kind": "model",
@@ -296,11 +278,30 @@ def describe_model(path: str | Path, *, scaled: bool = False, n_weights: int = 1
             {"vector": vector, "weight": weight}
             for vector, weight in zip(vectors, stored.intercept, strict=True)
         ],
-        "largest_weights": largest,
+        "largest_weights": [
+            {**of_feature, "vector": vectors[vector], "weight": weight}
+            for of_feature, vector, weight in zip(
+                _source_features(path, stored, found.feature[first]),
+                found.column[first].tolist(),
+                shown.tolist(),
+                strict=True,
+            )
+        ],
         "weights_of": "scaled features" if divided and scaled else "source",
         "weights_for": Scaling(scaling.scale, scaling.normalize).describe_weights(scaled=scaled),
         "next": f"streamcd predict FILE {path} -o predictions.parquet",
     }
+
+
+def _source_features(path: Path, stored: ModelFile, features: np.ndarray) -> Iterator[dict[str, Any]]:
+    """Yield features with their indices in the source, and their names where they are a table's."""
+    encoding = unread_encoding([path / CATEGORIES_FILE], stored.encoding)
+    kept = np.load(path / "indices.npy", mmap_mode="r") if stored.indices_checksum else None
+    indices = SourceIndices(stored.index_base, kept)
+    for feature in features.tolist():
+        index = int(indices.of(feature))
+        named = [] if encoding is None else encoding.feature_names(np.array([index - stored.index_base]))
+        yield {"feature": feature, "index": index, "name": next(iter(named), None)}
 
 
 def _mapped_weights(path: Path, stored: ModelFile) -> np.ndarray | SparseWeights:
@@ -308,7 +309,7 @@ def _mapped_weights(path: Path, stored: ModelFile) -> np.ndarray | SparseWeights
     if stored.support_checksum:
         weights = read_weights(path, stored)
     else:
-        weights = np.asarray(np.load(path / "weights.npy", mmap_mode="r", allow_pickle=False))
+        weights = np.asarray(np.load(path / "weights.npy", mmap_mode="r"))
     if weights.shape[1:] != (len(stored.intercept),):
         raise ModelError(
             f"{path / 'model.json'}: damaged ({len(stored.intercept)} intercepts for weights of shape {weights.shape})"
