@@ -23,7 +23,7 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
 def run_json(*arguments: object) -> dict[str, Any]:
     """The one object of a command that has to succeed."""
     done = run(*arguments, "--json")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, (done.args, done.stderr)
     result: dict[str, Any] = json.loads(done.stdout)
     return result
 

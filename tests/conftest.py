@@ -1,4 +1,4 @@
-"""Real data sets, small made problems, and the command line."""
+"""Real data sets, small made problems, and processes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import gc
 import itertools
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -15,7 +14,6 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import command_line
 import numpy as np
 import pytest
 import quick_processes  # noqa: F401
@@ -214,22 +212,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [0.0]
     monkeypatch.setattr("streamcd.cli.console.time.monotonic", lambda: now[0])
     return now
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The command line
-
-
-@pytest.fixture(scope="session")
-def streamcd() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """``streamcd("info", dataset, "--json")`` runs the command, in this process."""
-    return command_line.run
-
-
-@pytest.fixture(scope="session")
-def streamcd_json() -> Callable[..., dict[str, Any]]:
-    """Runs a command with ``--json`` that has to succeed, and gives its one object."""
-    return command_line.run_json
 
 
 # ---------------------------------------------------------------------------------------------------------------------

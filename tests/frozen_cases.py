@@ -22,17 +22,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import command_line
 import llvmlite.binding
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet
 import scipy.sparse as sp
-from click.testing import CliRunner
 from forking import run as run_process
 
 import streamcd
-from streamcd.cli.commands import cli
 from streamcd.core.errors import Interrupted
 from streamcd.stream.memory_plan import Plan
 
@@ -274,9 +273,7 @@ class Bench:
         for word in words:
             for part in [str(word)] if isinstance(word, Path) else shlex.split(word):
                 command.append(str(self._places(part)))
-        done = CliRunner().invoke(cli, [*command, "--json"])
-        assert done.exit_code == 0, f"{shlex.join(command)}: {done.stderr} {done.exception!r}"
-        return json.loads(done.stdout)
+        return command_line.run_json(*command)
 
     def _places(self, word: str) -> str | Path:
         return self.file(word) if word in SOURCES else self.data(word) if word in DATASETS else word

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from heard import Heard
 from interrupted import stopping_after
 from reference import (
     augmented,
@@ -20,7 +21,7 @@ from reference import (
 from small_datasets import Rows, columns_of, multiclass, random_rows, write_dataset
 from test_primal import Pass
 
-from streamcd import Dataset, Listener, Result, convert, make_columns, resume, train
+from streamcd import Dataset, Result, convert, make_columns, resume, train
 from streamcd.core.errors import Interrupted, UsageError
 from streamcd.runs.lane_groups import resolve
 from streamcd.runs.options import TrainOptions
@@ -34,16 +35,6 @@ LOSSES = [
     entry.loss for entry in SOLVERS if entry.accelerates and entry.layout == "rows" and not entry.of_targets
 ]
 BINARY = ["hinge", "squared_hinge", "log_loss"]
-
-
-class Notes(Listener):
-    """Keeps what is said."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def message(self, text: str) -> None:
-        self.lines.append(text)
 
 
 def badly_conditioned(n_rows: int = 400) -> Rows:
@@ -217,10 +208,10 @@ def test_no_extrapolation_makes_the_objective_rise(tmp_path: Path, loss: str, fr
 @pytest.mark.parametrize("options", [{"omega": 1.5}, {"eps": 0.1}, {"loss": "twin", "method": "sor"}])
 def test_where_it_does_not_apply_training_is_plain(tmp_path: Path, options: dict[str, Any]) -> None:
     """Said where it was left to auto, refused where a kappa was asked for."""
-    data, notes = write_dataset(tmp_path / "data", random_rows()), Notes()
+    data, notes = write_dataset(tmp_path / "data", random_rows()), Heard()
     train(data, tmp_path / "run", max_passes=5, listener=notes, **options)
     assert read_config(tmp_path / "run")["options"]["acceleration"] == "none"
-    assert "method" in options or any("without acceleration" in line for line in notes.lines)
+    assert "method" in options or any("without acceleration" in line for line in notes.messages)
     with pytest.raises(UsageError, match="acceleration 2"):
         train(data, tmp_path / "other", acceleration=2.0, **options)
 
@@ -243,23 +234,23 @@ def test_a_kappa_that_cannot_be_is_refused(tmp_path: Path, value: Any) -> None:
 def test_without_room_for_the_array_training_is_plain_and_says_so(tmp_path: Path) -> None:
     rows = random_rows()
     wide = sp.csr_array((rows[0].data, rows[0].indices, rows[0].indptr), shape=(rows[0].shape[0], 3_000_000))
-    data, notes = write_dataset(tmp_path / "data", (wide, rows[1])), Notes()
+    data, notes = write_dataset(tmp_path / "data", (wide, rows[1])), Heard()
     for memory, expected in (("310MB", "auto"), ("285MB", "none")):
         train(data, tmp_path / memory, memory=memory, max_passes=2, listener=notes)
         assert read_config(tmp_path / memory)["options"]["acceleration"] == expected
-    assert sum("without acceleration" in line for line in notes.lines) == 1
+    assert sum("without acceleration" in line for line in notes.messages) == 1
 
 
 def test_without_room_for_scores_twice_primal_training_is_plain_and_says_so(tmp_path: Path) -> None:
     """26 bytes a row with one lane, 18 without: scores are not paged to make room, but where they are paged anyway."""
-    data, notes = columns_of(tmp_path / "data", random_rows()), Notes()
+    data, notes = columns_of(tmp_path / "data", random_rows()), Heard()
     data.n_rows = 10**9
     for memory, expected in ((27, "auto"), (22, "none"), (10, "auto")):
         asked = TrainOptions(method="primal", memory=memory * 10**9)
         config = resolve(data, asked, notes).config
         assert config.options.acceleration == expected
         assert (config.plan.page_rows > 0) == (memory == 10)
-    assert sum("without acceleration" in line and "scores" in line for line in notes.lines) == 1
+    assert sum("without acceleration" in line and "scores" in line for line in notes.messages) == 1
 
 
 def test_online_certifies_rarely_though_a_pass_leaves_out_features(tmp_path: Path, real_data: Any) -> None:

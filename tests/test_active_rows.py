@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from heard import Heard
 from interrupted import ended
 from small_datasets import multiclass, random_rows, write_dataset
 from test_memory import assert_within, peak_of_training, write_large
 
-from streamcd import Dataset, Listener, train
+from streamcd import Dataset, train
 from streamcd import open as open_dataset
 from streamcd.core.memory_budget import RESERVED_BYTES
 from streamcd.stream.active_rows import ActiveRows
@@ -196,14 +197,6 @@ def test_bytes_read_fall_as_rows_shrink(tmp_path: Path, dataset: Dataset) -> Non
     ]  # fmt: skip
 
 
-class Messages(Listener):
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def message(self, text: str) -> None:
-        self.said.append(text)
-
-
 def full_disk(*_: Any) -> Any:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -216,10 +209,10 @@ def test_a_full_disk_is_said_once_and_changes_no_bit(
     asked = options("hinge", "none", plan=plan_of(dataset, 9))
     train(dataset, tmp_path / "run", **asked)
     monkeypatch.setattr(os, full, full_disk)
-    listener = Messages()
+    listener = Heard()
     train(dataset, tmp_path / "full", listener=listener, **asked)
     assert ended(tmp_path / "full") == ended(tmp_path / "run")
-    assert len([text for text in listener.said if "not copied to disk" in text]) == 1
+    assert len([text for text in listener.messages if "not copied to disk" in text]) == 1
     assert all(line["scratch_bytes"] == 0 for line in log_of(tmp_path / "full"))
     last = [line for line in log_of(tmp_path / "full") if line["kind"] == "train"][-1]
     assert last["bytes_read"] == 9 * dataset.n_rows + 16 * dataset.n_chunks
@@ -234,9 +227,9 @@ def test_no_more_than_half_of_the_space_left_is_taken(
         f_bavail, f_frsize = space, 1
 
     monkeypatch.setattr(os, "fstatvfs", lambda _: Disk)
-    listener = Messages()
+    listener = Heard()
     train(dataset, tmp_path / "run", listener=listener, **options("hinge", "none", plan=plan_of(dataset, 2)))
-    assert any("No space left" in text for text in listener.said)
+    assert any("No space left" in text for text in listener.messages)
     assert all(line["scratch_bytes"] <= space for line in log_of(tmp_path / "run"))
 
 

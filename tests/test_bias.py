@@ -248,13 +248,11 @@ def test_a_training_that_starts_from_a_run_has_its_bias(
 # What is said
 
 
-def test_info_says_which_bias_and_why(
-    tmp_path: Path, dense: Dataset, sparse: Dataset, streamcd_json: Any
-) -> None:
+def test_info_says_which_bias_and_why(tmp_path: Path, dense: Dataset, sparse: Dataset) -> None:
     for dataset, bias, text in ((dense, 1.0, "1"), (sparse, -1.0, "none")):
         run = tmp_path / text
         command_line.run("train", dataset.path, run)
-        of_data, of_run = streamcd_json("info", dataset.path), streamcd_json("info", run)
+        of_data, of_run = command_line.run_json("info", dataset.path), command_line.run_json("info", run)
         because = f"the dataset was made from a {dataset.made_from}"
         assert (of_data["bias"], of_run["options"]["bias"], of_run["model"]["bias"]) == (bias, bias, bias)
         assert of_data["bias_because"] == of_run["bias_because"]

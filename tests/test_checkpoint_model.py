@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import command_line
 import numpy as np
 import pytest
 from small_datasets import multiclass, random_rows, write_dataset
@@ -59,11 +59,9 @@ def test_a_checkpoint_has_the_weights_of_its_state(interrupted: Path) -> None:
         load_checkpoint(interrupted, 1.0, memory="1MB")
 
 
-def test_commands_use_the_checkpoint_and_say_so(
-    interrupted: Path, tmp_path: Path, streamcd: Callable[..., subprocess.CompletedProcess[str]]
-) -> None:
+def test_commands_use_the_checkpoint_and_say_so(interrupted: Path, tmp_path: Path) -> None:
     data, C = interrupted.parent / "data", ("-C", 1)
-    refused = streamcd("evaluate", data, interrupted, *C)
+    refused = command_line.run("evaluate", data, interrupted, *C)
     assert refused.returncode == 2
     assert "--checkpoint" in refused.stderr
     for command in (
@@ -71,14 +69,14 @@ def test_commands_use_the_checkpoint_and_say_so(
         ["predict", data, interrupted, "-o", tmp_path / "p.csv"],
         ["export", interrupted, tmp_path / "m.txt"],
     ):
-        done = streamcd(*command, *C, "--checkpoint")
+        done = command_line.run(*command, *C, "--checkpoint")
         assert done.returncode == 0, done.stderr
         assert f"the last checkpoint of {interrupted}, after " in done.stdout
         assert "not converged" in done.stdout
-    shown = json.loads(streamcd("evaluate", data, interrupted, *C, "--checkpoint", "--json").stdout)
+    shown = json.loads(command_line.run("evaluate", data, interrupted, *C, "--checkpoint", "--json").stdout)
     model = load_checkpoint(interrupted, 1.0)
     assert shown == {**evaluate(data, model), "checkpoint": model.certificate}
-    done = streamcd("export", data, tmp_path / "t.txt", "--format", "libsvm", "--checkpoint")
+    done = command_line.run("export", data, tmp_path / "t.txt", "--format", "libsvm", "--checkpoint")
     assert "--checkpoint pick a model" in done.stderr
 
 

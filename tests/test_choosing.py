@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import command_line
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -274,16 +275,14 @@ def test_groups_whose_dictionary_does_not_fit_are_refused_with_the_arithmetic(tm
         streamcd.tune(dataset, tmp_path / "run", C=[1.0], groups="g", memory="225MB")
 
 
-def test_the_command_takes_the_options_and_its_report_draws_the_scores(
-    tmp_path, streamcd_json, streamcd
-) -> None:
+def test_the_command_takes_the_options_and_its_report_draws_the_scores(tmp_path) -> None:
     convert("two", tmp_path / "data")
     arguments = ("-C", "0.1,1", "--scoring", "auc", "--stratify", "--cv", "4", "--one-standard-error")
-    found = streamcd_json("tune", tmp_path / "data", tmp_path / "run", *arguments)
+    found = command_line.run_json("tune", tmp_path / "data", tmp_path / "run", *arguments)
     assert found["scored_by"] == "auc"
     assert [len(of["folds"]) for of in found["scores"].values()] == [4, 4]
     pytest.importorskip("matplotlib", reason="the extra 'plot' is not installed")
-    assert streamcd("report", tmp_path / "run", "-o", tmp_path / "r.html").returncode == 0
+    assert command_line.run("report", tmp_path / "run", "-o", tmp_path / "r.html").returncode == 0
     assert (
         "Area under the ROC curve of the models trained without a fold" in (tmp_path / "r.html").read_text()
     )
@@ -377,13 +376,17 @@ def test_a_positive_class_that_cannot_be_measured_is_refused(options, complaint,
         streamcd.evaluate(data, tmp_path / "run", positive=3)
 
 
-def test_measures_of_one_class_tell_which_and_warn_where_it_is_not_the_rare_one(tmp_path, streamcd) -> None:
+def test_measures_of_one_class_tell_which_and_warn_where_it_is_not_the_rare_one(tmp_path) -> None:
     rng = np.random.default_rng(0)
     rare = rng.random(400) < 0.1
     made = pa.table({"x": rng.normal(size=400) + rare, "kind": np.where(rare, "fraud", "ok")})
     convert_table(made, tmp_path / "data", label="kind")
-    done = streamcd("tune", tmp_path / "data", tmp_path / "run", "-C", "1", "--scoring", "f1", "--cv", 2)
+    done = command_line.run(
+        "tune", tmp_path / "data", tmp_path / "run", "-C", "1", "--scoring", "f1", "--cv", 2
+    )
     told = done.stdout + done.stderr
     assert f"F1 is of ok, the class of {np.mean(~rare):.0%} of the rows" in told
     assert "mean F1 of ok " in told
-    assert "average precision of ok " in streamcd("evaluate", tmp_path / "data", tmp_path / "run").stdout
+    assert (
+        "average precision of ok " in command_line.run("evaluate", tmp_path / "data", tmp_path / "run").stdout
+    )

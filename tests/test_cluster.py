@@ -26,11 +26,12 @@ import psutil
 import pytest
 from conftest import ROOT, eventually
 from forking import PIPE, Forked
+from heard import Heard
 from interrupted import log, weights
 from small_datasets import random_rows, write_dataset
 
 import streamcd
-from streamcd import Dataset, Listener
+from streamcd import Dataset
 from streamcd.cluster.dask_engine import DaskEngine, open_client
 from streamcd.cluster.dask_worker import Seat
 from streamcd.cluster.distribute import _copy, distribute
@@ -49,14 +50,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """Two noisy classes in eight shards."""
     path = tmp_path_factory.mktemp("cluster") / "data"
     return write_dataset(path, random_rows(400, 12, seed=3), n_chunks=16, n_shards=8)
-
-
-class Heard(Listener):
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-
-    def warning(self, text: str) -> None:
-        self.warnings.append(text)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import command_line
 import forking
 import numpy as np
 import pytest
@@ -434,12 +435,12 @@ def test_a_wrong_count_of_a_feature_is_an_error_not_a_wrong_layout(tmp_path: Pat
         make_columns(dataset)
 
 
-def test_command_line_makes_the_layout(dataset: Dataset, streamcd_json: Any, streamcd: Any) -> None:
-    made = streamcd_json("columns", dataset.path)
+def test_command_line_makes_the_layout(dataset: Dataset) -> None:
+    made = command_line.run_json("columns", dataset.path)
     assert made["n_entries"] == dataset.n_entries
-    assert streamcd_json("info", dataset.path)["columns"] is True
-    assert streamcd_json("verify", dataset.path) == {"ok": True, "problems": []}
-    again = streamcd("columns", dataset.path)
+    assert command_line.run_json("info", dataset.path)["columns"] is True
+    assert command_line.run_json("verify", dataset.path) == {"ok": True, "problems": []}
+    again = command_line.run("columns", dataset.path)
     assert again.returncode == 2
     assert "--force" in again.stderr
 

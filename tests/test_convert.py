@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import command_line
 import forking
 import numpy as np
 import pytest
@@ -565,7 +566,7 @@ def test_a_dataset_that_was_being_replaced_comes_back(text_file: Path, tmp_path:
 
 
 def test_every_command_names_the_copy_of_a_dataset_that_was_set_aside_and_convert_restores_it(
-    text_file: Path, tmp_path: Path, streamcd: Callable[..., subprocess.CompletedProcess[str]]
+    text_file: Path, tmp_path: Path
 ) -> None:
     """Between the two renames of `convert --force` all said "does not exist; convert SRC makes one"."""
     old, work = convert(text_file, tmp_path / "data"), tmp_path / ".data.partial"
@@ -579,10 +580,10 @@ def test_every_command_names_the_copy_of_a_dataset_that_was_set_aside_and_conver
         ["export", data, tmp_path / "text", "--format", "libsvm"], ["convert", data, tmp_path / "other"],
         ["convert", text_file, tmp_path / "other", "--like", data],
     ):  # fmt: skip
-        ended = streamcd(*command)
+        ended = command_line.run(*command)
         assert ended.returncode == 2
         assert re.search(advice, ended.stderr)
-    ended = streamcd("convert", text_file, data)
+    ended = command_line.run("convert", text_file, data)
     assert ended.returncode == 2
     assert "exists; name another place or replace it with --force" in ended.stderr
     assert open_dataset(data).fingerprint == old.fingerprint
@@ -742,16 +743,15 @@ def test_peak_memory_stays_under_the_budget_on_text_twice_as_large(tmp_path: Pat
     assert len(fingerprints) == 1
 
 
-def test_info_names_what_a_killed_conversion_left_and_the_same_call_removes_it(
-    text_file, tmp_path, streamcd_json
-):
+def test_info_names_what_a_killed_conversion_left_and_the_same_call_removes_it(text_file, tmp_path):
     dataset = convert(text_file, tmp_path / "data")
     left = tmp_path / ".data.partial"
     left.mkdir()
     (left / "lock").write_bytes(staging._MARK)
     (left / "runs").mkdir()
     assert any(
-        str(left) in line and "--force" in line for line in streamcd_json("info", dataset.path)["advice"]
+        str(left) in line and "--force" in line
+        for line in command_line.run_json("info", dataset.path)["advice"]
     )
     convert(text_file, tmp_path / "data", force=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", text_file.name]

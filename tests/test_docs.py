@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import command_line
 import pytest
 from conftest import ROOT
 
@@ -27,7 +28,7 @@ def examples(page: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in NOT_HERE and examples(page)])
-def test_the_examples_of_a_page_run_in_their_order(page, tmp_path, monkeypatch, streamcd):
+def test_the_examples_of_a_page_run_in_their_order(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     for language, text in examples(page):
@@ -37,7 +38,7 @@ def test_the_examples_of_a_page_run_in_their_order(page, tmp_path, monkeypatch, 
         for line in text.replace("\\\n", " ").splitlines():
             program, *arguments = shlex.split(line, comments=True) or ["streamcd", "--version"]
             assert program == "streamcd", line
-            done = streamcd(*arguments)
+            done = command_line.run(*arguments)
             assert done.returncode == 0, (line, done.stderr)
 
 

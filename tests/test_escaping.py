@@ -7,12 +7,11 @@ import json
 import logging
 import os
 import pty
-import subprocess
-from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import command_line
 import pytest
 from matplotlib.text import Text
 
@@ -51,7 +50,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trained(table: Path, streamcd: Callable[..., subprocess.CompletedProcess[str]]) -> dict[str, str]:
+def trained(table: Path) -> dict[str, str]:
     """The output of each command, on both streams."""
     data, run = table.with_name("data"), table.with_name("run")
     commands: dict[str, list[Any]] = {
@@ -66,7 +65,7 @@ def trained(table: Path, streamcd: Callable[..., subprocess.CompletedProcess[str
     }
     shown = {}
     for command, arguments in commands.items():
-        done = streamcd(command, *arguments)
+        done = command_line.run(command, *arguments)
         assert done.returncode == 0, done.stderr
         shown[command] = done.stdout + done.stderr
     return shown
@@ -87,7 +86,7 @@ def test_no_command_prints_a_name_raw(trained: dict[str, str]) -> None:
         assert r"\u202egnp.exe" in trained[command], command
 
 
-def test_errors_of_names_are_escaped_and_json_has_them_whole(table: Path, streamcd, trained) -> None:
+def test_errors_of_names_are_escaped_and_json_has_them_whole(table: Path, trained) -> None:
     for arguments in (
         ["convert", table, table.with_name("other"), "--label", f"no{RED}"],
         ["info", table.with_name(f"none{RED}")],
@@ -95,11 +94,11 @@ def test_errors_of_names_are_escaped_and_json_has_them_whole(table: Path, stream
         ["train", table.with_name("data"), table.with_name("bad"), f"--no{RED}"],
         [f"cmd{RED}"],
     ):
-        done = streamcd(*arguments)
+        done = command_line.run(*arguments)
         assert done.returncode == 2
         assert is_plain(done.stderr), arguments
         assert r"\x1b[31mred" in done.stderr
-    found = json.loads(streamcd("info", table.with_name("data"), "--json").stdout)
+    found = json.loads(command_line.run("info", table.with_name("data"), "--json").stdout)
     assert sorted(found["classes"]) == sorted(CLASSES)
     assert f"x{RED}" in found["feature_names"]
 

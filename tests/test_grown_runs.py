@@ -12,8 +12,7 @@ import scipy.sparse as sp
 from heard import Heard
 from interrupted import ended, resume_by_turns, stopping_after
 from small_datasets import Rows, multiclass, random_rows, windows_of
-from test_other_rows import targets
-from test_real_sets import rows_of
+from test_other_rows import OF_CLASSES, OF_TARGETS, shuffled, targets
 
 from streamcd import Dataset, Result, convert, load_model, make_columns, resume, train
 from streamcd.core.errors import Interrupted, UsageError
@@ -210,10 +209,6 @@ def test_the_parameter_of_one_class_has_to_be_the_same(tmp_path: Path) -> None:
         train(tmp_path / "data", tmp_path / "new", loss="one_class", nu=0.3, start_from=tmp_path / "old")
 
 
-OF_CLASSES = ("squared_hinge", "hinge", "log_loss", "multinomial", "crammer_singer")
-OF_TARGETS = ("squared_error", "huber", "epsilon_insensitive", "squared_epsilon_insensitive", "quantile")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["a9a", "ijcnn1", "kdd99_10pct"])
 @pytest.mark.parametrize("loss", OF_CLASSES + OF_TARGETS)
@@ -224,13 +219,8 @@ def test_a_hundredth_more_rows_of_real_sets_take_a_third_of_the_passes(
 
     The rows do not fit in memory together: windows hold a tenth of them, and dual variables are in pages on disk.
     """
-    x, y = rows_of(real_data(name))
-    order = np.random.default_rng(0).permutation(y.size)
-    x, y = sp.csr_array(x)[order], y[order]
-    if loss in OF_TARGETS:
-        y = np.asarray(x @ np.random.default_rng(3).standard_normal(x.shape[1]))
-        y = y / y.std() + 0.3 * np.random.default_rng(4).standard_normal(y.size)
-    elif name == "kdd99_10pct" and loss in ("multinomial", "crammer_singer"):
+    x, y = shuffled(real_data(name), targets=loss in OF_TARGETS)
+    if name == "kdd99_10pct" and loss in ("multinomial", "crammer_singer"):
         y = y + 2.0 * (np.asarray(x.sum(axis=1)) > np.median(np.asarray(x.sum(axis=1))))
     n_old = y.size - y.size // 100
     before = begin(tmp_path / "data", (x, y), n_old, chunk_size="100kB")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import command_line
 import numpy as np
 import pandas as pd
 import pytest
@@ -502,15 +503,15 @@ def test_words_that_are_not_added_are_counted_and_never_refused(
     assert streamcd.convert(more, base.path, append=True, new_names="error").n_rows == 160
 
 
-def test_the_command_shows_what_was_appended(tmp_path: Path, base: Dataset, streamcd: Any) -> None:
+def test_the_command_shows_what_was_appended(tmp_path: Path, base: Dataset) -> None:
     more = write_text(tmp_path / "b.txt", 50, seed=1)
-    shown = streamcd("convert", more, base.path, "--append").stdout
+    shown = command_line.run("convert", more, base.path, "--append").stdout
     assert f"added to {base.path}" in shown
     assert "50, numbered from 600 on, in 1 shard" in shown
     assert "650 rows, 40 features" in shown
     assert "classes" not in shown
     (tmp_path / "none.txt").write_text("")
-    assert "added to" not in streamcd("convert", tmp_path / "none.txt", base.path, "--append").stdout
+    assert "added to" not in command_line.run("convert", tmp_path / "none.txt", base.path, "--append").stdout
 
 
 def test_categories_that_are_new_are_counted_where_they_are_not_added(

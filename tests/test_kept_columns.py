@@ -6,6 +6,7 @@ import datetime
 from pathlib import Path
 from typing import Any
 
+import command_line
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -155,7 +156,7 @@ def test_text_of_libsvm_has_no_columns_to_keep(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.parquet", "t.arrow", "frame"])
-def test_strings_that_are_nearly_all_different_are_left_out_and_told(name, tmp_path, streamcd_json) -> None:
+def test_strings_that_are_nearly_all_different_are_left_out_and_told(name, tmp_path) -> None:
     names = [f"name {k if k % 100 else 0}" for k in range(3000)]
     table = table_of(names, 3000)
     source = table if name == "frame" else write_table(table, tmp_path / name)
@@ -166,7 +167,9 @@ def test_strings_that_are_nearly_all_different_are_left_out_and_told(name, tmp_p
         f"column 'key' is not used: {reason}; --id key keeps it for predictions, --text key makes features of its words, "
         "and named in --features it becomes categories all the same"
     ]
-    (fact,) = [fact for fact in streamcd_json("info", tmp_path / "data")["table"] if fact["column"] == "key"]
+    (fact,) = [
+        fact for fact in command_line.run_json("info", tmp_path / "data")["table"] if fact["column"] == "key"
+    ]
     assert (fact["use"], fact["note"]) == ("not used", reason)
     assert dataset.n_features == 2 + 4
     asked = streamcd.convert(source, tmp_path / "asked", label="bought", features="age,key")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import command_line
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -365,25 +366,24 @@ def test_the_export_does_not_depend_on_blocks(monkeypatch, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("form", ["onnx", "csv", "parquet", "json"])
-def test_the_ending_tells_the_format_and_only_files_of_it_are_replaced(
-    form, tmp_path, streamcd, streamcd_json
-) -> None:
+def test_the_ending_tells_the_format_and_only_files_of_it_are_replaced(form, tmp_path) -> None:
     if form == "onnx":
         pytest.importorskip("onnx", reason="the extra 'onnx' is not installed")
     MODELS["scaled"]().save(tmp_path / "model")
     place = tmp_path / f"out.{form}"
-    found = streamcd_json("export", tmp_path / "model", place)
+    found = command_line.run_json("export", tmp_path / "model", place)
     assert (found["format"], found["bytes"]) == (form, place.stat().st_size)
     assert (
-        "exists; name another place, or give --force" in streamcd("export", tmp_path / "model", place).stderr
+        "exists; name another place, or give --force"
+        in command_line.run("export", tmp_path / "model", place).stderr
     )
     before = place.read_bytes()
-    assert streamcd("export", tmp_path / "model", place, "--force").returncode == 0
+    assert command_line.run("export", tmp_path / "model", place, "--force").returncode == 0
     assert place.read_bytes() == before
     place.write_text("something else")
-    done = streamcd("export", tmp_path / "model", place, "--force")
+    done = command_line.run("export", tmp_path / "model", place, "--force")
     assert (done.returncode, place.read_text()) == (2, "something else")
-    done = streamcd("export", tmp_path / "model", tmp_path / "m.txt", "--format", form)
+    done = command_line.run("export", tmp_path / "model", tmp_path / "m.txt", "--format", form)
     assert done.stderr.strip() == (
         f"streamcd: error: {tmp_path / 'm.txt'}: expected a name that ends in .{form} for the format {form}"
     )

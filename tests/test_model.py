@@ -349,18 +349,18 @@ def test_the_text_that_the_malformed_ones_are_made_of_is_good(tmp_path):
 # Verification
 
 
-def test_verify_takes_models(tmp_path, streamcd_json, streamcd):
+def test_verify_takes_models(tmp_path):
     """Of a run, or of a path over C; one without a digest is given it."""
     a_model().save(tmp_path / "run" / "model")
     for C in (0.25, 0.5):
         a_model(C=C).save(tmp_path / "path" / f"C={C}")
     for name in ("run/model", "path"):
         assert command_line.problems(tmp_path / name) == []
-    assert streamcd_json("verify", tmp_path / "run" / "model") == {"ok": True, "problems": []}
+    assert command_line.run_json("verify", tmp_path / "run" / "model") == {"ok": True, "problems": []}
     path = tmp_path / "path" / "C=0.5" / "model.json"
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content | {"intercept": [0.0]}))
-    found = streamcd("verify", tmp_path / "path", "--json")
+    found = command_line.run("verify", tmp_path / "path", "--json")
     assert found.returncode == 2
     assert "C=0.5/model.json: changed" in json.loads(found.stdout)["problems"][0]
     path.write_text(json.dumps(content))

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import command_line
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -51,20 +52,18 @@ def decisions_by_name(table: pa.Table, classes: list[dict[str, Any]]) -> np.ndar
     return out
 
 
-def test_the_listed_weights_are_for_the_tables_own_values(trained, streamcd_json) -> None:
-    found = streamcd_json("weights", trained / "run", "--top", 100)
+def test_the_listed_weights_are_for_the_tables_own_values(trained) -> None:
+    found = command_line.run_json("weights", trained / "run", "--top", 100)
     assert [of["label"] for of in found["classes"]] == ["low", "middle", "top"]
     table = pa.parquet.read_table(trained / "t.parquet")
     expected = streamcd.load_model(trained / "run").decision_function(table)
     np.testing.assert_allclose(decisions_by_name(table, found["classes"]), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_weights_of_scaled_features_are_ordered_by_what_they_were_trained_as(
-    trained, streamcd_json, streamcd
-) -> None:
+def test_weights_of_scaled_features_are_ordered_by_what_they_were_trained_as(trained) -> None:
     """In the source's units a column that counts in small ones would lead whatever it does."""
     model = load_model(trained / "run")
-    found = streamcd_json("weights", trained / "run", "--top", 100)
+    found = command_line.run_json("weights", trained / "run", "--top", 100)
     orders = []
     for column, of in enumerate(found["classes"]):
         sizes = [abs(weight["scaled_weight"]) for weight in of["weights"]]
@@ -74,15 +73,15 @@ def test_weights_of_scaled_features_are_ordered_by_what_they_were_trained_as(
             assert weight["weight"] == model.source_weights[weight["feature"], column]
         orders.append([abs(weight["weight"]) for weight in of["weights"]])
     assert any(order != sorted(order, reverse=True) for order in orders)
-    shown = streamcd("weights", trained / "run").stdout
+    shown = command_line.run("weights", trained / "run").stdout
     assert "in the source's units, ordered by those of the scaled features (--scale standard)" in shown
     assert "of the scaled feature" in shown
 
 
-def test_weights_of_features_that_were_not_scaled_say_by_what_they_are_ordered(tmp_path, streamcd) -> None:
+def test_weights_of_features_that_were_not_scaled_say_by_what_they_are_ordered(tmp_path) -> None:
     model = Model(np.ones((2, 1)), np.zeros(1), np.array([2.0, 7.0]), np.array([[-1], [1]]), "hinge", 1.0)
     model.save(tmp_path / "m")
-    shown = streamcd("weights", tmp_path / "m").stdout
+    shown = command_line.run("weights", tmp_path / "m").stdout
     assert "2 weights that are not 0, ordered by size in the source's units" in shown
     assert "of the scaled feature" not in shown
 
@@ -101,14 +100,12 @@ def test_the_largest_weights_do_not_depend_on_the_blocks(most) -> None:
     assert found.n_nonzero.tolist() == np.count_nonzero(weights, axis=0).tolist()
 
 
-def test_the_other_of_two_classes_has_the_weights_with_the_other_sign(
-    trained, tmp_path, streamcd_json
-) -> None:
+def test_the_other_of_two_classes_has_the_weights_with_the_other_sign(trained, tmp_path) -> None:
     weights = np.array([[3.0], [0.0], [-4.0]])
     model = Model(weights, np.array([0.5]), np.array([2.0, 7.0]), np.array([[-1], [1]]), "hinge", 1.0)
     model.save(tmp_path / "m")
     larger, smaller = (
-        streamcd_json("weights", tmp_path / "m", "--class", label)["classes"][0] for label in "72"
+        command_line.run_json("weights", tmp_path / "m", "--class", label)["classes"][0] for label in "72"
     )
     assert [weight["weight"] for weight in larger["weights"]] == [-4.0, 3.0]
     assert [weight["weight"] for weight in smaller["weights"]] == [4.0, -3.0]
@@ -126,18 +123,18 @@ def test_weights_of_a_code_matrix_are_those_of_the_classes_scores() -> None:
     np.testing.assert_allclose(x @ block + by_class.intercept, model.decision_function(x), rtol=1e-12)
 
 
-def test_people_get_a_table_for_each_class_and_one_line_where_there_is_none(trained, streamcd) -> None:
-    shown = streamcd("weights", trained / "run", "--top", 2).stdout
+def test_people_get_a_table_for_each_class_and_one_line_where_there_is_none(trained) -> None:
+    shown = command_line.run("weights", trained / "run", "--top", 2).stdout
     assert [shown.count(f"for {label}: the largest 2 of ") for label in ("low", "middle", "top")] == [1, 1, 1]
     for arguments, said in (
         (("--class", "none"), "class: expected one of low, middle, top, found 'none'"),
         (("--top", "-1"), "expected a number of weights from 0 on, found -1"),
     ):
-        done = streamcd("weights", trained / "run", *arguments)
+        done = command_line.run("weights", trained / "run", *arguments)
         assert (done.returncode, done.stderr.strip()) == (2, f"streamcd: error: {said}")
 
 
-def test_a_model_of_numbers_has_one_column_and_no_classes(tmp_path, streamcd, streamcd_json) -> None:
+def test_a_model_of_numbers_has_one_column_and_no_classes(tmp_path) -> None:
     model = Model(
         np.array([[2.0], [0.0]]),
         np.zeros(1),
@@ -147,7 +144,10 @@ def test_a_model_of_numbers_has_one_column_and_no_classes(tmp_path, streamcd, st
         1.0,
     )
     model.save(tmp_path / "m")
-    (only,) = streamcd_json("weights", tmp_path / "m")["classes"]
+    (only,) = command_line.run_json("weights", tmp_path / "m")["classes"]
     assert json.dumps(only["label"]) == "null"
     assert [weight["weight"] for weight in only["weights"]] == [2.0]
-    assert "expected none, of a model of numbers" in streamcd("weights", tmp_path / "m", "--class", 1).stderr
+    assert (
+        "expected none, of a model of numbers"
+        in command_line.run("weights", tmp_path / "m", "--class", 1).stderr
+    )

@@ -203,6 +203,17 @@ OF_CLASSES = ("squared_hinge", "hinge", "log_loss", "multinomial", "crammer_sing
 OF_TARGETS = ("squared_error", "huber", "epsilon_insensitive", "squared_epsilon_insensitive", "quantile")
 
 
+def shuffled(path: Path, *, targets: bool) -> Rows:
+    """Rows of a real set in random order, with numbers to predict in place of its classes if asked for."""
+    x, y = rows_of(path)
+    order = np.random.default_rng(0).permutation(y.size)
+    x, y = sp.csr_array(x)[order], y[order]
+    if targets:
+        y = np.asarray(x @ np.random.default_rng(3).standard_normal(x.shape[1]))
+        y = y / y.std() + 0.3 * np.random.default_rng(4).standard_normal(y.size)
+    return x, y
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["a9a", "ijcnn1"])
 @pytest.mark.parametrize("loss", OF_CLASSES + OF_TARGETS)
@@ -210,12 +221,7 @@ def test_halves_of_real_sets_start_from_each_other(
     real_data: Callable[[str], Path], tmp_path: Path, name: str, loss: str
 ) -> None:
     """Passes to 1e-3 in all, from nothing and from the other half's weights: with -s these are the figures of the page."""
-    x, y = rows_of(real_data(name))
-    order = np.random.default_rng(0).permutation(y.size)
-    x, y = sp.csr_array(x)[order], y[order]
-    if loss in OF_TARGETS:
-        y = np.asarray(x @ np.random.default_rng(3).standard_normal(x.shape[1]))
-        y = y / y.std() + 0.3 * np.random.default_rng(4).standard_normal(y.size)
+    x, y = shuffled(real_data(name), targets=loss in OF_TARGETS)
     first, second = (write(tmp_path / f"data{n}", rows, n_chunks=20) for n, rows in enumerate(halves((x, y))))
     make_columns(first), make_columns(second)
     for method in [name for name in ("dual", "primal", "newton") if name in LOSSES[loss].methods]:

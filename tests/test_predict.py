@@ -9,6 +9,7 @@ import os
 import threading
 from typing import Any
 
+import command_line
 import numpy as np
 import pyarrow.csv as csv
 import pyarrow.parquet as pq
@@ -454,14 +455,14 @@ def test_rows_that_all_weigh_0_are_not_evaluated(small_problem, made_dataset):
         evaluate(made_dataset(x, y, weight=np.zeros(y.size)), a_model(x, y))
 
 
-def test_the_command_says_that_rows_are_weighted(small_problem, made_dataset, tmp_path, streamcd):
+def test_the_command_says_that_rows_are_weighted(small_problem, made_dataset, tmp_path):
     x, y = small_problem("random")
     data = made_dataset(x, y, weight=np.full(y.size, 2.5))
     a_model(x, y).save(tmp_path / "model")
     said = "in sum, by which rows count below; --unweighted counts them alike"
-    lines = streamcd("evaluate", data.path, tmp_path / "model").stdout
+    lines = command_line.run("evaluate", data.path, tmp_path / "model").stdout
     assert f"{2.5 * y.size:g} {said}" in lines
-    assert said not in streamcd("evaluate", data.path, tmp_path / "model", "--unweighted").stdout
+    assert said not in command_line.run("evaluate", data.path, tmp_path / "model", "--unweighted").stdout
 
 
 def test_a_code_matrix_with_zeros_leaves_rows_out_of_vectors(small_problem, made_dataset):
@@ -538,7 +539,7 @@ def test_areas_under_curves_are_exact_or_within_the_error_told(n_distinct, memor
     assert abs(average - expected) <= average_error + 1e-12
 
 
-def test_the_error_of_areas_by_bins_is_printed(small_problem, made_dataset, tmp_path, streamcd, monkeypatch):
+def test_the_error_of_areas_by_bins_is_printed(small_problem, made_dataset, tmp_path, monkeypatch):
     x, y = small_problem("random")
     a_model(x, y).save(tmp_path / "model")
     data = made_dataset(x, y).path
@@ -547,7 +548,7 @@ def test_the_error_of_areas_by_bins_is_printed(small_problem, made_dataset, tmp_
     monkeypatch.setattr("streamcd.prediction.evaluate.RocArea", lambda memory: _small(RocArea(1)))
     found = evaluate(data, tmp_path / "model")
     assert 0 < abs(found["auc"] - exact["auc"]) <= found["auc_error"]
-    shown = streamcd("evaluate", data, tmp_path / "model").stdout
+    shown = command_line.run("evaluate", data, tmp_path / "model").stdout
     assert f"± {found['auc_error']:.1g}" in shown
     assert f"± {found['average_precision_error']:.1g}" in shown
 

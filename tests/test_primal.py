@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from exact_optimum import model, nearly_least
+from heard import Heard
 from reference import augmented, exact_optimum, liblinear, loss_values, primal_objectives, run_weights
 from small_datasets import (
     NAMED,
@@ -22,7 +23,7 @@ from small_datasets import (
     write_dataset,
 )
 
-from streamcd import Dataset, Listener, evaluate, make_columns, resume, train, tune
+from streamcd import Dataset, evaluate, make_columns, resume, train, tune
 from streamcd.core.errors import CheckpointError, DatasetError, UsageError
 from streamcd.kernels.primitives import GAP, N_VISITED, VIOLATION_MAX
 from streamcd.solvers.primal import OnlineSolver, PrimalSolver
@@ -343,19 +344,13 @@ def test_without_a_layout_the_command_that_makes_it_is_named(tmp_path: Path) -> 
 
 def test_auto_says_why_and_builds_nothing(tmp_path: Path) -> None:
     """The dual, which acceleration makes the faster on every real set, also where the bias is not penalised."""
-    messages: list[str] = []
-
-    class Told(Listener):
-        def message(self, text: str) -> None:
-            messages.append(text)
-
-    dataset = write_dataset(tmp_path / "data", random_rows())
-    train(dataset, tmp_path / "run", listener=Told(), C=100.0, max_passes=2)
-    assert any(text.startswith("method dual: ") for text in messages)
+    dataset, heard = write_dataset(tmp_path / "data", random_rows()), Heard()
+    train(dataset, tmp_path / "run", listener=heard, C=100.0, max_passes=2)
+    assert any(text.startswith("method dual: ") for text in heard.messages)
     assert not (dataset.path / "columns").exists()
     free = {"bias": 1.0, "unpenalized_bias": True}
-    train(dataset, tmp_path / "free", listener=Told(), max_passes=2, **free)
-    assert sum(text.startswith("method dual: ") for text in messages) == 2
+    train(dataset, tmp_path / "free", listener=heard, max_passes=2, **free)
+    assert sum(text.startswith("method dual: ") for text in heard.messages) == 2
 
 
 def test_what_does_not_apply_is_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 
+import command_line
 import pytest
 from conftest import ROOT
 
@@ -18,7 +19,7 @@ def blocks(language: str) -> list[str]:
 
 
 @pytest.fixture
-def run_examples(tmp_path, monkeypatch, streamcd, capsys):
+def run_examples(tmp_path, monkeypatch, capsys):
     """``run_examples()`` gives all that the example's commands and its Python print, run in the test's directory."""
     monkeypatch.chdir(tmp_path)
 
@@ -27,7 +28,7 @@ def run_examples(tmp_path, monkeypatch, streamcd, capsys):
         for line in blocks("sh")[0].splitlines():
             program, *arguments = shlex.split(line)
             assert program == "streamcd"
-            done = streamcd(*arguments)
+            done = command_line.run(*arguments)
             assert done.returncode == 0, (line, done.stderr)
             printed += done.stdout
         exec(blocks("python")[0], {})

@@ -474,24 +474,22 @@ def test_classes_and_targets_are_not_mistaken_for_one_another(housing: Any, tmp_
         train(housing[0], tmp_path / "other", loss="squared_error", calibrate=True)
 
 
-def test_descriptions_and_reports_speak_of_numbers(
-    housing: Any, tmp_path: Path, streamcd: Callable[..., Any]
-) -> None:
+def test_descriptions_and_reports_speak_of_numbers(housing: Any, tmp_path: Path) -> None:
     run = train(housing[0], tmp_path / "run", loss="squared_error", tol=1e-3)
     for arguments in (
         ("info", run.run),
         ("info", tmp_path / "run" / "model"),
         ("evaluate", housing[0], run.run),
     ):
-        done = streamcd(*arguments)
+        done = command_line.run(*arguments)
         assert done.returncode == 0, done.stderr
         assert "class" not in done.stdout
     assert "R²" in done.stdout
     out = tmp_path / "report.html"
-    done = streamcd("report", run.run, "-o", out, "--data", housing[0])
+    done = command_line.run("report", run.run, "-o", out, "--data", housing[0])
     assert done.returncode == 0, done.stderr
     assert "Residuals" in out.read_text()
-    assert streamcd("verify", run.run).returncode == 0
+    assert command_line.run("verify", run.run).returncode == 0
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -537,15 +535,13 @@ def test_liblinear_predicts_the_numbers_of_an_exported_model(tmp_path: Path, los
     np.testing.assert_allclose(found, model.predict(x), rtol=1e-13)
 
 
-def test_what_liblinears_text_does_not_tell_is_said_to_be_unknown(
-    tmp_path: Path, streamcd_json: Callable[..., dict[str, Any]]
-) -> None:
+def test_what_liblinears_text_does_not_tell_is_said_to_be_unknown(tmp_path: Path) -> None:
     """A model of the squared error, read back, was said to be of another loss with the default epsilon."""
     text = "solver_type L2R_L2LOSS_SVR\nnr_class 2\nnr_feature 2\nbias -1\nw\n0.5 \n0.25 \n"
     (tmp_path / "model.txt").write_text(text)
     (tmp_path / "rows.txt").write_text("1.0 1:1 2:1\n2.5 1:3\n")
     command_line.run_json("import", tmp_path / "model.txt", tmp_path / "model")
-    told = streamcd_json("info", tmp_path / "model")
+    told = command_line.run_json("info", tmp_path / "model")
     assert (told["parameter"], told["C"]) == ({"epsilon": None}, None)
     found = streamcd.evaluate(tmp_path / "rows.txt", tmp_path / "model")
     assert found["loss"] is None
@@ -563,12 +559,10 @@ def test_a_model_of_liblinears_own_training_is_read(tmp_path: Path) -> None:
     np.testing.assert_allclose(model.predict(x), liblinear_targets((x, y), str(path)), rtol=1e-13)
 
 
-def test_the_flags_of_liblinear_train_regression(
-    tmp_path: Path, streamcd_json: Callable[..., dict[str, Any]]
-) -> None:
+def test_the_flags_of_liblinear_train_regression(tmp_path: Path) -> None:
     x, y = small("random")
     write_targets(tmp_path / "data", x, y)
-    streamcd_json("train", tmp_path / "data", tmp_path / "run", "-s", "13", "-p", "0.3", "-c", "0.1")
+    command_line.run_json("train", tmp_path / "data", tmp_path / "run", "-s", "13", "-p", "0.3", "-c", "0.1")
     options = json.loads((tmp_path / "run" / "config.json").read_text())["options"]
     assert (options["loss"], options["method"], options["epsilon"]) == ("epsilon_insensitive", "dual", 0.3)
     for wrong in (

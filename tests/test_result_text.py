@@ -1,11 +1,11 @@
 """What a result and a dataset say of themselves: a few lines, in the user's words."""
 
+import command_line
 import numpy as np
 import pytest
 
 import streamcd
 from streamcd.report.tables import run_table
-from streamcd.runs.describe import describe_run
 
 
 @pytest.fixture(scope="module")
@@ -50,5 +50,5 @@ def test_a_result_that_fell_short_says_so(trained, tmp_path):
 )
 def test_a_run_shows_one_gap_and_the_estimate_only_before_a_certificate(trained, certified, shown):
     """Both stood there, often alike, and a reader asked which of them counts."""
-    facts = describe_run(trained[1].run) | {"gap": certified, "gap_estimate": 1e-4}
+    facts = command_line.run_json("info", trained[1].run) | {"gap": certified, "gap_estimate": 1e-4}
     assert [row for row in run_table("", facts).rows if "gap" in row[0]] == [shown]

@@ -366,23 +366,23 @@ def test_a_training_that_does_not_converge_says_what_is_badly_scaled(
     assert "--normalize l2" in rows
 
 
-def test_a_column_of_times_is_named_and_the_way_on_is_to_scale_it(
-    streamcd: Any, streamcd_json: Any, tmp_path: Path
-) -> None:
+def test_a_column_of_times_is_named_and_the_way_on_is_to_scale_it(tmp_path: Path) -> None:
     """Seconds since the first time count up to 1e8; after 1,000 passes the advice was to resume."""
     hours = np.datetime64("2020-01-01T00", "s") + 3600 * np.arange(400)
     lines = [f"{hour},{number % 7},{'yes' if number % 7 > 2 else 'no'}" for number, hour in enumerate(hours)]
     (tmp_path / "t.csv").write_text("\n".join(["when,age,bought", *lines, ""]))
     options = "--label", "bought"
-    (note,) = streamcd_json("convert", tmp_path / "t.csv", tmp_path / "raw", *options)["advice"]
+    (note,) = command_line.run_json("convert", tmp_path / "t.csv", tmp_path / "raw", *options)["advice"]
     assert "of when), which takes many passes; try 'streamcd convert --scale maxabs'" in note
-    done = streamcd("train", tmp_path / "raw", tmp_path / "run", "--loss", "hinge", "--max-passes", "50")
+    done = command_line.run(
+        "train", tmp_path / "raw", tmp_path / "run", "--loss", "hinge", "--max-passes", "50"
+    )
     last = [line for line in done.stderr.splitlines() if "not converged after 50 passes" in line]
     assert last[0].endswith(f", which more passes change slowly; {note}")
     assert "resume" not in done.stderr
-    assert "--scale maxabs" in streamcd_json("info", tmp_path / "run")["next"]
-    streamcd("convert", tmp_path / "t.csv", tmp_path / "scaled", *options, "--scale", "maxabs")
-    done = streamcd(
+    assert "--scale maxabs" in command_line.run_json("info", tmp_path / "run")["next"]
+    command_line.run("convert", tmp_path / "t.csv", tmp_path / "scaled", *options, "--scale", "maxabs")
+    done = command_line.run(
         "train",
         tmp_path / "scaled",
         tmp_path / "short",
@@ -394,7 +394,7 @@ def test_a_column_of_times_is_named_and_the_way_on_is_to_scale_it(
         "1e-9",
     )
     assert "resume" in done.stderr
-    assert streamcd_json("info", tmp_path / "short")["next"].startswith("streamcd resume")
+    assert command_line.run_json("info", tmp_path / "short")["next"].startswith("streamcd resume")
 
 
 def test_newton_is_not_told_of_scales_which_do_not_slow_it_down(train_text: Path, tmp_path: Path) -> None:
@@ -463,17 +463,19 @@ def test_news20_converges_with_rows_of_unit_norm(real_data: Callable[[str], Path
 # The command line
 
 
-def test_the_command_line_scales_and_says_so(
-    streamcd: Any, streamcd_json: Any, train_text: Path, tmp_path: Path
-) -> None:
+def test_the_command_line_scales_and_says_so(train_text: Path, tmp_path: Path) -> None:
     convert(train_text, tmp_path / "raw")
-    made = streamcd_json("convert", train_text, tmp_path / "d", "--scale", "maxabs", "--normalize", "l2")
+    made = command_line.run_json(
+        "convert", train_text, tmp_path / "d", "--scale", "maxabs", "--normalize", "l2"
+    )
     assert (made["scale"], made["normalize"]) == ("maxabs", "l2")
     assert made["row_norms"]["max"] == pytest.approx(1, rel=1e-6)
     assert made["advice"] == []
-    shown = streamcd("info", tmp_path / "raw").stdout
+    shown = command_line.run("info", tmp_path / "raw").stdout
     assert "note            rows are badly scaled (C times their mean square norm is " in shown
-    done = streamcd("train", tmp_path / "raw", tmp_path / "run", "--max-passes", "2", "--memory", "400MB")
+    done = command_line.run(
+        "train", tmp_path / "raw", tmp_path / "run", "--max-passes", "2", "--memory", "400MB"
+    )
     assert done.returncode == 0
     assert "not converged after 2 passes" in done.stderr
     assert "--normalize l2" in done.stderr

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from heard import Heard
 from reference import augmented, exact_optimum
 from small_datasets import label_sorted, multiclass, random_rows, repeated, windows_of, write_dataset
 
@@ -68,14 +69,6 @@ def test_losses_without_a_closed_form_refuse_omega(tmp_path: Path, loss: str, om
 
 # ---------------------------------------------------------------------------------------------------------------------
 # By trial
-
-
-class Heard(Listener):
-    def __init__(self) -> None:
-        self.messages: list[str] = []
-
-    def message(self, text: str) -> None:
-        self.messages.append(text)
 
 
 def test_a_trial_is_reported(tmp_path: Path) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import command_line
 import numpy as np
@@ -42,7 +40,7 @@ def test_weights_in_the_sources_units_decide_about_its_rows(
 
 
 def test_info_shows_weights_in_the_sources_units_and_scaled_ones_on_demand(
-    trained_on_scaled: tuple[Path, np.ndarray], streamcd_json: Callable[..., dict[str, Any]]
+    trained_on_scaled: tuple[Path, np.ndarray],
 ) -> None:
     run, _ = trained_on_scaled
     model = streamcd.load_model(run)
@@ -51,7 +49,7 @@ def test_info_shows_weights_in_the_sources_units_and_scaled_ones_on_demand(
         (["--scaled"], model.weights, "scaled features"),
     ):
         for path in (run, run / "model"):
-            found = streamcd_json("info", path, *arguments)
+            found = command_line.run_json("info", path, *arguments)
             found = found.get("model", found)
             assert found["weights_of"] == of
             shown = {weight["feature"]: weight["weight"] for weight in found["largest_weights"]}

@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 
 from streamcd.conversion.byte_sources import ByteRange, check_rows, expand_sources, read_blocks
 from streamcd.conversion.libsvm import iterate_batches, write_rows
-from streamcd.conversion.rows import Counts
 from streamcd.conversion.sources import Reading
 from streamcd.core.errors import DataError, UsageError
 from streamcd.core.threads import AHEAD
@@ -34,14 +33,14 @@ ROOT = Path(__file__).resolve().parent.parent
 class Parsed:
     label: list[float]
     rows: list[list[tuple[int, float]]]
-    counts: Counts
+    counts: Any
 
 
 def parse(source: Any, **options: Any) -> Parsed:
     """All rows of a source; values in float64 unless said otherwise."""
     label: list[float] = []
     rows: list[list[tuple[int, float]]] = []
-    counts = Counts()
+    counts: Any = None
     form = Reading(**{"value_dtype": np.float64, **options})
     paths = expand_sources(source)
     for batch in iterate_batches([ByteRange(path) for path in paths], form):

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import command_line
 import forking
 import numpy as np
 import pyarrow as pa
@@ -33,7 +34,7 @@ from streamcd.dataset.arrow_columns import (
 )
 from streamcd.dataset.diagnostics import advice
 from streamcd.kernels.tables import count_records, last_record_end
-from streamcd.models.table_encoder import StringTable
+from streamcd.models.string_table import StringTable
 
 N_ROWS = 400
 
@@ -281,10 +282,10 @@ def test_labels_that_are_measurements_are_no_classes(tmp_path: Path) -> None:
         streamcd.train(data, tmp_path / "run")
 
 
-def test_one_class_alone_is_named_by_info_and_training(tmp_path: Path, streamcd_json: Any) -> None:
+def test_one_class_alone_is_named_by_info_and_training(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("a,y\n1,yes\n2,yes\n")
     dataset = streamcd.convert(tmp_path / "t.csv", tmp_path / "data", label="y")
-    assert streamcd_json("info", dataset.path)["advice"][0].startswith("one class alone")
+    assert command_line.run_json("info", dataset.path)["advice"][0].startswith("one class alone")
     with pytest.raises(StreamcdError, match="expected at least two classes, found 'yes' alone"):
         streamcd.train(dataset, tmp_path / "run")
     assert not (tmp_path / "run").exists()

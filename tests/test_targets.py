@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import command_line
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -126,14 +127,12 @@ def test_workers_do_not_change_a_dataset_of_targets(tmp_path: Path) -> None:
     assert shared.targets == alone.targets
 
 
-def test_columns_export_selection_and_like_keep_targets(
-    tmp_path: Path, streamcd_json: Callable[..., dict[str, Any]]
-) -> None:
+def test_columns_export_selection_and_like_keep_targets(tmp_path: Path) -> None:
     X, y = made_rows()
     dataset = convert(text_of(X, y, tmp_path / "source"), tmp_path / "data", target=True)
     streamcd.make_columns(dataset)
     assert dataset.verify() == []
-    streamcd_json("export", dataset.path, tmp_path / "out.txt", "--format", "libsvm")
+    command_line.run_json("export", dataset.path, tmp_path / "out.txt", "--format", "libsvm")
     again = convert(tmp_path / "out.txt", tmp_path / "again", like=dataset.path)
     assert again.targets == dataset.targets
     assert np.sort(again.labels()).tobytes() == np.sort(y).tobytes()
@@ -200,12 +199,10 @@ def test_a_classifier_on_targets_is_refused_with_the_way_out(tmp_path: Path) -> 
         convert((X, y), tmp_path / "more", target=True, like=tmp_path / "classes")
 
 
-def test_the_command_line_takes_targets_with_and_without_a_column(
-    tmp_path: Path, streamcd_json: Callable[..., dict[str, Any]]
-) -> None:
+def test_the_command_line_takes_targets_with_and_without_a_column(tmp_path: Path) -> None:
     X, y = made_rows()
     text, csv = text_of(X, y, tmp_path / "a.txt"), csv_of(X, y, tmp_path / "a.csv")
     for source, target in ((text, ["--target"]), (csv, ["--target", "y"])):
-        found = streamcd_json("convert", source, tmp_path / "data", "--force", *target)
+        found = command_line.run_json("convert", source, tmp_path / "data", "--force", *target)
         assert found["classes"] is None
         assert found["targets"] == {"min": y.min(), "max": y.max()}

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import scipy.sparse as sp
 from exact_optimum import model, nearly_least
+from heard import Heard
 from reference import augmented, loss_values, run_dual, run_weights
 from small_datasets import (
     NAMED,
@@ -23,7 +24,7 @@ from small_datasets import (
 )
 
 import streamcd
-from streamcd import Listener, Model, Result, load_model, train, tune
+from streamcd import Model, Result, load_model, train, tune
 from streamcd.core.errors import ModelError, UsageError
 from streamcd.kernels.loss_table import TWIN_SQUARED_HINGE
 from streamcd.solvers.problem import make_problem
@@ -333,14 +334,6 @@ def test_a_search_scores_by_distance(tmp_path: Path, method: str) -> None:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # What is refused, and said
-
-
-class Heard(Listener):
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-
-    def warning(self, text: str) -> None:
-        self.warnings.append(text)
 
 
 def test_a_ridge_below_1_is_warned_of(tmp_path: Path) -> None:

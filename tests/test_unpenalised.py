@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import command_line
 import numpy as np
 import pytest
 import sklearn.linear_model as theirs
@@ -16,7 +17,6 @@ import streamcd
 from streamcd import LogisticRegression, Ridge
 from streamcd.core.errors import UsageError
 from streamcd.report.tables import description_tables, result_tables
-from streamcd.runs.describe import describe_run
 from streamcd.solvers.unpenalised import Known, bounds
 
 SCALES = np.array([1.0, 30.0, 0.1, 1.0])
@@ -167,7 +167,7 @@ def test_results_and_info_say_where_a_gap_is_proven_for_weights_within_a_distanc
         result = streamcd.train(data, run, loss="squared_error", **ASKED)
         told = within.format(f"{result.gap:.2g}")
         assert (told in str(result)) == (name == "combined")
-        described = description_tables("run", describe_run(run))
+        described = description_tables("run", command_line.run_json("info", run))
         for shown in (result_tables(result.to_json()), described):
             text = " ".join(line[1] for table in shown for line in table.rows)
             assert ("within 1,000 times" in text) == (name == "combined")
