@@ -80,7 +80,7 @@ class ValidationSet:
         the rows' weights. Rows of a class that was not trained count as errors, and have no loss. The score is weighted as
         in `evaluate`.
         """
-        listeners = chain([listener], repeat(Listener()))  # the first look tells what is ignored
+        listeners = chain([listener], repeat(_Unheard()))  # the first look tells what is ignored
 
         def look(w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             model = self._model_of(lanes, w)
@@ -108,6 +108,15 @@ class ValidationSet:
         figures = np.array([of_cost.figures() for of_cost in sums])
         loss, score = np.repeat(figures, lanes.block_lanes, axis=0).T
         return loss, score
+
+
+class _Unheard(Listener):
+    """Listener that drops what it hears: the one of the package logs it."""
+
+    def message(self, text: str) -> None:
+        pass
+
+    warning = message
 
 
 class _Sums:
