@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import command_line
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -194,7 +195,7 @@ def test_what_cannot_be_validated_is_refused_by_name(tmp_path):
         resume(tmp_path / "run", early_stop=True)
 
 
-def test_values_never_seen_are_told_by_the_first_look_alone(tmp_path, streamcd):
+def test_values_never_seen_are_told_by_the_first_look_alone(tmp_path):
     """Every look warned of them again, once a pass."""
     rng = np.random.default_rng(0)
     for name, cities in (("train", "Oslo Rome"), ("held", "Oslo Lima")):
@@ -202,8 +203,8 @@ def test_values_never_seen_are_told_by_the_first_look_alone(tmp_path, streamcd):
         label = np.where(z + rng.normal(size=200) > 0, "yes", "no")
         rows = [f"{a:.3f},{b},{c}" for a, b, c in zip(z, city, label, strict=True)]
         (tmp_path / f"{name}.csv").write_text("\n".join(["z,city,y", *rows, ""]))
-    streamcd("convert", tmp_path / "train.csv", tmp_path / "data", "--label", "y")
+    command_line.run("convert", tmp_path / "train.csv", tmp_path / "data", "--label", "y")
     options = "--validation", tmp_path / "held.csv", "--tol", "1e-8"
-    told = streamcd("train", tmp_path / "data", tmp_path / "run", *options).stderr
+    told = command_line.run("train", tmp_path / "data", tmp_path / "run", *options).stderr
     assert told.count("validation loss") > 2
     assert told.count("of categories that the model has not seen") == 1
