@@ -698,7 +698,7 @@ def test_info_describes_runs_and_models(data, trained, tmp_path):
     assert (begun["state"], begun["next"]) == ("interrupted", f"streamcd resume {tmp_path / 'short'}")
     text = run("info", trained).stdout
     assert "largest weights" in text
-    assert f"streamcd evaluate {data} {trained}" in text
+    assert f"streamcd evaluate FILE {trained}" in text
     path = run_json("info", data)
     assert path["n_rows"] == 80
 

@@ -372,7 +372,11 @@ def test_a_column_of_times_is_named_and_the_way_on_is_to_scale_it(tmp_path: Path
     lines = [f"{hour},{number % 7},{'yes' if number % 7 > 2 else 'no'}" for number, hour in enumerate(hours)]
     (tmp_path / "t.csv").write_text("\n".join(["when,age,bought", *lines, ""]))
     options = "--label", "bought"
-    (note,) = command_line.run_json("convert", tmp_path / "t.csv", tmp_path / "raw", *options)["advice"]
+    made = command_line.run_json("convert", tmp_path / "t.csv", tmp_path / "raw", *options)
+    (note,) = made["advice"]
+    chosen = command_line.run("train", tmp_path / "raw", tmp_path / "default").stderr
+    assert f"method {made['method']}: {made['method_because']}" in chosen
+    assert made["method"] == "newton"  # scales do not slow it down
     assert "of when), which takes many passes; try 'streamcd convert --scale maxabs'" in note
     done = command_line.run(
         "train", tmp_path / "raw", tmp_path / "run", "--loss", "hinge", "--max-passes", "50"

@@ -53,10 +53,12 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     )
     from ..dataset.diagnostics import advice, feature_rms
     from ..models.encoding import first_feature_names
-    from .choices import DUAL, bias_by_source
+    from .choices import bias_by_source, choose_method
+    from .options import TrainOptions
 
     bias, bias_because = bias_by_source(dataset)
-    method, method_because = DUAL
+    default = TrainOptions(loss="squared_error") if dataset.has_targets else TrainOptions()
+    method, method_because = choose_method(default, dataset)
     alone = dataset.classes is not None and dataset.classes.size == 1
     if has_all := has_columns(dataset):
         read_columns_manifest(dataset)  # raises where it is damaged, of which `has_columns` says nothing
@@ -231,7 +233,9 @@ def _next_command(path: Path, config: RunConfig, state: dict[str, Any]) -> str:
     if state["state"] == "converged" or state["stop_reason"] == "validation":
         if not has_cost(config.options.loss):  # whose labels need not be 1 and -1
             return f"streamcd predict FILE {path} -o predictions.parquet"
-        return f"streamcd evaluate {config.dataset} {path}"
+        return (
+            f"streamcd evaluate {config.validation or 'FILE'} {path}"  # rows that the training has not seen
+        )
     if state["state"] == "not converged":
         if _is_badly_scaled(config):
             return "streamcd convert SOURCE SCALED --scale maxabs"
