@@ -281,7 +281,7 @@ class DaskEngine:
             held = self._holdings[name]
             if held is None:
                 continue
-            distribution = held.distribution.without_number()
+            distribution = held.distribution.but(number=0)  # what all directories have in common
             if self._distribution is None and not self._parts:
                 check_parts(self.spec, self._dataset, distribution.parts)
                 self._distribution, self._assignment = distribution, OwnShards(distribution.parts)

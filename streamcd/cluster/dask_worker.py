@@ -51,14 +51,14 @@ class Seat:
     all of the dataset.
     """
 
-    def __init__(self, spec: WorkerSpec, *, apart: bool = False, holding: Holding | None = None) -> None:
+    def __init__(self, spec: WorkerSpec, apart: bool = False, holding: Holding | None = None) -> None:
         self.spec, self.apart, self.holding, self.lock = spec, apart, holding, threading.Lock()
         self.partition: Part | None = None
         self.carried_out: tuple[str, list[list[int]]] = "", []  # shards of the parts of a round
         self._version, self._w = "", np.empty(0)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _empty_seat, (self.spec, self.apart, self.holding)
+        return Seat, (self.spec, self.apart, self.holding)
 
     def __del__(self) -> None:
         if not sys.is_finalizing():
@@ -112,10 +112,6 @@ class Seat:
         self.partition = None
 
 
-def _empty_seat(spec: WorkerSpec, apart: bool, holding: Holding | None) -> Seat:
-    return Seat(spec, apart=apart, holding=holding)
-
-
 def open_seat(version: str, spec: bytes, session: str) -> Seat:
     """Make a worker's seat from a pickled `WorkerSpec`; an error says why the worker cannot take part.
 
@@ -134,7 +130,7 @@ def open_seat(version: str, spec: bytes, session: str) -> Seat:
     apart = not _sees(given.folder, session)
     if apart:
         given = replace(given, folder=str(Path(get_worker().local_directory) / session))
-    seat = Seat(given, apart=apart, holding=holding)
+    seat = Seat(given, apart, holding)
     os.makedirs(seat.spec.folder, exist_ok=True)
     probe = os.path.join(seat.spec.folder, f"probe-{os.urandom(8).hex()}")
     os.mkdir(probe)

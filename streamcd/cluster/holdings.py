@@ -36,10 +36,6 @@ class Distribution(Structure):
             shard for back in range(self.copies) for shard in self.parts[(self.number - back) % n_parts]
         )
 
-    def without_number(self) -> Distribution:
-        """Return what all directories have in common."""
-        return self.but(number=0)
-
 
 DISTRIBUTION = Kind(
     "streamcd-distribution",

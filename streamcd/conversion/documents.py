@@ -48,14 +48,14 @@ class _Cut:
 
     def __init__(self, text: np.ndarray, start: int, stop: int, needs_label: bool) -> None:
         n_lines = int(np.count_nonzero(text[start:stop] == 0x0A))
-        label, document = (np.empty(stop - start, np.uint8) for _ in range(2))
-        ends = [np.zeros(n_lines + 1, np.int64) for _ in range(2)]
+        size = stop - start
+        found = [(np.empty(size, np.uint8), np.zeros(n_lines + 1, np.int64)) for _ in range(2)]
         labelled, lines = np.zeros(n_lines, np.bool_), np.zeros(n_lines, np.int64)
-        filled = (label, ends[0], document, ends[1], labelled, lines)
+        filled = (*found, labelled, lines)
         self.n_rows, self.n_lines = kernels.cut_documents(text, start, stop, needs_label, *filled)
         n_rows = max(self.n_rows, 0)
-        self.labels = Strings(label, ends[0][: n_rows + 1])
-        self.texts, self.lines = Strings(document, ends[1][: n_rows + 1]).to_arrow(), lines[:n_rows]
+        self.labels, texts = (Strings(data, ends[: n_rows + 1]) for data, ends in found)
+        self.texts, self.lines = texts.to_arrow(), lines[:n_rows]
         self.labelled = labelled[:n_rows]
 
     def label_column(self) -> pa.Array:

@@ -72,9 +72,7 @@ def _put(point, out, end):
 
 
 @kernel
-def cut_documents(
-    text, start, stop, needs_label, labels, label_ends, documents, document_ends, labelled, lines
-):
+def cut_documents(text, start, stop, needs_label, labels, documents, labelled, lines):
     """Cut lines into a label and, after a tab, a document; blank lines are passed over.
 
     Parameters
@@ -84,9 +82,8 @@ def cut_documents(
         Whole lines are between these.
     needs_label : bool
         Refuse a line without a tab; else it is a document alone.
-    labels, documents : (bytes,) uint8
-        There is room for all of the text; filled in place, as the next ones.
-    label_ends, document_ends : (lines + 1,) int64
+    labels, documents : (bytes,) uint8, (lines + 1,) int64
+        Strings and their ends. There is room for all of the text; filled in place, as the next ones.
     labelled, lines : (lines,) bool, (lines,) int64
         If a document has a label, and the number of its line.
 
@@ -95,6 +92,8 @@ def cut_documents(
     (int, int)
         The number of documents, and that of lines; the first is -1 where the last line has no tab.
     """
+    label_bytes, label_ends = labels
+    document_bytes, document_ends = documents
     n, line, k = 0, 0, start
     while k < stop:
         end = k
@@ -109,11 +108,11 @@ def cut_documents(
                 return -1, line
             label_end, document_end = label_ends[n], document_ends[n]
             for j in range(k, tab):
-                labels[label_end + j - k] = text[j]
+                label_bytes[label_end + j - k] = text[j]
             label_ends[n + 1] = label_end + max(tab - k, 0)
             first = tab + 1 if tab >= 0 else k
             for j in range(first, last):
-                documents[document_end + j - first] = text[j]
+                document_bytes[document_end + j - first] = text[j]
             document_ends[n + 1] = document_end + last - first
             labelled[n], lines[n] = tab >= 0, line
             n += 1

@@ -109,15 +109,12 @@ def iterate_token_weights(encoding: Encoding) -> Iterator[np.ndarray]:
         return
     documents = encoding.documents
     assert documents is not None
-    for column, before in _of_text(encoding):
-        for start in range(0, column.n_features, _AT_A_TIME):
-            stop = min(start + _AT_A_TIME, column.n_features)
-            if column.tf_idf:
-                own = np.asarray(documents[before + start : before + stop])
-                yield inverse_frequencies(own, column.n_documents)
-                forget(documents)
-            else:
-                yield np.ones(stop - start)
+    for column, own in _pieces(encoding):
+        if column.tf_idf:
+            yield inverse_frequencies(np.asarray(documents[own]), column.n_documents)
+            forget(documents)
+        else:
+            yield np.ones(own.stop - own.start)
 
 
 def iterate_bucket_places(encoding: Encoding) -> Iterator[np.ndarray]:
@@ -126,15 +123,13 @@ def iterate_bucket_places(encoding: Encoding) -> Iterator[np.ndarray]:
         return
     documents, first = encoding.documents, 0
     assert documents is not None
-    for column, before in _of_text(encoding):
-        for start in range(0, column.n_features, _AT_A_TIME):
-            stop = min(start + _AT_A_TIME, column.n_features)
-            places = np.arange(first + start, first + stop, dtype=np.int32)
-            if column.min_count > 1:
-                places[documents[before + start : before + stop] < column.min_count] = -1
-                forget(documents)
-            yield places
-        first += column.n_features
+    for column, own in _pieces(encoding):
+        places = np.arange(first, first + own.stop - own.start, dtype=np.int32)
+        first += places.size
+        if column.min_count > 1:
+            places[documents[own] < column.min_count] = -1
+            forget(documents)
+        yield places
 
 
 class Tokens(NamedTuple):
@@ -161,10 +156,12 @@ def tokens_of(encoding: Encoding, number: int) -> Tokens:
     return Tokens(texts, np.concatenate(features), np.concatenate(weights) if weighed else None)
 
 
-def _of_text(encoding: Encoding) -> list[tuple[Column, int]]:
-    """Return the columns of text, those of added tokens last, and the number of categories before them."""
-    pairs = zip(encoding.columns, encoding.categories_before(), strict=False)
-    return [(column, before) for column, before in pairs if column.kind == "text"]
+def _pieces(encoding: Encoding) -> Iterator[tuple[Column, slice]]:
+    """Yield the columns of text, those of added tokens last, with the places of some of their tokens at a time."""
+    for column, before in zip(encoding.columns, encoding.categories_before(), strict=False):
+        if column.kind == "text":
+            for start in range(0, column.n_features, _AT_A_TIME):
+                yield column, slice(before + start, before + min(start + _AT_A_TIME, column.n_features))
 
 
 class TextEncoder:
