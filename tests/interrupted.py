@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from streamcd import resume
 from streamcd.core.errors import Interrupted
@@ -53,3 +54,12 @@ def resume_by_turns(run: Path, turns: Sequence[int]) -> None:
             break
         except Interrupted:
             pass
+
+
+def train_by_turns(
+    train: Callable[..., Any], data: Any, run: Path, after: int, turns: Sequence[int], **asked: Any
+) -> None:
+    """Train, stopped after so many windows, and go on with the run by turns."""
+    with pytest.raises(Interrupted):
+        train(data, run, stop_requested=stopping_after(after), **asked)
+    resume_by_turns(run, turns)

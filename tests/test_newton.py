@@ -12,7 +12,7 @@ import pytest
 import scipy.sparse as sp
 from exact_optimum import model, nearly_least
 from heard import Heard
-from interrupted import ended, log, resume_by_turns, stopping_after, weights
+from interrupted import ended, log, stopping_after, train_by_turns, weights
 from reference import augmented, exact_optimum, loss_values, run_weights
 from small_datasets import multiclass, random_rows, windows_of, write_dataset
 
@@ -176,9 +176,7 @@ def test_stopped_anywhere_and_resumed_ends_with_the_same_bits(tmp_path: Path, lo
     fit(data, tmp_path / "whole", **asked)
     for windows in (1, 4, 7):
         run = tmp_path / str(windows)
-        with pytest.raises(Interrupted):
-            fit(data, run, stop_requested=stopping_after(windows), **asked)
-        resume_by_turns(run, (3,))
+        train_by_turns(fit, data, run, windows, (3,), **asked)
         assert ended(run) == ended(tmp_path / "whole")
 
 

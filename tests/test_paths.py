@@ -10,13 +10,13 @@ import command_line
 import numpy as np
 import pytest
 import scipy.optimize
-from interrupted import ended, resume_by_turns, stopping_after
+from interrupted import ended, train_by_turns
 from sklearn.linear_model import LogisticRegression, lasso_path
 from small_datasets import multiclass, random_rows, write_dataset
 
 import streamcd
 from streamcd import evaluate, load_model, train, tune
-from streamcd.core.errors import Interrupted, ModelError, UsageError
+from streamcd.core.errors import ModelError, UsageError
 from streamcd.runs import l1_path, lane_groups
 
 STRENGTHS = [8.0, 3.0, 1.0, 0.3]
@@ -99,9 +99,7 @@ def test_groups_of_a_path_start_from_the_ones_before_to_the_same_bits(
         mine = [lane for lane in whole.lanes if lane["l1"] == l1]
         for lane, other in zip(mine, own.lanes, strict=True):
             assert lane["primal_objective"] == pytest.approx(other["primal_objective"], rel=2e-9)
-    with pytest.raises(Interrupted):
-        train(data, tmp_path / "stopped", stop_requested=stopping_after(11), **asked)
-    resume_by_turns(tmp_path / "stopped", (7,))
+    train_by_turns(train, data, tmp_path / "stopped", 11, (7,), **asked)
     late = train(data, tmp_path / "late", max_seconds=1e-9, **asked)
     assert late.stop_reason == "time"
     assert len(list((tmp_path / "late").glob("group-*/state.npz"))) == 1
@@ -135,9 +133,7 @@ def test_threads_and_interruptions_change_no_bit_of_a_path(tmp_path: Path) -> No
     }
     train(data, tmp_path / "one", threads=1, **asked)
     train(data, tmp_path / "five", threads=5, **asked)
-    with pytest.raises(Interrupted):
-        train(data, tmp_path / "stopped", stop_requested=stopping_after(2), **asked)
-    resume_by_turns(tmp_path / "stopped", (1,))
+    train_by_turns(train, data, tmp_path / "stopped", 2, (1,), **asked)
     assert ended(tmp_path / "one") == ended(tmp_path / "five") == ended(tmp_path / "stopped")
 
 

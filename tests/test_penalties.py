@@ -8,7 +8,7 @@ from typing import Any
 import command_line
 import numpy as np
 import pytest
-from interrupted import ended, resume_by_turns, stopping_after
+from interrupted import ended, train_by_turns
 from reference import augmented, run_weights
 from sklearn.linear_model import ElasticNet, Lasso
 from sklearn.svm import LinearSVC
@@ -16,7 +16,7 @@ from small_datasets import columns_of, multiclass, random_rows, windows_of, writ
 
 import streamcd
 from streamcd import Result, evaluate, load_model, train
-from streamcd.core.errors import Interrupted, UsageError
+from streamcd.core.errors import UsageError
 
 PENALTIES = {"l1": (1.5, 0.0), "elasticnet": (1.5, 0.3), "l2": (0.0, 2.5)}
 
@@ -80,9 +80,7 @@ def test_the_number_of_threads_and_interruptions_change_no_bit(
         asked["plan"] = windows_of(data, 3)
     fit(data, tmp_path / "one", penalty, threads=1, **asked)
     fit(data, tmp_path / "five", penalty, threads=5, **asked)
-    with pytest.raises(Interrupted):
-        fit(data, tmp_path / "stopped", penalty, stop_requested=stopping_after(2), **asked)
-    resume_by_turns(tmp_path / "stopped", (1, 3))
+    train_by_turns(fit, data, tmp_path / "stopped", 2, (1, 3), penalty=penalty, **asked)
     assert ended(tmp_path / "one") == ended(tmp_path / "five") == ended(tmp_path / "stopped")
 
 

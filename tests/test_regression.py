@@ -18,7 +18,7 @@ import pytest
 import scipy.optimize
 import scipy.sparse as sp
 from exact_optimum import model, nearly_least
-from interrupted import ended, resume_by_turns, stopping_after
+from interrupted import ended, train_by_turns
 from reference import augmented, run_weights
 from sklearn.datasets import load_svmlight_file
 from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
@@ -26,7 +26,6 @@ from small_datasets import NAMED, SMALL_COLUMNS, Rows, random_rows, unequal_colu
 
 import streamcd
 from streamcd import ConvergenceWarning, Dataset, StreamcdError, make_columns, train
-from streamcd.core.errors import Interrupted
 from streamcd.kernels import rounds
 from streamcd.kernels.loss_table import LOSSES, row_loss
 from streamcd.kernels.losses import (
@@ -292,9 +291,7 @@ def test_a_run_resumed_after_every_three_windows_has_the_same_bits(tmp_path: Pat
     options = {"C": [0.1, 1.0], "tol": 1e-3, "max_passes": 40, "plan": plan}
     options |= {"loss": entry.loss, "method": entry.method}
     train(dataset, tmp_path / "whole", **options)
-    with pytest.raises(Interrupted):
-        train(dataset, tmp_path / "run", stop_requested=stopping_after(2), **options)
-    resume_by_turns(tmp_path / "run", [3, 1])
+    train_by_turns(train, dataset, tmp_path / "run", 2, [3, 1], **options)
     assert ended(tmp_path / "run") == ended(tmp_path / "whole")
 
 

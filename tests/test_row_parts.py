@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from interrupted import ended, resume_by_turns, stopping_after
+from interrupted import ended, train_by_turns
 from small_datasets import random_rows, windows_of, write_dataset
 
 import streamcd
 from streamcd import Dataset
-from streamcd.core.errors import Interrupted
 from streamcd.kernels.weights import add_changes
 from streamcd.solvers import row_parts
 
@@ -92,9 +91,7 @@ def test_a_run_in_parts_that_is_stopped_and_resumed_ends_with_the_same_bits(
 ) -> None:
     asked = options(kind) | {"plan": windows_of(data, 4, resident=resident), "tol": 1e-6, "threads": 2}
     streamcd.train(data, tmp_path / "whole", **asked)
-    with pytest.raises(Interrupted):
-        streamcd.train(data, tmp_path / "stopped", stop_requested=stopping_after(4), **asked)
-    resume_by_turns(tmp_path / "stopped", [3, 5, 1])
+    train_by_turns(streamcd.train, data, tmp_path / "stopped", 4, [3, 5, 1], **asked)
     assert rounds.n > 0
     assert ended(tmp_path / "whole") == ended(tmp_path / "stopped")
 

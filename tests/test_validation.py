@@ -9,12 +9,12 @@ import command_line
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from interrupted import ended, resume_by_turns, stopping_after
+from interrupted import ended, train_by_turns
 from small_datasets import Rows, multiclass, random_rows, write_dataset
 
 import streamcd
 from streamcd import evaluate, load_model, resume, train
-from streamcd.core.errors import CheckpointError, Interrupted, UsageError
+from streamcd.core.errors import CheckpointError, UsageError
 from streamcd.runs import lane_groups
 from streamcd.training.validation import PATIENCE, look_is_due
 
@@ -134,9 +134,7 @@ def test_a_killed_training_goes_on_to_the_same_looks_and_weights(tmp_path, early
     data, held = _overfitting(tmp_path)
     options = {"C": [1.0, 100.0], "tol": 1e-7, "validation": held, "early_stop": early_stop}
     train(data, tmp_path / "whole", **options)
-    with pytest.raises(Interrupted):
-        train(data, tmp_path / "run", stop_requested=stopping_after(3), **options)
-    resume_by_turns(tmp_path / "run", (3,))
+    train_by_turns(train, data, tmp_path / "run", 3, (3,), **options)
     assert ended(tmp_path / "run") == ended(tmp_path / "whole")
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from exact_optimum import model, nearly_least
-from interrupted import ended, log, resume_by_turns, stopping_after
+from interrupted import ended, log, train_by_turns
 from reference import augmented, run_weights
 from sklearn.linear_model import LogisticRegression
 from sklearn.svm import LinearSVC
@@ -18,7 +18,6 @@ from small_datasets import Rows, columns_of, multiclass, random_rows, unequal_co
 from test_penalties import PENALTIES
 from test_penalties import fit as fit_penalised
 
-from streamcd.core.errors import Interrupted
 from streamcd.kernels import newton as newton_kernels
 from streamcd.kernels import working_set as kernels
 from streamcd.kernels.columns import ColumnCosts, Columns, Scores
@@ -117,9 +116,7 @@ def test_the_number_of_threads_and_interruptions_change_no_bit(tmp_path: Path, p
         asked["max_passes"] = 3
     fit(data, tmp_path / "one", threads=1, **asked)
     fit(data, tmp_path / "five", threads=5, **asked)
-    with pytest.raises(Interrupted):
-        fit(data, tmp_path / "stopped", stop_requested=stopping_after(2), **asked)
-    resume_by_turns(tmp_path / "stopped", (2, 3))
+    train_by_turns(fit, data, tmp_path / "stopped", 2, (2, 3), **asked)
     assert ended(tmp_path / "one") == ended(tmp_path / "five") == ended(tmp_path / "stopped")
 
 
