@@ -401,6 +401,26 @@ def test_a_column_of_times_is_named_and_the_way_on_is_to_scale_it(tmp_path: Path
     assert command_line.run_json("info", tmp_path / "short")["next"].startswith("streamcd resume")
 
 
+def test_a_search_over_unscaled_columns_takes_the_method_that_training_takes(tmp_path: Path) -> None:
+    """By dual every fold of a table with times made 1,000 passes, to an area of 0.51 for 0.96."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(600, 3))
+    y = np.where(x @ [1.0, -1.0, 0.5] > 0, 1, -1)
+    long = streamcd.convert((x * [1e7, 1.0, 1.0], y), tmp_path / "long")
+    heard = Heard()
+    found = streamcd.tune(
+        long, tmp_path / "run", C=[0.1, 1.0], cv=3, scoring="auc", max_passes=50, listener=heard
+    )
+    assert found.converged
+    assert found.folds["converged"]
+    assert found.scores["1"]["mean"] > 0.99
+    assert any(line.startswith("method newton: few features") for line in heard.messages)
+    short = streamcd.convert((x, y), tmp_path / "short")
+    heard = Heard()
+    assert streamcd.tune(short, tmp_path / "other", C=[0.1, 1.0], cv=3, listener=heard).converged
+    assert not any(line.startswith("method") for line in heard.messages)
+
+
 def test_newton_is_not_told_of_scales_which_do_not_slow_it_down(train_text: Path, tmp_path: Path) -> None:
     made = convert(train_text, tmp_path / "d")
     assert advice(made)

@@ -36,6 +36,8 @@ _PENALISED = list(dict.fromkeys(entry.loss for entry in SOLVERS if entry.takes_p
 
 DUAL = "dual", "accelerated, it needs the fewest passes on nearly all data"
 
+_LONG_ROWS = "few features, some with means or scales far from 0 and 1, which do not slow it down"
+
 Asked = TypeVar("Asked", bound=TrainOptions)
 
 
@@ -107,7 +109,7 @@ def choose_method(asked: TrainOptions, dataset: Dataset, *, fits: bool = True) -
     if streamed:
         return "newton", "few features, and rows that are read from disk: it needs the fewest reads"
     if rows_are_long(dataset, max(asked.C), accelerated=True, centred=asked.unpenalized_bias):
-        return "newton", "few features, some with means or scales far from 0 and 1, which do not slow it down"
+        return "newton", _LONG_ROWS
     return DUAL
 
 
@@ -118,14 +120,19 @@ def bias_by_source(dataset: Dataset) -> tuple[float, str]:
 
 
 def _choose_method(asked: Asked, dataset: Dataset, listener: Listener) -> Asked:
-    """Choose the method; dual, without a word, in a search, with a start from dual variables, or local passes."""
+    """Choose the method: without a word dual, with a start from dual variables, local passes, and in most searches.
+
+    Of rows so long that dual would train no fold to its end newton searches too.
+    """
     if asked.method != "auto":
         return asked
     plain = asked.has_plain_penalty
-    given = (asked.search or asked.start_from is not None or asked.local_passes is not None) and plain
+    given = (asked.start_from is not None or asked.local_passes is not None) and plain
     if given or form_of(asked.loss) == INLIERS:
         return replace(asked, method="dual")
     method, reason = choose_method(asked, dataset)
+    if asked.search and plain and reason != _LONG_ROWS:
+        return replace(asked, method="dual")
     if method == "newton" and not _has_room(asked, dataset, method):
         method, reason = choose_method(asked, dataset, fits=False)
         if method != "newton":
