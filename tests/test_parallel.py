@@ -267,6 +267,21 @@ def test_a_worker_that_is_killed_ctrl_c_and_the_death_of_all_leave_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["large"]
 
 
+def test_ctrl_c_while_workers_are_started_ends_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They ended with the interpreter, whose threads met a closed pipe now and then: a traceback after "interrupted"."""
+    start, pools = Pool._start, []
+
+    def interrupted(pool: Pool, module: str) -> None:
+        start(pool, module)
+        pools.append(pool)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Pool, "_start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Pool(2, Listener())
+    assert [process.exitcode for process in pools[0]._processes] == [-signal.SIGKILL] * 2
+
+
 SLOW_TO_END = """
 import os, sys, threading, time
 import streamcd.core.process_pool as process_pool

@@ -164,10 +164,16 @@ class Pool:
         self._processes: list[BaseProcess] = []
         if n_workers == 1:
             return
-        with _deferred_signals(), warnings.catch_warnings():
-            # Python 3.12 and later warn of threads, including those of libraries
-            warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
-            self._start(module)
+        try:
+            with _deferred_signals(), warnings.catch_warnings():
+                # Python 3.12 and later warn of threads, including those of libraries
+                warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+                self._start(module)
+        except (
+            BaseException
+        ):  # a deferred signal's, for one: there is no context yet whose exit would end the workers
+            self.__exit__()
+            raise
 
     def _start(self, module: str) -> None:
         if multiprocessing.current_process().daemon:
