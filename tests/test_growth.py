@@ -256,8 +256,13 @@ def test_categories_that_are_new_come_behind_all_features(
     kept = [value for values in grown.read_kept("key") for value in values.to_pylist()]
     assert kept == together["key"].tolist()
     again = streamcd.convert(together[:200], tmp_path / "again", **OPTIONS)
-    again = streamcd.convert(later, again.path, append=True, new_names="add", workers=2)
+    heard = Heard()
+    again = streamcd.convert(later, again.path, append=True, new_names="add", workers=2, listener=heard)
     assert again.fingerprint == grown.fingerprint
+    (said,) = [text for text in heard.messages if "added behind" in text]
+    n_new = again.n_features - base.n_features
+    assert f"{n_new} features (" in said
+    assert "2 in name" in said
 
 
 def test_missing_values_of_the_summary_are_those_of_all_rows(tmp_path: Path) -> None:

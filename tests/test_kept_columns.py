@@ -165,12 +165,12 @@ def test_strings_that_are_nearly_all_different_are_left_out_and_told(name, tmp_p
     reason = "1,981 of its first 2,000 strings are different"
     assert [line for line in heard.messages if "not used" in line] == [
         f"column 'key' is not used: {reason}; --id key keeps it for predictions, --text key makes features of its words, "
-        "and named in --features it becomes categories all the same"
+        "and --category key takes its strings for categories all the same"
     ]
     (fact,) = [
         fact for fact in command_line.run_json("info", tmp_path / "data")["table"] if fact["column"] == "key"
     ]
-    assert (fact["use"], fact["note"]) == ("not used", reason)
+    assert (fact["use"], fact["note"]) == ("not used", f"{reason}: --id key")
     assert dataset.n_features == 2 + 4
     asked = streamcd.convert(source, tmp_path / "asked", label="bought", features="age,key")
     assert asked.n_features == 1 + len(set(names))

@@ -29,7 +29,7 @@ from ..dataset.scaling import scales_digest
 from ..dataset.writer import DatasetWriter, PartWriter
 from ..kernels.tables import TAIL_CODES
 from ..models.encoding import NONE_ADDED
-from ..models.unknown_values import count_unknown, listed
+from ..models.unknown_values import Unknown, add_unknown, count_unknown, listed
 from .byte_sources import check_rows, display_name
 from .chunking import cut_chunks, cut_shards
 from .column_summary import summarise
@@ -96,24 +96,10 @@ class Conversion:
             )
         if merged.n_rare:
             hashed = self.encoding is not None and any(column.bits for _, column in self.encoding.text)
-            what = (
-                ("bucket of hashed text", "buckets of hashed text")
-                if hashed
-                else ("token of text", "tokens of text")
-            )
-            messages.append(
-                f"{counted(merged.n_rare, *what)} left out, each in fewer documents than --min-count"
-            )
-        messages += [
-            f"column {name!r} is not used: {reason}; --id {shlex.quote(name)} keeps it for predictions, --text "
-            f"{shlex.quote(name)} makes features of its words, and named in --features it becomes categories all the same"
-            for name, reason in self.source.unused.items()
-        ]
-        messages += [
-            f"column {name!r} {reason}, but each string counts as a whole; --text {shlex.quote(name)} makes features of its "
-            "words"
-            for name, reason in self.source.text_like.items()
-        ]
+            one, several = ("bucket of hashed", "buckets of hashed") if hashed else ("token of", "tokens of")
+            rare = counted(merged.n_rare, one, several)
+            messages.append(f"{rare} text left out, each in fewer documents than --min-count")
+        messages += self._what_may_be_used_otherwise()
         size = f"{shape.n_rows:,} rows, {shape.n_features:,} features, {n_entries:,} entries"
         for message in [*messages, size]:
             self.pool.listener.message(message)
@@ -231,11 +217,7 @@ class Conversion:
             self.encoding = read_merged(directory, source.encoding, merged, n_so_far, width)
         if source.grows and self.encoding is not None and not self.options.append:
             word = "target" if self.options.has_targets else "label"
-            notes = {**source.reader.notes, **dict.fromkeys(self.options.drop, "--drop"), **source.unused}
-            notes |= {
-                name: f"{reason}: --text {shlex.quote(name)}" for name, reason in source.text_like.items()
-            }
-            self.columns = summarise(source.examples, self.encoding, merged.n_missing, notes, word)
+            self.columns = summarise(source.examples, self.encoding, merged.n_missing, self._notes(), word)
             for warning in notation_warnings(directory, self.encoding):
                 self.pool.listener.warning(warning)
         if self.options.append and source.encoding is not None:
@@ -295,12 +277,43 @@ class Conversion:
         said = f"left out, since {self.options.place} does not have them: {told}; --new-names add adds them"
         return [*messages, said] if told else messages
 
+    def _what_may_be_used_otherwise(self) -> Iterator[str]:
+        """Describe columns of strings that are left out, or taken whole, though they look like keys or text."""
+        text_like = self.source.text_like
+        for name, reason in self.source.unused.items():
+            named = shlex.quote(name)
+            ways = [f"--id {named} keeps it for predictions", f"--text {named} makes features of its words"]
+            first, second = ways[::-1] if name in text_like else ways
+            yield (
+                f"column {name!r} is not used: {reason}; {first}, {second}, and --category {named} takes its strings for "
+                "categories all the same"
+            )
+        for name, reason in text_like.items():
+            if name not in self.source.unused:
+                yield (
+                    f"column {name!r} {reason}, but each string counts as a whole; --text {shlex.quote(name)} makes "
+                    "features of its words"
+                )
+
+    def _notes(self) -> dict[str, str]:
+        """Tell, by column, why it is left out, or by which option it may be used in another way."""
+        source = self.source
+        ways = dict.fromkeys(source.unused, "--id") | dict.fromkeys(source.text_like, "--text")
+        reasons = source.text_like | source.unused
+        notes = {name: f"{reasons[name]}: {way} {shlex.quote(name)}" for name, way in ways.items()}
+        return {**source.reader.notes, **dict.fromkeys(self.options.drop, "--drop"), **notes}
+
     def _what_is_added(self, shape: Shape, class_names: list[str]) -> list[str]:
         """Describe what the dataset to which rows are appended gets behind its own features and names."""
         like = self.options.training
         assert like is not None
         n_features = shape.n_features - like.n_features
-        added = [counted(n_features, "feature")] if n_features else []
+        of_columns: dict[str, Unknown] = {}
+        for column in () if self.encoding is None else self.encoding.columns:
+            if column.added >= like.n_features:
+                add_unknown(of_columns, {column.title: Unknown(column.n_features, "")})
+        where = f" ({listed(of_columns)})" if of_columns else ""
+        added = [counted(n_features, "feature") + where] if n_features else []
         if new := class_names[len(like.class_names) :]:
             added.append(f"as labels {', '.join(map(escaped, new[:5]))}{', …' if len(new) > 5 else ''}")
         return [f"added behind those of {self.options.place}: {', '.join(added)}"] if added else []

@@ -311,10 +311,9 @@ def open_tables(
     text_like: dict[str, str] = {}
     if known is None:
         encoding = plan_encoding(types, first, options, name)
-        unused = _nearly_distinct(first, encoding, options)
+        unused, text_like = (look(first, encoding, options) for look in (_nearly_distinct, _text_like))
         columns = tuple(column for column in encoding.columns if column.name not in unused)
         encoding = replace(encoding, columns=columns).without_counts()
-        text_like = _text_like(first, encoding, options)
     else:
         check_columns(known, types, reading.needs_label, name)
         weighted = reading.reads_weights and known.weight in types
