@@ -45,7 +45,7 @@ REGRESSORS = [
     ElasticNet(alpha=0.01, method="dual"),
     HuberRegressor(alpha=0.1),
     LinearSVR(),
-    QuantileRegressor(alpha=0.01),
+    QuantileRegressor(alpha=0.01, penalty="l2"),
 ]
 STRICT = {"tol": 1e-6, "max_iter": 5000}
 

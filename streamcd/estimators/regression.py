@@ -331,11 +331,11 @@ class LinearSVR(LinearRegressor):
 
 @dataclass(eq=False, repr=False)
 class QuantileRegressor(LinearRegressor):
-    """Quantile regression with the squared norm: ``Σ loss / n + alpha/2 ‖w‖²``, the intercept not penalised.
+    """Quantile regression: ``Σ loss / n + alpha ‖w‖₁``, scikit-learn's objective, the intercept not penalised.
 
-    The loss is ``quantile (y - z)`` where ``y > z``, ``(1 - quantile)(z - y)`` where not. scikit-learn's penalty is
-    ``alpha ‖w‖₁``: its weights of 0 are not found here. streamcd's ``½‖w‖² + C Σ loss`` is this one divided by alpha, with
-    ``C = 1 / (n alpha)``, n the sum of the rows' weights.
+    The loss is ``quantile (y - z)`` where ``y > z``, ``(1 - quantile)(z - y)`` where not. It is streamcd's
+    ``λ ‖w‖₁ + C Σ loss`` with ``λ = alpha`` and ``C = 1 / n``, n the sum of the rows' weights. With ``penalty="l2"`` it is
+    ``Σ loss / n + alpha/2 ‖w‖²``, which takes fewer passes: ``½‖w‖² + C Σ loss`` with ``C = 1 / (n alpha)``.
 
     Parameters
     ----------
@@ -346,6 +346,7 @@ class QuantileRegressor(LinearRegressor):
     solver
         scikit-learn's, accepted without effect.
     solver_options : {None}
+    penalty : {"l1", "l2"}
     method : {"auto", "dual"}
         As in `streamcd.train`.
     tol, fit_intercept, random_state, max_iter, verbose, memory, workdir
@@ -369,12 +370,17 @@ class QuantileRegressor(LinearRegressor):
     alpha: float = 1.0
     solver: str = "highs"
     solver_options: Any = None
+    penalty: str = "l1"
 
     _loss = "quantile"
 
     def _problem(self) -> dict[str, Any]:
-        self._refuse_all_but(solver_options=((None,), "they are SciPy's; tol and max_iter are offered"))
+        self._refuse_all_but(
+            solver_options=((None,), "they are SciPy's; tol and max_iter are offered"),
+            penalty=(("l1", "l2"), "l1 is scikit-learn's"),
+        )
         return {"quantile": self._number("quantile"), **super()._problem()}
 
     def _strengths(self, weight: float) -> Strengths:
-        return Strengths(0.0, self._alpha(), 1.0 / weight)
+        l1 = self._alpha() if self.penalty == "l1" else 0.0
+        return Strengths(l1, self._alpha() - l1, 1.0 / weight)

@@ -506,7 +506,7 @@ class ProblemOptions(_LossParameters, Checked):
 
         The optimum does not depend on it where its weight is free: then it is half of the rows' root mean square norm, with
         which the dual method takes the fewest passes, 10 times fewer than with 1 on rows of norm 10 that lean to one side;
-        but larger where C and the rows are so few that the losses would hardly move the bias in a pass.
+        but larger where C and the rows are so few, beside l2, that the losses would hardly move the bias in a pass.
         """
         bias = NO_BIAS if isinstance(self.bias, str) else float(self.bias)
         if not (self.unpenalized_bias and bias > 0.0 and self.method == "dual"):
@@ -514,7 +514,7 @@ class ProblemOptions(_LossParameters, Checked):
         mean_square = (dataset.centre or dataset).mean_square or 0.0
         if 0.0 < mean_square < math.inf:
             least = _LOSSES_TO_BIAS / (min(self.C) * max(dataset.n_rows, 1))
-            return math.sqrt(max(0.25 * mean_square, least))
+            return math.sqrt(max(0.25 * mean_square, least if self.strengths[1] else 0.0))
         return bias
 
     def solver_memory(self, lanes: Problem, dataset: Dataset) -> SolverMemory:

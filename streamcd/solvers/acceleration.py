@@ -302,7 +302,9 @@ class Acceleration:
     def _update_kappa(self, lanes: Mapping[str, np.ndarray], lane: int, inner_gap: float) -> None:
         inner_gap, most = max(inner_gap, 0.0), float(self._most[lane])
         if self._asks_for_shares:
-            _balance_kappa(lanes, lane, inner_gap, most)
+            # without curvature it is a linear program, whose alpha converge where kappa stays
+            if self._ramps or lanes["moves"][lane] <= _EARLY_PASSES:
+                _balance_kappa(lanes, lane, inner_gap, most)
         else:
             _update_kappa(lanes, lane, inner_gap, self._retreat, most)
 

@@ -299,14 +299,14 @@ def _check_penalty(problem: Problem, method: str) -> None:
         ]
         way = f"take --method {' or '.join(others)}, or " if others else "take "
         raise UsageError(
-            f"--penalty l1 by --method dual is for squared_hinge and log_loss, found {problem.loss}; {way}"
+            f"--penalty l1 by --method dual is not for {problem.loss}; {way}"
             "--penalty elasticnet with a small --l2"
         )
 
 
 def trains_l1_alone(loss: str) -> bool:
-    """Check if the dual method trains a loss with L1 alone: a smooth one of classes."""
-    return loss_table.LOSSES[loss].smooth and not loss_table.has_targets(loss)
+    """Check if the dual method trains a loss with L1 alone: one of classes, or that no other method trains."""
+    return not (loss_table.LOSSES[loss].smooth and loss_table.has_targets(loss))
 
 
 def reads_columns(method: str) -> bool:
