@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..core.memory_budget import RESERVED_BYTES, warn_of_memory
-from ..core.progress import Listener
+from ..core.progress import Listener, proven_for
 from ..dataset.dataset import Dataset
 from ..dataset.diagnostics import advice, passes_help
 from ..kernels.loss_table import PLANES, form_of, has_cost
 from ..solvers.registry import find_solver
+from ..training.result import Result
 from .config import ResolvedRun
 from .problem_options import ProblemOptions
 
@@ -44,13 +45,15 @@ def scaling_advice(run: ResolvedRun) -> list[str]:
     return advice(run.dataset, C, accelerated=accelerated, method=options.method, centred=centred)
 
 
-def advice_at_end(run: ResolvedRun, stop_reason: str, *, fell_short: bool) -> list[str]:
+def advice_at_end(run: ResolvedRun, result: Result) -> list[str]:
     """Describe what may have kept a training from its tolerance, or inliers from a plane."""
     if not has_cost(run.options.loss):
-        return [CENTRED] if fell_short or stop_reason == "zero" else []
-    if not fell_short:
+        return [CENTRED] if result.fell_short or result.stop_reason == "zero" else []
+    if not result.fell_short:
         return []
-    return advice(run.dataset, max(run.options.C), method=run.options.method, centred=run.centre is not None)
+    options, centred = run.options, run.centre is not None
+    combined = [COMBINED] * (result.stop_reason != "time" and bool(proven_for(result.lanes)))
+    return combined + advice(run.dataset, max(options.C), method=options.method, centred=centred)
 
 
 def more_passes_help(options: ProblemOptions, dataset: Dataset, *, centred: bool) -> bool:
@@ -63,6 +66,12 @@ def more_passes_help(options: ProblemOptions, dataset: Dataset, *, centred: bool
 _ONE_MACHINE = (
     "workers of one machine share its processors and its disk, and need more passes: one process, without --workers, takes "
     "half to a quarter of their time; they are there to try a cluster"
+)
+
+
+COMBINED = (
+    "features nearly are combinations of others, and without a penalty no smaller gap is proven: leave out some of them, or "
+    "take a small penalty (l2 with a large C)"
 )
 
 

@@ -275,6 +275,8 @@ class NewtonSolver(NewtonSteps):
                 rounding += gap - self._gap(state, w, norm, np.zeros_like(norm))[0]
             gap, rounding = self._least_gap(state, norm, gap, rounding)
             gap = np.fmin(gap, primal)  # that of a = 0
+            if not self.problem.is_penalised:  # which is for all weights
+                state.lanes["gap_within"][gap == primal] = np.inf
             of_primal = primal_rounding(totals, norm, np.zeros_like(norm))
             of_primal += (totals[:, N_VISITED] + 100.0) * UNIT * penalty
             return certificate_of(primal, gap, self.violation(state), rounding, of_primal)

@@ -124,11 +124,12 @@ class Result:
                 "or, of a loss that has one, a smaller C"
             )
         if self.stop_reason == "slope":
-            return (
-                f"not converged after {self.passes} passes: the relative gap is {self.gap:.2g}, and no pass gains any more; "
-                "without a penalty weights grow without end where a plane separates classes: take a small one (l2 with a "
+            apart = (
+                "; without a penalty weights grow without end where a plane separates classes: take a small one (l2 with a "
                 "large C)"
             )
+            ended = f"not converged after {self.passes} passes: the relative gap is {self.gap:.2g}, and no pass gains more"
+            return ended + ("" if proven_for(self.lanes) else apart)
         slowly = "" if self.more_passes_help else ", which more passes change slowly"
         return f"not converged after {self.passes} passes: the relative gap is {self.gap:.2g}{slowly}"
 
