@@ -18,7 +18,7 @@ from test_memory import assert_within, peak_of_training, write_large
 
 from streamcd import Dataset, train
 from streamcd import open as open_dataset
-from streamcd.core.memory_budget import RESERVED_BYTES
+from streamcd.core.memory_budget import RUNNING_BYTES
 from streamcd.stream.active_rows import ActiveRows
 from streamcd.stream.arenas import RowLayout
 from streamcd.stream.memory_plan import Plan
@@ -236,12 +236,12 @@ def test_no_more_than_half_of_the_space_left_is_taken(
 @pytest.mark.slow
 @pytest.mark.parametrize("acceleration", ["none", "auto"])
 def test_copies_stay_within_the_budget(tmp_path: Path, acceleration: str) -> None:
-    """157 MB of entries with 40 MB left over beside the interpreter; in the end all active rows are in memory."""
-    write_large(tmp_path / "data", 160)
-    budget = RESERVED_BYTES + 40_000_000
+    """354 MB of entries with 105 MB left over beside the interpreter; in the end all active rows are in memory."""
+    write_large(tmp_path / "data", 360)
+    budget = RUNNING_BYTES + 105_000_000
     asked = {"loss": "hinge", "C": 1e-3, "max_passes": 12, "tol": 1e-9, "acceleration": acceleration}
     peak, _ = peak_of_training(tmp_path / "data", tmp_path / "run", memory=budget, **asked)
     assert_within(peak, budget)
     log = log_of(tmp_path / "run")
     assert max(line["scratch_bytes"] for line in log) > 30_000_000
-    assert min(line["bytes_read"] for line in log) == 9 * 160 * 2048 + 16 * 160
+    assert min(line["bytes_read"] for line in log) == 9 * 360 * 2048 + 16 * 360

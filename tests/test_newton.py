@@ -21,7 +21,7 @@ from streamcd import Dataset, Result, resume, train
 from streamcd.cluster.kinds import make_assignment
 from streamcd.cluster.rounds import WorkersLost, WorkerSpec
 from streamcd.core.errors import ConvergenceWarning, Interrupted, UsageError
-from streamcd.core.memory_budget import RESERVED_BYTES
+from streamcd.core.memory_budget import RUNNING_BYTES
 from streamcd.kernels import newton as kernels
 from streamcd.kernels.primitives import Rows
 from streamcd.runs.choices import choose_method, settle
@@ -232,7 +232,7 @@ def test_what_the_method_does_not_train_is_refused(tmp_path: Path) -> None:
 
 def test_auto_takes_it_for_tall_data_that_is_streamed(tmp_path: Path) -> None:
     data = write_dataset(tmp_path / "data", random_rows(3000, 5))
-    streamed = RESERVED_BYTES + data.n_entries  # little is left beside the interpreter
+    streamed = RUNNING_BYTES + data.n_entries  # little is left beside the interpreter
 
     def chosen(**options: Any) -> str:
         return choose_method(TrainOptions(**{"memory": streamed, "loss": "log_loss"} | options), data)[0]
@@ -272,7 +272,7 @@ def test_rows_are_kept_where_there_is_room_and_auto_takes_what_fits(
         return resolve(data, settle(asked, data, heard), heard).config.options
 
     def least(**options: Any) -> int:
-        low, high = RESERVED_BYTES, RESERVED_BYTES + (1 << 28)
+        low, high = RUNNING_BYTES, RUNNING_BYTES + (1 << 28)
         while high - low > 1:
             middle = (low + high) // 2
             try:

@@ -15,7 +15,7 @@ from small_datasets import random_rows, windows_of, write_dataset
 from streamcd import Dataset
 from streamcd import open as open_dataset
 from streamcd.core.errors import DatasetError, UsageError
-from streamcd.core.memory_budget import RESERVED_BYTES
+from streamcd.core.memory_budget import RUNNING_BYTES
 from streamcd.core.randomness import random_key
 from streamcd.stream.arenas import RowLayout
 from streamcd.stream.memory_plan import Plan, make_plan
@@ -265,7 +265,7 @@ def test_a_plan_keeps_within_the_budget_and_uses_it(larger: Dataset, n_orders: i
     layout, least = replace(LAYOUT, n_orders=n_orders), 0
     for room in range(0, 1_500_000, 10_000):
         try:
-            plan = make_plan(larger, RESERVED_BYTES + room, layout, {"weights": 10_000})
+            plan = make_plan(larger, RUNNING_BYTES + room, layout, {"weights": 10_000})
         except UsageError:
             assert not plans, "refused, though less memory was enough"
             continue
@@ -288,7 +288,7 @@ def test_a_plan_keeps_within_the_budget_and_uses_it(larger: Dataset, n_orders: i
 
 def test_a_budget_that_cannot_do_is_refused_with_the_arithmetic(larger: Dataset) -> None:
     with pytest.raises(UsageError) as refusal:
-        make_plan(larger, RESERVED_BYTES + 1000, LAYOUT, {"weights": 5_000_000})
+        make_plan(larger, RUNNING_BYTES + 1000, LAYOUT, {"weights": 5_000_000})
     message = str(refusal.value)
     assert "\n" not in message
     for piece in ("5 MB weights", "needed", "--memory", "interpreter and libraries"):

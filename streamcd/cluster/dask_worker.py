@@ -22,7 +22,7 @@ from ..core.memory_budget import format_size
 from ..stream.slot_store import shard_file
 from .holdings import VARIABLE, Holding, read_holding
 from .kinds import Part, make_part
-from .memory import DASK_BYTES
+from .memory import WORKER_BYTES
 from .partition import Partition
 from .records import Batch, Piece, Place, read_batch, write_batch
 from .rounds import Change, RoundRequest, WorkersLost, WorkerSpec
@@ -135,7 +135,7 @@ def open_seat(version: str, spec: bytes, session: str) -> Seat:
     probe = os.path.join(seat.spec.folder, f"probe-{os.urandom(8).hex()}")
     os.mkdir(probe)
     os.rmdir(probe)
-    _check_memory(seat.spec.memory + DASK_BYTES)
+    _check_memory(seat.spec.memory + WORKER_BYTES)
     return seat
 
 

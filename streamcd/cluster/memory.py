@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..core.memory_budget import RESERVED_BYTES, format_size
+from ..core.memory_budget import RESERVED_BYTES, RUNNING_BYTES, format_size
 from ..core.process_pool import memory_per_worker
 from ..dataset.dataset import Dataset
 from ..solvers.problem import Problem
@@ -23,6 +23,9 @@ TABLE_COPIES = 5
 """Tables of classes and lanes that a worker holds at most: signs and costs as received and copied, and the costs of the
 local models. Views in the coordinating process are whole tables in a worker."""
 
+_FRAME_BYTES = 1 << 24
+"""Frames in which dask sends an array."""
+
 DASK_BYTES = 70_000_000
 """Memory that dask takes in a worker, beside streamcd's own reserve.
 
@@ -30,6 +33,9 @@ Measured with distributed 2026.8: an idle worker takes 65 MB, 10 of them Python.
 million features, windows read from disk under 520 MB, two workers reached 392 and 374 MB, where they compiled the kernels
 459 and 440 (3 rounds of log_loss; VmHWM), and the coordinating process 262 to 280 MB, 173 with a small w.
 """
+
+WORKER_BYTES = DASK_BYTES + RESERVED_BYTES - RUNNING_BYTES
+"""Memory that a worker takes beside what a plan counts: dask, and the pages of libraries, which it keeps."""
 
 
 def paired_layout(layout: RowLayout) -> RowLayout:
@@ -45,7 +51,8 @@ def model_bytes(problem: Problem, memory: SolverMemory) -> int:
     tables = TABLE_COPIES * problem.full_table_bytes
     n_copies = WEIGHT_COPIES - 2 + (SUM_COPIES if problem.free_bias else 0)
     copies = n_copies * 8 * (problem.n_features + 1) * problem.n_lanes * problem.lane_vectors
-    return memory.state + memory.joined + copies + sum(memory.more.values()) + tables + memory.saving
+    frames = min(memory.state + memory.rows, _FRAME_BYTES)
+    return memory.state + memory.joined + copies + sum(memory.more.values()) + tables + frames
 
 
 def worker_memory(
@@ -70,8 +77,8 @@ def plan_worker(
         each = worker_memory(budget, local_workers, weights)
         refusal = (
             f"--memory {format_size(budget)} is too small for {local_workers} workers: it leaves each "
-            f"{format_size(each - DASK_BYTES)}, where"
+            f"{format_size(each - WORKER_BYTES)}, where"
         )
     assert isinstance(memory.layout, RowLayout)
     layout = paired_layout(memory.layout)
-    return make_plan(dataset, each - DASK_BYTES, layout, {"weights": weights}, refusal=refusal), each
+    return make_plan(dataset, each - WORKER_BYTES, layout, {"weights": weights}, refusal=refusal), each

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,6 +18,12 @@ RESERVED_BYTES = 210_000_000
 A constant, not measured at run time, so that windows (and with them the bits of a result) follow from the options alone.
 Measured on Linux x86-64 with numba 0.68 and pyarrow 26: commands of every kind on a few rows take 160 to 197 MB, buffers
 included, and 207 with the results of 6,000 classes. A process of its own compiles, at first use, and takes 240 MB.
+"""
+
+RUNNING_BYTES = 105_000_000
+"""The part of these that a training takes after `make_room`, while it reads windows: a constant too.
+
+Measured as above: trainings take 85 to 104 MB, kernels that a first visit loads apart (`solvers.memory`).
 """
 
 _UNITS = {"": 1, "B": 1}
@@ -51,13 +58,14 @@ def require(
     needs: Mapping[str, int],
     advice: str = "give a larger --memory",
     refusal: str | None = None,
+    reserved: int = RESERVED_BYTES,
 ) -> int:
     """Return what the needs leave of the budget, in bytes; if they exceed it, raise `UsageError` with the arithmetic.
 
     `needs` are bytes by name; the reserve for the interpreter is added here. `refusal` begins the message if `budget` is
     not the number that the user gave.
     """
-    parts = {"interpreter and libraries": RESERVED_BYTES, **needs}
+    parts = {"interpreter and libraries": reserved, **needs}
     total = sum(parts.values())
     if total > budget:
         arithmetic = " + ".join(
@@ -96,8 +104,34 @@ def return_heap() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+_CLEAN = re.compile(
+    r"^([0-9a-f]+)-([0-9a-f]+) r-.p \S+ \S+ [1-9]\d* +/.*\n(?:[A-Z]\w*:.*\n)*?Anonymous: +0 kB$", re.MULTILINE
+)
+"""A mapping of a file that cannot be written to, in /proc/self/smaps, and has no page that was: not even by the linker."""
+
+
+def make_room(budget: int, planned: int) -> None:
+    """Unmap the code and constants of libraries, if a process that has started would exceed the budget with `planned` bytes
+    more.
+
+    Most were needed to start and to load kernels: of 172 MB that a training takes before its windows they are 99, of which
+    15 come back. They stay in the page cache, from which the system maps them at a touch.
+    """
+    held = _read_figure("/proc/self/status", "VmRSS") or 0
+    if max(held, RESERVED_BYTES) + planned <= budget or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    with suppress(OSError, AttributeError):
+        advise = ctypes.CDLL(None).madvise
+        for start, stop in _CLEAN.findall(Path("/proc/self/smaps").read_text(encoding="utf-8")):
+            begin = int(start, 16)
+            advise(ctypes.c_void_p(begin), ctypes.c_size_t(int(stop, 16) - begin), mmap.MADV_DONTNEED)
+
+
 def warn_of_memory(budget: int, planned: int, listener: Listener) -> None:
-    """Warn if the budget exceeds the machine's memory, or if this process would exceed it with `planned` bytes more."""
+    """Warn if the budget exceeds the machine's memory, or if this process would exceed it with `planned` bytes more.
+
+    Of what it holds, `make_room` gives back what `RESERVED_BYTES` has more than `RUNNING_BYTES`.
+    """
     total = _read_figure("/proc/meminfo", "MemTotal")
     machine = min(float("inf") if total is None else total, _cgroup_limit())
     if budget > machine:
@@ -106,10 +140,11 @@ def warn_of_memory(budget: int, planned: int, listener: Listener) -> None:
             "the system may kill the process; give less"
         )
     held = _read_figure("/proc/self/status", "VmRSS") or 0
-    if held > RESERVED_BYTES and held + planned > budget:
+    peak = max(held, held - RESERVED_BYTES + RUNNING_BYTES + planned)
+    if held > RESERVED_BYTES and peak > budget:
         listener.warning(
             f"this process already holds {format_size(held)}, of which {format_size(RESERVED_BYTES)} are counted in memory "
-            f"{format_size(budget)}: its peak may reach {format_size(held + planned)}; free arrays that are not needed, or "
+            f"{format_size(budget)}: its peak may reach {format_size(peak)}; free arrays that are not needed, or "
             "use a process of its own"
         )
 

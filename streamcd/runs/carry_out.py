@@ -14,7 +14,7 @@ import numpy as np
 
 from ..core.errors import UsageError
 from ..core.folder_copies import Copy
-from ..core.memory_budget import peak_memory_bytes
+from ..core.memory_budget import peak_memory_bytes, require
 from ..core.progress import Listener, counted
 from ..core.setting import Setting
 from ..core.threads import make_threads
@@ -51,6 +51,7 @@ def begin_run(copy: Copy, run: ResolvedRun, *, force: bool) -> Iterator[checkpoi
             f"expected a whole dataset, found {run.dataset.n_rows} rows of {run.dataset.path}, which a resumed run "
             "would not find again; train with an estimator (LinearSVC and others), or convert these rows by themselves"
         )
+    require(run.config.memory, {})  # for the start, which takes more than a training of few rows
     refuse_existing(copy.path, run.config, force)
     with checkpoint.create_run(copy, force=force) as directory:
         write_config(directory, run.config)
@@ -113,6 +114,7 @@ def _make_task(
         problem=lanes,
         solver=run.make_solver(lanes),
         plan=config.plan,
+        memory=config.memory,
         rule=config.rule,
         seed=run.options.seed,
         checkpoint_every=config.checkpoint_every,
@@ -127,10 +129,10 @@ def _train_group(part: checkpoint.Run, task: Task, run: ResolvedRun, session: Se
     if rounds is None:
         return Loop(part, task, session).run()
     from ..cluster.dual_rounds import DualRounds  # only where there are workers
-    from ..cluster.memory import DASK_BYTES
+    from ..cluster.memory import WORKER_BYTES
     from ..cluster.sum_rounds import SumRounds
 
-    options, memory = run.options, run.config.memory - DASK_BYTES
+    options, memory = run.options, run.config.memory - WORKER_BYTES
     loop = part, task, session, options.method, options.acceleration, memory, rounds.worker_timeout
     if find_solver(options.loss, options.method).in_rounds == "sums":
         return SumRounds(*loop).run()
@@ -198,6 +200,7 @@ def train_in_memory(
     It starts from an `earlier` training on the first of these rows, as far as its options allow.
     """
     run = resolve(dataset, asked, session.listener)
+    require(run.config.memory, {})
     directory = checkpoint.MemoryRun()
     previous = None if earlier is None else earlier_in_memory(earlier.run, earlier.directory, run)
     outcome = train_groups(directory, run, previous, session)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from ..core.errors import UsageError
-from ..core.memory_budget import RESERVED_BYTES, format_size
+from ..core.memory_budget import RUNNING_BYTES, format_size
 from ..core.progress import Listener
 from ..core.storage import local_path
 from ..dataset.column_layout import has_columns
@@ -101,7 +101,7 @@ def choose_method(asked: TrainOptions, dataset: Dataset, *, fits: bool = True) -
         )
     if "newton" not in LOSSES[asked.loss].methods or not enough:
         return DUAL
-    streamed = dataset.n_entries * dataset.entry_bytes > asked.memory_bytes - RESERVED_BYTES
+    streamed = dataset.n_entries * dataset.entry_bytes > asked.memory_bytes - RUNNING_BYTES
     if dataset.n_entries * n_lanes * together**2 > _MOST_PRODUCTS * dataset.n_rows:
         return DUAL
     if asked.on_workers:

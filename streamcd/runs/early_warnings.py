@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..core.memory_budget import RESERVED_BYTES, warn_of_memory
+from ..core.memory_budget import RUNNING_BYTES, warn_of_memory
 from ..core.progress import Listener, proven_for
 from ..dataset.dataset import Dataset
 from ..dataset.diagnostics import advice, passes_help
@@ -31,7 +31,7 @@ def warn_early(run: ResolvedRun, listener: Listener) -> None:
     elif config.rounds is None:
         # beside the interpreter: the data, if it stays in memory, else all of the budget
         whole = dataset.n_entries * dataset.entry_bytes + 16 * dataset.n_features * run.problem.n_lanes
-        planned = whole if config.plan.resident else config.memory - RESERVED_BYTES
+        planned = whole if config.plan.resident else config.memory - RUNNING_BYTES
         warn_of_memory(config.memory, planned, listener)
 
 

@@ -210,7 +210,7 @@ def _plan_group(
 
         return plan_worker(dataset, lanes, memory, asked.memory_bytes, asked.workers or 0)
     needs = {
-        "weights": memory.state + memory.saving,
+        "weights": memory.state,
         "scores of all rows": 0 if paged else memory.rows,
         "dual variables": dataset.n_rows * memory.layout.state_bytes if asked.in_memory else 0,
         "choice of rows": dataset.held_bytes,

@@ -44,7 +44,7 @@ from ..kernels.primitives import (
     Variables,
 )
 from ..stream.memory_plan import Plan, SolverMemory
-from ..stream.window import RowArena, Window, aligned_zeros
+from ..stream.window import RowArena, Window, aligned_zeros, empty_window
 from . import over_relaxation, row_parts
 from .acceleration import Acceleration
 from .memory import MOST_COPIED, PARTS, dual_memory
@@ -117,18 +117,19 @@ class RowSolver:
 
     def load_kernels(self, dataset: Dataset, state: State) -> None:
         """Compile the kernels by visiting no rows, before windows are allocated: a small budget has no room for both."""
-        none = np.zeros(0, dtype=np.int64)
-        # two records: fields of fewer would have the type of contiguous arrays
-        window = Window(0, 0, 1, none, self.layout.new_arena(dataset, 2, 0), none, none, 0)
-        untouched = replace(state, totals=state.totals.copy())
-        self.certify(window, untouched, none, none)
-        self.train(window, untouched, shuffled_active_rows(window, none, none, np.uint64(0)), none)
+        window = empty_window(self.layout.new_arena(dataset, 2, 0))
+        self._visit_nothing(window, replace(state, totals=state.totals.copy()))
+        shuffled_active_rows(window, window.chunks, window.chunks, np.uint64(0))
         self.restore_rows(state, window.arena, 0, 0)
-        self._penalty_terms(state.w[:0], state.w_alpha[:0], none)
-        weight_kernels.move_columns(state.w_alpha[:0], state.w[:0], none)
+        self._penalty_terms(state.w[:0], state.w_alpha[:0], window.chunks)
+        weight_kernels.move_columns(state.w_alpha[:0], state.w[:0], window.chunks)
         if self.acceleration:
             self.acceleration.load_kernels(state)
         return_free_memory()
+
+    def _visit_nothing(self, window: Window, state: State) -> None:
+        self.certify(window, state, window.chunks, window.chunks)
+        self.train(window, state, window.chunks, window.chunks)
 
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
         """Certify lanes at their fixed w, then train the others."""
@@ -304,8 +305,7 @@ class RowSolver:
 
     def acceleration_numbers(self, state: State) -> tuple[np.ndarray, np.ndarray]:
         """Return 1/mu and `uncounted` of every lane (see `Steering`)."""
-        n_lanes = self.problem.n_lanes
-        uncounted = state.lanes["moves"] == 0 if self.acceleration else np.zeros(n_lanes, dtype=bool)
+        uncounted = state.lanes["moves"] == 0 if self.acceleration else np.zeros(self.problem.n_lanes, bool)
         return 1.0 / self.mu(state), uncounted.astype(np.float64)
 
     def steering(self, state: State, tolerance: np.ndarray) -> Steering:

@@ -13,6 +13,9 @@ from .block_sums import Blocks
 from .kept_rows import ROW_UNITS, KeptRows
 from .problem import Problem
 
+_LATE_KERNELS = 25_000_000
+"""Bytes of kernels, and of the library that loads them, where a visit is the first to call them and windows take memory."""
+
 PARTS = 4
 """Parts of a window, certified by threads; the sums are the same for any number of these."""
 
@@ -68,7 +71,11 @@ def twin_sor_memory(problem: Problem) -> SolverMemory:
     return SolverMemory(
         RowLayout(n_lanes, n_lanes),
         3 * 8 * size * n_lanes,
-        more={matrices: 8 * size**2 * n_lanes, "columns of one": 2 * 8 * BLOCK * size},
+        more={
+            matrices: 8 * size**2 * n_lanes,
+            "columns of one": 2 * 8 * BLOCK * size,
+            "kernels": _LATE_KERNELS,
+        },
         advice="give a larger --memory, or take --method dual, which needs no matrix",
     )
 
@@ -89,7 +96,7 @@ def primal_memory(
         ColumnLayout(window, centred=problem.free_bias),
         points * 8 * (problem.n_features + 1) * problem.n_lanes,
         dataset.n_rows * (points * 8 * problem.n_lanes + constant_bytes(problem, dataset)),
-        {"signed costs": signed},
+        {"signed costs": signed, "kernels": _LATE_KERNELS},
         Paging(entry_bytes, 8, fixed_bytes, page_rows),
     )
 
@@ -128,6 +135,7 @@ def working_set_memory(problem: Problem, dataset: Dataset) -> SolverMemory:
             "sums of features": size * (16 * problem.n_lanes + 16),
             "matrices of a solution": 24 * (narrow + BLOCK) * narrow * together,
             "signed costs": signed,
+            "kernels": _LATE_KERNELS,
         },
         advice="give a larger --memory: this method keeps numbers of every row in memory",
         holding=Holding(_HELD_BYTES + _HELD_LANE_BYTES * together, _HELD_SHARE),
@@ -143,9 +151,6 @@ def _centre(problem: Problem, accelerated: bool) -> int:
     beside = (problem.n_features + 1) * problem.n_lanes * problem.lane_vectors
     return 8 * (beside + 2 * N_BUCKETS * problem.n_lanes) if accelerated else 0
 
-
-_SAVED = 1 << 24
-"""Bytes of an array that are copied at a time where it is written to a file."""
 
 _MOST_PARTS = 1 << 23
 """Largest number of elements of all lanes' Hessians of which every part of a window sums up its own."""
@@ -224,7 +229,6 @@ def newton_memory(problem: Problem, dataset: Dataset, *, keeps_rows: bool) -> So
             "matrices of a proof": 2 * 8 * size**2 if not problem.is_penalised else 0,
             # in the state, as a solver visits them, and while others come; and the matrices of the other rows
             "rows near the margin": kept * (3 * 8 * n_lanes + 5 * 8) + (own + 8 * size**2 if kept else 0),
-            "saving": min(own, _SAVED),
         },
         advice=f"give a larger --memory, or take {other}, which needs no matrix",
         # a worker's blocks leave sums on both sides, of which it holds copies to send, a neighbour's and what both make

@@ -40,7 +40,7 @@ from ..kernels.primitives import (
     shuffle,
 )
 from ..stream.memory_plan import Plan
-from ..stream.window import Window
+from ..stream.window import Window, empty_window
 from . import unpenalised
 from .block_sums import Cut, cut, cut_chunks
 from .dual import primal_rounding, proven_gap, rows_of
@@ -94,8 +94,8 @@ class NewtonSolver(NewtonSteps):
 
     def load_kernels(self, dataset: Dataset, state: State) -> None:
         """Compile the kernels by visiting no rows, before windows are allocated."""
-        none = np.zeros(0, dtype=np.int64)
-        window = Window(0, 0, 1, none, self.layout.new_arena(dataset, 2, 0), none, none, 0)
+        window = empty_window(self.layout.new_arena(dataset, 2, 0))
+        none = window.chunks
         self._sum_up(rows_of(window), cut(none, self._n_cuts), state, none, self._costs(1.0))
         newton_kernels.fold(np.zeros((0, 0)))
         vectors = [np.zeros(0) for _ in range(3)]

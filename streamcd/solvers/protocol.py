@@ -77,7 +77,8 @@ class State:
     def load_arrays(self, arrays: dict[str, np.ndarray]) -> None:
         """Load a state that `stored_arrays` returned; raises `KeyError` if an array is missing.
 
-        Arrays of lanes, rows and matrices are kept, not copied: there may not be memory for two of each.
+        Arrays of lanes, rows and matrices are kept, not copied, and weights are dropped once they are copied: there may not
+        be memory for two of each.
         """
         if not arrays["position"].any():
             arrays = {"w": self.w, **{f"matrix_{name}": own for name, own in self.matrices.items()}} | arrays
@@ -85,8 +86,9 @@ class State:
         if missing := kept.difference(arrays):
             raise KeyError(min(missing))
         self._check_shapes(arrays)
-        self.w[:] = arrays["w"]
-        self.w_alpha[:] = arrays.get("w_alpha", 0.0)
+        self.w[:] = arrays.pop("w")
+        if "w_alpha" in arrays:
+            self.w_alpha[:] = arrays.pop("w_alpha")
         self.totals[:] = arrays["totals"]
         self.read, self.window = (int(number) for number in arrays["position"])
         self.matrices = {name: arrays[f"matrix_{name}"] for name in self.matrices}

@@ -12,7 +12,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from ..core.memory_budget import RESERVED_BYTES, format_size, require
+from ..core.memory_budget import RUNNING_BYTES, format_size, require
 from ..core.metadata import Count, Positive
 from ..core.progress import counted
 from ..dataset.chunked_table import MAX_OPEN_PARTS
@@ -21,7 +21,6 @@ from ..dataset.read_ahead import AHEAD_BYTES, SHARED_AHEAD_BYTES
 _FOOTER_BYTES = 200_000  # of an open Parquet file with a few hundred row groups
 _ORDER_BYTES = 8  # of an item's number in the order of visits
 _MAX_READERS = 4  # each with its own descriptors
-_SAVE_BYTES = 1 << 24  # of numpy's buffer, through which it writes arrays to a file, and of dask's frames
 ADVICE = "give a larger --memory, or convert with a smaller --chunk-size"
 
 
@@ -137,11 +136,6 @@ class SolverMemory:
     holding: Holding | None = None  # to hold items between reads, where the data is not resident
     joined: int = 0  # of sums over rows, in a worker that sends them
 
-    @property
-    def saving(self) -> int:
-        """Bytes that writing the state to a file takes beside the state."""
-        return min(self.state + self.rows, _SAVE_BYTES)
-
 
 def make_plan(
     dataset: Table,
@@ -166,7 +160,7 @@ def make_plan(
     readers = _count_readers(table, budget)
     if paging:
         overhead["pages of scores"] = paging.fixed_bytes
-    elif RESERVED_BYTES + sum(overhead.values()) + _resident_bytes(table, layout) <= budget:
+    elif RUNNING_BYTES + sum(overhead.values()) + _resident_bytes(table, layout) <= budget:
         return _resident_plan(table, layout, readers)
     # two windows, one being read and one being visited; the order of visits, and the paged rows of one window
     each_entry = 2 * table.entry_bytes + (paging.entry_bytes if paging else 0)
@@ -177,7 +171,7 @@ def make_plan(
     needs = {**overhead, name: smallest}
     if holding:
         needs["one column held"] = _longest_unit(table) * table.entry_bytes + holding.item_bytes
-    left = require(budget, needs, advice, refusal)
+    left = require(budget, needs, advice, refusal, RUNNING_BYTES)
     # the rest is divided between entries and items as in an average chunk
     entries = max(table.n_entries, 1)
     held_entries = held_items = 0
@@ -202,7 +196,7 @@ def plan_shards(
 ) -> tuple[Plan, int] | None:
     """Plan to keep some shards in memory, `fewest` or more; also returns how many fit, None if too few do."""
     overhead, n_shards = sum(_overhead(table, budget, needs).values()), table.n_shards
-    left = budget - RESERVED_BYTES - overhead
+    left = budget - RUNNING_BYTES - overhead
     if _resident_bytes(table, layout) > left:
         items, entries = slot_size(table)
         a_shard = entries * table.entry_bytes + items * (layout.item_bytes + _ORDER_BYTES * layout.n_orders)
@@ -230,6 +224,15 @@ def _resident_bytes(table: Table, layout: Layout) -> int:
 def _resident_plan(table: Table, layout: Layout, readers: int) -> Plan:
     entries = min(max(layout.resident_window, _longest_unit(table)), max(table.n_entries, 1))
     return Plan(entries, table.n_items, resident=True, readers=readers)
+
+
+def planned_bytes(plan: Plan, dataset: Table, budget: int, memory: SolverMemory) -> int:
+    """Return the bytes that a training in this process takes beside interpreter and libraries."""
+    if not plan.resident:
+        return budget - RUNNING_BYTES
+    table = memory.layout.open(dataset)
+    overhead = _overhead(table, budget, {"weights": memory.state, **memory.more})
+    return memory.rows + sum(overhead.values()) + _resident_bytes(table, memory.layout)
 
 
 def describe_plan(plan: Plan, dataset: Table, budget: int) -> str:
@@ -286,7 +289,7 @@ def _count_readers(table: Table, budget: int) -> int:
 
     The number of processors is ignored: windows, and with them the bits of a result, would depend on it.
     """
-    left = max(budget - RESERVED_BYTES - table.client_bytes, 0)
+    left = max(budget - RUNNING_BYTES - table.client_bytes, 0)
     return 1 + min(_MAX_READERS - 1, left // 8 // _reader_bytes(table))
 
 

@@ -97,3 +97,12 @@ class Window:
     def chunk_ranges(self) -> Iterator[tuple[int, int, int]]:
         """Iterate over the chunks, each with the start and stop of its items in the arena."""
         return zip(self.chunks.tolist(), self.start.tolist(), self.stop.tolist(), strict=True)
+
+
+def empty_window(arena: RowArena) -> Window:
+    """Make a window without rows, by which kernels are loaded.
+
+    The arena has two records at least: fields of fewer would have the type of contiguous arrays.
+    """
+    none = np.zeros(0, dtype=np.int64)
+    return Window(0, 0, 1, none, arena, none, none, 0)

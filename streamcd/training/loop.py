@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import CheckpointError, Interrupted, StreamcdError, UsageError
+from ..core.memory_budget import make_room
 from ..core.progress import CostStatus, Listener, Progress, TrainingStatus, telling_of_compilation
 from ..core.randomness import random_key
 from ..core.threads import Threads
@@ -24,7 +25,7 @@ from ..solvers.problem import Problem
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Solver, State, new_totals
 from ..solvers.unpenalised import SOLVED
 from ..stream.arenas import RowLayout
-from ..stream.memory_plan import Plan
+from ..stream.memory_plan import Plan, planned_bytes
 from ..stream.slot_store import SlotStore
 from ..stream.stream import Stream
 from ..stream.window import RowArena, Window
@@ -96,6 +97,7 @@ class Task:
     problem: Problem  # the lanes to train
     solver: Solver
     plan: Plan  # not used on workers, which make their own
+    memory: int  # the budget, in bytes
     rule: StopRule
     seed: int
     checkpoint_every: float  # seconds
@@ -283,6 +285,8 @@ class Loop(TrainingLoop):
     """Training in this process, window after window; see `TrainingLoop`."""
 
     def __init__(self, directory: Run, task: Task, session: Session) -> None:
+        self.task = task
+        self._make_room()
         self.paged = task.solver.use_plan(directory.path / "rows", task.plan)  # before `new_state`
         super().__init__(directory, task, session)
         self.threads = task.solver.threads = session.threads
@@ -311,12 +315,18 @@ class Loop(TrainingLoop):
         options["folder"] = self.directory.path if self.directory.has_files else None
         with Stream(task.dataset, task.plan, task.solver.layout, task.seed, **options) as stream:
             self.stream = stream
+            self._make_room()  # the last kernels are loaded, and windows take no memory yet
             if task.warm_start is not None and isinstance(task.solver.layout, RowLayout):
                 stream.begin_with(task.warm_start.new_chunks)
             self.order = np.empty(stream.largest_window_items + 1, dtype=np.int64)
             while self._has_open_lanes():
                 self._read(stream)
             self._checkpoint()
+
+    def _make_room(self) -> None:
+        task = self.task
+        planned = planned_bytes(task.plan, task.dataset, task.memory, task.solver.memory)
+        make_room(task.memory, planned)
 
     def _close(self) -> None:
         self.threads.close()
