@@ -208,7 +208,7 @@ def test_a_mapped_matrix_is_not_written_to(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.load(tmp_path / "q.npy"), problem[0])
 
 
-def test_single_precision(tmp_path: Path) -> None:
+def test_single_precision() -> None:
     Q, h, lo, hi = program(80, 3)
     single = Q.astype(np.float32)
     problem = single.astype(np.float64), h, lo, hi

@@ -263,7 +263,7 @@ def test_workers_centre_as_one_process_does(tmp_path: Path) -> None:
     assert split.primal_objective == pytest.approx(one.primal_objective, rel=2e-3)
 
 
-def test_an_estimator_centres_as_a_training_on_disk_does(tmp_path: Path) -> None:
+def test_an_estimator_centres_as_a_training_on_disk_does() -> None:
     x, z = far(3000.0)
     y = targets("huber", z)
     for rows in (x, sp.csr_array(x)):

@@ -497,7 +497,7 @@ def wait_for_rounds(run: Path, n: int, process: Forked) -> None:
     eventually(made)
 
 
-def test_local_workers_are_reached_from_this_machine_only_and_answer_no_browser(tmp_path: Path) -> None:
+def test_local_workers_are_reached_from_this_machine_only_and_answer_no_browser() -> None:
     """Dask's web server was open on all interfaces, and told a scheduler's state to whoever asked."""
     import urllib.error
     import urllib.request

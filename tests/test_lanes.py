@@ -352,7 +352,7 @@ def test_tables_that_workers_copy_are_in_their_plan(tmp_path: Path) -> None:
     assert model_bytes(problem, memory) >= 5 * 8 * 600 * 600
 
 
-def test_many_classes_are_predicted_without_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_classes_are_predicted_without_a_table() -> None:
     """As a model does: by the decisions themselves, to the last bit."""
     classes = np.arange(700.0)
     problem = make_problem(loss="hinge", classes=classes, class_counts=np.ones(700), n_features=1)

@@ -1038,7 +1038,7 @@ def test_three_workers_without_a_shared_disk_of_which_one_is_killed_end_with_the
     assert len(list(tmp_path.glob("machine-*/kept"))) == 4
 
 
-def test_a_run_in_a_bucket_is_whoevers_opened_it_last(server: Server, local: Dataset, tmp_path: Path) -> None:
+def test_a_run_in_a_bucket_is_whoevers_opened_it_last(server: Server, local: Dataset) -> None:
     """The one that had it before ends at its next checkpoint, and damages nothing."""
     run, taken = f"{BUCKET}/two", []
 

@@ -639,7 +639,7 @@ def test_pages_of_a_run_that_has_none_are_refused(dataset: Dataset, tmp_path: Pa
 
 @pytest.mark.parametrize("resident", [True, False])
 def test_a_plan_larger_than_the_data_takes_no_more_memory_than_they_do(
-    interrupted: Callable[[str], Path], tmp_path: Path, resident: bool
+    interrupted: Callable[[str], Path], resident: bool
 ) -> None:
     run = interrupted("copy")
     large = {"window_entries": 2**62, "window_rows": 2**62, "page_rows": 0, "resident": resident}

@@ -119,7 +119,7 @@ def test_a_damaged_sparse_model_is_refused_by_the_files_name(tmp_path: Path, nam
     assert name in command_line.problems(tmp_path)[0]
 
 
-def test_features_out_of_order_are_refused(tmp_path: Path) -> None:
+def test_features_out_of_order_are_refused() -> None:
     for feature in ([3, 3], [5, 2], [-1, 4], [0, 10]):
         with pytest.raises(ValueError, match="features that ascend"):
             SparseWeights(np.array(feature), np.ones((2, 1)), 10)
