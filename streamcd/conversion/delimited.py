@@ -186,7 +186,9 @@ class CsvReader(TextReader):
             if self.reading.threaded:  # Arrow's threads do not tell the row
                 alone = replace(self, reading=replace(self.reading, threaded=False))
                 return alone._read(buffer, names, chosen, types, message)
-            raise DataError(_csv_complaint(str(error), names, message)) from None
+            raise DataError(
+                _csv_complaint(str(error), names, message, self.reading.encoding is None)
+            ) from None
         return pa.Table.from_arrays(columns, chosen)
 
 
@@ -200,7 +202,8 @@ def _at_lines(name: str, line: int) -> Any:
     return lambda row: f"{name}:{line + row + 1}"
 
 
-def _csv_complaint(error: str, names: list[str], message: Any) -> str:
+def _csv_complaint(error: str, names: list[str], message: Any, new: bool) -> str:
+    """Describe a refusal by Arrow, with advice; columns of a table that is not `new` are those of the data trained on."""
     ragged = re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+): (.*)", error, re.DOTALL)
     if ragged:
         row, expected, found, text = ragged.groups()
@@ -210,14 +213,15 @@ def _csv_complaint(error: str, names: list[str], message: Any) -> str:
         return f"{message(0)}: expected delimited text, found something else ({error.splitlines()[0]}); correct it"
     column, row, type_, what = bad.groups()
     name = names[int(column)] if int(column) < len(names) else column
+    like = "as in its first rows" if new else "as in the data trained on"
     kinds = {
-        "double": "a number, as in its first rows",
-        "int64": "a whole number, as in its first rows",
-        "bool": "true or false, as in its first rows",
+        "double": f"a number, {like}",
+        "int64": f"a whole number, {like}",
+        "bool": f"true or false, {like}",
     }
     expected = kinds.get(type_, "text in UTF-8")
     value = what.removeprefix("invalid value ").strip("'")[:40]
     return (
         f"{message(int(row or 1) - 1)}: column {name!r}: expected {expected}, found {value!r}; "
-        "correct the line, or leave the column out with --drop"
+        f"correct the line{', or leave the column out with --drop' if new else ''}"
     )

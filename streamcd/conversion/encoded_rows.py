@@ -188,7 +188,8 @@ class _Labels:
             label = _numbers(given)
         else:
             raise DataError(
-                f"{block.place(0, self._name)}: expected numbers as {word}s, found {_kind(given)}"
+                f"{block.place(0, self._name)}: expected numbers as {word}s, found {_kind(given)}; write them as numbers, "
+                "or name another column"
             )
         bad = np.flatnonzero(~np.isfinite(label) & (np.isinf(label) | reading.needs_label))
         if bad.size:

@@ -214,7 +214,7 @@ def _time_columns(feature: str, kind: str, first: Any, options: TableOptions, na
     except NoTimeError as error:
         raise UsageError(
             f"{name}: --date {feature!r}: expected times such as 2020-03-31 or 2020-03-31 14:30:00, found "
-            f"{error.text[:40]!r}; leave the option out"
+            f"{error.text[:40]!r}; write them so, or leave the option out"
         ) from None
     seconds = seconds[~np.isnan(seconds)]
     dated = have_dates(first)

@@ -257,9 +257,12 @@ class TableEncoder:
             try:
                 self._block_times[column.name] = times_of(self._column(block, column.name, "time", "string"))
             except NoTimeError as error:
+                otherwise = (
+                    ", or leave the column out with --drop" if self._grows else ""
+                )  # of a new encoding alone
                 raise DataError(
                     f"{self.message(start + error.row)}: column {column.name!r}: expected a time, such as 2020-03-31 or "
-                    f"2020-03-31 14:30:00, found {error.text[:40]!r}; correct the row, or leave the column out with --drop"
+                    f"2020-03-31 14:30:00, found {error.text[:40]!r}; correct the row{otherwise}"
                 ) from None
         return self._block_times[column.name]
 
@@ -366,10 +369,10 @@ class TableEncoder:
 
     def _refuse(self, status: int, row: int, name: str, found: Any) -> None:
         if isinstance(found, str) and status == kernels.INFINITE:
+            options = ", or give another --decimal, or convert without --number for the column"
             raise DataError(
                 f"{self.message(row)}: column {name!r}: expected a number with the decimal mark "
-                f"{self.encoding.decimal!r}, found {found[:40]!r}; correct the row, or give another --decimal, or convert "
-                "without --number for the column"
+                f"{self.encoding.decimal!r}, found {found[:40]!r}; correct the row{options if self._grows else ''}"
             )
         raise DataError(
             f"{self.message(row)}: column {name!r}: "
