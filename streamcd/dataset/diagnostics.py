@@ -108,7 +108,7 @@ def _about_features(dataset: Dataset, *, centred: bool) -> list[str]:
         return []
     return [
         f"features are badly scaled (root mean squares from {rms['min']:.3g} of {rms['of_min']} to {rms['max']:.3g} of "
-        f"{rms['of_max']}), which takes many passes; try {MAXABS}"
+        f"{rms['of_max']}), which takes many passes by all methods but newton; try {MAXABS}"
     ]
 
 
@@ -126,9 +126,11 @@ def _about_rows(dataset: Dataset, C: float, *, centred: bool) -> list[str]:
     mean_square = _mean_square(dataset, centred=centred) or 0.0
     product = f"C times their mean square norm is {C * mean_square:.3g}, above {BAD_MEAN_SQUARE:g}"
     if dataset.scaling.normalize != "none":
-        return [f"C is large for these rows ({product}), which takes many passes; try a smaller C"]
+        return [f"C is large for these rows ({product}), which takes many passes by dual; try a smaller C"]
     what = "C is large for these rows" if mean_square < BAD_MEAN_SQUARE else "rows are badly scaled"
-    return [f"{what} ({product}), which takes many passes; try {_remedy_of_rows(dataset)}, or a smaller C"]
+    return [
+        f"{what} ({product}), which takes many passes by dual; try {_remedy_of_rows(dataset)}, or a smaller C"
+    ]
 
 
 def _remedy_of_rows(dataset: Dataset) -> str:
