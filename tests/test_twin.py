@@ -390,10 +390,10 @@ def test_planes_are_trained_in_groups_where_their_matrices_do_not_fit_together(t
     dataset = write_dataset(tmp_path / "data", (x, y))
     asked: dict[str, Any] = {"loss": "twin", "method": "sor", "tol": 1e-9}
     together, apart = (
-        train(dataset, tmp_path / memory, memory=memory, **asked) for memory in ("900MB", "500MB")
+        train(dataset, tmp_path / memory, memory=memory, **asked) for memory in ("900MB", "400MB")
     )
     assert not (tmp_path / "900MB" / "group-00").exists()
-    assert (tmp_path / "500MB" / "group-01").exists()
+    assert (tmp_path / "400MB" / "group-01").exists()
     assert apart.primal_objective == pytest.approx(together.primal_objective, rel=1e-8)
     assert len(apart.lanes) == 4
 

@@ -175,7 +175,7 @@ def test_a_group_has_room_for_a_whole_C_and_the_validation_set(tmp_path):
     wide = sp.csr_array((x.data, x.indices, x.indptr), shape=(x.shape[0], 1_000_000))
     data, held = _sets(tmp_path, (wide, y), 50)
     with pytest.raises(UsageError, match=r"validation set .* needed"):  # without one they go in two groups
-        train(data, tmp_path / "run", validation=held, memory="285MB", acceleration="none")
+        train(data, tmp_path / "run", validation=held, memory="210MB", acceleration="none")
 
 
 def test_what_cannot_be_validated_is_refused_by_name(tmp_path):
