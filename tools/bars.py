@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 import click
 import numpy as np
 import scipy.sparse as sp
+from scipy import special
 
 import streamcd
 from streamcd import ConvergenceWarning, Dataset, StreamcdError
@@ -253,7 +254,11 @@ def text_l1(memory: str, what: str, most: int) -> Bar:
 
 
 def text_liblinear(sets: Sets) -> tuple[str, bool]:
-    """Processor time within 800 MB, with reading, against LIBLINEAR's in memory, load not counted."""
+    """Processor time within 800 MB, with reading, against LIBLINEAR's in memory, load not counted.
+
+    LIBLINEAR's tolerance is made smaller until its objective is no larger than the certified one; that to within 1e-3 of it
+    stands beside.
+    """
     from liblinear.liblinearutil import parameter, problem, train
 
     data, shape = sets.text(), SHAPES["text-65m"]
@@ -265,18 +270,27 @@ def text_liblinear(sets: Sets) -> tuple[str, bool]:
     ]
     x, y = sp.vstack(blocks).astype(np.float64), np.concatenate([piece.label for piece in pieces])
     asked = problem(y, x)
-    for eps in (0.01, 0.003, 0.001, 0.0003):
+    to_same, to_near = float("inf"), float("inf")
+    for eps in (0.01, 0.003, 0.001, 0.0003, 0.0001):
         other, theirs = processor_seconds(functools.partial(train, asked, parameter(f"-s 6 -e {eps} -q")))
         w = np.array(other.get_decfun()[0])
         margin = x @ w * y
         objective = np.abs(w).sum() + min(np.logaddexp(0.0, t).sum() for t in (margin, -margin))
         if objective <= result.primal_objective * (1 + 1e-3):
+            to_near = min(to_near, theirs)
+        if objective <= result.primal_objective:
+            to_same = theirs
             break
-    return f"{ours / theirs:.2f} × its processor time ({ours:.1f} s, {theirs:.1f} s)", 2 * ours <= theirs
+    reached = f"{ours / to_same:.2f} × its processor time ({ours:.1f} s, {to_same:.1f} s)"
+    return f"{reached}; to within 1e-3 {ours / to_near:.2f} × ({to_near:.1f} s)", 2 * ours <= to_same
 
 
 def l1_peers(name: str) -> Bar:
-    """Processor time in memory, decoding and certificate counted, against the faster of skglm and celer."""
+    """Processor time in memory, decoding and certificate counted, against the faster of skglm and celer.
+
+    Theirs count once their weights' own gap, by scaled dual variables, is as small; the second pair of figures is to an
+    objective as near to the optimum, which neither of them could tell.
+    """
 
     def measure(sets: Sets) -> tuple[str, bool]:
         x, y = sets.arrays(name)
@@ -284,20 +298,34 @@ def l1_peers(name: str) -> Bar:
         asked = {"loss": "log_loss", "penalty": "l1", "method": "working-set", "threads": 1}
         best = sets.train(sets.classes(name), tol=1e-9, **asked).primal_objective
         theirs = [
-            (np.abs(w).sum() + np.logaddexp(0.0, -y * (x @ w)).sum(), seconds)
+            (seconds, *_objectives(w, x, y))
             for train in (*_skglm(x, y), *_celer(x, y))
             for w, seconds in [processor_seconds(train), processor_seconds(train)][1:]  # the first compiles
         ]
-        ratios = []
-        for distance in (1e-3, 1e-6):
-            train = functools.partial(sets.train, sets.classes(name), tol=distance, **asked)
-            _, seconds = processor_seconds(train)
-            near = [spent for objective, spent in theirs if objective <= best * (1 + distance)]
-            ratios.append(min(near, default=float("inf")) / seconds)
-        return f"{ratios[0]:.2f}, {ratios[1]:.2f} × as fast", min(ratios) >= 1.0
+        by_gap, by_objective = [], []
+        for tol in (1e-3, 1e-6):
+            train = functools.partial(sets.train, sets.classes(name), tol=tol, **asked)
+            _, ours = processor_seconds(train)
+            certified = [seconds for seconds, primal, dual in theirs if primal - dual <= tol * primal]
+            near = [seconds for seconds, primal, _ in theirs if primal <= best * (1 + tol)]
+            by_gap.append(min(certified, default=float("inf")) / ours)
+            by_objective.append(min(near, default=float("inf")) / ours)
+        to_gap, to_objective = (
+            _listed(round(ratio, 2) for ratio in ratios) for ratios in (by_gap, by_objective)
+        )
+        return f"{to_gap} × as fast; to such an objective {to_objective} ×", min(by_gap) >= 1.0
 
-    what = f"L1 logistic, {name}, C = 1, in memory, to 1e-3 and 1e-6, against skglm or celer"
+    what = f"L1 logistic, {name}, C = 1, in memory, to a gap of 1e-3 and 1e-6, against skglm or celer"
     return Bar("l1", what, "1 ×", measure)
+
+
+def _objectives(w: np.ndarray, x: Any, y: np.ndarray) -> tuple[float, float]:
+    """Return the objective of weights, and the dual one of their loss's slopes, scaled until they are feasible."""
+    margin = y * (x @ w)
+    share = 1.0 / (1.0 + np.exp(margin))
+    share /= max(1.0, np.abs(x.T @ (share * y)).max())
+    dual = special.entr(share).sum() + special.entr(1.0 - share).sum()
+    return np.abs(w).sum() + np.logaddexp(0.0, -margin).sum(), dual
 
 
 def _skglm(x: Any, y: np.ndarray) -> list[Callable[[], np.ndarray]]:
@@ -393,7 +421,10 @@ BARS = [
     text_l1("800MB", "full reads", 12),
     text_l1("400MB", "bytes read, of the data's", 30),
     Bar(
-        "l1", "the same within 800 MB against LIBLINEAR -s 6 in memory, to within 1e-3", "½ ×", text_liblinear
+        "l1",
+        "the same within 800 MB against LIBLINEAR -s 6 in memory, to the same objective",
+        "½ ×",
+        text_liblinear,
     ),
     l1_peers("imdb.bigram.tfidf"),
     l1_peers("a9a"),
