@@ -176,7 +176,7 @@ def test_a_convergence_warning_has_the_gap_and_advice(tmp_path):
     with pytest.warns(
         streamcd.ConvergenceWarning, match=r"relative gap is .*rows are badly scaled.*normalize l2"
     ):
-        result = streamcd.train(data, tmp_path / "run", tol=1e-12, max_passes=2)
+        result = streamcd.train(data, tmp_path / "run", method="dual", tol=1e-12, max_passes=2)
     assert len(result.advice) == 1
 
 

@@ -354,7 +354,7 @@ def test_a_training_that_does_not_converge_says_what_is_badly_scaled(
 ) -> None:
     heard = Heard()
     made = convert(train_text, tmp_path / "d")
-    result = streamcd.train(made, tmp_path / "run", max_passes=3, memory="4GB", listener=heard)
+    result = streamcd.train(made, tmp_path / "run", method="dual", max_passes=3, memory="4GB", listener=heard)
     assert not result.converged
     features, rows = heard.warnings
     rms = feature_rms(made)
@@ -501,7 +501,15 @@ def test_the_command_line_scales_and_says_so(train_text: Path, tmp_path: Path) -
     shown = command_line.run("info", tmp_path / "raw").stdout
     assert "note            rows are badly scaled (C times their mean square norm is " in shown
     done = command_line.run(
-        "train", tmp_path / "raw", tmp_path / "run", "--max-passes", "2", "--memory", "400MB"
+        "train",
+        tmp_path / "raw",
+        tmp_path / "run",
+        "--method",
+        "dual",
+        "--max-passes",
+        "2",
+        "--memory",
+        "400MB",
     )
     assert done.returncode == 0
     assert "not converged after 2 passes" in done.stderr

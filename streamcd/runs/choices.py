@@ -35,7 +35,6 @@ _BY_SOURCE = {
 _PENALISED = list(dict.fromkeys(entry.loss for entry in SOLVERS if entry.takes_penalties))
 
 DUAL = "dual", "accelerated, it needs the fewest passes on nearly all data"
-
 _LONG_ROWS = "few features, some with means or scales far from 0 and 1, which do not slow it down"
 
 Asked = TypeVar("Asked", bound=TrainOptions)
@@ -43,7 +42,7 @@ Asked = TypeVar("Asked", bound=TrainOptions)
 
 def settle(asked: Asked, dataset: Dataset, listener: Listener) -> Asked:
     """Choose what the options leave open, and tell the listener."""
-    asked = choose_acceleration(_choose_method(asked, dataset, listener), listener)
+    asked = choose_acceleration(_settle_method(asked, dataset, listener), listener)
     bias, because = asked.bias, "as asked"
     if form_of(asked.loss) == INLIERS:
         because = THRESHOLD
@@ -63,13 +62,26 @@ _ROWS_PER_FEATURE = 100
 _MATRICES, _SHARE = 5, 0.125
 """Matrices of each lane (one for each part of a window, and their sum), and the share of the memory that they may take."""
 
+_MOST_OPERATIONS = 3e11
+"""Cubes of features, of all lanes, where rows are long: a read's solutions take a minute then, where dual would not end."""
+
 _MOST_PRODUCTS = 64
 """Entries of a row, times the lanes, for which the products of their pairs take little longer than reading; of losses of all
 classes the square of their number counts too."""
 
 
-def choose_method(asked: TrainOptions, dataset: Dataset, *, fits: bool = True) -> tuple[str, str]:
-    """Choose the method, with the reason; no layout is built. `fits` tells whether newton has room."""
+def choose_method(asked: TrainOptions, dataset: Dataset) -> tuple[str, str]:
+    """Choose the method, with the reason; no layout is built."""
+    method, reason = _choose_method(asked, dataset, fits=True)
+    if method == "newton" and not _has_room(asked, dataset, method):
+        method, reason = _choose_method(asked, dataset, fits=False)
+        if method != "newton":
+            reason = f"newton, which needs fewer reads, does not fit in {format_size(asked.memory_bytes)}"
+    return method, reason
+
+
+def _choose_method(asked: TrainOptions, dataset: Dataset, *, fits: bool) -> tuple[str, str]:
+    """Choose the method by what it needs; `fits` tells whether newton's plan has room."""
     if asked.penalty == "none":
         check_unpenalised(asked.loss, "newton")
         return "newton", "it trains without a penalty"
@@ -83,9 +95,11 @@ def choose_method(asked: TrainOptions, dataset: Dataset, *, fits: bool = True) -
     n_classes = len(dataset.label_names) or n_classes
     together = n_classes if form_of(asked.loss) == CLASSES else 1  # vectors of a lane
     n_lanes, size = n_classes // together * len(asked.C), together * (dataset.n_features + 1)
+    solved = fits and not asked.on_workers and n_lanes * size**3 <= _MOST_OPERATIONS
+    long = solved and rows_are_long(dataset, max(asked.C), accelerated=True, centred=asked.unpenalized_bias)
     matrices = _MATRICES * 8 * n_lanes * size**2
     fits = fits and matrices <= _SHARE * asked.memory_bytes / (asked.workers or 1)  # which share it
-    enough = dataset.n_rows >= _ROWS_PER_FEATURE * size and fits
+    enough = long or (fits and dataset.n_rows >= _ROWS_PER_FEATURE * size)
     if not asked.has_plain_penalty:
         methods = LOSSES[asked.loss].methods
         by_columns = "working-set" in methods and has_columns(dataset) and not asked.on_workers
@@ -108,9 +122,7 @@ def choose_method(asked: TrainOptions, dataset: Dataset, *, fits: bool = True) -
         return "newton", "few features: it needs the fewest reads, which workers share"
     if streamed:
         return "newton", "few features, and rows that are read from disk: it needs the fewest reads"
-    if rows_are_long(dataset, max(asked.C), accelerated=True, centred=asked.unpenalized_bias):
-        return "newton", _LONG_ROWS
-    return DUAL
+    return ("newton", _LONG_ROWS) if long else DUAL
 
 
 def bias_by_source(dataset: Dataset) -> tuple[float, str]:
@@ -119,24 +131,23 @@ def bias_by_source(dataset: Dataset) -> tuple[float, str]:
     return _BY_SOURCE.get(dataset.made_from or "", unknown)
 
 
-def _choose_method(asked: Asked, dataset: Dataset, listener: Listener) -> Asked:
-    """Choose the method: without a word dual, with a start from dual variables, local passes, and in most searches.
+def _settle_method(asked: Asked, dataset: Dataset, listener: Listener) -> Asked:
+    """Choose the method; without a word dual with local passes, with a start from other than newton, and in most searches.
 
-    Of rows so long that dual would train no fold to its end newton searches too.
+    Many costs share the passes of a search, but newton's alone end where features are badly scaled.
     """
     if asked.method != "auto":
         return asked
     plain = asked.has_plain_penalty
+    if plain and asked.start_from is not None and "newton" in LOSSES[asked.loss].methods:
+        before = read_config(local_path(asked.start_from, "a run")).options.method
+        return replace(asked, method="newton" if before == "newton" else "dual")
     given = (asked.start_from is not None or asked.local_passes is not None) and plain
     if given or form_of(asked.loss) == INLIERS:
         return replace(asked, method="dual")
     method, reason = choose_method(asked, dataset)
     if asked.search and plain and reason != _LONG_ROWS:
         return replace(asked, method="dual")
-    if method == "newton" and not _has_room(asked, dataset, method):
-        method, reason = choose_method(asked, dataset, fits=False)
-        if method != "newton":
-            reason = f"newton, which needs fewer reads, does not fit in {format_size(asked.memory_bytes)}"
     listener.message(f"method {method}: {reason}")
     return replace(asked, method=method)
 
