@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import re
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -20,8 +21,8 @@ Measured on Linux x86-64 with numba 0.68 and pyarrow 26: commands of every kind 
 included, and 207 with the results of 6,000 classes. A process of its own compiles, at first use, and takes 240 MB.
 """
 
-RUNNING_BYTES = 105_000_000
-"""The part of these that a training takes after `make_room`, while it reads windows: a constant too.
+RUNNING_BYTES = 105_000_000 if sys.platform == "linux" else RESERVED_BYTES
+"""The part of these that a training takes after `make_room`, while it reads windows: a constant of the system, too.
 
 Measured as above: trainings take 85 to 104 MB, kernels that a first visit loads apart (`solvers.memory`).
 """

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from ..core.classes import class_indices
-from ..core.memory_budget import require
+from ..core.memory_budget import RUNNING_BYTES, make_room, require
 from ..core.progress import Progress
 from ..core.setting import Setting
 from ..core.threads import Threads
@@ -18,6 +18,7 @@ from ..dataset.centring import Centre
 from ..dataset.schema import ChunkData
 from ..kernels.sparse_rows import SparseRows
 from ..models.scoring import ClassChoice, affordable_threads, chunk_bytes, score, score_chunks
+from ..solvers.memory import LATE_KERNELS
 from ..solvers.problem import Problem
 from ..training import checkpoint
 from ..training.loop import Session
@@ -74,8 +75,10 @@ def held_out_rows(
             "decisions": 2 * _BYTES,
             "scores": used_bytes,
             "folds of rows": dataset.held_bytes,
+            "kernels": LATE_KERNELS,
         }
-        left = require(folds.config.memory, needs)
+        left = require(folds.config.memory, needs, reserved=RUNNING_BYTES)
+        make_room(folds.config.memory, sum(needs.values()))
         count, _ = affordable_threads(dataset, left, n_columns, session.threads.count)
         score_chunk = partial(_score_chunk, folds, by_fold, max(1, _BYTES // (8 * n_columns)), use)
         chunks = range(dataset.n_chunks)
