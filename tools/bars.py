@@ -376,6 +376,8 @@ def in_turns(*calls: Callable[[], Any]) -> Iterator[float]:
 def combinations(sets: Sets) -> tuple[str, bool]:
     asked = ["-m", "pytest", "-q", "-m", "slow", "tests/test_combinations.py", "-p", "no:cacheprovider"]
     done = subprocess.run([sys.executable, *asked], check=False, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        print(done.stdout, file=sys.stderr)
     return done.stdout.strip().splitlines()[-1].strip("= ").partition(" in ")[0], done.returncode == 0
 
 

@@ -63,6 +63,7 @@ _ENTRIES_PER_WEIGHT = 8  # visited for each weight in a sweep over w
 # With L1 alone one weight's movement decides what a feasible share costs: that is larger than the inner gap. In units of the
 # objective this is to be that share of the cost's square, unless w drifts in one direction
 _INNER_SHARE, _SHARES_CHANGE = 0.01, 0.3  # the latter is the largest change of log kappa
+_SHARES_PASSES = 100  # after which kappa stays
 _SHARES_LOW, _SHARES_HIGH = 0.01, 2.0  # bounds of kappa, as multiples of A
 _DRIFT, _DRIFT_CHANGE = 0.8, 0.1  # the cosine from which on kappa falls, by this at least
 
@@ -302,8 +303,8 @@ class Acceleration:
     def _update_kappa(self, lanes: Mapping[str, np.ndarray], lane: int, inner_gap: float) -> None:
         inner_gap, most = max(inner_gap, 0.0), float(self._most[lane])
         if self._asks_for_shares:
-            # without curvature it is a linear program, whose alpha converge where kappa stays
-            if self._ramps or lanes["moves"][lane] <= _EARLY_PASSES:
+            # alpha converge where kappa stays; without curvature it is a linear program, which takes no other
+            if lanes["moves"][lane] <= (_SHARES_PASSES if self._ramps else _EARLY_PASSES):
                 _balance_kappa(lanes, lane, inner_gap, most)
         else:
             _update_kappa(lanes, lane, inner_gap, self._retreat, most)
