@@ -37,7 +37,7 @@ from streamcd.cluster.dask_engine import open_client
 from streamcd.conversion.byte_sources import share_out
 from streamcd.core import storage
 from streamcd.core.errors import CheckpointError, DataError, DatasetError, LockError, UsageError
-from streamcd.core.memory_budget import RESERVED_BYTES
+from streamcd.core.memory_budget import RESERVED_BYTES, RUNNING_BYTES
 from streamcd.core.storage import Url, location, open_bytes
 from streamcd.dataset.range_cache import Cache, CachedFile, CachedRanges
 from streamcd.stream.arenas import RowLayout
@@ -540,7 +540,8 @@ def test_windows_from_a_bucket_are_those_of_the_disk_with_the_memory_of_reading_
             found.append(make_plan(dataset, budget, RowLayout(2, 1), {}))
         return found
 
-    for budget in range(RESERVED_BYTES, RESERVED_BYTES + 4_000_000, 20_000):
+    room = np.arange(0, 4_000_000, 20_000)  # of a process, and of a worker
+    for budget in np.concatenate([RUNNING_BYTES + room, RESERVED_BYTES + room]).tolist():
         near = plans(local, budget)
         assert plans(far, budget + storage.DATASET_BYTES) == near
         seen |= {type(near[0]), *(plan.resident for plan in near[1:])}
