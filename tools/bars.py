@@ -246,7 +246,7 @@ def text_l1(memory: str, what: str, most: int) -> Bar:
         return reached, status == 0 and found <= most and peak <= float(memory.removesuffix("MB"))
 
     return Bar(
-        "l1",
+        "text",
         f"L1 logistic, text of 65 M entries, within {memory}: {what}, peak",
         f"{most}; {memory}",
         measure,
@@ -256,8 +256,8 @@ def text_l1(memory: str, what: str, most: int) -> Bar:
 def text_liblinear(sets: Sets) -> tuple[str, bool]:
     """Processor time within 800 MB, with reading, against LIBLINEAR's in memory, load not counted.
 
-    LIBLINEAR's tolerance is made smaller until its objective is no larger than the certified one; that to within 1e-3 of it
-    stands beside.
+    LIBLINEAR's tolerance is made smaller until its objective is within 1e-4 of the certified one, a tenth of the certified
+    gap; the time to within 1e-3 of it stands beside.
     """
     from liblinear.liblinearutil import parameter, problem, train
 
@@ -276,9 +276,10 @@ def text_liblinear(sets: Sets) -> tuple[str, bool]:
         w = np.array(other.get_decfun()[0])
         margin = x @ w * y
         objective = np.abs(w).sum() + min(np.logaddexp(0.0, t).sum() for t in (margin, -margin))
-        if objective <= result.primal_objective * (1 + 1e-3):
+        above = objective / result.primal_objective - 1.0
+        if above <= 1e-3:
             to_near = min(to_near, theirs)
-        if objective <= result.primal_objective:
+        if above <= 1e-4:
             to_same = theirs
             break
     reached = f"{ours / to_same:.2f} × its processor time ({ours:.1f} s, {to_same:.1f} s)"
@@ -423,7 +424,7 @@ BARS = [
     text_l1("800MB", "full reads", 12),
     text_l1("400MB", "bytes read, of the data's", 30),
     Bar(
-        "l1",
+        "text",
         "the same within 800 MB against LIBLINEAR -s 6 in memory, to the same objective",
         "½ ×",
         text_liblinear,
