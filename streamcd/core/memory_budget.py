@@ -63,8 +63,8 @@ def require(
 ) -> int:
     """Return what the needs leave of the budget, in bytes; if they exceed it, raise `UsageError` with the arithmetic.
 
-    `needs` are bytes by name; the reserve for the interpreter is added here. `refusal` begins the message if `budget` is
-    not the number that the user gave.
+    `needs` are bytes by name; those `reserved` for interpreter and libraries are added here. `refusal` begins the message if
+    `budget` is not the number that the user gave.
     """
     parts = {"interpreter and libraries": reserved, **needs}
     total = sum(parts.values())

@@ -169,10 +169,8 @@ class Pool:
                 # Python 3.12 and later warn of threads, including those of libraries
                 warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
                 self._start(module)
-        except (
-            BaseException
-        ):  # a deferred signal's, for one: there is no context yet whose exit would end the workers
-            self.__exit__()
+        except BaseException:  # a deferred signal's, for one
+            self.__exit__()  # there is no context yet whose exit would end the workers
             raise
 
     def _start(self, module: str) -> None:

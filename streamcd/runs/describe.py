@@ -233,9 +233,8 @@ def _next_command(path: Path, config: RunConfig, state: dict[str, Any]) -> str:
     if state["state"] == "converged" or state["stop_reason"] == "validation":
         if not has_cost(config.options.loss):  # whose labels need not be 1 and -1
             return f"streamcd predict FILE {path} -o predictions.parquet"
-        return (
-            f"streamcd evaluate {config.validation or 'FILE'} {path}"  # rows that the training has not seen
-        )
+        unseen = config.validation or "FILE"  # by the training, that is
+        return f"streamcd evaluate {unseen} {path}"
     if state["state"] == "not converged":
         if _is_badly_scaled(config):
             return "streamcd convert SOURCE SCALED --scale maxabs"
