@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from heard import Heard
 from test_tables import entries_by_row, names_of, write_table
 
 import streamcd
@@ -124,6 +125,113 @@ def test_zones_and_unlike_forms_of_text_are_read(tmp_path: Path) -> None:
         StreamcdError, match=r"t\.csv:100003: column 't': expected a time, such as .*found 'soon'"
     ):
         streamcd.convert(tmp_path / "t.csv", tmp_path / "data", label="y")
+
+
+TIMES = [FIRST.replace(second=0) + datetime.timedelta(hours=7 * number) for number in range(N_ROWS)]
+
+
+def dated_table(form: str, times: list[datetime.datetime] = TIMES) -> pa.Table:
+    """One column of times in text, as `form` writes them."""
+    return pa.table(
+        {"t": [time.strftime(form) for time in times], "y": [number % 2 for number in range(len(times))]}
+    )
+
+
+@pytest.mark.parametrize("column", [{}, {"date": "t:parts"}])
+@pytest.mark.parametrize(
+    ("form", "order"),
+    [
+        ("%Y-%m-%d %H:%M", ""),
+        ("%d.%m.%Y %H:%M:%S", "dmy"),
+        ("%-d.%-m.%Y, %-H:%M", "dmy"),
+        ("%d/%m/%YT%H:%M:%S", "dmy"),
+        ("%d-%m-%Y %H:%M:%S.%f", "dmy"),
+        ("%m/%d/%Y %H:%M", "mdy"),
+        ("%-m/%-d/%Y %I:%M:%S %p", "mdy"),
+    ],
+)
+def test_dates_in_text_are_understood_where_a_day_above_12_tells_the_order(
+    tmp_path: Path, form: str, order: str, column: dict[str, str]
+) -> None:
+    table = dated_table(form)
+    typed = table.set_column(0, "t", pa.array(TIMES, pa.timestamp("us")))
+    expected = streamcd.convert(typed, tmp_path / "typed", label="y", **column)
+    sources = [write_table(table, tmp_path / name) for name in ("t.csv", "t.parquet")]
+    fingerprints = set()
+    frames = [table.to_pandas(), table.to_pandas().astype({"t": "category"})]
+    for number, source in enumerate([*sources, *frames]):
+        made = streamcd.convert(source, tmp_path / f"data{number}", label="y", **column)
+        assert made.manifest["data_digest"] == expected.manifest["data_digest"]
+        fingerprints.add(made.fingerprint)
+        assert made.info()["table"][0]["example"] == expected.info()["table"][0]["example"]
+        assert made.info()["table"][0]["use"].endswith(f", {order}" if order else ("hour", "00"))
+    assert len(fingerprints) == 1
+    # its first rows do not tell the order of days and months
+    later = table.take([number for number, time in enumerate(TIMES) if time.day <= 12])
+    again = streamcd.convert(table, tmp_path / "again", columns_from=made.path)
+    assert again.fingerprint == made.fingerprint
+    moved = streamcd.convert(later, tmp_path / "moved", columns_from=made.path)
+    model = streamcd.load_model(streamcd.train(made, tmp_path / "run", loss="log_loss").run)
+    decisions = model.decision_function(table)
+    np.testing.assert_array_equal(model.decision_function(typed), decisions)
+    of_later = model.decision_function(later)
+    np.testing.assert_array_equal(of_later, decisions[[time.day <= 12 for time in TIMES]])
+    if not column:
+        assert moved.manifest["encoding"] == made.manifest["encoding"]
+
+
+def test_dates_with_no_day_above_12_stay_categories_which_is_said(tmp_path: Path) -> None:
+    times = [datetime.datetime(2020, number % 7 + 1, number % 5 + 1) for number in range(1200)]
+    table = dated_table("%d/%m/%Y", times)
+    heard = Heard()
+    made = streamcd.convert(table, tmp_path / "data", label="y", listener=heard)
+    assert made.info()["table"][0]["use"] == "category"
+    assert (
+        made.info()["table"][0]["note"] == "looks like dates, with day or month first: --date t:dmy or :mdy"
+    )
+    (said,) = [text for text in heard.messages if "looks like dates" in text]
+    assert said.endswith("--date t:dmy or --date t:mdy reads it as times")
+    for order, form in (("dmy", "%Y-%m-%d"), ("mdy", "%Y-%d-%m")):
+        read = streamcd.convert(table, tmp_path / order, label="y", date=f"t:parts:{order}")
+        iso = streamcd.convert(dated_table(form, times), tmp_path / f"{order}-iso", label="y", date="t:parts")
+        assert read.manifest["data_digest"] == iso.manifest["data_digest"]
+    with pytest.raises(
+        StreamcdError, match=r"--date 't': .* such as '01/01/2020'; give --date t:dmy, or t:mdy"
+    ):
+        streamcd.convert(table, tmp_path / "none", label="y", date="t")
+    with pytest.raises(StreamcdError, match=r"--date t:ymd: expected t:parts or .*, found 'ymd'"):
+        streamcd.convert(table, tmp_path / "none", label="y", date="t:ymd")
+    distinct = [datetime.datetime(1900 + number // 12, number % 12 + 1, 1) for number in range(1200)]
+    months = dated_table("%d.%m.%Y", distinct).append_column("x", pa.array(range(1200)))
+    streamcd.convert(months, tmp_path / "left-out", label="y", listener=heard)
+    (said,) = [text for text in heard.messages if "is not used" in text]
+    assert "--date t:dmy or --date t:mdy reads it as times, --id t keeps it" in said
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
+def test_text_among_dates_is_refused_with_its_place_and_categories_are_taken_if_asked(
+    tmp_path: Path, name: str
+) -> None:
+    for form in ("%d.%m.%Y", "%Y-%m-%d"):
+        days = dated_table(form, TIMES * 10)
+        source = write_table(
+            pa.concat_tables([days, pa.table({"t": ["soon"], "y": [1]})]), tmp_path / f"{name}"
+        )
+        with pytest.raises(
+            StreamcdError,
+            match=rf"{name}(:|, row )300[12]: .*'t': expected a time, such as .*'soon'.*--category$",
+        ):
+            streamcd.convert(source, tmp_path / "data", label="y", force=True)
+        made = streamcd.convert(source, tmp_path / "data", label="y", category="t", force=True)
+        assert "t=soon" in names_of(made).values()
+        plain = streamcd.convert(
+            write_table(days, source), tmp_path / "plain", label="y", category="t", force=True
+        )
+        assert f"t={FIRST:{form}}" in names_of(plain).values()
+    with pytest.raises(
+        StreamcdError, match=r"--category 't': expected numbers or strings, found times; --date t:parts"
+    ):
+        streamcd.convert(pa.table({"t": TIMES[:2], "y": [0, 1]}), tmp_path / "typed", label="y", category="t")
 
 
 def test_structs_are_columns_with_dotted_names(tmp_path: Path) -> None:

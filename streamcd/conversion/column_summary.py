@@ -16,7 +16,7 @@ import numpy as np
 from ..core.errors import DataError, UsageError
 from ..core.progress import shortened
 from ..dataset.arrow_columns import numbers_of
-from ..dataset.derived_columns import described_origin, have_dates, number_name, seconds_of
+from ..dataset.derived_columns import DATES, described_origin, have_dates, number_name, seconds_of, times_of
 from ..models.encoding import PARTS, Column, Encoding
 
 FIELDS = ("column", "use", "features", "missing", "example", "note")
@@ -64,6 +64,8 @@ def summarise(
         if column.form in PARTS and column.form not in found["use"]:
             found["use"] += f", {column.form}"
         found["note"] = notes.get(column.name, "")
+    for name, order in {column.name: column.order for column in encoding.columns if column.order}.items():
+        features[name]["use"] += f", {order}"
     values = {column.values: f"values of {column.name}" for column in encoding.columns if column.values}
     others = [name for name in examples if name not in features]
     facts = [_fact(name, own.get(name) or values.get(name) or _UNUSED, 0, examples) for name in others]
@@ -101,8 +103,11 @@ def _text_use(column: Column) -> str:
     return "".join(text for text, holds in said.items() if holds)
 
 
-def example_of(array: Any, kind: str) -> str:
-    """Return a column's first value that is not missing as text, alike for all formats; empty where there is none."""
+def example_of(array: Any, kind: str, order: str) -> str:
+    """Return a column's first value that is not missing as text, alike for all formats; empty where there is none.
+
+    `order` is that of day and month in text of the kind "time".
+    """
     array = array.drop_null()[:1]
     if not len(array):
         return ""
@@ -111,7 +116,7 @@ def example_of(array: Any, kind: str) -> str:
     if kind == "boolean":
         return "true" if numbers_of(array)[0] else "false"
     if kind == "time":
-        time = described_origin(int(seconds_of(array, 0)[0] // 1))
+        time = described_origin(int(seconds_of(times_of(array, order), 0)[0] // 1))
         return time.removesuffix(" 00:00:00") if have_dates(array) else time[-8:]
     if kind != "string":
         return ""
@@ -210,7 +215,9 @@ _TEXT_USE = re.compile(
 
 
 def _take_use(found: dict[str, Any], place: str, column: str, use: str) -> None:
-    parts = re.split(r",\s*", use)
+    *parts, order = re.split(r",\s*", use)
+    if not parts or order not in DATES:
+        parts, order = [*parts, order], ""
     if hashed := re.fullmatch(rf"{_HASHED} into 2\^(\d+)", use):
         found["hash"] = int(hashed[1])
     elif text := _TEXT_USE.fullmatch(use):
@@ -219,9 +226,9 @@ def _take_use(found: dict[str, Any], place: str, column: str, use: str) -> None:
         found["text"][column] = {"ngrams": ngrams, "tf_idf": bool(tf_idf), "min_count": int(count or 1)}
         found |= {"hash": int(bits)} if bits else {}
     elif set(parts) <= set(PARTS):
-        found["date"][column] = tuple(parts)
+        found["date"][column] = tuple(parts), order
     elif use.startswith(_SECONDS):
-        found["date"][column] = _origin(place, use)
+        found["date"][column] = _origin(place, parts[0]), order
     elif use == "number in text":
         found["number"].append(column)
     elif use in ("category", "category of numbers"):

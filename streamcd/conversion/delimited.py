@@ -17,7 +17,6 @@ import pyarrow.csv as csv
 
 from ..core.errors import DataError
 from ..dataset.arrow_columns import one_batch
-from ..dataset.derived_columns import are_times_of_day
 from ..dataset.text_numbers import NULLS
 from ..kernels import tables as kernels
 from .byte_sources import ByteBlock, ByteRange, display_name, read_blocks, read_head
@@ -53,10 +52,7 @@ class CsvReader(TextReader):
         return Counted(max(n_rows - (piece.start == 0), 0), n_lines, not quoted)
 
     def types(self) -> dict[str, str]:
-        types, first = column_types(self._first_table.schema, ""), self.first_rows({})
-        # Arrow takes times of day with fractions for strings
-        texts = [name for name, kind in types.items() if kind == "string"]
-        types |= {name: "time" for name in texts if are_times_of_day(first.column(name))}
+        types = column_types(self._first_table.schema, "")
         return {name: "text not in UTF-8" if kind == "binary" else kind for name, kind in types.items()}
 
     def first_rows(self, types: Mapping[str, str]) -> Any:

@@ -96,10 +96,11 @@ class TableOptions(Checked):
     )
     date: Any = option(
         None,
-        "Columns of times, also as text (ISO 8601), and how each becomes features: COL:parts, as year, month, weekday and "
-        "hour, categories in UTC; COL:seconds, as seconds since the first row's, as columns of a table's own times do.",
+        "Columns of times, also as text (ISO 8601, or day, month and a year of four digits), and how each becomes features: "
+        "COL:parts, as year, month, weekday and hour, categories in UTC; COL:seconds, the default, as seconds since the "
+        "first row's. COL:dmy is text with the day first, COL:mdy with the month; needed where no day is above 12.",
         kind=_NAMES,
-        metavar="COL:parts|seconds,…",
+        metavar="COL[:parts][:dmy],…",
         section=Section.COLUMNS,
     )
     text: Any = option(
@@ -244,16 +245,29 @@ def _ngrams(given: Any) -> tuple[int, int]:
 
 
 def _dates(columns: Any) -> dict[str, Any]:
-    """Return the columns of times, and as what they become features: "parts" or some of them, or "seconds" or an origin."""
+    """Return the columns of times, as what they become features, and the order of day and month; "" if that is not said.
+
+    The former is "parts" or some of them, or "seconds" or an origin.
+    """
     if isinstance(columns, Mapping):
         return dict(columns)
     found: dict[str, Any] = {}
     for column in _names(columns):
-        name, _, form = column.rpartition(":")
-        found[name or column] = form if name else "seconds"
-        if name and form not in ("parts", "seconds"):
-            raise UsageError(f"--date {column}: expected {name}:parts or {name}:seconds, found {form!r}")
+        rest, order = _without_ending(column, ("dmy", "mdy"))
+        name, form = _without_ending(rest, ("parts", "seconds"))
+        if name == column and ":" in name:
+            name, _, found_form = name.rpartition(":")
+            raise UsageError(
+                f"--date {column}: expected {name}:parts or {name}:seconds, then :dmy or :mdy where the order of day and "
+                f"month is to be said, found {found_form!r}"
+            )
+        found[name] = form or "seconds", order
     return found
+
+
+def _without_ending(column: str, endings: tuple[str, ...]) -> tuple[str, str]:
+    name, _, ending = column.rpartition(":")
+    return (name, ending) if name and ending in endings else (column, "")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -278,29 +278,34 @@ class Conversion:
         return [*messages, said] if told else messages
 
     def _what_may_be_used_otherwise(self) -> Iterator[str]:
-        """Describe columns of strings that are left out, or taken whole, though they look like keys or text."""
-        text_like = self.source.text_like
+        """Describe columns of strings that are left out, or taken whole, though they look like keys, text or dates."""
+        lookalikes = self.source.lookalikes
+        ways = {
+            "--id": "--id {0} keeps it for predictions",
+            "--text": "--text {0} makes features of its words",
+            "--date": "--date {0}:dmy or --date {0}:mdy reads it as times",
+        }
         for name, reason in self.source.unused.items():
-            named = shlex.quote(name)
-            ways = [f"--id {named} keeps it for predictions", f"--text {named} makes features of its words"]
-            first, second = ways[::-1] if name in text_like else ways
-            yield (
-                f"column {name!r} is not used: {reason}; {first}, {second}, and --category {named} takes its strings for "
-                "categories all the same"
-            )
-        for name, reason in text_like.items():
+            options = dict.fromkeys([lookalikes.get(name, ("--id", ""))[0], "--id", "--text"])
+            told = ", ".join(ways[option] for option in options)
+            told += ", and --category {0} takes its strings for categories all the same"
+            yield f"column {name!r} is not used: {reason}; {told.format(shlex.quote(name))}"
+        for name, (option, reason) in lookalikes.items():
             if name not in self.source.unused:
                 yield (
-                    f"column {name!r} {reason}, but each string counts as a whole; --text {shlex.quote(name)} makes "
-                    "features of its words"
+                    f"column {name!r} {reason}, but each string counts as a whole; {ways[option].format(shlex.quote(name))}"
                 )
 
     def _notes(self) -> dict[str, str]:
         """Tell, by column, why it is left out, or by which option it may be used in another way."""
         source = self.source
-        ways = dict.fromkeys(source.unused, "--id") | dict.fromkeys(source.text_like, "--text")
-        reasons = source.text_like | source.unused
-        notes = {name: f"{reasons[name]}: {way} {shlex.quote(name)}" for name, way in ways.items()}
+        found = {name: ("--id", reason) for name, reason in source.unused.items()}
+        found |= {name: (way, source.unused.get(name, why)) for name, (way, why) in source.lookalikes.items()}
+        ends = {"--date": ":dmy or :mdy"}
+        notes = {
+            name: f"{reason}: {way} {shlex.quote(name)}{ends.get(way, '')}"
+            for name, (way, reason) in found.items()
+        }
         return {**source.reader.notes, **dict.fromkeys(self.options.drop, "--drop"), **notes}
 
     def _what_is_added(self, shape: Shape, class_names: list[str]) -> list[str]:

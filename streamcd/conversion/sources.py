@@ -207,9 +207,8 @@ class Source:
     of_indices: bool = True  # features are numbered by indices in the data
     held_bytes: int = 0  # that reading holds all the time, besides blocks and batches
     unused: dict[str, str] = field(default_factory=dict)  # columns left out by themselves, with the reason
-    text_like: dict[str, str] = field(
-        default_factory=dict
-    )  # those of categories that look like text, with the reason
+    # columns of strings that look like text or dates, with the option that takes them as such and the reason
+    lookalikes: dict[str, tuple[str, str]] = field(default_factory=dict)
     # a value of every column of a table whose encoding is made
     examples: Mapping[str, str] = field(default_factory=dict)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from ..core.errors import DataError, UsageError
 from ..dataset.arrow_columns import flat_fields, numbers_of, strings_of, type_name
-from ..dataset.derived_columns import NoTimeError, have_dates, seconds_of
+from ..dataset.derived_columns import DATES, NoTimeError, have_dates, orders_of, seconds_of, times_of
 from ..models.encoding import PARTS, Column, Encoding, check_columns
 from .column_summary import example_of
 from .encoded_rows import EncodedSource
@@ -147,11 +147,14 @@ _WORD = r"\pL{2,}"
 """A word in what may be text: times, codes and initials have none."""
 
 
-def _text_like(first: Any, encoding: Encoding, options: TableOptions) -> dict[str, str]:
-    """Find columns whose strings look like text but are taken whole, not asked for; with what tells so."""
-    found: dict[str, str] = {}
+def _lookalikes(first: Any, encoding: Encoding, options: TableOptions) -> dict[str, tuple[str, str]]:
+    """Find columns whose strings look like text or dates but are taken whole, not asked for; with option and reason."""
+    found: dict[str, tuple[str, str]] = {}
     for column in encoding.columns if first is not None else ():
         if column.kind not in ("category", "hashed") or column.form or column.name in options.category:
+            continue
+        if orders_of(first.column(column.name)):
+            found[column.name] = "--date", "looks like dates, with day or month first"
             continue
         distinct, n_rows = first.column(column.name).drop_null().value_counts().flatten()
         strings = strings_of(distinct)[0]
@@ -164,7 +167,7 @@ def _text_like(first: Any, encoding: Encoding, options: TableOptions) -> dict[st
 
         n_words = numbers_of(pc.count_substring_regex(strings.to_arrow(), _WORD))
         if 2 * np.count_nonzero(n_words > 1) > strings.size:
-            found[column.name] = f"looks like text, of {n_words.mean():.0f} words in the mean"
+            found[column.name] = "--text", f"looks like text, of {n_words.mean():.0f} words in the mean"
     return found
 
 
@@ -189,10 +192,10 @@ def _columns(
         return [Column(feature, "text", bits=options.hash or 0, **options.of_text | options.text[feature])]
     if feature in options.number and kind in ("number", "nothing", "string"):
         return [Column(feature, "number", form="text")]
-    if kind == "time" or feature in options.date:
-        return _time_columns(
-            feature, kind, pa.nulls(0) if first is None else first.column(feature), options, name
-        )
+    given = pa.nulls(0) if first is None else first.column(feature)
+    guessed = orders_of(given) if kind == "string" and feature not in options.category else []
+    if kind == "time" or feature in options.date or len(guessed) == 1:
+        return _time_columns(feature, kind, given, options, name)
     if feature in options.category and kind in ("number", "nothing"):
         return [Column(feature, "category", form="numbers")]
     if kind in ("number", "nothing"):
@@ -207,26 +210,39 @@ def _columns(
 
 def _time_columns(feature: str, kind: str, first: Any, options: TableOptions, name: str) -> list[Column]:
     """Describe how a column of times becomes features: as seconds since the first one, or in parts."""
+    asked, order = options.date.get(feature, ("seconds", ""))
+    if kind not in ("time", "string", "nothing"):
+        raise UsageError(f"{name}: --date {feature!r}: expected a column of times or text, found {kind}s")
+    if feature in options.category:
+        raise UsageError(
+            f"{name}: --category {feature!r}: expected numbers or strings, found times; --date {feature}:parts makes "
+            "categories of their parts"
+        )
+    if kind == "string" and not order:
+        orders = orders_of(first) or [""]
+        order = orders[0]
+        if len(orders) > 1:
+            raise UsageError(
+                f"{name}: --date {feature!r}: expected dates whose order is known, found day and month that may be either, "
+                f"such as {example_of(first, kind, '')!r}; give --date {feature}:dmy, or {feature}:mdy"
+            )
     try:
-        if kind not in ("time", "string", "nothing"):
-            raise UsageError(f"{name}: --date {feature!r}: expected a column of times or text, found {kind}s")
-        seconds = seconds_of(first, 0)
+        seconds = seconds_of(times_of(first, order), 0)
     except NoTimeError as error:
         raise UsageError(
-            f"{name}: --date {feature!r}: expected times such as 2020-03-31 or 2020-03-31 14:30:00, found "
-            f"{error.text[:40]!r}; write them so, or leave the option out"
+            f"{name}: --date {feature!r}: expected times such as {DATES[order]}, found {error.text[:40]!r}; write them so, "
+            "or leave the option out"
         ) from None
     seconds = seconds[~np.isnan(seconds)]
     dated = have_dates(first)
-    asked = options.date.get(feature, "seconds")
     if asked == "parts":
         timed = not dated or bool((seconds % 86400).any())
         asked = (PARTS[:-1] if dated else ()) + (PARTS[-1:] if timed else ())
     if isinstance(asked, tuple):
-        return [Column(feature, "category", form=part) for part in asked]
+        return [Column(feature, "category", form=part, order=order) for part in asked]
     if asked == "seconds":
         asked = int(seconds[0] // 1) if dated and seconds.size else 0
-    return [Column(feature, "number", form="seconds", origin=asked)]
+    return [Column(feature, "number", form="seconds", origin=asked, order=order)]
 
 
 _ADVICE = {
@@ -308,10 +324,13 @@ def open_tables(
     """
     known = reading.encoding
     unused: dict[str, str] = {}
-    text_like: dict[str, str] = {}
+    lookalikes: dict[str, tuple[str, str]] = {}
     if known is None:
+        if reader.is_text:  # which has a time's text to take for a category
+            types |= {column: "string" for column in options.category if types.get(column) == "time"}
         encoding = plan_encoding(types, first, options, name)
-        unused, text_like = (look(first, encoding, options) for look in (_nearly_distinct, _text_like))
+        unused = _nearly_distinct(first, encoding, options)
+        lookalikes = _lookalikes(first, encoding, options)
         columns = tuple(column for column in encoding.columns if column.name not in unused)
         encoding = replace(encoding, columns=columns).without_counts()
     else:
@@ -340,8 +359,15 @@ def open_tables(
         reading=reading,
         table_types=table_types,
         unused=unused,
-        text_like=text_like,
-        examples={}
-        if first is None
-        else {name: example_of(first.column(name), kind) for name, kind in types.items()},
+        lookalikes=lookalikes,
+        examples={} if first is None else _examples(types, first, encoding),
     )
+
+
+def _examples(types: Mapping[str, str], first: Any, encoding: Encoding) -> dict[str, str]:
+    """Return a value of each column; of times in text as they are understood."""
+    orders = {column.name: column.order for column in encoding.columns if column.form in ("seconds", *PARTS)}
+    return {
+        name: example_of(first.column(name), "time" if name in orders else kind, orders.get(name, ""))
+        for name, kind in types.items()
+    }

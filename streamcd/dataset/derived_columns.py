@@ -15,6 +15,29 @@ _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _DAY = 86400  # seconds
 _WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _FORMS = [pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.timestamp("ns"), pa.timestamp("ns", "UTC")]
+_HALF_DAY = 43_200_000_000  # microseconds
+
+DATES = {
+    "": "2020-03-31 or 2020-03-31 14:30:00",
+    "dmy": "31.03.2020 or 31/03/2020 14:30:00",
+    "mdy": "03/31/2020 or 03/31/2020 02:30:00 PM",
+}
+"""Examples of dates, by the order in which text has the day, the month and the year; "" is that of ISO 8601."""
+
+_TIME = r"[0-9]{1,2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?"
+_LOOKS = {"": rf"^([0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}([ T][0-9]|$)|{_TIME}$)"}
+_LOOKS |= dict.fromkeys(("dmy", "mdy"), r"^[0-9]{1,2}[./-][0-9]{1,2}[./-][0-9]{4}(,? |T|$)")
+_DAY_AND_MONTH = r"^([0-9]{1,2})[./-]([0-9]{1,2})[./-]([0-9]{4}),?"
+_IN_ORDER = {"dmy": r"\3-0\2-0\1", "mdy": r"\3-0\1-0\2"}
+_TO_ISO = (
+    (r"^([0-9]{4})-0?([0-9]{2})-0?([0-9]{2})", r"\1-\2-\3"),
+    (r"^([-0-9]+[ T])([0-9]):", r"\10\2:"),
+)
+_AFTERNOON = r"(?i)^[-0-9]+[ T](0[1-9]|1[0-2])[0-9:.]* ?pm$"
+_TO_24_HOURS = (
+    (r"(?i)^([-0-9]+[ T])12([0-9:.]* ?[ap]m)$", r"\100\2"),
+    (r"(?i)^([-0-9]+[ T](0[0-9]|1[01])[0-9:.]*) ?[ap]m$", r"\1"),
+)
 
 
 class NoTimeError(ValueError):
@@ -25,24 +48,60 @@ class NoTimeError(ValueError):
         self.row, self.text = row, text
 
 
-def times_of(array: pa.Array) -> pa.Array:
-    """Return times as they are, or read from text as ISO 8601 writes them; a time of day is of 1970-01-01.
+def times_of(array: pa.Array, order: str = "") -> pa.Array:
+    """Return times as they are, or read from text: as ISO 8601 writes them, or with day and month in an `order` of `DATES`.
 
-    Raises `NoTimeError`.
+    A time of day is of 1970-01-01. Raises `NoTimeError`.
     """
     if type_name(array.type) != "string":
         return array
+    found = _read(array, order)
+    if found is not None:
+        return found
+    if len(array) == 1:
+        raise NoTimeError(0, array[0].as_py())
+    return pa.concat_arrays([_time_of_row(array, row, order) for row in range(len(array))])
+
+
+def orders_of(array: pa.Array) -> list[str]:
+    """List the orders of `DATES` in which all texts are dates with a year of four digits; times of day have the first.
+
+    There are two where no day is above 12.
+    """
+    texts = array.drop_null().unique()
+    if not any(str(text).lstrip()[:1].isdigit() for text in texts[:1].to_pylist()):
+        return []
+    import pyarrow.compute as pc
+
+    texts = pc.utf8_trim_whitespace(texts.cast(pa.large_string()))
+    return [
+        order
+        for order, look in _LOOKS.items()
+        if numbers_of(pc.match_substring_regex(texts, look)).all() and _read(texts, order) is not None
+    ]
+
+
+def _read(array: pa.Array, order: str) -> pa.Array | None:
+    """Read texts as times; None if some are none, or all are not of one form."""
     import pyarrow.compute as pc  # 30 ms, which a training saves
 
     texts = pc.utf8_trim_whitespace(array.cast(pa.large_string()))
-    found = _in_one_form(texts)
-    if found is None:
-        found = _in_one_form(pc.replace_substring_regex(texts, "^", "1970-01-01 "))
+    found = None if order else _in_one_form(texts)
     if found is not None:
         return found
-    if len(texts) == 1:
-        raise NoTimeError(0, array[0].as_py())
-    return pa.concat_arrays([_time_of_row(array, row) for row in range(len(texts))])
+    if order:
+        texts = pc.replace_substring_regex(texts, _DAY_AND_MONTH, _IN_ORDER[order])
+    else:
+        texts = pc.replace_substring_regex(texts, r"^([0-9]+:)", r"1970-01-01 \1")
+    for pattern, replacement in _TO_ISO:
+        texts = pc.replace_substring_regex(texts, pattern, replacement)
+    is_late = pc.match_substring_regex(texts, _AFTERNOON)
+    for pattern, replacement in _TO_24_HOURS:
+        texts = pc.replace_substring_regex(texts, pattern, replacement)
+    found = _in_one_form(texts)
+    if found is None or not numbers_of(is_late).any():
+        return found
+    return pc.add(found, pc.multiply(is_late.cast(pa.int64()), _HALF_DAY).cast(pa.duration("us")))
 
 
 def _in_one_form(texts: pa.Array) -> pa.Array | None:
@@ -53,10 +112,10 @@ def _in_one_form(texts: pa.Array) -> pa.Array | None:
     return None
 
 
-def _time_of_row(array: pa.Array, row: int) -> pa.Array:
+def _time_of_row(array: pa.Array, row: int, order: str) -> pa.Array:
     """Read a text by itself, where the texts of some rows are not all of one form."""
     try:
-        return times_of(array.slice(row, 1)).cast(pa.timestamp("ns"))
+        return times_of(array.slice(row, 1), order).cast(pa.timestamp("ns"))
     except NoTimeError as error:
         raise NoTimeError(row, error.text) from None
 
@@ -86,17 +145,8 @@ def seconds_of(array: pa.Array, origin: int) -> np.ndarray:
 def have_dates(array: pa.Array) -> bool:
     """Check if times are dates, with a time of day or without, rather than times of day or lengths alone."""
     if type_name(array.type) == "string":
-        return any("-" in str(text)[1:] for text in array.drop_null()[:1].to_pylist())
+        return any(":" not in str(text).strip()[:3] for text in array.drop_null()[:1].to_pylist())
     return bool(pa.types.is_date(array.type) or pa.types.is_timestamp(array.type))
-
-
-def are_times_of_day(texts: pa.Array) -> bool:
-    """Check if texts are times of day, such as 14:30:00.5."""
-    import pyarrow.compute as pc
-
-    texts = texts.drop_null()
-    matches = pc.match_substring_regex(texts, r"^[0-9]{1,2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?$")
-    return len(texts) > 0 and bool(numbers_of(matches).all())
 
 
 def parts_of(array: pa.Array, part: str) -> tuple[pa.Array, np.ndarray]:

@@ -53,6 +53,7 @@ class Column(Structure):
     n_categories: Count = 0
     form: Form = ""
     origin: int = 0
+    order: Literal["", "dmy", "mdy"] = ""  # of day, month and year in a time's text; "" is that of ISO 8601
     indicated: bool = False  # a missing value has an entry 1 in a feature of its own
     ngrams: tuple[int, int] = (1, 1)  # least and most words of a token
     tf_idf: bool = False  # counts are weighed by inverse document frequencies, in parts of rows of unit norm

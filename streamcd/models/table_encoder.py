@@ -21,7 +21,7 @@ from ..dataset.arrow_columns import (
     strings_of,
     type_name,
 )
-from ..dataset.derived_columns import NoTimeError, names_of_numbers, parts_of, seconds_of, times_of
+from ..dataset.derived_columns import DATES, NoTimeError, names_of_numbers, parts_of, seconds_of, times_of
 from ..dataset.text_numbers import text_numbers
 from ..kernels import tables as kernels
 from ..kernels.sparse_rows import CSR
@@ -255,14 +255,14 @@ class TableEncoder:
         """Return the times of a column, read from text once for all its parts; `start` is the block's first row."""
         if column.name not in self._block_times:
             try:
-                self._block_times[column.name] = times_of(self._column(block, column.name, "time", "string"))
+                given = self._column(block, column.name, "time", "string")
+                self._block_times[column.name] = times_of(given, column.order)
             except NoTimeError as error:
-                otherwise = (
-                    ", or leave the column out with --drop" if self._grows else ""
-                )  # of a new encoding alone
+                otherwise = ", or leave the column out with --drop, or take its strings for categories with --category"
                 raise DataError(
-                    f"{self.message(start + error.row)}: column {column.name!r}: expected a time, such as 2020-03-31 or "
-                    f"2020-03-31 14:30:00, found {error.text[:40]!r}; correct the row{otherwise}"
+                    f"{self.message(start + error.row)}: column {column.name!r}: expected a time, such as "
+                    f"{DATES[column.order]}, found {error.text[:40]!r}; correct the row"
+                    f"{otherwise if self._grows else ''}"  # of a new encoding alone
                 ) from None
         return self._block_times[column.name]
 
