@@ -270,6 +270,8 @@ def test_numbers_as_categories_are_named_alike_whatever_their_type(tmp_path: Pat
     ]
     assert made[0].fingerprint == made[1].fingerprint
     assert list(names_of(made[0]).values()) == ["code=10", "code=2"]
+    typed = streamcd.convert(whole.astype({"code": "category"}), tmp_path / "typed", label="y")
+    assert names_of(typed) == names_of(made[0])
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import subprocess
 import sys
@@ -675,6 +676,48 @@ def test_documents_are_identified_by_their_files_also_where_new_ones_are_in_no_f
         predicted[place] = dict(zip(files, table["prediction"], strict=True))
     assert len(predicted[new]) == 40
     assert predicted[new] == predicted[folder]
+
+
+def test_notes_beside_the_folders_of_classes_are_left_out_and_named(tmp_path: Path) -> None:
+    _, folder = written_documents(tmp_path, 40)
+    usual = streamcd.convert(folder, tmp_path / "usual", id="file")
+    (folder / "README").write_text("These are documents, of two classes\n\nfrom 2019 to 2021\n")
+    (folder / "index.html").write_text("<html></html>\n")
+    (folder / ".hidden").write_text("x\n")
+    (folder / ".git").mkdir()
+    (folder / ".git/config").write_text("x\n")
+    for place in (folder, f"{folder}{os.sep}"):
+        heard = Heard()
+        made = streamcd.convert(place, tmp_path / "data", id="file", listener=heard, force=True)
+        assert made.fingerprint == usual.fingerprint
+        told = [text.replace(f"{folder}{os.sep}", "") for text in heard.messages if "left out" in text]
+        assert told == ["left out, being in no folder: README, index.html"]
+    streamcd.train(made, tmp_path / "run")
+    told = command_line.run("predict", folder, tmp_path / "run", "-o", tmp_path / "out.csv").stderr
+    assert told.count("left out, being in no folder") == 1
+    assert len(pd.read_csv(tmp_path / "out.csv")) == 40
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("rows.txt", "+1 1:1 3:2\n-1 2:1\n"),
+        ("table.csv", '"a, b",label\n"1, 2",x\n3,y\n'),
+        ("lines.txt", "a\tone two three\nb\tfour five six\n" * 2),
+    ],
+)
+def test_data_beside_folders_are_taken_in_place_of_what_the_folders_hold(
+    tmp_path: Path, name: str, content: str
+) -> None:
+    _, folder = written_documents(tmp_path, 40)
+    (folder / name).write_text(content)
+    options = {"label": "label"} if name.endswith(".csv") else {}
+    for place in (folder, f"{folder}{os.sep}"):
+        heard = Heard()
+        made = streamcd.convert(place, tmp_path / "data", listener=heard, force=True, **options)
+        assert made.n_rows == content.count("\n") - bool(options)
+        assert not [text for text in heard.messages if "left out" in text]
+    assert streamcd.convert(folder, tmp_path / "folders", format="folder").n_rows == 40
 
 
 def test_labels_of_documents_may_be_numbers_and_names_of_columns_make_a_table(tmp_path: Path) -> None:

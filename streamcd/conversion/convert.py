@@ -24,7 +24,7 @@ from ..dataset.chunked_table import RowTable
 from ..dataset.dataset import Dataset, open_dataset
 from .byte_sources import NoRows, check_rows, total_bytes
 from .dropping import drop_rows_before
-from .formats import expand, open_source
+from .formats import expand, left_beside, open_source
 from .growing import form_of, growing, open_base
 from .in_memory import is_files, open_data
 from .options import ConvertOptions
@@ -87,7 +87,9 @@ def convert(sources: Any, dest: str | Path, asked: ConvertOptions) -> Dataset:
 def _convert(sources: Any, place: Location, asked: ConvertOptions, listener: Listener) -> None:
     """Convert sources to a dataset, or to a batch of one."""
     from_files = is_files(sources)
-    paths, roots = expand(sources) if from_files else ([], {})
+    paths, roots = expand(sources, asked.format) if from_files else ([], {})
+    if told := left_beside(paths, roots):
+        listener.message(told)
     base = open_base(place, asked) if asked.append else None
     like = None if asked.like is None else load_like(location(asked.like))
     options = Options(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..core.errors import DataError, UsageError
+from ..core.progress import counted
 from ..core.storage import is_url
 from .byte_sources import (
     STANDARD_INPUT,
@@ -54,33 +56,75 @@ _FOREIGN = (
 _HEAD_BYTES = 1 << 20
 _DELIMITERS = ",;\t|"
 _LINES, _LEAST_WORDS = 200, 3  # by which documents are told
+_ROWS = 20  # by which data are told from notes
+_NAMED = 5
 _LIBSVM_TOKEN = re.compile(r"(?:qid|[0-9]+):")
 
 
-def expand(sources: str | Path | Sequence[str | Path]) -> tuple[list[str], dict[str, str]]:
+def expand(
+    sources: str | Path | Sequence[str | Path], format: str = "auto"
+) -> tuple[list[str], dict[str, str]]:
     """List the files of the sources, and the directory in which each was found, if any.
 
-    Of a directory without files of its own, those in its folders are taken.
+    Of a directory those in its folders are taken where it has no files of its own, or none but notes beside folders of
+    classes.
     """
     given = [sources] if isinstance(sources, str | Path) else list(sources)
     paths, roots = [], {}
     for source in (os.fspath(source) for source in given):
-        found = _files_in_folders(source) or expand_sources(source) if os.path.isdir(source) else []
+        found = _files_in_folders(source, format) or expand_sources(source) if os.path.isdir(source) else []
         roots.update(dict.fromkeys(found, source))
         paths += found or [source]
     return expand_sources(paths), roots
 
 
-def _files_in_folders(root: str) -> list[str]:
-    entries = [entry for entry in os.scandir(root) if not entry.name.startswith((".", "_"))]
-    if any(entry.is_file() for entry in entries):
-        return []
-    return sorted(
-        os.path.join(folder, name)
-        for folder, _, names in os.walk(root)
-        for name in names
-        if not name.startswith((".", "_"))
-    )
+def left_beside(paths: Sequence[str], roots: Mapping[str, str]) -> str:
+    """Tell which plain files lie beside the folders from which all files were taken; empty if there are none."""
+    in_folders = {
+        roots[path] for path in paths if path in roots and os.sep in os.path.relpath(path, roots[path])
+    }
+    plain = sorted(entry.path for root in in_folders for entry in _visible(root) if entry.is_file())
+    others = [counted(len(plain) - _NAMED, "more file")] if len(plain) > _NAMED else []
+    named = ", ".join([*plain[:_NAMED], *others])
+    return f"left out, being in no folder: {named}" if plain else ""
+
+
+def _visible(root: str) -> list[os.DirEntry[str]]:
+    return [entry for entry in os.scandir(root) if not _is_hidden(entry.name)]
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith((".", "_"))
+
+
+def _files_in_folders(root: str, format: str) -> list[str]:
+    entries = _visible(root)
+    plain = [entry.path for entry in entries if entry.is_file()]
+    folders = [entry.name for entry in entries if entry.is_dir()]
+    if plain and format != "folder":
+        of_classes = len(folders) > 1 and not any("=" in name for name in folders)
+        if format != "auto" or not of_classes or any(map(_holds_rows, plain)):
+            return []
+    found = []
+    for folder, inner, names in os.walk(root):
+        inner[:] = [name for name in inner if not _is_hidden(name)]
+        found += [os.path.join(folder, name) for name in names if not _is_hidden(name)]
+    found = sorted(set(found).difference(plain))
+    return found if format == "folder" or len(plain) < len(found) else []
+
+
+def _holds_rows(path: str) -> bool:
+    """Tell if a file holds a matrix, a table or lines of data, rather than notes."""
+    head, text = read_head(ByteRange(path), _HEAD_BYTES)
+    if head.startswith(tuple(magic for magic, _ in _MAGIC)) or are_documents(text):
+        return True
+    lines = text.decode(errors="replace").splitlines()
+    lines = [line for line in lines if line.strip() and not line.lstrip().startswith("#")][:_ROWS]
+    tokens = [token for line in lines for token in line.split()[1:]]
+    if tokens and all(map(_LIBSVM_TOKEN.match, tokens)):
+        return True
+    widths = {len(record) for record in csv.reader(lines, delimiter=delimiter_of(text) or ",")}
+    return len(lines) > 1 and len(widths) == 1 and widths != {1}
 
 
 def recognise(path: str) -> tuple[str, bytes]:
@@ -309,6 +353,6 @@ def _document_reader(
     if any(path not in roots for path in paths) or (reading.needs_label and not reader.has_classes):
         raise UsageError(
             f"{display_name(paths[0])}: expected a folder with a folder of texts for each class, found a file; name the "
-            "folder above"
+            "folder above those of the classes"
         )
     return reader

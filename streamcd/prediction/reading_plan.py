@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ..conversion.byte_sources import expand_sources, is_compressed, total_bytes
-from ..conversion.formats import expand, open_source
+from ..conversion.formats import expand, left_beside, open_source
 from ..conversion.options import TableOptions
 from ..conversion.sources import Reading, Source
 from ..core.errors import ModelError, UsageError, escaped
@@ -74,6 +74,7 @@ class RowsToScore:
         self.path = str(data.path if isinstance(data, Dataset) else data)
         self.dataset: Dataset | None = None
         self.paths: list[str] = []
+        self.left_beside = ""  # which files are not read, in words
         if isinstance(data, Dataset) or is_dataset(data):
             self.dataset = data if isinstance(data, Dataset) else open_dataset(data)
             self.scaling = _missing_scaling(self.dataset, model)
@@ -83,6 +84,7 @@ class RowsToScore:
             _check_base(self.dataset, model)
         else:
             self.paths, self._roots = expand(self.path)
+            self.left_beside = left_beside(self.paths, self._roots)
             self.scaling = model.scaling if model.scaling.changes_values else None
 
     def features(self, feature: np.ndarray) -> np.ndarray:

@@ -87,6 +87,8 @@ class Scoring:
         entries, query_ids = self.ignored.n_ignored, self.ignored.n_query_ids
         if query_ids:
             self.listener.message(query_ids_skipped(query_ids))
+        if self._rows.left_beside:
+            self.listener.message(self._rows.left_beside)
         if entries:
             self.listener.warning(
                 f"{counted(entries, 'entry', 'entries')} ignored: "
