@@ -678,6 +678,21 @@ def test_documents_are_identified_by_their_files_also_where_new_ones_are_in_no_f
     assert predicted[new] == predicted[folder]
 
 
+@pytest.mark.parametrize("option", ["--id", "--keep"])
+def test_lines_of_documents_are_identified_by_their_numbers_alone_which_is_said(
+    tmp_path: Path, option: str
+) -> None:
+    lines, _ = written_documents(tmp_path, 40)
+    refused = command_line.run("convert", lines, tmp_path / "data", option, "file")
+    assert refused.returncode == 2
+    (said,) = refused.stderr.splitlines()
+    assert f"{option}: expected a table, or a folder of texts, found lines" in said
+    assert said.endswith("predictions tell each row's number")
+    streamcd.train(streamcd.convert(lines, tmp_path / "data"), tmp_path / "run")
+    streamcd.predict(lines, tmp_path / "run", tmp_path / "out.csv")
+    assert list(pd.read_csv(tmp_path / "out.csv")["source"]) == list(range(40))
+
+
 def test_notes_beside_the_folders_of_classes_are_left_out_and_named(tmp_path: Path) -> None:
     _, folder = written_documents(tmp_path, 40)
     usual = streamcd.convert(folder, tmp_path / "usual", id="file")

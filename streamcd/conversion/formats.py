@@ -301,6 +301,11 @@ def _open_table(
             f"{name}: expected libsvm text or a matrix, found a table: the model's data came from none, and its features "
             "have no names; train on a dataset that was converted from a table"
         )
+    if format == "documents" and (options.id or options.keep):
+        raise UsageError(
+            f"{name}: {'--id' if options.id else '--keep'}: expected a table, or a folder of texts, found lines of a label, "
+            "a tab and a text, which have no other columns; leave it out: predictions tell each row's number"
+        )
     if format in _DOCUMENTS and reading.encoding is None:
         options = replace(
             options,
