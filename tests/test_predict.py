@@ -459,10 +459,20 @@ def test_the_command_says_that_rows_are_weighted(small_problem, made_dataset, tm
     x, y = small_problem("random")
     data = made_dataset(x, y, weight=np.full(y.size, 2.5))
     a_model(x, y).save(tmp_path / "model")
-    said = "in sum, by which rows count below; --unweighted counts them alike"
+    said = "in sum, by which rows count in all figures below; --unweighted counts them alike"
     lines = command_line.run("evaluate", data.path, tmp_path / "model").stdout
     assert f"{2.5 * y.size:g} {said}" in lines
-    assert said not in command_line.run("evaluate", data.path, tmp_path / "model", "--unweighted").stdout
+    plain = command_line.run("evaluate", data.path, tmp_path / "model", "--unweighted").stdout
+    assert said not in plain
+    # tables too say what they count
+    for name in ("by class, weighted", "confusion, in sums of weights", "their weight"):
+        assert name in lines
+        assert name not in plain
+    found = evaluate(data, tmp_path / "model")
+    for of, row in zip(found["per_class"], found["confusion"], strict=True):
+        assert of["sum_of_weights"] == 2.5 * of["n_rows"] == sum(row)
+        shown = f"{of['label']}  {of['n_rows']:,}  {of['sum_of_weights']:,g}  ".split()
+        assert shown in [line.split()[:3] for line in lines.splitlines()]
 
 
 def test_a_code_matrix_with_zeros_leaves_rows_out_of_vectors(small_problem, made_dataset):

@@ -175,6 +175,18 @@ def test_a_report_begins_with_what_the_model_is_worth(run: Path, page: Path, tmp
     assert "--data names rows with labels to evaluate the model on" in (tmp_path / "r.html").read_text()
 
 
+def test_a_page_says_where_figures_are_of_weights_rather_than_rows(run: Path, tmp_path: Path) -> None:
+    x, y = random_rows(300, 12, seed=3)
+    data = write_dataset(tmp_path / "data", (x, y), weight=np.full(y.size, 2.5))
+    texts = []
+    for rows in (data, run.parent / "data"):
+        write_report(run, tmp_path / "r.html", data=rows, force=True)
+        texts.append((tmp_path / "r.html").read_text())
+    of_weights = ["by class, weighted", "their weight", "confusion, in sums of weights", "share of weight"]
+    assert [[name in text for name in of_weights] for text in texts] == [[True] * 4, [False] * 4]
+    assert ["share of rows" in text for text in texts] == [False, True]
+
+
 def test_calibration_counts_every_row_once(run: Path) -> None:
     result, curves = evaluate_model(run.parent / "data", load_model(run), EvaluateOptions())
     assert curves is not None

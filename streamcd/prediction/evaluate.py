@@ -137,7 +137,10 @@ class _Evaluation:
             "labels": listed,
             "confusion": table.tolist(),
             "per_class": figures_by_label(
-                listed, n_rows, table.sum(axis=1), table.sum(axis=0), np.diag(table)
+                listed,
+                n_rows,
+                (table.sum(axis=1), table.sum(axis=0), np.diag(table)),
+                weighted=self.weighted,
             ),
         }
 
@@ -226,12 +229,12 @@ def evaluate(
         ``log_loss`` and ``brier_score`` (means over the rows; of two classes the squared error of the larger
         label's probability, of several the sum over the classes); ``labels``, ``confusion`` (rows true, columns predicted)
         and ``per_class``: for each label ``n_rows``, ``precision``, ``recall``, ``f1``. Where rows weigh other than 1, all
-        these are weighted but for the two ``n_rows``, and ``weighted`` is True and ``sum_of_weights`` the rows' weight.
-        Of a multilabel model ``n_rows``, ``f1_micro``, ``f1_macro``, ``subset_accuracy`` (of rows all of whose labels are
-        right), ``hamming_loss``, ``primal_objective``, ``labels`` and ``per_class``; labels that it does not know count as
-        not found in ``f1_micro`` and ``subset_accuracy``. Of a model that predicts numbers ``n_rows``, ``mae`` and ``mse``
-        (mean absolute and squared error), ``r2`` (None where all targets are the same), ``loss`` (the mean of its own) and
-        ``primal_objective``.
+        these are weighted but for the two ``n_rows``, beside which ``sum_of_weights`` is the rows' weight, and ``weighted``
+        is True. Of a multilabel model ``n_rows``, ``f1_micro``, ``f1_macro``, ``subset_accuracy`` (of rows all of whose
+        labels are right), ``hamming_loss``, ``primal_objective``, ``labels`` and ``per_class``; labels that it does not
+        know count as not found in ``f1_micro`` and ``subset_accuracy``. Of a model that predicts numbers ``n_rows``,
+        ``mae`` and ``mse`` (mean absolute and squared error), ``r2`` (None where all targets are the same), ``loss`` (the
+        mean of its own) and ``primal_objective``.
 
     Raises
     ------

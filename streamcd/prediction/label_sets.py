@@ -84,5 +84,7 @@ class LabelSetEvaluation:
             "hamming_loss": sums.differing() / (total * model.n_classes),
             "primal_objective": model.penalty() + (model.C or 0.0) * self.loss.value() if known else None,
             "labels": labels,
-            "per_class": figures_by_label(labels, self.label_rows, sums.true, sums.predicted, sums.hits),
+            "per_class": figures_by_label(
+                labels, self.label_rows, (sums.true, sums.predicted, sums.hits), weighted=self.weighted
+            ),
         }

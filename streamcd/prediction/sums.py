@@ -97,17 +97,26 @@ def some_weight(weight: ExactSum) -> float:
 
 
 def figures_by_label(
-    labels: Sequence[Any], n_rows: np.ndarray, true: np.ndarray, predicted: np.ndarray, hits: np.ndarray
+    labels: Sequence[Any],
+    n_rows: np.ndarray,
+    weights: tuple[np.ndarray, np.ndarray, np.ndarray],
+    *,
+    weighted: bool,
 ) -> list[dict[str, Any]]:
-    """Compute precision, recall and F1 of every label from its weights of rows; None where the divisor is 0."""
-    weights = zip(true.tolist(), predicted.tolist(), hits.tolist(), strict=True)
+    """Compute precision, recall and F1 of every label; None where the divisor is 0.
+
+    `weights` are those of its rows, of the rows predicted to have it, and of both; the first is told where rows are
+    `weighted`.
+    """
+    true, predicted, hits = (of.tolist() for of in weights)
     return [
         {
             "label": label,
             "n_rows": int(n),
+            **({"sum_of_weights": there} if weighted else {}),
             "precision": hit / said if said else None,
             "recall": hit / there if there else None,
             "f1": 2 * hit / (there + said) if there + said else None,
         }
-        for label, n, (there, said, hit) in zip(labels, n_rows, weights, strict=True)
+        for label, n, there, said, hit in zip(labels, n_rows, true, predicted, hits, strict=True)
     ]

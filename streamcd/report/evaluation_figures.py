@@ -54,20 +54,24 @@ def evaluation_figure(
     curves: Sequence[Curve],
     reliability: Reliability | None,
     decisions: Decisions | None,
+    counted: str = "rows",
 ) -> Figure:
-    """Draw confusion and ROC, and calibration if there are probabilities, otherwise decisions by class."""
+    """Draw confusion and ROC, and calibration if there are probabilities, otherwise decisions by class.
+
+    `counted` tells if these are of rows or of their "weight".
+    """
     third = reliability is not None or decisions is not None
     figure, panels = new_figure(columns=3 if third else 2, height=3.6)
-    _draw_confusion(panels[0], labels, confusion)
+    _draw_confusion(panels[0], labels, confusion, counted)
     _draw_roc(panels[1], curves)
     if reliability is not None:
-        _draw_reliability(panels[2], reliability)
+        _draw_reliability(panels[2], reliability, counted)
     elif decisions is not None:
-        _draw_decisions(panels[2], decisions)
+        _draw_decisions(panels[2], decisions, counted)
     return figure
 
 
-def _draw_confusion(axes: Axes, labels: Sequence[object], confusion: np.ndarray | None) -> None:
+def _draw_confusion(axes: Axes, labels: Sequence[object], confusion: np.ndarray | None, counted: str) -> None:
     axes.set_title("Confusion (share of each true label)")
     if confusion is None:
         note(axes, "too many labels for a table")
@@ -77,10 +81,11 @@ def _draw_confusion(axes: Axes, labels: Sequence[object], confusion: np.ndarray 
     form = ",.6g" if confusion.dtype.kind == "f" else ","  # sums of weights
     axes.imshow(share, cmap="Blues", vmin=0.0, vmax=1.0, aspect="equal", interpolation="nearest")
     axes.grid(visible=False)
-    axes.set_xlabel("predicted")
+    unit = "" if counted == "rows" else f", by {counted}"
+    axes.set_xlabel(f"predicted{unit}")
     axes.set_ylabel("true")
     if len(labels) > _MANY:
-        axes.set_xlabel(f"predicted ({len(labels)} labels, ascending)")
+        axes.set_xlabel(f"predicted{unit} ({len(labels)} labels, ascending)")
         return
     ticks = [name_text(label) for label in labels]
     slanted: Any = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
@@ -118,7 +123,7 @@ def _draw_roc(axes: Axes, curves: Sequence[Curve]) -> None:
     axes.legend(loc="lower right")
 
 
-def _draw_reliability(axes: Axes, reliability: Reliability) -> None:
+def _draw_reliability(axes: Axes, reliability: Reliability, counted: str) -> None:
     axes.set_title("Calibration")
     axes.plot([0, 1], [0, 1], color="#aaaaaa", linewidth=1, linestyle="--")
     largest = max(float(reliability.n_rows.max(initial=1)), 1.0)
@@ -128,11 +133,11 @@ def _draw_reliability(axes: Axes, reliability: Reliability) -> None:
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
     axes.set_aspect("equal")
-    axes.set_xlabel("predicted probability (area of a dot: its rows)")
+    axes.set_xlabel(f"predicted probability (area of a dot: its {counted})")
     axes.set_ylabel("share of hits")
 
 
-def _draw_decisions(axes: Axes, decisions: Decisions) -> None:
+def _draw_decisions(axes: Axes, decisions: Decisions, counted: str) -> None:
     axes.set_title("Decision values by class")
     for color, values, label in (
         (COLORS[1], decisions.others, decisions.other_label),
@@ -141,7 +146,7 @@ def _draw_decisions(axes: Axes, decisions: Decisions) -> None:
         axes.stairs(values, decisions.edges, color=color, fill=True, alpha=0.5, label=name_text(label))
     axes.axvline(0.0, color="#888888", linewidth=1)
     axes.set_xlabel("decision value")
-    axes.set_ylabel("share of the rows of a class")
+    axes.set_ylabel(f"share of the {counted} of a class")
     axes.legend()
 
 

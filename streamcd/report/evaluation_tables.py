@@ -41,9 +41,15 @@ _OF_ONE_CLASS = "average_precision", "precision", "recall", "f1"
 def evaluation_tables(title: str, result: Facts) -> list[Table]:
     """Show the quality of a model's predictions."""
     rows, n_labels = [("rows", f"{result['n_rows']:,}")], len(result.get("labels", []))
-    if result.get("weighted"):
+    weighted = result.get("weighted", False)
+    if weighted:
         total = f"{result['sum_of_weights']:,.10g}"
-        rows += [("weights", f"{total} in sum, by which rows count below; --unweighted counts them alike")]
+        rows += [
+            (
+                "weights",
+                f"{total} in sum, by which rows count in all figures below; --unweighted counts them alike",
+            )
+        ]
     if "accuracy" in result:
         rows += [("accuracy", f"{100 * result['accuracy']:.2f} %")]
     if "subset_accuracy" in result:
@@ -57,13 +63,13 @@ def evaluation_tables(title: str, result: Facts) -> list[Table]:
             rows.append((f"{name}{of}", f"{result[key]:{_FORMS.get(key, '.4f')}}{error}"))
     tables = [Table(title, rows)]
     if 1 < n_labels <= _MOST_CLASSES_SHOWN:
-        tables.append(_class_table(result["per_class"]))
+        tables.append(_class_table(result["per_class"], weighted=weighted))
     if 1 < n_labels <= _MOST_CLASSES_CROSSED and "confusion" in result:
-        tables.append(_confusion_table(result["labels"], result["confusion"]))
+        tables.append(_confusion_table(result["labels"], result["confusion"], weighted=weighted))
     return tables
 
 
-def threshold_table(label: str, thresholds: Sequence[Facts]) -> Table:
+def threshold_table(label: str, thresholds: Sequence[Facts], *, weighted: bool) -> Table:
     """Show what a threshold does: the probability, or else the score, from which on rows are predicted to be of a class."""
     by_score = any(of["probability"] is None for of in thresholds)
     rows = [
@@ -75,25 +81,34 @@ def threshold_table(label: str, thresholds: Sequence[Facts]) -> Table:
         ]
         for of in thresholds
     ]
-    header = [f"{'score' if by_score else 'probability'} from", "precision", "recall", "F1", "share", "for"]
+    share = "share of weight" if weighted else "share of rows"
+    header = [f"{'score' if by_score else 'probability'} from", "precision", "recall", "F1", share, "for"]
     return Table(f"thresholds: rows from there on are predicted {label}", rows, header)
 
 
-def _class_table(classes: Sequence[Facts]) -> Table:
+def _class_table(classes: Sequence[Facts], *, weighted: bool) -> Table:
     rows = [
-        [str(of["label"]), f"{of['n_rows']:,}", *map(_share, (of["precision"], of["recall"], of["f1"]))]
+        [
+            str(of["label"]),
+            f"{of['n_rows']:,}",
+            *([f"{of['sum_of_weights']:,.6g}"] if weighted else []),
+            *map(_share, (of["precision"], of["recall"], of["f1"])),
+        ]
         for of in classes
     ]
-    return Table("by class", rows, ["label", "rows", "precision", "recall", "F1"])
+    header = ["label", "rows", *["their weight"] * weighted, "precision", "recall", "F1"]
+    return Table(f"by class{', weighted' * weighted}", rows, header)
 
 
 def _share(figure: float | None) -> str:
     return "" if figure is None else f"{figure:.4f}"
 
 
-def _confusion_table(labels: Sequence[Any], confusion: Sequence[Sequence[float]]) -> Table:
+def _confusion_table(labels: Sequence[Any], confusion: Sequence[Sequence[float]], *, weighted: bool) -> Table:
     rows = [
-        [str(label), *(f"{count:.6g}" if isinstance(count, float) else f"{count:,}" for count in row)]
+        [str(label), *(f"{count:,.6g}" if weighted else f"{count:,}" for count in row)]
         for label, row in zip(labels, confusion, strict=True)
     ]
-    return Table("confusion", rows, ["true \\ predicted", *map(str, labels)])
+    return Table(
+        f"confusion{', in sums of weights' * weighted}", rows, ["true \\ predicted", *map(str, labels)]
+    )

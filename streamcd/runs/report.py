@@ -277,7 +277,8 @@ def _evaluation(data: Dataset | str | os.PathLike[str] | None, place: Path, aske
     picture, tables = Picture("evaluation", drawn, told), evaluation_tables("", result)
     if isinstance(curves, ScoreCurves) and (thresholds := list_thresholds(curves)):
         label = model.label_texts()[curves.positive]
-        tables.append(threshold_table(label, [of._asdict() for of in thresholds]))
+        found = [of._asdict() for of in thresholds]
+        tables.append(threshold_table(label, found, weighted=result.get("weighted", False)))
     return Section(f"Evaluation on {name}", tables=tables, pictures=[picture])
 
 
@@ -301,4 +302,5 @@ def _evaluation_figure(
             reliability = Reliability(predicted / count, hits / count, count)
     confusion = result.get("confusion")
     table = None if confusion is None else np.array(confusion)
-    return evaluation_figure(result.get("labels", labels), table, drawn, reliability, decisions)
+    counted = "weight" if result.get("weighted") else "rows"
+    return evaluation_figure(result.get("labels", labels), table, drawn, reliability, decisions, counted)
