@@ -27,7 +27,7 @@ from ..training.loop import Loop, Session, Task, deadline
 from ..training.result import Outcome, Result, join_outcomes, make_result
 from ..training.validation import Validate
 from .config import Group, ResolvedRun, refuse_existing, write_config
-from .early_warnings import COMBINED, advice_at_end, more_passes_help, scaling_advice
+from .early_warnings import advise, scaling_advice
 from .lane_groups import resolve
 from .models import make_models, save_models
 from .options import ResumeOptions, TrainOptions
@@ -171,12 +171,7 @@ def carry_out(
         result.peak_memory_bytes = peak_memory_bytes()
     if not written and before == outcome.lanes["passes"].tolist():
         listener.message(f"this run has ended (stopped by: {result.stop_reason}) and is left alone")
-    result.advice = advice_at_end(run, result)
-    by_passes = result.stop_reason not in ("rounding", "slope") and COMBINED not in result.advice
-    centred = run.centre is not None
-    result.more_passes_help = by_passes and (
-        result.converged or more_passes_help(run.options, run.dataset, centred=centred)
-    )
+    advise(run, result)
     told = scaling_advice(run) if result.advice else []  # at the start
     for line in [line for line in result.advice if line not in told]:
         listener.warning(line)

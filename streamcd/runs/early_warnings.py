@@ -45,7 +45,17 @@ def scaling_advice(run: ResolvedRun) -> list[str]:
     return advice(run.dataset, C, accelerated=accelerated, method=options.method, centred=centred)
 
 
-def advice_at_end(run: ResolvedRun, result: Result) -> list[str]:
+def advise(run: ResolvedRun, result: Result) -> None:
+    """Tell in a training's result what may have kept it from its tolerance, and whether more passes are the way on."""
+    result.advice = _advice_at_end(run, result)
+    by_passes = result.stop_reason not in ("rounding", "slope") and COMBINED not in result.advice
+    centred = run.centre is not None
+    result.more_passes_help = by_passes and (
+        result.converged or more_passes_help(run.options, run.dataset, centred=centred)
+    )
+
+
+def _advice_at_end(run: ResolvedRun, result: Result) -> list[str]:
     """Describe what may have kept a training from its tolerance, or inliers from a plane."""
     if not has_cost(run.options.loss):
         return [CENTRED] if result.fell_short or result.stop_reason == "zero" else []

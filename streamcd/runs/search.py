@@ -25,6 +25,7 @@ from ..training.result import Outcome, Result, TuneResult, relative_gaps
 from .carry_out import carry_out, result_of, train_groups
 from .config import ResolvedRun, write_config
 from .criteria import OF_ONE_CLASS, least_bytes, make_criterion
+from .early_warnings import advise
 from .held_out import HeldOut, held_out_rows
 from .lane_groups import resolve_part
 from .previous_run import PreviousRun, stored_states
@@ -45,6 +46,7 @@ def carry_out_search(directory: checkpoint.Run, search: ResolvedRun, session: Se
     _tell_scored_class(search, scored["scored_of"], session.listener)
     result = result_of(directory, outcome, search)
     if not outcome.is_cut_short:
+        advise(search, result)
         _warn_of_open_folds(result, session.listener)
         scored |= _score(folds.path, search, session)
         write_file(directory.path / "scores.json", (json.dumps(scored, indent=1) + "\n").encode())
@@ -61,10 +63,9 @@ def carry_out_search(directory: checkpoint.Run, search: ResolvedRun, session: Se
 def _warn_of_open_folds(folds: Result, listener: Listener) -> None:
     n_open = sum(not lane["converged"] for lane in folds.lanes)
     if n_open:
-        listener.warning(
-            f"{n_open} of {folds.n_lanes} models of folds are not converged after {folds.passes} passes: their scores may "
-            "change with a larger --max-passes"
-        )
+        told = f"{n_open} of {folds.n_lanes} models of folds are {folds.describe_shortfall()}"
+        more = ["their scores may change with a larger --max-passes"]
+        listener.warning("; ".join([told, *(more if folds.more_passes_help else folds.advice)]))
 
 
 def _train_best(directory: checkpoint.Run, search: ResolvedRun, best: Setting, session: Session) -> Result:
