@@ -387,9 +387,8 @@ def test_a_column_of_times_is_named_and_the_way_on_is_to_scale_it(tmp_path: Path
     last = [line for line in done.stderr.splitlines() if "not converged after 50 passes" in line]
     assert last[0].endswith(f", which more passes change slowly; {note}")
     assert "resume" not in done.stderr
-    tuned = command_line.run(
-        "tune", tmp_path / "raw", tmp_path / "tuned", "--loss", "hinge", "--max-passes", "50"
-    )
+    searched = "tune", tmp_path / "raw", tmp_path / "tuned", "-C", "1,10"
+    tuned = command_line.run(*searched, "--loss", "hinge", "--max-passes", "50")
     (of_folds,) = [line for line in tuned.stderr.splitlines() if "models of folds are not converged" in line]
     assert of_folds.endswith(f", which more passes change slowly; {note}")
     assert "larger --max-passes" not in tuned.stderr
