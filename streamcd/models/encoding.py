@@ -13,7 +13,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
@@ -124,6 +124,9 @@ class EncodingRecord(Structure):
     decimal: Literal[".", ","] = "."
     id: str = ""
     keep: tuple[str, ...] = ()
+
+
+_Record: TypeAlias = EncodingRecord | Mapping[str, Any] | None
 
 
 @dataclass(frozen=True)
@@ -427,34 +430,27 @@ class Encoding:
         write_strings(path, "category", self.categories.slice(first, int(ends[-1])), columns_of)
 
 
-def read_encoding(
-    files: Sequence[Location], record: EncodingRecord | Mapping[str, Any] | None
-) -> Encoding | None:
+def read_encoding(files: Sequence[Location], record: _Record) -> Encoding | None:
     """Read an encoding from its record and the files of its categories; None if there is none: no table was encoded."""
-    if record is None:
-        return None
+    encoding = _recorded(record, files)
+    if encoding is None or not encoding.has_categories:
+        return encoding
     from ..dataset.string_files import read_integers, read_strings
 
-    encoding = _recorded(record, files)
-    if encoding.has_categories:
-        texts = read_strings(files, "category")
-        _check_count(encoding, files, texts.size)
-        documents = read_integers(files, "documents") if encoding.text else None
-        encoding = replace(encoding, categories=texts, documents=documents)
-    return encoding
+    texts = read_strings(files, "category")
+    _check_count(encoding, files, texts.size)
+    documents = read_integers(files, "documents") if encoding.text else None
+    return replace(encoding, categories=texts, documents=documents)
 
 
-def unread_encoding(
-    files: Sequence[Location], record: EncodingRecord | Mapping[str, Any] | None
-) -> Encoding | None:
+def unread_encoding(files: Sequence[Location], record: _Record) -> Encoding | None:
     """Read an encoding without holding its categories: it looks up those that it names, and copies all when it is saved."""
-    if record is None:
-        return None
+    encoding = _recorded(record, files)
+    if encoding is None or not encoding.has_categories:
+        return encoding
     from ..dataset.string_files import StoredStrings, count_strings
 
-    encoding = _recorded(record, files)
-    if encoding.has_categories:
-        _check_count(encoding, files, count_strings(files))
+    _check_count(encoding, files, count_strings(files))
     return replace(encoding, categories=cast(Any, StoredStrings(files, "category")), files=files)
 
 
@@ -467,8 +463,10 @@ def _check_count(encoding: Encoding, files: Sequence[Location], n_categories: in
         )
 
 
-def _recorded(record: EncodingRecord | Mapping[str, Any], files: Sequence[Location]) -> Encoding:
+def _recorded(record: _Record, files: Sequence[Location]) -> Encoding | None:
     """Make an encoding of its record, without the categories, which are in the files."""
+    if record is None:
+        return None
     from ..dataset.arrow_columns import no_strings
 
     if isinstance(record, Mapping):
@@ -489,8 +487,7 @@ def _recorded(record: EncodingRecord | Mapping[str, Any], files: Sequence[Locati
 
 def encoding_of(dataset: Any) -> Encoding | None:
     """Read the encoding of a dataset; None if its data did not come from a table."""
-    record = dataset.manifest.get("encoding")
-    return None if record is None else read_encoding(dataset.files(CATEGORIES_FILE), record)
+    return read_encoding(dataset.files(CATEGORIES_FILE), dataset.manifest.get("encoding"))
 
 
 def feature_places(old: Encoding, new: Encoding, n_old: int, n_new: int) -> np.ndarray:
@@ -534,8 +531,7 @@ def check_columns(encoding: Encoding, names: Container[str], needs_label: bool, 
 
 def unread_encoding_of(dataset: Any) -> Encoding | None:
     """Read the encoding of a dataset as `encoding_of`, without holding its categories (`unread_encoding`)."""
-    record = dataset.manifest.get("encoding")
-    return None if record is None else unread_encoding(dataset.files(CATEGORIES_FILE), record)
+    return unread_encoding(dataset.files(CATEGORIES_FILE), dataset.manifest.get("encoding"))
 
 
 def first_feature_names(dataset: Any) -> list[str] | None:
