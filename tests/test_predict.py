@@ -518,6 +518,17 @@ def test_an_imported_model_has_no_objective(small_problem, made_dataset):
     assert evaluate(made_dataset(x, y), a_model(x, y, C=None))["primal_objective"] is None
 
 
+@pytest.mark.parametrize("loss", ["squared_hinge", "log_loss"])
+def test_rows_none_of_whose_labels_two_classes_know_are_errors_without_a_curve(small_problem, tmp_path, loss):
+    x, y = small_problem("random")
+    text, heard = tmp_path / "unknown.txt", Heard()
+    text.write_text("5 1:1 3:2\n6 2:1\n")
+    found = evaluate(text, a_model(x, y, loss), listener=heard)
+    assert (found["n_rows"], found["accuracy"], sum(map(sum, found["confusion"]))) == (2, 0.0, 2)
+    assert "auc" not in found
+    assert "2 rows have labels that the model does not know" in " ".join(heard.warnings)
+
+
 @pytest.mark.parametrize("n_distinct", [1, 2, 300, 10**9])
 @pytest.mark.parametrize("memory_bytes", [1, 10**6, 10**9])
 @pytest.mark.parametrize("weighted", [False, True])

@@ -46,6 +46,8 @@ class RocArea:
         elif (weight != 1.0).any():
             self._weighted = True
             score, positive, weight = (array[weight > 0] for array in (score, positive, weight))
+        if not score.size:
+            return
         # descending, and -0 a tie with 0; copied, since the caller reuses its memory
         score, signed = 0.0 - score, np.where(positive, weight, -weight)
         room = self._capacity - self._n_held
