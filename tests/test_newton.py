@@ -24,6 +24,7 @@ from streamcd.cluster.rounds import WorkersLost, WorkerSpec
 from streamcd.core.errors import ConvergenceWarning, Interrupted, UsageError
 from streamcd.core.memory_budget import RUNNING_BYTES
 from streamcd.kernels import newton as kernels
+from streamcd.kernels import triangle
 from streamcd.kernels.primitives import Rows
 from streamcd.runs.choices import choose_method, settle
 from streamcd.runs.lane_groups import resolve
@@ -31,7 +32,7 @@ from streamcd.runs.options import TrainOptions
 from streamcd.runs.problem_options import ProblemOptions
 from streamcd.solvers.dual import rows_of
 from streamcd.solvers.kept_rows import ROW_UNITS
-from streamcd.solvers.memory import kept_rows, kept_units
+from streamcd.solvers.memory import kept_rows, kept_units, newton_memory
 from streamcd.solvers.newton import NewtonSolver
 from streamcd.stream.arenas import RowLayout
 from streamcd.stream.stream import Stream
@@ -141,6 +142,32 @@ def test_workers_that_are_lost_or_leave_change_no_bit(
     assert resume(tmp_path / "run", client=Simulation(2)).passes == whole.passes
     assert (weights(tmp_path / "run") == weights(tmp_path / "whole")).all()
     assert log(tmp_path / "run")[0]["attempts"] == 2
+
+
+def test_sums_of_very_large_matrices_never_wait_and_are_not_for_workers(
+    tmp_path: Path, shards: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All shards are one block, with the same bits in any windows."""
+    monkeypatch.setattr("streamcd.solvers.memory._SAMPLE_ENTRIES", 700)  # two chunks
+    monkeypatch.setattr("streamcd.solvers.block_sums._VERY_LARGE_SUMS", 1)
+    asked: dict[str, Any] = {"loss": "log_loss", "C": 3.0, "bias": 1.0}
+    for name, windows in (("alone", None), ("streamed", 3)):
+        fit(shards, tmp_path / name, windows=windows, **asked)
+    assert (weights(tmp_path / "streamed") == weights(tmp_path / "alone")).all()
+    assert newton_memory(problem_of(shards), shards, keeps_rows=False).more["sums of blocks"] == 0
+    with pytest.raises(UsageError, match=r"in one block of all shards, .* workers cannot share its reads"):
+        train(shards, tmp_path / "run", client=Simulation(2), method="newton", memory="1GB", **asked)
+    tall = TrainOptions(memory=10**9, on_workers=True, loss="log_loss")
+    assert (
+        choose_method(tall, write_dataset(tmp_path / "tall", random_rows(4000, 12, density=1.0)))[0] == "dual"
+    )
+
+
+def test_matrices_of_five_thousand_features_fit_in_400_mb_however_many_the_shards(tmp_path: Path) -> None:
+    rows = random_rows(2000, 5570, density=0.003)
+    data = write_dataset(tmp_path / "data", rows, n_chunks=12, n_shards=9)
+    memory = newton_memory(problem_of(data), data, keeps_rows=True)
+    assert RUNNING_BYTES + memory.state + sum(memory.more.values()) < 270e6
 
 
 def test_workers_share_the_reading(tmp_path: Path, shards: Dataset) -> None:
@@ -428,8 +455,8 @@ def test_a_read_sums_up_what_numpy_does(tmp_path: Path, loss: str, density: floa
     value, v, hessian = slow_sums(loss, augmented(x, 1.5), y, np.full(300, 2.0), state.w[:, 0])
     np.testing.assert_allclose(state.matrices["line"][0, kernels.AT_POINT], value, rtol=1e-12)
     np.testing.assert_allclose(state.matrices["v"][0].sum(axis=0), v, rtol=1e-9, atol=1e-9)
-    kernels.fold(state.matrices["hessian"][0])
-    np.testing.assert_allclose(np.tril(state.matrices["hessian"][0]), np.tril(hessian), rtol=1e-9, atol=1e-9)
+    lower = hessian[np.tril_indices(22)]
+    np.testing.assert_allclose(state.matrices["hessian"][0], lower, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("size", [1, 5, 32, 75])
@@ -441,7 +468,8 @@ def test_a_linear_system_is_solved_and_a_variable_without_curvature_is_left_at_z
     with_zero = np.zeros((size + 1, size + 1))
     with_zero[:size, :size] = matrix
     x = np.append(right, 3.0)
-    kernels.solve_positive(with_zero, x, np.full(size + 1, 1e-14), np.zeros((kernels.PANEL, size + 1)))
+    lower, panel = with_zero[np.tril_indices(size + 1)], np.zeros((triangle.PANEL, size + 1))
+    triangle.solve_positive(lower, x, np.full(size + 1, 1e-14), panel)
     np.testing.assert_allclose(x, np.append(expected, 0.0), rtol=1e-8, atol=1e-10)
 
 

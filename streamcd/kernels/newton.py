@@ -37,6 +37,7 @@ from .primitives import (
     row_label,
     row_reach,
 )
+from .triangle import row_place
 from .weights import row_dot
 
 LENGTHS = np.array([0.0, 0.01, 0.03, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0])
@@ -62,9 +63,6 @@ _RARE = 1e-4
 _LEAST_SHARE = 1e-12
 """Smallest of the dual variables that a model of the logistic loss expects, and of C less these, over C."""
 
-PANEL = 32
-"""Columns of a matrix that are factored at a time, a multiple of four."""
-
 
 class Point(NamedTuple):
     """Points at which a read is made, by lane; never changed by a kernel."""
@@ -84,7 +82,7 @@ class Sums(NamedTuple):
 
     # (lanes, 4, D): Σ s_i a_i x_i over s_i a_i >= 0, and over others; and what rounding left out of each
     v: np.ndarray
-    # (lanes, D, D): Σ C_i l''(t_i) x_i x_iᵀ once the transposed upper triangle is added to the lower
+    # (lanes, D (D + 1) / 2), triangles: Σ C_i l''(t_i) x_i x_iᵀ
     hessian: np.ndarray
     line: np.ndarray  # (lanes, N_LINE): losses at the lengths, and terms of `row_shares`
     start: np.ndarray  # (lanes, D): Σ s_i a_i x_i at w = 0
@@ -268,30 +266,32 @@ def log_shares(others, own, value):
 @inlined
 def add_products(n, rows, bias, tile, hessian, scratch):
     """Add ``c_i x_i x_iᵀ`` of the first n rows of `scratch`: pair by pair of their entries, or as dense rows."""
-    indptr, pairs, n_features = rows.indptr, 0.0, hessian.shape[0]
+    indptr, pairs, n_features = rows.indptr, 0.0, scratch.dense.shape[1]
     for p in range(n):
         count = indptr[scratch.row[p] + 1] - indptr[scratch.row[p]] + 1
         pairs += np.float64(count) * count
     if SPARSE * pairs < np.float64(n) * n_features * n_features:
         for p in range(n):
-            _add_pairs(scratch.row[p], scratch.curvature[p], rows, bias, tile, hessian)
+            _add_pairs(p, rows, bias, tile, hessian, scratch)
     else:
         _add_dense(n, rows, bias, tile, hessian, scratch)
 
 
 @inlined
-def _add_pairs(i, c, rows, bias, tile, hessian):
-    """Add the products of the row's entries in their order: which triangle they are in depends on it."""
-    feature, value, last = rows.feature, rows.value, hessian.shape[0] - 1
+def _add_pairs(p, rows, bias, tile, hessian, scratch):
+    """Add the products of a row's entries, whose features ascend."""
+    feature, value, last = rows.feature, rows.value, scratch.dense.shape[1] - 1
+    i, c = scratch.row[p], scratch.curvature[p]
     start, stop = rows.indptr[i], rows.indptr[i + 1]
     for k in range(start, stop):
-        if feature[k] < tile[0] or feature[k] >= tile[1]:
+        j = np.int64(feature[k])
+        if j < tile[0] or j >= tile[1]:
             continue
-        row, factor = hessian[feature[k]], c * np.float64(value[k])
+        row, factor = hessian[row_place(j) : row_place(j + 1)], c * np.float64(value[k])
         for m in range(start, k + 1):
             row[feature[m]] += factor * np.float64(value[m])
     if bias != 0.0 and tile[1] > last:
-        row, factor = hessian[last], c * bias
+        row, factor = hessian[row_place(last) : row_place(last + 1)], c * bias
         for m in range(start, stop):
             row[feature[m]] += factor * np.float64(value[m])
         row[last] += factor * bias
@@ -299,8 +299,8 @@ def _add_pairs(i, c, rows, bias, tile, hessian):
 
 @inlined
 def _add_dense(n, rows, bias, tile, hessian, scratch):
-    """Add the products of a block of dense rows, four rows at a time, to the lower triangle."""
-    dense, curvature, last = scratch.dense, scratch.curvature, hessian.shape[0] - 1
+    """Add the products of a block of dense rows, four rows at a time."""
+    dense, curvature, last = scratch.dense, scratch.curvature, scratch.dense.shape[1] - 1
     for p in range(n):
         for k in range(rows.indptr[scratch.row[p]], rows.indptr[scratch.row[p] + 1]):
             dense[p, rows.feature[k]] = np.float64(rows.value[k])
@@ -309,7 +309,7 @@ def _add_dense(n, rows, bias, tile, hessian, scratch):
     for p in range(n, n_padded):
         curvature[p] = 0.0
     for j in range(tile[0], tile[1]):
-        row = hessian[j]
+        row = hessian[row_place(j) : row_place(j + 1)]
         for p in range(0, n_padded, 4):
             a, b = curvature[p] * dense[p, j], curvature[p + 1] * dense[p + 1, j]
             c, d = curvature[p + 2] * dense[p + 2, j], curvature[p + 3] * dense[p + 3, j]
@@ -325,15 +325,6 @@ def _add_dense(n, rows, bias, tile, hessian, scratch):
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The quadratic model
-
-
-@kernel
-def fold(matrix):
-    """Add the upper triangle to the lower one, in place, and make the matrix symmetric."""
-    for i in range(1, matrix.shape[0]):
-        for j in range(i):
-            matrix[i, j] += matrix[j, i]
-            matrix[j, i] = matrix[i, j]
 
 
 @kernel
@@ -407,63 +398,3 @@ def slope_norm(w, v, l1, l2, n_penalised):
         ones += abs(slope)
         squares += slope * slope
     return ones if l1 > 0.0 else np.sqrt(squares)
-
-
-@kernel
-def solve_positive(matrix, x, least, panel):
-    """Solve ``A y = x`` for a positive semidefinite A, given by its lower triangle, by Cholesky's method.
-
-    Parameters
-    ----------
-    matrix : ndarray of float64, shape (D, D)
-        Becomes the factor, in its lower triangle.
-    x : ndarray of float64, shape (D,)
-        Becomes y.
-    least : ndarray of float64, shape (D,)
-        A variable with a pivot not above this becomes 0: it is 0 up to rounding.
-    panel : ndarray of float64, shape (PANEL, D)
-        Scratch.
-    """
-    n = x.size
-    for first in range(0, n, PANEL):
-        stop = min(first + PANEL, n)
-        _factor_panel(matrix, first, stop, least, panel)
-        for i in range(stop, n):
-            row = matrix[i]
-            for k in range(0, PANEL, 4):
-                a, b, c, d = panel[k, i], panel[k + 1, i], panel[k + 2, i], panel[k + 3, i]
-                p, q, r, s = panel[k], panel[k + 1], panel[k + 2], panel[k + 3]
-                for j in range(stop, i + 1):
-                    row[j] -= a * p[j] + b * q[j] + c * r[j] + d * s[j]
-    for i in range(n):
-        row = matrix[i]
-        for j in range(i):
-            x[i] -= row[j] * x[j]
-        x[i] /= row[i]
-    for i in range(n - 1, -1, -1):
-        row = matrix[i]
-        x[i] /= row[i]
-        for j in range(i):
-            x[j] -= row[j] * x[i]
-
-
-@inlined
-def _factor_panel(matrix, first, stop, least, panel):
-    """Compute columns ``first:stop`` of the factor, in `matrix` and, transposed, in `panel`."""
-    n = matrix.shape[0]
-    for j in range(first, n):
-        for k in range(first, min(stop, j + 1)):
-            panel[k - first, j] = matrix[j, k]
-    for k in range(stop - first):
-        pivot = panel[k, first + k]
-        root = np.sqrt(pivot) if pivot > least[first + k] else np.inf
-        for j in range(first + k, n):
-            panel[k, j] /= root
-        panel[k, first + k] = root
-        for r in range(k + 1, stop - first):
-            factor = panel[k, first + r]
-            for j in range(first + r, n):
-                panel[r, j] -= factor * panel[k, j]
-    for j in range(first, n):
-        for k in range(first, min(stop, j + 1)):
-            matrix[j, k] = panel[k - first, j]

@@ -26,13 +26,14 @@ from .primitives import (
     row_cost,
     row_reach,
 )
+from .triangle import row_place
 
 
 class ClassSums(NamedTuple):
     """Sums over the rows of a read, by lane; added to by `multinomial_newton_visit`."""
 
     v: np.ndarray  # (lanes, 2, W): Σ C_i ([m = y_i] - p_im) x_i of each class m; and what rounding left out
-    hessian: np.ndarray  # (lanes, W, W), as `newton.Sums.hessian`
+    hessian: np.ndarray  # (lanes, W (W + 1) / 2), as `newton.Sums.hessian`
     line: np.ndarray  # (lanes, N_LINE): losses at `newton.LENGTHS`, and terms of `newton.row_shares`
     class_sums: np.ndarray  # (lanes, 2, W): Σ C_i x_i over the rows of each class; and what rounding left out
     totals: np.ndarray  # (lanes, N_TOTALS), as `newton.Sums.totals`, and ROUNDING
@@ -172,7 +173,7 @@ def _add_pairs(p, a, b, rows, bias, tile, hessian, scratch):
         j = a * size + (feature[k] if k < stop else size - 1)
         if j < tile[0] or j >= tile[1]:
             continue
-        row, x = hessian[j], c * (np.float64(value[k]) if k < stop else bias)
+        row, x = hessian[row_place(j) : row_place(j + 1)], c * (np.float64(value[k]) if k < stop else bias)
         for m in range(start, min(k + 1, stop) if a == b else stop):
             row[b * size + feature[m]] += x * np.float64(value[m])
         if a != b or k == stop:
@@ -181,7 +182,7 @@ def _add_pairs(p, a, b, rows, bias, tile, hessian, scratch):
 
 @inlined
 def _add_dense(n, rows, bias, tile, hessian, scratch):
-    """Add the parts of a block of dense rows, four rows at a time, to the lower triangle."""
+    """Add the parts of a block of dense rows, four rows at a time."""
     dense, share, cost, product = scratch.dense, scratch.share, scratch.cost, scratch.product
     n_classes, size = share.shape[1], dense.shape[1]
     for p in range(n):
@@ -196,7 +197,7 @@ def _add_dense(n, rows, bias, tile, hessian, scratch):
             for j in range(size):
                 product[p, m * size + j] = share[p, m] * dense[p, j]
     for i in range(tile[0], tile[1]):
-        row, first = hessian[i], i // size * size
+        row, first = hessian[row_place(i) : row_place(i + 1)], i // size * size
         for p in range(0, n_padded, 4):
             a, b = cost[p] * product[p, i], cost[p + 1] * product[p + 1, i]
             c, d = cost[p + 2] * product[p + 2, i], cost[p + 3] * product[p + 3, i]

@@ -310,15 +310,15 @@ def new_room(n_columns: int) -> Room:
 
 
 @kernel
-def add_matrix(order, columns, bias, model, room, matrix):
+def add_matrix(order, columns, bias, model, room, lower):
     """Add ``Σ_i h_i x_i x_iᵀ`` over all rows, each with the chosen columns and the bias, h being the curvatures in `model`.
 
     Parameters
     ----------
     order : ndarray of int64, shape (k,)
         Offsets of columns, without the bias.
-    matrix : ndarray of float64, shape (k + 1, k + 1)
-        `newton.fold` makes it whole.
+    lower : ndarray of float64, shape ((k + 1) (k + 2) / 2,)
+        A triangle, as `triangle` has them.
 
     Notes
     -----
@@ -334,7 +334,7 @@ def add_matrix(order, columns, bias, model, room, matrix):
             if model[2 * j + 1] > 0.0:
                 scratch.row[n], scratch.curvature[n] = j - first, model[2 * j + 1]
                 n += 1
-        add_products(n, room, bias, (0, matrix.shape[0]), matrix, scratch)
+        add_products(n, room, bias, (0, order.size + 1), lower, scratch)
 
 
 @inlined

@@ -19,6 +19,7 @@ from ..dataset.dataset import Dataset
 from ..dataset.diagnostics import rows_are_long
 from ..kernels.loss_table import CLASSES, INLIERS, LOSSES, form_of
 from ..report.tables import THRESHOLD, describe_bias
+from ..solvers.block_sums import workers_share
 from ..solvers.registry import SOLVERS, check_unpenalised, find_solver, trains_l1_alone
 from .config import read_config
 from .lane_groups import group_lanes
@@ -59,8 +60,9 @@ def settle(asked: Asked, dataset: Dataset, listener: Listener) -> Asked:
 _ROWS_PER_FEATURE = 100
 """Rows for each feature, at least, for Newton's method: separable sets of 11 and 73 took 40 to 160 reads with C = 100."""
 
-_MATRICES, _SHARE = 5, 0.125
-"""Matrices of each lane (one for each part of a window, and their sum), and the share of the memory that they may take."""
+_MATRICES, _SHARE = 5, 0.0625
+"""Matrices of each lane, half of each (one for each part of a window, and their sum), and the share of the memory that they
+may take."""
 
 _MOST_OPERATIONS = 3e11
 """Cubes of features, of all lanes, where rows are long: a read's solutions take a minute then, where dual would not end."""
@@ -97,8 +99,9 @@ def _choose_method(asked: TrainOptions, dataset: Dataset, *, fits: bool) -> tupl
     n_lanes, size = n_classes // together * len(asked.C), together * (dataset.n_features + 1)
     solved = fits and not asked.on_workers and n_lanes * size**3 <= _MOST_OPERATIONS
     long = solved and rows_are_long(dataset, max(asked.C), accelerated=True, centred=asked.unpenalized_bias)
-    matrices = _MATRICES * 8 * n_lanes * size**2
+    matrices = _MATRICES * 4 * n_lanes * size**2
     fits = fits and matrices <= _SHARE * asked.memory_bytes / (asked.workers or 1)  # which share it
+    fits = fits and (workers_share(size**2) or not asked.on_workers)
     enough = long or (fits and dataset.n_rows >= _ROWS_PER_FEATURE * size)
     if not asked.has_plain_penalty:
         methods = LOSSES[asked.loss].methods

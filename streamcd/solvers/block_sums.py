@@ -18,8 +18,9 @@ from .protocol import State
 _MOST_BLOCKS, _FEW_BLOCKS = 64, 8
 """Largest number of blocks, and that with large sums: as many workers can share the reads."""
 
-_LARGE_SUMS = 1 << 18
-"""Numbers in a lane's sums from which on they are large: 2 MB for each level of the tree."""
+_LARGE_SUMS, _VERY_LARGE_SUMS = 1 << 18, 1 << 23
+"""Elements of a lane's matrix, of which sums keep half, from which on they are large, 1 MB for each level of the tree; and
+from which on one block has all shards: none waits for another, as three of 34 MB or more would, and no reads are shared."""
 
 
 class Node(NamedTuple):
@@ -59,11 +60,11 @@ class Tree(NamedTuple):
 
 
 class Blocks:
-    """Blocks of consecutive shards: a function of the dataset and of the size of a lane's sums."""
+    """Blocks of consecutive shards: a function of the dataset and of the elements of a lane's matrix."""
 
-    def __init__(self, dataset: Dataset, n_sums: int) -> None:
+    def __init__(self, dataset: Dataset, matrix_size: int) -> None:
         shards = np.unique(dataset.chunk_part)  # those that have rows
-        self.tree = Tree(min(shards.size, _MOST_BLOCKS if n_sums < _LARGE_SUMS else _FEW_BLOCKS))
+        self.tree = Tree(min(shards.size, _most_blocks(matrix_size)))
         rank = np.searchsorted(shards, np.arange(dataset.n_shards), "right") - 1
         self.of_shard = np.maximum(rank, 0) * self.tree.n_blocks // max(shards.size, 1)
         self._of_chunk = self.of_shard[dataset.chunk_part]
@@ -77,6 +78,17 @@ class Blocks:
             ends = following == self._of_chunk.size or self._of_chunk[following] != mine[start]
             yield int(mine[start]), slice(start, stop), bool(ends)
             start = stop
+
+
+def workers_share(matrix_size: int) -> bool:
+    """Tell whether workers can share the reads: there may be several blocks."""
+    return _most_blocks(matrix_size) > 1
+
+
+def _most_blocks(matrix_size: int) -> int:
+    if matrix_size >= _VERY_LARGE_SUMS:
+        return 1
+    return _MOST_BLOCKS if matrix_size < _LARGE_SUMS else _FEW_BLOCKS
 
 
 class BlockSums:

@@ -193,12 +193,15 @@ def newton_blocks(problem: Problem, dataset: Dataset) -> Blocks:
 
 
 def newton_memory(problem: Problem, dataset: Dataset, *, keeps_rows: bool) -> SolverMemory:
-    """Count the Hessian of every lane, in each of the sums that are made or wait at a time, and some vectors."""
-    from ..kernels.newton import BLOCK, PANEL
+    """Count the Hessian of every lane, half of it, in each of the sums that are made or wait at a time, and some vectors."""
+    from ..kernels.newton import BLOCK
+    from ..kernels.triangle import PANEL, triangle_size
+    from .quadratic_model import ROWS
 
     n_lanes, size, n_parts = problem.n_lanes, newton_width(problem), newton_parts(problem)
-    matrices = f"{n_lanes} {'matrix' if n_lanes == 1 else 'matrices'} of {size:,} x {size:,}"
-    own, vectors = 8 * size**2 * n_lanes, 8 * size * n_lanes
+    matrices = f"half of {n_lanes} {'matrix' if n_lanes == 1 else 'matrices'} of {size:,} x {size:,}"
+    half, vectors = 8 * triangle_size(size), 8 * size * n_lanes
+    own = half * n_lanes
     # the others have seven vectors, and numbers
     sums, depth = own + 7 * vectors + 8 * 64 * n_lanes, newton_blocks(problem, dataset).tree.depth
     kept = kept_units(problem, dataset, keeps_rows=keeps_rows)
@@ -225,10 +228,11 @@ def newton_memory(problem: Problem, dataset: Dataset, *, keeps_rows: bool) -> So
             "sums of blocks": sums * depth,
             "blocks of rows": (PARTS * BLOCK + 4 * PANEL) * 8 * size,
             "vectors of a visit": 4 * vectors + 12 * 8 * size * PARTS,
-            "matrix of the support": 2 * 8 * size**2 if not problem.l2 or problem.l1.any() else 0,
-            "matrices of a proof": 2 * 8 * size**2 if not problem.is_penalised else 0,
-            # in the state, as a solver visits them, and while others come; and the matrices of the other rows
-            "rows near the margin": kept * (3 * 8 * n_lanes + 5 * 8) + (own + 8 * size**2 if kept else 0),
+            # whole, a copy of the columns of some rows, and half of that of the support
+            "matrix of a model": 8 * size * (size + ROWS) + half if problem.l1.any() else 0,
+            "matrices of a proof": 2 * half if not problem.is_penalised else 0,
+            # in the state, as a solver visits them, and while others come; and matrices of the other rows, one whole
+            "rows near the margin": kept * (3 * 8 * n_lanes + 5 * 8) + (own + 3 * half if kept else 0),
         },
         advice=f"give a larger --memory, or take {other}, which needs no matrix",
         # a worker's blocks leave sums on both sides, of which it holds copies to send, a neighbour's and what both make

@@ -22,6 +22,7 @@ import numpy as np
 
 from ..dataset.dataset import Dataset
 from ..kernels import newton as newton_kernels
+from ..kernels import triangle
 from ..kernels.compile import return_free_memory
 from ..kernels.loss_table import SQUARED_ERROR
 from ..kernels.newton import AT_POINT, FAR, NEAR
@@ -97,10 +98,15 @@ class NewtonSolver(NewtonSteps):
         window = empty_window(self.layout.new_arena(dataset, 2, 0))
         none = window.chunks
         self._sum_up(rows_of(window), cut(none, self._n_cuts), state, none, self._costs(1.0))
-        newton_kernels.fold(np.zeros((0, 0)))
-        vectors = [np.zeros(0) for _ in range(3)]
-        newton_kernels.solve_positive(np.zeros((0, 0)), *vectors[:2], np.zeros((0, 0)))
-        newton_kernels.sweep_model(np.zeros((0, 0)), *vectors[:2], *self._penalty(0), 0.0, 1)
+        vectors, matrix = [np.zeros(0) for _ in range(3)], np.zeros((0, 0))
+        triangle.solve_positive(*vectors, matrix)
+        if self.problem.l1.any():
+            triangle.unfold(vectors[0], none, matrix)
+            triangle.fold(matrix, none, vectors[0])
+        if not self.problem.is_penalised:
+            triangle.take_scaled(vectors[0], none, *vectors[:2])
+            triangle.multiply(*vectors)
+        newton_kernels.sweep_model(matrix, *vectors[:2], *self._penalty(0), 0.0, 1)
         newton_kernels.penalty_terms(*vectors[:2], *self._penalty(0)[:2], 0)
         newton_kernels.slope_norm(*vectors[:2], *self._penalty(0)[:2], 0)
         shuffle(none, np.uint64(0))
@@ -309,8 +315,7 @@ class NewtonSolver(NewtonSteps):
         totals, n = state.totals.copy(), self._n_independent
         is_square = self.problem.row_loss.kind == SQUARED_ERROR
         for lane in range(self.problem.n_lanes):
-            matrix = state.matrices["hessian"][lane].copy()
-            newton_kernels.fold(matrix)
+            matrix = state.matrices["hessian"][lane, : triangle.triangle_size(n)]
             v, primal = state.matrices["v"][lane].sum(axis=0), float(totals[lane, LOSS])
             squares, sizes = self._squares[:n], np.full(n, totals[lane, W_ALPHA])
             if not self._weighted:
@@ -318,7 +323,7 @@ class NewtonSolver(NewtonSteps):
                 sizes = np.fmin(sizes, 2.0 * np.sqrt(self.problem.cost.max() * primal * squares))
             n_rows = int(totals[lane, N_VISITED])
             known = unpenalised.Known(
-                *(matrix[:n, :n], v[:n], share[lane] * sizes, squares),
+                *(matrix, v[:n], share[lane] * sizes, squares),
                 *(float(self.problem.cost.max()), n_rows, w[lane, :n], primal),
             )
             most = np.inf if is_square else 1.0 if self._n_vectors == 1 else 0.5

@@ -8,6 +8,7 @@ from ..kernels import newton_multinomial as kernels
 from ..kernels.newton import BLOCK
 from ..kernels.newton_multinomial import FAR, N_LINE, NEAR, ClassScratch, ClassSums
 from ..kernels.primitives import GAP, LOSS, LOSS_SLOPE, N_TOTALS, N_VISITED, ROUNDING, SLOPE, W_ALPHA
+from ..kernels.triangle import triangle_size
 from .block_sums import Blocks, BlockSums
 from .class_biases import mixture
 from .newton import NewtonSolver
@@ -25,7 +26,7 @@ class MultinomialNewtonSolver(NewtonSolver):
 
     def _make_sums(self, blocks: Blocks, n_parts: int) -> BlockSums:
         n_lanes, width = self.problem.n_lanes, self._width
-        shapes = (2, width), (width, width), (N_LINE,), (2, width), (N_TOTALS,)
+        shapes = (2, width), (triangle_size(width),), (N_LINE,), (2, width), (N_TOTALS,)
         named = {name: (n_lanes, *shape) for name, shape in zip(ClassSums._fields, shapes, strict=True)}
         return BlockSums(ClassSums, named, blocks, n_parts)
 

@@ -15,6 +15,7 @@ import numpy as np
 from ..core.threads import Threads
 from ..dataset.dataset import Dataset
 from ..kernels import newton as newton_kernels
+from ..kernels import triangle
 from ..kernels.newton import AT_POINT, LENGTHS, N_LINE, Point, Scratch, Sums
 from ..kernels.primitives import N_TOTALS, UNIT, Costs, Rows
 from . import quadratic_model
@@ -41,12 +42,14 @@ class Rest(NamedTuple):
     w: np.ndarray  # (D,): where it was made
     loss: float  # there
     v: np.ndarray  # (D,): minus the gradient
-    matrix: np.ndarray  # (D, D): the lower triangle of the second derivatives
+    matrix: np.ndarray  # (D (D + 1) / 2,): the triangle of the second derivatives
 
     def product(self, x: np.ndarray) -> np.ndarray:
         """Return the product of second derivatives and a vector."""
-        lower, upper = np.einsum("ij,j->i", self.matrix, x), np.einsum("ij,i->j", self.matrix, x)
-        return np.asarray(lower + upper - np.einsum("ii->i", self.matrix) * x)
+        matrix = np.zeros((x.size, x.size))
+        matrix[np.tri(x.size, dtype=bool)] = self.matrix
+        lower, upper = np.einsum("ij,j->i", matrix, x), np.einsum("ij,i->j", matrix, x)
+        return np.asarray(lower + upper - np.einsum("ii->i", matrix) * x)
 
 
 class NewtonSteps(CertifiedReads):
@@ -75,6 +78,7 @@ class NewtonSteps(CertifiedReads):
             np.flatnonzero(~of_bias | (not problem.free_bias)),
             of_bias & problem.free_bias,
         )
+        self._diagonal = triangle.diagonal_places(self._width)
         self._free_last = np.concatenate([self._penalised, np.flatnonzero(free)])
         self._ridge = np.where(free, 0.0, problem.l2)
         self._squares = np.zeros(0) if problem.is_penalised else self._sums_of_squares(dataset)
@@ -92,7 +96,7 @@ class NewtonSteps(CertifiedReads):
         vectors, totals = (n_lanes, size), (n_lanes, N_TOTALS)
         shapes = (
             (n_lanes, 4, size),
-            (n_lanes, size, size),
+            (n_lanes, triangle.triangle_size(size)),
             (n_lanes, N_LINE),
             vectors,
             vectors,
@@ -197,20 +201,17 @@ class NewtonSteps(CertifiedReads):
     def _rest_of(self, state: State, lane: int) -> Rest:
         """Return the quadratic model of the rows that are not kept, at the w of the read, from the sums of all rows."""
         lanes, w, size = np.array([lane]), self._weights(state, lane), self._width
-        damping = _DAMPING * np.einsum("ii->i", state.matrices["hessian"][lane])
+        hessian = state.matrices["hessian"][lane]
+        damping, matrix = _DAMPING * hessian[self._diagonal], np.zeros(hessian.size)
         if not state.matrices["kept_cut"][lane]:
-            return Rest(w, 0.0, np.zeros(size), np.diag(damping))
+            matrix[self._diagonal] = damping
+            return Rest(w, 0.0, np.zeros(size), matrix)
         sums = {name: state.matrices[name][lane] for name in Sums._fields}
         whole = {name: array.copy() for name, array in sums.items()}
         self.sums.clear(state, lanes)
         self._visit_kept(state, lane)
-        matrix = whole["hessian"].copy()
-        for both in (matrix, sums["hessian"]):
-            newton_kernels.fold(both)
-        matrix -= sums["hessian"]
-        for j in range(size):
-            matrix[j, j] += damping[j]
-            matrix[j, j + 1 :] = 0.0
+        np.subtract(whole["hessian"], sums["hessian"], out=matrix)
+        matrix[self._diagonal] += damping
         loss = float(whole["line"][AT_POINT] - sums["line"][AT_POINT])
         rest = Rest(w, loss, (whole["v"] - sums["v"]).sum(axis=0), matrix)
         for name, array in sums.items():
@@ -321,30 +322,26 @@ class NewtonSteps(CertifiedReads):
     def _solve(self, state: State, lane: int, step: np.ndarray) -> float:
         """Minimise the quadratic model: set `step`, and return the decrease that is expected of it. Uses up the Hessian."""
         hessian = state.matrices["hessian"][lane]
-        newton_kernels.fold(hessian)
-        diagonal = np.einsum("ii->i", hessian)
         if self.problem.l1[lane]:
-            return self._solve_by_descent(hessian, diagonal, state, lane, step)
+            return self._solve_by_descent(hessian, state, lane, step)
         step[:] = state.matrices["v"][lane].sum(axis=0) - self._ridge * self._weights(state, lane)
         slope = step.copy()
-        diagonal += self._ridge
+        hessian[self._diagonal] += self._ridge
         if not self.problem.is_penalised:  # combinations of features, whose sums are rounding
-            diagonal *= 1.0 + _SINGULAR
-        panel = np.empty((newton_kernels.PANEL, self._width))
-        newton_kernels.solve_positive(hessian, step, 1e-14 * diagonal, panel)
+            hessian[self._diagonal] *= 1.0 + _SINGULAR
+        panel = np.empty((triangle.PANEL, self._width))
+        triangle.solve_positive(hessian, step, 1e-14 * hessian[self._diagonal], panel)
         return 0.5 * float(np.einsum("i,i->", slope, step))
 
-    def _solve_by_descent(
-        self, hessian: np.ndarray, diagonal: np.ndarray, state: State, lane: int, step: np.ndarray
-    ) -> float:
+    def _solve_by_descent(self, hessian: np.ndarray, state: State, lane: int, step: np.ndarray) -> float:
         """Minimise the quadratic model with soft thresholds."""
-        diagonal += quadratic_model.DAMPING * diagonal.max()
+        hessian[self._diagonal] += quadratic_model.DAMPING * hessian[self._diagonal].max()
         w, order = self._weights(state, lane), self._free_last
-        if self._n_vectors > 1 and self.problem.free_bias:
-            hessian[:] = hessian[np.ix_(order, order)]
+        matrix = np.empty((self._width, self._width))
+        triangle.unfold(hessian, order, matrix)
         u, pull = w[order], state.matrices["v"][lane].sum(axis=0)[order]
         v = pull.copy()
-        quadratic_model.minimise(hessian, pull, u, self._penalty(lane))
+        quadratic_model.minimise(matrix, pull, u, self._penalty(lane))
         step[order] = u - w[order]
         both = self._penalties(lane, np.stack([w, w + step]))
         # pull is v - Hs

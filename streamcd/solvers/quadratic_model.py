@@ -7,9 +7,11 @@ from functools import partial
 import numpy as np
 
 from ..kernels import newton as newton_kernels
+from ..kernels import triangle
 
 _SWEEPS, _MOST_ROUNDS = 10, 200  # over a model, before steps on its support; of both
 _MOST_STEPS = 100  # on a support, until no sign changes
+ROWS = 512  # of a matrix that are multiplied at a time
 SOLVED = 1e-10  # largest change of the last sweep over that of the first
 DAMPING = 1e-10  # of a model's largest curvature, added to all
 
@@ -58,16 +60,19 @@ def _step_on_support(
         return False
     own, ridge, signs = u[support], l2 * penalised[support], np.sign(u[support]) * penalised[support]
     residual = pull[support] - l1 * signs - ridge * own
-    step, of_support = residual.copy(), matrix[np.ix_(support, support)]
-    diagonal = np.einsum("ii->i", of_support)
-    diagonal += ridge
-    panel = np.empty((newton_kernels.PANEL, support.size))
-    newton_kernels.solve_positive(of_support, step, 1e-14 * diagonal, panel)
+    step, of_support = residual.copy(), np.empty(triangle.triangle_size(support.size))
+    triangle.fold(matrix, support, of_support)
+    places = triangle.diagonal_places(support.size)
+    of_support[places] += ridge
+    panel = np.empty((triangle.PANEL, support.size))
+    triangle.solve_positive(of_support, step, 1e-14 * of_support[places], panel)
     length, last = _length(own, step, float(np.einsum("i,i->", residual, step)), l1 * np.abs(signs))
     moved = own + length * step
     if last >= 0:
         moved[last] = 0.0
-    pull -= np.einsum("ij,j->i", matrix[:, support], moved - own)
+    for first in range(0, u.size, ROWS):  # of which the columns are copied
+        some = slice(first, first + ROWS)
+        pull[some] -= np.einsum("ij,j->i", matrix[some][:, support], moved - own)
     u[support] = moved
     return last >= 0 or bool((l1 * signs * moved < 0.0).any())
 

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..kernels.newton import PANEL, solve_positive
 from ..kernels.primitives import UNIT
+from ..kernels.triangle import PANEL, diagonal_places, multiply, solve_positive, take_scaled, triangle_size
 
 FAR = 1e3
 """Distance up to which weights are compared where there is no other proof, in sizes of w, or of the objective's root."""
@@ -37,7 +37,7 @@ _LEFT_OUT = 1e-2, 1e-4, 1e-6, 1e-8, 1e-10  # curvatures below which a d leaves a
 class Known(NamedTuple):
     """Sums of a read that prove a gap, of a lane."""
 
-    matrix: np.ndarray  # (D, D): H, symmetric
+    matrix: np.ndarray  # (D (D + 1) / 2,): the triangle of H
     v: np.ndarray  # (D,)
     error: np.ndarray  # (D,): bounds on those of v
     squares: np.ndarray  # (D,): sums of the features' squares over the rows
@@ -62,7 +62,7 @@ def bounds(known: Known, most: float) -> Bounds:
 
     Where there is no d that satisfies their condition, it is the best one of some that nearly do.
     """
-    diagonal = np.einsum("ii->i", known.matrix)
+    diagonal = known.matrix[diagonal_places(known.v.size)]
     used = np.flatnonzero(diagonal > 0.0)
     if known.v[diagonal <= 0.0].any():
         return _NONE
@@ -85,7 +85,7 @@ def bounds(known: Known, most: float) -> Bounds:
 class _Scaled(NamedTuple):
     """H and v of features that are divided by a scale."""
 
-    matrix: np.ndarray
+    matrix: np.ndarray  # a triangle
     pull: np.ndarray
     apart: float  # bound on the error of v
     reach: float  # and on the norm of a row
@@ -94,8 +94,10 @@ class _Scaled(NamedTuple):
     @classmethod
     def of(cls, known: Known, used: np.ndarray, scale: np.ndarray) -> _Scaled:
         size = used.size
+        matrix = np.empty(triangle_size(size))
+        take_scaled(known.matrix, used, scale, matrix)
         return cls(
-            known.matrix[np.ix_(used, used)] / scale / scale[:, None],
+            matrix,
             known.v[used] / scale,
             _norm(known.error[used] / scale),
             float(np.sqrt(np.einsum("i,i->", known.squares[used] / scale, 1.0 / scale))),
@@ -109,7 +111,9 @@ def _beside(terms: _Scaled, shift: float, distance: float, most: float) -> Bound
     length = _norm(d)
     if not terms.reach * length <= most:
         return _NONE
-    missed = _norm(terms.pull - np.einsum("ij,j->i", terms.matrix, d)) + terms.apart + terms.least * length
+    product = np.empty(d.size)
+    multiply(terms.matrix, d, product)
+    missed = _norm(terms.pull - product) + terms.apart + terms.least * length
     return Bounds(float(np.sqrt(square + terms.least * length**2)), distance * missed)
 
 
@@ -125,10 +129,10 @@ def _norm(x: np.ndarray) -> float:
 
 def _solved(matrix: np.ndarray, pull: np.ndarray, shift: float) -> tuple[float, np.ndarray]:
     """Return ``pull·d``, infinite if B is not positive, and ``d = B⁻¹pull``, B being the matrix with a diagonal shifted."""
-    factor, solution = matrix.copy(), pull.copy()
-    np.einsum("ii->i", factor)[:] += shift
+    factor, solution, diagonal = matrix.copy(), pull.copy(), diagonal_places(pull.size)
+    factor[diagonal] += shift
     solve_positive(factor, solution, np.zeros(pull.size), np.empty((PANEL, pull.size)))
-    if not np.isfinite(np.einsum("ii->i", factor)).all():
+    if not np.isfinite(factor[diagonal]).all():
         return np.inf, solution
     terms = pull * solution
     return max(float(terms.sum() + (pull.size + 2.0) * UNIT * np.abs(terms).sum()), 0.0), solution
