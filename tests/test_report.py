@@ -22,6 +22,8 @@ from streamcd.prediction.thresholds import RECALLS, list_thresholds
 from streamcd.report.evaluation_tables import evaluation_tables
 from streamcd.report.page import Section, render_page
 from streamcd.report.tables import Table
+from streamcd.report.training_figures import objective_figure
+from streamcd.training.history import read_history
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +69,18 @@ def test_a_page_has_all_pictures_inside_and_asks_nothing_of_the_network(page: Pa
     assert "area under ROC curve" in text
     assert re.search(r"converged</td><td>yes", text)
     assert "omega" not in text  # an option that was not given
+
+
+def test_a_report_names_the_strength_of_acceleration_by_its_option(run: Path, page: Path) -> None:
+    """They stood there as the kappa and beta of the literature, which no option and no message explains."""
+    figure = objective_figure(read_history(run))
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert titles == ["Objective", "Strength of acceleration"]
+    shown = re.sub("<[^>]*>", "", page.read_text())
+    assert "the strength of acceleration (--acceleration)" in shown
+    for word in ("κ", "β", "λ", "kappa", "lane"):
+        assert word not in shown
+    assert "kappa" not in command_line.run("train", "--help").stdout.lower()
 
 
 def test_a_page_is_replaced_with_force_alone_and_the_same_run_gives_the_same(run: Path, page: Path) -> None:

@@ -1,4 +1,4 @@
-"""Figures of a training: gap, objective, kappa, active rows, bytes and seconds, from the records of its logs."""
+"""Figures of a training: gap, objective, acceleration, active rows, bytes and seconds, from the records of its logs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ _STAGES = {
     "validation": "validation set",
     "line_search": "line search",
 }
-_STRENGTHS = {"kappa": "κ of the outer proximal point", "extrapolation": "β of the extrapolation"}
 _MEANWHILE = "reading ahead,\nmeanwhile"
 
 
@@ -74,7 +73,7 @@ def _draw_gaps(axes: Axes, records: Records, across: str, color: str, name: str)
 
 @styled
 def objective_figure(histories: Histories) -> Figure:
-    """Draw the objective against passes with its certified bounds, and kappa or beta where training was accelerated."""
+    """Draw the objective against passes with its certified bounds, and the strength of acceleration where there was any."""
     figure, (left, right) = new_figure(columns=2)
     logged = {name for records in histories.values() for record in records for name in record}
     strength = "extrapolation" if "extrapolation" in logged else "kappa"
@@ -99,7 +98,7 @@ def objective_figure(histories: Histories) -> Figure:
     left.set_title(f"Objective{_summed(histories)}")
     _label_passes(left)
     left.legend()
-    right.set_title(_STRENGTHS[strength])
+    right.set_title("Strength of acceleration")
     _label_passes(right)
     if right.lines:
         _scale(right)
@@ -201,7 +200,7 @@ def search_figure(scores: Sequence[Scores], best: Scores, criterion: str) -> Fig
     if along:
         axes.invert_xaxis()  # from few weights to many
     axes.set_title(f"{criterion[0].upper()}{criterion[1:]} on rows held out")
-    axes.set_xlabel("λ" if along else "C")
+    axes.set_xlabel("l1" if along else "C")
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
 
@@ -224,7 +223,7 @@ def path_figure(
         axes.set_title(title)
         axes.set_xscale("log")
         axes.invert_xaxis()  # from few weights to many
-        axes.set_xlabel("λ")
+        axes.set_xlabel("l1")
         axes.yaxis.set_major_formatter(_NUMBERS)
     if curves:
         weights.legend(fontsize="x-small")

@@ -181,7 +181,8 @@ def _training(histories: Histories, run: Mapping[str, Any]) -> Section:
         (
             "objective",
             objective_figure(begun),
-            "The objective with its certified bounds, and κ or β, from the smallest to the largest of all problems.",
+            "The objective with its certified bounds, and the strength of acceleration (--acceleration), as a range where "
+            "several problems (of classes, C or folds) are trained together.",
         ),
         ("work", work_figure(begun), "Active rows, bytes read, and seconds by stage."),
     ]
@@ -230,7 +231,7 @@ def _path(run: Path, histories: Histories) -> list[Section]:
         below = "Objective", [model.certificate["primal_objective"] for _, model in loaded]
     support = [int(found.n_nonzero.sum()) for found in largest]
     figure = path_figure([setting.l1 for setting, _ in loaded], curves, support, below)
-    text = f"Models of the path over λ at C = {most:g}."
+    text = f"Models of the path over l1 at C = {most:g}."
     return [Section("Path", pictures=[Picture("path", image(figure), text)])]
 
 
