@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from small_datasets import random_rows, write_dataset
+from small_datasets import columns_of, random_rows, write_dataset
 
 import streamcd
 from streamcd import open as open_dataset
@@ -257,6 +257,41 @@ def test_libraries_are_unmapped_where_memory_is_short() -> None:
         "assert held() < before - 20_000_000, (before, held())\n"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"method": "primal"},
+        {"method": "online", "loss": "log_loss"},
+        {"method": "newton"},
+        {"method": "working-set", "penalty": "l1"},
+        {"method": "dual"},
+        {"loss": "twin", "method": "sor"},
+    ],
+    ids=lambda options: options["method"],
+)
+def test_no_read_loads_a_kernel(tmp_path: Path, options: dict[str, str]) -> None:
+    """Loading takes 25 MB that windows have by then, in a process that has loaded nothing before."""
+    columns_of(tmp_path / "data", random_rows(n_features=300))
+    code = (
+        "import streamcd\n"
+        "from streamcd.kernels import compile\n"
+        "from streamcd.training import loop\n"
+        "reads, early, late = [], [], []\n"
+        "load, read = compile._OwnFileCache.load_overload, loop.Loop._read\n"
+        "def load_noted(self, *arguments):\n"
+        "    (late if reads else early).append(self._py_func.__name__)\n"
+        "    return load(self, *arguments)\n"
+        "def read_noted(self, stream):\n"
+        "    reads.append(1)\n"
+        "    read(self, stream)\n"
+        "    reads.pop()\n"
+        "compile._OwnFileCache.load_overload, loop.Loop._read = load_noted, read_noted\n"
+        f"streamcd.train('data', 'run', **{options!r})\n"
+        "assert early and not late, (early, late)\n"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, check=True)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

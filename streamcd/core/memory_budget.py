@@ -24,7 +24,7 @@ included, and 207 with the results of 6,000 classes. A process of its own compil
 RUNNING_BYTES = 105_000_000 if sys.platform == "linux" else RESERVED_BYTES
 """The part of these that a training takes after `make_room`, while it reads windows: a constant of the system, too.
 
-Measured as above: trainings take 85 to 104 MB, kernels that a first visit loads apart (`solvers.memory`).
+Measured as above: trainings take 85 to 104 MB, once their kernels are loaded.
 """
 
 _FILE_BYTES = 28_000_000

@@ -18,13 +18,13 @@ from ..dataset.centring import Centre
 from ..dataset.schema import ChunkData
 from ..kernels.sparse_rows import SparseRows
 from ..models.scoring import ClassChoice, affordable_threads, chunk_bytes, score, score_chunks
-from ..solvers.memory import LATE_KERNELS
 from ..solvers.problem import Problem
 from ..training import checkpoint
 from ..training.loop import Session
 from .config import ResolvedRun
 
 _BYTES = 1 << 22  # of decisions at a time
+_KERNEL_BYTES = 25_000_000  # of kernels, and of the library that loads them, which the first chunk does
 
 Used = TypeVar("Used")
 
@@ -75,7 +75,7 @@ def held_out_rows(
             "decisions": 2 * _BYTES,
             "scores": used_bytes,
             "folds of rows": dataset.held_bytes,
-            "kernels": LATE_KERNELS,
+            "kernels": _KERNEL_BYTES,
         }
         left = require(folds.config.memory, needs, reserved=RUNNING_BYTES)
         make_room(folds.config.memory, sum(needs.values()))

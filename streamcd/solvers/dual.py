@@ -120,7 +120,7 @@ class RowSolver:
         window = empty_window(self.layout.new_arena(dataset, 2, 0))
         self._visit_nothing(window, replace(state, totals=state.totals.copy()))
         shuffled_active_rows(window, window.chunks, window.chunks, np.uint64(0))
-        self.restore_rows(state, window.arena, 0, 0)
+        self.restore_rows(state, window.arena, 0, 2)  # of fewer rows the flags would have another type
         self._penalty_terms(state.w[:0], state.w_alpha[:0], window.chunks)
         weight_kernels.move_columns(state.w_alpha[:0], state.w[:0], window.chunks)
         if self.acceleration:

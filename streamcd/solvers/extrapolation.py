@@ -19,7 +19,7 @@ from ..kernels import primal as primal_kernels
 from ..kernels.columns import ColumnCosts
 from .problem import Problem
 from .protocol import State
-from .row_scores import PagedRows, RowsInMemory
+from .row_scores import PagedRows, Rows, RowsInMemory
 
 _MAX_FACTOR = 1.0  # with 2 it took up to 2.5 times the passes, and rounding errors of scores would grow
 _SHARES = (0.5, 0.5, 0.0)  # successive factors on an extrapolation that increases the objective
@@ -46,6 +46,16 @@ class Extrapolation:
         state.lanes |= {
             name: np.zeros(n_lanes) for name in ("extrapolation", "free_extrapolation", "line_start")
         }
+
+    def load_kernels(self, state: State, rows: Rows, costs: ColumnCosts) -> None:
+        """Load the kernels, with no rows."""
+        none, factor = np.zeros(0, dtype=np.int64), state.lanes["extrapolation"]
+        w, previous = state.w[:0], state.matrices["previous"][:0]
+        sums = np.zeros((factor.size, 4))
+        acceleration_kernels.extrapolate(w, previous, none, factor)
+        acceleration_kernels.shorten(w, previous, none, 1.0)
+        acceleration_kernels.add_line_products(w, previous, none, sums)
+        primal_kernels.add_line_terms(rows.arrays, rows.previous.reshape(-1), costs, none, sums)
 
     def begin_pass(
         self,

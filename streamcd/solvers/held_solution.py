@@ -59,6 +59,16 @@ class HeldSolution:
         self._n_swept = 0  # entries
         self._n_steps = 0
 
+    def load_kernels(self, *, wide: bool) -> None:
+        """Load the kernels by a problem without rows; with `wide` also those for columns that have no matrix."""
+        problem, none, step = self._problem, np.zeros(0, dtype=np.int64), np.zeros(0)
+        self._gap_of_all()
+        parts = problem.columns, problem.costs.bias, problem.penalty
+        SetModel(none, parts, self._model, self._moved, self._common).load_kernels(wide=wide)
+        kernels.add_scores(none, problem.columns, problem.costs.bias, step, self._moved)
+        kernels.model_along(self._moved, self._model)
+        kernels.change_on_line(problem.scores, self._moved, 1.0, problem.costs)
+
     def solve(self) -> None:
         """Solve until the gap of the held columns is a part of what it was; weights of others stay what they are."""
         problem, entries = self._problem, 0

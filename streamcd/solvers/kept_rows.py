@@ -58,6 +58,11 @@ class KeptRows:
         }
         return {f"kept_{name}": array for name, array in arrays.items()}
 
+    def load_kernels(self) -> None:
+        """Load the kernel that gathers entries, with none."""
+        none, feature, value = np.zeros(0, np.int64), *(np.zeros(0, dtype) for dtype in self._dtypes)
+        gather_entries(none, none, feature, value, feature, value)
+
     def clear(self, arrays: Mapping[str, np.ndarray], lanes: np.ndarray | slice = slice(None)) -> None:
         """Forget the rows of some lanes."""
         if self:

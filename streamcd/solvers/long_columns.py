@@ -53,6 +53,18 @@ class LongColumn:
                 start = stop
 
 
+def load_kernels(column: LongColumn, rows: Rows, begins: np.ndarray, side: np.ndarray) -> None:
+    """Load the kernels of both visits, with no rows and in no lanes."""
+    data, span, none = column.data(rows), Span(0, 0, False), np.zeros(0, dtype=np.int64)
+    sums, searches = np.zeros((column.w.size, 2)), np.zeros((column.w.size, len(Search._fields)))
+    primal_kernels.sweep_segment(span, data, begins, none, searches)
+    ends = column.ridge, column.costs.loss, begins, none, column.totals, searches
+    primal_kernels.turn_searches(column.w, *ends)
+    primal_kernels.segment_dual_sums(span, data, side, none, sums)
+    primal_kernels.segment_moves(span, data, none, column.w)
+    primal_kernels.accumulate_gap(column.w, sums, 0, column.ridge, none, column.totals)
+
+
 def train(column: LongColumn, begins: np.ndarray, lanes: np.ndarray) -> None:
     """Make one step along the column in every lane of `lanes`; changes w, scores and totals as `primal_visit` does."""
     searches = np.zeros((column.w.size, len(Search._fields)))

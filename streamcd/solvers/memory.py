@@ -13,9 +13,6 @@ from .block_sums import Blocks
 from .kept_rows import ROW_UNITS, KeptRows
 from .problem import Problem
 
-LATE_KERNELS = 25_000_000
-"""Bytes of kernels, and of the library that loads them, where a visit is the first to call them and windows take memory."""
-
 PARTS = 4
 """Parts of a window, certified by threads; the sums are the same for any number of these."""
 
@@ -74,7 +71,6 @@ def twin_sor_memory(problem: Problem) -> SolverMemory:
         more={
             matrices: 8 * size**2 * n_lanes,
             "columns of one": 2 * 8 * BLOCK * size,
-            "kernels": LATE_KERNELS,
         },
         advice="give a larger --memory, or take --method dual, which needs no matrix",
     )
@@ -96,7 +92,7 @@ def primal_memory(
         ColumnLayout(window, centred=problem.free_bias),
         points * 8 * (problem.n_features + 1) * problem.n_lanes,
         dataset.n_rows * (points * 8 * problem.n_lanes + constant_bytes(problem, dataset)),
-        {"signed costs": signed, "kernels": LATE_KERNELS},
+        {"signed costs": signed},
         Paging(entry_bytes, 8, fixed_bytes, page_rows),
     )
 
@@ -135,7 +131,6 @@ def working_set_memory(problem: Problem, dataset: Dataset) -> SolverMemory:
             "sums of features": size * (16 * problem.n_lanes + 16),
             "matrices of a solution": 24 * (narrow + BLOCK) * narrow * together,
             "signed costs": signed,
-            "kernels": LATE_KERNELS,
         },
         advice="give a larger --memory: this method keeps numbers of every row in memory",
         holding=Holding(_HELD_BYTES + _HELD_LANE_BYTES * together, _HELD_SHARE),

@@ -109,7 +109,8 @@ class NewtonSolver(NewtonSteps):
         newton_kernels.sweep_model(matrix, *vectors[:2], *self._penalty(0), 0.0, 1)
         newton_kernels.penalty_terms(*vectors[:2], *self._penalty(0)[:2], 0)
         newton_kernels.slope_norm(*vectors[:2], *self._penalty(0)[:2], 0)
-        shuffle(none, np.uint64(0))
+        if self.kept:
+            self.kept.load_kernels()
         return_free_memory()
 
     # -- a read

@@ -20,6 +20,7 @@ from ..dataset.dataset import Dataset
 from ..kernels import primal as primal_kernels
 from ..kernels import primitives
 from ..kernels.columns import ColumnCosts, ColumnData, Columns
+from ..kernels.compile import return_free_memory
 from ..kernels.loss_table import LOG_LOSS, Loss
 from ..kernels.losses import numbers_of
 from ..kernels.primal import (
@@ -34,8 +35,8 @@ from ..kernels.primal import (
     SQUARES_SUM,
 )
 from ..kernels.primitives import CURVE, DUAL, GAP, ROUNDING, UNIT, VIOLATION_MAX, W_ALPHA
-from ..stream.memory_plan import Plan
-from ..stream.window import Window
+from ..stream.memory_plan import Plan, long_units
+from ..stream.window import Window, empty_window
 from . import long_columns
 from .dual import NEGLIGIBLE
 from .extrapolation import Extrapolation, sum_up_objective
@@ -53,7 +54,7 @@ from .protocol import (
     new_lanes,
     new_totals,
 )
-from .row_scores import PagedRows, RowsInMemory, read_rows
+from .row_scores import PagedRows, RowsInMemory, no_rows, read_rows
 
 _BIAS = -1  # stands for the bias in an order of columns
 _BIAS_WINDOW = 2**32 - 2  # in place of the window in the random key that chooses the window of the bias
@@ -75,6 +76,7 @@ class PrimalSolver(AllRows):
             problem, dataset, with_replacement=self.with_replacement, extrapolates=extrapolates
         )
         self.layout = self.memory.layout
+        self._plan: Plan | None = None
         self._paged: PagedRows | None = None
         self._constants: list[np.ndarray] | None = None
 
@@ -86,6 +88,7 @@ class PrimalSolver(AllRows):
 
     def use_plan(self, folder: Path, plan: Plan) -> PagedRows | None:
         """Keep the scores in a file if the plan has pages of rows."""
+        self._plan = plan
         if not plan.page_rows:
             return None
         extrapolates = self._extrapolation is not None
@@ -111,7 +114,27 @@ class PrimalSolver(AllRows):
         return state
 
     def load_kernels(self, dataset: Dataset, state: State) -> None:
-        """Do nothing: kernels are compiled at the first visit."""
+        """Compile the kernels by visiting no columns of no rows, before windows are allocated."""
+        table = self.layout.open(dataset)
+        window, rows = empty_window(self.layout.new_arena(table, 2, 0)), no_rows(self.problem, dataset)
+        none, n_lanes = window.chunks, self.problem.n_lanes
+        begins, side = np.isnan(state.lanes["start_norm"]), _sides(state)
+        data, w = ColumnData(columns_of(window), rows.arrays, self._costs), state.w.reshape(-1)
+        if self.with_replacement:
+            primitives.draw(none, np.uint64(0), none)
+        primal_kernels.primal_visit(none, data, w, begins, none, state.totals)
+        primal_kernels.primal_certify(none, data, w, side, none, state.totals)
+        primal_kernels.side_sums(rows.arrays, self._costs, none, np.zeros((2, n_lanes)))
+        primal_kernels.add_row_terms(rows.arrays, self._costs, side, none, np.zeros((n_lanes, N_SUMS)))
+        primal_kernels.add_losses(rows.arrays, self._costs, none, np.zeros(n_lanes))
+        _diagonal_of_a_cone(self.problem.row_loss)
+        if self._extrapolation:
+            self._extrapolation.load_kernels(state, rows, self._costs)
+        if self._paged is not None:
+            self._paged.load_kernels(window.arena)
+        if self._plan is not None and (self._paged is not None or long_units(table, self._plan).any()):
+            long_columns.load_kernels(self._long_column(window, state, _BIAS), rows, begins, side)
+        return_free_memory()
 
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
         """Certify lanes at their fixed w, then train the others."""

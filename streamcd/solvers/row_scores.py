@@ -137,6 +137,11 @@ class PagedRows:
         self._listed: np.ndarray = np.zeros(0, dtype=np.int64)
         self._compacted: Window | None = None
 
+    def load_kernels(self, arena: ColumnArena) -> None:
+        """Load the kernel that renumbers rows, with an arena without entries."""
+        rank = np.zeros(1, dtype=np.int64)
+        compact_rows(arena.indptr[:1], arena.row, 0, rank[:0], rank, arena.row)
+
     def write_constants(self) -> None:
         """Write kind, weight and target of all rows of a new run; reads the rows, not their entries."""
         page, filled, number = self._page, 0, 0
@@ -247,6 +252,12 @@ class PagedRows:
     def _write_page(self, number: int, name: str) -> None:
         arrays = _arrays(self._page_of(number), name)
         self.slots.save(_SECTIONS.index(name) * self._n_pages + number, arrays)
+
+
+def no_rows(problem: Problem, dataset: Dataset) -> Rows:
+    """Return no rows, by which kernels are loaded."""
+    kind = kind_dtype(problem.n_kinds, problem.n_cells)
+    return _new_rows(problem.n_lanes, kind, dataset.weighted, problem.has_targets, 0)
 
 
 def count_before(rows: np.ndarray, row: int) -> int:

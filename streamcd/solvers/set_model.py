@@ -51,6 +51,19 @@ class SetModel:
         self._v = np.empty(0)  # of the columns, before a step
         self.n_swept = 0  # entries read
 
+    def load_kernels(self, *, wide: bool) -> None:
+        """Load the kernels by a model without columns; with `wide` also those for columns that have no matrix."""
+        none, numbers = self._order, np.zeros(0)
+        self.take_rows(numbers)
+        matrix = self._matrix()
+        quadratic_model.minimise(matrix[:0, :0], numbers, numbers, (0.0, 0.0, 0))
+        kernels.move_model(self._moved, self._model)
+        triangle.fold(matrix, none, numbers)
+        triangle.solve_positive(numbers, numbers, numbers, matrix[:0])
+        if wide:
+            kernels.descend(none, none, *self._columns, numbers, self._penalty, numbers, self._model)
+            kernels.curved_products(none, *self._columns, self._moved, self._model, numbers)
+
     def _find_long(self) -> np.ndarray:
         """Return which columns are moved by their matrix: all if they are few."""
         if self._order.size <= NARROW + 1:

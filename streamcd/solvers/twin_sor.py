@@ -11,10 +11,11 @@ from functools import partial
 import numpy as np
 
 from ..core.errors import UsageError
+from ..dataset.dataset import Dataset
 from ..kernels import twin as twin_kernels
 from ..kernels.primitives import DUAL, VIOLATION_MAX, VIOLATION_MIN
 from ..kernels.twin import BLOCK, Elimination
-from ..stream.window import Window
+from ..stream.window import Window, empty_window
 from . import over_relaxation
 from .dual import RowSolver, rows_of, set_thresholds, variables_of
 from .memory import twin_sor_memory
@@ -47,6 +48,16 @@ class TwinSorSolver(RowSolver):
         state.matrices["inverse"] = np.zeros((n_lanes, self.size, self.size))
         state.matrices["pulled"] = np.zeros((self.size, n_lanes))
         return state
+
+    def load_kernels(self, dataset: Dataset, state: State) -> None:
+        """Load the sums of matrices and their inversion, too; see `RowSolver.load_kernels`."""
+        window = empty_window(self.layout.new_arena(dataset, 2, 0))
+        self._sum_up(window, state, window.chunks, window.chunks)
+        matrix, (panel, scaled) = np.zeros((0, 0)), np.empty((2, BLOCK, 0))
+        twin_kernels.factor_block(matrix, 0, 0, panel, scaled)
+        twin_kernels.take_block(matrix, 0, 0, panel, scaled)
+        self._subtract_products(matrix, range(0), panel, scaled)
+        super().load_kernels(dataset, state)
 
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
         """Certify lanes at their fixed w (at 0 when starting, for `pulled` and DUAL), train others; sum matrices."""

@@ -37,16 +37,16 @@ from ..kernels.primal import (
     SLOPES_SUM,
 )
 from ..kernels.primitives import GAP, LOSS, N_ACTIVE, N_VISITED, UNIT
-from ..stream.memory_plan import Plan
+from ..stream.memory_plan import Plan, long_units
 from ..stream.window import Window
 from .dual import NEGLIGIBLE
 from .held_columns import NearestColumns, ResidentColumns, columns_of
 from .held_solution import HeldProblem, HeldSolution
-from .memory import LANES_TOGETHER, working_set_memory
+from .memory import LANES_TOGETHER, NARROW, working_set_memory
 from .primal import signed_costs
 from .problem import Problem, smaller_side
 from .protocol import CERTIFY, TRAIN, CertifiedReads, Estimate, Start, State, all_rows, new_lanes, new_totals
-from .row_scores import read_rows
+from .row_scores import no_rows, read_rows
 
 _STAYS = 0.5
 """Share of the room for held columns that the longest ones keep where others have no room: the gap depends on the steepest
@@ -114,7 +114,32 @@ class WorkingSetSolver(CertifiedReads):
         return state
 
     def load_kernels(self, dataset: Dataset, state: State) -> None:
-        """Do nothing: kernels are compiled at the first visit."""
+        """Compile the kernels by visiting no columns of no rows, before windows are allocated."""
+        table = self.layout.open(dataset)
+        columns = columns_of(self.layout.new_arena(table, 2, 0))
+        none, numbers, rows = np.zeros(0, dtype=np.int64), np.zeros(0), no_rows(self.problem, dataset)
+        scores = Scores(numbers, numbers, rows.kind, rows.weight, rows.target)
+        costs, side, (l1, l2, _) = self._new_costs()[0], np.ones(2), self._penalty(0)
+        kernels.set_pull(scores, costs, side, numbers)
+        kernels.sum_columns(none, columns, *[numbers] * 4)
+        kernels.add_scores(none, columns, 0.0, numbers, numbers)
+        if self._plan is not None and long_units(table, self._plan).any():
+            kernels.add_column(columns, 0, 0, numbers, 0.0, 0.0)
+            kernels.add_segment(columns, 0, 0, 0.0, numbers)
+        if not self._is_resident:
+            kernels.hold(none, columns, columns, 0, 0)
+            kernels.close_gaps(none, columns)
+        kernels.largest_sum(*[numbers] * 3, 0.0)
+        primal_kernels.add_row_terms(scores, costs, side[:, None], none, np.zeros((1, N_SUMS)))
+        kernels.penalty_terms(numbers, numbers, 1.0, numbers, numbers, l1, l2)
+        newton_kernels.slope_norm(numbers, numbers, l1, l2, 0)
+        kernels.screen(*[numbers] * 2, 1.0, *[numbers] * 2, 0.0, 0.0, l1, np.zeros(0, dtype=bool))
+        if self.problem.row_loss.kind != LOG_LOSS:
+            numbers_of(self.problem.row_loss, 1.0, 1.0)
+        weights = np.zeros(1)  # of the bias
+        problem = scores, costs, self._penalty(0), columns, none, weights, weights, weights, (0,), 0.0, 0
+        HeldSolution(HeldProblem(*problem)).load_kernels(wide=self.problem.n_features > NARROW)
+        return_free_memory()
 
     # -- a read
 
@@ -221,8 +246,11 @@ class WorkingSetSolver(CertifiedReads):
             self._held = NearestColumns(dtypes, plan.held_columns, plan.held_entries)
         chunks = read_rows(self._dataset, self.problem, self._seed)
         self._constants = [np.concatenate(column) for column in zip(*chunks, strict=True)]
+        self._costs = self._new_costs()
+
+    def _new_costs(self) -> list[ColumnCosts]:
         signed, problem = signed_costs(self.problem), self.problem
-        self._costs = [
+        return [
             ColumnCosts(
                 np.ascontiguousarray(signed[:, [lane]]), problem.row_loss, problem.bias, problem.free_bias
             )

@@ -86,6 +86,7 @@ class Stream:
         self._readers = [
             _Reader(table, layout.decoder(table, seed, n_folds), self._seen, self._active) for table in tables
         ]
+        shuffle(self._first, np.uint64(0))  # its kernel is loaded before windows take memory
         self._order_cache: tuple[int, list[np.ndarray]] | None = None
         self._ahead: tuple[tuple[int, int], Window, list[Future[None]]] | None = None
         self._turns, self._turn = list(range(len(self._arenas))), 0  # the arenas that windows take by turns

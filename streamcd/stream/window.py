@@ -99,10 +99,10 @@ class Window:
         return zip(self.chunks.tolist(), self.start.tolist(), self.stop.tolist(), strict=True)
 
 
-def empty_window(arena: RowArena) -> Window:
-    """Make a window without rows, by which kernels are loaded.
+def empty_window(arena: RowArena | ColumnArena) -> Window:
+    """Make a window without items, by which kernels are loaded.
 
-    The arena has two records at least: fields of fewer would have the type of contiguous arrays.
+    An arena of rows has two records at least: fields of fewer would have the type of contiguous arrays.
     """
     none = np.zeros(0, dtype=np.int64)
     return Window(0, 0, 1, none, arena, none, none, 0)
