@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import scipy.sparse as sp
+from heard import Heard
 
 import streamcd
 from streamcd import Dataset, StreamcdError
@@ -197,6 +199,32 @@ def test_a_classifier_on_targets_is_refused_with_the_way_out(tmp_path: Path) -> 
             use(targets, run.run)
     with pytest.raises(StreamcdError, match="--target and --like"):
         convert((X, y), tmp_path / "more", target=True, like=tmp_path / "classes")
+
+
+def test_many_labels_with_fractions_are_told_and_refused_as_classes(tmp_path: Path) -> None:
+    X, y = made_rows()
+    real = text_of(X, y, tmp_path / "a.txt")
+    way_out = (
+        "convert with --target to predict numbers; if they are classes, write them as whole numbers or names"
+    )
+    assert way_out in " ".join(command_line.run("convert", real, tmp_path / "data").stdout.split())
+    said = rf"expected classes for the loss squared_hinge, found 300 different numbers such as \S+; {way_out}"
+    for command in (("train",), ("tune", "-C", "1,2")):
+        done = command_line.run(command[0], tmp_path / "data", tmp_path / "run", *command[1:])
+        assert done.returncode == 2
+        assert re.search(said, done.stderr)
+    with pytest.raises(StreamcdError, match=said):
+        streamcd.LinearSVC().fit(tmp_path / "data")
+    heard = Heard()
+    streamcd.train(tmp_path / "data", tmp_path / "outliers", loss="one_class", listener=heard)
+    assert "labels" not in " ".join(heard.warnings)  # which it ignores
+
+
+@pytest.mark.parametrize("labels", [np.arange(40.0), np.arange(1.0, 5.5, 0.5)])
+def test_whole_numbers_and_a_few_with_fractions_are_classes(tmp_path: Path, labels: np.ndarray) -> None:
+    X, _ = made_rows()
+    data = convert((X, np.resize(labels, N_ROWS)), tmp_path / "data")
+    assert streamcd.train(data, tmp_path / "run", tol=0.5).converged
 
 
 def test_the_command_line_takes_targets_with_and_without_a_column(tmp_path: Path) -> None:

@@ -30,6 +30,10 @@ MAXABS = "'streamcd convert --scale maxabs'"
 LEAST_TARGET = 1e-8
 """Size of targets below which the steps that a kernel leaves out (`primitives.NO_STEP`) are no small part of them."""
 
+MANY_FRACTIONS = 20
+"""Number of labels above which numbers with fractions are a target: ratings by halves have fewer, versions and codes are
+names."""
+
 COMMON_SHARE = 0.01
 """Share of the rows in which a feature must occur to be compared: in rows of unit norm rare words differ by a factor of 600,
 which is harmless."""
@@ -60,6 +64,21 @@ def feature_rms(dataset: Dataset, *, centred: bool = False) -> FeatureRms | None
         return None
     names = [read_name(dataset.files("features.parquet"), feature) for _, feature in (least, greatest)]
     return {"min": least[0], "max": greatest[0], "of_min": names[0], "of_max": names[1]}
+
+
+def labels_of_a_target(dataset: Dataset) -> str | None:
+    """Describe labels that are numbers to predict, taken as classes: many, with fractions; None for others."""
+    labels = None if dataset.class_names is not None else dataset.classes
+    if labels is None or labels.size <= MANY_FRACTIONS:
+        return None
+    fractions = labels[labels != np.floor(labels)]
+    return f"{labels.size:,} different numbers such as {fractions[0]:.6g}" if fractions.size else None
+
+
+TARGET_ADVICE = (
+    "convert with --target to predict numbers; if they are classes, write them as whole numbers or names"
+)
+"""What to do about such labels."""
 
 
 def advice(

@@ -51,7 +51,7 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
         has_columns,
         read_columns_manifest,
     )
-    from ..dataset.diagnostics import advice, feature_rms
+    from ..dataset.diagnostics import TARGET_ADVICE, advice, feature_rms, labels_of_a_target
     from ..models.encoding import first_feature_names
     from .choices import bias_by_source, choose_method
     from .options import TrainOptions
@@ -60,6 +60,8 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     default = TrainOptions(loss="squared_error") if dataset.has_targets else TrainOptions()
     method, method_because = choose_method(default, dataset)
     alone = dataset.classes is not None and dataset.classes.size == 1
+    numbers = labels_of_a_target(dataset)
+    of_labels = [_ONE_CLASS] * alone + ([f"the labels are {numbers}: {TARGET_ADVICE}"] if numbers else [])
     if has_all := has_columns(dataset):
         read_columns_manifest(dataset)  # raises where it is damaged, of which `has_columns` says nothing
     old_columns = [describe_old_columns(dataset)] if columns_exist(dataset) and not has_all else []
@@ -67,7 +69,7 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
         **dataset.info(),
         "feature_names": first_feature_names(dataset),
         "feature_rms": feature_rms(dataset),
-        "advice": [*[_ONE_CLASS] * alone, *advice(dataset), *old_columns, *unfinished(dataset.path)],
+        "advice": [*of_labels, *advice(dataset), *old_columns, *unfinished(dataset.path)],
         "columns": has_all,
         "method": method,
         "method_because": method_because,

@@ -10,7 +10,7 @@ from ..core.memory_budget import RUNNING_BYTES, warn_of_memory
 from ..core.progress import Listener, proven_for
 from ..dataset.dataset import Dataset
 from ..dataset.diagnostics import advice, passes_help
-from ..kernels.loss_table import PLANES, form_of, has_cost
+from ..kernels.loss_table import INLIERS, PLANES, form_of, has_cost
 from ..solvers.registry import find_solver
 from ..training.result import Result
 from .config import ResolvedRun
@@ -99,7 +99,7 @@ def _of_problem(run: ResolvedRun) -> Iterator[str]:
             f"ridge {ridge:g}: below 1 twin planes converge slowly (0.01: not within 1,000 passes on real sets); "
             "--method sor does not, where a matrix of features x features fits in memory"
         )
-    if info["class_counts"] is None:
+    if info["class_counts"] is None or form_of(options.loss) == INLIERS:  # whose labels are ignored
         return
     counts = np.array(info["class_counts"])
     if counts.size > _MANY_LABELS and (counts < _FEW_ROWS).mean() > 0.5:

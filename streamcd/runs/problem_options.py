@@ -14,6 +14,7 @@ from ..core.options import Checked, Section, Text, option
 from ..kernels import loss_table
 from ..kernels.loss_table import INLIERS, MARGINS, PARAMETERS, PLANES, LossParameter, form_of, has_targets
 from ..solvers.registry import LOSS_ALIASES, LOSSES, METHODS, SLACKS, check_omega, make_solver, solver_memory
+from .labels import check_labels, weights_by_number
 
 if TYPE_CHECKING:
     from ..dataset.dataset import Dataset
@@ -443,7 +444,7 @@ class ProblemOptions(_LossParameters, Checked):
 
         if form_of(self.loss) == INLIERS:
             return one_class_problem(dataset.n_features, self.parameter)
-        _check_labels(self.loss, dataset)
+        check_labels(self.loss, dataset)
         code = None if self.code is None else np.array(self.code, dtype=np.int8)
         if dataset.multilabel:
             code = self._label_code(dataset, memory)
@@ -455,7 +456,7 @@ class ProblemOptions(_LossParameters, Checked):
             n_features=dataset.n_features,
             C=self.C,
             bias=self._bias_feature(dataset),
-            class_weight=_weights_by_number(weights, dataset) if isinstance(weights, tuple) else weights,
+            class_weight=weights_by_number(weights, dataset) if isinstance(weights, tuple) else weights,
             code=code,
             multilabel=bool(dataset.multilabel),
             splits=self._splits(),
@@ -526,53 +527,6 @@ class ProblemOptions(_LossParameters, Checked):
     def make_solver(self, lanes: Problem, dataset: Dataset) -> Solver:
         numbers = {"omega": self.omega, "acceleration": self.acceleration}
         return make_solver(lanes, self.method, dataset, seed=self.seed, **numbers)
-
-
-def _check_labels(loss: str, dataset: Dataset) -> None:
-    """Refuse a dataset whose labels are not what the loss is for: targets, or two classes at least."""
-    from ..dataset.schema import MAX_CLASSES
-
-    if has_targets(loss):
-        if not dataset.has_targets:
-            raise UsageError(
-                f"{dataset.path}: expected numbers to predict for the loss {loss}, found classes; convert with --target to "
-                "take labels as numbers"
-            )
-        return
-    if dataset.has_targets:
-        raise UsageError(
-            f"{dataset.path}: expected classes for the loss {loss}, found numbers to predict; take --loss "
-            f"{' or '.join(name for name in loss_table.LOSSES if has_targets(name))}, or convert without --target"
-        )
-    if dataset.classes is None:
-        raise UsageError(
-            f"{dataset.path}: expected at most {MAX_CLASSES:,} classes, found labels of more values; check which column is "
-            "the label, or convert with --target to take them as numbers to predict"
-        )
-    if dataset.classes.size == 1 and (names := dataset.class_names) is not None and not dataset.multilabel:
-        raise UsageError(
-            f"{dataset.path}: expected at least two classes, found {names[int(dataset.classes[0])]!r} alone; nothing to "
-            "separate"
-        )
-
-
-def _weights_by_number(
-    weights: tuple[tuple[float | str, float], ...], dataset: Dataset
-) -> dict[float, float]:
-    """Return the factors of classes by number; raises `UsageError` for a label that the data does not have."""
-    names = dataset.label_names or dataset.class_names
-    texts = {} if names is None else {name: float(number) for number, name in enumerate(names)}
-    numbers = {}
-    for label, factor in weights:
-        if names is None and not isinstance(label, str):
-            numbers[label] = factor
-            continue
-        text = label if isinstance(label, str) else f"{label:g}"
-        if text not in texts:
-            has = "numbers as labels" if names is None else "the labels " + ", ".join(names[:10])
-            raise UsageError(f"class weight for label {text}: no such label; the data has {has}")
-        numbers[texts[text]] = factor
-    return numbers
 
 
 def check_positive(**numbers: float) -> None:

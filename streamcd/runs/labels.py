@@ -1,0 +1,62 @@
+"""Labels of a dataset as a problem takes them: refused where they are not what the loss is for, weighted by their names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..core.errors import UsageError
+from ..kernels.loss_table import LOSSES, has_targets
+
+if TYPE_CHECKING:
+    from ..dataset.dataset import Dataset
+
+
+def check_labels(loss: str, dataset: Dataset) -> None:
+    """Refuse a dataset whose labels are not what the loss is for: targets, or two classes at least."""
+    # with arrays, which declarations do without
+    from ..dataset.diagnostics import TARGET_ADVICE, labels_of_a_target
+    from ..dataset.schema import MAX_CLASSES
+
+    if has_targets(loss):
+        if not dataset.has_targets:
+            raise UsageError(
+                f"{dataset.path}: expected numbers to predict for the loss {loss}, found classes; convert with --target to "
+                "take labels as numbers"
+            )
+        return
+    if dataset.has_targets:
+        raise UsageError(
+            f"{dataset.path}: expected classes for the loss {loss}, found numbers to predict; take --loss "
+            f"{' or '.join(name for name in LOSSES if has_targets(name))}, or convert without --target"
+        )
+    if dataset.classes is None:
+        raise UsageError(
+            f"{dataset.path}: expected at most {MAX_CLASSES:,} classes, found labels of more values; check which column is "
+            "the label, or convert with --target to take them as numbers to predict"
+        )
+    if numbers := labels_of_a_target(dataset):
+        raise UsageError(
+            f"{dataset.path}: expected classes for the loss {loss}, found {numbers}; {TARGET_ADVICE}"
+        )
+    if dataset.classes.size == 1 and (names := dataset.class_names) is not None and not dataset.multilabel:
+        raise UsageError(
+            f"{dataset.path}: expected at least two classes, found {names[int(dataset.classes[0])]!r} alone; nothing to "
+            "separate"
+        )
+
+
+def weights_by_number(weights: tuple[tuple[float | str, float], ...], dataset: Dataset) -> dict[float, float]:
+    """Return the factors of classes by number; raises `UsageError` for a label that the data does not have."""
+    names = dataset.label_names or dataset.class_names
+    texts = {} if names is None else {name: float(number) for number, name in enumerate(names)}
+    numbers = {}
+    for label, factor in weights:
+        if names is None and not isinstance(label, str):
+            numbers[label] = factor
+            continue
+        text = label if isinstance(label, str) else f"{label:g}"
+        if text not in texts:
+            has = "numbers as labels" if names is None else "the labels " + ", ".join(names[:10])
+            raise UsageError(f"class weight for label {text}: no such label; the data has {has}")
+        numbers[texts[text]] = factor
+    return numbers
