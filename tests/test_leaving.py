@@ -186,9 +186,12 @@ def of_table(
     missing, _, normalized = request.param.partition(",")
     rng = np.random.default_rng(1)
     table = table.append_column("member", pa.array((rng.random(table.num_rows) < 0.5).tolist()))
+    table = table.append_column("rooms", pa.array(rng.integers(1, 6, table.num_rows), pa.int32()))
+    cents = pa.array(rng.integers(0, 9999, table.num_rows)).cast(pa.decimal128(20, 0))
+    table = table.append_column("price", pc.divide(cents, pa.scalar(100, pa.decimal128(4, 1))))
     if missing == "indicator":  # of columns that lack values: not of all
         lacking = pa.array(rng.random(table.num_rows) < 0.2)
-        for name in ("age", "city", "member"):
+        for name in ("age", "city", "member", "price"):
             values = pc.if_else(lacking, None, table[name])
             table = table.set_column(table.schema.get_field_index(name), name, values)
     options = {"normalize": "l2"} if normalized else {}
@@ -196,12 +199,13 @@ def of_table(
         table, path / "data", label="bought", missing=missing, scale="standard", dtype="float64", **options
     )
     streamcd.train(path / "data", path / "run", loss="log_loss", tol=1e-2)
-    new = table.drop_columns("bought").slice(0, 50).to_pylist()
+    table = table.drop_columns("bought")
+    new = table.slice(0, 50).to_pylist()
     new[0]["city"] = "Atlantis"
     if missing != "error":
-        new[1] |= {"age": None, "member": None}
+        new[1] |= {"age": None, "member": None, "price": None}
         new[2] |= {"city": None, "visits": None}
-    return streamcd.load_model(path / "run"), pa.Table.from_pylist(new)
+    return streamcd.load_model(path / "run"), pa.Table.from_pylist(new, table.schema)
 
 
 @pytest.fixture(autouse=True)
@@ -216,10 +220,9 @@ def test_onnx_runtime_predicts_a_tables_rows_from_named_columns(of_table, tmp_pa
     pytest.importorskip("onnx", reason="the extra 'onnx' is not installed")
     model, new = of_table
     streamcd.export(model, tmp_path / "m.onnx")
+    numbers = ("age", "visits", "member", "rooms", "price")
     inputs = {
-        "age": np.array(new["age"].to_pylist(), np.float64)[:, None],
-        "visits": np.array(new["visits"].to_pylist(), np.float64)[:, None],
-        "member": np.array(new["member"].to_pylist(), np.float64)[:, None],
+        **{name: np.array(new[name].to_pylist(), np.float64)[:, None] for name in numbers},
         # "" is a category of this column; of `city` it is none, so it is missing
         "label": np.array(new["label"].to_pylist(), object)[:, None],
         "city": np.array([city or "" for city in new["city"].to_pylist()], object)[:, None],
@@ -231,13 +234,17 @@ def test_onnx_runtime_predicts_a_tables_rows_from_named_columns(of_table, tmp_pa
     np.testing.assert_allclose(found["probabilities"], model.predict_proba(new), rtol=1e-6)
 
 
-@pytest.mark.parametrize("library", ["pandas", "pandas with objects", "polars"])
+@pytest.mark.parametrize(
+    "library", ["pandas", "pandas with objects", "pandas with its own missing", "polars"]
+)
 def test_the_pipeline_predicts_a_tables_rows_from_a_frame(of_table, library) -> None:
     model, new = of_table
     frame: Any = pl.from_arrow(new) if library == "polars" else new.to_pandas()
     if library == "pandas with objects":
         frame = frame.astype({"city": object})
         frame.loc[frame["city"].isna(), "city"] = None
+    if library == "pandas with its own missing":
+        frame = frame.astype({"visits": "Int64", "rooms": "Int8", "member": "boolean", "age": "Float64"})
     found = model.to_sklearn().predict_proba(frame)
     np.testing.assert_allclose(found, model.predict_proba(new), rtol=1e-12)
     assert model.to_sklearn().predict(frame).tolist() == model.predict(new).tolist()
@@ -318,7 +325,7 @@ def test_json_has_the_categories_of_a_table(of_table, tmp_path) -> None:
     model, _ = of_table
     streamcd.export(model, tmp_path / "m.json")
     of = json.loads((tmp_path / "m.json").read_text())
-    assert [column["n_categories"] for column in of["encoding"]["columns"]] == [0, 4, 0, 3, 0]
+    assert [column["n_categories"] for column in of["encoding"]["columns"]] == [0, 4, 0, 3, 0, 0, 0]
     assert of["categories"] == ["Oslo", "Paris, France", "Rome", 'the "Hague"', "", "x", "y"]
 
 

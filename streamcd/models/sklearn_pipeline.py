@@ -85,15 +85,13 @@ def _encoder(encoding: Encoding) -> tuple[Any, np.ndarray]:
     features, before = [np.empty(0, np.int64)], 0
     weights: dict[str, np.ndarray] = {}  # of columns of text
     example = pd.DataFrame(index=[0])
-    plain_numbers = {
-        column.name for column in encoding.columns if (column.kind, column.form) == ("number", "")
-    }
+    of_numbers = {column.name for column in encoding.columns if column.kind == "number"}
     for number, (column, start) in enumerate(zip(encoding.columns, starts, strict=True)):
         own, name = (
             np.arange(start, start + column.n_features),
             column.name + f" from {start}" * (column.added > 0),
         )
-        if column.kind == "number" and not column.form:
+        if column.kind == "number":
             parts.append((column.name, _of_numbers(encoding.missing, column.indicated), [column.name]))
             example[column.name] = [0.0]
         elif column.kind == "text":
@@ -104,14 +102,12 @@ def _encoder(encoding: Encoding) -> tuple[Any, np.ndarray]:
             example[column.name], own = [""], tokens.features
             if tokens.weights is not None:
                 weights[column.name] = tokens.weights
-        elif column.added and column.name in plain_numbers:
-            parts.append((name, MissingIndicator(features="all"), [column.name]))
+        elif column.added and column.name in of_numbers:
+            parts.append((name, _as_floats(MissingIndicator(features="all")), [column.name]))
         elif own.size:
             categories = _categories(encoding, column, before)
-            parts.append((name, _of_categories(categories, column.indicated), [column.name]))
+            parts.append((name, _of_categories(categories, column), [column.name]))
             example[column.name] = categories[:1] or [None]
-            if column.form == "boolean":  # some of which may be missing
-                example[column.name] = example[column.name].astype(object)
             own = np.append(own, own[-1:]) if column.indicated and column.form != "numbers" else own
         features.append(own)
         before += column.n_categories
@@ -132,12 +128,22 @@ def _of_text(column: Column, tokens: Tokens) -> Any:
 
 
 def _categories(encoding: Encoding, column: Column, before: int) -> list[Any]:
-    """Return the values for which a column has a feature of 1: its strings, its numbers, or of a boolean what is true."""
-    if column.form == "boolean":
-        return [True]
+    """Return the values for which a column has a feature of 1: its strings, or its numbers."""
     assert encoding.categories is not None
     texts = [encoding.categories.text(before + k) for k in range(column.n_categories)]
     return [float(text) for text in texts] if column.form == "numbers" else texts
+
+
+def _as_floats(*following: Any) -> Any:
+    """Make a pipeline that hands on a frame's numbers and booleans of any type as float64, missing ones as NaN."""
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import FunctionTransformer
+    from sklearn.utils import check_array
+
+    how = {"dtype": np.float64, "ensure_all_finite": False}
+    return make_pipeline(
+        FunctionTransformer(check_array, kw_args=how, feature_names_out="one-to-one"), *following
+    )
 
 
 def _of_numbers(missing: str, indicated: bool) -> Any:
@@ -145,21 +151,21 @@ def _of_numbers(missing: str, indicated: bool) -> Any:
     from sklearn.pipeline import FeatureUnion
 
     if missing == "error":
-        return "passthrough"
+        return _as_floats()
     zero = SimpleImputer(strategy="constant", fill_value=0, keep_empty_features=True)
     if not indicated:
-        return zero
-    return FeatureUnion([("value", zero), ("missing", MissingIndicator(features="all"))])
+        return _as_floats(zero)
+    return _as_floats(FeatureUnion([("value", zero), ("missing", MissingIndicator(features="all"))]))
 
 
-def _of_categories(categories: list[Any], indicated: bool) -> Any:
+def _of_categories(categories: list[Any], column: Column) -> Any:
     from sklearn.preprocessing import OneHotEncoder
 
-    if categories and isinstance(categories[0], float):
-        known = np.array([*categories, np.nan][: len(categories) + indicated])
-    else:
-        known = np.array([*categories, *([None, np.nan] if indicated else [])], object)
-    return OneHotEncoder(categories=[known], handle_unknown="ignore", dtype=np.float64)
+    of_numbers = column.form == "numbers"
+    missing = [np.nan] if of_numbers else [None, np.nan]
+    known = np.array(categories + missing * column.indicated, float if of_numbers else object)
+    encoder = OneHotEncoder(categories=[known], handle_unknown="ignore", dtype=np.float64)
+    return _as_floats(encoder) if of_numbers else encoder
 
 
 def _scalers(scaling: Any, feature: np.ndarray) -> list[tuple[str, Any]]:
