@@ -660,6 +660,26 @@ def test_options_of_liblinear_mean_what_they_mean_there(data, tmp_path):
     assert load_model(tmp_path / "e").loss == "hinge"
 
 
+@pytest.mark.parametrize(("number", "dual"), [(0, 7), (2, 1), (11, 12)])
+def test_liblinears_primal_numbers_train_with_and_without_a_column_layout(text, tmp_path, number, dual):
+    data = tmp_path / "data"
+    run_json("convert", text, data, *(["--target"] if number == 11 else []))
+    asked = ("-C", 0.3, "--tol", "1e-8")
+    same = run_json("train", data, tmp_path / "dual", "-s", dual, *asked)["primal_objective"]
+    for name, told in (("rows", 1), ("columns", 0)):
+        if name == "columns":
+            run_json("columns", data)
+        found = run("train", data, tmp_path / name, "-s", number, *asked, "--json")
+        assert json.loads(found.stdout)["primal_objective"] == pytest.approx(same, rel=1e-7)
+        assert found.stderr.count(f"-s {number} without a column layout: the same problem") == told
+        assert (load_model(tmp_path / name).method == "primal") == (name == "columns")
+
+
+def test_the_method_primal_needs_a_column_layout(data, tmp_path):
+    said = refused("train", data, tmp_path / "run", "--method", "primal")
+    assert f"has no column layout; 'streamcd columns {data}' makes it" in said
+
+
 def test_losses_have_the_names_of_other_libraries_too(data, tmp_path):
     for loss in ("log", "logistic", "log_loss"):
         run_json("train", data, tmp_path / loss, "--loss", loss)

@@ -45,7 +45,6 @@ from .options import (
     options_of,
     refused_option,
     training_keywords,
-    weight_notes,
 )
 from .program import Program
 from .session import asked_model, carry_out, talks
@@ -264,8 +263,7 @@ def train(listener: Console, dataset: str, run: str, folds: int | None, **option
             f"-v is not for train: 'streamcd tune {dataset} {run} -C {costs} --cv {folds}' cross-validates; "
             "give it the other options too"
         )
-    notes = weight_notes(options)
-    options = training_keywords(**options)
+    options, notes = training_keywords(dataset, **options)
     from ..runs.train import train as train_model
 
     return carry_out(partial(train_model, dataset, run, **options), run, listener, notes)
@@ -295,8 +293,7 @@ def tune(listener: Console, dataset: str, run: str, **options: Any) -> Shown:
       streamcd tune data run --loss log_loss -C 0.01,0.1,1,10 --cv 5
       streamcd tune data run --penalty l1 --l1-path 20
     """
-    notes = weight_notes(options)
-    options = training_keywords(**options)
+    options, notes = training_keywords(dataset, **options)
     from ..runs.train import tune as tune_model
 
     return carry_out(partial(tune_model, dataset, run, **options), run, listener, notes)

@@ -15,7 +15,7 @@ import click
 from ..core.errors import UsageError
 from ..core.options import Declared, Section, declared
 from ..runs.problem_options import class_weights
-from ..solvers.registry import SOLVERS
+from ..solvers.registry import SOLVERS, reads_columns
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Adds options to a command."""
@@ -178,7 +178,7 @@ liblinear_options = together(
         help="LIBLINEAR's number for a loss and a method: "
         + ", ".join(f"{number} {loss} {method}" for number, (loss, method) in sorted(LIBLINEAR_TYPES.items()))
         + "".join(f", {number} {loss} with --penalty l1" for number, loss in LIBLINEAR_L1_TYPES.items())
-        + ".",
+        + ". Those of primal train by --method auto where there is no column layout.",
     ),
     option(
         "-w",
@@ -192,26 +192,40 @@ liblinear_options = together(
 )
 
 
-def weight_notes(options: Mapping[str, Any]) -> list[str]:
-    """Note where weights given by LIBLINEAR's flag mean something else than in LIBLINEAR."""
-    return [LIBLINEAR_WEIGHTS] if options["label_weights"] else []
-
-
 def training_keywords(
+    dataset: str,
     *,
     solver_type: int | None,
     class_weight: Any,
     label_weights: tuple[tuple[str, float], ...],
     **others: Any,
-) -> dict[str, Any]:
-    """Make the library's options of those of the command line: LIBLINEAR's flags are translated."""
+) -> tuple[dict[str, Any], list[str]]:
+    """Make the library's options of those of the command line, and notes on flags of LIBLINEAR's that say other things."""
+    notes = []
     if label_weights:
         if class_weight is not None:
             raise UsageError("-wLABEL and --class-weight say the same: give one of them")
         class_weight = class_weights(",".join(f"{label}={weight!r}" for label, weight in label_weights))
+        notes.append(LIBLINEAR_WEIGHTS)
     if solver_type is not None:
         others |= _problem_of_type(solver_type)
-    return {"class_weight": class_weight, **others}
+        if _lacks_columns(dataset, others["method"]):
+            others["method"] = "auto"
+            notes.append(
+                f"-s {solver_type} without a column layout: the same problem, to the same optimum, by --method auto; "
+                f"'streamcd columns {dataset}' makes the layout, for primal"
+            )
+    return {"class_weight": class_weight, **others}, notes
+
+
+def _lacks_columns(dataset: str, method: str) -> bool:
+    """Tell whether a method reads a column layout that a dataset does not have."""
+    if method == "auto" or not reads_columns(method):
+        return False
+    from ..dataset.column_layout import has_columns
+    from ..dataset.dataset import open_dataset
+
+    return not has_columns(open_dataset(dataset))
 
 
 def _problem_of_type(solver_type: int) -> dict[str, str]:
