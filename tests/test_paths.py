@@ -165,7 +165,19 @@ def test_every_command_picks_a_model_by_its_c_and_l1(tmp_path: Path) -> None:
     )
     assert (tmp_path / "images" / "path.png").exists()
     described = command_line.run_json("info", run)
-    assert described["models"] == [{"C": C, "l1": l1} for C in (0.2, 2.0) for l1 in (0.3, 3.0)]
+    settings = [(C, l1) for C in (0.2, 2.0) for l1 in (0.3, 3.0)]
+    assert [(of["C"], of["l1"]) for of in described["models"]] == settings
+    counts = [np.count_nonzero(load_model(run, C, l1=l1).weights) for C, l1 in settings]
+    assert [of["n_nonzero"] for of in described["models"]] == counts
+    inside = command_line.run_json("info", run / "model")
+    assert inside["models"] == described["models"]
+    assert inside["next"] == f"streamcd info {run / 'model' / 'C=0.2,l1=0.3'}"
+    for place in (run, run / "model"):
+        shown = command_line.run("info", place).stdout
+        assert "convert" not in shown
+        lines = [line.split() for line in shown.splitlines()]
+        for (C, l1), count in zip(settings, counts, strict=True):
+            assert [f"{C:g}", f"{l1:g}", str(count)] in lines
     with pytest.raises(
         ModelError, match=r"a model for each of C = 0.2, l1 = 0.3; .*: name one with -C and --l1"
     ):

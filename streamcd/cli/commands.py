@@ -31,6 +31,7 @@ from ..report.tables import (
     description_tables,
     distribution_table,
     growth_tables,
+    support_rows,
 )
 from ..runs.options import ReportOptions, ResumeOptions, TrainOptions, TuneOptions
 from . import console
@@ -521,14 +522,16 @@ def export(
     else:
         from ..models.export import export as export_model
         from ..models.stored import load_model
+        from ..models.support import describe_support
 
         used, name, said = asked_model(source, checkpoint, given, listener)
         model = used if checkpoint else load_model(source, **given)
         form = export_model(model, file, target_format, force=force, listener=listener)
+        said |= describe_support(model, model.kept_weights)
     n_bytes = os.path.getsize(file)
-    of = f", of {name}" if checkpoint else ""
     kind = f"{form} text" if form.startswith("lib") else form
-    text = f"{file}: {kind}, {format_size(n_bytes)}{of}"
+    more = [f", of {name}"] * checkpoint + [f"; {what}: {text}" for what, text in support_rows(said)]
+    text = f"{file}: {kind}, {format_size(n_bytes)}{''.join(more)}"
     return {"file": file, "format": form, "bytes": n_bytes} | said, text
 
 

@@ -19,6 +19,7 @@ from ..kernels.loss_table import CLASSES, form_of
 from .liblinear import export_liblinear
 from .model import Model
 from .named_weights import ClassWeights, weight_blocks
+from .support import describe_support
 
 JSON_FORMAT = "streamcd-linear-model"
 """Value of ``format`` in the JSON of a model."""
@@ -175,6 +176,7 @@ def _described(model: Model) -> dict[str, Any]:
         "C": model.C,
         "l1": model.l1,
         "l2": model.l2,
+        **describe_support(model, model.kept_weights),
         "n_features": model.n_features,
         "index_base": model.index_base,
         "classes": None if model.has_targets else model.label_numbers(),

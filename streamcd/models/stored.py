@@ -24,6 +24,7 @@ from .model import Model
 from .model_file import MODEL, STORED_FIELDS, ModelFile, check_file, read_array, read_weights, source_labels
 from .named_weights import largest_weights, weight_blocks
 from .sparse_weights import SparseWeights
+from .support import describe_support, vector_labels
 
 _MOST_LISTED = 10  # models, where one is to be named
 _FILES = ("weights.npy", "support.npy", "scaling.npy", "indices.npy", CATEGORIES_FILE)
@@ -248,9 +249,7 @@ def describe_model(path: str | Path, *, scaled: bool = False, n_weights: int = 1
     scaling = stored.scaling or Scaling()
     divided = scaling.scale != "none"
     n_vectors = int(weights.shape[1])
-    vectors = labels
-    if n_vectors != len(labels):
-        vectors = labels[-1:] * n_vectors if len(labels) == 2 else list(range(n_vectors))
+    vectors = vector_labels(stored, n_vectors)
     found = largest_weights(weight_blocks(weights), n_vectors, n_weights)
     first = np.lexsort((found.column, found.feature, -np.abs(found.weight)))[:n_weights]
     shown = found.weight[first]
@@ -265,7 +264,7 @@ def describe_model(path: str | Path, *, scaled: bool = False, n_weights: int = 1
         "labels": labels,
         **({"multilabel": True} if stored.multilabel else {}),
         "n_vectors": n_vectors,
-        **(_support(stored, vectors, found.n_nonzero) if stored.l1 else {}),
+        **describe_support(stored, weights),
         "scale": scaling.scale,
         "normalize": scaling.normalize,
         "class_weight": {
@@ -293,6 +292,16 @@ def describe_model(path: str | Path, *, scaled: bool = False, n_weights: int = 1
     }
 
 
+def describe_path(path: str | Path) -> list[dict[str, Any]]:
+    """Describe the models of a path: ``C``, ``l1``, and with an L1 penalty the support, as `describe_model` does."""
+    described = []
+    for setting, directory in models_of_path(path).items():
+        _, stored = read_metadata(directory / "model.json", MODEL)
+        support = describe_support(stored, _mapped_weights(directory, stored)) if stored.l1 else {}
+        described.append({**setting._asdict(), **support})
+    return described
+
+
 def _source_features(path: Path, stored: ModelFile, features: np.ndarray) -> Iterator[dict[str, Any]]:
     """Yield features with their indices in the source, and their names where they are a table's."""
     encoding = unread_encoding([path / CATEGORIES_FILE], stored.encoding)
@@ -315,20 +324,6 @@ def _mapped_weights(path: Path, stored: ModelFile) -> np.ndarray | SparseWeights
             f"{path / 'model.json'}: damaged ({len(stored.intercept)} intercepts for weights of shape {weights.shape})"
         )
     return weights
-
-
-def _support(stored: ModelFile, vectors: Sequence[Any], n_nonzero: np.ndarray) -> dict[str, Any]:
-    """Tell the strengths of the penalty, and how many weights they have left."""
-    n_features = max(stored.n_features, 1)
-    return {
-        "l1": stored.l1,
-        "l2": stored.l2,
-        "n_nonzero": int(n_nonzero.sum()),
-        "support": [
-            {"vector": vector, "n_nonzero": count, "share": count / n_features}
-            for vector, count in zip(vectors, n_nonzero.tolist(), strict=True)
-        ],
-    }
 
 
 def _parameter(stored: ModelFile) -> dict[str, Any]:

@@ -212,6 +212,7 @@ def result_tables(result: Facts) -> list[Table]:
         *_validation_rows(result["validation"]),
         ("time", format_seconds(result["seconds"] - result["kernel_seconds"])),
         ("read", format_size(result["bytes_read"])),
+        *_left_rows(result, sums),
         ("peak memory", format_size(result["peak_memory_bytes"])),
         *([] if result["stop_reason"] == "time" else [("model", os.path.join(result["run"], "model"))]),
     ]
@@ -225,6 +226,15 @@ def result_tables(result: Facts) -> list[Table]:
     elif len({(lane["C"], lane["l1"]) for lane in result["lanes"]}) > 1:
         tables.append(_path_table(result["lanes"]))
     return tables
+
+
+def _left_rows(result: Facts, sums: str) -> list[tuple[str, str]]:
+    """Tell how many weights an L1 penalty has left; of a path, the table of its models does."""
+    lanes = result["lanes"]
+    if not any(lane["l1"] for lane in lanes) or len({(lane["C"], lane["l1"]) for lane in lanes}) > 1:
+        return []
+    left = sum(lane["n_nonzero"] for lane in lanes)
+    return [(f"weights not 0{sums}", f"{left:,} of {len(lanes) * result['n_features']:,}")]
 
 
 def _objectives(facts: Facts) -> list[tuple[str, str]]:
@@ -400,13 +410,8 @@ def run_table(title: str, run: Facts) -> Table:
         *_rows(run["search"], **dict.fromkeys(run["search"], listed)),
         *_rows(run["stopping"], **dict.fromkeys(run["stopping"], listed)),
         ("memory", format_size(run["memory"]) + (", each worker" if run["workers"] else "")),
-        *([("models for", _listed_settings(run["models"]))] if run["models"] else []),
     ]
     return Table(title, [row for row in rows if row[1]])
-
-
-def _listed_settings(models: Sequence[Facts]) -> str:
-    return "; ".join(str(Setting(of["C"], of["l1"])) for of in models)
 
 
 def gap_rows(run: Facts) -> list[tuple[str, str]]:
@@ -435,17 +440,29 @@ def _spent_rows(run: Facts) -> list[tuple[str, str]]:
 
 
 def description_tables(path: str, facts: Facts) -> list[Table]:
-    """Describe a run or a model, with its largest weights and the next command."""
+    """Describe a run, a model or those of a path, with the largest weights and the next command."""
+    if facts["kind"] == "models":
+        first = Table(f"models {path}", [("models", f"{len(facts['models']):,}"), ("next", facts["next"])])
+        return [first, _models_table("models", facts["models"])]
     model = facts if facts["kind"] == "model" else facts["model"]
     title = f"{facts['kind']} {path}"
     table = model_table(title, facts) if model is facts else run_table(title, facts)
     rows = [*table.rows]
     if model and model is not facts:
-        rows += [_labels_row(model), *_intercept_rows(model)]
+        rows += [_labels_row(model), *support_rows(model), *_intercept_rows(model)]
     tables = [table._replace(rows=[*rows, ("next", facts["next"])])]
     if model and model["largest_weights"]:
         tables.append(weights_table(model))
+    if facts.get("models"):
+        tables.append(_models_table("models", facts["models"]))
     return tables
+
+
+def _models_table(title: str, models: Sequence[Facts]) -> Table:
+    """List the models of a path, with the weights that an L1 penalty has left."""
+    sparse = ["weights not 0"] if "n_nonzero" in models[0] else []
+    rows = [[*_setting_cells(of, models), *([f"{of['n_nonzero']:,}"] if sparse else [])] for of in models]
+    return Table(title, rows, [*_setting_header(models), *sparse])
 
 
 def _labels_row(model: Facts) -> tuple[str, str]:
@@ -465,7 +482,8 @@ def model_table(title: str, model: Facts) -> Table:
         _labels_row(model),
         ("features", f"{model['n_features']:,}"),
         ("vectors", f"{model['n_vectors']:,}"),
-        *_support_rows(model),
+        *((name, f"{model[name]:g}") for name in ("l1", "l2") if model.get(name)),
+        *support_rows(model),
         *(bias if model["threshold"] is None else []),
         *_intercept_rows(model),
         *((name, model[name]) for name in ("scale", "normalize") if model[name] != "none"),
@@ -479,14 +497,13 @@ def _if_known(number: float | None) -> str:
     return "not known" if number is None else f"{number:g}"
 
 
-def _support_rows(model: Facts) -> list[tuple[str, str]]:
+def support_rows(model: Facts) -> list[tuple[str, str]]:
     """Tell how many weights an L1 penalty has left, by vector where there are several."""
     support = model.get("support", [])
     texts = [f"{of['n_nonzero']:,} ({of['share']:.3g} of the features)" for of in support]
     if len(texts) > 1:
         texts = [f"{of['vector']}: {text}" for of, text in zip(support, texts, strict=True)]
-    strengths = [(name, f"{model[name]:g}") for name in ("l1", "l2") if model.get(name)]
-    return [*strengths, ("weights not 0", listed(texts))] if support else []
+    return [("weights not 0", listed(texts))] if support else []
 
 
 def _intercept_rows(model: Facts) -> list[tuple[str, str]]:

@@ -17,7 +17,7 @@ from ..core.metadata import Structure, as_structure, parse_json
 from ..core.storage import Location, location
 from ..dataset.dataset import Dataset
 from ..kernels.loss_table import has_cost
-from ..models.stored import describe_model, is_model, models_of_path
+from ..models.stored import describe_model, describe_path, is_model, models_of_path
 from ..solvers import unpenalised
 from ..solvers.protocol import DONE
 from ..training import checkpoint
@@ -33,6 +33,8 @@ def describe(path: str, *, scaled: bool = False) -> dict[str, Any]:
     """Describe a dataset, a run or a model, without reading data; see the functions for each."""
     place = location(path)
     kind = kind_of_directory(place)
+    if kind == "dataset" and isinstance(place, Path) and models_of_path(place):
+        return describe_models(place)
     if kind != "dataset":
         with copied(place, "a run or a model") as folder:
             described = (describe_run if kind == "run" else describe_model)(folder, scaled=scaled)
@@ -40,6 +42,12 @@ def describe(path: str, *, scaled: bool = False) -> dict[str, Any]:
     from ..conversion.publication import open_or_tell
 
     return describe_dataset(open_or_tell(path))
+
+
+def describe_models(path: Path) -> dict[str, Any]:
+    """Describe the models of a path, in the directory that holds them: ``kind`` ("models"), ``models``, ``next``."""
+    first = next(iter(models_of_path(path).values()))
+    return {"kind": "models", "models": describe_path(path), "next": f"streamcd info {first}"}
 
 
 def describe_dataset(dataset: Dataset) -> dict[str, Any]:
@@ -97,7 +105,7 @@ def describe_run(path: str | Path, *, scaled: bool = False) -> dict[str, Any]:
         in results), ``gap_estimate``, ``lanes``, ``open_lanes``,
         ``seconds``, ``bytes_read``, and for a search ``parts`` with these two of each; ``best_C`` and ``best_l1``
         of a search that has chosen (else None); ``model`` (as of `describe_model`; None where there is none, or several),
-        ``models`` (``C`` and ``l1`` of each of several); ``next``, a command.
+        ``models`` (of several: ``C``, ``l1``, and the support that an L1 penalty leaves, of each); ``next``, a command.
 
     Raises
     ------
@@ -129,7 +137,7 @@ def describe_run(path: str | Path, *, scaled: bool = False) -> dict[str, Any]:
         "best_C": scores and scores["best_C"],
         "best_l1": scores and scores["best_l1"],
         "model": describe_model(path / "model", scaled=scaled) if has_model and not models else None,
-        "models": [setting._asdict() for setting in models],
+        "models": describe_path(path),
         "next": _next_command(path, config, state),
     }
 
