@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 from collections.abc import Callable
@@ -242,6 +243,36 @@ def test_names_of_labels_are_not_the_models(tmp_path: Path) -> None:
     assert len((tmp_path / "out.csv").read_text().splitlines()) == 41
     (tmp_path / "numbers.csv").write_text("label,first,second\n1,3,2\n-1,1,0\n")
     assert streamcd.evaluate(tmp_path / "numbers.csv", model)["n_rows"] == 2
+
+
+def test_rows_with_targets_are_scored_and_not_evaluated(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.random((60, 3)) + 1.0
+    data = streamcd.convert((x, rng.random(60)), tmp_path / "data", target=True)
+    model = streamcd.train(data, tmp_path / "run", loss="one_class", nu=NU).model
+    streamcd.predict(data, model, tmp_path / "out.csv")
+    written = pyarrow.csv.read_csv(tmp_path / "out.csv").to_pydict()
+    assert written["prediction"] == model.predict(x).tolist()
+    with pytest.raises(
+        ModelError, match=r"expected the labels 1 \(inside\) and -1 .* found numbers to predict"
+    ):
+        streamcd.evaluate(data, model)
+
+
+def test_rows_on_the_plane_are_outside_as_liblinear_has_them(tmp_path: Path) -> None:
+    x = np.array([[1.0], [2.0], [3.0]])
+    data = streamcd.convert((x, np.ones(3)), tmp_path / "data")
+    trained = streamcd.train(data, tmp_path / "run", loss="one_class", nu=NU).model
+    model = dataclasses.replace(trained, weights=np.array([[1.0]]), intercept=np.array([-2.0]), index_base=1)
+    streamcd.export(model, tmp_path / "ours")
+    labels, *_ = liblinearutil.predict(
+        [], sp.csr_matrix(x), liblinearutil.load_model(str(tmp_path / "ours")), "-q"
+    )
+    assert model.decision_function(x).ravel().tolist() == [-1.0, 0.0, 1.0]
+    assert model.predict(x).tolist() == labels == [-1.0, -1.0, 1.0]
+    assert "rows with w·x > rho are inside, and predicted as 1" in " ".join(
+        command_line.run("train", "--help").stdout.split()
+    )
 
 
 def test_commands_speak_of_nu_and_rho_and_advise_what_is_accepted(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class OneClassSVM(OutlierMixin, GrowingModel):
-    """Linear one-class support vector machine: rows with ``w·x < rho`` are outliers; labels are ignored.
+    """Linear one-class support vector machine: rows with ``w·x <= rho`` are outliers; labels are ignored.
 
     ``½‖w‖² - rho nu Σ s + Σ s max(0, rho - w·x)``, s being the rows' weights: LIBLINEAR's, and scikit-learn's with
     ``kernel="linear"``.

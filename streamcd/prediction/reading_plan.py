@@ -301,7 +301,17 @@ def _missing_scaling(dataset: Dataset, model: Model) -> Scaling | None:
 
 
 def _check_labels(dataset: Dataset, model: Model, *, compared: bool) -> None:
-    """Refuse targets where the model was trained on classes, the other way round, and names where it has two numbers."""
+    """Refuse targets where the model was trained on classes, the other way round, and names where it has two numbers.
+
+    A model of one class ignores labels, but where they are compared.
+    """
+    if form_of(model.loss) == INLIERS:
+        if compared and (dataset.has_targets or dataset.class_names is not None):
+            names = ", ".join(map(escaped, (dataset.class_names or [])[:5]))
+            raise _unlike_inliers(
+                str(dataset.path), model, f"names ({names})" if names else "numbers to predict"
+            )
+        return
     if dataset.has_targets != model.has_targets:
         kinds = "classes", "numbers to predict"
         wanted, found = kinds[model.has_targets], kinds[dataset.has_targets]
@@ -309,15 +319,12 @@ def _check_labels(dataset: Dataset, model: Model, *, compared: bool) -> None:
             f"{dataset.path}: expected rows with {wanted} for a model of {model.loss}, found {found}; convert "
             f"{'with' if model.has_targets else 'without'} --target, or --like the model"
         )
-    if compared and bool(model.multilabel) != bool(dataset.multilabel) and form_of(model.loss) != INLIERS:
+    if compared and bool(model.multilabel) != bool(dataset.multilabel):
         kinds = "one label each", "any number of labels"
         wanted, found = kinds[bool(model.multilabel)], kinds[bool(dataset.multilabel)]
         raise ModelError(
             f"{dataset.path}: expected rows with {wanted}, as in training, found {found}; convert it with --like the model"
         )
-    if compared and form_of(model.loss) == INLIERS and dataset.class_names is not None:
-        found = f"names ({', '.join(map(escaped, dataset.class_names[:5]))})"
-        raise _unlike_inliers(str(dataset.path), model, found)
 
 
 def _unlike_inliers(path: str, model: Model, found: str) -> ModelError:

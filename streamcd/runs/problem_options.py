@@ -194,7 +194,7 @@ class ProblemOptions(_LossParameters, Checked):
         "squared_hinge",
         f"Loss of a row with margin t = y w·x, or of all classes at once: {_formulas(of_targets=False)}. twin: a plane "
         "per class, fitted to its own rows, ½ Σ (w·x)^2, and kept away from the others (`slack`); the nearest plane's "
-        "class is predicted. one_class: rows with w·x < rho are outside, and predicted as -1, the others as 1. logistic "
+        "class is predicted. one_class: rows with w·x > rho are inside, and predicted as 1, the others as -1. logistic "
         "and log are log_loss. Of a row with a number y to predict (convert --target), "
         f"z = w·x: {_formulas(of_targets=True)}.",
         choices=(*LOSSES, *LOSS_ALIASES),
