@@ -132,7 +132,7 @@ def open_columns(dataset: RowTable, *, check_files: bool = True) -> Columns:
         manifest = read_columns_manifest(dataset)
     except (FileNotFoundError, NotADirectoryError):
         raise DatasetError(
-            f"{dataset.path} has no column layout; 'streamcd columns {dataset.path}' makes it"
+            f"{dataset.path} has no column layout; 'streamcd columns {dataset.path}' makes it, as convert --columns does"
         ) from None
     if manifest["dataset"] in earlier_fingerprints(dataset.manifest):
         raise DatasetError(describe_old_columns(dataset))

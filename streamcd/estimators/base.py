@@ -13,7 +13,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import closing, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
@@ -232,8 +232,7 @@ class LinearModel(BaseEstimator):
 
     def _fit_dataset(self, dataset: Dataset, asked: dict[str, Any]) -> Self:
         asked = asked | self._of_dataset(dataset)
-        if asked["method"] in ("primal", "online"):
-            self._make_columns(dataset.whole)
+        self._make_columns(dataset, asked)
         if dataset is not dataset.whole:
             # a run on disk could not be resumed without these rows
             _, _, result, (model,) = self._train_in_memory(dataset, asked, make_threads(self._n_threads()))
@@ -263,13 +262,17 @@ class LinearModel(BaseEstimator):
                 list(encoding.feature_names(np.arange(model.n_features))), object
             )
 
-    def _make_columns(self, dataset: Dataset) -> None:
-        """Make the column layout of a dataset on disk that has none."""
+    def _make_columns(self, dataset: Dataset, asked: dict[str, Any]) -> None:
+        """Make the column layout of a dataset on disk that has none, where the method reads it."""
         from ..conversion.transpose import make_columns
         from ..dataset.column_layout import has_columns
+        from ..runs.choices import takes_columns
+        from ..runs.options import TrainOptions
 
-        if not has_columns(dataset):
-            make_columns(dataset, memory=self.memory, listener=self._listener())
+        if takes_columns(TrainOptions(**asked, memory=self.memory), dataset) and not has_columns(
+            dataset.whole
+        ):
+            make_columns(dataset.whole, memory=self.memory, listener=self._listener())
 
     def _train_in_memory(
         self,
@@ -287,8 +290,8 @@ class LinearModel(BaseEstimator):
         listener = self._listener()
         asked = asked | {"tol": self.tol, "max_passes": self.max_iter, "memory": self.memory}
         options = TrainOptions(**asked, checkpoint_every=float("inf"), in_memory=True)
-        options = settle(options, dataset, listener)
-        with closing(listener):
+        with closing(listener), self._own_words():
+            options = settle(options, dataset, listener)
             return train_in_memory(dataset, options, Session(listener, None, threads=threads), earlier)
 
     def _train_in_directory(self, dataset: Dataset, asked: dict[str, Any]) -> tuple[Result, Model]:
@@ -304,6 +307,7 @@ class LinearModel(BaseEstimator):
         with (
             temporary if self.workdir is None else nullcontext(self.workdir) as folder,
             warnings.catch_warnings(),
+            self._own_words(),
         ):
             warnings.simplefilter("ignore", ConvergenceWarning)  # `_adopt` warns
             run = Path(folder) / f"run-{_digest({**asked, 'fingerprint': dataset.fingerprint})}"
@@ -314,6 +318,20 @@ class LinearModel(BaseEstimator):
                 begin = tune if "cv" in asked else train
                 result = begin(dataset, run, memory=self.memory, **rule, **asked)
             return result, result.model
+
+    @contextmanager
+    def _own_words(self) -> Iterator[None]:
+        """Name parameters of the estimator where a refusal names options of the command line."""
+        words = {"--loss log_loss by --method dual": 'multi_class="ovr"', "--memory": "memory"}
+        penalised = "a finite C" if "C" in self.get_params() else "an alpha above 0"
+        words["--penalty l2 with a large C by --method dual"] = penalised
+        try:
+            yield
+        except UsageError as error:
+            text = str(error)
+            for option, parameter in words.items():
+                text = text.replace(option, parameter)
+            raise UsageError(text) from None
 
     def _shared(self) -> dict[str, Any]:
         """Return the options that are the same for all estimators, after a check of parameters that several have."""

@@ -20,7 +20,7 @@ from ..dataset.diagnostics import rows_are_long
 from ..kernels.loss_table import CLASSES, INLIERS, LOSSES, form_of
 from ..report.tables import THRESHOLD, describe_bias
 from ..solvers.block_sums import workers_share
-from ..solvers.registry import SOLVERS, check_unpenalised, find_solver, trains_l1_alone
+from ..solvers.registry import SOLVERS, check_unpenalised, find_solver, reads_columns, trains_l1_alone
 from .config import read_config
 from .lane_groups import group_lanes
 from .options import TrainOptions
@@ -73,17 +73,22 @@ classes the square of their number counts too."""
 
 
 def choose_method(asked: TrainOptions, dataset: Dataset) -> tuple[str, str]:
-    """Choose the method, with the reason; no layout is built."""
-    method, reason = _choose_method(asked, dataset, fits=True)
+    """Choose the method, with the reason; no layout is built, though one may be needed that there is not yet."""
+    method, reason = _choose_method(asked, dataset, has_room=True)
     if method == "newton" and not _has_room(asked, dataset, method):
-        method, reason = _choose_method(asked, dataset, fits=False)
+        method, reason = _choose_method(asked, dataset, has_room=False)
         if method != "newton":
             reason = f"newton, which needs fewer reads, does not fit in {format_size(asked.memory_bytes)}"
     return method, reason
 
 
-def _choose_method(asked: TrainOptions, dataset: Dataset, *, fits: bool) -> tuple[str, str]:
-    """Choose the method by what it needs; `fits` tells whether newton's plan has room."""
+def takes_columns(asked: TrainOptions, dataset: Dataset) -> bool:
+    """Tell whether the method, by default the one that is chosen, reads the column layout."""
+    return reads_columns(choose_method(asked, dataset)[0] if asked.method == "auto" else asked.method)
+
+
+def _choose_method(asked: TrainOptions, dataset: Dataset, *, has_room: bool) -> tuple[str, str]:
+    """Choose the method by what it needs; `has_room` tells whether newton's plan fits in the memory."""
     if asked.penalty == "none":
         check_unpenalised(asked.loss, "newton")
         return "newton", "it trains without a penalty"
@@ -97,19 +102,21 @@ def _choose_method(asked: TrainOptions, dataset: Dataset, *, fits: bool) -> tupl
     n_classes = len(dataset.label_names) or n_classes
     together = n_classes if form_of(asked.loss) == CLASSES else 1  # vectors of a lane
     n_lanes, size = n_classes // together * len(asked.C), together * (dataset.n_features + 1)
-    solved = fits and not asked.on_workers and n_lanes * size**3 <= _MOST_OPERATIONS
+    solved = has_room and not asked.on_workers and n_lanes * size**3 <= _MOST_OPERATIONS
     long = solved and rows_are_long(dataset, max(asked.C), accelerated=True, centred=asked.unpenalized_bias)
     matrices = _MATRICES * 4 * n_lanes * size**2
-    fits = fits and matrices <= _SHARE * asked.memory_bytes / (asked.workers or 1)  # which share it
+    fits = has_room and matrices <= _SHARE * asked.memory_bytes / (asked.workers or 1)  # which share it
     fits = fits and (workers_share(size**2) or not asked.on_workers)
     enough = long or (fits and dataset.n_rows >= _ROWS_PER_FEATURE * size)
     if not asked.has_plain_penalty:
         methods = LOSSES[asked.loss].methods
-        by_columns = "working-set" in methods and has_columns(dataset) and not asked.on_workers
         by_rows = find_solver(asked.loss, "dual").takes_penalties and not asked.on_workers
         by_rows = by_rows and (bool(asked.strengths[1]) or trains_l1_alone(asked.loss))
+        by_columns = "working-set" in methods and not asked.on_workers
+        by_columns = by_columns and (has_columns(dataset) or not (has_room or by_rows))
         if "newton" in methods and (fits or not (by_columns or by_rows)):
-            return "newton", f"few features: it needs the fewest reads with the penalty {asked.penalty}"
+            because = "few features: it needs the fewest reads" if fits else f"no other trains {asked.loss}"
+            return "newton", f"{because} with the penalty {asked.penalty}"
         if by_columns:
             return "working-set", f"it trains with the penalty {asked.penalty} from the column layout"
         return (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,12 +72,14 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     of_labels = [_ONE_CLASS] * alone + ([f"the labels are {numbers}: {TARGET_ADVICE}"] if numbers else [])
     if has_all := has_columns(dataset):
         read_columns_manifest(dataset)  # raises where it is damaged, of which `has_columns` says nothing
+    wide = dataset.has_targets and choose_method(replace(default, penalty="l1"), dataset)[0] == "working-set"
+    columns = [_COLUMNS.format(dataset.path)] if wide and not has_all else []
     old_columns = [describe_old_columns(dataset)] if columns_exist(dataset) and not has_all else []
     return {
         **dataset.info(),
         "feature_names": first_feature_names(dataset),
         "feature_rms": feature_rms(dataset),
-        "advice": [*of_labels, *advice(dataset), *old_columns, *unfinished(dataset.path)],
+        "advice": [*of_labels, *advice(dataset), *columns, *old_columns, *unfinished(dataset.path)],
         "columns": has_all,
         "method": method,
         "method_because": method_because,
@@ -90,6 +92,8 @@ _ONE_CLASS = (
     "one class alone: there is nothing to separate; check the column or file of labels, or find outliers by "
     "--loss one_class"
 )
+
+_COLUMNS = "--penalty l1 takes the column layout for this many features: 'streamcd columns {}' makes it"
 
 
 def describe_run(path: str | Path, *, scaled: bool = False) -> dict[str, Any]:

@@ -200,11 +200,6 @@ def newton_memory(problem: Problem, dataset: Dataset, *, keeps_rows: bool) -> So
     # the others have seven vectors, and numbers
     sums, depth = own + 7 * vectors + 8 * 64 * n_lanes, newton_blocks(problem, dataset).tree.depth
     kept = kept_units(problem, dataset, keeps_rows=keeps_rows)
-    other = (
-        "--method dual"
-        if problem.lane_vectors == 1 or problem.is_plain
-        else "--loss log_loss by another method"
-    )
     return SolverMemory(
         RowLayout(
             0,
@@ -229,7 +224,6 @@ def newton_memory(problem: Problem, dataset: Dataset, *, keeps_rows: bool) -> So
             # in the state, as a solver visits them, and while others come; and matrices of the other rows, one whole
             "rows near the margin": kept * (3 * 8 * n_lanes + 5 * 8) + (own + 3 * half if kept else 0),
         },
-        advice=f"give a larger --memory, or take {other}, which needs no matrix",
         # a worker's blocks leave sums on both sides, of which it holds copies to send, a neighbour's and what both make
         joined=(4 * depth + 2) * sums + 4 * 8 * kept * n_lanes,
     )

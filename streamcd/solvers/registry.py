@@ -6,7 +6,8 @@ Code, command line and tests read the properties of a solver only here. Importin
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..core.errors import UsageError
@@ -252,13 +253,30 @@ def solver_memory(
             problem, dataset, with_replacement=with_replacement, extrapolates=accelerated
         )
     if method == "newton":
-        return memory.newton_memory(problem, dataset, keeps_rows=acceleration != "none")
+        needs = memory.newton_memory(problem, dataset, keeps_rows=acceleration != "none")
+        way = _way_without_matrix(problem)
+        return replace(needs, advice=f"give a larger --memory, or take {way}, which needs no matrix")
     if method == "sor":
         return memory.twin_sor_memory(problem)
     if problem.form == INLIERS:
         return memory.one_class_memory(problem)
     count = memory.class_memory if problem.lane_vectors > 1 else memory.dual_memory
     return count(problem, accelerated=accelerated)
+
+
+def _way_without_matrix(problem: Problem) -> str:
+    """Name options that train a problem, or the nearest to it, in the memory of other methods than newton."""
+    if not problem.is_penalised:
+        return "--penalty l2 with a large C by --method dual"
+    ways = {
+        "dual": "--method dual",
+        "working-set": "--method working-set with the column layout ('streamcd columns DATASET', or convert --columns)",
+    }
+    for method, way in ways.items():
+        with suppress(UsageError):
+            check_combination(problem, method)
+            return way
+    return "--loss log_loss by --method dual"  # classes one by one
 
 
 def is_proximal(problem: Problem, acceleration: float | str) -> bool:

@@ -1,0 +1,124 @@
+"""More features than newton's matrix has room for: what is chosen, and named in its place, trains."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import command_line
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import sklearn.linear_model
+
+import streamcd
+from streamcd import ElasticNet, Lasso, LogisticRegression, Ridge
+from streamcd.core.errors import UsageError
+from streamcd.runs.describe import describe
+
+
+def rows() -> tuple[sp.csr_array, np.ndarray]:
+    rng = np.random.default_rng(0)
+    x = sp.random_array((200, 20_000), density=0.002, rng=rng, format="csr")
+    return x, x[:, :2000].sum(axis=1) + 0.01 * rng.normal(size=200)
+
+
+def classes(y: np.ndarray) -> np.ndarray:
+    return np.digitize(y, np.quantile(y, [0.33, 0.66]))
+
+
+@pytest.fixture
+def numbers(tmp_path: Path) -> Path:
+    streamcd.convert(rows(), tmp_path / "data", target=True)
+    return tmp_path / "data"
+
+
+@pytest.mark.parametrize("loss", ["squared_error", "huber", "squared_epsilon_insensitive"])
+def test_l1_that_no_method_trains_by_rows_names_the_column_layout_and_takes_it(
+    numbers: Path, loss: str, tmp_path: Path
+) -> None:
+    asked: dict[str, Any] = {"loss": loss, "penalty": "l1", "l1": 0.1}
+    with pytest.raises(UsageError, match="take --method working-set with the column layout"):
+        streamcd.train(numbers, tmp_path / "run", method="newton", **asked)
+    refused = command_line.run("train", numbers, tmp_path / "run", "--loss", loss, "--penalty", "l1")
+    assert refused.returncode == 2
+    assert "newton, which needs fewer reads, does not fit in 1 GB" in refused.stderr
+    command = re.search(r"'streamcd (columns \S+)' makes it, as convert --columns does", refused.stderr)
+    assert command is not None
+    assert command_line.run(*command[1].split()).returncode == 0
+    assert streamcd.train(numbers, tmp_path / "run", **asked).converged
+
+
+def test_a_path_names_the_column_layout_and_takes_it(numbers: Path, tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"loss": "squared_error", "penalty": "l1", "l1_path": 3, "cv": 2}
+    with pytest.raises(streamcd.StreamcdError, match=r"'streamcd columns .*' makes it"):
+        streamcd.tune(numbers, tmp_path / "run", **asked)
+    streamcd.make_columns(numbers)
+    assert len(streamcd.tune(numbers, tmp_path / "run", **asked).scores) == 3
+
+
+@pytest.mark.parametrize(
+    ("asked", "way", "instead"),
+    [
+        ({"penalty": "elasticnet", "method": "newton"}, "--method dual", {"method": "dual"}),
+        (
+            {"penalty": "none"},
+            "--penalty l2 with a large C by --method dual",
+            {"penalty": "l2", "C": 1e3, "method": "dual"},
+        ),
+        (
+            {"loss": "multinomial", "penalty": "l1"},
+            "--loss log_loss by --method dual",
+            {"loss": "log_loss", "method": "dual"},
+        ),
+        (
+            {"loss": "multinomial", "penalty": "none"},
+            "--penalty l2 with a large C by --method dual",
+            {"penalty": "l2", "C": 1e3, "method": "dual"},
+        ),
+    ],
+)
+def test_the_way_without_a_matrix_is_one_that_trains(
+    asked: dict[str, Any], way: str, instead: dict[str, Any], tmp_path: Path
+) -> None:
+    x, y = rows()
+    of_classes = "loss" in asked
+    asked = {"loss": "squared_error"} | asked
+    data = streamcd.convert((x, classes(y) if of_classes else y), tmp_path / "data", target=not of_classes)
+    with pytest.raises(UsageError, match=f"or take {way}, which needs no matrix"):
+        streamcd.train(data, tmp_path / "run", **asked)
+    assert streamcd.train(data, tmp_path / "run", **(asked | instead)).converged
+
+
+def test_info_says_that_l1_takes_the_column_layout_until_there_is_one(numbers: Path) -> None:
+    line = (
+        f"--penalty l1 takes the column layout for this many features: 'streamcd columns {numbers}' makes it"
+    )
+    assert line in describe(str(numbers))["advice"]
+    streamcd.make_columns(numbers)
+    assert line not in describe(str(numbers))["advice"]
+
+
+@pytest.mark.parametrize("estimator", [Lasso(alpha=1e-3), ElasticNet(alpha=1e-3, l1_ratio=1.0)])
+@pytest.mark.parametrize("kind", ["arrays", "rows of a dataset", "dataset"])
+def test_the_lasso_needs_nobody_to_make_columns(estimator: Any, kind: str, numbers: Path) -> None:
+    x, y = rows()
+    data = streamcd.open(numbers)
+    given = {"arrays": (x, y), "dataset": (data,), "rows of a dataset": (data[np.arange(200)],)}[kind]
+    ours = estimator.set_params(tol=1e-7).fit(*given)
+    theirs = sklearn.linear_model.Lasso(alpha=1e-3, tol=1e-9, max_iter=100_000).fit(x, y)
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=1e-4)
+
+
+def test_estimators_name_parameters_where_the_matrix_does_not_fit() -> None:
+    x, y = rows()
+    with pytest.raises(
+        UsageError, match=r'^memory 1 GB .* give a larger memory, or take multi_class="ovr", w'
+    ):
+        LogisticRegression(l1_ratio=1.0).fit(x, classes(y))
+    assert LogisticRegression(l1_ratio=1.0, multi_class="ovr").fit(x, classes(y)).dual_gap_ <= 1e-4
+    with pytest.raises(UsageError, match="or take a finite C, which needs no matrix"):
+        LogisticRegression(C=np.inf).fit(x, classes(y))
+    with pytest.raises(UsageError, match="or take an alpha above 0, which needs no matrix"):
+        Ridge(alpha=0.0).fit(x, y)
