@@ -250,18 +250,51 @@ def test_the_pipeline_predicts_a_tables_rows_from_a_frame(of_table, library) -> 
     assert model.to_sklearn().predict(frame).tolist() == model.predict(new).tolist()
 
 
-def test_numbers_as_categories_leave_as_a_pipeline_and_times_are_refused(tmp_path) -> None:
-    rng = np.random.default_rng(0)
-    frame = pd.DataFrame({"code": rng.choice([0.5, 2.0, np.nan], 90), "y": rng.integers(0, 2, 90)})
-    streamcd.convert(frame, tmp_path / "data", label="y", category="code")
+NUMBERS_AS_CATEGORIES = {
+    "decimals": np.random.default_rng(0).choice([0.1, 0.5, 2.0, np.nan], 90),
+    "whole numbers": np.random.default_rng(0).choice([-3, 0, 7, 2**53], 90),
+    "whole numbers, some missing": pd.array(np.random.default_rng(0).choice([1, 2, None], 90), "Int16"),
+}
+
+
+@pytest.mark.parametrize("kind", NUMBERS_AS_CATEGORIES)
+@pytest.mark.parametrize("normalize", ["none", "l2"])
+def test_numbers_as_categories_leave_as_a_pipeline_and_as_onnx(kind, normalize, tmp_path) -> None:
+    frame = pd.DataFrame({"code": NUMBERS_AS_CATEGORIES[kind], "x": np.linspace(0, 1, 90)})
+    frame["y"] = (np.arange(90) % 7 < 3) * 1
+    missing = "indicator" if frame["code"].isna().any() else "error"
+    streamcd.convert(
+        frame,
+        tmp_path / "data",
+        label="y",
+        category="code",
+        missing=missing,
+        normalize=normalize,
+        dtype="float64",
+    )
     model = streamcd.load_model(streamcd.train(tmp_path / "data", tmp_path / "run").run)
-    found = model.to_sklearn().decision_function(frame[["code"]])
-    np.testing.assert_allclose(found, model.decision_function(frame), rtol=1e-12)
+    frame.loc[0, "code"] = 1000  # unknown
+    expected = model.decision_function(frame)
+    found = model.to_sklearn().decision_function(frame[["code", "x"]])
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    pytest.importorskip("onnx", reason="the extra 'onnx' is not installed")
+    streamcd.export(model, tmp_path / "m.onnx")
+    inputs = {name: frame[[name]].to_numpy(np.float64, na_value=np.nan) for name in ("code", "x")}
+    outputs = onnx_outputs((tmp_path / "m.onnx").read_bytes(), inputs)
+    np.testing.assert_allclose(outputs["decision"], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_times_leave_neither_as_a_pipeline_nor_as_onnx(tmp_path) -> None:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"code": rng.integers(0, 90, 90), "y": rng.integers(0, 2, 90)})
     frame["code"] = pd.Timestamp("2020-01-01") + pd.to_timedelta(frame["code"], "s")
-    streamcd.convert(frame, tmp_path / "data", label="y", force=True)
-    model = streamcd.load_model(streamcd.train(tmp_path / "data", tmp_path / "run", force=True).run)
+    streamcd.convert(frame, tmp_path / "data", label="y")
+    model = streamcd.load_model(streamcd.train(tmp_path / "data", tmp_path / "run").run)
     with pytest.raises(StreamcdError, match=r"found 'code' \(seconds\)"):
         model.to_sklearn()
+    pytest.importorskip("onnx", reason="the extra 'onnx' is not installed")
+    with pytest.raises(StreamcdError, match=r"found 'code' \(seconds\)"):
+        streamcd.export(model, tmp_path / "m.onnx")
 
 
 def test_hashed_columns_leave_neither_as_a_pipeline_nor_as_onnx(tmp_path) -> None:

@@ -26,10 +26,10 @@ def onnx_model(model: Model) -> bytes:
     """Make the ONNX model.
 
     Its inputs are the matrix ``X`` (rows, n_features) of float32, or for a model with a table's encoding a column (rows, 1)
-    each: numbers of float64 (booleans are 0 and 1), where NaN is missing, and strings, where "" is missing unless it is a
-    category; for a column of text it is one without words. Its outputs are ``label`` (rows,), where the model has them
-    ``probabilities`` (rows, n_classes), and ``decision``, as by `Model.decision_function`; of a model of targets,
-    ``prediction`` (rows,).
+    each: numbers of float64 (booleans are 0 and 1), also those that are categories, where NaN is missing, and strings, where
+    "" is missing unless it is a category; for a column of text it is one without words. Its outputs are ``label`` (rows,),
+    where the model has them ``probabilities`` (rows, n_classes), and ``decision``, as by `Model.decision_function`; of a
+    model of targets, ``prediction`` (rows,).
 
     Raises
     ------
@@ -101,6 +101,7 @@ def _columns(graph: Graph, model: Model, encoding: Encoding) -> tuple[str, list[
     starts, scaled = encoding.first_features(), _Scaled(model)
     products: list[str] = []
     squares: list[str] = []
+    multiplied: list[tuple[str, np.ndarray]] = []
     numbers: list[tuple[str, int, int]] = []
     indicators, before = encoding.indicator_features(), 0
     for number, (column, start) in enumerate(zip(encoding.columns, starts.tolist(), strict=True)):
@@ -114,20 +115,21 @@ def _columns(graph: Graph, model: Model, encoding: Encoding) -> tuple[str, list[
             products.append(_gathered(graph, scaled.weights[own], places))
             if scaled.squares is not None:
                 squares.append(_gathered(graph, scaled.squares[own, np.newaxis], places))
+        elif column.kind == "category" and column.form == "numbers":
+            values = _known_numbers(graph, encoding, column, before)
+            multiplied.append((values, np.arange(start, start + column.n_features)))
         elif column.kind == "text" and not column.bits:
             if not column.added and (tokens := tokens_of(encoding, number)).texts:
-                values = _token_values(graph, column, tokens)
-                product, of_values = _product(graph, values, scaled, tokens.features)
-                products.append(product)
-                squares += of_values
+                multiplied.append((_token_values(graph, column, tokens), tokens.features))
         else:
             raise _refused(column)
         before += column.n_categories
     if numbers:
-        for values, features in _numbers(graph, encoding, numbers):
-            product, of_values = _product(graph, values, scaled, features)
-            products.append(product)
-            squares += of_values
+        multiplied += _numbers(graph, encoding, numbers)
+    for values, features in multiplied:
+        product, of_values = _product(graph, values, scaled, features)
+        products.append(product)
+        squares += of_values
     return _sum(graph, products), squares
 
 
@@ -184,6 +186,17 @@ def _category_places(graph: Graph, encoding: Encoding, column: Column, before: i
         values_int64s=list(places.values()),
         default_int64=unknown,
     )
+
+
+def _known_numbers(graph: Graph, encoding: Encoding, column: Column, before: int) -> str:
+    """Make the values of a column whose categories are numbers: 1 for the row's own, or where it is missing."""
+    assert encoding.categories is not None
+    value = graph.input(column.name, np.float64, 1)
+    known = [float(encoding.categories.text(before + k)) for k in range(column.n_categories)]
+    marks = [graph.add("Equal", value, graph.constant(np.array(known, np.float64)))]
+    if column.indicated:
+        marks.append(graph.add("IsNaN", value))
+    return graph.to_double(graph.add("Concat", *marks, axis=1))
 
 
 def _gathered(graph: Graph, table: np.ndarray, places: str) -> str:
