@@ -314,6 +314,30 @@ def test_onnx_runtime_cuts_and_lowers_every_character_as_python_but_a_capital_si
     np.testing.assert_allclose(of_no_words, model.intercept.repeat(2), rtol=0, atol=1e-12)
 
 
+def test_onnx_of_words_with_a_final_sigma_warns_and_predicts_their_texts_in_lower_case(
+    tmp_path: Path,
+) -> None:
+    texts = ["ΟΔΟΣ ΜΙΚΡΗ", "μεγάλη πόλη"] * 5
+    converted(tmp_path / "data", texts, min_count=1, drop="n")
+    streamcd.train(tmp_path / "data", tmp_path / "run", loss="log_loss")
+    model = streamcd.load_model(tmp_path / "run")
+    decisions = onnx_model(model, tmp_path / "m.onnx")
+    heard = Heard()
+    streamcd.export(model, tmp_path / "m.onnx", force=True, listener=heard)
+    assert [text.partition(": ")[0] for text in heard.warnings] == [
+        "column 'body' has words with ς, such as 'οδος'"
+    ]
+    expected = model.decision_function(pa.table({"body": texts}))
+    in_lower_case = decisions({"body": np.array([text.lower() for text in texts], object)})
+    np.testing.assert_allclose(in_lower_case, expected, rtol=0, atol=1e-9)
+    assert abs(decisions({"body": np.array(texts, object)}) - expected).max() > 1e-3
+    sigma_only = ["ΣΟΦΙΑ μικρη", "μεγάλη πόλη"] * 5
+    converted(tmp_path / "other", sigma_only, min_count=1, drop="n")
+    streamcd.train(tmp_path / "other", tmp_path / "run2", loss="log_loss")
+    streamcd.export(streamcd.load_model(tmp_path / "run2"), tmp_path / "m.onnx", force=True, listener=heard)
+    assert len(heard.warnings) == 1
+
+
 def test_hashed_text_has_no_pipeline_and_no_onnx_and_both_say_why(tmp_path: Path) -> None:
     pytest.importorskip("onnx", reason="the extra 'onnx' is not installed")
     dataset = converted(tmp_path / "data", ["aa bb", "bb cc"] * 5, hash=4)

@@ -92,6 +92,9 @@ def export(
     check_output(place, kind.kind, kind.is_kind, force=force)
     with replacing(place) as partial:
         kind.write(model, partial)
+    if form == "onnx":
+        for warning in _lost_in_onnx(model):
+            (listener or Listener()).warning(warning)
     return form
 
 
@@ -222,6 +225,22 @@ def _write_onnx(model: Model, path: Path) -> None:
     from .onnx_graph import onnx_model
 
     path.write_bytes(onnx_model(model))
+
+
+def _lost_in_onnx(model: Model) -> Iterator[str]:
+    """Tell of a word that the graph cannot make from capitals: it lowers each character by itself."""
+    from .text_encoder import tokens_of
+
+    encoding = model.encoding
+    if encoding is None:
+        return
+    for number, column in encoding.text:
+        word = next((text for text in tokens_of(encoding, number).texts if "ς" in text), None)
+        if word is not None:
+            yield (
+                f"column {column.name!r} has words with ς, such as {word!r}: ONNX makes σ of every capital Σ, so such words "
+                "in capitals are not found there; give it texts in lower case (Python's str.lower)"
+            )
 
 
 _FORMATS = {
