@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 import click
 
-from ..core.errors import Interrupted
+from ..core.errors import Interrupted, StreamcdError
 from ..core.options import Section
 from ..runs.interrupts import handled
 from . import console
@@ -73,12 +74,24 @@ class Program(click.Group):
                 _forget_output()
                 sys.exit(1)
             except (Exception, KeyboardInterrupt) as error:
-                sys.exit(_report(error, "--json" in arguments, self._takes_memory(arguments)))
+                sys.exit(self._report(error, arguments))
         sys.exit(status if isinstance(status, int) else 0)
 
-    def _takes_memory(self, arguments: list[str]) -> bool:
+    def _report(self, error: BaseException, arguments: list[str]) -> int:
         command = self.commands.get(arguments[0]) if arguments else None
-        return command is not None and any(option.name == "memory" for option in command.params)
+        options = [] if command is None else [one for one in command.params if isinstance(one, click.Option)]
+        takes_memory = any(option.name == "memory" for option in options)
+        typed = {option.name or "": flag for option in options if (flag := _typed(option, arguments))}
+        return _report(error, "--json" in arguments, takes_memory, typed)
+
+
+def _typed(option: click.Option, arguments: list[str]) -> str | None:
+    """Return the flag by which an option was given."""
+    for argument in arguments:
+        for flag in option.opts:
+            if argument.split("=")[0] == flag or (flag[1] != "-" and argument.startswith(flag)):
+                return flag
+    return None
 
 
 def _first_sentence(command: click.Command) -> str:
@@ -112,7 +125,7 @@ def _stop(signum: int, frame: FrameType | None) -> None:
     raise Interrupted("terminated", signum)
 
 
-def _report(error: BaseException, as_json: bool, takes_memory: bool) -> int:
+def _report(error: BaseException, as_json: bool, takes_memory: bool, typed: Mapping[str, str]) -> int:
     # click's own, for Ctrl-C and for an unexpected end of file
     if isinstance(error, click.exceptions.Abort):
         error = error.__cause__ if isinstance(error.__cause__, EOFError) else KeyboardInterrupt()
@@ -128,6 +141,8 @@ def _report(error: BaseException, as_json: bool, takes_memory: bool) -> int:
     if explained is None:
         raise error
     text, status = explained
+    if isinstance(error, StreamcdError):  # which begins with Python's name of an option where it is about one
+        text = re.sub(r"\A\w+(?=: | is )", lambda name: typed.get(name.group(), name.group()), text)
     console.print_error(text)
     try:
         if as_json:

@@ -94,9 +94,10 @@ def _choose_method(asked: TrainOptions, dataset: Dataset, *, has_room: bool) -> 
         return "newton", "it trains without a penalty"
     if not (asked.has_plain_penalty or asked.loss in _PENALISED):
         trained = " or ".join(_PENALISED)
+        strength = "" if asked.l2 is None else f" --l2 {asked.l2:g}"
+        plain = f"--penalty l2{strength and ' and C / r in place of --l2 r'}"
         raise UsageError(
-            f"no method trains {asked.loss} with --penalty {asked.penalty} and --l2; expected {trained}, or "
-            "--penalty l2 and C / r in place of --l2 r"
+            f"no method trains {asked.loss} with --penalty {asked.penalty}{strength}; expected {trained}, or {plain}"
         )
     n_classes = 1 if dataset.classes is None or dataset.classes.size == 2 else dataset.classes.size
     n_classes = len(dataset.label_names) or n_classes
