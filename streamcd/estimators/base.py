@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from ..training.result import Result
 
 
+_PASSES = 1000
+
 _UNBOUNDED = 1 << 62  # bytes: all decisions are returned as one array, beside which blocks of rows are small
 
 
@@ -112,7 +114,7 @@ class LinearModel(BaseEstimator):
 
     tol: float = 1e-4
     random_state: Any = None
-    max_iter: int = 1000
+    max_iter: int | None = _PASSES
     verbose: int = 0
     method: str = "auto"
     memory: int | str = "1GB"
@@ -134,7 +136,9 @@ class LinearModel(BaseEstimator):
         """Refuse a parameter that has none of the values supported; with advice."""
         for name, (values, advice) in supported.items():
             value = getattr(self, name)
-            if not any(value is one or (np.isscalar(value) and value == one) for one in values):
+            if not any(
+                value is one or ((np.isscalar(value) or value == {}) and value == one) for one in values
+            ):
                 offered = " or ".join(map(repr, values))
                 raise UsageError(
                     f"{type(self).__name__}: expected {name}={offered}, found {value!r}; {advice}"
@@ -288,7 +292,7 @@ class LinearModel(BaseEstimator):
         from ..training.loop import Session
 
         listener = self._listener()
-        asked = asked | {"tol": self.tol, "max_passes": self.max_iter, "memory": self.memory}
+        asked = asked | {"tol": self.tol, "max_passes": self._most_passes(), "memory": self.memory}
         options = TrainOptions(**asked, checkpoint_every=float("inf"), in_memory=True)
         with closing(listener), self._own_words():
             options = settle(options, dataset, listener)
@@ -301,7 +305,7 @@ class LinearModel(BaseEstimator):
         """
         from ..runs.train import resume, train, tune
 
-        rule: dict[str, Any] = {"tol": self.tol, "max_passes": self.max_iter}
+        rule: dict[str, Any] = {"tol": self.tol, "max_passes": self._most_passes()}
         rule |= {"threads": self._n_threads(), "listener": self._listener()}
         temporary = tempfile.TemporaryDirectory(prefix="streamcd-")
         with (
@@ -344,7 +348,7 @@ class LinearModel(BaseEstimator):
         )
         self._number("tol", least=0.0)
         self._strengths(1.0)
-        if not isinstance(self.max_iter, Integral) or self.max_iter < 1:
+        if not isinstance(self._most_passes(), Integral) or self._most_passes() < 1:
             raise UsageError(
                 f"{type(self).__name__}: expected a number of passes from 1 on as max_iter, found {self.max_iter!r}"
             )
@@ -356,6 +360,10 @@ class LinearModel(BaseEstimator):
         if self.random_state is not None:
             seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         return {"seed": seed, "acceleration": "auto", "method": self.method}
+
+    def _most_passes(self) -> int:
+        """Return `max_iter`; the default in place of scikit-learn's None and -1, its algorithms' own numbers."""
+        return _PASSES if self.max_iter is None or self.max_iter == -1 else self.max_iter
 
     def _n_threads(self) -> int | None:
         """Return the number of threads asked for (-1: all processors, -2: all but one); None by default."""
@@ -374,7 +382,7 @@ class LinearModel(BaseEstimator):
         elif not result.converged:
             cost = "a smaller C or " if "C" in self.get_params() else ""
             warnings.warn(
-                f"not converged after max_iter={self.max_iter} passes: the relative duality gap is {result.gap:.2g}, "
+                f"not converged after max_iter={self._most_passes()} passes: the relative duality gap is {result.gap:.2g}, "
                 f"tol={self.tol:g}; scale the features (sklearn.preprocessing.MaxAbsScaler, say), or take {cost}a "
                 "larger max_iter",
                 NotConverged,

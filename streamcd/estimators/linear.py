@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _SOLVERS = ("lbfgs", "newton-cg", "newton-cholesky", "sag", "saga", "liblinear")
 PENALTIES = ("l2", "l1", "elasticnet", "deprecated")
+_CHOSEN = ("auto", "deprecated")
 _LARGE_C = ", or infinity for no penalty"
 
 
@@ -30,7 +31,7 @@ class LinearSVC(GrowingClassifier):
     ----------
     penalty : {"l2"}
     loss : {"squared_hinge", "hinge"}
-    dual : {"auto", True, False}
+    dual : {"auto", "warn", True, False}
         Accepted without effect: `method` chooses the algorithm, the optimum is the same.
     tol : float
         Relative duality gap at which to stop, ``(primal - dual) / primal``.
@@ -47,8 +48,8 @@ class LinearSVC(GrowingClassifier):
     random_state : int, RandomState or None
         Seed of the order of visits; None is 0.
     max_iter : int
-        Passes over the data, at most.
-    method : {"auto", "dual", "primal", "online"}
+        Passes over the data, at most; None and -1, defaults of some of scikit-learn's estimators, are 1000.
+    method : {"auto", "dual", "primal", "online", "newton", "working-set"}
         As in `streamcd.train`.
     memory : int or str
         Bound on the memory of the process while it trains; see docs/estimators.md.
@@ -90,7 +91,7 @@ class LinearSVC(GrowingClassifier):
         losses = ("squared_hinge", "hinge") if self.penalty == "l2" else ("squared_hinge",)
         self._refuse_all_but(
             penalty=(("l2", "l1"), "LogisticRegression has elastic net"),
-            dual=(("auto", True, False), "method='dual' or method='primal' chooses"),
+            dual=(("auto", "warn", True, False), "method='dual' or method='primal' chooses"),
             loss=(
                 losses,
                 "with the penalty l1 squared_hinge alone; TwinSVC and LogisticRegression have other losses",
@@ -133,14 +134,14 @@ class LogisticRegression(GrowingClassifier):
         Accepted without effect: `method` chooses the algorithm, the optimum is the same. ``"liblinear"``, which penalises
         the intercept, without one only.
     warm_start : {False}
-    multi_class : {"auto", "multinomial", "ovr"}
-        ``"auto"`` is multinomial by the methods that train it, dual and newton (with L1 newton alone), and one-vs-rest by
-        others.
+    multi_class : {"auto", "deprecated", "multinomial", "ovr"}
+        ``"auto"``, and ``"deprecated"``, scikit-learn's default for a time, is multinomial by the methods that train it,
+        dual and newton (with L1 newton alone), and one-vs-rest by others.
     n_jobs : int or None
         Threads that share reading and certificates, on which no bit of the result depends; -1 for all processors. None is
         one for what is in memory, and all for a dataset.
-    method : {"auto", "dual", "primal", "online"}
-        As in `streamcd.train`; ``"auto"`` is dual. Primal methods read the column layout, which is made where a dataset has
+    method : {"auto", "dual", "primal", "online", "newton", "working-set"}
+        As in `streamcd.train`. The column layout, which primal, online and working-set read, is made where a dataset has
         none.
     tol, class_weight, random_state, max_iter, verbose, memory, workdir
         As in `LinearSVC`.
@@ -179,7 +180,7 @@ class LogisticRegression(GrowingClassifier):
             dual=(either, "method='dual' with fit_intercept=False is the dual method"),
             intercept_scaling=(scalings, "the intercept is not penalised"),
             solver=(_SOLVERS, "method= chooses the algorithm"),
-            multi_class=(("auto", "multinomial", "ovr"), "there is no other way"),
+            multi_class=((*_CHOSEN, "multinomial", "ovr"), "there is no other way"),
         )
         bias = self._number("intercept_scaling", above=0.0) if self.fit_intercept else -1.0
         return {
@@ -209,7 +210,7 @@ class LogisticRegression(GrowingClassifier):
         several = dataset.classes is not None and dataset.classes.size > 2
         methods = ("auto", "newton") if "penalty" in asked else ("auto", "newton", "dual")
         at_once = self.multi_class == "multinomial" or (
-            self.multi_class == "auto" and self.method in methods and self.solver != "liblinear"
+            self.multi_class in _CHOSEN and self.method in methods and self.solver != "liblinear"
         )
         if several and at_once:
             asked["loss"] = "multinomial"

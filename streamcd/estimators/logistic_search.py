@@ -129,7 +129,7 @@ class LogisticRegressionCV(LogisticRegression):
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Return the score by `scoring`; a dataset has its own labels and weights."""
-        if self.scoring is None:
+        if not _is_given(self.scoring):
             return super().score(X, y, sample_weight)
         weight = {} if sample_weight is None else {"sample_weight": sample_weight}
         if isinstance(X, str | os.PathLike):
@@ -144,7 +144,7 @@ class LogisticRegressionCV(LogisticRegression):
 
     def _given_ratios(self) -> list[float]:
         named = {"l1": [1.0], "l2": [0.0]}.get(str(self.penalty))
-        if named or self.l1_ratios is None:
+        if named or not _is_given(self.l1_ratios):
             return named or [0.0]
         return self._listed("l1_ratios")
 
@@ -171,7 +171,7 @@ class LogisticRegressionCV(LogisticRegression):
     ) -> tuple[np.ndarray, LogisticRegression | None]:
         """Search on a whole dataset, in a run directory; returns the scores, (folds, costs), and the estimator fitted."""
         criterion, sign = _CRITERIA.get(self.scoring if isinstance(self.scoring, str) else "", ("", 0))
-        if self.scoring is not None and not criterion:
+        if _is_given(self.scoring) and not criterion:
             raise UsageError(
                 f"LogisticRegressionCV: expected {' or '.join(map(repr, _CRITERIA))} as scoring of a whole dataset, found "
                 f"{self.scoring!r}; give dataset[:], which is read once for every model and fold"
@@ -217,7 +217,10 @@ class LogisticRegressionCV(LogisticRegression):
         asked |= {"C": costs, "folds": len(held), "search": True}
         threads = Threads(self._n_threads() or 1)
         models = single._train_in_memory(dataset, asked, threads).models
-        scorer, judge = check_scoring(single, scoring=self.scoring), copy.copy(single)
+        scorer, judge = (
+            check_scoring(single, scoring=self.scoring if _is_given(self.scoring) else None),
+            copy.copy(single),
+        )
         if hasattr(judge, "feature_names_in_"):  # which the rows do not have
             del judge.feature_names_in_
 
@@ -262,7 +265,7 @@ class LogisticRegressionCV(LogisticRegression):
         """Give attributes the shapes of scikit-learn before 1.8: by class, and without a single share of L1."""
         classes = self.classes_[1:] if self.classes_.size == 2 else self.classes_
         scores = self.scores_.transpose(0, 2, 1)
-        scores = scores[:, :, 0] if self.l1_ratios is None else scores
+        scores = scores if _is_given(self.l1_ratios) else scores[:, :, 0]
         legacy: dict[str, Any] = {"scores_": dict.fromkeys(classes.tolist(), scores)}
         legacy |= {name: np.full(classes.size, getattr(self, name)) for name in ("C_", "l1_ratio_")}
         for name, value in legacy.items():
@@ -270,6 +273,11 @@ class LogisticRegressionCV(LogisticRegression):
 
 
 _OF_SINGLE = frozenset(LogisticRegression().get_params()) - {"C", "l1_ratio"}
+
+
+def _is_given(value: Any) -> bool:
+    """Tell whether a parameter is other than scikit-learn's defaults: None, and ``"warn"`` where they will change."""
+    return value is not None and not (isinstance(value, str) and value == "warn")
 
 
 def _rows_of_folds(fold: np.ndarray) -> list[np.ndarray]:

@@ -16,7 +16,7 @@ _NARROW = 500
 
 _SMOOTH = ("squared_error", "huber", "squared_epsilon_insensitive")
 
-_NO_PENALTY = ": without a penalty there is no C, the factor of the losses beside it"
+_NO_PENALTY = "; take a small one, 1e-6 say: without a penalty Ridge alone, and Lasso and ElasticNet, are trained to a proof"
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -111,7 +111,7 @@ class Ridge(LinearRegressor):
     copy_X, solver
         scikit-learn's, accepted without effect: `method` chooses the algorithm, the optimum is the same.
     positive : {False}
-    method : {"auto", "dual", "primal", "newton"}
+    method : {"auto", "dual", "primal", "newton", "working-set"}
         As in `streamcd.train`; ``"auto"`` is newton for a smooth loss and at most 500 features, else dual.
     tol, fit_intercept, random_state, max_iter, verbose, memory, workdir
         As in `LinearSVC`.
@@ -153,7 +153,7 @@ class ElasticNet(LinearRegressor):
     Parameters
     ----------
     alpha : float
-        Above 0.
+        At least 0, as in `Ridge`.
     l1_ratio : float
         From 0, which is ridge regression with ``n alpha``, to 1, which is `Lasso`.
     precompute, copy_X, selection
@@ -189,7 +189,7 @@ class ElasticNet(LinearRegressor):
     _loss = "squared_error"
 
     def _strengths(self, weight: float) -> Strengths:
-        alpha, share = self._alpha(), self._number("l1_ratio", least=0.0, most=1.0)
+        alpha, share = self._number("alpha", least=0.0), self._number("l1_ratio", least=0.0, most=1.0)
         return Strengths(alpha * share, alpha * (1.0 - share), 0.5 / weight)
 
 
@@ -203,7 +203,7 @@ class Lasso(ElasticNet):
     Parameters
     ----------
     alpha : float
-        Above 0.
+        At least 0, as in `Ridge`.
     l1_ratio : {1.0}
     precompute, copy_X, selection, positive, warm_start, method
         As in `ElasticNet`.
@@ -246,7 +246,7 @@ class HuberRegressor(LinearRegressor):
     alpha : float
         Above 0.
     warm_start : {False}
-    method : {"auto", "dual", "primal", "newton"}
+    method : {"auto", "dual", "primal", "newton", "working-set"}
         As in `Ridge`.
     tol, fit_intercept, random_state, max_iter, verbose, memory, workdir
         As in `LinearSVC`.
@@ -291,9 +291,9 @@ class LinearSVR(LinearRegressor):
     loss : {"epsilon_insensitive", "squared_epsilon_insensitive"}
     intercept_scaling : float
         Value of the constant feature whose weight is the intercept divided by it.
-    dual : {"auto", True, False}
+    dual : {"auto", "warn", True, False}
         Accepted without effect: `method` chooses the algorithm, the optimum is the same.
-    method : {"auto", "dual", "primal", "newton"}
+    method : {"auto", "dual", "primal", "newton", "working-set"}
         As in `Ridge`.
     tol, fit_intercept, random_state, max_iter, verbose, memory, workdir
         As in `LinearSVC`.
@@ -320,7 +320,7 @@ class LinearSVR(LinearRegressor):
     def _problem(self) -> dict[str, Any]:
         self._refuse_all_but(
             loss=(("epsilon_insensitive", "squared_epsilon_insensitive"), "these are LIBLINEAR's"),
-            dual=(("auto", True, False), "method= chooses the algorithm"),
+            dual=(("auto", "warn", True, False), "method= chooses the algorithm"),
         )
         bias = self._number("intercept_scaling", above=0.0) if self.fit_intercept else -1.0
         return {"loss": self.loss, "epsilon": self._number("epsilon", least=0.0), "bias": bias}
@@ -345,7 +345,7 @@ class QuantileRegressor(LinearRegressor):
         Above 0.
     solver
         scikit-learn's, accepted without effect.
-    solver_options : {None}
+    solver_options : {None, {}}
     penalty : {"l1", "l2"}
     method : {"auto", "dual"}
         As in `streamcd.train`.
@@ -376,7 +376,7 @@ class QuantileRegressor(LinearRegressor):
 
     def _problem(self) -> dict[str, Any]:
         self._refuse_all_but(
-            solver_options=((None,), "they are SciPy's; tol and max_iter are offered"),
+            solver_options=((None, {}), "they are SciPy's; tol and max_iter are offered"),
             penalty=(("l1", "l2"), "l1 is scikit-learn's"),
         )
         return {"quantile": self._number("quantile"), **super()._problem()}

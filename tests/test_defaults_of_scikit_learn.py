@@ -1,0 +1,85 @@
+"""Parameters of scikit-learn's estimators, as `get_params` has them, are taken by the estimators of the same name."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import sklearn.linear_model
+import sklearn.svm
+
+import streamcd
+from streamcd.core.errors import UsageError
+from streamcd.kernels.loss_table import LOSSES
+
+LOSSES_OF = {
+    "Ridge": ["squared_error"],
+    "Lasso": ["squared_error"],
+    "ElasticNet": ["squared_error"],
+    "HuberRegressor": ["huber"],
+    "QuantileRegressor": ["quantile"],
+    "LinearSVR": ["epsilon_insensitive", "squared_epsilon_insensitive"],
+    "LinearSVC": ["squared_hinge", "hinge"],
+    "LogisticRegression": ["log_loss"],
+    "LogisticRegressionCV": ["log_loss"],
+    "OneClassSVM": ["one_class"],
+}
+OF_CLASSES = ("LinearSVC", "LogisticRegression", "LogisticRegressionCV")
+
+
+def theirs(name: str) -> Any:
+    return getattr(sklearn.linear_model, name, None) or getattr(sklearn.svm, name)
+
+
+def fit(name: str, **parameters: Any) -> Any:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(120, 4)) + (3.0 if name == "OneClassSVM" else 0.0)
+    z = x @ [1.0, -2.0, 0.0, 0.5] + 0.3 * rng.normal(size=120)
+    return getattr(streamcd, name)(**parameters).fit(x, z > 0 if name in OF_CLASSES else z)
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("name", LOSSES_OF)
+def test_parameters_of_the_installed_version_are_taken(name: str) -> None:
+    linear = {"kernel": "linear"} if name == "OneClassSVM" else {}
+    assert np.isfinite(fit(name, **theirs(name)(**linear).get_params()).coef_).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("Ridge", {"max_iter": None}),
+        ("OneClassSVM", {"max_iter": -1}),
+        ("LogisticRegression", {"multi_class": "deprecated", "penalty": "l2", "l1_ratio": None}),
+        ("LogisticRegressionCV", {"multi_class": "deprecated", "penalty": "l2", "l1_ratios": None}),
+        ("LogisticRegressionCV", {"l1_ratios": "warn", "scoring": "warn"}),
+        ("LinearSVC", {"dual": "warn"}),
+        ("LinearSVR", {"dual": "warn"}),
+        ("QuantileRegressor", {"solver_options": {}, "alpha": 0.1}),
+    ],
+)
+def test_defaults_of_other_versions_mean_our_defaults(name: str, parameters: dict[str, Any]) -> None:
+    ours = {"alpha": 0.1} if "alpha" in parameters else {}
+    assert np.array_equal(fit(name, **parameters).coef_, fit(name, **ours).coef_)
+
+
+def test_no_penalty_is_that_of_ordinary_least_squares() -> None:
+    for name in ("Ridge", "Lasso", "ElasticNet"):
+        np.testing.assert_allclose(fit(name, alpha=0).coef_, fit("Ridge", alpha=1e-9).coef_, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["HuberRegressor", "QuantileRegressor"])
+def test_a_loss_that_takes_a_penalty_says_so(name: str) -> None:
+    said = f"{name}: expected a number > 0 as alpha, found 0; take a small one"
+    with pytest.raises(UsageError, match=re.escape(said)):
+        fit(name, alpha=0)
+
+
+@pytest.mark.parametrize("name", LOSSES_OF)
+def test_a_docstring_that_lists_methods_lists_all(name: str) -> None:
+    listed = re.search(r"^    method : \{(.*)\}$", getattr(streamcd, name).__doc__, re.MULTILINE)
+    if listed:
+        methods = {method for loss in LOSSES_OF[name] for method in LOSSES[loss].methods}
+        assert set(re.findall(r'"(.+?)"', listed[1])) == {"auto", *methods}
