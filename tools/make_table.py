@@ -32,25 +32,34 @@ _WORDS = [f"word{k}" for k in range(20)]
 
 
 def table_block(number: int, seed: int, n_rows: int = BLOCK_ROWS) -> pa.Table:
-    """Make one block of rows; categories follow a power law."""
+    """Make one block of rows; categories follow a power law, the outcome a logistic model of columns of every kind."""
     rng = np.random.default_rng([seed, number])
-    columns: dict[str, Any] = {LABEL: np.where(rng.random(n_rows) < 0.3, "yes", "no")}
+    columns: dict[str, Any] = {LABEL: rng.random(n_rows)}
     for k in range(3):
         columns[f"decimal{k}"] = np.round(10 * rng.normal(size=n_rows), 3)
     for k in range(3):
         columns[f"integer{k}"] = rng.integers(1, 10 ** (k + 1), n_rows)
     for k in range(2):
         columns[f"count{k}"] = rng.poisson(0.5, n_rows)
+    score = 0.06 * (columns["decimal0"] - columns["decimal1"]) + 0.3 * columns["count0"] - 2.0
     for k, n_categories in enumerate(_N_CATEGORIES):
         names = np.array([f"c{k}_{j}" for j in range(n_categories)])
-        columns[f"category{k}"] = names[rng.zipf(1.5, n_rows) % n_categories]
+        categories = rng.zipf(1.5, n_rows) % n_categories
+        columns[f"category{k}"] = names[categories]
+        score += 0.5 * np.sin(categories)
     seconds = rng.integers(_FROM, _TO, n_rows)
     columns["member"] = rng.random(n_rows) < 0.4
     columns["day"] = seconds.astype("datetime64[s]").astype("datetime64[D]")
     columns["moment"] = seconds.astype("datetime64[s]")
     columns["key"] = [f"k{number}-{row}" for row in range(n_rows)]
-    words = np.array(_WORDS)[rng.integers(0, len(_WORDS), (n_rows, 12))]
-    columns["remark"] = [" ".join(line) for line in words.tolist()]
+    words = rng.integers(0, len(_WORDS), (n_rows, 12))
+    columns["remark"] = [" ".join(line) for line in np.array(_WORDS)[words].tolist()]
+    score += (
+        0.7 * columns["member"]
+        + (seconds - _FROM) / (_TO - _FROM)
+        + 0.4 * ((words == 0).sum(axis=1) - (words == 1).sum(axis=1))
+    )
+    columns[LABEL] = np.where(columns[LABEL] < 1 / (1 + np.exp(-score)), "yes", "no")
     columns["weight"] = rng.choice([0.5, 1.0, 2.0], n_rows)
     missing = {name: rng.random(n_rows) < _MISSING for name in _INCOMPLETE}
     return pa.table({name: pa.array(column, mask=missing.get(name)) for name, column in columns.items()})
