@@ -259,7 +259,7 @@ def test_categories_that_are_new_come_behind_all_features(
     heard = Heard()
     again = streamcd.convert(later, again.path, append=True, new_names="add", workers=2, listener=heard)
     assert again.fingerprint == grown.fingerprint
-    (said,) = [text for text in heard.messages if "added behind" in text]
+    (said,) = [text for text in heard.messages if "added to" in text]
     n_new = again.n_features - base.n_features
     assert f"{n_new} features (" in said
     assert "2 in name" in said

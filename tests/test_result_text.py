@@ -29,7 +29,7 @@ def test_a_result_a_search_and_a_dataset_take_eight_lines_at_most(trained):
 
 def test_they_say_what_came_out(trained):
     data, result, search = trained
-    assert f"converged after {result.passes} passes" in repr(result)
+    assert f"converged after {result.passes} pass" in repr(result)
     assert f"{result.primal_objective:.6g}, sum of 3 problems" in repr(result)
     assert "validation loss" in repr(result)
     assert f"best: C = {search.best_C:g}, by accuracy, of 2 tried" in repr(search)
@@ -41,7 +41,7 @@ def test_a_result_that_fell_short_says_so(trained, tmp_path):
     data, *_ = trained
     with pytest.warns(streamcd.ConvergenceWarning):
         result = streamcd.train(data, tmp_path / "run", max_passes=1, tol=1e-12)
-    assert "not converged after 1 passes: the relative gap is" in repr(result)
+    assert "not converged after 1 pass: the relative gap is" in repr(result)
 
 
 @pytest.mark.parametrize(

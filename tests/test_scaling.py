@@ -381,16 +381,18 @@ def test_a_column_of_times_is_named_and_the_way_on_is_to_scale_it(tmp_path: Path
         "of when), which takes many passes by all methods but newton; try 'streamcd convert --scale maxabs'"
         in note
     )
+    said, because = note.split("; newton, ")
+    assert because == "which is taken here, does without"
     done = command_line.run(
         "train", tmp_path / "raw", tmp_path / "run", "--loss", "hinge", "--max-passes", "50"
     )
     last = [line for line in done.stderr.splitlines() if "not converged after 50 passes" in line]
-    assert last[0].endswith(f", which more passes change slowly; {note}")
+    assert last[0].endswith(f", which more passes change slowly; {said}")
     assert "resume" not in done.stderr
     searched = "tune", tmp_path / "raw", tmp_path / "tuned", "-C", "1,10"
     tuned = command_line.run(*searched, "--loss", "hinge", "--max-passes", "50")
     (of_folds,) = [line for line in tuned.stderr.splitlines() if "models of folds are not converged" in line]
-    assert of_folds.endswith(f", which more passes change slowly; {note}")
+    assert of_folds.endswith(f", which more passes change slowly; {said}")
     assert "larger --max-passes" not in tuned.stderr
     assert "--scale maxabs" in command_line.run_json("info", tmp_path / "run")["next"]
     command_line.run("convert", tmp_path / "t.csv", tmp_path / "scaled", *options, "--scale", "maxabs")

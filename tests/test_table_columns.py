@@ -307,6 +307,8 @@ def test_the_summary_repeats_the_conversion_and_can_be_edited(tmp_path: Path) ->
     with (tmp_path / "edited.csv").open("w") as file:
         csv.writer(file).writerows(lines)
     edited = streamcd.convert(table, tmp_path / "edited", columns_from=tmp_path / "edited.csv")
+    uses = {fact["column"]: (fact["use"], fact["note"]) for fact in edited.info()["table"]}
+    assert uses["city"] == ("not used", "by edited.csv")
     names = set(names_of(edited).values())
     assert "price" in names
     assert not any(name.startswith(("city", "hash")) for name in names)
@@ -359,6 +361,10 @@ def test_an_example_that_is_cut_has_a_mark(tmp_path: Path) -> None:
         ),
         ("column,use\ny,label\n", r"columns\.csv: expected a column that becomes features, found none"),
         ("column,use\ny,label\nx,number\n", r"expected a column 'x' \(--features\), found y, flag"),
+        (
+            "column,use\ny,not used\nprice,number\n",
+            r"found none; set the use of one column to 'label' in .*columns\.csv, one of y, flag",
+        ),
         ("column,use\n,label\n", r"columns\.csv:2: expected a column and its use"),
     ],
 )
@@ -371,3 +377,31 @@ def test_a_summary_that_says_nothing_useful_is_refused_in_one_line(
     assert "\n" not in str(raised.value)
     with pytest.raises(StreamcdError, match="--columns-from and --label exclude each other"):
         streamcd.convert(mixed_table(), tmp_path / "data", columns_from=tmp_path / "columns.csv", label="y")
+
+
+def test_two_columns_by_a_tab_may_be_documents_which_the_message_says(tmp_path: Path) -> None:
+    """Two lines are too few to be told from a table by their content: the names of columns were a label and a text."""
+    (tmp_path / "two.txt").write_text("spam\twin a free prize now\nham\tsee you at noon today\n")
+    with pytest.raises(StreamcdError, match=r"give --label, one of spam, .*, or --format documents where"):
+        streamcd.convert(tmp_path / "two.txt", tmp_path / "data")
+    read = streamcd.convert(tmp_path / "two.txt", tmp_path / "data", format="documents")
+    assert (read.n_rows, list(read.class_names)) == (2, ["ham", "spam"])
+
+
+def test_an_option_that_stands_alone_is_named_where_it_took_the_source(tmp_path: Path) -> None:
+    refused = command_line.run("convert", "--multilabel", "q.svm", tmp_path / "dq")
+    assert "found" in refused.stderr
+    assert "--multilabel took 'q.svm': put an option that stands alone last, behind " in refused.stderr
+    assert "took" not in command_line.run("convert", tmp_path / "dq").stderr
+
+
+@pytest.mark.parametrize("form", ["u{}", "{}"])
+def test_labels_nearly_all_of_which_differ_are_told_of(tmp_path: Path, form: str) -> None:
+    """A column that identifies rows, taken as label, made a class of nearly every row without a word."""
+    table = pa.table({"uid": [form.format(row) for row in range(100)], "x": np.arange(100.0)})
+    write_table(table, tmp_path / "t.csv")
+    shown = command_line.run("convert", tmp_path / "t.csv", tmp_path / "data", "--label", "uid")
+    assert "nearly all labels differ: 100 of 100 rows" in " ".join(shown.stdout.split())
+    few = pa.table({"uid": [form.format(row % 20) for row in range(100)], "x": np.arange(100.0)})
+    command_line.run("convert", write_table(few, tmp_path / "f.csv"), tmp_path / "few", "--label", "uid")
+    assert "differ" not in command_line.run("info", tmp_path / "few").stdout

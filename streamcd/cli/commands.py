@@ -42,6 +42,7 @@ from .options import (
     force_option,
     liblinear_options,
     no_scheduler,
+    no_sources,
     option,
     options_of,
     refused_option,
@@ -105,9 +106,7 @@ def convert(
     from ..runs.describe import describe_dataset
 
     if not sources and options["drop_before"] is None:
-        raise UsageError(
-            f"expected SRC... and DATASET, found {dataset} alone; name what is converted, or --drop-before N"
-        )
+        raise no_sources(dataset, options)
     first_row = _next_row(dataset) if options["append"] else None
     made = convert_text(list(sources), dataset, listener=listener, **options)
     if columns:

@@ -67,7 +67,7 @@ class Course:
         """Describe the state after a pass in a line, and with several C in another line for each."""
         parts = [*_measured(status), format_seconds(now - self._begun)]
         left = self._forecast.passes_left(status, status.passes)
-        if left is not None:
+        if left is not None and status.passes < status.max_passes:
             unit = "pass" if round(left) == 1 else "passes"
             parts.append(
                 f"about {left:.0f} more {unit}, {format_seconds(left * self._pace(status.passes, now))}"

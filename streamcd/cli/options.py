@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from ..core.errors import UsageError
+from ..core.label_sets import SEPARATOR
 from ..core.options import Declared, Section, declared
 from ..runs.problem_options import class_weights
 from ..solvers.registry import SOLVERS, reads_columns
@@ -120,6 +121,16 @@ def refused_option(name: str, advice: str) -> Decorator:
             raise UsageError(f"{name} is not for {context.command.name}: {advice}")
 
     return click.option(name, hidden=True, expose_value=False, callback=refuse, help=f"Refused: {advice}.")
+
+
+def no_sources(dataset: str, options: Mapping[str, Any]) -> UsageError:
+    """Make the error of a conversion without a source, which an option that may stand alone may have taken."""
+    alone = {"multilabel": SEPARATOR, "target": ""}
+    taken = [f"--{name} took {options[name]!r}" for name in alone if options[name] not in (None, alone[name])]
+    way = "name what is converted, or --drop-before N"
+    if taken:
+        way = f"{' and '.join(taken)}: put an option that stands alone last, behind {dataset}"
+    return UsageError(f"expected SRC... and DATASET, found {dataset} alone; {way}")
 
 
 def force_option(what: str) -> Decorator:

@@ -146,6 +146,7 @@ class TableOptions(Checked):
         metavar="DATASET|FILE",
         section=Section.SOURCE,
     )
+    columns_file: str = ""  # what `columns_from` named, once it is read
 
     def __post_init__(self) -> None:
         self._bring_to_one_form()
@@ -157,7 +158,8 @@ class TableOptions(Checked):
                 raise UsageError(
                     f"--columns-from and {', '.join(others)} exclude each other; edit its file instead"
                 )
-            self._set(**read_columns(self.columns_from), columns_from=None)
+            self._set(**read_columns(self.columns_from))
+            self._set(columns_file=str(self.columns_from), columns_from=None)
             self._bring_to_one_form()
         self._check_choices()
         if self.hash is not None and not 1 <= self.hash <= 30:

@@ -306,7 +306,11 @@ class Conversion:
             name: f"{reason}: {way} {shlex.quote(name)}{ends.get(way, '')}"
             for name, (way, reason) in found.items()
         }
-        return {**source.reader.notes, **dict.fromkeys(self.options.drop, "--drop"), **notes}
+        by_file: dict[str, str] = {}
+        if self.options.columns_file and self.encoding is not None:
+            others = source.examples.keys() - set(self.encoding.names)
+            by_file = dict.fromkeys(others, f"by {Path(self.options.columns_file).name}")
+        return {**by_file, **source.reader.notes, **dict.fromkeys(self.options.drop, "--drop"), **notes}
 
     def _what_is_added(self, shape: Shape, class_names: list[str]) -> list[str]:
         """Describe what the dataset to which rows are appended gets behind its own features and names."""
@@ -320,8 +324,9 @@ class Conversion:
         where = f" ({listed(of_columns)})" if of_columns else ""
         added = [counted(n_features, "feature") + where] if n_features else []
         if new := class_names[len(like.class_names) :]:
-            added.append(f"as labels {', '.join(map(escaped, new[:5]))}{', …' if len(new) > 5 else ''}")
-        return [f"added behind those of {self.options.place}: {', '.join(added)}"] if added else []
+            names = ", ".join([*map(escaped, new[:5]), *["…"] * (len(new) > 5)])
+            added.append(f"{counted(len(new), 'label')} ({names})")
+        return [f"added to {self.options.place}, behind its own: {' and '.join(added)}"] if added else []
 
     def _number(self, numbering: Numbering, parsed: Parsed) -> tuple[Numbering, Shape]:
         """Find the first index and the width, and with ``compact`` the indices that occur."""

@@ -31,11 +31,6 @@ def plan_encoding(types: dict[str, str], first: Any, options: TableOptions, name
     `first` has the first rows of all columns. Of times the first one is the origin of the others.
     """
     label, weight = options.label, options.weight_column
-    if not label:
-        raise UsageError(
-            f"{name}: expected the name of the column of {'targets' if options.target else 'labels'}, found none; give "
-            f"{options.label_flag}, one of {_listed(types)}"
-        )
     asked = [(options.label_flag, label), ("--weight-column", weight)]
     asked += [("--drop", dropped) for dropped in options.drop]
     asked += [("--id", options.id), *(("--keep", kept) for kept in options.keep)]
@@ -83,6 +78,20 @@ def plan_encoding(types: dict[str, str], first: Any, options: TableOptions, name
         options.decimal,
         options.id,
         tuple(column for column in options.keep if column != options.id),
+    )
+
+
+def _check_label(reader: Reader, types: dict[str, str], options: TableOptions, name: str) -> None:
+    """Refuse a table without a column of labels, with the place where it is named."""
+    if options.label:
+        return
+    way = f"give {options.label_flag}, one of {_listed(types)}"
+    if options.columns_file:
+        way = f"set the use of one column to 'label' in {options.columns_file}, one of {_listed(types)}"
+    elif len(types) == 2 and getattr(reader, "delimiter", "") == "\t":
+        way += ", or --format documents where each line is a label, a tab and a text"
+    raise UsageError(
+        f"{name}: expected the name of the column of {'targets' if options.target else 'labels'}, found none; {way}"
     )
 
 
@@ -328,6 +337,7 @@ def open_tables(
     if known is None:
         if reader.is_text:  # which has a time's text to take for a category
             types |= {column: "string" for column in options.category if types.get(column) == "time"}
+        _check_label(reader, types, options, name)
         encoding = plan_encoding(types, first, options, name)
         unused = _nearly_distinct(first, encoding, options)
         lookalikes = _lookalikes(first, encoding, options)

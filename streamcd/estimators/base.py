@@ -382,7 +382,7 @@ class LinearModel(BaseEstimator):
         elif not result.converged:
             cost = "a smaller C or " if "C" in self.get_params() else ""
             warnings.warn(
-                f"not converged after max_iter={self._most_passes()} passes: the relative duality gap is {result.gap:.2g}, "
+                f"not converged after max_iter={self._most_passes()}: the relative duality gap is {result.gap:.2g}, "
                 f"tol={self.tol:g}; scale the features (sklearn.preprocessing.MaxAbsScaler, say), or take {cost}a "
                 "larger max_iter",
                 NotConverged,

@@ -247,7 +247,7 @@ def _validation_rows(looks: Sequence[Facts]) -> list[tuple[str, str]]:
         (
             "validation" + (f", {Setting(last['C'], last['l1'])}" if several else ""),
             f"loss {last['loss']:.4g}, {describe_score(last)}; least loss {last['best_loss']:.4g} "
-            f"after {last['best_passes']} passes",
+            f"after {counted(last['best_passes'], 'pass', 'passes')}",
         )
         for last in looks
     ]

@@ -11,6 +11,7 @@ import numpy as np
 from ..core.errors import ModelError
 from ..core.folder_copies import copied
 from ..core.memory_budget import parse_size, require
+from ..core.progress import counted
 from ..models.encoding import encoding_of
 from ..models.model import Model
 from ..models.stored import choose
@@ -100,7 +101,7 @@ def describe_checkpoint(run: str | os.PathLike[str], model: Model) -> str:
     certificate = model.certificate
     gap = "not certified yet" if certificate["gap"] is None else f"relative gap {certificate['gap']:.2g}"
     state = "converged" if certificate["converged"] else f"not converged, {gap}"
-    return f"the last checkpoint of {run}, after {max(certificate['passes'])} passes ({state})"
+    return f"the last checkpoint of {run}, after {counted(max(certificate['passes']), 'pass', 'passes')} ({state})"
 
 
 def _lanes_of(run: ResolvedRun, path: str | os.PathLike[str], C: float | None, l1: float | None) -> range:

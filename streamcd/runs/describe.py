@@ -59,7 +59,7 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
         has_columns,
         read_columns_manifest,
     )
-    from ..dataset.diagnostics import TARGET_ADVICE, advice, feature_rms, labels_of_a_target
+    from ..dataset.diagnostics import advice, feature_rms
     from ..models.encoding import first_feature_names
     from .choices import bias_by_source, choose_method
     from .options import TrainOptions
@@ -67,9 +67,8 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     bias, bias_because = bias_by_source(dataset)
     default = TrainOptions(loss="squared_error") if dataset.has_targets else TrainOptions()
     method, method_because = choose_method(default, dataset)
-    alone = dataset.classes is not None and dataset.classes.size == 1
-    numbers = labels_of_a_target(dataset)
-    of_labels = [_ONE_CLASS] * alone + ([f"the labels are {numbers}: {TARGET_ADVICE}"] if numbers else [])
+    unneeded = "; newton, which is taken here, does without" if method == "newton" else ""
+    notes = [*_notes_of_labels(dataset), *(line + unneeded for line in advice(dataset))]
     if has_all := has_columns(dataset):
         read_columns_manifest(dataset)  # raises where it is damaged, of which `has_columns` says nothing
     wide = dataset.has_targets and choose_method(replace(default, penalty="l1"), dataset)[0] == "working-set"
@@ -79,7 +78,7 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
         **dataset.info(),
         "feature_names": first_feature_names(dataset),
         "feature_rms": feature_rms(dataset),
-        "advice": [*of_labels, *advice(dataset), *columns, *old_columns, *unfinished(dataset.path)],
+        "advice": [*notes, *columns, *old_columns, *unfinished(dataset.path)],
         "columns": has_all,
         "method": method,
         "method_because": method_because,
@@ -92,6 +91,26 @@ _ONE_CLASS = (
     "one class alone: there is nothing to separate; check the column or file of labels, or find outliers by "
     "--loss one_class"
 )
+_MANY_LABELS = 20
+"""Labels from which on those that differ in most rows are no classes: a key, or numbers to predict."""
+
+
+def _notes_of_labels(dataset: Dataset) -> list[str]:
+    """Tell of labels that leave nothing to separate, or are a class for nearly every row."""
+    from ..dataset.diagnostics import TARGET_ADVICE, labels_of_a_target
+
+    n_labels = 0 if dataset.classes is None or dataset.multilabel else dataset.classes.size
+    if n_labels == 1:
+        return [_ONE_CLASS]
+    if numbers := labels_of_a_target(dataset):
+        return [f"the labels are {numbers}: {TARGET_ADVICE}"]
+    if n_labels > _MANY_LABELS and 2 * n_labels > dataset.n_rows:
+        return [
+            f"nearly all labels differ: {n_labels:,} of {dataset.n_rows:,} rows, and each is a class of its own; check the "
+            "column or file of labels (--label), or name numbers to predict by --target"
+        ]
+    return []
+
 
 _COLUMNS = "--penalty l1 takes the column layout for this many features: 'streamcd columns {}' makes it"
 

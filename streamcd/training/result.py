@@ -11,7 +11,7 @@ import numpy as np
 from ..core.errors import escaped
 from ..core.folder_copies import copied
 from ..core.memory_budget import format_size, peak_memory_bytes
-from ..core.progress import format_seconds, proven_for
+from ..core.progress import counted, format_seconds, proven_for
 from ..core.setting import Setting
 from ..solvers import acceleration, over_relaxation, unpenalised
 from ..solvers.problem import Problem
@@ -85,7 +85,7 @@ class Result:
     validation: list[dict[str, Any]] = field(default_factory=list)
 
     def __repr__(self) -> str:
-        ended = f"converged after {self.passes} passes" if self.converged else self.describe_shortfall()
+        ended = f"converged {self._after}" if self.converged else self.describe_shortfall()
         lines = [f"<streamcd.{type(self).__name__} {escaped(self.run)}: {ended}", *self._figures()]
         return "\n  ".join(lines) + ">"
 
@@ -113,13 +113,17 @@ class Result:
         """True if training ended before its rule was met; early stopping by a validation set is such a rule."""
         return not self.converged and self.stop_reason != REASONS[BY_VALIDATION]
 
+    @property
+    def _after(self) -> str:
+        return f"after {counted(self.passes, 'pass', 'passes')}"
+
     def describe_shortfall(self) -> str:
         """Describe how the training fell short of its rule."""
         if self.stop_reason == "time":
-            return f"not converged: the time was up after {self.passes} passes"
+            return f"not converged: the time was up {self._after}"
         if self.stop_reason == "rounding":
             return (
-                f"not converged after {self.passes} passes: with what rounding may add, the relative gap is {self.gap:.2g}, "
+                f"not converged {self._after}: with what rounding may add, the relative gap is {self.gap:.2g}, "
                 "which more passes hardly change; scale the values ('convert --scale maxabs'), or give a larger tolerance "
                 "or, of a loss that has one, a smaller C"
             )
@@ -128,10 +132,10 @@ class Result:
                 "; without a penalty weights grow without end where a plane separates classes: take a small one (l2 with a "
                 "large C)"
             )
-            ended = f"not converged after {self.passes} passes: the relative gap is {self.gap:.2g}, and no pass gains more"
+            ended = f"not converged {self._after}: the relative gap is {self.gap:.2g}, and no pass gains more"
             return ended + ("" if proven_for(self.lanes) else apart)
         slowly = "" if self.more_passes_help else ", which more passes change slowly"
-        return f"not converged after {self.passes} passes: the relative gap is {self.gap:.2g}{slowly}"
+        return f"not converged {self._after}: the relative gap is {self.gap:.2g}{slowly}"
 
     @property
     def model(self) -> Any:
