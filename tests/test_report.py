@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -81,6 +82,15 @@ def test_a_report_names_the_strength_of_acceleration_by_its_option(run: Path, pa
     for word in ("κ", "β", "λ", "kappa", "lane"):
         assert word not in shown
     assert "kappa" not in command_line.run("train", "--help").stdout.lower()
+
+
+def test_a_missing_matplotlib_is_told_of_before_rows_are_scored(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command scored all rows, and then stopped; data that are not there are looked for later."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(StreamcdError, match=r"plots need matplotlib; .*streamcd\[plot\].*'\.\[plot\]'"):
+        write_report(run, tmp_path / "r.html", data=tmp_path / "nothing")
 
 
 def test_a_page_is_replaced_with_force_alone_and_the_same_run_gives_the_same(run: Path, page: Path) -> None:

@@ -51,15 +51,24 @@ _STYLE: Any = {
 }
 
 
+def require_matplotlib() -> Any:
+    """Return matplotlib, or raise a `UsageError` that names the extra: called before long work that ends in a picture."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise UsageError(
+            "plots need matplotlib; install it by: pip install 'streamcd[plot]', or pip install '.[plot]' in the directory "
+            "of the sources"
+        ) from None
+    return matplotlib
+
+
 def styled(draw: Callable[Arguments, Figure]) -> Callable[Arguments, Figure]:
     """Make a function draw in the common style, and raise a `UsageError` that names the extra without matplotlib."""
 
     @functools.wraps(draw)
     def styled_draw(*args: Arguments.args, **options: Arguments.kwargs) -> Figure:
-        try:
-            import matplotlib
-        except ImportError:
-            raise UsageError("plots need matplotlib; install it by: pip install 'streamcd[plot]'") from None
+        matplotlib = require_matplotlib()
         with matplotlib.rc_context(_STYLE):
             return draw(*args, **options)
 

@@ -25,7 +25,7 @@ from ..prediction.evaluate import evaluate_model
 from ..prediction.options import EvaluateOptions, PlotOptions
 from ..prediction.reading_plan import cached
 from ..prediction.thresholds import list_thresholds
-from ..report.drawing import image, image_format
+from ..report.drawing import image, image_format, require_matplotlib
 from ..report.evaluation_figures import (
     Curve,
     Decisions,
@@ -91,6 +91,7 @@ def write_report(run: str | os.PathLike[str], out: str | os.PathLike[str], asked
     --------
     >>> streamcd.write_report("run", "report.html", data="reviews/test.txt")
     """
+    require_matplotlib()
     page_path = local_path(out, "a report")
     check_output(page_path, "a page", lambda path: begins_with(path, _PAGE), force=asked.force)
     with copied(run, "a run") as folder:
@@ -139,6 +140,7 @@ def plot_evaluation(
 
     The end of its name, .png, .svg or .pdf, gives the format. Parameters and errors: see `evaluate`, `write_report`.
     """
+    require_matplotlib()
     path = local_path(out, "a picture")
     form = image_format(path)
     check_output(
