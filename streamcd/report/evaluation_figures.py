@@ -130,8 +130,8 @@ def _draw_reliability(axes: Axes, reliability: Reliability, counted: str) -> Non
     sizes = 8 + 120 * reliability.n_rows / largest
     axes.plot(reliability.predicted, reliability.observed, color=COLORS[0], linewidth=1)
     axes.scatter(reliability.predicted, reliability.observed, s=sizes, color=COLORS[0], alpha=0.8, zorder=3)
-    axes.set_xlim(0, 1)
-    axes.set_ylim(0, 1)
+    axes.set_xlim(-0.05, 1.05)  # room for whole dots at 0 and 1
+    axes.set_ylim(-0.05, 1.05)
     axes.set_aspect("equal")
     axes.set_xlabel(f"predicted probability (area of a dot: its {counted})")
     axes.set_ylabel("share of hits")

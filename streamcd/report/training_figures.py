@@ -191,7 +191,8 @@ def search_figure(scores: Sequence[Scores], best: Scores, criterion: str) -> Fig
         mine = [of for of in scores if of.setting[apart] == value]
         color = COLORS[number % len(COLORS)]
         points = [(of.setting[along], score) for of in mine for score in of.folds]
-        axes.plot(*_points(points), ".", color="#a9c1dd" if len(values) == 1 else color, alpha=0.6)
+        dots = {"color": "#a9c1dd" if len(values) == 1 else color, "alpha": 0.6}
+        axes.plot(*_points(points), ".", label="" if number else "each fold", **dots)
         means = [(of.setting[along], of.mean) for of in mine]
         axes.plot(*_points(means), color=color, label="mean" if len(values) == 1 else f"mean, C = {value:g}")
     chosen = [best.setting[along]], [best.mean]
