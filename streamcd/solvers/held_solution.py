@@ -96,11 +96,13 @@ class HeldSolution:
         No more than twice as many as are in the support or beyond its bound; all if they are few.
         """
         problem, features = self._problem, self._features
-        l1, v, norm = problem.penalty[0], np.abs(self._v[: features.size]), problem.norm[features]
-        share = min(1.0, l1 / max(float(v.max(initial=0.0)), 1e-300))
+        (l1, l2, _), v, norm = problem.penalty, np.abs(self._v[: features.size]), problem.norm[features]
         in_support = problem.w[features] != 0.0
+        # that have a part of the gap, where it is a sum over columns
+        n_apart = int((in_support | (v > l1)).sum())
+        share = 1.0 if l2 > 0.0 else min(1.0, l1 / max(float(v.max(initial=0.0)), 1e-300))
         nearness = np.where(in_support, -np.inf, (l1 - share * v) / np.maximum(norm, 1e-100))
-        size, most = max(_LEAST, 2 * int(in_support.sum())), 2 * int((in_support | (v > l1)).sum())
+        size, most = max(_LEAST, 2 * int(in_support.sum()), n_apart if l2 > 0.0 else 0), 2 * n_apart
         while NARROW < features.size > size and l1 > 0.0:
             chosen = np.argpartition(nearness, size - 1)[:size]
             if size >= most or self._entries_of(problem.offsets[chosen]) >= entries:
