@@ -264,7 +264,7 @@ def describe_model(path: str | Path, *, scaled: bool = False, n_weights: int = 1
         "labels": labels,
         **({"multilabel": True} if stored.multilabel else {}),
         "n_vectors": n_vectors,
-        **describe_support(stored, weights),
+        **describe_support(stored, weights, found.n_nonzero),
         "scale": scaling.scale,
         "normalize": scaling.normalize,
         "class_weight": {
