@@ -666,7 +666,6 @@ def test_another_content_than_the_manifest_records_is_found(dataset: Dataset, ta
 @pytest.mark.parametrize(
     ("key", "value", "word"),
     [
-        ("n_entries", 7, "entries"),
         ("class_counts", [60, 60], "classes"),
         ("classes", [-1, 3], "classes"),
     ],

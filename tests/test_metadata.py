@@ -20,7 +20,7 @@ from streamcd import Model, StreamcdError, load_model, make_columns
 from streamcd import open as open_dataset
 from streamcd.core import atomic_files
 from streamcd.core.atomic_files import exchange, put_directory, replacing, restore_directory
-from streamcd.core.errors import CheckpointError, DatasetError, ModelError
+from streamcd.core.errors import CheckpointError, DataError, DatasetError, ModelError
 from streamcd.core.folder_copies import Copy
 from streamcd.core.metadata import Kind, parse_json
 from streamcd.dataset.manifests import COLUMN_LAYOUT, ROW_LAYOUT
@@ -38,9 +38,10 @@ class Case:
     read: Callable[[], object]
     error: type[StreamcdError]
 
-    def write(self, **changes: Any) -> None:
-        """Change keys, with a seal that is right."""
+    def write(self, without: str = "", **changes: Any) -> None:
+        """Change keys, and leave one out, with a seal that is right."""
         content = json.loads(self.path.read_text()) | changes
+        content.pop(without, None)
         if self.kind.seal_key:
             content[self.kind.seal_key] = self.kind.seal(content)
         self.path.write_text(json.dumps(content))
@@ -135,12 +136,10 @@ def test_row_norms_that_cannot_be_shown_are_refused(case: Case, change: dict[str
 
 def test_a_key_that_is_missing_is_named(case: Case) -> None:
     content = json.loads(case.path.read_text())
-    if "n_features" not in content:
-        return
-    del content["n_features"]
-    case.path.write_text(json.dumps(content))
-    case.write()
-    assert "object missing required field `n_features`" in refusal(case)
+    for key in {"n_features", "fingerprint"} & content.keys():
+        case.path.write_text(json.dumps(content))
+        case.write(without=key)
+        assert f"object missing required field `{key}`" in refusal(case)
 
 
 def test_another_version_is_named(case: Case) -> None:
@@ -243,13 +242,40 @@ def test_an_index_base_of_neither_0_nor_1_is_refused(case: Case, index_base: int
         assert "index_base" in refusal(case)
 
 
-@pytest.mark.parametrize("n_rows", [0, 1, 61, 2**62])
-def test_another_number_of_rows_than_the_chunks_have_is_refused(tmp_path: Path, n_rows: int) -> None:
+@pytest.mark.parametrize("key", ["n_rows", "n_entries"])
+@pytest.mark.parametrize("number", [0, 1, 61, 2**62])
+def test_other_numbers_of_rows_and_entries_than_the_chunks_have_are_refused(
+    tmp_path: Path, key: str, number: int
+) -> None:
     dataset = write_dataset(tmp_path / "data", random_rows(60, 5), n_chunks=3)
     path = dataset.path / "manifest.json"
     case = Case(path, ROW_LAYOUT, lambda: open_dataset(dataset.path), DatasetError)
-    case.write(n_rows=n_rows)
-    assert f"n_rows is {n_rows}, the chunk table has 60" in refusal(case)
+    case.write(**{key: number})
+    assert f"{key} is {number}, the chunk table has {dataset.info()[key]}" in refusal(case)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"chunk_bytes": [None]}, {"shard_bytes": 0}, {"shuffle": "x"}, {"n_underflows": {"a": 1}}, {"source": 1}]
+)  # fmt: skip
+def test_rows_are_not_appended_to_a_dataset_of_which_it_is_unknown_how_it_was_made(
+    tmp_path: Path, wrong: dict[str, Any]
+) -> None:
+    """Each used to end in a traceback."""
+    dataset = streamcd.convert(table(tmp_path / "a.csv"), tmp_path / "data", label="y")
+    path = dataset.path / "manifest.json"
+    more = [tmp_path / "a.csv", dataset.path]
+    case = Case(path, ROW_LAYOUT, lambda: streamcd.convert(*more, append=True), DataError)
+    case.write(**wrong)
+    assert f"{next(iter(wrong))}`" in refusal(case)
+
+
+def test_the_range_of_the_targets_may_be_written_as_integers(tmp_path: Path) -> None:
+    """A large one ended the training in a traceback."""
+    x = np.linspace(-1.0, 1.0, 9).reshape(-1, 1)
+    dataset = streamcd.convert((x, x[:, 0]), tmp_path / "data", target=True)
+    path = dataset.path / "manifest.json"
+    Case(path, ROW_LAYOUT, lambda: None, DatasetError).write(targets={"min": -1, "max": 2**70})
+    assert open_dataset(dataset.path).targets == {"min": -1.0, "max": 2.0**70}
 
 
 @pytest.mark.parametrize("case", ["columns", "model"], indirect=True)

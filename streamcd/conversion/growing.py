@@ -16,13 +16,13 @@ from typing import Any
 
 from ..core.atomic_files import put_directory, write_file
 from ..core.errors import DataError, DatasetError, UsageError, escaped
-from ..core.metadata import write_metadata
+from ..core.metadata import as_structure, write_metadata
 from ..core.progress import Listener
 from ..core.storage import Location, Url
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.growth import FOLDER_OF_BATCH, moved, with_batch
 from ..dataset.kept_columns import KEPT_FILE, kept_schema
-from ..dataset.manifests import EARLIER_FILE, ROW_LAYOUT
+from ..dataset.manifests import EARLIER_FILE, ROW_LAYOUT, RowForm
 from ..dataset.parquet import file_checksum
 from .options import ConvertOptions
 from .plan import Like, load_like
@@ -97,7 +97,9 @@ def open_to_change(place: Location) -> Dataset:
                 f"{place}: a symbolic link, through which nothing is written; name {place.resolve()}"
             )
         clear_interrupted(place)
-    return open_dataset(place)
+    dataset = open_dataset(place)
+    as_structure(dataset.manifest, RowForm, str(dataset.path / _MANIFEST))
+    return dataset
 
 
 def open_base(place: Location, asked: ConvertOptions) -> Base:

@@ -66,12 +66,21 @@ class ChunkedTable:
         self.chunk_group = (np.arange(self.n_chunks) - first_of_part[self.chunk_part]).astype(np.int32)
         self._n_stored = chunk_table["n_entries"]  # entries in the files; a selection leaves some out
         self.entry_start = starts_of(self._n_stored)
+        self._check_count("n_entries", self.entry_start)
         self.chunk_crc = {table: chunk_table[f"{table}_crc"] for table in self.TABLES}
         listed = self.listed_files(manifest) if isinstance(path, Url) else ()
         self._sizes = {name: n_bytes for name, n_bytes, _ in listed}
         self._parts = OpenParts(self.path, 2 * MAX_OPEN_PARTS, self._sizes)
         self.cache: Cache | None = None
         self._chunk_bytes = np.full(self.n_chunks, -1, dtype=np.int64)
+
+    def _check_count(self, key: str, starts: np.ndarray) -> None:
+        """Refuse a manifest that counts others than the chunk table."""
+        if self.manifest[key] != starts[-1]:
+            raise DatasetError(
+                f"{self.path / 'manifest.json'}: damaged ({key} is {self.manifest[key]}, the chunk table has "
+                f"{starts[-1]}); {self.KIND.remedy}"
+            )
 
     @classmethod
     def read_chunk_table(
@@ -272,16 +281,13 @@ class RowTable(ChunkedTable):
         classes = manifest["classes"]
         self.classes = None if classes is None else np.array(classes, dtype=np.float64)
         self.class_counts = None if classes is None else np.array(manifest["class_counts"], dtype=np.int64)
-        self.targets: dict[str, float] | None = manifest.get("targets")
+        targets = manifest.get("targets")
+        self.targets = None if targets is None else {end: float(targets[end]) for end in ("min", "max")}
         self.row_dtype = row_dtype(self.n_rows)
         self.entry_bytes = self.index_dtype.itemsize + self.value_dtype.itemsize
         self._rows_stored = chunk_table["n_rows"]  # as `_n_stored`
         self.row_start = starts_of(self._rows_stored)
-        if self.row_start[-1] != self.n_rows:
-            raise DatasetError(
-                f"{path / 'manifest.json'}: damaged (n_rows is {self.n_rows}, the chunk table has {self.row_start[-1]}); "
-                f"{self.KIND.remedy}"
-            )
+        self._check_count("n_rows", self.row_start)
         # items are rows, and every chunk is a unit of its own (see `memory_plan.Table`)
         self.n_items, self.item_start, self.unit_start = self.n_rows, self.row_start, None
 

@@ -9,7 +9,17 @@ import numpy as np
 
 from ..core.classes import check_class_names
 from ..core.errors import DatasetError
-from ..core.metadata import WRITER, Count, FileName, Folder, Infix, Kind, Structure, content_digest
+from ..core.metadata import (
+    WRITER,
+    Count,
+    FileName,
+    Folder,
+    Infix,
+    Kind,
+    Positive,
+    Structure,
+    content_digest,
+)
 
 _OF_A_BATCH = {"chunks.parquet": "chunks", "features.parquet": "features", "kept.parquet": "kept"}
 INDICES_FILE = "indices.parquet"
@@ -89,6 +99,12 @@ class TargetRange(Structure):
             raise ValueError("`targets` is no range of finite numbers")
 
 
+def _check_lengths(classes: list[float] | None, counts: list[Count] | None) -> None:
+    sizes = [None if listed is None else len(listed) for listed in (classes, counts)]
+    if sizes[0] != sizes[1]:
+        raise ValueError("`classes` and `class_counts` differ in length")
+
+
 class BatchFigures(Structure):
     """Figures of the rows of a batch alone."""
 
@@ -98,6 +114,9 @@ class BatchFigures(Structure):
     targets: TargetRange | None = None
     row_norms: RowNorms | None = None
     missing_values: dict[str, Count | None] | None = None  # of the columns of a table; None where not known
+
+    def __post_init__(self) -> None:
+        _check_lengths(self.classes, self.class_counts)
 
 
 class RowBatch(Structure):
@@ -139,6 +158,7 @@ class DatasetManifest(Structure):
     weighted: bool
     index_base: Literal[0, 1]
     seed: int
+    fingerprint: str
     parts: list[RowPart]
     chunks: FileRecord
     features: FileRecord
@@ -173,14 +193,25 @@ class DatasetManifest(Structure):
     def __post_init__(self) -> None:
         if sum(batch.n_parts for batch in self.later) > len(self.parts):
             raise ValueError("more parts in `later` than there are")
-        sizes = [None if counted is None else len(counted) for counted in (self.classes, self.class_counts)]
-        if sizes[0] != sizes[1]:
-            raise ValueError("`classes` and `class_counts` differ in length")
+        _check_lengths(self.classes, self.class_counts)
         if not np.isfinite(self.classes or []).all():
             raise ValueError("a class that is not finite")
         if self.targets is not None and self.classes is not None:
             raise ValueError("both `classes` and `targets`")
         check_class_names(self.class_names, self.classes)
+
+
+class RowForm(Structure):
+    """What a dataset's manifest says of how its rows were made, for those that are appended to them."""
+
+    seed: int
+    shuffle: bool
+    chunk_bytes: Positive
+    shard_bytes: Positive
+    n_explicit_zeros: Count = 0
+    n_underflows: Count = 0
+    n_ignored: Count = 0
+    source: tuple[dict[str, Any], ...] = ()
 
 
 class ColumnPart(Structure):
@@ -198,6 +229,7 @@ class ColumnsManifest(Structure):
     """``columns/manifest.json``."""
 
     dataset: str
+    fingerprint: str
     n_features: Count
     n_entries: Count
     index_dtype: Index
