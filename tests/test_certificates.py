@@ -32,7 +32,10 @@ CASES = [
     ("squared_hinge", "online", {}),
     ("log_loss", "primal", {}),
     ("log_loss", "online", {}),
-    *((loss, "dual", NET) for loss in ("hinge", "squared_hinge", "log_loss")),
+    *(
+        (loss, "dual", NET)
+        for loss in ("hinge", "squared_hinge", "log_loss", "crammer_singer", "multinomial")
+    ),
 ]
 Lane = tuple[float, float, Any, Any, bool, float]
 """Gap and primal objective as reported, primal objective and gap in exact arithmetic, converged, rounding of the primal."""
@@ -118,10 +121,11 @@ def exact_class_gap(
     problem: Problem, x: np.ndarray, code: np.ndarray, w: np.ndarray, alpha: np.ndarray
 ) -> tuple[Any, Any]:
     """As `exact_gap` for Crammer–Singer and multinomial logistic regression."""
-    k = problem.classes.size
+    k, l1, l2 = problem.classes.size, mpf(float(problem.l1[0])), mpf(problem.l2)
     weights = [[mpf(float(value)) for value in w[:, m]] for m in range(k)]
     v = [[mpf(0)] * w.shape[0] for _ in range(k)]
-    primal, dual = sum(value * value for own in weights for value in own) / 2, mpf(0)
+    primal = sum(l1 * abs(value) + l2 * value * value / 2 for own in weights for value in own)
+    dual = mpf(0)
     for i, row in enumerate([[mpf(float(value)) for value in row] for row in x]):
         y, c = int(code[i]), mpf(float(problem.cost[code[i], 0]))
         scores = [sum(a * b for a, b in zip(row, own, strict=True)) for own in weights]
@@ -137,7 +141,8 @@ def exact_class_gap(
             dual -= sum(a) - a[y]
         for m in range(k):
             v[m] = [old + a[m] * value for old, value in zip(v[m], row, strict=True)]
-    return primal, primal - dual + sum(value * value for own in v for value in own) / 2
+    beyond = sum(max(abs(value) - l1, mpf(0)) ** 2 for own in v for value in own)
+    return primal, primal - dual + beyond / (2 * l2)
 
 
 def exact_excess(problem: Problem, x: np.ndarray, code: np.ndarray, w: np.ndarray) -> tuple[Any, Any]:

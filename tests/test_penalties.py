@@ -9,7 +9,7 @@ import command_line
 import numpy as np
 import pytest
 from interrupted import ended, train_by_turns
-from reference import augmented, run_weights
+from reference import OF_CLASSES, augmented, run_weights
 from sklearn.linear_model import ElasticNet, Lasso
 from sklearn.svm import LinearSVC
 from small_datasets import columns_of, multiclass, random_rows, windows_of, write_dataset
@@ -70,14 +70,22 @@ def test_a_regression_has_the_weights_of_scikit_learns_lasso_and_elastic_net(
     np.testing.assert_allclose(found, np.append(expected.coef_, expected.intercept_), atol=1e-6)
 
 
-@pytest.mark.parametrize(("penalty", "method"), BOTH)
+@pytest.mark.parametrize(
+    ("loss", "penalty", "method"),
+    [
+        *(("log_loss", *both) for both in BOTH),
+        *((loss, penalty, "dual") for loss in OF_CLASSES for penalty in ("l1", "elasticnet")),
+    ],
+)
 def test_the_number_of_threads_and_interruptions_change_no_bit(
-    tmp_path: Path, penalty: str, method: str
+    tmp_path: Path, loss: str, penalty: str, method: str
 ) -> None:
     data = write_dataset(tmp_path / "data", multiclass(3, 600), n_chunks=8)
-    asked: dict[str, Any] = {"C": [0.5, 5.0], "bias": 1.0, "loss": "log_loss", "method": method, "tol": 1e-6}
+    asked: dict[str, Any] = {"C": [0.5, 5.0], "bias": 1.0, "loss": loss, "method": method, "tol": 1e-6}
     if method == "dual":
         asked["plan"] = windows_of(data, 3)
+    if loss in OF_CLASSES:
+        asked |= {"tol": 1e-3, "unpenalized_bias": True}
     fit(data, tmp_path / "one", penalty, threads=1, **asked)
     fit(data, tmp_path / "five", penalty, threads=5, **asked)
     train_by_turns(fit, data, tmp_path / "stopped", 2, (1, 3), penalty=penalty, **asked)
@@ -127,8 +135,10 @@ def test_liblinears_numbers_and_models_are_read_and_written(
 
 def test_what_does_not_apply_is_refused(tmp_path: Path) -> None:
     data = write_dataset(tmp_path / "data", random_rows())
-    with pytest.raises(UsageError, match="not for crammer_singer, found --method dual"):
-        train(data, tmp_path / "run", penalty="l1", loss="crammer_singer", method="dual")
+    with pytest.raises(UsageError, match="not for twin, found --method dual"):
+        train(data, tmp_path / "run", penalty="l1", loss="twin", method="dual")
+    with pytest.raises(UsageError, match=r"l1_path is not for crammer_singer.*give the values by l1"):
+        train(data, tmp_path / "run", penalty="l1", loss="crammer_singer", l1_path=3)
     with pytest.raises(
         UsageError, match="for squared_hinge by --method dual or newton or working-set, found --method primal"
     ):

@@ -326,9 +326,9 @@ class LinearModel(BaseEstimator):
     @contextmanager
     def _own_words(self) -> Iterator[None]:
         """Name parameters of the estimator where a refusal names options of the command line."""
-        words = {"--loss log_loss by --method dual": 'multi_class="ovr"', "--memory": "memory"}
         penalised = "a finite C" if "C" in self.get_params() else "an alpha above 0"
-        words["--penalty l2 with a large C by --method dual"] = penalised
+        words = {"--penalty l2 with a large C by --method dual": penalised, "--memory": "memory"}
+        words["--method dual"] = 'method="dual"'
         try:
             yield
         except UsageError as error:

@@ -136,7 +136,7 @@ class LogisticRegression(GrowingClassifier):
     warm_start : {False}
     multi_class : {"auto", "deprecated", "multinomial", "ovr"}
         ``"auto"``, and ``"deprecated"``, scikit-learn's default for a time, is multinomial by the methods that train it,
-        dual and newton (with L1 newton alone), and one-vs-rest by others.
+        dual and newton, and one-vs-rest by others.
     n_jobs : int or None
         Threads that share reading and certificates, on which no bit of the result depends; -1 for all processors. None is
         one for what is in memory, and all for a dataset.
@@ -208,9 +208,10 @@ class LogisticRegression(GrowingClassifier):
     def _of_dataset(self, dataset: Dataset) -> dict[str, Any]:
         asked = super()._of_dataset(dataset)
         several = dataset.classes is not None and dataset.classes.size > 2
-        methods = ("auto", "newton") if "penalty" in asked else ("auto", "newton", "dual")
         at_once = self.multi_class == "multinomial" or (
-            self.multi_class in _CHOSEN and self.method in methods and self.solver != "liblinear"
+            self.multi_class in _CHOSEN
+            and self.method in ("auto", "newton", "dual")
+            and self.solver != "liblinear"
         )
         if several and at_once:
             asked["loss"] = "multinomial"

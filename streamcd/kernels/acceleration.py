@@ -157,33 +157,36 @@ def _begin_pass_of_all(w, beside, kappa):
 
 
 @kernel
-def end_elastic_pass(w, beside, lanes, elastic_net, kappa, out):
+def end_elastic_pass(w, beside, width, lanes, elastic_net, kappa, out):
     """Do the work of `end_pass` for u in place of w, which it becomes; `elastic_net` is a `penalties.Penalty`."""
     l2, sums, sketch = elastic_net.l2, out.sums, out.sketch
     for j in range(w.shape[0]):
-        position = np.uint64(j)
         for lane in lanes:
-            l1, u, centre = elastic_net.l1[lane], w[j, lane], beside[j, lane]
-            weight = soft(u, l1 * (1.0 / (l2 + kappa[lane])))
-            v, moved = sum_of(u, u - centre, kappa[lane], l2), weight - centre
-            w[j, lane], beside[j, lane] = weight, v
-            sums[LARGEST, lane] = max(sums[LARGEST, lane], abs(v))
-            sums[SIZE, lane] += elastic_penalty(weight, l1, l2)
-            sums[MOVED, lane] += moved * moved
-            sums[ALPHA_NORM, lane] += v * v
-            sums[APART, lane] += elastic_gap_term(weight, v, l1, l2)
-            sums[PRODUCT, lane] += weight * v
-            sketch[position & _LAST_BUCKET, lane] += _signed(moved, position)
+            for m in range(width):
+                column, position = lane * width + m, np.uint64(j * width + m)
+                l1, u, centre = elastic_net.l1[column], w[j, column], beside[j, column]
+                weight = soft(u, l1 * (1.0 / (l2 + kappa[lane])))
+                v, moved = sum_of(u, u - centre, kappa[lane], l2), weight - centre
+                w[j, column], beside[j, column] = weight, v
+                sums[LARGEST, lane] = max(sums[LARGEST, lane], abs(v))
+                sums[SIZE, lane] += elastic_penalty(weight, l1, l2)
+                sums[MOVED, lane] += moved * moved
+                sums[ALPHA_NORM, lane] += v * v
+                sums[APART, lane] += elastic_gap_term(weight, v, l1, l2)
+                sums[PRODUCT, lane] += weight * v
+                sketch[position & _LAST_BUCKET, lane] += _signed(moved, position)
 
 
 @kernel
-def begin_elastic_pass(w, beside, lanes, l2, kappa):
+def begin_elastic_pass(w, beside, width, lanes, l2, kappa):
     """Do the work of `begin_pass` for u in place of w."""
     for j in range(w.shape[0]):
         for lane in lanes:
-            centre = w[j, lane]
-            w[j, lane] = weight_of(beside[j, lane], centre, kappa[lane], 1.0 / (l2 + kappa[lane]))
-            beside[j, lane] = centre
+            inverse_mu = 1.0 / (l2 + kappa[lane])
+            for column in range(lane * width, (lane + 1) * width):
+                centre = w[j, column]
+                w[j, column] = weight_of(beside[j, column], centre, kappa[lane], inverse_mu)
+                beside[j, column] = centre
 
 
 # ---------------------------------------------------------------------------------------------------------------------

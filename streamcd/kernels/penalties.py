@@ -21,7 +21,7 @@ from .compile import inlined
 class Penalty(NamedTuple):
     """An elastic net, ``Σ l1 |w_j| + ½ l2 w_j²``."""
 
-    l1: np.ndarray  # (lanes,) float64
+    l1: np.ndarray  # (weight vectors,) float64
     l2: float
 
 

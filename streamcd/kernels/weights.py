@@ -42,7 +42,7 @@ def add_penalty_terms(w, v, columns, sums):
 def add_elastic_terms(w, v, shares, columns, elastic_net, sums):
     """As `add_penalty_terms` for a `penalties.Penalty` and shares of v; and two rows more in `sums`.
 
-    These are the squares of the derivative of ``g(w) + g*(v) - w·v`` with respect to v, and ``‖w‖²``. A column is a lane.
+    These are the squares of the derivative of ``g(w) + g*(v) - w·v`` with respect to v, and ``‖w‖²``.
     """
     l2 = elastic_net.l2
     for start in range(0, w.shape[0], _BLOCK):

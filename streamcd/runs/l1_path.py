@@ -21,7 +21,7 @@ from ..core.progress import Progress
 from ..core.threads import Threads
 from ..dataset.dataset import Dataset
 from ..dataset.schema import ChunkData
-from ..kernels.loss_table import CLASSES
+from ..kernels.loss_table import CLASSES, LOSSES, form_of
 from ..models.scoring import chunk_bytes, score_chunks
 from ..solvers.problem import Problem, slopes_of
 from ..training.loop import Session
@@ -45,6 +45,12 @@ def with_path(asked: Asked, dataset: Dataset, session: Session) -> Asked:
     number = asked.l1_path
     if number is None:
         return asked
+    if (
+        form_of(asked.loss) == CLASSES and not LOSSES[asked.loss].smooth
+    ):  # at weights of 0 all other classes tie
+        raise UsageError(
+            f"l1_path is not for {asked.loss}: its first value is not known beforehand; give the values by l1"
+        )
     options = replace(asked.problem, l1=1.0, l1_path=None, folds=0)
     problem = options.make_problem(dataset, asked.memory_bytes)
     options.solver_memory(problem, dataset)  # refuses what has no such penalty

@@ -111,7 +111,7 @@ class Acceleration:
         # a free bias has a centre of its own, with 1 + kappa in place of kappa (`free_bias`)
         self._free_bias, self._penalised = problem.free_bias, problem.penalised
         self.recall_is_enough = entry.smooth and not is_logistic(problem.loss)
-        self._penalty = None if problem.is_plain else problem.elastic_net
+        self._penalty, self._l1 = None if problem.is_plain else problem.elastic_net, problem.l1
         self._asks_for_shares = problem.l2 == 0.0  # L1 alone; see `kernels.penalties`
         self.adapts, self._retreat = asked == "auto", _RETREAT if is_logistic(problem.loss) else 1.0
         n_lanes = problem.n_lanes
@@ -157,7 +157,7 @@ class Acceleration:
         none, numbers = np.zeros(0, dtype=np.int64), np.zeros((6, 0))
         out = Movement(numbers, numbers, numbers[0])
         if self._penalty:
-            weights = state.w[:0], state.matrices["centre_or_w_alpha"][:0], none
+            weights = state.w[:0], state.matrices["centre_or_w_alpha"][:0], self._width, none
             kappa = state.lanes["kappa"]
             acceleration_kernels.begin_elastic_pass(*weights, self._penalty.l2, kappa)
             acceleration_kernels.end_elastic_pass(*weights, self._penalty, kappa, out)
@@ -182,7 +182,8 @@ class Acceleration:
         begin: Any = acceleration_kernels.begin_pass
         rest: tuple[Any, ...] = (self._width, new, kept["kappa"])
         if self._penalty:
-            begin, rest = acceleration_kernels.begin_elastic_pass, (new, self._penalty.l2, kept["kappa"])
+            begin = acceleration_kernels.begin_elastic_pass
+            rest = self._width, new, self._penalty.l2, kept["kappa"]
         threads.share(lambda rows: begin(w[rows], beside[rows], *rest), w.shape[0], w.size)
         if self._free_bias:
             columns, mu = self._columns_and_mu(kept, new)
@@ -198,6 +199,13 @@ class Acceleration:
         l2 = self._penalty.l2 if self._penalty else 1.0
         return columns, np.repeat(l2 + kept["kappa"][lanes], self._width)
 
+    def thresholds(self, inverse_mu: np.ndarray) -> np.ndarray | None:
+        """Return `primitives.Steering.thresholds`, None with the penalty ``½‖w‖²``."""
+        if self._penalty is None:
+            return None
+        of_weights = self._l1 * inverse_mu
+        return np.append(of_weights, 0.0 * of_weights if self._free_bias else of_weights)
+
     def end_pass(self, state: State, trained: np.ndarray, threads: Threads) -> None:
         """Measure the movement by a training read, and leave w at the point that a certificate would refer to."""
         kept, previous, n_lanes = state.lanes, state.matrices["movement"], self._first.size
@@ -208,7 +216,7 @@ class Acceleration:
         )  # a lane has sums of its own
         rest = [(kept["kappa"], Movement(sums, sketch, np.empty(n_lanes))) for _ in parts]
         if self._penalty:
-            end = partial(acceleration_kernels.end_elastic_pass, w, beside)
+            end = partial(acceleration_kernels.end_elastic_pass, w, beside, self._width)
             calls = [partial(end, part, self._penalty, *own) for part, own in zip(parts, rest, strict=True)]
         else:
             end = partial(acceleration_kernels.end_pass, w, beside, self._width)
@@ -245,10 +253,9 @@ class Acceleration:
         L1 alone asks for ``|v_j| <= l1``, v being w(alpha). A share s of alpha leaves ``g(w) - s w·v`` and, of the losses,
         (1 - s)² of them or, where they have no curvature, (1 - s).
         """
-        kept, penalty = state.lanes, self._penalty
-        assert penalty is not None
+        kept = state.lanes
         kept["moved"][trained] = (kept["kappa"] * np.sqrt(sums[MOVED]))[trained]
-        shares = np.minimum(penalty.l1 / (_FEASIBLE * sums[LARGEST]), 1.0)
+        shares = np.minimum(self._l1 / (_FEASIBLE * sums[LARGEST]), 1.0)
         kept["share"][trained] = shares[trained]
         losses = np.maximum(kept["dual_sum"] + state.totals[:, DUAL] - sums[PRODUCT], 0.0)
         short = (1.0 - shares) ** (2 if self._ramps else 1)
@@ -438,7 +445,7 @@ def weights_of_alpha(
 def read_weights(problem: Problem, lanes: Mapping[str, np.ndarray], w: np.ndarray) -> np.ndarray:
     """Return the weights of a state's w, from which they are read within a training read of another penalty than L2."""
     thresholds = np.where(lanes["in_pass"], problem.l1 / (problem.l2 + lanes["kappa"]), 0.0)
-    read = np.sign(w) * np.maximum(np.abs(w) - thresholds, 0.0)
+    read = np.sign(w) * np.maximum(np.abs(w) - np.repeat(thresholds, problem.lane_vectors), 0.0)
     if problem.free_bias:
         read[-1] = w[-1]
     return read

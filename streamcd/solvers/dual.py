@@ -207,11 +207,17 @@ class RowSolver:
     def feasible_shares(self, totals: np.ndarray, largest: np.ndarray) -> np.ndarray:
         """Return the shares of alpha, at most 1, with which ``|v_j| <= l1``: the read has made them so, but for rounding.
 
-        `largest` is the largest ``|v_j|`` of every lane, up to the rounding of sums over rows.
+        `largest` is the largest ``|v_j|`` of every vector, up to the rounding of sums over rows.
         """
         error = (totals[:, N_VISITED] + 100.0) * UNIT * totals[:, W_ALPHA]
+        of_lanes = largest.reshape(-1, self.problem.lane_vectors).max(axis=1)
         with np.errstate(all="ignore"):  # 0 / 0 where there are no rows
-            return np.fmin(self.problem.l1 / (largest + error), 1.0)
+            return np.fmin(self.problem.l1 / (of_lanes + error), 1.0)
+
+    def certified_variables(self, window: Window, state: State) -> Variables:
+        """Return a window's variables with the shares of alpha that L1 alone asks for."""
+        variables = variables_of(window, state)
+        return variables if self.problem.l2 else variables._replace(shares=state.lanes["share"])
 
     def proof(self, state: State, totals: np.ndarray, sums: np.ndarray) -> dict[str, np.ndarray]:
         """Compute the certificate from the rows' sums and the weights' (`_penalty_terms`)."""
@@ -252,7 +258,7 @@ class RowSolver:
         columns = self._columns_of(lanes)
         target = state.matrices["centre_or_w_alpha"] if self.acceleration else state.w
         if not self.problem.l2:
-            state.w_alpha /= state.lanes["share"]
+            state.w_alpha /= np.repeat(state.lanes["share"], self.problem.lane_vectors)
         source, n_rows, move = state.w_alpha, state.w.shape[0], weight_kernels.move_columns
         share = self.threads.share
         share(lambda rows: move(source[rows], target[rows], columns), n_rows, n_rows * columns.size)
@@ -272,7 +278,7 @@ class RowSolver:
         return slice(lane * width, (lane + 1) * width)
 
     def _penalty_terms(
-        self, w: np.ndarray, v: np.ndarray, lanes: np.ndarray, shares: np.ndarray | None = None
+        self, w: np.ndarray, v: np.ndarray, lanes: np.ndarray, of_lanes: np.ndarray | None = None
     ) -> np.ndarray:
         """Sum `weights.add_elastic_terms` of some lanes' vectors, shape (5, all vectors); of others 0."""
         sums, columns = np.zeros((5, w.shape[1])), self._columns_of(lanes)
@@ -284,7 +290,8 @@ class RowSolver:
             sums[3], sums[4] = 2.0 * sums[2], 2.0 * sums[0]
             return sums
         add, net = weight_kernels.add_elastic_terms, self.problem.elastic_net
-        shares = np.ones(self.n_vectors) if shares is None else shares
+        ones = np.ones(self.n_vectors)
+        shares = ones if of_lanes is None else np.repeat(of_lanes, self.problem.lane_vectors)
         self.threads.run([partial(add, w, v, shares, part, net, sums) for part in parts])
         return sums
 
@@ -310,11 +317,8 @@ class RowSolver:
 
     def steering(self, state: State, tolerance: np.ndarray) -> Steering:
         """Return the parameters of the steps of a pass."""
-        kept, numbers, problem = state.lanes, self.acceleration_numbers(state), self.problem
-        thresholds = None
-        if not problem.is_plain:
-            of_weights = problem.elastic_net.l1 * numbers[0]
-            thresholds = np.append(of_weights, 0.0 * of_weights if problem.free_bias else of_weights)
+        kept, numbers = state.lanes, self.acceleration_numbers(state)
+        thresholds = self.acceleration.thresholds(numbers[0]) if self.acceleration else None
         return Steering(kept["high"], kept["low"], tolerance, kept["omega"], *numbers, thresholds)
 
     @property
@@ -421,10 +425,8 @@ class DualSolver(RowSolver):
         return self._copies
 
     def certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
-        variables = variables_of(window, state)._replace(
-            shares=None if self.problem.l2 else state.lanes["share"]
-        )
-        rows, w_alpha = (rows_of(window), self.costs, variables), state.w_alpha.reshape(-1)
+        variables, w_alpha = self.certified_variables(window, state), state.w_alpha.reshape(-1)
+        rows = rows_of(window), self.costs, variables
         if self._in_parts and window.n_entries >= _ENTRIES_PER_WEIGHT * w_alpha.size:
             self._certify_parts(order, rows, state, lanes)
         elif self.problem.n_lanes > 1:

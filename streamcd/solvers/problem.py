@@ -191,7 +191,7 @@ class Problem:
     @property
     def elastic_net(self) -> Penalty:
         """The penalty as kernels take it."""
-        return Penalty(self.l1, self.l2)
+        return Penalty(np.repeat(self.l1, self.lane_vectors), self.l2)
 
     @property
     def is_plain(self) -> bool:

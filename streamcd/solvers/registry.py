@@ -173,7 +173,8 @@ def _entry(loss: str, method: str) -> SolverEntry:
         accelerates=method not in ("sor", "working-set")
         and (form == MARGINS and not entry.of_targets if method == "newton" else form != INLIERS),
         frees_bias=form != PLANES,
-        takes_penalties=method == "newton" or (form == MARGINS and method in ("working-set", "dual")),
+        takes_penalties=method == "newton"
+        or (form in (MARGINS, CLASSES) and method in ("working-set", "dual")),
         needs_no_penalty=method == "newton" and kind in (LOG_LOSS, MULTINOMIAL, SQUARED_ERROR),
         keeps_alpha=method in ("dual", "sor"),
         in_rounds="sums" if method == "newton" else _dual_rounds(entry, method),
@@ -268,15 +269,10 @@ def _way_without_matrix(problem: Problem) -> str:
     """Name options that train a problem, or the nearest to it, in the memory of other methods than newton."""
     if not problem.is_penalised:
         return "--penalty l2 with a large C by --method dual"
-    ways = {
-        "dual": "--method dual",
-        "working-set": "--method working-set with the column layout ('streamcd columns DATASET', or convert --columns)",
-    }
-    for method, way in ways.items():
-        with suppress(UsageError):
-            check_combination(problem, method)
-            return way
-    return "--loss log_loss by --method dual"  # classes one by one
+    with suppress(UsageError):
+        check_combination(problem, "dual")
+        return "--method dual"
+    return "--method working-set with the column layout ('streamcd columns DATASET', or convert --columns)"
 
 
 def is_proximal(problem: Problem, acceleration: float | str) -> bool:
