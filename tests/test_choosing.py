@@ -22,7 +22,7 @@ from streamcd import convert as convert_table
 from streamcd.core.errors import Interrupted
 from streamcd.core.randomness import assign_folds, count_cells, split_cells
 from streamcd.core.setting import Setting
-from streamcd.report.tables import CRITERIA, Scores
+from streamcd.report.tables import CRITERIA, Scores, score_table
 from streamcd.runs.config import Search
 from streamcd.runs.folds import with_folds
 
@@ -283,9 +283,36 @@ def test_the_command_takes_the_options_and_its_report_draws_the_scores(tmp_path)
     assert [len(of["folds"]) for of in found["scores"].values()] == [4, 4]
     pytest.importorskip("matplotlib", reason="the extra 'plot' is not installed")
     assert command_line.run("report", tmp_path / "run", "-o", tmp_path / "r.html").returncode == 0
-    assert (
-        "Area under the ROC curve of the models trained without a fold" in (tmp_path / "r.html").read_text()
-    )
+    page = (tmp_path / "r.html").read_text()
+    assert "Area under the ROC curve of the models trained without a fold" in page
+    assert "<th>fold 1</th><th>fold 2</th><th>fold 3</th><th>fold 4</th>" in page
+    for C, of in found["scores"].items():
+        assert re.search(
+            f"<td>{C}</td><td>{of['mean']:.4f}</td><td>[0-9.]+</td>{cells(of['folds'])}</tr>", page
+        )
+
+
+def cells(scores: list[float]) -> str:
+    return "".join(f"<td>{score:.4f}</td>" for score in scores)
+
+
+def test_the_table_of_scores_names_the_folds_of_a_column_and_of_several_seeds(tmp_path) -> None:
+    data = convert("two", tmp_path / "data")
+    found = streamcd.tune(data, tmp_path / "run", C=COSTS, fold="part")
+    assert score_table(found.to_json()).header == ["C", "mean", "standard error", "north", "south", "west"]
+    found = streamcd.tune(data, tmp_path / "seeds", C=COSTS, cv=2, cv_seeds=2)
+    assert found.fold_names == ["seed 1, fold 1", "seed 1, fold 2", "seed 2, fold 1", "seed 2, fold 2"]
+    assert score_table(found.to_json(), most_folds=3).header == ["C", "mean", "standard error"]
+    assert score_table(found.to_json()).rows[0][3:] == [f"{s:.4f}" for s in found.scores["0.05"]["folds"]]
+
+
+def test_of_very_many_settings_the_table_of_scores_has_the_best_and_the_chosen_one() -> None:
+    costs = range(1, 101)
+    scores = {f"{C}": {"folds": [C / 200, C / 100], "mean": 0.75 * C / 100} for C in costs}
+    search = {"scores": scores, "best_C": 2.0, "best_l1": 0.0, "scored_by": "auc", "fold_names": ["a", "b"]}
+    table = score_table(search)
+    assert [row[0] for row in table.rows] == ["2", *map(str, range(72, 101))]
+    assert table.title.endswith("on 2 folds, best C = 2; the 30 best settings, 70 left out")
 
 
 def test_values_of_C_that_agree_in_six_digits_have_scores_of_their_own(tmp_path) -> None:

@@ -220,7 +220,7 @@ def result_tables(result: Facts) -> list[Table]:
     tables = [Table(title, rows)]
     if result.get("scores"):
         trained = result["folds"]
-        tables.append(score_table(result))
+        tables.append(score_table(result, _MOST_FOLDS))
         passes, seconds = f"{trained['passes']:,} passes", format_seconds(trained["seconds"])
         tables[-1] = tables[-1]._replace(title=f"{tables[-1].title}; the folds took {passes}, {seconds}")
     elif len({(lane["C"], lane["l1"]) for lane in result["lanes"]}) > 1:
@@ -332,25 +332,34 @@ def score_text(search: Facts) -> str:
     return text if search.get("scored_of") is None else f"{text} of {search['scored_of']}"
 
 
-def score_table(search: Facts) -> Table:
-    """Show the scores of a search: for each C and λ the mean of the folds, the worst and the best."""
+_MOST_SETTINGS = 30  # of a table of scores
+_MOST_FOLDS = 10  # side by side in a terminal
+
+
+def score_table(search: Facts, most_folds: int | None = None) -> Table:
+    """Show the scores of a search: for each C and λ, of very many the best, the mean and the score of every fold.
+
+    Folds are left out if there are more than `most_folds`.
+    """
     scores, criterion = scores_of(search), CRITERIA[search["scored_by"]]
-    settings = [of.setting._asdict() for of in scores]
+    best = Setting(search["best_C"], search["best_l1"])
+    ranked = sorted(scores, key=lambda of: (of.setting != best, -criterion.sign * of.mean))
+    shown = sorted(ranked[:_MOST_SETTINGS])
+    settings = [of.setting._asdict() for of in shown]
+    folds = search["fold_names"]
+    drawn = slice(0 if most_folds is not None and len(folds) > most_folds else len(folds))
     rows = [
         [
             *_setting_cells(setting, settings),
-            *(format(score, criterion.form) for score in (of.mean, *_range(of.folds, criterion))),
+            *(format(score, criterion.form) for score in (of.mean, of.standard_error, *of.folds[drawn])),
         ]
-        for of, setting in zip(scores, settings, strict=True)
+        for of, setting in zip(shown, settings, strict=True)
     ]
-    title = f"{score_text(search)} on {len(scores[0].folds)} folds, best {Setting(search['best_C'], search['best_l1'])}"
-    return Table(title, rows, [*_setting_header(settings), "mean", "worst", "best"])
-
-
-def _range(folds: Sequence[float], criterion: Criterion) -> tuple[float, float]:
-    """Return the worst and the best score."""
-    least, most = min(folds), max(folds)
-    return (least, most) if criterion.sign > 0 else (most, least)
+    title = f"{score_text(search)} on {len(folds)} folds, best {best}"
+    if left_out := len(scores) - len(shown):
+        title += f"; the {len(shown)} best settings, {left_out:,} left out"
+    header = [*_setting_header(settings), "mean", "standard error", *folds[drawn]]
+    return Table(title, rows, header)
 
 
 def _setting_header(each: Sequence[Facts]) -> list[str]:

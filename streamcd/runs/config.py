@@ -39,6 +39,7 @@ class Search:
     one_standard_error: bool = False
     cv_seeds: int = 1
     cells: int = 0  # of rows, of which the folds of several seeds are made; 0 for the usual number
+    fold_names: tuple[str, ...] = ()  # values of the column that names them
 
     @property
     def n_cells(self) -> int:
@@ -46,6 +47,13 @@ class Search:
         from ..core.randomness import count_cells  # with kernels
 
         return self.cells or count_cells(self.cv, self.cv_seeds)
+
+    def name_folds(self) -> list[str]:
+        """Name the folds: by the column's values, or by numbers from 1, of several seeds one seed after the other."""
+        of_seed = [f"fold {number + 1}" for number in range(self.cv)]
+        if self.cv_seeds > 1:
+            return [f"seed {number + 1}, {name}" for number in range(self.cv_seeds) for name in of_seed]
+        return list(self.fold_names) or of_seed
 
 
 @dataclass(frozen=True, kw_only=True)

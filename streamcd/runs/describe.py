@@ -174,6 +174,8 @@ class _Scores(Structure):
     scores: dict[str, _OfFolds]
     best_C: float
     best_l1: float
+    scored_by: str
+    fold_names: list[str]
 
 
 def read_scores(path: Path) -> dict[str, Any] | None:

@@ -39,7 +39,7 @@ def with_folds(dataset: Dataset, search: Search, seed: int, memory: int) -> tupl
         counts = _counts(dataset, column, memory)
         if search.fold:
             fold_of = _named_folds(column, counts)
-            search = replace(search, cv=len(fold_of))
+            search = replace(search, cv=len(fold_of), fold_names=tuple(map(str, fold_of)))
         else:
             fold_of = _fill_folds(counts, search, seed)
             search = replace(search, cells=max(fold_of.values()) + 1 if search.cv_seeds > 1 else 0)

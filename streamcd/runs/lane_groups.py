@@ -102,6 +102,7 @@ def search_of(asked: TuneOptions) -> Search:
         asked.one_standard_error,
         asked.fold_seeds,
         asked.fold_cells,
+        asked.fold_names,
     )
 
 

@@ -292,6 +292,7 @@ class TuneOptions(TrainOptions):
     worker_timeout: float | None = None
     plan: Any = None
     search: bool = True
+    fold_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         has_none = self.C is None

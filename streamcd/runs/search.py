@@ -23,7 +23,7 @@ from ..training import checkpoint
 from ..training.loop import Session
 from ..training.result import Outcome, Result, TuneResult, relative_gaps
 from .carry_out import carry_out, result_of, train_groups
-from .config import ResolvedRun, write_config
+from .config import ResolvedRun, Search, write_config
 from .criteria import OF_ONE_CLASS, least_bytes, make_criterion
 from .early_warnings import advise
 from .held_out import HeldOut, held_out_rows
@@ -42,6 +42,7 @@ def carry_out_search(directory: checkpoint.Run, search: ResolvedRun, session: Se
         "best_l1": float("nan"),
         "scored_by": _criterion(search),
         "scored_of": _scored_class(search),
+        "fold_names": _tuned(search).name_folds(),
     }
     _tell_scored_class(search, scored["scored_of"], session.listener)
     result = result_of(directory, outcome, search)
@@ -99,8 +100,12 @@ _SCORES_SHARE = 0.25
 
 def _criterion(search: ResolvedRun) -> str:
     """Return the criterion asked for, else that of the problem."""
+    return _tuned(search).scoring or search.problem.criterion
+
+
+def _tuned(search: ResolvedRun) -> Search:
     assert search.config.tune is not None
-    return search.config.tune.scoring or search.problem.criterion
+    return search.config.tune
 
 
 def _labels(search: ResolvedRun) -> list[Any]:
@@ -110,9 +115,8 @@ def _labels(search: ResolvedRun) -> list[Any]:
 
 def _positive(search: ResolvedRun) -> int | None:
     """Return the place of the class that criteria of one class are of: as asked, else the larger of two labels."""
-    assert search.config.tune is not None
-    if search.config.tune.positive:
-        return place_of_label(search.config.tune.positive, _labels(search), "positive")
+    if asked := _tuned(search).positive:
+        return place_of_label(asked, _labels(search), "positive")
     return 1 if search.problem.classes.size == 2 else None
 
 
@@ -127,12 +131,11 @@ def _scored_class(search: ResolvedRun) -> Any:
 
 def _tell_scored_class(search: ResolvedRun, label: Any, listener: Listener) -> None:
     """Tell where the class that the criterion is of is not the rare one, which is seldom what is meant."""
-    assert search.config.tune is not None
     counts = search.dataset.class_counts
     if (
         label is not None
         and counts is not None
-        and not search.config.tune.positive
+        and not _tuned(search).positive
         and 2 * counts[1] > counts.sum()
     ):
         listener.warning(
@@ -146,8 +149,7 @@ def _score(path: Path, search: ResolvedRun, session: Session) -> dict[str, Any]:
 
     Returns ``scores``, by C, or by C and λ (`Setting.name`) where there are several of these, ``best_C`` and ``best_l1``.
     """
-    problem, asked = search.problem, search.config.tune
-    assert asked is not None
+    problem, asked = search.problem, _tuned(search)
     settings = sorted({lane.setting for lane in problem.lanes})
     name, n_models = _criterion(search), len(settings) * problem.n_folds
     least = n_models * least_bytes(name, problem)

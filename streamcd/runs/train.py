@@ -189,7 +189,7 @@ def _with_folds(dataset: Dataset, asked: TuneOptions) -> tuple[Dataset, TuneOpti
     search = search_of(asked)
     check_scoring(search, asked.problem, dataset)
     dataset, search = with_folds(dataset, search, asked.seed, asked.memory_bytes)
-    return dataset, replace(asked, cv=search.cv, fold_cells=search.cells)
+    return dataset, replace(asked, cv=search.cv, fold_cells=search.cells, fold_names=search.fold_names)
 
 
 def _train(

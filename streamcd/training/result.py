@@ -187,6 +187,7 @@ class TuneResult(Result):
     )
 
     scored_of: Any = None  # the label of the class that the criterion is of, if it is of one
+    fold_names: list[str] = field(default_factory=list)  # in the order of `scores`
 
     def _figures(self) -> list[str]:
         best = Setting(self.best_C, self.best_l1)
