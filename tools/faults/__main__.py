@@ -24,11 +24,13 @@ from tools.faults.power import Power
 from tools.faults.swaps import Swaps
 from tools.faults.tables import Tables
 from tools.faults.text import Text
+from tools.faults.trainings import Trainings
 from tools.faults.trials import COLUMNS, Attack, run_attack, table
 
 KINDS: dict[str, type[Attack]] = {
     "operations": FileOperations,
     "power": Power,
+    "trainings": Trainings,
     "damage": Damage,
     "swaps": Swaps,
     "metadata": Metadata,

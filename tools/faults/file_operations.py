@@ -135,31 +135,39 @@ class FileOperations:
 
     def prepare(self, place: Path) -> None:
         self.workspace = make_workspace(place)
-        self.scenarios = [self._measured(scenario, place / "measured") for scenario in SCENARIOS]
+        self.scenarios = [measured(self.workspace, scenario, place / "measured") for scenario in SCENARIOS]
 
     def attempt(self, number: int, rng: random.Random, place: Path) -> list[Finding]:
-        scenario = self.scenarios[number % len(self.scenarios)]
-        at, how = rng.randint(1, scenario.n_operations), rng.choice(HOWS)
-        begin(self.workspace, scenario, place)
-        before = set(files_of(place))
-        faults = FaultyFiles(at, how, whole_group=True)
-        ended = run_command(place, *scenario.command, faults=faults)
-        label = f"{scenario.name}, {how} at operation {at} of {scenario.n_operations}"
-        return [
-            replace(finding, what=f"{label}: {finding.what}")
-            for finding in judge(scenario, ended, place, before, is_kill=how in ("before", "half", "after"))
-        ]
+        return attack_operation(self.workspace, self.scenarios[number % len(self.scenarios)], rng, place)
 
-    def _measured(self, scenario: Scenario, place: Path) -> Scenario:
-        place.mkdir()
-        begin(self.workspace, scenario, place)
-        former = contents(place / scenario.output)
-        ended = run_command(place, *scenario.command, faults=FaultyFiles(whole_group=True))
-        expected = contents(place / scenario.output)
-        if ended.status != 0 or expected is None:
-            raise RuntimeError(f"{scenario.name} fails without a fault: {ended}\n{ended.stderr}")
-        shutil.rmtree(place)
-        return replace(scenario, n_operations=ended.operations, expected=expected, former=former)
+
+def measured(workspace: Workspace, scenario: Scenario, place: Path) -> Scenario:
+    """Carry out a scenario without a fault: how many operations it makes, and its result."""
+    place.mkdir()
+    begin(workspace, scenario, place)
+    former = contents(place / scenario.output)
+    ended = run_command(place, *scenario.command, faults=FaultyFiles(whole_group=True))
+    expected = contents(place / scenario.output)
+    if ended.status != 0 or expected is None:
+        raise RuntimeError(f"{scenario.name} fails without a fault: {ended}\n{ended.stderr}")
+    shutil.rmtree(place)
+    return replace(scenario, n_operations=ended.operations, expected=expected, former=former)
+
+
+def attack_operation(
+    workspace: Workspace, scenario: Scenario, rng: random.Random, place: Path
+) -> list[Finding]:
+    """Let a drawn operation of a measured scenario fail in a drawn way."""
+    at, how = rng.randint(1, scenario.n_operations), rng.choice(HOWS)
+    begin(workspace, scenario, place)
+    before = set(files_of(place))
+    faults = FaultyFiles(at, how, whole_group=True)
+    ended = run_command(place, *scenario.command, faults=faults)
+    label = f"{scenario.name}, {how} at operation {at} of {scenario.n_operations}"
+    return [
+        replace(finding, what=f"{label}: {finding.what}")
+        for finding in judge(scenario, ended, place, before, is_kill=how in ("before", "half", "after"))
+    ]
 
 
 def begin(workspace: Workspace, scenario: Scenario, place: Path) -> None:

@@ -85,24 +85,27 @@ class Power:
 
     def attempt(self, number: int, rng: random.Random, place: Path) -> list[Finding]:
         recorded = self.recorded[number % len(self.recorded)]
-        scenario, events = recorded.scenario, recorded.moved(place)
-        at, names, bytes_ = rng.randint(0, len(events)), rng.choice(NAMES), rng.choice(CONTENTS)
-        if number < len(self.recorded):
-            at, names, bytes_ = len(events), "lost", "lost"
-        disk = Disk(recorded.begun)
-        for event in events[:at]:
-            disk.apply(event)
-        tree = disk.cut(rng, names, bytes_)
-        make_tree(place, tree)
-        label = f"{scenario.name}, cut after {at} of {len(events)} changes, names {names}, contents {bytes_}"
-        findings = lost_at_once(recorded, place)
-        if at == len(events) and (gone := not_durable(scenario, disk, tree)):
-            findings.append(Finding("lost", f"the command had ended, and of its result are gone: {gone[:4]}"))
-        findings += judge(scenario, _CUT, place, {place / name for name in recorded.begun}, is_kill=True)
-        return [
-            replace(finding, what=f"{label}: {finding.what}")
-            for finding in findings + damaged(recorded, place)
-        ]
+        return cut_power(recorded, rng, place, at_end=number < len(self.recorded))
+
+
+def cut_power(recorded: Recorded, rng: random.Random, place: Path, *, at_end: bool = False) -> list[Finding]:
+    """Cut the power at a drawn moment, and lose what is drawn; or `at_end`, and lose all that was not synced."""
+    scenario, events = recorded.scenario, recorded.moved(place)
+    at, names, bytes_ = rng.randint(0, len(events)), rng.choice(NAMES), rng.choice(CONTENTS)
+    if at_end:
+        at, names, bytes_ = len(events), "lost", "lost"
+    disk = Disk(recorded.begun)
+    for event in events[:at]:
+        disk.apply(event)
+    tree = disk.cut(rng, names, bytes_)
+    make_tree(place, tree)
+    label = f"{scenario.name}, cut after {at} of {len(events)} changes, names {names}, contents {bytes_}"
+    findings = lost_at_once(recorded, place)
+    if at == len(events) and (gone := not_durable(scenario, disk, tree)):
+        findings.append(Finding("lost", f"the command had ended, and of its result are gone: {gone[:4]}"))
+    findings += judge(scenario, _CUT, place, {place / name for name in recorded.begun}, is_kill=True)
+    findings += damaged(recorded, place)
+    return [replace(finding, what=f"{label}: {finding.what}") for finding in findings]
 
 
 def record(workspace: Workspace, scenario: Scenario, parent: Path) -> Recorded:
