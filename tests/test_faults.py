@@ -14,7 +14,7 @@ import pytest
 from streamcd.conversion import staging
 from streamcd.core.atomic_files import write_file
 from streamcd.dataset.direct_writer import DirectWriter
-from streamcd.solvers.registry import find_solver
+from streamcd.solvers.registry import SOLVERS, find_solver
 from tools.faults import damage as damage_kind
 from tools.faults import file_operations, power
 from tools.faults.__main__ import KINDS, main
@@ -28,11 +28,13 @@ from tools.faults.mutants import Mutants, check_lines
 from tools.faults.recording import Event, Recorder, tree_of
 from tools.faults.safety_lines import LINES, SafetyLine
 from tools.faults.text import mutated
+from tools.faults.trainings import Trainings
 from tools.faults.trials import Finding, Row, run_attack, table
 from tools.faults.workspace import Workspace, make_workspace
 
-SHORT = {"operations": 9, "power": 10, "damage": 8, "metadata": 4, "text": 2}
-"""Kinds with nothing lost or wrong, and trials of each: operations of every fourth scenario, damage for each use."""
+SHORT = {"operations": 9, "power": 10, "damage": 8, "metadata": 4, "text": 2, "trainings": 8}
+"""Kinds with nothing lost or wrong, and trials of each: operations of every fourth scenario, damage for each use, every
+sixteenth training."""
 CUT = ("convert over another", "columns over others", "train in rounds", "append", "drop rows")
 """Scenarios of the short run of power cuts."""
 
@@ -53,9 +55,24 @@ def test_a_short_run_loses_nothing_and_gives_no_wrong_result(
     monkeypatch.setattr(file_operations, "SCENARIOS", [*some, *file_operations.SCENARIOS[::4]])
     monkeypatch.setattr(damage_kind, "USES", (*damage_kind.USES[:6], *damage_kind.USES[-2:]))
     monkeypatch.setattr(power, "SCENARIOS", [cut for cut in power.SCENARIOS if cut.name in CUT])
-    row = run_attack(KINDS[kind](), kind, seed=1, first=0, count=SHORT[kind], jobs=1)
+    attack = Trainings(Trainings().scenarios[::16]) if kind == "trainings" else KINDS[kind]()
+    row = run_attack(attack, kind, seed=1, first=0, count=SHORT[kind], jobs=1)
     assert row.tried == SHORT[kind]
     assert [failure for failure in row.failures if failure[1].column in ("lost", "wrong", "ugly")] == []
+
+
+@pytest.mark.slow
+def test_every_solver_penalty_and_bias_resumes_to_the_same_bits_after_a_kill_or_a_cut() -> None:
+    attack = Trainings()
+    row = run_attack(attack, "trainings", seed=2, first=0, count=len(attack.scenarios), jobs=2)
+    assert row.failures == []
+
+
+def test_trainings_are_of_every_solver_and_of_two_workers() -> None:
+    names = [scenario.name for scenario in Trainings().scenarios]
+    assert {str(entry) for entry in SOLVERS} <= set(names)
+    for own in ("huber by working-set elasticnet", "quantile by dual l1", "log_loss by newton l1 in rounds"):
+        assert own in names
 
 
 def _in_child(place: Path, at: int, how: str) -> tuple[int, int]:

@@ -31,6 +31,7 @@ class Shape:
 
 CONVERT, TRAIN, PREDICT = "convert data.txt out", "train out run --max-passes 2", "predict out run -o p.csv"
 TABLE, PREDICT_TABLE = "convert data.csv out --label label", "predict data.csv run -o p.csv"
+SETS = "train out sets --max-passes 2 --method working-set --penalty elasticnet --l1 0.1"
 APPEND = "convert data.csv out --append --new-names add"
 TEXT = f"{TABLE} --text note --ngrams 1-2"
 
@@ -62,7 +63,9 @@ SHAPES = (
         (CONVERT, f"{TRAIN} --loss log_loss --method dual", f"{PREDICT} --proba"),
     ),
     Shape("many lanes", 5000, 2000, 30, 310, (CONVERT, "tune out run -C 0.1,0.3,1,3 --cv 3 --max-passes 2")),
-    Shape("column layout", 20_000, 200_000, 2, 245, (CONVERT, "columns out", f"{TRAIN} --method primal")),
+    Shape(
+        "column layout", 20_000, 200_000, 2, 245, (CONVERT, "columns out", f"{TRAIN} --method primal", SETS)
+    ),
     Shape("narrow", 200_000, 100, 2, 270, (CONVERT, f"{TRAIN} --method newton --penalty l1 --l1 1,0.1")),
     Shape("numbers", 200_000, 30, 1000, 240, (f"{CONVERT} --target", f"{TRAIN} --loss huber -C 0.1,1,10")),
     Shape("one class", 50_000, 300, 1, 240, (CONVERT, f"{TRAIN} --loss one_class")),

@@ -16,10 +16,11 @@ TEXT = "--text body --ngrams 1-2 --tf-idf"
 
 @dataclass(frozen=True)
 class Workspace:
-    """A directory with data of two seeds: ``a.txt``, datasets ``a`` and ``b`` with columns, ``bare`` without, runs;
-    one with L1 among them; ``a.numbers``, whose labels are numbers to predict; ``a.csv``, its dataset ``a.table``, and a
-    calibrated run of it; ``a.grown``, to which rows were appended, and a run on those before, ``a.before``; ``a.labels.txt``
-    with several labels a row, its dataset ``a.labels`` and a run; ``a.texts.csv``, its dataset ``a.texts`` and a run."""
+    """A directory with data of two seeds: ``a.txt``, datasets ``a`` and ``b`` with columns, ``bare`` without, and runs, some
+    with L1, all classes at once and numbers among them; ``a.numbers``, whose labels are numbers to predict; ``a.csv``, its
+    dataset ``a.table``, and a calibrated run of it; ``a.grown``, to which rows were appended, and a run on those before,
+    ``a.before``; ``a.labels.txt`` with several labels a row, its dataset ``a.labels`` and a run; ``a.texts.csv``, its
+    dataset ``a.texts`` and a run."""
 
     path: Path
 
@@ -91,7 +92,10 @@ def make_workspace(parent: Path) -> Workspace:
             f"train {name} {name}.done --method dual --tol 1e-3",
             f"export {name}.done {name}.liblinear",
             f"train {name} {name}.l1 --method newton --penalty l1 --tol 1e-3",
+            f"train {name} {name}.sets --method working-set --penalty l1 --max-passes 2 --tol 1e-12",
+            f"train {name} {name}.softmax --loss multinomial --max-passes 3 --tol 1e-12",
             f"convert {name}.txt {name}.numbers --chunk-size 400B --shard-size 2kB --target",
+            f"train {name}.numbers {name}.newton --loss huber --method newton --max-passes 1 --tol 1e-12",
             f"convert {name}.csv {name}.table --label kind --missing zero --chunk-size 400B",
             f"train {name}.table {name}.table.done --method dual --tol 1e-3 --calibrate",
             f"convert {name}.txt {name}.grown --chunk-size 400B --shard-size 2kB",
@@ -119,7 +123,7 @@ def load_kernels() -> None:
         make_text(place / "text", 0)
         dataset = convert(place / "text", place / "data")
         make_columns(dataset)
-        for method in ("dual", "primal", "newton"):
+        for method in ("dual", "primal", "newton", "working-set"):
             train(dataset, place / method, method=method, max_passes=1)
         predict(dataset, place / "dual", place / "out.txt")
 
