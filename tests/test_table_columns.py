@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import datetime
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -396,12 +397,37 @@ def test_an_option_that_stands_alone_is_named_where_it_took_the_source(tmp_path:
 
 
 @pytest.mark.parametrize("form", ["u{}", "{}"])
-def test_labels_nearly_all_of_which_differ_are_told_of(tmp_path: Path, form: str) -> None:
+def test_classes_of_a_row_or_two_are_told_of(tmp_path: Path, form: str) -> None:
     """A column that identifies rows, taken as label, made a class of nearly every row without a word."""
     table = pa.table({"uid": [form.format(row) for row in range(100)], "x": np.arange(100.0)})
     write_table(table, tmp_path / "t.csv")
     shown = command_line.run("convert", tmp_path / "t.csv", tmp_path / "data", "--label", "uid")
-    assert "nearly all labels differ: 100 of 100 rows" in " ".join(shown.stdout.split())
+    assert "classes have a row or two: 100 classes in 100 rows" in " ".join(shown.stdout.split())
     few = pa.table({"uid": [form.format(row % 20) for row in range(100)], "x": np.arange(100.0)})
     command_line.run("convert", write_table(few, tmp_path / "f.csv"), tmp_path / "few", "--label", "uid")
-    assert "differ" not in command_line.run("info", tmp_path / "few").stdout
+    assert "a row or two" not in command_line.run("info", tmp_path / "few").stdout
+
+
+@pytest.mark.parametrize(
+    ("of", "then"),
+    [
+        (("--label", "y"), "streamcd train {} RUN;"),
+        (("--target", "x"), "streamcd train {} RUN --loss squared_error;"),
+    ],
+)
+def test_a_conversion_is_summed_up_in_a_few_lines_and_names_the_next_command(
+    tmp_path: Path, of: tuple[str, ...], then: str
+) -> None:
+    """Compression, digest, layout and the like stood there, fifteen lines of which a newcomer needed four."""
+    rows = np.arange(40.0)
+    write_table(pa.table({"y": rows % 2, "x": rows, "z": rows}), tmp_path / "t.csv")
+    data = tmp_path / "data"
+    shown = command_line.run("convert", tmp_path / "t.csv", data, *of).stdout
+    names = re.findall(r"^  ([a-z ]+?)  ", shown.partition(f"dataset {data}\n")[2], flags=re.MULTILINE)
+    assert names == ["rows", "features", "targets" if "--target" in of else "classes", "on disk", "next"]
+    assert then.format(data) in shown
+    scored = command_line.run("convert", tmp_path / "t.csv", tmp_path / "test", "--like", data).stdout
+    assert f"streamcd evaluate {tmp_path / 'test'} RUN;" in scored
+    described = command_line.run("info", data).stdout
+    for name in ("fingerprint", "compression", "column layout", "method", "bias"):
+        assert f"\n  {name} " in described

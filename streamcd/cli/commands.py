@@ -27,6 +27,7 @@ from ..report.tables import (
     Table,
     class_weights_tables,
     column_tables,
+    conversion_tables,
     dataset_tables,
     description_tables,
     distribution_table,
@@ -117,7 +118,8 @@ def convert(
     described = describe_dataset(made)
     if first_row is not None:
         return described, *growth_tables(dataset, described, first_row)
-    return described, *dataset_tables(dataset, described)
+    then = "evaluate" if options["like"] else "train"
+    return described, *conversion_tables(dataset, described, then)
 
 
 def _next_row(path: str) -> int | None:

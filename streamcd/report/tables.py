@@ -60,6 +60,40 @@ def _no_nan(form: str) -> Callable[[float], str]:
 
 def dataset_tables(path: str, info: Facts) -> list[Table]:
     """Describe a dataset."""
+    rows = [
+        *_content_rows(info),
+        ("entries", f"{info['n_entries']:,} (density {info['density']:.3g})"),
+        ("on disk", _size_on_disk(info)),
+        ("decoded", f"{format_size(info['bytes_decoded'])} ({info['index_dtype']}, {info['value_dtype']})"),
+        *_rows(
+            info, compression=lambda forms: listed([f"{column} {form}" for column, form in forms.items()])
+        ),
+        *_scaling_rows(info),
+        *_note_rows(info),
+        *_rows(info, id="", kept=listed),
+        *_rows(info, fingerprint="", data_digest=lambda digest: digest or ""),
+        ("column layout", "yes" if info["columns"] else "no"),
+        ("method", f"{info['method']}: {info['method_because']}"),
+        ("bias", describe_bias(info["bias"], info["bias_because"])),
+    ]
+    tables = [Table(f"dataset {path}", [row for row in rows if row[1]]), *_batches(info["batches"])]
+    return [*_source_columns(info), *tables]
+
+
+def conversion_tables(path: str, info: Facts, then: str) -> list[Table]:
+    """Describe a dataset just made: its columns, how large it is, what asks for action; and the command `then` on it."""
+    loss = " --loss squared_error" if then == "train" and info["targets"] is not None else ""
+    rows = [
+        *_content_rows(info),
+        ("on disk", _size_on_disk(info)),
+        *_note_rows(info),
+        ("next", f"streamcd {then} {path} RUN{loss}; 'streamcd info {path}' tells more"),
+    ]
+    return [*_source_columns(info), Table(f"dataset {path}", rows)]
+
+
+def _content_rows(info: Facts) -> list[tuple[str, str]]:
+    """Count rows and features, and tell the classes, labels or targets."""
     classes = "too many to train on: is it the right column of labels?"
     if info["classes"] is not None:
         pairs = zip(info["classes"], info["class_counts"], strict=True)
@@ -76,25 +110,15 @@ def dataset_tables(path: str, info: Facts) -> list[Table]:
     if info["feature_names"]:
         more = ", …" if info["n_features"] > len(info["feature_names"]) else ""
         numbered = ", ".join(info["feature_names"]) + more
-    rows = [
+    return [
         ("rows", f"{info['n_rows']:,}"),
         ("features", f"{info['n_features']:,} ({numbered})"),
-        ("entries", f"{info['n_entries']:,} (density {info['density']:.3g})"),
         labels,
-        ("on disk", _size_on_disk(info)),
-        ("decoded", f"{format_size(info['bytes_decoded'])} ({info['index_dtype']}, {info['value_dtype']})"),
-        *_rows(
-            info, compression=lambda forms: listed([f"{column} {form}" for column, form in forms.items()])
-        ),
-        *_scaling_rows(info),
-        *_rows(info, id="", kept=listed),
-        *_rows(info, fingerprint="", data_digest=lambda digest: digest or ""),
-        ("column layout", "yes" if info["columns"] else "no"),
-        ("method", f"{info['method']}: {info['method_because']}"),
-        ("bias", describe_bias(info["bias"], info["bias_because"])),
     ]
-    tables = [Table(f"dataset {path}", [row for row in rows if row[1]]), *_batches(info["batches"])]
-    return [*_source_columns(info["table"]), *tables] if info.get("table") else tables
+
+
+def _note_rows(info: Facts) -> list[tuple[str, str]]:
+    return [("note", line) for line in info["advice"]]
 
 
 def growth_tables(path: str, info: Facts, first_row: int) -> list[Table]:
@@ -122,8 +146,9 @@ def _batches(batches: Sequence[Facts]) -> list[Table]:
     return [Table("batches of rows", rows, ["rows", "first row", "shards", "appended"], 0)]
 
 
-def _source_columns(facts: Sequence[Facts]) -> list[Table]:
-    """Show how each column of a table was used, one of features before the others."""
+def _source_columns(info: Facts) -> list[Table]:
+    """Show how each column of a table was used, one of features before the others; none of what was no table."""
+    facts = info.get("table") or []
     shown = facts[:_MOST_COLUMNS]
     rows = []
     for fact in shown:
@@ -131,7 +156,7 @@ def _source_columns(facts: Sequence[Facts]) -> list[Table]:
         rows.append([fact["column"], use, fact["example"], *_counted_cells(fact)])
     more = len(facts) - len(shown)
     title = "columns of the table" + (f", the first {len(shown)} of {len(facts):,}" if more else "")
-    return [Table(title, rows, ["column", "use", "example", "features", "missing"], 3)]
+    return [Table(title, rows, ["column", "use", "example", "features", "missing"], 3)] if rows else []
 
 
 def _counted_cells(fact: Facts) -> list[str]:
@@ -151,7 +176,7 @@ def _scaling_rows(info: Facts) -> list[tuple[str, str]]:
         middle = "" if mean_square is None else f", root mean square {mean_square**0.5:.3g}"
         text = f"from {norms['min']:.3g} to {norms['max']:.3g}{middle}; {norms['n_empty']:,} empty rows"
         rows.append(("row norms", text))
-    return rows + [("note", line) for line in info["advice"]]
+    return rows
 
 
 def _size_on_disk(info: Facts) -> str:
