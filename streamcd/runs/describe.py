@@ -96,7 +96,7 @@ _MANY_LABELS = 20
 
 
 def _notes_of_labels(dataset: Dataset) -> list[str]:
-    """Tell of labels that leave nothing to separate, or are a class for nearly every row."""
+    """Tell of labels that leave nothing to separate, or of classes of which most have a row or two."""
     from ..dataset.diagnostics import TARGET_ADVICE, labels_of_a_target
 
     n_labels = 0 if dataset.classes is None or dataset.multilabel else dataset.classes.size
@@ -106,7 +106,7 @@ def _notes_of_labels(dataset: Dataset) -> list[str]:
         return [f"the labels are {numbers}: {TARGET_ADVICE}"]
     if n_labels > _MANY_LABELS and 2 * n_labels > dataset.n_rows:
         return [
-            f"nearly all labels differ: {n_labels:,} of {dataset.n_rows:,} rows, and each is a class of its own; check the "
+            f"most classes have a row or two: {n_labels:,} classes in {dataset.n_rows:,} rows; check the "
             "column or file of labels (--label), or name numbers to predict by --target"
         ]
     return []
