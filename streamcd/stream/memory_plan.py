@@ -21,6 +21,9 @@ from ..dataset.read_ahead import AHEAD_BYTES, SHARED_AHEAD_BYTES
 _FOOTER_BYTES = 200_000  # of an open Parquet file with a few hundred row groups
 _ORDER_BYTES = 8  # of an item's number in the order of visits
 _MAX_READERS = 4  # each with its own descriptors
+_ALLOCATOR_BYTES = 2_000_000
+"""What allocators keep for a thread that reads: with chunks of 1 MB, readers take 2.5 to 6.3 MB beside read-ahead."""
+
 ADVICE = "give a larger --memory, or convert with a smaller --chunk-size"
 
 
@@ -210,7 +213,7 @@ def _overhead(table: Table, budget: int, needs: Mapping[str, int]) -> dict[str, 
     readers = _count_readers(table, budget)
     return {
         **needs,
-        "reading": _reading_bytes(table) + (readers - 1) * _reader_bytes(table),
+        "reading": _reading_bytes(table, readers),
         "chunk table": 100 * table.n_chunks,  # with the tables of slots and of copies
     }
 
@@ -285,25 +288,29 @@ def window_size(table: Table, plan: Plan) -> tuple[int, int]:
 
 
 def _count_readers(table: Table, budget: int) -> int:
-    """Count the threads that may read: together they take at most an eighth of the budget.
+    """Count the threads that may read: those beside the first take at most a sixteenth of the budget together.
 
-    The number of processors is ignored: windows, and with them the bits of a result, would depend on it.
+    The number of processors is ignored: windows, and with them the bits of a result, would depend on it. On a machine with
+    fewer, what is counted for the other readers is not used.
     """
     left = max(budget - RUNNING_BYTES - table.client_bytes, 0)
-    return 1 + min(_MAX_READERS - 1, left // 8 // _reader_bytes(table))
+    return 1 + min(_MAX_READERS - 1, left // 16 // _reader_bytes(table, SHARED_AHEAD_BYTES))
 
 
-def _reader_bytes(table: Table, ahead_bytes: int = SHARED_AHEAD_BYTES) -> int:
-    """Estimate the memory of a further reader: a chunk encoded and decoded, Arrow's copies of both, and read-ahead."""
+def _reader_bytes(table: Table, ahead_bytes: int) -> int:
+    """Estimate the memory of a reader: a chunk encoded and decoded, Arrow's copies of both, read-ahead, and what
+    allocators keep.
+    """
     entries, items = _largest_chunk(table)
-    ahead = min(ahead_bytes, table.n_entries * table.entry_bytes)
-    return 4 * (entries * table.entry_bytes + items * 40) + ahead
+    more = min(ahead_bytes + _ALLOCATOR_BYTES, table.n_entries * table.entry_bytes)
+    return 4 * (entries * table.entry_bytes + items * 40) + more
 
 
-def _reading_bytes(table: Table) -> int:
-    """Estimate the memory of the first reader, with the footers and the client of a URL."""
+def _reading_bytes(table: Table, readers: int) -> int:
+    """Estimate the memory of all readers, with the footers and the client of a URL."""
     footers = _FOOTER_BYTES * min(2 * MAX_OPEN_PARTS, 2 * table.n_shards)
-    return _reader_bytes(table, AHEAD_BYTES) + footers + table.client_bytes
+    each = max(AHEAD_BYTES // readers, SHARED_AHEAD_BYTES)  # a reader alone has it all
+    return readers * _reader_bytes(table, each) + footers + table.client_bytes
 
 
 def shard_bounds(table: Table) -> np.ndarray:
