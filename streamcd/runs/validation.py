@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
 
 import numpy as np
 
@@ -80,34 +80,37 @@ class ValidationSet:
         the rows' weights. Rows of a class that was not trained count as errors, and have no loss. The score is weighted as
         in `evaluate`.
         """
+        self._sum_up(lanes, _untouched(lanes), _Unheard(), 1)  # its kernels are loaded before windows take memory
         listeners = chain([listener], repeat(_Unheard()))  # the first look tells what is ignored
 
         def look(w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            model = self._model_of(lanes, w)
-            if self._centre is not None:
-                model.intercept = lanes.bias * self._centre.stored_bias(w, lanes.bias)
-            budget = RESERVED_BYTES + self._least_bytes(model)
-            return self._compare(
-                Scoring(self._data, model, Means(budget, next(listeners)), compared=True), lanes, w
-            )
+            sums = self._sum_up(lanes, w, next(listeners))
+            if not sums[0].weight.value():
+                raise DataError(f"validation: no row of {self.path} has a label of the training data")
+            figures = np.array([of_cost.figures() for of_cost in sums])
+            loss, score = np.repeat(figures, lanes.block_lanes, axis=0).T
+            return loss, score
 
         return look
 
-    def _compare(self, scoring: Scoring, lanes: Problem, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _sum_up(
+        self, lanes: Problem, w: np.ndarray, listener: Listener, n_blocks: int | None = None
+    ) -> list[_Sums | _LabelSums | _Errors]:
+        """Sum up the errors of weights, by C; of the first blocks of rows, if their number is given."""
+        model = self._model_of(lanes, w)
+        if self._centre is not None:
+            model.intercept = lanes.bias * self._centre.stored_bias(w, lanes.bias)
+        means = Means(RESERVED_BYTES + self._least_bytes(model), listener)
         width = lanes.block_lanes * lanes.lane_vectors
         kind = _Errors if lanes.has_targets else _LabelSums if lanes.multilabel else _Sums
         sums = [
             kind(lanes, range(first, first + lanes.block_lanes), w[:, number * width : (number + 1) * width])
             for number, first in enumerate(range(0, lanes.n_lanes, lanes.block_lanes))
         ]
-        for rows in scoring.blocks("validate"):
+        for rows in islice(Scoring(self._data, model, means, compared=True).blocks("validate"), n_blocks):
             for number, of_cost in enumerate(sums):
                 of_cost.add(rows, rows.decisions[:, number * width : (number + 1) * width])
-        if not sums[0].weight.value():
-            raise DataError(f"validation: no row of {self.path} has a label of the training data")
-        figures = np.array([of_cost.figures() for of_cost in sums])
-        loss, score = np.repeat(figures, lanes.block_lanes, axis=0).T
-        return loss, score
+        return sums
 
 
 class _Unheard(Listener):
