@@ -18,6 +18,8 @@ from small_datasets import Rows, columns_of, multiclass, random_rows, unequal_co
 from test_penalties import PENALTIES
 from test_penalties import fit as fit_penalised
 
+from streamcd import train
+from streamcd.core.errors import UsageError
 from streamcd.kernels import newton as newton_kernels
 from streamcd.kernels import working_set as kernels
 from streamcd.kernels.columns import ColumnCosts, Columns, Scores
@@ -130,6 +132,16 @@ def test_every_certificate_on_the_way_is_below_the_optimum(tmp_path: Path, loss:
     assert len(lines) > 3
     for line in lines:
         assert line["dual"] <= best * (1 + 1e-12) <= line["primal"] * (1 + 1e-9)
+
+
+def test_a_plan_without_room_for_the_longest_column_is_refused(tmp_path: Path) -> None:
+    """It read for ever."""
+    dataset = columns_of(tmp_path / "data", random_rows())
+    for plan in (Plan(500, 50, resident=False), held(1, 10), held(500, 0)):
+        with pytest.raises(UsageError, match="room to hold the longest column"):
+            train(dataset, tmp_path / "run", method="working-set", penalty="l1", plan=plan)
+    assert not (tmp_path / "run").exists()
+
 
 
 def test_screening_leaves_out_no_column_of_the_optimum(

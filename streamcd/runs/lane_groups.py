@@ -17,7 +17,7 @@ from ..solvers.block_sums import workers_share
 from ..solvers.memory import newton_width
 from ..solvers.problem import Problem
 from ..solvers.registry import reads_columns
-from ..stream.memory_plan import ADVICE, Plan, SolverMemory, describe_plan, make_plan
+from ..stream.memory_plan import ADVICE, Plan, SolverMemory, check_holding, describe_plan, make_plan
 from ..training.checkpoint import Run
 from .config import (
     ResolvedRun,
@@ -171,7 +171,8 @@ def group_lanes(dataset: Dataset, problem: Problem, asked: TrainOptions) -> tupl
     With workers the plan is that of a worker with all shards.
     """
     if asked.plan is not None:
-        asked.solver_memory(problem, dataset)  # refuses options that exclude each other
+        # refuses options that exclude each other
+        check_holding(asked.plan, dataset, asked.solver_memory(problem, dataset))
         return 1, asked.plan, asked.memory_bytes
     block = lanes_together(problem, validated=asked.validation is not None)
     n_blocks = problem.n_lanes // block

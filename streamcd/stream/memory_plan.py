@@ -12,6 +12,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
+from ..core.errors import UsageError
 from ..core.memory_budget import RUNNING_BYTES, format_size, require
 from ..core.metadata import Count, Positive
 from ..core.progress import counted
@@ -227,6 +228,18 @@ def _resident_bytes(table: Table, layout: Layout) -> int:
 def _resident_plan(table: Table, layout: Layout, readers: int) -> Plan:
     entries = min(max(layout.resident_window, _longest_unit(table)), max(table.n_entries, 1))
     return Plan(entries, table.n_items, resident=True, readers=readers)
+
+
+def check_holding(plan: Plan, dataset: Table, memory: SolverMemory) -> None:
+    """Refuse a plan without room for the longest item, where a solver holds items between reads: it would never end."""
+    if plan.resident or not memory.holding:
+        return
+    least = _longest_unit(memory.layout.open(dataset))
+    if plan.held_columns < 1 or plan.held_entries < least:
+        raise UsageError(
+            f"plan: expected room to hold the longest column, held_columns >= 1 and held_entries >= {least}, found "
+            f"{plan.held_columns} and {plan.held_entries}; give larger ones, or --memory in place of a plan"
+        )
 
 
 def planned_bytes(plan: Plan, dataset: Table, budget: int, memory: SolverMemory) -> int:
