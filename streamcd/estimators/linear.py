@@ -136,7 +136,7 @@ class LogisticRegression(GrowingClassifier):
     warm_start : {False}
     multi_class : {"auto", "deprecated", "multinomial", "ovr"}
         ``"auto"``, and ``"deprecated"``, scikit-learn's default for a time, is multinomial by the methods that train it,
-        dual and newton, and one-vs-rest by others.
+        dual, newton and working-set, and one-vs-rest by others.
     n_jobs : int or None
         Threads that share reading and certificates, on which no bit of the result depends; -1 for all processors. None is
         one for what is in memory, and all for a dataset.
@@ -210,7 +210,7 @@ class LogisticRegression(GrowingClassifier):
         several = dataset.classes is not None and dataset.classes.size > 2
         at_once = self.multi_class == "multinomial" or (
             self.multi_class in _CHOSEN
-            and self.method in ("auto", "newton", "dual")
+            and self.method in ("auto", "newton", "dual", "working-set")
             and self.solver != "liblinear"
         )
         if several and at_once:

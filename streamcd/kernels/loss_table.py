@@ -90,7 +90,7 @@ LOSSES = {
     ),
     "multinomial": LossEntry(
         MULTINOMIAL,
-        {"dual": None, "newton": None},
+        {"dual": None, "newton": None, "working-set": None},
         "log of the sum over m of exp(w_m·x - w_y·x)",
         CLASSES,
         smooth=True,

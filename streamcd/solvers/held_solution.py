@@ -41,7 +41,7 @@ class HeldProblem:
     v: np.ndarray | None  # (features + 1,): sums of columns at these weights, if they are known
     key: tuple[int, ...]  # of the random order of sweeps
     solved: float  # of the gap of all held columns, to which they are solved
-    most_swept: int  # times the held entries that the solution may read
+    most_swept: float  # times the held entries that the solution may read
 
 
 class HeldSolution:
@@ -69,12 +69,18 @@ class HeldSolution:
         kernels.model_along(self._moved, self._model)
         kernels.change_on_line(problem.scores, self._moved, 1.0, problem.costs)
 
-    def solve(self) -> None:
-        """Solve until the gap of the held columns is a part of what it was; weights of others stay what they are."""
-        problem, entries = self._problem, 0
-        gap = self._gap_of_all(problem.v)
-        goal = problem.solved * gap
-        most = problem.most_swept * (self._entries_of(problem.offsets) + problem.scores.score.size)
+    def solve(self) -> tuple[float, float]:
+        """Solve until the gap of the held columns is a part of what it was; weights of others stay what they are.
+
+        Returns that gap at the start, and how many times the held entries were read.
+        """
+        gap = self._gap_of_all(self._problem.v)
+        swept = self._entries_of(self._problem.offsets) + self._problem.scores.score.size
+        self._solve_sets(gap, self._problem.most_swept * swept)
+        return gap, self._n_swept / max(swept, 1)
+
+    def _solve_sets(self, gap: float, most: float) -> None:
+        problem, entries, goal = self._problem, 0, self._problem.solved * gap
         for _ in range(_MOST_SETS):
             chosen = self._choose(2 * entries)
             entries = self._entries_of(problem.offsets[chosen])
@@ -145,7 +151,7 @@ class HeldSolution:
 
     # -- a set
 
-    def _solve_set(self, chosen: np.ndarray, goal: float, most: int) -> bool:
+    def _solve_set(self, chosen: np.ndarray, goal: float, most: float) -> bool:
         """Solve for chosen columns to a gap, or until a further step would gain little; returns whether the objective fell.
 
         The gap is that of scaled dual variables, at first far above what there is to gain; it alone counts where all held

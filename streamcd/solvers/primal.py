@@ -415,8 +415,12 @@ def _start_norm(state: State) -> np.ndarray:
 
 def signed_costs(problem: Problem) -> np.ndarray:
     """Compute y C of a row by ``class * cells + cell`` and lane; 0 if the lane leaves the row out."""
-    signed = problem.sign * problem.cost
+    return costs_of_kinds(problem, problem.sign * problem.cost)
+
+
+def costs_of_kinds(problem: Problem, costs: np.ndarray) -> np.ndarray:
+    """Compute from costs by class and lane those by ``class * cells + cell``; 0 if the lane leaves the row out."""
     if not problem.n_folds:
-        return np.ascontiguousarray(signed)
+        return np.ascontiguousarray(costs)
     kept = ~problem.splits[problem.lane_fold].T
-    return np.ascontiguousarray((signed[:, None, :] * kept).reshape(-1, problem.n_lanes))
+    return np.ascontiguousarray((costs[:, None, :] * kept).reshape(-1, problem.n_lanes))

@@ -131,8 +131,10 @@ def _newton(asked: SolverRequest) -> Solver:
 
 def _working_set(asked: SolverRequest) -> Solver:
     from .working_set import WorkingSetSolver
+    from .working_set_classes import MultinomialWorkingSetSolver
 
-    return WorkingSetSolver(*asked[:3])
+    kind = MultinomialWorkingSetSolver if asked.problem.form == CLASSES else WorkingSetSolver
+    return kind(*asked[:3])
 
 
 def _proximal_point(asked: SolverRequest) -> Any:
@@ -173,8 +175,8 @@ def _entry(loss: str, method: str) -> SolverEntry:
         accelerates=method not in ("sor", "working-set")
         and (form == MARGINS and not entry.of_targets if method == "newton" else form != INLIERS),
         frees_bias=form != PLANES,
-        takes_penalties=method == "newton"
-        or (form in (MARGINS, CLASSES) and method in ("working-set", "dual")),
+        takes_penalties=method in ("newton", "working-set")
+        or (form in (MARGINS, CLASSES) and method == "dual"),
         needs_no_penalty=method == "newton" and kind in (LOG_LOSS, MULTINOMIAL, SQUARED_ERROR),
         keeps_alpha=method in ("dual", "sor"),
         in_rounds="sums" if method == "newton" else _dual_rounds(entry, method),
