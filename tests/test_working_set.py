@@ -143,7 +143,6 @@ def test_a_plan_without_room_for_the_longest_column_is_refused(tmp_path: Path) -
     assert not (tmp_path / "run").exists()
 
 
-
 def test_screening_leaves_out_no_column_of_the_optimum(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

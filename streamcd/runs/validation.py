@@ -80,7 +80,8 @@ class ValidationSet:
         the rows' weights. Rows of a class that was not trained count as errors, and have no loss. The score is weighted as
         in `evaluate`.
         """
-        self._sum_up(lanes, _untouched(lanes), _Unheard(), 1)  # its kernels are loaded before windows take memory
+        # its kernels are loaded before windows take memory
+        self._sum_up(lanes, _untouched(lanes), _Unheard(), 1)
         listeners = chain([listener], repeat(_Unheard()))  # the first look tells what is ignored
 
         def look(w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
