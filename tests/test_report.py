@@ -23,7 +23,7 @@ from streamcd.prediction.thresholds import RECALLS, list_thresholds
 from streamcd.report.evaluation_tables import evaluation_tables
 from streamcd.report.page import Section, render_page
 from streamcd.report.tables import Table
-from streamcd.report.training_figures import objective_figure
+from streamcd.report.training_figures import objective_figure, work_figure
 from streamcd.training.history import read_history
 
 
@@ -82,6 +82,18 @@ def test_a_report_names_the_strength_of_acceleration_by_its_option(run: Path, pa
     for word in ("κ", "β", "λ", "kappa", "lane"):
         assert word not in shown
     assert "kappa" not in command_line.run("train", "--help").stdout.lower()
+
+
+def test_bytes_read_are_drawn_where_there_is_more_than_the_first_read(run: Path, page: Path) -> None:
+    """A search in memory had a panel of flat lines."""
+    history = read_history(run)
+    (records,) = history.values()
+    assert [record["bytes_read"] > 0 for record in records[:2]] == [True, False]
+    assert "the data stayed in memory after the first read" in page.read_text()
+    streamed = {"": [record | {"bytes_read": 1000} for record in records]}
+    for histories, shown in ((history, []), (streamed, ["Read so far, MB"])):
+        titles = [axes.get_title(loc="left") for axes in work_figure(histories).axes]
+        assert titles == ["Active rows", *shown, "Seconds by stage"]
 
 
 def test_a_missing_matplotlib_is_told_of_before_rows_are_scored(

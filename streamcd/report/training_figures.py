@@ -145,23 +145,32 @@ def validation_figure(histories: Histories) -> Figure:
 
 @styled
 def work_figure(histories: Histories) -> Figure:
-    """Draw active rows and bytes read against passes, and the seconds of every stage."""
-    figure, (rows, read, stages) = new_figure(columns=3)
+    """Draw active rows against passes, bytes read too unless the data stayed in memory, and the seconds of every stage."""
+    streamed = reads_on(histories)
+    figure, panels = new_figure(columns=3 if streamed else 2)
+    rows, *reads, stages = panels
     most = max(sum(record["bytes_read"] for record in records) for records in histories.values())
     size, unit = (1e9, "GB") if most >= 1e9 else (1e6, "MB")
     for color, (name, records) in zip(_colors(histories), histories.items(), strict=True):
         train = [record for record in records if record["kind"] == "train"]
         active = [(record["passes"], record["active_rows"]) for record in train]
         rows.plot(*_points(active), color=color, label=name or None)
-        read_so_far = accumulate(record["bytes_read"] / size for record in records)
-        read.plot([record["passes"] for record in records], list(read_so_far), color=color)
-    for axes, title in ((rows, f"Active rows{_summed(histories)}"), (read, f"Read so far, {unit}")):
+        for read in reads:
+            read_so_far = accumulate(record["bytes_read"] / size for record in records)
+            read.plot([record["passes"] for record in records], list(read_so_far), color=color)
+    titles = f"Active rows{_summed(histories)}", f"Read so far, {unit}"
+    for axes, title in zip((rows, *reads), titles, strict=False):
         axes.set_title(title)
         _label_passes(axes)
         axes.set_ylim(bottom=0)
         axes.yaxis.set_major_formatter(_NUMBERS)
     _draw_stages(stages, [record for records in histories.values() for record in records])
     return figure
+
+
+def reads_on(histories: Histories) -> bool:
+    """Tell if data were read after the first read; else they stayed in memory."""
+    return any(record["bytes_read"] for records in histories.values() for record in records[1:])
 
 
 def _draw_stages(axes: Axes, records: Records) -> None:

@@ -50,6 +50,7 @@ from ..report.training_figures import (
     gap_figure,
     objective_figure,
     path_figure,
+    reads_on,
     search_figure,
     validation_figure,
     work_figure,
@@ -178,6 +179,9 @@ def _training(histories: Histories, run: Mapping[str, Any]) -> Section:
     begun = {name: records for name, records in histories.items() if records}
     if not begun:
         return Section("Training", "No read of the data has ended yet.")
+    work = "Active rows, bytes read, and seconds by stage."
+    if not reads_on(begun):
+        work = "Active rows, and seconds by stage; the data stayed in memory after the first read."
     drawn = [
         ("gap", gap_figure(begun, run["stopping"].get("tol")), "The certified and estimated duality gap."),
         (
@@ -186,7 +190,7 @@ def _training(histories: Histories, run: Mapping[str, Any]) -> Section:
             "The objective with its certified bounds, and the strength of acceleration (--acceleration), as a range where "
             "several problems (of classes, C or folds) are trained together.",
         ),
-        ("work", work_figure(begun), "Active rows, bytes read, and seconds by stage."),
+        ("work", work_figure(begun), work),
     ]
     if any(record.get("validation") for log in begun.values() for record in log):
         text = "Loss and score on the validation set while training."
