@@ -420,7 +420,8 @@ def test_a_conversion_is_summed_up_in_a_few_lines_and_names_the_next_command(
 ) -> None:
     """Compression, digest, layout and the like stood there, fifteen lines of which a newcomer needed four."""
     rows = np.arange(40.0)
-    write_table(pa.table({"y": rows % 2, "x": rows, "z": rows}), tmp_path / "t.csv")
+    made = pa.table({"y": rows % 2, "x": np.cos(rows), "z": np.sin(rows)})
+    write_table(made, tmp_path / "t.csv")
     data = tmp_path / "data"
     shown = command_line.run("convert", tmp_path / "t.csv", data, *of).stdout
     names = re.findall(r"^  ([a-z ]+?)  ", shown.partition(f"dataset {data}\n")[2], flags=re.MULTILINE)
