@@ -647,6 +647,22 @@ def written_documents(directory: Path, n_rows: int = 240) -> tuple[Path, Path]:
 
 
 @pytest.mark.usefixtures("lend")
+@pytest.mark.parametrize("text", ["notes\n", "# Title\n\nWhat this is.\n", "\ufeffÜber alles\n"])
+def test_a_directory_of_notes_alone_is_refused_with_what_one_of_documents_is(
+    tmp_path: Path, text: str
+) -> None:
+    """It ended in the message that a line of libsvm text begins with a number."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "README").write_text(text)
+    expected = (
+        r"expected .* a folder for each class with its documents, found text in README; .* put each document"
+    )
+    with pytest.raises(StreamcdError, match=expected):
+        streamcd.convert(tmp_path / "docs", tmp_path / "data")
+    (tmp_path / "docs" / "README").write_text("# rows\n+1 1:2\n-1 2:1\n")
+    assert streamcd.convert(tmp_path / "docs", tmp_path / "data").n_rows == 2
+
+
 def test_documents_with_labels_and_a_folder_for_each_class_convert_and_are_predicted(tmp_path: Path) -> None:
     lines, folder = written_documents(tmp_path)
     texts, classes = made_documents(240)

@@ -58,6 +58,7 @@ _DELIMITERS = ",;\t|"
 _LINES, _LEAST_WORDS = 200, 3  # by which documents are told
 _ROWS = 20  # by which data are told from notes
 _NAMED = 5
+_WORD = re.compile(r"(?!(?:nan|inf|infinity)\b)[^\W\d_]{2}", re.IGNORECASE)
 _LIBSVM_TOKEN = re.compile(r"(?:qid|[0-9]+):")
 
 
@@ -200,6 +201,8 @@ def open_source(
                     "convert them one by one, or name the --format"
                 )
         format = _text_format(format, ByteRange(paths[0], head=head), reading, options)
+        if format == "libsvm" and paths[0] in roots:
+            _check_rows(paths[0], roots[paths[0]])
     elif STANDARD_INPUT in paths:
         head, _ = read_head(ByteRange(STANDARD_INPUT), _HEAD_BYTES)
     if STANDARD_INPUT in paths and format not in ("libsvm", "csv", "documents"):
@@ -247,6 +250,17 @@ def _check_texts(path: str) -> None:
         raise UsageError(
             f"{display_name(path)}: expected files of text in a folder for each class, or folders key=value, found "
             f"{found[0]}; name the files"
+        )
+
+
+def _check_rows(path: str, root: str) -> None:
+    """Refuse the file of a directory that begins with words, as notes or a document do, rather than with a label."""
+    text = read_head(ByteRange(path), _HEAD_BYTES)[1].decode(errors="replace")
+    line = next((line for line in text.splitlines() if line.strip() and not line.startswith("#")), "0")
+    if _WORD.match(line.lstrip("\ufeff \t")):
+        raise UsageError(
+            f"{root}: expected files of data, or a folder for each class with its documents, found text in "
+            f"{os.path.relpath(path, root)}; name files of data, or put each document into the folder of its class"
         )
 
 
