@@ -180,7 +180,7 @@ class SetModel:
             return
         step *= slope / curvature
         self._moved *= slope / curvature
-        turned = np.where(self._penalised & (u * (u + step) < 0.0), -(u + step), 0.0)
+        turned = np.where(self._penalised & (np.sign(u) * (u + step) < 0.0), -(u + step), 0.0)
         kernels.add_scores(self._order, *self._columns, turned, self._moved)
         if self._move_if_lower(self._order, u, step + turned):
             u += step + turned
