@@ -126,6 +126,13 @@ def test_numbers_and_texts_that_are_none_are_refused_where_they_matter(case: Cas
         assert "damaged" in refusal(case)
 
 
+def test_a_model_with_a_class_twice_is_refused(case: Case) -> None:
+    """`info` and `report` of a calibrated one ended in tracebacks."""
+    if case.kind is MODEL:
+        case.write(classes=[0] * 100_000)
+        assert "damaged (a class that is there twice)" in refusal(case)
+
+
 @pytest.mark.parametrize("change", [{"n_empty": None}, {"max": "x"}, {"min": None}])
 def test_row_norms_that_cannot_be_shown_are_refused(case: Case, change: dict[str, Any]) -> None:
     """`info` ended in a traceback."""

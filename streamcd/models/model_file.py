@@ -63,6 +63,8 @@ class ModelFile(Structure, kw_only=True):
     def __post_init__(self) -> None:
         if not all(map(math.isfinite, (self.bias, self.C or 0.0, *self.intercept, *self.classes))):
             raise ValueError("a number that is not finite")
+        if len(set(self.classes)) < len(self.classes):
+            raise ValueError("a class that is there twice")
         figures = map(self.certificate.get, ("primal_objective", "dual_objective", "gap"))
         if not all(figure is None or isinstance(figure, int | float) for figure in figures):
             raise ValueError("a certificate whose figures are no numbers")
