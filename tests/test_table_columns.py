@@ -432,3 +432,22 @@ def test_a_conversion_is_summed_up_in_a_few_lines_and_names_the_next_command(
     described = command_line.run("info", data).stdout
     for name in ("fingerprint", "compression", "column layout", "method", "bias"):
         assert f"\n  {name} " in described
+
+
+@pytest.mark.parametrize(("first", "used"), [("2020-03-{:02}", "seconds"), ("{:02}.03.2020", "seconds")])
+def test_empty_text_among_dates_is_missing_from_every_format(tmp_path: Path, first: str, used: str) -> None:
+    """An empty string of Parquet, which is no null, made the column one of categories."""
+    dates = ["", *(first.format(day % 28 + 1) for day in range(60)), "  "]
+    missing = [None if not text.strip() else text for text in dates]
+    y = np.arange(len(dates)) % 2
+    found = []
+    for name, column in (("empty.parquet", dates), ("null.parquet", missing), ("t.csv", missing)):
+        write_table(pa.table({"y": y, "d": column}), tmp_path / name)
+        made = streamcd.convert(tmp_path / name, tmp_path / "data", label="y", force=True)
+        of_date = next(fact for fact in made.info()["table"] if fact["column"] == "d")
+        assert of_date["use"].startswith(used)
+        assert (of_date["missing"], of_date["features"]) == (2, 2)
+        found.append((made.fingerprint, of_date["example"]))
+    assert len(set(found)) == 1
+    parts = streamcd.convert(tmp_path / "empty.parquet", tmp_path / "parts", label="y", date="d:parts")
+    assert {fact["missing"] for fact in parts.info()["table"] if fact["column"] == "d"} == {2}

@@ -15,8 +15,16 @@ import numpy as np
 
 from ..core.errors import DataError, UsageError
 from ..core.progress import shortened
-from ..dataset.arrow_columns import numbers_of
-from ..dataset.derived_columns import DATES, described_origin, have_dates, number_name, seconds_of, times_of
+from ..dataset.arrow_columns import numbers_of, type_name
+from ..dataset.derived_columns import (
+    DATES,
+    described_origin,
+    have_dates,
+    number_name,
+    seconds_of,
+    times_of,
+    without_empty,
+)
 from ..models.encoding import PARTS, Column, Encoding
 
 FIELDS = ("column", "use", "features", "missing", "example", "note")
@@ -108,6 +116,8 @@ def example_of(array: Any, kind: str, order: str) -> str:
 
     `order` is that of day and month in text of the kind "time".
     """
+    if kind == "time" and type_name(array.type) == "string":
+        array = without_empty(array)
     array = array.drop_null()[:1]
     if not len(array):
         return ""

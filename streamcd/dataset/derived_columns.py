@@ -51,10 +51,11 @@ class NoTimeError(ValueError):
 def times_of(array: pa.Array, order: str = "") -> pa.Array:
     """Return times as they are, or read from text: as ISO 8601 writes them, or with day and month in an `order` of `DATES`.
 
-    A time of day is of 1970-01-01. Raises `NoTimeError`.
+    A time of day is of 1970-01-01, and empty text is no time, null. Raises `NoTimeError`.
     """
     if type_name(array.type) != "string":
         return array
+    array = without_empty(array)
     found = _read(array, order)
     if found is not None:
         return found
@@ -68,7 +69,7 @@ def orders_of(array: pa.Array) -> list[str]:
 
     There are two where no day is above 12.
     """
-    texts = array.drop_null().unique()
+    texts = without_empty(array).drop_null().unique()
     if not any(str(text).lstrip()[:1].isdigit() for text in texts[:1].to_pylist()):
         return []
     import pyarrow.compute as pc
@@ -79,6 +80,16 @@ def orders_of(array: pa.Array) -> list[str]:
         for order, look in _LOOKS.items()
         if numbers_of(pc.match_substring_regex(texts, look)).all() and _read(texts, order) is not None
     ]
+
+
+def without_empty(array: pa.Array) -> pa.Array:
+    """Return texts with null for those of white space alone, which tables other than CSV have in place of it."""
+    import pyarrow.compute as pc
+
+    texts = array.cast(pa.large_string())
+    return pc.replace_with_mask(
+        texts, pc.fill_null(pc.match_substring_regex(texts, r"^\s*$"), False), pa.nulls(1, texts.type)[0]
+    )
 
 
 def _read(array: pa.Array, order: str) -> pa.Array | None:
@@ -145,7 +156,8 @@ def seconds_of(array: pa.Array, origin: int) -> np.ndarray:
 def have_dates(array: pa.Array) -> bool:
     """Check if times are dates, with a time of day or without, rather than times of day or lengths alone."""
     if type_name(array.type) == "string":
-        return any(":" not in str(text).strip()[:3] for text in array.drop_null()[:1].to_pylist())
+        first = without_empty(array).drop_null()[:1].to_pylist()
+        return any(":" not in str(text).strip()[:3] for text in first)
     return bool(pa.types.is_date(array.type) or pa.types.is_timestamp(array.type))
 
 
