@@ -87,9 +87,8 @@ def without_empty(array: pa.Array) -> pa.Array:
     import pyarrow.compute as pc
 
     texts = array.cast(pa.large_string())
-    return pc.replace_with_mask(
-        texts, pc.fill_null(pc.match_substring_regex(texts, r"^\s*$"), False), pa.nulls(1, texts.type)[0]
-    )
+    is_empty = pc.match_substring_regex(texts, r"^\s*$")
+    return pc.if_else(is_empty, pa.nulls(len(texts), texts.type), texts)  # scalars would load pandas
 
 
 def _read(array: pa.Array, order: str) -> pa.Array | None:
