@@ -147,8 +147,6 @@ def test_what_does_not_apply_is_refused(tmp_path: Path) -> None:
         )
     with pytest.raises(UsageError, match="omega is for the penalty ½‖w‖²"):
         train(data, tmp_path / "run", penalty="l1", method="dual", omega=1.3)
-    with pytest.raises(UsageError, match="penalties other than ½‖w‖² are for one process"):
-        train(data, tmp_path / "run", penalty="l1", method="dual", workers=2)
     with pytest.raises(UsageError, match="l1 is of --penalty l1 or elasticnet, found --penalty l2"):
         train(data, tmp_path / "run", l1=2.0)
     with pytest.raises(UsageError, match="l2 is of --penalty l2 or elasticnet, found --penalty l1"):

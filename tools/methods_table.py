@@ -40,15 +40,6 @@ def trains(entry: SolverEntry, *, l1: float = 0.0, l2: float = 1.0, free_bias: b
     return True
 
 
-def _by_workers(entries: list[SolverEntry]) -> str:
-    """Tell whether workers train a loss, with its penalties or ``½‖w‖²`` alone: rounds of the dual are for this one."""
-    if not any(entry.in_rounds for entry in entries):
-        return ""
-    penalised = any(entry.takes_penalties for entry in entries)
-    summed = any(entry.in_rounds == "sums" for entry in entries)
-    return "yes" if summed or not penalised else "with `½‖w‖²`"
-
-
 def table() -> str:
     """Make the table: a line for each loss, in the order of the registry."""
     lines = [
@@ -64,7 +55,7 @@ def table() -> str:
         of = "numbers" if entries[0].of_targets else "either" if LOSSES[loss].form == INLIERS else "classes"
         numbers = ", ".join(str(n) for n in sorted(e.liblinear for e in entries if e.liblinear is not None))
         free = "yes" if any(trains(entry, free_bias=True) for entry in entries) else ""
-        workers = _by_workers(entries)
+        workers = "yes" if any(entry.in_rounds for entry in entries) else ""
         lines.append(f"| `{loss}` | {of} | {', '.join(ways)} | {numbers} | {free} | {workers} |")
     return "\n".join(lines)
 

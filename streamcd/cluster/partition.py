@@ -67,7 +67,7 @@ class Partition(ShardReader):
 
     def __init__(self, spec: WorkerSpec, shards: list[int], dataset: Dataset | None = None) -> None:
         # kappa and centre are the coordinating process's: here any fixed kappa stands for it
-        options: dict[str, Any] = {"acceleration": "none" if spec.acceleration == "none" else 0.0}
+        options: dict[str, Any] = {"acceleration": "none" if spec.acceleration == "none" else 1.0}
         super().__init__(spec, len(shards), dataset, **options)
         # the local model is a problem whose costs are sigma' times as large
         self._scaled_problem = replace(self._problem, cost=self._problem.cost.copy())

@@ -111,7 +111,7 @@ def _choose_method(asked: TrainOptions, dataset: Dataset, *, has_room: bool) -> 
     enough = long or (fits and dataset.n_rows >= _ROWS_PER_FEATURE * size)
     if not asked.has_plain_penalty:
         methods = LOSSES[asked.loss].methods
-        by_rows = find_solver(asked.loss, "dual").takes_penalties and not asked.on_workers
+        by_rows = find_solver(asked.loss, "dual").takes_penalties
         by_rows = by_rows and (bool(asked.strengths[1]) or trains_l1_alone(asked.loss))
         by_columns = "working-set" in methods and not asked.on_workers
         by_columns = by_columns and (has_columns(dataset) or not (has_room or by_rows))

@@ -300,11 +300,6 @@ def _check_rounds(asked: TrainOptions) -> None:
             "dual coordinate descent with a line search along the dual, or sums at fixed weights by newton; there are: "
             f"{known}"
         )
-    if rounds == "dual" and not asked.has_plain_penalty:
-        raise UsageError(
-            "penalties other than ½‖w‖² are for one process, or for workers by --method newton; for --l2 r alone give "
-            "C / r in place of C"
-        )
     if rounds == "sums" and asked.local_passes is not None:
         raise UsageError("local_passes is for the method dual: a round of newton is one read")
     if asked.plan is not None:
