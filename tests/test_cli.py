@@ -398,11 +398,11 @@ def test_not_converged_is_a_warning_that_names_resume(data, tmp_path):
         (["train", "DATA", "RUN", "-p0.1"], "error: -p is for epsilon_insensitive"),
         (["train", "DATA", "RUN", "--l1-path", "5"], "error: --l1-path is of --penalty l1"),
         (
-            ["train", "DATA", "RUN", "--loss", "crammer_singer", "--penalty", "l1"],
-            "no method trains crammer_singer with --penalty l1; expected squared_hinge",
+            ["train", "DATA", "RUN", "--loss", "twin", "--penalty", "l1"],
+            "no method trains twin with --penalty l1; expected squared_hinge",
         ),
         (
-            ["train", "DATA", "RUN", "--loss", "crammer_singer", "--l2", "3"],
+            ["train", "DATA", "RUN", "--loss", "twin", "--l2", "3"],
             "with --penalty l2 --l2 3; expected squared_hinge",
         ),
         (["train", "-s", "2", "-C", "DATA", "RUN"], "-C 0.01,0.1,1,10 --cv 5' chooses C"),

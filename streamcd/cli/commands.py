@@ -118,8 +118,7 @@ def convert(
     described = describe_dataset(made)
     if first_row is not None:
         return described, *growth_tables(dataset, described, first_row)
-    then = "evaluate" if options["like"] else "train"
-    return described, *conversion_tables(dataset, described, then)
+    return described, *conversion_tables(dataset, described, "evaluate" if options["like"] else "train")
 
 
 def _next_row(path: str) -> int | None:

@@ -216,8 +216,7 @@ class RowSolver:
 
     def certified_variables(self, window: Window, state: State) -> Variables:
         """Return a window's variables with the shares of alpha that L1 alone asks for."""
-        variables = variables_of(window, state)
-        return variables if self.problem.l2 else variables._replace(shares=state.lanes["share"])
+        return variables_of(window, state)._replace(shares=None if self.problem.l2 else state.lanes["share"])
 
     def proof(self, state: State, totals: np.ndarray, sums: np.ndarray) -> dict[str, np.ndarray]:
         """Compute the certificate from the rows' sums and the weights' (`_penalty_terms`)."""
@@ -281,7 +280,7 @@ class RowSolver:
         self, w: np.ndarray, v: np.ndarray, lanes: np.ndarray, of_lanes: np.ndarray | None = None
     ) -> np.ndarray:
         """Sum `weights.add_elastic_terms` of some lanes' vectors, shape (5, all vectors); of others 0."""
-        sums, columns = np.zeros((5, w.shape[1])), self._columns_of(lanes)
+        sums, columns, width = np.zeros((5, w.shape[1])), self._columns_of(lanes), self.problem.lane_vectors
         parts = np.array_split(
             columns, max(min(self.threads.parts(w.shape[0] * columns.size), columns.size), 1)
         )
@@ -290,8 +289,7 @@ class RowSolver:
             sums[3], sums[4] = 2.0 * sums[2], 2.0 * sums[0]
             return sums
         add, net = weight_kernels.add_elastic_terms, self.problem.elastic_net
-        ones = np.ones(self.n_vectors)
-        shares = ones if of_lanes is None else np.repeat(of_lanes, self.problem.lane_vectors)
+        shares = np.repeat(np.ones(self.problem.n_lanes) if of_lanes is None else of_lanes, width)
         self.threads.run([partial(add, w, v, shares, part, net, sums) for part in parts])
         return sums
 
