@@ -331,7 +331,7 @@ def test_values_of_l1_are_checked(tmp_path: Path) -> None:
         ({"l1_path": 5}, "l1_path is of --penalty l1 or elasticnet"),
         ({"l1_path": 5, "l1": 1.0, "penalty": "l1"}, "l1 and l1_path exclude each other"),
         ({"l1_path": 1, "penalty": "l1"}, "l1_path: expected from 2 to 1000 values, found 1"),
-        ({"l1_path": 5, "penalty": "l1", "loss": "crammer_singer"}, "--penalty"),
+        ({"l1_path": 5, "penalty": "l1", "loss": "twin"}, "--penalty"),
     ):
         with pytest.raises(UsageError, match=told):
             train(data, tmp_path / "run", **options)
