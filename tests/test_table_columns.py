@@ -143,6 +143,9 @@ def dated_table(form: str, times: list[datetime.datetime] = TIMES) -> pa.Table:
     ("form", "order"),
     [
         ("%Y-%m-%d %H:%M", ""),
+        ("%d %B %Y %H:%M", ""),
+        ("%-d-%b-%Y %H:%M", ""),
+        ("%b %-d, %Y %I:%M:%S %p", ""),
         ("%d.%m.%Y %H:%M:%S", "dmy"),
         ("%-d.%-m.%Y, %-H:%M", "dmy"),
         ("%d/%m/%YT%H:%M:%S", "dmy"),
@@ -202,6 +205,14 @@ def test_dates_with_no_day_above_12_stay_categories_which_is_said(tmp_path: Path
         streamcd.convert(table, tmp_path / "none", label="y", date="t")
     with pytest.raises(StreamcdError, match=r"--date t:ymd: expected t:parts or .*, found 'ymd'"):
         streamcd.convert(table, tmp_path / "none", label="y", date="t:ymd")
+    for order, form in (("dmy", "%d/%m/%y"), ("mdy", "%m/%d/%y")):
+        short = streamcd.convert(
+            dated_table(form, times), tmp_path / f"{order}-short", label="y", date=f"t:parts:{order}"
+        )
+        iso = streamcd.convert(
+            dated_table("%Y-%m-%d", times), tmp_path / f"{order}-long", label="y", date="t:parts"
+        )
+        assert short.manifest["data_digest"] == iso.manifest["data_digest"]
     distinct = [datetime.datetime(1900 + number // 12, number % 12 + 1, 1) for number in range(1200)]
     months = dated_table("%d.%m.%Y", distinct).append_column("x", pa.array(range(1200)))
     streamcd.convert(months, tmp_path / "left-out", label="y", listener=heard)

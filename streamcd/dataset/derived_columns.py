@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -18,16 +19,35 @@ _FORMS = [pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.timestamp("ns"), pa.
 _HALF_DAY = 43_200_000_000  # microseconds
 
 DATES = {
-    "": "2020-03-31 or 2020-03-31 14:30:00",
+    "": "2020-03-31, 2020-03-31 14:30:00 or 31 March 2020",
     "dmy": "31.03.2020 or 31/03/2020 14:30:00",
     "mdy": "03/31/2020 or 03/31/2020 02:30:00 PM",
 }
 """Examples of dates, by the order in which text has the day, the month and the year; "" is that of ISO 8601."""
 
 _TIME = r"[0-9]{1,2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?"
-_LOOKS = {"": rf"^([0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}([ T][0-9]|$)|{_TIME}$)"}
+_MONTHS = [
+    "jan(?:uary)?", "feb(?:ruary)?", "mar(?:ch)?", "apr(?:il)?", "may", "june?", "july?", "aug(?:ust)?",
+    "sep(?:t|tember)?", "oct(?:ober)?", "nov(?:ember)?", "dec(?:ember)?",
+]  # fmt: skip
+
+
+def _with_month(month: str) -> tuple[str, str]:
+    """Return patterns of dates with a month's name: the day before it and after it."""
+    return (
+        rf"(?i)^([0-9]{{1,2}})\.?[ -](?:{month})\.?,?[ -]([0-9]{{4}})(?:,|\b)",
+        rf"(?i)^(?:{month})\.? ([0-9]{{1,2}})(?:st|nd|rd|th)?,? ([0-9]{{4}})(?:,|\b)",
+    )
+
+
+_HAS_MONTH = "|".join(_with_month("|".join(_MONTHS)))
+_LOOKS = {"": rf"^([0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}([ T][0-9]|$)|{_TIME}$)|{_HAS_MONTH}"}
 _LOOKS |= dict.fromkeys(("dmy", "mdy"), r"^[0-9]{1,2}[./-][0-9]{1,2}[./-][0-9]{4}(,? |T|$)")
 _DAY_AND_MONTH = r"^([0-9]{1,2})[./-]([0-9]{1,2})[./-]([0-9]{4}),?"
+_YEARS_OF_TWO_DIGITS = (
+    (r"^([0-9]+[./-][0-9]+[./-])(69|[7-9][0-9])\b", r"\119\2"),  # as strptime has them
+    (r"^([0-9]+[./-][0-9]+[./-])([0-9]{2})\b", r"\120\2"),
+)
 _IN_ORDER = {"dmy": r"\3-0\2-0\1", "mdy": r"\3-0\1-0\2"}
 _TO_ISO = (
     (r"^([0-9]{4})-0?([0-9]{2})-0?([0-9]{2})", r"\1-\2-\3"),
@@ -70,7 +90,9 @@ def orders_of(array: pa.Array) -> list[str]:
     There are two where no day is above 12.
     """
     texts = without_empty(array).drop_null().unique()
-    if not any(str(text).lstrip()[:1].isdigit() for text in texts[:1].to_pylist()):
+    if not any(
+        re.match(r"\s*[0-9]|\s*[a-z]{3,9}\.? [0-9]", str(text), re.I) for text in texts[:1].to_pylist()
+    ):
         return []
     import pyarrow.compute as pc
 
@@ -100,9 +122,11 @@ def _read(array: pa.Array, order: str) -> pa.Array | None:
     if found is not None:
         return found
     if order:
-        texts = pc.replace_substring_regex(texts, _DAY_AND_MONTH, _IN_ORDER[order])
+        for pattern, replacement in (*_YEARS_OF_TWO_DIGITS, (_DAY_AND_MONTH, _IN_ORDER[order])):
+            texts = pc.replace_substring_regex(texts, pattern, replacement)
     else:
         texts = pc.replace_substring_regex(texts, r"^([0-9]+:)", r"1970-01-01 \1")
+        texts = _without_month_names(texts)
     for pattern, replacement in _TO_ISO:
         texts = pc.replace_substring_regex(texts, pattern, replacement)
     is_late = pc.match_substring_regex(texts, _AFTERNOON)
@@ -112,6 +136,18 @@ def _read(array: pa.Array, order: str) -> pa.Array | None:
     if found is None or not numbers_of(is_late).any():
         return found
     return pc.add(found, pc.multiply(is_late.cast(pa.int64()), _HALF_DAY).cast(pa.duration("us")))
+
+
+def _without_month_names(texts: pa.Array) -> pa.Array:
+    """Write dates that name their month as year, month and day."""
+    import pyarrow.compute as pc
+
+    if not numbers_of(pc.match_substring_regex(texts, _HAS_MONTH)).any():
+        return texts
+    for number, month in enumerate(_MONTHS, 1):
+        for pattern in _with_month(month):
+            texts = pc.replace_substring_regex(texts, pattern, rf"\2-{number:02}-0\1")
+    return texts
 
 
 def _in_one_form(texts: pa.Array) -> pa.Array | None:
