@@ -745,7 +745,10 @@ def test_a_search_scores_each_c_and_trains_the_best_and_info_tells_it(data, tmp_
     found = run_json("info", tmp_path / "search")
     assert (found["kind"], found["state"], found["lanes"]) == ("search", "converged", 1)
     assert found["best_C"] == tuned["best_C"]
-    assert f"best C {found['best_C']:g}\n" in re.sub(" +", " ", run("info", tmp_path / "search").stdout)
+    assert found["scores"] == tuned["scores"]
+    text = re.sub(" +", " ", run("info", tmp_path / "search").stdout)
+    assert f"best C {found['best_C']:g}\n" in text
+    assert re.search(r"\n C mean standard error fold 1 fold 2 .*\n 0.001 ", text)
 
 
 def test_info_tells_the_intercept(data, tmp_path):

@@ -214,8 +214,10 @@ THRESHOLD = "the threshold rho is the intercept"
 """Reason why a one-class SVM has no bias."""
 
 
-def bias_text(bias: float) -> str:
-    """Format a bias for people."""
+def bias_text(bias: float | str) -> str:
+    """Format a bias, or what stands for one that is not chosen yet, for people."""
+    if isinstance(bias, str):
+        return bias
     return "none" if bias < 0 else f"{bias:g}"
 
 
@@ -485,6 +487,8 @@ def description_tables(path: str, facts: Facts) -> list[Table]:
     if model and model is not facts:
         rows += [_labels_row(model), *support_rows(model), *_intercept_rows(model)]
     tables = [table._replace(rows=[*rows, ("next", facts["next"])])]
+    if facts.get("scores"):
+        tables.append(score_table(facts, _MOST_FOLDS))
     if model and model["largest_weights"]:
         tables.append(weights_table(model))
     if facts.get("models"):

@@ -164,6 +164,8 @@ def work_figure(histories: Histories) -> Figure:
         _label_passes(axes)
         axes.set_ylim(bottom=0)
         axes.yaxis.set_major_formatter(_NUMBERS)
+    if len(histories) > 1:
+        rows.legend()
     _draw_stages(stages, [record for records in histories.values() for record in records])
     return figure
 
