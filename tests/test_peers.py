@@ -18,7 +18,7 @@ from tools.peers.__main__ import main
 from tools.peers.arrays import load_arrays, write_arrays
 from tools.peers.contestants import CONTESTANTS, Task
 from tools.peers.race import LEVELS, Training, loosest
-from tools.peers.tables import Race, read, standings, table
+from tools.peers.tables import Race, append, read, standings, table
 
 RACE = Race("data", "hinge", 1.0, 1, "1GB", False)
 
@@ -131,10 +131,28 @@ def test_the_last_lines_sum_up_how_many_times_as_fast_as_the_best_peer_we_are() 
     races = {}
     for number, (ours, cold) in enumerate([(2.0, False), (8.0, False), (0.5, False), (0.1, True)]):
         contestants = (("streamcd", ours), ("slow", 9.0), ("quick", 4.0))
-        races[Race(f"data {number}", "hinge", 1.0, 1, "1GB", cold)] = [
+        races[Race(f"data {number}", "hinge", 1.0, 1, "400MB" if cold else "8GB", cold)] = [
             each for name, seconds in contestants for each in trainings(name, (0, 0.1, 1e-5, seconds))
         ]
     text = table(races)
-    assert "| data 3, hinge, C = 1, 1 thread, cold: quick | 40.00 |" in text
+    assert "| data 2, hinge, C = 1, 1 thread: quick | 8.00 |" in text
+    assert "| data 3, hinge, C = 1, 1 thread, within 400MB, cold: quick | 40.00 |" in text
     assert "| **least of 3 in memory** | 0.50 |" in text
     assert "| **median of 3 in memory** | 2.00 |" in text
+
+
+def test_the_page_and_the_plot_are_written_from_records_alone(tmp_path: Path) -> None:
+    for name, seconds in (("streamcd", 1.0), ("liblinear", 2.0)):
+        for training in trainings(name, (0, 0.1, 1e-2, seconds), (0, 0.01, 1e-5, 2 * seconds)):
+            append(tmp_path / "records", RACE, training)
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- begin: python -m tools.peers -->\nold\n<!-- end -->\nafter\n")
+    asked = ["--records", tmp_path / "records", "--docs", page, "--plot", tmp_path / "plot.png"]
+    done = CliRunner().invoke(main, [str(word) for word in asked])
+    assert done.exit_code == 0, done.output
+    text = page.read_text()
+    assert "| data, hinge, C = 1, 1 thread, within 1GB: liblinear | 2.00 |" in text
+    assert text.startswith("before\n")
+    assert text.endswith("\nafter\n")
+    assert "old" not in text
+    assert (tmp_path / "plot.png").stat().st_size > 1000

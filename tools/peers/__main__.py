@@ -40,7 +40,7 @@ def installed() -> list[str]:
     "--rounds", default=5, show_default=True, help="The first finds the settings and is not counted."
 )
 @click.option("--threads", default=1, show_default=True, help="Of streamcd, and of peers that have threads.")
-@click.option("--memory", default="8GB", show_default=True, help="Budget of streamcd.")
+@click.option("--memory", default=Task.memory, show_default=True, help="Budget of streamcd.")
 @click.option(
     "--cold", is_flag=True, help="Drop the files from the page cache before every load and training."
 )

@@ -38,7 +38,7 @@ class Judge:
     def _reference(self) -> float:
         """Return an objective within 1e-6 of the optimum, if the default number of passes reaches it."""
         with tempfile.TemporaryDirectory(dir=self.task.dataset.parent) as scratch:
-            options: dict[str, Any] = {"loss": self.task.loss, "C": self.task.C, "memory": self.task.memory}
+            options: dict[str, Any] = {"loss": self.task.loss, "C": self.task.C, "memory": Task.memory}
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ConvergenceWarning)  # then it is the best known so far
                 result = train(self.task.dataset, Path(scratch) / "run", tol=_REFERENCE_GAP, **options)

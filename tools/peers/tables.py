@@ -28,6 +28,7 @@ class Race:
 
     def __str__(self) -> str:
         remarks = [f"C = {self.C:g}", f"{self.threads} threads" if self.threads > 1 else "1 thread"]
+        remarks += [f"within {self.memory}"] if self.memory != Task.memory else []
         remarks += ["cold"] if self.cold else []
         return f"{self.data}, {self.loss}, {', '.join(remarks)}"
 
