@@ -123,19 +123,24 @@ def class_ratios(old: Problem, new: Problem, classes: np.ndarray | None) -> np.n
 
 def _check(old: Problem, new: Problem, *, same_weights: bool, dual: bool) -> None:
     """Refuse problems that differ in more than C, folds and classes; dual variables fit the same bias and code alone."""
-    same = {
-        "loss": old.loss == new.loss,
+    told: dict[str, tuple[object, object]] = {  # of the old problem and the new one
+        "loss": (old.loss, new.loss),
         # the feature of a free bias may differ: it depends on C, the optimum does not depend on it
-        "bias": not dual or old.bias == new.bias or (old.free_bias and new.free_bias),
+        "bias": (old.bias, new.bias) if dual and not (old.free_bias and new.free_bias) else (0, 0),
+        "l2": (old.ridge, new.ridge),
+        "parameter of the loss": (old.parameter, new.parameter),
+    }
+    same = {
         "code matrix": not dual or old.n_kinds != new.n_kinds or np.array_equal(old.code, new.code),
         "class weights": same_weights,
-        "ridge": old.ridge == new.ridge,
         "slack": old.slack == new.slack,
-        "parameter of the loss": old.parameter == new.parameter,
     }
-    different = [name for name, equal in same.items() if not equal]
+    different = [f"{name} {was}, found {now}" for name, (was, now) in told.items() if was != now]
+    different += [name for name, equal in same.items() if not equal]
     if different:
-        raise UsageError(f"a warm start needs the same {', '.join(different)}; only C may differ")
+        raise UsageError(
+            f"a warm start needs the run's {', '.join(different)}; give its options, only C may differ"
+        )
 
 
 def _signs(old: Problem, new: Problem, classes: np.ndarray | None) -> np.ndarray:

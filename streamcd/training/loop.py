@@ -201,7 +201,7 @@ class TrainingLoop(ABC):
         """Replace the state on disk, which also records the length of the log; it refers to `files`."""
         arrays = self.state.stored_arrays()
         self._add_to_checkpoint(arrays)
-        arrays["seconds"] = np.array(self._seconds())
+        arrays["seconds"] = np.array(self._seconds() - self.kernel_seconds)
         arrays["bytes_read"] = np.array(self._bytes_read())
         self.directory.write_state(arrays, files)
 

@@ -69,7 +69,7 @@ class Result:
     # "max_passes", "rounding", "slope" (none is left, and the gap is not proven) or "time"
     stop_reason: str
     passes: int  # training passes of the slowest problem
-    seconds: float  # of all sessions of the run
+    seconds: float  # of all sessions of the run, of those before without loading kernels
     kernel_seconds: float  # of these, loading kernels in this session: once in a process, and longer where they are compiled
     bytes_read: int  # from the files of the dataset and of the dual variables, in all sessions of the run
     peak_memory_bytes: int  # resident, of this process
