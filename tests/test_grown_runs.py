@@ -205,7 +205,7 @@ def test_the_parameter_of_one_class_has_to_be_the_same(tmp_path: Path) -> None:
     begin(tmp_path / "data", rows, 280)
     train(tmp_path / "data", tmp_path / "old", loss="one_class", nu=0.2)
     append(tmp_path / "data", rows, 280)
-    with pytest.raises(UsageError, match="the run's parameter of the loss 0.2, found 0.3"):
+    with pytest.raises(UsageError, match=r"the run's parameter of the loss 0\.2, found 0\.3"):
         train(tmp_path / "data", tmp_path / "new", loss="one_class", nu=0.3, start_from=tmp_path / "old")
 
 
