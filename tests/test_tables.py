@@ -657,3 +657,23 @@ def test_a_file_in_place_of_a_dataset_is_told_its_conversion(tmp_path: Path) -> 
         StreamcdError, match=r"not a dataset .*'streamcd convert .*/t\.csv DATASET' makes one"
     ):
         streamcd.train(tmp_path / "t.csv", tmp_path / "run")
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "arrow"])
+@pytest.mark.parametrize("columns", [["x", "y"], ["none", "of", "these"]])
+def test_a_file_that_lacks_a_column_of_the_first_is_refused_by_its_name(
+    tmp_path: Path, kind: str, columns: list[str]
+) -> None:
+    first, order = ["x", "town", "y"], ["new", "y", "town", "x"]
+    tables = {
+        name: pa.table({column: [str(number % 2) for number in range(40)] for column in names})
+        for name, names in (("first", first), ("other", columns), ("moved", order))
+    }
+    files = {name: write_table(table, tmp_path / f"{name}.{kind}") for name, table in tables.items()}
+    with pytest.raises(
+        StreamcdError, match=rf"other\.{kind}: expected the column '.*', as in .*first\.{kind}, found '"
+    ):
+        streamcd.convert([files["first"], files["other"]], tmp_path / "data", label="y")
+    assert not (tmp_path / "data").exists()
+    made = streamcd.convert([files["first"], files["moved"]], tmp_path / "data", label="y")
+    assert made.n_rows == 80

@@ -51,6 +51,10 @@ class CsvReader(TextReader):
                 n_rows, n_lines, quoted = n_rows + rows, n_lines + lines, quoted or odd
         return Counted(max(n_rows - (piece.start == 0), 0), n_lines, not quoted)
 
+    def names_in(self, path: str) -> list[str]:
+        """Return the names of the columns of a file."""
+        return self._header(path)[0]
+
     def types(self) -> dict[str, str]:
         types = column_types(self._first_table.schema, "")
         return {name: "text not in UTF-8" if kind == "binary" else kind for name, kind in types.items()}

@@ -330,7 +330,26 @@ def _open_table(
     reader = _table_reader(paths, roots, format, head, reading, options)
     types = reader.types()
     first = reader.first_rows(types) if reading.encoding is None else None
-    return open_tables(reader, types, first, reading, options, name)
+    source = open_tables(reader, types, first, reading, options, name)
+    if format not in _DOCUMENTS:
+        _check_columns(reader, paths, source.table_types)
+    return source
+
+
+def _check_columns(reader: Any, paths: list[str], types: Mapping[str, str]) -> None:
+    """Refuse files that lack a column to read which the first has."""
+    first = set(types).intersection(reader.names_in(paths[0])) if len(paths) > 1 else set()
+    for path in paths[1:]:
+        found = reader.names_in(path)
+        if lacking := first.difference(found):
+            more = ", …" if len(found) > _NAMED else ""
+            raise DataError(
+                f"{display_name(path)}: expected the column {min(lacking)!r}, as in {display_name(paths[0])}, found "
+                f"{', '.join(map(repr, found[:_NAMED]))}{more}; correct the file, or convert it by itself"
+            )
+
+
+_NAMED = 5  # columns in a message
 
 
 def _table_reader(

@@ -62,6 +62,17 @@ class _WholeFiles(Reader):
     def whole(self) -> list[FilePart]:
         return [FilePart(path, n_bytes=file_size(path) or 0) for path in self.paths]
 
+    def names_in(self, path: str) -> list[str]:
+        """Return the names of the columns of a file."""
+        return list(self._types_in(path))
+
+    def types(self) -> dict[str, str]:
+        """Return the types of the columns of the first file."""
+        return self._types_in(self.paths[0])
+
+    def _types_in(self, path: str) -> dict[str, str]:
+        raise NotImplementedError
+
     def first_rows(self, types: Mapping[str, str]) -> Any:
         """Return the first rows of the columns of `types`."""
         found: list[Any] = []
@@ -136,13 +147,11 @@ class ParquetReader(_WholeFiles):
             most = max(most, sum(3 * min(size, 3 * _PAGE_BYTES // 4) for size in sizes))  # as measured
         return most
 
-    def types(self) -> dict[str, str]:
-        path = self.paths[0]
+    def _types_in(self, path: str) -> dict[str, str]:
         with _refusing_damage(path):
             schema = parquet_file(location(path)).schema_arrow
         types = column_types(schema, path)
-        keys = dict.fromkeys(key for values in self.partitions.values() for key in values)
-        for key in keys:
+        for key in self.partitions.get(path, ()):
             numeric = all(_is_number(values.get(key)) for values in self.partitions.values())
             types.setdefault(key, "number" if numeric else "string")
         return types
@@ -297,8 +306,7 @@ class ArrowReader(_WholeFiles):
     def _mapped(self, path: str) -> _Mapped:
         return _Mapped(path, self.memory_bytes)
 
-    def types(self) -> dict[str, str]:
-        path = self.paths[0]
+    def _types_in(self, path: str) -> dict[str, str]:
         with self._mapped(path) as file, _refusing_damage(path):
             schema = file.schema
         return column_types(schema, path)
