@@ -15,16 +15,15 @@ import functools
 import json
 import lzma
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 import numpy as np
@@ -34,21 +33,11 @@ from scipy import special
 import streamcd
 from streamcd import ConvergenceWarning, Dataset, StreamcdError
 from streamcd.cli.synthetic import iterate_rows
+from tools.bar_table import Bar, bar_options, in_turns, listed, need_processors, show
 from tools.make_data import SHAPES, write_dataset
-from tools.marked_section import replace_section
 
 COMMAND = "python -m tools.bars"
-ROUNDS = 3
 _NO_END = 2000  # passes, after which a bar is not held anyway
-
-
-class Bar(NamedTuple):
-    """A measurement and its bar: what was reached, and if that holds."""
-
-    group: str
-    what: str
-    bar: str
-    measure: Callable[[Sets], tuple[str, bool]]
 
 
 class Sets:
@@ -118,10 +107,6 @@ class Sets:
         return result.passes if result.converged else float("inf")
 
 
-def _listed(numbers: Any, between: str = ", ") -> str:
-    return between.join("–" if number == float("inf") else f"{number:g}" for number in numbers)
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Measurements
 
@@ -139,9 +124,9 @@ def counts(
     def measure(sets: Sets) -> tuple[str, bool]:
         chosen = sets.targets if targets else sets.classes
         found = [sets.passes(chosen(name), **options) for name, options in problems]
-        return _listed(found), all(n <= limit for n, limit in zip(found, most, strict=True))
+        return listed(found), all(n <= limit for n, limit in zip(found, most, strict=True))
 
-    return Bar(group, what, _listed(most), measure)
+    return Bar(group, what, listed(most), measure)
 
 
 def newton_reads(name: str, most: tuple[int, int]) -> Bar:
@@ -154,17 +139,17 @@ def newton_reads(name: str, most: tuple[int, int]) -> Bar:
                 asked = {"loss": loss, "C": C, "method": "newton"}
                 found.append(tuple(sets.passes(sets.classes(name), tol=tol, **asked) for tol in (1e-3, 1e-6)))
         held = all(n <= limit for pair in found for n, limit in zip(pair, most, strict=True))
-        return ", ".join(_listed(pair, "/") for pair in found), held
+        return ", ".join(listed(pair, "/") for pair in found), held
 
     what = f"newton, {name}: reads to 1e-3/1e-6, squared hinge C = 1, 100, logistic C = 1, 100"
-    return Bar("newton", what, _listed(most, "/"), measure)
+    return Bar("newton", what, listed(most, "/"), measure)
 
 
 def multinomial(name: str, *, peer: bool) -> list[Bar]:
     def measure_passes(sets: Sets) -> tuple[str, bool]:
         data = sets.classes(name)
         ours, theirs = (sets.passes(data, loss=loss) for loss in ("multinomial", "crammer_singer"))
-        return _listed((ours, theirs), " against "), ours <= theirs
+        return listed((ours, theirs), " against "), ours <= theirs
 
     def measure_shares(sets: Sets) -> tuple[str, bool]:
         from sklearn.linear_model import LogisticRegression
@@ -186,7 +171,7 @@ def elastic_net(name: str) -> Bar:
         data = sets.clicks() if name == "clicks" else sets.classes(name)
         both = {"penalty": "elasticnet", "l1": 0.5, "l2": 0.5}
         ours, plain = (sets.passes(data, method="dual", **options) for options in (both, {}))
-        return _listed((ours, plain), " against "), ours <= 1.5 * plain
+        return listed((ours, plain), " against "), ours <= 1.5 * plain
 
     return Bar(
         "elasticnet", f"elastic net by rows, {name}, λ = r = ½: passes to 1e-3", "1.5 × those of L2", measure
@@ -227,8 +212,7 @@ def table_time(*, loads: bool) -> Bar:
 
 def table_threads(n: int) -> Bar:
     def measure(sets: Sets) -> tuple[str, bool]:
-        if len(os.sched_getaffinity(0)) < n:
-            return f"not measured: {len(os.sched_getaffinity(0))} processors", False
+        need_processors(n)
         data, *_ = sets.table()
         asked = {"loss": "log_loss", "method": "newton", "tol": 1e-6}
         one, several = in_turns(
@@ -327,7 +311,7 @@ def l1_peers(name: str) -> Bar:
             by_gap.append(min(certified, default=float("inf")) / ours)
             by_objective.append(min(near, default=float("inf")) / ours)
         to_gap, to_objective = (
-            _listed(round(ratio, 2) for ratio in ratios) for ratios in (by_gap, by_objective)
+            listed(round(ratio, 2) for ratio in ratios) for ratios in (by_gap, by_objective)
         )
         return f"{to_gap} × as fast; to such an objective {to_objective} ×", min(by_gap) >= 1.0
 
@@ -376,17 +360,6 @@ def processor_seconds(call: Callable[[], Any]) -> tuple[Any, float]:
     """Make a call; returns its result, and the processor time that it took."""
     started = time.process_time()
     return call(), time.process_time() - started
-
-
-def in_turns(*calls: Callable[[], Any]) -> Iterator[float]:
-    """Median seconds of calls that take turns; the first of each is not counted."""
-    seconds: list[list[float]] = [[] for _ in calls]
-    for _ in range(ROUNDS + 1):
-        for call, own in zip(calls, seconds, strict=True):
-            started = time.perf_counter()
-            call()
-            own.append(time.perf_counter() - started)
-    return (statistics.median(own[1:]) for own in seconds)
 
 
 def combinations(sets: Sets) -> tuple[str, bool]:
@@ -507,44 +480,17 @@ BARS = [
 ]
 
 
-def kept_lines(page: Path) -> dict[str, str]:
-    """Return the lines of the page's table by what they are about."""
-    lines = [line for line in page.read_text().splitlines() if line.startswith("| ")]
-    return {line.split(" | ")[0].removeprefix("| "): line for line in lines}
-
-
 @click.command()
-@click.option("--only", multiple=True, type=click.Choice(sorted({bar.group for bar in BARS})), help="A part.")
+@bar_options(BARS)
 @click.option(
     "--large",
     is_flag=True,
     help="The made table has 20 million rows, and text of 65 million entries is made.",
 )
-@click.option(
-    "--work", type=click.Path(path_type=Path), help="Folder for datasets; by default a temporary one."
-)
-@click.option(
-    "--docs", type=click.Path(path_type=Path, exists=True), help="Page with the section to replace."
-)
 def main(only: tuple[str, ...], large: bool, work: Path | None, docs: Path | None) -> None:
     """Measure and print the table of bars; on a page, a part replaces its own lines."""
-    table = {} if docs is None else kept_lines(docs)
     with tempfile.TemporaryDirectory() as folder:
-        sets = Sets(work or Path(folder), large=large)
-        for bar in BARS:
-            if only and bar.group not in only:
-                continue
-            try:
-                reached, held = bar.measure(sets)
-            except (StreamcdError, ImportError) as error:
-                reached, held = f"not measured: {error}".splitlines()[0][:120], False
-            table[bar.what] = f"| {bar.what} | {bar.bar} | {reached} | {'held' if held else '**not held**'} |"
-            click.echo(table[bar.what], err=True)
-    lines = ["| what | at least | reached | |", "| --- | --- | --- | --- |"]
-    lines += [table[bar.what] for bar in BARS if bar.what in table]
-    click.echo("\n".join(lines))
-    if docs is not None:
-        replace_section(docs, COMMAND, "\n".join(lines))
+        show(BARS, Sets(work or Path(folder), large=large), COMMAND, only, docs)
 
 
 if __name__ == "__main__":
