@@ -27,6 +27,7 @@ from streamcd.kernels import newton as kernels
 from streamcd.kernels import triangle
 from streamcd.kernels.primitives import Rows
 from streamcd.runs.choices import choose_method, settle
+from streamcd.runs.describe import describe_dataset
 from streamcd.runs.lane_groups import resolve
 from streamcd.runs.options import TrainOptions
 from streamcd.runs.problem_options import ProblemOptions
@@ -365,6 +366,25 @@ def test_l1_is_certified_where_gradients_are_ten_million_times_its_strength(tmp_
     with pytest.warns(ConvergenceWarning, match="with what rounding may add"):
         result = fit(data, tmp_path / "further", C=1e6, tol=1e-6, **asked)
     assert result.stop_reason == "rounding"
+
+
+def test_a_training_ends_where_rounding_hides_the_gap_and_goes_on_with_another_tolerance(
+    tmp_path: Path,
+) -> None:
+    """Times in milliseconds leave sums over the rows without the digits that a proof takes."""
+    rng = np.random.default_rng(0)
+    x = np.column_stack([rng.standard_normal(2000), 1.7e12 + 1e10 * rng.random(2000)])
+    y = np.where(x[:, 0] + rng.standard_normal(2000) > 0.0, 1.0, -1.0)
+    data = write_dataset(tmp_path / "data", (sp.csr_array(x), y), n_chunks=5, value_dtype=np.float64)
+    assert "rounding hides whether an optimum is reached" in describe_dataset(data)["advice"][0]
+    with pytest.warns(ConvergenceWarning, match="with what rounding may add"):
+        result = fit(data, tmp_path / "run", loss="log_loss", bias=1.0)
+    assert (result.stop_reason, result.converged) == ("rounding", False)
+    assert result.passes <= 10
+    assert resume(tmp_path / "run").passes == result.passes
+    assert resume(tmp_path / "run", tol=1.01 * result.gap).stop_reason == "gap"
+    with pytest.warns(ConvergenceWarning):
+        assert resume(tmp_path / "run", tol=0.0, max_passes=result.passes + 3).passes == result.passes + 3
 
 
 @pytest.mark.parametrize("loss", LOSSES)

@@ -20,6 +20,7 @@ from test_tables import entries_by_row, names_of, write_table
 import streamcd
 from streamcd import StreamcdError
 from streamcd.dataset.derived_columns import seconds_of
+from streamcd.models.encoding import first_feature_names
 
 N_ROWS = 300
 FIRST = datetime.datetime(2020, 1, 30, 6, 6, 10)
@@ -462,3 +463,19 @@ def test_empty_text_among_dates_is_missing_from_every_format(tmp_path: Path, fir
     assert len(set(found)) == 1
     parts = streamcd.convert(tmp_path / "empty.parquet", tmp_path / "parts", label="y", date="d:parts")
     assert {fact["missing"] for fact in parts.info()["table"] if fact["column"] == "d"} == {2}
+
+
+def test_codes_in_text_are_categories_as_they_stand(tmp_path: Path) -> None:
+    """Zeros before a number are digits of a code; later letters need to be said before."""
+    (tmp_path / "t.csv").write_text("code,y\n00501,p\n501,q\n10001,p\n")
+    made = streamcd.convert(tmp_path / "t.csv", tmp_path / "data", label="y", category="code")
+    assert made.info()["table"][0]["example"] == "00501"
+    assert first_feature_names(made) == ["code=00501", "code=10001", "code=501"]
+    again = streamcd.convert(tmp_path / "t.csv", tmp_path / "again", columns_from=made.path)
+    assert again.fingerprint == made.fingerprint
+    rows = "".join(f"{number % 49 + 1},{number % 2}\n" for number in range(300_000))
+    (tmp_path / "late.csv").write_text(f"code,y\n{rows}A0,1\n")
+    with pytest.raises(StreamcdError, match=r"late\.csv:300002: column 'code'.* --category code:text"):
+        streamcd.convert(tmp_path / "late.csv", tmp_path / "late", label="y", category="code")
+    late = streamcd.convert(tmp_path / "late.csv", tmp_path / "late", label="y", category="code:text")
+    assert late.n_features == 50

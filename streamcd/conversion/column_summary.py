@@ -198,7 +198,7 @@ def _parsed(text: str, name: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _options(lines: Sequence[tuple[str, str, str]], settings: dict[str, str], name: str) -> dict[str, Any]:
-    found: dict[str, Any] = {"features": [], "number": [], "category": [], "keep": []} | settings
+    found: dict[str, Any] = {"features": [], "number": [], "category": [], "codes": [], "keep": []} | settings
     found |= {"date": {}, "text": {}}
     for place, column, use in lines:
         if use in ("label", "target", "weight", "id"):
@@ -243,6 +243,8 @@ def _take_use(found: dict[str, Any], place: str, column: str, use: str) -> None:
         found["number"].append(column)
     elif use in ("category", "category of numbers"):
         found["category"].append(column)
+        if use == "category":
+            found["codes"].append(column)
     elif use not in ("number", "true or false"):
         known = ", ".join([*_USES.values(), *PARTS, "label", "target", "weight", "id", "kept", _UNUSED])
         raise DataError(f"{place}: expected a use of the column {column!r} such as {known}, found {use!r}")

@@ -60,7 +60,14 @@ class CsvReader(TextReader):
         return {name: "text not in UTF-8" if kind == "binary" else kind for name, kind in types.items()}
 
     def first_rows(self, types: Mapping[str, str]) -> Any:
-        return one_batch(self._first_table.slice(0, FIRST_ROWS))
+        found = self._first_table
+        kinds = column_types(found.schema, "")
+        coded = [
+            name for name, kind in types.items() if kind == "string" and kinds[name] in ("number", "time")
+        ]
+        for name, texts in self._first_texts(coded).items():
+            found = found.set_column(found.schema.get_field_index(name), name, texts)
+        return one_batch(found.slice(0, FIRST_ROWS))
 
     @cached_property
     def _first_table(self) -> Any:
@@ -74,15 +81,26 @@ class CsvReader(TextReader):
 
     def kept_types(self, names: Sequence[str]) -> dict[str, str]:
         """Return the types of columns that are kept: whole numbers, if the first rows are written as such, or strings."""
+        texts = self._first_texts(names)
+        return {
+            name: "integer" if name in texts and _are_integers(texts[name]) else "string" for name in names
+        }
+
+    def codes(self, names: Sequence[str]) -> Sequence[str]:
+        found = self._first_texts([name for name in names if name in self._header(self.paths[0])[0]])
+        return [name for name, texts in found.items() if any(map(_ZEROS.match, _distinct(texts)))]
+
+    def _first_texts(self, names: Sequence[str]) -> dict[str, Any]:
+        """Return the texts of some columns in the first rows; none where there are no rows."""
         path = self.paths[0]
         all_names, start = self._header(path)
         rows = self._first_records(path, start)
         if not names or not rows.strip():
-            return dict.fromkeys(names, "string")
+            return {}
         strings = dict.fromkeys(names, pa.large_string())
         columns = (all_names, list(names), strings, _at_lines(display_name(path), 1))
         table = self._read(pa.py_buffer(rows), *columns)
-        return {name: "integer" if _are_integers(table.column(name)) else "string" for name in names}
+        return {name: table.column(name) for name in names}
 
     def _first_records(self, path: str, start: int) -> bytes:
         """Return the first whole records from `start` on."""
@@ -192,10 +210,19 @@ class CsvReader(TextReader):
         return pa.Table.from_arrays(columns, chosen)
 
 
-def _are_integers(strings: Any) -> bool:
-    """Tell whether strings, of which there are some, are 64-bit integers as Python writes them."""
-    texts = strings.drop_null().unique().to_pylist()
-    return bool(texts) and all(re.fullmatch(r"0|-?[1-9][0-9]{0,17}", text) for text in texts)
+_ZEROS = re.compile(r"[-+]?0[0-9]")
+"""Zeros before a number, which make a code of it."""
+
+
+def _distinct(texts: Any) -> list[str]:
+    found: list[str] = texts.drop_null().unique().to_pylist()
+    return found
+
+
+def _are_integers(texts: Any) -> bool:
+    """Tell whether texts, of which there are some, are 64-bit integers as Python writes them."""
+    distinct = _distinct(texts)
+    return bool(distinct) and all(re.fullmatch(r"0|-?[1-9][0-9]{0,17}", text) for text in distinct)
 
 
 def _at_lines(name: str, line: int) -> Any:
@@ -221,7 +248,10 @@ def _csv_complaint(error: str, names: list[str], message: Any, new: bool) -> str
     }
     expected = kinds.get(type_, "text in UTF-8")
     value = what.removeprefix("invalid value ").strip("'")[:40]
+    otherwise = (
+        f", leave the column out with --drop, or take it as text, as a category: --category {name}:text"
+    )
     return (
         f"{message(int(row or 1) - 1)}: column {name!r}: expected {expected}, found {value!r}; "
-        f"correct the line{', or leave the column out with --drop' if new else ''}"
+        f"correct the line{otherwise if new else ''}"
     )

@@ -89,9 +89,10 @@ class TableOptions(Checked):
     )
     category: Any = option(
         None,
-        "Columns that become categories: of numbers, each distinct one, such as a code; of strings, in spite of `hash`.",
+        "Columns that become categories: of numbers, each distinct one; of strings, in spite of `hash`. COL:text takes text "
+        "as it stands, such as codes, some of which are numbers.",
         kind=_NAMES,
-        metavar="COL,…",
+        metavar="COL[:text],…",
         section=Section.COLUMNS,
     )
     date: Any = option(
@@ -146,6 +147,7 @@ class TableOptions(Checked):
         metavar="DATASET|FILE",
         section=Section.SOURCE,
     )
+    codes: tuple[str, ...] = ()  # of `category`, columns of text to take as it stands
     columns_file: str = ""  # what `columns_from` named, once it is read
 
     def __post_init__(self) -> None:
@@ -188,7 +190,11 @@ class TableOptions(Checked):
             id="" if self.id is None else str(self.id),
             keep=_names(self.keep),
             number=_names(self.number),
-            category=_names(self.category),
+            category=tuple(_without_ending(name, ("text",))[0] for name in _names(self.category)),
+            codes=tuple(self.codes)
+            + tuple(
+                name for name, end in (_without_ending(of, ("text",)) for of in _names(self.category)) if end
+            ),
             date=_dates(self.date),
             ngrams=_ngrams(self.ngrams),
         )

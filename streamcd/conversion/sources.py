@@ -160,6 +160,14 @@ class Reader:
         """Return the types by which columns that are kept as they are have to be read."""
         return dict.fromkeys(names, "kept")
 
+    def first_rows(self, types: Mapping[str, str]) -> Any:
+        """Return the first rows of the columns of `types`."""
+        raise NotImplementedError
+
+    def codes(self, names: Sequence[str]) -> Sequence[str]:
+        """Return those of some columns whose first rows have numbers that are none: codes, with zeros before them."""
+        return ()
+
     def pieces(self, n_tasks: int) -> list[Any]:
         """Return all of it, in about `n_tasks` pieces."""
         return self.whole()

@@ -335,8 +335,13 @@ def open_tables(
     unused: dict[str, str] = {}
     lookalikes: dict[str, tuple[str, str]] = {}
     if known is None:
-        if reader.is_text:  # which has a time's text to take for a category
-            types |= {column: "string" for column in options.category if types.get(column) == "time"}
+        if reader.is_text:  # which has the text of times and numbers to take for a category
+            codes = {*options.codes, *reader.codes(options.category)}
+            as_text = [
+                column for column in options.category if types.get(column) == "time" or column in codes
+            ]
+            types |= dict.fromkeys(as_text, "string")
+            first = reader.first_rows(types) if codes else first
         _check_label(reader, types, options, name)
         encoding = plan_encoding(types, first, options, name)
         unused = _nearly_distinct(first, encoding, options)

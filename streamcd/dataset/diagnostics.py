@@ -81,6 +81,10 @@ TARGET_ADVICE = (
 """What to do about such labels."""
 
 
+MOST_DIGITS = 1e13
+"""Largest root mean square of a feature, times the square root of the number of rows, where a gap of 1e-3 can be proven."""
+
+
 def advice(
     dataset: Dataset,
     C: float = 1.0,
@@ -119,6 +123,15 @@ def rows_are_long(dataset: Dataset, C: float, *, accelerated: bool, centred: boo
 
 def _mean_square(dataset: Dataset, *, centred: bool) -> float | None:
     return ((centred and dataset.centre) or dataset).mean_square
+
+
+def loses_digits(dataset: Dataset) -> bool:
+    """Check if a feature is so large that rounding of sums over the rows hides whether an optimum is reached.
+
+    A relative gap has the square of their rounding, 2.2e-16 times what is compared here.
+    """
+    rms = feature_rms(dataset)
+    return rms is not None and rms["max"] * dataset.n_rows**0.5 > MOST_DIGITS
 
 
 def _about_features(dataset: Dataset, *, centred: bool) -> list[str]:

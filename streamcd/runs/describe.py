@@ -59,7 +59,7 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
         has_columns,
         read_columns_manifest,
     )
-    from ..dataset.diagnostics import advice, feature_rms
+    from ..dataset.diagnostics import advice, feature_rms, loses_digits
     from ..models.encoding import first_feature_names
     from .choices import bias_by_source, choose_method
     from .options import TrainOptions
@@ -68,6 +68,10 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     default = TrainOptions(loss="squared_error") if dataset.has_targets else TrainOptions()
     method, method_because = choose_method(default, dataset)
     unneeded = "; newton, which is taken here, does without" if method == "newton" else ""
+    if loses_digits(dataset):
+        unneeded = (
+            "; values are so large that rounding hides whether an optimum is reached, whatever the method"
+        )
     notes = [*_notes_of_labels(dataset), *(line + unneeded for line in advice(dataset))]
     if has_all := has_columns(dataset):
         read_columns_manifest(dataset)  # raises where it is damaged, of which `has_columns` says nothing

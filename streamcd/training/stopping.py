@@ -30,7 +30,8 @@ REASONS = {
     BY_GAP: "gap",
     BY_VIOLATION: "violation",
     BY_MAX_PASSES: "max_passes",
-    BY_ROUNDING: "rounding",  # all passes were made, and but for rounding the gap is within the tolerance
+    # but for rounding the gap is within the tolerance, and all passes were made, or one that changed no objective
+    BY_ROUNDING: "rounding",
     BY_TIME: "time",  # of the session; never in a state
     BY_ZERO: "zero",  # the objective is below the rounding of that of w = 0, and not proven to be above 0
     BY_SLOPE: "slope",  # none is left, and the gap is not proven: without a penalty, as where there is no optimum
@@ -42,6 +43,7 @@ _OUTSIDE = 2.0  # a certified gap this many times the estimate lies in shrunk ro
 _LEAST_CAUTION = 0.005  # with 0.05 a twin training took 44 certificates in place of 3
 _UNSEEN = 0.6  # of such a gap that is expected to remain after another pass, which visits about this share of the features
 _NEAR = 1.5  # times the allowed gap is as small as the extrapolated one has to be; with 1 letter took 90 passes, not 82
+_STAYS = 1e-13  # of the objective: by less it changes at an optimum, by rounding
 _SLOWEST = 0.97  # per pass: the least fall by which the gaps of failed certificates are extrapolated
 
 
@@ -177,7 +179,9 @@ def reopen(state: State, rule: StopRule, solver: Solver) -> bool:
     stopped = ((lanes["reason"] == BY_VALIDATION) & rule.early_stop) | (lanes["reason"] == BY_SLOPE)
     satisfied = _satisfied(state, rule)
     if rule.tol is not None:  # perhaps a looser one than that of the passes which have ended
-        reached = done & satisfied & np.isin(lanes["reason"], (BY_MAX_PASSES, BY_SLOPE))
+        if solver.estimate == "exact" and rule.tol > 0.0:
+            stopped |= (lanes["reason"] == BY_ROUNDING) & _only_rounding(lanes, rule.tol)
+        reached = done & satisfied & np.isin(lanes["reason"], (BY_MAX_PASSES, BY_SLOPE, BY_ROUNDING))
         lanes["converged"][reached], lanes["reason"][reached] = True, _by_gap_or_zero(lanes, rule)[reached]
     unsatisfied = done & ~satisfied & ~stopped
     again = unsatisfied & (lanes["passes"] < rule.max_passes) & (not state.pause)
@@ -270,6 +274,8 @@ def _conclude_certificates(state: State, rule: StopRule, solver: Solver) -> None
     lanes = state.lanes
     starting = state.phase(START)
     proof = solver.certificate(state)
+    change = np.abs(proof["primal"] - lanes["primal"])
+    ended = (solver.estimate == "exact" and bool(rule.tol)) & (change <= _STAYS * np.abs(proof["primal"]))
     lanes["dual_sum"][state.phase(START, CERTIFY)] = state.totals[state.phase(START, CERTIFY), DUAL]
     lanes["phase"][starting] = TRAIN
     for lane in state.phase(CERTIFY):
@@ -278,7 +284,9 @@ def _conclude_certificates(state: State, rule: StopRule, solver: Solver) -> None
         gap_reached = rule.tol is not None and bool(_gap_reached(lanes, rule)[lane])
         if gap_reached:
             lanes["reason"][lane] = _by_gap_or_zero(lanes, rule)[lane]
-        elif rule.tol is not None and lanes["reason"][lane] and _only_rounding(lanes, rule.tol)[lane]:
+        elif rule.tol is not None and (
+            (lanes["reason"][lane] or ended[lane]) and _only_rounding(lanes, rule.tol)[lane]
+        ):
             lanes["reason"][lane] = BY_ROUNDING
         if solver.estimate == "exact":
             lanes["estimate"][lane], lanes["estimated_primal"][lane] = (
