@@ -786,3 +786,16 @@ def test_nothing_is_appended_through_a_symbolic_link(tmp_path: Path, base: Datas
         sources = tmp_path / "a.txt" if "append" in options else None
         with pytest.raises(UsageError, match="a symbolic link, through which nothing is written"):
             streamcd.convert(sources, tmp_path / "link", **options)
+
+
+def test_columns_that_come_later_are_told_or_refused(tmp_path: Path) -> None:
+    rows = {"x": [1.0, 2.0], "town": ["Rome", "Oslo"], "y": [0, 1]}
+    base = streamcd.convert(pd.DataFrame(rows | {"left": [1, 2]}), tmp_path / "data", label="y", drop="left")
+    heard = Heard()
+    streamcd.convert(pd.DataFrame(rows | {"left": [3, 4]}), base.path, append=True, listener=heard)
+    assert not any("not used" in text for text in heard.messages)
+    more = pd.DataFrame(rows | {"extra": [5, 6]})
+    with pytest.raises(DataError, match="expected the columns that it has, found extra besides"):
+        streamcd.convert(more, base.path, append=True, new_names="error")
+    assert streamcd.convert(more, base.path, append=True, listener=heard).n_rows == 6
+    assert any(text.endswith("1 column (extra)") for text in heard.messages)

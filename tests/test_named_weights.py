@@ -124,6 +124,7 @@ def test_weights_of_a_code_matrix_are_those_of_the_classes_scores() -> None:
 
 
 def test_people_get_a_table_for_each_class_and_one_line_where_there_is_none(trained) -> None:
+    assert "(intercept)" in command_line.run("weights", trained / "run", "--top", 0).stdout
     shown = command_line.run("weights", trained / "run", "--top", 2).stdout
     assert [shown.count(f"for {label}: the largest 2 of ") for label in ("low", "middle", "top")] == [1, 1, 1]
     for arguments, said in (

@@ -122,7 +122,8 @@ def _convert(sources: Any, place: Location, asked: ConvertOptions, listener: Lis
         source = opened(plan)
         _check_source(options, source)
         if base:
-            base.check(source, weighted=options.weights is not None)
+            weighted = options.weights is not None
+            base.check(source, weighted=weighted, new_names=options.new_names, listener=listener)
         has_strings = source.names_labels or source.encoding is not None
         has_text = source.encoding is not None and bool(source.encoding.text)
         if source.held_bytes:

@@ -17,7 +17,7 @@ from typing import Any
 from ..core.atomic_files import put_directory, write_file
 from ..core.errors import DataError, DatasetError, UsageError, escaped
 from ..core.metadata import as_structure, write_metadata
-from ..core.progress import Listener
+from ..core.progress import Listener, counted
 from ..core.storage import Location, Url
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.growth import FOLDER_OF_BATCH, moved, with_batch
@@ -45,8 +45,11 @@ class Base:
         """Number of the first row that comes."""
         return self.dataset.first_row + self.dataset.n_rows
 
-    def check(self, source: Source, *, weighted: bool) -> None:
-        """Refuse rows that lack what those of the dataset have: columns, names as labels, weights (`weighted` by a file)."""
+    def check(self, source: Source, *, weighted: bool, new_names: str, listener: Listener) -> None:
+        """Refuse rows that lack what those of the dataset have: columns, names as labels, weights (`weighted` by a file).
+
+        Columns that the dataset's table had not, used or not, are told, or refused if `new_names` is "error".
+        """
         like, place, known = self.like, self.dataset.path, self.like.encoding
         if like.class_names and not source.names_labels:
             names = ", ".join(map(escaped, like.class_names[:5]))
@@ -66,6 +69,16 @@ class Base:
             raise DataError(
                 f"--append to {place}: expected the column {lacking[0]!r}, which it keeps beside the rows, found none; add "
                 "it"
+            )
+        table = {fact["column"] for fact in self.dataset.manifest.get("table", ())}
+        if new := [name for name in source.columns if name not in table]:
+            named = ", ".join(map(escaped, new[:5])) + ", …" * (len(new) > 5)
+            if new_names == "error":
+                raise DataError(
+                    f"--append to {place}: expected the columns that it has, found {named} besides; leave them out"
+                )
+            listener.message(
+                f"not used, since {place} was made without: {counted(len(new), 'column')} ({named})"
             )
 
     @property

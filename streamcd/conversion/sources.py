@@ -213,6 +213,7 @@ class Source:
     class_names: tuple[str, ...] = ()  # known beforehand
     weighted: bool = False  # rows come with weights
     of_indices: bool = True  # features are numbered by indices in the data
+    columns: tuple[str, ...] = ()  # of a table, used or not
     held_bytes: int = 0  # that reading holds all the time, besides blocks and batches
     unused: dict[str, str] = field(default_factory=dict)  # columns left out by themselves, with the reason
     # columns of strings that look like text or dates, with the option that takes them as such and the reason

@@ -362,6 +362,7 @@ def open_tables(
     return EncodedSource(
         reader=reader,
         made_from="table",
+        columns=tuple(types),
         encoding=encoding,
         grows=known is None
         or (reading.adds_names and (known.has_categories or known.missing == "indicator")),

@@ -65,7 +65,7 @@ def largest_weights(blocks: Iterable[tuple[int, np.ndarray]], n_columns: int, mo
         kept = order[np.arange(order.size) - first[column[order]] < most]
         column, feature, weight = column[kept], feature[kept], weight[kept]
         ends = np.cumsum(np.bincount(column, minlength=n_columns))
-        full = np.diff(ends, prepend=0) == most
+        full = (np.diff(ends, prepend=0) == most) & (most > 0)
         least[full] = np.abs(weight[ends[full] - 1])
     return LargestWeights(column, feature, weight, n_nonzero)
 
