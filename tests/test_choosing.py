@@ -417,3 +417,12 @@ def test_measures_of_one_class_tell_which_and_warn_where_it_is_not_the_rare_one(
     assert (
         "average precision of ok " in command_line.run("evaluate", tmp_path / "data", tmp_path / "run").stdout
     )
+
+
+def test_folds_without_rows_are_refused_or_told(tmp_path: Path) -> None:
+    few = convert_table((np.eye(7), np.array([0, 1, 0, 1, 0, 1, 1])), tmp_path / "few")
+    with pytest.raises(StreamcdError, match="--cv 8: expected a row for each fold, found 7 rows"):
+        streamcd.tune(few, tmp_path / "search", C=[0.1, 1.0], cv=8)
+    heard = Heard()
+    streamcd.tune(few, tmp_path / "search", C=[0.1, 1.0], cv=7, listener=heard)
+    assert any("its score counts as 0" in text for text in heard.warnings)

@@ -785,3 +785,12 @@ def test_small_integers_as_labels_are_counted_like_other_numbers() -> None:
         found.add(label.astype(np.float64))
         distinct, count = np.unique(label, return_counts=True)
         assert found.manifest() == {"classes": distinct.tolist(), "class_counts": count.tolist()}
+
+
+def test_a_dataset_is_no_source(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("1 1:1\n-1 2:1\n")
+    made = convert(tmp_path / "t.txt", tmp_path / "data")
+    with pytest.raises(
+        UsageError, match="data: expected files of data, found a dataset of streamcd; 'streamcd exp"
+    ):
+        convert(made.path, tmp_path / "again")

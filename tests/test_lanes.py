@@ -175,9 +175,9 @@ def test_a_warm_start_refuses_what_it_cannot_continue(tmp_path: Path) -> None:
     data = write_dataset(tmp_path / "data", random_rows())
     train(data, tmp_path / "run", loss="hinge")
     for options, message in (
-        ({"loss": "squared_hinge"}, "same loss"),
-        ({"loss": "hinge", "bias": 1.0}, "same bias"),
-        ({"loss": "hinge", "class_weight": {1.0: 2.0}}, "same class weights"),
+        ({"loss": "squared_hinge"}, "the run.s loss hinge, found squared_hinge"),
+        ({"loss": "hinge", "bias": 1.0}, "the run.s bias none, found 1"),
+        ({"loss": "hinge", "class_weight": {1.0: 2.0}}, "the run.s class weights"),
     ):
         with pytest.raises(UsageError, match=message):
             train(data, tmp_path / "new", start_from=tmp_path / "run", **options)

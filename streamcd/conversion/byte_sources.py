@@ -90,6 +90,13 @@ def _expand(source: str) -> list[str]:
     if "://" in source:
         source = str(url)  # file:// is a path
     if os.path.isdir(source):
+        if os.path.exists(os.path.join(source, "manifest.json")) and os.path.isdir(
+            os.path.join(source, "rows")
+        ):
+            raise UsageError(
+                f"{source}: expected files of data, found a dataset of streamcd; 'streamcd export {source} FILE' makes text "
+                "of it, and train, evaluate and predict take it as it is"
+            )
         found = sorted(
             entry.path for entry in os.scandir(source) if entry.is_file() and not entry.name.startswith(".")
         )

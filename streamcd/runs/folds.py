@@ -28,6 +28,10 @@ Key = TypeVar("Key")
 
 def with_folds(dataset: Dataset, search: Search, seed: int, memory: int) -> tuple[Dataset, Search]:
     """Return the dataset with the folds that a search asks for, and the search with their number."""
+    if not search.fold and search.cv > dataset.n_rows:
+        raise UsageError(
+            f"--cv {search.cv}: expected a row for each fold, found {dataset.n_rows} rows; give a smaller --cv"
+        )
     if not (search.groups or search.fold or search.stratify):
         return dataset, search
     folds = np.empty(dataset.n_rows, np.uint8)

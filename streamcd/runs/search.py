@@ -5,6 +5,7 @@ The training on all rows starts from the folds' solutions (`warm_start`).
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import defaultdict
 from dataclasses import asdict, replace
@@ -160,16 +161,23 @@ def _score(path: Path, search: ResolvedRun, session: Session) -> dict[str, Any]:
     def compare(rows: HeldOut) -> tuple[tuple[Setting, int], np.ndarray, np.ndarray, np.ndarray]:
         return (rows.setting, rows.fold), rows.weight, *criterion.take(rows)
 
-    for model, *compared in held_out_rows(path, search, session, compare, memory):
-        sums[model].add(*compared)
+    for model, weight, *compared in held_out_rows(path, search, session, compare, memory):
+        if weight.size:
+            sums[model].add(weight, *compared)
     if error := max(map(criterion.error, sums.values()), default=0.0):
         session.listener.message(
             f"{name} of each fold to ±{error:.1g}: the scores beyond the memory were counted in bins; exact with a larger "
             "--memory"
         )
-    scores = []
+    keys = itertools.product(settings, range(problem.n_folds))
+    scores, found = [], {key: sums[key].value() if key in sums else None for key in keys}
+    if lacking := sorted({fold + 1 for (_, fold), score in found.items() if score is None}):
+        session.listener.warning(
+            f"fold {', '.join(map(str, lacking))}: no rows, or not of all classes, as {name} needs: its score counts as 0; "
+            "give a smaller --cv, or --stratify"
+        )
     for setting in settings:
-        folds = [sums[setting, fold].value() or 0.0 for fold in range(problem.n_folds)]
+        folds = [found[setting, fold] or 0.0 for fold in range(problem.n_folds)]
         scores.append(Scores(setting, folds, float(np.mean(folds))))
     best = CRITERIA[name].best(scores, by_error=asked.one_standard_error).setting
     several = len({of.setting.l1 for of in scores}) > 1

@@ -126,7 +126,9 @@ def _check(old: Problem, new: Problem, *, same_weights: bool, dual: bool) -> Non
     told: dict[str, tuple[object, object]] = {  # of the old problem and the new one
         "loss": (old.loss, new.loss),
         # the feature of a free bias may differ: it depends on C, the optimum does not depend on it
-        "bias": (old.bias, new.bias) if dual and not (old.free_bias and new.free_bias) else (0, 0),
+        "bias": (old.bias or "none", new.bias or "none")
+        if dual and not (old.free_bias and new.free_bias)
+        else (0, 0),
         "l2": (old.ridge, new.ridge),
         "parameter of the loss": (old.parameter, new.parameter),
     }
