@@ -260,8 +260,8 @@ def _left_rows(result: Facts, sums: str) -> list[tuple[str, str]]:
     lanes = result["lanes"]
     if not any(lane["l1"] for lane in lanes) or len({(lane["C"], lane["l1"]) for lane in lanes}) > 1:
         return []
-    left = sum(lane["n_nonzero"] for lane in lanes)
-    return [(f"weights not 0{sums}", f"{left:,} of {len(lanes) * result['n_features']:,}")]
+    left, all_weights = (sum(lane[name] for lane in lanes) for name in ("n_nonzero", "n_weights"))
+    return [(f"weights not 0{sums}", f"{left:,} of {all_weights:,}")]
 
 
 def _objectives(facts: Facts) -> list[tuple[str, str]]:

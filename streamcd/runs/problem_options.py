@@ -208,7 +208,8 @@ class ProblemOptions(_LossParameters, Checked):
         "(streamcd columns). sor: for the loss "
         "twin, with the inverse of a matrix of features x features for each plane. newton: for the losses of "
         "primal, and multinomial, on data with few features, with such a matrix for each model: some five reads. "
-        "working-set: for the losses of primal and the column layout; l1 and elasticnet on data with many features. "
+        "working-set: for the losses of primal, and multinomial, and the column layout; l1 and elasticnet on data with many "
+        "features. "
         "auto chooses, and says why.",
         choices=("auto", *METHODS),
         section=Section.METHOD,

@@ -43,11 +43,11 @@ def worst_reason(reasons: np.ndarray) -> str:
 class Result:
     """Result of a training; its fields are those of ``train --json``.
 
-    An item of `lanes` is ``{label, C, l1, fold, n_nonzero, primal_objective, dual_objective, gap, passes, converged}``,
-    ``n_nonzero`` being the number of features whose weight is not 0; also ``omega`` if it is not a fixed 1, with
-    ``omega_trial``, the gain of the dual per pass with each omega, if it was chosen by trial; and with acceleration the last
-    ``kappa``, or for primal methods the last ``extrapolation``; and without a penalty ``gap_within`` where the gap is proven
-    for all weights within so many times the size of those found.
+    An item of `lanes` is ``{label, C, l1, fold, n_nonzero, n_weights, primal_objective, dual_objective, gap, passes,
+    converged}``, ``n_nonzero`` being the number of its ``n_weights`` that are not 0; also ``omega`` if it is not a fixed 1,
+    with ``omega_trial``, the gain of the dual per pass with each omega, if it was chosen by trial; and with acceleration
+    the last ``kappa``, or for primal methods the last ``extrapolation``; and without a penalty ``gap_within`` where the gap
+    is proven for all weights within so many times the size of those found.
 
     Examples
     --------
@@ -267,6 +267,7 @@ def make_result(run: str, outcome: Outcome, problem: Problem, n_rows: int) -> Re
                 "l1": lane.l1,
                 "fold": None if lane.fold < 0 else lane.fold,
                 "n_nonzero": int(kept["n_nonzero"][number]),
+                "n_weights": problem.lane_vectors * problem.n_features,
                 "primal_objective": float(kept["primal"][number]),
                 "dual_objective": float(kept["dual"][number]),
                 "gap": float(gaps[number]),
