@@ -162,6 +162,8 @@ def test_what_does_not_apply_is_refused(tmp_path: Path) -> None:
 
 def test_the_support_is_told_of_all_vectors(tmp_path: Path) -> None:
     data = write_dataset(tmp_path / "data", multiclass(3, 90))
-    done = command_line.run("train", data.path, tmp_path / "run", "--loss", "crammer_singer", "--penalty", "l1")
+    done = command_line.run(
+        "train", data.path, tmp_path / "run", "--loss", "crammer_singer", "--penalty", "l1"
+    )
     (line,) = (line for line in done.stdout.splitlines() if "weights not 0" in line)
     assert line.endswith(f" of {3 * data.n_features:,}")

@@ -50,7 +50,7 @@ class Sets:
 
     @functools.cache  # noqa: B019
     def classes(self, name: str) -> Dataset:
-        streamcd.make_columns(streamcd.convert(self.data / f"{name}.xz", self.work / name))
+        streamcd.make_columns(streamcd.convert(self.data / f"{name}.xz", self.work / name, force=True))
         return streamcd.open(self.work / name)
 
     @functools.cache  # noqa: B019
@@ -60,7 +60,7 @@ class Sets:
         rng = np.random.default_rng(1)
         y = x @ rng.normal(size=x.shape[1]) + 0.5 * rng.normal(size=x.shape[0])
         rows = x, (y - y.mean()) / y.std()
-        return streamcd.convert(rows, self.work / f"{name}.targets", target=True, dtype="float64")
+        return streamcd.convert(rows, self.work / f"{name}.targets", target=True, dtype="float64", force=True)
 
     def arrays(self, name: str) -> tuple[Any, np.ndarray]:
         from sklearn.datasets import load_svmlight_file
@@ -72,7 +72,8 @@ class Sets:
     @functools.cache  # noqa: B019
     def clicks(self) -> Dataset:
         """Categories of 38 fields, a feature for each value: sparse, with rare features."""
-        write_dataset(replace(SHAPES["clicks-400k"], rows=100_000), self.work / "clicks")
+        if not (self.work / "clicks").exists():
+            write_dataset(replace(SHAPES["clicks-400k"], rows=100_000), self.work / "clicks")
         return streamcd.open(self.work / "clicks")
 
     @functools.cache  # noqa: B019
@@ -91,7 +92,11 @@ class Sets:
         rng, n = np.random.default_rng(0), 20_000_000 if self.large else 1_000_000
         x = rng.standard_normal((n, 30), dtype=np.float32)
         y = (x @ rng.standard_normal(30, dtype=np.float32) + 2 * rng.standard_normal(n, dtype=np.float32)) > 0
-        return streamcd.convert((x, y.astype(np.float64)), self.work / "table", memory="1GB"), x, y
+        return (
+            streamcd.convert((x, y.astype(np.float64)), self.work / "table", memory="1GB", force=True),
+            x,
+            y,
+        )
 
     def train(self, data: Dataset, **options: Any) -> streamcd.Result:
         """Train without a bias, with all data in memory unless said otherwise."""
@@ -99,7 +104,7 @@ class Sets:
         asked: dict[str, Any] = {"bias": -1, "tol": 1e-3, "memory": "4GB", "max_passes": _NO_END} | options
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
-            return streamcd.train(data, self.work / f"run{self._runs}", **asked)
+            return streamcd.train(data, self.work / f"run{self._runs}", force=True, **asked)
 
     def passes(self, data: Dataset, **options: Any) -> float:
         """Passes to the gap; infinite where it was not reached."""
