@@ -220,6 +220,13 @@ class LogisticRegression(GrowingClassifier):
     def _count_passes(self, result: Result) -> Any:
         return np.array([lane["passes"] for lane in result.lanes])
 
+    def _per_class(self, vectors: np.ndarray) -> np.ndarray:
+        """Return vectors with the sum 0 where the softmax, whatever is added to all of them, is without a penalty."""
+        unpenalised = self.penalty is None or math.inf == self.C
+        return (
+            vectors - vectors.mean(axis=0) if unpenalised and self.model_.loss == "multinomial" else vectors
+        )
+
     def predict_log_proba(self, X: Any) -> np.ndarray:
         """Compute the logarithms of the classes' probabilities; `X` as in `decision_function`, shape (rows, classes)."""
         decisions = self._decisions(X)
