@@ -735,3 +735,12 @@ def test_unpenalised_weights_of_several_classes_are_those_of_scikit_learn() -> N
     theirs = sklearn.linear_model.LogisticRegression(C=np.inf, tol=1e-10, max_iter=5000).fit(X, y)
     np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=1e-5)
     np.testing.assert_allclose(ours.intercept_, theirs.intercept_, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["dual", "newton", "working-set"])
+def test_intercepts_of_several_classes_sum_to_0_whatever_the_method(method: str) -> None:
+    X, y = multiclass(3, 120)
+    fitted = LogisticRegression(C=0.3, method=method, tol=1e-8).fit(X, y)
+    assert abs(fitted.intercept_.sum()) < 1e-12
+    theirs = sklearn.linear_model.LogisticRegression(C=0.3, tol=1e-10, max_iter=5000).fit(X, y)
+    np.testing.assert_allclose(fitted.intercept_, theirs.intercept_, atol=1e-3)

@@ -29,7 +29,8 @@ class LinearSVC(GrowingClassifier):
 
     Parameters
     ----------
-    penalty : {"l2"}
+    penalty : {"l2", "l1"}
+        L1 with the loss ``"squared_hinge"`` alone.
     loss : {"squared_hinge", "hinge"}
     dual : {"auto", "warn", True, False}
         Accepted without effect: `method` chooses the algorithm, the optimum is the same.
@@ -129,10 +130,11 @@ class LogisticRegression(GrowingClassifier):
     dual : {False}
         Without an intercept True as well, without effect: `method` chooses the algorithm.
     fit_intercept : bool
-    intercept_scaling : {1}
-    solver : {"lbfgs", "newton-cg", "newton-cholesky", "sag", "saga"}
-        Accepted without effect: `method` chooses the algorithm, the optimum is the same. ``"liblinear"``, which penalises
-        the intercept, without one only.
+    intercept_scaling : float
+        1; with ``"liblinear"`` the value of the constant feature whose weight is the intercept divided by it.
+    solver : {"lbfgs", "newton-cg", "newton-cholesky", "sag", "saga", "liblinear"}
+        Accepted without effect: `method` chooses the algorithm, the optimum is the same; but ``"liblinear"`` penalises the
+        intercept, and trains one class against the rest.
     warm_start : {False}
     multi_class : {"auto", "deprecated", "multinomial", "ovr"}
         ``"auto"``, and ``"deprecated"``, scikit-learn's default for a time, is multinomial by the methods that train it,

@@ -49,7 +49,7 @@ def with_path(asked: Asked, dataset: Dataset, session: Session) -> Asked:
         form_of(asked.loss) == CLASSES and not LOSSES[asked.loss].smooth
     ):  # at weights of 0 all other classes tie
         raise UsageError(
-            f"l1_path is not for {asked.loss}: its first value is not known beforehand; give the values by l1"
+            f"--l1-path: expected a loss whose first value is known beforehand, found {asked.loss}; give the values by --l1"
         )
     options = replace(asked.problem, l1=1.0, l1_path=None, folds=0)
     problem = options.make_problem(dataset, asked.memory_bytes)
