@@ -223,11 +223,11 @@ class LogisticRegression(GrowingClassifier):
         return np.array([lane["passes"] for lane in result.lanes])
 
     def _per_class(self, vectors: np.ndarray) -> np.ndarray:
-        """Return vectors with the sum 0 where the softmax, whatever is added to all of them, is without a penalty."""
-        unpenalised = self.penalty is None or math.inf == self.C
-        return (
-            vectors - vectors.mean(axis=0) if unpenalised and self.model_.loss == "multinomial" else vectors
-        )
+        """Return weights, or intercepts, that sum to 0 where they have no penalty: the softmax is of their differences."""
+        if self.model_.loss != "multinomial":
+            return vectors
+        is_free = self.penalty is None or math.inf == self.C or vectors.ndim == 1
+        return vectors - vectors.mean(axis=0) if is_free else vectors
 
     def predict_log_proba(self, X: Any) -> np.ndarray:
         """Compute the logarithms of the classes' probabilities; `X` as in `decision_function`, shape (rows, classes)."""
