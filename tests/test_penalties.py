@@ -8,6 +8,7 @@ from typing import Any
 import command_line
 import numpy as np
 import pytest
+from heard import Heard
 from interrupted import ended, train_by_turns
 from reference import OF_CLASSES, augmented, run_weights
 from sklearn.linear_model import ElasticNet, Lasso
@@ -137,7 +138,7 @@ def test_what_does_not_apply_is_refused(tmp_path: Path) -> None:
     data = write_dataset(tmp_path / "data", random_rows())
     with pytest.raises(UsageError, match="not for twin, found --method dual"):
         train(data, tmp_path / "run", penalty="l1", loss="twin", method="dual")
-    with pytest.raises(UsageError, match=r"l1_path is not for crammer_singer.*give the values by l1"):
+    with pytest.raises(UsageError, match=r"--l1-path: .*found crammer_singer; give the values by --l1"):
         train(data, tmp_path / "run", penalty="l1", loss="crammer_singer", l1_path=3)
     with pytest.raises(
         UsageError, match="for squared_hinge by --method dual or newton or working-set, found --method primal"
@@ -167,3 +168,10 @@ def test_the_support_is_told_of_all_vectors(tmp_path: Path) -> None:
     )
     (line,) = (line for line in done.stdout.splitlines() if "weights not 0" in line)
     assert line.endswith(f" of {3 * data.n_features:,}")
+
+
+def test_the_violation_is_no_rule_for_l1_by_rows_which_is_said(tmp_path: Path) -> None:
+    data, heard = write_dataset(tmp_path / "data", random_rows()), Heard()
+    result = train(data, tmp_path / "run", penalty="l1", method="dual", eps=0.1, listener=heard)
+    assert any(text.startswith("--eps is about plain coordinate descent") for text in heard.messages)
+    assert result.stop_reason == "gap"

@@ -109,13 +109,15 @@ def _choose_method(asked: TrainOptions, dataset: Dataset, *, has_room: bool) -> 
     fits = has_room and matrices <= _SHARE * asked.memory_bytes / (asked.workers or 1)  # which share it
     fits = fits and (workers_share(size**2) or not asked.on_workers)
     enough = long or (fits and dataset.n_rows >= _ROWS_PER_FEATURE * size)
+    multiplied = dataset.n_entries * n_lanes * together**2 > _MOST_PRODUCTS * dataset.n_rows
     if not asked.has_plain_penalty:
         methods = LOSSES[asked.loss].methods
         by_rows = find_solver(asked.loss, "dual").takes_penalties
         by_rows = by_rows and (bool(asked.strengths[1]) or trains_l1_alone(asked.loss))
         by_columns = "working-set" in methods and not asked.on_workers
         by_columns = by_columns and (has_columns(dataset) or not (has_room or by_rows))
-        if "newton" in methods and (fits or not (by_columns or by_rows)):
+        others = by_columns or by_rows
+        if "newton" in methods and not (others and (not fits or (together > 1 and multiplied))):
             because = "few features: it needs the fewest reads" if fits else f"no other trains {asked.loss}"
             return "newton", f"{because} with the penalty {asked.penalty}"
         if by_columns:
@@ -127,7 +129,7 @@ def _choose_method(asked: TrainOptions, dataset: Dataset, *, has_room: bool) -> 
     if "newton" not in LOSSES[asked.loss].methods or not enough:
         return DUAL
     streamed = dataset.n_entries * dataset.entry_bytes > asked.memory_bytes - RUNNING_BYTES
-    if dataset.n_entries * n_lanes * together**2 > _MOST_PRODUCTS * dataset.n_rows:
+    if multiplied:
         return DUAL
     if asked.on_workers:
         return "newton", "few features: it needs the fewest reads, which workers share"
@@ -181,7 +183,13 @@ def choose_acceleration(asked: Asked, listener: Listener) -> Asked:
                 "acceleration none: --penalty l1 by the method dual has no weights without it; leave it at auto, or take "
                 "--penalty elasticnet with a small --l2"
             )
-        return asked
+        if asked.eps is None:
+            return asked
+        listener.message(
+            "--eps is about plain coordinate descent, which --penalty l1 by the method dual is not: trained to a relative gap "
+            "of 0.001 (--tol)"
+        )
+        return replace(asked, eps=None)
     if asked.acceleration in (0.0, "none"):  # plain coordinate descent by either name
         return replace(asked, acceleration="none")
     reason, solver = None, find_solver(asked.loss, asked.method)
