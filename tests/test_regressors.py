@@ -223,3 +223,10 @@ def test_a_parameter_that_will_not_do_is_refused_by_name(estimator: Any, said: s
     X, y, _ = diabetes()
     with pytest.raises(UsageError, match=re.escape(said)):
         estimator.fit(X, y)
+
+
+@pytest.mark.parametrize("fit_intercept", [True, False])
+def test_intercepts_of_support_vector_regression_have_the_shape_of_scikit_learn(fit_intercept: bool) -> None:
+    X, y = np.eye(3), [1.0, 2.0, 3.0]
+    ours, theirs = (of(fit_intercept=fit_intercept).fit(X, y) for of in (LinearSVR, sklearn.svm.LinearSVR))
+    assert np.shape(ours.intercept_) == np.shape(theirs.intercept_)

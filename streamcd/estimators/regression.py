@@ -78,7 +78,7 @@ class LinearRegressor(RegressorMixin, GrowingModel):
         return self.model_.source_weights[:, 0]
 
     @property
-    def intercept_(self) -> float:
+    def intercept_(self) -> Any:
         """Intercept; 0 without one."""
         return float(self.model_.intercept[0])
 
@@ -300,7 +300,9 @@ class LinearSVR(LinearRegressor):
 
     Attributes
     ----------
-    coef_, intercept_, n_iter_, dual_gap_, n_features_in_, feature_names_in_, model_
+    intercept_ : ndarray of float64, shape (1,)
+        Without an intercept the number 0, as scikit-learn has it.
+    coef_, n_iter_, dual_gap_, n_features_in_, feature_names_in_, model_
         As in `Ridge`.
 
     Examples
@@ -327,6 +329,11 @@ class LinearSVR(LinearRegressor):
 
     def _strengths(self, weight: float) -> Strengths:
         return Strengths(0.0, 1.0, self._number("C", above=0.0))
+
+    @property
+    def intercept_(self) -> Any:
+        """Intercept, shape (1,); 0 without one."""
+        return self.model_.intercept[:1] if self.fit_intercept else 0.0
 
 
 @dataclass(eq=False, repr=False)

@@ -186,8 +186,8 @@ def choose_acceleration(asked: Asked, listener: Listener) -> Asked:
         if asked.eps is None:
             return asked
         listener.message(
-            "--eps is about plain coordinate descent, which --penalty l1 by the method dual is not: trained to a relative gap "
-            "of 0.001 (--tol)"
+            "--eps is about plain coordinate descent, which --penalty l1 by the method dual is not: trained to a relative "
+            "gap of 0.001 (--tol)"
         )
         return replace(asked, eps=None)
     if asked.acceleration in (0.0, "none"):  # plain coordinate descent by either name
