@@ -84,6 +84,7 @@ class LogisticRegressionCV(LogisticRegression):
 
     Examples
     --------
+    >>> import numpy as np
     >>> from streamcd import LogisticRegressionCV
     >>> X = np.random.default_rng(0).normal(size=(100, 3))
     >>> search = LogisticRegressionCV(Cs=[0.01, 1.0, 100.0], cv=3).fit(X, X[:, 0] > 0)
