@@ -290,7 +290,7 @@ def test_a_warm_start_begins_at_a_certified_point(
         assert warm.passes < cold.passes
     other = {"ridge": 1.0, "slack": SLACKS[1 - SLACKS.index(slack)]}
     for name, value in other.items():
-        with pytest.raises(UsageError, match=f"same {name}"):
+        with pytest.raises(UsageError, match=f"the run's {name}"):
             fit(dataset, C=1.1, method=method, start_from=first.run, **(options | {name: value}))
 
 

@@ -241,9 +241,11 @@ def _lacks_columns(dataset: str, method: str) -> bool:
 
 def _problem_of_type(solver_type: int) -> dict[str, str]:
     given = click.get_current_context().get_parameter_source
-    if click.core.ParameterSource.COMMANDLINE in (given("loss"), given("method"), given("penalty")):
+    names = ("loss", "penalty") if solver_type in LIBLINEAR_L1_TYPES else ("loss", "method", "penalty")
+    if click.core.ParameterSource.COMMANDLINE in map(given, names):
+        said = f"{', '.join(names[:-1])} and {names[-1]}"
         raise UsageError(
-            "-s names loss, method and penalty by LIBLINEAR's number: give it, or --loss, --method and --penalty, not both"
+            f"-s {solver_type} names {said} by LIBLINEAR's number: give it, or --{' and --'.join(names)}, not both"
         )
     if solver_type in LIBLINEAR_TYPES:
         loss, method = LIBLINEAR_TYPES[solver_type]

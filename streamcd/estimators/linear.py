@@ -122,7 +122,7 @@ class LogisticRegression(GrowingClassifier):
     ----------
     penalty : {"l2", "l1", "elasticnet", None}
         Spelling of scikit-learn before 1.8. None is no penalty, as an infinite `C`: newton trains it, for data with few
-        features, and where there is no optimum, as for classes that a plane separates, it is refused.
+        features; where there is no optimum, as for classes that a plane separates, it ends with a warning.
     C : float
         Factor of the sum of losses.
     l1_ratio : float or None

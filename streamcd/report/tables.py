@@ -225,13 +225,16 @@ def bias_text(bias: float | str) -> str:
 # Trainings
 
 
+_REASONS = {"zero": "an objective as good as 0, beside which no gap is small"}
+
+
 def result_tables(result: Facts) -> list[Table]:
     """Show the result of a training or of a search over C."""
     several = result["n_lanes"] > 1
     sums, largest = (f", sum of {result['n_lanes']} problems", ", largest") if several else ("", "")
     rows = [
         ("converged", "yes" if result["converged"] else "no"),
-        ("stopped by", _words(result["stop_reason"])),
+        ("stopped by", _REASONS.get(result["stop_reason"]) or _words(result["stop_reason"])),
         ("passes over all rows" if result.get("scores") else "passes", f"{result['passes']:,}"),
         *((f"{name}{sums}", text) for name, text in _objectives(result)),
         (f"relative gap{largest}", _no_nan(".3g")(result["gap"]) + proven_for(result["lanes"])),

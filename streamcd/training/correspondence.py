@@ -129,13 +129,13 @@ def _check(old: Problem, new: Problem, *, same_weights: bool, dual: bool) -> Non
         "bias": (old.bias or "none", new.bias or "none")
         if dual and not (old.free_bias and new.free_bias)
         else (0, 0),
-        "l2": (old.ridge, new.ridge),
+        "ridge" if new.loss == "twin" else "l2": (old.ridge, new.ridge),
+        "slack": (old.slack, new.slack),
         "parameter of the loss": (old.parameter, new.parameter),
     }
     same = {
         "code matrix": not dual or old.n_kinds != new.n_kinds or np.array_equal(old.code, new.code),
         "class weights": same_weights,
-        "slack": old.slack == new.slack,
     }
     different = [f"{name} {was}, found {now}" for name, (was, now) in told.items() if was != now]
     different += [name for name, equal in same.items() if not equal]
