@@ -107,7 +107,8 @@ class Ridge(LinearRegressor):
     Parameters
     ----------
     alpha : float
-        At least 0; with 0 it is scikit-learn's LinearRegression, and refused where features are combinations of others.
+        At least 0; with 0 it is scikit-learn's LinearRegression; where features are combinations of others the weights are
+        an optimum, not the least one.
     copy_X, solver
         scikit-learn's, accepted without effect: `method` chooses the algorithm, the optimum is the same.
     positive : {False}
