@@ -22,7 +22,8 @@ from streamcd import convert as convert_table
 from streamcd.core.errors import Interrupted
 from streamcd.core.randomness import assign_folds, count_cells, split_cells
 from streamcd.core.setting import Setting
-from streamcd.report.tables import CRITERIA, Scores, score_table
+from streamcd.report.scores import CRITERIA, Scores
+from streamcd.report.tables import score_table
 from streamcd.runs.config import Search
 from streamcd.runs.folds import with_folds
 

@@ -1,4 +1,4 @@
-"""The shape of the code: rooms that import downwards, a door for each dependency, short ways, modules and functions."""
+"""The shape of the code: rooms that import downwards, a door for each dependency, and short ways."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import ast
 import functools
 import itertools
 import os
-import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -66,8 +65,6 @@ ASK_VERSIONS = {"runs/config"}
 """The modules that may import any dependency, for the versions that a run records."""
 
 LONGEST_CHAIN = 14
-MODULE_LINES = 600
-BODY_LINES_MEDIAN, BODY_LINES_90_PERCENT, BODY_LINES = 8, 22, 60
 
 
 class Import(NamedTuple):
@@ -77,16 +74,6 @@ class Import(NamedTuple):
     target: str
     own: bool
     at_call: bool
-
-
-class Function(NamedTuple):
-    module: str
-    line: int
-    name: str
-    body_lines: int
-
-    def __str__(self) -> str:
-        return f"{self.module}.py:{self.line} {self.name} ({self.body_lines} lines)"
 
 
 def name_of(path: Path) -> str:
@@ -234,54 +221,6 @@ def test_the_longest_chain_of_imports_is_short() -> None:
 
     chain = max(map(longest, MODULES), key=len)
     assert len(chain) <= LONGEST_CHAIN, f"{len(chain)} modules, each imports the next:\n" + "\n".join(chain)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Sizes
-
-
-def test_a_module_has_fewer_than_six_hundred_lines() -> None:
-    lines = {module: len(source(module).splitlines()) for module in MODULES}
-    long = [f"{module}.py:{n}" for module, n in lines.items() if n >= MODULE_LINES]
-    assert not long, f"past line {MODULE_LINES}: {', '.join(long)}"
-
-
-def functions() -> list[Function]:
-    """All functions but kernels, with the lines of their bodies, counted after the docstring."""
-    return [
-        Function(module, node.lineno, node.name, _body_lines(node))
-        for module in MODULES
-        for node in ast.walk(tree(module))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        if room_of(module) != "kernels" and not _is_compiled(node)
-    ]
-
-
-def _body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    body = function.body[1:] if ast.get_docstring(function, clean=False) is not None else function.body
-    return (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
-
-
-def _is_compiled(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    names = {
-        node.id
-        for decorator in function.decorator_list
-        for node in ast.walk(decorator)
-        if isinstance(node, ast.Name)
-    }
-    return bool(names & {"kernel", "cached", "inlined", "intrinsic"})
-
-
-def test_no_function_is_longer_than_a_screen() -> None:
-    long = [str(function) for function in functions() if function.body_lines > BODY_LINES]
-    assert not long, f"bodies of more than {BODY_LINES} lines:\n" + "\n".join(long)
-
-
-def test_functions_are_short() -> None:
-    found = sorted(functions(), key=lambda function: function.body_lines)
-    longest = "\n".join(map(str, found[:-11:-1]))
-    assert statistics.median(function.body_lines for function in found) <= BODY_LINES_MEDIAN, longest
-    assert found[int(0.9 * len(found))].body_lines <= BODY_LINES_90_PERCENT, longest
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..core.setting import Setting
 from .drawing import COLORS, new_figure, note, styled
-from .tables import Scores
+from .scores import Scores
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

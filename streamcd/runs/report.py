@@ -36,15 +36,8 @@ from ..report.evaluation_figures import (
 )
 from ..report.evaluation_tables import evaluation_tables, threshold_table
 from ..report.page import Picture, Section, render_page
-from ..report.tables import (
-    Table,
-    gap_rows,
-    model_table,
-    run_table,
-    score_table,
-    score_text,
-    scores_of,
-)
+from ..report.scores import score_text, scores_of
+from ..report.tables import Table, gap_rows, model_table, run_table, score_table
 from ..report.training_figures import (
     Histories,
     gap_figure,

@@ -19,7 +19,7 @@ from ..core.classes import place_of_label
 from ..core.progress import Listener
 from ..core.setting import Setting, cost_name
 from ..models.model_file import source_labels
-from ..report.tables import CRITERIA, Scores, score_text, scores_of
+from ..report.scores import CRITERIA, Scores, score_text, scores_of
 from ..training import checkpoint
 from ..training.loop import Session
 from ..training.result import Outcome, Result, TuneResult, relative_gaps

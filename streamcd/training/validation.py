@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..core.setting import Setting
-from ..report.tables import describe_score, score_of
+from ..report.scores import describe_score, score_of
 from ..solvers.protocol import CERTIFY, DONE
 
 Validate = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
