@@ -101,7 +101,10 @@ class HeldRows(NamedTuple):
 
 
 class RunWriter:
-    """Writer of the rows of task `number`, to one run, or to several if indices become wide or segments too many."""
+    """Writer of the rows of task `number`, to one run, or to several if indices become wide or segments too many.
+
+    A context manager, which closes the file of a run that an error cut short.
+    """
 
     def __init__(self, form: RunFormat, number: int, memory_bytes: int) -> None:
         self._form, self._number, self._memory_bytes = form, number, memory_bytes
@@ -109,6 +112,13 @@ class RunWriter:
         self._writer: PartitionWriter | None = None
         self._n_runs = self._n_bytes = 0  # the bytes are those of the run
         self._wide = False
+
+    def __enter__(self) -> RunWriter:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None and self._writer is not None:
+            self._writer.__exit__(kind)
 
     def append(self, rows: Rows, wide: bool) -> None:
         """Append the next rows of the source; `wide` if any index needs 64 bits."""

@@ -118,7 +118,6 @@ def parse_task(parsing: Parsing, task: Task) -> Parsed:
     counts, plan = Counts(), parsing.plan
     labels = LabelCounts(None if parsing.has_targets else {})
     distinct = None if parsing.distinct is None else DistinctFeatures(plan.map_bytes)
-    run = RunWriter(parsing.form, task.number, plan.sort_bytes)
     left_out, n_unknown = [np.empty(0, np.int64)], 0
     dictionary = None
     if parsing.dictionaries is not None:
@@ -126,25 +125,26 @@ def parse_task(parsing: Parsing, task: Task) -> Parsed:
         has_text = parsing.source.grows and encoding is not None and bool(encoding.text)
         dictionary = TaskDictionary(plan.map_bytes, names, has_text, parsing.dictionaries, task.first_row)
     kept = None if parsing.kept is None else KeptWriter(parsing.kept / f"{task.number:07d}.parquet")
-    for batch in _batches(parsing.source, task, dictionary):
-        counts, rows, beside = batch.counts, batch.rows, batch.kept
-        if parsing.weights is not None:
-            rows = replace(rows, weight=parsing.weights.of(rows, task))
-        if parsing.known is not None and not (mask := np.isin(rows.label, parsing.known)).all():
-            left_out.append(rows.source_row[~mask])
-            rows, beside = rows.some(mask), beside and some_rows(beside, mask)
-        if kept is not None:
-            kept.append(beside)
-        labels.add(rows.label)
-        if distinct is not None:
-            distinct.add(rows.index)
-        elif parsing.indices is not None:
-            n_before, rows = rows.n_entries, rows.with_entries(parsing.indices.features(rows.index) >= 0)
-            n_unknown += n_before - rows.n_entries
-        run.append(rows, counts.is_wide)
-        if parsing.tell is not None:
-            parsing.tell(batch.bytes_read)
-    held = run.close(hold=parsing.hold and plan.has_room_to_hold(counts.max_index + 1, parsing.scale))
+    with RunWriter(parsing.form, task.number, plan.sort_bytes) as run:
+        for batch in _batches(parsing.source, task, dictionary):
+            counts, rows, beside = batch.counts, batch.rows, batch.kept
+            if parsing.weights is not None:
+                rows = replace(rows, weight=parsing.weights.of(rows, task))
+            if parsing.known is not None and not (mask := np.isin(rows.label, parsing.known)).all():
+                left_out.append(rows.source_row[~mask])
+                rows, beside = rows.some(mask), beside and some_rows(beside, mask)
+            if kept is not None:
+                kept.append(beside)
+            labels.add(rows.label)
+            if distinct is not None:
+                distinct.add(rows.index)
+            elif parsing.indices is not None:
+                n_before, rows = rows.n_entries, rows.with_entries(parsing.indices.features(rows.index) >= 0)
+                n_unknown += n_before - rows.n_entries
+            run.append(rows, counts.is_wide)
+            if parsing.tell is not None:
+                parsing.tell(batch.bytes_read)
+        held = run.close(hold=parsing.hold and plan.has_room_to_hold(counts.max_index + 1, parsing.scale))
     if kept is not None:
         kept.close()
     if dictionary is not None and parsing.dictionaries is not None:

@@ -17,6 +17,7 @@ import json
 import os
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -167,7 +168,9 @@ class PartitionWriter:
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:
             self.close()
-        self._file.close()
+            return
+        with suppress(OSError):  # of a full disk, which the first error has told
+            self._file.close()
 
     def append(self, bucket: np.ndarray, records: Records) -> None:
         """Append records, which are copied, with the numbers of their buckets."""
