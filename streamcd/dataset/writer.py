@@ -152,9 +152,9 @@ class DatasetWriter:
 
         `names` maps an array of features to that of their names, of Arrow's.
         """
-        writer = TableWriter(
-            self.path / "features.parquet", FEATURES, self._compression, TableContent(FEATURES.names)
-        )
+        content, ascending = TableContent(FEATURES.names), ("feature", "index")
+        path = self.path / "features.parquet"
+        writer = TableWriter(path, FEATURES, self._compression, content, ascending=ascending)
         for block in blocks:
             feature = block["feature"]
             if len(feature):
