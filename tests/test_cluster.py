@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -398,7 +398,7 @@ def test_places_that_hold_something_else_and_damaged_shards_are_refused(
         distribute(damaged, [tmp_path / "c"])
 
 
-def own_disks(places: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def own_disks(places: Sequence[Path | str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Give every worker of this process a place, in the order in which they ask."""
     own: dict[str, str] = {}
     left = list(map(str, places))

@@ -28,12 +28,13 @@ import pytest
 from conftest import LentWorkers
 from forking import Forked
 from small_datasets import random_rows, windows_of, write_dataset
-from test_cluster import Commands
+from test_cluster import Commands, own_disks, shards_of
 
 import streamcd
 from streamcd import Dataset
 from streamcd import open as open_dataset
 from streamcd.cluster.dask_engine import open_client
+from streamcd.cluster.distribute import distribute
 from streamcd.conversion.byte_sources import share_out
 from streamcd.core import storage
 from streamcd.core.errors import CheckpointError, DataError, DatasetError, LockError, UsageError
@@ -1037,6 +1038,57 @@ def test_three_workers_without_a_shared_disk_of_which_one_is_killed_end_with_the
     assert set(trained.history["parts"].to_pylist()) == {3}
     assert max(trained.history["attempts"].to_pylist()) > 1
     assert len(list(tmp_path.glob("machine-*/kept"))) == 4
+
+
+def test_shards_dealt_to_folders_of_a_bucket_go_on_and_train_to_the_bits_of_disks(
+    server: Server, local: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dealing that the server ends leaves no dataset; again, it copies the rest. Workers read nothing but their folder."""
+    distributed = pytest.importorskip("distributed")
+    places, puts = [f"{BUCKET}/dealt/{name}" for name in "ab"], 0
+
+    def refuse(method: str, path: str) -> int | None:
+        nonlocal puts
+        puts += method == "PUT"
+        return 403 if puts == 5 else None
+
+    server.answer[:] = [refuse]
+    with pytest.raises(PermissionError, match=r"no permission .*dealt/a/"):
+        distribute(local.path, places)
+    server.answer.clear()
+    listed = location(places[0])
+    assert isinstance(listed, Url)
+    assert 0 < len(listed.find()) <= 4
+    assert "manifest.json" not in listed.find()
+    made = distribute(local.path, places)
+    assert 0 < sum(one["copied"] for one in made) < sum(one["bytes"] for one in made)
+    assert [one["copied"] for one in distribute(local.path, places)] == [0, 0]
+    with pytest.raises(UsageError, match="found shards of another one"):
+        distribute(local.path, places[::-1])
+    server.put("dealt/other/file", b"")
+    with pytest.raises(UsageError, match="other: expected an empty directory, found other files"):
+        distribute(local.path, [f"{BUCKET}/dealt/other", places[1]])
+
+    disks = [tmp_path / "a", tmp_path / "b"]
+    distribute(local.path, disks)
+    held = [{Path(name).name for name in location(place).find() if "entries/" in name} for place in places]
+    assert held == [shards_of(disk) for disk in disks]
+    settings = {"n_workers": 2, "threads_per_worker": 1, "processes": False, "dashboard_address": None}
+    for run, own in (("buckets", places), ("disks", list(map(str, disks)))):
+        with (
+            monkeypatch.context() as patched,
+            distributed.LocalCluster(**settings) as cluster,
+            distributed.Client(cluster, set_as_default=False) as client,
+        ):
+            own_disks(own, patched)
+            server.requests.clear()
+            trained = streamcd.train(
+                local, tmp_path / run, client=client, loss="hinge", tol=1e-6, max_passes=500
+            )
+            assert trained.converged
+            read = {path.split("/")[3] for _, path, _ in server.requests if path.startswith("/bucket/dealt/")}
+            assert read == ({"a", "b"} if run == "buckets" else set())
+    assert (weights(tmp_path / "buckets") == weights(tmp_path / "disks")).all()
 
 
 def test_a_run_in_a_bucket_is_whoevers_opened_it_last(server: Server, local: Dataset) -> None:
