@@ -707,7 +707,7 @@ def test_a_worker_stays_within_its_memory_on_data_that_it_has_to_stream(
 
     write_text_like(tmp_path / "text", n_rows=250_000, n_features=50_000, entries_per_row=90, seed=0)
     data = streamcd.convert(tmp_path / "text", tmp_path / "data", shard_size="20MB")
-    memory = 420_000_000
+    memory = 330_000_000
     if how == "dask worker":
         for _ in range(2):
             commands.start_worker(commands.address)
