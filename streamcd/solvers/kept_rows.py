@@ -71,8 +71,8 @@ class KeptRows:
 
     @property
     def n_offered(self) -> int:
-        """Rows to offer at a time, at least: as many as are sorted with them."""
-        return self._shape[1]
+        """Rows to offer at a time, about: a quarter of the most that are kept, which are sorted with them."""
+        return -(-self._shape[1] // 4)
 
     def count(self, arrays: Mapping[str, np.ndarray], lane: int) -> int:
         """Count the rows of a lane."""
@@ -120,23 +120,25 @@ class KeptRows:
         if not offsets.size:
             return
         own = {name: array[lane] for name, array in arrays.items() if name.startswith("kept_")}
-        n = int(arrays["kept_count"][lane])
-        added = {
-            "number": number,
-            "distance": distance,
-            "length": rows.indptr[offsets + 1] - rows.indptr[offsets],
-            "code": rows.code[offsets],
-            "weight": rows.weight[offsets],
-            "fold": rows.fold[offsets],
-        }
-        joint = {name: np.concatenate([own[f"kept_{name}"][:n], more]) for name, more in added.items()}
-        order = np.lexsort((joint["number"], joint["distance"]))
-        n_fitting = int(np.searchsorted(np.cumsum(joint["length"][order] + ROW_UNITS), self._units, "right"))
+        n, known = int(arrays["kept_count"][lane]), {"number": number, "distance": distance}
+        known["length"] = rows.indptr[offsets + 1] - rows.indptr[offsets]
+
+        def joint(name: str) -> np.ndarray:
+            more = known[name] if name in known else getattr(rows, name)[offsets]
+            return np.concatenate([own[f"kept_{name}"][:n], more])
+
+        order = np.lexsort((joint("number"), joint("distance")))
+        n_fitting = int(np.searchsorted(np.cumsum(joint("length")[order] + ROW_UNITS), self._units, "right"))
         arrays["kept_cut"][lane] |= n_fitting < order.size
         chosen = np.sort(order[:n_fitting])
         self._gather(own, rows, chosen[chosen < n], offsets[chosen[chosen >= n] - n])
-        for name, both in joint.items():
-            own[f"kept_{name}"][:n_fitting] = both[chosen]
+        for name in (
+            *known,
+            "code",
+            "weight",
+            "fold",
+        ):  # one at a time: they take as much as the rows that are kept
+            own[f"kept_{name}"][:n_fitting] = joint(name)[chosen]
         arrays["kept_count"][lane] = n_fitting
 
     def join(self, arrays: Mapping[str, np.ndarray], others: Mapping[str, np.ndarray]) -> None:

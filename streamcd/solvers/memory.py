@@ -205,7 +205,7 @@ def newton_memory(problem: Problem, dataset: Dataset, *, keeps_rows: bool) -> So
         RowLayout(
             0,
             0,
-            n_orders=n_lanes + 2 if kept else 1,  # distances of rows
+            n_orders=1 + -(-n_lanes // 2) if kept else 1,  # and distances of rows, of 4 bytes
             has_targets=problem.has_targets,
             in_order=True,
             # without a penalty the proof goes by the squares of stored values
@@ -223,7 +223,7 @@ def newton_memory(problem: Problem, dataset: Dataset, *, keeps_rows: bool) -> So
             "matrix of a model": 8 * size * (size + ROWS) + half if problem.l1.any() else 0,
             "matrices of a proof": 2 * half if not problem.is_penalised else 0,
             # in the state, as a solver visits them, and while others come; and matrices of the other rows, one whole
-            "rows near the margin": kept * (3 * 8 * n_lanes + 5 * 8) + (own + 3 * half if kept else 0),
+            "rows near the margin": kept * (8 * n_lanes + 8 + 16) + (own + 3 * half if kept else 0),
         },
         # a worker's blocks leave sums on both sides, of which it holds copies to send, a neighbour's and what both make
         joined=(4 * depth + 2) * sums + 4 * 8 * kept * n_lanes,

@@ -159,15 +159,25 @@ class NewtonSolver(NewtonSteps):
     def _keep(self, window: Window, rows: Rows, state: State, lanes: np.ndarray) -> None:
         """Keep the nearest rows of a window."""
         held: list[tuple[np.ndarray, np.ndarray]] = []
+        n_held, at_a_time = 0, self.kept.n_offered
         for chunk, start, stop in window.chunk_ranges():
-            offsets = np.arange(start, stop)
-            held.append((offsets, self._row_start[chunk] - start + offsets))
-            if chunk == window.chunks[-1] or sum(part.size for part, _ in held) >= self.kept.n_offered:
-                offsets, numbers = (np.concatenate(parts) for parts in zip(*held, strict=True))
-                for lane in lanes.tolist():
-                    near = self._distances[lane, offsets]
-                    self.kept.offer(state.matrices, lane, rows, (offsets, numbers, near))
-                held.clear()
+            for first in range(start, stop, at_a_time):
+                offsets = np.arange(first, min(first + at_a_time, stop))
+                held.append((offsets, self._row_start[chunk] - start + offsets))
+                n_held += offsets.size
+                if n_held >= at_a_time:
+                    self._offer(held, rows, state, lanes)
+                    held, n_held = [], 0
+        if held:
+            self._offer(held, rows, state, lanes)
+
+    def _offer(
+        self, held: list[tuple[np.ndarray, np.ndarray]], rows: Rows, state: State, lanes: np.ndarray
+    ) -> None:
+        offsets, numbers = (np.concatenate(parts) for parts in zip(*held, strict=True))
+        for lane in lanes.tolist():
+            near = self._distances[lane, offsets]
+            self.kept.offer(state.matrices, lane, rows, (offsets, numbers, near))
 
     def _complete(self, state: State, lanes: np.ndarray) -> None:
         """Take the totals of the read from the sums of all rows."""
