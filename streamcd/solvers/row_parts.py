@@ -31,7 +31,8 @@ ROW_PARTS = 2
 _SHARE_IN_PARTS = 0.9  # of a round's rows
 _MOST_ROUNDS = 4  # of a window
 _LEAST_ROUNDS = 4  # of a read
-_ENTRIES_PER_WEIGHT = 12  # in a round, for which w and its copies are swept over eight times
+_ENTRIES_PER_WEIGHT = 12  # in a round of several, for which w and its copies are swept over eight times
+_FEWEST_PER_WEIGHT = 8  # in a window that is one round
 _LEAST_ENTRIES = 1 << 20  # in a window: handing over the parts takes a fifth of a millisecond
 _OPPOSITE = -0.6  # cosine of successive movements below which a gap that rises tells of an error that grows
 
@@ -62,7 +63,9 @@ def count_rounds(n_entries: float, n_windows: int, state: State) -> int:
     """
     if n_entries < _LEAST_ENTRIES or state.lanes["passes_in_one"][0]:
         return 0
-    n_rounds = min(int(n_entries / (_ENTRIES_PER_WEIGHT * state.w.size)), _MOST_ROUNDS)
+    per_weight = n_entries / state.w.size
+    one = int(per_weight >= _FEWEST_PER_WEIGHT)
+    n_rounds = min(max(int(per_weight / _ENTRIES_PER_WEIGHT), one), _MOST_ROUNDS)
     return n_rounds if n_rounds * n_windows >= _LEAST_ROUNDS else 0
 
 
