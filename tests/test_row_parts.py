@@ -118,6 +118,8 @@ def test_few_entries_and_lanes_without_a_moving_kappa_are_visited_in_one_part(
     assert rounds_of(half, acceleration="none") == rounds_of(half, acceleration=5.0) == 0
     assert rounds_of(half, C=[0.01, 0.1]) == 0
     monkeypatch.setattr(row_parts, "_ENTRIES_PER_WEIGHT", data.n_entries // 31 + 1)
+    assert rounds_of(half) > 0
+    monkeypatch.setattr(row_parts, "_FEWEST_PER_WEIGHT", data.n_entries // 31 + 1)
     assert rounds_of(half) == 0
 
 
