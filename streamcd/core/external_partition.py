@@ -166,11 +166,12 @@ class PartitionWriter:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:
-            self.close()
-            return
-        with suppress(OSError):  # of a full disk, which the first error has told
-            self._file.close()
+        try:
+            if kind is None:
+                self.close()
+        finally:
+            with suppress(OSError):  # of a full disk, which the first error has told
+                self._file.close()
 
     def append(self, bucket: np.ndarray, records: Records) -> None:
         """Append records, which are copied, with the numbers of their buckets."""

@@ -202,7 +202,7 @@ class DatasetManifest(Structure):
 
 
 class RowForm(Structure):
-    """What a dataset's manifest says of how its rows were made, for those that are appended to them."""
+    """Record, in a dataset's manifest, of how its rows were made, for those that are appended to them."""
 
     seed: int
     shuffle: bool

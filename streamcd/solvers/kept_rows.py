@@ -132,12 +132,8 @@ class KeptRows:
         arrays["kept_cut"][lane] |= n_fitting < order.size
         chosen = np.sort(order[:n_fitting])
         self._gather(own, rows, chosen[chosen < n], offsets[chosen[chosen >= n] - n])
-        for name in (
-            *known,
-            "code",
-            "weight",
-            "fold",
-        ):  # one at a time: they take as much as the rows that are kept
+        # one at a time: together they take as much as the rows that are kept
+        for name in (*known, "code", "weight", "fold"):
             own[f"kept_{name}"][:n_fitting] = joint(name)[chosen]
         arrays["kept_count"][lane] = n_fitting
 
