@@ -242,6 +242,7 @@ def _plan_group(
         paging=paging,
         holding=memory.holding,
         advice=advice,
+        running=memory.running,
     )
     return plan, asked.memory_bytes
 

@@ -139,6 +139,7 @@ class SolverMemory:
     advice: str | None = None  # where it does not fit
     holding: Holding | None = None  # to hold items between reads, where the data is not resident
     joined: int = 0  # of sums over rows, in a worker that sends them
+    running: int = RUNNING_BYTES  # of interpreter, libraries and the solver's kernels, in one process
 
 
 def make_plan(
@@ -151,6 +152,7 @@ def make_plan(
     paging: Paging | None = None,
     holding: Holding | None = None,
     refusal: str | None = None,
+    running: int = RUNNING_BYTES,
 ) -> Plan:
     """Divide the memory budget, the bound on peak resident memory in bytes.
 
@@ -164,7 +166,7 @@ def make_plan(
     readers = _count_readers(table, budget)
     if paging:
         overhead["pages of scores"] = paging.fixed_bytes
-    elif RUNNING_BYTES + sum(overhead.values()) + _resident_bytes(table, layout) <= budget:
+    elif running + sum(overhead.values()) + _resident_bytes(table, layout) <= budget:
         return _resident_plan(table, layout, readers)
     # two windows, one being read and one being visited; the order of visits, and the paged rows of one window
     each_entry = 2 * table.entry_bytes + (paging.entry_bytes if paging else 0)
@@ -175,7 +177,7 @@ def make_plan(
     needs = {**overhead, name: smallest}
     if holding:
         needs["one column held"] = _longest_unit(table) * table.entry_bytes + holding.item_bytes
-    left = require(budget, needs, advice, refusal, RUNNING_BYTES)
+    left = require(budget, needs, advice, refusal, running)
     # the rest is divided between entries and items as in an average chunk
     entries = max(table.n_entries, 1)
     held_entries = held_items = 0
@@ -245,7 +247,7 @@ def check_holding(plan: Plan, dataset: Table, memory: SolverMemory) -> None:
 def planned_bytes(plan: Plan, dataset: Table, budget: int, memory: SolverMemory) -> int:
     """Return the bytes that a training in this process takes beside interpreter and libraries."""
     if not plan.resident:
-        return budget - RUNNING_BYTES
+        return budget - memory.running
     table = memory.layout.open(dataset)
     overhead = _overhead(table, budget, {"weights": memory.state, **memory.more})
     return memory.rows + sum(overhead.values()) + _resident_bytes(table, memory.layout)
