@@ -26,6 +26,7 @@ from streamcd.core.metadata import write_metadata
 from streamcd.dataset import direct_writer
 from streamcd.dataset.manifests import ROW_LAYOUT
 from streamcd.dataset.parquet import NO_CRC, file_checksum
+from streamcd.dataset.table_writer import choose_forms
 from tools.chunk_writer import ChunkWriter
 
 
@@ -86,6 +87,17 @@ def test_auto_compresses_the_columns_that_it_shrinks(
         assert ("BYTE_STREAM_SPLIT" in group.column(2).encodings) == (name == "split")
     sizes = {name: dataset.info()["bytes"] for name, dataset in made.items()}
     assert sizes["split"] < 0.95 * sizes["auto"] < sizes["lz4"] < sizes["none"]
+
+
+@pytest.mark.parametrize(("zeros", "forms"), [(0.02, "none none"), (0.1, "none lz4"), (0.3, "lz4 lz4")])
+def test_a_column_is_compressed_where_a_fifth_of_its_bytes_is_saved_or_less_if_it_was_asked_for(
+    zeros: float, forms: str
+) -> None:
+    numbers = np.random.default_rng(7).integers(0, 1 << 31, 1 << 16, dtype=np.int32)
+    numbers[: int(zeros * numbers.size)] = 0
+    table = pa.table({"feature": numbers})
+    found = [choose_forms(table, compression)["feature"] for compression in ("auto", "split")]
+    assert " ".join(found) == forms
 
 
 def test_compression_changes_no_number(tmp_path: Path, noisy_rows: tuple[sp.csr_array, np.ndarray]) -> None:
