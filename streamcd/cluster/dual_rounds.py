@@ -17,7 +17,8 @@ from ..core.atomic_files import sync
 from ..kernels.loss_table import CLASSES
 from ..kernels.primitives import DUAL
 from ..kernels.rounds import APART, LINEAR, MAGNITUDE, QUADRATIC, add_weight_slopes
-from ..solvers.dual import RowSolver, violation
+from ..solvers.dual import RowSolver
+from ..solvers.gap_bounds import violation
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN
 from ..stream.slot_store import chunk_slots
 from ..training.stopping import BY_MAX_PASSES, BY_VIOLATION

@@ -18,7 +18,8 @@ from ..kernels.crammer_singer import LaneColumns, add_class_rows
 from ..kernels.primitives import DUAL, GAP, LOSS, LOSS_SLOPE, N_VISITED, ROUNDING, SLOPE, W_ALPHA
 from ..stream.window import Window
 from .crammer_singer import CrammerSingerSolver
-from .dual import LINEAR, largest_of, rows_of, scaled
+from .dual import rows_of
+from .gap_bounds import LINEAR, largest_of, scaled
 from .protocol import CERTIFY, START, State
 
 

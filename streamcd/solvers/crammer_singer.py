@@ -15,7 +15,8 @@ from ..kernels import crammer_singer as crammer_singer_kernels
 from ..kernels.crammer_singer import ClassScratch, LaneColumns
 from ..stream.window import Window
 from .acceleration import Acceleration
-from .dual import RowSolver, rows_of, shuffled_active_rows, variables_of, violation
+from .dual import RowSolver, rows_of, shuffled_active_rows, variables_of
+from .gap_bounds import violation
 from .memory import class_memory
 from .problem import Problem
 from .protocol import CERTIFY, START, TRAIN, State, all_rows

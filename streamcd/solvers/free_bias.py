@@ -28,7 +28,8 @@ from ..kernels.primitives import (
     VIOLATION_MIN,
 )
 from ..stream.window import Window
-from .dual import LINEAR, DualSolver, largest_of, scaled
+from .dual import DualSolver
+from .gap_bounds import LINEAR, largest_of, scaled
 from .protocol import CERTIFY, State, all_rows, new_totals
 
 _SUMMED = np.setdiff1d(np.arange(N_TOTALS), [VIOLATION_MAX, VIOLATION_MIN])

@@ -44,7 +44,8 @@ from ..stream.memory_plan import Plan
 from ..stream.window import Window, empty_window
 from . import unpenalised
 from .block_sums import Cut, cut, cut_chunks
-from .dual import primal_rounding, proven_gap, rows_of
+from .dual import rows_of
+from .gap_bounds import primal_rounding, proven_gap
 from .newton_steps import NewtonSteps
 from .problem import smaller_side
 from .protocol import (

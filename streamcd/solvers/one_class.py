@@ -23,7 +23,8 @@ from ..kernels.one_class import (
 )
 from ..kernels.primitives import CURVE, N_VISITED, SLOPE, UNIT, VIOLATION_MAX, VIOLATION_MIN, W_ALPHA
 from ..stream.window import RowArena, Window
-from .dual import NEGLIGIBLE, RowSolver, rows_of, variables_of
+from .dual import RowSolver, rows_of, variables_of
+from .gap_bounds import NEGLIGIBLE
 from .memory import one_class_memory
 from .problem import Problem
 from .protocol import START, Start, State

@@ -38,8 +38,8 @@ from ..kernels.primitives import CURVE, DUAL, GAP, ROUNDING, UNIT, VIOLATION_MAX
 from ..stream.memory_plan import Plan, long_units
 from ..stream.window import Window, empty_window
 from . import long_columns
-from .dual import NEGLIGIBLE
 from .extrapolation import Extrapolation, sum_up_objective
+from .gap_bounds import NEGLIGIBLE
 from .memory import primal_memory
 from .problem import Problem, smaller_side
 from .protocol import (

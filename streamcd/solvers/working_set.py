@@ -40,7 +40,7 @@ from ..kernels.primal import (
 from ..kernels.primitives import GAP, LOSS, N_ACTIVE, N_VISITED, UNIT
 from ..stream.memory_plan import Plan, long_units
 from ..stream.window import Window
-from .dual import NEGLIGIBLE
+from .gap_bounds import NEGLIGIBLE
 from .held_columns import NearestColumns, ResidentColumns, columns_of
 from .held_solution import HeldProblem, HeldSolution
 from .memory import LANES_TOGETHER, NARROW, working_set_memory
