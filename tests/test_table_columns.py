@@ -430,7 +430,7 @@ def test_classes_of_a_row_or_two_are_told_of(tmp_path: Path, form: str) -> None:
 def test_a_conversion_is_summed_up_in_a_few_lines_and_names_the_next_command(
     tmp_path: Path, of: tuple[str, ...], then: str
 ) -> None:
-    """Compression, digest, layout and the like stood there, fifteen lines of which a newcomer needed four."""
+    """Digest, layout and the like stood there, fifteen lines of which a newcomer needed four."""
     rows = np.arange(40.0)
     made = pa.table({"y": rows % 2, "x": np.cos(rows), "z": np.sin(rows)})
     write_table(made, tmp_path / "t.csv")
@@ -439,6 +439,7 @@ def test_a_conversion_is_summed_up_in_a_few_lines_and_names_the_next_command(
     names = re.findall(r"^  ([a-z ]+?)  ", shown.partition(f"dataset {data}\n")[2], flags=re.MULTILINE)
     assert names == ["rows", "features", "targets" if "--target" in of else "classes", "on disk", "next"]
     assert then.format(data) in shown
+    assert "; row lz4, feature lz4, value lz4\n" in shown  # as `--compression auto` has chosen
     scored = command_line.run("convert", tmp_path / "t.csv", tmp_path / "test", "--like", data).stdout
     assert f"streamcd evaluate {tmp_path / 'test'} RUN;" in scored
     described = command_line.run("info", data).stdout

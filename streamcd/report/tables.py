@@ -65,9 +65,7 @@ def dataset_tables(path: str, info: Facts) -> list[Table]:
         ("entries", f"{info['n_entries']:,} (density {info['density']:.3g})"),
         ("on disk", _size_on_disk(info)),
         ("decoded", f"{format_size(info['bytes_decoded'])} ({info['index_dtype']}, {info['value_dtype']})"),
-        *_rows(
-            info, compression=lambda forms: listed([f"{column} {form}" for column, form in forms.items()])
-        ),
+        *_rows(info, compression=_forms),
         *_scaling_rows(info),
         *_note_rows(info),
         *_rows(info, id="", kept=listed),
@@ -85,7 +83,7 @@ def conversion_tables(path: str, info: Facts, then: str) -> list[Table]:
     loss = " --loss squared_error" if then == "train" and info["targets"] is not None else ""
     rows = [
         *_content_rows(info),
-        ("on disk", _size_on_disk(info)),
+        ("on disk", "; ".join(filter(None, [_size_on_disk(info), _forms(info["compression"] or {})]))),
         *_note_rows(info),
         ("next", f"streamcd {then} {path} RUN{loss}; 'streamcd info {path}' tells more"),
     ]
@@ -181,6 +179,11 @@ def _scaling_rows(info: Facts) -> list[tuple[str, str]]:
 
 def _size_on_disk(info: Facts) -> str:
     return f"{format_size(info['bytes'])} in {counted(info['n_shards'], 'shard')}, {counted(info['n_chunks'], 'chunk')}"
+
+
+def _forms(compression: Facts) -> str:
+    """List the compression of each column."""
+    return listed([f"{column} {form}" for column, form in compression.items()])
 
 
 def column_tables(path: str, info: Facts) -> list[Table]:
