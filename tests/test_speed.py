@@ -121,7 +121,7 @@ def test_a_part_replaces_its_own_lines(tmp_path: Path) -> None:
         )
         assert done.exit_code == 0, done.output
     text = page.read_text()
-    assert text.count("(simulated)") == 3
+    assert text.count("each on a host") == 3
     assert text.count("one lane") == 2
     assert text.startswith("| a | b |\n<!-- begin")
     assert text.endswith("<!-- end -->\nafter\n")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
@@ -32,8 +32,7 @@ class SerialEngine:
     Where all shards fit in a worker's memory, one partition takes the parts of all workers in turn.
     """
 
-    def __init__(self, spec: WorkerSpec, n_partitions: int, most_bytes: list[int] | None = None) -> None:
-        self._most_bytes = [] if most_bytes is None else most_bytes
+    def __init__(self, spec: WorkerSpec, n_partitions: int) -> None:
         with closing(open_same(spec)) as dataset:
             self._everything = list(range(dataset.n_shards))
             self._assignment = make_assignment(spec, dataset)
@@ -45,7 +44,6 @@ class SerialEngine:
         """Have the partitions make their local passes, in turn."""
         self._shards = self._assignment.of_round(request.assigned, self._workers)
         responses = [partition.run(request, w, progress, name) for name, partition in self._in_turn()]
-        self._most_bytes.append(max(response.bytes_read for response in responses))
         result: Any = add_in_tree(responses, operator.add)
         result.bytes_sent = len(responses) * w.nbytes + result.sent_by(len(responses))
         return result
@@ -74,14 +72,10 @@ class SerialEngine:
 
 @dataclass(frozen=True)
 class Simulation:
-    """Stand-in for a client with `n_workers`; this process does the work, one partition after another.
-
-    `most_bytes` receives what the partition that reads most has read in every round.
-    """
+    """Stand-in for a client with `n_workers`; this process does the work, one partition after another."""
 
     n_workers: int
-    most_bytes: list[int] = field(default_factory=list)
 
     def make_engine(self, spec: WorkerSpec) -> Engine:
         """Make the engine of a training."""
-        return SerialEngine(spec, self.n_workers, self.most_bytes)
+        return SerialEngine(spec, self.n_workers)

@@ -287,7 +287,7 @@ def workers(data: str) -> Bar:
         held = all(two >= 1.5 and four >= 2.5 for two, four in found)
         return ", ".join(listed(pair, " / ") for pair in found), held
 
-    what = f"2 / 4 workers, each with a disk of its own (simulated), {data}: {', '.join(_LOSSES)}"
+    what = f"2 / 4 workers, each on a host with a disk of its own, {data}: {', '.join(_LOSSES)}"
     return Bar("workers", what, "1.5 / 2.5 × each", measure)
 
 

@@ -1,48 +1,61 @@
-"""Seconds of trainings by one process and by several workers, each with a disk, and memory for an eighth of the data.
+"""Seconds of trainings by one host and by several, each with a disk, and memory for an eighth of the data.
 
-    python -m tools.worker_times --docs docs/cluster.md
+    python -m tools.worker_times --docs docs/cluster.md                  as root: a quarter of an hour
 
-Workers are simulated one after another in this process (`simulated_cluster`), and the bytes of every round counted: a
-round takes as long as the worker that reads most, and sending weights, changes and dual variables. Processor time is not
-counted: it passes while a disk is waited for.
+The hosts are on this machine (`tools.hosts`), at a tenth of the rates of `DISK`, `LINK` and `PROCESSORS`, so that five of
+them take no more than one of its processors and a part of its disk. One trains alone; or a dask worker is in each of
+several, and another one has the scheduler and the process that trains, whose run the workers do not see. All read the
+dataset from the same folder, at the rate of their own disks. A first training by each loss loads libraries and kernels,
+without limits; then the dataset leaves the page cache, and the second one is measured.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
+import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 
 import streamcd
-from streamcd import Dataset, Listener
-from streamcd.core.errors import UsageError
+from streamcd import Dataset, Listener, StreamcdError
+from streamcd.core.errors import EnvironmentFailure, UsageError
+from streamcd.core.memory_budget import RESERVED_BYTES, RUNNING_BYTES
 from streamcd.runs.choices import settle
 from streamcd.runs.lane_groups import resolve
 from streamcd.runs.options import TrainOptions
+from streamcd.stream.memory_plan import Plan
+from tools.control_groups import Limits
+from tools.hosts import Host, check, made_hosts
 from tools.make_data import SHAPES, write_dataset
 from tools.marked_section import replace_section
-from tools.simulated_cluster import Simulation
 
 COMMAND = "python -m tools.worker_times --docs docs/cluster.md"
 DISK = 500e6  # bytes a second
 LINK = 1.25e9  # bytes a second: 10 Gb/s
+PROCESSORS = 2
+SLOWER = 10
+"""Time passes so many times as slowly in the hosts: five of them with two processors each take one of this machine's."""
 WORKERS = (2, 4)
 _WINDOW = 1 / 16  # of the data: two of them are in memory
 _N_SHARDS = 16
+_RUNS = "runs"  # folder that workers do not see
 _LOSSES = ("log_loss", "squared_hinge", "hinge")
-_MADE = {"text, 20 M entries": replace(SHAPES["text"], rows=200_000, features=200_000, entries=100)}
+_MADE = {"text, 65 M entries": SHAPES["text-65m"]}
 _REAL = {"imdb, word pairs, 9 M entries": "imdb.bigram.tfidf", "kdd99, 6 M entries": "kdd99_10pct"}
+_SEEN = 0.9  # of the bytes of all reads: so much has to come from disk
 
 
 class Course(NamedTuple):
-    """Seconds, and times that all rows were read, certificates included."""
+    """Seconds, and times that the data came from disk, certificates included."""
 
     seconds: float
     reads: float
@@ -68,53 +81,163 @@ def made_sets(work: Path, names: Sequence[str]) -> Iterator[tuple[str, Dataset]]
             yield name, streamcd.open(path)
 
 
-def memory_for(data: Dataset, **options: Any) -> int:
-    """Find the budget in which a process, or a worker, has windows of a share of the data."""
+def memory_for(data: Dataset, **options: Any) -> tuple[int, Plan]:
+    """Find the budget in which a process, or a worker, has windows of a share of the data, and the plan of a process."""
     low, high = 1e6, 4e9
     while high - low > 1e5:
         memory = (low + high) / 2
-        asked = settle(TrainOptions(memory=int(memory), method="dual", **options), data, Listener())
         try:
-            plan = resolve(data, asked, Listener()).config.plan
+            plan = _plan(data, memory, options)
             enough = plan.resident or plan.window_entries >= _WINDOW * data.n_entries
         except UsageError:
             enough = False
         low, high = (low, memory) if enough else (memory, high)
-    return int(high)
+    return int(high), _plan(data, high, options)
 
 
-def course_of(data: Dataset, run: Path, n_workers: int, loss: str, tol: float) -> Course:
-    """Train, by one process or by `n_workers`, and add up its rounds."""
-    options: dict[str, Any] = {"loss": loss, "method": "dual", "tol": tol, "max_passes": 200}
-    memory = memory_for(data, loss=loss, on_workers=n_workers > 1)
-    client = Simulation(n_workers) if n_workers > 1 else None
-    streamcd.train(data, run, memory=memory, client=client, force=True, **options)
+def _plan(data: Dataset, memory: float, options: dict[str, Any]) -> Plan:
+    asked = settle(TrainOptions(memory=int(memory), method="dual", **options), data, Listener())
+    return resolve(data, asked, Listener()).config.plan
+
+
+def forget(data: Dataset) -> None:
+    """Remove a dataset's files from the page cache."""
+    os.sync()  # pages that were not written stay
+    for path in Path(str(data.path)).rglob("*.parquet"):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
+@dataclass
+class Site:
+    """Hosts, and a process in one of them that trains: alone, or on the workers that are in the others."""
+
+    work: Path
+    trainer: Host
+    server: Any
+    workers: list[Host]
+
+    def ask(self, **options: Any) -> dict[str, Any]:
+        """Have the process train, and return its figures."""
+        print(json.dumps(options), file=self.server.stdin, flush=True)
+        answer = self.server.stdout.readline()
+        if not answer:
+            said = (self.work / "trainer.log").read_text().splitlines() or ["it said nothing"]
+            raise EnvironmentFailure(f"the process that trains has ended: {said[-1]}")
+        figures: dict[str, Any] = json.loads(answer)
+        return figures
+
+    def limit(self, memory: int | None) -> None:
+        """Bound what the hosts take, and the memory of those that read data; None lifts all limits."""
+        rates = Limits(int(DISK / SLOWER), PROCESSORS / SLOWER) if memory else Limits()
+        self.trainer.limit(rates)
+        for host in self.readers:
+            host.limit(replace(rates, memory=memory))
+
+    @property
+    def readers(self) -> list[Host]:
+        """Return the hosts that read data."""
+        return self.workers or [self.trainer]
+
+    def bytes_read(self) -> int:
+        """Count the bytes that have come from the disks."""
+        return sum(host.group.bytes_read() for host in self.readers)
+
+
+@contextmanager
+def opened_site(work: Path, n_workers: int) -> Iterator[Site]:
+    """Make hosts, and start a process that trains, on so many workers if there are several."""
+    n_others = n_workers if n_workers > 1 else 0
+    with made_hosts(1 + n_others, LINK / SLOWER, work) as (trainer, *others):
+        cluster = [_start_workers(work, trainer, others), str(n_others)] if others else []
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        server = _start(work, "trainer", trainer, "tools.training_server", *cluster, **pipes)
+        site = Site(work, trainer, server, others)
+        site.ask()
+        yield site
+
+
+def _start_workers(work: Path, trainer: Host, others: list[Host]) -> str:
+    """Start a scheduler beside the process that trains, and workers, which do not see the run; returns its address."""
+    hidden, address = work / _RUNS, f"tcp://{trainer.address}:8786"
+    hidden.mkdir(exist_ok=True)
+    _start(work, "scheduler", trainer, "dask", "scheduler", "--host", trainer.address, "--no-dashboard")
+    settings = ["--nthreads", "1", "--memory-limit", "0", "--no-nanny", "--no-dashboard"]
+    for number, host in enumerate(others):
+        name = f"worker{number}"
+        own = ["--host", host.address, "--local-directory", str(work / name)]
+        _start(work, name, host, "dask", "worker", address, *own, *settings, hidden=hidden)
+    return address
+
+
+def _start(work: Path, name: str, host: Host, *command: str, **options: Any) -> Any:
+    """Start a module of Python in a host, with a log."""
+    with open(work / f"{name}.log", "w") as log:
+        return host.start([sys.executable, "-m", *command], **{"stdout": log, "stderr": log, **options})
+
+
+def course_of(site: Site, data: Dataset, loss: str, tol: float) -> Course:
+    """Train twice, first to load what is needed, and return the seconds and reads of the second time."""
+    memory, plan = memory_for(data, loss=loss, on_workers=bool(site.workers))
+    run = site.work / _RUNS / "run"
+    options: dict[str, Any] = {"loss": loss, "method": "dual", "memory": memory, "tol": tol}
+    if not site.workers:  # of a process alone, a budget is at least what libraries take to start
+        options |= {"memory": max(memory, RESERVED_BYTES), "plan": asdict(plan)}
+    options |= {"data": str(data.path), "run": str(run)}
+    site.ask(**options, max_passes=2)
+    forget(data)
+    # a worker's budget has the pages of libraries, which are the machine's here
+    site.limit(memory - (RESERVED_BYTES - RUNNING_BYTES) * bool(site.workers))
+    before = site.bytes_read()
+    figures = site.ask(**options, max_passes=200)
+    from_disk = site.bytes_read() - before
+    site.limit(None)
     log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    row_bytes = 33 if loss == "log_loss" else 17
-    entry_bytes = data.n_entries * data.entry_bytes
-    most = client.most_bytes if client else [record["bytes_read"] for record in log]
-    seconds = sum(most) / DISK
-    for record in log if client else ():
-        # weights and changes go along a tree; dual variables, half of which change hands, through one process
-        moved = record["bytes_sent"] / n_workers * math.ceil(math.log2(n_workers) + 1)
-        moved += 1.5 * row_bytes * data.n_rows * (record["kind"] == "train")
-        seconds += moved / LINK
-    reads = sum(record["bytes_read"] for record in log) / entry_bytes
-    return Course(seconds, reads)
+    return Course(figures["seconds"], _reads(data, log, from_disk))
+
+
+def _reads(data: Dataset, log: list[dict[str, Any]], from_disk: int) -> float:
+    """Return how many times the data came from disk; refuse a training that had some from the page cache.
+
+    Of a process alone those reads count that are of all rows: copies of the rows that stay active are in memory.
+    """
+    n_bytes = sum(map(data.chunk_bytes, range(data.n_chunks)))
+    on_workers = "round" in log[-1]
+    whole = log[-1]["read"] if on_workers else sum(record["bytes_read"] >= n_bytes for record in log)
+    if from_disk < _SEEN * whole * n_bytes:
+        raise EnvironmentFailure(
+            f"{data.path}: expected {whole} reads of {n_bytes} bytes from disk, found {from_disk} bytes"
+        )
+    return from_disk / n_bytes
+
+
+def courses_of(data: Dataset, work: Path, tol: float) -> Iterator[tuple[str, Course]]:
+    """Measure a set by every loss, by one host and then by more."""
+    for n_workers in (1, *WORKERS):
+        with opened_site(work, n_workers) as site:
+            for loss in _LOSSES:
+                course = course_of(site, data, loss, tol)
+                click.echo(f"{data.path.name}, {loss}, {n_workers}: {course}", err=True)
+                yield loss, course
 
 
 def lines_of(name: str, data: Dataset, work: Path, tol: float) -> Iterator[str]:
-    """Measure a set, by every loss, and write a line of the table for each."""
-    for loss in _LOSSES:
-        courses = [course_of(data, work / "run", n, loss, tol) for n in (1, *WORKERS)]
-        one = courses[0]
-        cells = [name, loss, f"{one.seconds:.2f} s, {one.reads:.1f}"]
-        cells += [
-            f"{c.seconds:.2f} s, {c.reads:.1f}: **{one.seconds / c.seconds:.1f} ×**" for c in courses[1:]
-        ]
-        line = "| " + " | ".join(cells) + " |"
-        click.echo(line, err=True)
-        yield line
+    """Measure a set, and write a line of the table for each loss."""
+    courses: dict[str, list[Course]] = {loss: [] for loss in _LOSSES}
+    for loss, course in courses_of(data, work, tol):
+        courses[loss].append(course)
+    for loss, (one, *others) in courses.items():
+        cells = [name, loss, f"{one.seconds:.1f} s, {one.reads:.1f}"]
+        cells += [f"{c.seconds:.1f} s, {c.reads:.1f}: **{one.seconds / c.seconds:.1f} ×**" for c in others]
+        yield "| " + " | ".join(cells) + " |"
+
+
+def _end(signum: int, _: Any) -> None:
+    """End by way of what cleans up."""
+    sys.exit(128 + signum)
 
 
 @click.command()
@@ -124,13 +247,19 @@ def lines_of(name: str, data: Dataset, work: Path, tol: float) -> Iterator[str]:
 @click.argument("names", nargs=-1)
 def main(docs: Path | None, work: Path | None, tol: float, names: tuple[str, ...]) -> None:
     """Measure and print the table; NAMES are words of the sets' names, all by default."""
+    signal.signal(signal.SIGTERM, _end)
     heads = ["", "loss", "one process", *(f"{n} workers" for n in WORKERS)]
     lines = ["| " + " | ".join(heads) + " |", "| --- | --- " + "| --: " * (len(heads) - 2) + "|"]
-    with tempfile.TemporaryDirectory() as folder:
-        place = work or Path(folder)
-        place.mkdir(parents=True, exist_ok=True)
-        for name, data in made_sets(place, names):
-            lines += lines_of(name, data, place, tol)
+    try:
+        check()
+        with tempfile.TemporaryDirectory() as folder:
+            place = (work or Path(folder)).resolve()
+            place.mkdir(parents=True, exist_ok=True)
+            for name, data in made_sets(place, names):
+                lines += lines_of(name, data, place, tol)
+    except StreamcdError as error:
+        click.echo(f"worker_times: {error}", err=True)
+        sys.exit(error.exit_status)
     click.echo("\n".join(lines))
     if docs is not None:
         replace_section(docs, COMMAND, "\n".join(lines))
