@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import streamcd
 from streamcd import StreamcdError
 from tools import hosts as hosts_module
 from tools.control_groups import Limits, bytes_read, settings
 from tools.hosts import check, made_hosts
+from tools.make_data import SHAPES, write_dataset
+from tools.simulated_cluster import Simulation
+from tools.worker_times import course_of, memory_for, reads_of
 
 
 def possible() -> bool:
@@ -26,6 +34,7 @@ def possible() -> bool:
 
 
 needs_hosts = pytest.mark.skipif(not possible(), reason="needs root, iproute2 and control groups")
+SMALL = replace(SHAPES["text"], rows=8_000, features=8_000)
 RATES = Limits(disk=50_000_000, processors=0.2, memory=200_000_000)
 
 
@@ -33,6 +42,7 @@ def test_limits_of_version_1_are_lifted_again() -> None:
     assert settings(RATES, "8:0", 1) == {
         "blkio.throttle.read_bps_device": "8:0 50000000",
         "blkio.throttle.write_bps_device": "8:0 50000000",
+        "cpu.shares": "20480",
         "cpu.cfs_period_us": "10000",
         "cpu.cfs_quota_us": "2000",
         "memory.limit_in_bytes": "200000000",
@@ -45,11 +55,13 @@ def test_limits_of_version_1_are_lifted_again() -> None:
 def test_limits_of_version_2_are_lifted_again() -> None:
     assert settings(RATES, "8:0", 2) == {
         "io.max": "8:0 rbps=50000000 wbps=50000000",
+        "cpu.weight": "2000",
         "cpu.max": "2000 10000",
         "memory.max": "200000000",
     }
     assert settings(Limits(), "8:0", 2) == {
         "io.max": "8:0 rbps=max wbps=max",
+        "cpu.weight": "2000",
         "cpu.max": "max 10000",
         "memory.max": "max",
     }
@@ -158,3 +170,39 @@ def test_nothing_is_left_after_an_interruption() -> None:
     process.send_signal(signal.SIGINT)
     assert "KeyboardInterrupt" in process.communicate(timeout=30)[1]
     assert left(mark) == []
+
+
+@pytest.fixture
+def on_disk() -> Iterator[Path]:
+    """A folder on a disk: that of other tests may be in memory."""
+    with tempfile.TemporaryDirectory(dir=Path(__file__).parent) as folder:
+        yield Path(folder)
+
+
+@needs_hosts
+@pytest.mark.slow
+def test_workers_in_hosts_make_the_rounds_of_a_simulation(on_disk: Path, tmp_path: Path) -> None:
+    write_dataset(SMALL, on_disk / "data", shard_size="250kB", chunk_size="20kB")
+    data = streamcd.open(on_disk / "data")
+    course = course_of(data, on_disk, 2, "squared_hinge", 1e-3)
+    memory, _ = memory_for(data, loss="squared_hinge", on_workers=True)
+    options = {"loss": "squared_hinge", "method": "dual", "memory": memory}
+    streamcd.train(data, tmp_path / "run", client=Simulation(2), **options)
+    real, simulated = (
+        [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+        for run in (on_disk / "runs" / "run", tmp_path / "run")
+    )
+    assert [each["dual"] for each in real] == [each["dual"] for each in simulated]
+    assert course.reads >= 0.9 * real[-1]["read"]
+
+
+def test_reads_from_the_page_cache_are_refused(tmp_path: Path) -> None:
+    write_dataset(replace(SMALL, rows=500), tmp_path / "data")
+    data = streamcd.open(tmp_path / "data")
+    n_bytes = sum(map(data.chunk_bytes, range(data.n_chunks)))
+    log = [{"bytes_read": n_bytes}, {"bytes_read": n_bytes // 9}, {"bytes_read": n_bytes}]
+    assert reads_of(data, log, 2 * n_bytes) == 2
+    with pytest.raises(StreamcdError, match="expected 2 reads of"):
+        reads_of(data, log, n_bytes)
+    with pytest.raises(StreamcdError, match="expected 3 reads of"):
+        reads_of(data, [{"round": 1, "read": 3}], 2 * n_bytes)

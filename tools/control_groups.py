@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from streamcd.core.errors import UsageError
+from streamcd.core.errors import EnvironmentFailure, UsageError
 
 ROOT = Path("/sys/fs/cgroup")
 _CONTROLLERS = {1: ("blkio", "cpu", "memory"), 2: ("io", "cpu", "memory")}
+_PAUSE, _ATTEMPTS = 0.02, 100  # seconds between attempts to change a group that is busy
 _PERIOD = 10_000
 """Microseconds after which a share of the processors is given anew: few, or messages wait for it longer than they would."""
+
+_WEIGHT = 20  # of a group among those that want a processor: what else the machine does comes after it
 
 
 @dataclass(frozen=True)
@@ -35,12 +38,14 @@ def settings(limits: Limits, device: str, version: int) -> dict[str, str]:
         return {
             "blkio.throttle.read_bps_device": rate,
             "blkio.throttle.write_bps_device": rate,
+            "cpu.shares": str(1024 * _WEIGHT),
             "cpu.cfs_period_us": str(_PERIOD),
             "cpu.cfs_quota_us": str(quota or -1),
             "memory.limit_in_bytes": str(limits.memory or -1),
         }
     return {
         "io.max": f"{device} rbps={limits.disk or 'max'} wbps={limits.disk or 'max'}",
+        "cpu.weight": str(100 * _WEIGHT),
         "cpu.max": f"{quota or 'max'} {_PERIOD}",
         "memory.max": str(limits.memory or "max"),
     }
@@ -102,7 +107,8 @@ class ControlGroup:
 
     def limit(self, limits: Limits) -> None:
         """Bound what the group takes from now on."""
-        self._write(settings(limits, self._device, self._version))
+        for name, text in settings(limits, self._device, self._version).items():
+            self._write(name, text)
 
     def bytes_read(self) -> int:
         """Return the bytes that the group has read from the disk."""
@@ -119,11 +125,20 @@ class ControlGroup:
                 with suppress(OSError):  # busy until they have ended
                     folder.rmdir()
                     break
-                time.sleep(0.01)
+                time.sleep(_PAUSE)
 
-    def _write(self, texts: Mapping[str, str]) -> None:
-        for name, text in texts.items():
-            self._file(name).write_text(text)
+    def _write(self, name: str, text: str) -> None:
+        """Write a setting; one of memory is refused while more is in use, and pages are given back."""
+        for _ in range(_ATTEMPTS):
+            try:
+                self._file(name).write_text(text)
+            except OSError as error:
+                if error.errno != errno.EBUSY:
+                    raise
+                time.sleep(_PAUSE)
+            else:
+                return
+        raise EnvironmentFailure(f"{self._file(name)}: the group needs more than {text}")
 
     def _file(self, name: str) -> Path:
         """Find a file of the group: of version 1, in the folder of its controller."""

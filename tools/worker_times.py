@@ -36,7 +36,7 @@ from streamcd.stream.memory_plan import Plan
 from tools.control_groups import Limits
 from tools.hosts import Host, check, made_hosts
 from tools.make_data import SHAPES, write_dataset
-from tools.marked_section import replace_section
+from tools.marked_section import read_section, replace_section
 
 COMMAND = "python -m tools.worker_times --docs docs/cluster.md"
 DISK = 500e6  # bytes a second
@@ -130,9 +130,9 @@ class Site:
         figures: dict[str, Any] = json.loads(answer)
         return figures
 
-    def limit(self, memory: int | None) -> None:
-        """Bound what the hosts take, and the memory of those that read data; None lifts all limits."""
-        rates = Limits(int(DISK / SLOWER), PROCESSORS / SLOWER) if memory else Limits()
+    def limit(self, memory: int) -> None:
+        """Bound what the hosts take, and the memory of those that read data."""
+        rates = Limits(int(DISK / SLOWER), PROCESSORS / SLOWER)
         self.trainer.limit(rates)
         for host in self.readers:
             host.limit(replace(rates, memory=memory))
@@ -179,27 +179,29 @@ def _start(work: Path, name: str, host: Host, *command: str, **options: Any) -> 
         return host.start([sys.executable, "-m", *command], **{"stdout": log, "stderr": log, **options})
 
 
-def course_of(site: Site, data: Dataset, loss: str, tol: float) -> Course:
+def course_of(data: Dataset, work: Path, n_workers: int, loss: str, tol: float) -> Course:
     """Train twice, first to load what is needed, and return the seconds and reads of the second time."""
-    memory, plan = memory_for(data, loss=loss, on_workers=bool(site.workers))
-    run = site.work / _RUNS / "run"
+    memory, plan = memory_for(data, loss=loss, on_workers=n_workers > 1)
+    run = work / _RUNS / "run"
     options: dict[str, Any] = {"loss": loss, "method": "dual", "memory": memory, "tol": tol}
-    if not site.workers:  # of a process alone, a budget is at least what libraries take to start
+    if n_workers > 1:  # a worker's budget has the pages of libraries, which are the machine's here
+        room = memory - (RESERVED_BYTES - RUNNING_BYTES)
+    else:  # of a process alone, a budget is at least what libraries take to start
         options |= {"memory": max(memory, RESERVED_BYTES), "plan": asdict(plan)}
+        room = memory
     options |= {"data": str(data.path), "run": str(run)}
-    site.ask(**options, max_passes=2)
-    forget(data)
-    # a worker's budget has the pages of libraries, which are the machine's here
-    site.limit(memory - (RESERVED_BYTES - RUNNING_BYTES) * bool(site.workers))
-    before = site.bytes_read()
-    figures = site.ask(**options, max_passes=200)
-    from_disk = site.bytes_read() - before
-    site.limit(None)
+    with opened_site(work, n_workers) as site:
+        site.ask(**options, max_passes=2)
+        forget(data)
+        site.limit(room)
+        before = site.bytes_read()
+        figures = site.ask(**options, max_passes=200)
+        from_disk = site.bytes_read() - before
     log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    return Course(figures["seconds"], _reads(data, log, from_disk))
+    return Course(figures["seconds"], reads_of(data, log, from_disk))
 
 
-def _reads(data: Dataset, log: list[dict[str, Any]], from_disk: int) -> float:
+def reads_of(data: Dataset, log: list[dict[str, Any]], from_disk: int) -> float:
     """Return how many times the data came from disk; refuse a training that had some from the page cache.
 
     Of a process alone those reads count that are of all rows: copies of the rows that stay active are in memory.
@@ -214,25 +216,18 @@ def _reads(data: Dataset, log: list[dict[str, Any]], from_disk: int) -> float:
     return from_disk / n_bytes
 
 
-def courses_of(data: Dataset, work: Path, tol: float) -> Iterator[tuple[str, Course]]:
-    """Measure a set by every loss, by one host and then by more."""
-    for n_workers in (1, *WORKERS):
-        with opened_site(work, n_workers) as site:
-            for loss in _LOSSES:
-                course = course_of(site, data, loss, tol)
-                click.echo(f"{data.path.name}, {loss}, {n_workers}: {course}", err=True)
-                yield loss, course
-
-
 def lines_of(name: str, data: Dataset, work: Path, tol: float) -> Iterator[str]:
-    """Measure a set, and write a line of the table for each loss."""
-    courses: dict[str, list[Course]] = {loss: [] for loss in _LOSSES}
-    for loss, course in courses_of(data, work, tol):
-        courses[loss].append(course)
-    for loss, (one, *others) in courses.items():
+    """Measure a set, by every loss, and write a line of the table for each."""
+    for loss in _LOSSES:
+        courses = [course_of(data, work, n, loss, tol) for n in (1, *WORKERS)]
+        one = courses[0]
         cells = [name, loss, f"{one.seconds:.1f} s, {one.reads:.1f}"]
-        cells += [f"{c.seconds:.1f} s, {c.reads:.1f}: **{one.seconds / c.seconds:.1f} ×**" for c in others]
-        yield "| " + " | ".join(cells) + " |"
+        cells += [
+            f"{c.seconds:.1f} s, {c.reads:.1f}: **{one.seconds / c.seconds:.1f} ×**" for c in courses[1:]
+        ]
+        line = "| " + " | ".join(cells) + " |"
+        click.echo(line, err=True)
+        yield line
 
 
 def _end(signum: int, _: Any) -> None:
@@ -246,23 +241,34 @@ def _end(signum: int, _: Any) -> None:
 @click.option("--tol", default=1e-3, show_default=True)
 @click.argument("names", nargs=-1)
 def main(docs: Path | None, work: Path | None, tol: float, names: tuple[str, ...]) -> None:
-    """Measure and print the table; NAMES are words of the sets' names, all by default."""
+    """Measure and print the table; NAMES are words of the sets' names, all by default: lines of others stay on the page."""
     signal.signal(signal.SIGTERM, _end)
     heads = ["", "loss", "one process", *(f"{n} workers" for n in WORKERS)]
-    lines = ["| " + " | ".join(heads) + " |", "| --- | --- " + "| --: " * (len(heads) - 2) + "|"]
+    before = read_section(docs, COMMAND).splitlines()[2:] if docs is not None and names else []
+    lines = {_case(line): line for line in before}
     try:
         check()
         with tempfile.TemporaryDirectory() as folder:
             place = (work or Path(folder)).resolve()
             place.mkdir(parents=True, exist_ok=True)
             for name, data in made_sets(place, names):
-                lines += lines_of(name, data, place, tol)
+                lines |= {_case(line): line for line in lines_of(name, data, place, tol)}
     except StreamcdError as error:
         click.echo(f"worker_times: {error}", err=True)
         sys.exit(error.exit_status)
-    click.echo("\n".join(lines))
+    table = [
+        "| " + " | ".join(heads) + " |",
+        "| --- | --- " + "| --: " * (len(heads) - 2) + "|",
+        *lines.values(),
+    ]
+    click.echo("\n".join(table))
     if docs is not None:
-        replace_section(docs, COMMAND, "\n".join(lines))
+        replace_section(docs, COMMAND, "\n".join(table))
+
+
+def _case(line: str) -> tuple[str, ...]:
+    """Return the set and the loss of a line of the table."""
+    return tuple(line.split(" | ")[:2])
 
 
 if __name__ == "__main__":
