@@ -1,6 +1,6 @@
 """Seconds of trainings by one host and by several, each with a disk, and memory for an eighth of the data.
 
-    python -m tools.worker_times --docs docs/cluster.md                  as root: a quarter of an hour
+    python -m tools.worker_times --docs docs/cluster.md                  as root: twenty minutes
 
 The hosts are on this machine (`tools.hosts`), at a tenth of the rates of `DISK`, `LINK` and `PROCESSORS`, so that five of
 them take no more than one of its processors and a part of its disk. One trains alone; or a dask worker is in each of
