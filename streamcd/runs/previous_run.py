@@ -146,6 +146,11 @@ def previous_run(new: ResolvedRun) -> PreviousRun | None:
 
 def _as_of(dataset: Dataset, fingerprint: str) -> Dataset | None:
     """Open a dataset as it was with a fingerprint; None if it never was, or rows of it were dropped."""
+    if dataset is not dataset.whole:
+        raise UsageError(
+            f"start_from: expected a whole dataset, found {dataset.n_rows} rows of {dataset.path}, of which a run on "
+            "other rows does not know the place; convert these rows by themselves"
+        )
     try:
         return dataset.as_of(fingerprint)
     except UnknownStateError:
