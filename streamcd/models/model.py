@@ -477,7 +477,13 @@ class Model:
             raise ModelError("the model does not say which C it was trained with")
         return self.C * np.array([self.class_weight.get(float(label), 1.0) for label in self.classes])
 
-    def save(self, path: str | os.PathLike[str], rows: Iterable[np.ndarray] | None = None) -> None:
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        rows: Iterable[np.ndarray] | None = None,
+        *,
+        unseen: bool = False,
+    ) -> None:
         """Write the model into a directory: its arrays, and ``model.json`` last, each whole or not at all.
 
         Of weights few of which are not 0, these are written, and their features.
@@ -488,6 +494,8 @@ class Model:
             Created if needed; a model in it is replaced.
         rows : iterable of ndarray, optional
             Blocks of rows of the weights, if they do not fit in memory; `weights` then has only their shape.
+        unseen : bool
+            The directory is a temporary one, which the caller puts in its place when it is complete: two syncs fewer.
         """
         arrays = (
             _stored_weights(sparse_if_worth(self.kept_weights))
@@ -498,7 +506,7 @@ class Model:
             arrays["scaling.npy"] = self.scaling.scales.shape, (self.scaling.scales,)
         if self.indices is not None:
             arrays["indices.npy"] = self.indices.shape, (self.indices,)
-        write_model(local_path(path, "a model"), self._description(), arrays, self.encoding)
+        write_model(local_path(path, "a model"), self._description(), arrays, self.encoding, unseen=unseen)
 
     def _description(self) -> dict[str, Any]:
         """Return the content of ``model.json``, but for checksums."""
