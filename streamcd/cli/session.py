@@ -40,8 +40,9 @@ def carry_out(work: Callable[..., Any], run: str, listener: Console, notes: Sequ
         with warnings.catch_warnings(), _way_on(run):
             warnings.simplefilter("ignore", ConvergenceWarning)  # told below, in the command's own words
             result = work(listener=listener, stop_requested=stop_requested)
-        if result.fell_short and result.stop_reason != "time":  # which the training has told
-            ways = [f"'streamcd resume {result.run} --max-passes N' goes on"]
+        # that the time was up, and a checkpoint saved, the training has told
+        if result.fell_short and (result.stop_reason != "time" or result.model_only):
+            ways = [result.again or f"'streamcd resume {result.run} --max-passes N' goes on"]
             listener.warning(
                 "; ".join(
                     [result.describe_shortfall(), *(ways if result.more_passes_help else result.advice)]

@@ -129,6 +129,26 @@ def is_unfinished(path: str | os.PathLike[str]) -> bool:
     return os.path.isdir(path) and left.issuperset(os.listdir(path))
 
 
+def holds_models_alone(path: str | os.PathLike[str]) -> bool:
+    """Check that a directory has only files of a model, or of those of a path over C or λ, whole or not, or none at all."""
+    own = {name + ending for name in (*_FILES, "model.json") for ending in ("", ".partial")}
+    with os.scandir(path) as entries:
+        return all(
+            is_path_directory(entry.name) and holds_models_alone(entry.path)
+            if entry.is_dir(follow_symlinks=False)
+            else entry.name in own
+            for entry in entries
+        )
+
+
+def is_path_directory(name: str) -> bool:
+    """Check for a name that `path_directory` gives."""
+    try:
+        return Setting.named(name).name == name
+    except ValueError:
+        return False
+
+
 def verify_model(path: Path, *, memory: str) -> list[str]:
     """Check the model in a directory, or those of a path over C or λ; returns the problems, one line each."""
     problems = []

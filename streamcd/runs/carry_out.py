@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -145,10 +145,10 @@ def carry_out(
     previous: PreviousRun | None,
     session: Session,
     *,
-    model_path: Path | None = None,
+    model_place: AbstractContextManager[Path] | None = None,
 ) -> Result:
-    """Train, write the models (into the run, or to `model_path`), and return the result."""
-    before = _trained_passes(directory.path, run)
+    """Train, write the models (into the run, or to the path that `model_place` gives then), and return the result."""
+    before = _trained_passes(directory, run)
     outcome = train_groups(directory, run, previous, session)
     listener = session.listener
     result = result_of(directory, outcome, run)
@@ -165,7 +165,8 @@ def carry_out(
         result.stop_reason = "time"
         return result
     begun = time.monotonic()
-    written = save_models(model_path or directory.model_path, directory, run, result, sigmoids)
+    with model_place or nullcontext(directory.model_path) as path:
+        written = save_models(path, directory, run, result, sigmoids)
     if written:
         result.seconds += time.monotonic() - begun
         result.peak_memory_bytes = peak_memory_bytes()
@@ -230,11 +231,14 @@ def _tell_omegas(result: Result, listener: Listener) -> None:
         listener.message(f"omega at C = {C:g}: {text}")
 
 
-def _trained_passes(path: Path, run: ResolvedRun) -> list[int] | None:
+def _trained_passes(directory: checkpoint.Run, run: ResolvedRun) -> list[int] | None:
     """Return the passes of every lane at the last checkpoint; None if a group has no checkpoint."""
+    if not directory.has_files:
+        return None
     passes: list[int] = []
     for group in run.groups:
-        arrays = checkpoint.read_arrays(path / group.directory / "state.npz", ("lane_passes", "lane_phase"))
+        state = directory.path / group.directory / "state.npz"
+        arrays = checkpoint.read_arrays(state, ("lane_passes", "lane_phase"))
         if arrays is None:
             return None
         passes += arrays["lane_passes"].tolist()

@@ -228,13 +228,16 @@ class StoredState:
 
 
 class MemoryRun(Run):
-    """A run without files, which keeps its last state in memory and cannot be resumed; it is a `SavedState`."""
+    """A run without files, which keeps its last state in memory and cannot be resumed; it is a `SavedState`.
+
+    `name` is what its training is called in messages.
+    """
 
     has_files = False
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "(in memory)") -> None:
         self.path = Path("(in memory)")
-        self.copy = Copy(self.path, str(self.path), None)
+        self.copy = Copy(self.path, name, None)
         self._arrays: Mapping[str, np.ndarray] = {}
         self._parts: dict[str, MemoryRun] = {}
         self._slots = MemorySlots()
@@ -266,8 +269,10 @@ class MemoryRun(Run):
         return self._slots
 
     def state_rows(self, part: str, name: str, block_rows: int, first: int = 0) -> Iterator[np.ndarray]:
-        """Yield the rows of an array of the last state, all at once."""
-        yield self.part(part)._arrays[name][first:]
+        """Iterate over blocks of rows of an array of the last state, which are copied where they are used."""
+        rows = self.part(part)._arrays[name]
+        for start in range(first, rows.shape[0], block_rows):
+            yield rows[start : start + block_rows]
 
     def close(self) -> None:
         """Do nothing: there is no lock."""
@@ -402,8 +407,20 @@ def read_config(path: Path) -> dict[str, Any]:
         kind = "is not a run (no config.json in it)" if path.exists() else "does not exist"
         if (path / "lock").exists():
             kind = "is a run that ended before its configuration was written"
+        elif _is_model_alone(path):
+            raise CheckpointError(
+                f"{path} is a model alone, not a run: it has no log, and no state to go on with or to start from; 'streamcd "
+                "train' without --model-only makes a run"
+            ) from None
         raise CheckpointError(f"{path} {kind}; 'streamcd train DATASET {path}' makes a run") from None
     return {key: value for key, value in config.items() if key not in _OWN_KEYS}
+
+
+def _is_model_alone(path: Path) -> bool:
+    """Check for a model that is not in a run, nor in what is left of one."""
+    from ..models.stored import is_model  # with what reads models, of which a training needs nothing
+
+    return is_model(path) and not (path / "model").exists()
 
 
 def read_identity(path: Path) -> Identity:
