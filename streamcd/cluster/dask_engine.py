@@ -42,7 +42,7 @@ from .dask_worker import SharedWeights
 from .holdings import Distribution, Holding, place_parts
 from .kinds import check_parts, has_duals, make_assignment
 from .placement import Placement
-from .records import batches, read_batch, write_batch
+from .records import FIRST, Place, batches, read_batch, write_batch
 from .rounds import Change, RoundRequest, WorkersLost, WorkerSpec, add_in_tree
 
 _LOOPBACK = "127.0.0.1"
@@ -342,13 +342,23 @@ class DaskEngine:
         if not self._has_duals or not request.phase(TRAIN).size:
             return {}
         folder, held = self._folder / request.token, {}
-        for name, shards in self._shards_apart():
-            read = functools.partial(self._call, name, dask_worker.read_records, request.token, shards)
-            for pieces in batches(read):
-                write_batch(folder, pieces)
+        parts = dict(self._shards_apart())
+        # a worker reads its next batch while those of others are fetched and written
+        asked = deque((name, self._ask_records(name, request.token, parts[name], FIRST)) for name in parts)
+        while asked:
+            name, future = asked.popleft()
+            pieces, place = self._within(self.timeout, self.client.gather, future)
+            if place is not None:
+                asked.append((name, self._ask_records(name, request.token, parts[name], place)))
+            write_batch(folder, pieces)
+        for name, shards in parts.items():
             sync_together([*(shard_file(folder, shard) for shard in shards), folder])
             held[name] = request.token, set(shards)
         return held
+
+    def _ask_records(self, name: str, token: str, shards: list[int], place: Place) -> Any:
+        """Ask a worker for pieces of its dual variables."""
+        return self._on(name, dask_worker.read_records, self._seats[name], token, shards, place)
 
     def _shards_apart(self) -> Iterator[tuple[str, list[int]]]:
         """Iterate over the workers that do not see the run's folder, with the shards of all their parts."""

@@ -20,6 +20,9 @@ class Place(NamedTuple):
     offset: int
 
 
+FIRST = Place(0, 0)
+
+
 class Piece(NamedTuple):
     """Bytes of a shard's file from an offset on."""
 
@@ -54,7 +57,7 @@ def _next(number: int, shards: Sequence[int]) -> Place | None:
 
 def batches(read: Callable[[Place], Batch]) -> Iterator[list[Piece]]:
     """Iterate over the pieces that `read` gives, batch after batch."""
-    place: Place | None = Place(0, 0)
+    place: Place | None = FIRST
     while place is not None:
         pieces, place = read(place)
         if pieces:
