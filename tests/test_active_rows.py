@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -132,8 +131,7 @@ def test_a_disk_that_fills_up_leaves_the_window_in_use_alone(
             stream.begin_read(number, all_rows=all_rows, rows_return=False, keeps=True)
             arenas, refusals = set(), []
             for window in stream.windows(number):
-                if stream._ahead is not None:
-                    wait(stream._ahead[2])
+                stream._wait()
                 arenas.add(id(window.arena))
                 reads.check(window, all_rows)
                 reads.shrink(window, 0.5)

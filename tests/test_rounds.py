@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ from streamcd.runs.problem_options import ProblemOptions
 from streamcd.solvers.protocol import DONE, TRAIN
 from streamcd.solvers.registry import make_solver
 from streamcd.stream.memory_plan import Plan
-from streamcd.stream.stream import _Reader
+from streamcd.stream.stream import Stream, _Reader
 from streamcd.training.stopping import new_lane_arrays
 from tools.simulated_cluster import SerialEngine, Simulation
 
@@ -766,6 +767,94 @@ def test_workers_read_their_own_rows_and_nothing_ahead_that_goes_to_others(
         n_reads = 2 if record["kind"] == "train" else 1
         n_loads = n_reads if record["round"] > 1 else n_reads - 1
         assert record["bytes_read"] == n_reads * stored + n_loads * pairs
+
+
+def streamed_training(data: Dataset, run: Path, loss: str) -> np.ndarray:
+    """Weights of three workers that have no room for their shards: windows of 120 rows."""
+    options: dict[str, Any] = {"max_passes": 12, "tol": 1e-9, "local_passes": 2}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("streamcd.cluster.shards.make_plan", lambda *_: Plan(800, 120, resident=False))
+        patched.setattr("streamcd.cluster.shards.plan_shards", lambda *_: None)
+        streamcd.train(data, run, loss=loss, client=Simulation(3), **options)
+    return weights(run)
+
+
+def taken_and_dropped(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Count the first windows of reads that had been read ahead, and the windows dropped, from now on."""
+    counts, take, drop = Counter[str](), Stream._take, Stream._drop
+
+    def count_taken(self: Stream, read: int, number: int) -> Any:
+        before = [ahead.window for ahead in self._ahead]
+        window = take(self, read, number)
+        counts["taken"] += number == 0 and any(window is each for each in before)
+        return window
+
+    def count_dropped(self: Stream) -> None:
+        counts["dropped"] += len(self._ahead)
+        drop(self)
+
+    monkeypatch.setattr(Stream, "_take", count_taken)
+    monkeypatch.setattr(Stream, "_drop", count_dropped)
+    return counts
+
+
+@pytest.mark.parametrize("loss", ["hinge", "log_loss"])
+def test_workers_begin_to_read_the_next_round_and_end_with_the_bits_of_those_that_do_not(
+    loss: str, data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = taken_and_dropped(monkeypatch)
+    ahead = streamed_training(data, tmp_path / "ahead", loss)
+    n_rounds = training_rounds(tmp_path / "ahead")
+    # of three workers, after a first round, each of whose reads but the first has a window ahead of it
+    assert counts["taken"] >= 3 * (2 * n_rounds - 1)
+    monkeypatch.setattr(Partition, "_read_ahead", lambda *_, **__: None)
+    counts.clear()
+    assert (ahead == streamed_training(data, tmp_path / "not", loss)).all()
+    assert counts["taken"] == 3 * n_rounds
+
+
+@pytest.mark.parametrize("loss", ["hinge", "log_loss"])
+def test_a_repeated_round_drops_what_was_read_ahead(
+    loss: str, data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shards of the round after it, in both arenas of a worker."""
+    calm, carry_out, calls = (
+        streamed_training(data, tmp_path / "calm", loss),
+        SerialEngine.round,
+        itertools.count(),
+    )
+    counts = taken_and_dropped(monkeypatch)
+
+    def lose(self: SerialEngine, *arguments: Any) -> RoundResponse:
+        result = carry_out(self, *arguments)
+        if next(calls) == 2:
+            before = counts["dropped"]
+            carry_out(self, *arguments)
+            assert counts["dropped"] == before + 3 * 2
+            raise WorkersLost("pulled the plug")
+        return result
+
+    monkeypatch.setattr(SerialEngine, "round", lose)
+    assert (calm == streamed_training(data, tmp_path / "run", loss)).all()
+    assert log(tmp_path / "run")[2]["attempts"] == 2
+
+
+def test_windows_read_ahead_take_no_more_memory_than_the_two_of_a_read(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are in the stream's arenas, of which none is the caller's."""
+    request, most = Stream._request, Counter[Stream]()
+
+    def look(self: Stream, *arguments: Any) -> None:
+        request(self, *arguments)
+        arenas = [id(ahead.window.arena) for ahead in self._ahead]
+        assert len(set(arenas)) == len(arenas)
+        assert len(self._arenas) == 2
+        most[self] = max(most[self], len(arenas))
+
+    monkeypatch.setattr(Stream, "_request", look)
+    streamed_training(data, tmp_path / "run", "log_loss")
+    assert set(most.values()) == {2}
 
 
 def test_a_round_makes_the_passes_asked_for_and_one_where_a_worker_is_alone(

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from streamcd.cluster.assignment import next_shares
 from streamcd.cluster.dask_worker import Seat
 from streamcd.cluster.kinds import Part, make_assignment
 from streamcd.cluster.partition import Partition
@@ -43,7 +44,11 @@ class SerialEngine:
     def round(self, request: RoundRequest, w: np.ndarray, progress: Callable[[int], None]) -> Any:
         """Have the partitions make their local passes, in turn."""
         self._shards = self._assignment.of_round(request.assigned, self._workers)
-        responses = [partition.run(request, w, progress, name) for name, partition in self._in_turn()]
+        then = next_shares(self._assignment, request.assigned, self._workers)
+        responses = []
+        for name, partition in self._in_turn():
+            partition.expect(then.get(name, []))
+            responses.append(partition.run(request, w, progress, name))
         result: Any = add_in_tree(responses, operator.add)
         result.bytes_sent = len(responses) * w.nbytes + result.sent_by(len(responses))
         return result
@@ -51,8 +56,10 @@ class SerialEngine:
     def _in_turn(self) -> Iterator[tuple[str, Part]]:
         """Iterate over the workers' partitions, with the workers' names."""
         first = next(iter(self._shards.values()))
-        if len(self._seats) > 1 and self._seats[0].take(first).has_room_for(self._everything):
-            del self._seats[1:]
+        if len(self._seats) > 1:
+            part = self._seats[0].take(first)
+            if part.plan.resident and part.has_room_for(self._everything):
+                del self._seats[1:]
         for (name, shards), seat in zip(self._shards.items(), cycle(self._seats), strict=False):
             yield name, seat.take(shards)
 

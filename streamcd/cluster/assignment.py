@@ -7,6 +7,7 @@ takes up to 1.4 times the rounds, with shards that stay three times.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Protocol
 
 import numpy as np
@@ -26,6 +27,11 @@ class Dealer(Protocol):
 
     def of_round(self, number: int, workers: Sequence[str]) -> dict[str, list[int]]:
         """Return the ascending shards of every worker that has any, in the order of `workers`; rounds count from 0."""
+
+
+def next_shares(dealer: Dealer, number: int, workers: Sequence[str]) -> dict[str, list[int]]:
+    """Return the shards after a round, if the same workers go on training."""
+    return deepcopy(dealer).of_round(number + 1, workers)  # of a copy: going back would deal all rounds anew
 
 
 class BlockAssignment:

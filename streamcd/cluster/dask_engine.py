@@ -37,7 +37,7 @@ from ..dataset.dataset import Dataset
 from ..solvers.protocol import TRAIN
 from ..stream.slot_store import shard_file
 from . import dask_worker
-from .assignment import OwnShards
+from .assignment import OwnShards, next_shares
 from .dask_worker import SharedWeights
 from .holdings import Distribution, Holding, place_parts
 from .kinds import check_parts, has_duals, make_assignment
@@ -87,6 +87,9 @@ class DaskEngine:
         self._apart: dict[str, bool] = {}  # workers that do not see the run's folder, by name
         self._held: dict[str, tuple[str, set[int]]] = {}  # round and shards whose dual variables a worker has
         self._parts: list[tuple[str, list[int]]] = []  # worker and shards of every part
+        self._then: list[
+            list[int]
+        ] = []  # shards of every part in the next round if it trains; empty if unknown
         self._sent: tuple[str, np.ndarray, set[str]] | None = None  # version, w, who has it
         client.subscribe_topic(self.topic, lambda event: reports.append((time.monotonic(), event[1])))
 
@@ -152,15 +155,10 @@ class DaskEngine:
             others_fetch_it = 2 * number + 1 < len(names)
             copies.append(on(name, dask_worker.pass_on, copy) if others_fetch_it else copy)
         copy_of = dict(zip(names, copies, strict=True))
-        works = [
-            (
-                name,
-                on(
-                    name, dask_worker.run_round, self._seats[name], shards, request, copy_of[name], self.topic
-                ),
-            )
-            for name, shards in self._parts
-        ]
+        works = []
+        for (name, shards), then in zip(self._parts, self._then, strict=True):
+            asked = self._seats[name], shards, then, request, copy_of[name], self.topic
+            works.append((name, on(name, dask_worker.run_round, *asked)))
 
         def add(first: tuple[str, Any], second: tuple[str, Any]) -> tuple[str, Any]:
             return first[0], on(first[0], operator.add, first[1], second[1])
@@ -264,9 +262,14 @@ class DaskEngine:
                     else f"no worker for {waited:.0f} s; start some with 'dask worker', then 'streamcd resume {self.run}'"
                 )
             time.sleep(_POLL_SECONDS)
-        shares = self._assignment.of_round(request.assigned, list(map(str, range(len(placed)))))
+        numbers = list(map(str, range(len(placed))))
+        shares = self._assignment.of_round(request.assigned, numbers)
         self._parts = [(placed[int(part)], shards) for part, shards in shares.items()]
         names = self._workers()
+        self._then = [[] for _ in self._parts]
+        if len(names) == len(self._parts):  # else a worker goes on with another part
+            then = next_shares(self._assignment, request.assigned, numbers)
+            self._then = [then.get(part, []) for part in shares]
         if before != set(names):
             self._announce(names, len(admitted) - len(names))
         return names

@@ -85,11 +85,15 @@ class Seat:
         self._version = weights.version
         return self._w
 
-    def run(self, shards: list[int], request: RoundRequest, w: np.ndarray, *reporting: Any) -> Any:
-        """Carry out a part of a round: `Partition.run` or `SumPartition.run`."""
+    def run(
+        self, shards: list[int], then: list[int], request: RoundRequest, w: np.ndarray, *reporting: Any
+    ) -> Any:
+        """Carry out a part of a round: `Partition.run` or `SumPartition.run`; `then` are the shards of the next round."""
         if self.apart:
             self._check_folder(request, shards)
-        result = self.take(shards).run(request, w, *reporting)
+        part = self.take(shards)
+        part.expect(then)
+        result = part.run(request, w, *reporting)
         if self.carried_out[0] != request.token:
             self.carried_out = request.token, []
         self.carried_out[1].append(shards)
@@ -178,7 +182,12 @@ def _check_memory(budget: int) -> None:
 
 
 def run_round(
-    seat: Seat, shards: list[int], request: RoundRequest, weights: SharedWeights, topic: str
+    seat: Seat,
+    shards: list[int],
+    then: list[int],
+    request: RoundRequest,
+    weights: SharedWeights,
+    topic: str,
 ) -> Any:
     """Carry out a worker's part of a round, and report its progress to a topic."""
     from distributed import get_worker
@@ -187,7 +196,7 @@ def run_round(
         try:
             report = _reporter(topic, request.token)
             w = seat.update_w(weights)
-            return seat.run(shards, request, w, report, get_worker().address)
+            return seat.run(shards, then, request, w, report, get_worker().address)
         except BaseException:
             seat.clear()  # its rows may be half updated
             raise

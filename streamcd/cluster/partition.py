@@ -97,8 +97,10 @@ class Partition(ShardReader):
         n_passes = 1 if self.alone else request.n_passes
         for number in range(n_passes):
             last = number == n_passes - 1
-            # after the last pass shards change hands: what is read ahead would be thrown away
+            # after the last pass shards change hands
             for window in self._stream.windows(request.read + number, goes_on=self.alone or not last):
+                if last and window.number + 1 == window.count:
+                    self._read_ahead(request.read + n_passes, n_arenas=1)
                 self._load(window, local, first_pass=number == 0)
                 key = random_key(self.spec.seed, window.read, window.number)
                 self._scaled_solver.visit(window, local.state, self._order, key)
@@ -107,6 +109,7 @@ class Partition(ShardReader):
                 if report is not None:
                     report(window.n_entries)
             self._conclude_pass(local, number, last)
+        self._read_ahead(request.read + n_passes, n_arenas=2)
         if training:
             self._writer.sync()
         change = self._change(local, w)
@@ -184,6 +187,14 @@ class Partition(ShardReader):
         return Change(None, values, values.shape[0]) if self.alone else make_change(values)
 
     # -- rows in and out ----------------------------------------------------------------------------------------------
+
+    def _read_ahead(self, read: int, n_arenas: int) -> None:
+        """Begin with the next round's windows, while the last one of this round is visited, and while it is concluded.
+
+        If its shards are others after all, or stay for a certificate, they are read again.
+        """
+        if self._next.size and not self.alone:
+            self._stream.read_ahead(read, self._next, n_arenas)
 
     def _load(self, window: Window, local: _LocalRound, *, first_pass: bool) -> None:
         request, arena = local.request, window.arena

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import functools
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -36,6 +37,19 @@ _FEW_ENTRIES = 1 << 20
 """Resident entries that are read within some ms, in the only window: a thread of their own takes longer to wake up."""
 
 _ORDER_OF_CHUNKS = 2**32 - 1  # in place of the window in the random key of a read's order
+
+
+class _Ahead(NamedTuple):
+    """Window that is read ahead, and the tasks that load it, whose results are the bytes read."""
+
+    window: Window
+    loads: list[Future[int]]
+
+    def is_of(self, read: int, number: int, windows: Sequence[np.ndarray]) -> bool:
+        """Tell whether it is this window of a read with these `windows`."""
+        found, wanted = self.window, (read, number, len(windows))
+        is_there = (found.read, found.number, found.count) == wanted
+        return is_there and np.array_equal(found.chunks, windows[number])
 
 
 class Stream:
@@ -72,6 +86,7 @@ class Stream:
         n_readers = 1 if self._at_once else max(min(n_threads, plan.readers, self.table.n_chunks), 1)
         tables = [self.table, *(self.table.reopen() for _ in range(n_readers - 1))]
         self._seen = np.zeros(self.table.n_chunks, dtype=bool)
+        self.bytes_read = 0  # from the dataset's files, for windows that were taken or dropped
         if not self._in_memory and self._exceeds_page_cache():  # affects speed alone, never results
             for table in tables:
                 table.read_directly(AHEAD_BYTES if n_readers == 1 else SHARED_AHEAD_BYTES)
@@ -88,7 +103,7 @@ class Stream:
         ]
         shuffle(self._first, np.uint64(0))  # its kernel is loaded before windows take memory
         self._order_cache: tuple[int, list[np.ndarray]] | None = None
-        self._ahead: tuple[tuple[int, int], Window, list[Future[None]]] | None = None
+        self._ahead = deque[_Ahead]()  # in the order in which they are taken, one for each free arena at most
         self._turns, self._turn = list(range(len(self._arenas))), 0  # the arenas that windows take by turns
 
     def _exceeds_page_cache(self) -> bool:
@@ -99,11 +114,6 @@ class Stream:
         MB, alternate runs; `read_ahead`).
         """
         return self.table.client_bytes > 0 or self.table.bytes_on_disk() > 0.6 * page_cache_room()
-
-    @property
-    def bytes_read(self) -> int:
-        """Number of bytes read from the dataset's files so far."""
-        return sum(reader.bytes_read for reader in self._readers)
 
     @property
     def scratch_bytes(self) -> int:
@@ -133,12 +143,25 @@ class Stream:
         count = self.n_windows(read)
         for number in range(first, count):
             window = self._take(read, number)
-            if len(self._turns) == len(self._arenas):  # else the only arena is the caller's
+            # with fewer turns the only arena is the caller's
+            if len(self._turns) == len(self._arenas) and not self._ahead:
                 if number + 1 < count:
-                    self._request(read, number + 1)
+                    self._request(read, number + 1, self._windows(read))
                 elif goes_on and not (self._active and self._active.may_be_read_next):
-                    self._request(read + 1, 0)
+                    self._request(read + 1, 0, self._windows(read + 1))
             yield window
+
+    def read_ahead(self, read: int, shards: np.ndarray, n_arenas: int) -> None:
+        """Begin to load the first windows of a read of these shards into the arenas that the caller does not use.
+
+        What is not taken next, after `restrict`, because another read is made or one of other shards, is dropped. Data that
+        are resident, or in memory, are not read ahead.
+        """
+        if self.plan.resident or self._at_once:
+            return
+        windows = self._cut(read, self._chunks_of(shards))
+        while len(self._ahead) < min(n_arenas, len(windows)):
+            self._request(read, len(self._ahead), windows)
 
     def begin_with(self, chunks: np.ndarray) -> None:
         """Have the first read begin with these chunks; where all fit in one window, in a window of their own."""
@@ -151,9 +174,9 @@ class Stream:
         `keep_active` since rows last returned. `keeps` tells whether it will be called in this read.
         """
         if self._active is not None:
-            if self._ahead is not None:
-                wait(self._ahead[2])  # its chunks come from where the read before has them
-            loaded = self._ahead and (self._arenas.index(self._ahead[1].arena), self._ahead[1].n_entries)
+            self._wait()  # its chunks come from where the read before has them
+            ahead = self._ahead[0].window if self._ahead else None
+            loaded = ahead and (self._arenas.index(ahead.arena), ahead.n_entries)
             self._turns = self._active.begin_read(self._windows(read), loaded, all_rows, rows_return, keeps)
             self._turn = self._turns.index(loaded[0]) + 1 if loaded else 0
 
@@ -164,8 +187,7 @@ class Stream:
         try:
             self._active.keep(window, columns)
         except OSError as error:
-            if self._ahead is not None:
-                wait(self._ahead[2])
+            self._wait()
             self._active.abandon_file()
             return str(error)
         return ""
@@ -175,13 +197,12 @@ class Stream:
 
         Returns their chunks, ascending, and the chunks that lost their place in the resident arena.
         """
-        if self._ahead is not None:
-            wait(self._ahead[2])
-        chunks, lost = np.flatnonzero(np.isin(self.table.chunk_part, shards)), np.zeros(0, dtype=np.int64)
+        chunks, lost = self._chunks_of(shards), np.zeros(0, dtype=np.int64)
         if self.plan.resident:
+            self._drop()
             lost = self._slots.hold(shards)
             self._seen[lost] = False
-        self._units, self._order_cache, self._ahead = chunks, None, None
+        self._units, self._order_cache = chunks, None
         return chunks, lost
 
     def resident_start(self, chunk: int) -> int:
@@ -203,24 +224,30 @@ class Stream:
 
     def _windows(self, read: int) -> list[np.ndarray]:
         if self._order_cache is None or self._order_cache[0] != read:
-            order = self._units if self._in_order else chunk_order(self.table, self._units, self.seed, read)
-            first = order[np.isin(order, self._first)] if read == 0 and not self._in_order else order[:0]
-            order = np.concatenate([first, order[~np.isin(order, first)]])
-            windows = cut_windows(self.table, order, self.plan)
-            if first.size and len(windows) == 1:
-                windows = np.split(order, [first.size])
-            self._order_cache = (read, windows)
+            self._order_cache = (read, self._cut(read, self._units))
         return self._order_cache[1]
 
-    def _request(self, read: int, number: int) -> None:
-        windows = self._windows(read)
+    def _cut(self, read: int, units: np.ndarray) -> list[np.ndarray]:
+        """Return the windows of a read of some units."""
+        order = units if self._in_order else chunk_order(self.table, units, self.seed, read)
+        first = order[np.isin(order, self._first)] if read == 0 and not self._in_order else order[:0]
+        order = np.concatenate([first, order[~np.isin(order, first)]])
+        windows = cut_windows(self.table, order, self.plan)
+        if first.size and len(windows) == 1:
+            windows = np.split(order, [first.size])
+        return windows
+
+    def _chunks_of(self, shards: np.ndarray) -> np.ndarray:
+        return np.flatnonzero(np.isin(self.table.chunk_part, shards))
+
+    def _request(self, read: int, number: int, windows: Sequence[np.ndarray]) -> None:
         chunks, arena = windows[number], self._arenas[self._turns[self._turn % len(self._turns)]]
         hint = windows[number + 1] if number + 1 < len(windows) else chunks[:0]
         if hint.size and self._is_long[hint[0]]:
             hint = hint[:0]
         self._turn += 1
         window, starts = self._place((read, number, len(windows)), chunks, arena)
-        loads: list[Future[None]] = []
+        loads: list[Future[int]] = []
         if window.sweep is None and not (self.plan.resident and self._seen[chunks].all()):
             for number, reader in enumerate(self._readers):
                 # always the same reader for a chunk, so that no other one loads what this one has begun to read ahead
@@ -229,7 +256,7 @@ class Stream:
                 if mine.any() or hinted.any():
                     arguments = (arena, places, hint[hinted], self.plan.resident)
                     loads.append(reader.submit(reader.load_window, *arguments, at_once=self._at_once))
-        self._ahead = ((read, window.number), window, loads)
+        self._ahead.append(_Ahead(window, loads))
 
     def _place(
         self, position: tuple[int, int, int], chunks: np.ndarray, arena: Any
@@ -250,17 +277,28 @@ class Stream:
         return window, (starts, entry_starts)
 
     def _take(self, read: int, number: int) -> Window:
-        if self._ahead is None or self._ahead[0] != (read, number):
-            if self._ahead is not None:
-                wait(self._ahead[2])
-                self._turn -= 1  # reuse its arena: the caller may still use the other one
-            self._request(read, number)
-        assert self._ahead is not None
-        (_, window, loads), self._ahead = self._ahead, None
+        windows = self._windows(read)
+        if self._ahead and not self._ahead[0].is_of(read, number, windows):
+            self._drop()
+        if not self._ahead:
+            self._request(read, number, windows)
+        window, loads = self._ahead.popleft()
         wait(loads)
-        for load in loads:
-            load.result()
+        self.bytes_read += sum(load.result() for load in loads)
         return window
+
+    def _drop(self) -> None:
+        """Give up what was read ahead."""
+        begun = [load for ahead in self._ahead for load in ahead.loads if not load.cancel()]
+        self._wait()
+        self.bytes_read += sum(load.result() for load in begun if load.exception() is None)
+        self._turn -= len(self._ahead)  # reuse these arenas: the caller may still use another one
+        self._ahead.clear()
+
+    def _wait(self) -> None:
+        """Wait until what is read ahead is there."""
+        for ahead in self._ahead:
+            wait(ahead.loads)
 
     def _sweep(self, arena: Any, chunks: np.ndarray) -> Iterator[int]:
         """Implement `Window.sweep`; each segment is loaded after the window being read ahead into the other arena."""
@@ -270,14 +308,17 @@ class Stream:
             room = np.searchsorted(np.cumsum(entries[start:]), arena.row.size, side="right")
             stop = start + int(room)
 
-            def load(part: slice = slice(start, stop)) -> int:
+            def load(part: slice = slice(start, stop)) -> tuple[int, int]:
+                before = reader.bytes_read
                 reader.expect(chunks[part.start : 2 * part.stop - part.start])
                 offsets = np.cumsum(entries[part]) - entries[part]
                 for chunk, offset in zip(chunks[part].tolist(), offsets.tolist(), strict=True):
                     reader.load(arena, chunk, 0, offset)
-                return int(entries[part].sum())
+                return int(entries[part].sum()), reader.bytes_read - before
 
-            yield reader.submit(load).result()
+            n_entries, n_bytes = reader.submit(load).result()
+            self.bytes_read += n_bytes
+            yield n_entries
             start = stop
 
 
@@ -312,8 +353,12 @@ class _Reader:
         places: tuple[np.ndarray, np.ndarray, np.ndarray],
         hint: np.ndarray,
         resident: bool,
-    ) -> None:
-        """Load chunks of a window (`places`: their numbers, item and entry offsets), and announce those of `hint`."""
+    ) -> int:
+        """Load chunks of a window (`places`: their numbers, item and entry offsets), and announce those of `hint`.
+
+        Returns the bytes read.
+        """
+        before = self.bytes_read
         if resident:
             missing = ~self._seen[places[0]]
             places = places[0][missing], places[1][missing], places[2][missing]
@@ -325,6 +370,7 @@ class _Reader:
         self._hinted = hint
         for chunk, item_start, entry_start in zip(*(numbers.tolist() for numbers in places), strict=True):
             self.load(arena, chunk, item_start, entry_start)
+        return self.bytes_read - before
 
     def expect(self, chunks: Sequence[int] | np.ndarray) -> None:
         """Announce chunks that will be loaded, in this order."""
