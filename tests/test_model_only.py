@@ -383,6 +383,18 @@ def test_a_training_without_time_left_writes_no_model_and_says_so(two: Dataset, 
         train(two, tmp_path / "other", model_only=True, max_seconds=1e-9)
 
 
+@pytest.mark.filterwarnings("ignore::streamcd.ConvergenceWarning")
+def test_a_training_whose_time_was_up_has_no_model_not_even_the_one_that_was_there(
+    two: Dataset, tmp_path: Path
+) -> None:
+    train(two, tmp_path / "model", model_only=True)
+    late = train(two, tmp_path / "model", model_only=True, force=True, max_seconds=1e-9)
+    with pytest.raises(UsageError, match="the time was up, and no model was written"):
+        _ = late.model
+    line = "train", two.path, tmp_path / "model", "--model-only", "--force", "--max-seconds", "0.000001"
+    assert f"no model at {tmp_path / 'model'}" in command_line.run(*line).stdout
+
+
 def test_a_training_that_falls_short_is_advised_to_begin_anew(two: Dataset, tmp_path: Path) -> None:
     short: dict[str, Any] = {"tol": 1e-12, "max_passes": 1, "model_only": True}
     with pytest.warns(streamcd.ConvergenceWarning, match="train again with more passes") as warned:

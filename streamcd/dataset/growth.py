@@ -9,6 +9,7 @@ from typing import Any
 
 from ..core.metadata import WRITER
 from .manifests import LISTED, OF_FEATURES, batches_of
+from .table_writer import common_forms
 from .writer import data_digest
 
 FOLDER_OF_BATCH = "added-{:04d}"
@@ -77,6 +78,8 @@ def with_batch(manifest: Manifest, added: Manifest, batch: Batch) -> dict[str, A
         more["table"] = _with_features(manifest["table"], added, manifest["n_features"])
     changes = {name: added[name] for name in widened if name in added}
     more |= {"weighted": manifest["weighted"] or added["weighted"]}
+    if forms := [one["compression"] for one in (manifest, added) if one.get("compression")]:
+        more["compression"] = common_forms(forms)
     more["source"] = [*manifest.get("source", ()), *added.get("source", ())]
     return {**_joined({**manifest, **more}, [*split(manifest), batch]), **changes, **sums}
 

@@ -188,13 +188,16 @@ def chunk_records(
     content = TableContent(schema.names[: table.shape[1]])
     writer = TableWriter(path / "chunks.parquet", schema, compression, content)
     writer.write(**columns)
-    return {"parts": parts, "chunks": writer.close(), "compression": _common_forms(forms)}
+    return {"parts": parts, "chunks": writer.close(), "compression": common_forms(forms)}
 
 
-def _common_forms(forms: Sequence[Forms]) -> dict[str, str]:
-    """Describe the compression of the columns of all parts, where parts differ each that occurs."""
-    names = dict.fromkeys(name for part in forms for name in part)
-    return {name: " or ".join(sorted({part[name] for part in forms if name in part})) for name in names}
+def common_forms(forms: Sequence[Forms]) -> dict[str, str]:
+    """Describe the compression of the columns of all parts, or batches of them; where they differ each that occurs."""
+    found: dict[str, set[str]] = {}
+    for part in forms:
+        for name, form in part.items():
+            found.setdefault(name, set()).update(form.split(" or "))
+    return {name: " or ".join(sorted(each)) for name, each in found.items()}
 
 
 def write_manifest(

@@ -250,6 +250,8 @@ def result_tables(result: Facts) -> list[Table]:
         *([] if result["stop_reason"] == "time" else [("model", _model_of(result))]),
     ]
     kind = "model" if result["model_only"] else "run"
+    if result["model_only"] and result["stop_reason"] == "time":
+        kind = "no model at"
     title = f"{kind} {result['run']}: {result['n_rows']:,} rows, {result['n_features']:,} features"
     tables = [Table(title, rows)]
     if result.get("scores"):

@@ -35,8 +35,8 @@ class SessionOptions(CacheOptions, ThreadOptions, ListenerOptions, Checked):
 
     max_seconds: float | None = option(
         None,
-        "Stop after this time with a checkpoint and without a model, unless training has ended (stop_reason time), for "
-        "batch queues; checked after each part of the data that is in memory.",
+        "Stop after this time with a checkpoint (without a run, with nothing) and without a model, unless training has "
+        "ended (stop_reason time), for batch queues; checked after each part of the data that is in memory.",
         metavar="TIME",
         text=SECONDS,
         section=Section.STOPPING,

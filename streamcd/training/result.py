@@ -153,6 +153,8 @@ class Result:
     @property
     def model(self) -> Any:
         """The trained model, loaded from the run."""
+        if self.model_only and self.stop_reason == "time":
+            raise UsageError(f"the time was up, and no model was written to {self.run}; {self.again}")
         from ..models.stored import load_model
 
         return load_model(self.run)
