@@ -87,9 +87,8 @@ class DaskEngine:
         self._apart: dict[str, bool] = {}  # workers that do not see the run's folder, by name
         self._held: dict[str, tuple[str, set[int]]] = {}  # round and shards whose dual variables a worker has
         self._parts: list[tuple[str, list[int]]] = []  # worker and shards of every part
-        self._then: list[
-            list[int]
-        ] = []  # shards of every part in the next round if it trains; empty if unknown
+        # shards of every part in the next round if it trains; empty if unknown
+        self._then: list[list[int]] = []
         self._sent: tuple[str, np.ndarray, set[str]] | None = None  # version, w, who has it
         client.subscribe_topic(self.topic, lambda event: reports.append((time.monotonic(), event[1])))
 

@@ -84,10 +84,14 @@ class Change:
 
 def make_change(values: np.ndarray) -> Change:
     """Pack a dense change, sparse where that is at most half the bytes."""
-    index = np.flatnonzero(values.any(axis=1))
+    return _packed(np.flatnonzero(values.any(axis=1)), values)
+
+
+def _packed(index: np.ndarray, values: np.ndarray, moved_bytes: int = 0) -> Change:
+    """Pack a dense change whose other rows than `index` are 0."""
     if index.size * (values.shape[1] + 1) < _SPARSE_PAYS * values.size:
-        return Change(index, values[index], values.shape[0])
-    return Change(None, values, values.shape[0])
+        return Change(index, values[index], values.shape[0], moved_bytes)
+    return Change(None, values, values.shape[0], moved_bytes)
 
 
 def add_changes(a: Change, b: Change) -> Change:
@@ -101,10 +105,7 @@ def add_changes(a: Change, b: Change) -> Change:
     total, given = a.dense(), np.zeros(a.n_rows, dtype=bool)  # sorting both indices took 50 times as long
     total[b.index] += b.values
     given[a.index] = given[b.index] = True
-    index = np.flatnonzero(given)
-    if index.size * (total.shape[1] + 1) < _SPARSE_PAYS * total.size:
-        return Change(index, total[index], a.n_rows, moved)
-    return Change(None, total, a.n_rows, moved)
+    return _packed(np.flatnonzero(given), total, moved)
 
 
 @dataclass(kw_only=True)

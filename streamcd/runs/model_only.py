@@ -17,7 +17,7 @@ from ..core.locks import scratch_directory
 from ..core.memory_budget import require
 from ..models.stored import holds_models_alone
 from ..training import checkpoint
-from ..training.loop import Session
+from ..training.loop import NO_RUN, Session
 from ..training.result import Result
 from .carry_out import carry_out
 from .config import ResolvedRun
@@ -110,5 +110,5 @@ def _replaced_whole(path: Path, *, force: bool) -> Iterator[Path]:
             put_directory(made, place, scratch / SET_ASIDE if force else None)
     except OSError as error:
         error.filename = str(path)  # not a temporary name
-        error.add_note("no model was written, and without a run there is nothing to go on from")
+        error.add_note(NO_RUN)
         raise

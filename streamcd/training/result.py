@@ -143,7 +143,7 @@ class Result:
 
     @property
     def again(self) -> str:
-        """What to do where a training without a run fell short; empty for a run, which can be resumed."""
+        """Advice where a training without a run fell short; empty for a run, which can be resumed."""
         if not self.model_only:
             return ""
         if self.stop_reason == "time":
