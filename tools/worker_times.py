@@ -37,6 +37,7 @@ from tools.control_groups import Limits
 from tools.hosts import Host, check, made_hosts
 from tools.make_data import SHAPES, write_dataset
 from tools.marked_section import read_section, replace_section
+from tools.peers.arrays import drop_from_page_cache
 
 COMMAND = "python -m tools.worker_times --docs docs/cluster.md"
 DISK = 500e6  # bytes a second
@@ -98,17 +99,6 @@ def memory_for(data: Dataset, **options: Any) -> tuple[int, Plan]:
 def _plan(data: Dataset, memory: float, options: dict[str, Any]) -> Plan:
     asked = settle(TrainOptions(memory=int(memory), method="dual", **options), data, Listener())
     return resolve(data, asked, Listener()).config.plan
-
-
-def forget(data: Dataset) -> None:
-    """Remove a dataset's files from the page cache."""
-    os.sync()  # pages that were not written stay
-    for path in Path(str(data.path)).rglob("*.parquet"):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
 
 
 @dataclass
@@ -192,7 +182,7 @@ def course_of(data: Dataset, work: Path, n_workers: int, loss: str, tol: float) 
     options |= {"data": str(data.path), "run": str(run)}
     with opened_site(work, n_workers) as site:
         site.ask(**options, max_passes=2)
-        forget(data)
+        drop_from_page_cache(Path(str(data.path)))
         site.limit(room)
         before = site.bytes_read()
         figures = site.ask(**options, max_passes=200)
