@@ -12,7 +12,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import click
 import forking
 import numpy as np
 import pyarrow.parquet as pq
@@ -26,7 +25,6 @@ from streamcd.cli.commands import cli
 from streamcd.cli.console import Console, explain
 from streamcd.cli.course import describe_progress
 from streamcd.core.errors import DataError, Interrupted, LockError
-from streamcd.core.options import Section
 from streamcd.core.progress import Progress
 from streamcd.solvers.registry import METHODS, SOLVERS
 
@@ -75,55 +73,8 @@ COMMANDS = sorted(cli.commands)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_of_every_command_explains_every_option_and_gives_an_example(command):
-    found = run(command, "--help")
-    assert found.returncode == 0
-    assert f"streamcd {command}" in found.stdout.split("Example:")[1]
-    for parameter in cli.commands[command].params:
-        if isinstance(parameter, click.Option):
-            assert parameter.help, parameter.name
-
-
-@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_takes_json(command):
     assert "--json" in {option for parameter in cli.commands[command].params for option in parameter.opts}
-
-
-FIRST = {
-    "train": ["--loss", "-C", "-B", "--class-weight", "--tol", "--memory"],
-    "convert": ["--label", "--target", "--features", "--missing", "--memory", "--like", "--scale"],
-    "tune": ["--loss", "-C", "-B", "--class-weight", "--tol", "--memory", "-v"],
-    "resume": ["--max-passes", "--tol", "--dataset"],
-}
-"""Options that most users need, which a help lists before its other sections."""
-
-
-@pytest.mark.parametrize("command", FIRST)
-def test_help_begins_with_what_most_need_and_has_every_other_option_in_a_section(command):
-    sections = re.split(r"\n([A-Z][^\n]*):\n", run(command, "--help").stdout.split("Example:")[1])
-    titles, texts = sections[1::2], sections[2::2]
-    listed = [re.findall(r"^  (-[\w-]+)", text, re.MULTILINE) for text in texts]
-    assert (titles[0], listed[0]) == ("Most used", FIRST[command])
-    assert titles == [title for title in Section if title in titles]
-    assert max(map(len, listed)) <= 7
-    shown = {
-        parameter.opts[0]
-        for parameter in cli.commands[command].params
-        if isinstance(parameter, click.Option) and not parameter.hidden
-    }
-    assert sorted(option for options in listed for option in options) == sorted(shown | {"-h"})
-
-
-def test_help_of_a_command_with_few_options_is_one_list():
-    assert "\nOptions:\n" in run("info", "--help").stdout
-
-
-def test_help_lists_every_command_by_task_in_whole_sentences():
-    text = run("--help").stdout
-    assert "..." not in text.split("Data:")[1]
-    assert sorted(re.findall(r"\n  ([a-z]+) +[A-Z]", text.split("Data:")[1])) == COMMANDS
-    sentences = re.split(r"\n  (?=\w)", text.split("Data:")[1])
-    assert all(sentence.split("\n\n")[0].rstrip().endswith(".") for sentence in sentences[1:])
 
 
 @pytest.mark.parametrize(
@@ -275,16 +226,6 @@ def test_only_commands_with_a_memory_budget_are_advised_to_lower_it(made, tmp_pa
     line = refused("import", tmp_path / "m.txt", tmp_path / "model", status=1)
     assert line == "streamcd: error: out of memory; free some of the machine's"
     assert "give a smaller --memory" in refused("export", made / "run", tmp_path / "new.txt", status=1)
-
-
-def test_people_get_tables(trained, data, text, tmp_path):
-    assert "classes" in run("info", data).stdout
-    assert "confusion" in run("evaluate", text, trained).stdout
-    assert "left alone" in run("resume", trained).stderr
-    assert "80 predictions" in run("predict", text, trained, "-o", tmp_path / "p.parquet").stdout
-    table = run("train", data, tmp_path / "again").stdout
-    assert "relative gap" in table
-    assert "peak memory" in table
 
 
 def test_quiet_says_nothing_but_the_result(data, tmp_path):
@@ -618,15 +559,6 @@ def test_an_end_of_file_is_not_told_as_ctrl_c(monkeypatch):
 
     monkeypatch.setattr("streamcd.cli.session.Console", fail)
     assert isinstance(CliRunner().invoke(cli, ["verify", "x"]).exception, EOFError)
-
-
-def test_the_bare_command_prints_its_help() -> None:
-    result = run()
-    assert result.returncode in (0, 2)  # as click does it: 2 from its version 8.2 on
-    said = result.stdout + result.stderr
-    assert "Usage: " in said
-    assert "\n  convert " in said
-    assert "error:" not in said
 
 
 @pytest.fixture

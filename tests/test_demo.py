@@ -5,13 +5,11 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -20,11 +18,8 @@ from forking import DEVNULL, PIPE, Forked
 
 from streamcd import Listener
 from streamcd.cli import demo
-from streamcd.cli.commands import cli
 from streamcd.cli.demo import DemoSize, result_rows, run_demo, write_example
-from streamcd.cli.synthetic import BLOCK_ROWS
 from streamcd.core.errors import EnvironmentFailure, UsageError
-from streamcd.core.memory_budget import parse_size
 
 # so small a gap takes passes enough for a kill to find the training at work
 SMALL = DemoSize(
@@ -104,18 +99,3 @@ def test_the_demo_itself_keeps_its_budget(tmp_path):
     assert result["ok"]
     assert result["decoded_bytes"] > 1.8 * result["budget_bytes"]
     assert (tmp_path / "kept" / "run-killed" / "model" / "model.json").exists()
-
-
-def test_readme_start_and_help_promise_the_same_time_and_disk():
-    root = Path(__file__).resolve().parent.parent
-    needed = f"{DemoSize().disk_bytes / 1e9:.0f} GB of disk"
-    for page in ("README.md", "docs/start.md"):
-        text = " ".join((root / page).read_text().split())
-        assert "twice as large as the memory allowed" in text
-        promised = re.search(r"\((\w+) minutes on two busy cores, (\d+) GB of disk\)", text)
-        assert promised is not None, page
-        assert promised[1] in cli.commands["demo"].help.split(":")[0]
-        assert int(promised[2]) >= float(needed.split()[0])
-    size = DemoSize()
-    decoded = size.train_blocks * BLOCK_ROWS * size.entries_per_row * 8
-    assert 2 <= decoded / parse_size(size.memory) < 2.1

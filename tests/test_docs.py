@@ -6,7 +6,6 @@ import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import command_line
 import pytest
@@ -48,30 +47,7 @@ def test_the_site_builds_without_a_warning(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    text = re.sub(r"<[^>]*>", "", (tmp_path / "api" / "index.html").read_text())
-    for option in (
-        "weight_column",
-        "early_stop",
-        "unweighted",
-    ):  # of functions that get them from a declaration
-        assert text.count(option) >= 2  # in the signature, and explained
 
 
 def test_the_table_of_methods_is_what_the_registry_accepts():
     assert table() in PAGE.read_text(), f"run {COMMAND}"
-
-
-def test_every_page_is_in_the_navigation():
-    listed = set(re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
-    assert listed == set(PAGES)
-
-
-def test_the_reference_lists_every_public_name():
-    import streamcd
-
-    listed = set(re.findall(r"^::: [\w.]+\.(\w+)$", Path(ROOT / "docs" / "api.md").read_text(), re.MULTILINE))
-    assert {
-        streamcd.__dict__.get(name, getattr(streamcd, name)).__name__
-        for name in streamcd.__all__
-        if not name.startswith("_")
-    } <= listed

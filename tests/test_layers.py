@@ -1,4 +1,4 @@
-"""The shape of the code: rooms that import downwards, a door for each dependency, and short ways."""
+"""Rooms that import downwards, and a door for each dependency."""
 
 from __future__ import annotations
 
@@ -64,8 +64,6 @@ DOORS = {
 ASK_VERSIONS = {"runs/config"}
 """The modules that may import any dependency, for the versions that a run records."""
 
-LONGEST_CHAIN = 14
-
 
 class Import(NamedTuple):
     """One imported module: "room/module" where it is the package's own, else the name of a dependency."""
@@ -73,7 +71,6 @@ class Import(NamedTuple):
     line: int
     target: str
     own: bool
-    at_call: bool
 
 
 def name_of(path: Path) -> str:
@@ -101,14 +98,8 @@ def tree(module: str) -> ast.Module:
 @functools.cache
 def imports(module: str) -> tuple[Import, ...]:
     """All imports of a module, those inside functions too."""
-    at_call = {
-        id(node)
-        for function in ast.walk(tree(module))
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
-        for node in ast.walk(function)
-    }
     return tuple(
-        Import(node.lineno, target, own, id(node) in at_call)
+        Import(node.lineno, target, own)
         for node in ast.walk(tree(module))
         if isinstance(node, ast.Import | ast.ImportFrom)
         for target, own in _targets(module, node)
@@ -164,7 +155,7 @@ def test_imports_point_downwards() -> None:
         allowed = {room_of(module), *BELOW.get(room_of(module), "").split()}
         wrong += [
             f"{module}.py:{line} imports {target}; {room_of(module) or module} may import from {sorted(allowed)}"
-            for line, target, own, _ in imports(module)
+            for line, target, own in imports(module)
             if own and target not in BELOW_ALL and room_of(target) not in allowed
         ]
     assert not wrong, "\n".join(wrong)
@@ -174,7 +165,7 @@ def test_one_dependency_one_door() -> None:
     wrong = [
         f"{module}.py:{line} imports {target}; its doors: {DOORS.get(target, 'none')}"
         for module in MODULES
-        for line, target, own, _ in imports(module)
+        for line, target, own in imports(module)
         if not own and target not in sys.stdlib_module_names | {"numpy"}
         if not may_pass(module, DOORS.get(target, "")) and module not in ASK_VERSIONS
     ]
@@ -188,7 +179,7 @@ def test_one_dependency_one_door() -> None:
 def test_no_module_comes_back_to_itself() -> None:
     """By imports inside functions neither."""
     graph = {
-        module: {target: line for line, target, own, _ in imports(module) if own and target != module}
+        module: {target: line for line, target, own in imports(module) if own and target != module}
         for module in MODULES
     }
     settled: set[str] = set()
@@ -205,22 +196,6 @@ def test_no_module_comes_back_to_itself() -> None:
 
     for module in MODULES:
         visit(module, [])
-
-
-def test_the_longest_chain_of_imports_is_short() -> None:
-    """By imports of modules, for type checks too; those inside functions do not count."""
-
-    @functools.cache
-    def longest(module: str) -> tuple[str, ...]:
-        below = [
-            (f"{module}.py:{line}", *longest(target))
-            for line, target, own, at_call in imports(module)
-            if own and not at_call and target != module
-        ]
-        return max(below, key=len, default=(f"{module}.py",))
-
-    chain = max(map(longest, MODULES), key=len)
-    assert len(chain) <= LONGEST_CHAIN, f"{len(chain)} modules, each imports the next:\n" + "\n".join(chain)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 
 import streamcd
 from streamcd.cli.synthetic import RowPiece, iterate_rows
-from tools.make_data import SHAPES, clicks_block, field_starts
+from tools.make_data import clicks_block, field_starts
 
 ROOT = Path(__file__).parent.parent
 TOOL = ["-m", "tools.make_data"]
@@ -67,15 +67,6 @@ def test_a_linear_model_of_clicks_ranks_rows_that_it_has_not_seen(tmp_path: Path
     figures = streamcd.evaluate(tmp_path / "test", result.model)
     assert 0.7 < figures["auc"] < 0.9
     assert figures["accuracy"] > 0.75
-
-
-def test_presets_have_the_sizes_they_stand_for() -> None:
-    assert {name: (SHAPES[name].rows, SHAPES[name].n_features) for name in list(SHAPES)[4:]} == {
-        "clicks-400k": (400_000, 407_612),
-        "text-65m": (600_000, 300_000),
-        "classes-105": (6_400, 55_000),
-        "short-rows": (50_000, 300),
-    }
 
 
 def test_sizes_without_a_meaning_are_refused_in_one_line(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import datetime
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -418,33 +417,6 @@ def test_classes_of_a_row_or_two_are_told_of(tmp_path: Path, form: str) -> None:
     few = pa.table({"uid": [form.format(row % 20) for row in range(100)], "x": np.arange(100.0)})
     command_line.run("convert", write_table(few, tmp_path / "f.csv"), tmp_path / "few", "--label", "uid")
     assert "a row or two" not in command_line.run("info", tmp_path / "few").stdout
-
-
-@pytest.mark.parametrize(
-    ("of", "then"),
-    [
-        (("--label", "y"), "streamcd train {} RUN;"),
-        (("--target", "x"), "streamcd train {} RUN --loss squared_error;"),
-    ],
-)
-def test_a_conversion_is_summed_up_in_a_few_lines_and_names_the_next_command(
-    tmp_path: Path, of: tuple[str, ...], then: str
-) -> None:
-    """Digest, layout and the like stood there, fifteen lines of which a newcomer needed four."""
-    rows = np.arange(40.0)
-    made = pa.table({"y": rows % 2, "x": np.cos(rows), "z": np.sin(rows)})
-    write_table(made, tmp_path / "t.csv")
-    data = tmp_path / "data"
-    shown = command_line.run("convert", tmp_path / "t.csv", data, *of).stdout
-    names = re.findall(r"^  ([a-z ]+?)  ", shown.partition(f"dataset {data}\n")[2], flags=re.MULTILINE)
-    assert names == ["rows", "features", "targets" if "--target" in of else "classes", "on disk", "next"]
-    assert then.format(data) in shown
-    assert "; row lz4, feature lz4, value lz4\n" in shown  # as `--compression auto` has chosen
-    scored = command_line.run("convert", tmp_path / "t.csv", tmp_path / "test", "--like", data).stdout
-    assert f"streamcd evaluate {tmp_path / 'test'} RUN;" in scored
-    described = command_line.run("info", data).stdout
-    for name in ("fingerprint", "compression", "column layout", "method", "bias"):
-        assert f"\n  {name} " in described
 
 
 @pytest.mark.parametrize(("first", "used"), [("2020-03-{:02}", "seconds"), ("{:02}.03.2020", "seconds")])
