@@ -163,7 +163,7 @@ def _load() -> None:
         Path(text).write_text("1 1:1 2:3\n-1 2:1\n" * 20)
         streamcd.convert(text, data)
         streamcd.train(data, run, max_passes=2)
-        streamcd.predict(data, run, os.path.join(folder, "out"))
+        streamcd.predict(data, run, os.path.join(folder, "out.txt"))
     assert cli.commands
     assert threading.active_count() == 1
     gc.freeze()  # a copy that searched all this for garbage, as it does at its end, would copy all its memory: 0.3 s

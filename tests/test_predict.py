@@ -268,8 +268,8 @@ def test_the_footer_of_many_columns_is_part_of_the_budget(tmp_path):
     text = tmp_path / "data"
     text.write_text("1 1:1\n" * 15_000)
     budget = RESERVED_BYTES + 60_000_000
-    predict(text, many_classes(), tmp_path / "out", proba=True, memory=budget)
-    found = pq.ParquetFile(tmp_path / "out").metadata
+    predict(text, many_classes(), tmp_path / "out.parquet", proba=True, memory=budget)
+    found = pq.ParquetFile(tmp_path / "out.parquet").metadata
     assert found.num_rows == 15_000
     row_bytes = 8 * 9 * 300
     n_groups = found.num_row_groups
@@ -281,8 +281,8 @@ def test_rows_whose_footer_does_not_fit_are_refused_before_any_work(tmp_path):
     text = tmp_path / "data"
     text.write_text("1 1:1\n" * 300_000)
     with pytest.raises(UsageError, match=r"MB the footer of the predictions = .* needed"):
-        predict(text, many_classes(), tmp_path / "out", proba=True, memory=RESERVED_BYTES + 30_000_000)
-    assert not (tmp_path / "out").exists()
+        predict(text, many_classes(), tmp_path / "out.parquet", proba=True, memory=RESERVED_BYTES + 30_000_000)
+    assert not (tmp_path / "out.parquet").exists()
 
 
 def test_rows_of_a_pipe_are_refused_where_their_footer_is_full(tmp_path):
@@ -293,12 +293,12 @@ def test_rows_of_a_pipe_are_refused_where_their_footer_is_full(tmp_path):
         predict(
             tmp_path / "pipe",
             many_classes(),
-            tmp_path / "out",
+            tmp_path / "out.parquet",
             proba=True,
             memory=RESERVED_BYTES + 25_000_000,
         )
     writer.join()
-    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "out.parquet").exists()
 
 
 def fill(path, text: str) -> None:

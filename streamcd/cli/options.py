@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from ..core.errors import UsageError
+from ..core.errors import StreamcdError, UsageError
 from ..core.label_sets import SEPARATOR
 from ..core.options import Declared, Section, declared
 from ..runs.problem_options import class_weights
@@ -50,6 +50,8 @@ class Parsed(click.ParamType):
         """Parse the text; a default that is not text is returned unchanged."""
         try:
             return self._parse(value) if isinstance(value, str) else value
+        except StreamcdError:
+            raise
         except ValueError:
             self.fail(f"expected {self._expected}, found {value!r}.", param, ctx)
         except FileNotFoundError:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import ConvergenceWarning
+from ..core.errors import ConvergenceWarning, StreamcdError
 from ..core.progress import Listener
 from ..report.tables import result_tables
 from ..runs.interrupts import stop_requests
@@ -24,6 +24,8 @@ def _way_on(run: str) -> Iterator[None]:
     """Add to an error of the operating system how to resume the run."""
     try:
         yield
+    except StreamcdError:
+        raise
     except OSError as error:
         if os.path.exists(os.path.join(run, "config.json")):
             begun = next(Path(run).rglob("state.npz"), None)  # of a search or a group in a folder

@@ -166,8 +166,15 @@ def _clear_finished(dataset: Path) -> None:
         for begun in dataset.glob(f".{FOLDER}.*"):
             check_own(begun)
             restore_directory(dataset / FOLDER, begun / SET_ASIDE)
-            if not ((begun / "state.json").exists() and (begun / FOLDER).exists()):
+            under_way = (begun / "state.json").exists() and (begun / FOLDER).exists()
+            # a cut of power may undo the removal of the old name alone
+            if not under_way or _same_manifests(begun / FOLDER, dataset / FOLDER):
                 remove_work(begun)
+
+
+def _same_manifests(a: Path, b: Path) -> bool:
+    manifests = [layout / "manifest.json" for layout in (a, b)]
+    return all(path.exists() for path in manifests) and len({path.read_bytes() for path in manifests}) == 1
 
 
 @dataclass(frozen=True)

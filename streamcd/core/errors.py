@@ -1,6 +1,7 @@
 """Every error that streamcd raises on purpose, the exit status each one means, and the escaping of names in text for people.
 
-A message is one line: what was expected, what was found, where, what to do.
+A message is one line: what was expected, what was found, where, what to do. In Python wrong arguments and bad data are
+`ValueError`, failures of the machine `OSError`.
 """
 
 from __future__ import annotations
@@ -42,27 +43,31 @@ class StreamcdError(Exception):
         return escaped(super().__str__())
 
 
-class UsageError(StreamcdError):
+class UsageError(StreamcdError, ValueError):
     """The request cannot be carried out as it was made: options, sizes, a budget that is too small."""
 
 
-class DataError(StreamcdError):
+class BudgetError(UsageError):
+    """The memory budget is too small for what is asked."""
+
+
+class DataError(StreamcdError, ValueError):
     """Input data that cannot be used: a malformed token, indices out of order, a value out of range."""
 
 
-class DatasetError(StreamcdError):
+class DatasetError(StreamcdError, ValueError):
     """A dataset directory that is missing, damaged, or not the one a run was made with."""
 
 
-class CheckpointError(StreamcdError):
+class CheckpointError(StreamcdError, ValueError):
     """A run directory that is damaged, or does not fit what is asked of it."""
 
 
-class ModelError(StreamcdError):
+class ModelError(StreamcdError, ValueError):
     """A model that is missing, damaged, or does not fit the data."""
 
 
-class EnvironmentFailure(StreamcdError):
+class EnvironmentFailure(StreamcdError, OSError):
     """The machine failed, not the user: disk full, input/output error, a lock held by another process."""
 
     exit_status = 1

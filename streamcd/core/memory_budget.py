@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from .errors import UsageError
+from .errors import BudgetError, UsageError
 from .progress import Listener
 
 RESERVED_BYTES = 210_000_000
@@ -64,7 +64,7 @@ def require(
     refusal: str | None = None,
     reserved: int = RESERVED_BYTES,
 ) -> int:
-    """Return what the needs leave of the budget, in bytes; if they exceed it, raise `UsageError` with the arithmetic.
+    """Return what the needs leave of the budget, in bytes; if they exceed it, raise `BudgetError` with the arithmetic.
 
     `needs` are bytes by name; those `reserved` for interpreter and libraries are added here. `refusal` begins the message if
     `budget` is not the number that the user gave.
@@ -76,7 +76,7 @@ def require(
             f"{format_size(n_bytes)} {what}" for what, n_bytes in parts.items() if n_bytes
         )
         refusal = refusal or f"--memory {format_size(budget)} is too small:"
-        raise UsageError(f"{refusal} {arithmetic} = {format_size(total)} needed; {advice}")
+        raise BudgetError(f"{refusal} {arithmetic} = {format_size(total)} needed; {advice}")
     return budget - total
 
 

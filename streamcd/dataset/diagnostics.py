@@ -66,10 +66,10 @@ def feature_rms(dataset: Dataset, *, centred: bool = False) -> FeatureRms | None
     return {"min": least[0], "max": greatest[0], "of_min": names[0], "of_max": names[1]}
 
 
-def labels_of_a_target(dataset: Dataset) -> str | None:
-    """Describe labels that are numbers to predict, taken as classes: many, with fractions; None for others."""
+def labels_of_a_target(dataset: Dataset, most: int = MANY_FRACTIONS) -> str | None:
+    """Describe labels that are numbers to predict, taken as classes: with fractions, more than `most`; None for others."""
     labels = None if dataset.class_names is not None else dataset.classes
-    if labels is None or labels.size <= MANY_FRACTIONS:
+    if labels is None or labels.size <= most:
         return None
     fractions = labels[labels != np.floor(labels)]
     return f"{labels.size:,} different numbers such as {fractions[0]:.6g}" if fractions.size else None

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..core import storage
-from ..core.errors import DatasetError, EnvironmentFailure
+from ..core.errors import DatasetError, EnvironmentFailure, StreamcdError
 from ..core.storage import Location, Ranges, Url, open_bytes, with_size
 from .arrow_columns import numbers_of
 from .read_ahead import AHEAD_BYTES, ReadAhead
@@ -57,6 +57,8 @@ def reading(path: Location, where: str = "") -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise DatasetError(f"{location}: the file is missing; restore it or convert the data again") from None
+    except StreamcdError:
+        raise
     except (OSError, pa.ArrowException, KeyError, ValueError, IndexError) as error:
         if isinstance(error, OSError) and error.errno in _ENVIRONMENT:
             raise EnvironmentFailure(f"{location}: {error.strerror}") from None

@@ -13,7 +13,7 @@ from typing import NamedTuple, TextIO
 import numpy as np
 
 from ..core.atomic_files import begins_with, check_output, refuse_other_ending, replacing
-from ..core.errors import ModelError
+from ..core.errors import ModelError, StreamcdError
 from ..core.memory_budget import format_size
 from ..core.progress import Listener, counted
 from ..kernels.loss_table import CLASSES, INLIERS, LOSSES, PLANES, form_of, has_targets
@@ -200,6 +200,8 @@ def import_liblinear(path: str) -> Model:
         raise ModelError(
             f"{path}: expected LIBLINEAR's model text, found {error.object[error.start]:#x}"
         ) from None
+    except StreamcdError:
+        raise
     except ValueError as error:
         raise ModelError(f"{path}: malformed model text: {error}") from None
     except MemoryError:

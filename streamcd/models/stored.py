@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..core.classes import default_code
-from ..core.errors import ModelError
+from ..core.errors import ModelError, StreamcdError
 from ..core.folder_copies import copied, of_models
 from ..core.memory_budget import parse_size, require
 from ..core.metadata import read_metadata
@@ -100,6 +100,8 @@ def _load_model(path: Path, C: float | None, l1: float | None, memory: int | str
         raise ModelError(_missing(path)) from None
     try:
         model = _read(directory, description, read_weights(directory, description))
+    except StreamcdError:
+        raise
     except (ArithmeticError, TypeError, ValueError) as error:
         raise ModelError(f"{description_path}: damaged ({error})") from None
     if C not in (None, model.C) or l1 not in (None, model.l1):

@@ -288,7 +288,7 @@ def evaluate_model(
             score_curves.add(rows)
     if evaluation.n_unknown:
         listener.warning(
-            f"{evaluation.n_unknown:,} rows have labels that the model does not know "
-            f"({', '.join(model.label_texts()[:5])}{', …' if model.n_classes > 5 else ''}); they count as errors"
+            f"{evaluation.n_unknown:,} rows have labels that the model does not know; they count as errors "
+            f"(it knows {', '.join(model.label_texts()[:5])}{', …' if model.n_classes > 5 else ''})"
         )
     return evaluation.result(), score_curves

@@ -25,19 +25,19 @@ KINDS = {
 }
 """Names of the files by format, for refusals."""
 
-_REFUSED = (".tsv", ".json", ".jsonl", ".arrow", ".feather", ".gz", ".xz", ".zst", ".bz2")
+_FORMATS = {".parquet": "parquet", ".csv": "csv", ".txt": "text"}
 
 
 def output_format(out: Output) -> str:
     """Return ``"parquet"``, ``"csv"`` or ``"text"`` by the name of a file; streams get text."""
     if not isinstance(out, str | os.PathLike):
         return "text"
-    name = os.fspath(out).lower()
-    if name.endswith(_REFUSED):
+    form = _FORMATS.get(Path(out).suffix.lower())
+    if form is None:
         raise UsageError(
             f"{out}: expected a name in .parquet, .csv or .txt: predictions are written in these formats"
         )
-    return {".csv": "csv", ".txt": "text"}.get(Path(name).suffix, "parquet")
+    return form
 
 
 def is_output(path: Path, form: str) -> bool:

@@ -80,19 +80,18 @@ def dataset_tables(path: str, info: Facts) -> list[Table]:
 
 def conversion_tables(path: str, info: Facts, then: str) -> list[Table]:
     """Describe a dataset just made: its columns, how large it is, what asks for action; and the command `then` on it."""
-    loss = " --loss squared_error" if then == "train" and info["targets"] is not None else ""
     rows = [
         *_content_rows(info),
         ("on disk", "; ".join(filter(None, [_size_on_disk(info), _forms(info["compression"] or {})]))),
         *_note_rows(info),
-        ("next", f"streamcd {then} {path} RUN{loss}; 'streamcd info {path}' tells more"),
+        ("next", f"streamcd {then} {path} RUN; 'streamcd info {path}' tells more"),
     ]
     return [*_source_columns(info), Table(f"dataset {path}", rows)]
 
 
 def _content_rows(info: Facts) -> list[tuple[str, str]]:
     """Count rows and features, and tell the classes, labels or targets."""
-    classes = "too many to train on: is it the right column of labels?"
+    classes = "too many to train on: is it the right column of labels? --target takes numbers to predict"
     if info["classes"] is not None:
         pairs = zip(info["classes"], info["class_counts"], strict=True)
         classes = listed([f"{label} ({count:,})" for label, count in pairs])

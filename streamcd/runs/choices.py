@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeVar
 
-from ..core.errors import UsageError
+from ..core.errors import BudgetError, UsageError
 from ..core.memory_budget import RUNNING_BYTES, format_size
 from ..core.progress import Listener
 from ..core.storage import local_path
@@ -22,6 +22,7 @@ from ..report.tables import THRESHOLD, describe_bias
 from ..solvers.block_sums import workers_share
 from ..solvers.registry import SOLVERS, check_unpenalised, find_solver, reads_columns, trains_l1_alone
 from .config import read_config
+from .labels import check_labels
 from .lane_groups import group_lanes
 from .options import TrainOptions
 from .problem_options import NO_BIAS
@@ -42,8 +43,12 @@ Asked = TypeVar("Asked", bound=TrainOptions)
 
 
 def settle(asked: Asked, dataset: Dataset, listener: Listener) -> Asked:
-    """Choose what the options leave open, and tell the listener."""
-    asked = choose_acceleration(_settle_method(asked, dataset, listener), listener)
+    """Choose what the options leave open, and tell the listener: the loss, then the bias, then the method."""
+    if asked.has_default_loss and dataset.has_targets:
+        listener.message("loss squared_error: the dataset has numbers to predict")
+        asked = replace(asked, loss="squared_error")
+    if form_of(asked.loss) != INLIERS:
+        check_labels(asked.loss, dataset)
     bias, because = asked.bias, "as asked"
     if form_of(asked.loss) == INLIERS:
         because = THRESHOLD
@@ -54,7 +59,8 @@ def settle(asked: Asked, dataset: Dataset, listener: Listener) -> Asked:
     elif bias == "auto":
         bias, because = bias_by_source(dataset)
     listener.message(f"bias {describe_bias(float(bias), because)}")
-    return replace(asked, bias=float(bias), bias_because=because)
+    asked = replace(asked, bias=float(bias), bias_because=because)
+    return choose_acceleration(_settle_method(asked, dataset, listener), listener)
 
 
 _ROWS_PER_FEATURE = 100
@@ -74,6 +80,8 @@ classes the square of their number counts too."""
 
 def choose_method(asked: TrainOptions, dataset: Dataset) -> tuple[str, str]:
     """Choose the method, with the reason; no layout is built, though one may be needed that there is not yet."""
+    if asked.bias == "auto":
+        asked = replace(asked, bias=bias_by_source(dataset)[0])
     method, reason = _choose_method(asked, dataset, has_room=True)
     if method == "newton" and not _has_room(asked, dataset, method):
         method, reason = _choose_method(asked, dataset, has_room=False)
@@ -170,7 +178,7 @@ def _has_room(asked: TrainOptions, dataset: Dataset, method: str) -> bool:
     trial = replace(asked, method=method, acceleration="none", validation=None)
     try:
         group_lanes(dataset, trial.make_problem(dataset, trial.memory_bytes), trial)
-    except UsageError:
+    except BudgetError:
         return False
     return True
 

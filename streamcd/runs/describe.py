@@ -106,7 +106,7 @@ def _notes_of_labels(dataset: Dataset) -> list[str]:
     n_labels = 0 if dataset.classes is None or dataset.multilabel else dataset.classes.size
     if n_labels == 1:
         return [_ONE_CLASS]
-    if numbers := labels_of_a_target(dataset):
+    if numbers := labels_of_a_target(dataset, most=2):
         return [f"the labels are {numbers}: {TARGET_ADVICE}"]
     if n_labels > _MANY_LABELS and 2 * n_labels > dataset.n_rows:
         return [

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import UsageError
+from ..core.errors import BudgetError, UsageError
 from ..core.memory_budget import format_size
 from ..core.progress import Listener
 from ..dataset.dataset import Dataset
@@ -136,7 +136,7 @@ def _plan_groups(
 ) -> tuple[TrainOptions, tuple[int, Plan, int]]:
     """Plan the groups; without acceleration if its arrays do not fit, or fit only with paged scores."""
     groups = None
-    with suppress(UsageError):
+    with suppress(BudgetError):
         groups = group_lanes(dataset, problem, asked)
         if asked.acceleration == "none" or not groups[1].page_rows:
             return asked, groups
@@ -183,7 +183,7 @@ def group_lanes(dataset: Dataset, problem: Problem, asked: TrainOptions) -> tupl
     block = lanes_together(problem, validated=asked.validation is not None)
     n_blocks = problem.n_lanes // block
     validation_bytes = _validation_bytes(asked.validation, dataset, problem)
-    refusal: UsageError | None = None
+    refusal: BudgetError | None = None
     # scores that do not fit for any group, not even a single lane, are paged, for all lanes together if possible
     for paged in (False, True):
         for n_groups, size in _group_sizes(n_blocks):
@@ -197,7 +197,7 @@ def group_lanes(dataset: Dataset, problem: Problem, asked: TrainOptions) -> tupl
             }
             try:
                 plan, share = _plan_group(dataset, lanes, memory, asked, more, paged=paged)
-            except UsageError as error:
+            except BudgetError as error:
                 refusal = error
                 continue
             mixed = plan.window_entries // max(1, int(np.diff(dataset.entry_start).max(initial=1)))

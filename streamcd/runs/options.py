@@ -187,10 +187,12 @@ class TrainOptions(ProblemOptions, SessionOptions):
     )
     bias_because: str = ""  # why the bias is as it is
     in_memory: bool = False  # no directory: the rows' state stays in memory
+    has_default_loss: bool = False  # none was given
     search: bool = False  # for the best C, by cross-validation
     on_workers: bool = False
 
     def __post_init__(self) -> None:
+        self._set(has_default_loss=self.has_default_loss or self.loss is None)
         super().__post_init__()
         if self.tol is not None and self.eps is not None:
             raise UsageError(

@@ -13,7 +13,7 @@ from ..core.metadata import Positive
 from ..core.options import Checked, Section, Text, option
 from ..kernels import loss_table
 from ..kernels.loss_table import INLIERS, MARGINS, PARAMETERS, PLANES, LossParameter, form_of, has_targets
-from ..solvers.registry import LOSS_ALIASES, LOSSES, METHODS, SLACKS, check_omega, make_solver, solver_memory
+from ..solvers.registry import DEFAULT_LOSS, LOSS_ALIASES, LOSSES, METHODS, SLACKS, check_omega, make_solver, solver_memory
 from .labels import check_labels, weights_by_number
 
 if TYPE_CHECKING:
@@ -191,13 +191,14 @@ class ProblemOptions(_LossParameters, Checked):
     """
 
     loss: str = option(
-        "squared_hinge",
+        None,
         f"Loss of a row with margin t = y w·x, or of all classes at once: {_formulas(of_targets=False)}. twin: a plane "
         "per class, fitted to its own rows, ½ Σ (w·x)^2, and kept away from the others (`slack`); the nearest plane's "
         "class is predicted. one_class: rows with w·x > rho are inside, and predicted as 1, the others as -1. logistic "
         "and log are log_loss. Of a row with a number y to predict (convert --target), "
         f"z = w·x: {_formulas(of_targets=True)}.",
         choices=(*LOSSES, *LOSS_ALIASES),
+        default_is=f"{DEFAULT_LOSS}; squared_error for a dataset of numbers to predict",
     )
     method: str = option(
         "auto",
@@ -327,7 +328,7 @@ class ProblemOptions(_LossParameters, Checked):
         from ..solvers.acceleration import check_acceleration  # with kernels, which declarations do without
 
         self._set(
-            loss=LOSS_ALIASES.get(self.loss, self.loss),
+            loss=LOSS_ALIASES.get(self.loss, self.loss) or DEFAULT_LOSS,
             C=_numbers("C", self.C),
             l1=None if self.l1 is None else tuple(sorted(set(_numbers("l1", self.l1)), reverse=True)),
             bias=_number_of(self.bias),

@@ -195,6 +195,7 @@ _FACTORIES = {
 _OF_LOSS = {CRAMMER_SINGER: _crammer_singer, MULTINOMIAL: _multinomial, ONE_CLASS: _one_class}
 
 METHODS = tuple(_FACTORIES)
+DEFAULT_LOSS = "squared_hinge"
 LOSSES, LOSS_ALIASES, SLACKS = tuple(loss_table.LOSSES), loss_table.LOSS_ALIASES, tuple(loss_table.SLACKS)
 SOLVERS = tuple(
     _entry(loss, method) for method in METHODS for loss in LOSSES if method in loss_table.LOSSES[loss].methods

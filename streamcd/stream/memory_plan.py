@@ -13,7 +13,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from ..core.errors import UsageError
-from ..core.memory_budget import RUNNING_BYTES, format_size, require
+from ..core.memory_budget import RESERVED_BYTES, RUNNING_BYTES, format_size, require
 from ..core.metadata import Count, Positive
 from ..core.progress import counted
 from ..dataset.chunked_table import MAX_OPEN_PARTS
@@ -177,6 +177,8 @@ def make_plan(
     needs = {**overhead, name: smallest}
     if holding:
         needs["one column held"] = _longest_unit(table) * table.entry_bytes + holding.item_bytes
+    if budget < RESERVED_BYTES:  # a process takes that much to start: the figure that is named has to suffice
+        running = max(running, RESERVED_BYTES - sum(needs.values()))
     left = require(budget, needs, advice, refusal, running)
     # the rest is divided between entries and items as in an average chunk
     entries = max(table.n_entries, 1)

@@ -140,13 +140,15 @@ class TrainingLoop(ABC):
 
     def run(self) -> Outcome:
         """Train until every lane is done."""
+        lanes, ended = self.state.lanes, self.state.lanes["reason"].copy()
         if self.state.window == 0:
             reopen(self.state, self.rule, self.task.solver)
-        lanes = self.state.lanes
         try:
             if self._has_open_lanes():
                 self._stop_if_requested()
                 self._train()
+            elif (lanes["reason"] != ended).any():
+                self._write_state()  # ended anew, by a looser rule: the state is the one record of a run's end
         except _TimeIsUp:
             # only in the outcome: the state on disk does not depend on time
             reason = np.where(lanes["phase"] == DONE, lanes["reason"], BY_TIME)
