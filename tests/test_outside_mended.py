@@ -79,7 +79,9 @@ def test_the_memory_that_a_refusal_names_suffices(text: Path, tmp_path: Path) ->
         assert done.returncode == 2
         needed.add(done.stderr.rpartition(" needed")[0].rpartition("= ")[2])
     (named,) = needed
-    assert run_json("train", tmp_path / "data", tmp_path / "run", "--memory", named.replace(" ", ""))["converged"]
+    assert run_json("train", tmp_path / "data", tmp_path / "run", "--memory", named.replace(" ", ""))[
+        "converged"
+    ]
 
 
 def _damaged() -> Any:
@@ -108,9 +110,7 @@ def test_wrong_arguments_and_bad_data_are_value_errors(call: Any, kind: type, tm
 
 
 def test_failures_of_the_machine_are_os_errors() -> None:
-    failures = [
-        kind for kind in _kinds(streamcd.StreamcdError) if getattr(kind, "exit_status", 2) == 1
-    ]
+    failures = [kind for kind in _kinds(streamcd.StreamcdError) if getattr(kind, "exit_status", 2) == 1]
     assert failures
     assert all(issubclass(kind, OSError) for kind in failures)
 

@@ -281,7 +281,9 @@ def test_rows_whose_footer_does_not_fit_are_refused_before_any_work(tmp_path):
     text = tmp_path / "data"
     text.write_text("1 1:1\n" * 300_000)
     with pytest.raises(UsageError, match=r"MB the footer of the predictions = .* needed"):
-        predict(text, many_classes(), tmp_path / "out.parquet", proba=True, memory=RESERVED_BYTES + 30_000_000)
+        predict(
+            text, many_classes(), tmp_path / "out.parquet", proba=True, memory=RESERVED_BYTES + 30_000_000
+        )
     assert not (tmp_path / "out.parquet").exists()
 
 

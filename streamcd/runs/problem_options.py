@@ -13,7 +13,16 @@ from ..core.metadata import Positive
 from ..core.options import Checked, Section, Text, option
 from ..kernels import loss_table
 from ..kernels.loss_table import INLIERS, MARGINS, PARAMETERS, PLANES, LossParameter, form_of, has_targets
-from ..solvers.registry import DEFAULT_LOSS, LOSS_ALIASES, LOSSES, METHODS, SLACKS, check_omega, make_solver, solver_memory
+from ..solvers.registry import (
+    DEFAULT_LOSS,
+    LOSS_ALIASES,
+    LOSSES,
+    METHODS,
+    SLACKS,
+    check_omega,
+    make_solver,
+    solver_memory,
+)
 from .labels import check_labels, weights_by_number
 
 if TYPE_CHECKING:
