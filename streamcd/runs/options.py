@@ -180,9 +180,9 @@ class TrainOptions(ProblemOptions, SessionOptions):
     )
     plan: Any = option(
         None,
-        "Sizes of the windows, for tests of streamcd itself.",
+        "Entries and rows of a window, read from disk, for tests of streamcd itself.",
         flags="",
-        kind="Plan",
+        kind="tuple of int",
         default_is="given by `memory`",
     )
     bias_because: str = ""  # why the bias is as it is
@@ -199,6 +199,11 @@ class TrainOptions(ProblemOptions, SessionOptions):
                 "tol and eps (-e) exclude each other: stop by the relative gap, or by LIBLINEAR's rule"
             )
         self._set(memory=parse_size(self.memory))
+        if isinstance(self.plan, tuple):
+            from ..stream.memory_plan import Plan  # with kernels, which declarations do without
+
+            n_entries, n_rows, *page_rows = self.plan
+            self._set(plan=Plan(n_entries, n_rows, False, *page_rows))
         self._set_seconds("checkpoint_every", "max_seconds", "worker_timeout")
         if self.start_from is not None:
             self._set(start_from=str(local_path(self.start_from, "a run to start from").resolve()))
