@@ -64,7 +64,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     streamcd.train(rows, place / "done", tol=1e-2)
     streamcd.train(place / "tabled", place / "tabled.done", tol=1e-2)
     streamcd.train(rows, place / "short", tol=1e-12, max_passes=2, plan=windows_of(rows, 2))
-    train_alone(place, "done.path", C=[0.1, 1.0])
     command("export", place / "done", place / "model.txt")
     return place
 
@@ -78,10 +77,6 @@ def train(place: Path, data: str = "data", run: str = "out", **options: Any) -> 
     streamcd.train(
         place / data, place / run, **{"tol": 1e-12, "max_passes": 3, "checkpoint_every": 1e-9} | options
     )
-
-
-def train_alone(place: Path, model: str = "out", **options: Any) -> None:
-    streamcd.train(place / "data", place / model, model_only=True, **options)
 
 
 WRITERS: dict[str, Callable[[Path], object]] = {
@@ -105,8 +100,6 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "train in rounds from another": lambda place: train(
         place, client=Simulation(2), memory="1GB", start_from=place / "short", C=2.0
     ),
-    "train a model alone": lambda place: train_alone(place),
-    "train models over others": lambda place: train_alone(place, "done.path", C=[1.0, 2.0], force=True),
     "train from another": lambda place: train(place, start_from=place / "short", C=2.0),
     "train calibrated": lambda place: train(place, calibrate=True),
     "resume": lambda place: streamcd.resume(place / "short", max_passes=5, checkpoint_every=1e-9),

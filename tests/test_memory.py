@@ -131,15 +131,6 @@ def test_training_uses_its_budget_and_stays_within(tmp_path: Path) -> None:
     assert result["bytes_read"] > 3 * 0.5 * decoded
 
 
-def test_a_model_alone_takes_the_memory_of_its_rows_state_and_stays_within_its_budget(tmp_path: Path) -> None:
-    """Dual variables of 330,000 rows for each of twelve classes, 35 MB, which a run has on disk, and weights of 12 MB."""
-    write_large(tmp_path / "data", 160, n_features=120_000, n_classes=12)
-    asked: dict[str, Any] = {"memory": RUNNING_BYTES + 130_000_000, "max_passes": 2, "tol": 1e-9}
-    peak, result = peak_of_training(tmp_path / "data", tmp_path / "model", model_only=True, **asked)
-    assert_within(peak, asked["memory"])
-    assert result["passes"] == 2
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", ["hinge", "squared_hinge", "log_loss"])
 def test_training_on_much_data_stays_within_its_budget(tmp_path: Path, loss: str) -> None:

@@ -892,25 +892,6 @@ def test_a_run_in_a_bucket_is_used_as_one_on_disk(
     assert streamcd.resume(tmp_path / "copy", tol=1e-9).converged
 
 
-def test_a_model_alone_goes_to_a_bucket_and_is_replaced_there_by_force(
-    server: Server, local: Dataset, tmp_path: Path
-) -> None:
-    name = f"{BUCKET}/alone/model"
-    trained = streamcd.train(local, name, model_only=True, C=[0.1, 1.0])
-    assert trained.run == name
-    for C in (0.1, 1.0):
-        streamcd.train(local, tmp_path / f"run{C}", C=C)
-        of_run = streamcd.load_model(tmp_path / f"run{C}").weights
-        np.testing.assert_allclose(streamcd.load_model(name, C).weights, of_run, rtol=0.05, atol=0.01)
-    with pytest.raises(UsageError, match=r"s3://bucket/alone/model exists; .* --force"):
-        streamcd.train(local, name, model_only=True)
-    streamcd.train(local, name, model_only=True, force=True)
-    assert set(names(server, "alone/model")) == {"model.json", "weights.npy", "session"}
-    assert (streamcd.load_model(name).weights == streamcd.load_model(tmp_path / "run1.0").weights).all()
-    with pytest.raises(CheckpointError, match="s3://bucket/alone/model is a model alone, not a run"):
-        streamcd.resume(name)
-
-
 def test_a_search_in_a_bucket_is_resumed(server: Server, local: Dataset, tmp_path: Path) -> None:
     options: dict[str, Any] = {"C": [0.01, 0.1], "cv": 2, "tol": 1e-3}
     results = []

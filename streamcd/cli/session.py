@@ -43,8 +43,8 @@ def carry_out(work: Callable[..., Any], run: str, listener: Console, notes: Sequ
             warnings.simplefilter("ignore", ConvergenceWarning)  # told below, in the command's own words
             result = work(listener=listener, stop_requested=stop_requested)
         # that the time was up, and a checkpoint saved, the training has told
-        if result.fell_short and (result.stop_reason != "time" or result.model_only):
-            ways = [result.again or f"'streamcd resume {result.run} --max-passes N' goes on"]
+        if result.fell_short and result.stop_reason != "time":
+            ways = [f"'streamcd resume {result.run} --max-passes N' goes on"]
             listener.warning(
                 "; ".join(
                     [result.describe_shortfall(), *(ways if result.more_passes_help else result.advice)]

@@ -81,14 +81,6 @@ def replacing_together(paths: Sequence[Path]) -> Iterator[list[Path]]:
             partial.unlink(missing_ok=True)
 
 
-@contextmanager
-def written_together(paths: Sequence[Path]) -> Iterator[list[Path]]:
-    """Yield the names of new files of one directory, which gets its own name, that others know, when they are durable."""
-    with file_named(paths[-1].parent):
-        yield list(paths)
-    sync_together([*paths, paths[-1].parent])
-
-
 def _partial(path: Path) -> Path:
     partial = path.with_name(path.name + ".partial")
     if partial.is_symlink():

@@ -481,8 +481,6 @@ class Model:
         self,
         path: str | os.PathLike[str],
         rows: Iterable[np.ndarray] | None = None,
-        *,
-        unseen: bool = False,
     ) -> None:
         """Write the model into a directory: its arrays, and ``model.json`` last, each whole or not at all.
 
@@ -494,8 +492,6 @@ class Model:
             Created if needed; a model in it is replaced.
         rows : iterable of ndarray, optional
             Blocks of rows of the weights, if they do not fit in memory; `weights` then has only their shape.
-        unseen : bool
-            The directory is a temporary one, which the caller puts in its place when it is complete: two syncs fewer.
         """
         arrays = (
             _stored_weights(sparse_if_worth(self.kept_weights))
@@ -506,7 +502,7 @@ class Model:
             arrays["scaling.npy"] = self.scaling.scales.shape, (self.scaling.scales,)
         if self.indices is not None:
             arrays["indices.npy"] = self.indices.shape, (self.indices,)
-        write_model(local_path(path, "a model"), self._description(), arrays, self.encoding, unseen=unseen)
+        write_model(local_path(path, "a model"), self._description(), arrays, self.encoding)
 
     def _description(self) -> dict[str, Any]:
         """Return the content of ``model.json``, but for checksums."""

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..core.atomic_files import make_directory, replacing_together, written_together
+from ..core.atomic_files import make_directory, replacing_together
 from ..core.classes import check_class_names
 from ..core.errors import ModelError
 from ..core.metadata import Count, Kind, Structure, content_digest, metadata_text
@@ -103,23 +103,14 @@ def write_model(
     description: dict[str, Any],
     arrays: Mapping[str, tuple[tuple[int, ...], Iterable[np.ndarray]]],
     encoding: Encoding | None,
-    *,
-    unseen: bool,
 ) -> None:
-    """Write a model's files: each array from its shape and blocks of rows, the categories, and ``model.json`` last.
-
-    A directory that is `unseen` has no name yet by which others find it, so that its files need no order among them.
-    """
+    """Write a model's files: each array from its shape and blocks of rows, the categories, and ``model.json`` last."""
     from ..dataset.parquet import file_checksum  # here, because it imports pyarrow
 
-    if unseen:
-        directory.mkdir(parents=True, exist_ok=True)
-    else:
-        make_directory(directory)
+    make_directory(directory)
     categories = [CATEGORIES_FILE] if encoding is not None and encoding.has_categories else []
     names = [*arrays, *categories, "model.json"]
-    written = written_together if unseen else replacing_together
-    with written([directory / name for name in names]) as partial:
+    with replacing_together([directory / name for name in names]) as partial:
         files = dict(zip(names, partial, strict=True))
         for name, (shape, blocks) in arrays.items():
             _write_array(files[name], shape, blocks)

@@ -246,12 +246,9 @@ def result_tables(result: Facts) -> list[Table]:
         ("read", format_size(result["bytes_read"])),
         *_left_rows(result, sums),
         ("peak memory", format_size(result["peak_memory_bytes"])),
-        *([] if result["stop_reason"] == "time" else [("model", _model_of(result))]),
+        *([] if result["stop_reason"] == "time" else [("model", os.path.join(result["run"], "model"))]),
     ]
-    kind = "model" if result["model_only"] else "run"
-    if result["model_only"] and result["stop_reason"] == "time":
-        kind = "no model at"
-    title = f"{kind} {result['run']}: {result['n_rows']:,} rows, {result['n_features']:,} features"
+    title = f"run {result['run']}: {result['n_rows']:,} rows, {result['n_features']:,} features"
     tables = [Table(title, rows)]
     if result.get("scores"):
         trained = result["folds"]
@@ -261,10 +258,6 @@ def result_tables(result: Facts) -> list[Table]:
     elif len({(lane["C"], lane["l1"]) for lane in result["lanes"]}) > 1:
         tables.append(_path_table(result["lanes"]))
     return tables
-
-
-def _model_of(result: Facts) -> str:
-    return str(result["run"] if result["model_only"] else os.path.join(result["run"], "model"))
 
 
 def _left_rows(result: Facts, sums: str) -> list[tuple[str, str]]:

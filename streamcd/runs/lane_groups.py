@@ -41,12 +41,6 @@ def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> Resolv
     if asked.rounds is not None and asked.method == "newton":
         _check_shared(problem)
     asked, (n_groups, plan, memory) = _plan_groups(dataset, problem, asked, listener)
-    if asked.model_only and n_groups > 1:
-        raise UsageError(
-            f"model_only: {problem.n_lanes:,} problems (of classes, values of C) do not fit in {format_size(memory)} "
-            "together, and states of groups, one after another, are kept in a run; give a larger --memory, or leave "
-            "--model-only out"
-        )
     options = asked.problem
     listener.message(
         describe_plan(plan, dataset, memory) if asked.rounds is None else describe_worker_budget(memory)

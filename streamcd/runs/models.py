@@ -79,7 +79,7 @@ def _save_model(
     certificate: dict[str, Any],
     sigmoids: np.ndarray | None,
 ) -> None:
-    """Write the model of some lanes from the states in a run's directory; without one, to a temporary directory."""
+    """Write the model of some lanes from the states in a run's directory."""
     last = next(_weight_rows(directory, run, lanes, last=True))[0]
     sparse = _sparse_weights(directory, run, lanes)
     # never read: the rows are written from the state
@@ -88,7 +88,7 @@ def _save_model(
     model = make_model(run, lanes, certificate, weights, last, unread_encoding_of(run.dataset))
     model.sigmoids = sigmoids
     rows = _weight_rows(directory, run, lanes, last=False) if sparse is None else None
-    model.save(path, rows, unseen=not directory.has_files)
+    model.save(path, rows)
 
 
 def _sparse_weights(directory: checkpoint.Run, run: ResolvedRun, lanes: range) -> SparseWeights | None:

@@ -156,13 +156,6 @@ class TrainOptions(ProblemOptions, SessionOptions):
         section=Section.RUN,
     )
     force: bool = option(False, "Replace an existing run.", section=Section.RUN)
-    model_only: bool = option(
-        False,
-        "Make the model alone, in the place of a run: no state, no log and no checkpoint, whose files take part of a "
-        "short training's time. It can be neither resumed nor started from, and the rows' state takes memory. `force` "
-        "then replaces a model, and no run.",
-        section=Section.RUN,
-    )
     local_passes: int | None = option(
         None,
         "With workers, by method dual: passes of each over its own rows in a round, without communication.",
@@ -304,7 +297,6 @@ class TuneOptions(TrainOptions):
     client: Any = None
     local_passes: int | None = None
     worker_timeout: float | None = None
-    model_only: bool = False
     plan: Any = None
     search: bool = True
     fold_names: tuple[str, ...] = ()

@@ -52,7 +52,7 @@ def train(dataset: Dataset | str | Path, run: str | Path | None, asked: TrainOpt
     ----------
     dataset : Dataset or path
     run : path
-        Directory to make; has to be given. With `model_only` the model's.
+        Directory to make; has to be given.
     {options}
 
     Returns
@@ -72,10 +72,6 @@ def train(dataset: Dataset | str | Path, run: str | Path | None, asked: TrainOpt
     >>> result.converged
     True
     """
-    if asked.model_only:
-        from .model_only import without_run  # only where there is no run
-
-        asked = without_run(asked)
     on_workers = Workers.asked(asked.client, asked.workers, asked.scheduler, fewest=2)
     return _begin(dataset, run, asked, on_workers)
 
@@ -159,10 +155,6 @@ def _begin(
 
 def _begin_in(copy: Copy, dataset: Dataset, asked: TrainOptions, on_workers: Workers) -> Result:
     session, path = new_session(asked), copy.path
-    if asked.model_only:
-        from .model_only import check_place, train_model_alone
-
-        check_place(path, force=asked.force)
     asked = replace(asked, on_workers=bool(on_workers), workers=on_workers.local or None)
     asked = settle(asked, dataset, session.listener)
     _check_rounds(asked)
@@ -185,8 +177,6 @@ def _begin_in(copy: Copy, dataset: Dataset, asked: TrainOptions, on_workers: Wor
     previous = previous_run(resolved)  # refused before anything is made
     if previous is not None and previous.matched:
         session.listener.message(previous.matched)
-    if asked.model_only:
-        return train_model_alone(copy, resolved, previous, session, force=asked.force)
     with on_workers.reached(session.listener) as reached, begin_run(copy, resolved, force=asked.force) as new:
         return _train(new, resolved, previous, reached, session)
 

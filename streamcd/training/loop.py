@@ -58,9 +58,6 @@ _CHECKPOINT_RATE = 20_000_000
 494,000 rows (180 MB) a checkpoint after the first second took 0.3 to 0.6 s of a training of 4."""
 
 
-NO_RUN = "no model was written, and without a run there is nothing to go on from"
-"""Consequence of an early end, where there is no run."""
-
 _UPLOAD_PAUSE = 9
 """Times as long as a checkpoint to a bucket takes, the next one is waited for: uploads take a tenth of the time at most."""
 
@@ -245,9 +242,7 @@ class TrainingLoop(ABC):
         if signum is None and not time_is_up:
             return
         where, state = self._before_stop(), _describe_status(self._find_status(0))
-        advice = f"{state}; {NO_RUN}"
-        if self.directory.has_files:
-            advice = f"{state}; 'streamcd resume {self.task.run}' {where}"
+        advice = f"{state}; 'streamcd resume {self.task.run}' {where}"
         if signum is not None:
             raise Interrupted(f"stopped by a signal {advice}", signum)
         self.listener.message(f"time is up {advice}")

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import UsageError, escaped
+from ..core.errors import escaped
 from ..core.folder_copies import copied
 from ..core.memory_budget import format_size, peak_memory_bytes
 from ..core.progress import counted, format_seconds, proven_for
@@ -60,7 +60,7 @@ class Result:
     True
     """
 
-    run: str  # the run directory; with `model_only` the model's
+    run: str  # the run directory
     primal_objective: float  # sum over all problems: classes, values of C
     dual_objective: float  # likewise
     gap: float  # largest (primal - dual) / primal of a problem, with what rounding may add to it
@@ -85,7 +85,6 @@ class Result:
     more_passes_help: bool = True
     # for each C and λ, with a validation set: {C, l1, loss, accuracy or r2} of the model, and best_loss after best_passes
     validation: list[dict[str, Any]] = field(default_factory=list)
-    model_only: bool = False  # there is no run: neither a state nor a log
 
     def __repr__(self) -> str:
         ended = f"converged {self._after}" if self.converged else self.describe_shortfall()
@@ -104,7 +103,7 @@ class Result:
             *lines,
             f"rows: {self.n_rows:,}, features: {self.n_features:,}",
             spent,
-            "model: result.model" + ("" if self.model_only else "; log: result.history"),
+            "model: result.model; log: result.history",
         ]
 
     def to_json(self) -> dict[str, Any]:
@@ -123,8 +122,7 @@ class Result:
     def describe_shortfall(self) -> str:
         """Describe how the training fell short of its rule."""
         if self.stop_reason == "time":
-            lost = ", and no model was written" if self.model_only else ""
-            return f"not converged: the time was up {self._after}{lost}"
+            return f"not converged: the time was up {self._after}"
         if self.stop_reason == "rounding":
             return (
                 f"not converged {self._after}: with what rounding may add, the relative gap is {self.gap:.2g}, "
@@ -142,19 +140,8 @@ class Result:
         return f"not converged {self._after}: the relative gap is {self.gap:.2g}{slowly}"
 
     @property
-    def again(self) -> str:
-        """Advice where a training without a run fell short; empty for a run, which can be resumed."""
-        if not self.model_only:
-            return ""
-        if self.stop_reason == "time":
-            return "train again with more time, or without --model-only in a run, which 'resume' goes on with"
-        return "train again with more passes"
-
-    @property
     def model(self) -> Any:
         """The trained model, loaded from the run."""
-        if self.model_only and self.stop_reason == "time":
-            raise UsageError(f"the time was up, and no model was written to {self.run}; {self.again}")
         from ..models.stored import load_model
 
         return load_model(self.run)
@@ -188,10 +175,6 @@ class Result:
 
     def _copied_run(self) -> AbstractContextManager[Path]:
         """Provide the run to read; refused where there is none."""
-        if self.model_only:
-            raise UsageError(
-                f"{self.run} is a model alone, without a log; train without model_only to have one"
-            )
         return copied(self.run, "a run")
 
 

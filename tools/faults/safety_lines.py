@@ -14,7 +14,6 @@ core/atomic_files.py
     sync_together(partials) ~ durable[a model over another]
     sync(folder) ~ durable[a model over another]
     sync_together([folder, folder.parent]) ~ durable[a model over another]
-    sync_together([*paths, paths[-1].parent]) ~ durable[train a model alone]
     sync(path.parent) @ put_directory ~ durable[convert]
     sync(path.parent) @ make_directory ~ durable[train]
     sync(path.parent) @ restore_directory ~ durability a_directory_that_comes_back_comes_back_for_good
@@ -194,16 +193,6 @@ core/locks.py
     return _hold, tuple(reduction.DupFd(descriptor) for descriptor in _held)
         ~ parallel nobody_begins_where_workers_of_a_killed_process_still_write[spawned]
         > return _hold, ()
-runs/model_only.py
-    sync(made) ~ durable[train models over others]
-    if _is_run(folder): ~ model_only nothing_but_a_model_is_replaced[run/model-is in the run-force1]
-    if not place.is_dir() or not holds_models_alone(place):
-        ~ model_only nothing_but_a_model_is_replaced[mixed-exists and is not a model-force1]
-        > if not place.is_dir():
-    if any(place.iterdir()) and not force:
-        ~ model_only a_model_is_replaced_by_force_alone_and_as_a_whole[2-model]
-    check_place(path, force=force)  # another process may have come first
-        ~ model_only what_another_process_puts_there_meanwhile_is_left_alone
 runs/config.py
     raise UsageError(f"{path} holds {source}, which the run reads; name another directory")
         ~ files_of_others a_run_does_not_empty_what_it_reads
