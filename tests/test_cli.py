@@ -350,7 +350,6 @@ def test_not_converged_is_a_warning_that_names_resume(data, tmp_path):
         (["train", "DATA", "RUN", "-C", "-v", "5"], "-C 0.01,0.1,1,10 --cv 5' chooses C"),
         (["predict", "DATA", "TRAINED", "-o", "no/such/p.csv"], "make it first"),
         (["export", "TRAINED", "no/such/m.txt"], "make it first"),
-        (["train", "DATA", "RUN", "--loss", "log_loss", "--calibrate"], "probabilities of its own"),
         (["predict", "DATA", "TRAINED", "-o", "p.json"], "expected a name in .parquet, .csv or .txt"),
         (["predict", "DATA", "TRAINED", "-o", "-", "--json"], "name a file"),
         (["predict", "DATA", "TRAINED", "-o", "p.parquet", "--proba"], "log_loss"),

@@ -101,7 +101,6 @@ WRITERS: dict[str, Callable[[Path], object]] = {
         place, client=Simulation(2), memory="1GB", start_from=place / "short", C=2.0
     ),
     "train from another": lambda place: train(place, start_from=place / "short", C=2.0),
-    "train calibrated": lambda place: train(place, calibrate=True),
     "resume": lambda place: streamcd.resume(place / "short", max_passes=5, checkpoint_every=1e-9),
     "tune": lambda place: streamcd.tune(place / "data", place / "out", C=[0.1, 1.0], cv=2, max_passes=3),
     "predict": lambda place: streamcd.predict(place / "text", place / "done", place / "out.csv"),

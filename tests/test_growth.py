@@ -87,19 +87,6 @@ def test_a_run_goes_on_with_the_rows_that_it_began_with(tmp_path: Path, base: Da
     assert np.array_equal(*weights)
 
 
-def test_a_run_is_validated_on_the_rows_that_it_began_with(tmp_path: Path, base: Dataset) -> None:
-    held = streamcd.convert(write_text(tmp_path / "v.txt", 80, seed=5), tmp_path / "held")
-    for name in ("grown", "whole"):
-        with pytest.warns(streamcd.ConvergenceWarning):
-            streamcd.train(base.path, tmp_path / name, max_passes=2, tol=1e-9, validation=str(held.path))
-    with pytest.warns(streamcd.ConvergenceWarning):
-        whole = streamcd.resume(tmp_path / "whole", max_passes=4)
-    streamcd.convert(write_text(tmp_path / "b.txt", 50, seed=1), held.path, append=True)
-    with pytest.warns(streamcd.ConvergenceWarning):
-        grown = streamcd.resume(tmp_path / "grown", max_passes=4)
-    assert grown.validation == whole.validation
-
-
 def test_the_dataset_before_is_opened_by_its_fingerprint(tmp_path: Path, base: Dataset) -> None:
     more = write_text(tmp_path / "b.txt", 50, seed=1)
     once = streamcd.convert(more, base.path, append=True)

@@ -8,7 +8,6 @@ import json
 import pickle
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import command_line
@@ -162,12 +161,6 @@ def test_models_that_scikit_learn_cannot_be_are_refused_in_a_line(name, said) ->
     model = MODELS[name]()
     with pytest.raises(StreamcdError, match=said):
         model.to_sklearn()
-
-
-def test_a_calibrated_model_of_several_classes_without_its_probabilities_is_taken() -> None:
-    model = MODELS["calibrated, 3 classes"]()
-    pipeline = replace(model, sigmoids=None).to_sklearn()
-    assert pipeline.predict(rows()).tolist() == model.predict(rows()).tolist()
 
 
 # ---------------------------------------------------------------------------------------------------------------------

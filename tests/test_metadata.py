@@ -127,7 +127,7 @@ def test_numbers_and_texts_that_are_none_are_refused_where_they_matter(case: Cas
 
 
 def test_a_model_with_a_class_twice_is_refused(case: Case) -> None:
-    """`info` and `report` of a calibrated one ended in tracebacks."""
+    """`info` and `report` of one ended in tracebacks."""
     if case.kind is MODEL:
         case.write(classes=[0] * 100_000)
         assert "damaged (a class that is there twice)" in refusal(case)

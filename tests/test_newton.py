@@ -241,15 +241,6 @@ def test_a_warm_start_begins_with_the_weights_of_any_method(tmp_path: Path) -> N
     assert train(data, tmp_path / "workers", client=Simulation(2), memory="1GB", **asked).passes == 1
 
 
-def test_early_stopping_and_a_validation_set_work(tmp_path: Path) -> None:
-    data = write_dataset(tmp_path / "data", random_rows(500, 12))
-    held = write_dataset(tmp_path / "held", random_rows(100, 12, seed=9))
-    result = fit(data, tmp_path / "run", validation=held, early_stop=True, tol=0.0)
-    assert result.stop_reason == "validation"
-    assert result.gap < 1e-3
-    assert result.validation
-
-
 def test_what_the_method_does_not_train_is_refused(tmp_path: Path) -> None:
     data = write_dataset(tmp_path / "data", random_rows())
     with pytest.raises(UsageError, match="no solver for hinge by method newton"):

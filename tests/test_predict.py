@@ -20,8 +20,6 @@ from heard import Heard
 from streamcd import Model, evaluate, predict
 from streamcd.core.errors import DataError, ModelError, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
-from streamcd.prediction.evaluate import evaluate_model
-from streamcd.prediction.options import EvaluateOptions
 from streamcd.prediction.roc_auc import RocArea
 from streamcd.prediction.source_order import SourceOrder
 
@@ -433,22 +431,6 @@ def assert_classes_are_told_apart(
         ours = [np.nan if row[key] is None else row[key] for row in found["per_class"]]
         np.testing.assert_allclose(ours, theirs, rtol=1e-12)
     assert [row["n_rows"] for row in found["per_class"]] == np.unique(y, return_counts=True)[1].tolist()
-
-
-def test_curves_count_rows_by_their_weights(small_problem, made_dataset):
-    """A row of weight 3 is three rows, in every curve."""
-    x, y = small_problem("random")
-    weight = np.random.default_rng(0).integers(0, 4, y.size).astype(float)
-    model, each = a_model(x, y, "log_loss"), np.repeat(np.arange(y.size), weight.astype(int))
-    found, expected = (
-        evaluate_model(data, model, EvaluateOptions())[1]
-        for data in (made_dataset(x, y, weight=weight), made_dataset(x[each], y[each], name="repeated"))
-    )
-    for ours, theirs in ((found.roc(0), expected.roc(0)), (found.histogram(0), expected.histogram(0))):
-        for part, of_theirs in zip(ours, theirs, strict=True):
-            np.testing.assert_allclose(part, of_theirs, rtol=1e-12)
-    for part, of_theirs in zip(found.calibration, expected.calibration, strict=True):
-        np.testing.assert_allclose(part, of_theirs, rtol=1e-12)
 
 
 def test_rows_that_all_weigh_0_are_not_evaluated(small_problem, made_dataset):

@@ -128,7 +128,6 @@ def test_every_field_of_the_log_is_a_documented_column_of_the_history(tmp_path):
         "dual": {},
         "primal": {"method": "primal"},
         "rounds": {"client": Simulation(2), "loss": "log_loss"},
-        "validated": {"validation": data},
     }.items():
         result = streamcd.train(data, tmp_path / name, **options)
         lines = [json.loads(line) for line in (tmp_path / name / "log.jsonl").read_text().splitlines()]

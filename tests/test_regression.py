@@ -444,15 +444,6 @@ def test_a_search_takes_the_c_of_the_largest_r2(housing: Any, tmp_path: Path) ->
     assert found.model.predict(X[:3, :-1]) == pytest.approx(y[:3], abs=5.0)
 
 
-def test_a_validation_set_is_told_by_loss_and_r2(housing: Any, tmp_path: Path) -> None:
-    path, _, _ = housing
-    run = train(path, tmp_path / "run", loss="squared_error", validation=path, tol=1e-6)
-    figures = streamcd.evaluate(path, run.run)
-    (found,) = run.validation
-    assert found["r2"] == pytest.approx(figures["r2"], rel=1e-9)
-    assert found["loss"] == pytest.approx(figures["loss"], rel=1e-9)
-
-
 def test_classes_and_targets_are_not_mistaken_for_one_another(housing: Any, tmp_path: Path) -> None:
     classes = write_dataset(tmp_path / "classes", random_rows(40, 5))
     with pytest.raises(StreamcdError, match=r"expected numbers to predict for the loss .*, found classes; convert with --target"):  # fmt: skip  # noqa: E501
@@ -467,8 +458,6 @@ def test_classes_and_targets_are_not_mistaken_for_one_another(housing: Any, tmp_
         train(housing[0], tmp_path / "other", loss="squared_error", class_weight="balanced")
     with pytest.raises(StreamcdError, match="code matrix does not apply"):
         train(housing[0], tmp_path / "other", loss="squared_error", code=[[1], [-1]])
-    with pytest.raises(StreamcdError, match="calibrat"):
-        train(housing[0], tmp_path / "other", loss="squared_error", calibrate=True)
 
 
 def test_descriptions_and_reports_speak_of_numbers(housing: Any, tmp_path: Path) -> None:

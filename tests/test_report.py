@@ -114,12 +114,6 @@ def test_a_page_is_replaced_with_force_alone_and_the_same_run_gives_the_same(run
     assert page.read_bytes() == written
 
 
-def test_a_validation_set_is_drawn_and_evaluated(run: Path, tmp_path: Path) -> None:
-    train(run.parent / "data", tmp_path / "run", C=[0.1, 1.0], validation=run.parent / "data")
-    write_report(tmp_path / "run", tmp_path / "r.html", images=tmp_path / "png")
-    assert {"validation.png", "evaluation.png"} <= {path.name for path in (tmp_path / "png").iterdir()}
-
-
 def test_a_search_is_drawn_with_its_folds(tmp_path: Path) -> None:
     data = write_dataset(tmp_path / "data", random_rows(80, 8, seed=1))
     found = tune(data, tmp_path / "run", C=[0.1, 1.0], cv=2, max_passes=30)
@@ -221,15 +215,6 @@ def test_a_page_says_where_figures_are_of_weights_rather_than_rows(run: Path, tm
     of_weights = ["by class, weighted", "their weight", "confusion, in sums of weights", "share of weight"]
     assert [[name in text for name in of_weights] for text in texts] == [[True] * 4, [False] * 4]
     assert ["share of rows" in text for text in texts] == [False, True]
-
-
-def test_calibration_counts_every_row_once(run: Path) -> None:
-    result, curves = evaluate_model(run.parent / "data", load_model(run), EvaluateOptions())
-    assert curves is not None
-    assert curves.calibration is not None
-    assert curves.calibration.weight.sum() == result["n_rows"]
-    confusion = np.array(result["confusion"])
-    assert curves.calibration.hits.sum() == confusion[1].sum()
 
 
 def test_several_classes_get_a_curve_each(tmp_path: Path) -> None:

@@ -190,19 +190,6 @@ def test_the_number_of_threads_changes_no_bit_of_a_search(tmp_path: Path) -> Non
     assert state_of(tmp_path / "1") == state_of(tmp_path / "3")
 
 
-def test_the_number_of_threads_changes_no_bit_of_a_calibration(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The blocks in which rows are scored, whose order is that of the fit's sums, are the same for any number."""
-    monkeypatch.setattr("streamcd.runs.held_out._BYTES", 1 << 11)  # several blocks in a chunk
-    data = write_dataset(tmp_path / "data", multiclass(3, 600), n_chunks=3)
-    found = []
-    for threads in (1, 3):
-        streamcd.train(data, tmp_path / f"{threads}", calibrate=True, threads=threads)
-        found.append(streamcd.load_model(tmp_path / f"{threads}").sigmoids)
-    assert np.array_equal(*found)
-
-
 @pytest.mark.parametrize("kind", ["dataset", "text"])
 def test_the_number_of_threads_changes_no_byte_of_predictions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str

@@ -37,7 +37,7 @@ class Section(StrEnum):
     PENALTY = "Penalty"
     METHOD = "Method"
     CHOICE = "Choice among C"
-    STOPPING = "Stopping and validation"
+    STOPPING = "Stopping"
     RUN = "Run"
     PROCESSORS = "Processors, workers, cache"
     LIBLINEAR = "LIBLINEAR's flags"

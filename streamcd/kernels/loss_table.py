@@ -47,7 +47,6 @@ class LossEntry(NamedTuple):
     formula: str  # of the loss at a margin or target, for ``--help``
     form: Form = MARGINS
     smooth: bool = False  # has a curvature in every lane
-    calibrates: bool = False  # its decisions become probabilities by sigmoids
     of_targets: bool = False  # for rows with numbers to predict, rather than classes
     parameter: LossParameter | None = None
 
@@ -76,9 +75,8 @@ LOSSES = {
         {"dual": 1, "primal": 2, "online": None, "newton": None, "working-set": None},
         "max(0, 1-t)^2",
         smooth=True,
-        calibrates=True,
     ),
-    "hinge": LossEntry(HINGE, {"dual": 3}, "max(0, 1-t)", calibrates=True),
+    "hinge": LossEntry(HINGE, {"dual": 3}, "max(0, 1-t)"),
     "log_loss": LossEntry(
         LOG_LOSS,
         {"dual": 7, "primal": 0, "online": None, "newton": None, "working-set": None},

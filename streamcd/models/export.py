@@ -168,7 +168,7 @@ def _described(model: Model) -> dict[str, Any]:
     assert model.tie_order is not None
     probabilities = None
     if model.has_probabilities:
-        softmax = form_of(model.loss) == CLASSES and model.sigmoids is None
+        softmax = form_of(model.loss) == CLASSES
         probabilities = "softmax" if softmax else "sigmoid"
     return {
         "format": JSON_FORMAT,
@@ -190,7 +190,6 @@ def _described(model: Model) -> dict[str, Any]:
         "intercept": model.intercept.tolist(),
         "plane_norms": model.choice.plane_norms.tolist() if model.choice.is_twin else None,
         "probabilities": probabilities,
-        "calibration": None if model.sigmoids is None else model.sigmoids.tolist(),
         "scale": model.scaling.scale,
         "normalize": model.scaling.normalize,
         "encoding": None if model.encoding is None else model.encoding.record(),

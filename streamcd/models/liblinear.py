@@ -118,8 +118,6 @@ def _lost_in_export(model: Model) -> Iterator[str]:
             "the model was trained on rows of unit norm (--normalize l2): LIBLINEAR predicts the same labels, but its "
             "decision values and probabilities are those of rows of unit norm only if the rows it is given are so"
         )
-    if model.sigmoids is not None:
-        yield "LIBLINEAR's text cannot hold calibrated probabilities: they stay with the model here"
     if model.index_base == 0:
         yield "the model's data counts features from 0, LIBLINEAR from 1: add 1 to each index given to LIBLINEAR"
     if model.class_names is not None:

@@ -32,10 +32,9 @@ from ..kernels.loss_table import (
     row_loss,
 )
 from ..kernels.sparse_rows import SparseRows
-from .calibration import class_log_probabilities, label_log_probabilities
 from .encoding import Encoding
 from .model_file import STORED_FIELDS, number_text, source_labels, write_model
-from .scoring import ClassChoice, score
+from .scoring import ClassChoice, class_log_probabilities, score
 from .sparse_weights import SparseWeights, sparse_if_worth
 
 UNKNOWN_CLASS = "(unknown)"
@@ -77,8 +76,6 @@ class Model:
         Fingerprint of the training dataset; empty if there was none.
     versions, certificate : dict
         Versions of libraries; gap and objectives at the end of training. For information only.
-    sigmoids : ndarray of float64, shape (2, n_vectors), or None
-        Platt's a and b, which map decisions to probabilities.
     free_bias : bool
         Whether the bias's weight was left out of the penalty.
     l1, l2 : float
@@ -122,7 +119,6 @@ class Model:
     fingerprint: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     certificate: dict[str, Any] = field(default_factory=dict)
-    sigmoids: np.ndarray | None = None
     free_bias: bool = False
     l1: float = 0.0
     l2: float = 1.0
@@ -145,11 +141,8 @@ class Model:
         if self.tie_order is None:
             self.tie_order = np.arange(self.n_classes)
         self.tie_order = np.asarray(self.tie_order, dtype=np.int64)
-        if self.sigmoids is not None:
-            self.sigmoids = np.asarray(self.sigmoids, dtype=np.float64)
         n_vectors = self.kept_weights.shape[1] if self.kept_weights.ndim == 2 else -1
         expected = {"weights": self.kept_weights.ndim == 2, "intercept": self.intercept.shape == (n_vectors,)}
-        expected["sigmoids"] = self.sigmoids is None or self.sigmoids.shape == (2, n_vectors)
         expected["indices"] = self.indices is None or self.indices.shape == self.kept_weights.shape[:1]
         expected["code"] = self.code.shape == (self.n_classes, n_vectors)
         expected["tie_order"] = np.array_equal(np.sort(self.tie_order), np.arange(self.n_classes))
@@ -328,7 +321,7 @@ class Model:
     def predict_proba(self, X: Any) -> np.ndarray:
         """Compute the classes' probabilities, shape (rows, n_classes); `X` and errors as in `decision_function`.
 
-        For logistic regression and calibrated models; with several classes each ``σ(h)`` is divided by their sum, but for
+        For logistic regression; with several classes each ``σ(h)`` is divided by their sum, but for
         the labels of a multilabel model.
         """
         return np.exp(self.log_probabilities(self.matrix_decisions(X)))
@@ -370,13 +363,9 @@ class Model:
 
     @property
     def has_probabilities(self) -> bool:
-        """Check if the model has probabilities: logistic or calibrated, with a vector per class or one for two classes."""
+        """Check if the model has probabilities: logistic, with a vector per class or one for two classes."""
         one_each = self.is_binary or self.choice.one_vector_per_class
-        return (
-            not self.has_targets
-            and one_each
-            and (gives_probabilities(self.loss) or self.sigmoids is not None)
-        )
+        return not self.has_targets and one_each and gives_probabilities(self.loss)
 
     def log_probabilities(self, decisions: np.ndarray) -> np.ndarray:
         """Compute the logarithms of the classes' probabilities; shape (rows, n_classes).
@@ -384,9 +373,9 @@ class Model:
         The softmax of the decisions of a multinomial model; else, with several classes, each one's sigmoid is divided by
         their sum, as LIBLINEAR does for logistic regression. Raises ``ModelError`` if the model has no probabilities.
         """
-        if not gives_probabilities(self.loss) and self.sigmoids is None:
+        if not gives_probabilities(self.loss):
             raise ModelError(
-                "probabilities need a model trained with --loss log_loss or multinomial, or with --calibrate; "
+                "probabilities need a model trained with --loss log_loss or multinomial; "
                 f"this one was trained with {self.loss}"
             )
         if not self.has_probabilities:
@@ -394,8 +383,8 @@ class Model:
                 "probabilities need one vector per class; this model was trained with another code matrix"
             )
         if self.multilabel:
-            return label_log_probabilities(decisions, self.sigmoids)
-        return class_log_probabilities(self.loss, decisions, self.sigmoids, is_binary=self.is_binary)
+            return -np.logaddexp(0.0, -decisions)
+        return class_log_probabilities(self.loss, decisions, is_binary=self.is_binary)
 
     def label_text(self, label: float) -> str:
         """Format a label as in the source: a name or a number, integers without a decimal point."""

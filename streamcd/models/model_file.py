@@ -50,7 +50,6 @@ class ModelFile(Structure, kw_only=True):
     fingerprint: str
     versions: dict[str, str]
     certificate: dict[str, Any]
-    sigmoids: list[list[float]] | None = None
     scaling: ModelScaling | None = None
     class_names: list[str] | None = None
     multilabel: str = ""

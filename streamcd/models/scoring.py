@@ -1,6 +1,6 @@
 """Scores of rows, ``x W + intercept``, of a dataset's chunks too, and the classes that they choose.
 
-Predictions, evaluations, validation sets, held-out folds, calibration and estimators are all scored here.
+Predictions, evaluations, held-out folds and estimators are all scored here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from ..core.classes import has_vector_per_class
 from ..core.threads import Threads
 from ..dataset.read_ahead import AHEAD_BYTES
-from ..kernels.loss_table import PLANES, form_of
+from ..kernels.loss_table import CLASSES, PLANES, form_of
 from ..kernels.sparse_rows import SparseRows
 from .sparse_weights import SparseWeights
 
@@ -185,3 +185,16 @@ def plane_distances(h: np.ndarray, norms: np.ndarray) -> np.ndarray:
     """Compute ``|h_k| / ‖w_k‖`` of rows and planes; infinite for a plane with ``‖w‖ = 0``."""
     distances = np.full(h.shape, np.inf)
     return np.divide(np.abs(h), norms, out=distances, where=norms > 0)
+
+
+def class_log_probabilities(loss: str, decisions: np.ndarray, *, is_binary: bool) -> np.ndarray:
+    """Return the logarithms of the classes' probabilities by decisions of one vector for two classes, or one for each.
+
+    The softmax of multinomial decisions; else the logistic function of each, with several classes divided by their sum.
+    """
+    if form_of(loss) == CLASSES:
+        return np.asarray(decisions - np.logaddexp.reduce(decisions, axis=1, keepdims=True))
+    if is_binary:
+        return np.hstack([-np.logaddexp(0.0, decisions), -np.logaddexp(0.0, -decisions)])
+    log_p = -np.logaddexp(0.0, -decisions)
+    return np.asarray(log_p - np.logaddexp.reduce(log_p, axis=1, keepdims=True))

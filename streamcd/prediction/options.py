@@ -60,7 +60,7 @@ class PredictOptions(ScoringOptions):
     decision: bool = option(False, "Decisions in CSV and text too, after the label.")
     proba: bool = option(
         False,
-        "Add the probability of each class, last; for models of log_loss, or calibrated. Text then begins with a line "
+        "Add the probability of each class, last; for models of log_loss and multinomial. Text then begins with a line "
         "'labels ...' in their order, as LIBLINEAR's.",
     )
     force: bool = replaces("file of predictions")

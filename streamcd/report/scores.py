@@ -13,16 +13,6 @@ SCORES = {"accuracy": "accuracy", "r2": "R²"}
 """Scores by their names in results, with those for people: of classes, and of numbers to predict."""
 
 
-def score_of(*, has_targets: bool) -> str:
-    """Name the score of a model of classes or of targets."""
-    return "r2" if has_targets else "accuracy"
-
-
-def describe_score(found: Mapping[str, Any]) -> str:
-    """Tell the score in a look at a validation set."""
-    return ", ".join(f"{name} {found[key]:.4f}" for key, name in SCORES.items() if key in found)
-
-
 class Scores(NamedTuple):
     """Scores of the models of a C and λ in a search."""
 

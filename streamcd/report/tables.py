@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ..core.memory_budget import format_size
 from ..core.progress import counted, format_seconds, proven_for
 from ..core.setting import Setting
-from .scores import CRITERIA, describe_score, score_text, scores_of
+from .scores import CRITERIA, score_text, scores_of
 
 _MOST_LISTED = 10
 _MOST_COLUMNS = 50  # of a table
@@ -241,7 +241,6 @@ def result_tables(result: Facts) -> list[Table]:
         *((f"{name}{sums}", text) for name, text in _objectives(result)),
         (f"relative gap{largest}", _no_nan(".3g")(result["gap"]) + proven_for(result["lanes"])),
         (f"violation{largest}", f"{result['violation']:.3g}"),
-        *_validation_rows(result["validation"]),
         ("time", format_seconds(result["seconds"] - result["kernel_seconds"])),
         ("read", format_size(result["bytes_read"])),
         *_left_rows(result, sums),
@@ -271,18 +270,6 @@ def _left_rows(result: Facts, sums: str) -> list[tuple[str, str]]:
 
 def _objectives(facts: Facts) -> list[tuple[str, str]]:
     return _rows(facts, primal_objective=_no_nan(".10g"), dual_objective=_no_nan(".10g"))
-
-
-def _validation_rows(looks: Sequence[Facts]) -> list[tuple[str, str]]:
-    several = len(looks) > 1
-    return [
-        (
-            "validation" + (f", {Setting(last['C'], last['l1'])}" if several else ""),
-            f"loss {last['loss']:.4g}, {describe_score(last)}; least loss {last['best_loss']:.4g} "
-            f"after {counted(last['best_passes'], 'pass', 'passes')}",
-        )
-        for last in looks
-    ]
 
 
 _MOST_SETTINGS = 30  # of a table of scores

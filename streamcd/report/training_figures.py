@@ -28,7 +28,6 @@ _STAGES = {
     "train": "training",
     "wait": "waiting for data",
     "state": "dual variables",
-    "validation": "validation set",
     "line_search": "line search",
 }
 _MEANWHILE = "reading ahead,\nmeanwhile"
@@ -114,33 +113,6 @@ def _draw_range(axes: Axes, train: Records, name: str, color: str) -> None:
         passes, least, most = zip(*ranges, strict=True)
         axes.plot(passes, most, color=color)
         axes.fill_between(passes, least, most, color=color, alpha=0.2)
-
-
-@styled
-def validation_figure(histories: Histories) -> Figure:
-    """Draw loss and score on the validation set against passes, a line for each C and λ, the smallest loss with a dot."""
-    figure, (losses, accuracies) = new_figure(columns=2)
-    looks = [record for records in histories.values() for record in records if record.get("validation")]
-    settings = sorted({_setting_of(each) for record in looks for each in record["validation"]})
-    for number, setting in enumerate(settings):
-        seen = [
-            (look["passes"], each)
-            for look in looks
-            for each in look["validation"]
-            if _setting_of(each) == setting
-        ]
-        color = COLORS[number % len(COLORS)]
-        line = [(passes, each["loss"]) for passes, each in seen]
-        losses.plot(*_points(line), color=color, label=str(setting))
-        losses.plot(*min(line, key=lambda point: point[1]), "o", color=color, markersize=5)
-        scores = [(passes, each.get("accuracy", each.get("r2"))) for passes, each in seen]
-        accuracies.plot(*_points(scores), color=color)
-    for axes, title in ((losses, "Mean loss, validation set"), (accuracies, "Accuracy, validation set")):
-        axes.set_title(title)
-        _label_passes(axes)
-    if len(settings) <= len(COLORS):
-        losses.legend()
-    return figure
 
 
 @styled

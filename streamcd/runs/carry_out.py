@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from ..core.errors import UsageError
 from ..core.folder_copies import Copy
 from ..core.memory_budget import peak_memory_bytes, require
 from ..core.progress import Listener, counted
-from ..core.setting import Setting
 from ..core.threads import make_threads
 from ..dataset.dataset import Dataset
 from ..models.model import Model
-from ..solvers.problem import Problem
 from ..solvers.registry import find_solver
 from ..training import checkpoint
 from ..training.loop import Loop, Session, Task, deadline
 from ..training.result import Outcome, Result, join_outcomes, make_result
-from ..training.validation import Validate
 from .config import Group, ResolvedRun, refuse_existing, write_config
 from .early_warnings import advise, scaling_advice
 from .lane_groups import resolve
@@ -77,7 +72,7 @@ def train_groups(
     stage : str
         Prefix of the phase in progress.
     """
-    outcomes, scorer = list[Outcome](), _validation_scorer(run)
+    outcomes = list[Outcome]()
     follow = previous is None and groups_follow(directory, run)
     for number, group in enumerate(run.groups):
         part = directory.part(group.directory) if group.directory else directory
@@ -86,21 +81,8 @@ def train_groups(
             part = checkpoint.MemoryRun()  # it begins when those before it have ended
         elif follow:
             task = replace(task, warm_start=start_of_group(directory, run, number))
-        if scorer is not None:
-            task = replace(task, validate=scorer(task.problem, session.listener))
         outcomes.append(_train_group(part, task, run, session))
     return join_outcomes(outcomes)
-
-
-def _validation_scorer(run: ResolvedRun) -> Callable[[Problem, Listener], Validate] | None:
-    """Open the validation set of a run, if it has one."""
-    config = run.config
-    if config.validation is None:
-        return None
-    from .validation import ValidationSet  # with the kernels of scoring
-
-    identity = config.validation_identity
-    return ValidationSet(config.validation, run.dataset, run.problem, identity, run.centre).scorer
 
 
 def _make_task(
@@ -156,17 +138,9 @@ def carry_out(
         _tell_omegas(result, listener)
     if result.stop_reason == "time":
         return result  # weights that were not certified make no model
-    sigmoids: dict[Setting, np.ndarray] | None = {}
-    if run.config.calibrate:
-        from .calibration import fit_calibration  # loads the kernels of decisions
-
-        sigmoids = fit_calibration(directory, run, session, train_groups)
-    if sigmoids is None:
-        result.stop_reason = "time"
-        return result
     begun = time.monotonic()
     with model_place or nullcontext(directory.model_path) as path:
-        written = save_models(path, directory, run, result, sigmoids)
+        written = save_models(path, directory, run, result)
     if written:
         result.seconds += time.monotonic() - begun
         result.peak_memory_bytes = peak_memory_bytes()

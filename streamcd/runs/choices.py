@@ -175,7 +175,7 @@ def _settle_method(asked: Asked, dataset: Dataset, listener: Listener) -> Asked:
 
 def _has_room(asked: TrainOptions, dataset: Dataset, method: str) -> bool:
     """Tell whether a method fits in the memory, without acceleration if need be."""
-    trial = replace(asked, method=method, acceleration="none", validation=None)
+    trial = replace(asked, method=method, acceleration="none")
     try:
         group_lanes(dataset, trial.make_problem(dataset, trial.memory_bytes), trial)
     except BudgetError:

@@ -74,9 +74,6 @@ class RunConfig:
     start_from: str | None = None
     row_weight: float | None = None  # sum of the rows' weights, where it is known
     tune: Search | None = None
-    calibrate: bool = False
-    validation: str | None = None  # path of a dataset or files
-    validation_identity: str | None = None
     cache: Cache | None = None  # of data at URLs; no bit depends on it
     bias_because: str = ""
     centred: str = ""  # what is, see `ResolvedRun.centre`
@@ -88,7 +85,6 @@ class RunConfig:
         for name, path in (
             ("dataset", self.dataset),
             ("start_from", self.start_from),
-            ("validation", self.validation),
             ("cache", self.cache and self.cache.directory),
         ):
             if "\0" in (path or ""):
@@ -122,9 +118,9 @@ class Group:
     lanes: range  # among all lanes of the run
 
 
-def lanes_together(problem: Problem, *, validated: bool) -> int:
-    """Return the number of lanes that must stay in one group: those of a fold, or of a validated C, are scored together."""
-    return problem.block_lanes if problem.n_folds or validated else 1
+def lanes_together(problem: Problem) -> int:
+    """Return the number of lanes that must stay in one group: those of a fold are scored together."""
+    return problem.block_lanes if problem.n_folds else 1
 
 
 @dataclass(frozen=True)
@@ -145,7 +141,7 @@ class ResolvedRun:
         n_groups, n_lanes = self.config.n_groups, self.problem.n_lanes
         if n_groups == 1:
             return [Group("", range(n_lanes))]
-        together = self._together
+        together = lanes_together(self.problem)
         size = -(-(n_lanes // together) // n_groups) * together
         return [
             Group(f"group-{number:02d}", range(start, min(start + size, n_lanes)))
@@ -153,13 +149,9 @@ class ResolvedRun:
         ]
 
     @property
-    def _together(self) -> int:
-        return lanes_together(self.problem, validated=self.config.validation is not None)
-
-    @property
     def most_groups(self) -> int:
         """Largest number of groups: one for each set of lanes that have to stay together."""
-        return self.problem.n_lanes // self._together
+        return self.problem.n_lanes // lanes_together(self.problem)
 
     @cached_property
     def centre(self) -> Centre | None:
@@ -219,7 +211,6 @@ def changed_by(config: RunConfig, asked: RunConfig) -> RunConfig:
     return replace(
         config,
         dataset=asked.dataset,
-        validation=asked.validation,
         cache=asked.cache,
         rule=asked.rule,
         checkpoint_every=asked.checkpoint_every,
@@ -227,8 +218,7 @@ def changed_by(config: RunConfig, asked: RunConfig) -> RunConfig:
 
 
 def _same_training(begun: RunConfig, config: RunConfig) -> bool:
-    same = all(getattr(begun, name) == getattr(config, name) for name in ("fingerprint", "options", "tune"))
-    return same and (begun.validation is None) == (config.validation is None)
+    return all(getattr(begun, name) == getattr(config, name) for name in ("fingerprint", "options", "tune"))
 
 
 def differs(config: RunConfig) -> bool:
@@ -244,7 +234,7 @@ def absolute_path(data: str | Path) -> str:
 
 def refuse_existing(path: Path, config: RunConfig, force: bool) -> None:
     """Point to `resume` if the directory holds the same training; never empty one that holds the run's inputs."""
-    for source in (config.dataset, config.start_from, config.validation):
+    for source in (config.dataset, config.start_from):
         if (
             source is not None
             and not is_url(source)
@@ -255,17 +245,6 @@ def refuse_existing(path: Path, config: RunConfig, force: bool) -> None:
         raise CheckpointError(
             f"{path} holds a run of the same training: 'streamcd resume {path}' goes on with it, --force starts it anew"
         )
-
-
-def same_validation(config: RunConfig) -> None:
-    """Refuse a validation set that has changed since the run began."""
-    if config.validation is not None:
-        from ..prediction.reading_plan import identify  # with the kernels of decisions
-
-        if identify(config.validation, config.validation_identity) != config.validation_identity:
-            raise CheckpointError(
-                f"{config.validation}: not the validation set that the run was begun with; restore that one, or train again"
-            )
 
 
 def same_dataset(config: RunConfig) -> Dataset:

@@ -12,8 +12,8 @@ from ..core.classes import place_of_label
 from ..core.errors import UsageError
 from ..dataset.dataset import Dataset
 from ..kernels.loss_table import Loss, gives_probabilities
-from ..models.calibration import class_log_probabilities
 from ..models.model_file import source_labels
+from ..models.scoring import class_log_probabilities
 from ..prediction.label_sets import LabelSums
 from ..prediction.outputs import class_scores
 from ..prediction.roc_auc import LEAST_BYTES, Areas, RocArea
@@ -213,4 +213,4 @@ def _scores(classes: list[int], rows: HeldOut) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _log_probabilities(loss: str, rows: HeldOut) -> tuple[np.ndarray, np.ndarray]:
-    return rows.code, class_log_probabilities(loss, rows.decisions, None, is_binary=rows.choice.is_binary)
+    return rows.code, class_log_probabilities(loss, rows.decisions, is_binary=rows.choice.is_binary)

@@ -269,11 +269,10 @@ def _in_use(path: Path) -> bool:
 
 def _next_command(path: Path, config: RunConfig, state: dict[str, Any]) -> str:
     workers = " --workers N" if config.rounds is not None else ""
-    if state["state"] == "converged" or state["stop_reason"] == "validation":
+    if state["state"] == "converged":
         if not has_cost(config.options.loss):  # whose labels need not be 1 and -1
             return f"streamcd predict FILE {path} -o predictions.parquet"
-        unseen = config.validation or "FILE"  # by the training, that is
-        return f"streamcd evaluate {unseen} {path}"
+        return f"streamcd evaluate FILE {path}"
     if state["state"] == "not converged":
         if _is_badly_scaled(config):
             return "streamcd convert SOURCE SCALED --scale maxabs"

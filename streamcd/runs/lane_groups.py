@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -66,9 +66,6 @@ def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> Resolv
         start_from=None if asked.start_from is None else str(asked.start_from),
         row_weight=None if dataset.weighted else float(dataset.n_rows),
         tune=search_of(asked) if isinstance(asked, TuneOptions) else None,
-        calibrate=asked.calibrate,
-        validation=asked.validation,
-        validation_identity=_identity(asked.validation),
         cache=dataset.cache,
         bias_because=asked.bias_because,
     )
@@ -152,14 +149,6 @@ def _taken_by_acceleration(method: str) -> str:
     return f"one more array of the weights' size{scores}"
 
 
-def _identity(validation: str | None) -> str | None:
-    if validation is None:
-        return None
-    from ..prediction.reading_plan import identify  # with the kernels of decisions
-
-    return identify(validation)
-
-
 def describe_worker_budget(n_bytes: int) -> str:
     """Describe the budget of every worker in a line."""
     return f"every worker streams its own shards within {format_size(n_bytes)}"
@@ -174,9 +163,8 @@ def group_lanes(dataset: Dataset, problem: Problem, asked: TrainOptions) -> tupl
         # refuses options that exclude each other
         check_holding(asked.plan, dataset, asked.solver_memory(problem, dataset))
         return 1, asked.plan, asked.memory_bytes
-    block = lanes_together(problem, validated=asked.validation is not None)
+    block = lanes_together(problem)
     n_blocks = problem.n_lanes // block
-    validation_bytes = _validation_bytes(asked.validation, dataset, problem)
     refusal: BudgetError | None = None
     # scores that do not fit for any group, not even a single lane, are paged, for all lanes together if possible
     for paged in (False, True):
@@ -185,10 +173,7 @@ def group_lanes(dataset: Dataset, problem: Problem, asked: TrainOptions) -> tupl
             memory = asked.solver_memory(lanes, dataset)
             if paged and (memory.paging is None or asked.in_memory):
                 break
-            more = {
-                "costs of classes": problem.table_bytes + (lanes.table_bytes if n_groups > 1 else 0),
-                "validation set": validation_bytes(lanes),
-            }
+            more = {"costs of classes": problem.table_bytes + (lanes.table_bytes if n_groups > 1 else 0)}
             try:
                 plan, share = _plan_group(dataset, lanes, memory, asked, more, paged=paged)
             except BudgetError as error:
@@ -245,15 +230,6 @@ def _plan_group(
         running=memory.running,
     )
     return plan, asked.memory_bytes
-
-
-def _validation_bytes(path: str | None, dataset: Dataset, problem: Problem) -> Callable[[Problem], int]:
-    """Return a function that computes what a validation set takes with some lanes."""
-    if path is None:
-        return lambda lanes: 0
-    from .validation import ValidationSet  # with the kernels of scoring
-
-    return ValidationSet(path, dataset, problem).n_bytes
 
 
 def share_memory_anew(run: ResolvedRun, n_workers: int) -> int:

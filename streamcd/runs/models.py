@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..core.setting import Setting
 from ..dataset.dataset import Dataset
 from ..dataset.source_indices import indices_of
 from ..kernels.loss_table import INLIERS, LOSSES
@@ -30,11 +29,10 @@ def save_models(
     directory: checkpoint.Run,
     run: ResolvedRun,
     result: Result,
-    sigmoids: Mapping[Setting, np.ndarray],
 ) -> bool:
     """Write the models of every C and λ, unless those on disk are already of this state; returns whether it did.
 
-    `sigmoids` are those of a calibration. After a kill between the last checkpoint and its models, those on disk are
+    After a kill between the last checkpoint and its models, those on disk are
     of an older state.
     """
     models = [
@@ -44,8 +42,7 @@ def save_models(
     if all(stored_certificate(path) == certificate for path, _, certificate in models):
         return False
     for path, lanes, certificate in models:
-        model_sigmoids = sigmoids.get(run.problem.lanes[lanes.start].setting)
-        _save_model(path, directory, run, lanes, certificate, model_sigmoids)
+        _save_model(path, directory, run, lanes, certificate)
     return True
 
 
@@ -77,7 +74,6 @@ def _save_model(
     run: ResolvedRun,
     lanes: range,
     certificate: dict[str, Any],
-    sigmoids: np.ndarray | None,
 ) -> None:
     """Write the model of some lanes from the states in a run's directory."""
     last = next(_weight_rows(directory, run, lanes, last=True))[0]
@@ -86,7 +82,6 @@ def _save_model(
     untouched = np.zeros((run.problem.n_features, last.size))
     weights = untouched if sparse is None else sparse
     model = make_model(run, lanes, certificate, weights, last, unread_encoding_of(run.dataset))
-    model.sigmoids = sigmoids
     rows = _weight_rows(directory, run, lanes, last=False) if sparse is None else None
     model.save(path, rows)
 

@@ -104,22 +104,6 @@ class TrainOptions(ProblemOptions, SessionOptions):
         section=Section.STOPPING,
     )
     max_passes: int = option(1000, "Maximum number of passes over the data.", section=Section.STOPPING)
-    validation: Any = option(
-        None,
-        "Held-out rows, a dataset or whatever `convert` reads, whose mean loss and accuracy are told after passes "
-        "1 to 8, 10, 12, 15, ... and at the end, for each C; in log, progress and report. They stop nothing but by "
-        "`early_stop`. Not on workers.",
-        kind="Dataset or path",
-        metavar="DATASET|FILE",
-        section=Section.STOPPING,
-    )
-    early_stop: bool = option(
-        False,
-        "End the training of a C when five looks in a row at `validation` have not found a smaller loss "
-        "(stop_reason validation); the model is that of the last pass, with a certificate. The gap still ends it "
-        "if it is first.",
-        section=Section.STOPPING,
-    )
     start_from: Place = option(
         None,
         "Start from the dual variables of a finished run on the same dataset, scaled from its C to this one; takes "
@@ -128,13 +112,6 @@ class TrainOptions(ProblemOptions, SessionOptions):
         "rows, from its weights: features are matched by name, or by number without names, classes by label.",
         metavar="RUN",
         section=Section.METHOD,
-    )
-    calibrate: bool = option(
-        False,
-        "Give the model probabilities: sigmoids fitted to decisions on five held-out folds, "
-        "which are trained after the model, in reads of their own. For the losses hinge and squared_hinge; the "
-        "weights do not change.",
-        section=Section.PROBLEM,
     )
     memory: Size = option(
         "1GB",
@@ -211,7 +188,7 @@ class TrainOptions(ProblemOptions, SessionOptions):
         """The stopping rule: a relative gap of 1e-3 if neither `tol` nor `eps` is given."""
         from ..training.stopping import make_rule  # with kernels, which declarations do without
 
-        return make_rule(self.tol, self.eps, self.max_passes, early_stop=self.early_stop)
+        return make_rule(self.tol, self.eps, self.max_passes)
 
     @property
     def rounds(self) -> SharedRounds | None:
@@ -288,10 +265,7 @@ class TuneOptions(TrainOptions):
         "Choose the smallest C (and the largest l1) whose mean score is within a standard error of the best one's.",
         section=Section.CHOICE,
     )
-    validation: Any = None
-    early_stop: bool = False
     start_from: Place = None
-    calibrate: bool = False
     workers: int | None = None
     scheduler: str | None = None
     client: Any = None
@@ -348,18 +322,6 @@ class ResumeOptions(SessionOptions):
         "The dataset's directory, if it was moved after the run began; it has to be the same dataset.",
         metavar="PATH",
     )
-    validation: Place = option(
-        None,
-        "The validation set, if it was moved after the run began.",
-        metavar="PATH",
-        section=Section.STOPPING,
-    )
-    early_stop: bool | None = option(
-        None,
-        "Let the validation set end the training, or go on where it has.",
-        flags="--early-stop/--no-early-stop",
-        section=Section.STOPPING,
-    )
     workers: int | None = option(
         None,
         "Train on this number of processes of this machine, 1 included; needed, or `scheduler`, for a run begun on "
@@ -378,10 +340,9 @@ class ReportOptions(PositiveOptions, ModelOptions, ListenerOptions):
 
     data: Any = option(
         None,
-        "Evaluate the model on it, as `evaluate` does: confusion, ROC, calibration.",
+        "Evaluate the model on it, as `evaluate` does: confusion and ROC.",
         kind="Dataset or path",
         metavar="DATASET|FILE",
-        default_is="the run's validation set, if it has one that is still there",
     )
     images: Place = option(
         None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -45,11 +44,9 @@ from ..report.training_figures import (
     path_figure,
     reads_on,
     search_figure,
-    validation_figure,
     work_figure,
 )
 from ..training.history import read_history
-from .config import read_config
 from .describe import describe_run, read_scores
 from .options import ModelOptions, ReportOptions
 
@@ -98,10 +95,10 @@ def _write_report(run: Path, page_path: Path, asked: ReportOptions) -> None:
     place = _model_place(run, asked)
     model = None if place is None else describe_model(place, scaled=True, n_weights=_N_WEIGHTS)
     sections = [
-        *([] if place is None else [_evaluation(_evaluated(run, asked), place, asked)]),
+        *([] if place is None else [_evaluation(asked.data, place, asked)]),
         *([] if model is None else [_weights(model)]),
         *([] if scores is None else [_search(scores)]),
-        *_path(run, histories),
+        *_path(run),
         _training(histories, facts),
         Section("Run", tables=[run_table("", facts)]),
         *_model(model),
@@ -112,15 +109,6 @@ def _write_report(run: Path, page_path: Path, asked: ReportOptions) -> None:
     write_file(page_path, render_page(f"streamcd run {run.name}", lead, sections).encode())
     if asked.images is not None:
         _write_images(Path(asked.images), [picture for section in sections for picture in section.pictures])
-
-
-def _evaluated(run: Path, asked: ReportOptions) -> Dataset | str | os.PathLike[str] | None:
-    """Return the data to evaluate on: as asked, else the run's validation set, if it is there."""
-    validation = read_config(run).validation
-    if asked.data is None and validation is not None and os.path.exists(validation):
-        return validation
-    data: Dataset | str | os.PathLike[str] | None = asked.data
-    return data
 
 
 @takes(PlotOptions)
@@ -185,9 +173,6 @@ def _training(histories: Histories, run: Mapping[str, Any]) -> Section:
         ),
         ("work", work_figure(begun), work),
     ]
-    if any(record.get("validation") for log in begun.values() for record in log):
-        text = "Loss and score on the validation set while training."
-        drawn.insert(1, ("validation", validation_figure(begun), text))
     return Section("Training", pictures=[Picture(name, image(figure), text) for name, figure, text in drawn])
 
 
@@ -200,8 +185,8 @@ def _search(scored: Mapping[str, Any]) -> Section:
     return Section("Search", tables=[score_table(scored)], pictures=[picture])
 
 
-def _path(run: Path, histories: Histories) -> list[Section]:
-    """Show the models of a path over λ, of the largest C: weights, support, and validation loss or objective."""
+def _path(run: Path) -> list[Section]:
+    """Show the models of a path over λ, of the largest C: weights, support and objective."""
     models = models_of_path(run)
     most = max((setting.C for setting in models), default=0.0)
     loaded = [(setting, load_model(models[setting])) for setting in models if most == setting.C]
@@ -223,11 +208,7 @@ def _path(run: Path, histories: Histories) -> list[Section]:
         ]
         for feature, column in drawn
     }
-    looks = [record["validation"] for log in histories.values() for record in log if record.get("validation")]
-    of_last = {(look["C"], look["l1"]): look["loss"] for seen in looks for look in seen}
-    below = "Mean loss, validation set", [of_last.get(setting, math.nan) for setting, _ in loaded]
-    if not of_last:
-        below = "Objective", [model.certificate["primal_objective"] for _, model in loaded]
+    below = "Objective", [model.certificate["primal_objective"] for _, model in loaded]
     support = [int(found.n_nonzero.sum()) for found in largest]
     figure = path_figure([setting.l1 for setting, _ in loaded], curves, support, below)
     text = f"Models of the path over l1 at C = {most:g}."

@@ -23,7 +23,6 @@ from .choices import settle
 from .config import (
     ResolvedRun,
     RunConfig,
-    absolute_path,
     changed_by,
     check_workers,
     differs,
@@ -31,7 +30,6 @@ from .config import (
     read_config,
     reopen,
     same_dataset,
-    same_validation,
     write_config,
 )
 from .early_warnings import warn_early
@@ -163,13 +161,8 @@ def _begin_in(copy: Copy, dataset: Dataset, asked: TrainOptions, on_workers: Wor
 
         begun = path_of(path, asked.l1_path) if asked.resume else None
         asked = replace(asked, l1=begun, l1_path=None) if begun else with_path(asked, dataset, session)
-    asked = replace(asked, validation=_validation_path(asked))
     if isinstance(asked, TuneOptions):
         dataset, asked = _with_folds(dataset, asked)
-    if asked.calibrate:
-        from .calibration import check_calibration
-
-        check_calibration(asked)
     resolved = resolve(dataset, asked, session.listener)
     if asked.resume and is_begun(path, resolved.config):
         return _go_on(copy, on_workers, session, lambda config: changed_by(config, resolved.config))
@@ -223,7 +216,6 @@ def _go_on(
             from .folds import with_folds
 
             dataset, _ = with_folds(dataset, config.tune, config.options.seed, config.memory)
-        same_validation(config)
         if differs(config):
             listener.warning(
                 "this machine or its libraries differ from those that the run was begun with: "
@@ -244,43 +236,18 @@ def _go_on(
 
 def _changed(config: RunConfig, asked: ResumeOptions) -> RunConfig:
     """Return the configuration with the options given in place of its own."""
-    if config.validation is None and (asked.validation is not None or asked.early_stop):
-        raise UsageError(
-            "this run has no validation set, nor memory for one; begin another with --validation and --start-from"
-        )
     place = config.dataset if asked.dataset is None else str(location(asked.dataset).resolve())
     directory = asked.cache or (asked.cache_size and config.cache and config.cache.directory) or None
     old, tol = config.rule, asked.tol
     tolerance, eps = (old.tol, old.eps) if tol is None else (tol, None if tol else old.eps)
-    stops = old.early_stop if asked.early_stop is None else asked.early_stop
     every = asked.checkpoint_every
     return replace(
         config,
         dataset=place,
         cache=asked_cache(directory, asked.cache_size, place) or config.cache,
-        validation=config.validation if asked.validation is None else absolute_path(asked.validation),
-        rule=make_rule(tolerance, eps, asked.max_passes or old.max_passes, early_stop=stops),
+        rule=make_rule(tolerance, eps, asked.max_passes or old.max_passes),
         checkpoint_every=config.checkpoint_every if every is None else every,
     )
-
-
-def _validation_path(asked: TrainOptions) -> str | None:
-    """Return the whole path of a validation set, for the record of the run; one that will not do is refused."""
-    validation = asked.validation
-    if validation is None:
-        if asked.early_stop:
-            raise UsageError("early_stop: it goes by a validation set; give --validation as well")
-        return None
-    if isinstance(validation, Dataset) and validation is not validation.whole:
-        raise UsageError(
-            f"validation: expected a whole dataset, found {validation.n_rows} rows of {validation.path}, which a resumed "
-            "run would not find again; convert these rows by themselves"
-        )
-    from .validation import check_validation  # with the kernels of decisions
-
-    path = absolute_path(str(validation.path) if isinstance(validation, Dataset) else validation)
-    check_validation(path, on_workers=asked.on_workers)
-    return path
 
 
 def _check_rounds(asked: TrainOptions) -> None:

@@ -23,7 +23,6 @@ from ..stream.arenas import RowLayout
 from ..stream.identity import Identity
 from ..stream.slot_store import NO_SLOT, SlotStore, chunk_slots
 from ..training import checkpoint
-from .calibration import FOLDER
 from .config import ResolvedRun, read_config, reopen, same_dataset
 from .describe import kind_of_directory
 
@@ -91,7 +90,8 @@ def _run_problems(path: Path, listener: Listener, budget: int) -> Iterator[str]:
         return
     if config.tune is None:
         yield from _directory_problems(path, identity, run, listener, budget)
-    for part in ("folds", "best") if config.tune is not None else (FOLDER,):
+        return
+    for part in ("folds", "best"):
         if (path / part / "config.json").exists():
             inner, own = read_config(path / part), checkpoint.read_identity(path / part)
             expected = identity.part(part)

@@ -29,12 +29,10 @@ from ..stream.memory_plan import Plan, planned_bytes
 from ..stream.slot_store import SlotStore
 from ..stream.stream import Stream
 from ..stream.window import RowArena, Window
-from . import validation
 from .checkpoint import Run
 from .result import Outcome
 from .stopping import (
     BY_TIME,
-    BY_VALIDATION,
     LaneRule,
     StopRule,
     new_lane_arrays,
@@ -104,7 +102,6 @@ class Task:
     run: str  # the run directory, for messages
     name: str = ""  # prefix of the phase in progress; empty if there is one task only
     warm_start: WarmStart | None = None
-    validate: validation.Validate | None = None  # not on workers
 
 
 class TrainingLoop(ABC):
@@ -128,11 +125,6 @@ class TrainingLoop(ABC):
             may_be_negative=LOSSES[task.problem.loss].form == INLIERS,
             solved=-1.0 if task.problem.is_penalised else SOLVED,
         )
-        if task.validate is not None:
-            self.state.lanes.update(
-                validation.new_look_arrays(task.problem.n_lanes, has_targets=self.task.problem.has_targets)
-            )
-        self.note = ""  # more for progress
         self._status: tuple[int, TrainingStatus] | None = None  # with the read that it is of
 
     def run(self) -> Outcome:
@@ -263,8 +255,7 @@ class TrainingLoop(ABC):
             self._status = self.state.read, self._find_status(n_passes)
         status = self._status[1]
         gap = "" if np.isnan(status.now) else f"{status.measure} about {status.now:.1e}{step}"
-        note = ", ".join(filter(None, [gap, self.note]))
-        self.listener.progress(Progress(self.task.name + phase, done, total, "entries", note, status))
+        self.listener.progress(Progress(self.task.name + phase, done, total, "entries", gap, status))
 
     def _lane_figures(self) -> dict[str, Any]:
         """Summarise all lanes for a line of the log."""
@@ -294,9 +285,6 @@ class Loop(TrainingLoop):
         self.threads = task.solver.threads = session.threads
         self.next_checkpoint = math.inf
         self.meter = {"train": 0.0, "wait": 0.0, "state": 0.0}
-        if task.validate is not None:
-            self.meter["validation"] = 0.0
-        self._seen: list[dict[str, float]] = []  # at the look after this read
         self.slots = directory.open_slots(
             task.dataset, task.solver.layout.state_bytes, self.paged.slots if self.paged else None
         )
@@ -404,20 +392,6 @@ class Loop(TrainingLoop):
             self.directory.append_log(self._log_record(before, certifying_only))
         self._begin_next(1)
 
-    def _review_phases(self, certified: np.ndarray) -> None:
-        """Look at the validation set where that is due; lanes that it is to stop are certified next."""
-        lanes, validate, self._seen = self.state.lanes, self.task.validate, []
-        if validate is None or not validation.look_is_due(lanes):
-            return
-        started = time.monotonic()
-        validation.take_note(lanes, *validate(self.state.w))
-        if self.task.rule.early_stop:
-            validation.certify_next(lanes, validation.lanes_to_stop(lanes), BY_VALIDATION)
-        self._seen = validation.figures(lanes, [lane.setting for lane in self.task.problem.lanes])
-        self.note = validation.describe(self._seen)
-        self.listener.message(f"{self.task.name}pass {int(lanes['passes'].max())}: {self.note}")
-        self.meter["validation"] += time.monotonic() - started
-
     def _pause(self) -> None:
         """Between windows, stop if requested, and save a checkpoint if one is due."""
         self._stop_if_requested()
@@ -478,7 +452,6 @@ class Loop(TrainingLoop):
             "read": self.state.read,
             "kind": "certify" if certifying_only else "train",
             **self._lane_figures(),
-            **({"validation": self._seen} if self._seen else {}),
             "bytes_read": bytes_read,
             "scratch_bytes": self.stream.scratch_bytes if self.stream else 0,
             "seconds": {kind: round(seconds, 6) for kind, seconds in spent.items()},

@@ -17,21 +17,19 @@ from ..core.progress import counted, format_seconds, proven_for
 from ..core.setting import Setting
 from ..solvers import acceleration, over_relaxation, unpenalised
 from ..solvers.problem import Problem
-from . import validation
 from .stopping import (
     BY_GAP,
     BY_MAX_PASSES,
     BY_ROUNDING,
     BY_SLOPE,
     BY_TIME,
-    BY_VALIDATION,
     BY_VIOLATION,
     BY_ZERO,
     REASONS,
 )
 
 _FROM_GOOD_TO_BAD = (
-    *(BY_GAP, BY_ZERO, BY_VIOLATION, BY_VALIDATION, BY_MAX_PASSES, BY_ROUNDING, BY_SLOPE, BY_TIME),
+    *(BY_GAP, BY_ZERO, BY_VIOLATION, BY_MAX_PASSES, BY_ROUNDING, BY_SLOPE, BY_TIME),
     0,
 )
 
@@ -67,7 +65,7 @@ class Result:
     rounding: float  # largest bound on the rounding error of gap and primal objective, relative to the latter
     violation: float  # largest violation of optimality at the certified weights (LIBLINEAR's measure)
     converged: bool  # all problems are
-    # of the problem that ended worst: "gap", "zero" (the objective is, but for rounding), "violation", "validation",
+    # of the problem that ended worst: "gap", "zero" (the objective is, but for rounding), "violation",
     # "max_passes", "rounding", "slope" (none is left, and the gap is not proven) or "time"
     stop_reason: str
     passes: int  # training passes of the slowest problem
@@ -83,8 +81,6 @@ class Result:
     advice: list[str] = field(default_factory=list)
     # False if it has not converged, and more passes would change little: `advice` says what would
     more_passes_help: bool = True
-    # for each C and λ, with a validation set: {C, l1, loss, accuracy or r2} of the model, and best_loss after best_passes
-    validation: list[dict[str, Any]] = field(default_factory=list)
 
     def __repr__(self) -> str:
         ended = f"converged {self._after}" if self.converged else self.describe_shortfall()
@@ -96,8 +92,6 @@ class Result:
         several = f", sum of {self.n_lanes:,} problems (classes, values of C)" if self.n_lanes > 1 else ""
         gap = f"relative gap {self.gap:.2g}{proven_for(self.lanes)}"
         lines = [f"objective: {self.primal_objective:.6g}{several}; {gap}"]
-        if self.validation:
-            lines.append(validation.describe(self.validation))
         spent = f"time: {format_seconds(self.seconds)}, read {format_size(self.bytes_read)}"
         return [
             *lines,
@@ -112,8 +106,8 @@ class Result:
 
     @property
     def fell_short(self) -> bool:
-        """True if training ended before its rule was met; early stopping by a validation set is such a rule."""
-        return not self.converged and self.stop_reason != REASONS[BY_VALIDATION]
+        """True if training ended before its rule was met."""
+        return not self.converged
 
     @property
     def _after(self) -> str:
@@ -285,5 +279,4 @@ def make_result(run: str, outcome: Outcome, problem: Problem, n_rows: int) -> Re
             }
             for number, lane in enumerate(problem.lanes)
         ],
-        validation=validation.report(kept, [lane.setting for lane in problem.lanes]),
     )

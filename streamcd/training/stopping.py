@@ -23,7 +23,7 @@ from ..kernels.primitives import DUAL, GAP, LOSS, N_ACTIVE, N_SHRUNK, NO_STEP, U
 from ..solvers.problem import Problem
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Estimate, Solver, State
 
-BY_GAP, BY_VIOLATION, BY_MAX_PASSES, BY_ROUNDING, BY_TIME, BY_VALIDATION, BY_ZERO = 1, 2, 3, 4, 5, 6, 7
+BY_GAP, BY_VIOLATION, BY_MAX_PASSES, BY_ROUNDING, BY_TIME, BY_ZERO = 1, 2, 3, 4, 5, 7
 BY_SLOPE = 8
 REASONS = {
     0: "unfinished",
@@ -35,7 +35,6 @@ REASONS = {
     BY_TIME: "time",  # of the session; never in a state
     BY_ZERO: "zero",  # the objective is below the rounding of that of w = 0, and not proven to be above 0
     BY_SLOPE: "slope",  # none is left, and the gap is not proven: without a penalty, as where there is no optimum
-    BY_VALIDATION: "validation",  # by early stopping: its loss on the validation set no longer fell
 }
 """Reasons why a lane ended, by the number in its state."""
 
@@ -58,7 +57,6 @@ class StopRule:
     tol: float | None  # largest relative duality gap, (primal - dual) / primal
     eps: float | None  # LIBLINEAR 2.50's rule: M - m, |M| and |m| at most eps over a full pass
     max_passes: int  # training passes of a lane
-    early_stop: bool = False  # where the loss on the validation set no longer falls
     negligible: ClassVar[Any] = np.zeros(1)
     may_be_negative: ClassVar[bool] = False
     solved: ClassVar[float] = -1.0
@@ -110,12 +108,12 @@ def rounding_at_zero(problem: Problem, dataset: Dataset, *, centred: bool) -> np
     return np.asarray(share * losses.max() * dataset.n_rows * problem.cost.sum(axis=0))
 
 
-def make_rule(tol: float | None, eps: float | None, max_passes: int, *, early_stop: bool = False) -> StopRule:
+def make_rule(tol: float | None, eps: float | None, max_passes: int) -> StopRule:
     """Make the stopping rule: a relative gap of 1e-3 if neither rule is given."""
     if tol is None and eps is None:
         tol = 1e-3
     gap, violation = (None if number is None else float(number) for number in (tol, eps))
-    return StopRule(gap, violation, int(max_passes), bool(early_stop))
+    return StopRule(gap, violation, int(max_passes))
 
 
 def new_lane_arrays(n_lanes: int) -> dict[str, np.ndarray]:
@@ -176,7 +174,7 @@ def reopen(state: State, rule: StopRule, solver: Solver) -> bool:
     done = lanes["phase"] == DONE
     if not done.any():
         return False
-    stopped = ((lanes["reason"] == BY_VALIDATION) & rule.early_stop) | (lanes["reason"] == BY_SLOPE)
+    stopped = lanes["reason"] == BY_SLOPE
     satisfied = _satisfied(state, rule)
     if rule.tol is not None:  # perhaps a looser one than that of the passes which have ended
         if solver.estimate == "exact" and rule.tol > 0.0:
@@ -214,8 +212,7 @@ def pause(state: State, rule: StopRule, solver: Solver) -> None:
 def _goes_on(state: State, rule: StopRule) -> bool:
     """Tell whether a run that has ended at its passes is to make more."""
     lanes = state.lanes
-    stopped = (lanes["reason"] == BY_VALIDATION) & rule.early_stop
-    ended = (lanes["phase"] == DONE) & (_satisfied(state, rule) | stopped)
+    ended = (lanes["phase"] == DONE) & _satisfied(state, rule)
     open_before = state.pause["lane_phase"] != DONE
     return bool((~ended).any() and state.pause["lane_passes"][open_before].max() < rule.max_passes)
 

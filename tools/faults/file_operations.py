@@ -85,8 +85,6 @@ SCENARIOS = (
     scenario_of(
         "predict table", "a.csv a.table.done", "predict a.csv a.table.done --proba -o out.csv", output="out.csv"
     ),
-    training("train calibrated", "--method dual --max-passes 2 --calibrate"),
-    training("train validated", "--method dual --max-passes 2 --validation b", "a b"),
     training("train online", "--method online --max-passes 2"),
     training("train newton, path of l1", "--method newton --penalty l1 --l1 2,1 --max-passes 2"),
     training("train numbers", "--loss huber --method dual --bias 1 --unpenalized-bias --max-passes 2", "a.numbers"),

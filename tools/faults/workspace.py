@@ -18,7 +18,7 @@ TEXT = "--text body --ngrams 1-2 --tf-idf"
 class Workspace:
     """A directory with data of two seeds: ``a.txt``, datasets ``a`` and ``b`` with columns, ``bare`` without, and runs, some
     with L1, all classes at once and numbers among them; ``a.numbers``, whose labels are numbers to predict; ``a.csv``, its
-    dataset ``a.table``, and a calibrated run of it; ``a.grown``, to which rows were appended, and a run on those before,
+    dataset ``a.table``, and a run of it; ``a.grown``, to which rows were appended, and a run on those before,
     ``a.before``; ``a.labels.txt`` with several labels a row, its dataset ``a.labels`` and a run; ``a.texts.csv``, its
     dataset ``a.texts`` and a run."""
 
@@ -97,7 +97,7 @@ def make_workspace(parent: Path) -> Workspace:
             f"convert {name}.txt {name}.numbers --chunk-size 400B --shard-size 2kB --target",
             f"train {name}.numbers {name}.newton --loss huber --method newton --max-passes 1 --tol 1e-12",
             f"convert {name}.csv {name}.table --label kind --missing zero --chunk-size 400B",
-            f"train {name}.table {name}.table.done --method dual --tol 1e-3 --calibrate",
+            f"train {name}.table {name}.table.done --method dual --tol 1e-3",
             f"convert {name}.txt {name}.grown --chunk-size 400B --shard-size 2kB",
             f"train {name}.grown {name}.before --method dual --max-passes 3 --tol 1e-12",
             f"convert {name}.txt {name}.grown --append",
