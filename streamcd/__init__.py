@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from typing import TYPE_CHECKING, Any
 
 from ._version import __version__
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from .estimators.linear import LinearSVC as LinearSVC
     from .estimators.linear import LogisticRegression as LogisticRegression
     from .estimators.linear import TwinSVC as TwinSVC
-    from .estimators.logistic_search import LogisticRegressionCV as LogisticRegressionCV
     from .estimators.one_class import OneClassSVM as OneClassSVM
     from .estimators.regression import ElasticNet as ElasticNet
     from .estimators.regression import HuberRegressor as HuberRegressor
@@ -51,7 +49,6 @@ _PUBLIC = {
     "LinearSVC": ("estimators.linear", "LinearSVC"),
     "Listener": ("core.progress", "Listener"),
     "LogisticRegression": ("estimators.linear", "LogisticRegression"),
-    "LogisticRegressionCV": ("estimators.logistic_search", "LogisticRegressionCV"),
     "Model": ("models.model", "Model"),
     "OneClassSVM": ("estimators.one_class", "OneClassSVM"),
     "ProgressBar": ("cli.console", "ProgressBar"),
@@ -79,12 +76,6 @@ _PUBLIC = {
 }
 
 __all__ = [*_PUBLIC, "__version__"]
-
-
-if "IPython" in sys.modules:
-    from .cli.console import show_in_notebook
-
-    show_in_notebook()
 
 
 def __getattr__(name: str) -> Any:

@@ -23,10 +23,9 @@ LOSSES_OF = {
     "LinearSVR": ["epsilon_insensitive", "squared_epsilon_insensitive"],
     "LinearSVC": ["squared_hinge", "hinge"],
     "LogisticRegression": ["log_loss"],
-    "LogisticRegressionCV": ["log_loss"],
     "OneClassSVM": ["one_class"],
 }
-OF_CLASSES = ("LinearSVC", "LogisticRegression", "LogisticRegressionCV")
+OF_CLASSES = ("LinearSVC", "LogisticRegression")
 
 
 def theirs(name: str) -> Any:
@@ -53,8 +52,6 @@ def test_parameters_of_the_installed_version_are_taken(name: str) -> None:
         ("Ridge", {"max_iter": None}),
         ("OneClassSVM", {"max_iter": -1}),
         ("LogisticRegression", {"multi_class": "deprecated", "penalty": "l2", "l1_ratio": None}),
-        ("LogisticRegressionCV", {"multi_class": "deprecated", "penalty": "l2", "l1_ratios": None}),
-        ("LogisticRegressionCV", {"l1_ratios": "warn", "scoring": "warn"}),
         ("LinearSVC", {"dual": "warn"}),
         ("LinearSVR", {"dual": "warn"}),
         ("QuantileRegressor", {"solver_options": {}, "alpha": 0.1}),

@@ -22,7 +22,7 @@ from streamcd.cli.console import Console
 from streamcd.core.errors import DataError, escaped
 from streamcd.core.progress import Progress
 from streamcd.report.drawing import image
-from streamcd.report.evaluation_figures import Curve, Decisions, evaluation_figure, weights_figure
+from streamcd.report.evaluation_figures import weights_figure
 from streamcd.report.page import Section, render_page
 from streamcd.report.tables import Table
 
@@ -56,7 +56,7 @@ def trained(table: Path) -> dict[str, str]:
     commands: dict[str, list[Any]] = {
         "convert": [table, data, "--label", "y"],
         "train": [data, run, "--max-passes", "3"],
-        "evaluate": [table, run, "--plot", table.with_name("e.svg")],
+        "evaluate": [table, run],
         "report": [run, "-o", table.with_name("r.html"), "--data", table],
         "info": [run],
         "verify": [data],
@@ -174,14 +174,6 @@ def test_dollar_signs_are_no_mathematics_in_pictures() -> None:
     names = ["$10_$20", r"a\$b$", "_x$y$", "$", "c^$$"]
     drawn = texts(weights_figure(names, [1.0, -2.0, 3.0, 0.5, 0.1]))
     assert {name.strip() for name in drawn} >= set(names)
-
-
-def test_a_legend_names_every_class() -> None:
-    curves = [Curve(label, [0.0, 1.0], [0.0, 1.0]) for label in ("_first", "$1_$2")]  # type: ignore[arg-type]
-    decisions = Decisions("_first", "$1_$2", *([[0, 1, 2], [1, 0], [0, 1]]))  # type: ignore[arg-type]
-    drawn = texts(evaluation_figure(["_first", "$1_$2"], None, curves, None, decisions))
-    legend = {name.strip() for name in drawn}
-    assert {"_first: area 0.5000", "$1_$2: area 0.5000", "_first", "$1_$2"} <= legend
 
 
 def test_a_long_name_is_shortened_in_its_middle() -> None:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-import inspect
 import io
 import re
-import sys
-import types
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -16,7 +13,7 @@ from heard import Heard
 from small_datasets import multiclass, random_rows, write_dataset
 
 import streamcd
-from streamcd import LinearSVC, Listener
+from streamcd import LinearSVC
 from streamcd.cli import console
 from streamcd.cli.console import Console
 from streamcd.cli.course import Course, Forecast
@@ -168,78 +165,6 @@ def test_a_listener_is_told_of_the_end_where_a_call_fails(tmp_path):
     with pytest.raises(streamcd.StreamcdError):
         streamcd.convert(tmp_path / "nowhere", tmp_path / "data", listener=watcher)
     assert watcher.closed
-
-
-@pytest.fixture
-def notebook(monkeypatch):
-    """A notebook's page: for each place on the page, what was there one after another."""
-    shown: list[list[str]] = []
-
-    class Handle:
-        def update(self, page: str) -> None:
-            shown[-1].append(page)
-
-    def display(page: str, display_id: bool) -> Handle:
-        shown.append([page])
-        return Handle()
-
-    class ZMQInteractiveShell:
-        pass
-
-    ipython = types.ModuleType("IPython")
-    ipython.get_ipython = ZMQInteractiveShell  # type: ignore[attr-defined]
-    shows = types.ModuleType("IPython.display")
-    shows.display, shows.HTML = display, str  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "IPython", ipython)
-    monkeypatch.setitem(sys.modules, "IPython.display", shows)
-    monkeypatch.setattr("streamcd.core.progress._default", Listener)
-    console.show_in_notebook()
-    return shown
-
-
-def test_in_a_notebook_the_bars_are_html_replaced_in_place(clock, notebook):
-    shown = notebook
-    bar = streamcd.ProgressBar(stream=io.StringIO())
-    for second in range(4):
-        clock[0] = float(second)
-        bar.progress(Progress("<parse>", second, 4, "B"))
-    assert len(shown) == 1
-    assert "&lt;parse&gt;" in shown[0][-1]
-    assert 'value="0.7500"' in shown[0][-1]
-    bar.close()
-    clock[0] = 5.0
-    bar.progress(Progress("pass 1", 0, 4, "entries", "", status(0, np.nan)))
-    assert len(shown) == 2
-
-
-def test_in_a_notebook_there_is_progress_without_a_listener(notebook, dataset, tmp_path):
-    streamcd.train(dataset, tmp_path / "run")
-    assert any("pass 1" in page for pages in notebook for page in pages)
-
-
-def test_every_public_function_with_a_listener_shows_progress_in_a_notebook():
-    functions = [getattr(streamcd, name) for name in streamcd.__all__]
-    listening = [
-        f for f in functions if inspect.isfunction(f) and "listener" in inspect.signature(f).parameters
-    ]
-    assert {function.__name__ for function in listening} >= {"convert", "train", "tune", "write_report"}
-    assert all(hasattr(function, "__wrapped__") for function in listening)
-
-
-def test_in_a_notebook_a_first_fit_shows_the_compilation_alone(notebook, dataset, caplog):
-    found = LinearSVC()._listener()
-    with closing(found):
-        found.progress(Progress("pass 1", 1, 4, "entries"))
-        assert not notebook
-        found.progress(Progress("compiling kernels", 0, None, "", note="kernel 1"))
-    assert "kernel 1" in notebook[0][0]
-
-
-def test_a_figure_is_a_picture_in_a_notebook(dataset, tmp_path):
-    """IPython shows what has this method as a picture; figures of matplotlib's were a line of text without pyplot."""
-    pytest.importorskip("matplotlib")
-    result = streamcd.train(dataset, tmp_path / "run")
-    assert result.plot()._repr_png_().startswith(b"\x89PNG")
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import sys
 from html.parser import HTMLParser
@@ -11,19 +10,13 @@ from pathlib import Path
 import command_line
 import numpy as np
 import pytest
-from sklearn import metrics
-from small_datasets import multiclass, random_rows, write_dataset
+from small_datasets import random_rows, write_dataset
 
-from streamcd import StreamcdError, evaluate, load_model, resume, train, tune, write_report
+from streamcd import StreamcdError, load_model, resume, train, tune, write_report
 from streamcd.core.memory_budget import format_size
-from streamcd.prediction.curves import ScoreCurves
-from streamcd.prediction.evaluate import evaluate_model
-from streamcd.prediction.options import EvaluateOptions
-from streamcd.prediction.thresholds import RECALLS, list_thresholds
-from streamcd.report.evaluation_tables import evaluation_tables
 from streamcd.report.page import Section, render_page
 from streamcd.report.tables import Table
-from streamcd.report.training_figures import objective_figure, work_figure
+from streamcd.report.training_figures import objective_figure
 from streamcd.training.history import read_history
 
 
@@ -37,9 +30,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def page(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A page with pictures of an evaluation too, and its pictures in files beside it."""
+    """A page with a picture of an evaluation too."""
     folder = tmp_path_factory.mktemp("page")
-    write_report(run, folder / "r.html", data=run.parent / "data", images=folder / "png")
+    write_report(run, folder / "r.html", data=run.parent / "data")
     return folder / "r.html"
 
 
@@ -62,11 +55,8 @@ def test_a_page_has_all_pictures_inside_and_asks_nothing_of_the_network(page: Pa
     text, tags = page.read_text(), _Tags()
     tags.feed(text)
     assert not tags.open
-    assert len(tags.sources) == 5
+    assert len(tags.sources) == 4
     assert all(source.startswith("data:image/png;base64,") for source in tags.sources)
-    assert sorted(path.name for path in page.with_name("png").iterdir()) == [
-        f"{name}.png" for name in ("evaluation", "gap", "objective", "weights", "work")
-    ]
     assert "area under ROC curve" in text
     assert re.search(r"converged</td><td>yes", text)
     assert "omega" not in text  # an option that was not given
@@ -82,18 +72,6 @@ def test_a_report_names_the_strength_of_acceleration_by_its_option(run: Path, pa
     for word in ("κ", "β", "λ", "kappa", "lane"):
         assert word not in shown
     assert "kappa" not in command_line.run("train", "--help").stdout.lower()
-
-
-def test_bytes_read_are_drawn_where_there_is_more_than_the_first_read(run: Path, page: Path) -> None:
-    """A search in memory had a panel of flat lines."""
-    history = read_history(run)
-    (records,) = history.values()
-    assert [record["bytes_read"] > 0 for record in records[:2]] == [True, False]
-    assert "the data stayed in memory after the first read" in page.read_text()
-    streamed = {"": [record | {"bytes_read": 1000} for record in records]}
-    for histories, shown in ((history, []), (streamed, ["Read so far, MB"])):
-        titles = [axes.get_title(loc="left") for axes in work_figure(histories).axes]
-        assert titles == ["Active rows", *shown, "Seconds by stage"]
 
 
 def test_a_missing_matplotlib_is_told_of_before_rows_are_scored(
@@ -117,12 +95,11 @@ def test_a_page_is_replaced_with_force_alone_and_the_same_run_gives_the_same(run
 def test_a_search_is_drawn_with_its_folds(tmp_path: Path) -> None:
     data = write_dataset(tmp_path / "data", random_rows(80, 8, seed=1))
     found = tune(data, tmp_path / "run", C=[0.1, 1.0], cv=2, max_passes=30)
-    write_report(tmp_path / "run", tmp_path / "r.html", images=tmp_path / "png")
+    write_report(tmp_path / "run", tmp_path / "r.html")
     page = (tmp_path / "r.html").read_text()
     assert "Largest weights" in page
     for C, scores in found.scores.items():
         assert f"<td>{C}</td><td>{scores['mean']:.4f}</td>" in page
-    assert (tmp_path / "png" / "search.png").exists()
     (tmp_path / "run" / "scores.json").write_text('{"scores": [0.1]}')
     with pytest.raises(StreamcdError, match=r"scores\.json: damaged"):
         write_report(tmp_path / "run", tmp_path / "r.html", force=True)
@@ -142,96 +119,13 @@ def test_a_file_that_is_no_page_is_kept(run: Path, tmp_path: Path) -> None:
     assert (tmp_path / "precious.html").read_text() == "mine"
 
 
-@pytest.mark.parametrize("form", ["png", "svg", "pdf"])
-def test_an_evaluation_is_drawn_in_the_format_of_the_name(run: Path, tmp_path: Path, form: str) -> None:
-    out = tmp_path / f"e.{form}"
-    data = run.parent / "data"
-    assert command_line.run_json("evaluate", data, run, "--plot", out) == evaluate(data, run)
-    assert {"png": b"PNG", "svg": b"<svg", "pdf": b"%PDF"}[form] in out.read_bytes()[:1000]
-    refused = command_line.run("evaluate", data, run, "--plot", tmp_path / "e.gif")
-    assert "ends in .png, .svg or .pdf" in refused.stderr
-
-
-def test_the_area_under_a_curve_is_the_exact_one_but_for_its_bins(run: Path) -> None:
-    result, curves = evaluate_model(run.parent / "data", load_model(run), EvaluateOptions())
-    assert curves is not None
-    false, true = curves.roc(0)
-    assert np.trapezoid(true, false) == pytest.approx(result["auc"], abs=2e-3)
-    assert (false[0], true[0], false[-1], true[-1]) == (0.0, 0.0, 1.0, 1.0)
-    assert (np.diff(false) >= 0).all()
-    assert (np.diff(true) >= 0).all()
-
-
-@pytest.mark.parametrize("positive", [1, -1])
-def test_thresholds_say_what_predictions_from_there_on_are_worth(
-    run: Path, tmp_path: Path, positive: int
-) -> None:
-    """By scikit-learn, on decisions; the model's own has the figures of its predictions, some with a decision of 0."""
-    x, y = random_rows(400, 12, seed=5)
-    x[:40] = 0.0
-    data = write_dataset(tmp_path / "data", (x, y))
-    model = dataclasses.replace(load_model(run), bias=-1.0, intercept=np.zeros(1))
-    result, curves = evaluate_model(data, model, EvaluateOptions(positive=positive))
-    assert isinstance(curves, ScoreCurves)
-    found = list_thresholds(curves)
-    scores, own = positive * model.decision_function(x).astype(np.float32), y == positive
-    for of in found:
-        if of.why != "the model's":
-            said = scores >= of.score
-            assert of.precision == pytest.approx(metrics.precision_score(own, said))
-            assert of.recall == pytest.approx(metrics.recall_score(own, said))
-            assert of.f1 == pytest.approx(metrics.f1_score(own, said))
-            assert of.share == pytest.approx(said.mean())
-        assert of.probability == pytest.approx(1.0 / (1.0 + np.exp(-of.score)))
-    (models,) = (of for of in found if "the model's" in of.why)
-    assert (models.score, models.probability) == (0.0, 0.5)
-    measured = [models.precision, models.recall, models.f1]
-    assert measured == pytest.approx([result[name] for name in ("precision", "recall", "f1")])
-    precision, recall, _ = metrics.precision_recall_curve(own, scores)
-    best = np.nanmax(2 * precision * recall / (precision + recall))
-    assert max(of.f1 for of in found) == pytest.approx(best, rel=0.02)
-    for least in RECALLS:
-        assert any(of.recall >= least and f"recall {least:g}" in of.why for of in found)
-    assert [of.score for of in found] == sorted((of.score for of in found), reverse=True)
-
-
 def test_a_report_begins_with_what_the_model_is_worth(run: Path, page: Path, tmp_path: Path) -> None:
     """A reader looked for it below three pictures of the convergence."""
     evaluation, *others = re.findall("<h2>(.*?)</h2>", page.read_text())
     assert evaluation == f"Evaluation on {run.parent / 'data'}"
     assert others == ["Largest weights", "Training", "Run", "Model", "Provenance"]
-    assert "thresholds: rows from there on are predicted 1" in page.read_text()
     write_report(run, tmp_path / "r.html")
     assert "--data names rows with labels to evaluate the model on" in (tmp_path / "r.html").read_text()
-
-
-def test_a_page_says_where_figures_are_of_weights_rather_than_rows(run: Path, tmp_path: Path) -> None:
-    x, y = random_rows(300, 12, seed=3)
-    data = write_dataset(tmp_path / "data", (x, y), weight=np.full(y.size, 2.5))
-    texts = []
-    for rows in (data, run.parent / "data"):
-        write_report(run, tmp_path / "r.html", data=rows, force=True)
-        texts.append((tmp_path / "r.html").read_text())
-    of_weights = ["by class, weighted", "their weight", "confusion, in sums of weights", "share of weight"]
-    assert [[name in text for name in of_weights] for text in texts] == [[True] * 4, [False] * 4]
-    assert ["share of rows" in text for text in texts] == [False, True]
-
-
-def test_several_classes_get_a_curve_each(tmp_path: Path) -> None:
-    data = write_dataset(tmp_path / "data", multiclass())
-    train(data, tmp_path / "run", max_passes=30)
-    model = load_model(tmp_path / "run")
-    _, curves = evaluate_model(data, model, EvaluateOptions())
-    assert curves is not None
-    assert len(curves.classes) == model.n_classes
-    assert ScoreCurves.table_bytes(model) == curves.counts.nbytes
-
-
-def test_a_result_draws_its_gaps(run: Path) -> None:
-    from streamcd import resume
-
-    figure = resume(run).plot()
-    assert len(figure.axes) == 2
 
 
 def test_time_and_bytes_are_those_of_the_run_after_a_kill_too(run: Path, tmp_path: Path) -> None:
@@ -263,28 +157,3 @@ def test_a_report_on_a_search_tells_the_time_of_its_parts(tmp_path: Path) -> Non
     page = (tmp_path / "r.html").read_text()
     assert f"<td>read by folds</td><td>{format_size(found.folds['bytes_read'])}</td>" in page
     assert f"<td>read by training with the best C</td><td>{format_size(found.bytes_read)}</td>" in page
-
-
-def test_an_evaluation_shows_four_decimals_of_shares_and_all_digits_of_none_but_the_objective() -> None:
-    """Of 5,000 rows an accuracy of 89.9800 % and an area of 0.9736482776 stood there, whose third digit is a chance's."""
-    facts = {
-        "n_rows": 5000,
-        "positive": "yes",
-        "labels": ["no", "yes"],
-        "accuracy": 0.8998,
-        "auc": 0.9736482776,
-    }
-    facts |= {"average_precision": 0.639281539, "brier_score": 0.000321234, "primal_objective": 1157.8502561}
-    facts |= {"confusion": [[4330, 489], [12, 169]], "per_class": []}
-    quality, _, confusion = evaluation_tables("", facts)
-    assert dict(quality.rows) == {
-        "rows": "5,000",
-        "accuracy": "89.98 %",
-        "primal objective": "1157.850256",
-        "area under ROC curve": "0.9736",
-        "average precision of yes": "0.6393",
-        "Brier score": "0.0003212",
-    }
-    assert confusion.rows[0] == ["no", "4,330", "489"]
-    errors = dict(evaluation_tables("", {"n_rows": 3, "mae": 52_345.6789, "r2": 0.5})[0].rows)
-    assert errors == {"rows": "3", "mean absolute error": "52345.7", "R²": "0.5000"}

@@ -1,8 +1,7 @@
-"""Progress bars: on a terminal, drawn by rich, and in a notebook."""
+"""Progress bars: on a terminal, drawn by rich."""
 
 from __future__ import annotations
 
-import html
 from typing import Any, TextIO
 
 from ..core.errors import escaped
@@ -62,31 +61,3 @@ class Bars:
         if self._live is not None:
             self._live.stop()
             self._live = None
-
-
-class NotebookBars:
-    """The same two lines in a notebook, as HTML that is replaced in place."""
-
-    def __init__(self) -> None:
-        self._handle: Any = None
-
-    def show(self, progress: Progress, text: str, whole: tuple[float, str] | None) -> None:
-        """Draw the phase, and the whole training above it."""
-        from IPython.display import HTML, display
-
-        share = progress.done / progress.total if progress.total else None
-        rows = [("training", *whole)] if whole else []
-        page = HTML("".join(_html_row(*row) for row in [*rows, (escaped(progress.phase), share, text)]))
-        if self._handle is None:
-            self._handle = display(page, display_id=True)
-        else:
-            self._handle.update(page)
-
-    def clear(self) -> None:
-        """Leave the last state on the page; the next progress begins below it."""
-        self._handle = None
-
-
-def _html_row(name: str, share: float | None, text: str) -> str:
-    value = "" if share is None else f' value="{share:.4f}"'
-    return f'<div>{html.escape(name)} <progress max="1"{value}></progress> {html.escape(text)}</div>'

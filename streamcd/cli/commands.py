@@ -21,7 +21,7 @@ from ..core.errors import StreamcdError, UsageError
 from ..core.memory_budget import format_size
 from ..core.options import SharedWork
 from ..core.storage import is_url, local_path, location
-from ..prediction.options import ModelOptions, PlotOptions, PredictOptions
+from ..prediction.options import EvaluateOptions, ModelOptions, PredictOptions
 from ..report.evaluation_tables import evaluation_tables
 from ..report.tables import (
     Table,
@@ -328,22 +328,15 @@ def resume(listener: Console, run: str, **options: Any) -> Shown:
 @cli.command()
 @click.argument("data", metavar="DATASET|FILE", type=click.Path())
 @click.argument("model", metavar="RUN|MODEL", type=click.Path())
-@options_of(PlotOptions)
+@options_of(EvaluateOptions)
 @no_scheduler
-@option(
-    "--plot",
-    metavar="FILE",
-    help="Draw confusion matrix, ROC curves and calibration into a .png, .svg or .pdf file; needs the extra 'plot'.",
-)
 @checkpoint_option
 @talks()
 def evaluate(
     listener: Console,
     data: str,
     model: str,
-    plot: str | None,
     checkpoint: bool,
-    force: bool,
     **options: Any,
 ) -> Shown:
     """Compare a model's predictions with the labels of a dataset, of a table or of libsvm text.
@@ -351,17 +344,11 @@ def evaluate(
     \b
     Example:
       streamcd evaluate test.libsvm.gz run
-      streamcd evaluate test.libsvm.gz run --plot test.png
     """
     used, name, said = asked_model(model, checkpoint, options, listener)
-    if plot is None:
-        from ..prediction.evaluate import evaluate as evaluate_model
+    from ..prediction.evaluate import evaluate as evaluate_model
 
-        result = evaluate_model(data, used, listener=listener, **options)
-    else:
-        from ..runs.report import plot_evaluation
-
-        result = plot_evaluation(data, used, plot, force=force, listener=listener, **options)
+    result = evaluate_model(data, used, listener=listener, **options)
     result |= said
     return result, *evaluation_tables(f"{name} on {data}", result)
 
@@ -372,7 +359,7 @@ def evaluate(
 @options_of(ReportOptions)
 @talks()
 def report(listener: Console, run: str, out: str, **options: Any) -> Shown:
-    """Write a report on a run: quality, thresholds, weights, convergence, configuration; needs the extra 'plot'.
+    """Write a report on a run: quality, weights, convergence, configuration; needs the extra 'plot'.
 
     \b
     Example:

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO, cast
 
 from ..core.errors import StreamcdError, escaped, file_named
-from ..core.progress import Listener, Progress, TrainingStatus, set_default_listener
+from ..core.progress import Listener, Progress, TrainingStatus
 from ..report.tables import Table
-from .bars import Bars, NotebookBars
+from .bars import Bars
 from .course import Course, describe_progress
 
 PLAIN_INTERVAL = 10.0
@@ -103,7 +103,7 @@ class Console(Listener):
 
 
 class ProgressBar(Console):
-    """Progress of long calls from Python: bars on a terminal and in a notebook, otherwise a line every ten seconds.
+    """Progress of long calls from Python: bars on a terminal, otherwise a line every ten seconds.
 
     Pass it as ``listener=``; the bars are removed when the call ends. Messages and warnings go to standard error.
 
@@ -118,20 +118,6 @@ class ProgressBar(Console):
     --------
     >>> data = streamcd.convert("reviews/train.txt", "shown", listener=streamcd.ProgressBar(quiet=True))
     """
-
-    def _make_bars(self) -> Any:
-        return NotebookBars() if _in_notebook() else super()._make_bars()
-
-
-def _in_notebook() -> bool:
-    ipython = sys.modules.get("IPython")
-    return ipython is not None and type(ipython.get_ipython()).__name__ == "ZMQInteractiveShell"
-
-
-def show_in_notebook() -> None:
-    """Give functions called in a notebook without ``listener=`` a `ProgressBar`."""
-    if _in_notebook():
-        set_default_listener(ProgressBar)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ class ShardReader:
             if kept and n_shards <= self._n_kept
             else (make_plan(dataset, spec.memory, self._layout, weights), dataset.n_shards)
         )
-        n_cells = self._problem.n_cells
+        n_cells = self._problem.n_folds
         self._stream = Stream(
             dataset, self.plan, self._layout, spec.seed, n_folds=n_cells, n_shards=self._room
         )

@@ -69,7 +69,7 @@ class _Sample:
             int(start[layout.fewest_chunks]) for start in (dataset.row_start, dataset.entry_start)
         )
         plan = Plan(max(n_entries, 1), n_rows, resident=False)
-        self._stream = Stream(dataset, plan, layout, task.seed, n_folds=task.problem.n_cells)
+        self._stream = Stream(dataset, plan, layout, task.seed, n_folds=task.problem.n_folds)
         window = next(self._stream.windows(0))
         order = np.empty(self._stream.largest_window_items + 1, dtype=np.int64)
         key = random_key(task.seed, loop.state.read, 0)

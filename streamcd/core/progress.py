@@ -81,7 +81,7 @@ def ends_progress(function: Callable[Options, Found]) -> Callable[Options, Found
     def run(*args: Options.args, **options: Options.kwargs) -> Found:
         listener = options.get("listener")
         if listener is None:
-            listener = options["listener"] = default_listener()
+            listener = options["listener"] = Listener()
         try:
             with telling_of_compilation(listener, function.__name__):
                 return function(*args, **options)
@@ -137,20 +137,6 @@ class Listener:
 
     def close(self) -> None:
         """Receive the end of a function; another one may follow."""
-
-
-_default: Callable[[], Listener] = Listener
-
-
-def set_default_listener(make: Callable[[], Listener]) -> None:
-    """Set what makes the listener of functions that are called without one."""
-    global _default
-    _default = make
-
-
-def default_listener() -> Listener:
-    """Make the listener of functions that are called without one: a progress bar in a notebook, else one that logs."""
-    return _default()
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:

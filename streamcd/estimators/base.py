@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 
 from ..core.errors import ConvergenceWarning, UsageError
-from ..core.progress import COMPILING, Listener, Progress, compiling_for, default_listener, warn_once
+from ..core.progress import COMPILING, Listener, Progress, compiling_for, warn_once
 from ..core.threads import Threads, make_threads
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.exchange import in_source_order, source_labels
@@ -61,24 +61,16 @@ class NotConverged(ConvergenceWarning, TheirConvergenceWarning):
 class _Silent(Listener):
     """Listener that drops everything but the compilation of kernels, which makes the first fit take seconds."""
 
-    def __init__(self) -> None:
-        self._bar = default_listener()
-
     def progress(self, progress: Progress) -> None:
-        """Pass on compilation: a line in the log, and a bar in a notebook."""
+        """Pass on compilation: a line in the log."""
         if progress.phase == COMPILING:
             warn_once(compiling_for("fit"))
-            self._bar.progress(progress)
 
     def message(self, text: str) -> None:
         """Drop it."""
 
     def warning(self, text: str) -> None:
         """Drop it: the estimators issue warnings of their own."""
-
-    def close(self) -> None:
-        """End the bar."""
-        self._bar.close()
 
 
 class Strengths(NamedTuple):
@@ -371,7 +363,7 @@ class LinearModel(BaseEstimator):
         return n_jobs if n_jobs is None or n_jobs >= 0 else max(make_threads(None).count + 1 + n_jobs, 1)
 
     def _listener(self) -> Listener:
-        return default_listener() if self.verbose else _Silent()
+        return Listener() if self.verbose else _Silent()
 
     def _adopt(self, result: Result, model: Model) -> Self:
         """Set the fitted attributes, and warn if training has not converged."""

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.classes import class_indices, place_of_label
-from ..core.errors import UsageError
+from ..core.classes import class_indices
 from ..core.memory_budget import parse_size
 from ..core.options import takes
 from ..core.progress import Listener, ends_progress
@@ -18,11 +17,10 @@ from ..kernels.loss_table import INLIERS, LOSSES, PLANES, form_of
 from ..models.model import Model
 from ..models.stored import load_model
 from ..solvers.problem import losses_of, row_losses
-from .curves import MAX_CLASSES, Residuals, ScoreCurves
 from .label_sets import LabelSetEvaluation
 from .options import EvaluateOptions
 from .outputs import class_scores
-from .reading_plan import Data, Means, cached
+from .reading_plan import Means, cached
 from .roc_auc import RocArea
 from .scored_rows import ScoredRows, Scoring
 from .sums import Accuracy, ExactSum, RSquared, figures_by_label, some_weight
@@ -30,19 +28,16 @@ from .sums import Accuracy, ExactSum, RSquared, figures_by_label, some_weight
 MAX_CONFUSION_LABELS = 1000
 """Largest number of labels with a confusion matrix."""
 
-_DRAWING_BYTES = 50_000_000  # of matplotlib, by which curves are drawn
-
 
 class _Evaluation:
     """Sums over the rows seen so far."""
 
-    def __init__(self, model: Model, roc: RocArea, asked: Any = None) -> None:
+    def __init__(self, model: Model, roc: RocArea) -> None:
         self.model, self.roc = model, roc
-        self.positive, self.is_asked = positive_class(model, asked), asked is not None
         self.n_rows = self.n_unknown = 0
         self.weighted = False  # a row weighs other than 1
         # exact, so that they do not depend on the blocks of rows
-        self.loss, self.log_loss, self.brier = ExactSum(), ExactSum(), ExactSum()
+        self.loss, self.log_loss = ExactSum(), ExactSum()
         self.known_weight, self.accuracy = ExactSum(), Accuracy()
         self.costs = None if model.C is None else model.class_costs()
         k = model.n_classes
@@ -71,10 +66,8 @@ class _Evaluation:
         if model.has_probabilities:
             log_probabilities = model.log_probabilities(decisions)
             self.log_loss.add(-log_probabilities[np.arange(place.size), place] * weight)
-            self.brier.add(_brier_terms(np.exp(log_probabilities), place) * weight)
-        if self.positive is not None:
-            scores = class_scores(model.choice, decisions, self.positive)
-            self.roc.add(scores, place == self.positive, weight)
+        if model.n_classes == 2:
+            self.roc.add(class_scores(model.choice, decisions, 1), place == 1, weight)
 
     def _add_unknown(self, label: np.ndarray, predicted: np.ndarray, weight: np.ndarray) -> None:
         self.n_unknown += label.size
@@ -103,22 +96,12 @@ class _Evaluation:
             "accuracy": self.accuracy.value(),
             "primal_objective": objective,
         }
-        areas = self.roc.areas()
-        if self.positive is not None:
-            result["positive"] = _listed_label(model, float(model.classes[self.positive]))
-        if areas is not None:
-            result["auc"], result["average_precision"] = areas.roc, areas.average_precision
-            if areas.roc_error or areas.average_precision_error:
-                result["auc_error"] = areas.roc_error
-                result["average_precision_error"] = areas.average_precision_error
+        if (area := self.roc.area()) is not None:
+            result["auc"], result["auc_error"] = area
         if model.has_probabilities and known:
             result["log_loss"] = self.log_loss.value() / known
-            result["brier_score"] = self.brier.value() / known
         if self.confusion is not None:
             result |= self._confusion(self.confusion)
-        if self.is_asked and self.confusion is not None:
-            (of,) = (one for one in result["per_class"] if one["label"] == result["positive"])
-            result |= {name: of[name] for name in ("precision", "recall", "f1")}
         return result
 
     def _confusion(self, weights_of_known: np.ndarray) -> dict[str, Any]:
@@ -178,29 +161,10 @@ class _Errors:
         }
 
 
-def positive_class(model: Model, asked: Any) -> int | None:
-    """Return the place of the class that measures of one class are of: as asked, else the larger of two, else None."""
-    if asked is None:
-        return 1 if model.n_classes == 2 and not model.multilabel else None
-    if model.has_targets or model.multilabel:
-        found = "numbers" if model.has_targets else "any number of labels a row"
-        raise UsageError(f"positive: expected none for a model of {found}, found {asked!r}")
-    return place_of_label(asked, model.label_numbers(), "positive")
-
-
 def _listed_label(model: Model, label: float) -> int | float | str:
     if model.class_names is not None:
         return model.label_text(label)
     return int(label) if model.label_kind == "integer" and label == int(label) else label
-
-
-def _brier_terms(probabilities: np.ndarray, place: np.ndarray) -> np.ndarray:
-    """Return the squared distance of a row's probabilities from its class; with two classes, of the larger one's alone."""
-    if probabilities.shape[1] == 2:
-        terms: np.ndarray = (probabilities[:, 1] - (place == 1)) ** 2
-        return terms
-    probabilities[np.arange(place.size), place] -= 1.0
-    return np.einsum("ij,ij->i", probabilities, probabilities)
 
 
 @ends_progress
@@ -223,14 +187,12 @@ def evaluate(
     -------
     dict
         ``n_rows``, ``accuracy``, ``primal_objective`` (of the model's own problem on this data; None if the model does not
-        know its C, or not all labels); for two classes, or the one asked for, ``auc`` and ``average_precision`` (of the
-        label ``positive``), exact, or with ``auc_error`` and ``average_precision_error``, their largest errors, where the
-        scores do not fit, and ``precision``, ``recall`` and ``f1`` of it where it was asked for; for the logistic loss
-        ``log_loss`` and ``brier_score`` (means over the rows; of two classes the squared error of the larger
-        label's probability, of several the sum over the classes); ``labels``, ``confusion`` (rows true, columns predicted)
-        and ``per_class``: for each label ``n_rows``, ``precision``, ``recall``, ``f1``. Where rows weigh other than 1, all
-        these are weighted but for the two ``n_rows``, beside which ``sum_of_weights`` is the rows' weight, and ``weighted``
-        is True. Of a multilabel model ``n_rows``, ``f1_micro``, ``f1_macro``, ``subset_accuracy`` (of rows all of whose
+        know its C, or not all labels); for two classes ``auc``, the area under the ROC curve of the larger one, with
+        ``auc_error``, a bound on its error, 0 where the scores fit in memory; with probabilities ``log_loss``, a mean over
+        the rows; ``labels``, ``confusion`` (rows true, columns predicted) and ``per_class``: for each label ``n_rows``,
+        ``precision``, ``recall``, ``f1``. Where rows weigh other than 1, all these are weighted but for the two ``n_rows``,
+        beside which ``sum_of_weights`` is the rows' weight, and ``weighted`` is True. Of a
+        multilabel model ``n_rows``, ``f1_micro``, ``f1_macro``, ``subset_accuracy`` (of rows all of whose
         labels are right), ``hamming_loss``, ``primal_objective``, ``labels`` and ``per_class``; labels that it does not
         know count as not found in ``f1_micro`` and ``subset_accuracy``. Of a model that predicts numbers ``n_rows``,
         ``mae`` and ``mse`` (mean absolute and squared error), ``r2`` (None where all targets are the same), ``loss`` (the
@@ -252,43 +214,20 @@ def evaluate(
         if isinstance(model, Model)
         else load_model(model, asked.C, l1=asked.l1, memory=parse_size(asked.memory))
     )
-    return evaluate_model(data, model, asked, curves=False)[0]
-
-
-def _evaluation(model: Model, memory: int, positive: Any) -> _Evaluation | _Errors | LabelSetEvaluation:
+    listener = asked.listener or Listener()
+    scoring = Scoring(data, model, Means.of(asked), compared=True)
+    evaluation: _Evaluation | _Errors | LabelSetEvaluation
     if model.multilabel:
-        return LabelSetEvaluation(model)
-    return _Errors(model) if model.has_targets else _Evaluation(model, RocArea(memory), positive)
-
-
-def evaluate_model(
-    data: Data, model: Model, asked: EvaluateOptions, *, curves: bool = True
-) -> tuple[dict[str, Any], ScoreCurves | Residuals | None]:
-    """Return the result of `evaluate`, and what pictures are of: the distributions of scores, or residuals.
-
-    There are none for more than `MAX_CLASSES`.
-    """
-    budget, listener = parse_size(asked.memory), asked.listener or Listener()
-    positive = positive_class(model, asked.positive)
-    score_curves: ScoreCurves | Residuals | None = None
-    if curves and model.has_targets:
-        score_curves = Residuals()
-    elif curves and model.n_classes <= MAX_CLASSES:
-        score_curves, budget = ScoreCurves(model, positive), budget - ScoreCurves.table_bytes(model)
-    if curves:
-        budget -= _DRAWING_BYTES
-    means = replace(Means.of(asked), budget=budget)
-    scoring = Scoring(data, model, means, compared=True)
-    evaluation = _evaluation(model, scoring.plan.left, asked.positive)
+        evaluation = LabelSetEvaluation(model)
+    else:
+        evaluation = _Errors(model) if model.has_targets else _Evaluation(model, RocArea(scoring.plan.left))
     for rows in scoring.blocks("evaluate"):
         if asked.unweighted:
             rows = replace(rows, weight=np.ones(rows.weight.size))
         evaluation.add(rows)
-        if score_curves is not None:
-            score_curves.add(rows)
     if evaluation.n_unknown:
         listener.warning(
             f"{evaluation.n_unknown:,} rows have labels that the model does not know; they count as errors "
             f"(it knows {', '.join(model.label_texts()[:5])}{', …' if model.n_classes > 5 else ''})"
         )
-    return evaluation.result(), score_curves
+    return evaluation.result()

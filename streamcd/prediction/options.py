@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from ..core.options import MemoryOptions, SharedWork, ThreadOptions, option, replaces
 from ..dataset.range_cache import CacheOptions
@@ -27,30 +26,10 @@ class ScoringOptions(SharedWork, ModelOptions, CacheOptions, ThreadOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PositiveOptions:
-    """Options of what evaluates by class."""
-
-    positive: Any = option(
-        None,
-        "Class that average precision, precision, recall, F1, of several classes also the area under the ROC curve, are of.",
-        kind="label",
-        metavar="LABEL",
-        default_is="the larger of two labels (by number, or alphabet); of several classes none",
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluateOptions(PositiveOptions, ScoringOptions):
+class EvaluateOptions(ScoringOptions):
     """Options of `evaluate.evaluate`."""
 
     unweighted: bool = option(False, "Count all rows alike, whatever the weights of the data.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlotOptions(EvaluateOptions):
-    """Options of an evaluation that is drawn."""
-
-    force: bool = replaces("picture")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,6 @@
-"""Areas under the ROC and precision-recall curves: exact while the scores fit in memory, else by bins, with a bound."""
+"""Area under the ROC curve: exact while the scores fit in memory, else by bins, with a bound."""
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import numpy as np
 
@@ -13,15 +11,6 @@ LEAST_BYTES = _LEAST_SCORES * _BYTES_PER_SCORE
 """Memory that a receiver takes at least."""
 N_BINS = 1 << 16
 """Bins at most: one for each of some scores, and one for the scores between two of these."""
-
-
-class Areas(NamedTuple):
-    """Areas under the ROC and the precision-recall curve, with bounds on their errors: 0 where all scores were held."""
-
-    roc: float
-    average_precision: float
-    roc_error: float
-    average_precision_error: float
 
 
 class RocArea:
@@ -81,12 +70,11 @@ class RocArea:
         for sums, weight in zip(self._sums, (signed, -signed), strict=True):
             sums += np.bincount(number, np.maximum(weight, 0.0), sums.size)
 
-    def areas(self) -> Areas | None:
-        """Compute the areas under both curves; None for one class.
+    def area(self) -> tuple[float, float] | None:
+        """Compute the area and a bound on its error, 0 where all scores were held; None for one class.
 
-        The first is the probability that a positive row scores above a negative one, ties counted half. The second is the
-        average precision: the mean over the positive rows of the precision among the rows that score as high or higher. Of
-        rows in a bin of different scores both are the middle between the best order and the worst.
+        It is the probability that a positive row scores above a negative one, ties counted half, as are pairs in a bin of
+        different scores.
         """
         if not (self._held or self._sums.size):
             return None
@@ -94,30 +82,14 @@ class RocArea:
         if self._held and not self._weighted:
             positives, negatives = positives.astype(np.int64), negatives.astype(np.int64)
         # scores come in descending order
-        first, second = np.cumsum(positives), np.cumsum(negatives)
-        n_positive, n_negative = first[-1].item(), second[-1].item()
+        first = np.cumsum(positives)
+        n_positive, n_negative = first[-1].item(), negatives.sum().item()
         if not n_positive or not n_negative:
             return None
         n_pairs = n_positive * n_negative
         doubled = (negatives * (2 * first - positives)).sum().item()
-        precision = _ratio(first, first + second)
-        if self._bounds is None:
-            average = (positives * precision).sum().item() / n_positive
-            return Areas(doubled / (2 * n_pairs), average, 0.0, 0.0)
-        mixed = np.arange(first.size) % 2 == 0
-        best = np.where(mixed, _ratio(first, first + second - negatives), precision)
-        worst = np.where(mixed, _ratio(first - positives, first - positives + second), precision)
-        return Areas(
-            doubled / (2 * n_pairs),
-            (positives * (best + worst)).sum().item() / (2 * n_positive),
-            (positives * negatives)[mixed].sum().item() / (2 * n_pairs),
-            (positives * (best - worst)).sum().item() / (2 * n_positive),
-        )
-
-
-def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """Divide; 1 where both are 0."""
-    return np.divide(part, whole, out=np.ones(part.size), where=whole > 0)
+        mixed = slice(0, 0 if self._bounds is None else None, 2)
+        return doubled / (2 * n_pairs), float((positives * negatives)[mixed].sum() / (2 * n_pairs))
 
 
 def _count_ties(score: np.ndarray, signed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

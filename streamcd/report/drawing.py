@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import io
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 from ..core.errors import UsageError, escaped
@@ -30,7 +29,6 @@ COLORS = (
 )
 _WIDTH = 10.5  # inches
 _NAME_HEAD, _NAME_TAIL = 27, 12  # characters kept of a longer name, so that a panel has room
-FORMATS = ("png", "svg", "pdf")
 
 _STYLE: Any = {
     "axes.spines.top": False,
@@ -46,7 +44,6 @@ _STYLE: Any = {
     "legend.fontsize": 8,
     "font.size": 9,
     "lines.linewidth": 1.6,
-    "svg.hashsalt": "streamcd",
     "text.usetex": False,
 }
 
@@ -96,23 +93,14 @@ def _picture() -> Any:
     return Picture
 
 
-def image(figure: Figure, form: str = "png") -> bytes:
-    """Render a figure as one of `FORMATS`; the same figure gives the same bytes."""
+def image(figure: Figure) -> bytes:
+    """Render a figure as PNG; the same figure gives the same bytes."""
     import matplotlib
 
     buffer = io.BytesIO()
-    metadata = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[form]
     with matplotlib.rc_context(_STYLE):
-        figure.savefig(buffer, format=form, dpi=110, metadata=metadata)
+        figure.savefig(buffer, format="png", dpi=110, metadata={"Software": None})
     return buffer.getvalue()
-
-
-def image_format(path: Path) -> str:
-    """Return the format of a file by the end of its name."""
-    form = path.suffix.lstrip(".").lower()
-    if form not in FORMATS:
-        raise UsageError(f"{path}: expected a name that ends in .png, .svg or .pdf")
-    return form
 
 
 def name_text(name: object) -> str:

@@ -19,23 +19,16 @@ _QUALITY = {
     "loss": "mean loss",
     "primal_objective": "primal objective",
     "auc": "area under ROC curve",
-    "average_precision": "average precision",
-    "precision": "precision",
-    "recall": "recall",
-    "f1": "F1",
-    "brier_score": "Brier score",
     "log_loss": "mean log loss",
 }
 
 
 _FORMS = {
     **dict.fromkeys(("mae", "mse"), ".6g"),
-    **dict.fromkeys(("loss", "log_loss", "brier_score", "hamming_loss"), ".4g"),
+    **dict.fromkeys(("loss", "log_loss", "hamming_loss"), ".4g"),
     "primal_objective": ".10g",
 }
 """Formats of figures that are no shares, of which four decimals stand; ``--json`` has all digits."""
-
-_OF_ONE_CLASS = "average_precision", "precision", "recall", "f1"
 
 
 def evaluation_tables(title: str, result: Facts) -> list[Table]:
@@ -56,34 +49,14 @@ def evaluation_tables(title: str, result: Facts) -> list[Table]:
         rows += [("all labels right", f"{100 * result['subset_accuracy']:.2f} % of the rows")]
     for key, name in _QUALITY.items():
         if result.get(key) is not None:
-            error = f" ± {result[f'{key}_error']:.1g}" if f"{key}_error" in result else ""
-            of = (
-                f" of {result['positive']}" if key in _OF_ONE_CLASS or (key == "auc" and n_labels > 2) else ""
-            )
-            rows.append((f"{name}{of}", f"{result[key]:{_FORMS.get(key, '.4f')}}{error}"))
+            error = f" ± {result[f'{key}_error']:.1g}" if result.get(f"{key}_error") else ""
+            rows.append((name, f"{result[key]:{_FORMS.get(key, '.4f')}}{error}"))
     tables = [Table(title, rows)]
     if 1 < n_labels <= _MOST_CLASSES_SHOWN:
         tables.append(_class_table(result["per_class"], weighted=weighted))
     if 1 < n_labels <= _MOST_CLASSES_CROSSED and "confusion" in result:
         tables.append(_confusion_table(result["labels"], result["confusion"], weighted=weighted))
     return tables
-
-
-def threshold_table(label: str, thresholds: Sequence[Facts], *, weighted: bool) -> Table:
-    """Show what a threshold does: the probability, or else the score, from which on rows are predicted to be of a class."""
-    by_score = any(of["probability"] is None for of in thresholds)
-    rows = [
-        [
-            f"{of['score']:.4g}" if by_score else f"{of['probability']:.4f}",
-            *(f"{of[name]:.4f}" for name in ("precision", "recall", "f1")),
-            f"{100 * of['share']:.3g} %",
-            of["why"],
-        ]
-        for of in thresholds
-    ]
-    share = "share of weight" if weighted else "share of rows"
-    header = [f"{'score' if by_score else 'probability'} from", "precision", "recall", "F1", share, "for"]
-    return Table(f"thresholds: rows from there on are predicted {label}", rows, header)
 
 
 def _class_table(classes: Sequence[Facts], *, weighted: bool) -> Table:

@@ -286,19 +286,19 @@ def score_table(search: Facts, most_folds: int | None = None) -> Table:
     ranked = sorted(scores, key=lambda of: (of.setting != best, -criterion.sign * of.mean))
     shown = sorted(ranked[:_MOST_SETTINGS])
     settings = [of.setting._asdict() for of in shown]
-    folds = search["fold_names"]
+    folds = [f"fold {number + 1}" for number in range(len(scores[0].folds))]
     drawn = slice(0 if most_folds is not None and len(folds) > most_folds else len(folds))
     rows = [
         [
             *_setting_cells(setting, settings),
-            *(format(score, criterion.form) for score in (of.mean, of.standard_error, *of.folds[drawn])),
+            *(format(score, criterion.form) for score in (of.mean, *of.folds[drawn])),
         ]
         for of, setting in zip(shown, settings, strict=True)
     ]
     title = f"{score_text(search)} on {len(folds)} folds, best {best}"
     if left_out := len(scores) - len(shown):
         title += f"; the {len(shown)} best settings, {left_out:,} left out"
-    header = [*_setting_header(settings), "mean", "standard error", *folds[drawn]]
+    header = [*_setting_header(settings), "mean", *folds[drawn]]
     return Table(title, rows, header)
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..core.setting import Setting
 from .drawing import COLORS, new_figure, note, styled
 from .scores import Scores
 
@@ -24,13 +22,6 @@ _WIDE_RANGE = (
     30.0  # from here on an axis is logarithmic; on a narrower one powers of ten would be too few to read off
 )
 _NUMBERS = "{x:,.10g}"
-_STAGES = {
-    "train": "training",
-    "wait": "waiting for data",
-    "state": "dual variables",
-    "line_search": "line search",
-}
-_MEANWHILE = "reading ahead,\nmeanwhile"
 
 
 @styled
@@ -116,55 +107,6 @@ def _draw_range(axes: Axes, train: Records, name: str, color: str) -> None:
 
 
 @styled
-def work_figure(histories: Histories) -> Figure:
-    """Draw active rows against passes, bytes read too unless the data stayed in memory, and the seconds of every stage."""
-    streamed = reads_on(histories)
-    figure, panels = new_figure(columns=3 if streamed else 2)
-    rows, *reads, stages = panels
-    most = max(sum(record["bytes_read"] for record in records) for records in histories.values())
-    size, unit = (1e9, "GB") if most >= 1e9 else (1e6, "MB")
-    for color, (name, records) in zip(_colors(histories), histories.items(), strict=True):
-        train = [record for record in records if record["kind"] == "train"]
-        active = [(record["passes"], record["active_rows"]) for record in train]
-        rows.plot(*_points(active), color=color, label=name or None)
-        for read in reads:
-            read_so_far = accumulate(record["bytes_read"] / size for record in records)
-            read.plot([record["passes"] for record in records], list(read_so_far), color=color)
-    titles = f"Active rows{_summed(histories)}", f"Read so far, {unit}"
-    for axes, title in zip((rows, *reads), titles, strict=False):
-        axes.set_title(title)
-        _label_passes(axes)
-        axes.set_ylim(bottom=0)
-        axes.yaxis.set_major_formatter(_NUMBERS)
-    if len(histories) > 1:
-        rows.legend()
-    _draw_stages(stages, [record for records in histories.values() for record in records])
-    return figure
-
-
-def reads_on(histories: Histories) -> bool:
-    """Tell if data were read after the first read; else they stayed in memory."""
-    return any(record["bytes_read"] for records in histories.values() for record in records[1:])
-
-
-def _draw_stages(axes: Axes, records: Records) -> None:
-    """Show the reads' time by stage; reading ahead runs at the same time, so it is not part of the sum."""
-    totals: dict[str, float] = {}
-    for record in records:
-        for stage, seconds in record["seconds"].items():
-            if isinstance(seconds, int | float):
-                totals[stage] = totals.get(stage, 0.0) + seconds
-    meanwhile = {_MEANWHILE: totals.pop("read")} if "read" in totals else {}
-    rest = totals.pop("total") - sum(totals.values())
-    named = {_STAGES.get(stage, stage): seconds for stage, seconds in totals.items()}
-    stages = {**meanwhile, "other": rest, **dict(sorted(named.items(), key=lambda item: item[1]))}
-    colors = ["#a9c1dd" if stage == _MEANWHILE else COLORS[0] for stage in stages]
-    axes.barh(list(stages), list(stages.values()), color=colors)
-    axes.set_title("Seconds by stage")
-    axes.grid(visible=False, axis="y")
-
-
-@styled
 def search_figure(scores: Sequence[Scores], best: Scores, criterion: str) -> Figure:
     """Draw the score on every fold, and its mean: against C, or against λ, a line for each C, where there are several λ."""
     figure, axes = new_figure(width=6.5)
@@ -187,35 +129,6 @@ def search_figure(scores: Sequence[Scores], best: Scores, criterion: str) -> Fig
     axes.set_xlabel("l1" if along else "C")
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
-
-
-@styled
-def path_figure(
-    strengths: Sequence[float],
-    curves: Mapping[str, Sequence[float]],
-    support: Sequence[int],
-    below: tuple[str, Sequence[float]],
-) -> Figure:
-    """Draw against λ the weights by name, how many are not 0, and below these a quantity with its title."""
-    figure, (weights, counts, last) = new_figure(columns=3)
-    for number, (name, curve) in enumerate(curves.items()):
-        weights.plot(strengths, curve, color=COLORS[number % len(COLORS)], label=name)
-    counts.plot(strengths, support, ".-", color=COLORS[0])
-    counts.set_ylim(bottom=0)
-    last.plot(strengths, below[1], ".-", color=COLORS[0])
-    for axes, title in ((weights, "Largest weights"), (counts, "Weights not 0"), (last, below[0])):
-        axes.set_title(title)
-        axes.set_xscale("log")
-        axes.invert_xaxis()  # from few weights to many
-        axes.set_xlabel("l1")
-        axes.yaxis.set_major_formatter(_NUMBERS)
-    if curves:
-        weights.legend(fontsize="x-small")
-    return figure
-
-
-def _setting_of(each: Mapping[str, Any]) -> Setting:
-    return Setting(each["C"], each["l1"])
 
 
 def _summed(histories: Histories) -> str:

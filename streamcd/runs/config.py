@@ -28,32 +28,11 @@ from .problem_options import ProblemOptions, SharedRounds, check_positive
 
 @dataclass(frozen=True)
 class Search:
-    """A search over C by cross-validation with `cv` folds; columns are those kept beside the rows, empty for none."""
+    """A search over C by cross-validation with `cv` folds."""
 
     cv: int
     scoring: str = ""  # the criterion; by the loss where empty
-    positive: str = ""  # label of the class that it is of, where one was asked for
-    groups: str = ""  # column whose values stay together in a fold
-    fold: str = ""  # column that names the folds
-    stratify: bool = False
-    one_standard_error: bool = False
-    cv_seeds: int = 1
-    cells: int = 0  # of rows, of which the folds of several seeds are made; 0 for the usual number
-    fold_names: tuple[str, ...] = ()  # values of the column that names them
-
-    @property
-    def n_cells(self) -> int:
-        """Number of cells that rows are assigned to: the folds, but for several seeds."""
-        from ..core.randomness import count_cells  # with kernels
-
-        return self.cells or count_cells(self.cv, self.cv_seeds)
-
-    def name_folds(self) -> list[str]:
-        """Name the folds: by the column's values, or by numbers from 1, of several seeds one seed after the other."""
-        of_seed = [f"fold {number + 1}" for number in range(self.cv)]
-        if self.cv_seeds > 1:
-            return [f"seed {number + 1}, {name}" for number in range(self.cv_seeds) for name in of_seed]
-        return list(self.fold_names) or of_seed
+    fold: str = ""  # column kept beside the rows that names the folds
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -179,7 +179,6 @@ class _Scores(Structure):
     best_C: float
     best_l1: float
     scored_by: str
-    fold_names: list[str]
 
 
 def read_scores(path: Path) -> dict[str, Any] | None:

@@ -118,11 +118,11 @@ def _score_chunk(
     code = np.zeros(data.label.size, np.int64)
     if not folds.problem.has_targets:
         code, _ = class_indices(folds.problem.classes, data.label)
-    number = folds.dataset.folds_of(data.source, folds.options.seed, folds.problem.n_cells)
+    number = folds.dataset.folds_of(data.source, folds.options.seed, folds.problem.n_folds)
     for first in range(0, code.size, block_rows):
         block = slice(first, first + block_rows)
         for fold in by_fold:
-            mine = first + np.flatnonzero(folds.problem.splits[fold.number, number[block]])
+            mine = first + np.flatnonzero(number[block] == fold.number)
             rows = SparseRows(data.indptr[mine], data.indptr[mine + 1], data.feature, data.value)
             decisions, _ = score(rows, fold.weights, fold.intercept)
             of_each = np.split(decisions, len(fold.settings), axis=1)

@@ -62,7 +62,7 @@ def stops_when_interrupted(function: Callable[Options, Found]) -> Callable[Optio
                 result = function(*args, **options)
         if result.fell_short:
             more = "" if result.stop_reason == "time" else ", max_passes=N"
-            way = result.again or f"streamcd.resume({result.run!r}{more}) goes on"
+            way = f"streamcd.resume({result.run!r}{more}) goes on"
             ways = [way] if result.more_passes_help else []
             text = "; ".join([result.describe_shortfall(), *ways, *result.advice])
             warnings.warn(escaped(text), ConvergenceWarning, stacklevel=2)

@@ -89,18 +89,7 @@ def _check_shared(problem: Problem) -> None:
 
 def search_of(asked: TuneOptions) -> Search:
     """Make the record of the search that options ask for."""
-    columns = asked.groups or "", asked.fold or ""
-    return Search(
-        asked.folds,
-        asked.scoring or "",
-        "" if asked.positive is None else str(asked.positive),
-        *columns,
-        asked.stratify,
-        asked.one_standard_error,
-        asked.fold_seeds,
-        asked.fold_cells,
-        asked.fold_names,
-    )
+    return Search(asked.folds, asked.scoring or "", asked.fold or "")
 
 
 def resolve_part(part: Run, run: ResolvedRun, problem: ProblemOptions, **options: Any) -> ResolvedRun:

@@ -12,7 +12,7 @@ from ..core.options import Checked, ListenerOptions, Place, Section, Size, Threa
 from ..core.storage import local_path
 from ..dataset.range_cache import CacheOptions
 from ..kernels.loss_table import has_cost
-from ..prediction.options import ModelOptions, PositiveOptions
+from ..prediction.options import ModelOptions
 from .problem_options import (
     COSTS,
     MAX_FOLDS,
@@ -218,51 +218,18 @@ class TuneOptions(TrainOptions):
         flags="-v --cv",
         metavar="K",
     )
-    cv_seeds: int = option(
-        1,
-        "Repeat the cross-validation with folds by so many seeds, all trained in the same reads; a score is the mean over "
-        "all folds.",
-        metavar="N",
-        section=Section.CHOICE,
-    )
     scoring: str | None = option(
         None,
-        "Criterion by which is chosen. f1, average_precision and auc are of the class `positive`. Of rows with any number "
-        "of labels: f1_micro, f1_macro, subset_accuracy.",
-        choices=(
-            *("accuracy", "auc", "average_precision", "log_loss", "balanced_accuracy", "f1"),
-            *("f1_micro", "f1_macro", "subset_accuracy", "r2", "mae", "mse"),
-        ),
-        default_is="accuracy; of any number of labels f1_micro; of targets r2, or the mean of a loss that is not squared",
-        section=Section.CHOICE,
-    )
-    positive: Any = option(
-        None,
-        "Class that the criteria f1, average_precision and auc are of, of several classes against the rest.",
-        kind="label",
-        metavar="LABEL",
-        default_is="the larger of two labels (by number, or alphabet); of several classes the mean over all",
-        section=Section.CHOICE,
-    )
-    groups: str | None = option(
-        None,
-        "Column kept beside the rows (convert --keep): the rows of a value stay together in a fold; folds are of about "
-        "the same size.",
-        metavar="COL",
+        "Criterion by which is chosen: accuracy, auc (of several classes the mean of each against the rest) and log_loss of "
+        "classes; r2, and the mean loss, of numbers to predict.",
+        choices=("accuracy", "auc", "log_loss", "r2", "loss"),
+        default_is="accuracy; of targets r2, or the mean of a loss that is not squared",
         section=Section.CHOICE,
     )
     fold: str | None = option(
         None,
         "Column kept beside the rows whose values name the folds, in place of `cv`.",
         metavar="COL",
-        section=Section.CHOICE,
-    )
-    stratify: bool = option(
-        False, "The same number of rows of every class in each fold, to one row.", section=Section.CHOICE
-    )
-    one_standard_error: bool = option(
-        False,
-        "Choose the smallest C (and the largest l1) whose mean score is within a standard error of the best one's.",
         section=Section.CHOICE,
     )
     start_from: Place = None
@@ -273,7 +240,6 @@ class TuneOptions(TrainOptions):
     worker_timeout: float | None = None
     plan: Any = None
     search: bool = True
-    fold_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         has_none = self.C is None
@@ -291,17 +257,7 @@ class TuneOptions(TrainOptions):
             )
         if not 2 <= self.cv <= MAX_FOLDS:
             raise UsageError(f"cv: expected from 2 to {MAX_FOLDS} folds, found {self.cv}")
-        if not 1 <= self.cv_seeds <= MAX_FOLDS // self.cv:
-            raise UsageError(
-                f"cv_seeds: expected from 1 to {MAX_FOLDS // self.cv} seeds for {self.cv} folds ({MAX_FOLDS} in all), "
-                f"found {self.cv_seeds}"
-            )
-        if self.fold and self.cv_seeds > 1:
-            raise UsageError("fold and cv_seeds exclude each other: the column names the folds")
-        self._set(C=tuple(sorted(set(self.C))), folds=int(self.cv), fold_seeds=int(self.cv_seeds))
-        given = [name for name in ("groups", "fold", "stratify") if getattr(self, name)]
-        if len(given) > 1:
-            raise UsageError(f"{' and '.join(given)} exclude each other: each says which rows are a fold")
+        self._set(C=tuple(sorted(set(self.C))), folds=int(self.cv))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -335,20 +291,13 @@ class ResumeOptions(SessionOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportOptions(PositiveOptions, ModelOptions, ListenerOptions):
+class ReportOptions(ModelOptions, ListenerOptions):
     """Options of `report.write_report`."""
 
     data: Any = option(
         None,
-        "Evaluate the model on it, as `evaluate` does: confusion and ROC.",
+        "Evaluate the model on it, as `evaluate` does.",
         kind="Dataset or path",
         metavar="DATASET|FILE",
-    )
-    images: Place = option(
-        None,
-        "Write the pictures as PNG files into this directory too; it is made if it is not there.",
-        kind="path",
-        metavar="DIR",
-        section=Section.OUTPUT,
     )
     force: bool = replaces("page")

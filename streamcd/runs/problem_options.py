@@ -330,8 +330,6 @@ class ProblemOptions(_LossParameters, Checked):
     )
     seed: int = option(0, "Seed of the random order of visits.", section=Section.METHOD)
     folds: int = 0  # of a cross-validation; 0 for none
-    fold_seeds: int = 1  # by so many seeds
-    fold_cells: int = 0  # of rows, of which folds are made; 0 for the usual number
 
     def __post_init__(self) -> None:
         from ..solvers.acceleration import check_acceleration  # with kernels, which declarations do without
@@ -470,7 +468,7 @@ class ProblemOptions(_LossParameters, Checked):
             class_weight=weights_by_number(weights, dataset) if isinstance(weights, tuple) else weights,
             code=code,
             multilabel=bool(dataset.multilabel),
-            splits=self._splits(),
+            n_folds=self.folds,
             free_bias=self.unpenalized_bias,
             l1=self.strengths[0],
             l2=self.strengths[1],
@@ -503,15 +501,6 @@ class ProblemOptions(_LossParameters, Checked):
                 memory, {f"signs of {n_labels:,} labels in {n_sets:,} sets of them": 25 * n_labels * n_sets}
             )
         return np.where(dataset.has_labels(dataset.label_names)[0], np.int8(1), np.int8(-1))
-
-    def _splits(self) -> Any:
-        """Return the cells of rows of every fold, None without folds."""
-        from ..core.randomness import count_cells, split_cells
-
-        if not self.folds:
-            return None
-        cells = self.fold_cells or count_cells(self.folds, self.fold_seeds)
-        return split_cells(cells, self.folds, self.fold_seeds, self.seed)
 
     def _bias_feature(self, dataset: Dataset) -> float:
         """Return the value of the constant feature, NO_BIAS for none.

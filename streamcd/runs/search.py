@@ -16,17 +16,15 @@ from typing import Any
 import numpy as np
 
 from ..core.atomic_files import write_file
-from ..core.classes import place_of_label
 from ..core.progress import Listener
 from ..core.setting import Setting, cost_name
-from ..models.model_file import source_labels
 from ..report.scores import CRITERIA, Scores, score_text, scores_of
 from ..training import checkpoint
 from ..training.loop import Session
 from ..training.result import Outcome, Result, TuneResult, relative_gaps
 from .carry_out import carry_out, result_of, train_groups
 from .config import ResolvedRun, Search, write_config
-from .criteria import OF_ONE_CLASS, least_bytes, make_criterion
+from .criteria import least_bytes, make_criterion
 from .early_warnings import advise
 from .held_out import HeldOut, held_out_rows
 from .lane_groups import resolve_part
@@ -43,10 +41,7 @@ def carry_out_search(directory: checkpoint.Run, search: ResolvedRun, session: Se
         "best_C": float("nan"),
         "best_l1": float("nan"),
         "scored_by": _criterion(search),
-        "scored_of": _scored_class(search),
-        "fold_names": _tuned(search).name_folds(),
     }
-    _tell_scored_class(search, scored["scored_of"], session.listener)
     result = result_of(directory, outcome, search)
     if not outcome.is_cut_short:
         advise(search, result)
@@ -110,53 +105,17 @@ def _tuned(search: ResolvedRun) -> Search:
     return search.config.tune
 
 
-def _labels(search: ResolvedRun) -> list[Any]:
-    dataset = search.dataset
-    return source_labels(search.problem.classes.tolist(), dataset.label_kind, dataset.class_names)
-
-
-def _positive(search: ResolvedRun) -> int | None:
-    """Return the place of the class that criteria of one class are of: as asked, else the larger of two labels."""
-    if asked := _tuned(search).positive:
-        return place_of_label(asked, _labels(search), "positive")
-    return 1 if search.problem.classes.size == 2 else None
-
-
-def _scored_class(search: ResolvedRun) -> Any:
-    """Return the label of the class that the criterion is of; None where it is of all, as the area of two classes is."""
-    positive, two = _positive(search), search.problem.classes.size == 2
-    name = _criterion(search)
-    if positive is None or name not in OF_ONE_CLASS or (name == "auc" and two):
-        return None
-    return _labels(search)[positive]
-
-
-def _tell_scored_class(search: ResolvedRun, label: Any, listener: Listener) -> None:
-    """Tell where the class that the criterion is of is not the rare one, which is seldom what is meant."""
-    counts = search.dataset.class_counts
-    if (
-        label is not None
-        and counts is not None
-        and not _tuned(search).positive
-        and 2 * counts[1] > counts.sum()
-    ):
-        listener.warning(
-            f"{CRITERIA[_criterion(search)].text} is of {label}, the class of {counts[1] / counts.sum():.0%} of the rows; "
-            f"--positive {_labels(search)[0]} takes the other one"
-        )
-
-
 def _score(path: Path, search: ResolvedRun, session: Session) -> dict[str, Any]:
     """Score every C and λ on each fold by the models trained without it, weighted as in `evaluate`.
 
     Returns ``scores``, by C, or by C and λ (`Setting.name`) where there are several of these, ``best_C`` and ``best_l1``.
     """
-    problem, asked = search.problem, _tuned(search)
+    problem = search.problem
     settings = sorted({lane.setting for lane in problem.lanes})
     name, n_models = _criterion(search), len(settings) * problem.n_folds
     least = n_models * least_bytes(name, problem)
     memory = max(int(_SCORES_SHARE * search.config.memory), least) if least else 0
-    criterion = make_criterion(name, problem, memory // n_models, _positive(search))
+    criterion = make_criterion(name, problem, memory // n_models)
     sums: defaultdict[tuple[Setting, int], Any] = defaultdict(criterion.new)
 
     def compare(rows: HeldOut) -> tuple[tuple[Setting, int], np.ndarray, np.ndarray, np.ndarray]:
@@ -175,12 +134,12 @@ def _score(path: Path, search: ResolvedRun, session: Session) -> dict[str, Any]:
     if lacking := sorted({fold + 1 for (_, fold), score in found.items() if score is None}):
         session.listener.warning(
             f"fold {', '.join(map(str, lacking))}: no rows, or not of all classes, as {name} needs: its score counts as 0; "
-            "give a smaller --cv, or --stratify"
+            "give a smaller --cv"
         )
     for setting in settings:
         folds = [found[setting, fold] or 0.0 for fold in range(problem.n_folds)]
         scores.append(Scores(setting, folds, float(np.mean(folds))))
-    best = CRITERIA[name].best(scores, by_error=asked.one_standard_error).setting
+    best = CRITERIA[name].best(scores).setting
     several = len({of.setting.l1 for of in scores}) > 1
     return {
         "scores": {

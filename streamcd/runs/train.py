@@ -181,8 +181,8 @@ def _with_folds(dataset: Dataset, asked: TuneOptions) -> tuple[Dataset, TuneOpti
 
     search = search_of(asked)
     check_scoring(search, asked.problem, dataset)
-    dataset, search = with_folds(dataset, search, asked.seed, asked.memory_bytes)
-    return dataset, replace(asked, cv=search.cv, fold_cells=search.cells, fold_names=search.fold_names)
+    dataset, search = with_folds(dataset, search, asked.memory_bytes)
+    return dataset, replace(asked, cv=search.cv)
 
 
 def _train(
@@ -215,7 +215,7 @@ def _go_on(
         if config.tune is not None:
             from .folds import with_folds
 
-            dataset, _ = with_folds(dataset, config.tune, config.options.seed, config.memory)
+            dataset, _ = with_folds(dataset, config.tune, config.memory)
         if differs(config):
             listener.warning(
                 "this machine or its libraries differ from those that the run was begun with: "

@@ -88,7 +88,7 @@ def primal_memory(
     points = 3 if extrapolates else 2
     entry_bytes, fixed_bytes, page_rows = paging_bytes(problem, dataset, extrapolates=extrapolates)
     # the signed costs, and temporary tables for them and for the smaller side of a row
-    signed = 3 * max(problem.n_cells, 1) * problem.full_table_bytes
+    signed = 3 * max(problem.n_folds, 1) * problem.full_table_bytes
     return SolverMemory(
         ColumnLayout(window, centred=problem.free_bias),
         points * 8 * (problem.n_features + 1) * problem.n_lanes,
@@ -123,7 +123,7 @@ def working_set_memory(problem: Problem, dataset: Dataset) -> SolverMemory:
     narrow, n_vectors = min(NARROW + 1, size), problem.n_lanes * problem.lane_vectors
     of_lane = 40 if problem.lane_vectors == 1 else 72 + 16 * problem.lane_vectors
     of_rows = 32 * n_vectors + of_lane * together + 2 * constant_bytes(problem, dataset)
-    signed = 3 * max(problem.n_cells, 1) * problem.full_table_bytes
+    signed = 3 * max(problem.n_folds, 1) * problem.full_table_bytes
     return SolverMemory(
         ColumnLayout(item_bytes=64 + 112 * together, centred=problem.free_bias),
         size * (8 * n_vectors + problem.n_lanes),

@@ -422,5 +422,5 @@ def costs_of_kinds(problem: Problem, costs: np.ndarray) -> np.ndarray:
     """Compute from costs by class and lane those by ``class * cells + cell``; 0 if the lane leaves the row out."""
     if not problem.n_folds:
         return np.ascontiguousarray(costs)
-    kept = ~problem.splits[problem.lane_fold].T
+    kept = np.arange(problem.n_folds)[:, None] != problem.lane_fold
     return np.ascontiguousarray((costs[:, None, :] * kept).reshape(-1, problem.n_lanes))

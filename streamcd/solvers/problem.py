@@ -34,7 +34,6 @@ LEAST_COST, LEAST_WEIGHT = 1e-60, 1e-30
 """C times a class's weight, and a row's weight, are 0 or lie between these and their inverses: the squares of their products
 stay finite, as does the smallest dual variable of the logistic loss divided by one."""
 
-_NO_SPLITS = np.zeros((0, 0), np.bool_)
 _MAX_TABLE = 1 << 18  # elements of a table of classes and lanes that is stored in full: 2 MB
 
 
@@ -66,8 +65,7 @@ class Problem:
     sign: np.ndarray
     cost: np.ndarray  # like `sign`: C times the class weight
     lane_fold: np.ndarray  # (lanes,) int64
-    # (folds, cells) bool: the cells of rows that make up each fold; the same, but for folds by several seeds
-    splits: np.ndarray
+    n_folds: int  # 0 for none
     bias: float  # value of the constant feature appended to every row; 0 for none
     n_features: int
     l2: float = 1.0  # the penalty of a lane is l1 Σ|w_j| + l2/2 ‖w‖²; another than ½‖w‖² for some methods
@@ -98,21 +96,11 @@ class Problem:
         """λ of every lane, (lanes,) float64."""
         return np.array([lane.l1 for lane in self.lanes])
 
-    @property
-    def n_folds(self) -> int:
-        """Number of folds, of all seeds; 0 for none."""
-        return int(self.splits.shape[0])
-
-    @property
-    def n_cells(self) -> int:
-        """Number of cells that rows are assigned to; 0 for none."""
-        return int(self.splits.shape[1])
-
     @cached_property
     def left_out(self) -> tuple[np.ndarray, np.ndarray]:
-        """Which fold a lane leaves out, and the cells of each: `lane_fold` and `left_out` of `kernels.primitives.Costs`."""
+        """Which fold a lane leaves out, and the rows of each: `lane_fold` and `left_out` of `kernels.primitives.Costs`."""
         cells = np.zeros((self.n_folds + 1, 256), np.bool_)
-        cells[:-1, : self.n_cells] = self.splits
+        cells[np.arange(self.n_folds), np.arange(self.n_folds)] = True
         return self.lane_fold, cells
 
     @property
@@ -312,7 +300,7 @@ def make_problem(
     class_weight: Mapping[float, float] | str | None = None,
     code: np.ndarray | None = None,
     multilabel: bool = False,
-    splits: np.ndarray | None = None,
+    n_folds: int = 0,
     free_bias: bool = False,
     l1: Sequence[float] = (0.0,),
     l2: float = 1.0,
@@ -327,7 +315,7 @@ def make_problem(
     -1. For a loss of targets there are no classes, and one column. `parameter` is that of a loss that has one, or its
     default.
 
-    A negative `bias` means none, as in LIBLINEAR; the code matrix is one-vs-rest by default. With `splits` every lane is
+    A negative `bias` means none, as in LIBLINEAR; the code matrix is one-vs-rest by default. With `n_folds` every lane is
     made for each fold, which it leaves out; without, all rows are used. Raises `UsageError` for invalid values,
     and if the budget `memory` is too small for tables of classes and lanes.
     """
@@ -360,7 +348,7 @@ def make_problem(
         Lane(label, float(c), fold, float(strength))
         for c in C
         for strength in l1
-        for fold in ((-1,) if splits is None else range(len(splits)))
+        for fold in (range(n_folds) if n_folds else (-1,))
         for label in ([None] if form == CLASSES else labels)
     ]
     lane_C = np.array([lane.C for lane in lanes])
@@ -373,7 +361,7 @@ def make_problem(
         sign=sign,
         cost=cost,
         lane_fold=np.array([lane.fold for lane in lanes], dtype=np.int64),
-        splits=_NO_SPLITS if splits is None else splits,
+        n_folds=n_folds,
         bias=max(float(bias), 0.0),
         n_features=n_features,
         l2=float(l2),
@@ -396,7 +384,7 @@ def one_class_problem(n_features: int, nu: float | None = None) -> Problem:
         sign=code.astype(np.float64),
         cost=np.ones((2, 1)),
         lane_fold=np.array([-1]),
-        splits=_NO_SPLITS,
+        n_folds=0,
         bias=1.0,
         n_features=n_features,
         free_bias=True,

@@ -122,7 +122,7 @@ class PagedRows:
         starts = np.arange(0, max(dataset.n_rows, 1), page_rows)
         self._n_pages = starts.size
         sizes = np.diff(np.append(starts, dataset.n_rows))
-        kind = kind_dtype(problem.n_kinds, problem.n_cells)
+        kind = kind_dtype(problem.n_kinds, problem.n_folds)
         widths = [8 * n_lanes, 8 * n_lanes, constant_bytes(problem, dataset)] + [8 * n_lanes] * extrapolates
         self.slots = SlotStore(
             folder,
@@ -256,7 +256,7 @@ class PagedRows:
 
 def no_rows(problem: Problem, dataset: Dataset) -> Rows:
     """Return no rows, by which kernels are loaded."""
-    kind = kind_dtype(problem.n_kinds, problem.n_cells)
+    kind = kind_dtype(problem.n_kinds, problem.n_folds)
     return _new_rows(problem.n_lanes, kind, dataset.weighted, problem.has_targets, 0)
 
 
@@ -299,7 +299,7 @@ def kind_dtype(n_classes: int, n_cells: int) -> np.dtype:
 
 def constant_bytes(problem: Problem, dataset: Dataset) -> int:
     """Compute the bytes of a row's kind, weight and target."""
-    kind = kind_dtype(problem.n_kinds, problem.n_cells)
+    kind = kind_dtype(problem.n_kinds, problem.n_folds)
     return kind.itemsize + 8 * dataset.weighted + 8 * problem.has_targets
 
 
@@ -322,7 +322,7 @@ def read_rows(dataset: Dataset, problem: Problem, seed: int) -> Iterator[tuple[n
 
     Raises `DatasetError` if the manifest does not list a label.
     """
-    n_cells = problem.n_cells
+    n_cells = problem.n_folds
     dtype = kind_dtype(problem.n_kinds, n_cells)
     for chunk in range(dataset.n_chunks):
         label, weight, source = dataset.read_rows(chunk, ("label", "weight", "source"))

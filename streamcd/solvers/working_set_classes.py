@@ -65,8 +65,8 @@ class MultinomialWorkingSetSolver(WorkingSetSolver):
         ]
 
     def _labels_of_kinds(self) -> np.ndarray:
-        n_kinds = self.problem.n_kinds * max(self.problem.n_cells, 1)
-        return np.arange(n_kinds) // max(self.problem.n_cells, 1)
+        n_kinds = self.problem.n_kinds * max(self.problem.n_folds, 1)
+        return np.arange(n_kinds) // max(self.problem.n_folds, 1)
 
     def _rows(self, lane: int, kind: np.ndarray, weight: np.ndarray) -> ClassRows:
         cost = costs_of_kinds(self.problem, self.problem.cost)[:, lane]

@@ -293,7 +293,7 @@ class Loop(TrainingLoop):
         self._restore_checkpoint()
 
     def _train(self) -> None:
-        task, folds = self.task, self.task.problem.n_cells
+        task, folds = self.task, self.task.problem.n_folds
         started = time.monotonic()
         with telling_of_compilation(self.listener, "train"):  # of a program that calls no decorated function
             task.solver.load_kernels(task.dataset, self.state)

@@ -148,25 +148,6 @@ class Result:
         with self._copied_run() as run:
             return history_table(run)
 
-    def plot(self) -> Any:
-        """Draw the duality gap against passes and seconds.
-
-        Returns
-        -------
-        matplotlib.figure.Figure
-            Shown by a notebook as it is; ``figure.savefig(path)`` writes it.
-
-        Raises
-        ------
-        UsageError
-            Where matplotlib is not installed; names the extra.
-        """
-        from ..report.training_figures import gap_figure
-        from .history import read_history
-
-        with self._copied_run() as run:
-            return gap_figure(read_history(run), None)
-
     def _copied_run(self) -> AbstractContextManager[Path]:
         """Provide the run to read; refused where there is none."""
         return copied(self.run, "a run")
@@ -186,14 +167,10 @@ class TuneResult(Result):
         "accuracy"  # or r2, of numbers to predict; or loss, their mean loss, which is best where it is least
     )
 
-    scored_of: Any = None  # the label of the class that the criterion is of, if it is of one
-    fold_names: list[str] = field(default_factory=list)  # in the order of `scores`
-
     def _figures(self) -> list[str]:
         best = Setting(self.best_C, self.best_l1)
         means = [of["mean"] for of in self.scores.values()]
-        of = "" if self.scored_of is None else f" of {self.scored_of}"
-        found = f"best: {best}, by {self.scored_by.replace('_', ' ')}{of}, of {len(means)} tried"
+        found = f"best: {best}, by {self.scored_by.replace('_', ' ')}, of {len(means)} tried"
         return [*([found] if means else []), *super()._figures()]
 
 
