@@ -22,12 +22,10 @@ if TYPE_CHECKING:
     from .estimators.linear import LinearSVC as LinearSVC
     from .estimators.linear import LogisticRegression as LogisticRegression
     from .estimators.linear import TwinSVC as TwinSVC
-    from .estimators.one_class import OneClassSVM as OneClassSVM
     from .estimators.regression import ElasticNet as ElasticNet
     from .estimators.regression import HuberRegressor as HuberRegressor
     from .estimators.regression import Lasso as Lasso
     from .estimators.regression import LinearSVR as LinearSVR
-    from .estimators.regression import QuantileRegressor as QuantileRegressor
     from .estimators.regression import Ridge as Ridge
     from .models.export import export as export
     from .models.model import Model as Model
@@ -50,14 +48,13 @@ _PUBLIC = {
     "Listener": ("core.progress", "Listener"),
     "LogisticRegression": ("estimators.linear", "LogisticRegression"),
     "Model": ("models.model", "Model"),
-    "OneClassSVM": ("estimators.one_class", "OneClassSVM"),
     "ProgressBar": ("cli.console", "ProgressBar"),
     "Result": ("training.result", "Result"),
     "StreamcdError": ("core.errors", "StreamcdError"),
     "TwinSVC": ("estimators.linear", "TwinSVC"),
     **{
         name: ("estimators.regression", name)
-        for name in ("ElasticNet", "HuberRegressor", "Lasso", "LinearSVR", "QuantileRegressor", "Ridge")
+        for name in ("ElasticNet", "HuberRegressor", "Lasso", "LinearSVR", "Ridge")
     },
     "convert": ("conversion.convert", "convert"),
     "distribute": ("cluster.distribute", "distribute"),

@@ -192,17 +192,6 @@ def test_a_dataset_is_exported_as_text(text, data, tmp_path):
     assert [before[key] for key in keys] == [after[key] for key in keys]
 
 
-@pytest.mark.parametrize("ending", ["onnx", "pmml", "CSV", "json", "parquet", "npz", "gz"])
-def test_an_export_named_as_a_file_of_another_format_is_refused(made, tmp_path, ending):
-    for source, form, written in (
-        ("run", "liblinear", "LIBLINEAR's text"),
-        ("data", "libsvm", "libsvm text"),
-    ):
-        line = refused("export", made / source, tmp_path / f"m.{ending}", "--format", form)
-        assert f"m.{ending}: expected a name for {written}, such as m.txt, found the ending of" in line
-    assert not any(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.usefixtures("lend")
 def test_skipped_query_ids_are_told_once_where_text_is_read(made, tmp_path, workers):

@@ -28,13 +28,13 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from small_datasets import columns_of, multiclass, random_rows, write_dataset
 
 import streamcd
-from streamcd import LinearSVC, LogisticRegression, OneClassSVM, TwinSVC
+from streamcd import LinearSVC, LogisticRegression, TwinSVC
 from streamcd.core.errors import DataError, UsageError
 
 TO_TOLERANCE = "two fits to one optimum agree to the tolerance, and the check asks for seven digits"
 NOT_OFFERED = {
     (estimator, f"check_sample_weight_equivalence_on_{kind}_data"): TO_TOLERANCE
-    for estimator in ("LinearSVC", "LogisticRegression", "OneClassSVM", "TwinSVC")
+    for estimator in ("LinearSVC", "LogisticRegression", "TwinSVC")
     for kind in ("dense", "sparse")
 }
 """The checks that fail, each with the reason."""
@@ -54,7 +54,6 @@ def failing(estimator: Any) -> dict[str, str]:
         LinearSVC(C=0.1, penalty="l1"),
         LogisticRegression(C=0.1),
         LogisticRegression(C=0.1, penalty="l1", multi_class="ovr"),
-        OneClassSVM(),
         TwinSVC(C=0.1),
     ],
     expected_failed_checks=failing,
@@ -259,8 +258,6 @@ def test_frames_leave_their_names() -> None:
         (LogisticRegression(intercept_scaling=2), "the intercept is not penalised"),
         (LogisticRegression(dual=True), "dual"),
         (LogisticRegression(n_jobs="x"), "a number of threads as n_jobs"),
-        (OneClassSVM(kernel="rbf"), "expected kernel='linear', found 'rbf'"),
-        (OneClassSVM(nu=0.0), "a number > 0 and <= 1 as nu, found 0.0"),
     ],
 )
 def test_parameters_that_are_not_offered_are_refused_by_name(estimator: Any, said: str) -> None:
@@ -281,36 +278,6 @@ def test_the_multinomial_loss_with_l1_and_the_elastic_net_are_scikit_learns(l1_r
     np.testing.assert_allclose(ours.predict_proba(x), theirs.predict_proba(x), atol=1e-6)
     assert ((ours.coef_ == 0.0) == (np.abs(theirs.coef_) < 1e-8)).all()
     assert LogisticRegression(**asked, multi_class="ovr").fit(x, y).coef_.shape == (3, x.shape[1])
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-def test_the_one_class_machine_is_scikit_learns(weighted: bool, tmp_path: Path) -> None:
-    x, _ = dense_rows()
-    x = np.abs(x) + 0.3
-    weight = 0.5 + np.arange(len(x)) % 3 if weighted else None
-    theirs = sklearn.svm.OneClassSVM(kernel="linear", nu=0.2, tol=1e-10).fit(x, sample_weight=weight)
-    ours = OneClassSVM(nu=0.2, tol=1e-9).fit(x, sample_weight=weight)
-    assert np.allclose(ours.coef_, theirs.coef_, atol=1e-4)
-    for name in ("intercept_", "offset_"):
-        assert np.allclose(getattr(ours, name), getattr(theirs, name), atol=1e-4)
-        assert getattr(ours, name).shape == np.shape(getattr(theirs, name))
-    assert np.allclose(ours.score_samples(x), theirs.score_samples(x), atol=1e-3)
-    assert np.allclose(ours.decision_function(x), theirs.decision_function(x), atol=1e-3)
-    clear = np.abs(theirs.decision_function(x)) > 1e-3
-    assert np.array_equal(ours.predict(x)[clear], theirs.predict(x)[clear])
-    data = shuffled_dataset(tmp_path / "data", (sp.csr_array(x), np.arange(len(x)) % 5), weight=weight)
-    of_data = OneClassSVM(nu=0.2, tol=1e-9).fit(data)
-    assert np.allclose(of_data.decision_function(data), ours.decision_function(x), atol=1e-3)
-    assert np.array_equal(of_data.predict(data)[clear], theirs.predict(x)[clear])
-
-
-def test_rows_around_the_origin_have_no_plane_and_end_with_a_warning() -> None:
-    """Their optimum is 0: the threshold fell to 1e-323, by which distances were divided."""
-    x = np.random.default_rng(0).normal(size=(15, 4))
-    for seed in range(3):
-        with pytest.warns(UserWarning, match="all sides of the origin"):
-            found = OneClassSVM(random_state=seed).fit(x)
-        assert np.abs(found.coef_).max() < 1e-9
 
 
 @pytest.mark.parametrize(
@@ -521,32 +488,6 @@ def test_a_grid_search_takes_a_dataset_in_place_of_the_arrays(tmp_path: Path) ->
     coef = [grid.best_estimator_["svc"].coef_ for grid in (ours, theirs)]
     assert np.allclose(*coef, atol=1e-3)
     assert np.array_equal(ours.predict(dataset), theirs.predict(x))
-
-
-@pytest.mark.parametrize("n_classes", [2, 3])
-@pytest.mark.parametrize("estimator", [LinearSVC(), LogisticRegression(), TwinSVC()])
-def test_a_dataset_or_rows_of_one_in_place_of_the_arrays_give_the_same(
-    estimator: Any, n_classes: int, tmp_path: Path
-) -> None:
-    x, y = dense_rows(n_classes)
-    weight = 1.0 + np.arange(y.size) % 2
-    dataset = shuffled_dataset(tmp_path / "data", (sp.csr_array(x), y), weight=weight)
-    train, test = np.array_split(np.random.default_rng(1).permutation(y.size), [2 * y.size // 3])
-    for rows, others, given, scored in (
-        (np.arange(y.size), np.arange(y.size), dataset.path, (dataset.path, str(dataset.path), dataset, x)),
-        (train, test, dataset[train], (dataset[test],)),
-    ):
-        arrays = clone(estimator).set_params(tol=1e-9).fit(sp.csr_array(x[rows]), y[rows], weight[rows])
-        found = make_pipeline(clone(estimator).set_params(tol=1e-9)).fit(given)
-        fitted, expected = found[-1], sp.csr_array(x[others])
-        assert np.allclose(fitted.coef_, arrays.coef_, atol=1e-3)
-        assert np.allclose(fitted.intercept_, arrays.intercept_, atol=1e-3)
-        assert fitted.classes_.tolist() == arrays.classes_.tolist()
-        for form in scored:
-            assert np.array_equal(found.predict(form), arrays.predict(expected))
-        decisions = fitted.decision_function(scored[0])
-        assert np.allclose(decisions, arrays.decision_function(expected), atol=1e-2)
-        assert found.score(scored[0]) == arrays.score(expected, y[others], weight[others])
 
 
 @pytest.mark.parametrize("least", [0, 1])

@@ -10,9 +10,7 @@ import pytest
 from conftest import libsvm_text
 
 from streamcd import convert
-from streamcd.core.external_partition import PartitionWriter
 from streamcd.core.locks import scratch_directory
-from streamcd.core.memory_budget import RESERVED_BYTES
 
 
 @pytest.mark.parametrize("name", ["random", "empty_row", "duplicate_rows", "unscaled", "multiclass"])
@@ -37,20 +35,6 @@ def test_float32_values_have_the_digits_they_need(tmp_path):
     (tmp_path / "in").write_text("1 1:0.1 2:3\n-1 1:1e-30 7:16777216\n")
     command_line.run_json("export", convert(tmp_path / "in", tmp_path / "data").path, tmp_path / "out")
     assert (tmp_path / "out").read_text() == "1 1:0.1 2:3\n-1 1:1e-30 7:16777216\n"
-
-
-def test_the_text_does_not_depend_on_the_memory(small_problem, made_dataset, tmp_path, monkeypatch):
-    x, y = small_problem("random")
-    rows = np.random.default_rng(0).integers(0, 80, 130_000)
-    data = made_dataset(x[rows], y[rows], chunk_rows=500)
-    command_line.run_json("export", data.path, tmp_path / "large")
-    used: list[Any] = []
-    monkeypatch.setattr(PartitionWriter, "spill", _counting(PartitionWriter.spill, used))
-    memory = RESERVED_BYTES + 10_500_000
-    command_line.run_json("export", data.path, tmp_path / "small", "--memory", memory)
-    assert len(used) > 1
-    assert (tmp_path / "small").read_bytes() == (tmp_path / "large").read_bytes()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["large", "made", "small"]
 
 
 def _counting(function: Any, calls: list[Any]) -> Any:

@@ -179,27 +179,6 @@ def test_workers_start_from_a_run_of_one_process_before_rows_were_appended(tmp_p
     assert same_optimum(warm, train(tmp_path / "data", tmp_path / "cold", **asked), 1e-5)
 
 
-def test_where_rows_before_were_dropped_the_weights_are_taken_and_rows_appended_later_go_on(
-    tmp_path: Path,
-) -> None:
-    rows, told = multiclass(n_rows=600), Heard()
-    asked: dict[str, Any] = {"loss": "log_loss", "method": "dual", "bias": 1.0, **STRICT}
-    begin(tmp_path / "data", rows, 500)
-    train(tmp_path / "data", tmp_path / "old", **asked)
-    append(tmp_path / "data", rows, 500)
-    newest = convert(None, tmp_path / "data", drop_before=200)
-    assert newest.n_rows == 400
-    warm = train(newest, tmp_path / "warm", start_from=tmp_path / "old", listener=told, **asked)
-    assert any(
-        "starts from the weights of" in text and "trained on other rows" in text for text in told.messages
-    )
-    assert same_optimum(warm, train(newest, tmp_path / "cold", **asked))
-    grown = append(tmp_path / "data", rows, 595)
-    after = train(grown, tmp_path / "after", start_from=tmp_path / "warm", listener=told, **asked)
-    assert any("which had the first 400 of 405 rows" in text for text in told.messages)
-    assert same_optimum(after, train(grown, tmp_path / "anew", **asked))
-
-
 def test_the_parameter_of_one_class_has_to_be_the_same(tmp_path: Path) -> None:
     rows = sp.csr_array(abs(random_rows(300)[0])), random_rows(300)[1]
     begin(tmp_path / "data", rows, 280)

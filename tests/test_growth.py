@@ -348,34 +348,6 @@ def test_missing_values_in_columns_that_had_none_get_features_behind_all_others(
     np.testing.assert_allclose(model.decision_function(rows), known, atol=1e-5)
 
 
-def test_models_with_indicators_that_were_added_leave(tmp_path: Path) -> None:
-    pytest.importorskip("onnx", reason="the extra 'onnx' is not installed")
-    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime, of the extra 'test', is not installed")
-    random = np.random.default_rng(0)
-    frame = pd.DataFrame(
-        {
-            "number": random.normal(size=90),
-            "city": random.choice(["a", "b"], 90).astype(object),
-            "label": random.choice(["no", "yes"], 90),
-        }
-    )
-    frame.loc[80:85, ["number", "city"]] = None
-    data = streamcd.convert(frame[:70], tmp_path / "data", label="label")
-    data = streamcd.convert(frame[70:], data.path, append=True, new_names="add")
-    streamcd.train(data, tmp_path / "run")
-    model, rows = streamcd.load_model(tmp_path / "run"), frame[["number", "city"]]
-    expected = model.decision_function(rows)
-    assert expected[80] != model.decision_function(rows.fillna({"number": 0.0}))[80]
-    np.testing.assert_allclose(model.to_sklearn().decision_function(rows), expected, rtol=1e-12)
-    streamcd.export(model, tmp_path / "m.onnx")
-    session = runtime.InferenceSession((tmp_path / "m.onnx").read_bytes(), providers=["CPUExecutionProvider"])
-    inputs = {
-        "number": rows["number"].to_numpy()[:, None],
-        "city": rows["city"].fillna("").to_numpy(object)[:, None],
-    }
-    np.testing.assert_allclose(session.run(["decision"], inputs)[0], expected, rtol=1e-9)
-
-
 def letters(n_rows: int, *, seed: int, words: Sequence[str], towns: Sequence[str]) -> pd.DataFrame:
     random = np.random.default_rng(seed)
     bodies = [
@@ -454,45 +426,6 @@ def test_new_words_weigh_as_if_all_rows_so_far_were_counted_and_old_ones_as_befo
         norm = np.sqrt(sum(value**2 for value in counts.values()))
         tokens = {name: value for name, value in found.items() if name.startswith("body:")}
         assert tokens == pytest.approx({f"body:{word}": value / norm for word, value in counts.items()})
-
-
-@pytest.mark.parametrize(
-    "options", [{"tf_idf": True, "ngrams": "1-2"}, {}, {"hash": 5, "min_count": 2}], ids=str
-)
-def test_a_model_of_grown_text_predicts_alone_and_leaves(
-    tmp_path: Path, mail: list[pd.DataFrame], options: dict[str, Any]
-) -> None:
-    given = {"label": "label", "text": "body,title", "category": "town", **options}
-    grown = streamcd.convert(mail[0], tmp_path / "data", **given)
-    for frame in mail[1:]:
-        grown = streamcd.convert(frame, grown.path, append=True, new_names="add")
-    streamcd.train(grown, tmp_path / "run", loss="log_loss")
-    model = streamcd.load_model(tmp_path / "run")
-    streamcd.predict(grown, tmp_path / "run", tmp_path / "known.parquet")
-    known = pd.read_parquet(tmp_path / "known.parquet")["decision"].to_numpy()
-    rows = pd.concat(mail, ignore_index=True)
-    np.testing.assert_allclose(model.decision_function(rows), known, atol=2e-6)
-    like = streamcd.convert(rows, tmp_path / "like", like=tmp_path / "run")
-    assert (like.to_scipy()[0] != grown.to_scipy()[0]).nnz == 0
-    if "hash" in options:
-        return
-    assert {name.split(":")[1] for name in model.to_frame()["name"] if name[:5] == "body:"} >= {
-        *OLD,
-        *NEW,
-        *LAST,
-    }
-    rows = rows.fillna({"body": ""})
-    np.testing.assert_allclose(model.to_sklearn().decision_function(rows), known, atol=2e-6)
-    pytest.importorskip("onnx", reason="the extra 'onnx' is not installed")
-    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime, of the extra 'test', is not installed")
-    streamcd.export(model, tmp_path / "m.onnx")
-    session = runtime.InferenceSession((tmp_path / "m.onnx").read_bytes(), providers=["CPUExecutionProvider"])
-    types = {"number": float}
-    inputs = {
-        name: rows[name].to_numpy(types.get(name, object))[:, None]
-        for name in ("body", "title", "town", "number")
-    }
-    np.testing.assert_allclose(np.ravel(session.run(["decision"], inputs)[0]), known, atol=2e-6)
 
 
 def test_words_that_are_not_added_are_counted_and_never_refused(

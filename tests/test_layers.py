@@ -46,18 +46,15 @@ DOORS = {
     "numba": "kernels/",
     "llvmlite": "kernels/compile kernels/primitives kernels/decimals",
     "pyarrow": "dataset/ conversion/",
-    "scipy": "dataset/",
+    "scipy": "dataset/ models/model",
     "msgspec": "core/metadata runs/config",
     "dask": "cluster/dask_engine",
     "distributed": "cluster/dask_engine cluster/dask_worker",
-    "sklearn": "estimators/ models/sklearn_pipeline",
-    "pandas": "models/sklearn_pipeline models/named_weights",
-    "onnx": "models/onnx_builder",
+    "sklearn": "estimators/ models/sklearn_model",
     "matplotlib": "report/",
     "fsspec": "core/storage",
     "click": "cli/",
     "rich": "cli/",
-    "IPython": "cli/bars",
 }
 """The modules, or rooms, that may import a dependency; all may import numpy."""
 

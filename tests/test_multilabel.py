@@ -246,17 +246,6 @@ def test_losses_that_tell_classes_apart_are_refused(trained, tmp_path, loss):
         streamcd.train(place / "data", tmp_path / "run", loss=loss)
 
 
-def test_exports_that_hold_one_label_a_row_are_refused(trained, tmp_path):
-    model = streamcd.load_model(trained[0] / "run")
-    for name in ("model.txt", "model.onnx"):
-        with pytest.raises(ModelError, match="has one label a row"):
-            streamcd.export(model, tmp_path / name)
-    with pytest.raises(ModelError, match="any number of labels"):
-        model.to_sklearn()
-    streamcd.export(model, tmp_path / "model.csv")
-    assert "weight_1,weight_2,weight_3" in (tmp_path / "model.csv").read_text().splitlines()[0]
-
-
 @pytest.mark.parametrize(
     ("text", "options", "complaint"),
     [

@@ -14,7 +14,7 @@ from test_tables import make_table, write_table
 
 import streamcd
 from streamcd import Model, load_model
-from streamcd.models.named_weights import ClassWeights, largest_weights, weight_blocks
+from streamcd.models.named_weights import largest_weights, weight_blocks
 
 
 @pytest.fixture(scope="module")
@@ -112,15 +112,6 @@ def test_the_other_of_two_classes_has_the_weights_with_the_other_sign(trained, t
     assert (larger["label"], larger["intercept"]) == (7, 0.5)
     assert (smaller["label"], smaller["intercept"]) == (2, -0.5)
     assert [weight["name"] for weight in larger["weights"]] == ["feature 3", "feature 1"]
-
-
-def test_weights_of_a_code_matrix_are_those_of_the_classes_scores() -> None:
-    rng = np.random.default_rng(1)
-    weights, code = rng.normal(size=(6, 2)), np.array([[1, 1], [-1, 1], [0, -1]])
-    model = Model(weights, np.array([0.5, -1.0]), np.array([1.0, 2.0, 3.0]), code, "hinge", 1.0)
-    by_class, x = ClassWeights(model), rng.normal(size=(4, 6))
-    ((_, block),) = by_class.blocks()
-    np.testing.assert_allclose(x @ block + by_class.intercept, model.decision_function(x), rtol=1e-12)
 
 
 def test_people_get_a_table_for_each_class_and_one_line_where_there_is_none(trained) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -103,32 +102,6 @@ def test_the_support_is_told_by_vector(tmp_path: Path) -> None:
     assert [of["n_nonzero"] for of in told["support"]] == counts
     assert [of["share"] for of in told["support"]] == [count / N_FEATURES for count in counts]
     assert told["n_nonzero"] == sum(counts)
-
-
-@pytest.mark.parametrize("n_classes", [2, 3])
-def test_every_command_tells_the_support_that_an_l1_penalty_leaves(tmp_path: Path, n_classes: int) -> None:
-    rng = np.random.default_rng(1)
-    x = rng.standard_normal((200, 12))
-    data = streamcd.convert((x, np.digitize(x[:, 0], np.arange(1, n_classes) - 1.5)), tmp_path / "data")
-    run = tmp_path / "run"
-    trained = command_line.run("train", data.path, run, "--penalty", "l1", "--l1", 15)
-    counts = np.count_nonzero(load_model(run).weights, axis=0).tolist()
-    of_all = 12 * len(counts)
-    assert 0 < sum(counts) < of_all
-    (line,) = (line for line in trained.stdout.splitlines() if "weights not 0" in line)
-    assert line.split()[-3:] == [str(sum(counts)), "of", str(of_all)]
-    told = [
-        command_line.run_json("export", run, tmp_path / "model.txt"),
-        command_line.run_json("info", run)["model"],
-        *(command_line.run_json("export", run, tmp_path / f"model.{form}") for form in ("csv", "json")),
-        json.loads((tmp_path / "model.json").read_text()),
-    ]
-    assert [of["n_nonzero"] for of in told] == [sum(counts)] * 5
-    assert all([of["n_nonzero"] for of in one["support"]] == counts for one in told)
-    for shown in (command_line.run("info", run), command_line.run("export", run, tmp_path / "weights.csv")):
-        assert f"{counts[0]} ({counts[0] / 12:.3g} of the features)" in shown.stdout
-    command_line.run("train", data.path, tmp_path / "dense")
-    assert "n_nonzero" not in command_line.run_json("export", tmp_path / "dense", tmp_path / "dense.txt")
 
 
 @pytest.mark.parametrize("name", ["support.npy", "weights.npy"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
 import re
 import subprocess
@@ -223,30 +221,6 @@ def test_text_is_the_same_dataset_from_all_formats_and_workers_and_repeated_by_i
     assert (like.to_scipy()[0] != made[0].to_scipy()[0]).nnz == 0
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_predictions_encode_text_by_the_model_alone(tmp_path: Path, options: dict[str, Any]) -> None:
-    table, given = mixed_table(), {"label": "class", "text": "body,title", **options}
-    dataset = streamcd.convert(table, tmp_path / "data", shuffle=False, **given)
-    streamcd.train(dataset, tmp_path / "run", loss="log_loss")
-    model = streamcd.load_model(tmp_path / "run")
-    streamcd.predict(dataset, tmp_path / "run", tmp_path / "known.parquet")
-    known = pd.read_parquet(tmp_path / "known.parquet")
-    expected = known[[f"decision_{label}" for label in model.label_numbers()]].to_numpy()
-    source = write_table(table, tmp_path / "new.parquet")
-    del dataset
-    (tmp_path / "data").rename(tmp_path / "gone")
-    frame = table.select([name for name in reversed(table.column_names) if name != "class"])
-    np.testing.assert_allclose(model.decision_function(frame), expected, atol=2e-6)
-    assert streamcd.evaluate(source, tmp_path / "run")["accuracy"] > 0.9
-    streamcd.predict(source, tmp_path / "run", tmp_path / "out.parquet")
-    found = pd.read_parquet(tmp_path / "out.parquet")
-    assert (found["prediction"] == model.predict(frame)).all()
-    if "hash" not in options:
-        pipeline = model.to_sklearn()
-        pandas = frame.to_pandas().fillna({"body": "", "title": ""})
-        np.testing.assert_allclose(pipeline.decision_function(pandas), expected, atol=2e-6)
-
-
 def onnx_model(model: Any, path: Path) -> Callable[[dict[str, Sequence[Any]]], np.ndarray]:
     """The decisions of onnxruntime for named columns, of a model exported to `path`."""
     pytest.importorskip("onnx", reason="the extra 'onnx' is not installed")
@@ -256,114 +230,6 @@ def onnx_model(model: Any, path: Path) -> Callable[[dict[str, Sequence[Any]]], n
     return lambda inputs: session.run(
         ["decision"], {name: np.array(values)[:, None] for name, values in inputs.items()}
     )[0]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"ngrams": "1-2", "tf_idf": True},
-        {"ngrams": "1-3", "tf_idf": True, "min_count": 2},
-        {"ngrams": "1-3"},
-        {"ngrams": "2-2", "normalize": "l2", "scale": "maxabs"},
-        {"tf_idf": True, "normalize": "l2", "min_count": 3},
-    ],
-    ids=str,
-)
-def test_onnx_runtime_predicts_text_beside_numbers_and_categories(
-    tmp_path: Path, options: dict[str, Any]
-) -> None:
-    table = mixed_table()
-    streamcd.convert(table, tmp_path / "data", label="class", text="body,title", dtype="float64", **options)
-    streamcd.train(tmp_path / "data", tmp_path / "run", loss="log_loss")
-    model = streamcd.load_model(tmp_path / "run")
-    new = table.drop_columns("class").slice(0, 60).to_pylist()
-    new[0] |= {"body": "", "title": "never seen, or word1? WORD2"}
-    new[1] |= {"body": "Word1\tword2;word3 word4\u00a0word5 \U0001d7d9 word1 word2", "city": "Lima"}
-    inputs = {
-        "x": np.array([row["x"] for row in new], np.float64),
-        **{name: np.array([row[name] or "" for row in new], object) for name in ("body", "title", "city")},
-    }
-    with pytest.warns(UserWarning, match="ignored"):
-        expected = model.decision_function(pa.Table.from_pylist(new))
-    found = onnx_model(model, tmp_path / "m.onnx")(inputs)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
-
-
-def test_onnx_runtime_cuts_and_lowers_every_character_as_python_but_a_capital_sigma_at_the_end_of_a_word(
-    tmp_path: Path,
-) -> None:
-    characters = [chr(point) for point in range(sys.maxunicode + 1) if not 0xD800 <= point <= 0xDFFF]
-    sample = [
-        c
-        for k, c in enumerate(characters)
-        if k % (29 if ord(c) < 0x20000 else 997) == 0 or c.lower() != c or ord(c) < 0x800
-    ]
-    texts = [f"x{c}y {c}{c} İs" for c in sample if c != "Σ"]
-    converted(tmp_path / "data", texts, min_count=1, drop="n")
-    streamcd.train(tmp_path / "data", tmp_path / "run", tol=0.9)
-    model = streamcd.load_model(tmp_path / "run")
-    rng = np.random.default_rng(0)
-    model = dataclasses.replace(model, weights=rng.normal(size=model.weights.shape))
-    expected = model.decision_function(pa.table({"body": texts}))
-    decisions = onnx_model(model, tmp_path / "m.onnx")
-    for start in range(0, len(texts), 500):  # rows are dense there
-        block = slice(start, start + 500)
-        found = decisions({"body": np.array(texts[block], object)})
-        np.testing.assert_allclose(found, expected[block], rtol=0, atol=1e-9)
-    of_no_words = decisions({"body": np.array(["", "."], object)})
-    np.testing.assert_allclose(of_no_words, model.intercept.repeat(2), rtol=0, atol=1e-12)
-
-
-def test_onnx_of_words_with_a_final_sigma_warns_and_predicts_their_texts_in_lower_case(
-    tmp_path: Path,
-) -> None:
-    texts = ["ΟΔΟΣ ΜΙΚΡΗ", "μεγάλη πόλη"] * 5
-    converted(tmp_path / "data", texts, min_count=1, drop="n")
-    streamcd.train(tmp_path / "data", tmp_path / "run", loss="log_loss")
-    model = streamcd.load_model(tmp_path / "run")
-    decisions = onnx_model(model, tmp_path / "m.onnx")
-    heard = Heard()
-    streamcd.export(model, tmp_path / "m.onnx", force=True, listener=heard)
-    assert [text.partition(": ")[0] for text in heard.warnings] == [
-        "column 'body' has words with ς, such as 'οδος'"
-    ]
-    expected = model.decision_function(pa.table({"body": texts}))
-    in_lower_case = decisions({"body": np.array([text.lower() for text in texts], object)})
-    np.testing.assert_allclose(in_lower_case, expected, rtol=0, atol=1e-9)
-    assert abs(decisions({"body": np.array(texts, object)}) - expected).max() > 1e-3
-    sigma_only = ["ΣΟΦΙΑ μικρη", "μεγάλη πόλη"] * 5
-    converted(tmp_path / "other", sigma_only, min_count=1, drop="n")
-    streamcd.train(tmp_path / "other", tmp_path / "run2", loss="log_loss")
-    streamcd.export(streamcd.load_model(tmp_path / "run2"), tmp_path / "m.onnx", force=True, listener=heard)
-    assert len(heard.warnings) == 1
-
-
-def test_hashed_text_has_no_pipeline_and_no_onnx_and_both_say_why(tmp_path: Path) -> None:
-    pytest.importorskip("onnx", reason="the extra 'onnx' is not installed")
-    dataset = converted(tmp_path / "data", ["aa bb", "bb cc"] * 5, hash=4)
-    streamcd.train(dataset, tmp_path / "run")
-    model = streamcd.load_model(tmp_path / "run")
-    with pytest.raises(StreamcdError, match=r"to_sklearn.*'body' \(hashed\).*without --hash"):
-        model.to_sklearn()
-    with pytest.raises(StreamcdError, match=r"ONNX.*'body' \(hashed text\).*without --hash"):
-        streamcd.export(model, tmp_path / "m.onnx")
-    assert not (tmp_path / "m.onnx").exists()
-
-
-def test_weights_json_and_summary_name_tokens(tmp_path: Path) -> None:
-    dataset = converted(tmp_path / "data", ["good day", "bad day"] * 20, tf_idf=True, ngrams="1-2")
-    (fact,) = (fact for fact in dataset.info()["table"] if fact["column"] == "body")
-    assert (fact["use"], fact["features"], fact["example"]) == ("text, ngrams 1-2, tf-idf", 5, "good day")
-    streamcd.train(dataset, tmp_path / "run")
-    model = streamcd.load_model(tmp_path / "run")
-    assert {"body:good", "body:bad", "body:good day", "body:bad day"} <= set(model.to_frame()["name"])
-    result = command_line.run("weights", tmp_path / "run", "--top", "4")
-    assert "body:bad day" in result.stdout
-    streamcd.export(model, tmp_path / "model.json")
-    stored = json.loads((tmp_path / "model.json").read_text())
-    assert stored["documents"] == [20, 20, 40, 20, 20]
-    assert stored["categories"][2] == "day"
-    assert stored["encoding"]["columns"][1]["n_documents"] == 40
 
 
 def test_accuracy_is_that_of_a_scikit_learn_pipeline(tmp_path: Path) -> None:

@@ -462,11 +462,9 @@ def weights(
 @option(
     "--format",
     "target_format",
-    type=click.Choice(["liblinear", "onnx", "csv", "parquet", "json", "libsvm"]),
-    help="liblinear: a model as the text that LIBLINEAR's predict loads. onnx: a graph that predicts labels, probabilities "
-    "and decisions; needs the extra 'onnx'. csv, parquet: all weights, with names. json: all that a prediction needs. "
-    "libsvm: a dataset as text, in the order of its source.  [default: by FILE's ending, else liblinear, of a dataset "
-    "libsvm]",
+    type=click.Choice(["liblinear", "json", "libsvm"]),
+    help="liblinear: a model as the text that LIBLINEAR's predict loads. json: all that a prediction needs. libsvm: a "
+    "dataset as text, in the order of its source.  [default: by FILE's ending, of a dataset libsvm]",
 )
 @options_of(ModelOptions)
 @checkpoint_option
@@ -481,7 +479,7 @@ def export(
     force: bool,
     **given: Any,
 ) -> Shown:
-    """Write a model for other programs (LIBLINEAR's text, ONNX, CSV, Parquet, JSON), or a dataset as libsvm text.
+    """Write a model for other programs (LIBLINEAR's text, JSON), or a dataset as libsvm text.
 
     The divisors of features (convert --scale) are folded into the weights, for data as it is in the source. In LIBLINEAR's
     text a model trained on rows of unit norm (convert --normalize l2) predicts the same labels, with other decision values;
@@ -490,8 +488,7 @@ def export(
     \b
     Example:
       streamcd export run model.txt --format liblinear
-      streamcd export run model.onnx
-      streamcd export run weights.csv
+      streamcd export run model.json
       streamcd export data data.libsvm --format libsvm
     """
     is_dataset = target_format is None and (location(source) / "manifest.json").exists()

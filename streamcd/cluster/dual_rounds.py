@@ -201,7 +201,7 @@ class DualRounds(RoundLoop):
 
     def _begin(self) -> None:
         start, task = self.task.warm_start, self.task
-        if start is not None and start.has_alpha:  # the other run's dual variables are the first commit
+        if start is not None:  # the other run's dual variables are the first commit
             layout = paired_layout(task.solver.layout)
             self.committed = "000000-start"
             store = chunk_slots(
@@ -214,8 +214,6 @@ class DualRounds(RoundLoop):
             start.begin_with_alpha(self.state, self.solver, store, layout.n_flags, copies=2)
             store.sync()
             store.close()
-        elif start is not None and (told := start.begin_with_weights(self.state, self.solver)):
-            self.listener.message(told)
         self._commit()
 
     def _shown_step(self) -> str:

@@ -49,8 +49,8 @@ class SumRounds(RoundLoop):
 
     def _begin(self) -> None:
         start = self.task.warm_start
-        if start is not None and (told := start.begin(self.state, self.solver)):
-            self.listener.message(told)
+        if start is not None:
+            start.begin(self.state, self.solver)
         self._commit()
 
 

@@ -1,8 +1,7 @@
-"""A dataset, open for reading: rows, features, statistics and verification; and a selection of its rows."""
+"""A dataset, open for reading: rows, features, statistics and verification."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import DatasetError, UsageError, escaped
+from ..core.errors import UsageError, escaped
 from ..core.label_sets import distinct_labels, membership
 from ..core.progress import Listener
 from ..core.storage import Location
@@ -22,7 +21,6 @@ from .manifests import batches_of
 from .parquet import read_groups, reading
 from .range_cache import asked_cache
 from .scaling import Scaling
-from .schema import FIRST_OF_ALL, row_dtype
 
 
 class Dataset(RowTable):
@@ -106,32 +104,6 @@ class Dataset(RowTable):
         """Number of rows and of features."""
         return self.n_rows, self.n_features
 
-    def __getitem__(self, rows: Any) -> Dataset:
-        """Select rows, as a dataset of its own that leaves the others out when it is read.
-
-        Estimators train on it and score it like any dataset, so that scikit-learn can cut a dataset into folds.
-        Other trainings need a dataset on disk.
-
-        Parameters
-        ----------
-        rows : array of int, mask or slice
-            Places in the order of the source, at most once each; the selection has their order.
-
-        Raises
-        ------
-        UsageError
-            Where they are none of these.
-
-        Examples
-        --------
-        >>> data = streamcd.open("data")
-        >>> data[:100].shape[0], len(data[data.labels() == 1]) == data.class_counts[1]
-        (100, True)
-        """
-        from .selection import chosen_rows
-
-        return RowSelection(self, chosen_rows(self, rows))
-
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """Make a dense matrix of the rows, in the order of the source; refused where it does not fit in what is free.
 
@@ -140,15 +112,6 @@ class Dataset(RowTable):
         from .exchange import to_numpy
 
         return to_numpy(self, dtype)
-
-    @property
-    def whole(self) -> Dataset:
-        """The dataset on disk: itself, or the one of which it has some rows."""
-        return self
-
-    def _rows_of_whole(self, rows: np.ndarray) -> np.ndarray:
-        """Return the places in the whole of rows of this dataset."""
-        return rows
 
     def labels(self, memory: int | str | None = None) -> np.ndarray:
         """Read the labels of all rows, in the order of the source: names, integers or decimal numbers.
@@ -243,7 +206,7 @@ class Dataset(RowTable):
     @cached_property
     def centre(self) -> Centre | None:
         """Shifts of features and targets in a training whose bias is not penalised; None where there are none."""
-        described = self.whole.n_rows, self.n_features
+        described = self.n_rows, self.n_features
         figures, norms = self.read_features(STATISTICS), self.mean_square
         return find_centre(figures, described, self.value_dtype, self.targets, norms)
 
@@ -406,132 +369,6 @@ class Dataset(RowTable):
         from .verify import verify  # here, because it imports numba
 
         return verify(self, listener, workers=workers, memory=memory)
-
-
-class RowSelection(Dataset):
-    """Rows of another dataset, which it reads by files of its own; made by ``dataset[rows]``.
-
-    A row's ``source`` is its place in the selection; there is no column ``row``. Chunks without a row are not read.
-    Figures of features and norms of rows are those of the `whole` dataset. `rows` (int64) are places in the order of the
-    source, each at most once; what tells them takes `held_bytes`.
-    """
-
-    _stored: Dataset
-
-    def __init__(self, dataset: Dataset, rows: np.ndarray) -> None:
-        self._stored = whole = dataset.whole
-        self._place = np.full(whole.n_rows, -1, row_dtype(whole.n_rows))
-        self._place[dataset._rows_of_whole(rows)] = np.arange(rows.size)
-        if np.count_nonzero(self._place >= 0) != rows.size:
-            raise UsageError(
-                f"{whole.path}[rows]: expected every row at most once, found {rows.size} rows of which some are repeated; "
-                "give a row more weight instead"
-            )
-        self._kept = np.zeros(whole.n_rows, np.bool_)  # rows as they are stored
-        classes = whole.classes
-        counts = np.zeros(0 if classes is None else classes.size, np.int64)
-        n_rows, n_entries = np.zeros((2, whole.n_chunks), np.int64)
-        least, greatest = np.inf, -np.inf
-        for chunk in range(whole.n_chunks):
-            label, entries, source = whole.read_rows(chunk, ("label", "n_entries", "source"))
-            kept = self._kept_of(chunk)
-            kept[:] = self._places(chunk, source) >= 0
-            n_rows[chunk], n_entries[chunk] = kept.sum(), entries[kept].sum()
-            least, greatest = label[kept].min(initial=least), label[kept].max(initial=greatest)
-            if classes is not None:
-                counts += np.bincount(np.searchsorted(classes, label[kept]), minlength=counts.size)
-        # a chunk without rows stands for none
-        self._chunks = chunks = np.flatnonzero(n_rows) if rows.size else np.zeros(1, np.int64)
-        digest = hashlib.sha256(whole.fingerprint.encode())
-        digest.update(self._place.data)
-        manifest: dict[str, Any] = {
-            **whole.manifest,
-            "fingerprint": digest.hexdigest()[:32],
-            "n_rows": rows.size,
-            "n_entries": int(n_entries.sum()),
-            "classes": None if classes is None else classes[counts > 0],
-            "class_counts": None if classes is None else counts[counts > 0],
-            "targets": {"min": float(least), "max": float(greatest)} if whole.has_targets else None,
-            "kept": None,
-            "later": (),
-        }
-        table = {f"{name}_crc": crc for name, crc in whole.chunk_crc.items()}
-        table |= {"part": whole.chunk_part, "n_rows": n_rows, "n_entries": n_entries}
-        super().__init__(whole.path, manifest, {name: column[chunks] for name, column in table.items()})
-        self.use_cache(whole.cache)
-        self.chunk_group = whole.chunk_group[chunks]
-        self._rows_stored, self._n_stored = whole._rows_stored[chunks], whole._n_stored[chunks]
-        # a row's place in the selection, and its number in the column layout
-        self.held_bytes = 2 * self._place.nbytes + self._kept.nbytes
-
-    @property
-    def whole(self) -> Dataset:
-        """The dataset whose rows they are; where that is a selection, the one that it is made from."""
-        return self._stored
-
-    def _rows_of_whole(self, rows: np.ndarray) -> np.ndarray:
-        chosen = np.flatnonzero(self._place >= 0)
-        return chosen[np.argsort(self._place[chosen])][rows]
-
-    def read_rows(
-        self, chunk: int, columns: Sequence[str] = ("label", "n_entries"), *, verify: bool = True
-    ) -> list[np.ndarray]:
-        number = int(self._chunks[chunk])
-        kept = self._kept_of(number)
-        arrays = [array[kept] for array in super().read_rows(chunk, columns, verify=verify)]
-        return [
-            self._places(number, array).astype(np.int64) if name == "source" else array
-            for name, array in zip(columns, arrays, strict=True)
-        ]
-
-    def read_entries(
-        self, chunk: int, columns: Sequence[str] = ("feature", "value"), *, verify: bool = True
-    ) -> list[np.ndarray]:
-        """Read columns of a chunk's entries: ``feature``, ``value``."""
-        (n_entries,) = super().read_rows(chunk, ("n_entries",), verify=False)
-        kept = np.repeat(self._kept_of(int(self._chunks[chunk])), n_entries)
-        return [array[kept] for array in super().read_entries(chunk, columns, verify=verify)]
-
-    def _kept_of(self, chunk: int) -> np.ndarray:
-        """Tell which rows of a chunk of the whole are selected."""
-        start, stop = self._stored.row_start[chunk : chunk + 2]
-        return self._kept[start:stop]
-
-    def _places(self, chunk: int, source: np.ndarray) -> np.ndarray:
-        """Return the place in the selection of rows of a chunk of the whole; -1 where they are left out."""
-        if source.size and (source.min() < 0 or source.max() >= self._place.size):
-            raise DatasetError(
-                f"{self._stored.place(chunk, 'rows')}: a source outside 0 … {self._place.size - 1}; {self.KIND.remedy}"
-            )
-        return self._place[source]
-
-    def read_features(
-        self, columns: Sequence[str] | None = None, *, start: int = 0
-    ) -> Iterator[dict[str, np.ndarray]]:
-        """Read statistics of the features of the whole."""
-        return self._stored.read_features(columns, start=start)
-
-    def open_columns(self) -> Any:
-        """Open the column layout of the whole, whose other rows are left out."""
-        return self._columns
-
-    @cached_property
-    def _columns(self) -> Any:
-        from .selection import SelectedColumns
-
-        numbers = np.full(self._stored.n_rows, -1, self.row_dtype)
-        numbers[self._kept] = np.arange(self.n_rows)
-        return SelectedColumns(self, self._stored.open_columns(), numbers)
-
-    def expect(self, chunk: int, first: Mapping[str, str] | None = None) -> None:
-        """Announce that a chunk will be read, which takes its rows' places in the source."""
-        super().expect(chunk, first or FIRST_OF_ALL)
-
-    def verify(
-        self, listener: Listener | None = None, *, workers: int = 1, memory: int | str | None = None
-    ) -> list[str]:
-        """Check the whole dataset."""
-        return self._stored.verify(listener, workers=workers, memory=memory)
 
 
 def labels_as_numbers(labels: np.ndarray, label_kind: str) -> list[int] | list[float]:

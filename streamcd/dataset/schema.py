@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,11 +106,6 @@ FEATURES = pa.schema(
     ]
 )
 """Columns of ``features.parquet``: `index` is the source's, `name` is null if features have no names."""
-
-
-def weight_schema(columns: Iterable[str]) -> Schema:
-    """Describe a table of a model's weights: the source's index of a feature, null for the intercept, name and weights."""
-    return pa.schema([pa.field("index", pa.int64()), *schema(name=str, **dict.fromkeys(columns, np.float64))])
 
 
 def no_norms() -> np.ndarray:

@@ -31,7 +31,6 @@ from ..models.model import Model
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, is_regressor
-    from sklearn.base import OutlierMixin as OutlierMixin
     from sklearn.base import RegressorMixin as RegressorMixin
     from sklearn.exceptions import ConvergenceWarning as TheirConvergenceWarning
     from sklearn.metrics import r2_score
@@ -162,8 +161,7 @@ class LinearModel(BaseEstimator):
         Parameters
         ----------
         X : array or sparse matrix of shape (rows, features), frame, Dataset or path
-            float32 is kept, other numbers become float64. A dataset, rows chosen from one, or the path of one, brings its
-            labels and weights.
+            float32 is kept, other numbers become float64. A dataset, or the path of one, brings its labels and weights.
         y : array, shape (rows,)
             Labels; with a dataset None, or its own `Dataset.labels`.
         sample_weight : array, shape (rows,), optional
@@ -183,7 +181,6 @@ class LinearModel(BaseEstimator):
             If a parameter's value is not supported, or `memory` is too small.
         """
         asked = self._check()  # before anything is read
-        self.__dict__.pop("_grown", None)
         dataset = self._dataset_of(X, y, sample_weight)
         if dataset is not None:
             return self._fit_dataset(dataset, asked)
@@ -229,14 +226,7 @@ class LinearModel(BaseEstimator):
     def _fit_dataset(self, dataset: Dataset, asked: dict[str, Any]) -> Self:
         asked = asked | self._of_dataset(dataset)
         self._make_columns(dataset, asked)
-        if dataset is not dataset.whole:
-            # a run on disk could not be resumed without these rows
-            _, _, result, (model,) = self._train_in_memory(dataset, asked, make_threads(self._n_threads()))
-        else:
-            result, model = self._train_in_directory(dataset, asked)
-        return self._adopt_of_dataset(dataset, result, model)
-
-    def _adopt_of_dataset(self, dataset: Dataset, result: Result, model: Model) -> Self:
+        result, model = self._train_in_directory(dataset, asked)
         self.n_features_in_ = dataset.n_features
         self._name_features(model)
         self._name_labels(model)
@@ -265,19 +255,16 @@ class LinearModel(BaseEstimator):
         from ..runs.choices import takes_columns
         from ..runs.options import TrainOptions
 
-        if takes_columns(TrainOptions(**asked, memory=self.memory), dataset) and not has_columns(
-            dataset.whole
-        ):
-            make_columns(dataset.whole, memory=self.memory, listener=self._listener())
+        if takes_columns(TrainOptions(**asked, memory=self.memory), dataset) and not has_columns(dataset):
+            make_columns(dataset, memory=self.memory, listener=self._listener())
 
     def _train_in_memory(
         self,
         dataset: Dataset,
         asked: dict[str, Any],
         threads: Threads,
-        earlier: Any = None,
     ) -> Any:
-        """Return a `runs.carry_out.MemoryTraining`, begun at an earlier one of the first rows."""
+        """Return a `runs.carry_out.MemoryTraining`."""
         from ..runs.carry_out import train_in_memory
         from ..runs.choices import settle
         from ..runs.options import TrainOptions
@@ -288,14 +275,11 @@ class LinearModel(BaseEstimator):
         options = TrainOptions(**asked, checkpoint_every=float("inf"), in_memory=True)
         with closing(listener), self._own_words():
             options = settle(options, dataset, listener)
-            return train_in_memory(dataset, options, Session(listener, None, threads=threads), earlier)
+            return train_in_memory(dataset, options, Session(listener, None, threads=threads))
 
     def _train_in_directory(self, dataset: Dataset, asked: dict[str, Any]) -> tuple[Result, Model]:
-        """Train in a directory named by a digest of data and options; resume or reuse the run of an earlier fit there.
-
-        With ``cv`` among the options it is a search over C.
-        """
-        from ..runs.train import resume, train, tune
+        """Train in a directory named by a digest of data and options; resume or reuse the run of an earlier fit there."""
+        from ..runs.train import resume, train
 
         rule: dict[str, Any] = {"tol": self.tol, "max_passes": self._most_passes()}
         rule |= {"threads": self._n_threads(), "listener": self._listener()}
@@ -311,8 +295,7 @@ class LinearModel(BaseEstimator):
                 result = resume(run, **rule)
             else:
                 Path(folder).mkdir(parents=True, exist_ok=True)
-                begin = tune if "cv" in asked else train
-                result = begin(dataset, run, memory=self.memory, **rule, **asked)
+                result = train(dataset, run, memory=self.memory, **rule, **asked)
             return result, result.model
 
     @contextmanager
@@ -479,11 +462,6 @@ class LinearClassifier(ClassifierMixin, LinearModel):
         self.classes_ = np.array(model.label_numbers())
 
     def _in_memory(self, X: Any, y: Any, sample_weight: Any) -> tuple[Dataset, dict[str, Any]]:
-        if isinstance(X, list) and X and isinstance(X[0], str) and y is None:
-            raise UsageError(
-                "expected a matrix or a dataset, found single letters: scikit-learn cuts the text of a path into folds; "
-                "give streamcd.open(path), and its labels() as y"
-            )
         X, y, weight = self._checked_arrays(X, y, sample_weight)
         check_classification_targets(y)
         self.classes_, code = np.unique(y, return_inverse=True)

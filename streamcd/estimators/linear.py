@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..core.errors import UsageError
-from .base import Strengths
-from .growing import GrowingClassifier
+from .base import LinearClassifier, Strengths
 
 if TYPE_CHECKING:
     from ..dataset.dataset import Dataset
@@ -24,7 +23,7 @@ _LARGE_C = ", or infinity for no penalty"
 
 
 @dataclass(eq=False, repr=False)
-class LinearSVC(GrowingClassifier):
+class LinearSVC(LinearClassifier):
     """Linear support vector classifier: ``½‖w‖² + C Σ loss``, with the intercept penalised as in scikit-learn's.
 
     Parameters
@@ -112,7 +111,7 @@ class LinearSVC(GrowingClassifier):
 
 
 @dataclass(eq=False, repr=False)
-class LogisticRegression(GrowingClassifier):
+class LogisticRegression(LinearClassifier):
     """Logistic regression: ``½‖w‖² + C Σ log(1 + exp(-y (w·x + b)))``, the intercept b not penalised.
 
     With three classes and more it is multinomial, ``½ Σ_m ‖w_m‖² + C Σ (log Σ_m exp(w_m·x + b_m) - w_y·x - b_y)``, or one
@@ -240,7 +239,7 @@ class LogisticRegression(GrowingClassifier):
 
 
 @dataclass(eq=False, repr=False)
-class TwinSVC(GrowingClassifier):
+class TwinSVC(LinearClassifier):
     """Twin support vector classifier: a plane for each class, close to its own rows and away from the others'.
 
     ``r/2 ‖w‖² + ½ Σ_own (w·x)² + C Σ_others slack(w·x)`` for each class; a row is assigned to the nearest plane's class.

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ..dataset.dataset import Dataset
 from .base import LinearModel, RegressorMixin, Strengths, dataset_of
-from .growing import GrowingModel
 
 _NARROW = 500
 """Features up to which Newton's method, whose matrix has a row for each, trains the smooth losses by default."""
@@ -20,7 +19,7 @@ _NO_PENALTY = "; take a small one, 1e-6 say: without a penalty Ridge alone, and 
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class LinearRegressor(RegressorMixin, GrowingModel):
+class LinearRegressor(RegressorMixin, LinearModel):
     """Base of the regressors."""
 
     fit_intercept: bool = True
@@ -38,32 +37,6 @@ class LinearRegressor(RegressorMixin, GrowingModel):
     def _in_memory(self, X: Any, y: Any, sample_weight: Any) -> tuple[Dataset, dict[str, Any]]:
         X, y, weight = self._checked_arrays(X, y, sample_weight, y_numeric=True)
         return dataset_of(X, y.astype(np.float64), None, weight), {}
-
-    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Add rows to those of the calls before, and go on to the optimum for all of them.
-
-        Unlike scikit-learn's `SGDRegressor` it keeps all rows, in memory (and in pickles), and is exact: every call ends
-        within `tol` of what `fit` finds for the rows so far. It starts from the present solution, so that it takes fewer
-        passes. Rows of a `fit` are not kept: `partial_fit` after it begins anew.
-
-        Parameters
-        ----------
-        X : array or sparse matrix of shape (rows, features), or frame
-        y : array, shape (rows,)
-        sample_weight : array, shape (rows,), optional
-            As in `fit`.
-
-        Returns
-        -------
-        self
-
-        Raises
-        ------
-        ValueError
-            As by `fit`.
-        """
-        X, y, weight = self._partial_arrays(X, y, sample_weight, y_numeric=True)
-        return self._go_on(X, y.astype(np.float64), weight, None)
 
     def _of_dataset(self, dataset: Dataset) -> dict[str, Any]:
         found = super()._of_dataset(dataset)
@@ -335,60 +308,3 @@ class LinearSVR(LinearRegressor):
     def intercept_(self) -> Any:
         """Intercept, shape (1,); 0 without one."""
         return self.model_.intercept[:1] if self.fit_intercept else 0.0
-
-
-@dataclass(eq=False, repr=False)
-class QuantileRegressor(LinearRegressor):
-    """Quantile regression: ``Σ loss / n + alpha ‖w‖₁``, scikit-learn's objective, the intercept not penalised.
-
-    The loss is ``quantile (y - z)`` where ``y > z``, ``(1 - quantile)(z - y)`` where not. It is streamcd's
-    ``λ ‖w‖₁ + C Σ loss`` with ``λ = alpha`` and ``C = 1 / n``, n the sum of the rows' weights. With ``penalty="l2"`` it is
-    ``Σ loss / n + alpha/2 ‖w‖²``, which takes fewer passes: ``½‖w‖² + C Σ loss`` with ``C = 1 / (n alpha)``.
-
-    Parameters
-    ----------
-    quantile : float
-        Between 0 and 1.
-    alpha : float
-        Above 0.
-    solver
-        scikit-learn's, accepted without effect.
-    solver_options : {None, {}}
-    penalty : {"l1", "l2"}
-    method : {"auto", "dual"}
-        As in `streamcd.train`.
-    tol, fit_intercept, random_state, max_iter, verbose, memory, workdir
-        As in `LinearSVC`.
-
-    Attributes
-    ----------
-    coef_, intercept_, n_iter_, dual_gap_, n_features_in_, feature_names_in_, model_
-        As in `Ridge`.
-
-    Examples
-    --------
-    >>> from streamcd import QuantileRegressor
-    >>> median = QuantileRegressor(alpha=1e-3).fit([[0.0], [1.0], [2.0]], [1.0, 3.0, 5.0])
-    >>> median.predict([[1.0]]).round(1).tolist()
-    [3.0]
-    """
-
-    _: KW_ONLY
-    quantile: float = 0.5
-    alpha: float = 1.0
-    solver: str = "highs"
-    solver_options: Any = None
-    penalty: str = "l1"
-
-    _loss = "quantile"
-
-    def _problem(self) -> dict[str, Any]:
-        self._refuse_all_but(
-            solver_options=((None, {}), "they are SciPy's; tol and max_iter are offered"),
-            penalty=(("l1", "l2"), "l1 is scikit-learn's"),
-        )
-        return {"quantile": self._number("quantile"), **super()._problem()}
-
-    def _strengths(self, weight: float) -> Strengths:
-        l1 = self._alpha() if self.penalty == "l1" else 0.0
-        return Strengths(l1, self._alpha() - l1, 1.0 / weight)

@@ -490,22 +490,7 @@ def encoding_of(dataset: Any) -> Encoding | None:
     return read_encoding(dataset.files(CATEGORIES_FILE), dataset.manifest.get("encoding"))
 
 
-def feature_places(old: Encoding, new: Encoding, n_old: int, n_new: int) -> np.ndarray:
-    """Return the place of each feature of an encoding among another's, by its name, (n_old,) int64; -1 for none.
-
-    Names are compared by digests of 64 bits; it takes `PLACES_BYTES` for each feature of both.
-    """
-    wanted, known = _name_digests(old, n_old), _name_digests(new, n_new)
-    order = np.argsort(known, kind="stable")
-    found = np.minimum(np.searchsorted(known[order], wanted), max(n_new - 1, 0))
-    place = order[found] if n_new else np.full(n_old, -1)
-    return np.where(known[place] == wanted, place, -1) if n_new else place
-
-
 _NAMES = 1 << 14  # digested at a time
-
-PLACES_BYTES = 40
-"""Memory of a feature while it is looked for: digest, order, places."""
 
 
 def _name_digests(encoding: Encoding, n_features: int) -> np.ndarray:

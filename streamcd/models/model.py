@@ -9,7 +9,7 @@ predicts the class of the nearest plane: the smallest ``|h_r(x)| / ‖w_r‖``, 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -269,17 +269,48 @@ class Model:
         return X @ self.weights + self.intercept
 
     def _frame_decisions(self, frame: Any, encoding: Encoding) -> np.ndarray:
+        blocks = [np.empty((0, self.n_vectors))]
+        for indptr, feature, value in self._encoded(frame, encoding):
+            scaled = self.scaling.apply(indptr, feature, value, self.n_features)
+            blocks.append(self.decisions(indptr, feature, scaled)[0])
+        return np.concatenate(blocks)
+
+    def _encoded(self, frame: Any, encoding: Encoding) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         from .table_encoder import encode_frame
 
-        blocks = [np.empty((0, self.n_vectors))]
         end = self.n_features + self.index_base
         if self.indices is not None:
             end = int(self.indices.max(initial=0)) + 1
         for indptr, index, value in encode_frame(frame, encoding, end, self.index_base):
-            feature = self.source_indices.features(index)
-            scaled = self.scaling.apply(indptr, feature, value, self.n_features)
-            blocks.append(self.decisions(indptr, feature, scaled)[0])
-        return np.concatenate(blocks)
+            yield indptr, self.source_indices.features(index), value
+
+    def encode(self, frame: Any) -> Any:
+        """Encode a frame by the columns of the table that the model was trained on.
+
+        Parameters
+        ----------
+        frame : anything with ``__arrow_c_stream__``
+
+        Returns
+        -------
+        scipy.sparse.csr_array, shape (rows, n_features)
+            In the source's units: neither scaled nor normalised. Unknown categories have no entry.
+
+        Raises
+        ------
+        ModelError
+            For a model that was not trained on a table.
+        DataError
+            Where the frame lacks one of the table's columns.
+        """
+        import scipy.sparse as sp
+
+        if self.encoding is None:
+            raise ModelError("encode: expected a model trained on a table, found one of numbered features")
+        parts = list(self._encoded(frame, self.encoding))
+        shape = (0, self.n_features)
+        matrices = [sp.csr_array((v, i, p), shape=(p.size - 1, self.n_features)) for p, i, v in parts]
+        return sp.vstack(matrices, format="csr") if matrices else sp.csr_array(shape)
 
     def decision_function(self, X: Any) -> np.ndarray:
         """Compute the decision values of rows.
@@ -411,54 +442,31 @@ class Model:
             return [f"feature {number}" for number in index.tolist()]
         return list(self.encoding.feature_names(index - self.index_base))
 
-    def to_frame(self) -> Any:
-        """Make a pandas frame of all weights, in the source's units, with their names.
-
-        Returns
-        -------
-        pandas.DataFrame
-            A row for the intercept, ``(intercept)``, and for each feature, with the columns ``index`` (in the source; none
-            for the intercept), ``name``, and ``weight``; with several classes ``weight_<label>``. Of two classes a
-            positive weight is evidence for the larger one.
-
-        Raises
-        ------
-        UsageError
-            Where pandas is not installed.
-        """
-        from .named_weights import ClassWeights, weight_frame
-
-        return weight_frame(ClassWeights(self))
-
     def to_sklearn(self) -> Any:
-        """Make a fitted pipeline of scikit-learn's own classes that predicts the same, without streamcd.
-
-        Its steps: ``encode`` for a model that has a table's encoding (a frame's columns of numbers and strings), ``scale``
-        and ``normalize`` where the training data was transformed, and ``model``: ``LinearSVC``, ``LogisticRegression`` (for
-        several classes one-vs-rest, in a ``OneVsRestClassifier``), ``SGDOneClassSVM`` or a regressor. Its parameters are
-        those of the training where both have them. A calibrated model becomes a ``LogisticRegression`` of the same
-        probabilities, whose decisions are their logits, in a ``FixedThresholdClassifier`` that chooses the labels as here.
+        """Make a fitted linear estimator of scikit-learn's that predicts the same, on what `encode` gives.
 
         Returns
         -------
-        sklearn.pipeline.Pipeline
+        estimator
+            ``LinearSVC``, ``LogisticRegression`` (of log_loss and several classes in a ``OneVsRestClassifier``), ``Ridge``,
+            ``ElasticNet``, ``HuberRegressor``, ``QuantileRegressor`` or ``LinearSVR``, with the parameters of the training
+            where both have them, for rows in the source's units.
 
         Raises
         ------
         ModelError
-            For twin models, calibrated models of several classes, and tables with hashed or sparse columns, or with numbers
-            written as text.
+            For twin models, rows of unit norm, and code matrices but one-vs-rest.
         UsageError
-            Where scikit-learn is not installed, or pandas for a table's encoding.
+            Where scikit-learn is not installed.
 
         Examples
         --------
-        >>> streamcd.load_model("run").to_sklearn().named_steps["model"].classes_
+        >>> streamcd.load_model("run").to_sklearn().classes_
         array([-1,  1])
         """
-        from .sklearn_pipeline import sklearn_pipeline
+        from .sklearn_model import sklearn_estimator
 
-        return sklearn_pipeline(self)
+        return sklearn_estimator(self)
 
     def class_costs(self) -> np.ndarray:
         """Compute ``C`` times the class weights, shape (n_classes,); raises ``ModelError`` if C is unknown."""

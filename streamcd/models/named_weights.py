@@ -96,42 +96,6 @@ class ClassWeights:
         scales = None if scaled else self._model.scaling.scales
         return weight_blocks(self._model.kept_weights, scales, self._columns, most)
 
-    @property
-    def columns(self) -> list[str]:
-        """Names of the columns of a table of all weights."""
-        if len(self.labels) == 1:
-            return ["weight"]
-        return [f"weight_{text}" for text in self._model.label_texts()]
-
-    def rows(self) -> Iterator[tuple[np.ndarray | None, list[str], np.ndarray]]:
-        """Yield a table of all weights, some rows at a time: indices in the source, names, and weights (rows, columns).
-
-        The first row is the intercept, which has no index.
-        """
-        yield None, [INTERCEPT], self.intercept[np.newaxis]
-        for start, block in self.blocks(_NAMED_WEIGHTS):
-            feature = np.arange(start, start + block.shape[0])
-            yield self._model.source_indices.of(feature), self._model.feature_names(feature), block
-
-
-def weight_frame(by_class: ClassWeights) -> Any:
-    """Make the pandas frame of all weights."""
-    try:
-        import pandas as pd
-    except ImportError:
-        raise UsageError("a frame of weights needs pandas; install it by: pip install pandas") from None
-    (_, *index), names, weights = zip(*by_class.rows(), strict=True)
-    numbers = np.concatenate([np.zeros(1, np.int64), *index])
-    missing = np.arange(numbers.size) == 0
-    table = np.concatenate(weights)
-    return pd.DataFrame(
-        {
-            "index": pd.arrays.IntegerArray(numbers, missing),
-            "name": [name for part in names for name in part],
-            **dict(zip(by_class.columns, table.T, strict=True)),
-        }
-    )
-
 
 def describe_weights(model: Any, top: int = 20, label: str | None = None) -> dict[str, Any]:
     """List the weights of the largest magnitude for every class, in the source's units.

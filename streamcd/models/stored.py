@@ -110,16 +110,6 @@ def _load_model(path: Path, C: float | None, l1: float | None, memory: int | str
     return model
 
 
-def without_weights(directory: Path) -> Model:
-    """Read the model in a directory but for its weights: zeros that take no memory until they are read."""
-    try:
-        _, description = read_metadata(directory / "model.json", MODEL)
-    except (FileNotFoundError, NotADirectoryError):
-        raise ModelError(_missing(directory)) from None
-    zeros = np.zeros((description.n_features, len(description.intercept)))
-    return _read(directory, description, zeros)
-
-
 def is_model(path: str | os.PathLike[str]) -> bool:
     """Check for a model in a directory, or for those of a path over C or λ."""
     return (Path(path) / "model.json").exists() or bool(models_of_path(path))

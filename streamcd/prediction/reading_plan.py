@@ -344,9 +344,7 @@ def _check_base(dataset: Dataset, model: Model) -> None:
 
 
 def _usable_workers(data: Data, means: Means) -> int:
-    """The number of workers that can read the data: one, where it can be read but once, or has rows chosen in memory."""
-    if isinstance(data, Dataset) and data is not data.whole:
-        return 1
+    """Return the number of workers that can read the data: one, where it can be read but once."""
     if checked_workers(means.workers) == 1 or not reads_once(data):
         return means.workers
     means.listener.warning(

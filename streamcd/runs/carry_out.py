@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from ..core.errors import UsageError
 from ..core.folder_copies import Copy
 from ..core.memory_budget import peak_memory_bytes, require
 from ..core.progress import Listener, counted
@@ -26,7 +25,7 @@ from .early_warnings import advise, scaling_advice
 from .lane_groups import resolve
 from .models import make_models, save_models
 from .options import ResumeOptions, TrainOptions
-from .previous_run import PreviousRun, earlier_in_memory, groups_follow, start_of_group
+from .previous_run import PreviousRun, groups_follow, start_of_group
 
 
 def new_session(asked: TrainOptions | ResumeOptions) -> Session:
@@ -37,15 +36,7 @@ def new_session(asked: TrainOptions | ResumeOptions) -> Session:
 
 @contextmanager
 def begin_run(copy: Copy, run: ResolvedRun, *, force: bool) -> Iterator[checkpoint.Run]:
-    """Make a run directory with a configuration; one that holds another run is refused, or emptied with `force`.
-
-    Rows chosen from a dataset are refused: a run could not be resumed without them.
-    """
-    if run.dataset is not run.dataset.whole:
-        raise UsageError(
-            f"expected a whole dataset, found {run.dataset.n_rows} rows of {run.dataset.path}, which a resumed run "
-            "would not find again; train with an estimator (LinearSVC and others), or convert these rows by themselves"
-        )
+    """Make a run directory with a configuration; one that holds another run is refused, or emptied with `force`."""
     require(run.config.memory, {})  # for the start, which takes more than a training of few rows
     refuse_existing(copy.path, run.config, force)
     with checkpoint.create_run(copy, force=force) as directory:
@@ -162,18 +153,12 @@ class MemoryTraining(NamedTuple):
     models: list[Model]  # of every C and λ
 
 
-def train_in_memory(
-    dataset: Dataset, asked: TrainOptions, session: Session, earlier: MemoryTraining | None = None
-) -> MemoryTraining:
-    """Train on a dataset without a run directory, and without resuming.
-
-    It starts from an `earlier` training on the first of these rows, as far as its options allow.
-    """
+def train_in_memory(dataset: Dataset, asked: TrainOptions, session: Session) -> MemoryTraining:
+    """Train on a dataset without a run directory, and without resuming."""
     run = resolve(dataset, asked, session.listener)
     require(run.config.memory, {})
     directory = checkpoint.MemoryRun()
-    previous = None if earlier is None else earlier_in_memory(earlier.run, earlier.directory, run)
-    outcome = train_groups(directory, run, previous, session)
+    outcome = train_groups(directory, run, None, session)
     result = result_of(directory, outcome, run)
     return MemoryTraining(run, directory, result, make_models(directory, run, result))
 

@@ -51,7 +51,6 @@ class RunConfig:
     rounds: SharedRounds | None = None
     columns: str | None = None  # fingerprint of the column layout, if it is read
     start_from: str | None = None
-    row_weight: float | None = None  # sum of the rows' weights, where it is known
     tune: Search | None = None
     cache: Cache | None = None  # of data at URLs; no bit depends on it
     bias_because: str = ""

@@ -64,7 +64,6 @@ def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> Resolv
         rounds=asked.rounds,
         columns=dataset.open_columns().fingerprint if reads_columns(options.method) else None,
         start_from=None if asked.start_from is None else str(asked.start_from),
-        row_weight=None if dataset.weighted else float(dataset.n_rows),
         tune=search_of(asked) if isinstance(asked, TuneOptions) else None,
         cache=dataset.cache,
         bias_because=asked.bias_because,
@@ -203,7 +202,7 @@ def _plan_group(
         "weights": memory.state,
         "scores of all rows": 0 if paged else memory.rows,
         "dual variables": dataset.n_rows * memory.layout.state_bytes if asked.in_memory else 0,
-        "choice of rows": dataset.held_bytes,
+        "folds of rows": dataset.held_bytes,
         **memory.more,
         **more,
     }

@@ -108,8 +108,7 @@ class TrainOptions(ProblemOptions, SessionOptions):
         None,
         "Start from the dual variables of a finished run on the same dataset, scaled from its C to this one; takes "
         "no extra read. Method sor can start from a run by dual or sor; a primal method starts from the weights of "
-        "a run by any method, which takes a read. Where rows were appended since, those begin at 0. Of a run on other "
-        "rows, from its weights: features are matched by name, or by number without names, classes by label.",
+        "a run by any method, which takes a read. Where rows were appended since, those begin at 0.",
         metavar="RUN",
         section=Section.METHOD,
     )

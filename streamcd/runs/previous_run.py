@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,23 +9,17 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import UsageError
-from ..core.memory_budget import require
 from ..core.progress import counted
 from ..core.storage import local_path
 from ..dataset.chunked_table import UnknownStateError
 from ..dataset.dataset import Dataset
-from ..dataset.source_indices import indices_of
 from ..kernels.loss_table import INLIERS
-from ..models.encoding import PLACES_BYTES, encoding_of, feature_places
-from ..models.model import Model
-from ..models.model_file import source_labels
-from ..models.stored import find_model, models_of_path, without_weights
-from ..solvers.problem import Problem, make_problem
+from ..solvers.problem import Problem
 from ..solvers.registry import is_proximal, keeps_alpha
 from ..stream.arenas import RowLayout
 from ..training import checkpoint
 from ..training.correspondence import Features, class_ratios, combination, nearest_lanes, places_of
-from ..training.warm_start import OtherRows, Source, WarmStart
+from ..training.warm_start import Source, WarmStart
 from .config import Group, ResolvedRun, RunConfig, read_config, reopen
 
 
@@ -34,7 +27,7 @@ class PreviousRun:
     """Lanes of an earlier run, whose groups ended in `states`, from which those of a new run start.
 
     `row_start` is that of its chunks where the new run has more rows behind them, else None, and `classes` has the places
-    of its classes, None where they are the same. With `other` it had other rows; `matched` tells what was found in the new
+    of its classes, None where they are the same. `matched` tells what was found in the new
     run.
     """
 
@@ -45,15 +38,14 @@ class PreviousRun:
         new: ResolvedRun,
         *,
         row_start: np.ndarray | None = None,
-        other: OtherRows | None = None,
         features: Features | None = None,
         classes: np.ndarray | None = None,
         matched: str = "",
     ) -> None:
         self._states, self._run, self.matched = states, run, matched
         self._new_centre = new.centre
-        self._known = {"features": features, "other": other, "row_start": row_start}
-        dual, grown = other is None and _needs_alpha(new), row_start is not None
+        self._known = {"features": features, "row_start": row_start}
+        dual, grown = _needs_alpha(new), row_start is not None
         self._matrix = combination(run.problem, new.problem, classes, dual=dual, grown=grown)
         if dual and grown:
             self._known["ratios"] = class_ratios(run.problem, new.problem, classes)
@@ -68,9 +60,7 @@ class PreviousRun:
         accelerated = is_proximal(run.problem, options.acceleration) and keeps_alpha(options.method)
         parts = _sources(zip(self._states, run.groups, strict=True), run, accelerated=accelerated)
         matrix = self._matrix[:, numbers.start * width : numbers.stop * width]
-        # weights of other rows come with the intercepts of models, which are for values as they are stored
-        before = run.centre if self._known["other"] is None else None
-        known: dict[str, Any] = {**self._known, "centres": (before, self._new_centre)}
+        known: dict[str, Any] = {**self._known, "centres": (run.centre, self._new_centre)}
         return WarmStart(dataset, lanes, matrix, parts, run.problem.bias, **known)
 
 
@@ -86,20 +76,16 @@ def _sources(
 ) -> list[Source]:
     """Describe groups of lanes of a run by their states."""
     options, problem = run.options, run.problem
-    weight = math.nan if run.config.row_weight is None else run.config.row_weight
     sources = []
     for state, group in parts:
         lanes = problem.subset(group.lanes)
         layout = options.solver_memory(lanes, run.dataset).layout
-        costs = weight * np.array([lane.C for lane in lanes.lanes])
         if run.config.rounds is not None and isinstance(state, checkpoint.StoredState):
             from ..cluster.stored_rounds import StoredRounds  # only where there were workers
 
             assert isinstance(layout, RowLayout)
             state = StoredRounds(state.path, state.identity, lanes, layout)
-        sources.append(
-            Source(state, layout, accelerated, problem.l2, group.lanes, problem.lane_vectors, costs)
-        )
+        sources.append(Source(state, layout, accelerated, problem.l2, group.lanes, problem.lane_vectors))
     return sources
 
 
@@ -135,7 +121,10 @@ def previous_run(new: ResolvedRun) -> PreviousRun | None:
     if new.problem.form == INLIERS and before in (None, new.dataset):
         raise UsageError("a warm start is from another C; one_class has none")
     if before is None:
-        return _of_other_rows(source, path, config, new)
+        raise UsageError(
+            f"start_from: expected a run on {new.dataset.path}, found {source}, a run on other rows; name another, or train "
+            "from nothing"
+        )
     _check(source, config, new)
     run = reopen(path, config, before)
     states = stored_states(path, run.groups)
@@ -146,11 +135,6 @@ def previous_run(new: ResolvedRun) -> PreviousRun | None:
 
 def _as_of(dataset: Dataset, fingerprint: str) -> Dataset | None:
     """Open a dataset as it was with a fingerprint; None if it never was, or rows of it were dropped."""
-    if dataset is not dataset.whole:
-        raise UsageError(
-            f"start_from: expected a whole dataset, found {dataset.n_rows} rows of {dataset.path}, of which a run on "
-            "other rows does not know the place; convert these rows by themselves"
-        )
     try:
         return dataset.as_of(fingerprint)
     except UnknownStateError:
@@ -187,87 +171,6 @@ def _of_first_rows(
         classes=classes,
         matched=text + (f"; {' and '.join(more)} at 0" if more else ""),
     )
-
-
-def earlier_in_memory(
-    run: ResolvedRun, directory: checkpoint.MemoryRun, new: ResolvedRun
-) -> PreviousRun | None:
-    """Open a run in memory on the first rows of a new one's; None if that cannot start from it, as options have changed."""
-    if _needs_alpha(new) and run.options.method != new.options.method:
-        return None
-    states = [directory.part(group.directory) for group in run.groups]
-    try:
-        return PreviousRun(states, run, new, row_start=run.dataset.row_start)
-    except UsageError:
-        return None
-
-
-def _of_other_rows(source: str, path: Path, config: RunConfig, new: ResolvedRun) -> PreviousRun:
-    """Open a run on another dataset, whose weights a run starts from; its models tell their features and classes."""
-    if config.options.folds:
-        raise UsageError(f"{source}: the search has not ended; 'streamcd resume {source}' goes on with it")
-    models = [without_weights(place) for place in models_of_path(source).values() or [find_model(source)]]
-    model, options, dataset = models[0], config.options, new.dataset
-    if bool(model.multilabel) != new.problem.multilabel:
-        raise UsageError(
-            f"{source}: expected a run on rows with as many labels as these, one or any, found the other"
-        )
-    old = make_problem(
-        loss=options.loss,
-        classes=model.classes,
-        class_counts=np.ones(model.classes.size),
-        n_features=model.n_features,
-        C=options.C,
-        bias=1.0,  # `OtherRows.intercepts` are the weights of this one
-        code=model.code if options.code is not None or model.multilabel else None,
-        multilabel=bool(model.multilabel),
-        l1=options.strengths[0],
-        l2=options.strengths[1],
-        ridge=1.0 if options.ridge is None else options.ridge,
-        slack=options.slack or "hinge",
-        parameter=options.parameter,
-    )
-    of_setting = {(model.C, model.l1): model.intercept for model in models}
-    lanes = old.lanes[:: old.block_lanes]
-    intercepts = np.concatenate([of_setting[lane.C, lane.l1] for lane in lanes])
-    features, by = _same_features(model, dataset, new.config.memory)
-    classes = None
-    text = f"starts from the weights of {source}, which was trained on other rows: {by}"
-    if not old.has_targets:
-        labels = source_labels(model.classes.tolist(), model.label_kind, model.class_names)
-        listed = dataset.info()["classes"]
-        classes = places_of(labels, listed)
-        n_same = len(labels) if classes is None else int((classes >= 0).sum())
-        text += f", {n_same} of its {counted(len(labels), 'class', 'classes')} by label"
-        if len(listed) > n_same:
-            text += f", {len(listed) - n_same} at 0"
-    run = ResolvedRun(config, dataset, old)
-    states, other = stored_states(path, run.groups), OtherRows(intercepts)
-    return PreviousRun(states, run, new, other=other, features=features, classes=classes, matched=text)
-
-
-def _same_features(model: Model, dataset: Dataset, memory: int) -> tuple[Features, str]:
-    """Find the features of a model in a dataset, by name where both have names; returns their places and what to tell."""
-    n_old, n_new, encoding = model.n_features, dataset.n_features, encoding_of(dataset)
-    place, how, indices = None, "number", indices_of(dataset)
-    if model.encoding is not None and encoding is not None:
-        categories = model.encoding.nbytes + encoding.nbytes
-        require(memory, {"names of features": categories, "their digests": PLACES_BYTES * (n_old + n_new)})
-        place, how = feature_places(model.encoding, encoding, n_old, n_new), "name"
-    elif not indices.begin_like(model.source_indices):
-        require(memory, {"indices of features": indices.nbytes + model.source_indices.nbytes + 8 * n_old})
-        place = indices.features(model.source_indices.of(np.arange(n_old)))
-        place[place >= n_new] = -1
-    n_same = min(n_old, n_new) if place is None else int((place >= 0).sum())
-    more = f", {n_new - n_same:,} at 0" if n_new > n_same else ""
-    ratio, scaling = None, dataset.read_scaling()
-    if scaling != model.scaling:
-        places = np.arange(n_old) if place is None else place
-        known = (places >= 0) & (places < n_new)
-        ratio = np.ones(n_old) if model.scaling.scales is None else 1.0 / model.scaling.scales
-        if scaling.scales is not None:
-            ratio[known] *= scaling.scales[places[known]]
-    return Features(n_old, place, ratio), f"{n_same:,} of its {n_old:,} features matched by {how}{more}"
 
 
 def _needs_alpha(new: ResolvedRun) -> bool:

@@ -89,7 +89,7 @@ class NewtonSteps(CertifiedReads):
         squares[:-1] = 0.0
         for piece in dataset.read_features(("feature", "mean_square")):
             squares[piece["feature"]] = piece["mean_square"]
-        return np.tile(squares * (1.0 + 1e-9) * dataset.whole.n_rows, self._n_vectors)
+        return np.tile(squares * (1.0 + 1e-9) * dataset.n_rows, self._n_vectors)
 
     def _make_sums(self, blocks: Blocks, n_parts: int) -> BlockSums:
         n_lanes, size = self.problem.n_lanes, self._size

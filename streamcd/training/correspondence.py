@@ -18,27 +18,16 @@ class Features(NamedTuple):
     """Places of an earlier run's features in a new one."""
 
     n_old: int
-    place: np.ndarray | None = None  # (n_old,) int64, -1 for none; None: they have the same numbers
-    ratio: np.ndarray | None = (
-        None  # (n_old,) float64: a value as stored for it, over that as stored for the new run
-    )
 
     def add(self, rows: np.ndarray, start: int, w: np.ndarray) -> None:
         """Add rows of an earlier w, from row `start` on, to those of the same features in `w`, in place.
 
-        The last row of both is the bias's; of features that `w` does not have, rows are left out.
+        The last row of both is the bias's.
         """
         if start + rows.shape[0] > self.n_old:
             w[-1] += rows[-1]
             rows = rows[:-1]
-        stop = start + rows.shape[0]
-        if self.ratio is not None:
-            rows = rows * self.ratio[start:stop, None]
-        if self.place is not None:
-            known = self.place[start:stop] >= 0
-            w[self.place[start:stop][known]] += rows[known]
-            return
-        there = w[:-1][start:stop]
+        there = w[:-1][start : start + rows.shape[0]]
         there += rows[: there.shape[0]]
 
 

@@ -424,8 +424,8 @@ class Loop(TrainingLoop):
         if self.paged:
             self.paged.write_constants()
         start = self.task.warm_start
-        if start is not None and (told := start.begin(self.state, self.task.solver, self.slots)):
-            self.listener.message(f"{self.task.name}{told}")
+        if start is not None:
+            start.begin(self.state, self.task.solver, self.slots)
 
     # -- reports ------------------------------------------------------------------------------------------------------
 

@@ -8,10 +8,6 @@ than w = 0.
 
 Where rows were added, those of the old run come first, with their alpha; new ones have the alpha of a training from nothing,
 for which ``w(alpha)`` is the same, and so do the lanes of new classes.
-
-On other rows there is w alone. The primal methods begin with it; the dual methods with alpha = 0 and w as their first
-centre, so that the first pass finds the alpha that belong to w. Both lose where w fits the new rows much worse than its own:
-that is found on a sample, and lanes begin with nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +29,6 @@ from ..stream.arenas import class_codes
 from ..stream.slot_store import SlotStore
 from . import checkpoint
 from .correspondence import Features
-from .sample_losses import mean_losses
 
 
 class Source(NamedTuple):
@@ -45,13 +40,6 @@ class Source(NamedTuple):
     l2: float  # of its penalty
     lanes: range
     lane_vectors: int
-    costs: np.ndarray  # (lanes,): C times the sum of the rows' weights; nan where that is not known
-
-
-class OtherRows(NamedTuple):
-    """Facts of an old run on other rows."""
-
-    intercepts: np.ndarray  # (old vectors,)
 
 
 _BLOCK_ROWS = 1 << 14  # of w at a time
@@ -60,9 +48,7 @@ _CENTRE_KAPPA = 4.0
 """Times the last kappa of a run, for its w as the first centre where there are rows whose alpha are yet to be found.
 
 With 1 % more rows, of two sets and nine losses, a gap of 1e-3 takes 2 to 12 passes (2 to 13 with once, 2 to 18 with 16 times
-kappa). On other rows, geometric means of passes from nothing over those from w, on halves of four sets, C = 0.1 to 10: 1.45
-for squared error (once 1.27, eight times 1.47), 1.3 for huber, 1.2 for quantile and epsilon insensitive, 1.1 for squared
-hinge and crammer_singer, 1.05 for multinomial, logistic and hinge."""
+kappa)."""
 
 _SETTLED_MOVES = 13
 """Passes that a lane of a loss with kinks counts as done where it adopts kappa for more rows: it changes slowly from then on
@@ -71,17 +57,13 @@ _SETTLED_MOVES = 13
 With 1 % more rows of real sets, such losses take 2 to 7 passes to 1e-3, where kappa that changed by up to 8 times in the
 first passes took 4 to 19. Smooth losses gain a pass as often as they lose one."""
 
-_WORSE = 1.1
-"""Times the objective of the rows trained on, up to which weights are a start on others. Above, on two sets, primal took
-1.3 times the passes from nothing, newton 1.2, dual 1.1; below, on three others, primal 0.04 to 0.95, newton 0.4 to 1.2."""
-
 
 class WarmStart:
     """Initial values of new lanes, from a finished run.
 
     `problem` has the new lanes, and `matrix` is their `combination`; `bias` is the old run's. `features` are those of the
     old run, None where they are the same, and `row_start` the first row of each of its chunks and their end: its rows are
-    the first ones. Their alpha are multiplied by `ratios`, by class. With `other` the old run was of other rows. Weights of
+    the first ones. Their alpha are multiplied by `ratios`, by class. Weights of
     both runs are for rows less their `centres`.
     """
 
@@ -96,10 +78,9 @@ class WarmStart:
         features: Features | None = None,
         row_start: np.ndarray | None = None,
         ratios: np.ndarray | None = None,
-        other: OtherRows | None = None,
         centres: tuple[Centre | None, Centre | None] = (None, None),
     ) -> None:
-        self._dataset, self._problem, self._other = dataset, problem, other
+        self._dataset, self._problem = dataset, problem
         self._old_centre, self._centre = centres
         self._ratios = ratios
         self._features = features or Features(problem.n_features)
@@ -116,30 +97,19 @@ class WarmStart:
         ]
 
     @property
-    def has_alpha(self) -> bool:
-        """Tell whether there are dual variables of the rows."""
-        return self._other is None
-
-    @property
     def new_chunks(self) -> np.ndarray:
         """List the chunks of rows that the old run did not have; with those first, the others answer to them in one pass."""
         return np.flatnonzero(self._dataset.row_start[:-1] >= self._n_old)
 
-    def begin(self, state: State, solver: Solver, slots: SlotStore | None = None) -> str:
-        """Initialise a state as far as its solver can use it; returns what there is to tell, empty for nothing.
-
-        A solver that begins with w alone needs no slots.
-        """
-        if self._other is not None:
-            return self.begin_with_weights(state, solver)
+    def begin(self, state: State, solver: Solver, slots: SlotStore | None = None) -> None:
+        """Initialise a state as far as its solver can use it; one that begins with w alone needs no slots."""
         if solver.warm_start == "w":
             self.fill_weights(state.w, dual=False)
             self._centre_weights(state.w)
             _certify_first(state, solver)
-            return ""
+            return
         assert slots is not None
         self.begin_with_alpha(state, solver, slots, solver.layout.n_flags)
-        return ""
 
     def begin_with_alpha(
         self, state: State, solver: Solver, slots: SlotStore, n_flags: int, *, copies: int = 1
@@ -151,48 +121,6 @@ class WarmStart:
             state.lanes["dual_sum"] += dual_sum
             # with other ratios a read sums up w(alpha)
             state.lanes["phase"][:] = TRAIN if self._ratios is None else START
-
-    def begin_with_weights(self, state: State, solver: Solver) -> str:
-        """Begin with the old weights, lane by lane where they fit these rows; a dual method by its first centre."""
-        proximal = solver.estimate == "proximal"
-        if solver.warm_start != "w" and not (
-            proximal and all(source.accelerated for source in self._sources)
-        ):
-            which = "the method of that run" if proximal else "without acceleration this method"
-            return f"begins with nothing: {which} has no centre for weights of other rows"
-        self.fill_weights(state.w, dual=False)
-        told = self._drop_unfit(state)
-        self._centre_weights(state.w)
-        if not proximal:
-            _certify_first(state, solver)
-            return told
-        steering = np.zeros((2, self._problem.n_lanes))
-        for source in self._sources:
-            source.add_steering(steering)
-        _steer(state, steering, _CENTRE_KAPPA)
-        return told
-
-    def _drop_unfit(self, state: State) -> str:
-        """Set the weights of lanes to 0 that fit these rows much worse than the old ones; returns what there is to tell."""
-        problem, fits = self._problem, np.zeros((2, self._problem.n_lanes))
-        for source in self._sources:
-            source.add_fits(fits)
-        objective, cost = fits
-        known = np.isfinite(fits).all(axis=0) & (fits > 0.0).all(axis=0)
-        if not known.any():
-            return ""
-        of_cost = mean_losses(self._dataset, problem, state.w) / [lane.C for lane in problem.lanes]
-        penalty = problem.lane_penalties(state.w)
-        ratio = np.divide(penalty + cost * of_cost, objective, out=np.zeros_like(cost), where=known)
-        worse = ratio > _WORSE
-        if not worse.any():
-            return ""
-        state.w[:, np.repeat(worse, problem.lane_vectors)] = 0.0
-        which = f"{int(worse.sum())} of {worse.size} problems begin" if worse.size > 1 else "it begins"
-        return (
-            f"{which} with nothing: on these rows the objective is {ratio[worse].max():.3g} times that on the rows that the "
-            f"weights are from, and beyond {_WORSE:g} times a start from them takes more passes than none"
-        )
 
     def _write_alpha(self, solver: Solver, slots: SlotStore, n_flags: int, copies: int) -> np.ndarray:
         """Write the dual variables of the old run's rows; returns the sum of the dual's terms, shape (lanes,).
@@ -260,10 +188,6 @@ class WarmStart:
         w[:] = 0.0
         for source in self._sources:
             source.add_weights(w, self._features, dual=dual)
-        if self._other is not None:
-            bias = self._problem.bias
-            w[-1] = self._other.intercepts @ self._mean / bias if bias else 0.0
-            return
         w[-1] *= 1.0 / self._of_bias if dual else self._of_bias
         if dual and self._problem.bias:
             move_sums(w, self._old_centre, self._centre, self._problem.bias)
@@ -328,7 +252,7 @@ class _LaneSource:
         centred: tuple[Centre | None, float],  # and the value of its bias's feature
     ) -> None:
         self._centre, self._bias = centred
-        self._state, self._layout, self.accelerated, self._l2, lanes, width, self._costs = source
+        self._state, self._layout, self.accelerated, self._l2, lanes, width = source
         self._dataset, self._row_start = dataset, row_start
         self._halves = 2 if is_logistic(problem.loss) else 1
         own = slice(lanes.start * width, lanes.stop * width)
@@ -387,12 +311,6 @@ class _LaneSource:
         if self.accelerated:
             arrays = self._read("lane_kappa", "lane_theta")
             steering += np.stack([arrays["lane_kappa"], arrays["lane_theta"]]) @ self._lane_mean
-
-    def add_fits(self, fits: np.ndarray) -> None:
-        """Add this source's part of the objectives on the old rows and of their costs' sums to `fits` (2, lanes)."""
-        used = (self._lane_mean > 0.0).any(axis=1)
-        numbers = np.stack([self._read("lane_primal")["lane_primal"], self._costs])
-        fits += numbers[:, used] @ self._lane_mean[used]
 
     def _weights(self) -> Iterator[np.ndarray]:
         """Iterate over blocks of rows of w, for values as they are stored."""

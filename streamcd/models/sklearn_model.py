@@ -1,0 +1,88 @@
+"""Models as fitted linear estimators of scikit-learn's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import ModelError, UsageError
+from ..kernels.loss_table import PLANES, form_of
+
+
+def sklearn_estimator(model: Any) -> Any:
+    """Make a fitted estimator that predicts as a model does, for rows in the source's units; see `Model.to_sklearn`."""
+    if form_of(model.loss) == PLANES:
+        raise ModelError(
+            "to_sklearn: expected a plane for each decision, found twin planes, which no linear estimator has"
+        )
+    if model.scaling.normalize != "none":
+        raise ModelError(
+            "to_sklearn: expected rows as they are, found a model of rows of unit norm (convert --normalize)"
+        )
+    if not (model.has_targets or model.is_binary or model.choice.one_vector_per_class):
+        raise ModelError("to_sklearn: expected a vector for each class, found those of another code matrix")
+    weights, intercept = np.ascontiguousarray(model.source_weights.T), np.array(model.intercept)
+    made = _unfitted(model)
+    if model.has_targets:
+        return _fitted(
+            made, weights[0], intercept[0] if made.__class__.__name__ != "LinearSVR" else intercept
+        )
+    classes = np.array(model.label_numbers())
+    if (
+        classes.size == 2 and not model.is_binary
+    ):  # a vector for each of two classes: their difference decides
+        weights, intercept = weights[1:] - weights[:1], intercept[1:] - intercept[:1]
+    if model.loss != "log_loss" or classes.size == 2:
+        return _fitted(made, weights, intercept, classes)
+    from sklearn.multiclass import OneVsRestClassifier
+    from sklearn.preprocessing import LabelBinarizer
+
+    several = OneVsRestClassifier(made)
+    several.estimators_ = [
+        _fitted(_unfitted(model), weights[k : k + 1], intercept[k : k + 1], np.array([0, 1]))
+        for k in range(classes.size)
+    ]
+    several.label_binarizer_ = LabelBinarizer(sparse_output=True).fit(classes)
+    several.classes_, several.n_features_in_ = classes, weights.shape[1]
+    return several
+
+
+def _unfitted(model: Any) -> Any:
+    """Return scikit-learn's estimator of a model's problem."""
+    try:
+        from sklearn import linear_model, svm
+    except ImportError:
+        raise UsageError(
+            "to_sklearn needs scikit-learn; install it by: pip install 'streamcd[sklearn]'"
+        ) from None
+    C, has_intercept = model.C or 1.0, model.bias > 0
+    penalty = "l1" if model.l1 and not model.l2 else "l2"
+    if model.loss in ("hinge", "squared_hinge"):
+        return svm.LinearSVC(loss=model.loss, penalty=penalty, C=C, fit_intercept=has_intercept)
+    if model.loss == "crammer_singer":
+        return svm.LinearSVC(multi_class="crammer_singer", C=C, fit_intercept=has_intercept)
+    if model.loss in ("log_loss", "multinomial"):
+        return linear_model.LogisticRegression(C=C, fit_intercept=has_intercept)
+    if model.loss == "squared_error":
+        if model.l1:
+            return linear_model.ElasticNet(
+                alpha=model.l1 + model.l2, l1_ratio=model.l1 / (model.l1 + model.l2)
+            )
+        return linear_model.Ridge(alpha=model.l2 / (2.0 * C), fit_intercept=has_intercept)
+    parameter: float = model.parameter or 0.0
+    if model.loss == "huber":
+        return linear_model.HuberRegressor(epsilon=max(parameter, 1.0), fit_intercept=has_intercept)
+    if model.loss == "quantile":
+        return linear_model.QuantileRegressor(quantile=parameter, fit_intercept=has_intercept)
+    return svm.LinearSVR(loss=model.loss, epsilon=parameter, C=C)
+
+
+def _fitted(made: Any, coef: np.ndarray, intercept: Any, classes: np.ndarray | None = None) -> Any:
+    made.coef_, made.intercept_, made.n_iter_ = coef, intercept, 1
+    made.n_features_in_ = coef.shape[-1]
+    if classes is not None:
+        made.classes_ = classes
+    if made.__class__.__name__ == "HuberRegressor":
+        made.scale_ = 1.0
+    return made
