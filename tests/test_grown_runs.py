@@ -12,13 +12,38 @@ import scipy.sparse as sp
 from heard import Heard
 from interrupted import ended, resume_by_turns, stopping_after
 from small_datasets import Rows, multiclass, random_rows, windows_of
-from test_other_rows import OF_CLASSES, OF_TARGETS, shuffled, targets
+from test_real_sets import rows_of
 
 from streamcd import Dataset, Result, convert, load_model, make_columns, resume, train
 from streamcd.core.errors import Interrupted, UsageError
 from streamcd.kernels.loss_table import LOSSES
 from streamcd.solvers.registry import SOLVERS, SolverEntry
 from tools.simulated_cluster import Simulation
+
+
+def targets(rows: Rows) -> Rows:
+    """Numbers to predict in place of the classes."""
+    x, _ = rows
+    rng = np.random.default_rng(3)
+    return x, np.asarray(x @ rng.standard_normal(x.shape[1])) + 0.1 * rng.standard_normal(x.shape[0])
+
+
+OF_CLASSES = ("squared_hinge", "hinge", "log_loss", "multinomial", "crammer_singer")
+
+
+OF_TARGETS = ("squared_error", "huber", "epsilon_insensitive", "squared_epsilon_insensitive", "quantile")
+
+
+def shuffled(path: Path, *, targets: bool) -> Rows:
+    """Rows of a real set in random order, with numbers to predict in place of its classes if asked for."""
+    x, y = rows_of(path)
+    order = np.random.default_rng(0).permutation(y.size)
+    x, y = sp.csr_array(x)[order], y[order]
+    if targets:
+        y = np.asarray(x @ np.random.default_rng(3).standard_normal(x.shape[1]))
+        y = y / y.std() + 0.3 * np.random.default_rng(4).standard_normal(y.size)
+    return x, y
+
 
 STRICT: dict[str, Any] = {"tol": 1e-6, "max_passes": 20_000}
 
