@@ -83,9 +83,7 @@ def exact_objective(given: Model, w: np.ndarray) -> Any:
         for i, row in enumerate(given.x):
             cost, places = mpf(float(given.cost[i])), np.flatnonzero(row)
             z = [mp.fsum(mpf(float(row[j])) * column[j] for j in places) for column in columns]
-            if given.loss == "one_class":
-                total += cost * (max(-z[0], mpf(0)) + mpf(given.parameter) * columns[0][-1])
-            elif given.loss == "crammer_singer":
+            if given.loss == "crammer_singer":
                 own = z[int(given.y[i])]
                 total += cost * max(score - own + (m != given.y[i]) for m, score in enumerate(z))
             elif given.loss == "multinomial":
@@ -175,11 +173,6 @@ def program_of(given: Model) -> Program:
             sides = np.eye(k)[y.astype(int)] - np.eye(k)[(y.astype(int) + shift) % k]
             margins = np.vstack([np.kron(side, score) for side, score in zip(sides, scores, strict=True)])
             made.require({0: margins, slack: 1.0, made.add(n): -1.0}, np.ones(n))
-    elif (
-        given.loss == "one_class"
-    ):  # the constant feature's weight is minus the threshold, in the scores and without a penalty
-        made.c[0] = made.c[0] + given.parameter * cost.sum() * np.eye(weights.shape[1])[d - 1]
-        made.require({0: scores, made.add(n, c=cost): 1.0, made.add(n): -1.0}, np.zeros(n))
     elif given.loss in ("hinge", "squared_hinge"):
         slack = made.add(n, c=cost) if given.loss == "hinge" else made.add(n, q=2 * cost)
         made.require({0: y[:, None] * scores, slack: 1.0, made.add(n): -1.0}, np.ones(n))

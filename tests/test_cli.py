@@ -323,8 +323,6 @@ def test_not_converged_is_a_warning_that_names_resume(data, tmp_path):
         (["train", "DATA", "RUN", "-v", "5"], "-C 1 --cv 5"),
         (["train", "DATA", "RUN", "-w1", "2", "--class-weight", "1=2"], "give one of them"),
         (["train", "DATA", "RUN", "-w1", "2", "-w1", "3"], "each label once"),
-        (["train", "DATA", "RUN", "-n", "0.5"], "error: -n is for one_class"),
-        (["train", "DATA", "RUN", "--nu=0.5"], "error: --nu is for one_class"),
         (["train", "DATA", "RUN", "-p0.1"], "error: -p is for epsilon_insensitive"),
         (["train", "DATA", "RUN", "--l1-path", "5"], "error: --l1-path is of --penalty l1"),
         (

@@ -15,7 +15,7 @@ from small_datasets import Rows, multiclass, random_rows, windows_of
 from test_real_sets import rows_of
 
 from streamcd import Dataset, Result, convert, load_model, make_columns, resume, train
-from streamcd.core.errors import Interrupted, UsageError
+from streamcd.core.errors import Interrupted
 from streamcd.kernels.loss_table import LOSSES
 from streamcd.solvers.registry import SOLVERS, SolverEntry
 from tools.simulated_cluster import Simulation
@@ -94,7 +94,7 @@ def rows_for(entry: SolverEntry, n_rows: int = 600) -> Rows:
 def test_every_method_ends_at_the_optimum_of_all_rows(tmp_path: Path, entry: SolverEntry) -> None:
     asked: dict[str, Any] = {"loss": entry.loss, "method": entry.method, "tol": 1e-4, "max_passes": 5000}
     asked |= {"penalty": "elasticnet"} if entry.method == "working-set" else {}
-    asked |= {} if entry.loss == "one_class" else {"bias": 1.0}
+    asked |= {"bias": 1.0}
     told = Heard()
     warm, cold = grown_runs(tmp_path, rows_for(entry), 594, listener=told, **asked)
     assert same_optimum(warm, cold, 1e-4)
@@ -202,15 +202,6 @@ def test_workers_start_from_a_run_of_one_process_before_rows_were_appended(tmp_p
     on_workers = {"client": Simulation(2), "memory": "1GB", "start_from": tmp_path / "old"}
     warm = train(tmp_path / "data", tmp_path / "warm", **asked, **on_workers)
     assert same_optimum(warm, train(tmp_path / "data", tmp_path / "cold", **asked), 1e-5)
-
-
-def test_the_parameter_of_one_class_has_to_be_the_same(tmp_path: Path) -> None:
-    rows = sp.csr_array(abs(random_rows(300)[0])), random_rows(300)[1]
-    begin(tmp_path / "data", rows, 280)
-    train(tmp_path / "data", tmp_path / "old", loss="one_class", nu=0.2)
-    append(tmp_path / "data", rows, 280)
-    with pytest.raises(UsageError, match=r"the run's parameter of the loss 0\.2, found 0\.3"):
-        train(tmp_path / "data", tmp_path / "new", loss="one_class", nu=0.3, start_from=tmp_path / "old")
 
 
 @pytest.mark.slow

@@ -54,9 +54,7 @@ def train_arrays(dataset: InMemoryDataset, asked: dict[str, Any], **more: Any) -
 
 
 @pytest.mark.filterwarnings("ignore::streamcd.ConvergenceWarning")
-@pytest.mark.parametrize(
-    "entry", [entry for entry in SOLVERS if not entry.of_targets and entry.loss != "one_class"], ids=str
-)
+@pytest.mark.parametrize("entry", [entry for entry in SOLVERS if not entry.of_targets], ids=str)
 def test_in_memory_and_on_disk_give_the_same_bits(entry: Any, tmp_path: Path) -> None:
     x, code = any_numbers() if entry.accelerates else whole_numbers()
     weight = np.where(np.arange(code.size) % 3, 1.0, 0.5)

@@ -328,9 +328,7 @@ def test_signed_costs_of_primal_methods_are_in_the_plan_before_they_are_made(
     assert memory.more["signed costs"] == 3 * 8 * 600 * 600
 
 
-@pytest.mark.parametrize(
-    "entry", [entry for entry in SOLVERS if not entry.of_targets and entry.loss != "one_class"], ids=str
-)
+@pytest.mark.parametrize("entry", [entry for entry in SOLVERS if not entry.of_targets], ids=str)
 def test_a_solver_declares_the_bytes_that_its_state_takes(entry: SolverEntry, tmp_path: Path) -> None:
     dataset = columns_of(tmp_path / "data", multiclass(n_rows=60))
     acceleration = "auto" if entry.accelerates else "none"

@@ -88,9 +88,6 @@ WORKED: dict[str, dict[str, Any]] = {
     "a free bias": {"loss": "squared_hinge", "bias": 1.0, "unpenalized_bias": True},
     "l1": {"loss": "log_loss", "penalty": "l1", "l1": [5.0, 0.5], "bias": 1.0},
     "elastic net": {"loss": "squared_hinge", "penalty": "elasticnet", "l1": 2.0, "l2": 0.5},
-    "no penalty": {"loss": "log_loss", "penalty": "none", "bias": 1.0},
-    "multinomial": {"loss": "multinomial", "C": [0.5, 20.0], "bias": 1.0},
-    "multinomial, l1": {"loss": "multinomial", "penalty": "l1", "bias": 1.0, "unpenalized_bias": True},
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from small_datasets import multiclass, random_rows, write_dataset
 import streamcd
 from streamcd import evaluate, load_model, train, tune
 from streamcd.core.errors import ModelError, UsageError
-from streamcd.runs import l1_path, lane_groups
+from streamcd.runs import lane_groups
 
 STRENGTHS = [8.0, 3.0, 1.0, 0.3]
 
@@ -291,47 +290,3 @@ def test_the_first_value_for_other_targets_is_that_at_the_best_bias(
     best = scipy.optimize.brentq(lambda b: slope(y - b).sum(), y.min(), y.max(), xtol=1e-14)
     found = path_of(data, tmp_path / "run", loss=loss, bias=1.0, unpenalized_bias=True)
     assert found[0] == pytest.approx(np.abs(x.T @ slope(y - best)).max(), rel=1e-6)
-
-
-def test_a_search_follows_a_path(tmp_path: Path) -> None:
-    data = write_dataset(tmp_path / "data", random_rows(300, 10))
-    asked = ["--penalty", "l1", "--l1-path", 5, "--cv", 3, "--loss", "log_loss"]
-    found = command_line.run_json("tune", data.path, tmp_path / "run", *asked)
-    assert len(found["scores"]) == 5
-    assert command_line.run_json("info", tmp_path / "run")["options"]["l1"][0] >= found["best_l1"]
-
-
-@pytest.mark.parametrize("kind", ["train", "tune"])
-def test_a_command_that_resumes_a_path_takes_its_values_from_the_run(
-    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = write_dataset(tmp_path / "data", random_rows(300, 10))
-    asked: dict[str, Any] = {"penalty": "l1", "l1_path": 5, "loss": "log_loss", "method": "newton"}
-    go = {"train": train, "tune": partial(tune, cv=3)}[kind]
-    whole = go(data, tmp_path / "run", tol=1e-6, **asked)
-    monkeypatch.setattr(l1_path, "least_without_weights", None)  # the read
-    again = go(data, tmp_path / "run", tol=1e-6, resume=True, **asked)
-    assert (again.passes, again.lanes) == (whole.passes, whole.lanes)
-    with pytest.raises(TypeError):  # other values have to be found
-        go(data, tmp_path / "run", tol=1e-6, resume=True, **asked | {"l1_path": 6})
-
-
-def test_values_of_l1_are_checked(tmp_path: Path) -> None:
-    data = write_dataset(tmp_path / "data", random_rows())
-    for wrong, told in (
-        ([1.0, 0.0], "l1: expected a number > 0, found 0"),
-        ([], "l1: expected at least one value"),
-    ):
-        with pytest.raises(UsageError, match=told):
-            train(data, tmp_path / "run", penalty="l1", l1=wrong)
-    for options, told in (
-        ({"l1_path": 5}, "l1_path is of --penalty l1 or elasticnet"),
-        ({"l1_path": 5, "l1": 1.0, "penalty": "l1"}, "l1 and l1_path exclude each other"),
-        ({"l1_path": 1, "penalty": "l1"}, "l1_path: expected from 2 to 1000 values, found 1"),
-        ({"l1_path": 5, "penalty": "l1", "loss": "twin"}, "--penalty"),
-    ):
-        with pytest.raises(UsageError, match=told):
-            train(data, tmp_path / "run", **options)
-    done = command_line.run("train", data.path, "run", "--penalty", "l1", "--l1", "1,x")
-    assert done.returncode == 2
-    assert "a number, or several separated by commas" in done.stderr

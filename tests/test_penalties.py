@@ -13,11 +13,10 @@ from interrupted import ended, train_by_turns
 from reference import OF_CLASSES, augmented, run_weights
 from sklearn.linear_model import ElasticNet, Lasso
 from sklearn.svm import LinearSVC
-from small_datasets import columns_of, multiclass, random_rows, windows_of, write_dataset
+from small_datasets import multiclass, random_rows, windows_of, write_dataset
 
 import streamcd
 from streamcd import Result, evaluate, load_model, train
-from streamcd.core.errors import UsageError
 
 PENALTIES = {"l1": (1.5, 0.0), "elasticnet": (1.5, 0.3), "l2": (0.0, 2.5)}
 
@@ -132,33 +131,6 @@ def test_liblinears_numbers_and_models_are_read_and_written(
     np.testing.assert_array_equal(again.weights, model.weights)
     info = command_line.run_json("info", run / "model")
     assert info["n_nonzero"] == np.count_nonzero(model.weights) < model.weights.size
-
-
-def test_what_does_not_apply_is_refused(tmp_path: Path) -> None:
-    data = write_dataset(tmp_path / "data", random_rows())
-    with pytest.raises(UsageError, match="not for twin, found --method dual"):
-        train(data, tmp_path / "run", penalty="l1", loss="twin", method="dual")
-    with pytest.raises(UsageError, match=r"--l1-path: .*found crammer_singer; give the values by --l1"):
-        train(data, tmp_path / "run", penalty="l1", loss="crammer_singer", l1_path=3)
-    with pytest.raises(
-        UsageError, match="for squared_hinge by --method dual or newton or working-set, found --method primal"
-    ):
-        train(
-            columns_of(tmp_path / "columns", random_rows()), tmp_path / "run", penalty="l1", method="primal"
-        )
-    with pytest.raises(UsageError, match="omega is for the penalty ½‖w‖²"):
-        train(data, tmp_path / "run", penalty="l1", method="dual", omega=1.3)
-    with pytest.raises(UsageError, match="l1 is of --penalty l1 or elasticnet, found --penalty l2"):
-        train(data, tmp_path / "run", l1=2.0)
-    with pytest.raises(UsageError, match="l2 is of --penalty l2 or elasticnet, found --penalty l1"):
-        train(data, tmp_path / "run", penalty="l1", l2=2.0)
-    with pytest.raises(UsageError, match="l1: expected a number > 0"):
-        train(data, tmp_path / "run", penalty="l1", l1=0.0)
-    with pytest.raises(UsageError, match="by the method dual has no weights without it"):
-        train(data, tmp_path / "run", penalty="l1", method="dual", acceleration="none")
-    result = train(data, tmp_path / "run", penalty="l1")  # auto
-    assert result.converged
-    assert load_model(tmp_path / "run").method == "newton"
 
 
 def test_the_support_is_told_of_all_vectors(tmp_path: Path) -> None:

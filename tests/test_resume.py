@@ -47,11 +47,7 @@ from streamcd.training.stopping import StopRule
 from tools.faults.disk import Disk
 from tools.faults.recording import Event, make_tree
 
-LOSSES = [
-    entry.loss
-    for entry in SOLVERS
-    if entry.method == "dual" and not entry.of_targets and entry.loss != "one_class"
-]
+LOSSES = [entry.loss for entry in SOLVERS if entry.method == "dual" and not entry.of_targets]
 
 
 @pytest.fixture
@@ -102,7 +98,6 @@ KINDS: dict[str, tuple[Callable[[], Rows], dict[str, Any]]] = {
     "twin, sor, from another": (multiclass, {"loss": "twin", "method": "sor", "start_from": "first"}),
     "omega by trial": (multiclass, {"omega": "auto", "acceleration": "none", "max_passes": 24}),
     "newton": (multiclass, {"method": "newton", "loss": "log_loss"}),
-    "one class": (one_sided, {"loss": "one_class", "nu": 0.3}),
     "primal": (multiclass, {"method": "primal", "bias": 1.0}),
     "online": (multiclass, {"method": "online", "bias": 1.0, "loss": "log_loss"}),
     "primal, pages": (unequal_columns, {"method": "primal", "bias": 1.0, "max_passes": 6}),
@@ -137,8 +132,6 @@ def training(kind: str, folder: Path, *, resident: bool = False, **changed: Any)
         dataset = write_dataset(folder / "data", make(), n_chunks=12, n_shards=3)
         plan = windows_of(dataset, 3, resident=resident)
     asked = options(**{"max_passes": 9, **asked, **changed})
-    if asked["loss"] == "one_class":
-        del asked["C"]
     if "start_from" in asked:
         asked["start_from"] = folder / "first"
         others = {name: asked[name] for name in ("loss", "method")}

@@ -38,11 +38,7 @@ from streamcd.core.errors import DatasetError, UsageError
 from streamcd.solvers.registry import SOLVERS
 
 # twin has a file of its own, and so have numbers to predict
-DUAL = [
-    entry
-    for entry in SOLVERS
-    if entry.method == "dual" and not entry.of_targets and entry.loss != "one_class"
-]
+DUAL = [entry for entry in SOLVERS if entry.method == "dual" and not entry.of_targets]
 LOSSES = [entry.loss for entry in DUAL if entry.loss != "twin"]
 BINARY = [loss for loss in LOSSES if loss not in OF_CLASSES]
 TOL = 1e-5
@@ -140,13 +136,6 @@ def test_crammer_singer_of_two_classes_is_half_of_hinge(fit: Callable[..., Resul
     best = exact_optimum("hinge", augmented(rows[0], -1), rows[1], 1.0)[1][0]
     assert result.converged
     assert result.primal_objective == pytest.approx(0.5 * best, rel=2 * TOL)
-
-
-def test_one_class_is_refused(tmp_path: Path) -> None:
-    x, y = random_rows()
-    dataset = write_dataset(tmp_path / "data", (x, np.ones_like(y)))
-    with pytest.raises(UsageError, match="two classes"):
-        train(dataset, tmp_path / "run")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -286,9 +275,7 @@ def test_same_seed_same_bits_other_seed_same_optimum(
 
 BY_ROWS_AND_COLUMNS = [
     (loss, method)
-    for loss, method in (
-        (entry.loss, entry.method) for entry in SOLVERS if not entry.of_targets and entry.loss != "one_class"
-    )
+    for loss, method in ((entry.loss, entry.method) for entry in SOLVERS if not entry.of_targets)
     if method != "online"
 ]
 

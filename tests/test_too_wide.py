@@ -50,47 +50,6 @@ def test_l1_that_no_method_trains_by_rows_names_the_column_layout_and_takes_it(
     assert streamcd.train(numbers, tmp_path / "run", **asked).converged
 
 
-def test_a_path_names_the_column_layout_and_takes_it(numbers: Path, tmp_path: Path) -> None:
-    asked: dict[str, Any] = {"loss": "squared_error", "penalty": "l1", "l1_path": 3, "cv": 2}
-    with pytest.raises(streamcd.StreamcdError, match=r"'streamcd columns .*' makes it"):
-        streamcd.tune(numbers, tmp_path / "run", **asked)
-    streamcd.make_columns(numbers)
-    assert len(streamcd.tune(numbers, tmp_path / "run", **asked).scores) == 3
-
-
-@pytest.mark.parametrize(
-    ("asked", "way", "instead"),
-    [
-        ({"penalty": "elasticnet", "method": "newton"}, "--method dual", {"method": "dual"}),
-        (
-            {"penalty": "none"},
-            "--penalty l2 with a large C by --method dual",
-            {"penalty": "l2", "C": 1e3, "method": "dual"},
-        ),
-        (
-            {"loss": "multinomial", "penalty": "l1", "method": "newton"},
-            "--method dual",
-            {"method": "dual"},
-        ),
-        (
-            {"loss": "multinomial", "penalty": "none"},
-            "--penalty l2 with a large C by --method dual",
-            {"penalty": "l2", "C": 1e3, "method": "dual"},
-        ),
-    ],
-)
-def test_the_way_without_a_matrix_is_one_that_trains(
-    asked: dict[str, Any], way: str, instead: dict[str, Any], tmp_path: Path
-) -> None:
-    x, y = rows()
-    of_classes = "loss" in asked
-    asked = {"loss": "squared_error"} | asked
-    data = streamcd.convert((x, classes(y) if of_classes else y), tmp_path / "data", target=not of_classes)
-    with pytest.raises(UsageError, match=f"or take {way}, which needs no matrix"):
-        streamcd.train(data, tmp_path / "run", **asked)
-    assert streamcd.train(data, tmp_path / "run", **(asked | instead)).converged
-
-
 def test_info_says_that_l1_takes_the_column_layout_until_there_is_one(numbers: Path) -> None:
     line = (
         f"--penalty l1 takes the column layout for this many features: 'streamcd columns {numbers}' makes it"

@@ -11,22 +11,19 @@ from typing import Any
 import numpy as np
 
 from streamcd.core.errors import UsageError
-from streamcd.kernels.loss_table import INLIERS, LOSSES
-from streamcd.solvers.problem import make_problem, one_class_problem
+from streamcd.kernels.loss_table import LOSSES
+from streamcd.solvers.problem import make_problem
 from streamcd.solvers.registry import SOLVERS, SolverEntry, check_combination
 from tools.marked_section import replace_section
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "methods.md"
 COMMAND = "python -m tools.methods_table"
-PENALTIES = {"l2": (0.0, 2.0), "l1": (1.0, 0.0), "elasticnet": (1.0, 1.0), "none": (0.0, 0.0)}
+PENALTIES = {"l2": (0.0, 2.0), "l1": (1.0, 0.0), "elasticnet": (1.0, 1.0)}
 """Names, each with strengths of L1 and L2 that are not those of LIBLINEAR's ``½‖w‖²``."""
 
 
 def trains(entry: SolverEntry, *, l1: float = 0.0, l2: float = 1.0, free_bias: bool = False) -> bool:
     """Tell whether a solver trains with a penalty and a bias."""
-    if LOSSES[entry.loss].form == INLIERS:  # its threshold is a free bias, its penalty ``½‖w‖²``
-        check_combination(one_class_problem(1), entry.method)
-        return (l1, l2) == (0.0, 1.0) and not free_bias
     asked: dict[str, Any] = {"l1": (l1,), "l2": l2, "bias": 1.0, "free_bias": free_bias}
     two: dict[str, Any] = {
         "classes": np.array([0.0, 1.0]),
@@ -52,7 +49,7 @@ def table() -> str:
         for entry in entries:
             taken = [name for name, (l1, l2) in PENALTIES.items() if trains(entry, l1=l1, l2=l2)]
             ways.append(f"`{entry.method}`" + (f" ({', '.join(taken)})" if taken else ""))
-        of = "numbers" if entries[0].of_targets else "either" if LOSSES[loss].form == INLIERS else "classes"
+        of = "numbers" if entries[0].of_targets else "classes"
         numbers = ", ".join(str(n) for n in sorted(e.liblinear for e in entries if e.liblinear is not None))
         free = "yes" if any(trains(entry, free_bias=True) for entry in entries) else ""
         workers = "yes" if any(entry.in_rounds for entry in entries) else ""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 Options = ParamSpec("Options")
 Found = TypeVar("Found")
@@ -142,12 +142,6 @@ class Listener:
 def counted(number: int, noun: str, plural: str = "") -> str:
     """Return a number with its noun, in the plural unless it is 1."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
-
-
-def proven_for(proofs: Iterable[Mapping[str, Any]]) -> str:
-    """Return for which weights gaps are proven, as a clause behind them; nothing where it is for all."""
-    within = max((proof["gap_within"] for proof in proofs if "gap_within" in proof), default=0.0)
-    return f", for all weights within {within:,g} times the size of those found" if within else ""
 
 
 def shortened(text: str, most: int) -> str:

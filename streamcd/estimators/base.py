@@ -82,7 +82,7 @@ class Strengths(NamedTuple):
     def options(self) -> dict[str, Any]:
         """Return penalty and C; without ``‖w‖₁`` all is divided by l2, since every method trains ``½‖w‖² + C Σ loss``."""
         if not self.l1:
-            return {"C": self.C / self.l2} if self.l2 else {"penalty": "none", "C": self.C}
+            return {"C": self.C / self.l2}
         penalty: dict[str, Any] = (
             {"penalty": "l1"} if not self.l2 else {"penalty": "elasticnet", "l2": self.l2}
         )
@@ -352,9 +352,7 @@ class LinearModel(BaseEstimator):
         """Set the fitted attributes, and warn if training has not converged."""
         self.model_, self.dual_gap_ = model, result.gap
         self.n_iter_ = self._count_passes(result)
-        if result.stop_reason == "slope":
-            warnings.warn(result.describe_shortfall(), NotConverged, stacklevel=4)
-        elif not result.converged:
+        if not result.converged:
             cost = "a smaller C or " if "C" in self.get_params() else ""
             warnings.warn(
                 f"not converged after max_iter={self._most_passes()}: the relative duality gap is {result.gap:.2g}, "

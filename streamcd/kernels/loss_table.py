@@ -9,13 +9,11 @@ from typing import Literal, NamedTuple
 HINGE, SQUARED_HINGE, TWIN_HINGE, TWIN_SQUARED_HINGE, LOG_LOSS, CRAMMER_SINGER, MULTINOMIAL = range(7)
 # of numbers to predict
 SQUARED_ERROR, HUBER, EPSILON_INSENSITIVE, SQUARED_EPSILON_INSENSITIVE, QUANTILE = range(7, 12)
-ONE_CLASS = 12
 
 Form = Literal["margins", "classes", "planes", "inliers"]
 MARGINS: Form = "margins"
 CLASSES: Form = "classes"
 PLANES: Form = "planes"
-INLIERS: Form = "inliers"
 """Forms of losses: of a row's margin in a lane; of its scores for all classes at once; of its distances from the planes of
 all classes, one of which is fitted to it; of its score and a threshold, whatever its label."""
 
@@ -60,15 +58,6 @@ _EPSILON = LossParameter(
     "-p",
 )
 
-_NU = LossParameter(
-    "nu",
-    0.5,
-    "The share of the rows, by weight, that may be outside; at least this share is outside or on the plane.",
-    "a number above 0, and at most 1",
-    lambda nu: 0.0 < nu <= 1.0,
-    "-n",
-)
-
 LOSSES = {
     "squared_hinge": LossEntry(
         SQUARED_HINGE,
@@ -88,7 +77,7 @@ LOSSES = {
     ),
     "multinomial": LossEntry(
         MULTINOMIAL,
-        {"dual": None, "newton": None, "working-set": None},
+        {"dual": None},
         "log of the sum over m of exp(w_m·x - w_y·x)",
         CLASSES,
         smooth=True,
@@ -142,9 +131,6 @@ LOSSES = {
             lambda quantile: 0.0 < quantile < 1.0,
         ),
     ),
-    "one_class": LossEntry(
-        ONE_CLASS, {"dual": 21}, "max(0, rho - w·x) whatever the label", INLIERS, parameter=_NU
-    ),
     "twin": LossEntry(TWIN_HINGE, {"dual": None, "sor": None}, "½ (w·x)^2 of a plane's own rows", PLANES),
 }
 
@@ -162,11 +148,6 @@ def form_of(loss: str) -> Form:
 def has_targets(loss: str) -> bool:
     """Tell whether a loss is for rows with numbers to predict."""
     return loss in LOSSES and LOSSES[loss].of_targets
-
-
-def has_cost(loss: str) -> bool:
-    """Tell whether a loss has a factor C; the one-class SVM has none, nor a bias: its threshold is the intercept."""
-    return form_of(loss) != INLIERS
 
 
 def is_logistic(loss: str) -> bool:

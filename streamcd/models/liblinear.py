@@ -16,7 +16,7 @@ from ..core.atomic_files import begins_with, check_output, refuse_other_ending, 
 from ..core.errors import ModelError, StreamcdError
 from ..core.memory_budget import format_size
 from ..core.progress import Listener, counted
-from ..kernels.loss_table import CLASSES, INLIERS, LOSSES, PLANES, form_of, has_targets
+from ..kernels.loss_table import CLASSES, LOSSES, PLANES, form_of, has_targets
 from .model import Model
 from .named_weights import weight_blocks
 from .sparse_weights import SparseWeights
@@ -56,7 +56,7 @@ def export_liblinear(model: Model, path: Path, listener: Listener, *, force: boo
     """Write a model in LIBLINEAR's text format, with 17 digits per weight; LIBLINEAR then predicts the same labels.
 
     With two classes, the positive one comes first on the ``label`` line. Code matrices other than one-vs-rest are converted
-    to one vector per class. Of a one-class model the threshold is the line ``rho``. Weights are divided by the features'
+    to one vector per class. Weights are divided by the features'
     scales, so that the model applies to the source's values. Calibrated probabilities are left out, with a warning.
 
     The format cannot express that rows are scaled to unit norm. Without a bias a row's norm changes its decision values, not
@@ -91,11 +91,9 @@ def _check_export(model: Model) -> None:
             "another number; convert without --normalize l2"
         )
     if model.scaling.normalize != "none" and model.intercept.any():
-        one_class = form_of(model.loss) == INLIERS
-        has, others = ("has a threshold", "") if one_class else ("has a bias", "train with --bias none, or ")
         raise ModelError(
-            f"the model was trained on rows of unit norm (--normalize l2) and {has}: for a row of another norm LIBLINEAR "
-            f"would predict another label; {others}convert without --normalize l2"
+            "the model was trained on rows of unit norm (--normalize l2) and has a bias: for a row of another norm "
+            "LIBLINEAR would predict another label; train with --bias none, or convert without --normalize l2"
         )
     if model.indices is not None and model.indices.max(initial=0) >= 2**31:
         raise ModelError(
@@ -147,11 +145,10 @@ def _write_liblinear(model: Model, file: TextIO) -> None:
         if model.is_binary and name != "MCSVM_CS":
             columns = columns[:, :1]
         file.write(f"solver_type {name}\nnr_class {model.n_classes}\n")
-        if form_of(model.loss) != INLIERS:  # whose labels LIBLINEAR does not write
-            file.write("label " + " ".join(str(int(label)) for label in model.classes[order]) + "\n")
+        file.write("label " + " ".join(str(int(label)) for label in model.classes[order]) + "\n")
     weights, scales = _by_index(model)
     file.write(f"nr_feature {weights.shape[0]}\nbias {model.bias if model.bias >= 0 else -1:.17g}\n")
-    file.write(f"rho {-model.intercept[0]:.17g}\nw\n" if form_of(model.loss) == INLIERS else "w\n")
+    file.write("w\n")
     for _, block in weight_blocks(weights, scales, columns, _EXPORT_BLOCK):
         _write_weights(file, block)
     if model.bias >= 0:
@@ -217,7 +214,6 @@ class _Header(NamedTuple):
     labels: list[int]
     n_features: int
     bias: float
-    rho: float = 0.0  # of a one-class model
     by_l1: bool = False
 
     @property
@@ -241,14 +237,13 @@ def _make_model(header: _Header, table: np.ndarray) -> Model:
         table = table[:, np.argsort(class_index)]
     return Model(
         weights=table[:n_features],
-        intercept=table[n_features] * bias if bias >= 0 else np.full(header.n_columns, -header.rho),
+        intercept=table[n_features] * bias if bias >= 0 else np.zeros(header.n_columns),
         classes=classes,
         code=code,
         loss=header.loss,
         C=None,
         method=header.method,
         bias=bias if bias >= 0 else -1.0,
-        free_bias=form_of(header.loss) == INLIERS,
         l1=1.0 if header.by_l1 else 0.0,
         l2=0.0 if header.by_l1 else 1.0,
         tie_order=class_index[::-1] if n_classes == 2 else class_index,
@@ -269,8 +264,7 @@ def _read_header(file: TextIO, path: str) -> _Header:
     by_l1 = {name: loss for loss, name in _OF_L1.items()}
     if solver_type in by_l1:
         loss, method = by_l1[solver_type], "newton"
-    one_class = form_of(loss) == INLIERS
-    own = () if has_targets(loss) else ("rho",) if one_class else ("label",)
+    own = () if has_targets(loss) else ("label",)
     for key in ("solver_type", "nr_class", *own, "nr_feature", "bias"):
         if key not in lines:
             raise ModelError(
@@ -286,13 +280,10 @@ def _read_header(file: TextIO, path: str) -> _Header:
         if not (n_classes == 2 and n_features >= 0 and np.isfinite(bias)):
             raise ValueError(f"{n_classes} classes, {n_features} features and bias {bias}")
         return _Header(loss, method, [], n_features, bias)
-    labels = [1, -1] if one_class else [int(text) for text in lines["label"].split()]
+    labels = [int(text) for text in lines["label"].split()]
     if not (len(set(labels)) == len(labels) == n_classes >= 1 and n_features >= 0 and np.isfinite(bias)):
         raise ValueError(f"{n_classes} classes, {len(labels)} labels, {n_features} features and bias {bias}")
-    rho = float(lines["rho"]) if one_class else 0.0
-    if not np.isfinite(rho) or (one_class and bias >= 0):
-        raise ValueError(f"rho {rho} and bias {bias}")
-    return _Header(loss, method, labels, n_features, bias, rho, solver_type in by_l1)
+    return _Header(loss, method, labels, n_features, bias, solver_type in by_l1)
 
 
 def _check_size(file: TextIO, n_rows: int, n_columns: int) -> None:

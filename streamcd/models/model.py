@@ -23,7 +23,6 @@ from ..core.threads import Threads
 from ..dataset.scaling import Scaling
 from ..dataset.source_indices import SourceIndices
 from ..kernels.loss_table import (
-    INLIERS,
     PLANES,
     Loss,
     form_of,
@@ -56,7 +55,7 @@ class Model:
         Labels, ascending.
     code : ndarray of int8, shape (n_classes, n_vectors)
         Entries −1, 0, +1; ``[[-1], [1]]`` for two classes, the identity for Crammer–Singer.
-    loss : {"squared_hinge", "hinge", "log_loss", "crammer_singer", "multinomial", "one_class", "twin"}
+    loss : {"squared_hinge", "hinge", "log_loss", "crammer_singer", "multinomial", "twin"}
     C : float or None
         None if unknown (LIBLINEAR's format does not hold it).
     method : str
@@ -261,8 +260,7 @@ class Model:
             raise ModelError(
                 f"expected a column for each of the model's {self.n_features} features, found {X.shape[1]} columns"
             )
-        # a product of matrices rounds a row by its place, which decides rows on the plane of a one-class model
-        if hasattr(X, "tocsr") or self.scaling.changes_values or form_of(self.loss) == INLIERS:
+        if hasattr(X, "tocsr") or self.scaling.changes_values:
             indptr, feature, value = sparse_rows(X)
             value = self.scaling.apply(indptr, feature, value, self.n_features)
             return self.decisions(indptr, feature, value)[0]

@@ -18,7 +18,7 @@ from ..core.metadata import read_metadata
 from ..core.setting import Setting, asked_text
 from ..dataset.scaling import Scaling
 from ..dataset.source_indices import SourceIndices
-from ..kernels.loss_table import LOSSES, form_of, has_cost
+from ..kernels.loss_table import LOSSES, form_of
 from .encoding import CATEGORIES_FILE, read_encoding, unread_encoding
 from .model import Model
 from .model_file import MODEL, STORED_FIELDS, ModelFile, check_file, read_array, read_weights, source_labels
@@ -272,7 +272,6 @@ def describe_model(path: str | Path, *, scaled: bool = False, n_weights: int = 1
         "kind": "model",
         **{name: getattr(stored, name) for name in same},
         **_parameter(stored),
-        "threshold": None if has_cost(stored.loss) else -float(stored.intercept[0]),
         "labels": labels,
         **({"multilabel": True} if stored.multilabel else {}),
         "n_vectors": n_vectors,

@@ -13,7 +13,7 @@ from ..core.memory_budget import parse_size
 from ..core.options import takes
 from ..core.progress import Listener, ends_progress
 from ..dataset.dataset import Dataset
-from ..kernels.loss_table import INLIERS, LOSSES, PLANES, form_of
+from ..kernels.loss_table import LOSSES, PLANES, form_of
 from ..models.model import Model
 from ..models.stored import load_model
 from ..solvers.problem import losses_of, row_losses
@@ -88,8 +88,6 @@ class _Evaluation:
         if self.costs is not None and not self.n_unknown:
             ridge = model.ridge if form_of(model.loss) == PLANES else 1.0
             objective = ridge * model.penalty() + self.loss.value()
-            if form_of(model.loss) == INLIERS:  # -rho nu n
-                objective += float(model.intercept[0]) * (model.parameter or 0.0) * total
         result: dict[str, Any] = {
             "n_rows": self.n_rows,
             **({"weighted": True, "sum_of_weights": total} if self.weighted else {}),

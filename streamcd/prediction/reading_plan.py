@@ -14,7 +14,7 @@ from ..conversion.byte_sources import expand_sources, is_compressed, total_bytes
 from ..conversion.formats import expand, left_beside, open_source
 from ..conversion.options import TableOptions
 from ..conversion.sources import Reading, Source
-from ..core.errors import ModelError, UsageError, escaped
+from ..core.errors import ModelError, UsageError
 from ..core.memory_budget import RESERVED_BYTES, parse_size, require
 from ..core.metadata import content_digest
 from ..core.process_pool import checked_workers, memory_per_worker
@@ -26,7 +26,6 @@ from ..dataset.dataset import Dataset, open_cached, open_dataset
 from ..dataset.parquet import file_checksum
 from ..dataset.scaling import Scaling
 from ..dataset.source_indices import indices_of
-from ..kernels.loss_table import INLIERS, form_of
 from ..models.encoding import Encoding
 from ..models.model import Model
 from ..models.scoring import affordable_threads, chunk_bytes
@@ -110,20 +109,15 @@ class RowsToScore:
         }
 
     def _encoding(self) -> Encoding | None:
-        """Return the model's encoding, with the column of identities where predictions are asked for.
-
-        Labels that training ignored may be anything, and are left out there.
-        """
+        """Return the model's encoding, with the column of identities where predictions are asked for."""
         encoding = self.model.encoding
         if encoding is None:
             return None
-        if form_of(self.model.loss) == INLIERS and not self.compared:
-            encoding = replace(encoding, label="")
         return replace(encoding, id="" if self.compared else encoding.id, keep=())
 
     def source(self, block_bytes: int, decoder_bytes: int, batch_bytes: int = 0) -> Source:
         """Open the files as a source of rows with the model's features."""
-        model, ignored = self.model, form_of(self.model.loss) == INLIERS
+        model = self.model
         ends = model.indices is None
         reading = Reading(
             np.float64,
@@ -137,13 +131,10 @@ class RowsToScore:
             reads_weights=self.compared,
             encoding=self._encoding(),
             class_names=() if model.multilabel else tuple(model.class_names or ()),
-            of_numbers=model.class_names is None and not ignored,
+            of_numbers=model.class_names is None,
             separator=model.multilabel,
         )
-        source = open_source(self.paths, self._roots, "auto", reading, TableOptions())
-        if ignored and self.compared and source.names_labels:
-            raise _unlike_inliers(self.path, model, "names")
-        return source
+        return open_source(self.paths, self._roots, "auto", reading, TableOptions())
 
 
 class ReadingPlan:
@@ -301,17 +292,7 @@ def _missing_scaling(dataset: Dataset, model: Model) -> Scaling | None:
 
 
 def _check_labels(dataset: Dataset, model: Model, *, compared: bool) -> None:
-    """Refuse targets where the model was trained on classes, the other way round, and names where it has two numbers.
-
-    A model of one class ignores labels, but where they are compared.
-    """
-    if form_of(model.loss) == INLIERS:
-        if compared and (dataset.has_targets or dataset.class_names is not None):
-            names = ", ".join(map(escaped, (dataset.class_names or [])[:5]))
-            raise _unlike_inliers(
-                str(dataset.path), model, f"names ({names})" if names else "numbers to predict"
-            )
-        return
+    """Refuse targets where the model was trained on classes, the other way round, and names where it has two numbers."""
     if dataset.has_targets != model.has_targets:
         kinds = "classes", "numbers to predict"
         wanted, found = kinds[model.has_targets], kinds[dataset.has_targets]
@@ -325,13 +306,6 @@ def _check_labels(dataset: Dataset, model: Model, *, compared: bool) -> None:
         raise ModelError(
             f"{dataset.path}: expected rows with {wanted}, as in training, found {found}; convert it with --like the model"
         )
-
-
-def _unlike_inliers(path: str, model: Model, found: str) -> ModelError:
-    return ModelError(
-        f"{path}: expected the labels 1 (inside) and -1 to compare with a model of {model.loss}, found {found}; give the "
-        "data such labels, or take predict, which does not need them"
-    )
 
 
 def _check_base(dataset: Dataset, model: Model) -> None:

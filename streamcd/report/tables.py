@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..core.memory_budget import format_size
-from ..core.progress import counted, format_seconds, proven_for
+from ..core.progress import counted, format_seconds
 from ..core.setting import Setting
 from .scores import CRITERIA, score_text, scores_of
 
@@ -239,7 +239,7 @@ def result_tables(result: Facts) -> list[Table]:
         ("stopped by", _REASONS.get(result["stop_reason"]) or _words(result["stop_reason"])),
         ("passes over all rows" if result.get("scores") else "passes", f"{result['passes']:,}"),
         *((f"{name}{sums}", text) for name, text in _objectives(result)),
-        (f"relative gap{largest}", _no_nan(".3g")(result["gap"]) + proven_for(result["lanes"])),
+        (f"relative gap{largest}", _no_nan(".3g")(result["gap"])),
         (f"violation{largest}", f"{result['violation']:.3g}"),
         ("time", format_seconds(result["seconds"] - result["kernel_seconds"])),
         ("read", format_size(result["bytes_read"])),
@@ -366,7 +366,7 @@ def run_table(title: str, run: Facts) -> Table:
 def gap_rows(run: Facts) -> list[tuple[str, str]]:
     """Tell the certified gap; before there is one, the estimate."""
     if run["gap"] is not None:
-        return [("certified gap", f"{run['gap']:.3g}{proven_for([run])}")]
+        return [("certified gap", f"{run['gap']:.3g}")]
     estimate = run["gap_estimate"]
     return [] if estimate is None else [("estimated gap", f"{estimate:.3g}, not certified yet")]
 
@@ -473,7 +473,7 @@ def certificate_rows(certificate: Facts) -> list[tuple[str, str]]:
     """Tell the objectives and the gap with which a training ended."""
     rows = _objectives(certificate)
     if isinstance(certificate.get("gap"), float):
-        rows.append(("relative gap", f"{certificate['gap']:.3g}{proven_for([certificate])}"))
+        rows.append(("relative gap", f"{certificate['gap']:.3g}"))
     if certificate:
         rows.append(("converged", "yes" if certificate.get("converged") else "no"))
     return rows + _rows(certificate, passes=listed)

@@ -17,10 +17,10 @@ from ..core.storage import local_path
 from ..dataset.column_layout import has_columns
 from ..dataset.dataset import Dataset
 from ..dataset.diagnostics import rows_are_long
-from ..kernels.loss_table import CLASSES, INLIERS, LOSSES, form_of
-from ..report.tables import THRESHOLD, describe_bias
+from ..kernels.loss_table import CLASSES, LOSSES, form_of
+from ..report.tables import describe_bias
 from ..solvers.block_sums import workers_share
-from ..solvers.registry import SOLVERS, check_unpenalised, find_solver, reads_columns, trains_l1_alone
+from ..solvers.registry import SOLVERS, find_solver, reads_columns
 from .config import read_config
 from .labels import check_labels
 from .lane_groups import group_lanes
@@ -47,12 +47,9 @@ def settle(asked: Asked, dataset: Dataset, listener: Listener) -> Asked:
     if asked.has_default_loss and dataset.has_targets:
         listener.message("loss squared_error: the dataset has numbers to predict")
         asked = replace(asked, loss="squared_error")
-    if form_of(asked.loss) != INLIERS:
-        check_labels(asked.loss, dataset)
+    check_labels(asked.loss, dataset)
     bias, because = asked.bias, "as asked"
-    if form_of(asked.loss) == INLIERS:
-        because = THRESHOLD
-    elif bias == "auto" and asked.start_from is not None:
+    if bias == "auto" and asked.start_from is not None:
         # the dual variables would not fit another
         bias = read_config(local_path(asked.start_from, "a run")).options.bias
         because = "that of the run it starts from"
@@ -97,15 +94,10 @@ def takes_columns(asked: TrainOptions, dataset: Dataset) -> bool:
 
 def _choose_method(asked: TrainOptions, dataset: Dataset, *, has_room: bool) -> tuple[str, str]:
     """Choose the method by what it needs; `has_room` tells whether newton's plan fits in the memory."""
-    if asked.penalty == "none":
-        check_unpenalised(asked.loss, "newton")
-        return "newton", "it trains without a penalty"
-    if not (asked.has_plain_penalty or asked.loss in _PENALISED):
-        trained = " or ".join(_PENALISED)
-        strength = "" if asked.l2 is None else f" --l2 {asked.l2:g}"
-        plain = f"--penalty l2{strength and ' and C / r in place of --l2 r'}"
+    if asked.has_l1 and asked.loss not in _PENALISED:
         raise UsageError(
-            f"no method trains {asked.loss} with --penalty {asked.penalty}{strength}; expected {trained}, or {plain}"
+            f"no method trains {asked.loss} with --penalty {asked.penalty}; expected {' or '.join(_PENALISED)}, "
+            "or --penalty l2"
         )
     n_classes = 1 if dataset.classes is None or dataset.classes.size == 2 else dataset.classes.size
     n_classes = len(dataset.label_names) or n_classes
@@ -118,22 +110,11 @@ def _choose_method(asked: TrainOptions, dataset: Dataset, *, has_room: bool) -> 
     fits = fits and (workers_share(size**2) or not asked.on_workers)
     enough = long or (fits and dataset.n_rows >= _ROWS_PER_FEATURE * size)
     multiplied = dataset.n_entries * n_lanes * together**2 > _MOST_PRODUCTS * dataset.n_rows
-    if not asked.has_plain_penalty:
-        methods = LOSSES[asked.loss].methods
-        by_rows = find_solver(asked.loss, "dual").takes_penalties
-        by_rows = by_rows and (bool(asked.strengths[1]) or trains_l1_alone(asked.loss))
-        by_columns = "working-set" in methods and not asked.on_workers
-        by_columns = by_columns and (has_columns(dataset) or not (has_room or by_rows))
-        others = by_columns or by_rows
-        if "newton" in methods and not (others and (not fits or (together > 1 and multiplied))):
-            because = "few features: it needs the fewest reads" if fits else f"no other trains {asked.loss}"
+    if asked.has_l1:
+        if asked.on_workers or not (has_columns(dataset) or not has_room) or fits:
+            because = "few features: it needs the fewest reads" if fits else "there is no column layout"
             return "newton", f"{because} with the penalty {asked.penalty}"
-        if by_columns:
-            return "working-set", f"it trains with the penalty {asked.penalty} from the column layout"
-        return (
-            "dual",
-            f"it trains with the penalty {asked.penalty} row by row, whatever the number of features",
-        )
+        return "working-set", f"it trains with the penalty {asked.penalty} from the column layout"
     if "newton" not in LOSSES[asked.loss].methods or not enough:
         return DUAL
     streamed = dataset.n_entries * dataset.entry_bytes > asked.memory_bytes - RUNNING_BYTES
@@ -159,12 +140,12 @@ def _settle_method(asked: Asked, dataset: Dataset, listener: Listener) -> Asked:
     """
     if asked.method != "auto":
         return asked
-    plain = asked.has_plain_penalty
+    plain = not asked.has_l1
     if plain and asked.start_from is not None and "newton" in LOSSES[asked.loss].methods:
         before = read_config(local_path(asked.start_from, "a run")).options.method
         return replace(asked, method="newton" if before == "newton" else "dual")
     given = (asked.start_from is not None or asked.local_passes is not None) and plain
-    if given or form_of(asked.loss) == INLIERS:
+    if given:
         return replace(asked, method="dual")
     method, reason = choose_method(asked, dataset)
     if asked.search and plain and reason != _LONG_ROWS:
@@ -185,19 +166,6 @@ def _has_room(asked: TrainOptions, dataset: Dataset, method: str) -> bool:
 
 def choose_acceleration(asked: Asked, listener: Listener) -> Asked:
     """Turn acceleration off where it does not apply: with a message for auto, refused for a given kappa."""
-    if asked.method == "dual" and not asked.strengths[1]:
-        if asked.acceleration in (0.0, "none"):
-            raise UsageError(
-                "acceleration none: --penalty l1 by the method dual has no weights without it; leave it at auto, or take "
-                "--penalty elasticnet with a small --l2"
-            )
-        if asked.eps is None:
-            return asked
-        listener.message(
-            "--eps is about plain coordinate descent, which --penalty l1 by the method dual is not: trained to a relative "
-            "gap of 0.001 (--tol)"
-        )
-        return replace(asked, eps=None)
     if asked.acceleration in (0.0, "none"):  # plain coordinate descent by either name
         return replace(asked, acceleration="none")
     reason, solver = None, find_solver(asked.loss, asked.method)

@@ -16,9 +16,7 @@ from ..core.locks import release_lock, take_lock
 from ..core.metadata import Structure, as_structure, parse_json
 from ..core.storage import Location, location
 from ..dataset.dataset import Dataset
-from ..kernels.loss_table import has_cost
 from ..models.stored import describe_model, describe_path, is_model, models_of_path
-from ..solvers import unpenalised
 from ..solvers.protocol import DONE
 from ..training import checkpoint
 from ..training.result import worst_reason
@@ -91,10 +89,7 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     }
 
 
-_ONE_CLASS = (
-    "one class alone: there is nothing to separate; check the column or file of labels, or find outliers by "
-    "--loss one_class"
-)
+_ONE_CLASS = "one class alone: there is nothing to separate; check the column or file of labels"
 _MANY_LABELS = 20
 """Labels from which on those that differ in most rows are no classes: a key, or numbers to predict."""
 
@@ -128,8 +123,7 @@ def describe_run(path: str | Path, *, scaled: bool = False) -> dict[str, Any]:
         ``kind`` ("run" or "search"), ``dataset``, ``options`` (those that differ from the defaults, and loss, method, C and
         bias), ``bias_because``, ``centred`` (which features and targets), ``memory``, ``stopping``, ``workers``, ``search``
         (its options), ``state`` ("in work", "interrupted", "converged" or "not converged"),
-        ``stop_reason``, ``passes``, ``gap`` (largest certified; None before), without a penalty perhaps ``gap_within`` (as
-        in results), ``gap_estimate``, ``lanes``, ``open_lanes``,
+        ``stop_reason``, ``passes``, ``gap`` (largest certified; None before), ``gap_estimate``, ``lanes``, ``open_lanes``,
         ``seconds``, ``bytes_read``, and for a search ``parts`` with these two of each; ``best_C`` and ``best_l1``
         of a search that has chosen (else None), with ``scores`` and what else its result has of them; ``model`` (as of
         `describe_model`; None where there is none, or several),
@@ -143,7 +137,7 @@ def describe_run(path: str | Path, *, scaled: bool = False) -> dict[str, Any]:
     path = Path(path)
     config = read_config(path)
     is_search = config.tune is not None
-    state = _describe_state(path, is_penalised=config.options.penalty != "none")
+    state = _describe_state(path)
     models = models_of_path(path)
     has_model = is_model(path / "model")
     if state["state"] == "unfinished":
@@ -198,21 +192,19 @@ def _told_options(config: RunConfig) -> dict[str, Any]:
     """Return loss, method, C, if there is one, and bias, and the options that differ from their defaults."""
     given, usual = asdict(config.options), asdict(ProblemOptions())
     told = {name: value for name, value in given.items() if value != usual[name]}
-    cost = ("C",) if has_cost(config.options.loss) else ()
-    return {name: given[name] for name in ("loss", "method", *cost, "bias")} | told
+    return {name: given[name] for name in ("loss", "method", "C", "bias")} | told
 
 
-def _describe_state(path: Path, *, is_penalised: bool) -> dict[str, Any]:
+def _describe_state(path: Path) -> dict[str, Any]:
     """Sum up the last checkpoints of a run's groups of lanes; of a search, those of its current part."""
     parts = (path / "best", path / "folds", path)
-    arrays = _LANE_ARRAYS if is_penalised else (*_LANE_ARRAYS, "gap_within")
-    states = next((states for part in parts if (states := _states_in(part, arrays))), [])
+    states = next((states for part in parts if (states := _states_in(part, _LANE_ARRAYS))), [])
     if not states:
         return {
             "state": "unfinished", "stop_reason": None, "passes": 0, "gap": None, "gap_estimate": None,
             "lanes": 0, "open_lanes": 0, "seconds": 0.0, "bytes_read": 0,
         }  # fmt: skip
-    lanes = {name: np.concatenate([state[f"lane_{name}"] for state in states]) for name in arrays}
+    lanes = {name: np.concatenate([state[f"lane_{name}"] for state in states]) for name in _LANE_ARRAYS}
     is_open = lanes["phase"] != DONE
     done = not is_open.any() and is_model(path / "model")
     ended = "converged" if lanes["converged"].all() else "not converged"
@@ -221,7 +213,6 @@ def _describe_state(path: Path, *, is_penalised: bool) -> dict[str, Any]:
         "stop_reason": worst_reason(lanes["reason"]) if done else None,
         "passes": int(lanes["passes"].max()),
         "gap": largest_ratio(lanes["gap"], lanes["primal"]),
-        **next(filter(None, (unpenalised.report(lanes, lane) for lane in range(is_open.size))), {}),
         "gap_estimate": largest_ratio(lanes["estimate"], lanes["estimated_primal"]),
         "lanes": int(is_open.size),
         "open_lanes": int(is_open.sum()),
@@ -269,8 +260,6 @@ def _in_use(path: Path) -> bool:
 def _next_command(path: Path, config: RunConfig, state: dict[str, Any]) -> str:
     workers = " --workers N" if config.rounds is not None else ""
     if state["state"] == "converged":
-        if not has_cost(config.options.loss):  # whose labels need not be 1 and -1
-            return f"streamcd predict FILE {path} -o predictions.parquet"
         return f"streamcd evaluate FILE {path}"
     if state["state"] == "not converged":
         if _is_badly_scaled(config):

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..core.memory_budget import RUNNING_BYTES, warn_of_memory
-from ..core.progress import Listener, proven_for
+from ..core.progress import Listener
 from ..dataset.dataset import Dataset
 from ..dataset.diagnostics import advice, passes_help
-from ..kernels.loss_table import INLIERS, PLANES, form_of, has_cost
+from ..kernels.loss_table import PLANES, form_of
 from ..solvers.registry import find_solver
 from ..training.result import Result
 from .config import ResolvedRun
@@ -38,8 +38,6 @@ def warn_early(run: ResolvedRun, listener: Listener) -> None:
 def scaling_advice(run: ResolvedRun) -> list[str]:
     """Describe what is badly scaled for the largest C and the method."""
     options = run.options
-    if not has_cost(options.loss):
-        return advice(run.dataset, 0.0)  # that on features alone
     accelerated = options.acceleration != "none"
     C, centred = max(options.C), run.centre is not None
     return advice(run.dataset, C, accelerated=accelerated, method=options.method, centred=centred)
@@ -48,7 +46,7 @@ def scaling_advice(run: ResolvedRun) -> list[str]:
 def advise(run: ResolvedRun, result: Result) -> None:
     """Tell in a training's result what may have kept it from its tolerance, and whether more passes are the way on."""
     result.advice = _advice_at_end(run, result)
-    by_passes = result.stop_reason not in ("rounding", "slope") and COMBINED not in result.advice
+    by_passes = result.stop_reason != "rounding"
     centred = run.centre is not None
     result.more_passes_help = by_passes and (
         result.converged or more_passes_help(run.options, run.dataset, centred=centred)
@@ -56,38 +54,21 @@ def advise(run: ResolvedRun, result: Result) -> None:
 
 
 def _advice_at_end(run: ResolvedRun, result: Result) -> list[str]:
-    """Describe what may have kept a training from its tolerance, or inliers from a plane."""
-    if not has_cost(run.options.loss):
-        return [CENTRED] if result.fell_short or result.stop_reason == "zero" else []
+    """Describe what may have kept a training from its tolerance."""
     if not result.fell_short:
         return []
     options, centred = run.options, run.centre is not None
-    combined = [COMBINED] * (result.stop_reason != "time" and bool(proven_for(result.lanes)))
-    return combined + advice(run.dataset, max(options.C), method=options.method, centred=centred)
+    return advice(run.dataset, max(options.C), method=options.method, centred=centred)
 
 
 def more_passes_help(options: ProblemOptions, dataset: Dataset, *, centred: bool) -> bool:
     """Tell whether more passes are the way on for a training that has not converged, or scaling is."""
-    if not has_cost(options.loss):
-        return True
     return passes_help(dataset, max(options.C), method=options.method, centred=centred)
 
 
 _ONE_MACHINE = (
     "workers of one machine share its processors and its disk, and need more passes: one process, without --workers, takes "
     "half to a quarter of their time; they are there to try a cluster"
-)
-
-
-COMBINED = (
-    "features nearly are combinations of others, and without a penalty no smaller gap is proven: leave out some of them, or "
-    "take a small penalty (l2 with a large C)"
-)
-
-
-CENTRED = (
-    "rows on all sides of the origin, as of values centred on 0, have no plane beyond which most of them lie: do not centre "
-    "values, or append a constant column to the data"
 )
 
 
@@ -99,7 +80,7 @@ def _of_problem(run: ResolvedRun) -> Iterator[str]:
             f"ridge {ridge:g}: below 1 twin planes converge slowly (0.01: not within 1,000 passes on real sets); "
             "--method sor does not, where a matrix of features x features fits in memory"
         )
-    if info["class_counts"] is None or form_of(options.loss) == INLIERS:  # whose labels are ignored
+    if info["class_counts"] is None:
         return
     counts = np.array(info["class_counts"])
     if counts.size > _MANY_LABELS and (counts < _FEW_ROWS).mean() > 0.5:

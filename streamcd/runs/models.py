@@ -10,7 +10,7 @@ import numpy as np
 
 from ..dataset.dataset import Dataset
 from ..dataset.source_indices import indices_of
-from ..kernels.loss_table import INLIERS, LOSSES
+from ..kernels.loss_table import LOSSES
 from ..models.encoding import Encoding, encoding_of, unread_encoding_of
 from ..models.model import Model
 from ..models.sparse_weights import SparseWeights, is_worth
@@ -124,7 +124,7 @@ def make_model(
         bias=bias if (bias := float(options.bias)) >= 0 else NO_BIAS,
         free_bias=problem.free_bias,
         l1=problem.lanes[lanes.start].l1,
-        l2=problem.l2,
+        l2=problem.l2 * problem.strength,
         class_weight={float(c): float(f) for c, f in enumerate(factors) if f != 1.0}
         if problem.multilabel
         else {float(c): float(f) for c, f in zip(problem.classes, factors, strict=False) if f != 1.0},
@@ -137,15 +137,14 @@ def make_model(
 
 def new_model(dataset: Dataset, problem: Problem, **own: Any) -> Model:
     """Make a model of lanes of a problem; `own` are its weights, and what the dataset does not tell."""
-    ignored = problem.form == INLIERS  # the labels
     names = dataset.label_names or dataset.class_names
     return Model(
         classes=np.arange(len(dataset.label_names)) if problem.multilabel else problem.classes,
         loss=problem.loss,
         index_base=dataset.index_base,
-        label_kind="integer" if ignored else dataset.label_kind,
+        label_kind=dataset.label_kind,
         scaling=dataset.read_scaling(),
-        class_names=None if ignored else names,
+        class_names=names,
         multilabel=dataset.multilabel if problem.multilabel else "",
         indices=indices_of(dataset).kept,
         **own,
@@ -160,7 +159,6 @@ def _certificate(result: Result, lanes: range) -> dict[str, Any]:
         "gap": max(lane["gap"] for lane in mine),
         "converged": all(lane["converged"] for lane in mine),
         "passes": [lane["passes"] for lane in mine],
-        **next(({"gap_within": lane["gap_within"]} for lane in mine if "gap_within" in lane), {}),
     }
 
 

@@ -11,7 +11,6 @@ from ..core.memory_budget import parse_size
 from ..core.options import Checked, ListenerOptions, Place, Section, Size, ThreadOptions, option, replaces
 from ..core.storage import local_path
 from ..dataset.range_cache import CacheOptions
-from ..kernels.loss_table import has_cost
 from ..prediction.options import ModelOptions
 from .problem_options import (
     COSTS,
@@ -242,15 +241,10 @@ class TuneOptions(TrainOptions):
 
     def __post_init__(self) -> None:
         has_none = self.C is None
-        if not has_cost(self.loss):
-            raise UsageError(
-                f"{self.loss} has no C to search, and no labels by which to choose; train a run for each --nu, or take "
-                "another loss"
-            )
         if has_none:
             self._set(C=1.0)
         super().__post_init__()
-        if has_none and len(self.strengths[0]) == 1 and self.l1_path is None:
+        if has_none and len(self.strengths[0]) == 1:
             raise UsageError(
                 "C: expected the values to try, such as 0.01,0.1,1,10, or several of l1, found none"
             )

@@ -13,7 +13,6 @@ from ..core.progress import counted
 from ..core.storage import local_path
 from ..dataset.chunked_table import UnknownStateError
 from ..dataset.dataset import Dataset
-from ..kernels.loss_table import INLIERS
 from ..solvers.problem import Problem
 from ..solvers.registry import is_proximal, keeps_alpha
 from ..stream.arenas import RowLayout
@@ -118,8 +117,6 @@ def previous_run(new: ResolvedRun) -> PreviousRun | None:
         path = path / ("best" if (path / "best" / "state.npz").exists() else "folds")
         config = read_config(path)
     before = _as_of(new.dataset, config.fingerprint)
-    if new.problem.form == INLIERS and before in (None, new.dataset):
-        raise UsageError("a warm start is from another C; one_class has none")
     if before is None:
         raise UsageError(
             f"start_from: expected a run on {new.dataset.path}, found {source}, a run on other rows; name another, or train "
@@ -151,7 +148,7 @@ def _of_first_rows(
         f"starts from the {own} of {source}, which had the first {before.n_rows:,} of {dataset.n_rows:,} rows"
     )
     classes = None
-    if not new.problem.has_targets and new.problem.form != INLIERS:
+    if not new.problem.has_targets:
         classes = places_of(before.info()["classes"], dataset.info()["classes"])
     added = {
         "feature": dataset.n_features - before.n_features,

@@ -12,7 +12,7 @@ from ..core.errors import UsageError
 from ..core.metadata import Positive
 from ..core.options import Checked, Section, Text, option
 from ..kernels import loss_table
-from ..kernels.loss_table import INLIERS, MARGINS, PARAMETERS, PLANES, LossParameter, form_of, has_targets
+from ..kernels.loss_table import MARGINS, PARAMETERS, PLANES, LossParameter, form_of, has_targets
 from ..solvers.registry import (
     DEFAULT_LOSS,
     LOSS_ALIASES,
@@ -203,7 +203,7 @@ class ProblemOptions(_LossParameters, Checked):
         None,
         f"Loss of a row with margin t = y w·x, or of all classes at once: {_formulas(of_targets=False)}. twin: a plane "
         "per class, fitted to its own rows, ½ Σ (w·x)^2, and kept away from the others (`slack`); the nearest plane's "
-        "class is predicted. one_class: rows with w·x > rho are inside, and predicted as 1, the others as -1. logistic "
+        "class is predicted. logistic "
         "and log are log_loss. Of a row with a number y to predict (convert --target), "
         f"z = w·x: {_formulas(of_targets=True)}.",
         choices=(*LOSSES, *LOSS_ALIASES),
@@ -303,9 +303,8 @@ class ProblemOptions(_LossParameters, Checked):
     penalty: str = option(
         "l2",
         "l2: r/2 ‖w‖^2. l1: λ Σ |w|, which leaves many weights 0. elasticnet: both. In place of ½‖w‖^2, as in LIBLINEAR, "
-        "beside C Σ loss; l1 and elasticnet are for the methods newton, working-set and dual. none: no penalty, by newton; "
-        "where there is no optimum, as for classes that a plane separates, it does not converge.",
-        choices=("l2", "l1", "elasticnet", "none"),
+        "beside C Σ loss; l1 and elasticnet are for the methods newton, working-set and dual.",
+        choices=("l2", "l1", "elasticnet"),
         section=Section.PENALTY,
     )
     l1: Any = option(
@@ -316,13 +315,6 @@ class ProblemOptions(_LossParameters, Checked):
         kind="float or sequence of float",
         text=NUMBERS,
         default_is="1",
-        section=Section.PENALTY,
-    )
-    l1_path: int | None = option(
-        None,
-        "In place of `l1`: so many values, from the least one at which all weights are 0, which takes a read, falling "
-        "geometrically to a thousandth of it.",
-        metavar="N",
         section=Section.PENALTY,
     )
     l2: float | None = option(
@@ -350,8 +342,6 @@ class ProblemOptions(_LossParameters, Checked):
             raise UsageError(f"ridge and slack are options of the loss twin, not of {self.loss}")
         self._set(**self._parameters())
         self._check_penalty()
-        if form_of(self.loss) == INLIERS:
-            self._check_one_class()
         if self.folds != 0 and not 2 <= self.folds <= MAX_FOLDS:
             raise UsageError(f"folds: expected 0, or from 2 to {MAX_FOLDS}, found {self.folds}")
         if self.method != "auto":
@@ -361,26 +351,15 @@ class ProblemOptions(_LossParameters, Checked):
         """Refuse strengths of another penalty, and those that are not above 0."""
         for name, other in (("l1", "l2"), ("l2", "l1")):
             given = getattr(self, name)
-            if given is not None and self.penalty in (other, "none"):
+            if given is not None and self.penalty == other:
                 raise UsageError(
                     f"{name} is of --penalty {name} or elasticnet, found --penalty {self.penalty}"
                 )
             for value in () if given is None else _numbers(name, given):
                 if not 0.0 < value < float("inf"):
                     raise UsageError(f"{name}: expected a number > 0, found {value:g}")
-        if self.l1_path is not None:
-            if self.penalty in ("l2", "none"):
-                raise UsageError(f"l1_path is of --penalty l1 or elasticnet, found --penalty {self.penalty}")
-            if self.l1 is not None:
-                raise UsageError("l1 and l1_path exclude each other: give the values, or their number")
-            if not 2 <= self.l1_path <= MAX_L1:
-                raise UsageError(f"l1_path: expected from 2 to {MAX_L1} values, found {self.l1_path}")
         if self.l1 == ():
             raise UsageError("l1: expected at least one value, found none")
-        if self.omega != 1.0 and not self.has_plain_penalty:
-            raise UsageError(
-                f"omega is for the penalty ½‖w‖², found --penalty {self.penalty} of other strengths; leave it at 1"
-            )
 
     @property
     def strengths(self) -> tuple[tuple[float, ...], float]:
@@ -392,28 +371,9 @@ class ProblemOptions(_LossParameters, Checked):
         )
 
     @property
-    def has_plain_penalty(self) -> bool:
-        """Check if the penalty is ``½‖w‖²``."""
-        return self.strengths == ((0.0,), 1.0)
-
-    def _check_one_class(self) -> None:
-        """Refuse options that the one-class SVM does not have."""
-        if self.folds:
-            raise UsageError("one_class has no C, and no labels by which to choose; expected another loss")
-        threshold, labels = "its threshold rho is the intercept", "labels are ignored"
-        has_bias = self.bias != "auto" and float(self.bias) >= 0
-        reasons = {
-            "C": (self.C != (1.0,), "nu takes its place"),
-            "penalty": (self.penalty != "l2" or self.l2 is not None, "it is ½‖w‖²"),
-            "bias": (has_bias, threshold),
-            "unpenalized_bias": (self.unpenalized_bias, threshold),
-            "class_weight": (self.class_weight is not None, f"{labels}; give rows weights"),
-            "code": (self.code is not None, labels),
-        }
-        for name, (given, reason) in reasons.items():
-            if given:
-                raise UsageError(f"{name} is not an option of the loss one_class: {reason}; leave it out")
-        self._set(bias=NO_BIAS)
+    def has_l1(self) -> bool:
+        """Check if the penalty has an L1 part."""
+        return self.penalty != "l2"
 
     def _parameters(self) -> dict[str, float | None]:
         """Return the parameters of all losses, the own one's with its default; others', and wrong values, are refused."""
@@ -446,13 +406,8 @@ class ProblemOptions(_LossParameters, Checked):
         """Lay out all lanes that the options ask for; refused if they do not fit in the budget `memory`."""
         import numpy as np
 
-        from ..solvers.problem import (
-            make_problem,
-            one_class_problem,
-        )  # with kernels, which declarations do without
+        from ..solvers.problem import make_problem  # with kernels, which declarations do without
 
-        if form_of(self.loss) == INLIERS:
-            return one_class_problem(dataset.n_features, self.parameter)
         check_labels(self.loss, dataset)
         code = None if self.code is None else np.array(self.code, dtype=np.int8)
         if dataset.multilabel:
@@ -515,7 +470,7 @@ class ProblemOptions(_LossParameters, Checked):
         mean_square = (dataset.centre or dataset).mean_square or 0.0
         if 0.0 < mean_square < math.inf:
             least = _LOSSES_TO_BIAS / (min(self.C) * max(dataset.n_rows, 1))
-            return math.sqrt(max(0.25 * mean_square, least if self.strengths[1] else 0.0))
+            return math.sqrt(max(0.25 * mean_square, least))
         return bias
 
     def solver_memory(self, lanes: Problem, dataset: Dataset) -> SolverMemory:

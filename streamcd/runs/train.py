@@ -156,11 +156,6 @@ def _begin_in(copy: Copy, dataset: Dataset, asked: TrainOptions, on_workers: Wor
     asked = replace(asked, on_workers=bool(on_workers), workers=on_workers.local or None)
     asked = settle(asked, dataset, session.listener)
     _check_rounds(asked)
-    if asked.l1_path is not None:
-        from .l1_path import path_of, with_path  # loads the kernels of scoring
-
-        begun = path_of(path, asked.l1_path) if asked.resume else None
-        asked = replace(asked, l1=begun, l1_path=None) if begun else with_path(asked, dataset, session)
     if isinstance(asked, TuneOptions):
         dataset, asked = _with_folds(dataset, asked)
     resolved = resolve(dataset, asked, session.listener)

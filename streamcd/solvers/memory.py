@@ -49,17 +49,6 @@ def class_memory(problem: Problem, *, accelerated: bool) -> SolverMemory:
     return SolverMemory(layout, _two_weights(problem) + _centre(problem, accelerated), more=more)
 
 
-def one_class_memory(problem: Problem) -> SolverMemory:
-    """Count w and w(alpha); a row has a dual variable, and a flag that stays set.
-
-    A window has two chunks at least: in windows of one the sum of a chunk's variables would stay what it is.
-    """
-    from ..kernels.one_class import N_LEVELS, N_SUMS
-
-    layout = RowLayout(1, 1, has_targets=True, fewest_chunks=2)
-    return SolverMemory(layout, _two_weights(problem) + 8 * (2 * N_LEVELS + N_SUMS))
-
-
 def twin_sor_memory(problem: Problem) -> SolverMemory:
     """Count three vectors and a matrix of features × features for every plane."""
     from ..kernels.twin import BLOCK
@@ -213,8 +202,7 @@ def newton_memory(problem: Problem, dataset: Dataset, *, keeps_rows: bool) -> So
             n_orders=1 + -(-n_lanes // 2) if kept else 1,  # and distances of rows, of 4 bytes
             has_targets=problem.has_targets,
             in_order=True,
-            # without a penalty the proof goes by the squares of stored values
-            centred=problem.free_bias and problem.is_penalised,
+            centred=problem.free_bias,
             fewest_chunks=_sample_chunks(dataset),
         ),
         6 * vectors,
@@ -226,7 +214,6 @@ def newton_memory(problem: Problem, dataset: Dataset, *, keeps_rows: bool) -> So
             "vectors of a visit": 4 * vectors + 12 * 8 * size * PARTS,
             # whole, a copy of the columns of some rows, and half of that of the support
             "matrix of a model": 8 * size * (size + ROWS) + half if problem.l1.any() else 0,
-            "matrices of a proof": 2 * half if not problem.is_penalised else 0,
             # in the state, as a solver visits them, and while others come; and matrices of the other rows, one whole
             "rows near the margin": kept * (8 * n_lanes + 8 + 16) + (own + 3 * half if kept else 0),
         },

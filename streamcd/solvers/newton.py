@@ -24,10 +24,8 @@ from ..dataset.dataset import Dataset
 from ..kernels import newton as newton_kernels
 from ..kernels import triangle
 from ..kernels.compile import return_free_memory
-from ..kernels.loss_table import SQUARED_ERROR
 from ..kernels.newton import AT_POINT, FAR, NEAR
 from ..kernels.primitives import (
-    CURVE,
     GAP,
     LOSS,
     LOSS_SLOPE,
@@ -42,7 +40,6 @@ from ..kernels.primitives import (
 )
 from ..stream.memory_plan import Plan
 from ..stream.window import Window, empty_window
-from . import unpenalised
 from .block_sums import Cut, cut, cut_chunks
 from .dual import rows_of
 from .gap_bounds import primal_rounding, proven_gap
@@ -90,8 +87,6 @@ class NewtonSolver(NewtonSteps):
         state = State(np.zeros((size, n_columns)), np.zeros((0, n_columns)), new_totals(n_lanes), lanes)
         state.matrices = self.sums.new() | {"step": np.zeros((n_lanes, self._width))} | self.kept.new()
         state.partial = self.sums.new_partial()
-        if not self.problem.is_penalised:
-            lanes["gap_within"] = np.full(n_lanes, np.inf)
         return state
 
     def load_kernels(self, dataset: Dataset, state: State) -> None:
@@ -104,9 +99,6 @@ class NewtonSolver(NewtonSteps):
         if self.problem.l1.any():
             triangle.unfold(vectors[0], none, matrix)
             triangle.fold(matrix, none, vectors[0])
-        if not self.problem.is_penalised:
-            triangle.take_scaled(vectors[0], none, *vectors[:2])
-            triangle.multiply(*vectors)
         newton_kernels.sweep_model(matrix, *vectors[:2], *self._penalty(0), 0.0, 1)
         newton_kernels.penalty_terms(*vectors[:2], *self._penalty(0)[:2], 0)
         newton_kernels.slope_norm(*vectors[:2], *self._penalty(0)[:2], 0)
@@ -293,8 +285,6 @@ class NewtonSolver(NewtonSteps):
                 rounding += gap - self._gap(state, w, norm, np.zeros_like(norm))[0]
             gap, rounding = self._least_gap(state, norm, gap, rounding)
             gap = np.fmin(gap, primal)  # that of a = 0
-            if not self.problem.is_penalised:  # which is for all weights
-                state.lanes["gap_within"][gap == primal] = np.inf
             of_primal = primal_rounding(totals, norm, np.zeros_like(norm))
             of_primal += (totals[:, N_VISITED] + 100.0) * UNIT * penalty
             return certificate_of(primal, gap, self.violation(state), rounding, of_primal)
@@ -303,8 +293,6 @@ class NewtonSolver(NewtonSteps):
         self, state: State, w: np.ndarray, norm: np.ndarray, share: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the gap of every lane and its rounding; v is wrong by at most `share` of the sizes of its terms."""
-        if not self.problem.is_penalised:
-            return self._unpenalised_gap(state, w, norm, share)
         totals = state.totals.copy()
         n = totals[:, N_VISITED] + 100.0
         v, sizes = self._dual_point(state, totals, w, share)
@@ -319,39 +307,6 @@ class NewtonSolver(NewtonSteps):
             drift[:] = totals[:, W_ALPHA] = 0.0
         gap, rounding, _ = proven_gap(totals, norm, drift, np.zeros_like(norm))
         return gap, rounding
-
-    def _unpenalised_gap(
-        self, state: State, w: np.ndarray, norm: np.ndarray, share: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return what `_gap` does where there is no penalty (`unpenalised`)."""
-        totals, n = state.totals.copy(), self._n_independent
-        is_square = self.problem.row_loss.kind == SQUARED_ERROR
-        for lane in range(self.problem.n_lanes):
-            matrix = state.matrices["hessian"][lane, : triangle.triangle_size(n)]
-            v, primal = state.matrices["v"][lane].sum(axis=0), float(totals[lane, LOSS])
-            squares, sizes = self._squares[:n], np.full(n, totals[lane, W_ALPHA])
-            if not self._weighted:
-                # a_i² is at most 4 cost · loss for the squared error, and cost · loss for losses of probabilities
-                sizes = np.fmin(sizes, 2.0 * np.sqrt(self.problem.cost.max() * primal * squares))
-            n_rows = int(totals[lane, N_VISITED])
-            known = unpenalised.Known(
-                *(matrix, v[:n], share[lane] * sizes, squares),
-                *(float(self.problem.cost.max()), n_rows, w[lane, :n], primal),
-            )
-            most = np.inf if is_square else 1.0 if self._n_vectors == 1 else 0.5
-            root, beyond = unpenalised.bounds(known, most)
-            if state.lanes["phase"][lane] == CERTIFY:
-                state.lanes["gap_within"][lane] = unpenalised.FAR if beyond else np.inf
-            totals[lane, GAP] = (0.5 if is_square else 1.0) * root * root + beyond
-            totals[lane, SLOPE] = root * np.sqrt(2.0 * totals[lane, CURVE])
-        totals[:, W_ALPHA] = 0.0
-        gap, rounding, _ = proven_gap(totals, norm, np.zeros_like(norm), np.zeros_like(norm))
-        return gap, np.where(np.isfinite(gap), rounding, 0.0)
-
-    @property
-    def _n_independent(self) -> int:
-        """Number of weights, the first ones, of which no other is a function: all classes' may move together."""
-        return self._width if self._n_vectors == 1 else self._width - self._size
 
     def _dual_point(
         self, state: State, totals: np.ndarray, w: np.ndarray, share: np.ndarray

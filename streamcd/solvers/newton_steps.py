@@ -32,7 +32,6 @@ _TOO_LONG = 0.25  # length tried next where others were not evaluated
 _FAR_TOO_LONG = 1e-3  # where all of them were too long
 _MOST_KEPT_STEPS = 60  # for a model with losses of rows
 _DAMPING = 1e-8  # of its curvatures at the read, added: those of kept rows may vanish on the way
-_SINGULAR = 1e-12  # of each feature's curvature, added where there is no penalty
 _KEPT_SOLVED = 1e-3  # decrease that its last step expects, over that of the first
 
 
@@ -81,15 +80,6 @@ class NewtonSteps(CertifiedReads):
         self._diagonal = triangle.diagonal_places(self._width)
         self._free_last = np.concatenate([self._penalised, np.flatnonzero(free)])
         self._ridge = np.where(free, 0.0, problem.l2)
-        self._squares = np.zeros(0) if problem.is_penalised else self._sums_of_squares(dataset)
-
-    def _sums_of_squares(self, dataset: Dataset) -> np.ndarray:
-        """Return the sums of every feature's squares over the rows, (vectors · D,)."""
-        squares = np.full(self._size, self.problem.bias**2)
-        squares[:-1] = 0.0
-        for piece in dataset.read_features(("feature", "mean_square")):
-            squares[piece["feature"]] = piece["mean_square"]
-        return np.tile(squares * (1.0 + 1e-9) * dataset.n_rows, self._n_vectors)
 
     def _make_sums(self, blocks: Blocks, n_parts: int) -> BlockSums:
         n_lanes, size = self.problem.n_lanes, self._size
@@ -327,8 +317,6 @@ class NewtonSteps(CertifiedReads):
         step[:] = state.matrices["v"][lane].sum(axis=0) - self._ridge * self._weights(state, lane)
         slope = step.copy()
         hessian[self._diagonal] += self._ridge
-        if not self.problem.is_penalised:  # combinations of features, whose sums are rounding
-            hessian[self._diagonal] *= 1.0 + _SINGULAR
         panel = np.empty((triangle.PANEL, self._width))
         triangle.solve_positive(hessian, step, 1e-14 * hessian[self._diagonal], panel)
         return 0.5 * float(np.einsum("i,i->", slope, step))

@@ -8,9 +8,6 @@ A twin plane of class k is a lane too. It is fitted to the rows of k and keeps t
 ``r/2 ‖w‖² + ½ Σ_k weight_i (w·x_i)² + Σ_others C_i loss(w·x_i)``. Divided by r it has the form above, with the loss ``½ t²``
 for rows of k (whose y is -1) and costs divided by r. All objectives and dual variables here and in the solvers have this
 form; those shown to users are multiplied by r, `Problem.scale`.
-
-The one-class SVM is one lane, whatever the labels: ``½‖w‖² - rho nu Σ weight_i + Σ weight_i max(0, rho - w·x_i)``. Its
-threshold rho is minus the weight of a constant feature of 1 that is not penalised; its classes are -1, outside, and 1.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ from ..core.classes import default_code, diagonal_view
 from ..core.errors import UsageError
 from ..core.memory_budget import require
 from ..core.setting import Setting
-from ..kernels.loss_table import CLASSES, INLIERS, LOSSES, PLANES, SQUARED_ERROR, Loss, has_targets, row_loss
+from ..kernels.loss_table import CLASSES, LOSSES, PLANES, SQUARED_ERROR, Loss, has_targets, row_loss
 from ..kernels.losses import add_dual_terms, add_losses, add_slopes
 from ..kernels.penalties import Penalty
 
@@ -68,7 +65,8 @@ class Problem:
     n_folds: int  # 0 for none
     bias: float  # value of the constant feature appended to every row; 0 for none
     n_features: int
-    l2: float = 1.0  # the penalty of a lane is l1 Σ|w_j| + l2/2 ‖w‖²; another than ½‖w‖² for some methods
+    l2: float = 1.0  # the penalty of a lane is l1 Σ|w_j| + l2/2 ‖w‖²; 1 without L1
+    strength: float = 1.0  # r of r/2 ‖w‖² without L1, by which the objective is divided
     free_bias: bool = False  # the bias's weight is not penalised
     ridge: float = 1.0  # r of the twin planes
     slack: str = (
@@ -158,7 +156,7 @@ class Problem:
     @property
     def scale(self) -> float:
         """Factor from the lanes' objectives to the user's."""
-        return self.ridge if self.form == PLANES else 1.0
+        return self.ridge if self.form == PLANES else self.strength
 
     @property
     def penalised(self) -> slice:
@@ -185,11 +183,6 @@ class Problem:
     def is_plain(self) -> bool:
         """Check if the penalty is ``½‖w‖²``."""
         return self.l2 == 1.0 and not self.l1.any()
-
-    @property
-    def is_penalised(self) -> bool:
-        """Check if there is a penalty."""
-        return self.l2 > 0.0 or bool(self.l1.any())
 
     @property
     def model_code(self) -> np.ndarray:
@@ -351,7 +344,8 @@ def make_problem(
         for fold in (range(n_folds) if n_folds else (-1,))
         for label in ([None] if form == CLASSES else labels)
     ]
-    lane_C = np.array([lane.C for lane in lanes])
+    strength = 1.0 if any(l1) or form == PLANES else float(l2)
+    lane_C = np.array([lane.C for lane in lanes]) / strength
     sign, cost = _lane_tables(form, signs, lane_C, factors, ridge, views=code is None, memory=memory)
     return Problem(
         loss=loss,
@@ -364,31 +358,13 @@ def make_problem(
         n_folds=n_folds,
         bias=max(float(bias), 0.0),
         n_features=n_features,
-        l2=float(l2),
+        l2=float(l2) / strength,
+        strength=strength,
         free_bias=bool(free_bias),
         ridge=float(ridge),
         slack=slack,
         parameter=row_loss(loss, slack, parameter).parameter,
         multilabel=multilabel,
-    )
-
-
-def one_class_problem(n_features: int, nu: float | None = None) -> Problem:
-    """Make the problem of the one-class SVM: one lane, whatever the labels."""
-    code = np.array([[-1], [1]], dtype=np.int8)
-    return Problem(
-        loss="one_class",
-        classes=np.array([-1.0, 1.0]),
-        lanes=(Lane(None, 1.0),),
-        code=code,
-        sign=code.astype(np.float64),
-        cost=np.ones((2, 1)),
-        lane_fold=np.array([-1]),
-        n_folds=0,
-        bias=1.0,
-        n_features=n_features,
-        free_bias=True,
-        parameter=row_loss("one_class", parameter=nu).parameter,
     )
 
 
@@ -538,8 +514,6 @@ def row_losses(
     """
     if LOSSES[given.loss].form == CLASSES:
         return cost * class_losses(given.loss, decisions, place)
-    if LOSSES[given.loss].form == INLIERS:
-        return cost * np.maximum(0.0, -decisions[:, 0])
     sign, costs = given.code[place].astype(np.float64), cost[:, None]
     if LOSSES[given.loss].form == PLANES:
         sign, costs = 1.0 - 2.0 * sign, np.where(sign > 0, weight[:, None], costs)

@@ -15,13 +15,10 @@ from ..kernels import loss_table
 from ..kernels.loss_table import (
     CLASSES,
     CRAMMER_SINGER,
-    INLIERS,
     LOG_LOSS,
     MARGINS,
     MULTINOMIAL,
-    ONE_CLASS,
     PLANES,
-    SQUARED_ERROR,
 )
 
 if TYPE_CHECKING:
@@ -65,7 +62,6 @@ class SolverEntry:
     in_rounds: Rounds = ""
     frees_bias: bool = False  # can leave the bias out of the penalty
     takes_penalties: bool = False  # trains with L1 and elastic net
-    needs_no_penalty: bool = False  # trains without one, to a certificate
     keeps_alpha: bool = False  # its dual variables are stored, and another run's are needed to start from it
 
     def __str__(self) -> str:
@@ -95,12 +91,6 @@ def _multinomial(asked: SolverRequest) -> Solver:
     return kind(asked.problem, _proximal_point(asked))
 
 
-def _one_class(asked: SolverRequest) -> Solver:
-    from .one_class import OneClassSolver
-
-    return OneClassSolver(asked.problem)
-
-
 def _twin_sor(asked: SolverRequest) -> Solver:
     from .twin_sor import TwinSorSolver
 
@@ -122,19 +112,13 @@ def _online(asked: SolverRequest) -> Solver:
 def _newton(asked: SolverRequest) -> Solver:
     from .newton import NewtonSolver
 
-    if asked.problem.form == CLASSES:
-        from .newton_multinomial import MultinomialNewtonSolver
-
-        return MultinomialNewtonSolver(*asked[:3])
     return NewtonSolver(*asked[:3], keeps_rows=asked.acceleration != "none")
 
 
 def _working_set(asked: SolverRequest) -> Solver:
     from .working_set import WorkingSetSolver
-    from .working_set_classes import MultinomialWorkingSetSolver
 
-    kind = MultinomialWorkingSetSolver if asked.problem.form == CLASSES else WorkingSetSolver
-    return kind(*asked[:3])
+    return WorkingSetSolver(*asked[:3])
 
 
 def _proximal_point(asked: SolverRequest) -> Any:
@@ -149,13 +133,11 @@ def _proximal_point(asked: SolverRequest) -> Any:
         counts = np.array([asked.dataset.n_rows])
     mean_square = ((asked.problem.free_bias and asked.dataset.centre) or asked.dataset).mean_square
     kappa = 0.0 if asked.acceleration == "none" else asked.acceleration
-    if not asked.problem.l2 and not kappa:  # L1 alone has no weights without it
-        kappa = "auto"
     return Acceleration(asked.problem, kappa, counts, mean_square, weighted=asked.dataset.weighted)
 
 
 def _dual_rounds(entry: loss_table.LossEntry, method: str) -> Rounds:
-    return "dual" if method == "dual" and entry.form not in (PLANES, INLIERS) else ""
+    return "dual" if method == "dual" and entry.form != PLANES else ""
 
 
 def _entry(loss: str, method: str) -> SolverEntry:
@@ -171,13 +153,11 @@ def _entry(loss: str, method: str) -> SolverEntry:
         factory,
         of_targets=entry.of_targets,
         liblinear=methods[method],
-        relaxes=method in ("dual", "sor") and form not in (CLASSES, INLIERS) and kind != LOG_LOSS,
+        relaxes=method in ("dual", "sor") and form != CLASSES and kind != LOG_LOSS,
         accelerates=method not in ("sor", "working-set")
-        and (form == MARGINS and not entry.of_targets if method == "newton" else form != INLIERS),
+        and (form == MARGINS and not entry.of_targets if method == "newton" else True),
         frees_bias=form != PLANES,
-        takes_penalties=method in ("newton", "working-set")
-        or (form in (MARGINS, CLASSES) and method == "dual"),
-        needs_no_penalty=method == "newton" and kind in (LOG_LOSS, MULTINOMIAL, SQUARED_ERROR),
+        takes_penalties=method in ("newton", "working-set"),
         keeps_alpha=method in ("dual", "sor"),
         in_rounds="sums" if method == "newton" else _dual_rounds(entry, method),
     )
@@ -192,7 +172,7 @@ _FACTORIES = {
     "working-set": _working_set,
 }
 
-_OF_LOSS = {CRAMMER_SINGER: _crammer_singer, MULTINOMIAL: _multinomial, ONE_CLASS: _one_class}
+_OF_LOSS = {CRAMMER_SINGER: _crammer_singer, MULTINOMIAL: _multinomial}
 
 METHODS = tuple(_FACTORIES)
 DEFAULT_LOSS = "squared_hinge"
@@ -216,8 +196,6 @@ def find_solver(loss: str, method: str) -> SolverEntry:
 
 def check_combination(problem: Problem, method: str) -> SolverEntry:
     """Return the entry of a problem's loss and a method; raises `UsageError` where it does not train its bias or penalty."""
-    if not problem.is_penalised:
-        check_unpenalised(problem.loss, method)
     entry = find_solver(problem.loss, method)
     _check_bias(problem, method)
     _check_penalty(problem, method)
@@ -262,16 +240,12 @@ def solver_memory(
         return replace(needs, advice=f"give a larger --memory, or take {way}, which needs no matrix")
     if method == "sor":
         return memory.twin_sor_memory(problem)
-    if problem.form == INLIERS:
-        return memory.one_class_memory(problem)
     count = memory.class_memory if problem.lane_vectors > 1 else memory.dual_memory
     return count(problem, accelerated=accelerated)
 
 
 def _way_without_matrix(problem: Problem) -> str:
     """Name options that train a problem, or the nearest to it, in the memory of other methods than newton."""
-    if not problem.is_penalised:
-        return "--penalty l2 with a large C by --method dual"
     with suppress(UsageError):
         check_combination(problem, "dual")
         return "--method dual"
@@ -292,38 +266,11 @@ def _check_bias(problem: Problem, method: str) -> None:
         )
 
 
-def check_unpenalised(loss: str, method: str) -> None:
-    """Refuse a loss and a method that do not train without a penalty: there is no optimum, or no proof of one."""
-    trained = [(entry.loss, entry.method) for entry in SOLVERS if entry.needs_no_penalty]
-    if (loss, method) not in trained:
-        raise UsageError(
-            f"--penalty none is for {', '.join(loss for loss, _ in trained)} by --method newton, found {loss} by {method}; "
-            "take --penalty l2 with a small --l2"
-        )
-
-
 def _check_penalty(problem: Problem, method: str) -> None:
-    if not problem.is_plain and not find_solver(problem.loss, method).takes_penalties:
+    if problem.l1.any() and not find_solver(problem.loss, method).takes_penalties:
         ways = [entry.method for entry in SOLVERS if entry.loss == problem.loss and entry.takes_penalties]
         where = f"for {problem.loss} by --method {' or '.join(ways)}" if ways else f"not for {problem.loss}"
-        raise UsageError(
-            f"--penalty l1 and elasticnet, and --l2, are {where}, found --method {method}; with --penalty l2, "
-            "C / r in place of C is --l2 r"
-        )
-    if method == "dual" and not problem.l2 and not trains_l1_alone(problem.loss):
-        others = [
-            name for name in ("newton", "working-set") if name in loss_table.LOSSES[problem.loss].methods
-        ]
-        way = f"take --method {' or '.join(others)}, or " if others else "take "
-        raise UsageError(
-            f"--penalty l1 by --method dual is not for {problem.loss}; {way}"
-            "--penalty elasticnet with a small --l2"
-        )
-
-
-def trains_l1_alone(loss: str) -> bool:
-    """Check if the dual method trains a loss with L1 alone: one of classes, or that no other method trains."""
-    return not (loss_table.LOSSES[loss].smooth and loss_table.has_targets(loss))
+        raise UsageError(f"--penalty l1 and elasticnet are {where}, found --method {method}")
 
 
 def reads_columns(method: str) -> bool:

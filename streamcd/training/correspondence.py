@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..core.errors import UsageError
-from ..kernels.loss_table import INLIERS, MARGINS, PLANES
+from ..kernels.loss_table import MARGINS, PLANES
 from ..solvers.problem import Lane, Problem
 
 
@@ -101,7 +101,7 @@ def class_ratios(old: Problem, new: Problem, classes: np.ndarray | None) -> np.n
 
     None where all are 1: balanced weights change with the rows.
     """
-    if old.has_targets or old.form == INLIERS:
+    if old.has_targets:
         return None
     before, now = (problem.class_factors(range(problem.block_lanes)) for problem in (old, new))
     places = np.arange(before.size) if classes is None else classes
@@ -118,7 +118,7 @@ def _check(old: Problem, new: Problem, *, same_weights: bool, dual: bool) -> Non
         "bias": (old.bias or "none", new.bias or "none")
         if dual and not (old.free_bias and new.free_bias)
         else (0, 0),
-        "ridge" if new.loss == "twin" else "l2": (old.ridge, new.ridge),
+        "ridge" if new.loss == "twin" else "l2": (old.scale, new.scale),
         "slack": (old.slack, new.slack),
         "parameter of the loss": (old.parameter, new.parameter),
     }

@@ -19,11 +19,9 @@ from ..core.progress import CostStatus, Listener, Progress, TrainingStatus, tell
 from ..core.randomness import random_key
 from ..core.threads import Threads
 from ..dataset.dataset import Dataset
-from ..kernels.loss_table import INLIERS, LOSSES
 from ..solvers import acceleration
 from ..solvers.problem import Problem
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Solver, State, new_totals
-from ..solvers.unpenalised import SOLVED
 from ..stream.arenas import RowLayout
 from ..stream.memory_plan import Plan, planned_bytes
 from ..stream.slot_store import SlotStore
@@ -122,8 +120,6 @@ class TrainingLoop(ABC):
         self.rule = LaneRule(
             **vars(task.rule),
             negligible=rounding_at_zero(task.problem, task.dataset, centred=task.solver.layout.centred),
-            may_be_negative=LOSSES[task.problem.loss].form == INLIERS,
-            solved=-1.0 if task.problem.is_penalised else SOLVED,
         )
         self._status: tuple[int, TrainingStatus] | None = None  # with the read that it is of
 

@@ -13,15 +13,14 @@ import numpy as np
 from ..core.errors import escaped
 from ..core.folder_copies import copied
 from ..core.memory_budget import format_size, peak_memory_bytes
-from ..core.progress import counted, format_seconds, proven_for
+from ..core.progress import counted, format_seconds
 from ..core.setting import Setting
-from ..solvers import acceleration, over_relaxation, unpenalised
+from ..solvers import acceleration, over_relaxation
 from ..solvers.problem import Problem
 from .stopping import (
     BY_GAP,
     BY_MAX_PASSES,
     BY_ROUNDING,
-    BY_SLOPE,
     BY_TIME,
     BY_VIOLATION,
     BY_ZERO,
@@ -29,7 +28,7 @@ from .stopping import (
 )
 
 _FROM_GOOD_TO_BAD = (
-    *(BY_GAP, BY_ZERO, BY_VIOLATION, BY_MAX_PASSES, BY_ROUNDING, BY_SLOPE, BY_TIME),
+    *(BY_GAP, BY_ZERO, BY_VIOLATION, BY_MAX_PASSES, BY_ROUNDING, BY_TIME),
     0,
 )
 
@@ -46,8 +45,7 @@ class Result:
     An item of `lanes` is ``{label, C, l1, fold, n_nonzero, n_weights, primal_objective, dual_objective, gap, passes,
     converged}``, ``n_nonzero`` being the number of its ``n_weights`` that are not 0; also ``omega`` if it is not a fixed 1,
     with ``omega_trial``, the gain of the dual per pass with each omega, if it was chosen by trial; and with acceleration
-    the last ``kappa``, or for primal methods the last ``extrapolation``; and without a penalty ``gap_within`` where the gap
-    is proven for all weights within so many times the size of those found.
+    the last ``kappa``, or for primal methods the last ``extrapolation``.
 
     Examples
     --------
@@ -66,7 +64,7 @@ class Result:
     violation: float  # largest violation of optimality at the certified weights (LIBLINEAR's measure)
     converged: bool  # all problems are
     # of the problem that ended worst: "gap", "zero" (the objective is, but for rounding), "violation",
-    # "max_passes", "rounding", "slope" (none is left, and the gap is not proven) or "time"
+    # "max_passes", "rounding" or "time"
     stop_reason: str
     passes: int  # training passes of the slowest problem
     seconds: float  # of all sessions of the run, of those before without loading kernels
@@ -90,7 +88,7 @@ class Result:
     def _figures(self) -> list[str]:
         """Describe the result in lines."""
         several = f", sum of {self.n_lanes:,} problems (classes, values of C)" if self.n_lanes > 1 else ""
-        gap = f"relative gap {self.gap:.2g}{proven_for(self.lanes)}"
+        gap = f"relative gap {self.gap:.2g}"
         lines = [f"objective: {self.primal_objective:.6g}{several}; {gap}"]
         spent = f"time: {format_seconds(self.seconds)}, read {format_size(self.bytes_read)}"
         return [
@@ -123,13 +121,6 @@ class Result:
                 "which more passes hardly change; scale the values ('convert --scale maxabs'), or give a larger tolerance "
                 "or, of a loss that has one, a smaller C"
             )
-        if self.stop_reason == "slope":
-            apart = (
-                "; without a penalty weights grow without end where a plane separates classes: take a small one (l2 with a "
-                "large C)"
-            )
-            ended = f"not converged {self._after}: the relative gap is {self.gap:.2g}, and no pass gains more"
-            return ended + ("" if proven_for(self.lanes) else apart)
         slowly = "" if self.more_passes_help else ", which more passes change slowly"
         return f"not converged {self._after}: the relative gap is {self.gap:.2g}{slowly}"
 
@@ -252,7 +243,6 @@ def make_result(run: str, outcome: Outcome, problem: Problem, n_rows: int) -> Re
                 "converged": bool(kept["converged"][number]),
                 **over_relaxation.report(kept, number),
                 **acceleration.report(kept, number),
-                **unpenalised.report(kept, number),
             }
             for number, lane in enumerate(problem.lanes)
         ],

@@ -17,14 +17,12 @@ import numpy as np
 
 from ..core.errors import DatasetError, UsageError
 from ..dataset.dataset import Dataset
-from ..kernels.loss_table import INLIERS, LOSSES
 from ..kernels.losses import add_losses
 from ..kernels.primitives import DUAL, GAP, LOSS, N_ACTIVE, N_SHRUNK, NO_STEP, UNIT
 from ..solvers.problem import Problem
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Estimate, Solver, State
 
 BY_GAP, BY_VIOLATION, BY_MAX_PASSES, BY_ROUNDING, BY_TIME, BY_ZERO = 1, 2, 3, 4, 5, 7
-BY_SLOPE = 8
 REASONS = {
     0: "unfinished",
     BY_GAP: "gap",
@@ -34,7 +32,6 @@ REASONS = {
     BY_ROUNDING: "rounding",
     BY_TIME: "time",  # of the session; never in a state
     BY_ZERO: "zero",  # the objective is below the rounding of that of w = 0, and not proven to be above 0
-    BY_SLOPE: "slope",  # none is left, and the gap is not proven: without a penalty, as where there is no optimum
 }
 """Reasons why a lane ended, by the number in its state."""
 
@@ -58,8 +55,6 @@ class StopRule:
     eps: float | None  # LIBLINEAR 2.50's rule: M - m, |M| and |m| at most eps over a full pass
     max_passes: int  # training passes of a lane
     negligible: ClassVar[Any] = np.zeros(1)
-    may_be_negative: ClassVar[bool] = False
-    solved: ClassVar[float] = -1.0
 
     def __post_init__(self) -> None:
         if (self.tol is None) == (self.eps is None):
@@ -76,26 +71,17 @@ class StopRule:
 
 @dataclass(frozen=True)
 class LaneRule(StopRule):
-    """Conditions for stopping with the objective of every lane, (lanes,), up to which it is taken for 0.
-
-    `solved` is the violation up to which passes gain nothing, where there may be no optimum.
-    """
+    """Conditions for stopping with the objective of every lane, (lanes,), up to which it is taken for 0."""
 
     negligible: Any = None  # type: ignore[misc]
-    may_be_negative: bool = False  # type: ignore[misc]
-    solved: float = -1.0  # type: ignore[misc]
 
 
 def rounding_at_zero(problem: Problem, dataset: Dataset, *, centred: bool) -> np.ndarray:
     """Bound the rounding of every lane's objective at w = 0, as if all targets, which may be centred, were the largest.
 
-    It is 0 where weights of rows are not known, and minus infinity without targets, where no optimum is 0; but for one
-    class, whose rows may lie around the origin, that of ``½‖w‖²`` if they all were the same.
+    It is 0 where weights of rows are not known, and minus infinity without targets, where no optimum is 0.
     """
     share = max((dataset.n_rows + 64.0) * UNIT, NO_STEP)
-    if LOSSES[problem.loss].form == INLIERS:
-        mass = 0.0 if dataset.weighted else problem.parameter * dataset.n_rows
-        return np.full(1, share * 0.5 * mass * mass * (dataset.mean_square or 0.0))
     if dataset.targets is None or not problem.has_targets:
         return np.full(problem.n_lanes, -np.inf)
     if dataset.weighted:
@@ -174,12 +160,12 @@ def reopen(state: State, rule: StopRule, solver: Solver) -> bool:
     done = lanes["phase"] == DONE
     if not done.any():
         return False
-    stopped = lanes["reason"] == BY_SLOPE
+    stopped = np.zeros(done.size, dtype=bool)
     satisfied = _satisfied(state, rule)
     if rule.tol is not None:  # perhaps a looser one than that of the passes which have ended
         if solver.estimate == "exact" and rule.tol > 0.0:
             stopped |= (lanes["reason"] == BY_ROUNDING) & _only_rounding(lanes, rule.tol)
-        reached = done & satisfied & np.isin(lanes["reason"], (BY_MAX_PASSES, BY_SLOPE, BY_ROUNDING))
+        reached = done & satisfied & np.isin(lanes["reason"], (BY_MAX_PASSES, BY_ROUNDING))
         lanes["converged"][reached], lanes["reason"][reached] = True, _by_gap_or_zero(lanes, rule)[reached]
     unsatisfied = done & ~satisfied & ~stopped
     again = unsatisfied & (lanes["passes"] < rule.max_passes) & (not state.pause)
@@ -243,10 +229,8 @@ def _gap_reached(lanes: dict[str, np.ndarray], rule: StopRule) -> np.ndarray:
 
 
 def _is_zero(lanes: dict[str, np.ndarray], rule: StopRule) -> np.ndarray:
-    """Mark the lanes with an objective as good as 0, and no proof of a positive one, or of a larger fall below 0."""
+    """Mark the lanes with an objective as good as 0, and no proof of a positive one."""
     size = np.abs(lanes["primal"])
-    if rule.may_be_negative:
-        size = np.maximum(size, -lanes["dual"])
     return np.asarray((size <= rule.negligible) & (lanes["dual"] <= 0.0))
 
 
@@ -311,7 +295,6 @@ def _count_certified_passes(state: State, rule: StopRule, solver: Solver) -> Non
     lanes["phase"][trained] = CERTIFY
     at_end = lanes["passes"][trained] >= rule.max_passes
     lanes["reason"][trained[at_end]] = BY_MAX_PASSES
-    lanes["reason"][trained[lanes["seen_violation"][trained] <= rule.solved]] = BY_SLOPE
     if rule.eps is not None:
         lanes["reason"][trained[lanes["seen_violation"][trained] <= rule.eps]] = BY_VIOLATION
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from streamcd.kernels.loss_table import CLASSES, INLIERS, LOSSES, MARGINS
+from streamcd.kernels.loss_table import CLASSES, LOSSES, MARGINS
 from streamcd.solvers.registry import SOLVERS, SolverEntry
 
 from ..methods_table import PENALTIES, trains
@@ -38,8 +38,7 @@ class Run:
     def options(self, C: float, strength: float) -> list[Any]:
         """Return the options of the command."""
         given: list[Any] = ["--loss", self.entry.loss, "--method", self.entry.method]
-        if LOSSES[self.entry.loss].form != INLIERS:
-            given += ["-C", C]
+        given += ["-C", C]
         if self.penalty:
             given += ["--penalty", self.penalty]
             given += ["--l1", strength] * bool(self.strengths(strength)[0])
@@ -108,8 +107,6 @@ def drawn_rows(run: Run, rng: random.Random, size: float) -> list[tuple[float, f
         scale = 10.0 ** rng.randint(-3, 4)
         return [(scale * rng.choice((1.0, 0.0, rng.gauss(0, 1))), value) for value in values]
     labels = [1, -1, *(rng.choice((-1, 1)) for _ in range(count - 2))]
-    if LOSSES[run.entry.loss].form == INLIERS:
-        values = [abs(value) for value in values]
     return list(zip(labels, values, strict=True))
 
 
@@ -134,9 +131,7 @@ def false_claims(
     import mpmath
 
     with mpmath.workdps(60):
-        exact, best = (_one_class if run.entry.loss == "one_class" else _of_weights)(
-            run, C, rows, w, strength
-        )
+        exact, best = _of_weights(run, C, rows, w, strength)
         slack = (ROUNDING + tol / 10 + answer.get("rounding", 0.0)) * abs(exact)
         claims = []
         if abs(mpmath.mpf(answer["primal_objective"]) - exact) > slack:
@@ -183,20 +178,6 @@ def _at_zero(run: Run, C: float, rows: Sequence[tuple[float, float]], strength: 
     import mpmath
 
     return mpmath.fsum(problem.value(mpmath.mpf(0)) for problem in _problems(run, C, rows, strength))
-
-
-def _one_class(
-    run: Run, C: float, rows: Sequence[tuple[float, float]], w: list[list[float]], strength: float
-) -> tuple[Any, Any]:
-    """As `_of_weights`; the dual variables of rows to one side are as large as they may be from the least row on."""
-    import mpmath
-
-    nu, values = mpmath.mpf(_parameter(run.entry.loss)), sorted(mpmath.mpf(value) for _, value in rows)
-    weight, rho = mpmath.mpf(w[0][0]), -mpmath.mpf(w[0][1])
-    mass = nu * len(values)
-    exact = weight * weight / 2 - rho * mass + mpmath.fsum(max(rho - weight * x, 0) for x in values)
-    least = mpmath.fsum(x * min(max(mass - k, 0), 1) for k, x in enumerate(values))
-    return exact, -least * least / 2
 
 
 def _parameter(loss: str) -> float:
