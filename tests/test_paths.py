@@ -8,7 +8,6 @@ from typing import Any
 import command_line
 import numpy as np
 import pytest
-import scipy.optimize
 from interrupted import ended, train_by_turns
 from sklearn.linear_model import LogisticRegression, lasso_path
 from small_datasets import multiclass, random_rows, write_dataset
@@ -246,47 +245,3 @@ def path_of(data: Any, run: Path, number: int = 3, **options: Any) -> list[float
     asked: dict[str, Any] = {"penalty": "l1", "method": "newton", "l1_path": number, "tol": 1e-6}
     result = train(data, run, **asked | options)
     return list(dict.fromkeys(lane["l1"] for lane in result.lanes))
-
-
-@pytest.mark.parametrize("loss", ["squared_hinge", "log_loss"])
-@pytest.mark.parametrize("bias", ["none", "penalised", "free"])
-def test_all_weights_are_0_from_the_first_value_of_a_path_on(tmp_path: Path, loss: str, bias: str) -> None:
-    """And not below it: with several classes, weights of rows and of classes, and two C."""
-    rows = multiclass(3, 300)
-    weight = np.random.default_rng(3).uniform(0.5, 2.0, 300)
-    data = write_dataset(tmp_path / "data", rows, weight=weight)
-    asked: dict[str, Any] = {"loss": loss, "C": [0.3, 0.7], "class_weight": {2.0: 3.0}, "tol": 1e-9}
-    asked |= {"bias": "none" if bias == "none" else 2.0, "unpenalized_bias": bias == "free"}
-    first, *_, last = path_of(data, tmp_path / "path", 4, **asked)
-    assert last == pytest.approx(1e-3 * first, rel=1e-12)
-    for share, at_zero in ((1.0001, True), (0.999, False)):
-        result = train(data, tmp_path / f"{share}", penalty="l1", method="newton", l1=share * first, **asked)
-        models = [load_model(tmp_path / f"{share}", C) for C in asked["C"]]
-        has_bias = bias == "penalised" and any(model.intercept.any() for model in models)
-        assert (has_bias or any(lane["n_nonzero"] for lane in result.lanes)) == (not at_zero)
-
-
-def test_the_first_value_of_a_lasso_is_scikit_learns(tmp_path: Path) -> None:
-    x, y = regression()
-    data = streamcd.convert((x, y + 7.0), tmp_path / "data", target=True, dtype="float64")
-    asked: dict[str, Any] = {"loss": "squared_error", "C": 0.5 / 300, "bias": 1.0, "unpenalized_bias": True}
-    first, second, third = path_of(data, tmp_path / "run", **asked)
-    assert first == pytest.approx(np.abs((x - x.mean(axis=0)).T @ (y - y.mean())).max() / 300, rel=1e-6)
-    assert first / second == pytest.approx(second / third, rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("loss", "slope"),
-    [
-        ("huber", lambda e: np.clip(e, -1.35, 1.35)),
-        ("squared_epsilon_insensitive", lambda e: 2.0 * np.sign(e) * np.maximum(np.abs(e) - 0.1, 0.0)),
-    ],
-)
-def test_the_first_value_for_other_targets_is_that_at_the_best_bias(
-    tmp_path: Path, loss: str, slope: Any
-) -> None:
-    x, y = regression(200, 5)
-    data = streamcd.convert((x, y), tmp_path / "data", target=True, dtype="float64")
-    best = scipy.optimize.brentq(lambda b: slope(y - b).sum(), y.min(), y.max(), xtol=1e-14)
-    found = path_of(data, tmp_path / "run", loss=loss, bias=1.0, unpenalized_bias=True)
-    assert found[0] == pytest.approx(np.abs(x.T @ slope(y - best)).max(), rel=1e-6)

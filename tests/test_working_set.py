@@ -293,20 +293,6 @@ def test_columns_in_memory_are_solved_for_before_a_further_read(tmp_path: Path, 
     assert fit(data, tmp_path / "run", loss=loss, l1=1.0, C=0.5, tol=1e-3).passes == 2
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-def test_an_elastic_net_of_many_columns_far_from_their_bounds_takes_few_reads(
-    tmp_path: Path, loss: str
-) -> None:
-    x = sp.random_array((600, 4000), density=0.01, rng=np.random.default_rng(0), format="csr")
-    y = np.where(x[:, :50].sum(axis=1) > 0.25, 1.0, -1.0)
-    data = columns_of(tmp_path / "data", (x, y))
-    net: dict[str, Any] = {"penalty": "elasticnet", "l1": 0.01, "l2": 0.02, "loss": loss, "tol": 1e-6}
-    found = fit(data, tmp_path / "run", **net)
-    by_rows = fit_penalised(data, tmp_path / "rows", method="dual", max_passes=2000, **net)
-    assert found.passes <= 6
-    assert found.primal_objective == pytest.approx(by_rows.primal_objective, rel=2e-6)
-
-
 @pytest.mark.parametrize(("loss", "apart"), [("squared_hinge", 1e-12), ("log_loss", 0.5)])
 def test_rows_tell_the_gap_at_a_share_of_their_dual_variables(loss: str, apart: float) -> None:
     rng, none = np.random.default_rng(5), np.zeros(0)

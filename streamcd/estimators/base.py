@@ -301,9 +301,7 @@ class LinearModel(BaseEstimator):
     @contextmanager
     def _own_words(self) -> Iterator[None]:
         """Name parameters of the estimator where a refusal names options of the command line."""
-        penalised = "a finite C" if "C" in self.get_params() else "an alpha above 0"
-        words = {"--penalty l2 with a large C by --method dual": penalised, "--memory": "memory"}
-        words["--method dual"] = 'method="dual"'
+        words = {"--memory": "memory", "--method dual": 'method="dual"'}
         try:
             yield
         except UsageError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 _SOLVERS = ("lbfgs", "newton-cg", "newton-cholesky", "sag", "saga", "liblinear")
 PENALTIES = ("l2", "l1", "elasticnet", "deprecated")
 _CHOSEN = ("auto", "deprecated")
-_LARGE_C = ", or infinity for no penalty"
 
 
 @dataclass(eq=False, repr=False)
@@ -201,18 +199,19 @@ class LogisticRegression(LinearClassifier):
         return named
 
     def _strengths(self, weight: float) -> Strengths:
-        if self.penalty is None or math.inf == self.C:
-            return Strengths(0.0, 0.0, 1.0)
+        if self.penalty is None:
+            raise UsageError("LogisticRegression: expected a penalty, found None; take a large C")
         share = self._l1_share()
-        return Strengths(share, 1.0 - share, self._number("C", above=0.0, hint=_LARGE_C))
+        return Strengths(share, 1.0 - share, self._number("C", above=0.0))
 
     def _of_dataset(self, dataset: Dataset) -> dict[str, Any]:
         asked = super()._of_dataset(dataset)
         several = dataset.classes is not None and dataset.classes.size > 2
         at_once = self.multi_class == "multinomial" or (
             self.multi_class in _CHOSEN
-            and self.method in ("auto", "newton", "dual", "working-set")
+            and self.method in ("auto", "dual")
             and self.solver != "liblinear"
+            and not self._l1_share()
         )
         if several and at_once:
             asked["loss"] = "multinomial"
@@ -225,7 +224,7 @@ class LogisticRegression(LinearClassifier):
         """Return weights, or intercepts, that sum to 0 where they have no penalty: the softmax is of their differences."""
         if self.model_.loss != "multinomial":
             return vectors
-        is_free = self.penalty is None or math.inf == self.C or vectors.ndim == 1
+        is_free = vectors.ndim == 1
         return vectors - vectors.mean(axis=0) if is_free else vectors
 
     def predict_log_proba(self, X: Any) -> np.ndarray:

@@ -15,7 +15,7 @@ _NARROW = 500
 
 _SMOOTH = ("squared_error", "huber", "squared_epsilon_insensitive")
 
-_NO_PENALTY = "; take a small one, 1e-6 say: without a penalty Ridge alone, and Lasso and ElasticNet, are trained to a proof"
+_NO_PENALTY = "; take a small one, 1e-6 say"
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -80,10 +80,7 @@ class Ridge(LinearRegressor):
     Parameters
     ----------
     alpha : float
-        At least 0; with 0 it is scikit-learn's LinearRegression; where features are combinations of others the weights are
-        an optimum, not the least one.
-    copy_X, solver
-        scikit-learn's, accepted without effect: `method` chooses the algorithm, the optimum is the same.
+        Above 0.
     positive : {False}
     method : {"auto", "dual", "primal", "newton", "working-set"}
         As in `streamcd.train`; ``"auto"`` is newton for a smooth loss and at most 500 features, else dual.
@@ -113,7 +110,7 @@ class Ridge(LinearRegressor):
     _loss = "squared_error"
 
     def _strengths(self, weight: float) -> Strengths:
-        return Strengths(0.0, 2.0 * self._number("alpha", least=0.0), 1.0)
+        return Strengths(0.0, 2.0 * self._alpha(), 1.0)
 
 
 @dataclass(eq=False, repr=False)
@@ -163,7 +160,7 @@ class ElasticNet(LinearRegressor):
     _loss = "squared_error"
 
     def _strengths(self, weight: float) -> Strengths:
-        alpha, share = self._number("alpha", least=0.0), self._number("l1_ratio", least=0.0, most=1.0)
+        alpha, share = self._alpha(), self._number("l1_ratio", least=0.0, most=1.0)
         return Strengths(alpha * share, alpha * (1.0 - share), 0.5 / weight)
 
 

@@ -208,12 +208,7 @@ def distribution_table(path: str, places: Sequence[Facts]) -> Table:
 def describe_bias(bias: float, because: str) -> str:
     """Say which bias a training has, why, and how to have another, if it may."""
     another = "--bias 1 adds an intercept" if bias < 0 else "--bias none leaves the intercept out"
-    fixed = because in ("as asked", THRESHOLD)
-    return f"{bias_text(bias)}: {because}" + ("" if fixed else f"; {another}")
-
-
-THRESHOLD = "the threshold rho is the intercept"
-"""Reason why a one-class SVM has no bias."""
+    return f"{bias_text(bias)}: {because}" + ("" if because == "as asked" else f"; {another}")
 
 
 def bias_text(bias: float | str) -> str:
@@ -424,18 +419,16 @@ def _labels_row(model: Facts) -> tuple[str, str]:
 
 def model_table(title: str, model: Facts) -> Table:
     """Describe a model."""
-    bias = [("bias", bias_text(model["bias"]))]
-    cost = [("C", _if_known(model["C"]))]
     rows = [
         *_rows(model, loss="", method=""),
         *((name, _if_known(value)) for name, value in model.get("parameter", {}).items()),
-        *(cost if model["threshold"] is None else []),
+        ("C", _if_known(model["C"])),
         _labels_row(model),
         ("features", f"{model['n_features']:,}"),
         ("vectors", f"{model['n_vectors']:,}"),
         *((name, f"{model[name]:g}") for name in ("l1", "l2") if model.get(name)),
         *support_rows(model),
-        *(bias if model["threshold"] is None else []),
+        ("bias", bias_text(model["bias"])),
         *_intercept_rows(model),
         *((name, model[name]) for name in ("scale", "normalize") if model[name] != "none"),
         *_rows(model, class_weight=lambda factors: listed([f"{k}={v:g}" for k, v in factors.items()])),
@@ -459,8 +452,6 @@ def support_rows(model: Facts) -> list[tuple[str, str]]:
 
 def _intercept_rows(model: Facts) -> list[tuple[str, str]]:
     """Tell the intercepts, by vector where there are several."""
-    if model["threshold"] is not None:
-        return [("threshold rho", f"{model['threshold']:.6g}")]
     if model["bias"] < 0:
         return []
     texts = [f"{intercept['weight']:.6g}" for intercept in model["intercept"]]
