@@ -227,21 +227,6 @@ def test_rows_that_are_appended_may_move_the_centre(tmp_path: Path) -> None:
     assert warm.primal_objective == pytest.approx(least, rel=1e-6)
 
 
-@pytest.mark.parametrize("method", ["dual", "primal"])
-def test_weights_of_other_rows_are_moved_to_the_centre_of_these(tmp_path: Path, method: str) -> None:
-    """Which have a feature less, and lie elsewhere."""
-    x, z = far(300.0)
-    y = targets("squared_error", z)
-    asked: dict[str, Any] = {"loss": "squared_error", "method": method, "max_passes": 500, **FREE}
-    for name, rows, own in (("old", x[:200], y[:200]), ("data", x[200:, :5] + 16.0, y[200:])):
-        make_columns(streamcd.convert((rows, own), tmp_path / name, target=True))
-    streamcd.train(tmp_path / "old", tmp_path / "run", **asked)
-    warm = streamcd.train(tmp_path / "data", tmp_path / "warm", start_from=tmp_path / "run", **asked)
-    cold = streamcd.train(tmp_path / "data", tmp_path / "cold", **asked)
-    assert warm.primal_objective == pytest.approx(cold.primal_objective, rel=2e-3)
-    assert warm.passes <= cold.passes + 3
-
-
 def test_workers_centre_as_one_process_does(tmp_path: Path) -> None:
     x, z = far(300.0)
     data = streamcd.convert((x, targets("squared_error", z)), tmp_path / "data", target=True, shard_size=4000)

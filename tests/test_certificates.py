@@ -18,7 +18,6 @@ from streamcd.solvers.problem import Problem, make_problem
 from streamcd.training import stopping
 from tools.simulated_cluster import Simulation
 
-NET = {"penalty": "elasticnet", "l1": 0.5, "l2": 0.25}
 CASES = [
     ("hinge", "dual", {}),
     ("squared_hinge", "dual", {}),
@@ -32,10 +31,6 @@ CASES = [
     ("squared_hinge", "online", {}),
     ("log_loss", "primal", {}),
     ("log_loss", "online", {}),
-    *(
-        (loss, "dual", NET)
-        for loss in ("hinge", "squared_hinge", "log_loss", "crammer_singer", "multinomial")
-    ),
 ]
 Lane = tuple[float, float, Any, Any, bool, float]
 """Gap and primal objective as reported, primal objective and gap in exact arithmetic, converged, rounding of the primal."""

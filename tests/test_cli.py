@@ -97,7 +97,7 @@ def test_losses_methods_and_liblinear_numbers_are_those_of_the_registry():
     text = " ".join(run("train", "--help").stdout.split())
     listed = text.split("LIBLINEAR's number for a loss and a method: ")[1].split(".")[0]
     numbers = [int(item.split()[0]) for item in listed.split(", ")]
-    assert numbers == [0, 1, 2, 3, 4, 7, 11, 12, 13, 21, 5, 6]
+    assert numbers == [0, 1, 2, 3, 4, 7, 11, 12, 13, 5, 6]
     assert len({(entry.loss, entry.method) for entry in SOLVERS}) == len(SOLVERS)
 
 
@@ -324,14 +324,13 @@ def test_not_converged_is_a_warning_that_names_resume(data, tmp_path):
         (["train", "DATA", "RUN", "-w1", "2", "--class-weight", "1=2"], "give one of them"),
         (["train", "DATA", "RUN", "-w1", "2", "-w1", "3"], "each label once"),
         (["train", "DATA", "RUN", "-p0.1"], "error: -p is for epsilon_insensitive"),
-        (["train", "DATA", "RUN", "--l1-path", "5"], "error: --l1-path is of --penalty l1"),
         (
             ["train", "DATA", "RUN", "--loss", "twin", "--penalty", "l1"],
             "no method trains twin with --penalty l1; expected squared_hinge",
         ),
         (
             ["train", "DATA", "RUN", "--loss", "twin", "--l2", "3"],
-            "with --penalty l2 --l2 3; expected squared_hinge",
+            "--l2 is not for twin, found 3; --ridge is",
         ),
         (["train", "-s", "2", "-C", "DATA", "RUN"], "-C 0.01,0.1,1,10 --cv 5' chooses C"),
         (["train", "DATA", "RUN", "-C", "-v", "5"], "-C 0.01,0.1,1,10 --cv 5' chooses C"),
@@ -666,7 +665,7 @@ def test_a_search_scores_each_c_and_trains_the_best_and_info_tells_it(data, tmp_
     assert found["scores"] == tuned["scores"]
     text = re.sub(" +", " ", run("info", tmp_path / "search").stdout)
     assert f"best C {found['best_C']:g}\n" in text
-    assert re.search(r"\n C mean standard error fold 1 fold 2 .*\n 0.001 ", text)
+    assert re.search(r"\n C mean.* fold 1 fold 2 .*\n 0.001 ", text)
 
 
 def test_info_tells_the_intercept(data, tmp_path):

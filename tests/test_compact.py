@@ -97,9 +97,6 @@ def test_weights_and_exports_are_those_of_the_indices_of_the_source(tmp_path: Pa
         streamcd.export(models[-1], tmp_path / f"{name}.txt", listener=heard)
     assert by_index(models[0]) == by_index(models[1])
     assert (tmp_path / "compact.txt").read_text() == (tmp_path / "plain.txt").read_text()
-    tables = [model.to_frame().set_index("name") for model in models]
-    occurring = tables[1].loc[tables[0].index]
-    assert tables[0].equals(occurring)
     (largest,) = command_line.run_json("weights", tmp_path / "compact", "--top", 1)["classes"][0]["weights"]
     assert largest["name"] == f"feature {largest['index']}"
     assert largest["index"] in by_index(models[1])
@@ -169,22 +166,6 @@ def test_equal_histories_have_equal_fingerprints(tmp_path: Path, base: Dataset) 
         for place, memory in ((base.path, "1GB"), (other.path, "400MB"))
     }
     assert len(found) == 1
-
-
-def test_a_grown_dataset_trains_as_one_converted_together(tmp_path: Path, base: Dataset) -> None:
-    old = train(base, tmp_path / "old")
-    more = write_text(tmp_path / "b.txt", 90, seed=1, least=10)
-    grown = streamcd.convert(more, base.path, append=True, new_names="add")
-    streamcd.make_columns(grown)
-    together = streamcd.convert([tmp_path / "a.txt", more], tmp_path / "together", compact=True)
-    expected = train(together, tmp_path / "cold")
-    warm = train(grown, tmp_path / "warm", start_from=tmp_path / "old")
-    assert same_weights(warm, expected)
-    assert same_weights(train(grown, tmp_path / "columns", method="primal"), expected)
-    assert same_weights(train(together, tmp_path / "other", start_from=tmp_path / "old"), expected)
-    streamcd.resume(tmp_path / "old", tol=1e-11)
-    assert same_weights(streamcd.load_model(tmp_path / "old"), old)
-    assert grown.verify() == []
 
 
 def test_dropped_twice_a_dataset_trains_as_one_of_the_rows_that_are_left(

@@ -219,7 +219,7 @@ def test_a_table_needs_a_model_of_a_table(tmp_path: Path) -> None:
     streamcd.convert(tmp_path / "t.txt", tmp_path / "data")
     streamcd.train(tmp_path / "data", tmp_path / "run")
     with pytest.raises(StreamcdError, match="found a table: the model's data came from none"):
-        streamcd.predict(write_table(make_table(), tmp_path / "n.csv"), tmp_path / "run", tmp_path / "p")
+        streamcd.predict(write_table(make_table(), tmp_path / "n.csv"), tmp_path / "run", tmp_path / "p.csv")
 
 
 def test_like_takes_columns_and_classes(trained: Path, tmp_path: Path) -> None:

@@ -20,12 +20,12 @@ import sklearn.linear_model
 import sklearn.svm
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning as TheirWarning
-from sklearn.model_selection import GridSearchCV, KFold, cross_val_score
+from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import estimator_checks
 from sklearn.utils.estimator_checks import parametrize_with_checks
-from small_datasets import columns_of, multiclass, random_rows, write_dataset
+from small_datasets import multiclass, random_rows, write_dataset
 
 import streamcd
 from streamcd import LinearSVC, LogisticRegression, TwinSVC
@@ -248,7 +248,7 @@ def test_frames_leave_their_names() -> None:
         (LinearSVC(C="1"), "LinearSVC: expected a number > 0 as C, found '1'"),
         (LinearSVC(intercept_scaling=0.0), "a number > 0 as intercept_scaling"),
         (LinearSVC(memory="200MB"), "memory"),
-        (LogisticRegression(C=0.0), "found 0.0, or infinity for no penalty"),
+        (LogisticRegression(C=0.0), "found 0.0"),
         (
             LogisticRegression(penalty="l1", l1_ratio=0.5),
             "penalty='elasticnet' with l1_ratio=0.5, found 'l1'",
@@ -263,20 +263,6 @@ def test_parameters_that_are_not_offered_are_refused_by_name(estimator: Any, sai
     x, y = dense_rows()
     with pytest.raises(UsageError, match=re.escape(said)):
         estimator.fit(x, y)
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # penalty, since 1.8
-@pytest.mark.parametrize("l1_ratio", [1.0, 0.4])
-def test_the_multinomial_loss_with_l1_and_the_elastic_net_are_scikit_learns(l1_ratio: float) -> None:
-    x, y = dense_rows(3)
-    asked: dict[str, Any] = {"C": 0.3, "l1_ratio": l1_ratio}
-    ours = LogisticRegression(**asked, tol=1e-10).fit(x, y)
-    saga = {"solver": "saga", "penalty": "elasticnet", "tol": 1e-10, "max_iter": 100_000}
-    theirs = sklearn.linear_model.LogisticRegression(**asked, **saga).fit(x, y)
-    np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=1e-5)
-    np.testing.assert_allclose(ours.predict_proba(x), theirs.predict_proba(x), atol=1e-6)
-    assert ((ours.coef_ == 0.0) == (np.abs(theirs.coef_) < 1e-8)).all()
-    assert LogisticRegression(**asked, multi_class="ovr").fit(x, y).coef_.shape == (3, x.shape[1])
 
 
 @pytest.mark.parametrize(
@@ -475,20 +461,6 @@ def searched(estimator: Any, *rows: Any) -> GridSearchCV:
     return GridSearchCV(Pipeline([("svc", estimator)]), grid, cv=3).fit(*rows)
 
 
-def test_a_grid_search_takes_a_dataset_in_place_of_the_arrays(tmp_path: Path) -> None:
-    x, y = random_rows()
-    dataset = shuffled_dataset(tmp_path / "data", (x, y))
-    theirs = searched(sklearn.svm.LinearSVC(random_state=0, tol=1e-9, max_iter=1_000_000), x, y)
-    ours = searched(LinearSVC(random_state=0, tol=1e-8, max_iter=10_000), dataset, dataset.labels())
-    assert ours.best_params_ == theirs.best_params_
-    for fold in range(3):
-        scores = [grid.cv_results_[f"split{fold}_test_score"] for grid in (ours, theirs)]
-        assert np.array_equal(*scores)
-    coef = [grid.best_estimator_["svc"].coef_ for grid in (ours, theirs)]
-    assert np.allclose(*coef, atol=1e-3)
-    assert np.array_equal(ours.predict(dataset), theirs.predict(x))
-
-
 @pytest.mark.parametrize("least", [0, 1])
 def test_frames_of_lists_are_decided_like_their_dataset(least: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
@@ -501,40 +473,6 @@ def test_frames_of_lists_are_decided_like_their_dataset(least: int, tmp_path: Pa
     assert np.array_equal(found.decision_function(table), found.decision_function(dataset))
     beyond = table.set_column(0, "i", pa.array([[500, 501, 502]] * 90))
     assert np.array_equal(found.decision_function(beyond), np.repeat(found.intercept_, 90))
-
-
-@pytest.mark.parametrize("estimator", [LinearSVC(), LogisticRegression(), TwinSVC()])
-def test_all_rows_chosen_are_trained_to_the_same_bits(estimator: Any, tmp_path: Path) -> None:
-    dataset = columns_of(tmp_path / "data", random_rows())
-    expected = clone(estimator).fit(dataset)
-    found = clone(estimator).fit(dataset[:])
-    assert np.array_equal(found.coef_, expected.coef_)
-    assert np.array_equal(found.n_iter_, expected.n_iter_)
-
-
-def test_memory_counts_what_tells_the_rows_chosen(tmp_path: Path) -> None:
-    rows = shuffled_dataset(tmp_path / "data", random_rows())[::2]
-    assert rows.held_bytes >= 200 * 4
-    rows.held_bytes = 10**9
-    with pytest.raises(UsageError, match="choice of rows"):
-        LinearSVC(memory="1GB").fit(rows)
-
-
-def test_classes_are_those_of_the_rows_chosen(tmp_path: Path) -> None:
-    x, y = multiclass(3)
-    dataset = shuffled_dataset(tmp_path / "data", (x, y))
-    kept = y != y.max()
-    assert LinearSVC().fit(dataset[kept]).classes_.tolist() == np.unique(y[kept]).tolist()
-
-
-def test_folds_in_several_threads_are_those_of_one(tmp_path: Path) -> None:
-    dataset = shuffled_dataset(tmp_path / "data", random_rows())
-    found = pickle.loads(pickle.dumps(dataset[::2]))  # as processes get it
-    assert found.to_arrow().equals(dataset[::2].to_arrow())
-    for rows in ((dataset, dataset.labels()), dense_rows()):
-        with joblib.parallel_config("threading"):
-            scores = [cross_val_score(LinearSVC(), *rows, n_jobs=n_jobs) for n_jobs in (1, 3)]
-        assert np.array_equal(*scores)
 
 
 def test_a_script_with_a_scaler_runs_on_a_dataset(tmp_path: Path) -> None:
@@ -574,28 +512,6 @@ def test_a_dataset_without_scaling_is_scaled_like_the_training_data(tmp_path: Pa
         LinearSVC(tol=0.99).fit(plain).predict(scaled)
 
 
-def test_a_path_is_cut_into_letters_by_scikit_learn_which_is_told(tmp_path: Path) -> None:
-    path = shuffled_dataset(tmp_path / "data", random_rows()).path
-    with pytest.raises(ValueError, match=r"streamcd\.open"):
-        GridSearchCV(LinearSVC(), {"C": [1.0]}, cv=3).fit(str(path))
-
-
-def test_folds_of_a_dataset_without_labels_are_those_of_k_fold(tmp_path: Path) -> None:
-    x, y = random_rows()
-    dataset = shuffled_dataset(tmp_path / "data", (x, y))
-    ours = GridSearchCV(LinearSVC(tol=1e-8), {"C": [0.1, 1.0]}, cv=3).fit(dataset)
-    theirs = GridSearchCV(LinearSVC(tol=1e-8), {"C": [0.1, 1.0]}, cv=KFold(3)).fit(x, y)
-    assert np.array_equal(ours.cv_results_["mean_test_score"], theirs.cv_results_["mean_test_score"])
-
-
-def test_runs_are_of_whole_datasets(tmp_path: Path) -> None:
-    dataset = shuffled_dataset(tmp_path / "data", random_rows())
-    for begin in (streamcd.train, lambda *arguments: streamcd.tune(*arguments, C=[1.0], cv=2)):
-        with pytest.raises(UsageError, match="expected a whole dataset, found 100 rows"):
-            begin(dataset[::2], tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
 def people() -> pd.DataFrame:
     """A table with categories, missing values and names of classes."""
     rng = np.random.default_rng(0)
@@ -605,40 +521,6 @@ def people() -> pd.DataFrame:
     )
     high = frame.age + (frame.city == "Rome") + rng.normal(size=300) > 0.5
     return frame.assign(income=np.where(high, "high", "low"))
-
-
-def test_names_of_a_table_are_the_estimators(tmp_path: Path) -> None:
-    frame = people()
-    options = {"label": "income", "missing": "indicator", "scale": "maxabs", "dtype": "float64"}
-    dataset = streamcd.convert(frame, tmp_path / "data", **options)
-    found = LinearSVC().fit(dataset)
-    assert found.classes_.tolist() == ["high", "low"]
-    expected = ["age", *(f"city={name}" for name in ("Lima", "Oslo", "Rome"))]
-    assert found.feature_names_in_.tolist()[:4] == expected
-    for data in (frame, frame[frame.columns[::-1]].drop(columns="income")):
-        assert np.array_equal(found.decision_function(data), found.decision_function(dataset))
-    assert np.array_equal(found.model_.predict(frame), found.predict(dataset))
-    assert (
-        found.score(dataset)
-        == found.score(frame, frame.income)
-        == np.mean(found.predict(dataset) == frame.income)
-    )
-    unknown = frame.assign(city="Paris")
-    with pytest.warns(UserWarning, match="300 values ignored"):
-        assert np.isfinite(found.decision_function(unknown)).all()
-    with pytest.raises(DataError, match="found no 'city'"):
-        found.predict(frame.drop(columns="city"))
-    rows = LinearSVC().fit(dataset[::2], frame.income[::2])
-    assert rows.score(dataset[1::2], frame.income[1::2]) == rows.score(dataset[1::2])
-
-
-def test_threads_change_no_bit(tmp_path: Path) -> None:
-    x, y = dense_rows()
-    dataset = shuffled_dataset(tmp_path / "data", (x, y))
-    for data in ((x, y), (dataset,), (dataset[::2],)):
-        found = [LogisticRegression(n_jobs=n_jobs).fit(*data).coef_ for n_jobs in (None, 3, -1)]
-        assert np.array_equal(found[0], found[1])
-        assert np.array_equal(found[0], found[2])
 
 
 def test_without_scikit_learn_the_error_names_the_extra(tmp_path: Path) -> None:
@@ -667,10 +549,9 @@ def test_a9a_is_solved_like_by_lbfgs_and_by_default_closer_to_the_optimum(
     assert ours < 0.01 < by_default
 
 
-@pytest.mark.parametrize("method", ["dual", "newton", "working-set"])
-def test_intercepts_of_several_classes_sum_to_0_whatever_the_method(method: str) -> None:
+def test_intercepts_of_several_classes_sum_to_0() -> None:
     X, y = multiclass(3, 120)
-    fitted = LogisticRegression(C=0.3, method=method, tol=1e-8).fit(X, y)
+    fitted = LogisticRegression(C=0.3, tol=1e-8).fit(X, y)
     assert abs(fitted.intercept_.sum()) < 1e-12
     theirs = sklearn.linear_model.LogisticRegression(C=0.3, tol=1e-10, max_iter=5000).fit(X, y)
     np.testing.assert_allclose(fitted.intercept_, theirs.intercept_, atol=1e-3)

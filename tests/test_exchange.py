@@ -8,12 +8,9 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from small_datasets import (
-    column_of,
-    columns_of,
     empty_rows,
     multiclass,
     random_rows,
-    unequal_columns,
     write_dataset,
 )
 
@@ -63,73 +60,6 @@ def test_more_than_fits_in_memory_is_refused_with_the_arithmetic(tmp_path: Path)
         with pytest.raises(UsageError, match="needed; give a larger memory"):
             read(memory="210MB")
         read(memory="301MB")
-
-
-@pytest.mark.parametrize("rows", [random_rows(), empty_rows(), multiclass()])
-@pytest.mark.parametrize("n_shards", [1, 3])
-def test_rows_chosen_are_those_of_the_matrix(
-    rows: tuple[sp.csr_array, np.ndarray], n_shards: int, tmp_path: Path
-) -> None:
-    x, y = rows
-    dataset = shuffled(tmp_path, rows, n_shards=n_shards)
-    some = np.random.default_rng(1).permutation(y.size)[: y.size // 3]
-    mask = np.arange(y.size) % 3 == 0
-    for key, places in (
-        (some, some),
-        (some.tolist(), some),
-        ((some, ...), some),
-        (-1 - some, y.size - 1 - some),
-        (mask, np.flatnonzero(mask)),
-        (slice(3, 40), np.arange(3, 40)),
-        ([], np.zeros(0, int)),
-        ([7], np.array([7])),
-    ):
-        chosen = dataset[key]
-        found, labels = chosen.to_scipy()
-        assert chosen.shape == found.shape == (places.size, x.shape[1])
-        assert np.array_equal(found.toarray(), x.toarray()[places])
-        assert np.array_equal(labels, y[places])
-        assert np.array_equal(chosen.labels(), y[places])
-        assert chosen.n_entries == found.nnz
-        assert chosen.head(10**6).num_rows == places.size
-        assert chosen.info()["classes"] == np.unique(y[places]).tolist()
-        assert chosen.class_counts.sum() == places.size
-    again = dataset[mask][some[some < mask.sum()]]
-    assert np.array_equal(again.labels(), y[mask][some[some < mask.sum()]])
-
-
-def test_rows_chosen_have_a_fingerprint_of_their_own(tmp_path: Path) -> None:
-    dataset = shuffled(tmp_path, random_rows())
-    same = {dataset[:10].fingerprint, dataset[range(10)].fingerprint}
-    assert len(same | {dataset.fingerprint, dataset[1:11].fingerprint, dataset[9::-1].fingerprint}) == 4
-
-
-def test_chunks_without_a_row_are_not_read(tmp_path: Path) -> None:
-    dataset = write_dataset(tmp_path, random_rows())  # rows lie in their order
-    assert dataset.n_chunks == 5
-    assert dataset[:60].n_chunks == 2
-
-
-def test_columns_of_rows_chosen_are_those_of_the_matrix(tmp_path: Path) -> None:
-    x, y = unequal_columns()
-    dataset = columns_of(tmp_path, (x, y))  # features in several pieces too
-    places = np.flatnonzero(np.arange(y.size) % 3)
-    columns = dataset[places].open_columns()
-    assert columns.n_entries == x[places].nnz
-    for feature in range(x.shape[1]):
-        row, value = column_of(columns, feature)
-        expected = x[places][:, [feature]].toarray()[:, 0]
-        assert np.array_equal(row, np.flatnonzero(expected))
-        assert np.array_equal(value, expected[row])
-
-
-@pytest.mark.parametrize(
-    "key", [3, "label", [0.5], [[1, 2]], [200], [-201], [1, 1], np.ones(7, bool), (0, 1), ([1], [2])]
-)
-def test_what_chooses_no_rows_is_refused(key: object, tmp_path: Path) -> None:
-    dataset = shuffled(tmp_path, random_rows())
-    with pytest.raises(UsageError, match=r"(rows|mask)\]: expected"):
-        dataset[key]
 
 
 def test_labels_beyond_the_memory_are_refused(tmp_path: Path) -> None:

@@ -83,14 +83,14 @@ def test_a_file_of_the_same_kind_is_replaced_by_force_only(here, writer):
 
 
 def test_predictions_do_not_replace_the_text_they_are_of(here):
-    before = Path("text").read_bytes()
-    Path("link").symlink_to("text")
-    for out in ("text", "link", "./text"):
+    Path("text.txt").write_bytes(before := Path("text").read_bytes())
+    Path("link.txt").symlink_to("text.txt")
+    for out in ("text.txt", "link.txt", "./text.txt"):
         for force in ("", " --force"):
-            assert "input" in refused(f"predict text run -o {out}{force}")
+            assert "input" in refused(f"predict text.txt run -o {out}{force}")
     with pytest.raises(StreamcdError, match="input"):
-        streamcd.predict("text", "run", "text", force=True)
-    assert Path("text").read_bytes() == before
+        streamcd.predict("text.txt", "run", "text.txt", force=True)
+    assert Path("text.txt").read_bytes() == before
 
 
 def test_a_device_is_not_replaced(here):
@@ -110,19 +110,21 @@ def test_a_model_is_imported_over_a_model_by_force_only(here):
 
 @pytest.mark.parametrize("writer", WRITERS)
 def test_nothing_is_written_through_a_symbolic_link(here, writer):
-    Path("new.partial").symlink_to("letter")
-    assert "symbolic link" in refused(WRITERS[writer][0].format("new"))
+    Path("new.txt.partial").symlink_to("letter")
+    assert "symbolic link" in refused(WRITERS[writer][0].format("new.txt"))
     assert Path("letter").read_text() == "Dear all\n"
-    assert Path("new.partial").is_symlink()
-    assert not Path("new").exists()
+    assert Path("new.txt.partial").is_symlink()
+    assert not Path("new.txt").exists()
 
 
 def test_a_link_to_predictions_is_replaced_not_written_through(here):
     before = Path("p.parquet").read_bytes()
-    Path("link").symlink_to("p.parquet")
-    assert succeeds("predict text run -o link --force --proba") is False  # no probabilities: refused before
-    assert succeeds("predict text run -o link --force")
-    assert not Path("link").is_symlink()
+    Path("link.parquet").symlink_to("p.parquet")
+    assert (
+        succeeds("predict text run -o link.parquet --force --proba") is False
+    )  # no probabilities: refused before
+    assert succeeds("predict text run -o link.parquet --force")
+    assert not Path("link.parquet").is_symlink()
     assert Path("p.parquet").read_bytes() == before
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import command_line
-import numpy as np
 import pyarrow as pa
 import pytest
 from heard import Heard
@@ -188,9 +187,3 @@ def test_other_strings_become_categories(n_rows, ids, tmp_path) -> None:
     dataset = streamcd.convert(table_of(ids, n_rows), tmp_path / "data", label="bought", listener=Heard())
     assert dataset.n_features == 2 + 4 + len(set(ids))
     assert not any(fact["use"] == "not used" for fact in dataset.info()["table"])
-
-
-def test_rows_chosen_of_a_dataset_are_predicted_without_ids(trained, tmp_path) -> None:
-    some = streamcd.open(trained / "data")[np.arange(10)]
-    streamcd.predict(some, trained / "run", tmp_path / "p.csv")
-    assert (tmp_path / "p.csv").read_text().startswith("source,prediction\n")

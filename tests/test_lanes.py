@@ -20,7 +20,7 @@ from streamcd.core.randomness import assign_folds
 from streamcd.models.scoring import ClassChoice
 from streamcd.runs import lane_groups
 from streamcd.runs.problem_options import ProblemOptions, read_code
-from streamcd.solvers.problem import Problem, make_problem
+from streamcd.solvers.problem import make_problem
 from streamcd.solvers.registry import SOLVERS, SolverEntry
 
 LOSSES = ["hinge", "squared_hinge", "log_loss", "crammer_singer"]
@@ -260,35 +260,6 @@ def test_an_interrupted_search_goes_on_to_the_same_model(tmp_path: Path) -> None
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Many classes
-
-
-@pytest.mark.parametrize("class_weight", [None, {2.0: 3.0}], ids=["plain", "weighted"])
-@pytest.mark.parametrize("C", [(0.5,), (0.5, 2.0)], ids=["one C", "two C"])
-@pytest.mark.parametrize("loss", ["hinge", "log_loss", "crammer_singer", "twin"])
-def test_signs_and_costs_of_many_classes_are_the_same_without_tables(
-    monkeypatch: pytest.MonkeyPatch, loss: str, C: tuple[float, ...], class_weight: dict[float, float] | None
-) -> None:
-    """They were tables of classes and lanes: 288 MB each for 6,000 classes, several times over."""
-
-    def problem() -> Problem:
-        return make_problem(
-            loss=loss, classes=np.arange(5.0), class_counts=np.arange(1, 6), n_features=3, C=C,
-            class_weight=class_weight, splits=None if loss == "twin" else np.eye(2, dtype=bool), ridge=3.0,
-        )  # fmt: skip
-
-    tables = problem()
-    monkeypatch.setattr("streamcd.solvers.problem._MAX_TABLE", 0)
-    views = problem()
-    per_C = tables.n_lanes // len(C)
-    for chosen in (range(tables.n_lanes), range(1, per_C), [0, tables.n_lanes - 1]):
-        a, b = tables.subset(chosen), views.subset(chosen)
-        np.testing.assert_array_equal(a.sign, b.sign, strict=True)
-        np.testing.assert_array_equal(a.cost, b.cost, strict=True)
-    np.testing.assert_array_equal(tables.class_factors(range(per_C)), views.class_factors(range(per_C)))
-    either = class_weight is None or len(C) == 1
-    both = class_weight is None and len(C) == 1
-    if loss != "crammer_singer":
-        assert (views.table_bytes == 0) == (both if loss == "twin" else either)
 
 
 @pytest.mark.parametrize("loss", ["squared_hinge", "log_loss"])

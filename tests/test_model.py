@@ -310,7 +310,7 @@ GOOD = "solver_type L2R_LR\nnr_class 2\nlabel 1 -1\nnr_feature 3\nbias -1\nw\n1 
     ("text", "message"),
     [
         (GOOD.replace("L2R_LR", "L3R_LR"), "L3R_LR is no problem"),
-        (GOOD.replace("L2R_LR", "ONECLASS_SVM"), "the line 'rho' is missing"),
+        (GOOD.replace("L2R_LR", "ONECLASS_SVM"), "solver_type ONECLASS_SVM"),
         (GOOD.replace("label 1 -1\n", ""), "'label' is missing"),
         (GOOD.replace("label 1 -1", "label 1 1"), "malformed"),
         (GOOD.replace("label 1 -1", "label 1 2 3"), "malformed"),

@@ -1,7 +1,6 @@
 """Rows with any number of labels: conversion, training of each label, predictions, comparisons."""
 
 import io
-import json
 
 import command_line
 import numpy as np
@@ -161,37 +160,6 @@ def test_predictions_are_sets_in_text_and_lists_in_parquet(trained, tmp_path):
     ]
 
 
-def test_probabilities_of_labels_do_not_sum_to_one_and_may_be_calibrated(trained, tmp_path):
-    place, X, Y = trained
-    streamcd.train(place / "data", tmp_path / "logistic", loss="log_loss")
-    model = streamcd.load_model(tmp_path / "logistic")
-    decisions = model.decision_function(X)
-    np.testing.assert_allclose(model.predict_proba(X), 1 / (1 + np.exp(-decisions)))
-    streamcd.train(place / "data", tmp_path / "run", calibrate=True)
-    shares = streamcd.load_model(tmp_path / "run").predict_proba(X).mean(axis=0)
-    np.testing.assert_allclose(shares, Y.mean(axis=0), atol=0.02)
-
-
-def test_a_search_is_scored_by_micro_and_macro_f1(trained, tmp_path):
-    place, *_ = trained
-    found = streamcd.tune(place / "data", tmp_path / "micro", C=[0.01, 1], cv=3)
-    assert found.scored_by == "f1_micro"
-    assert 0.7 < found.scores["1"]["mean"] < 1
-    macro = streamcd.tune(place / "data", tmp_path / "macro", C=[1], cv=3, scoring="f1_macro")
-    assert macro.scores["1"]["mean"] != found.scores["1"]["mean"]
-    with pytest.raises(
-        UsageError, match="expected one of f1_micro, f1_macro, subset_accuracy for sets of labels"
-    ):
-        streamcd.tune(place / "data", tmp_path / "other", C=[1], scoring="auc")
-
-
-def test_a_validation_set_counts_rows_all_of_whose_labels_are_right(trained, tmp_path):
-    place, *_ = trained
-    result = streamcd.train(place / "data", tmp_path / "run", validation=place / "train.txt")
-    accuracy = streamcd.evaluate(place / "train.txt", tmp_path / "run")["subset_accuracy"]
-    assert result.validation[0]["accuracy"] == pytest.approx(accuracy)
-
-
 @pytest.mark.parametrize("method", ["dual", "newton", "primal"])
 def test_methods_agree_on_the_objective(trained, tmp_path, method):
     place, *_ = trained
@@ -293,31 +261,6 @@ def test_estimators_and_other_datasets_say_what_they_take(trained, tmp_path):
         streamcd.evaluate(tmp_path / "plain", place / "run")
 
 
-def test_the_command_line_trains_and_shows_labels(trained, tmp_path):
-    place, *_ = trained
-
-    def told(*command):
-        done = command_line.run(*command)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    told("convert", place / "train.txt", tmp_path / "data", "--multilabel")
-    assert "a row has any number of them, in 8 different sets" in " ".join(
-        told("info", tmp_path / "data").split()
-    )
-    told("train", tmp_path / "data", tmp_path / "run", "--bias", "1")
-    shown = told("evaluate", tmp_path / "data", tmp_path / "run")
-    assert "micro F1" in shown
-    assert "Hamming loss" in shown
-    found = json.loads(told("evaluate", tmp_path / "data", tmp_path / "run", "--json"))
-    assert found["labels"] == ["1", "2", "3"]
-    assert "confusion" not in found
-    assert "1, 2, 3; a row has any number of them" in told("info", tmp_path / "run")
-    told("weights", tmp_path / "run", "--class", "2")
-    told("evaluate", tmp_path / "data", tmp_path / "run", "--plot", tmp_path / "plot.png")
-    told("report", tmp_path / "run", "-o", tmp_path / "report.html", "--data", tmp_path / "data")
-
-
 def test_a_dataset_leaves_as_libsvm_text_and_comes_back(trained, tmp_path):
     place, _, Y = trained
     command_line.run_json("export", place / "data", tmp_path / "back.txt")
@@ -329,20 +272,6 @@ def test_a_dataset_leaves_as_libsvm_text_and_comes_back(trained, tmp_path):
     )
     refused = command_line.run("export", named.path, tmp_path / "named.txt")
     assert "numbers as labels, found 'a'" in refused.stderr
-
-
-def test_labels_of_a_run_on_other_rows_are_matched_by_name(trained, tmp_path):
-    place, X, Y = trained
-    # another order of the columns of y, and one label less
-    lines = [",".join(str(label + 1) for label in (2, 1) if row[label]) for row in Y]
-    data = streamcd.convert(
-        write_libsvm(tmp_path / "other.txt", X, Y, lines), tmp_path / "data", multilabel=True
-    )
-    options = {"C": 0.5, "bias": 1, "method": "newton", "tol": 1e-6}
-    started = streamcd.train(data, tmp_path / "started", start_from=place / "run", **options)
-    fresh = streamcd.train(data, tmp_path / "fresh", **options)
-    assert started.passes < fresh.passes
-    assert started.primal_objective == pytest.approx(fresh.primal_objective, rel=1e-5)
 
 
 def test_one_label_and_two_labels_are_no_two_classes(tmp_path):

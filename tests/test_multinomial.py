@@ -11,15 +11,13 @@ import scipy.sparse as sp
 from reference import augmented, exact_optimum, kernel_rows, run_weights
 from scipy.special import log_softmax, softmax
 from sklearn.linear_model import LogisticRegression
-from small_datasets import multiclass, random_rows, windows_of, write_dataset
+from small_datasets import multiclass, random_rows, write_dataset
 
 import streamcd
 from streamcd.kernels import primitives
 from streamcd.kernels.crammer_singer import ClassScratch, LaneColumns
 from streamcd.kernels.multinomial import multinomial_visit
-from streamcd.runs.problem_options import ProblemOptions
 from streamcd.solvers.problem import row_loss
-from streamcd.stream.stream import Stream
 
 
 @pytest.mark.parametrize("mu", [1.0, 7.0])
@@ -153,48 +151,3 @@ def test_probabilities_are_scikit_learns_on_real_sets(
     peer = LogisticRegression(fit_intercept=False, tol=1e-10, max_iter=10_000).fit(x, y)
     ours = streamcd.load_model(tmp_path / "run").predict_proba(x)
     np.testing.assert_allclose(ours, peer.predict_proba(x), atol=1e-4)
-
-
-@pytest.mark.parametrize("free", [False, True])
-@pytest.mark.parametrize("density", [0.15, 0.9])
-def test_newton_ends_at_the_exact_optimum_of_every_cost(tmp_path: Path, density: float, free: bool) -> None:
-    """Of sparse rows pair by pair, of others in dense blocks; with weights of rows and a class that costs more."""
-    x, y = multiclass(4, 260)
-    x = sp.csr_array(x * (np.random.default_rng(0).random(x.shape) < density))
-    weight = np.linspace(0.0, 2.0, 260)
-    data = write_dataset(tmp_path / "data", (x, y), weight=weight)
-    asked = {"C": [0.1, 2.0], "bias": 1.0, "unpenalized_bias": free, "class_weight": {2.0: 2.0}}
-    few = streamcd.train(data, tmp_path / "newton", loss="multinomial", method="newton", tol=1e-11, **asked)
-    many = streamcd.train(
-        data, tmp_path / "dual", loss="multinomial", method="dual", tol=1e-9, max_passes=5000, **asked
-    )
-    for ours, theirs in zip(few.lanes, many.lanes, strict=True):
-        assert ours["primal_objective"] == pytest.approx(theirs["primal_objective"], rel=2e-9)
-        assert theirs["dual_objective"] <= ours["primal_objective"]
-        assert ours["dual_objective"] <= theirs["primal_objective"]
-    assert few.converged
-    assert few.passes < 15
-
-
-def test_newton_reads_what_numpy_sums_up(tmp_path: Path) -> None:
-    """Gradient and Hessian of a lane, at weights that are not 0."""
-    x, y = multiclass(3, 150)
-    data = write_dataset(tmp_path / "data", (x, y))
-    options = ProblemOptions(loss="multinomial", method="newton", bias=1.5, C=2.0, acceleration="none")
-    solver = options.make_solver(options.make_problem(data), data)
-    state = solver.new_state()
-    state.w[:] = np.random.default_rng(1).standard_normal(state.w.shape)
-    state.lanes["begun"][:] = True
-    with Stream(data, windows_of(data, None, resident=True), solver.layout, 0) as stream:
-        for window in stream.windows(0):
-            solver.add_window(window, state)
-    dense = augmented(x, 1.5)
-    shares, own = softmax(dense @ state.w, axis=1), np.eye(3)[np.searchsorted(np.unique(y), y)]
-    np.testing.assert_allclose(
-        state.matrices["v"][0, 0], (2.0 * dense.T @ (own - shares)).T.reshape(-1), atol=1e-9
-    )
-    curve = 2.0 * (np.einsum("im,mn->imn", shares, np.eye(3)) - np.einsum("im,in->imn", shares, shares))
-    hessian = np.einsum("imn,ij,ik->mjnk", curve, dense, dense).reshape(2 * (3 * dense.shape[1],))
-    np.testing.assert_allclose(
-        state.matrices["hessian"][0], hessian[np.tril_indices(len(hessian))], atol=1e-9
-    )

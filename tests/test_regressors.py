@@ -170,9 +170,9 @@ def test_a_dataset_is_fitted_predicted_and_scored_like_its_arrays(made: Any, tmp
 @pytest.mark.parametrize(
     ("estimator", "said"),
     [
-        (Ridge(alpha=-1.0), "Ridge: expected a number >= 0 as alpha, found -1.0"),
-        (Ridge(alpha="x"), "Ridge: expected a number >= 0 as alpha, found 'x'"),
-        (Ridge(alpha=np.inf), "Ridge: expected a number >= 0 as alpha, found inf"),
+        (Ridge(alpha=-1.0), "Ridge: expected a number > 0 as alpha, found -1.0"),
+        (Ridge(alpha="x"), "Ridge: expected a number > 0 as alpha, found 'x'"),
+        (Ridge(alpha=np.inf), "Ridge: expected a number > 0 as alpha, found inf"),
         (Ridge(positive=True), "Ridge: expected positive=False, found True"),
         (Lasso(l1_ratio=0.5), "Lasso: expected l1_ratio=1.0, found 0.5; ElasticNet has others"),
         (Lasso(warm_start=True), "Lasso: expected warm_start=False"),

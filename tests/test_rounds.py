@@ -52,7 +52,6 @@ LOSSES = ["hinge", "squared_hinge", "log_loss", "crammer_singer", "multinomial"]
 ENTROPIC = ("log_loss", "multinomial")
 BINARY = LOSSES[:3]
 FREE = {"bias": 1.0, "unpenalized_bias": True}
-NET: dict[str, Any] = {"method": "dual", "penalty": "elasticnet", "l1": 0.3, "l2": 0.5}
 
 pytestmark = pytest.mark.filterwarnings("ignore::streamcd.ConvergenceWarning")
 
@@ -247,39 +246,6 @@ def test_changes_add_up_sparse_or_dense(share: float) -> None:
 # Partitions in one process
 
 
-@pytest.mark.parametrize("more", [{}, {"acceleration": "none"}, FREE], ids=["", "plain", "free"])
-@pytest.mark.parametrize("loss", LOSSES)
-def test_an_elastic_net_in_rounds_ends_at_the_optimum_of_one_process(
-    loss: str, more: dict[str, Any], classes: Dataset, tmp_path: Path
-) -> None:
-    options: dict[str, Any] = {"loss": loss, "C": [0.02, 0.2], "max_passes": 5000, **NET, **more}
-    one = streamcd.train(classes, tmp_path / "one", **options, tol=1e-6)
-    split = streamcd.train(classes, tmp_path / "split", client=Simulation(3), **options, tol=1e-4)
-    assert one.converged
-    assert split.converged
-    for ours, theirs in zip(split.lanes, one.lanes, strict=True):
-        assert theirs["dual_objective"] <= ours["primal_objective"] <= theirs["primal_objective"] * 1.00011
-        assert ours["dual_objective"] <= theirs["primal_objective"]
-    few = options | {"max_passes": 9, "tol": 1e-9}
-    streamcd.train(classes, tmp_path / "few", **few)
-    streamcd.train(classes, tmp_path / "alone", client=Simulation(1), **few)
-    assert (weights(tmp_path / "few") == weights(tmp_path / "alone")).all()
-
-
-@pytest.mark.parametrize("loss", ["squared_hinge", "log_loss", "multinomial"])
-def test_l1_alone_in_rounds_ends_at_the_optimum_of_one_process(
-    loss: str, classes: Dataset, tmp_path: Path
-) -> None:
-    options: dict[str, Any] = {"loss": loss, "penalty": "l1", "l1": 0.3, "C": 0.2, "max_passes": 3000, **FREE}
-    one = streamcd.train(classes, tmp_path / "one", method="newton", **options, tol=1e-8)
-    split = streamcd.train(
-        classes, tmp_path / "split", method="dual", client=Simulation(3), **options, tol=1e-3
-    )
-    assert split.converged
-    assert one.dual_objective <= split.primal_objective <= one.primal_objective * 1.0011
-    assert split.dual_objective <= one.primal_objective
-
-
 @pytest.mark.parametrize("acceleration", ["auto", "none"])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_one_partition_is_the_single_process_bit_for_bit(
@@ -314,18 +280,17 @@ def test_named_problems_in_partitions(name: str, loss: str, tmp_path: Path) -> N
     assert result.converged
 
 
-@pytest.mark.parametrize("net", [{}, NET], ids=["", "elastic net"])
 @pytest.mark.parametrize(("acceleration", "rounding"), [("auto", 1e-6), ("none", 1e-9)])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_the_dual_never_falls_and_is_what_the_certificate_finds(
-    loss: str, acceleration: str, rounding: float, net: dict[str, Any], classes: Dataset, tmp_path: Path
+    loss: str, acceleration: str, rounding: float, classes: Dataset, tmp_path: Path
 ) -> None:
     """The sum kept along the steps and w against a read of alpha: a wrong step or a step applied wrongly would show.
 
     A certificate takes off what rounding may do, which is more where w is far from w(alpha); and an accelerated round
     descends on another dual.
     """
-    run, options = tmp_path / "run", {"max_passes": 14, "tol": 1e-9, "acceleration": acceleration, **net}
+    run, options = tmp_path / "run", {"max_passes": 14, "tol": 1e-9, "acceleration": acceleration}
     streamcd.train(classes, run, loss=loss, client=Simulation(3), **options)
     records = log(run)
     kept = [r["objective_estimate"] - r["gap_estimate"] for r in records if r["kind"] == "train"]

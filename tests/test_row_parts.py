@@ -16,12 +16,10 @@ from streamcd import Dataset
 from streamcd.kernels.weights import add_changes
 from streamcd.solvers import row_parts
 
-NET: dict[str, Any] = {"penalty": "elasticnet", "l1": 0.6, "l2": 0.3}
 KINDS: dict[str, dict[str, Any]] = {
     "squared_hinge": {},
     "hinge": {"C": 0.01},
     "log_loss": {},
-    "elastic net": {"loss": "squared_hinge", **NET},
     "free bias": {"loss": "squared_hinge", "bias": 1.0, "unpenalized_bias": True},
 }
 

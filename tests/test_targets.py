@@ -128,20 +128,6 @@ def test_workers_do_not_change_a_dataset_of_targets(tmp_path: Path) -> None:
     assert shared.targets == alone.targets
 
 
-def test_columns_export_selection_and_like_keep_targets(tmp_path: Path) -> None:
-    X, y = made_rows()
-    dataset = convert(text_of(X, y, tmp_path / "source"), tmp_path / "data", target=True)
-    streamcd.make_columns(dataset)
-    assert dataset.verify() == []
-    command_line.run_json("export", dataset.path, tmp_path / "out.txt", "--format", "libsvm")
-    again = convert(tmp_path / "out.txt", tmp_path / "again", like=dataset.path)
-    assert again.targets == dataset.targets
-    assert np.sort(again.labels()).tobytes() == np.sort(y).tobytes()
-    rows = np.argsort(y)[: N_ROWS // 2]
-    assert dataset[rows].targets == {"min": y[rows].min(), "max": y[rows].max()}
-    assert dataset[rows].labels().tobytes() == y[rows].tobytes()
-
-
 def test_a_manifest_with_another_range_of_targets_is_found(tmp_path: Path) -> None:
     from streamcd.core.metadata import write_metadata
     from streamcd.dataset.manifests import ROW_LAYOUT

@@ -33,7 +33,7 @@ BLOCK_CELLS = 1 << 18
 """Cells of a table encoded at a time: their numbers and entries stay in the processor's cache."""
 
 _SAMPLED, _LONGEST_NUMBER = 256, 64  # strings of a hashed column; bytes
-_ASKED_BY = 5  # frames up from `encode_frame`: the caller of a method of `Model`
+_ASKED_BY = 6  # frames up from `encode_frame`: the caller of a method of `Model`
 _KINDS = {"number": kernels.NUMBER, "category": kernels.CATEGORY, "hashed": kernels.HASHED}
 
 

@@ -271,6 +271,10 @@ def _check_penalty(problem: Problem, method: str) -> None:
         ways = [entry.method for entry in SOLVERS if entry.loss == problem.loss and entry.takes_penalties]
         where = f"for {problem.loss} by --method {' or '.join(ways)}" if ways else f"not for {problem.loss}"
         raise UsageError(f"--penalty l1 and elasticnet are {where}, found --method {method}")
+    if problem.form == PLANES and problem.l2 != 1.0:
+        raise UsageError(
+            f"--l2 is not for {problem.loss}, found {problem.l2:g}; --ridge is the strength of its penalty"
+        )
 
 
 def reads_columns(method: str) -> bool:

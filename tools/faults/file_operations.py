@@ -89,7 +89,7 @@ SCENARIOS = (
     training("train newton, path of l1", "--method newton --penalty l1 --l1 2,1 --max-passes 2"),
     training("train numbers", "--loss huber --method dual --bias 1 --unpenalized-bias --max-passes 2", "a.numbers"),
     scenario_of("report", "a a.done", "report a.done -o out.html", output="out.html"),
-    scenario_of("import", "a.liblinear", "import a.liblinear out"),
+    scenario_of("import", "a.model", "import a.model out"),
     appending("append", "b.txt bare", "convert b.txt bare --append"),
     appending("append, two workers", "b.txt a", "convert b.txt a --append --workers 2", output="a"),
     appending(

@@ -37,8 +37,8 @@ SCENARIOS = (
         before=("export", "b.done", "out", "--format", "liblinear"),
     ),
     scenario_of(
-        "import over another", "a.liblinear b.liblinear", "import a.liblinear out --force",
-        before=("import", "b.liblinear", "out"),
+        "import over another", "a.model b.model", "import a.model out --force",
+        before=("import", "b.model", "out"),
     ),
     training("train primal log_loss", "--loss log_loss --method primal --max-passes 2"),
     training("train crammer_singer", "--loss crammer_singer --method dual --max-passes 2"),

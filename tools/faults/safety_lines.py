@@ -93,11 +93,6 @@ core/metadata.py
 runs/config.py
     if config.columns is not None and dataset.open_columns().fingerprint != config.columns:
         ~ primal a_layout_made_anew_is_refused
-    if identify(config.validation, config.validation_identity) != config.validation_identity:
-        ~ validation a_run_goes_on_with_its_own_validation_set_alone
-runs/previous_run.py
-    if before is None:
-        ~ other_rows the_start_is_the_models_and_needs_neither_the_old_dataset_nor_its_dual_variables
 dataset/column_layout.py
     if manifest["dataset"] != dataset.fingerprint: ~ columns layout_of_another_dataset_is_refused
 dataset/parquet.py

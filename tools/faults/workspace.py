@@ -90,7 +90,7 @@ def make_workspace(parent: Path) -> Workspace:
             f"train {name} {name}.run --method dual --max-passes 3 --tol 1e-12",
             f"train {name} {name}.primal --method primal --max-passes 2 --tol 1e-12",
             f"train {name} {name}.done --method dual --tol 1e-3",
-            f"export {name}.done {name}.liblinear",
+            f"export {name}.done {name}.model",
             f"train {name} {name}.l1 --method newton --penalty l1 --tol 1e-3",
             f"train {name} {name}.sets --method working-set --penalty l1 --max-passes 2 --tol 1e-12",
             f"train {name} {name}.softmax --loss multinomial --max-passes 3 --tol 1e-12",
