@@ -292,7 +292,7 @@ def tune(listener: Console, dataset: str, run: str, **options: Any) -> Shown:
     \b
     Example:
       streamcd tune data run --loss log_loss -C 0.01,0.1,1,10 --cv 5
-      streamcd tune data run --penalty l1 --l1-path 20
+      streamcd tune data run --penalty l1 --l1 10,5,2
     """
     options, notes = training_keywords(dataset, **options)
     from ..runs.train import tune as tune_model

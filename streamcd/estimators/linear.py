@@ -117,9 +117,8 @@ class LogisticRegression(LinearClassifier):
 
     Parameters
     ----------
-    penalty : {"l2", "l1", "elasticnet", None}
-        Spelling of scikit-learn before 1.8. None is no penalty, as an infinite `C`: newton trains it, for data with few
-        features; where there is no optimum, as for classes that a plane separates, it ends with a warning.
+    penalty : {"l2", "l1", "elasticnet"}
+        Spelling of scikit-learn before 1.8. None, for no penalty, is refused: a large `C` comes near it.
     C : float
         Factor of the sum of losses.
     l1_ratio : float or None
@@ -134,8 +133,8 @@ class LogisticRegression(LinearClassifier):
         intercept, and trains one class against the rest.
     warm_start : {False}
     multi_class : {"auto", "deprecated", "multinomial", "ovr"}
-        ``"auto"``, and ``"deprecated"``, scikit-learn's default for a time, is multinomial by the methods that train it,
-        dual, newton and working-set, and one-vs-rest by others.
+        ``"auto"``, and ``"deprecated"``, scikit-learn's default for a time, is multinomial by the dual method without L1,
+        and one-vs-rest by others and with L1.
     n_jobs : int or None
         Threads that share reading and certificates, on which no bit of the result depends; -1 for all processors. None is
         one for what is in memory, and all for a dataset.
