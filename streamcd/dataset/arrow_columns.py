@@ -215,10 +215,6 @@ def null_strings(n: int) -> pa.Array:
     return pa.nulls(n, pa.large_string())
 
 
-def null_numbers(n: int) -> pa.Array:
-    return pa.nulls(n, pa.int64())
-
-
 def arrow_strings(texts: Iterable[str | None]) -> pa.Array:
     """Make an Arrow array of strings; None is null."""
     return arrow_encoded([None if text is None else text.encode() for text in texts])

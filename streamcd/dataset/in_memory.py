@@ -258,14 +258,6 @@ def sparse_rows(X: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return indptr, feature.astype(width, copy=False), value.astype(number, copy=False)
 
 
-def joined_rows(
-    first: tuple[np.ndarray, np.ndarray, np.ndarray], second: tuple[np.ndarray, np.ndarray, np.ndarray]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return rows, as of `sparse_rows`, and others behind them."""
-    indptr = np.append(first[0], second[0][1:] + first[0][-1])
-    return indptr, np.append(first[1], second[1]), np.append(first[2], second[2])
-
-
 def _row_norms(indptr: np.ndarray, value: np.ndarray, row_start: np.ndarray) -> dict[str, Any]:
     """Compute the manifest's ``row_norms``, to the bits that they have on disk."""
     from ..kernels.rows import add_row_norms  # here, because it imports numba

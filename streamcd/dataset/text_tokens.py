@@ -69,14 +69,3 @@ def _characters() -> str:
 
 def _runs_of_words() -> list[tuple[int, int]]:
     return [run.span() for run in re.finditer(r"\w+", _characters())]
-
-
-def pattern_of_words() -> str:
-    """Return a regular expression, as RE2 reads it, for words in lower case by this Python's table of characters."""
-    ranges = "".join(rf"\x{{{start:X}}}-\x{{{stop - 1:X}}}" for start, stop in _runs_of_words())
-    return f"[{ranges}]{{2,}}"
-
-
-def lower_cases() -> dict[str, str]:
-    """Return the lower case of every character that has another one; the final sigma is not told from others."""
-    return {character: low for character in _characters() if (low := character.lower()) != character}

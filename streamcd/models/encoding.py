@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
@@ -488,19 +487,6 @@ def _recorded(record: _Record, files: Sequence[Location]) -> Encoding | None:
 def encoding_of(dataset: Any) -> Encoding | None:
     """Read the encoding of a dataset; None if its data did not come from a table."""
     return read_encoding(dataset.files(CATEGORIES_FILE), dataset.manifest.get("encoding"))
-
-
-_NAMES = 1 << 14  # digested at a time
-
-
-def _name_digests(encoding: Encoding, n_features: int) -> np.ndarray:
-    found = np.empty(n_features, np.uint64)
-    for start in range(0, n_features, _NAMES):
-        part = found[start : start + _NAMES]
-        names = encoding.feature_names(np.arange(start, start + part.size))
-        digests = (blake2b(name.encode(), digest_size=8).digest() for name in names)
-        part[:] = np.frombuffer(b"".join(digests), "<u8")
-    return found
 
 
 def check_columns(encoding: Encoding, names: Container[str], needs_label: bool, name: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -130,30 +130,6 @@ def iterate_bucket_places(encoding: Encoding) -> Iterator[np.ndarray]:
             places[documents[own] < column.min_count] = -1
             forget(documents)
         yield places
-
-
-class Tokens(NamedTuple):
-    """Tokens of a column of text, those that were added last; the weights of their counts, None where there are none."""
-
-    texts: list[str]
-    features: np.ndarray  # (tokens,) int64
-    weights: np.ndarray | None  # (tokens,) float64
-
-
-def tokens_of(encoding: Encoding, number: int) -> Tokens:
-    """Return the tokens of a column of text by its number; it must not be hashed."""
-    assert encoding.categories is not None
-    assert encoding.documents is not None
-    before, starts = encoding.categories_before(), encoding.first_features()
-    texts: list[str] = []
-    features, weights = [], []
-    for mine in (k for k, owner in enumerate(encoding.owners()) if owner == number):
-        column, own = encoding.columns[mine], slice(before[mine], before[mine + 1])
-        texts += (encoding.categories.text(k) for k in range(own.start, own.stop))
-        features.append(starts[mine] + np.arange(column.n_categories))
-        weights.append(inverse_frequencies(encoding.documents[own], column.n_documents))
-    weighed = encoding.columns[number].tf_idf
-    return Tokens(texts, np.concatenate(features), np.concatenate(weights) if weighed else None)
 
 
 def _pieces(encoding: Encoding) -> Iterator[tuple[Column, slice]]:

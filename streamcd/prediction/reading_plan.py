@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -16,14 +15,11 @@ from ..conversion.options import TableOptions
 from ..conversion.sources import Reading, Source
 from ..core.errors import ModelError, UsageError
 from ..core.memory_budget import RESERVED_BYTES, parse_size, require
-from ..core.metadata import content_digest
 from ..core.process_pool import checked_workers, memory_per_worker
 from ..core.progress import Listener
-from ..core.storage import REMOTE_BYTES, Url, is_url, location
+from ..core.storage import REMOTE_BYTES, is_url, location
 from ..core.threads import make_threads
-from ..dataset.chunked_table import UnknownStateError
 from ..dataset.dataset import Dataset, open_cached, open_dataset
-from ..dataset.parquet import file_checksum
 from ..dataset.scaling import Scaling
 from ..dataset.source_indices import indices_of
 from ..models.encoding import Encoding
@@ -234,23 +230,6 @@ def is_dataset(data: str | os.PathLike[str]) -> bool:
             "Model.decision_function take frames and matrices, and convert makes datasets of them"
         )
     return (location(data) / "manifest.json").exists()
-
-
-def identify(data: str, before: str | None = None) -> str:
-    """Identify data: a dataset by its fingerprint, files by a digest of their bytes, at URLs of sizes and versions.
-
-    A dataset to which rows were appended since is still identified by the fingerprint `before`.
-    """
-    if is_dataset(data):
-        with suppress(UnknownStateError):
-            return open_dataset(data, check_files=False, as_of=before).fingerprint
-        return open_dataset(data, check_files=False).fingerprint
-    paths, _ = expand([data])
-    digests = [
-        str(place.status()) if isinstance(place := location(path), Url) else file_checksum(place)
-        for path in paths
-    ]
-    return content_digest({"files": digests})[:32]
 
 
 def reads_once(data: Data) -> bool:

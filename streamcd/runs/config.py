@@ -205,11 +205,6 @@ def differs(config: RunConfig) -> bool:
     return {name: config.versions.get(name) for name in now} != now
 
 
-def absolute_path(data: str | Path) -> str:
-    """Return a path, or a pattern of paths, as it is found from every working directory; a URL stays as it is."""
-    return str(data) if is_url(data) else os.path.abspath(data)
-
-
 def refuse_existing(path: Path, config: RunConfig, force: bool) -> None:
     """Point to `resume` if the directory holds the same training; never empty one that holds the run's inputs."""
     for source in (config.dataset, config.start_from):

@@ -24,7 +24,7 @@ from ..core.errors import UsageError
 from ..core.memory_budget import require
 from ..core.setting import Setting
 from ..kernels.loss_table import CLASSES, LOSSES, PLANES, SQUARED_ERROR, Loss, has_targets, row_loss
-from ..kernels.losses import add_dual_terms, add_losses, add_slopes
+from ..kernels.losses import add_dual_terms, add_losses
 from ..kernels.penalties import Penalty
 
 LEAST_COST, LEAST_WEIGHT = 1e-60, 1e-30
@@ -473,11 +473,6 @@ def _listed(labels: np.ndarray) -> str:
 def losses_of(loss: Loss, y: np.ndarray, t: np.ndarray, cost: np.ndarray) -> np.ndarray:
     """Compute the losses of rows with margins t times their costs; arrays of one shape, or that of `t` by broadcasting."""
     return _filled(add_losses, loss, y, t, cost)
-
-
-def slopes_of(loss: Loss, y: np.ndarray, t: np.ndarray, cost: np.ndarray) -> np.ndarray:
-    """Compute minus the slopes of `losses_of` with respect to t: the dual variables of rows with these margins."""
-    return _filled(add_slopes, loss, y, t, cost)
 
 
 def dual_terms(loss: Loss, y: np.ndarray, alpha: np.ndarray, cost: np.ndarray) -> np.ndarray:
