@@ -1,4 +1,4 @@
-"""Datasets of the features that occur: models speak the source's indices; rows are appended and dropped as elsewhere."""
+"""Datasets of the features that occur: models speak the source's indices; rows are appended as elsewhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from heard import Heard
 
 import streamcd
 from streamcd import Dataset
-from streamcd.core.errors import DataError, DatasetError, ModelError
+from streamcd.core.errors import DatasetError, ModelError
 from streamcd.dataset.source_indices import indices_of
 
 FAR = 2**40
@@ -128,32 +128,17 @@ def test_frames_of_lists_are_predicted_by_their_indices(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("lend")
 @pytest.mark.parametrize("workers", [1, 2])
-def test_rows_are_appended_with_features_that_are_counted_added_or_refused(
-    tmp_path: Path, base: Dataset, workers: int
-) -> None:
+def test_rows_are_appended_without_features_that_are_new(tmp_path: Path, base: Dataset, workers: int) -> None:
     more, heard = write_text(tmp_path / "b.txt", 90, seed=1, least=10), Heard()
-    with pytest.raises(DataError, match="--new-names add adds them"):
-        streamcd.convert(more, base.path, append=True, new_names="error")
-    counted = streamcd.convert(more, base.path, append=True, listener=heard, workers=workers)
-    assert (counted.n_features, counted.n_rows) == (40, 390)
-    (said,) = [text for text in heard.messages if "--new-names add" in text]
+    grown = streamcd.convert(more, base.path, append=True, listener=heard, workers=workers)
+    assert (grown.n_features, grown.n_rows) == (40, 390)
+    (said,) = [text for text in heard.messages if "left out" in text]
     lines = [line.split()[1:] for line in more.read_text().splitlines()]
     known = {7 + k * k for k in range(20)} | {FAR + 7 + k * k for k in range(20)}
     n_new = sum(int(entry.split(":")[0]) not in known for line in lines for entry in line)
     assert f"{n_new} entries of features" in said
-    added = streamcd.convert(more, base.path, append=True, new_names="add", workers=workers)
-    again = streamcd.convert(more, base.path, append=True, new_names="add")
-    assert (added.n_features, again.n_features) == (60, 60)
-    assert "indices" not in again.manifest["later"][-1]
-    assert again.verify() == []
-    texts = []
-    together = streamcd.convert([tmp_path / "a.txt", more, more], tmp_path / "all", dtype="float64")
-    for dataset in (again, together):
-        command_line.run_json("export", dataset.path, tmp_path / "out.txt", "--force")
-        texts.append((tmp_path / "out.txt").read_text().splitlines())
-    assert [*texts[0][:300], *texts[0][390:]] == texts[1]
-    for before in (base, counted, added):
-        assert indices_of(again.as_of(before.fingerprint)).kept.size == before.n_features
+    assert grown.verify() == []
+    assert np.array_equal(indices_of(grown).kept, indices_of(base).kept)
 
 
 def test_equal_histories_have_equal_fingerprints(tmp_path: Path, base: Dataset) -> None:
@@ -162,40 +147,19 @@ def test_equal_histories_have_equal_fingerprints(tmp_path: Path, base: Dataset) 
         tmp_path / "a.txt", tmp_path / "other", compact=True, chunk_size=4000, dtype="float64"
     )
     found = {
-        streamcd.convert(more, place, append=True, new_names="add", memory=memory).fingerprint
+        streamcd.convert(more, place, append=True, memory=memory).fingerprint
         for place, memory in ((base.path, "1GB"), (other.path, "400MB"))
     }
     assert len(found) == 1
-
-
-def test_dropped_twice_a_dataset_trains_as_one_of_the_rows_that_are_left(
-    tmp_path: Path, base: Dataset
-) -> None:
-    """Features that only rows in the middle have are in neither, and those that none has keep their number."""
-    more = write_text(tmp_path / "b.txt", 90, seed=1, least=10)
-    streamcd.convert(more, base.path, append=True, new_names="add", drop_before=50)
-    lines = [*(tmp_path / "a.txt").read_text().splitlines(), *more.read_text().splitlines()]
-    for first_row in (270, 320):
-        left = streamcd.convert(None, base.path, drop_before=first_row)
-        (tmp_path / "left.txt").write_text("\n".join(lines[first_row:]) + "\n")
-        alone = streamcd.convert(tmp_path / "left.txt", tmp_path / f"alone {first_row}", compact=True)
-        found = train(left, tmp_path / f"run {first_row}")
-        assert same_weights(found, train(alone, tmp_path / f"run alone {first_row}"))
-        assert left.verify() == []
-    assert left.n_features == 60 > alone.n_features
-    back = streamcd.convert(tmp_path / "a.txt", left.path, append=True, new_names="error")
-    assert (back.n_features, back.verify()) == (60, [])
 
 
 def test_scales_of_a_grown_dataset_go_with_their_features(tmp_path: Path) -> None:
     text = write_text(tmp_path / "a.txt", 200, seed=0)
     data = streamcd.convert(text, tmp_path / "data", compact=True, scale="maxabs")
     scales = dict(zip(indices_of(data).kept.tolist(), data.read_scaling().scales, strict=True))
-    grown = streamcd.convert(
-        write_text(tmp_path / "b.txt", 50, seed=1, least=10), data.path, append=True, new_names="add"
-    )
+    grown = streamcd.convert(write_text(tmp_path / "b.txt", 50, seed=1, least=10), data.path, append=True)
     found = dict(zip(indices_of(grown).kept.tolist(), grown.read_scaling().scales, strict=True))
-    assert found == {index: scales.get(index, 1.0) for index in found}
+    assert found == scales
     train(grown, tmp_path / "run")
     assert np.allclose(
         predictions(tmp_path / "b.txt", tmp_path / "run"),

@@ -87,9 +87,6 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "convert scaled": lambda place: streamcd.convert(place / "text", place / "out", scale="standard"),
     "convert a table": lambda place: streamcd.convert(place / "table.csv", place / "out", label="kind"),
     "append": lambda place: streamcd.convert(place / "table.csv", place / "tabled", append=True),
-    "append and drop": lambda place: streamcd.convert(
-        place / "table.csv", place / "tabled", append=True, drop_before=20
-    ),
     "columns": lambda place: streamcd.make_columns(place / "bare", chunk_size=200, shard_size=1500),
     "train": train,
     "train over another": lambda place: train(place, run="done", force=True),

@@ -1,4 +1,4 @@
-"""Starts from runs before rows were appended: dual variables go on, new rows, features and classes begin at 0."""
+"""Starts from runs before rows were appended: dual variables go on, new rows begin at 0."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from interrupted import ended, resume_by_turns, stopping_after
 from small_datasets import Rows, multiclass, random_rows, windows_of
 from test_real_sets import rows_of
 
-from streamcd import Dataset, Result, convert, load_model, make_columns, resume, train
+from streamcd import Dataset, Result, convert, make_columns, resume, train
 from streamcd.core.errors import Interrupted
 from streamcd.kernels.loss_table import LOSSES
 from streamcd.solvers.registry import SOLVERS, SolverEntry
@@ -57,7 +57,7 @@ def begin(path: Path, rows: Rows, n_rows: int, **options: Any) -> Dataset:
 
 def append(path: Path, rows: Rows, first: int) -> Dataset:
     """Append the rows from `first` on."""
-    return convert((rows[0][first:], rows[1][first:]), path, append=True, new_names="add")
+    return convert((rows[0][first:], rows[1][first:]), path, append=True)
 
 
 def grown_runs(
@@ -102,40 +102,6 @@ def test_every_method_ends_at_the_optimum_of_all_rows(tmp_path: Path, entry: Sol
     assert any(
         f"starts from the {kept} of" in text and "the first 594 of 600 rows" in text for text in told.messages
     )
-
-
-@pytest.mark.parametrize("loss", ["squared_hinge", "log_loss", "crammer_singer", "multinomial", "twin"])
-@pytest.mark.parametrize("free", [False, True], ids=["", "free bias"])
-def test_new_classes_and_features_begin_at_0(tmp_path: Path, loss: str, free: bool) -> None:
-    """The new class's label stands between the others', and some of its rows have features that none had before."""
-    if loss == "twin" and free:
-        pytest.skip("twin planes have penalised biases")
-    x, y = multiclass(n_rows=500)
-    new = np.arange(500) >= 490
-    wider = sp.csr_array(
-        sp.hstack([x, sp.csr_array((new & (np.arange(500) % 2 == 0)).astype(float)[:, None])])
-    )
-    rows, told = (wider, np.where(new, 0.0, y)), Heard()
-    asked = {"loss": loss, "method": "dual", "bias": 1.0, "unpenalized_bias": free, "C": [0.1, 1.0], **STRICT}
-    begin(tmp_path / "data", (wider[:, :9], y), 490)
-    train(tmp_path / "data", tmp_path / "old", **asked)
-    append(tmp_path / "data", rows, 490)
-    warm = train(tmp_path / "data", tmp_path / "warm", start_from=tmp_path / "old", listener=told, **asked)
-    assert any("1 new feature and 1 new class at 0" in text for text in told.messages)
-    assert same_optimum(warm, train(tmp_path / "data", tmp_path / "cold", **asked))
-
-
-@pytest.mark.parametrize("loss", ["hinge", "log_loss"])
-def test_two_classes_become_three(tmp_path: Path, loss: str) -> None:
-    """One vector becomes two, one of which is minus it, beside the new class's; a pass leaves them near their optimum."""
-    x, y = random_rows(500, 12)
-    rows = x, np.where(np.arange(500) >= 495, 5.0, y)
-    warm, cold = grown_runs(tmp_path, rows, 495, loss=loss, method="dual", **STRICT)
-    assert same_optimum(warm, cold)
-    once = {"loss": loss, "method": "dual", "max_passes": 1, "start_from": tmp_path / "old"}
-    train(tmp_path / "data", tmp_path / "once", **once)
-    found, best = (load_model(tmp_path / name).weights[:, :2] for name in ("once", "cold"))
-    assert np.linalg.norm(found - best) < 0.2 * np.linalg.norm(best)
 
 
 @pytest.mark.parametrize("loss", ["hinge", "log_loss", "crammer_singer", "multinomial"])

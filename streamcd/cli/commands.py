@@ -101,12 +101,11 @@ def convert(
       streamcd convert articles.csv data --label topics --multilabel ';'
       streamcd convert test.txt test --like data
       streamcd convert day_31.txt data --append
-      streamcd convert data --drop-before 1000000
     """
     from ..conversion.convert import convert as convert_text
     from ..runs.describe import describe_dataset
 
-    if not sources and options["drop_before"] is None:
+    if not sources:
         raise no_sources(dataset, options)
     first_row = _next_row(dataset) if options["append"] else None
     made = convert_text(list(sources), dataset, listener=listener, **options)
@@ -126,8 +125,7 @@ def _next_row(path: str) -> int | None:
     from ..dataset.dataset import open_dataset
 
     with suppress(StreamcdError):
-        dataset = open_dataset(path)
-        return dataset.first_row + dataset.n_rows
+        return open_dataset(path).n_rows
     return None
 
 

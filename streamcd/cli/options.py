@@ -129,7 +129,7 @@ def no_sources(dataset: str, options: Mapping[str, Any]) -> UsageError:
     """Make the error of a conversion without a source, which an option that may stand alone may have taken."""
     alone = {"multilabel": SEPARATOR, "target": ""}
     taken = [f"--{name} took {options[name]!r}" for name in alone if options[name] not in (None, alone[name])]
-    way = "name what is converted, or --drop-before N"
+    way = "name what is converted"
     if taken:
         way = f"{' and '.join(taken)}: put an option that stands alone last, behind {dataset}"
     return UsageError(f"expected SRC... and DATASET, found {dataset} alone; {way}")

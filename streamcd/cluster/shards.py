@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..dataset.dataset import Dataset, open_dataset
+from ..dataset.dataset import Dataset
 from ..solvers.problem import Problem
 from ..solvers.registry import make_solver
 from ..stream.memory_plan import make_plan, plan_shards
@@ -23,7 +23,7 @@ Report = Callable[[int], None]
 
 def open_same(spec: WorkerSpec) -> Dataset:
     """Open the dataset of a run in this process; refused if it is missing, or has another fingerprint."""
-    dataset = open_dataset(spec.dataset, check_files=spec.whole, as_of=spec.fingerprint)
+    dataset = Dataset.open(spec.dataset, check_files=spec.whole, fingerprint=spec.fingerprint)
     dataset.use_cache(spec.cache)
     return dataset
 

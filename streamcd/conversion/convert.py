@@ -15,7 +15,6 @@ from typing import Any
 
 from ..core.atomic_files import SET_ASIDE, put_directory, work_directory
 from ..core.errors import UsageError
-from ..core.memory_budget import parse_size
 from ..core.options import takes
 from ..core.process_pool import Pool, checked_workers
 from ..core.progress import Listener, ends_progress
@@ -23,7 +22,6 @@ from ..core.storage import Location, Url, is_url, location, writable
 from ..dataset.chunked_table import RowTable
 from ..dataset.dataset import Dataset, open_dataset
 from .byte_sources import NoRows, check_rows, total_bytes
-from .dropping import drop_rows_before
 from .formats import expand, left_beside, open_source
 from .growing import form_of, growing, open_base
 from .in_memory import is_files, open_data
@@ -46,7 +44,6 @@ def convert(sources: Any, dest: str | Path, asked: ConvertOptions) -> Dataset:
         Files, directories, globs, ``"-"`` for standard input; text plain or compressed. Or ``(X, y)`` or ``(X, y, weights)``
         of NumPy arrays, SciPy matrices or dask arrays; a frame, which is anything with ``__arrow_c_stream__`` (pandas,
         Polars, DuckDB, Arrow) or one of dask's; ``(frame, y)``; an iterable of such batches, or a function that returns one.
-        None where `drop_before` alone is asked for.
     dest : path
         The dataset's directory, or its URL in a bucket. It appears when it is complete.
     {options}
@@ -72,15 +69,7 @@ def convert(sources: Any, dest: str | Path, asked: ConvertOptions) -> Dataset:
     8000
     """
     place, listener = writable(dest, "a dataset to be written"), asked.listener or Listener()
-    drops_alone = asked.drop_before is not None and not asked.append
-    if drops_alone and not (sources is None or (isinstance(sources, list | tuple) and not sources)):
-        raise UsageError(
-            "--drop-before is for rows of a dataset; give --append with it, or leave the sources out"
-        )
-    if not drops_alone:
-        _convert(sources, place, asked, listener)
-    if asked.drop_before is not None:
-        drop_rows_before(place, asked.drop_before, parse_size(asked.memory), listener)
+    _convert(sources, place, asked, listener)
     return open_dataset(place)
 
 
@@ -123,7 +112,7 @@ def _convert(sources: Any, place: Location, asked: ConvertOptions, listener: Lis
         _check_source(options, source)
         if base:
             weighted = options.weights is not None
-            base.check(source, weighted=weighted, new_names=options.new_names, listener=listener)
+            base.check(source, weighted=weighted, listener=listener)
         has_strings = source.names_labels or source.encoding is not None
         has_text = source.encoding is not None and bool(source.encoding.text)
         if source.held_bytes:
@@ -167,9 +156,7 @@ def _workplace(options: Options, listener: Listener) -> Iterator[tuple[Path, Pub
 
 def _reading(options: Options, plan: Plan) -> Reading:
     like = options.training
-    # beside other columns, the indices of a pair of lists end where added categories begin
-    widens = options.adds_names and not (like and like.encoding and len(like.encoding.columns) > 1)
-    widens |= options.known_indices is not None
+    widens = options.known_indices is not None
     return Reading(
         options.value_dtype,
         plan.block_bytes,
@@ -181,7 +168,6 @@ def _reading(options: Options, plan: Plan) -> Reading:
         ignore_beyond=like is not None and not widens,
         encoding=like.encoding if like else None,
         class_names=like.class_names if like else (),
-        adds_names=options.adds_names,
         of_numbers=options.has_targets or (like is not None and not (like.class_names or like.separator)),
         label_word="target" if options.has_targets else "label",
         separator=options.separator,

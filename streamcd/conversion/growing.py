@@ -43,12 +43,12 @@ class Base:
     @property
     def first_row(self) -> int:
         """Number of the first row that comes."""
-        return self.dataset.first_row + self.dataset.n_rows
+        return self.dataset.n_rows
 
-    def check(self, source: Source, *, weighted: bool, new_names: str, listener: Listener) -> None:
+    def check(self, source: Source, *, weighted: bool, listener: Listener) -> None:
         """Refuse rows that lack what those of the dataset have: columns, names as labels, weights (`weighted` by a file).
 
-        Columns that the dataset's table had not, used or not, are told, or refused if `new_names` is "error".
+        Columns that the dataset's table had not, used or not, are told.
         """
         like, place, known = self.like, self.dataset.path, self.like.encoding
         if like.class_names and not source.names_labels:
@@ -73,10 +73,6 @@ class Base:
         table = {fact["column"] for fact in self.dataset.manifest.get("table", ())}
         if new := [name for name in source.columns if name not in table]:
             named = ", ".join(map(escaped, new[:5])) + ", …" * (len(new) > 5)
-            if new_names == "error":
-                raise DataError(
-                    f"--append to {place}: expected the columns that it has, found {named} besides; leave them out"
-                )
             listener.message(
                 f"not used, since {place} was made without: {counted(len(new), 'column')} ({named})"
             )
@@ -102,8 +98,11 @@ class Base:
         return with_batch(self.dataset.manifest, added, batch)
 
 
-def open_to_change(place: Location) -> Dataset:
-    """Open a dataset that gets or loses rows; what an interrupted call has left there goes before."""
+def open_base(place: Location, asked: ConvertOptions) -> Base:
+    """Open the dataset to which rows are appended; refused where options say that they be encoded in another way.
+
+    What an interrupted call has left there goes before.
+    """
     if isinstance(place, Path):
         if place.is_symlink():
             raise UsageError(
@@ -112,12 +111,6 @@ def open_to_change(place: Location) -> Dataset:
         clear_interrupted(place)
     dataset = open_dataset(place)
     as_structure(dataset.manifest, RowForm, str(dataset.path / _MANIFEST))
-    return dataset
-
-
-def open_base(place: Location, asked: ConvertOptions) -> Base:
-    """Open the dataset to which rows are appended; refused where options say that they be encoded in another way."""
-    dataset = open_to_change(place)
     _refuse_other_form(asked, dataset)
     # sets of labels go on from those that there are, too
     return Base(dataset, replace(load_like(place), class_names=tuple(dataset.class_names or ())))
@@ -166,56 +159,37 @@ def _refuse_other_form(asked: ConvertOptions, dataset: Dataset) -> None:
         )
 
 
-@dataclass
-class Growth:
-    """A change of a dataset in progress: the folder of what is written, and the fields of the manifest that is to be."""
-
-    folder: str
-    publication: Publication | None = None
-    fields: dict[str, Any] | None = None
-
-
 @contextmanager
 def growing(base: Base, listener: Listener) -> Iterator[tuple[Path, Publication | None]]:
-    """A directory for work in progress: a dataset written there becomes a batch of `base` at the end."""
-    with changing(base.dataset, listener) as (work, growth):
-        yield work, growth.publication
-        growth.fields = base.finish(work / "dataset", growth.folder)
+    """A directory for work in progress: a dataset written there becomes a batch of `base` at the end.
 
-
-@contextmanager
-def changing(dataset: Dataset, listener: Listener) -> Iterator[tuple[Path, Growth]]:
-    """A directory for work in progress, whose ``dataset`` becomes a folder of a dataset, as its new manifest says.
-
-    What that does not list goes then.
+    What no manifest lists goes then.
     """
-    place = dataset.path
+    dataset, place = base.dataset, base.dataset.path
     folder = FOLDER_OF_BATCH.format(
         max((int(name[6:10]) for name in folders_of(dataset.manifest)), default=0) + 1
     )
     if isinstance(place, Url):
         with appending(place, folder) as (work, publication):
             _check_unchanged(dataset)
-            growth = Growth(publication.added, publication)
-            yield work, growth
-            publication.finish(work / "dataset", listener, growth.fields)
+            yield work, publication
+            fields = base.finish(work / "dataset", publication.added)
+            publication.finish(work / "dataset", listener, fields)
         return
-    growth = Growth(folder)
-    with staging_directory(place, lambda new: _put_in_place(new, place, growth)) as work:
+
+    def put_in_place(new: Path) -> None:
+        try:
+            fields = base.finish(new, folder)
+            put_directory(new, place / folder, None)
+            write_metadata(place / _MANIFEST, ROW_LAYOUT, fields)
+        finally:  # of what is not in place as well
+            with suppress(OSError, DatasetError):
+                remove_unlisted(place)
+
+    with staging_directory(place, put_in_place) as work:
         _check_unchanged(dataset)
         remove_unlisted(place)
-        yield work, growth
-
-
-def _put_in_place(new: Path, place: Path, growth: Growth) -> None:
-    assert growth.fields is not None
-    try:
-        if new.exists():
-            put_directory(new, place / growth.folder, None)
-        write_metadata(place / _MANIFEST, ROW_LAYOUT, growth.fields)
-    finally:  # of what is not in place as well
-        with suppress(OSError, DatasetError):
-            remove_unlisted(place)
+        yield work, None
 
 
 def _check_unchanged(dataset: Dataset) -> None:

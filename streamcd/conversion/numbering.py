@@ -23,7 +23,7 @@ from ..dataset.schema import MAX_CLASSES
 from ..dataset.source_indices import SourceIndices
 from ..models.encoding import Encoding, TokenRanges
 from ..models.string_table import StringTable
-from ..models.table_encoder import Collisions, sorted_rows
+from ..models.table_encoder import Collisions
 from .dictionary_files import DATA, DOCUMENTS, OFFSETS, SAMPLES, mapped
 from .distinct_strings import sorted_distinct_strings
 from .rows import Rows
@@ -105,12 +105,10 @@ def merge_dictionaries(
     budget: int,
     workers: int,
     separator: str = "",
-    width: int | None = None,
 ) -> Merged:
     """Sort the strings of all tasks; write the categories, and each task's map of codes, beside them.
 
-    Names of classes are sets of labels where there is a `separator`. Where the encoding has categories, and `width`
-    features, new ones come behind these, then features of missing values in columns that had none.
+    Names of classes are sets of labels where there is a `separator`.
     `memory_bytes` is half of what each of `workers` has to spare of `budget`.
     """
     tasks = _saved_strings(directory)
@@ -120,23 +118,16 @@ def merge_dictionaries(
     if encoding is not None:
         _check_merge(tasks, encoding, memory_bytes, budget, workers)
         n_missing = sum(np.load(path) for path in directory.glob("missing-*.npy"))
-        if width is None:
-            counts = _merge_categories(tasks, places, encoding, directory)
-            if encoding.text:
-                from .vocabulary import merge_vocabularies
+        counts = _merge_categories(tasks, places, encoding, directory)
+        if encoding.text:
+            from .vocabulary import merge_vocabularies
 
-                n_rare = merge_vocabularies(directory, encoding, counts, memory_bytes)
-            encoding = encoding.with_counts(counts, n_missing, None)
-            starts = encoding.first_features()
-            for (_, columns), place in zip(tasks, places, strict=True):
-                place += np.where(columns == LABELS, 0, starts[columns])
-        else:
-            counts = _merge_categories(tasks, places, encoding, directory, _KnownCategories(encoding, width))
-            if encoding.text:
-                from .vocabulary import merge_vocabularies
-
-                n_rare = merge_vocabularies(directory, encoding, counts, memory_bytes, adds=True)
-        static = _static_features(encoding, n_missing, None if width is None else width + sum(counts))
+            n_rare = merge_vocabularies(directory, encoding, counts, memory_bytes)
+        encoding = encoding.with_counts(counts, n_missing, None)
+        starts = encoding.first_features()
+        for (_, columns), place in zip(tasks, places, strict=True):
+            place += np.where(columns == LABELS, 0, starts[columns])
+        static = _static_features(encoding)
     np.save(directory / "map.npy", np.concatenate([part for place in places for part in (static, place)]))
     np.save(directory / "starts.npy", np.cumsum([0, *(static.size + place.size for place in places)]))
     collided, used = _merge_collisions(directory, 0 if encoding is None else encoding.bits)
@@ -172,25 +163,20 @@ def _merge_categories(
     places: list[np.ndarray],
     encoding: Encoding,
     directory: Path,
-    known: _KnownCategories | None = None,
 ) -> list[int]:
     """Write the bytes and the ends of the categories, in the order of columns and bytes; count each column's.
 
-    Places are those among the column's; with `known` categories, which are written first, they are features.
+    Places are those among the column's.
     """
-    before = no_strings() if known is None or encoding.categories is None else encoding.categories
-    counts, datas = [], [before.data[before.offsets[0] : before.offsets[-1]]]
-    lengths = [np.zeros(1, np.int64), np.diff(before.offsets)]
+    counts, datas = [], [no_strings().data]
+    lengths = [np.zeros(1, np.int64)]
     for number, column in enumerate(encoding.columns):
-        if column.kind != "category" or column.added:
+        if column.kind != "category":
             counts.append(0)
             continue
         chosen = [np.flatnonzero(columns == number) for _, columns in tasks]
         parts = [strings.take(rows) for (strings, _), rows in zip(tasks, chosen, strict=True)]
         distinct, found = sorted_distinct_strings(parts)
-        if known is not None:
-            features, distinct = known.number(number, distinct)
-            found = [features[among] for among in found]
         for place, rows, among in zip(places, chosen, found, strict=True):
             place[rows] = among
         counts.append(distinct.size)
@@ -201,28 +187,8 @@ def _merge_categories(
     return counts
 
 
-class _KnownCategories:
-    """Categories that an encoding of `width` features has, by which those of new rows get features."""
-
-    def __init__(self, encoding: Encoding, width: int) -> None:
-        self._table, self._features, self._next = StringTable(), encoding.category_features(), width
-        for number, categories in encoding.categories_of_columns():
-            self._table.number(number, categories, np.empty(0, np.bool_), True, "")
-
-    def number(self, column: int, distinct: Strings) -> tuple[np.ndarray, Strings]:
-        """Return the features of a column's distinct categories, and those that are new, which come behind all others."""
-        codes = self._table.number(column, distinct, np.empty(0, np.bool_), False, "")
-        known = codes >= 0
-        features = np.empty(codes.size, np.int64)
-        features[known] = self._features[codes[known]]
-        n_new = int(codes.size - known.sum())
-        features[~known] = np.arange(self._next, self._next + n_new)
-        self._next += n_new
-        return features, distinct.take(np.flatnonzero(~known))
-
-
-def _static_features(encoding: Encoding, n_missing: np.ndarray, first_added: int | None) -> np.ndarray:
-    """Return the features of the codes of numbers and indicators; those of new indicators begin with `first_added`."""
+def _static_features(encoding: Encoding) -> np.ndarray:
+    """Return the features of the codes of numbers and indicators."""
     plain = encoding.without_counts()
     codes = plain.indicator_features()
     features = np.zeros(plain.text_start, np.int64)
@@ -234,9 +200,6 @@ def _static_features(encoding: Encoding, n_missing: np.ndarray, first_added: int
     # that of an indicator without a missing value is never looked up
     for number, feature in encoding.indicator_features().items():
         features[codes[number]] = feature
-    if first_added is not None:
-        for place, number in enumerate(encoding.unindicated(n_missing)):
-            features[codes[number]] = first_added + place
     return features
 
 
@@ -276,24 +239,15 @@ def _merge_collisions(directory: Path, bits: int) -> tuple[int, int]:
     return int(merged.collided.sum()), int((merged.seen >= 0).sum())
 
 
-def read_merged(
-    directory: Path, encoding: Encoding, merged: Merged, n_rows: int, width: int | None
-) -> Encoding:
-    """Return the encoding with its categories, which are read from their files when needed; see `merge_dictionaries`.
-
-    `n_rows` are those of all so far, by which new tokens are weighed.
-    """
+def read_merged(directory: Path, encoding: Encoding, merged: Merged, n_rows: int) -> Encoding:
+    """Return the encoding with its categories, which are read from their files when needed; see `merge_dictionaries`."""
     # plain arrays over the maps: taking an element of a memmap makes another memmap, which takes microseconds
     parts = (np.asarray(mapped(directory / name, type_)) for name, type_ in ((DATA, "u1"), (OFFSETS, "i8")))
     categories = Strings(*parts)
     documents = mapped(directory / DOCUMENTS, "i8") if encoding.text else None
-    if width is not None:
-        more = (merged.n_categories, categories, documents, merged.n_missing)
-        encoding = encoding.with_added(*more, width, n_rows)
-    else:
-        encoding = encoding.with_counts(merged.n_categories, merged.n_missing, categories)
-        if documents is not None:
-            encoding = encoding.with_documents(documents, n_rows)
+    encoding = encoding.with_counts(merged.n_categories, merged.n_missing, categories)
+    if documents is not None:
+        encoding = encoding.with_documents(documents, n_rows)
     if encoding.text:
         from .vocabulary import save_weights
 
@@ -317,7 +271,6 @@ class Numbering:
     maps_labels: bool = False
     n_static: int = 0  # codes of numbers and indicators, which come before those of strings
     tail_start: int = 0  # of hashed and sparse columns' features, where those before them are mapped
-    sorts: bool = False  # features of a row do not ascend by themselves
     left_out: Path | None = None  # rows of the source that the others are numbered without, ascending
     text: TokenRanges | None = None  # of columns of text
 
@@ -347,7 +300,6 @@ class Numberer:
         self._first_rows = np.array(numbering.first_rows, np.int64)
         self._left_out = None if numbering.left_out is None else np.load(numbering.left_out)
         self._indices = numbering.indices()
-        self._sorts = numbering.sorts or not self._indices.ascend
         if numbering.dictionaries is not None:
             self._starts, self._places = numbering.task_maps()
         self._tokens = None
@@ -374,10 +326,8 @@ class Numberer:
                 rows, index = self._tokens.finish(rows, index)
         else:
             index = self._indices.features(rows.index)
-        index, value = index.astype(index_dtype, copy=False), rows.value
-        if self._sorts:
-            index, value = sorted_rows(rows.indptr, index, value)
+        index = index.astype(index_dtype, copy=False)
         source = rows.source_row
         if self._left_out is not None:
             source = source - np.searchsorted(self._left_out, source)
-        return replace(rows, source_row=source, index=index, value=value)
+        return replace(rows, source_row=source, index=index)

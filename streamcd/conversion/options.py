@@ -390,21 +390,6 @@ class ConvertOptions(ColumnsOptions, TableOptions):
         "on the rows before go on with these.",
         section=Section.LATER,
     )
-    new_names: str = option(
-        "count",
-        "With `append`, features, categories, words of text and labels that the dataset does not have. count: leave out "
-        "such entries, and rows of such labels, and say how many. add: number them behind its own. error: refuse them, but "
-        "for words, which are left out.",
-        choices=("count", "add", "error"),
-        section=Section.LATER,
-    )
-    drop_before: int | None = option(
-        None,
-        "Drop the rows before this number in the source, which counts on through `append`; without sources, those of the "
-        "dataset as it is.",
-        metavar="N",
-        section=Section.LATER,
-    )
     force: bool = replaces("dataset, once the new one is complete")
 
     def __post_init__(self) -> None:
@@ -413,10 +398,6 @@ class ConvertOptions(ColumnsOptions, TableOptions):
         ColumnsOptions.__post_init__(self)
         if self.n_features is not None and not 1 <= self.n_features <= MAX_FEATURES:
             raise UsageError(f"expected --n-features from 1 to 2^62, found {self.n_features}")
-        if self.drop_before is not None and self.drop_before < 0:
-            raise UsageError(f"expected --drop-before from 0, found {self.drop_before}")
-        if self.new_names != "count" and not self.append:
-            raise UsageError("--new-names is for rows that are appended; give --append, or leave it out")
 
 
 def _type_name(dtype: Any) -> Any:

@@ -91,7 +91,7 @@ class Parsing:
     known: np.ndarray | None  # labels, or codes of their names: rows of others are left out
     dictionaries: Path | None  # a directory for the strings of each task
     distinct: Path | None  # a directory for the indices that occur in each task
-    # of features that are known: entries of others are left out, but where they are listed
+    # of features that are known: entries of others are left out
     indices: SourceIndices | None
     weights: Weights | None
     kept: Path | None  # a directory for the columns of each task that are kept beside the rows
@@ -168,13 +168,11 @@ def _batches(source: Source, task: Task, dictionary: TaskDictionary | None) -> I
     return parsed() if source.in_memory else ahead(parsed())
 
 
-def merge_distinct(directory: Path | None, n_bytes: int, known: SourceIndices | None, out: Path) -> int:
-    """Write the indices that are known, and behind them the others that occur in any task; returns their number."""
+def merge_distinct(directory: Path, n_bytes: int, out: Path) -> int:
+    """Write the indices that occur in any task; returns their number."""
     distinct = DistinctFeatures(n_bytes)
-    for path in [] if directory is None else sorted(directory.iterdir()):
+    for path in sorted(directory.iterdir()):
         distinct.add(np.load(path))
     merged = distinct.merge()
-    if known is not None and known.kept is not None:
-        merged = np.concatenate([known.kept, merged[known.features(merged) < 0]])
     np.save(out, merged)
     return int(merged.size)

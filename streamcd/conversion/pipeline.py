@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import DataError, escaped
+from ..core.errors import DataError
 from ..core.label_sets import labels_in
 from ..core.memory_budget import parse_size
 from ..core.process_pool import TASKS_PER_WORKER, Pool, in_shares
@@ -28,8 +28,7 @@ from ..core.progress import counted
 from ..dataset.scaling import scales_digest
 from ..dataset.writer import DatasetWriter, PartWriter
 from ..kernels.tables import TAIL_CODES
-from ..models.encoding import NONE_ADDED
-from ..models.unknown_values import Unknown, add_unknown, count_unknown, listed
+from ..models.unknown_values import count_unknown, listed
 from .byte_sources import check_rows, display_name
 from .chunking import cut_chunks, cut_shards
 from .column_summary import summarise
@@ -88,8 +87,6 @@ class Conversion:
         scaling = self._scaling(plain, shards, parsed)
         manifest = self._manifest(parsed, shape, merged.class_names)
         n_entries = self._write(replace(plain, **scaling), shards, manifest)
-        if self.options.adds_names:
-            messages += self._what_is_added(shape, merged.class_names)
         if merged.n_buckets_used and not self.options.append:
             messages.append(
                 f"{merged.n_collided:,} of {merged.n_buckets_used:,} hash buckets in use hold several categories"
@@ -129,6 +126,11 @@ class Conversion:
         return RunFormat(self._directory("runs"), seed, bits, options.value_dtype, self._weighted)
 
     @property
+    def _lists_indices(self) -> bool:
+        """Whether indices that occur become features."""
+        return self.options.compact and self.options.known_indices is None
+
+    @property
     def _keeps(self) -> bool:
         return self.source.encoding is not None and bool(self.source.encoding.kept)
 
@@ -164,7 +166,7 @@ class Conversion:
             self.options.has_targets,
             dictionaries=self._directory("dictionaries") if self._has_strings else None,
             known=self.options.known_labels,
-            distinct=self._directory("distinct") if self.options.lists_indices else None,
+            distinct=self._directory("distinct") if self._lists_indices else None,
             indices=self.options.known_indices,
             weights=weights,
             kept=self._directory("kept") if self._keeps else None,
@@ -204,18 +206,14 @@ class Conversion:
         if not self._has_strings:
             return Merged([], np.zeros(0, np.int64), [], 0, 0, 0)
         directory, source = self.work / "dictionaries", self.source
-        like = self.options.training
-        width = like.n_features if like and self.options.adds_names else None
         budget = (self.plan.merge_bytes, self.options.memory_bytes, self.options.workers)
         merged: Merged
         (merged,) = self.pool.run(
             merge_dictionaries,
-            [(directory, source.encoding, source.class_names, *budget, self.options.separator, width)],
+            [(directory, source.encoding, source.class_names, *budget, self.options.separator)],
         )
         if source.grows and source.encoding is not None:
-            n_so_far = self.options.first_row + n_rows
-            self.encoding = read_merged(directory, source.encoding, merged, n_so_far, width)
-        if source.grows and self.encoding is not None and not self.options.append:
+            self.encoding = read_merged(directory, source.encoding, merged, n_rows)
             word = "target" if self.options.has_targets else "label"
             self.columns = summarise(source.examples, self.encoding, merged.n_missing, self._notes(), word)
             for warning in notation_warnings(directory, self.encoding):
@@ -224,19 +222,19 @@ class Conversion:
             self.columns = summarise(source.examples, source.encoding, merged.n_missing, {}, "")
         if self.options.append and self.options.separator:
             self._check_label_sets(merged.class_names)
-        elif self.options.append and not self.options.adds_names:  # rows of other names are left out
+        elif self.options.append:  # rows of other names are left out
             merged = merged._replace(class_names=[*source.class_names])
         return merged
 
     def _check_label_sets(self, names: list[str]) -> None:
-        """Refuse sets with labels that the dataset to which rows are appended does not have, unless they are added."""
+        """Refuse sets with labels that the dataset to which rows are appended does not have."""
         known, separator = self.source.class_names, self.options.separator
         labels = {label for name in known for label in labels_in(name, separator)}
         new = {label for name in names for label in labels_in(name, separator)} - labels
-        if new and not self.options.adds_names:
+        if new:
             raise DataError(
                 f"expected labels that {self.options.place} has, found {len(new):,} others, such as {min(new)!r}; "
-                "--new-names add adds them, or leave these rows out"
+                "leave these rows out"
             )
 
     def _numbering(self, tasks: Sequence[Task]) -> Numbering:
@@ -249,12 +247,11 @@ class Conversion:
             maps_labels=source.names_labels,
             n_static=0 if encoding is None else encoding.n_static,
             tail_start=0 if encoding is None else encoding.bucket_start,
-            sorts=source.grows and encoding is not None and encoding.least_added < NONE_ADDED,
             text=encoding.token_ranges() if encoding is not None and encoding.text else None,
         )
 
     def _what_is_left_out(self, parsed: Parsed) -> list[str]:
-        """Describe the entries and rows that are not in the result; refuses names that are new, if they are to be."""
+        """Describe the entries and rows that are not in the result."""
         counts = parsed.counts
         if not self.options.append:
             return counts.messages(self.options.value_dtype)
@@ -263,19 +260,15 @@ class Conversion:
             (parsed.left_out.size, "rows of labels"),
             (count_unknown(counts.unseen), f"values of categories, {listed(counts.unseen)}"),
         ]
-        found = ", ".join(f"{number:,} {what}" for number, what in new if number)
-        words = (counts.n_unknown_words, "words of text")  # new ones always come, and are not refused
+        words = (counts.n_unknown_words, "words of text")
         told = ", ".join(f"{number:,} {what}" for number, what in [words, *new] if number)
         counts = replace(counts, n_ignored=0, unseen={})
         messages = counts.messages(self.options.value_dtype)
-        if found and self.options.new_names == "error":
-            names = ", ".join(map(display_name, self.source.reader.paths[:3])) or "data in memory"
-            raise DataError(
-                f"{names}: expected features, categories and labels that {self.options.place} has, found {found}, which it "
-                "has not; --new-names add adds them, count leaves them out"
-            )
-        said = f"left out, since {self.options.place} does not have them: {told}; --new-names add adds them"
-        return [*messages, said] if told else messages
+        return (
+            [*messages, f"left out, since {self.options.place} does not have them: {told}"]
+            if told
+            else messages
+        )
 
     def _what_may_be_used_otherwise(self) -> Iterator[str]:
         """Describe columns of strings that are left out, or taken whole, though they look like keys, text or dates."""
@@ -312,22 +305,6 @@ class Conversion:
             by_file = dict.fromkeys(others, f"by {Path(self.options.columns_file).name}")
         return {**by_file, **source.reader.notes, **dict.fromkeys(self.options.drop, "--drop"), **notes}
 
-    def _what_is_added(self, shape: Shape, class_names: list[str]) -> list[str]:
-        """Describe what the dataset to which rows are appended gets behind its own features and names."""
-        like = self.options.training
-        assert like is not None
-        n_features = shape.n_features - like.n_features
-        of_columns: dict[str, Unknown] = {}
-        for column in () if self.encoding is None else self.encoding.columns:
-            if column.added >= like.n_features:
-                add_unknown(of_columns, {column.title: Unknown(column.n_features, "")})
-        where = f" ({listed(of_columns)})" if of_columns else ""
-        added = [counted(n_features, "feature") + where] if n_features else []
-        if new := class_names[len(like.class_names) :]:
-            names = ", ".join([*map(escaped, new[:5]), *["…"] * (len(new) > 5)])
-            added.append(f"{counted(len(new), 'label')} ({names})")
-        return [f"added to {self.options.place}, behind its own: {' and '.join(added)}"] if added else []
-
     def _number(self, numbering: Numbering, parsed: Parsed) -> tuple[Numbering, Shape]:
         """Find the first index and the width, and with ``compact`` the indices that occur."""
         counts, left_out = parsed.counts, parsed.left_out
@@ -340,20 +317,18 @@ class Conversion:
         numbering = replace(numbering, index_base=base)
         if self.options.compact:
             numbering = replace(numbering, original=self.work / "original.npy")
-            distinct = self.work / "distinct" if self.options.lists_indices else None
-            merging = (distinct, self.plan.map_bytes, self.options.known_indices, numbering.original)
-            (n_features,) = self.pool.run(merge_distinct, [merging])
+            known = self.options.known_indices
+            if known is None:
+                merging = (self.work / "distinct", self.plan.map_bytes, numbering.original)
+                (n_features,) = self.pool.run(merge_distinct, [merging])
+            else:
+                np.save(self.work / "original.npy", np.asarray(known.kept))
         return numbering, Shape(n_rows, n_features, base, self.options.first_row)
 
     def _base_and_width(self, counts: Counts) -> tuple[int, int]:
         options, like, encoding = self.options, self.options.training, self.encoding
         if like is not None:
-            n_features = like.n_features
-            if options.adds_names and encoding is not None and not self.source.of_indices:
-                n_features = max(n_features, encoding.end)
-            elif options.adds_names:
-                n_features = max(n_features, counts.max_index - like.indices.base + 1)
-            return like.indices.base, n_features
+            return like.indices.base, like.n_features
         if encoding is not None and not self.source.of_indices:
             if encoding.sparse is None:
                 return 0, encoding.sparse_start
@@ -443,8 +418,7 @@ class Conversion:
         scaling, shape = self.options.scaling, plain.shape
         path = self.work / "scales.npy"
         if scaling.scales is not None:
-            added = np.ones(shape.n_features - scaling.scales.size)  # features that the training side has not
-            np.save(path, np.concatenate([scaling.scales, added]))
+            np.save(path, scaling.scales)
             return {"scaling": replace(scaling, scales=None), "scales": path}
         if self.options.scale == "none":
             return {"scaling": scaling}
@@ -497,9 +471,8 @@ class Conversion:
         if work.scaling.changes_values and not options.append:
             writer.write_scaling(work.whole_scaling())
         self._write_features(writer, work)
-        if self.encoding is not None:
-            known = self.source.encoding if options.append else None
-            writer.write_encoding(self.encoding, 0 if known is None else len(known.columns))
+        if self.encoding is not None and not options.append:
+            writer.write_encoding(self.encoding)
         if self._keeps:
             writer.write_kept(sorted((self.work / "kept").iterdir()), options.kept_schema)
         return int(writer.close(**manifest)["n_entries"])
@@ -507,10 +480,8 @@ class Conversion:
     def _write_features(self, writer: DatasetWriter, work: ShardPass) -> None:
         indices = work.numbering.indices()
         write_features(writer, self._statistics(work), self.encoding, indices)
-        if indices.kept is not None:
-            n_known = self.options.training.n_features if self.options.append and self.options.training else 0
-            if not n_known or n_known < indices.kept.size:
-                writer.write_indices(indices.kept[n_known:])
+        if indices.kept is not None and not self.options.append:
+            writer.write_indices(indices.kept)
 
 
 def _save_means(statistics: Path, n_features: int, out: Path) -> None:

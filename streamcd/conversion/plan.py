@@ -105,15 +105,10 @@ class Options(ConvertOptions):
         return None if self.index_base == "auto" else int(self.index_base)
 
     @property
-    def adds_names(self) -> bool:
-        """True where features, categories and labels that the dataset to which rows are appended has not are added."""
-        return self.append and self.new_names == "add"
-
-    @property
     def known_labels(self) -> np.ndarray | None:
-        """Labels, or codes of their names, of the dataset to which rows are appended, where others are not added."""
+        """Labels, or codes of their names, of the dataset to which rows are appended: rows of others are left out."""
         like = self.training
-        if not self.append or like is None or like.classes is None or self.adds_names or like.separator:
+        if not self.append or like is None or like.classes is None or like.separator:
             return None
         return np.arange(len(like.class_names)) if like.class_names else like.classes
 
@@ -122,11 +117,6 @@ class Options(ConvertOptions):
         """Indices of the training side's features, where these are not successive."""
         like = self.training
         return None if like is None or like.indices.kept is None else like.indices
-
-    @property
-    def lists_indices(self) -> bool:
-        """True where indices that occur become features."""
-        return self.compact and (self.known_indices is None or self.adds_names)
 
     @property
     def like_words(self) -> str:

@@ -48,7 +48,6 @@ class Reading:
     reads_weights: bool = True  # of a table's column, which has to be there where labels have to be
     encoding: Encoding | None = None  # given by another dataset or a model
     class_names: tuple[str, ...] = ()
-    adds_names: bool = False  # categories that the given encoding does not have are to become features
     of_numbers: bool = False  # labels must be numbers, as in the data to match, or as targets
     label_word: str = "label"  # or target, in messages
     separator: str = ""  # of a row's labels; empty where it has one

@@ -104,7 +104,7 @@ def unlisted(dataset: Path) -> list[str]:
 
 
 def remove_unlisted(dataset: Path) -> None:
-    """Remove the folders and files of batches that a dataset does not list: of interrupted calls, or of dropped rows."""
+    """Remove the folders and files of batches that a dataset does not list: of interrupted calls."""
     for name in unlisted(dataset):
         path = dataset / name
         if path.is_dir():

@@ -364,8 +364,7 @@ def open_tables(
         made_from="table",
         columns=tuple(types),
         encoding=encoding,
-        grows=known is None
-        or (reading.adds_names and (known.has_categories or known.missing == "indicator")),
+        grows=known is None,
         names_labels=bool(reading.class_names or reading.separator)
         or table_types.get(encoding.label) in ("string", "boolean"),
         class_names=reading.class_names,

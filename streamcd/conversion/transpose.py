@@ -521,7 +521,7 @@ def _do_task(
     tell: Tell | None,
 ) -> None:
     """Scatter a share or sort a job, in this process or a worker."""
-    opened = dataset if isinstance(dataset, Dataset) else open_dataset(dataset[0], as_of=dataset[1])
+    opened = dataset if isinstance(dataset, Dataset) else Dataset.open(dataset[0], fingerprint=dataset[1])
     transposition = Transposition(opened, plan, work)
     (transposition.scatter if phase == "scatter" else transposition.sort)(number, tell)
     if opened is not dataset:

@@ -23,7 +23,6 @@ from ..core.storage import DATASET_BYTES, NO_FILE, Location, Url, file_sizes, lo
 from .manifests import (
     EARLIER_FILE,
     LISTED,
-    OF_FEATURES,
     OF_LATER,
     ROW_LAYOUT,
     batches_of,
@@ -120,9 +119,6 @@ class ChunkedTable:
                 if (record := holder.get(key)) is not None:
                     stored = stored_name(name, manifest, record.get("folder", ""))
                     yield stored, record["bytes"], record["checksum"]
-        for name, key in OF_FEATURES.items():
-            for record in manifest.get(key, ()):
-                yield f"{record['folder']}/{name}", record["bytes"], record["checksum"]
         for part in manifest["parts"]:
             for table in cls.TABLES:
                 name = stored_name(part[table], manifest, part.get("folder", ""))
@@ -277,7 +273,6 @@ class RowTable(ChunkedTable):
         super().__init__(path, manifest, chunk_table)
         self.n_rows: int = manifest["n_rows"]
         self.n_features: int = manifest["n_features"]
-        self.first_row: int = manifest.get("first_row", 0)
         classes = manifest["classes"]
         self.classes = None if classes is None else np.array(classes, dtype=np.float64)
         self.class_counts = None if classes is None else np.array(manifest["class_counts"], dtype=np.int64)
@@ -299,16 +294,19 @@ class RowTable(ChunkedTable):
 
     @classmethod
     def open(
-        cls, path: str | os.PathLike[str], *, check_files: bool = True, as_of: str | None = None
+        cls, path: str | os.PathLike[str], *, check_files: bool = True, fingerprint: str | None = None
     ) -> Self:
-        """Open the row layout in a directory; see `open_dataset`."""
+        """Open the row layout in a directory; see `open_dataset`.
+
+        With a `fingerprint` that it had before rows were appended, only the rows that it had then are seen.
+        """
         place = location(path)
         try:
             manifest, _ = read_metadata(place / "manifest.json", cls.KIND)
         except (FileNotFoundError, NotADirectoryError):
             raise DatasetError(_describe_absence(place)) from None
-        if as_of not in (None, manifest["fingerprint"]):
-            manifest = _earlier_manifest(place, manifest, str(as_of))
+        if fingerprint not in (None, manifest["fingerprint"]):
+            manifest = _earlier_manifest(place, manifest, str(fingerprint))
         return cls(place, manifest, cls.read_chunk_table(place, manifest, check_files))
 
     def read_rows(
@@ -316,7 +314,6 @@ class RowTable(ChunkedTable):
     ) -> list[np.ndarray]:
         """Read columns of a chunk's rows: among ``row``, ``source``, ``label``, ``weight``, ``n_entries``.
 
-        Both numbers of a row count from `first_row`, 0 unless rows were dropped.
         The arrays are read-only. `verify` checks checksums; raises `DatasetError`, which names the file, if one is missing
         or damaged.
         """
@@ -331,12 +328,12 @@ class RowTable(ChunkedTable):
         return self._numbered(columns, self._read_entries(chunk, columns, verify))
 
     def _numbered(self, columns: Sequence[str], arrays: list[np.ndarray]) -> list[np.ndarray]:
-        """Count rows from the first one that is left, in the type for their number."""
-        if not self.manifest.get("later") and not self.first_row:
+        """Return numbers of rows in the type for all rows, whichever batch they came in."""
+        if not self.manifest.get("later"):
             return arrays
         types = {"row": self.row_dtype, "source": np.dtype(np.int64)}
         return [
-            (array - self.first_row).astype(types[name], copy=False) if name in types else array
+            array.astype(types[name], copy=False) if name in types else array
             for name, array in zip(columns, arrays, strict=True)
         ]
 
@@ -353,15 +350,10 @@ class RowTable(ChunkedTable):
 def _earlier_manifest(path: Location, manifest: dict[str, Any], fingerprint: str) -> dict[str, Any]:
     """Read the manifest that a dataset had when its fingerprint was another, before rows were appended."""
     for batch in manifest.get("later") or ():
-        if batch.get("before") == fingerprint:
+        if batch["before"] == fingerprint:
             earlier = path / stored_name(EARLIER_FILE, manifest, batch["earlier"]["folder"])
             with reading(earlier):
                 return read_metadata(earlier, ROW_LAYOUT)[0]
-    if fingerprint in manifest.get("dropped", ()):
-        raise UnknownStateError(
-            f"{path}: the rows that it had with the fingerprint {fingerprint} are gone: those before row "
-            f"{manifest['first_row']:,} were dropped; train again on those that are left"
-        )
     raise UnknownStateError(
         f"{path}: expected the fingerprint {fingerprint}, found {manifest['fingerprint']}: another dataset; restore that "
         "one",
@@ -370,9 +362,9 @@ def _earlier_manifest(path: Location, manifest: dict[str, Any], fingerprint: str
 
 
 class UnknownStateError(DatasetError):
-    """A dataset without the rows that it should have: `found` is its fingerprint where it never had them."""
+    """A dataset that never had the rows that it should have: `found` is its fingerprint."""
 
-    def __init__(self, message: str, found: str = "") -> None:
+    def __init__(self, message: str, found: str) -> None:
         super().__init__(message)
         self.found = found
 

@@ -90,12 +90,7 @@ class Columns(ChunkedTable):
 
 def columns_exist(dataset: RowTable) -> bool:
     """Check if there is a column layout of rows that the dataset has, be it of those before others were appended."""
-    return (dataset.path / FOLDER / "manifest.json").exists() and not columns_are_gone(dataset)
-
-
-def columns_are_gone(dataset: RowTable) -> bool:
-    """Check if the column layout is of rows that were dropped."""
-    return _described(dataset) in dataset.manifest.get("dropped", ())
+    return (dataset.path / FOLDER / "manifest.json").exists()
 
 
 def _described(dataset: RowTable) -> str:
@@ -121,7 +116,7 @@ def dataset_of_columns(dataset: RowTable) -> RowTable:
     described = _described(dataset)
     if described in earlier_fingerprints(dataset.manifest):
         with suppress(DatasetError):
-            return type(dataset).open(dataset.path, check_files=False, as_of=described)
+            return type(dataset).open(dataset.path, check_files=False, fingerprint=described)
     return dataset
 
 

@@ -270,28 +270,11 @@ class Dataset(RowTable):
     @property
     def batches(self) -> list[dict[str, Any]]:
         """The batches in which rows came, in order: number of rows and shards, first row, and time (UTC; may be empty)."""
-        found, first_row = [], self.first_row
+        found, first_row = [], 0
         for batch in batches_of(self.manifest):
             figures = {"n_rows": batch["n_rows"], "first_row": first_row, "n_shards": batch["n_parts"]}
             found.append({**figures, "when": batch.get("when") or ""})
             first_row += batch["n_rows"]
-        return found
-
-    def as_of(self, fingerprint: str) -> Dataset:
-        """Open the dataset as it was when it had that fingerprint, before rows were appended.
-
-        Raises ``DatasetError`` if it never had it, or some of the rows were dropped.
-
-        Examples
-        --------
-        >>> data = streamcd.open("data")
-        >>> data.as_of(data.fingerprint).n_rows == data.n_rows
-        True
-        """
-        if fingerprint == self.fingerprint:
-            return self
-        found = type(self).open(self.path, as_of=fingerprint)
-        found.use_cache(self.cache)
         return found
 
     def info(self) -> dict[str, Any]:
@@ -382,7 +365,6 @@ def open_dataset(
     check_files: bool = True,
     cache: str | os.PathLike[str] | None = None,
     cache_size: int | str | None = None,
-    as_of: str | None = None,
 ) -> Dataset:
     """Open a dataset directory.
 
@@ -396,8 +378,6 @@ def open_dataset(
         A directory on this machine where ranges of a dataset at a URL are kept, for passes after the first.
     cache_size : int or str, optional
         Bound on the size of that directory, which processes may share; 10 GB by default.
-    as_of : str, optional
-        A fingerprint that the dataset had before rows were appended: only the rows that it had then are seen.
 
     Returns
     -------
@@ -419,7 +399,7 @@ def open_dataset(
         raise UsageError(
             f"expected a dataset or its path, found {type(path).__name__}; convert it first: {example}"
         )
-    dataset = Dataset.open(path, check_files=check_files, as_of=as_of)
+    dataset = Dataset.open(path, check_files=check_files)
     dataset.use_cache(asked_cache(cache, cache_size, path))
     return dataset
 

@@ -178,7 +178,7 @@ def source_labels(dataset: Dataset, label: np.ndarray) -> np.ndarray:
 
 def _table(dataset: Dataset, rows: dict[str, np.ndarray]) -> pa.Table:
     columns = {
-        "source": pa.array(rows["source"] + dataset.first_row),
+        "source": pa.array(rows["source"]),
         "label": pa.array(source_labels(dataset, rows["label"])),
         "weight": pa.array(rows["weight"]),
         "feature": pa.LargeListArray.from_arrays(rows["indptr"], rows["feature"]),

@@ -1,4 +1,4 @@
-"""Manifests of a dataset that grows: with a batch of rows more, or without the first rows."""
+"""Manifest of a dataset that grows by a batch of rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from math import isfinite
 from typing import Any
 
 from ..core.metadata import WRITER
-from .manifests import LISTED, OF_FEATURES, batches_of
+from .manifests import batches_of
 from .table_writer import common_forms
 from .writer import data_digest
 
@@ -65,33 +65,13 @@ def moved(manifest: Manifest, folder: str) -> Batch:
 
 def with_batch(manifest: Manifest, added: Manifest, batch: Batch) -> dict[str, Any]:
     """Return the fields of the manifest of a dataset to which a batch, made as the dataset `added`, was appended."""
-    widened: tuple[str, ...] = ("n_features", "class_names", "label_kind")
     sums = {name: manifest.get(name, 0) + added.get(name, 0) for name in _SUMS}
-    more: dict[str, Any] = {}
-    if added.get("categories"):
-        widened = (*widened, "encoding")
-    for name, key in OF_FEATURES.items():
-        if record := added.get(LISTED[name]):
-            own = {**record, "folder": batch.record["chunks"]["folder"]}
-            more[key] = [*manifest.get(key, ()), own]
-    if manifest.get("table"):
-        more["table"] = _with_features(manifest["table"], added, manifest["n_features"])
-    changes = {name: added[name] for name in widened if name in added}
-    more |= {"weighted": manifest["weighted"] or added["weighted"]}
+    changes = {name: added[name] for name in ("class_names", "label_kind") if name in added}
+    more: dict[str, Any] = {"weighted": manifest["weighted"] or added["weighted"]}
     if forms := [one["compression"] for one in (manifest, added) if one.get("compression")]:
         more["compression"] = common_forms(forms)
     more["source"] = [*manifest.get("source", ()), *added.get("source", ())]
     return {**_joined({**manifest, **more}, [*split(manifest), batch]), **changes, **sums}
-
-
-def _with_features(table: Sequence[Manifest], added: Manifest, first: int) -> list[dict[str, Any]]:
-    """Return the uses of a table's columns with the features of rows `added`, from `first` on."""
-    n_added: dict[str, int] = {}
-    for column in added["encoding"]["columns"] if added.get("categories") else ():
-        if column.get("added", 0) >= first:
-            n_features = column["n_categories"] + column.get("indicated", False)
-            n_added[column["name"]] = n_added.get(column["name"], 0) + n_features
-    return [{**use, "features": use["features"] + n_added.get(use["column"], 0)} for use in table]
 
 
 def _with_missing(table: Sequence[Manifest], figures: Sequence[Manifest]) -> list[dict[str, Any]]:
@@ -104,18 +84,6 @@ def _with_missing(table: Sequence[Manifest], figures: Sequence[Manifest]) -> lis
         return sum(found) if len(found) == len(counts) else None
 
     return [{**use, "missing": missing(use["column"])} for use in table]
-
-
-def without_rows_before(manifest: Manifest, batches: Sequence[Batch], first_row: int) -> dict[str, Any]:
-    """Return the fields of the manifest of a dataset of which `batches` are left, from the row `first_row` on."""
-    gone = [batch["before"] for batch in manifest.get("later", ()) if batch.get("before")]
-    kept = [Batch({**batch.record, "before": "", "earlier": None}, batch.parts) for batch in batches]
-    fields = _joined(manifest, kept)
-    if fields["classes"] is not None:
-        counts = zip(fields["classes"], fields["class_counts"], strict=True)
-        fields |= _classes({label: count for label, count in counts if count})
-    dropped = [*manifest.get("dropped", ()), *gone, manifest["fingerprint"]]
-    return {**fields, "first_row": first_row, "dropped": dropped}
 
 
 def _joined(manifest: Manifest, batches: Sequence[Batch]) -> dict[str, Any]:

@@ -81,14 +81,12 @@ def kept_schema(path: Location) -> Any:
         return file.schema_arrow
 
 
-def join_kept(parts: Iterable[Location], out: Path, schema: Any = None, start: int = 0) -> None:
-    """Write the rows of several files one after the other, from row `start` on, with the types of a `schema` if given."""
+def join_kept(parts: Iterable[Location], out: Path, schema: Any = None) -> None:
+    """Write the rows of several files one after the other, with the types of a `schema` if given."""
     writer = KeptWriter(out, schema)
     for part in parts:
         for batch in _batches(part, None):
-            if start < batch.num_rows:
-                writer.append(batch.slice(start))
-            start = max(start - batch.num_rows, 0)
+            writer.append(batch)
     writer.close()
 
 

@@ -25,9 +25,6 @@ _OF_A_BATCH = {"chunks.parquet": "chunks", "features.parquet": "features", "kept
 INDICES_FILE = "indices.parquet"
 """File of the indices that the features have in the source, where these are not successive."""
 
-OF_FEATURES = {"categories.parquet": "more_categories", INDICES_FILE: "more_indices"}
-"""Files that grow with the features, and the keys of a manifest for what rows that were appended have added."""
-
 LISTED = _OF_A_BATCH | {
     "scaling.parquet": "scales",
     "categories.parquet": "categories",
@@ -127,9 +124,9 @@ class RowBatch(Structure):
     figures: BatchFigures
     chunks: FileRecord
     features: FileRecord
+    before: str  # fingerprint of the dataset without it and later ones
+    earlier: FileRecord  # its manifest
     kept: FileRecord | None = None
-    before: str = ""  # fingerprint of the dataset without it and later ones; empty where that is gone
-    earlier: FileRecord | None = None  # its manifest
     when: str = ""
 
 
@@ -173,9 +170,7 @@ class DatasetManifest(Structure):
     targets: TargetRange | None = None  # where rows have numbers to predict in place of classes
     encoding: dict[str, Any] | None = None
     categories: FileRecord | None = None
-    more_categories: tuple[FileRecord, ...] = ()  # that rows which were appended have added
     indices: FileRecord | None = None  # of the features in the source, where these are `compact`
-    more_indices: tuple[FileRecord, ...] = ()
     kept: FileRecord | None = None
     table: list[SourceColumn] | None = None
     data_digest: str = ""
@@ -186,8 +181,6 @@ class DatasetManifest(Structure):
         None  # of the first batch, whose files are listed above, where there are more
     )
     later: tuple[RowBatch, ...] = ()
-    first_row: Count = 0  # from which rows are numbered: those before were dropped
-    dropped: tuple[str, ...] = ()  # fingerprints of the dataset when it had them
     when: str = ""
 
     def __post_init__(self) -> None:
@@ -254,7 +247,7 @@ def manifest_fingerprint(manifest: Mapping[str, Any]) -> str:
     return content_digest(fields, *_APART)[:32]
 
 
-_RECORDS = {*LISTED.values(), *OF_FEATURES.values(), "parts", "first"}
+_RECORDS = {*LISTED.values(), "parts", "first"}
 _APART = "seal", "fingerprint", "source", "made_from", "table", "infix", "compression", "when", WRITER
 _OF_FILES = {
     f"{table}{what}" for table in ("rows", "entries", "index") for what in ("", "_bytes", "_checksum")
@@ -303,17 +296,17 @@ def batches_of(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def earlier_fingerprints(manifest: Mapping[str, Any]) -> list[str]:
-    """Return the fingerprints that a dataset had before rows were appended that it still has, the first one first."""
-    return [batch["before"] for batch in manifest.get("later", ()) if batch.get("before")]
+    """Return the fingerprints that a dataset had before rows were appended, the first one first."""
+    return [batch["before"] for batch in manifest.get("later", ())]
 
 
 def names_in(manifest: Mapping[str, Any], name: str) -> list[str]:
-    """Return the names of the files `name` of all batches that have it, or of those that grow with the features."""
+    """Return the names of the files `name`: of all batches that have it, or of the only one."""
     records: Iterable[Any]
     if name in _OF_A_BATCH:
         records = (batch.get(_OF_A_BATCH[name]) for batch in batches_of(manifest))
     else:
-        records = (manifest.get(LISTED[name]), *manifest.get(OF_FEATURES.get(name, ""), ()))
+        records = (manifest.get(LISTED[name]),)
     return [stored_name(name, manifest, record.get("folder", "")) for record in records if record]
 
 

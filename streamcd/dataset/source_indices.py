@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,7 @@ LOOKUP_BYTES = 24
 class SourceIndices:
     """Indices of the source by feature, and features by index.
 
-    Features are numbered from the index `base` on, or have the indices `kept` (int64; those of rows that were appended
-    come behind, and may be lower).
+    Features are numbered from the index `base` on, or have the indices `kept` (int64, ascending).
     """
 
     def __init__(self, base: int, kept: np.ndarray | None = None) -> None:
@@ -27,11 +25,6 @@ class SourceIndices:
     @property
     def nbytes(self) -> int:
         return 0 if self.kept is None else LOOKUP_BYTES * self.kept.size
-
-    @property
-    def ascend(self) -> bool:
-        """Check if features of ascending indices ascend."""
-        return self._order is None
 
     def of(self, feature: np.ndarray) -> np.ndarray:
         """Return the indices of features."""
@@ -43,27 +36,14 @@ class SourceIndices:
             return index - self.base
         if not self.kept.size:
             return np.full(index.shape, -1)
-        place = np.minimum(np.searchsorted(self._ascending, index), self.kept.size - 1)
-        feature = place if self._order is None else self._order[place]
-        return np.where(self._ascending[place] == index, feature, -1)
+        place = np.minimum(np.searchsorted(self.kept, index), self.kept.size - 1)
+        return np.where(self.kept[place] == index, place, -1)
 
-    def begin_like(self, other: SourceIndices) -> bool:
+    def equal(self, other: SourceIndices) -> bool:
         """Check if the features that both have are the same."""
         if self.kept is None or other.kept is None:
             return self.kept is other.kept and self.base == other.base
-        n_both = min(self.kept.size, other.kept.size)
-        return np.array_equal(self.kept[:n_both], other.kept[:n_both])
-
-    @cached_property
-    def _order(self) -> np.ndarray | None:
-        if self.kept is None or bool((self.kept[1:] > self.kept[:-1]).all()):
-            return None
-        return np.argsort(self.kept)
-
-    @cached_property
-    def _ascending(self) -> np.ndarray:
-        assert self.kept is not None
-        return self.kept if self._order is None else self.kept[self._order]
+        return np.array_equal(self.kept, other.kept)
 
 
 def indices_of(dataset: Any) -> SourceIndices:
@@ -72,7 +52,7 @@ def indices_of(dataset: Any) -> SourceIndices:
 
     if not dataset.manifest.get("compact"):
         return SourceIndices(dataset.index_base)
-    blocks = [block["index"] for path in dataset.files(INDICES_FILE) for block in read_groups(path)]
+    blocks = [block["index"] for block in read_groups(dataset.file(INDICES_FILE))]
     kept = np.concatenate([np.empty(0, np.int64), *blocks])
     if kept.size != dataset.n_features:
         raise DatasetError(

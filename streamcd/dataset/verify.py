@@ -27,7 +27,6 @@ from .column_layout import (
     AGAIN,
     FOLDER,
     Columns,
-    columns_are_gone,
     columns_exist,
     dataset_of_columns,
     open_columns,
@@ -64,7 +63,7 @@ def verify(
     with Pool(workers, listener or Listener(), __name__) as pool:
         tasks = _Tasks(pool, budget)
         problems = list(_row_problems(dataset, tasks))
-        if not columns_are_gone(dataset) and (columns_exist(dataset) or (dataset.path / FOLDER).exists()):
+        if columns_exist(dataset) or (dataset.path / FOLDER).exists():
             problems += _column_problems(dataset_of_columns(dataset), tasks, compare=not problems)
     return problems
 
@@ -203,7 +202,7 @@ def _row_problems(dataset: RowTable, tasks: _Tasks) -> Iterator[str]:
 
 
 def _row_opener(dataset: RowTable) -> Callable[[], RowTable]:
-    return partial(type(dataset).open, dataset.path, check_files=False, as_of=dataset.fingerprint)
+    return partial(type(dataset).open, dataset.path, check_files=False, fingerprint=dataset.fingerprint)
 
 
 def _check_rows(dataset: RowTable, start: int, stop: int, damaged: set[Location]) -> _RowFindings:
@@ -232,9 +231,8 @@ def _check_row_chunk(dataset: RowTable, chunk: int, damaged: set[Location]) -> _
     found = _RowFindings(problems, counts, _hash_sum(data.source), least, greatest)
     if not problems:
         content = found.content[int(dataset.chunk_part[chunk])] = RowContent()
-        first = dataset.first_row  # as stored, rows are numbered from the first one that there ever was
-        content.add_rows(numbers + first, data.source + first, data.label, data.weight)
-        content.add_entries(row + first, data.feature, data.value)
+        content.add_rows(numbers, data.source, data.label, data.weight)
+        content.add_entries(row, data.feature, data.value)
     return found
 
 
@@ -307,10 +305,7 @@ def _feature_problems(dataset: RowTable) -> Iterator[str]:
     if scales := manifest.get("scales"):
         files.append((dataset.file("scaling.parquet"), scales, SCALES))
     if indices := manifest.get("indices"):
-        records = [indices, *manifest.get("more_indices", ())]
-        files += [
-            (file, record, INDICES) for file, record in zip(dataset.files(INDICES_FILE), records, strict=True)
-        ]
+        files.append((dataset.file(INDICES_FILE), indices, INDICES))
     for file, record, schema in files:
         content = TableContent(schema.names)
         try:
@@ -397,7 +392,7 @@ def _column_problems(dataset: RowTable, tasks: _Tasks, *, compare: bool) -> Iter
 
 
 def _open_columns_again(path: Location, fingerprint: str) -> Columns:
-    return open_columns(RowTable.open(path, check_files=False, as_of=fingerprint), check_files=False)
+    return open_columns(RowTable.open(path, check_files=False, fingerprint=fingerprint), check_files=False)
 
 
 def _check_columns(columns: Columns, start: int, stop: int) -> _ColumnFindings:

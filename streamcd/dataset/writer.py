@@ -12,7 +12,6 @@ import numpy as np
 
 from ..core.atomic_files import sync
 from ..core.metadata import content_digest
-from ..core.storage import Location
 from ..core.threads import Threads
 from .arrow_columns import null_strings
 from .content import RowContent, TableContent
@@ -171,24 +170,18 @@ class DatasetWriter:
             writer.write(index=indices[start : start + _GROUP])
         self._encoding["indices"] = writer.close()
 
-    def write_encoding(self, encoding: Any, start: int) -> None:
-        """Record a table's encoding (a `models.encoding.Encoding`), and write its categories from column `start` on."""
+    def write_encoding(self, encoding: Any) -> None:
+        """Record a table's encoding (a `models.encoding.Encoding`), and write its categories."""
         self._encoding["encoding"] = encoding.record()
-        if any(column.has_categories for column in encoding.columns[start:]):
+        if encoding.has_categories:
             path = self.path / "categories.parquet"
-            encoding.save(path, start)
+            encoding.save(path)
             self._encoding["categories"] = _file_record(path)
 
     def write_kept(self, parts: Iterable[Path], schema: Any) -> None:
         """Write the columns that are kept beside the rows, from files of them in the order of the source."""
         path = self.path / KEPT_FILE
         join_kept(parts, path, schema)
-        self._encoding["kept"] = _file_record(path)
-
-    def write_rest_of_kept(self, kept: Location, start: int) -> None:
-        """Write the columns that are kept beside the rows, as in the file of another dataset, without its first rows."""
-        path = self.path / KEPT_FILE
-        join_kept([kept], path, start=start)
         self._encoding["kept"] = _file_record(path)
 
     def write_scaling(self, scaling: Scaling) -> None:

@@ -106,7 +106,7 @@ def _write_lines(file: TextIO, columns: PredictionColumns, form: str, scoring: S
     lines = LinesOfPredictions(file, opened.columns, form)
     for block in opened.blocks:
         lines.write(
-            opened.first_row + n_rows,
+            n_rows,
             block,
             texts_of(opened.identities(block)) if opened.columns.identity else None,
         )
@@ -130,7 +130,7 @@ def _write_parquet(path: Path, columns: PredictionColumns, scoring: Scoring, bud
         if writer is None:
             kinds = {name: values.type for name, values in identity.items()}
             writer = TableWriter(path, schema(**kinds, **types), "zstd")
-        writer.write(**identity, **columns.values(opened.first_row + n_rows, block))
+        writer.write(**identity, **columns.values(n_rows, block))
         n_rows += block.shape[0]
     assert writer is not None, "data without rows are refused"
     writer.close()
@@ -145,7 +145,6 @@ class _Opened:
 
     def __init__(self, columns: PredictionColumns, scoring: Scoring, *, named: bool) -> None:
         dataset, encoding = scoring.dataset, scoring.model.encoding
-        self.first_row = 0 if dataset is None else dataset.first_row
         name = (
             "" if not named else dataset.id_column if dataset is not None else encoding.id if encoding else ""
         )

@@ -75,7 +75,7 @@ class RowsToScore:
             self.scaling = _missing_scaling(self.dataset, model)
             _check_labels(self.dataset, model, compared=compared)
             self._indices = indices_of(self.dataset)
-            self._numbered_alike = self._indices.begin_like(model.source_indices)
+            self._numbered_alike = self._indices.equal(model.source_indices)
             _check_base(self.dataset, model)
         else:
             self.paths, self._roots = expand(self.path)

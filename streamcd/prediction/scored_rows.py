@@ -23,7 +23,7 @@ from ..core.locks import scratch_directory
 from ..core.process_pool import TASKS_PER_WORKER, Pool, in_shares
 from ..core.progress import Progress, counted
 from ..core.threads import Threads
-from ..dataset.dataset import Dataset, open_dataset
+from ..dataset.dataset import Dataset
 from ..dataset.kept_columns import rows_of
 from ..dataset.range_cache import Cache
 from ..dataset.schema import ChunkData
@@ -196,8 +196,8 @@ class Scoring:
             self.model.save(directory / "model")
             cache = None if self.dataset is None else self.dataset.cache
             means = Means(self.plan.worker_bytes, threads=self.plan.threads)
-            as_of = None if self.dataset is None else self.dataset.fingerprint
-            shared = (self._rows.path, as_of, cache, means, self._rows.compared)
+            fingerprint = None if self.dataset is None else self.dataset.fingerprint
+            shared = (self._rows.path, fingerprint, cache, means, self._rows.compared)
             with Pool(self.plan.workers, self.listener, __name__) as workers:
                 parts, sizes, unit = self._parts(workers)
                 paths = [directory / f"{number:07d}" for number in range(len(parts))]
@@ -229,10 +229,16 @@ def _shared_model(directory: Path) -> Model:
 
 
 def _score_part(
-    out: Path, path: str, as_of: str | None, cache: Cache | None, means: Means, compared: bool, *part: Any
+    out: Path,
+    path: str,
+    fingerprint: str | None,
+    cache: Cache | None,
+    means: Means,
+    compared: bool,
+    *part: Any,
 ) -> Counts:
     """Write the scored rows of a part of the data; returns the counts of what was left out."""
-    data = path if as_of is None else open_dataset(path, as_of=as_of)
+    data = path if fingerprint is None else Dataset.open(path, fingerprint=fingerprint)
     scoring = Scoring(data, _shared_model(out.parent), means, compared=compared)
     if scoring.dataset is not None:
         scoring.dataset.use_cache(cache)

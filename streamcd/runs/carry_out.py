@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +24,7 @@ from .early_warnings import advise, scaling_advice
 from .lane_groups import resolve
 from .models import make_models, save_models
 from .options import ResumeOptions, TrainOptions
-from .previous_run import PreviousRun, groups_follow, start_of_group
+from .previous_run import PreviousRun
 
 
 def new_session(asked: TrainOptions | ResumeOptions) -> Session:
@@ -64,14 +63,9 @@ def train_groups(
         Prefix of the phase in progress.
     """
     outcomes = list[Outcome]()
-    follow = previous is None and groups_follow(directory, run)
-    for number, group in enumerate(run.groups):
+    for group in run.groups:
         part = directory.part(group.directory) if group.directory else directory
         task = _make_task(group, run, previous, shown_as or directory.name, stage)
-        if follow and any(outcome.is_cut_short for outcome in outcomes):
-            part = checkpoint.MemoryRun()  # it begins when those before it have ended
-        elif follow:
-            task = replace(task, warm_start=start_of_group(directory, run, number))
         outcomes.append(_train_group(part, task, run, session))
     return join_outcomes(outcomes)
 

@@ -16,7 +16,7 @@ from ..core.metadata import Positive
 from ..core.storage import is_url
 from ..dataset.centring import Centre
 from ..dataset.chunked_table import UnknownStateError
-from ..dataset.dataset import Dataset, open_dataset
+from ..dataset.dataset import Dataset
 from ..dataset.range_cache import Cache
 from ..solvers.problem import Problem
 from ..solvers.protocol import Solver
@@ -223,11 +223,9 @@ def refuse_existing(path: Path, config: RunConfig, force: bool) -> None:
 def same_dataset(config: RunConfig) -> Dataset:
     """Open the dataset of a run, as it was then if rows were appended; refused if it has changed."""
     try:
-        dataset = open_dataset(config.dataset, as_of=config.fingerprint)
+        dataset = Dataset.open(config.dataset, fingerprint=config.fingerprint)
         dataset.use_cache(config.cache)
     except UnknownStateError as error:
-        if not error.found:  # rows were dropped
-            raise CheckpointError(str(error)) from None
         raise CheckpointError(
             f"{config.dataset}: not the dataset that the run was begun with (fingerprint {error.found}, the run has "
             f"{config.fingerprint}); restore that one, or train again"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import UsageError
-from ..core.progress import counted
+from ..core.progress import Listener
 from ..core.storage import local_path
 from ..dataset.chunked_table import UnknownStateError
 from ..dataset.dataset import Dataset
@@ -17,7 +17,7 @@ from ..solvers.problem import Problem
 from ..solvers.registry import is_proximal, keeps_alpha
 from ..stream.arenas import RowLayout
 from ..training import checkpoint
-from ..training.correspondence import Features, class_ratios, combination, nearest_lanes, places_of
+from ..training.correspondence import class_ratios, combination
 from ..training.warm_start import Source, WarmStart
 from .config import Group, ResolvedRun, RunConfig, read_config, reopen
 
@@ -25,9 +25,7 @@ from .config import Group, ResolvedRun, RunConfig, read_config, reopen
 class PreviousRun:
     """Lanes of an earlier run, whose groups ended in `states`, from which those of a new run start.
 
-    `row_start` is that of its chunks where the new run has more rows behind them, else None, and `classes` has the places
-    of its classes, None where they are the same. `matched` tells what was found in the new
-    run.
+    `row_start` is that of its chunks where the new run has more rows behind them, else None.
     """
 
     def __init__(
@@ -37,21 +35,13 @@ class PreviousRun:
         new: ResolvedRun,
         *,
         row_start: np.ndarray | None = None,
-        features: Features | None = None,
-        classes: np.ndarray | None = None,
-        matched: str = "",
     ) -> None:
-        self._states, self._run, self.matched = states, run, matched
-        self._new_centre = new.centre
-        self._known = {"features": features, "row_start": row_start}
+        self._states, self._run = states, run
         dual, grown = _needs_alpha(new), row_start is not None
-        self._matrix = combination(run.problem, new.problem, classes, dual=dual, grown=grown)
+        self._matrix = combination(run.problem, new.problem, dual=dual, grown=grown)
+        self._known: dict[str, Any] = {"row_start": row_start, "centres": (run.centre, new.centre)}
         if dual and grown:
-            self._known["ratios"] = class_ratios(run.problem, new.problem, classes)
-        if not self._matrix.any():
-            raise UsageError(
-                f"{states[0].path}: no class of that run is one of this dataset; there is nothing to start from"
-            )
+            self._known["ratios"] = class_ratios(run.problem, new.problem)
 
     def warm_start(self, dataset: Dataset, lanes: Problem, numbers: range) -> WarmStart:
         """Return the start of some of the new run's lanes, whose indices among all are `numbers`."""
@@ -59,8 +49,7 @@ class PreviousRun:
         accelerated = is_proximal(run.problem, options.acceleration) and keeps_alpha(options.method)
         parts = _sources(zip(self._states, run.groups, strict=True), run, accelerated=accelerated)
         matrix = self._matrix[:, numbers.start * width : numbers.stop * width]
-        known: dict[str, Any] = {**self._known, "centres": (run.centre, self._new_centre)}
-        return WarmStart(dataset, lanes, matrix, parts, run.problem.bias, **known)
+        return WarmStart(dataset, lanes, matrix, parts, run.problem.bias, **self._known)
 
 
 def stored_states(path: Path, groups: Sequence[Group]) -> list[checkpoint.StoredState]:
@@ -88,25 +77,7 @@ def _sources(
     return sources
 
 
-def groups_follow(directory: checkpoint.Run, run: ResolvedRun) -> bool:
-    """Tell whether each group of lanes starts from the ones before it: on a path over λ, the largest first."""
-    return directory.has_files and len(set(run.problem.l1)) > 1 and not _needs_alpha(run)
-
-
-def start_of_group(directory: checkpoint.Run, run: ResolvedRun, number: int) -> WarmStart | None:
-    """Return the start of a group at the weights of the groups before it; None where there is none."""
-    lanes, problem = run.groups[number].lanes, run.problem
-    matrix = nearest_lanes(problem, range(lanes.start), lanes)
-    earlier = [group for group in run.groups[:number] if matrix[list(group.lanes)].any()]
-    if not earlier:
-        return None
-    parts = zip(stored_states(directory.path, earlier), earlier, strict=True)
-    sources = _sources(parts, run, accelerated=False)
-    centres = run.centre, run.centre
-    return WarmStart(run.dataset, problem.subset(lanes), matrix, sources, problem.bias, centres=centres)
-
-
-def previous_run(new: ResolvedRun) -> PreviousRun | None:
+def previous_run(new: ResolvedRun, listener: Listener) -> PreviousRun | None:
     """Open the run that a run starts from, if any; refused if it cannot."""
     source = new.config.start_from
     if source is None:
@@ -116,58 +87,27 @@ def previous_run(new: ResolvedRun) -> PreviousRun | None:
     if config.tune is not None:
         path = path / ("best" if (path / "best" / "state.npz").exists() else "folds")
         config = read_config(path)
-    before = _as_of(new.dataset, config.fingerprint)
-    if before is None:
+    dataset = new.dataset
+    try:
+        before = dataset
+        if config.fingerprint != dataset.fingerprint:
+            before = Dataset.open(dataset.path, fingerprint=config.fingerprint)
+            before.use_cache(dataset.cache)
+    except UnknownStateError:
         raise UsageError(
-            f"start_from: expected a run on {new.dataset.path}, found {source}, a run on other rows; name another, or train "
+            f"start_from: expected a run on {dataset.path}, found {source}, a run on other rows; name another, or train "
             "from nothing"
-        )
+        ) from None
     _check(source, config, new)
     run = reopen(path, config, before)
     states = stored_states(path, run.groups)
-    return (
-        PreviousRun(states, run, new) if before is new.dataset else _of_first_rows(source, states, run, new)
-    )
-
-
-def _as_of(dataset: Dataset, fingerprint: str) -> Dataset | None:
-    """Open a dataset as it was with a fingerprint; None if it never was, or rows of it were dropped."""
-    try:
-        return dataset.as_of(fingerprint)
-    except UnknownStateError:
-        return None
-
-
-def _of_first_rows(
-    source: str, states: Sequence[checkpoint.SavedState], run: ResolvedRun, new: ResolvedRun
-) -> PreviousRun:
-    """Open a run on a dataset before rows were appended."""
-    before, dataset = run.dataset, new.dataset
+    if before is dataset:
+        return PreviousRun(states, run, new)
     own = "dual variables" if _needs_alpha(new) else "weights"
-    text = (
+    listener.message(
         f"starts from the {own} of {source}, which had the first {before.n_rows:,} of {dataset.n_rows:,} rows"
     )
-    classes = None
-    if not new.problem.has_targets:
-        classes = places_of(before.info()["classes"], dataset.info()["classes"])
-    added = {
-        "feature": dataset.n_features - before.n_features,
-        "class": new.problem.model_code.shape[0] - run.problem.model_code.shape[0],
-    }
-    more = [
-        counted(n, f"new {name}", f"new {name}{'es' if name == 'class' else 's'}")
-        for name, n in added.items()
-        if n
-    ]
-    return PreviousRun(
-        states,
-        run,
-        new,
-        row_start=before.row_start,
-        features=Features(before.n_features),
-        classes=classes,
-        matched=text + (f"; {' and '.join(more)} at 0" if more else ""),
-    )
+    return PreviousRun(states, run, new, row_start=before.row_start)
 
 
 def _needs_alpha(new: ResolvedRun) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from ..core.errors import UsageError
 from ..core.folder_copies import PUBLISHING_BYTES, Copy, working_copy
 from ..core.options import takes
-from ..core.progress import ends_progress
+from ..core.progress import Listener, ends_progress
 from ..core.storage import location
 from ..dataset.dataset import Dataset, open_cached
 from ..dataset.range_cache import asked_cache
@@ -162,9 +162,7 @@ def _begin_in(copy: Copy, dataset: Dataset, asked: TrainOptions, on_workers: Wor
     if asked.resume and is_begun(path, resolved.config):
         return _go_on(copy, on_workers, session, lambda config: changed_by(config, resolved.config))
     warn_early(resolved, session.listener)
-    previous = previous_run(resolved)  # refused before anything is made
-    if previous is not None and previous.matched:
-        session.listener.message(previous.matched)
+    previous = previous_run(resolved, session.listener)  # refused before anything is made
     with on_workers.reached(session.listener) as reached, begin_run(copy, resolved, force=asked.force) as new:
         return _train(new, resolved, previous, reached, session)
 
@@ -224,7 +222,7 @@ def _go_on(
             listener.message(describe_worker_budget(config.memory))
         write_config(directory, config)
         warn_early(run, listener)
-        result = _train(directory, run, previous_run(run), on_workers, session)
+        result = _train(directory, run, previous_run(run, Listener()), on_workers, session)
         directory.publish()
         return result
 

@@ -7,7 +7,7 @@ primal methods begin with w alone, not scaled (the mean over folds), whatever me
 than w = 0.
 
 Where rows were added, those of the old run come first, with their alpha; new ones have the alpha of a training from nothing,
-for which ``w(alpha)`` is the same, and so do the lanes of new classes.
+for which ``w(alpha)`` is the same.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from ..solvers.protocol import CERTIFY, START, TRAIN, Solver, State
 from ..stream.arenas import class_codes
 from ..stream.slot_store import SlotStore
 from . import checkpoint
-from .correspondence import Features
 
 
 class Source(NamedTuple):
@@ -61,10 +60,9 @@ first passes took 4 to 19. Smooth losses gain a pass as often as they lose one."
 class WarmStart:
     """Initial values of new lanes, from a finished run.
 
-    `problem` has the new lanes, and `matrix` is their `combination`; `bias` is the old run's. `features` are those of the
-    old run, None where they are the same, and `row_start` the first row of each of its chunks and their end: its rows are
-    the first ones. Their alpha are multiplied by `ratios`, by class. Weights of
-    both runs are for rows less their `centres`.
+    `problem` has the new lanes, and `matrix` is their `combination`; `bias` is the old run's, and `row_start` the first row
+    of each of its chunks and their end: its rows are the first ones. Their alpha are multiplied by `ratios`, by class.
+    Weights of both runs are for rows less their `centres`.
     """
 
     def __init__(
@@ -75,7 +73,6 @@ class WarmStart:
         sources: Sequence[Source],
         bias: float,
         *,
-        features: Features | None = None,
         row_start: np.ndarray | None = None,
         ratios: np.ndarray | None = None,
         centres: tuple[Centre | None, Centre | None] = (None, None),
@@ -83,12 +80,10 @@ class WarmStart:
         self._dataset, self._problem = dataset, problem
         self._old_centre, self._centre = centres
         self._ratios = ratios
-        self._features = features or Features(problem.n_features)
         self._of_bias = (
             bias / problem.bias if problem.bias else 1.0
         )  # factor of its weight, not of sums of alpha
         self._mean = np.sign(matrix) / np.maximum((matrix != 0).sum(axis=0), 1)
-        self._fresh = np.flatnonzero(~matrix.any(axis=0))  # vectors that start from none
         row_start = dataset.row_start if row_start is None else row_start
         self._n_old = int(row_start[-1])
         self._sources = [
@@ -138,7 +133,7 @@ class WarmStart:
             code = class_codes(self._dataset, chunk, label)
             if self._ratios is not None:
                 alpha *= self._ratios[code[: alpha.shape[0]], None]
-            if alpha.shape[0] < label.size or self._fresh.size:
+            if alpha.shape[0] < label.size:
                 alpha = self._with_new(alpha, solver, code, weight)
             slots.save(chunk, [np.hstack([alpha] * copies), np.ones((label.size, n_flags), dtype=np.uint8)])
             if solver.warm_start == "alpha and w":
@@ -148,14 +143,12 @@ class WarmStart:
     def _with_new(
         self, alpha: np.ndarray, solver: Solver, code: np.ndarray, weight: np.ndarray
     ) -> np.ndarray:
-        """Return dual variables with those of further rows, and of fresh vectors, as the solver begins with them."""
+        """Return dual variables with those of further rows as the solver begins with them."""
         arena = solver.layout.new_arena(self._dataset, code.size, 0)
         arena.code[:], arena.weight[:] = code, weight
         solver.new_rows(arena, 0, code.size)
         out = np.ascontiguousarray(arena.alpha[: code.size])
-        width, known = self._mean.shape[1], np.setdiff1d(np.arange(self._mean.shape[1]), self._fresh)
-        for half in range(0, out.shape[1], width):
-            out[: alpha.shape[0], half + known] = alpha[:, half + known]
+        out[: alpha.shape[0]] = alpha
         return out
 
     def _dual_terms(
@@ -187,7 +180,7 @@ class WarmStart:
         """
         w[:] = 0.0
         for source in self._sources:
-            source.add_weights(w, self._features, dual=dual)
+            source.add_weights(w, dual=dual)
         w[-1] *= 1.0 / self._of_bias if dual else self._of_bias
         if dual and self._problem.bias:
             move_sums(w, self._old_centre, self._centre, self._problem.bias)
@@ -212,7 +205,7 @@ class WarmStart:
         """
         steering = np.zeros((2, self._problem.n_lanes))
         for source in self._sources:
-            source.add_centre(state.w, self._features)
+            source.add_centre(state.w)
             source.add_steering(steering)
         state.w[-1] *= self._of_bias
         self._centre_weights(state.w)
@@ -292,18 +285,18 @@ class _LaneSource:
             [alpha[:, half * width : (half + 1) * width] @ matrix for half in range(self._halves)]
         )
 
-    def add_weights(self, w: np.ndarray, features: Features, *, dual: bool) -> None:
+    def add_weights(self, w: np.ndarray, *, dual: bool) -> None:
         """Add this source's part of the new lanes' w, or with `dual` of their w(alpha)."""
         start = 0
         for rows in self._sums_of_alpha() if dual else self._weights():
-            features.add(rows @ self._matrix, start, w)
+            w[start : start + rows.shape[0]] += rows @ self._matrix
             start += rows.shape[0]
 
-    def add_centre(self, w: np.ndarray, features: Features) -> None:
+    def add_centre(self, w: np.ndarray) -> None:
         """Add this source's part of the first centre."""
         start = 0
         for rows in self._weights():
-            features.add(rows @ self._mean, start, w)
+            w[start : start + rows.shape[0]] += rows @ self._mean
             start += rows.shape[0]
 
     def add_steering(self, steering: np.ndarray) -> None:

@@ -51,8 +51,8 @@ def training(name: str, options: str, inputs: str = "a") -> Scenario:
 
 
 def appending(name: str, inputs: str, command: str, output: str = "bare") -> Scenario:
-    """Make a scenario of rows that come or go, which is repeated where they did not; a drop of nothing clears the rest."""
-    return scenario_of(name, inputs, command, command, f"convert {output} --drop-before 0", output=output)
+    """Make a scenario of rows that are appended, which is repeated where they were not."""
+    return scenario_of(name, inputs, command, command, output=output)
 
 
 SCENARIOS = (
@@ -93,7 +93,7 @@ SCENARIOS = (
     appending("append", "b.txt bare", "convert b.txt bare --append"),
     appending("append, two workers", "b.txt a", "convert b.txt a --append --workers 2", output="a"),
     appending(
-        "append to a table", "b.csv a.table", "convert b.csv a.table --append --new-names add", output="a.table"
+        "append to a table", "b.csv a.table", "convert b.csv a.table --append", output="a.table"
     ),
     scenario_of(
         "convert sets of labels", "a.labels.txt",
@@ -105,7 +105,7 @@ SCENARIOS = (
         output="out.parquet",
     ),
     appending(
-        "append sets of labels", "b.labels.txt a.labels", "convert b.labels.txt a.labels --append --new-names add",
+        "append sets of labels", "b.labels.txt a.labels", "convert b.labels.txt a.labels --append",
         output="a.labels",
     ),
     scenario_of("convert text", "a.texts.csv", f"convert a.texts.csv out --label kind {TEXT} --chunk-size 400B"),
@@ -117,12 +117,6 @@ SCENARIOS = (
         "predict text", "a.texts.csv a.texts.done", "predict a.texts.csv a.texts.done -o out.csv", output="out.csv"
     ),
     appending("append text", "b.texts.csv a.texts", "convert b.texts.csv a.texts --append", output="a.texts"),
-    appending(
-        "append new words", "b.texts.csv a.texts", "convert b.texts.csv a.texts --append --new-names add",
-        output="a.texts",
-    ),
-    appending("drop rows", "a.grown", "convert a.grown --drop-before 30", output="a.grown"),
-    appending("drop batches", "a.grown", "convert a.grown --drop-before 60", output="a.grown"),
 )  # fmt: skip
 
 

@@ -41,7 +41,6 @@ FILES = {
         "train a.grown out --max-passes 1",
         "resume a.before --dataset a.grown --max-passes 4",
         "convert a.txt a.grown --append",
-        "convert a.grown --drop-before 30",
     ),
     "a.grown/added-0001/earlier.json": (
         "verify a.grown",
