@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from .box_qp.solve import BoxQPResult as BoxQPResult
     from .box_qp.solve import solve_box_qp as solve_box_qp
     from .cli.console import ProgressBar as ProgressBar
-    from .cluster.distribute import distribute as distribute
     from .conversion.convert import convert as convert
     from .conversion.transpose import make_columns as make_columns
     from .core.errors import ConvergenceWarning as ConvergenceWarning
@@ -57,7 +56,6 @@ _PUBLIC = {
         for name in ("ElasticNet", "HuberRegressor", "Lasso", "LinearSVR", "Ridge")
     },
     "convert": ("conversion.convert", "convert"),
-    "distribute": ("cluster.distribute", "distribute"),
     "evaluate": ("prediction.evaluate", "evaluate"),
     "export": ("models.export", "export"),
     "load_checkpoint": ("runs.checkpoint_model", "load_checkpoint"),

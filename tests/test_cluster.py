@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
@@ -15,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -34,11 +33,10 @@ import streamcd
 from streamcd import Dataset
 from streamcd.cluster.dask_engine import DaskEngine, open_client
 from streamcd.cluster.dask_worker import Seat
-from streamcd.cluster.distribute import _copy, distribute
 from streamcd.cluster.partition import Partition
 from streamcd.cluster.placement import Placement
 from streamcd.cluster.rounds import WorkersLost
-from streamcd.core.errors import DatasetError, EnvironmentFailure, Interrupted, UsageError
+from streamcd.core.errors import EnvironmentFailure, Interrupted, UsageError
 from streamcd.stream.memory_plan import Plan
 from tools.simulated_cluster import Simulation
 
@@ -328,160 +326,6 @@ def test_memory_of_local_workers_is_shared_out_anew(client: Any, data: Dataset, 
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Shards on the workers' own disks
-
-
-def shards_of(place: Path) -> set[str]:
-    return {path.name for path in (place / "entries").iterdir()}
-
-
-@pytest.mark.parametrize("copies", [1, 2])
-def test_every_directory_gets_its_own_shards_and_the_next_ones_copies(
-    copies: int, data: Dataset, tmp_path: Path
-) -> None:
-    places = [tmp_path / name for name in "abc"]
-    made = distribute(data.path, places, copies=copies)
-    held = [shards_of(place) for place in places]
-    assert [len(names) for names in held] == [len(one["shards"]) for one in made]
-    counts = [sum(name in names for names in held) for name in shards_of(data.path)]
-    assert counts == [copies] * data.n_shards
-    assert streamcd.open(places[0], check_files=False).fingerprint == data.fingerprint
-    again = distribute(data.path, places, copies=copies)
-    assert [one["copied"] for one in again] == [0, 0, 0]
-    assert all(one["copied"] == one["bytes"] for one in made)
-
-
-def test_a_distribution_cut_short_goes_on(
-    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is there in full stays, and a place is no dataset before it is whole."""
-    places, copied = [tmp_path / "a", tmp_path / "b"], []
-
-    def copy(path: Path, target: Path, checksum: str) -> None:
-        copied.append(path.name)
-        if len(copied) == 7:
-            raise KeyboardInterrupt
-        _copy(path, target, checksum)
-
-    monkeypatch.setattr("streamcd.cluster.distribute._copy", copy)
-    with pytest.raises(KeyboardInterrupt):
-        distribute(data.path, places)
-    assert not (places[0] / "manifest.json").exists()
-    first = {path: path.stat().st_ino for path in places[0].rglob("*.parquet")}
-    assert len(first) == 6
-    distribute(data.path, places)
-    assert all(path.stat().st_ino == number for path, number in first.items())
-    assert shards_of(places[0]) | shards_of(places[1]) == shards_of(data.path)
-    assert shards_of(places[0]).isdisjoint(shards_of(places[1]))
-
-
-def test_places_that_hold_something_else_and_damaged_shards_are_refused(
-    data: Dataset, tmp_path: Path
-) -> None:
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "file").touch()
-    for places, copies, said in (
-        ([tmp_path / "other", tmp_path / "b"], 1, "other: expected an empty directory, found other files"),
-        ([tmp_path / "a", tmp_path / "a"], 1, "found one twice"),
-        ([tmp_path / "a", tmp_path / "b"], 3, "expected 1 to 2, one for each directory at most, found 3"),
-        ([tmp_path / str(number) for number in range(9)], 1, "a shard for each of 9 directories, found 6"),
-    ):
-        with pytest.raises(UsageError, match=said):
-            distribute(data.path, places, copies=copies)
-    distribute(data.path, [tmp_path / "a", tmp_path / "b"])
-    with pytest.raises(UsageError, match="found shards of another one"):
-        distribute(data.path, [tmp_path / "b", tmp_path / "a"])
-    damaged = Path(shutil.copytree(data.path, tmp_path / "damaged"))
-    path = damaged / "entries" / "part-00001.parquet"
-    path.write_bytes(path.read_bytes()[:-1] + b"x")
-    with pytest.raises(DatasetError, match=r"part-00001.parquet: checksum differs"):
-        distribute(damaged, [tmp_path / "c"])
-
-
-def own_disks(places: Sequence[Path | str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give every worker of this process a place, in the order in which they ask."""
-    own: dict[str, str] = {}
-    left = list(map(str, places))
-    monkeypatch.setattr(
-        "streamcd.cluster.dask_worker.own_place",
-        lambda: own.setdefault(distributed.get_worker().address, left.pop(0) if left else ""),
-    )
-
-
-@pytest.mark.parametrize("method", ["dual", "newton"])
-def test_workers_train_on_their_own_shards(
-    method: str, client: Any, data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever has which: the bits are those of the parts, and by newton those of one process."""
-    places = [tmp_path / "a", tmp_path / "b"]
-    distribute(data.path, places)
-    options: dict[str, Any] = {"loss": "log_loss", "method": method, "tol": 1e-7, "max_passes": 300}
-    opened: list[str] = []
-
-    def open_there(path: str, **how: Any) -> Dataset:
-        opened.append(path)
-        return streamcd.open(path, **how)
-
-    for run, order in (("run", places), ("turned", places[::-1])):
-        with monkeypatch.context() as patched:
-            own_disks(order, patched)
-            patched.setattr("streamcd.cluster.shards.open_dataset", open_there)
-            assert streamcd.train(data, tmp_path / run, client=client, **options).converged
-    assert set(opened) == set(map(str, places)), "workers read nothing but their own shards"
-    assert command_line.problems(tmp_path / "run") == []
-    assert (weights(tmp_path / "run") == weights(tmp_path / "turned")).all()
-    one = streamcd.train(data, tmp_path / "one", **options)
-    assert one.primal_objective == pytest.approx(log(tmp_path / "run")[-1]["primal"], rel=1e-6)
-    if method == "newton":
-        assert (weights(tmp_path / "run") == weights(tmp_path / "one")).all()
-
-
-@pytest.mark.parametrize("copies", [1, 2])
-def test_a_lost_workers_shards_are_found_in_their_copies_or_named(
-    copies: int, data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without copies the run ends with one line, and goes on when the worker is back; the bits are the same in any case."""
-    places = [tmp_path / name for name in "abc"]
-    distribute(data.path, places, copies=copies)
-    options: dict[str, Any] = {"loss": "hinge", "tol": 1e-12, "max_passes": 24}
-    settings = {"n_workers": 3, "threads_per_worker": 1, "processes": False, "dashboard_address": None}
-
-    @contextlib.contextmanager
-    def workers() -> Iterator[tuple[Any, Any]]:
-        with (
-            monkeypatch.context() as patched,
-            distributed.LocalCluster(**settings) as cluster,
-            distributed.Client(cluster, set_as_default=False) as client,
-        ):
-            own_disks(places, patched)
-            yield cluster, client
-
-    with workers() as (cluster, client):
-        streamcd.train(data, tmp_path / "undisturbed", client=client, **options)
-    run, scaled = tmp_path / "run", []
-
-    def rescale() -> None:
-        if not scaled and (run / "log.jsonl").exists() and len(log(run)) > 3:
-            scaled.append(cluster.scale(2))
-
-    options |= {"worker_timeout": 3, "stop_requested": rescale}
-    with workers() as (cluster, client):
-        if copies == 2:
-            streamcd.train(data, run, client=client, **options)
-            assert log(run)[-1]["workers"] == 2
-        else:
-            with pytest.raises(
-                EnvironmentFailure,
-                match=r"expected a worker with the shards [\d, ]+ \(distributed to .*/[abc]\), found none; start the worker",
-            ):
-                streamcd.train(data, run, client=client, **options)
-    if copies == 1:
-        with workers() as (cluster, client):
-            streamcd.resume(run, client=client)
-    assert (weights(run) == weights(tmp_path / "undisturbed")).all()
-
-
-# ---------------------------------------------------------------------------------------------------------------------
 # Processes of this machine
 
 
@@ -755,23 +599,3 @@ def test_real_scheduler_and_workers_survive_kills_and_a_lost_scheduler_is_an_err
     used = [record["workers"] for record in log(run)]
     assert used[committed:] == [2] * (len(used) - committed)
     assert {2, 3} <= set(used[:committed])
-
-
-@pytest.mark.slow
-def test_three_workers_with_disks_of_their_own_and_one_killed_end_with_the_same_bits(
-    commands: Commands, data: Dataset, tmp_path: Path
-) -> None:
-    """As processes, each told its place by the environment."""
-    places = [tmp_path / name / "data" for name in "abc"]
-    process = command("distribute", data.path, *places, "--copies", 2)
-    assert process.wait(60) == 0
-    workers = [commands.start_worker(commands.address, STREAMCD_DATASET_AT=str(place)) for place in places]
-    options = ["--tol", "1e-12", "--max-passes", "40", "--scheduler"]
-    for run in ("undisturbed", "run"):
-        process = command("train", data.path, tmp_path / run, *options, commands.address)
-        if run == "run":
-            wait_for_rounds(tmp_path / run, 4, process)
-            workers[1].kill()
-        assert process.wait(120) in (0, 1)
-    assert {record["workers"] for record in log(tmp_path / "run")} == {2, 3}
-    assert (weights(tmp_path / "run") == weights(tmp_path / "undisturbed")).all()

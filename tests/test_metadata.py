@@ -21,7 +21,6 @@ from streamcd import open as open_dataset
 from streamcd.core import atomic_files
 from streamcd.core.atomic_files import exchange, put_directory, replacing, restore_directory
 from streamcd.core.errors import CheckpointError, DataError, DatasetError, ModelError
-from streamcd.core.folder_copies import Copy
 from streamcd.core.metadata import Kind, parse_json
 from streamcd.dataset.manifests import COLUMN_LAYOUT, ROW_LAYOUT
 from streamcd.models.model_file import MODEL
@@ -55,7 +54,7 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
         )
         return Case(tmp_path / "model.json", MODEL, lambda: load_model(tmp_path), ModelError)
     if request.param == "run":
-        with checkpoint.create_run(Copy(tmp_path / "run", "run", None), force=False) as run:
+        with checkpoint.create_run(tmp_path / "run", force=False) as run:
             run.write_config({"seed": 0})
         return Case(
             run.config_path, checkpoint.RUN, lambda: checkpoint.read_config(run.path), CheckpointError

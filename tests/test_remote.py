@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import gzip
 import http.server
 import logging
 import os
 import shlex
-import signal
-import subprocess
 import sys
-import tempfile
 import threading
-import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,25 +22,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import LentWorkers
-from forking import Forked
 from small_datasets import random_rows, windows_of, write_dataset
-from test_cluster import Commands, own_disks, shards_of
 
 import streamcd
 from streamcd import Dataset
 from streamcd import open as open_dataset
-from streamcd.cluster.dask_engine import open_client
-from streamcd.cluster.distribute import distribute
 from streamcd.conversion.byte_sources import share_out
 from streamcd.core import storage
-from streamcd.core.errors import CheckpointError, DataError, DatasetError, LockError, UsageError
+from streamcd.core.errors import DataError, DatasetError, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES, RUNNING_BYTES
 from streamcd.core.storage import Url, location, open_bytes
-from streamcd.dataset.range_cache import Cache, CachedFile, CachedRanges
 from streamcd.stream import memory_plan
 from streamcd.stream.arenas import RowLayout
 from streamcd.stream.memory_plan import make_plan, plan_shards
-from tools.simulated_cluster import Simulation
 
 boto3 = pytest.importorskip("boto3")
 pytest.importorskip("moto")
@@ -118,6 +108,8 @@ def server() -> Iterator[Server]:
     client = boto3.client("s3")
     client.create_bucket(Bucket="bucket")
     yield Server(client, requests, answer)
+    reset = urllib.request.Request(f"{settings['AWS_ENDPOINT_URL']}/moto-api/reset", method="POST")
+    urllib.request.urlopen(reset).close()  # a server that runs here next has the same buckets
     running.shutdown()
     for name in settings:
         os.environ.pop(name)
@@ -133,10 +125,9 @@ def lent_workers(server: Server) -> Iterator[LentWorkers]:
 
 
 @pytest.fixture(autouse=True)
-def quiet_server(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def quiet_server(server: Server) -> None:
     server.answer.clear()
     server.requests.clear()
-    monkeypatch.setattr(storage, "_FIRST_PAUSE", 0.001)
 
 
 @pytest.fixture(scope="module")
@@ -208,21 +199,6 @@ def test_without_credentials_the_line_says_which(server: Server, monkeypatch: py
     with pytest.raises(PermissionError, match="AWS_ACCESS_KEY_ID"):
         Url(f"{BUCKET}/a").status()
     forget_connections()
-
-
-def test_attempts_are_repeated_and_counted(server: Server) -> None:
-    server.put("some", b"0123456789")
-    server.requests.clear()
-    failures = [503, 500, None]
-    server.answer.append(lambda method, path: failures.pop(0))
-    assert Url(f"{BUCKET}/some").read(2, 5) == b"23456"
-    assert len(server.requests) == 3
-    server.requests.clear()
-    server.answer[0] = lambda method, path: 503
-    with pytest.raises(OSError, match="after 5 attempts") as found:
-        Url(f"{BUCKET}/some").read(2, 5)
-    assert found.value.errno == errno.EIO
-    assert len(server.requests) == 5
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -415,23 +391,6 @@ def test_a_dataset_in_a_bucket_is_that_on_disk(server: Server, local: Dataset, r
     assert local.fingerprint in shown.stdout
 
 
-def test_rows_are_appended_in_a_bucket_as_on_disk(
-    server: Server, local: Dataset, text: bytes, tmp_path: Path
-) -> None:
-    (tmp_path / "text").write_bytes(text)
-    converted(tmp_path / "text", tmp_path / "data")
-    url = f"{BUCKET}/grown"
-    before = streamcd.convert(tmp_path / "text", url)
-    for place in (tmp_path / "data", url):
-        streamcd.convert(tmp_path / "text", place, append=True)
-    found = open_dataset(url)
-    assert found.fingerprint == open_dataset(tmp_path / "data").fingerprint
-    assert found.verify() == []
-    assert Dataset.open(url, fingerprint=before.fingerprint).info()["fingerprint"] == before.fingerprint
-    listed = {name for name, *_ in found.listed_files(found.manifest)}
-    assert set(Url(url).find()) == {*listed, "manifest.json"}
-
-
 def test_a_damaged_part_in_a_bucket_is_found(server: Server, local: Dataset, tmp_path: Path) -> None:
     url = server.upload(local.path, "damaged")
     part = local.manifest["parts"][1]["entries"]
@@ -465,58 +424,24 @@ def test_training_from_a_bucket_gives_the_bits_of_the_disk(
         assert np.array_equal(weights(tmp_path / f"near{kind}"), weights(tmp_path / f"far{kind}"))
 
 
-KILLED = """
-import sys, streamcd
-streamcd.train(sys.argv[1], sys.argv[2], tol=1e-12, max_passes=100_000, checkpoint_every=0.01, C=10.0)
-"""
-
-
-def test_a_killed_training_from_a_bucket_resumes_to_the_bits_of_a_local_run(
-    server: Server, local: Dataset, remote: str, tmp_path: Path
-) -> None:
-    options: dict[str, Any] = {"tol": 1e-12, "C": 10.0}
-    process = Forked(["-c", KILLED, remote, tmp_path / "far"])
-    state = tmp_path / "far" / "state.npz"
-    while process.poll() is None and not state.exists():
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    passes = streamcd.resume(tmp_path / "far", max_passes=0).passes
-    streamcd.resume(tmp_path / "far", max_passes=passes + 5)
-    streamcd.train(local, tmp_path / "near", max_passes=passes + 5, **options)
-    assert np.array_equal(weights(tmp_path / "near"), weights(tmp_path / "far"))
-
-
-@pytest.mark.usefixtures("lend")
-def test_predictions_and_evaluations_of_a_bucket_are_those_of_the_disk(
-    server: Server, local: Dataset, remote: str, text: bytes, tmp_path: Path
-) -> None:
-    streamcd.train(local, tmp_path / "run", max_passes=5)
-    (tmp_path / "text").write_bytes(text)
-    url = server.put("rows.txt", text)
-    for near, far in ((local.path, remote), (tmp_path / "text", url)):
-        assert streamcd.evaluate(near, tmp_path / "run") == streamcd.evaluate(far, tmp_path / "run")
-        streamcd.predict(near, tmp_path / "run", tmp_path / "near.parquet", force=True)
-        streamcd.predict(far, tmp_path / "run", tmp_path / "far.parquet", force=True, workers=2, memory="2GB")
-        assert pq.read_table(tmp_path / "near.parquet").equals(pq.read_table(tmp_path / "far.parquet"))
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["train", "DATA", "https://127.0.0.1/run"], "in a bucket (s3://, gs://), found https"),
-        (["train", "DATA", "OTHER"], "exists and is neither a run nor a model (chunks.parquet)"),
+        (["convert", "TEXT", f"{BUCKET}/out"], "what is written is on a disk"),
+        (["columns", "OTHER"], "what is written is on a disk"),
+        (["train", "DATA", "https://127.0.0.1/run"], "what is written is on a disk"),
+        (["tune", "DATA", f"{BUCKET}/run", "-C", "1,2"], "what is written is on a disk"),
         (["train", "DATA", "run", "--start-from", f"{BUCKET}/run"], "found a URL"),
-        (["resume", f"{BUCKET}/none"], f"{BUCKET}/none is not a run"),
-        (["evaluate", "DATA", f"{BUCKET}/none"], f"{BUCKET}/none: expected a run or a model, found none"),
-        (["export", f"{BUCKET}/none", "out.txt"], f"{BUCKET}/none: expected a run or a model, found none"),
+        (["resume", f"{BUCKET}/none"], "found a URL"),
+        (["evaluate", "DATA", f"{BUCKET}/none"], "found a URL"),
+        (["export", f"{BUCKET}/none", "out.txt"], "found a URL"),
         (["predict", "DATA", "run", "-o", f"{BUCKET}/out.parquet"], "found a URL"),
     ],
 )
 def test_what_may_not_be_a_url_and_what_is_not_there_is_one_line(
     server: Server, local: Dataset, remote: str, arguments: list[str], said: str, tmp_path: Path
 ) -> None:
-    names = {"DATA": str(local.path), "OTHER": remote}
+    names = {"DATA": str(local.path), "OTHER": remote, "TEXT": f"{BUCKET}/t.txt"}
     with contextlib.chdir(tmp_path):
         shown = command_line.run(*[names.get(a, a) for a in arguments])
         assert shown.returncode == 2
@@ -569,7 +494,7 @@ def test_workers_train_from_a_bucket_to_the_bits_of_the_disk_and_the_optimum(
     assert np.array_equal(weights(tmp_path / "near"), weights(tmp_path / "far"))
     assert found.converged
     assert found.primal_objective == pytest.approx(alone.primal_objective, rel=2e-5)
-    assert list((tmp_path / "cache").glob("*/entries-part-*"))
+    assert list((tmp_path / "cache").glob("*/entries/part-*"))
     assert not any(b"secret" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
 
 
@@ -577,530 +502,56 @@ def test_workers_train_from_a_bucket_to_the_bits_of_the_disk_and_the_optimum(
 # Cache
 
 
-def ranges_of_parts(server: Server) -> int:
-    return sum("/part-" in path and bool(part) for _, path, part in server.requests)
+def asks_for_parts(server: Server) -> bool:
+    return any("/part-" in path for _, path, _ in server.requests)
 
 
+@pytest.mark.usefixtures("lend")
 def test_what_a_cache_holds_is_not_asked_for_again(
     server: Server, local: Dataset, remote: str, tmp_path: Path
 ) -> None:
-    """Nor after a resumption, which finds the cache by the run's record; and no bit depends on it."""
+    """By a resumption, which finds the cache by the run's record, nor by predictions; and no bit depends on it."""
     options: dict[str, Any] = {"plan": windows_of(local, 3), "tol": 1e-9}
     streamcd.train(local, tmp_path / "near", max_passes=2, **options)
     streamcd.resume(tmp_path / "near", max_passes=6)
     streamcd.train(remote, tmp_path / "far", max_passes=2, cache=tmp_path / "cache", **options)
-    n_chunks_and_footers = 2 * local.n_chunks + 2 * local.n_shards
-    assert ranges_of_parts(server) <= 2 * n_chunks_and_footers
     server.requests.clear()
     streamcd.resume(tmp_path / "far", max_passes=6)
-    assert ranges_of_parts(server) == 0
     assert np.array_equal(weights(tmp_path / "near"), weights(tmp_path / "far"))
-
-
-@pytest.mark.usefixtures("lend")
-def test_what_a_training_has_cached_is_not_asked_for_by_predictions(
-    server: Server, local: Dataset, remote: str, tmp_path: Path
-) -> None:
-    """By one process or several; they read more of a row than its label, entries apart."""
-    streamcd.train(remote, tmp_path / "run", max_passes=2, cache=tmp_path / "cache")
-    run, cached = str(tmp_path / "run"), ["--cache", str(tmp_path / "cache"), "--memory", "2GB"]
+    run, cached = str(tmp_path / "far"), ["--cache", str(tmp_path / "cache"), "--memory", "2GB"]
     for arguments in (["evaluate"], ["predict", "-o", str(tmp_path / "out.csv"), "--workers", "2"]):
-        server.requests.clear()
         shown = command_line.run(*arguments, remote, run, *cached)
         assert shown.returncode == 0, shown.stderr
-        assert not any("/entries/part-" in path and part for _, path, part in server.requests)
-    shown = command_line.run("evaluate", local.path, run, *cached)
-    assert shown.returncode == 2
-    assert "for a dataset at a URL" in shown.stderr
-
-
-FILES = [CachedFile("data/part-0", 10_000, 10), CachedFile("data/part-1", 10_000, 10)]
-
-
-def opened(cache: Cache, dataset: str = "1" * 32) -> CachedRanges:
-    return cache.open(dataset, "s3://bucket/data", dataset, FILES)
-
-
-def test_a_cache_keeps_the_first_shards_that_fit_in_every_pass(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One that gave up what was read longest ago would hold none of what comes next."""
-    asked: list[str] = []
-    monkeypatch.setattr(Url, "read", lambda url, offset, n: asked.append(f"{url.name}@{offset}") or bytes(n))
-    cache = Cache(str(tmp_path / "cache"), 13_040 + 40)
-    for number in range(3):
-        ranges = opened(cache)
-        asked.clear()
-        for part in (1, 0):
-            for start in range(0, 10_000, 1000):
-                assert ranges.read(Url(f"s3://bucket/data/part-{part}"), start, 1000) == bytes(1000)
-        if number:
-            assert asked == [f"part-1@{start}" for start in range(3000, 10_000, 1000)]
-    assert sum(path.stat().st_size for path in (tmp_path / "cache").glob("*/*")) <= cache.n_bytes
-
-
-def test_a_damaged_range_of_a_cache_is_asked_for_again(
-    server: Server, local: Dataset, remote: str, tmp_path: Path
-) -> None:
-    options: dict[str, Any] = {"cache": tmp_path / "cache", "max_passes": 3}
-    streamcd.train(remote, tmp_path / "first", **options)
-    files = sorted((tmp_path / "cache").glob("*/*.parquet-*"))
-    for number, file in enumerate(files):
-        content = bytearray(file.read_bytes())
-        content[len(content) // 2] ^= 1
-        file.write_bytes(content[:-1] if number % 2 else content)
-    streamcd.train(remote, tmp_path / "second", **options)
-    assert np.array_equal(weights(tmp_path / "first"), weights(tmp_path / "second"))
-    with pytest.raises(UsageError, match="an empty directory of yours, or a cache"):
-        streamcd.train(remote, tmp_path / "third", cache=tmp_path / "first")
+    assert not asks_for_parts(server)
     with pytest.raises(UsageError, match="for a dataset at a URL"):
         streamcd.train(local, tmp_path / "third", cache=tmp_path / "cache")
 
 
-def test_what_a_cache_cannot_read_is_read_from_its_url(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_copy_cut_short_is_made_again_and_a_damaged_one_is_named_and_removed(
+    server: Server, local: Dataset, remote: str, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(Url, "read", lambda _, offset, n_bytes: bytes(n_bytes))
-    ranges, url = opened(Cache(str(tmp_path / "cache"), 1000)), Url("s3://bucket/data/part-0")
-    (tmp_path / "cache" / ("1" * 32) / "data-part-0-0-80").mkdir()  # in place of a disk that fails
-    assert ranges.read(url, 0, 80) == bytes(80)
+    options: dict[str, Any] = {"cache": tmp_path / "cache", "max_passes": 3}
+    streamcd.train(remote, tmp_path / "first", **options)
+    rows, entries = (
+        sorted((tmp_path / "cache").glob(f"*/{name}/*.parquet"))[1] for name in ("rows", "entries")
+    )
+    rows.write_bytes(rows.read_bytes()[:-1])
+    content = bytearray(entries.read_bytes())
+    content[len(content) // 4] ^= 1
+    entries.write_bytes(content)
+    with pytest.raises(DatasetError, match=str(entries)):
+        streamcd.train(remote, tmp_path / "second", **options)
+    streamcd.train(remote, tmp_path / "third", **options)
+    assert np.array_equal(weights(tmp_path / "first"), weights(tmp_path / "third"))
 
 
-def test_a_cache_is_one_datasets_and_another_is_refused_by_name(
-    server: Server, remote: str, tmp_path: Path
-) -> None:
-    streamcd.open(remote, cache=tmp_path / "cache")
-    other = server.upload(streamcd.convert((np.eye(3), [0, 1, 1]), tmp_path / "data").path, "others")
-    with pytest.raises(
-        UsageError, match=rf"expected a cache of {other} .*, found one of {remote} .*name another"
-    ):
-        streamcd.open(other, cache=tmp_path / "cache")
-    streamcd.open(remote, cache=tmp_path / "cache")
-
-
-def test_what_killed_processes_were_writing_is_removed_from_a_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Url, "read", lambda _, offset, n_bytes: bytes(n_bytes))
-    cache = Cache(str(tmp_path / "cache"), 100_000)
-    first = opened(cache)
-    (tmp_path / "cache" / ("1" * 32) / "data-part-0-0-9.7-7.partial").write_bytes(b"killed")
-    opened(cache)
-    assert not list((tmp_path / "cache").glob("*/*.partial"))
-    assert first.read(Url("s3://bucket/data/part-0"), 0, 9) == bytes(9)
-    assert len(list((tmp_path / "cache").glob("*/data-*"))) == 1
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Conversion to a bucket
-
-
-def names(server: Server, folder: str) -> set[str]:
-    found = server.client.list_objects_v2(Bucket="bucket", Prefix=f"{folder}/").get("Contents", [])
-    return {entry["Key"].removeprefix(f"{folder}/") for entry in found}
-
-
-@pytest.mark.usefixtures("lend")
-@pytest.mark.parametrize(
-    ("workers", "options"), [(1, {}), (2, {"memory": "3GB"}), (1, {"scale": "standard", "columns": True})]
-)
-def test_a_conversion_to_a_bucket_gives_the_dataset_of_the_disk(
-    server: Server, text: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, options: Any
-) -> None:
-    (tmp_path / "text").write_bytes(b"".join(text.splitlines(keepends=True)[:600]))
-    with_columns = options.pop("columns", False)
-    options = {"shard_size": "200kB", "chunk_size": "40kB", "workers": workers, "memory": "2GB", **options}
-    monkeypatch.setattr(storage, "_UPLOAD_BYTES", 1 << 16)  # so that files come in several blocks
-    monkeypatch.setattr("moto.s3.models.S3_UPLOAD_PART_MIN_SIZE", 1)
-    made = {}
-    for name in ("near", f"{BUCKET}/made-{workers}-{len(options)}"):
-        dest = name if "://" in name else tmp_path / name
-        dataset = streamcd.convert(tmp_path / "text", dest, **options)
-        if with_columns:
-            streamcd.make_columns(dataset, chunk_size="50kB")
-        made[name] = dataset
-    near, far = made.values()
-    assert far.fingerprint == near.fingerprint
-    assert far.verify() == []
-    assert far.info() == near.info()
-    assert {name.split(".")[0] for name in names(server, far.path.name)} == {
-        str(path.relative_to(near.path)).split(".")[0] for path in near.path.rglob("*") if path.is_file()
-    }
-    if with_columns:
-        assert far.open_columns().fingerprint == near.open_columns().fingerprint
-
-
-def test_a_downloaded_dataset_of_a_bucket_is_a_dataset(server: Server, text: bytes, tmp_path: Path) -> None:
-    (tmp_path / "text").write_bytes(text)
-    far = streamcd.convert(tmp_path / "text", f"{BUCKET}/download", memory="2GB")
-    for name in names(server, "download"):
-        (tmp_path / "copy" / name).parent.mkdir(parents=True, exist_ok=True)
-        server.client.download_file("bucket", f"download/{name}", str(tmp_path / "copy" / name))
-    copy = open_dataset(tmp_path / "copy")
-    assert copy.fingerprint == far.fingerprint
-    assert copy.verify() == []
-
-
-def test_of_two_conversions_to_one_place_the_later_loses_and_leaves_nothing(
-    server: Server, text: bytes, tmp_path: Path
-) -> None:
-    (tmp_path / "text").write_bytes(text)
-    url = f"{BUCKET}/contended"
-    winner = []
-
-    def overtake(method: str, path: str) -> None:
-        if method == "PUT":  # the first one's first file
-            server.answer.clear()
-            winner.append(streamcd.convert(tmp_path / "text", url, memory="2GB", seed=7))
-
-    server.answer.append(overtake)
-    with pytest.raises(UsageError, match="completed there meanwhile"):
-        converted(tmp_path / "text", url)
-    assert open_dataset(url).fingerprint == winner[0].fingerprint
-    assert open_dataset(url).verify() == []
-    listed = {name for name, *_ in winner[0].listed_files(winner[0].manifest)}
-    assert names(server, "contended") == {"manifest.json", *listed}
-
-
-def test_a_manifest_is_written_only_where_there_is_none(server: Server) -> None:
-    """The server's condition alone tells, where the other comes after the question."""
-    url = Url(f"{BUCKET}/conditional/manifest.json")
-
-    def overtake(method: str, path: str) -> None:
-        if method == "PUT":
-            server.answer.clear()
-            server.put("conditional/manifest.json", b"another's")
-
-    server.answer.append(overtake)
-    with pytest.raises(FileExistsError):
-        url.put(b"mine", None)
-    version = url.version()
-    server.put("conditional/manifest.json", b"a third's")
-    with pytest.raises(FileExistsError):
-        url.put(b"mine", version)
-    assert url.read_bytes() == b"a third's"
-    url.put(b"mine", url.version())
-    assert url.read_bytes() == b"mine"
-
-
-KILLED_CONVERSION = """
-import os, sys, signal, streamcd
-from streamcd.conversion import publication
-real = publication.Publication.upload
-def upload(self, work, name):
-    real(self, work, name)
-    os.kill(os.getpid(), signal.SIGKILL)
-publication.Publication.upload = upload
-streamcd.convert(sys.argv[1], sys.argv[2], memory="2GB")
-"""
-
-
-def test_what_a_killed_conversion_left_is_named_and_removed_with_force(
-    server: Server, text: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "text").write_bytes(text)
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(tempfile, "tempdir", None)  # it is looked for once
-    url = f"{BUCKET}/killed"
-    done = subprocess.run([sys.executable, "-c", KILLED_CONVERSION, str(tmp_path / "text"), url], check=False)
-    assert done.returncode == -signal.SIGKILL
-    assert len(names(server, "killed")) == 1
-    shown = command_line.run("info", url)
-    assert shown.returncode == 2
-    assert shown.stderr.count("which no manifest lists") == 1
-    arguments = ["convert", str(tmp_path / "text"), url, "--memory", "2GB", "--quiet", "--json"]
-    shown = command_line.run(*arguments)
-    assert shown.returncode == 0, shown.stderr
-    assert "which no manifest lists" in shown.stdout
-    shown = command_line.run(*arguments)
-    assert shown.returncode == 2
-    assert "--force" in shown.stderr
-    shown = command_line.run(*arguments, "--force")
-    assert shown.returncode == 0, shown.stderr
-    assert "which no manifest lists" not in shown.stdout
-    made = open_dataset(url)
-    assert names(server, "killed") == {
-        "manifest.json",
-        *(name for name, *_ in made.listed_files(made.manifest)),
-    }
-    assert not list(tmp_path.glob(".streamcd-upload-*"))
-
-
-def test_a_conversion_that_fails_leaves_nothing_in_the_bucket(
-    server: Server, text: bytes, tmp_path: Path
-) -> None:
-    (tmp_path / "text").write_bytes(text)
-    server.answer.append(lambda method, path: 503 if method == "PUT" and "features" in path else None)
-    with pytest.raises(OSError, match="after 5 attempts"):
-        converted(tmp_path / "text", f"{BUCKET}/failed")
-    assert names(server, "failed") == set()
-    server.answer.clear()
-    server.put("failed/notes.txt", b"mine")
-    with pytest.raises(UsageError, match="is not a dataset"):
-        converted(tmp_path / "text", f"{BUCKET}/failed")
-    with pytest.raises(UsageError, match="read only"):
-        converted(tmp_path / "text", "https://example.com/data")
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Runs in a bucket
-
-
-def test_a_run_in_a_bucket_is_used_as_one_on_disk(
-    server: Server, local: Dataset, text: bytes, tmp_path: Path
-) -> None:
-    """And ends with its bits; a copy of its files is a run on disk."""
-    run, name = tmp_path / "run", f"{BUCKET}/whole/run"
-    options: dict[str, Any] = {"tol": 1e-3, "loss": "log_loss"}
-    streamcd.train(local, run, **options)
-    trained = streamcd.train(local, name, **options)
-    assert trained.run == name
-    assert (trained.model.weights == weights(run)).all()
-    assert trained.history.num_rows > 0
-    results = [streamcd.resume(where, tol=1e-6) for where in (run, name)]
-    assert results[0].passes == results[1].passes > trained.passes
-    assert (streamcd.load_checkpoint(name).weights == weights(run)).all()
-    (tmp_path / "test.txt").write_bytes(text)
-    given = {"FILE": str(tmp_path / "test.txt"), "OUT": str(tmp_path / "out")}
-    for command in (
-        "info RUN",
-        "verify RUN",
-        "weights RUN",
-        "evaluate FILE RUN",
-        "predict FILE RUN -o OUT.csv --force",
-        "export RUN OUT.txt --format liblinear --force",
-    ):
-        said, files = [], []
-        for where in (str(run), name):
-            words = [where if word == "RUN" else word for word in command.split()]
-            for short, long in given.items():
-                words = [word.replace(short, long) for word in words]
-            shown = command_line.run(*words, "--json")
-            assert shown.returncode == 0, shown.stderr
-            said.append(shown.stdout.replace(where, "RUN"))
-            files.append([path.read_bytes() for path in sorted(tmp_path.glob("out.*"))])
-        assert files[0] == files[1]
-        if "info" not in command:  # seconds
-            assert said[0] == said[1]
-    for key in names(server, "whole/run"):
-        path = tmp_path / "copy" / key
-        path.parent.mkdir(parents=True, exist_ok=True)
-        server.client.download_file("bucket", f"whole/run/{key}", str(path))
-    assert streamcd.resume(tmp_path / "copy", tol=1e-9).converged
-
-
-def test_a_search_in_a_bucket_is_resumed(server: Server, local: Dataset, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"C": [0.01, 0.1], "cv": 2, "tol": 1e-3}
-    results = []
-    for where in (tmp_path / "search", f"{BUCKET}/search"):
-        streamcd.tune(local, where, **options)
-        results.append(streamcd.resume(where, tol=1e-6))
-    assert results[0].scores == results[1].scores
-    assert (results[0].model.weights == results[1].model.weights).all()
-
-
-class Killed(BaseException):
-    """The end of a process, which no code of its own outlives."""
-
-
-@pytest.mark.parametrize(
-    ("workers", "every"),
-    [
-        (0, 17),
-        (2, 17),
-        pytest.param(0, 1, marks=pytest.mark.slow),
-        pytest.param(2, 1, marks=pytest.mark.slow),
-    ],
-)
-def test_a_run_in_a_bucket_killed_at_any_request_resumes_to_the_same_bits(
-    server: Server, local: Dataset, tmp_path: Path, workers: int, every: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before an upload, a removal or a look at who has the run, of the first training and then of the second."""
-    client = Simulation(workers) if workers else None
-    options: dict[str, Any] = {"tol": 1e-9, "max_passes": 4, "client": client}
-    streamcd.train(local, tmp_path / "calm", checkpoint_every=0.001, **options)
-    left = [0]
-
-    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
-        def do(*arguments: Any) -> Any:
-            left[0] -= 1
-            if left[0] == 0:
-                raise Killed
-            return call(*arguments)
-
-        return do
-
-    monkeypatch.setattr("streamcd.training.loop._UPLOAD_PAUSE", 0)
-    for method in ("upload", "remove", "put"):
-        monkeypatch.setattr(Url, method, counted(getattr(Url, method)))
-    moments, run = 1 - every, f"{BUCKET}/killed-{workers}"
-    while left[0] <= 0:
-        moments += every
-        left[0] = moments
-        with contextlib.suppress(Killed):
-            streamcd.train(local, run, checkpoint_every=0.001, force=True, **options)
-        if left[0] > 0:
-            break  # it came to its end
-        left[0] = moments
-        with contextlib.suppress(Killed, CheckpointError):  # there is no run yet
-            streamcd.resume(run, client=client)
-        left[0] = -1
-        if "config.json" in names(server, f"killed-{workers}"):
-            resumed = streamcd.resume(run, client=client)
-            assert (resumed.model.weights == weights(tmp_path / "calm")).all(), moments
-    assert moments > 30
-
-
-_GUARD = """
-import os, sys
-from pathlib import Path
-
-ALL, OWN = {all!r}, {own!r}
-
-def refuse(event, arguments):
-    if event in ("open", "os.mkdir") and isinstance(arguments[0], str | os.PathLike):
-        path = os.fspath(arguments[0])
-        if path.startswith(ALL) and not path.startswith(OWN):
-            raise FileNotFoundError(2, "on another machine", path)
-        if event == "open" and path.endswith(".bin") and not os.path.exists(OWN + "/kept"):
-            Path(OWN, "kept").write_text(path)
-
-sys.addaudithook(refuse)
-"""
-"""What keeps a worker to the directory of its machine, and notes that it has dual variables there."""
-
-
-class Machines(Commands):
-    """A scheduler, and workers each of which sees its own directory alone."""
-
-    def start_machine(self, number: int) -> subprocess.Popen[bytes]:
-        own = self.folder / f"machine-{number}"
-        own.mkdir()
-        guard = own / f"guard{number}.py"
-        guard.write_text(_GUARD.format(all=str(self.folder), own=str(own)))
-        options = "--nthreads", "1", "--no-nanny", "--no-dashboard", "--memory-limit", "0"
-        return self.start("worker", self.address, *options, "--local-directory", own, "--preload", guard)
-
-
-@pytest.fixture
-def machines(server: Server, tmp_path: Path) -> Iterator[Machines]:
-    with Machines(tmp_path) as made:
-        yield made
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("place", "loss"), [("bucket", "hinge"), ("bucket", "log_loss"), ("disk", "hinge")])
-def test_three_workers_without_a_shared_disk_of_which_one_is_killed_end_with_the_bits_of_three(
-    server: Server,
-    machines: Machines,
-    place: str,
-    loss: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Data in a bucket, the run there too or on the disk of the process that trains; nobody sees another's directory."""
-    data = write_dataset(tmp_path / "data", random_rows(2000, 30, seed=5), n_chunks=36, n_shards=12)
-    remote = server.upload(data.path, f"three-{place}-{loss}")
-    run = f"{BUCKET}/run-{loss}" if place == "bucket" else str(tmp_path / "run")
-    options: dict[str, Any] = {"loss": loss, "tol": 1e-15, "acceleration": "none", "memory": "600MB"}
-    streamcd.train(remote, tmp_path / "calm", client=Simulation(3), max_passes=30, **options)
-    processes = [machines.start_machine(number) for number in range(3)]
-    rounds = 0
-
-    def kill_one() -> None:
-        nonlocal rounds
-        rounds = max(
-            rounds,
-            *(len(log.read_text().splitlines()) for log in (tmp_path / "scratch").rglob("log.jsonl")),
-            0,
-        )
-        if rounds >= 4:
-            processes[1].kill()
-
-    (tmp_path / "scratch").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
-    if place == "disk":
-        run = str(tmp_path / "scratch" / "run")
-    with open_client(machines.address, 0) as client:
-        client.wait_for_workers(3)
-        streamcd.train(remote, run, client=client, max_passes=18, stop_requested=kill_one, **options)
-        assert rounds >= 4
-        assert processes[1].wait(10)
-        machines.start_machine(3)
-        client.wait_for_workers(3)
-        trained = streamcd.resume(run, client=client, max_passes=30)
-    assert (trained.model.weights == weights(tmp_path / "calm")).all()
-    used = trained.history["workers"].to_pylist()
-    assert {2, 3} == set(used)
-    assert set(trained.history["parts"].to_pylist()) == {3}
-    assert max(trained.history["attempts"].to_pylist()) > 1
-    assert len(list(tmp_path.glob("machine-*/kept"))) == 4
-
-
-def test_shards_dealt_to_folders_of_a_bucket_go_on_and_train_to_the_bits_of_disks(
-    server: Server, local: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A dealing that the server ends leaves no dataset; again, it copies the rest. Workers read nothing but their folder."""
-    distributed = pytest.importorskip("distributed")
-    places, puts = [f"{BUCKET}/dealt/{name}" for name in "ab"], 0
-
-    def refuse(method: str, path: str) -> int | None:
-        nonlocal puts
-        puts += method == "PUT"
-        return 403 if puts == 5 else None
-
-    server.answer[:] = [refuse]
-    with pytest.raises(PermissionError, match=r"no permission .*dealt/a/"):
-        distribute(local.path, places)
-    server.answer.clear()
-    listed = location(places[0])
-    assert isinstance(listed, Url)
-    assert 0 < len(listed.find()) <= 4
-    assert "manifest.json" not in listed.find()
-    made = distribute(local.path, places)
-    assert 0 < sum(one["copied"] for one in made) < sum(one["bytes"] for one in made)
-    assert [one["copied"] for one in distribute(local.path, places)] == [0, 0]
-    with pytest.raises(UsageError, match="found shards of another one"):
-        distribute(local.path, places[::-1])
-    server.put("dealt/other/file", b"")
-    with pytest.raises(UsageError, match="other: expected an empty directory, found other files"):
-        distribute(local.path, [f"{BUCKET}/dealt/other", places[1]])
-
-    disks = [tmp_path / "a", tmp_path / "b"]
-    distribute(local.path, disks)
-    held = [{Path(name).name for name in location(place).find() if "entries/" in name} for place in places]
-    assert held == [shards_of(disk) for disk in disks]
-    settings = {"n_workers": 2, "threads_per_worker": 1, "processes": False, "dashboard_address": None}
-    for run, own in (("buckets", places), ("disks", list(map(str, disks)))):
-        with (
-            monkeypatch.context() as patched,
-            distributed.LocalCluster(**settings) as cluster,
-            distributed.Client(cluster, set_as_default=False) as client,
-        ):
-            own_disks(own, patched)
-            server.requests.clear()
-            trained = streamcd.train(
-                local, tmp_path / run, client=client, loss="hinge", tol=1e-6, max_passes=500
-            )
-            assert trained.converged
-            read = {path.split("/")[3] for _, path, _ in server.requests if path.startswith("/bucket/dealt/")}
-            assert read == ({"a", "b"} if run == "buckets" else set())
-    assert (weights(tmp_path / "buckets") == weights(tmp_path / "disks")).all()
-
-
-def test_a_run_in_a_bucket_is_whoevers_opened_it_last(server: Server, local: Dataset) -> None:
-    """The one that had it before ends at its next checkpoint, and damages nothing."""
-    run, taken = f"{BUCKET}/two", []
-
-    def take_over() -> None:
-        if not taken and "state.npz" in names(server, "two"):
-            taken.append(streamcd.resume(run, max_passes=3, tol=1e-3))
-
-    endless: dict[str, Any] = {"tol": 1e-15, "max_passes": 100_000, "loss": "hinge", "C": 100.0}
-    with pytest.raises(LockError, match=f"{run}: another process has opened this run") as caught:
-        streamcd.train(local, run, checkpoint_every=0.001, stop_requested=take_over, **endless)
-    assert caught.value.exit_status == 1
-    assert (streamcd.load_model(run).weights == taken[0].model.weights).all()
+def test_another_dataset_in_its_place_has_copies_of_its_own(server: Server, tmp_path: Path) -> None:
+    found = []
+    for labels in ([0, 1, 1], [1, 0, 0]):
+        data = streamcd.convert((np.eye(3), labels), tmp_path / str(labels))
+        url = server.upload(data.path, "replaced")
+        found.append(streamcd.open(url, cache=tmp_path / "cache").labels().tolist())
+    assert found == [[0, 1, 1], [1, 0, 0]]
 
 
 @pytest.mark.usefixtures("lend")
@@ -1116,6 +567,8 @@ def test_the_examples_of_the_documentation_run(
     ]
     server.put("days/1.txt.gz", gzip.compress(b"".join(lines)))
     server.put("days/2.txt", b"".join(lines))
+    (tmp_path / "lines").write_bytes(b"".join(lines))
+    server.upload(streamcd.convert(tmp_path / "lines", tmp_path / "made").path, "data")
     monkeypatch.chdir(tmp_path)
     for language, content in examples("remote.md"):
         if language == "python":

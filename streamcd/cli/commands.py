@@ -30,7 +30,6 @@ from ..report.tables import (
     conversion_tables,
     dataset_tables,
     description_tables,
-    distribution_table,
     growth_tables,
     support_rows,
 )
@@ -147,28 +146,6 @@ def columns(listener: Console, dataset: str, **options: Any) -> Shown:
 
     made = make_columns(dataset, listener=listener, **options).info()
     return made, *column_tables(dataset, made)
-
-
-@cli.command()
-@click.argument("dataset", type=click.Path())
-@click.argument("places", metavar="PLACE...", nargs=-1, required=True, type=click.Path())
-@option("--copies", type=int, default=1, metavar="N", help="Number of places that have each shard.")
-@talks()
-def distribute(listener: Console, dataset: str, places: tuple[str, ...], copies: int) -> Shown:
-    """Deal the shards of a dataset to places of workers that share no disk: directories, or folders of a bucket.
-
-    Each gets the manifest and its own shards. Where it was interrupted, or a place was lost, the same command goes on. A
-    worker is told its place by the environment variable STREAMCD_DATASET_AT.
-
-    \b
-    Example:
-      streamcd distribute data /mnt/w0/data /mnt/w1/data /mnt/w2/data --copies 2
-      STREAMCD_DATASET_AT=/mnt/w0/data dask worker tcp://HOST:8786 --nthreads 1 --memory-limit 0
-    """
-    from ..cluster.distribute import distribute as deal
-
-    made = deal(dataset, places, copies=copies, listener=listener)
-    return {"places": made}, distribution_table(dataset, made)
 
 
 @cli.command()

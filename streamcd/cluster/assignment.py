@@ -58,20 +58,6 @@ class BlockAssignment:
         return {worker: shards for worker, shards in dealt.items() if shards}
 
 
-class OwnShards:
-    """Shards that stay where they were distributed: a part for every directory, in all rounds."""
-
-    exchanges = False
-
-    def __init__(self, parts: Sequence[Sequence[int]]) -> None:
-        self._parts = parts
-
-    def of_round(self, number: int, workers: Sequence[str]) -> dict[str, list[int]]:
-        """Return the shards of every part, in the place of workers, as `Dealer.of_round`."""
-        dealt = zip(workers, self._parts, strict=True)
-        return {worker: sorted(shards) for worker, shards in dealt if shards}
-
-
 class Assignment:
     """Shards of every worker in every round: a function of the seed, the round and the number of workers alone.
 

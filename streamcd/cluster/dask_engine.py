@@ -37,10 +37,9 @@ from ..dataset.dataset import Dataset
 from ..solvers.protocol import TRAIN
 from ..stream.slot_store import shard_file
 from . import dask_worker
-from .assignment import OwnShards, next_shares
+from .assignment import next_shares
 from .dask_worker import SharedWeights
-from .holdings import Distribution, Holding, place_parts
-from .kinds import check_parts, has_duals, make_assignment
+from .kinds import has_duals, make_assignment
 from .placement import Placement
 from .records import FIRST, Place, batches, read_batch, write_batch
 from .rounds import Change, RoundRequest, WorkersLost, WorkerSpec, add_in_tree
@@ -76,8 +75,6 @@ class DaskEngine:
         self._dataset = dataset
         self._assignment, self._has_duals = make_assignment(spec, dataset), has_duals(spec)
         self._placement = Placement(keeps_parts=self._has_duals)
-        self._holdings: dict[str, Holding | None] = {}  # shards that workers have on their own disks, by name
-        self._distribution: Distribution | None = None  # of all of them
         self.topic = f"streamcd-{os.urandom(8).hex()}"
         self._folder = Path(spec.folder)
         (self._folder / dask_worker.SESSION_FILE).write_text(self.topic)
@@ -238,27 +235,19 @@ class DaskEngine:
     def _assign(self, request: RoundRequest, progress: Callable[[int], None]) -> list[str]:
         """Assign shards to the workers that take part in the next round; waits for a worker where there is none."""
         begun, before = time.monotonic(), set(self._workers())
-        lacking = ""
         while True:
             progress(0)
             admitted, pending = self._admitted()
-            admitted = self._ask_holdings(admitted)
             waited = time.monotonic() - begun
             if admitted and (before or not pending or waited > self.timeout):
-                placed, missing = self._place(admitted)
-                if not missing:
-                    break
-                if missing != lacking:
-                    self.listener.message(f"waiting for workers: {missing}")
-                lacking = missing
+                placed = self._placement.place(admitted, self.n_shards)
+                break
             if not admitted and not pending and self._refused:
                 name, reason = next(iter(self._refused.items()))
                 raise EnvironmentFailure(f"no worker can take part; {name}: {reason}")
             if waited > self.timeout:
                 raise EnvironmentFailure(
-                    f"{lacking}; start the worker there again, then 'streamcd resume {self.run}'"
-                    if lacking
-                    else f"no worker for {waited:.0f} s; start some with 'dask worker', then 'streamcd resume {self.run}'"
+                    f"no worker for {waited:.0f} s; start some with 'dask worker', then 'streamcd resume {self.run}'"
                 )
             time.sleep(_POLL_SECONDS)
         numbers = list(map(str, range(len(placed))))
@@ -272,38 +261,6 @@ class DaskEngine:
         if before != set(names):
             self._announce(names, len(admitted) - len(names))
         return names
-
-    def _ask_holdings(self, admitted: Sequence[str]) -> list[str]:
-        """Ask newcomers which shards they have; returns the workers that can take part together."""
-        with self._losses():
-            for name in admitted:
-                if name not in self._holdings:
-                    self._holdings[name] = self._call(name, dask_worker.holding_of)
-        for name in admitted:
-            held = self._holdings[name]
-            if held is None:
-                continue
-            distribution = held.distribution.but(number=0)  # what all directories have in common
-            if self._distribution is None and not self._parts:
-                check_parts(self.spec, self._dataset, distribution.parts)
-                self._distribution, self._assignment = distribution, OwnShards(distribution.parts)
-            if distribution != self._distribution:
-                self._refused[name] = "its shards were distributed in another way than those of the others"
-                self.listener.warning(f"worker {name} cannot take part: {self._refused[name]}")
-        return [name for name in admitted if name not in self._refused]
-
-    def _place(self, admitted: Sequence[str]) -> tuple[list[str], str]:
-        """Return the worker of every part, and what is lacking where there is none for one."""
-        if self._distribution is None:
-            return self._placement.place(admitted, self.n_shards), ""
-        parts, places = self._distribution.parts, self._distribution.places
-        placed = place_parts(parts, {name: self._holdings[name] for name in admitted})
-        lost = [number for number, name in enumerate(placed) if not name]
-        if not lost:
-            return placed, ""
-        shards = ", ".join(str(shard) for number in lost for shard in parts[number])
-        where = ", ".join(places[number] for number in lost)
-        return placed, f"expected a worker with the shards {shards} (distributed to {where}), found none"
 
     def _announce(self, names: Sequence[str], n_idle: int) -> None:
         """Tell who takes part, and on what; `n_idle` workers have nothing to do."""

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from .._version import __version__
 from ..core.errors import UsageError
 from ..core.memory_budget import format_size
 from ..stream.slot_store import shard_file
-from .holdings import VARIABLE, Holding, read_holding
 from .kinds import Part, make_part
 from .memory import WORKER_BYTES
 from .partition import Partition
@@ -47,18 +46,17 @@ class Seat:
     """A worker's part of a training between its rounds: one partition, and w.
 
     A result of dask's, which lives on the worker as long as the client wants it. A copy is empty. `apart` tells that the
-    worker does not see the run directory: the folder of `spec` is then its own. `holding` has its shards if it does not see
-    all of the dataset.
+    worker does not see the run directory: the folder of `spec` is then its own.
     """
 
-    def __init__(self, spec: WorkerSpec, apart: bool = False, holding: Holding | None = None) -> None:
-        self.spec, self.apart, self.holding, self.lock = spec, apart, holding, threading.Lock()
+    def __init__(self, spec: WorkerSpec, apart: bool = False) -> None:
+        self.spec, self.apart, self.lock = spec, apart, threading.Lock()
         self.partition: Part | None = None
         self.carried_out: tuple[str, list[list[int]]] = "", []  # shards of the parts of a round
         self._version, self._w = "", np.empty(0)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Seat, (self.spec, self.apart, self.holding)
+        return Seat, (self.spec, self.apart)
 
     def __del__(self) -> None:
         if not sys.is_finalizing():
@@ -125,32 +123,18 @@ def open_seat(version: str, spec: bytes, session: str) -> Seat:
 
     if __version__ != version:
         raise UsageError(f"it has streamcd {__version__}, the coordinating process {version}")
-    given, holding = pickle.loads(spec), None
-    if place := own_place():
-        given = replace(given, dataset=place, whole=False)
-    with closing(open_same(given)) as dataset:
-        if place:
-            holding = read_holding(dataset.path, given.fingerprint, dataset)
+    given = pickle.loads(spec)
+    open_same(given).close()
     apart = not _sees(given.folder, session)
     if apart:
         given = replace(given, folder=str(Path(get_worker().local_directory) / session))
-    seat = Seat(given, apart, holding)
+    seat = Seat(given, apart)
     os.makedirs(seat.spec.folder, exist_ok=True)
     probe = os.path.join(seat.spec.folder, f"probe-{os.urandom(8).hex()}")
     os.mkdir(probe)
     os.rmdir(probe)
     _check_memory(seat.spec.memory + WORKER_BYTES)
     return seat
-
-
-def own_place() -> str:
-    """Return this worker's own directory of shards; empty where it sees all of the dataset."""
-    return os.environ.get(VARIABLE, "")
-
-
-def holding_of(seat: Seat) -> Holding | None:
-    """Return the shards that a worker has; None where it sees all of the dataset."""
-    return seat.holding
 
 
 def _sees(folder: str, session: str) -> bool:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from ..core.errors import UsageError
 from ..dataset.dataset import Dataset
 from ..solvers.memory import newton_blocks
 from ..solvers.registry import find_solver
@@ -27,19 +24,6 @@ def make_assignment(spec: WorkerSpec, dataset: Dataset) -> Dealer:
     if _sums(spec):
         return BlockAssignment(entries, newton_blocks(spec.problem, dataset).of_shard)
     return Assignment(entries, spec.seed)
-
-
-def check_parts(spec: WorkerSpec, dataset: Dataset, parts: Sequence[Sequence[int]]) -> None:
-    """Refuse parts that divide what the rounds of a run sum up together."""
-    if not _sums(spec):
-        return
-    of_shard = newton_blocks(spec.problem, dataset).of_shard
-    blocks = [set(of_shard[list(part)].tolist()) for part in parts]
-    if len(set().union(*blocks)) < sum(map(len, blocks)):
-        raise UsageError(
-            f"--method newton adds up {len(set().union(*blocks))} blocks of shards, of which one is in two directories; "
-            "distribute the dataset to fewer of them, or take --method dual"
-        )
 
 
 def has_duals(spec: WorkerSpec) -> bool:

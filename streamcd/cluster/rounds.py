@@ -9,7 +9,6 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from ..dataset.dataset import Dataset
-from ..dataset.range_cache import Cache
 from ..kernels.rounds import LONGEST
 from ..solvers.block_sums import Node, Tree
 from ..solvers.kept_rows import KeptRows
@@ -35,8 +34,7 @@ class WorkerSpec:
     memory: int  # budget of a worker, bytes
     identity: Identity | None = None  # of the run
     acceleration: float | str = "none"  # as `registry.make_solver` takes it
-    cache: Cache | None = None  # of a dataset at a URL
-    whole: bool = True  # false where the dataset is a worker's own directory, with some of the shards
+    cache: str | None = None  # directory, of a dataset at a URL
 
 
 @dataclass(frozen=True)

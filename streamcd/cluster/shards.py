@@ -23,7 +23,7 @@ Report = Callable[[int], None]
 
 def open_same(spec: WorkerSpec) -> Dataset:
     """Open the dataset of a run in this process; refused if it is missing, or has another fingerprint."""
-    dataset = Dataset.open(spec.dataset, check_files=spec.whole, fingerprint=spec.fingerprint)
+    dataset = Dataset.open(spec.dataset, fingerprint=spec.fingerprint)
     dataset.use_cache(spec.cache)
     return dataset
 

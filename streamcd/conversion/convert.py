@@ -7,8 +7,7 @@ into files, as long as these come in the same order.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,7 @@ from ..core.errors import UsageError
 from ..core.options import takes
 from ..core.process_pool import Pool, checked_workers
 from ..core.progress import Listener, ends_progress
-from ..core.storage import Location, Url, is_url, location, writable
-from ..dataset.chunked_table import RowTable
+from ..core.storage import is_url, local_path, location
 from ..dataset.dataset import Dataset, open_dataset
 from .byte_sources import NoRows, check_rows, total_bytes
 from .formats import expand, left_beside, open_source
@@ -28,7 +26,6 @@ from .in_memory import is_files, open_data
 from .options import ConvertOptions
 from .pipeline import Conversion
 from .plan import Like, Options, Plan, load_like, make_plan
-from .publication import Publication, publishing
 from .sources import Reading, Source
 from .staging import clear_interrupted, staging_directory
 
@@ -45,7 +42,7 @@ def convert(sources: Any, dest: str | Path, asked: ConvertOptions) -> Dataset:
         of NumPy arrays, SciPy matrices or dask arrays; a frame, which is anything with ``__arrow_c_stream__`` (pandas,
         Polars, DuckDB, Arrow) or one of dask's; ``(frame, y)``; an iterable of such batches, or a function that returns one.
     dest : path
-        The dataset's directory, or its URL in a bucket. It appears when it is complete.
+        The dataset's directory. It appears when it is complete.
     {options}
 
     Returns
@@ -55,7 +52,7 @@ def convert(sources: Any, dest: str | Path, asked: ConvertOptions) -> Dataset:
     Raises
     ------
     UsageError
-        If options are invalid or contradict each other, `dest` exists (in a bucket it is looked for at the end, too), or the
+        If options are invalid or contradict each other, `dest` exists, or the
         memory is too small.
     DataError
         If the source cannot be used; the message names file and line.
@@ -68,12 +65,12 @@ def convert(sources: Any, dest: str | Path, asked: ConvertOptions) -> Dataset:
     >>> data.n_rows
     8000
     """
-    place, listener = writable(dest, "a dataset to be written"), asked.listener or Listener()
+    place, listener = local_path(dest, "a dataset to be written"), asked.listener or Listener()
     _convert(sources, place, asked, listener)
     return open_dataset(place)
 
 
-def _convert(sources: Any, place: Location, asked: ConvertOptions, listener: Listener) -> None:
+def _convert(sources: Any, place: Path, asked: ConvertOptions, listener: Listener) -> None:
     """Convert sources to a dataset, or to a batch of one."""
     from_files = is_files(sources)
     paths, roots = expand(sources, asked.format) if from_files else ([], {})
@@ -121,10 +118,10 @@ def _convert(sources: Any, place: Location, asked: ConvertOptions, listener: Lis
         elif has_strings and not plan.map_bytes:  # of documents, whose label needs no option
             plan = make_plan(options, urls, 0, has_strings, has_text)
         with (
-            growing(base, listener) if base else _workplace(options, listener) as (work, publication),
+            growing(base) if base else _workplace(options) as work,
             Pool(options.workers, listener, Conversion.__module__) as pool,
         ):
-            Conversion(options, plan, source, work, pool, publication).run()
+            Conversion(options, plan, source, work, pool).run()
     except NoRows as error:
         if base is None:
             raise
@@ -136,18 +133,11 @@ def _compact(asked: ConvertOptions, like: Like | None) -> dict[str, bool]:
     return {} if like is None else {"compact": asked.compact or like.indices.kept is not None}
 
 
-@contextmanager
-def _workplace(options: Options, listener: Listener) -> Iterator[tuple[Path, Publication | None]]:
-    """A directory for work in progress: the dataset written there is put in its place at the end, or published."""
+def _workplace(options: Options) -> AbstractContextManager[Path]:
+    """A directory for work in progress: the dataset written there is put in its place at the end."""
     place = options.place
-    if isinstance(place, Url):
-        with publishing(place, RowTable, force=options.force) as (work, publication):
-            yield work, publication
-            publication.finish(work / "dataset", listener)
-    else:
-        aside = work_directory(place) / SET_ASIDE if options.force else None
-        with staging_directory(place, lambda new: put_directory(new, place, aside)) as work:
-            yield work, None
+    aside = work_directory(place) / SET_ASIDE if options.force else None
+    return staging_directory(place, lambda new: put_directory(new, place, aside))
 
 
 # ---------------------------------------------------------------------------------------------------------------------

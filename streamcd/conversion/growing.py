@@ -18,7 +18,7 @@ from ..core.atomic_files import put_directory, write_file
 from ..core.errors import DataError, DatasetError, UsageError, escaped
 from ..core.metadata import as_structure, write_metadata
 from ..core.progress import Listener, counted
-from ..core.storage import Location, Url
+from ..core.storage import local_path
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.growth import FOLDER_OF_BATCH, moved, with_batch
 from ..dataset.kept_columns import KEPT_FILE, kept_schema
@@ -26,7 +26,6 @@ from ..dataset.manifests import EARLIER_FILE, ROW_LAYOUT, RowForm
 from ..dataset.parquet import file_checksum
 from .options import ConvertOptions
 from .plan import Like, load_like
-from .publication import Publication, appending
 from .sources import Source
 from .staging import clear_interrupted, folders_of, remove_unlisted, staging_directory
 
@@ -98,7 +97,7 @@ class Base:
         return with_batch(self.dataset.manifest, added, batch)
 
 
-def open_base(place: Location, asked: ConvertOptions) -> Base:
+def open_base(place: Path, asked: ConvertOptions) -> Base:
     """Open the dataset to which rows are appended; refused where options say that they be encoded in another way.
 
     What an interrupted call has left there goes before.
@@ -160,22 +159,15 @@ def _refuse_other_form(asked: ConvertOptions, dataset: Dataset) -> None:
 
 
 @contextmanager
-def growing(base: Base, listener: Listener) -> Iterator[tuple[Path, Publication | None]]:
+def growing(base: Base) -> Iterator[Path]:
     """A directory for work in progress: a dataset written there becomes a batch of `base` at the end.
 
     What no manifest lists goes then.
     """
-    dataset, place = base.dataset, base.dataset.path
+    dataset, place = base.dataset, local_path(base.dataset.path, "a dataset that changes")
     folder = FOLDER_OF_BATCH.format(
         max((int(name[6:10]) for name in folders_of(dataset.manifest)), default=0) + 1
     )
-    if isinstance(place, Url):
-        with appending(place, folder) as (work, publication):
-            _check_unchanged(dataset)
-            yield work, publication
-            fields = base.finish(work / "dataset", publication.added)
-            publication.finish(work / "dataset", listener, fields)
-        return
 
     def put_in_place(new: Path) -> None:
         try:
@@ -189,7 +181,7 @@ def growing(base: Base, listener: Listener) -> Iterator[tuple[Path, Publication 
     with staging_directory(place, put_in_place) as work:
         _check_unchanged(dataset)
         remove_unlisted(place)
-        yield work, None
+        yield work
 
 
 def _check_unchanged(dataset: Dataset) -> None:

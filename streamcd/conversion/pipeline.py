@@ -46,7 +46,6 @@ from .number_notation import notation_warnings
 from .numbering import Merged, Numbering, merge_dictionaries, read_merged
 from .parsing import Parsed, Parsing, Stamp, Task, Weights, changed, merge_distinct, parse_task
 from .plan import Options, Plan
-from .publication import Publication
 from .rows import Counts
 from .shard_writing import Shape, Shard, ShardPass, Written, pass_over, plan_buckets
 from .sources import Source, counted_pieces
@@ -63,7 +62,6 @@ class Conversion:
     source: Source
     work: Path
     pool: Pool
-    publication: Publication | None = None  # of the dataset in a bucket
 
     def __post_init__(self) -> None:
         self.stamps = [Stamp.of(path) for path in self.source.reader.paths]
@@ -464,8 +462,7 @@ class Conversion:
         }
         writer = DatasetWriter(dataset, weighted=self._weighted, **form)
         part = partial(PartWriter, dataset, row_dtype=work.shape.row_dtype, **form)
-        upload = None if self.publication is None else partial(self.publication.upload, dataset)
-        work = replace(work, part=part, upload=upload)
+        work = replace(work, part=part)
         for written in self._pass(work, shards, "write"):
             writer.add_part(*written)
         if work.scaling.changes_values and not options.append:

@@ -12,7 +12,7 @@ from ..core.atomic_files import describe_set_aside
 from ..core.errors import UsageError
 from ..core.memory_budget import format_size, parse_size, require
 from ..core.process_pool import memory_per_worker
-from ..core.storage import REMOTE_BYTES, UPLOADING_BYTES, Location, Url
+from ..core.storage import REMOTE_BYTES, Location
 from ..dataset.dataset import open_dataset
 from ..dataset.scaling import Scaling
 from ..dataset.source_indices import SourceIndices, indices_of
@@ -76,7 +76,7 @@ def load_like(path: Location) -> Like:
 class Options(ConvertOptions):
     """Options of a conversion, with what they name."""
 
-    place: Location  # of the dataset
+    place: Path  # of the dataset
     in_memory: bool  # the source is
     training: Like | None  # what `like` names, or the dataset to which rows are appended
     first_row: int = 0  # number of the first row of the source, behind those of that dataset
@@ -207,11 +207,7 @@ def make_plan(
 
     `held_bytes` are those of the source, which may be known to number strings, and to have text.
     """
-    uploads = isinstance(options.place, Url)
-    client = {
-        "the client of URLs": REMOTE_BYTES if reads_urls or uploads else 0,
-        "files being uploaded": UPLOADING_BYTES if uploads else 0,
-    }
+    client = {"the client of URLs": REMOTE_BYTES if reads_urls else 0}
     like, scales = options.training, options.scaling
     scales_bytes = 0 if like is None else like.scales_bytes
     of_source = {
@@ -236,7 +232,7 @@ def make_plan(
         advice = _HELD_ADVICE if held_bytes else "give a larger --memory"
         left = require(options.memory_bytes, needs, advice) + _LEAST_BYTES
     else:
-        own = {"scales of the features": scales_bytes, **of_source, **(client if uploads else {})}
+        own = {"scales of the features": scales_bytes, **of_source}
         left = memory_per_worker(options.memory_bytes, options.workers, needs, own) + _LEAST_BYTES
     # a block takes three buffers of text and up to six times as much for its rows
     most = BLOCK_BYTES if options.workers == 1 else _BLOCK_BYTES_OF_SEVERAL

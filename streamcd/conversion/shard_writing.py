@@ -14,7 +14,6 @@ import numpy as np
 from ..core.errors import DataError
 from ..core.process_pool import Tell
 from ..core.threads import ahead
-from ..dataset.chunked_table import RowTable
 from ..dataset.scaling import Scaling
 from ..dataset.schema import row_dtype
 from ..dataset.writer import PartWriter
@@ -71,7 +70,6 @@ class ShardPass:
     means: Path | None = None  # of the features, which are subtracted before values are summed up
     scaling: Scaling = field(default_factory=Scaling)  # without its divisors, which `scales` names
     scales: Path | None = None
-    upload: Callable[[str], None] | None = None  # of a file, once it is written
     tell: Tell | None = None  # takes the rows done, if all shards are one task
 
     def whole_scaling(self) -> Scaling:
@@ -116,27 +114,20 @@ def pass_over(work: ShardPass, shards: Sequence[Shard]) -> list[Written]:
 
 
 class _Writer:
-    """Writer of shards by a thread; another uploads the shard before. A context manager."""
+    """Writer of shards by a thread. A context manager."""
 
     def __init__(self, work: ShardPass) -> None:
         self._work = work
         self._part: PartWriter | None = None
         # one thread gathers, the other encodes: no processor is idle while the last few shards are written
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="streamcd-encode")
-        self._uploads = ThreadPoolExecutor(1, thread_name_prefix="streamcd-upload")
         self._writing: Future[None] | None = None
-        self._uploading: list[Future[None]] = []
 
     def __enter__(self) -> _Writer:
         return self
 
-    def __exit__(self, kind: object, *_: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self._thread.shutdown()
-        try:
-            if kind is None:
-                self._wait_for_uploads()
-        finally:
-            self._uploads.shutdown(cancel_futures=True)
 
     def begin(self, shard: Shard) -> None:
         if self._work.part is not None:
@@ -150,25 +141,17 @@ class _Writer:
             self._writing = self._thread.submit(self._part.write_chunk, *columns)
 
     def end(self) -> list[Written]:
-        """End a shard, and begin to upload it once the one before is uploaded: so that two are on disk at most."""
+        """End a shard."""
         if self._part is None:
             return []
         self._wait()
         record = self._part.close()
-        self._wait_for_uploads()
-        if self._work.upload is not None:
-            names = [record[table] for table in RowTable.TABLES]
-            self._uploading = [self._uploads.submit(self._work.upload, name) for name in names]
         return [(record, self._part.chunk_table, self._part.row_norms)]
 
     def _wait(self) -> None:
         if self._writing is not None:
             self._writing.result()
             self._writing = None
-
-    def _wait_for_uploads(self) -> None:
-        for upload in self._uploading:
-            upload.result()
 
 
 def _scaled(chunk: Rows, scaling: Scaling, n_features: int) -> Rows:

@@ -40,7 +40,7 @@ from ..core.process_pool import (
     memory_per_worker,
 )
 from ..core.progress import Listener, ends_progress
-from ..core.storage import UPLOADING_BYTES, Location, Url, writable
+from ..core.storage import local_path
 from ..core.threads import ahead
 from ..dataset.column_layout import (
     FOLDER,
@@ -55,7 +55,6 @@ from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.feature_figures import GROUP_BYTES
 from ..kernels import scatter
 from .options import ColumnsOptions
-from .publication import Publication, publishing
 from .staging import check_own, disk_full_means, remove_work
 
 _MAX_BUCKETS = 256
@@ -102,9 +101,8 @@ def make_columns(dataset: Dataset | str | Path, asked: ColumnsOptions) -> Column
     True
     """
     dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
-    path = writable(dataset.path, "a dataset that gets a column layout")
-    if isinstance(path, Path):
-        _clear_finished(path)
+    path = local_path(dataset.path, "a dataset that gets a column layout")
+    _clear_finished(path)
     if columns_exist(dataset) and not asked.force:
         of_old = (
             "" if has_columns(dataset) else ", of the rows before others were appended, for runs on these"
@@ -117,14 +115,11 @@ def make_columns(dataset: Dataset | str | Path, asked: ColumnsOptions) -> Column
     }
     workers, listener = checked_workers(asked.workers), asked.listener or Listener()
     plan = _make_plan(dataset, parse_size(asked.memory), form["chunk_bytes"], workers)
-    with _workplace(path, asked.force) as (work, publication):
+    with _workplace(path) as work:
         _begin_or_go_on(dataset, form, plan, work, workers, listener)
         with Pool(workers, listener, __name__) as pool:
             Transposition(dataset, plan, work).run(pool)
-        if publication is not None:
-            publication.finish(work / FOLDER, listener)
-        elif isinstance(path, Path):
-            _put_in_place(work, path / FOLDER)
+        _put_in_place(work, path / FOLDER)
     dataset.close()
     return open_columns(dataset)
 
@@ -133,18 +128,14 @@ _BUSY = "another process makes its column layout; wait for it to end or stop it"
 
 
 @contextmanager
-def _workplace(dataset: Location, force: bool) -> Iterator[tuple[Path, Publication | None]]:
-    """A directory for work in progress, which beside a dataset on disk stays where it is, to be gone on with."""
-    if isinstance(dataset, Url):
-        with publishing(dataset / FOLDER, Columns, force=force) as (work, publication):
-            yield work / f".{FOLDER}.partial", publication
-        return
+def _workplace(dataset: Path) -> Iterator[Path]:
+    """A directory for work in progress beside a dataset, which stays there, to be gone on with."""
     disk_full = (
         f"{dataset}: the disk is full; make room (about three times the size of the decoded entries) and run it "
         "again: it goes on where it stopped"
     )
     with locked(dataset, _BUSY), disk_full_means(disk_full):
-        yield dataset / f".{FOLDER}.partial", None
+        yield dataset / f".{FOLDER}.partial"
 
 
 def _put_in_place(work: Path, layout: Path) -> None:
@@ -194,7 +185,6 @@ def _make_plan(dataset: Dataset, budget: int, chunk_bytes: int, workers: int) ->
         "chunk tables": 40 * dataset.n_chunks + 200 * (dataset.n_entries * 8 // chunk_bytes + 1),
         "entries being sorted": _LEAST_BYTES,
         "features of the batches": GROUP_BYTES * (len(dataset.batches) - 1),
-        "the client of URLs": dataset.client_bytes + (UPLOADING_BYTES if dataset.client_bytes else 0),
     }
     if workers == 1:
         left = require(budget, needs, "give a larger --memory") + _LEAST_BYTES
@@ -513,7 +503,7 @@ class Transposition:
 
 
 def _do_task(
-    dataset: Dataset | tuple[Location, str],
+    dataset: Dataset | tuple[Path, str],
     plan: Plan,
     work: Path,
     phase: str,

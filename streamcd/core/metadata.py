@@ -30,7 +30,6 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 """A positive integer, in a declared structure."""
 
-Infix = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]*\Z")]
 """Part of the names of the files that one writer makes where others may write at the same time; may be empty."""
 
 FileName = Annotated[str, msgspec.Meta(pattern=r"^([\w-]+/)?[\w-][\w.-]*\Z")]

@@ -283,3 +283,17 @@ class SharedWork(ListenerOptions, MemoryOptions, Checked):
         metavar="N",
         section=Section.PROCESSORS,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheOptions:
+    """Options of what reads datasets at URLs."""
+
+    cache: Place = option(
+        None,
+        "Copy the files of a dataset at a URL to this directory (of every worker) when they are first read, and read them "
+        "there.",
+        kind="path",
+        metavar="DIR",
+        section=Section.PROCESSORS,
+    )

@@ -1,8 +1,8 @@
 """Files on disk or at a URL: the one door to fsspec, which is loaded where a URL is met.
 
 A URL is s3://, gs:// or https://; http:// is for this machine only, and file:// is a path. Credentials come from where the
-scheme's own library looks for them, the environment and its files, and from nowhere else. Failures are the system's errors:
-what is missing, not permitted, or not to be had after some attempts.
+scheme's own library looks for them, the environment and its files, and from nowhere else; it also asks again what fails for
+a moment. Failures are the system's errors: what is missing, not permitted, or not to be had. URLs are read, never written.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import io
 import os
 import re
 import stat
-import time
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -43,20 +43,15 @@ AHEAD_BYTES, SHARED_AHEAD_BYTES = 24_000_000, 6_000_000
 DATASET_BYTES = REMOTE_BYTES + 2 * AHEAD_BYTES
 """Memory of whoever reads a dataset at a URL: ranges are there twice as they come."""
 
-_UPLOAD_BYTES, _UPLOADS_AT_A_TIME = 8 << 20, 2
-UPLOADING_BYTES = 5 * _UPLOAD_BYTES
-"""Memory of whoever writes to URLs, beside the client: blocks of files on their way."""
-
-_ATTEMPTS, _FIRST_PAUSE = 5, 0.2  # seconds; each pause is three times the one before
 _LIBRARIES = {"s3": "s3fs", "gs": "gcsfs", "https": "aiohttp", "http": "aiohttp"}
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _NO_BUCKET = re.compile(r"NoSuchBucket|bucket does not exist")
-_LISTED = ("s3", "gs")  # have folders and patterns, and can be written
+_LISTED = ("s3", "gs")  # have folders and patterns
 _LASTING = (errno.EINVAL, errno.EPERM, errno.EACCES, errno.ENOENT, errno.ENOSYS, errno.EISDIR, errno.ENOTDIR)
 _OPTIONS: dict[str, dict[str, Any]] = {
     "s3": {
         "use_listings_cache": False,
-        # one attempt: they are counted here
+        # one attempt: s3fs repeats them
         "config_kwargs": {
             "max_pool_connections": REQUESTS_AT_A_TIME,
             "retries": {"total_max_attempts": 1, "mode": "standard"},
@@ -98,7 +93,7 @@ class Url(os.PathLike[str]):
 
     @property
     def is_bucket(self) -> bool:
-        """True where there are folders, patterns, and writing."""
+        """True where there are folders and patterns."""
         return self.scheme in _LISTED
 
     @property
@@ -176,53 +171,15 @@ class Url(os.PathLike[str]):
         visible = sorted(name for name in names if not name.rpartition("/")[2].startswith("."))
         return [Url(f"{self.scheme}://{name}") for name in visible]
 
-    # -- writing, to buckets ------------------------------------------------------------------------------------------
-
-    def version(self) -> str | None:
-        """The version of a file; None where there is none."""
-        try:
-            return self.status().version
-        except FileNotFoundError:
-            return None
-
-    def upload(self, path: Path) -> None:
-        """Copy a file from disk, in blocks; at the URL it appears whole."""
-        more = {"max_concurrency": _UPLOADS_AT_A_TIME} if self.scheme == "s3" else {}
-        self._try(lambda: self._files().put_file(os.fspath(path), self.text, chunksize=_UPLOAD_BYTES, **more))
-
     def download(self, path: Path) -> None:
         """Copy the file to disk, in blocks."""
         self._try(lambda: self._files().get_file(self.text, os.fspath(path)))
-
-    def put(self, data: bytes, version: str | None) -> None:
-        """Write a small file where there is none, or in place of the one of this `version`; else FileExistsError.
-
-        The server compares, in the same step, where it can. Others are asked before.
-        """
-        if self.version() != version:
-            raise FileExistsError(errno.EEXIST, "another was written there", self.text)
-        condition: dict[str, Any] = {"mode": "create"} if version is None else {}
-        if version is not None and self.scheme == "s3":
-            condition = {"IfMatch": version}
-        try:
-            self._try(lambda: self._files().pipe_file(self.text, data, **condition))
-        except FileExistsError:
-            if self.read_bytes() != data:  # else an attempt whose answer was lost
-                raise
 
     def find(self) -> dict[str, int]:
         """List the files below, in whatever depth: the size of each by its name from here on."""
         found = self._try(lambda: self._files().find(self.text, detail=True))
         start = len(self.text.partition("://")[2].rstrip("/")) + 1
         return {name[start:]: entry["size"] for name, entry in found.items()}
-
-    def remove(self, names: Iterable[str]) -> None:
-        def remove_one(name: str) -> None:
-            with suppress(FileNotFoundError):
-                self._try(lambda: self._files().rm_file(f"{self.text.rstrip('/')}/{name}"))
-
-        with ThreadPoolExecutor(REQUESTS_AT_A_TIME) as threads:
-            list(threads.map(remove_one, names))
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -238,7 +195,6 @@ class Url(os.PathLike[str]):
                 f"{self.text}: expected fsspec and {library} to be installed, found that they are not ({error}); "
                 f"pip install 'streamcd[{'gcs' if library == 'gcsfs' else 'remote'}]'"
             ) from None
-        files.retries = 1
         return files
 
     def _ask(self) -> Status:
@@ -257,36 +213,19 @@ class Url(os.PathLike[str]):
             )
 
     def _try(self, call: Callable[[], Any]) -> Any:
-        """Call, again and again while what fails may pass."""
-        pause = _FIRST_PAUSE
-        for attempt in range(1, _ATTEMPTS + 1):
-            try:
-                return call()
-            except UsageError:
+        """Call; what fails is the system's error, with the name of the file."""
+        try:
+            return call()
+        except UsageError:
+            raise
+        except Exception as error:
+            failure = _system_error(error, self.text)
+            if failure is None:
                 raise
-            except Exception as error:
-                failure = _system_error(error, self.text)
-                if failure is None:
-                    raise
-                if failure.errno != errno.EIO or attempt == _ATTEMPTS:
-                    raise failure from error
-            time.sleep(pause)
-            pause *= 3
-        raise AssertionError
+            raise failure from error
 
 
 Location = Path | Url
-
-
-class Ranges:
-    """Reader of ranges of files at URLs; `dataset.range_cache` has one that keeps them."""
-
-    def read(self, url: Url, offset: int, n_bytes: int) -> bytes:
-        """Read a range, or as much of it as there is."""
-        return url.read(offset, n_bytes)
-
-    def forget(self, url: Url, offset: int, n_bytes: int) -> None:
-        """Take note that a range was not what it should be: it may come right the next time."""
 
 
 def with_size(path: Location, n_bytes: int | None) -> Location:
@@ -317,21 +256,23 @@ def local_path(path: str | os.PathLike[str] | None, what: str) -> Path:
     found = location(path)
     if isinstance(found, Url):
         raise UsageError(
-            f"{path}: expected {what} on a local or shared disk, found a URL; datasets and files to read may be URLs, "
-            "name a directory here"
+            f"{path}: expected {what} on a disk, found a URL; URLs are read, what is written is on a disk"
         )
     return found
 
 
-def writable(path: str | os.PathLike[str], what: str) -> Location:
-    """The path or URL of what is written; of URLs, buckets alone take it."""
-    found = location(path)
-    if isinstance(found, Url) and not found.is_bucket:
-        raise UsageError(
-            f"{path}: expected {what} on disk or in a bucket (s3://, gs://), found {found.scheme}://, which is read only; "
-            "name another place"
-        )
-    return found
+def local_copy(url: Url, directory: Path) -> Path:
+    """The copy of a file of known size in a directory, made where it is not there; processes may share the directory."""
+    path = directory / url.name
+    if not path.is_file() or path.stat().st_size != url.known_size:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
+        try:
+            url.download(partial)
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+    return path
 
 
 def _system_error(error: Exception, name: str) -> OSError | None:
@@ -339,9 +280,6 @@ def _system_error(error: Exception, name: str) -> OSError | None:
     text = " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
     status = getattr(error, "status", None)  # aiohttp's
     library = type(error).__module__.partition(".")[0]
-    answer = getattr(error.__cause__, "response", None) or {}  # botocore's
-    if isinstance(error, FileExistsError) or answer.get("Error", {}).get("Code") == "PreconditionFailed":
-        return OSError(errno.EEXIST, "another was written there", name)
     if isinstance(error, FileNotFoundError):
         return OSError(errno.ENOENT, "no such bucket" if _NO_BUCKET.search(text) else "no such object", name)
     if isinstance(error, PermissionError) or status in (401, 403):
@@ -361,7 +299,7 @@ def _system_error(error: Exception, name: str) -> OSError | None:
         "gcsfs",
         "fsspec",
     ):
-        return OSError(errno.EIO, f"{text}, after {_ATTEMPTS} attempts", name)
+        return OSError(errno.EIO, text, name)
     return None
 
 

@@ -30,7 +30,6 @@ from .manifests import (
     stored_name,
 )
 from .parquet import NO_CRC, OpenParts, read_table, reading
-from .range_cache import Cache, CachedFile
 from .schema import FIRST_OF_ROWS, ChunkData, row_dtype
 
 MAX_OPEN_PARTS = 64
@@ -44,9 +43,6 @@ class ChunkedTable:
     """Kind of its manifest."""
     TABLES: ClassVar[Mapping[str, str]]
     """First column that training reads, by table of a part."""
-
-    _stored: ChunkedTable | None = None
-    """The table whose files a selection reads."""
 
     def __init__(
         self, path: Location, manifest: dict[str, Any], chunk_table: Mapping[str, np.ndarray]
@@ -70,7 +66,7 @@ class ChunkedTable:
         listed = self.listed_files(manifest) if isinstance(path, Url) else ()
         self._sizes = {name: n_bytes for name, n_bytes, _ in listed}
         self._parts = OpenParts(self.path, 2 * MAX_OPEN_PARTS, self._sizes)
-        self.cache: Cache | None = None
+        self.cache: str | None = None
         self._chunk_bytes = np.full(self.n_chunks, -1, dtype=np.int64)
 
     def _check_count(self, key: str, starts: np.ndarray) -> None:
@@ -117,17 +113,17 @@ class ChunkedTable:
         ]:
             for name, key in names.items():
                 if (record := holder.get(key)) is not None:
-                    stored = stored_name(name, manifest, record.get("folder", ""))
+                    stored = stored_name(name, record.get("folder", ""))
                     yield stored, record["bytes"], record["checksum"]
         for part in manifest["parts"]:
             for table in cls.TABLES:
-                name = stored_name(part[table], manifest, part.get("folder", ""))
+                name = stored_name(part[table], part.get("folder", ""))
                 yield name, part[f"{table}_bytes"], part[f"{table}_checksum"]
 
     def file(self, name: str) -> Location:
         """Return where a file of the table is stored, of which there is one whatever the number of batches."""
         record = self.manifest.get(LISTED[name]) or {}
-        return self._located(stored_name(name, self.manifest, record.get("folder", "")))
+        return self._located(stored_name(name, record.get("folder", "")))
 
     def files(self, name: str) -> list[Location]:
         """Return where the files `name` of all batches are stored."""
@@ -146,7 +142,7 @@ class ChunkedTable:
         return self._name_of(part, table), int(self.chunk_group[chunk])
 
     def _name_of(self, part: Mapping[str, Any], table: str) -> str:
-        return stored_name(part[table], self.manifest, part.get("folder", ""))
+        return stored_name(part[table], part.get("folder", ""))
 
     def _read(
         self, table: str, chunk: int, columns: Sequence[str], n_rows: int, verify: bool
@@ -179,31 +175,18 @@ class ChunkedTable:
         first; of one on disk the page cache keeps it, and each read of it that was not announced waits for the disk.
         """
         first = first or self.TABLES
-        announce = self._parts.expect if isinstance(self.path, Url) else self._parts.hint
+        by_request = isinstance(self.path, Url) and self.cache is None
+        announce = self._parts.expect if by_request else self._parts.hint
         for table in first.keys() - {"entries"}:
             announce(*self._file(table, chunk), first[table])
         self._parts.expect(*self._file("entries", chunk), first["entries"])
 
-    def use_cache(self, cache: Cache | None) -> None:
-        """Keep in a cache what is read of parts at a URL from now on."""
-        if isinstance(self.path, Url) and cache is not None:
-            stored, self.cache = self._stored or self, cache
-            self._parts.ranges = cache.open(*stored._whose, stored.manifest["seal"], stored.cached_files())
-
-    @property
-    def _whose(self) -> tuple[str, str]:
-        """Seal, which is of all bytes of files, and place of the dataset."""
-        return self.manifest["seal"], str(self.path)
-
-    def cached_files(self) -> Iterator[CachedFile]:
-        """Iterate over the files that a cache keeps, shard by shard."""
-        n_ranges = np.bincount(self.chunk_part, minlength=len(self.manifest["parts"]))
-        for part, count in zip(self.manifest["parts"], n_ranges.tolist(), strict=True):
-            for table in self.TABLES:
-                file = CachedFile(self._name_of(part, table), part[f"{table}_bytes"], count)
-                yield file
-                if table == "rows":  # of which predictions read other columns than trainings
-                    yield file
+    def use_cache(self, directory: str | None) -> None:
+        """Copy parts at a URL to a directory, of each as a whole, when they are opened from now on."""
+        if isinstance(self.path, Url) and directory is not None:
+            self.cache = directory
+            # what the files hold is part of the name: another dataset in their place has copies of its own
+            self._parts.copies = Path(directory) / self.manifest["seal"].removeprefix("sha256:")[:32]
 
     @property
     def client_bytes(self) -> int:
@@ -351,7 +334,7 @@ def _earlier_manifest(path: Location, manifest: dict[str, Any], fingerprint: str
     """Read the manifest that a dataset had when its fingerprint was another, before rows were appended."""
     for batch in manifest.get("later") or ():
         if batch["before"] == fingerprint:
-            earlier = path / stored_name(EARLIER_FILE, manifest, batch["earlier"]["folder"])
+            earlier = path / stored_name(EARLIER_FILE, batch["earlier"]["folder"])
             with reading(earlier):
                 return read_metadata(earlier, ROW_LAYOUT)[0]
     raise UnknownStateError(

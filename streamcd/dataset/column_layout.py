@@ -8,7 +8,7 @@ fingerprint of the dataset, which the layout leaves unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,7 +20,6 @@ from ..core.metadata import read_metadata
 from ..core.storage import Location
 from .chunked_table import ChunkedTable, RowTable, starts_of
 from .manifests import COLUMN_LAYOUT, earlier_fingerprints
-from .range_cache import CachedFile
 from .schema import COLUMN_CHUNKS, FIRST_OF_COLUMNS, column_schemas
 from .table_writer import PartFiles, chunk_records, write_manifest
 
@@ -49,15 +48,6 @@ class Columns(ChunkedTable):
         self.item_start = starts_of(np.where(begins, self.n_listed, 0))
         # chunks unit_start[u]:unit_start[u + 1] belong together: one chunk, or all pieces of a feature
         self.unit_start = np.append(np.flatnonzero(begins), self.n_chunks).astype(np.int64)
-
-    @property
-    def _whose(self) -> tuple[str, str]:
-        return self.dataset._whose
-
-    def cached_files(self) -> Iterator[CachedFile]:
-        """Iterate over the files that a cache keeps, after those of the rows, whose labels are read too."""
-        yield from (file for file in self.dataset.cached_files() if file.name.startswith("rows/"))
-        yield from super().cached_files()
 
     def read_index(self, chunk: int, *, verify: bool = True) -> tuple[np.ndarray, np.ndarray]:
         """Read the features of a chunk, ascending, and the number of entries of each in the chunk."""

@@ -13,13 +13,12 @@ import numpy as np
 from ..core.errors import UsageError, escaped
 from ..core.label_sets import distinct_labels, membership
 from ..core.progress import Listener
-from ..core.storage import Location
+from ..core.storage import Location, is_url, local_path
 from .centring import STATISTICS, Centre, find_centre
 from .chunked_table import RowTable
 from .feature_figures import read_figures
 from .manifests import batches_of
 from .parquet import read_groups, reading
-from .range_cache import asked_cache
 from .scaling import Scaling
 
 
@@ -364,7 +363,6 @@ def open_dataset(
     *,
     check_files: bool = True,
     cache: str | os.PathLike[str] | None = None,
-    cache_size: int | str | None = None,
 ) -> Dataset:
     """Open a dataset directory.
 
@@ -375,9 +373,7 @@ def open_dataset(
     check_files : bool
         Check that every file exists with its recorded size; no file is read.
     cache : path, optional
-        A directory on this machine where ranges of a dataset at a URL are kept, for passes after the first.
-    cache_size : int or str, optional
-        Bound on the size of that directory, which processes may share; 10 GB by default.
+        A directory on this machine to which the files of a dataset at a URL are copied when they are first read.
 
     Returns
     -------
@@ -399,17 +395,19 @@ def open_dataset(
         raise UsageError(
             f"expected a dataset or its path, found {type(path).__name__}; convert it first: {example}"
         )
-    dataset = Dataset.open(path, check_files=check_files)
-    dataset.use_cache(asked_cache(cache, cache_size, path))
-    return dataset
+    return open_cached(Dataset.open(path, check_files=check_files), cache)
 
 
 def open_cached(
     dataset: Dataset | str | os.PathLike[str],
     directory: str | os.PathLike[str] | None,
-    size: int | str | None,
 ) -> Dataset:
-    """Open a dataset, or take an open one, with a cache if one is asked for."""
+    """Open a dataset, or take an open one, with a cache if one is asked for; refused for data on disk."""
     dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
-    dataset.use_cache(asked_cache(directory, size, dataset.path))
+    if directory is not None:
+        if not is_url(dataset.path):
+            raise UsageError(
+                f"cache: it is for a dataset at a URL, found {dataset.path} on disk; leave --cache out"
+            )
+        dataset.use_cache(str(local_path(directory, "a cache").absolute()))
     return dataset

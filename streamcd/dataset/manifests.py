@@ -14,7 +14,6 @@ from ..core.metadata import (
     Count,
     FileName,
     Folder,
-    Infix,
     Kind,
     Positive,
     Structure,
@@ -174,7 +173,6 @@ class DatasetManifest(Structure):
     kept: FileRecord | None = None
     table: list[SourceColumn] | None = None
     data_digest: str = ""
-    infix: Infix = ""
     compression: dict[str, str] | None = None  # of each column of entries
     made_from: Literal["libsvm text", "table", "dense array", "sparse matrix"] | None = None
     first: BatchFigures | None = (
@@ -230,7 +228,6 @@ class ColumnsManifest(Structure):
     value_dtype: Value
     parts: list[ColumnPart]
     chunks: FileRecord
-    infix: Infix = ""
     compression: dict[str, str] | None = None
 
 
@@ -248,7 +245,7 @@ def manifest_fingerprint(manifest: Mapping[str, Any]) -> str:
 
 
 _RECORDS = {*LISTED.values(), "parts", "first"}
-_APART = "seal", "fingerprint", "source", "made_from", "table", "infix", "compression", "when", WRITER
+_APART = "seal", "fingerprint", "source", "made_from", "table", "compression", "when", WRITER
 _OF_FILES = {
     f"{table}{what}" for table in ("rows", "entries", "index") for what in ("", "_bytes", "_checksum")
 }
@@ -278,12 +275,9 @@ def manifest_seal(manifest: Mapping[str, Any]) -> str:
     return content_digest(manifest, "seal")[:32]
 
 
-def stored_name(name: str, manifest: Mapping[str, Any], folder: str = "") -> str:
-    """Return the name under which a file is stored: in its batch's folder, else with the manifest's infix, if it has one."""
-    if folder:
-        return f"{folder}/{name}"
-    infix = manifest.get("infix")
-    return f"{name.removesuffix('.parquet')}.{infix}.parquet" if infix else name
+def stored_name(name: str, folder: str) -> str:
+    """Return the name under which a file is stored: in its batch's folder, if it has one."""
+    return f"{folder}/{name}" if folder else name
 
 
 def batches_of(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -307,7 +301,7 @@ def names_in(manifest: Mapping[str, Any], name: str) -> list[str]:
         records = (batch.get(_OF_A_BATCH[name]) for batch in batches_of(manifest))
     else:
         records = (manifest.get(LISTED[name]),)
-    return [stored_name(name, manifest, record.get("folder", "")) for record in records if record]
+    return [stored_name(name, record.get("folder", "")) for record in records if record]
 
 
 ROW_LAYOUT = Kind(

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from ..core import storage
 from ..core.errors import DatasetError, EnvironmentFailure, StreamcdError
-from ..core.storage import Location, Ranges, Url, open_bytes, with_size
+from ..core.storage import Location, Url, local_copy, open_bytes, with_size
 from .arrow_columns import numbers_of
 from .read_ahead import AHEAD_BYTES, ReadAhead
 
@@ -148,10 +148,10 @@ class _Source:
 
     closed = False
 
-    def __init__(self, path: Location, ranges: Ranges) -> None:
+    def __init__(self, path: Location) -> None:
         self._offset = 0
         self.ahead: tuple[int, memoryview] | None = None  # offset and bytes; served without a copy
-        self._path, self._ranges, self._descriptor = path, ranges, -1
+        self._path, self._descriptor = path, -1
         if isinstance(path, Url):
             self._size = path.size() if path.known_size is None else path.known_size
         else:
@@ -162,7 +162,7 @@ class _Source:
     def fetch(self, offset: int, n_bytes: int) -> bytes:
         """Read raw bytes, or as much of them as there is."""
         if isinstance(self._path, Url):
-            return self._ranges.read(self._path, offset, min(n_bytes, self._size - offset))
+            return self._path.read(offset, min(n_bytes, self._size - offset))
         return os.pread(self._descriptor, n_bytes, offset)
 
     def expect(self, offset: int, n_bytes: int) -> None:
@@ -205,11 +205,9 @@ def extent_of(metadata: pq.FileMetaData, group: int, first_column: int) -> tuple
 class PartReader:
     """One open Parquet file of a part, for reads of row groups with or without verification, and hints to the kernel."""
 
-    def __init__(
-        self, path: Location, footer: pq.FileMetaData | None = None, ranges: Ranges | None = None
-    ) -> None:
+    def __init__(self, path: Location, footer: pq.FileMetaData | None = None) -> None:
         self.path = path
-        self.bytes = _Source(path, ranges or Ranges())
+        self.bytes = _Source(path)
         self._source = pa.PythonFile(self.bytes, mode="r")
         self._reader = self._open() if footer is None else self._open(metadata=footer)
         self._verifying: pq.ParquetFile | None = None
@@ -257,32 +255,41 @@ class PartReader:
 
 
 class OpenParts:
-    """Least-recently-used cache of the open parts of a directory, at most `limit`, with their footers in memory."""
+    """Least-recently-used cache of the open parts of a directory, at most `limit`, with their footers in memory.
 
-    def __init__(self, path: Location, limit: int, sizes: Mapping[str, int]) -> None:
-        self._path, self._limit, self._sizes = path, limit, sizes
-        self.ranges = Ranges()
+    Parts at a URL are copied as a whole to the directory `copies`, where that is given.
+    """
+
+    def __init__(
+        self, path: Location, limit: int, sizes: Mapping[str, int], copies: Path | None = None
+    ) -> None:
+        self._path, self._limit, self._sizes, self.copies = path, limit, sizes, copies
         self._parts: OrderedDict[str, PartReader] = OrderedDict()
         self._footers: weakref.WeakValueDictionary[str, pq.FileMetaData] = weakref.WeakValueDictionary()
         self._ahead: ReadAhead | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the directory alone: another process opens files of its own."""
-        return OpenParts, (self._path, self._limit, self._sizes)
+        return OpenParts, (self._path, self._limit, self._sizes, self.copies)
 
     def reopen(self) -> OpenParts:
         """Return a second cache of the same parts for another thread; the footers are shared."""
-        other = OpenParts(self._path, self._limit, self._sizes)
-        other._footers, other.ranges = self._footers, self.ranges
+        other = OpenParts(self._path, self._limit, self._sizes, self.copies)
+        other._footers = self._footers
         return other
+
+    @property
+    def remote(self) -> bool:
+        """True where reads are requests."""
+        return isinstance(self._path, Url) and self.copies is None
 
     def read_directly(self, ahead_bytes: int) -> None:
         """Read expected ranges past the page cache, if the file system supports it, from now until `close`."""
         if self._ahead is not None:
             return
-        if isinstance(self._path, Url):
+        if self.remote:
             most = storage.AHEAD_BYTES if ahead_bytes == AHEAD_BYTES else storage.SHARED_AHEAD_BYTES
-            self._ahead = ReadAhead(most, self.ranges.read, storage.REQUESTS_AT_A_TIME)
+            self._ahead = ReadAhead(most, Url.read, storage.REQUESTS_AT_A_TIME)
         else:
             self._ahead = ReadAhead(ahead_bytes)
 
@@ -297,8 +304,10 @@ class OpenParts:
 
     def _open(self, name: str) -> PartReader:
         with reading(self._path / name):
-            found = with_size(self._path / name, self._sizes.get(name))
-            part = PartReader(found, self._footers.get(name), self.ranges)
+            path = with_size(self._path / name, self._sizes.get(name))
+            if isinstance(path, Url) and self.copies is not None:
+                path = local_copy(path, (self.copies / name).parent)
+            part = PartReader(path, self._footers.get(name))
             self._footers[name] = part.footer
             return part
 
@@ -327,8 +336,8 @@ class OpenParts:
             if verify and crc != NO_CRC:
                 data = part.bytes.fetch(offset, n_bytes) if data is None else data
                 if zlib.crc32(data) != crc:
-                    if isinstance(part.path, Url):
-                        self.ranges.forget(part.path, offset, n_bytes)
+                    if self.copies is not None and isinstance(part.path, Path):
+                        part.path.unlink(missing_ok=True)  # a copy, which may come right the next time
                     raise ValueError("not the bytes that the chunk table records: replaced or changed")
                 verify = part.begins_before(columns)
             part.set_read_ahead(None if data is None else (offset, memoryview(data)))
@@ -345,12 +354,12 @@ class OpenParts:
 
     def expect(self, name: str, group: int, first_column: str) -> None:
         """Announce a read of a row group's columns from `first_column` on; reads must follow in the order announced."""
-        if isinstance(self._path, Url):
+        if self.remote:
             self.read_directly(AHEAD_BYTES)
         if self._ahead is None or not self._ahead.possible:
             self.hint(name, group, first_column)
         else:
-            self._ahead.expect(self._path / name, *self.extent(name, group, first_column))
+            self._ahead.expect(self[name].path, *self.extent(name, group, first_column))
 
     def hint(self, name: str, group: int, first_column: str) -> None:
         """Have the kernel read a row group's columns from `first_column` on into the page cache."""

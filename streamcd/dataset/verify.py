@@ -287,7 +287,7 @@ def _content_problems(dataset: RowTable, found: _RowFindings) -> Iterator[str]:
     manifest = dataset.manifest
     for number, part in enumerate(manifest["parts"]):
         if found.content.get(number, RowContent()).text() != part["content"]:
-            yield _other_content(dataset.path / stored_name(part["rows"], manifest, part.get("folder", "")))
+            yield _other_content(dataset.path / stored_name(part["rows"], part.get("folder", "")))
     if manifest_fingerprint(manifest) != dataset.fingerprint:
         yield f"{dataset.path / 'manifest.json'}: the fingerprint is not that of its content; {ROW_LAYOUT.remedy}"
 

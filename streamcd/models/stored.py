@@ -12,10 +12,10 @@ import numpy as np
 
 from ..core.classes import default_code
 from ..core.errors import ModelError, StreamcdError
-from ..core.folder_copies import copied, of_models
 from ..core.memory_budget import parse_size, require
 from ..core.metadata import read_metadata
 from ..core.setting import Setting, asked_text
+from ..core.storage import local_path
 from ..dataset.scaling import Scaling
 from ..dataset.source_indices import SourceIndices
 from ..kernels.loss_table import LOSSES, form_of
@@ -82,11 +82,7 @@ def load_model(
     >>> streamcd.load_model("run").loss
     'log_loss'
     """
-    with copied(path, "a run or a model", of_models) as place:
-        return _load_model(place, C, l1, memory)
-
-
-def _load_model(path: Path, C: float | None, l1: float | None, memory: int | str | None) -> Model:
+    path = local_path(path, "a run or a model")
     directory = find_model(path, C, l1)
     if memory is not None and (directory / "weights.npy").exists():
         files = [directory / name for name in _FILES]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..core.options import MemoryOptions, SharedWork, ThreadOptions, option, replaces
-from ..dataset.range_cache import CacheOptions
+from ..core.options import CacheOptions, MemoryOptions, SharedWork, ThreadOptions, option, replaces
 
 
 @dataclass(frozen=True, kw_only=True)

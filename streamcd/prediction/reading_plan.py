@@ -217,9 +217,7 @@ class ReadingPlan:
 
 def cached(data: Data, asked: ScoringOptions) -> Data:
     """Open a dataset with a cache, if one is asked for; other data stay as they are."""
-    if asked.cache is None and asked.cache_size is None:
-        return data
-    return open_cached(data, asked.cache, asked.cache_size)
+    return data if asked.cache is None else open_cached(data, asked.cache)
 
 
 def is_dataset(data: str | os.PathLike[str]) -> bool:

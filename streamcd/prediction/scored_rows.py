@@ -25,7 +25,6 @@ from ..core.progress import Progress, counted
 from ..core.threads import Threads
 from ..dataset.dataset import Dataset
 from ..dataset.kept_columns import rows_of
-from ..dataset.range_cache import Cache
 from ..dataset.schema import ChunkData
 from ..models.model import Model
 from ..models.scoring import score_chunks
@@ -232,7 +231,7 @@ def _score_part(
     out: Path,
     path: str,
     fingerprint: str | None,
-    cache: Cache | None,
+    cache: str | None,
     means: Means,
     compared: bool,
     *part: Any,

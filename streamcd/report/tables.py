@@ -196,15 +196,6 @@ def column_tables(path: str, info: Facts) -> list[Table]:
     return [Table(f"column layout of {path}", rows)]
 
 
-def distribution_table(path: str, places: Sequence[Facts]) -> Table:
-    """Describe the places to which the shards of a dataset were dealt."""
-    rows = [
-        [one["place"], str(len(one["shards"])), format_size(one["bytes"]), format_size(one["copied"])]
-        for one in places
-    ]
-    return Table(f"shards of {path}", rows, ["place", "shards", "size", "copied now"], 0)
-
-
 def describe_bias(bias: float, because: str) -> str:
     """Say which bias a training has, why, and how to have another, if it may."""
     another = "--bias 1 adds an intercept" if bias < 0 else "--bias none leaves the intercept out"

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
-from ..core.folder_copies import Copy
 from ..core.memory_budget import peak_memory_bytes, require
 from ..core.progress import Listener, counted
 from ..core.threads import make_threads
@@ -34,14 +33,13 @@ def new_session(asked: TrainOptions | ResumeOptions) -> Session:
 
 
 @contextmanager
-def begin_run(copy: Copy, run: ResolvedRun, *, force: bool) -> Iterator[checkpoint.Run]:
+def begin_run(path: Path, run: ResolvedRun, *, force: bool) -> Iterator[checkpoint.Run]:
     """Make a run directory with a configuration; one that holds another run is refused, or emptied with `force`."""
     require(run.config.memory, {})  # for the start, which takes more than a training of few rows
-    refuse_existing(copy.path, run.config, force)
-    with checkpoint.create_run(copy, force=force) as directory:
+    refuse_existing(path, run.config, force)
+    with checkpoint.create_run(path, force=force) as directory:
         write_config(directory, run.config)
         yield directory
-        directory.publish()
 
 
 def train_groups(

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import ModelError
-from ..core.folder_copies import copied
 from ..core.memory_budget import parse_size, require
 from ..core.progress import counted
+from ..core.storage import local_path
 from ..models.encoding import encoding_of
 from ..models.model import Model
 from ..models.stored import choose
@@ -70,12 +70,7 @@ def load_checkpoint(
     >>> model.certificate["converged"], bool((model.weights == streamcd.load_model("run").weights).all())
     (True, True)
     """
-    with copied(run, "a run") as path:
-        return _load_checkpoint(path, C, l1, memory)
-
-
-def _load_checkpoint(run: Path, C: float | None, l1: float | None, memory: int | str | None) -> Model:
-    path = run
+    path = local_path(run, "a run")
     config = read_config(path)
     if config.tune is not None:
         path = path / "best"

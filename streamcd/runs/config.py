@@ -17,7 +17,6 @@ from ..core.storage import is_url
 from ..dataset.centring import Centre
 from ..dataset.chunked_table import UnknownStateError
 from ..dataset.dataset import Dataset
-from ..dataset.range_cache import Cache
 from ..solvers.problem import Problem
 from ..solvers.protocol import Solver
 from ..stream.memory_plan import Plan
@@ -52,7 +51,7 @@ class RunConfig:
     columns: str | None = None  # fingerprint of the column layout, if it is read
     start_from: str | None = None
     tune: Search | None = None
-    cache: Cache | None = None  # of data at URLs; no bit depends on it
+    cache: str | None = None  # directory, of data at a URL; no bit depends on it
     bias_because: str = ""
     centred: str = ""  # what is, see `ResolvedRun.centre`
 
@@ -63,7 +62,7 @@ class RunConfig:
         for name, path in (
             ("dataset", self.dataset),
             ("start_from", self.start_from),
-            ("cache", self.cache and self.cache.directory),
+            ("cache", self.cache),
         ):
             if "\0" in (path or ""):
                 raise UsageError(f"{name}: expected a path, found {path!r}")

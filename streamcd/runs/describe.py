@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import CheckpointError, DataError, StreamcdError
-from ..core.folder_copies import copied
+from ..core.errors import CheckpointError, DataError, DatasetError, StreamcdError
 from ..core.locks import release_lock, take_lock
 from ..core.metadata import Structure, as_structure, parse_json
-from ..core.storage import Location, location
-from ..dataset.dataset import Dataset
+from ..core.storage import Location, Url, local_path, location
+from ..dataset.dataset import Dataset, open_dataset
 from ..models.stored import describe_model, describe_path, is_model, models_of_path
 from ..solvers.protocol import DONE
 from ..training import checkpoint
@@ -34,12 +33,19 @@ def describe(path: str, *, scaled: bool = False) -> dict[str, Any]:
     if kind == "dataset" and isinstance(place, Path) and models_of_path(place):
         return describe_models(place)
     if kind != "dataset":
-        with copied(place, "a run or a model") as folder:
-            described = (describe_run if kind == "run" else describe_model)(folder, scaled=scaled)
-        return {**described, "next": described["next"].replace(str(folder), str(place))}
-    from ..conversion.publication import open_or_tell
+        folder = local_path(place, f"a {kind}")
+        return (describe_run if kind == "run" else describe_model)(folder, scaled=scaled)
+    try:
+        return describe_dataset(open_dataset(path))
+    except DatasetError as error:
+        raise DatasetError("; ".join([str(error), *_unfinished(place)])) from None
 
-    return describe_dataset(open_or_tell(path))
+
+def _unfinished(dataset: Location) -> list[str]:
+    """Tell of what interrupted calls have left beside a dataset."""
+    from ..conversion.staging import leftovers
+
+    return [] if isinstance(dataset, Url) else leftovers(dataset)
 
 
 def describe_models(path: Path) -> dict[str, Any]:
@@ -50,7 +56,6 @@ def describe_models(path: Path) -> dict[str, Any]:
 
 def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     """Describe a dataset: as `Dataset.info`, with the names of features, advice, and what a training would choose."""
-    from ..conversion.publication import unfinished
     from ..dataset.column_layout import (
         columns_exist,
         describe_old_columns,
@@ -80,7 +85,7 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
         **dataset.info(),
         "feature_names": first_feature_names(dataset),
         "feature_rms": feature_rms(dataset),
-        "advice": [*notes, *columns, *old_columns, *unfinished(dataset.path)],
+        "advice": [*notes, *columns, *old_columns, *_unfinished(dataset.path)],
         "columns": has_all,
         "method": method,
         "method_because": method_because,

@@ -8,9 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UsageError
 from ..core.memory_budget import parse_size
-from ..core.options import Checked, ListenerOptions, Place, Section, Size, ThreadOptions, option, replaces
+from ..core.options import (
+    CacheOptions,
+    Checked,
+    ListenerOptions,
+    Place,
+    Section,
+    Size,
+    ThreadOptions,
+    option,
+    replaces,
+)
 from ..core.storage import local_path
-from ..dataset.range_cache import CacheOptions
 from ..prediction.options import ModelOptions
 from .problem_options import (
     COSTS,

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from ..core.atomic_files import begins_with, check_output, write_file
-from ..core.folder_copies import copied
 from ..core.options import takes
 from ..core.progress import ends_progress
 from ..core.setting import Setting
@@ -68,11 +67,7 @@ def write_report(run: str | os.PathLike[str], out: str | os.PathLike[str], asked
     require_matplotlib()
     page_path = local_path(out, "a report")
     check_output(page_path, "a page", lambda path: begins_with(path, _PAGE), force=asked.force)
-    with copied(run, "a run") as folder:
-        _write_report(folder, page_path, asked)
-
-
-def _write_report(run: Path, page_path: Path, asked: ReportOptions) -> None:
+    run = local_path(run, "a run")
     facts, scores = describe_run(run), read_scores(run)  # what is damaged is refused before anything is drawn
     histories = dict(list(read_history(run).items())[:MAX_LOGS])
     place = _model_place(run, asked)

@@ -7,12 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..core.errors import UsageError
-from ..core.folder_copies import PUBLISHING_BYTES, Copy, working_copy
 from ..core.options import takes
 from ..core.progress import Listener, ends_progress
-from ..core.storage import location
+from ..core.storage import local_path, location
 from ..dataset.dataset import Dataset, open_cached
-from ..dataset.range_cache import asked_cache
 from ..solvers.registry import SOLVERS, find_solver
 from ..training import checkpoint
 from ..training.loop import Session
@@ -135,8 +133,8 @@ def resume(run: str | Path, asked: ResumeOptions) -> Result:
     True
     """
     on_workers = Workers.asked(asked.client, asked.workers, asked.scheduler, fewest=1)
-    with working_copy(run) as copy:
-        return _go_on(copy, on_workers, new_session(asked), lambda config: _changed(config, asked))
+    path = local_path(run, "a run")
+    return _go_on(path, on_workers, new_session(asked), lambda config: _changed(config, asked))
 
 
 def _begin(
@@ -144,15 +142,8 @@ def _begin(
 ) -> Result:
     """Begin a run; with `resume` go on with it where it was begun."""
     # first: for rows in memory a run is not what is missing
-    dataset = open_cached(dataset, asked.cache, asked.cache_size)
-    with working_copy(run) as copy:
-        if copy.published is not None and not on_workers.elsewhere:
-            asked = replace(asked, memory=asked.memory_bytes - PUBLISHING_BYTES)
-        return _begin_in(copy, dataset, asked, on_workers)
-
-
-def _begin_in(copy: Copy, dataset: Dataset, asked: TrainOptions, on_workers: Workers) -> Result:
-    session, path = new_session(asked), copy.path
+    dataset = open_cached(dataset, asked.cache)
+    session, path = new_session(asked), local_path(run, "a run")
     asked = replace(asked, on_workers=bool(on_workers), workers=on_workers.local or None)
     asked = settle(asked, dataset, session.listener)
     _check_rounds(asked)
@@ -160,10 +151,10 @@ def _begin_in(copy: Copy, dataset: Dataset, asked: TrainOptions, on_workers: Wor
         dataset, asked = _with_folds(dataset, asked)
     resolved = resolve(dataset, asked, session.listener)
     if asked.resume and is_begun(path, resolved.config):
-        return _go_on(copy, on_workers, session, lambda config: changed_by(config, resolved.config))
+        return _go_on(path, on_workers, session, lambda config: changed_by(config, resolved.config))
     warn_early(resolved, session.listener)
     previous = previous_run(resolved, session.listener)  # refused before anything is made
-    with on_workers.reached(session.listener) as reached, begin_run(copy, resolved, force=asked.force) as new:
+    with on_workers.reached(session.listener) as reached, begin_run(path, resolved, force=asked.force) as new:
         return _train(new, resolved, previous, reached, session)
 
 
@@ -196,11 +187,11 @@ def _train(
 
 
 def _go_on(
-    copy: Copy, on_workers: Workers, session: Session, change: Callable[[RunConfig], RunConfig]
+    path: Path, on_workers: Workers, session: Session, change: Callable[[RunConfig], RunConfig]
 ) -> Result:
     """Resume a run of any kind with its configuration as changed by `change`."""
-    listener, path = session.listener, copy.path
-    with checkpoint.open_run(path, copy) as directory:
+    listener = session.listener
+    with checkpoint.open_run(path) as directory:
         config = read_config(path)
         check_workers(path, config, on_workers=bool(on_workers))
         config = change(config)
@@ -222,22 +213,20 @@ def _go_on(
             listener.message(describe_worker_budget(config.memory))
         write_config(directory, config)
         warn_early(run, listener)
-        result = _train(directory, run, previous_run(run, Listener()), on_workers, session)
-        directory.publish()
-        return result
+        return _train(directory, run, previous_run(run, Listener()), on_workers, session)
 
 
 def _changed(config: RunConfig, asked: ResumeOptions) -> RunConfig:
     """Return the configuration with the options given in place of its own."""
     place = config.dataset if asked.dataset is None else str(location(asked.dataset).resolve())
-    directory = asked.cache or (asked.cache_size and config.cache and config.cache.directory) or None
+    cache = asked.cache or config.cache
     old, tol = config.rule, asked.tol
     tolerance, eps = (old.tol, old.eps) if tol is None else (tol, None if tol else old.eps)
     every = asked.checkpoint_every
     return replace(
         config,
         dataset=place,
-        cache=asked_cache(directory, asked.cache_size, place) or config.cache,
+        cache=None if cache is None else str(cache),
         rule=make_rule(tolerance, eps, asked.max_passes or old.max_passes),
         checkpoint_every=config.checkpoint_every if every is None else every,
     )

@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from ..core.errors import CheckpointError, DatasetError, StreamcdError, UsageError
-from ..core.folder_copies import copied
 from ..core.memory_budget import parse_size, require
 from ..core.process_pool import checked_workers
 from ..core.progress import Listener, Progress
-from ..core.storage import location
+from ..core.storage import local_path, location
 from ..dataset.dataset import open_dataset
 from ..models.stored import is_model, load_model, models_of_path, verify_model
 from ..solvers.problem import Problem
@@ -32,10 +31,10 @@ def find_problems(path: str, listener: Listener, *, memory: str, workers: int) -
     checked_workers(workers)
     place = location(path)
     if (kind := kind_of_directory(place)) != "dataset" or (isinstance(place, Path) and is_model(place)):
-        with copied(place, "a run or a model", lambda name: True) as folder:
-            if kind == "run":
-                return verify_run(folder, listener, memory=memory), "or train again with --force"
-            return verify_model(folder, memory=memory), "or train, or import, the model again"
+        folder = local_path(place, "a run or a model")
+        if kind == "run":
+            return verify_run(folder, listener, memory=memory), "or train again with --force"
+        return verify_model(folder, memory=memory), "or train, or import, the model again"
     advice = (
         "convert the data again, or make the column layout again ('streamcd columns --force') where only its files are "
         "named"

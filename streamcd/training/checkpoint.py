@@ -20,7 +20,6 @@ import numpy as np
 
 from ..core.atomic_files import make_directory, replacing, sync
 from ..core.errors import CheckpointError, LockError, file_named
-from ..core.folder_copies import Copy
 from ..core.locks import release_lock, take_lock
 from ..core.metadata import WRITER, Kind, content_digest, read_metadata, write_metadata
 from ..dataset.dataset import Dataset
@@ -46,18 +45,12 @@ _PARTIAL = ("config.json.partial", "state.npz.partial", "scores.json.partial", "
 
 
 class Run:
-    """An existing run directory, locked while open; `locked` is False for a directory inside a run already locked.
-
-    One that is the `copy` of a run at a URL is published whenever it is a run that can be resumed.
-    """
+    """An existing run directory, locked while open; `locked` is False for a directory inside a run already locked."""
 
     has_files = True
 
-    def __init__(
-        self, path: Path, identity: Identity, *, locked: bool = True, copy: Copy | None = None
-    ) -> None:
-        self.path, self.identity = path, identity
-        self.copy = copy or Copy(path, str(path), None)
+    def __init__(self, path: Path, identity: Identity, *, locked: bool = True) -> None:
+        self.path, self.identity, self.name = path, identity, str(path)
         self.config_path, self.state_path = path / "config.json", path / "state.npz"
         self.log_path, self.model_path = path / "log.jsonl", path / "model"
         self._lock = take_lock(path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) if locked else None
@@ -76,22 +69,10 @@ class Run:
         """Open a directory inside the run for a part of the work, which has its own plan; created if needed."""
         self._weights = None
         make_directory(self.path / name)
-        copy = self.copy._replace(path=self.path / name, name=f"{self.name}/{name}")
-        return Run(self.path / name, self.identity.part(name), locked=False, copy=copy)
-
-    @property
-    def name(self) -> str:
-        """The directory, or the URL, by which the run is asked for."""
-        return self.copy.name
-
-    def publish(self) -> None:
-        """Bring the run at a URL, if it is at one, to where its copy stands."""
-        if self.copy.published is not None:
-            self.copy.published.update()
+        return Run(self.path / name, self.identity.part(name), locked=False)
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         write_metadata(self.config_path, RUN, {**config, "identity": self.identity.name})
-        self.publish()
 
     def write_state(self, arrays: Mapping[str, np.ndarray], files: Sequence[Path] = ()) -> None:
         """Replace ``state.npz``, atomically; it records the length of the log, and refers to `files`.
@@ -115,7 +96,6 @@ class Run:
         self._early_lines = None
         weights = arrays.get("w")
         self._weights = None if weights is None or weights.nbytes > _KEPT_BYTES else weights
-        self.publish()
 
     def read_state(self, room: int) -> dict[str, np.ndarray] | None:
         """Read the arrays of the last checkpoint, and truncate the log to it; returns None if there is none yet.
@@ -236,8 +216,7 @@ class MemoryRun(Run):
     has_files = False
 
     def __init__(self, name: str = "(in memory)") -> None:
-        self.path = Path("(in memory)")
-        self.copy = Copy(self.path, name, None)
+        self.path, self.name = Path("(in memory)"), name
         self._arrays: Mapping[str, np.ndarray] = {}
         self._parts: dict[str, MemoryRun] = {}
         self._slots = MemorySlots()
@@ -447,9 +426,8 @@ def _content(path: Path) -> list[Path]:
     return [entry for entry in path.iterdir() if entry.name not in ("lock", *_PARTIAL)]
 
 
-def create_run(copy: Copy, *, force: bool) -> Run:
+def create_run(path: Path, *, force: bool) -> Run:
     """Create a run directory, or with `force` empty an existing one; the caller protects runs that must not be replaced."""
-    path = copy.path
     if os.path.lexists(path) and not path.is_dir():
         raise CheckpointError(f"{path} exists and is not a run; name another directory")
     make_directory(path)
@@ -461,7 +439,7 @@ def create_run(copy: Copy, *, force: bool) -> Run:
         raise CheckpointError(
             f"{path} is not empty; name another directory, or give --force to replace what is in it"
         )
-    run = Run(path, Identity.new(), copy=copy)
+    run = Run(path, Identity.new())
     # the configuration is removed last: after an interruption the directory is still a run, which --force can replace
     with ExitStack() as stack:
         stack.push(run)
@@ -477,8 +455,8 @@ def create_run(copy: Copy, *, force: bool) -> Run:
     return run
 
 
-def open_run(path: Path, copy: Copy | None = None) -> Run:
-    """Lock an existing run directory, the copy of one at a URL where that is given."""
+def open_run(path: Path) -> Run:
+    """Lock an existing run directory."""
     read_config(path)
     _refuse_links(path)
-    return Run(path, read_identity(path), copy=copy)
+    return Run(path, read_identity(path))

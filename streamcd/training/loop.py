@@ -54,9 +54,6 @@ _CHECKPOINT_RATE = 20_000_000
 494,000 rows (180 MB) a checkpoint after the first second took 0.3 to 0.6 s of a training of 4."""
 
 
-_UPLOAD_PAUSE = 9
-"""Times as long as a checkpoint to a bucket takes, the next one is waited for: uploads take a tenth of the time at most."""
-
 _COUNTED_ROWS = 1 << 14
 """Rows of w at a time of which the weights that are not 0 are counted: numpy copies them."""
 
@@ -402,12 +399,9 @@ class Loop(TrainingLoop):
 
     def _checkpoint(self) -> None:
         self.rows.flush()
-        begun = time.monotonic()
         self._write_state(self.slots.unsynced())
         self.slots.mark_durable()
-        ended = time.monotonic()
-        pause = _UPLOAD_PAUSE * (ended - begun) if self.directory.copy.published else 0.0
-        self.next_checkpoint = ended + max(self.task.checkpoint_every, pause)
+        self.next_checkpoint = time.monotonic() + self.task.checkpoint_every
 
     def _add_to_checkpoint(self, arrays: dict[str, np.ndarray]) -> None:
         arrays["slots"] = self.slots.current

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import escaped
-from ..core.folder_copies import copied
 from ..core.memory_budget import format_size, peak_memory_bytes
 from ..core.progress import counted, format_seconds
 from ..core.setting import Setting
@@ -136,12 +134,7 @@ class Result:
         """The log of the run as a `pyarrow.Table`, a row for each read of the data or round of workers."""
         from .history import history_table  # pyarrow
 
-        with self._copied_run() as run:
-            return history_table(run)
-
-    def _copied_run(self) -> AbstractContextManager[Path]:
-        """Provide the run to read; refused where there is none."""
-        return copied(self.run, "a run")
+        return history_table(Path(self.run))
 
 
 @dataclass(repr=False)

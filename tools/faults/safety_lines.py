@@ -124,10 +124,6 @@ dataset/verify.py
         > return False
 models/model_file.py
     if file_checksum(path) != checksum: ~ model a_flipped_bit_in_the_weights_is_refused_by_name
-dataset/range_cache.py
-    if len(found) == n_bytes and zlib.crc32(found).to_bytes(_CRC_BYTES, "little") == crc:
-        ~ remote a_damaged_range_of_a_cache_is_asked_for_again
-        > if len(found) == n_bytes:
 stream/arenas.py
     if index.size and index.view(f"u{index.itemsize}").max() >= n:
         ~ stream a_chunk_that_does_not_fit_the_dataset_is_refused
