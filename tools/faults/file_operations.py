@@ -51,8 +51,8 @@ def training(name: str, options: str, inputs: str = "a") -> Scenario:
 
 
 def appending(name: str, inputs: str, command: str, output: str = "bare") -> Scenario:
-    """Make a scenario of rows that are appended, which is repeated where they were not."""
-    return scenario_of(name, inputs, command, command, output=output)
+    """Make a scenario of rows that are appended, which is repeated where they were not; no rows at all clear the rest."""
+    return scenario_of(name, inputs, command, command, f"convert /dev/null {output} --append", output=output)
 
 
 SCENARIOS = (

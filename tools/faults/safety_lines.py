@@ -174,7 +174,7 @@ conversion/staging.py
     remove_unlisted(dest) ~ growth what_an_interrupted_call_has_left_goes_with_the_next
 conversion/growing.py
     if found != dataset.manifest["seal"]: ~ growth an_append_after_which_another_came_is_refused
-    remove_unlisted(place) @ put_in_place ~ growth a_failure_at_the_manifest_leaves_the_dataset_as_it_was
+    remove_unlisted(place) @ growing.put_in_place ~ growth a_failure_at_the_manifest_leaves_the_dataset_as_it_was
 core/locks.py
     if lock is None: @ locked ~ columns kill_leaves_no_half_layout
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB) ~ resume a_run_in_use_by_another_process_is_refused
