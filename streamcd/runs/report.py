@@ -1,13 +1,9 @@
-"""Reports: a page of tables and pictures on a run, and a picture of an evaluation."""
+"""Report on a run: a page of tables and pictures."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from ..core.atomic_files import begins_with, check_output, write_file
 from ..core.options import takes
@@ -17,17 +13,17 @@ from ..core.storage import local_path
 from ..dataset.dataset import Dataset
 from ..models.stored import describe_model, find_model, is_model, models_of_path
 from ..prediction.evaluate import evaluate
-from ..report.drawing import image, require_matplotlib
-from ..report.evaluation_figures import confusion_figure, weights_figure
-from ..report.evaluation_tables import evaluation_tables
-from ..report.page import Picture, Section, render_page
+from ..report.figures import gap_figure, require_matplotlib, search_figure
+from ..report.page import render_page
 from ..report.scores import score_text, scores_of
-from ..report.tables import Table, gap_rows, model_table, run_table, score_table
-from ..report.training_figures import (
-    Histories,
-    gap_figure,
-    objective_figure,
-    search_figure,
+from ..report.tables import (
+    Table,
+    evaluation_tables,
+    gap_rows,
+    model_table,
+    run_table,
+    score_table,
+    weights_table,
 )
 from ..training.history import read_history
 from .describe import describe_run, read_scores
@@ -68,18 +64,30 @@ def write_report(run: str | os.PathLike[str], out: str | os.PathLike[str], asked
     page_path = local_path(out, "a report")
     check_output(page_path, "a page", lambda path: begins_with(path, _PAGE), force=asked.force)
     run = local_path(run, "a run")
-    facts, scores = describe_run(run), read_scores(run)  # what is damaged is refused before anything is drawn
-    histories = dict(list(read_history(run).items())[:MAX_LOGS])
+    facts, scored = describe_run(run), read_scores(run)  # what is damaged is refused before anything is drawn
+    histories = {name: records for name, records in list(read_history(run).items())[:MAX_LOGS] if records}
     place = _model_place(run, asked)
-    model = None if place is None else describe_model(place, scaled=True, n_weights=_N_WEIGHTS)
-    sections = [
-        *([] if place is None else [_evaluation(asked.data, place, asked)]),
-        *([] if model is None else [_weights(model)]),
-        *([] if scores is None else [_search(scores)]),
-        _training(histories, facts),
-        Section("Run", tables=[run_table("", facts)]),
-        *_model(model),
-    ]
+    sections: dict[str, list[str | Table | bytes]] = {}
+    if place is not None and asked.data is None:
+        sections["Evaluation"] = ["None: --data names rows with labels to evaluate the model on."]
+    elif place is not None:
+        result = evaluate(asked.data, place, memory=asked.memory, listener=asked.listener)
+        name = asked.data.path if isinstance(asked.data, Dataset) else asked.data
+        sections[f"Evaluation on {name}"] = [*evaluation_tables("", result)]
+    if scored is not None:
+        scores, setting = scores_of(scored), Setting(scored["best_C"], scored["best_l1"])
+        best = next(of for of in scores if of.setting == setting)
+        text = f"By {score_text(scored)} of the models trained without a fold on its rows."
+        sections["Search"] = [text, score_table(scored), search_figure(scores, best, score_text(scored))]
+    sections["Training"] = ["No read of the data has ended yet."]
+    if histories:
+        sections["Training"] = [gap_figure(histories, facts["stopping"].get("tol"))]
+    sections["Run"] = [run_table("", facts)]
+    sections["Model"] = ["There is none yet: training has not ended."]
+    if place is not None:
+        model = describe_model(place, scaled=True, n_weights=_N_WEIGHTS)
+        made_of = [("dataset's fingerprint", model["fingerprint"]), *model["versions"].items()]
+        sections["Model"] = [model_table("", model), weights_table(model), Table("made of", made_of)]
     options, gaps = facts["options"], [f"{name} {text}" for name, text in gap_rows(facts)]
     state = ", ".join([facts["state"], *gaps])
     lead = f"{options['loss']} by the {options['method']} method, on {facts['dataset']}: {state}"
@@ -95,77 +103,3 @@ def _model_place(run: Path, asked: ModelOptions) -> Path | None:
     if (asked.C, asked.l1) != (None, None):
         return find_model(run, asked.C, asked.l1)
     return run / "model" if is_model(run / "model") else None
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Sections
-
-
-def _training(histories: Histories, run: Mapping[str, Any]) -> Section:
-    begun = {name: records for name, records in histories.items() if records}
-    if not begun:
-        return Section("Training", "No read of the data has ended yet.")
-    drawn = [
-        ("gap", gap_figure(begun, run["stopping"].get("tol")), "The certified and estimated duality gap."),
-        (
-            "objective",
-            objective_figure(begun),
-            "The objective with its certified bounds, and the strength of acceleration (--acceleration), as a range where "
-            "several problems (of classes, C or folds) are trained together.",
-        ),
-    ]
-    return Section("Training", pictures=[Picture(name, image(figure), text) for name, figure, text in drawn])
-
-
-def _search(scored: Mapping[str, Any]) -> Section:
-    score = score_text(scored)
-    text = f"{score[0].upper()}{score[1:]} of the models trained without a fold on its rows."
-    scores = scores_of(scored)
-    best = next(of for of in scores if of.setting == Setting(scored["best_C"], scored["best_l1"]))
-    picture = Picture("search", image(search_figure(scores, best, score)), text)
-    return Section("Search", tables=[score_table(scored)], pictures=[picture])
-
-
-def _weights(model: Mapping[str, Any]) -> Section:
-    """Show the largest weights of a model."""
-    two = len(model["labels"]) == 2 and model["n_vectors"] == 1
-    names = [
-        (weight["name"] or f"feature {weight['index']}") + ("" if two else f" ({weight['vector']})")
-        for weight in model["largest_weights"]
-    ]
-    weights = [weight["weight"] for weight in model["largest_weights"]]
-    of = model["weights_for"]
-    positive = f" Positive weights are evidence for {model['labels'][-1]}." if two else ""
-    caption = f"Weights of the largest magnitude{of and ', ' + of}.{positive}"
-    return Section(
-        "Largest weights", pictures=[Picture("weights", image(weights_figure(names, weights)), caption)]
-    )
-
-
-def _model(model: Mapping[str, Any] | None) -> list[Section]:
-    """Show certificate and provenance of a model."""
-    if model is None:
-        return [Section("Model", "There is none yet: training has not ended.")]
-    made_of = [("dataset's fingerprint", model["fingerprint"]), *model["versions"].items()]
-    return [
-        Section("Model", tables=[model_table("", model)]),
-        Section("Provenance", tables=[Table("", made_of)]),
-    ]
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Evaluation
-
-
-def _evaluation(data: Dataset | str | os.PathLike[str] | None, place: Path, asked: ReportOptions) -> Section:
-    if data is None:
-        return Section("Evaluation", "None: --data names rows with labels to evaluate the model on.")
-    result = evaluate(data, place, memory=asked.memory, listener=asked.listener)
-    name = data.path if isinstance(data, Dataset) else data
-    pictures = []
-    if result.get("confusion") is not None:
-        drawn = confusion_figure(
-            result["labels"], np.array(result["confusion"]), "weight" if result.get("weighted") else "rows"
-        )
-        pictures = [Picture("evaluation", image(drawn), f"Predictions on {name}.")]
-    return Section(f"Evaluation on {name}", tables=evaluation_tables("", result), pictures=pictures)
