@@ -17,7 +17,7 @@ import pytest
 from heard import Heard
 
 import streamcd
-from streamcd import Dataset, Listener
+from streamcd import Dataset
 from streamcd.conversion import staging
 from streamcd.conversion.growing import Base, growing
 from streamcd.conversion.plan import load_like
@@ -312,7 +312,7 @@ def test_an_append_after_which_another_came_is_refused(tmp_path: Path, base: Dat
     grown = streamcd.convert(write_text(tmp_path / "b.txt", 50, seed=1), base.path, append=True)
     with (
         pytest.raises(UsageError, match="another call has changed it"),
-        growing(Base(base, load_like(base.path)), Listener()),
+        growing(Base(base, load_like(base.path))),
     ):
         raise AssertionError("not reached")
     assert streamcd.open(base.path).fingerprint == grown.fingerprint
