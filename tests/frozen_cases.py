@@ -598,7 +598,7 @@ def train_on_workers(bench: Bench) -> Outcome:
     cluster = LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None)
     with cluster, Client(cluster, set_as_default=False) as client:
         for loss, data in ("hinge", "two"), ("log_loss", "two"), ("crammer_singer", "classes"):
-            options = {"loss": loss, "bias": 1.0, "C": 0.1, "tol": 1e-2, "client": client, "local_passes": 2}
+            options = {"loss": loss, "bias": 1.0, "C": 0.1, "tol": 1e-2, "client": client}
             outcomes.append(trained_by_python(bench.data(data), bench.new("run"), **options))
     return joined(outcomes)
 

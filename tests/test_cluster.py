@@ -176,33 +176,27 @@ def test_a_silent_worker_is_given_up_and_the_bits_stay(
 
 
 @pytest.mark.parametrize("loss", ["hinge", "log_loss"])
-@pytest.mark.parametrize("apart", [{0}, {0, 1}], ids=["one", "both"])
-def test_workers_that_do_not_see_the_run_end_with_the_same_bits(
-    loss: str, apart: set[int], client: Any, data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_dual_variables_come_home_after_every_round_however_small_the_pieces(
+    loss: str, client: Any, data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their dual variables are on their own disks, and in the run directory after every round, however small the pieces."""
-    looks = iter(range(100))
+    """And workers keep nothing."""
     monkeypatch.setattr("streamcd.cluster.records.BATCH_BYTES", 1000)
     options: dict[str, Any] = {"loss": loss, "tol": 1e-9}
-    streamcd.train(data, tmp_path / "seen", client=client, max_passes=9, **options)
-    with monkeypatch.context() as patched:
-        patched.setattr("streamcd.cluster.dask_worker._sees", lambda *_: next(looks) not in apart)
-        streamcd.train(data, tmp_path / "run", client=client, max_passes=6, **options)
-        assert command_line.problems(tmp_path / "run") == []
-        streamcd.resume(tmp_path / "run", client=client, max_passes=9)
-    assert next(looks) == 4
-    assert (weights(tmp_path / "run") == weights(tmp_path / "seen")).all()
-    assert not list(Path(tempfile.gettempdir()).glob("dask-scratch-space/*/streamcd-*"))
+    streamcd.train(data, tmp_path / "made", client=Simulation(2), max_passes=9, **options)
+    streamcd.train(data, tmp_path / "run", client=client, max_passes=6, **options)
+    assert command_line.problems(tmp_path / "run") == []
+    streamcd.resume(tmp_path / "run", client=client, max_passes=9)
+    assert (weights(tmp_path / "run") == weights(tmp_path / "made")).all()
+    eventually(lambda: not list(Path(tempfile.gettempdir()).glob("dask-scratch-space/*/streamcd-*")))
 
 
 def test_a_lost_workers_part_goes_to_another_until_a_new_one_comes() -> None:
-    placement = Placement(keeps_parts=True)
+    placement = Placement()
     assert placement.place({"a", "b", "c"}, 9) == ["a", "b", "c"]
     assert placement.place({"a", "c"}, 9) == ["a", "a", "c"]
     assert placement.place({"a", "c", "d"}, 9) == ["a", "d", "c"]
     assert placement.place({"a"}, 9) == ["a"], "a worker takes two parts at most"
     assert placement.place({"a", "b", "c"}, 2) == ["a", "b"], "a part has a shard at least"
-    assert Placement(keeps_parts=False).place({"a", "b", "c"}, 9) == ["a", "b", "c"]
 
 
 def test_an_abandoned_round_ends_at_the_next_window(
@@ -280,11 +274,9 @@ def test_a_client_that_is_gone_leaves_no_partition_behind(
     assert (weights(run) == weights(made)).all()
 
 
-def test_workers_that_lost_partition_and_w_are_sent_the_whole(client: Any, tmp_path: Path) -> None:
-    """They used to be sent the changes again and again; dask may write what a worker keeps to disk, which empties it."""
-    x, y = random_rows(300, 12, seed=3)
-    x.resize((300, 400))  # so that sending what changed pays
-    data = write_dataset(tmp_path / "wide", (x, y), n_chunks=8, n_shards=4)
+def test_workers_that_lost_their_partition_make_it_again(client: Any, tmp_path: Path) -> None:
+    """Dask may write what a worker keeps to disk, which empties it."""
+    data = write_dataset(tmp_path / "wide", random_rows(300, 12, seed=3), n_chunks=8, n_shards=4)
     run, struck = tmp_path / "run", []
 
     def forget() -> None:

@@ -58,7 +58,7 @@ def test_workers_of_this_machine_are_an_option_of_python(tmp_path):
     [
         ({"workers": 0}, "at least 1, found 0"),
         ({"workers": 2, "scheduler": "tcp://host:1"}, "give one of them"),
-        ({"local_passes": 2}, "local_passes is for training on workers"),
+        ({"worker_timeout": 2.0}, "worker_timeout is for training on workers"),
         ({"workers": 2, "omega": 1.5}, "omega is for one process"),
     ],
 )

@@ -594,8 +594,7 @@ WRONG_VALUES = [
     (("plan", "window_entries"), 10**30),
     (("plan", "page_rows"), -1),
     (("checkpoint_every",), float("nan")),
-    (("rounds",), {"local_passes": 0, "worker_timeout": 1.0}),
-    (("rounds",), {"local_passes": 1, "worker_timeout": 1.0, "shared_memory": 0}),
+    (("rounds",), {"worker_timeout": 1.0, "shared_memory": 0}),
     (("tune",), {"cv": 3}),
     (("dataset",), "a\0b"),
     (("start_from",), "a\0b"),
@@ -614,7 +613,7 @@ def test_a_configuration_that_makes_no_sense_is_refused_by_file_and_key(
         config[keys[-1]] = value
 
     rewrite_config(run, change)
-    word = {"rounds": "local_passes|shared_memory"}.get(keys[-1], keys[-1].split("_")[-1])
+    word = {"rounds": "shared_memory"}.get(keys[-1], keys[-1].split("_")[-1])
     with pytest.raises(CheckpointError, match=rf"config\.json: damaged \(.*({word})") as found:
         resume(run)
     assert "\n" not in str(found.value)
@@ -640,7 +639,7 @@ def test_a_plan_larger_than_the_data_takes_no_more_memory_than_they_do(
     assert max(lane["passes"] for lane in resume(run).lanes) == options()["max_passes"]
 
 
-@pytest.mark.parametrize("rounds", [None, SharedRounds(None, 300.0), SharedRounds(2, 1.5, 10**9)])
+@pytest.mark.parametrize("rounds", [None, SharedRounds(300.0), SharedRounds(1.5, 10**9)])
 def test_a_configuration_is_read_as_it_was_written(tmp_path: Path, rounds: SharedRounds | None) -> None:
     options = ProblemOptions(
         method="dual", class_weight=((1.0, 2.0),), code=[[1, -1]], folds=3, omega="auto", seed=2**70

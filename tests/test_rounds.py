@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,8 +33,6 @@ from streamcd.cluster.rounds import (
     RoundResponse,
     WorkersLost,
     WorkerSpec,
-    add_changes,
-    make_change,
 )
 from streamcd.core.errors import DatasetError, EnvironmentFailure, Interrupted, UsageError
 from streamcd.kernels.primitives import GAP
@@ -44,7 +41,7 @@ from streamcd.runs.problem_options import ProblemOptions
 from streamcd.solvers.protocol import DONE, TRAIN
 from streamcd.solvers.registry import make_solver
 from streamcd.stream.memory_plan import Plan
-from streamcd.stream.stream import Stream, _Reader
+from streamcd.stream.stream import _Reader
 from streamcd.training.stopping import new_lane_arrays
 from tools.simulated_cluster import SerialEngine, Simulation
 
@@ -231,17 +228,6 @@ def test_a_step_wakes_rows_that_it_leaves_off_their_bounds(data: Dataset) -> Non
     assert (apply_step(problem, whole, active, cost, code) == candidate).all()
 
 
-@pytest.mark.parametrize("share", [0.05, 0.3, 1.0])
-def test_changes_add_up_sparse_or_dense(share: float) -> None:
-    rng = np.random.default_rng(0)
-    dense = [rng.standard_normal((200, 2)) * (rng.random((200, 1)) < share) for _ in range(3)]
-    packed = [make_change(values) for values in dense]
-    assert (packed[0].index is None) == (share == 1.0)
-    total = add_changes(add_changes(packed[0], packed[1]), packed[2])
-    np.testing.assert_allclose(total.dense(), sum(dense), atol=1e-15)
-    assert total.moved_bytes == packed[1].n_bytes + packed[2].n_bytes
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Partitions in one process
 
@@ -311,11 +297,9 @@ def test_streaming_partitions_do_as_resident_ones(loss: str, data: Dataset, tmp_
         patch.setattr("streamcd.cluster.shards.make_plan", small_plan)
         patch.setattr("streamcd.cluster.shards.plan_shards", lambda *_: None)
         streamed = streamcd.train(
-            data, tmp_path / "streamed", loss=loss, max_passes=3000, local_passes=2, client=Simulation(2)
+            data, tmp_path / "streamed", loss=loss, max_passes=3000, client=Simulation(2)
         )
-    resident = streamcd.train(
-        data, tmp_path / "resident", loss=loss, max_passes=3000, local_passes=2, client=Simulation(2)
-    )
+    resident = streamcd.train(data, tmp_path / "resident", loss=loss, max_passes=3000, client=Simulation(2))
     assert streamed.converged
     assert streamed.primal_objective == pytest.approx(resident.primal_objective, rel=2e-3)
     assert streamed.bytes_read > 1.5 * resident.bytes_read
@@ -464,10 +448,8 @@ def test_a_round_that_is_lost_leaves_no_trace_and_one_that_always_is_ends_the_ru
 
 
 def test_what_does_not_go_with_workers_is_refused(data: Dataset, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="local_passes"):
-        streamcd.train(data, tmp_path / "run", local_passes=2)
-    with pytest.raises(UsageError, match="at least 1"):
-        streamcd.train(data, tmp_path / "run", local_passes=0, client=Simulation(2))
+    with pytest.raises(UsageError, match="worker_timeout"):
+        streamcd.train(data, tmp_path / "run", worker_timeout=2.0)
     with pytest.raises(UsageError, match="too small"):
         streamcd.train(data, tmp_path / "run", memory="200MB", client=Simulation(2))
     streamcd.train(data, tmp_path / "alone")
@@ -481,35 +463,30 @@ def test_what_does_not_go_with_workers_is_refused(data: Dataset, tmp_path: Path)
 
 def test_shards_are_dealt_evenly_as_a_function_of_seed_and_round() -> None:
     entries = np.array([256, 255, 257, 254, 256, 258, 255, 256, 31, 5], dtype=np.int64)
-    workers = ["a", "b", "c"]
     met: set[tuple[int, int]] = set()
     assignment = Assignment(entries, seed=0)
     for number in range(150):
-        dealt = assignment.of_round(number, workers)
-        assert sorted(itertools.chain(*dealt.values())) == list(range(entries.size))
-        loads = [int(entries[shards].sum()) for shards in dealt.values()]
+        dealt = assignment.shares(number, 3)
+        assert sorted(itertools.chain(*dealt)) == list(range(entries.size))
+        loads = [int(entries[shards].sum()) for shards in dealt]
         assert max(loads) - min(loads) <= 300
-        for shards in dealt.values():
+        for shards in dealt:
             met |= set(itertools.combinations(shards, 2))
     assert met == set(
         itertools.combinations(range(entries.size), 2)
     )  # every two shards share a worker now and then
-    assert dealt == Assignment(entries, seed=0).of_round(149, workers)
-    assert dealt != Assignment(entries, seed=1).of_round(149, workers)
-    assignment.of_round(150, workers[:2])  # a worker is lost, and another one comes
-    assert dealt == assignment.of_round(149, workers)
+    assert dealt == Assignment(entries, seed=0).shares(149, 3)
+    assert dealt != Assignment(entries, seed=1).shares(149, 3)
+    assignment.shares(150, 2)  # a worker is lost, and another one comes
+    assert dealt == assignment.shares(149, 3)
 
 
 def test_half_of_the_shards_stay_with_their_worker_from_round_to_round() -> None:
-    workers, assignment = ["a", "b", "c", "d"], Assignment(np.full(16, 100), seed=0)
+    assignment = Assignment(np.full(16, 100), seed=0)
     changes = []
     for number in range(1, 50):
         before, after = (
-            {
-                shard: worker
-                for worker, shards in assignment.of_round(which, workers).items()
-                for shard in shards
-            }
+            {shard: worker for worker, shards in enumerate(assignment.shares(which, 4)) for shard in shards}
             for which in (number - 1, number)
         )
         changes.append(sum(before[shard] != after[shard] for shard in range(16)))
@@ -519,8 +496,8 @@ def test_half_of_the_shards_stay_with_their_worker_from_round_to_round() -> None
 
 def test_a_shard_for_each_worker_stays_where_it_is() -> None:
     entries = np.array([50, 10, 40], dtype=np.int64)
-    dealt = [Assignment(entries, seed=0).of_round(number, ["a", "b", "c"]) for number in range(5)]
-    assert all(deal == {"a": [0], "b": [2], "c": [1]} for deal in dealt)
+    dealt = [Assignment(entries, seed=0).shares(number, 3) for number in range(5)]
+    assert all(deal == [[0], [2], [1]] for deal in dealt)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -589,7 +566,7 @@ def test_at_the_minimum_of_the_stiff_model_dual_variables_are_those_of_the_losse
         entries = slice(arena.indptr[row], arena.indptr[row + 1])
         x[row, arena.feature[entries]] = arena.value[entries]
     problem, code, n_lanes = partition._problem, arena.code[:n_rows], partition._n_lanes
-    change = response.change.dense()
+    change = response.change
     sign, cost, a = problem.sign[code], problem.cost[code], alpha[:, :n_lanes]
     np.testing.assert_allclose(change, x.T @ (sign * (alpha - base)[:, :n_lanes]), atol=1e-9)
     t = sign * (x @ (w + sigma_prime * change))
@@ -625,8 +602,8 @@ def test_sigma_prime_of_a_lane_leaves_other_lanes_alone(data: Dataset, tmp_path:
     lanes = make_solver(problem, "dual", partition.dataset).new_state().lanes
     lanes |= {**new_lane_arrays(2), "sigma_prime": np.array([1.0, 2.0])}
     request = RoundRequest("token", "", np.ones(2), 1, 1, lanes, 0)
-    change = both.run(request, np.hstack([w, w])).change.dense()
-    np.testing.assert_allclose(change[:, :1], response.change.dense(), atol=1e-12)
+    change = both.run(request, np.hstack([w, w])).change
+    np.testing.assert_allclose(change[:, :1], response.change, atol=1e-12)
     assert np.abs(change[:, 1] - change[:, 0]).max() > 1e-3
     lanes["phase"][1] = DONE
     assert request.sigma_prime().tolist() == [1.0, 1.0]  # what does not train is not scaled
@@ -699,6 +676,7 @@ def test_workers_with_room_for_their_shards_read_only_those_that_arrive_and_end_
 ) -> None:
     """Room for four shards of eight, of which a worker has two or so, against room for all."""
     options: dict[str, Any] = {"loss": loss, "client": Simulation(4), "tol": 1e-9, "max_passes": 20}
+    monkeypatch.setattr("streamcd.cluster.dual_rounds.local_passes", lambda *_: 1)
     loads = 0
 
     def count(self: _Reader, *arguments: Any) -> None:
@@ -708,11 +686,11 @@ def test_workers_with_room_for_their_shards_read_only_those_that_arrive_and_end_
 
     load = _Reader.load
     monkeypatch.setattr(_Reader, "load", count)
-    streamcd.train(data, tmp_path / "all", local_passes=1, **options)
+    streamcd.train(data, tmp_path / "all", **options)
     assert loads == data.n_chunks
     whole_plan = readers.plan_shards
     monkeypatch.setattr(readers, "plan_shards", lambda *given: (whole_plan(*given)[0], 4))  # type: ignore[index]
-    streamcd.train(data, tmp_path / "few", local_passes=1, **options)
+    streamcd.train(data, tmp_path / "few", **options)
     assert (weights(tmp_path / "all") == weights(tmp_path / "few")).all()
     assert loads < 0.5 * 20 * data.n_chunks
 
@@ -723,113 +701,21 @@ def test_workers_read_their_own_rows_and_nothing_ahead_that_goes_to_others(
     """The first window of every next round used to be read before its shards were dealt."""
     monkeypatch.setattr("streamcd.cluster.shards.make_plan", lambda *_: Plan(800, 120, resident=False))
     monkeypatch.setattr("streamcd.cluster.shards.plan_shards", lambda *_: None)
-    streamcd.train(
-        data, tmp_path / "run", loss="hinge", client=Simulation(3), max_passes=6, tol=1e-9, local_passes=2
-    )
+    streamcd.train(data, tmp_path / "run", loss="hinge", client=Simulation(3), max_passes=6, tol=1e-9)
     stored = sum(data.chunk_bytes(chunk) for chunk in range(data.n_chunks))
     pairs = 17 * data.n_rows + 16 * data.n_chunks
     for record in log(tmp_path / "run"):
-        n_reads = 2 if record["kind"] == "train" else 1
+        n_reads = 3 if record["kind"] == "train" else 1
         n_loads = n_reads if record["round"] > 1 else n_reads - 1
         assert record["bytes_read"] == n_reads * stored + n_loads * pairs
-
-
-def streamed_training(data: Dataset, run: Path, loss: str) -> np.ndarray:
-    """Weights of three workers that have no room for their shards: windows of 120 rows."""
-    options: dict[str, Any] = {"max_passes": 12, "tol": 1e-9, "local_passes": 2}
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("streamcd.cluster.shards.make_plan", lambda *_: Plan(800, 120, resident=False))
-        patched.setattr("streamcd.cluster.shards.plan_shards", lambda *_: None)
-        streamcd.train(data, run, loss=loss, client=Simulation(3), **options)
-    return weights(run)
-
-
-def taken_and_dropped(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Count the first windows of reads that had been read ahead, and the windows dropped, from now on."""
-    counts, take, drop = Counter[str](), Stream._take, Stream._drop
-
-    def count_taken(self: Stream, read: int, number: int) -> Any:
-        before = [ahead.window for ahead in self._ahead]
-        window = take(self, read, number)
-        counts["taken"] += number == 0 and any(window is each for each in before)
-        return window
-
-    def count_dropped(self: Stream) -> None:
-        counts["dropped"] += len(self._ahead)
-        drop(self)
-
-    monkeypatch.setattr(Stream, "_take", count_taken)
-    monkeypatch.setattr(Stream, "_drop", count_dropped)
-    return counts
-
-
-@pytest.mark.parametrize("loss", ["hinge", "log_loss"])
-def test_workers_begin_to_read_the_next_round_and_end_with_the_bits_of_those_that_do_not(
-    loss: str, data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counts = taken_and_dropped(monkeypatch)
-    ahead = streamed_training(data, tmp_path / "ahead", loss)
-    n_rounds = training_rounds(tmp_path / "ahead")
-    # of three workers, after a first round, each of whose reads but the first has a window ahead of it
-    assert counts["taken"] >= 3 * (2 * n_rounds - 1)
-    monkeypatch.setattr(Partition, "_read_ahead", lambda *_, **__: None)
-    counts.clear()
-    assert (ahead == streamed_training(data, tmp_path / "not", loss)).all()
-    assert counts["taken"] == 3 * n_rounds
-
-
-@pytest.mark.parametrize("loss", ["hinge", "log_loss"])
-def test_a_repeated_round_drops_what_was_read_ahead(
-    loss: str, data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Shards of the round after it, in both arenas of a worker."""
-    calm, carry_out, calls = (
-        streamed_training(data, tmp_path / "calm", loss),
-        SerialEngine.round,
-        itertools.count(),
-    )
-    counts = taken_and_dropped(monkeypatch)
-
-    def lose(self: SerialEngine, *arguments: Any) -> RoundResponse:
-        result = carry_out(self, *arguments)
-        if next(calls) == 2:
-            before = counts["dropped"]
-            carry_out(self, *arguments)
-            assert counts["dropped"] == before + 3 * 2
-            raise WorkersLost("pulled the plug")
-        return result
-
-    monkeypatch.setattr(SerialEngine, "round", lose)
-    assert (calm == streamed_training(data, tmp_path / "run", loss)).all()
-    assert log(tmp_path / "run")[2]["attempts"] == 2
-
-
-def test_windows_read_ahead_take_no_more_memory_than_the_two_of_a_read(
-    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are in the stream's arenas, of which none is the caller's."""
-    request, most = Stream._request, Counter[Stream]()
-
-    def look(self: Stream, *arguments: Any) -> None:
-        request(self, *arguments)
-        arenas = [id(ahead.window.arena) for ahead in self._ahead]
-        assert len(set(arenas)) == len(arenas)
-        assert len(self._arenas) == 2
-        most[self] = max(most[self], len(arenas))
-
-    monkeypatch.setattr(Stream, "_request", look)
-    streamed_training(data, tmp_path / "run", "log_loss")
-    assert set(most.values()) == {2}
 
 
 def test_a_round_makes_the_passes_asked_for_and_one_where_a_worker_is_alone(
     data: Dataset, tmp_path: Path
 ) -> None:
-    for workers, passes, each in ((2, None, 3), (2, 5, 5), (1, None, 1), (1, 5, 1)):
-        run = tmp_path / f"{workers}-{passes}"
-        result = streamcd.train(
-            data, run, local_passes=passes, max_passes=15, tol=1e-12, client=Simulation(workers)
-        )
+    for workers, each in ((2, 3), (1, 1)):
+        run = tmp_path / str(workers)
+        result = streamcd.train(data, run, max_passes=15, tol=1e-12, client=Simulation(workers))
         assert result.passes == 15
         assert training_rounds(run) == 15 // each
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from streamcd.cluster.assignment import next_shares
 from streamcd.cluster.dask_worker import Seat
 from streamcd.cluster.kinds import Part, make_assignment
 from streamcd.cluster.partition import Partition
@@ -37,18 +36,15 @@ class SerialEngine:
         with closing(open_same(spec)) as dataset:
             self._everything = list(range(dataset.n_shards))
             self._assignment = make_assignment(spec, dataset)
-        self._workers = [str(number) for number in range(n_partitions)]
+        self._n_parts = n_partitions
         self._shards: dict[str, list[int]] = {}
-        self._seats = [Seat(spec) for _ in self._workers]
+        self._seats = [Seat(spec) for _ in range(n_partitions)]
 
     def round(self, request: RoundRequest, w: np.ndarray, progress: Callable[[int], None]) -> Any:
         """Have the partitions make their local passes, in turn."""
-        self._shards = self._assignment.of_round(request.assigned, self._workers)
-        then = next_shares(self._assignment, request.assigned, self._workers)
-        responses = []
-        for name, partition in self._in_turn():
-            partition.expect(then.get(name, []))
-            responses.append(partition.run(request, w, progress, name))
+        shares = self._assignment.shares(request.assigned, self._n_parts)
+        self._shards = {str(number): shards for number, shards in enumerate(shares) if shards}
+        responses = [part.run(request, w, progress, name) for name, part in self._in_turn()]
         result: Any = add_in_tree(responses, operator.add)
         result.bytes_sent = len(responses) * w.nbytes + result.sent_by(len(responses))
         return result

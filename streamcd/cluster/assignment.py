@@ -6,8 +6,6 @@ takes up to 1.4 times the rounds, with shards that stay three times.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from copy import deepcopy
 from typing import Protocol
 
 import numpy as np
@@ -20,18 +18,13 @@ EXCHANGED = 2  # one shard of so many changes hands
 
 
 class Dealer(Protocol):
-    """Assignment of shards to workers."""
+    """Assignment of shards to the parts of a round."""
 
     exchanges: bool
     """True if shards change hands between rounds, for which each worker needs two."""
 
-    def of_round(self, number: int, workers: Sequence[str]) -> dict[str, list[int]]:
-        """Return the ascending shards of every worker that has any, in the order of `workers`; rounds count from 0."""
-
-
-def next_shares(dealer: Dealer, number: int, workers: Sequence[str]) -> dict[str, list[int]]:
-    """Return the shards after a round, if the same workers go on training."""
-    return deepcopy(dealer).of_round(number + 1, workers)  # of a copy: going back would deal all rounds anew
+    def shares(self, number: int, n_parts: int) -> list[list[int]]:
+        """Return the ascending shards of every part, of which some may have none; rounds count from 0."""
 
 
 class BlockAssignment:
@@ -50,16 +43,14 @@ class BlockAssignment:
         size = np.bincount(block, weights=np.maximum(entries, 1))
         self._middle = (np.cumsum(size) - 0.5 * size) / size.sum()
 
-    def of_round(self, number: int, workers: Sequence[str]) -> dict[str, list[int]]:
-        """Return the shards of every worker, as `Dealer.of_round`."""
-        count = min(len(workers), self._middle.size)
-        owner = (self._middle * count).astype(np.int64)[self._block]
-        dealt = {workers[k]: np.flatnonzero(owner == k).tolist() for k in range(count)}
-        return {worker: shards for worker, shards in dealt.items() if shards}
+    def shares(self, number: int, n_parts: int) -> list[list[int]]:
+        """Return the shards of every part, as `Dealer.shares`."""
+        owner = (self._middle * min(n_parts, self._middle.size)).astype(np.int64)[self._block]
+        return [np.flatnonzero(owner == part).tolist() for part in range(n_parts)]
 
 
 class Assignment:
-    """Shards of every worker in every round: a function of the seed, the round and the number of workers alone.
+    """Shards of every worker in every round: a function of the seed, the round and the number of parts alone.
 
     Parameters
     ----------
@@ -74,15 +65,14 @@ class Assignment:
         self._entries, self._seed = entries, seed
         self._round, self._owned = 0, list[list[int]]()
 
-    def of_round(self, number: int, workers: Sequence[str]) -> dict[str, list[int]]:
-        """Return the ascending shards of every worker that has any, in the order of `workers`; rounds count from 0."""
-        if len(self._owned) != len(workers) or number < self._round:
-            self._round, self._owned = 0, self._deal_all(len(workers))
+    def shares(self, number: int, n_parts: int) -> list[list[int]]:
+        """Return the shards of every part, as `Dealer.shares`."""
+        if len(self._owned) != n_parts or number < self._round:
+            self._round, self._owned = 0, self._deal_all(n_parts)
         while self._round < number:
             self._round += 1
             self._exchange()
-        owners = zip(workers, self._owned, strict=True)
-        return {worker: sorted(shards) for worker, shards in owners if shards}
+        return list(map(sorted, self._owned))
 
     def _deal_all(self, n_workers: int) -> list[list[int]]:
         if self._entries.size <= n_workers:  # a shard each, the largest first: nothing to mix

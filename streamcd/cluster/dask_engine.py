@@ -1,9 +1,8 @@
-"""Rounds on dask workers, in the coordinating process: assignment of shards, exchange of w and its changes, lost workers.
+"""Rounds on dask workers, in the coordinating process: assignment of shards, sums of responses, lost workers.
 
 The engine is dask.distributed; the algorithm is elsewhere (`block_steps`, `loop`). Every round is a handful of tasks
-pinned to workers: `w` (or the features of it that changed) is passed along a tree of workers, each works on its own
-shards, the responses are added in a tree, and the coordinating process fetches one sum. All state is in the run directory;
-dual variables of workers that do not see it come and go as `records`.
+pinned to workers: `w` is passed along a tree of workers, each works on its own shards, the responses are added in a tree,
+and the coordinating process fetches one sum. All state is in the run directory; dual variables come and go as `records`.
 
 A round is abandoned and repeated when a worker disappears, or has not visited a window within the time limit; its part goes
 to another. Every wait has a limit.
@@ -18,6 +17,7 @@ import operator
 import os
 import pickle
 import re
+import shutil
 import signal
 import time
 import warnings
@@ -34,15 +34,12 @@ from ..core.atomic_files import sync_together
 from ..core.errors import EnvironmentFailure, StreamcdError, UsageError
 from ..core.progress import Listener, counted
 from ..dataset.dataset import Dataset
-from ..solvers.protocol import TRAIN
 from ..stream.slot_store import shard_file
 from . import dask_worker
-from .assignment import next_shares
-from .dask_worker import SharedWeights
-from .kinds import has_duals, make_assignment
+from .kinds import make_assignment
 from .placement import Placement
 from .records import FIRST, Place, batches, read_batch, write_batch
-from .rounds import Change, RoundRequest, WorkersLost, WorkerSpec, add_in_tree
+from .rounds import RoundRequest, WorkersLost, WorkerSpec, add_in_tree
 
 _LOOPBACK = "127.0.0.1"
 _POLL_SECONDS = 0.2
@@ -60,53 +57,37 @@ class DaskEngine:
     """
 
     def __init__(
-        self,
-        client: Any,
-        spec: WorkerSpec,
-        dataset: Dataset,
-        listener: Listener,
-        timeout: float,
-        run: str,
+        self, client: Any, spec: WorkerSpec, dataset: Dataset, listener: Listener, timeout: float, run: str
     ) -> None:
         if getattr(client, "asynchronous", False):
             raise UsageError("expected a client that waits for its results, found an asynchronous one")
         self.client, self.spec, self.listener = client, spec, listener
         self.n_shards, self.timeout, self.run = dataset.n_shards, timeout, run
-        self._dataset = dataset
-        self._assignment, self._has_duals = make_assignment(spec, dataset), has_duals(spec)
-        self._placement = Placement(keeps_parts=self._has_duals)
+        self._assignment, self._placement = make_assignment(spec, dataset), Placement()
         self.topic = f"streamcd-{os.urandom(8).hex()}"
         self._folder = Path(spec.folder)
-        (self._folder / dask_worker.SESSION_FILE).write_text(self.topic)
         self._reports = reports = deque[tuple[float, dict[str, Any]]]()
         self._seats: dict[str, Any] = {}  # futures of `dask_worker.Seat`, by worker
         self._refused: dict[str, str] = {}
-        self._apart: dict[str, bool] = {}  # workers that do not see the run's folder, by name
         self._held: dict[str, tuple[str, set[int]]] = {}  # round and shards whose dual variables a worker has
         self._parts: list[tuple[str, list[int]]] = []  # worker and shards of every part
-        # shards of every part in the next round if it trains; empty if unknown
-        self._then: list[list[int]] = []
-        self._sent: tuple[str, np.ndarray, set[str]] | None = None  # version, w, who has it
         client.subscribe_topic(self.topic, lambda event: reports.append((time.monotonic(), event[1])))
 
     def round(self, request: RoundRequest, w: np.ndarray, progress: Callable[[int], None]) -> Any:
         """Have every worker work on its shards; raises `WorkersLost` when a response is lost."""
         names = self._assign(request, progress)
-        # until every worker has them
-        weights, self._sent = self._pack(request.token, w, names), None
         held, self._held = self._held, {}
         futures: list[Any] = []
         try:
             with self._losses():
                 held = self._lend(request, held)
-                works, root = self._submit(request, weights, futures)
+                works, root = self._submit(request, w, futures)
                 (result,) = self._results([root], works, progress, request.token)
                 self._held = self._collect(request) or held
         finally:
             with contextlib.suppress(Exception):
                 self._within(_ANSWER_SECONDS, self.client.cancel, futures)
-        self._sent = (request.token, w.copy(), set(names))
-        result.bytes_sent = weights.change.n_bytes * len(names) + result.sent_by(len(names))
+        result.bytes_sent = w.nbytes * len(names) + result.sent_by(len(names))
         return result
 
     def slopes(self, request: RoundRequest, eta: np.ndarray) -> np.ndarray:
@@ -125,14 +106,13 @@ class DaskEngine:
         """Give up the workers' seats, which closes their files."""
         with contextlib.suppress(Exception):
             self.client.unsubscribe_topic(self.topic)
-        (self._folder / dask_worker.SESSION_FILE).unlink(missing_ok=True)
         for seat in self._seats.values():
             seat.release()
 
     # -- a round ------------------------------------------------------------------------------------------------------
 
     def _submit(
-        self, request: RoundRequest, weights: SharedWeights, futures: list[Any]
+        self, request: RoundRequest, w: np.ndarray, futures: list[Any]
     ) -> tuple[list[tuple[str, Any]], Any]:
         """Submit the tasks of a round; returns that of every part with its worker, and the one whose result is their sum.
 
@@ -144,7 +124,7 @@ class DaskEngine:
             return futures[-1]
 
         names = self._workers()
-        copies = [self._within(self.timeout, self.client.scatter, weights, workers=names[:1], hash=False)]
+        copies = [self._within(self.timeout, self.client.scatter, w, workers=names[:1], hash=False)]
         futures += copies
         for number, name in enumerate(names[1:], start=1):
             copy = copies[(number - 1) // 2]
@@ -152,8 +132,8 @@ class DaskEngine:
             copies.append(on(name, dask_worker.pass_on, copy) if others_fetch_it else copy)
         copy_of = dict(zip(names, copies, strict=True))
         works = []
-        for (name, shards), then in zip(self._parts, self._then, strict=True):
-            asked = self._seats[name], shards, then, request, copy_of[name], self.topic
+        for name, shards in self._parts:
+            asked = self._seats[name], shards, request, copy_of[name], self.topic
             works.append((name, on(name, dask_worker.run_round, *asked)))
 
         def add(first: tuple[str, Any], second: tuple[str, Any]) -> tuple[str, Any]:
@@ -174,15 +154,6 @@ class DaskEngine:
         """Make a call of the client that may block indefinitely; raises TimeoutError after some seconds."""
         begun = functools.partial(call, *arguments, **options, asynchronous=True)
         return self.client.sync(begun, callback_timeout=seconds)
-
-    def _pack(self, version: str, w: np.ndarray, names: Sequence[str]) -> SharedWeights:
-        """Pack w, or only the rows that changed if all workers hold the old w and that is less to send."""
-        if self._sent is not None and set(names) <= self._sent[2]:
-            index = np.flatnonzero((w != self._sent[1]).any(axis=1))
-            change = Change(index, w[index], w.shape[0])
-            if 2 * change.n_bytes < w.nbytes:
-                return SharedWeights(version, self._sent[0], change)
-        return SharedWeights(version, "", Change(None, w, w.shape[0]))
 
     def _results(
         self,
@@ -240,7 +211,6 @@ class DaskEngine:
             admitted, pending = self._admitted()
             waited = time.monotonic() - begun
             if admitted and (before or not pending or waited > self.timeout):
-                placed = self._placement.place(admitted, self.n_shards)
                 break
             if not admitted and not pending and self._refused:
                 name, reason = next(iter(self._refused.items()))
@@ -250,14 +220,10 @@ class DaskEngine:
                     f"no worker for {waited:.0f} s; start some with 'dask worker', then 'streamcd resume {self.run}'"
                 )
             time.sleep(_POLL_SECONDS)
-        numbers = list(map(str, range(len(placed))))
-        shares = self._assignment.of_round(request.assigned, numbers)
-        self._parts = [(placed[int(part)], shards) for part, shards in shares.items()]
+        placed = self._placement.place(admitted, self.n_shards)
+        shares = self._assignment.shares(request.assigned, len(placed))
+        self._parts = [(name, shards) for name, shards in zip(placed, shares, strict=True) if shards]
         names = self._workers()
-        self._then = [[] for _ in self._parts]
-        if len(names) == len(self._parts):  # else a worker goes on with another part
-            then = next_shares(self._assignment, request.assigned, numbers)
-            self._then = [then.get(part, []) for part in shares]
         if before != set(names):
             self._announce(names, len(admitted) - len(names))
         return names
@@ -279,29 +245,33 @@ class DaskEngine:
                 f"{shards}: with fewer than two for each they cannot be reassigned, and rounds are many; {_MORE_SHARDS}"
             )
 
-    # -- dual variables of workers that do not see the run ------------------------------------------------------------
+    # -- dual variables -----------------------------------------------------------------------------------------------
 
     def _lend(
         self, request: RoundRequest, held: dict[str, tuple[str, set[int]]]
     ) -> dict[str, tuple[str, set[int]]]:
-        """Send workers apart the dual variables of the shards that they did not have; returns what each has now."""
+        """Send workers the dual variables of the shards that they did not have; returns what each has now."""
         lent: dict[str, tuple[str, set[int]]] = {}
-        for name, shards in self._shards_apart() if request.committed else ():
+        for name, shards in self._shards().items() if request.committed else ():
             token, had = held.get(name, ("", set()))
             had = had if token == request.committed else set()
             folder, missing = self._folder / request.committed, sorted(set(shards) - had)
             for pieces in batches(functools.partial(read_batch, folder, missing)):
                 sent = self._within(self.timeout, self.client.scatter, [pieces], workers=[name], hash=False)
-                self._call(name, dask_worker.write_records, request.committed, sent[0])
+                seat, written = self._seats[name], dask_worker.write_records
+                self._within(
+                    self.timeout,
+                    self.client.gather,
+                    self._on(name, written, seat, request.committed, sent[0]),
+                )
             lent[name] = request.committed, had | set(missing)
         return lent
 
     def _collect(self, request: RoundRequest) -> dict[str, tuple[str, set[int]]]:
-        """Write the dual variables with which workers apart ended a round into the run's folder; returns what each has."""
-        if not self._has_duals or not request.phase(TRAIN).size:
+        """Write the dual variables with which workers ended a round into its folder; returns what each has."""
+        folder, held, parts = self._folder / request.token, {}, self._shards()
+        if not folder.exists():  # none were changed
             return {}
-        folder, held = self._folder / request.token, {}
-        parts = dict(self._shards_apart())
         # a worker reads its next batch while those of others are fetched and written
         asked = deque((name, self._ask_records(name, request.token, parts[name], FIRST)) for name in parts)
         while asked:
@@ -319,27 +289,14 @@ class DaskEngine:
         """Ask a worker for pieces of its dual variables."""
         return self._on(name, dask_worker.read_records, self._seats[name], token, shards, place)
 
-    def _shards_apart(self) -> Iterator[tuple[str, list[int]]]:
-        """Iterate over the workers that do not see the run's folder, with the shards of all their parts."""
-        names = self._workers()
-        newcomers = [name for name in names if name not in self._apart]
-        self._apart |= {name: self._call(name, dask_worker.is_apart) for name in newcomers}
-        if n_apart := sum(self._apart[name] for name in newcomers):
-            self.listener.message(
-                f"{counted(n_apart, 'worker')} without sight of {self.run}: dual variables are on the workers' own disks, "
-                "and after every round in the run directory, by way of this process"
-            )
-        for name in names:
-            if self._apart[name]:
-                yield (
-                    name,
-                    sorted(shard for owner, shards in self._parts if owner == name for shard in shards),
-                )
+    def _shards(self) -> dict[str, list[int]]:
+        """Return the shards of all parts of every worker."""
+        found: dict[str, list[int]] = {}
+        for name, shards in self._parts:
+            found[name] = sorted([*found.get(name, []), *shards])
+        return found
 
-    def _call(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function of a worker's seat, and wait for its result."""
-        future = self._on(name, function, self._seats[name], *arguments)
-        return self._within(self.timeout, self.client.gather, future)
+    # -- who is there -------------------------------------------------------------------------------------------------
 
     def _admitted(self) -> tuple[list[str], list[str]]:
         """Return the workers that may take part, and those that have not answered yet; newcomers are asked."""
@@ -351,9 +308,7 @@ class DaskEngine:
         if newcomers := live - set(self._seats):
             spec = pickle.dumps(self.spec)
             with self._losses():
-                self._seats |= {
-                    name: self._on(name, _seat_opener(), __version__, spec, self.topic) for name in newcomers
-                }
+                self._seats |= {name: self._on(name, _seat_opener(), __version__, spec) for name in newcomers}
         for name, seat in self._seats.items():
             if seat.status == "error" and name not in self._refused:
                 self._refused[name] = _reason(seat.exception(timeout=_ANSWER_SECONDS))
@@ -429,8 +384,10 @@ def _reason(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def open_client(scheduler: str | None, workers: int, listener: Listener | None = None) -> Iterator[Any]:
-    """Open a client of a scheduler, or of `workers` processes on this machine that end with it."""
+def open_client(
+    scheduler: str | None, workers: int, listener: Listener | None = None, folder: Path | None = None
+) -> Iterator[Any]:
+    """Open a client of a scheduler, or of `workers` processes of this machine, with files in `folder`, which end with it."""
     from distributed import Client
     from distributed.versions import VersionMismatchWarning
 
@@ -440,7 +397,7 @@ def open_client(scheduler: str | None, workers: int, listener: Listener | None =
         logging.getLogger(name).setLevel(logging.CRITICAL)
     with contextlib.ExitStack() as stack:
         if scheduler is None:
-            target: Any = stack.enter_context(_local_cluster(workers))
+            target: Any = stack.enter_context(_local_cluster(workers, folder))
         else:
             target = _checked_address(scheduler)
         try:
@@ -463,7 +420,7 @@ def open_client(scheduler: str | None, workers: int, listener: Listener | None =
 
 
 @contextlib.contextmanager
-def _local_cluster(workers: int) -> Iterator[Any]:
+def _local_cluster(workers: int, folder: Path | None) -> Iterator[Any]:
     """Start worker processes that only this machine can reach, and that leave Ctrl-C to this process.
 
     They are forked from a process that has imported what they need: 4 workers began to work after 2 s in place of 3.3 s, and
@@ -481,6 +438,9 @@ def _local_cluster(workers: int) -> Iterator[Any]:
     settings["distributed.worker.multiprocessing-method"] = "forkserver"
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     with contextlib.ExitStack() as stack:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)  # of processes that were killed
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
         try:
             with dask.config.set(settings):
                 get_mp_context().set_forkserver_preload(["distributed", dask_worker.__name__])
@@ -494,6 +454,7 @@ def _local_cluster(workers: int) -> Iterator[Any]:
                         dashboard_address=f"{_LOOPBACK}:0",
                         scheduler_kwargs={"dashboard": False},
                         silence_logs=logging.CRITICAL,
+                        local_directory=None if folder is None else str(folder),
                     )
             stack.enter_context(cluster)
             for service in cluster.scheduler.services.values():

@@ -1,4 +1,4 @@
-"""Rounds on dask workers, on the worker's side: a worker keeps a partition and w between rounds; both can be made again."""
+"""Rounds on dask workers, on the worker's side: a worker keeps a partition between rounds, which can be made again."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,45 +23,34 @@ from .kinds import Part, make_part
 from .memory import WORKER_BYTES
 from .partition import Partition
 from .records import Batch, Piece, Place, read_batch, write_batch
-from .rounds import Change, RoundRequest, WorkersLost, WorkerSpec
+from .rounds import RoundRequest, WorkersLost, WorkerSpec
 from .shards import open_same
-
-SESSION_FILE = "session"
-"""File in a run's folder of dual variables, by whose content workers know that they see it."""
 
 _REPORT_SECONDS = 0.2  # between a worker's reports of progress
 
 
-@dataclass
-class SharedWeights:
-    """Weights of a round, sent to the workers: all of w, or the rows that differ from a w that every worker holds."""
-
-    version: str  # name of this w
-    base: str  # of the w that it changes; empty where it is whole
-    change: Change
-
-
 class Seat:
-    """A worker's part of a training between its rounds: one partition, and w.
+    """A worker's part of a training between its rounds: one partition.
 
-    A result of dask's, which lives on the worker as long as the client wants it. A copy is empty. `apart` tells that the
-    worker does not see the run directory: the folder of `spec` is then its own.
+    A result of dask's, which lives on the worker as long as the client wants it. A copy is empty. `folder` is the worker's
+    own, for dual variables; without one they are in the run's.
     """
 
-    def __init__(self, spec: WorkerSpec, apart: bool = False) -> None:
-        self.spec, self.apart, self.lock = spec, apart, threading.Lock()
+    def __init__(self, spec: WorkerSpec, folder: str = "") -> None:
+        self.spec, self.folder, self.lock = spec, folder, threading.Lock()
+        if folder:
+            self.spec = replace(spec, folder=folder)
         self.partition: Part | None = None
         self.carried_out: tuple[str, list[list[int]]] = "", []  # shards of the parts of a round
-        self._version, self._w = "", np.empty(0)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Seat, (self.spec, self.apart)
+        return Seat, (self.spec, self.folder)
 
     def __del__(self) -> None:
         if not sys.is_finalizing():
             self.clear()
-            if self.apart:
-                shutil.rmtree(self.spec.folder, ignore_errors=True)
+            if self.folder:
+                shutil.rmtree(self.folder, ignore_errors=True)
 
     def take(self, shards: list[int]) -> Part:
         """Return the partition, which is made anew where it has no room for these shards."""
@@ -73,25 +61,10 @@ class Seat:
             self.partition.assign(shards)
         return self.partition
 
-    def update_w(self, weights: SharedWeights) -> np.ndarray:
-        if not weights.base:
-            self._w = np.array(weights.change.values)
-        else:
-            if self._version not in (weights.base, weights.version):
-                raise WorkersLost("a worker had lost the weights of the last round")
-            self._w[weights.change.index] = weights.change.values
-        self._version = weights.version
-        return self._w
-
-    def run(
-        self, shards: list[int], then: list[int], request: RoundRequest, w: np.ndarray, *reporting: Any
-    ) -> Any:
-        """Carry out a part of a round: `Partition.run` or `SumPartition.run`; `then` are the shards of the next round."""
-        if self.apart:
-            self._check_folder(request, shards)
-        part = self.take(shards)
-        part.expect(then)
-        result = part.run(request, w, *reporting)
+    def run(self, shards: list[int], request: RoundRequest, w: np.ndarray, *reporting: Any) -> Any:
+        """Carry out a part of a round: `Partition.run` or `SumPartition.run`."""
+        self._check_folder(request, shards)
+        result = self.take(shards).run(request, w, *reporting)
         if self.carried_out[0] != request.token:
             self.carried_out = request.token, []
         self.carried_out[1].append(shards)
@@ -99,11 +72,11 @@ class Seat:
 
     def _check_folder(self, request: RoundRequest, shards: list[int]) -> None:
         """Remove the dual variables of other rounds; those that this one begins with have to be there."""
-        folder = Path(self.spec.folder)
-        with suppress(FileNotFoundError):
-            for entry in folder.iterdir():
-                if entry.name not in (request.committed, request.token):
-                    shutil.rmtree(entry, ignore_errors=True)
+        folder = Path(self.folder)
+        folder.mkdir(parents=True, exist_ok=True)  # of a copy, it went with the first one
+        for entry in folder.iterdir():
+            if entry.name not in (request.committed, request.token):
+                shutil.rmtree(entry, ignore_errors=True)
         committed = folder / request.committed
         if request.committed and not all(shard_file(committed, shard).exists() for shard in shards):
             raise WorkersLost("a worker had lost the dual variables of its shards")
@@ -114,39 +87,18 @@ class Seat:
         self.partition = None
 
 
-def open_seat(version: str, spec: bytes, session: str) -> Seat:
-    """Make a worker's seat from a pickled `WorkerSpec`; an error says why the worker cannot take part.
-
-    It sees the run's folder if it finds this `session` there; else it makes a folder of its own.
-    """
+def open_seat(version: str, spec: bytes) -> Seat:
+    """Make a worker's seat from a pickled `WorkerSpec`; an error says why the worker cannot take part."""
     from distributed import get_worker
 
     if __version__ != version:
         raise UsageError(f"it has streamcd {__version__}, the coordinating process {version}")
     given = pickle.loads(spec)
     open_same(given).close()
-    apart = not _sees(given.folder, session)
-    if apart:
-        given = replace(given, folder=str(Path(get_worker().local_directory) / session))
-    seat = Seat(given, apart)
-    os.makedirs(seat.spec.folder, exist_ok=True)
-    probe = os.path.join(seat.spec.folder, f"probe-{os.urandom(8).hex()}")
-    os.mkdir(probe)
-    os.rmdir(probe)
-    _check_memory(seat.spec.memory + WORKER_BYTES)
-    return seat
-
-
-def _sees(folder: str, session: str) -> bool:
-    try:
-        return Path(folder, SESSION_FILE).read_text() == session
-    except OSError:
-        return False
-
-
-def is_apart(seat: Seat) -> bool:
-    """Tell whether a worker does not see the run directory."""
-    return seat.apart
+    _check_memory(given.memory + WORKER_BYTES)
+    folder = Path(get_worker().local_directory) / f"streamcd-{os.urandom(8).hex()}"
+    folder.mkdir(parents=True)
+    return Seat(given, str(folder))
 
 
 def _check_memory(budget: int) -> None:
@@ -168,9 +120,8 @@ def _check_memory(budget: int) -> None:
 def run_round(
     seat: Seat,
     shards: list[int],
-    then: list[int],
     request: RoundRequest,
-    weights: SharedWeights,
+    w: np.ndarray,
     topic: str,
 ) -> Any:
     """Carry out a worker's part of a round, and report its progress to a topic."""
@@ -179,8 +130,8 @@ def run_round(
     with seat.lock:  # an abandoned attempt may still be at work
         try:
             report = _reporter(topic, request.token)
-            w = seat.update_w(weights)
-            return seat.run(shards, then, request, w, report, get_worker().address)
+            w = np.array(w)  # what is received may be read-only, for which kernels would be compiled again
+            return seat.run(shards, request, w, report, get_worker().address)
         except BaseException:
             seat.clear()  # its rows may be half updated
             raise
@@ -223,20 +174,20 @@ def slopes(seat: Seat, shards: list[int], request: RoundRequest, eta: np.ndarray
 
 
 def read_records(seat: Seat, token: str, shards: Sequence[int], place: Place) -> Batch:
-    """Read pieces of the dual variables that a worker apart has of a round, `records.read_batch`."""
+    """Read pieces of the dual variables that a worker has of a round, `records.read_batch`."""
     with seat.lock:
         try:
-            return read_batch(Path(seat.spec.folder, token), shards, place)
+            return read_batch(Path(seat.folder, token), shards, place)
         except FileNotFoundError:
             raise WorkersLost("a worker had lost the dual variables of its shards") from None
 
 
 def write_records(seat: Seat, token: str, pieces: Sequence[Piece]) -> None:
-    """Write pieces of the dual variables with which a worker apart begins a round."""
+    """Write pieces of the dual variables with which a worker begins a round."""
     with seat.lock:
-        write_batch(Path(seat.spec.folder, token), pieces)
+        write_batch(Path(seat.folder, token), pieces)
 
 
-def pass_on(weights: SharedWeights) -> SharedWeights:
-    """Return `weights`: as a task of its own, this moves them from worker to worker."""
-    return weights
+def pass_on(w: np.ndarray) -> np.ndarray:
+    """Return `w`: as a task of its own, this moves it from worker to worker."""
+    return w

@@ -39,7 +39,7 @@ _QUICK_PASS = 1 << 25
 """Number of entries below which passes of workers are short: about 0.05 s on four; a round takes about 0.1 s beside them."""
 
 
-def default_local_passes(n_rows: int, n_features: int, n_entries: int) -> int:
+def local_passes(n_rows: int, n_features: int, n_entries: int) -> int:
     """Choose the passes of every worker in a round, where several share the rows.
 
     One takes fewer passes to the gap, three take fewer rounds: see docs/cluster.md. So three where a pass takes less time
@@ -59,16 +59,14 @@ class _Step:
 
 
 class DualRounds(RoundLoop):
-    """Rounds of local passes; `local_passes` is the number of a worker's in a round, None for `default_local_passes`."""
+    """Rounds of local passes."""
 
-    def __init__(self, *loop: Any, local_passes: int | None) -> None:
+    def __init__(self, *loop: Any) -> None:
         super().__init__(*loop)
         task, dataset = self.task, self.task.dataset
         assert isinstance(task.solver, RowSolver)
         self.solver = task.solver
-        self.n_passes = local_passes or default_local_passes(
-            dataset.n_rows, dataset.n_features, dataset.n_entries
-        )
+        self.n_passes = local_passes(dataset.n_rows, dataset.n_features, dataset.n_entries)
         self.state.lanes["sigma_prime"] = np.ones(task.problem.n_lanes)
         self._restore_checkpoint()
         self._remove_other_attempts()
@@ -91,7 +89,7 @@ class DualRounds(RoundLoop):
         sigma_prime = request.lanes["sigma_prime"].copy()
         if result.alone or not trained.size:
             return _Step(np.ones(n_lanes), None, 0, sigma_prime)
-        change = result.change.dense()
+        change = result.change
         product, squared = np.zeros(n_lanes), np.zeros(n_lanes)
         columns = lane_columns(trained, n_lanes, change.shape[1])
         product[trained] = lane_products(self.state.w[:, columns], change[:, columns], trained.size)
@@ -165,7 +163,7 @@ class DualRounds(RoundLoop):
     def _move(self, result: RoundResponse, step: _Step, trained: np.ndarray, certified: np.ndarray) -> None:
         state, n_lanes = self.state, self.task.problem.n_lanes
         n_vectors = state.w.shape[1]
-        values = result.change.dense()
+        values = result.change
         columns = lane_columns(certified, n_lanes, n_vectors)
         state.w_alpha[:, columns] = values[:, columns]
         columns = lane_columns(trained, n_lanes, n_vectors)
@@ -196,8 +194,7 @@ class DualRounds(RoundLoop):
         """Remove the folders of attempts that were not committed, or that later commits have replaced."""
         for entry in self._folder.iterdir():
             if entry.is_dir() and entry.name != self.committed:
-                # an excluded worker may still be writing there
-                shutil.rmtree(entry, ignore_errors=True)
+                shutil.rmtree(entry)
 
     def _begin(self) -> None:
         start, task = self.task.warm_start, self.task

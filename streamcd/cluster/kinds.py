@@ -26,10 +26,5 @@ def make_assignment(spec: WorkerSpec, dataset: Dataset) -> Dealer:
     return Assignment(entries, spec.seed)
 
 
-def has_duals(spec: WorkerSpec) -> bool:
-    """Tell if workers keep dual variables."""
-    return not _sums(spec)
-
-
 def _sums(spec: WorkerSpec) -> bool:
     return find_solver(spec.problem.loss, spec.method).in_rounds == "sums"

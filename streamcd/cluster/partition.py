@@ -1,9 +1,8 @@
 """One partition's part of a round: local passes over its shards from the common w, by the same code in a worker and in a
 simulation.
 
-The dual variables are in the run directory, so that shards change hands without a copy where workers see it; those of a
-worker that does not are on its own disk, and come and go through the coordinating process (`records`). They are a
-small part of what is read (16 to 32 bytes a row; the entries take 8 each). A record holds for every row the base (the
+The dual variables of a round come and go through the coordinating process, which keeps them in the run (`records`). They
+are a small part of what is read (16 to 32 bytes a row; the entries take 8 each). A record holds for every row the base (the
 variables at the start of the round), the candidate (those at the end of its passes), and the active flags. Every attempt at
 a round writes a folder of its own, so that a worker that is excluded but still writes damages nothing. A commit names the
 folder of the round and its step eta; ``base + eta (candidate - base)`` is computed at the next read.
@@ -43,7 +42,7 @@ from .block_steps import (
     lane_products,
     new_direction,
 )
-from .rounds import Change, RoundRequest, RoundResponse, WorkerSpec, add_directions, make_change
+from .rounds import RoundRequest, RoundResponse, WorkerSpec, add_directions
 from .shards import Report, ShardReader
 
 _OF_LAST_PASS = [N_STEPS, N_VISITED, ALPHA, ALPHA_CURVATURE, ALPHA_SQUARE]
@@ -99,8 +98,6 @@ class Partition(ShardReader):
             last = number == n_passes - 1
             # after the last pass shards change hands
             for window in self._stream.windows(request.read + number, goes_on=self.alone or not last):
-                if last and window.number + 1 == window.count:
-                    self._read_ahead(request.read + n_passes, n_arenas=1)
                 self._load(window, local, first_pass=number == 0)
                 key = random_key(self.spec.seed, window.read, window.number)
                 self._scaled_solver.visit(window, local.state, self._order, key)
@@ -109,7 +106,6 @@ class Partition(ShardReader):
                 if report is not None:
                     report(window.n_entries)
             self._conclude_pass(local, number, last)
-        self._read_ahead(request.read + n_passes, n_arenas=2)
         if training:
             self._writer.sync()
         change = self._change(local, w)
@@ -174,7 +170,7 @@ class Partition(ShardReader):
             local.totals[:, _OF_LAST_PASS] = totals[:, _OF_LAST_PASS]
         totals[:] = new_totals(self._n_lanes)
 
-    def _change(self, local: _LocalRound, w: np.ndarray) -> Change:
+    def _change(self, local: _LocalRound, w: np.ndarray) -> np.ndarray:
         """Return the change of w, or w itself where this partition is alone, and complete the sums."""
         n_vectors, trained = w.shape[1], local.request.phase(TRAIN)
         local.totals[trained, DUAL] = local.dual_change[trained]
@@ -184,17 +180,9 @@ class Partition(ShardReader):
             values /= np.repeat(local.sigma_prime, n_vectors // self._n_lanes)
             local.direction[:, APART] = lane_products(values, values, self._n_lanes)
         values[:, certified] = local.state.w_alpha[:, certified]
-        return Change(None, values, values.shape[0]) if self.alone else make_change(values)
+        return values
 
     # -- rows in and out ----------------------------------------------------------------------------------------------
-
-    def _read_ahead(self, read: int, n_arenas: int) -> None:
-        """Begin with the next round's windows, while the last one of this round is visited, and while it is concluded.
-
-        If its shards are others after all, or stay for a certificate, they are read again.
-        """
-        if self._next.size and not self.alone:
-            self._stream.read_ahead(read, self._next, n_arenas)
 
     def _load(self, window: Window, local: _LocalRound, *, first_pass: bool) -> None:
         request, arena = local.request, window.arena

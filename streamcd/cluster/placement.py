@@ -16,14 +16,14 @@ class Placement:
     the same bits whoever carries it out.
     """
 
-    def __init__(self, *, keeps_parts: bool) -> None:
-        self._keeps_parts = keeps_parts
+    def __init__(self) -> None:
         self._workers: list[str] = []
 
     def place(self, workers: Collection[str], most_parts: int) -> list[str]:
         """Return the worker of every part, of which there are `most_parts` at most."""
         live = sorted(workers)
-        n_parts = self._count_parts(min(len(live), most_parts), len(live))
+        wanted, before = min(len(live), most_parts), len(self._workers)
+        n_parts = before if wanted <= before <= MOST_PARTS * len(live) else wanted
         placed, load = [""] * n_parts, Counter[str]()
         for part, worker in enumerate(self._workers[:n_parts]):
             if worker in workers and not (load[worker] and len(load) < len(live)):
@@ -35,8 +35,3 @@ class Placement:
                 load[placed[part]] += 1
         self._workers = placed
         return placed
-
-    def _count_parts(self, wanted: int, n_workers: int) -> int:
-        before = len(self._workers)
-        stays = self._keeps_parts and wanted <= before <= MOST_PARTS * n_workers
-        return before if stays else wanted

@@ -18,8 +18,6 @@ from ..stream.identity import Identity
 
 Item = TypeVar("Item")
 
-_SPARSE_PAYS = 0.5  # of the dense form's bytes; merging sparse changes costs more than adding dense ones
-
 
 @dataclass(frozen=True)
 class WorkerSpec:
@@ -27,7 +25,7 @@ class WorkerSpec:
 
     dataset: str  # absolute path
     fingerprint: str  # of the dataset
-    folder: str  # absolute path of the run's folder of dual variables; for a worker that does not see it, of its own
+    folder: str  # absolute path of the folder of dual variables: the run's, in a worker its own
     problem: Problem
     method: str
     seed: int
@@ -57,55 +55,6 @@ class RoundRequest:
         return np.where(self.lanes["phase"] == TRAIN, self.lanes["sigma_prime"], 1.0)
 
 
-@dataclass
-class Change:
-    """A change of `w` (or a part of ``w(alpha)``), dense, or sparse by features where that is smaller."""
-
-    index: np.ndarray | None  # the rows of w that change; None where all are given
-    values: np.ndarray  # (rows given, vectors)
-    n_rows: int  # of w
-    moved_bytes: int = 0  # sent between processes to make it
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes to send."""
-        return int(self.values.nbytes + (0 if self.index is None else self.index.nbytes))
-
-    def dense(self) -> np.ndarray:
-        """Return an array of the shape of `w`."""
-        if self.index is None:
-            return self.values
-        full = np.zeros((self.n_rows, self.values.shape[1]))
-        full[self.index] = self.values
-        return full
-
-
-def make_change(values: np.ndarray) -> Change:
-    """Pack a dense change, sparse where that is at most half the bytes."""
-    return _packed(np.flatnonzero(values.any(axis=1)), values)
-
-
-def _packed(index: np.ndarray, values: np.ndarray, moved_bytes: int = 0) -> Change:
-    """Pack a dense change whose other rows than `index` are 0."""
-    if index.size * (values.shape[1] + 1) < _SPARSE_PAYS * values.size:
-        return Change(index, values[index], values.shape[0], moved_bytes)
-    return Change(None, values, values.shape[0], moved_bytes)
-
-
-def add_changes(a: Change, b: Change) -> Change:
-    """Add two changes, of which the second has to be sent to the first."""
-    moved = a.moved_bytes + b.moved_bytes + b.n_bytes
-    if a.index is None or b.index is None:
-        dense, other = (a, b) if a.index is None else (b, a)
-        total = dense.values.copy()
-        total[slice(None) if other.index is None else other.index] += other.values
-        return Change(None, total, a.n_rows, moved)
-    total, given = a.dense(), np.zeros(a.n_rows, dtype=bool)  # sorting both indices took 50 times as long
-    total[b.index] += b.values
-    given[a.index] = given[b.index] = True
-    return _packed(np.flatnonzero(given), total, moved)
-
-
 @dataclass(kw_only=True)
 class RoundResponse:
     """Result of one worker's local passes, or the sum of several.
@@ -116,7 +65,9 @@ class RoundResponse:
 
     totals: np.ndarray  # (lanes, N_TOTALS)
     direction: np.ndarray  # (lanes, 5), see `block_steps.direction`
-    change: Change  # of w for lanes that trained, the partition's share of w(alpha) for those certified
+    change: (
+        np.ndarray
+    )  # shaped like w: of w for lanes that trained, the partition's share of w(alpha) for those certified
     alone: bool  # a single partition, whose `change` is w itself, to the bit
     n_passes: int
     n_partitions: int = 1
@@ -132,7 +83,7 @@ class RoundResponse:
         return RoundResponse(
             totals=totals,
             direction=add_directions(self.direction, other.direction),
-            change=add_changes(self.change, other.change),
+            change=self.change + other.change,
             alone=False,
             n_passes=self.n_passes,
             n_partitions=self.n_partitions + other.n_partitions,
@@ -143,8 +94,7 @@ class RoundResponse:
 
     def sent_by(self, n_workers: int) -> int:
         """Count the bytes that these workers sent each other and to the coordinating process."""
-        sums = sum(array.nbytes for array in self.sums.values())
-        return n_workers * sums + self.change.moved_bytes + self.change.n_bytes
+        return self.n_partitions * sum(array.nbytes for array in [self.change, *self.sums.values()])
 
 
 @dataclass(kw_only=True)

@@ -55,7 +55,6 @@ class ShardReader:
         self._stream = Stream(
             dataset, self.plan, self._layout, spec.seed, n_folds=n_cells, n_shards=self._room
         )
-        self._next = np.zeros(0, dtype=np.int64)  # shards of the next round, as far as is known
         self._order = np.empty(self._stream.largest_window_items + 1, dtype=np.int64)
 
     def has_room_for(self, shards: list[int]) -> bool:
@@ -65,10 +64,6 @@ class ShardReader:
         with them the bits of a result, depend on it.
         """
         return (len(shards) <= self._n_kept) == self.plan.resident
-
-    def expect(self, shards: list[int]) -> None:
-        """Take note of the shards of the round after this one, none if unknown, which may be read ahead."""
-        self._next = np.array(shards, dtype=np.int64)
 
     def _take(self, shards: list[int]) -> np.ndarray:
         """Read these shards from now on; returns the chunks that lost their place in memory."""

@@ -101,7 +101,7 @@ def _train_group(part: checkpoint.Run, task: Task, run: ResolvedRun, session: Se
     loop = part, task, session, options.method, options.acceleration, memory, rounds.worker_timeout
     if find_solver(options.loss, options.method).in_rounds == "sums":
         return SumRounds(*loop).run()
-    return DualRounds(*loop, local_passes=rounds.local_passes).run()
+    return DualRounds(*loop).run()
 
 
 def carry_out(

@@ -134,7 +134,7 @@ def bias_by_source(dataset: Dataset) -> tuple[float, str]:
 
 
 def _settle_method(asked: Asked, dataset: Dataset, listener: Listener) -> Asked:
-    """Choose the method; without a word dual with local passes, with a start from other than newton, and in most searches.
+    """Choose the method; without a word dual with a start from other than newton, and in most searches.
 
     Many costs share the passes of a search, but newton's alone end where features are badly scaled.
     """
@@ -144,8 +144,7 @@ def _settle_method(asked: Asked, dataset: Dataset, listener: Listener) -> Asked:
     if plain and asked.start_from is not None and "newton" in LOSSES[asked.loss].methods:
         before = read_config(local_path(asked.start_from, "a run")).options.method
         return replace(asked, method="newton" if before == "newton" else "dual")
-    given = (asked.start_from is not None or asked.local_passes is not None) and plain
-    if given:
+    if asked.start_from is not None and plain:
         return replace(asked, method="dual")
     method, reason = choose_method(asked, dataset)
     if asked.search and plain and reason != _LONG_ROWS:

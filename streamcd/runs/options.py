@@ -140,13 +140,6 @@ class TrainOptions(ProblemOptions, SessionOptions):
         section=Section.RUN,
     )
     force: bool = option(False, "Replace an existing run.", section=Section.RUN)
-    local_passes: int | None = option(
-        None,
-        "With workers, by method dual: passes of each over its own rows in a round, without communication.",
-        metavar="N",
-        default_is="3; 1 with more features than rows, or 34 M entries or more",
-        section=Section.PROCESSORS,
-    )
     worker_timeout: float | None = option(
         None,
         "With workers: exclude one that has not responded for this time; others take over its shards.",
@@ -203,7 +196,7 @@ class TrainOptions(ProblemOptions, SessionOptions):
         if not self.on_workers:
             return None
         timeout = WORKER_TIMEOUT if self.worker_timeout is None else self.worker_timeout
-        return SharedRounds(self.local_passes, timeout, self.memory_bytes if self.workers else None)
+        return SharedRounds(timeout, self.memory_bytes if self.workers else None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,7 +236,6 @@ class TuneOptions(TrainOptions):
     workers: int | None = None
     scheduler: str | None = None
     client: Any = None
-    local_passes: int | None = None
     worker_timeout: float | None = None
     plan: Any = None
     search: bool = True

@@ -495,11 +495,8 @@ def check_positive(**numbers: float) -> None:
 class SharedRounds:
     """Options of a training in rounds on workers, the ``rounds`` of ``config.json``."""
 
-    local_passes: int | None  # None: by the shape of the data
     worker_timeout: float  # seconds without a response of a worker, after which its shards go to others
     shared_memory: Positive | None = None  # bytes that workers of this machine share with this process
 
     def __post_init__(self) -> None:
-        if self.local_passes is not None and self.local_passes < 1:
-            raise UsageError(f"local_passes: expected at least 1, found {self.local_passes}")
         check_positive(worker_timeout=self.worker_timeout)

@@ -177,7 +177,7 @@ def _train(
     session: Session,
 ) -> Result:
     """Train a run of any kind from where it stands; one that stands nowhere yet starts from a previous one."""
-    with on_workers.connected(session.listener) as client:
+    with on_workers.connected(session.listener, directory.path) as client:
         session = replace(session, client=client)
         if run.config.tune is not None:
             from .search import carry_out_search  # loads kernels that other runs do not need
@@ -235,21 +235,17 @@ def _changed(config: RunConfig, asked: ResumeOptions) -> RunConfig:
 def _check_rounds(asked: TrainOptions) -> None:
     """Refuse options that training on workers does not have, or that only it has."""
     if not asked.on_workers:
-        for name in ("local_passes", "worker_timeout"):
-            if getattr(asked, name) is not None:
-                raise UsageError(f"{name} is for training on workers; give --scheduler or --workers")
+        if asked.worker_timeout is not None:
+            raise UsageError("worker_timeout is for training on workers; give --scheduler or --workers")
         return
     if asked.omega != 1.0:
         raise UsageError("omega is for one process: on workers a line search sets the length of steps")
-    rounds = find_solver(asked.loss, asked.method).in_rounds
-    if not rounds:
+    if not find_solver(asked.loss, asked.method).in_rounds:
         known = ", ".join(str(entry) for entry in SOLVERS if entry.in_rounds)
         raise UsageError(
             f"{asked.loss} by method {asked.method} is not for several workers: rounds are steps of block-diagonal "
             "dual coordinate descent with a line search along the dual, or sums at fixed weights by newton; there are: "
             f"{known}"
         )
-    if rounds == "sums" and asked.local_passes is not None:
-        raise UsageError("local_passes is for the method dual: a round of newton is one read")
     if asked.plan is not None:
         raise UsageError("plan: workers make their own plans from their memory and their shards")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from ..core.errors import UsageError
@@ -48,12 +49,13 @@ class Workers:
             yield replace(self, client=client, scheduler=None)
 
     @contextmanager
-    def connected(self, listener: Listener) -> Iterator[Any]:
-        """Provide a client of the workers, which are started if necessary; None if there are none."""
+    def connected(self, listener: Listener, run: Path | None = None) -> Iterator[Any]:
+        """Provide a client of the workers, which are started if necessary, with files in the run; None if there are none."""
         if self.client is not None or not self:
             yield self.client
             return
         from ..cluster.dask_engine import open_client  # only where there are workers
 
-        with open_client(self.scheduler, self.local, listener) as client:
+        folder = None if run is None else run / "workers"
+        with open_client(self.scheduler, self.local, listener, folder) as client:
             yield client

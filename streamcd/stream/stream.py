@@ -151,18 +151,6 @@ class Stream:
                     self._request(read + 1, 0, self._windows(read + 1))
             yield window
 
-    def read_ahead(self, read: int, shards: np.ndarray, n_arenas: int) -> None:
-        """Begin to load the first windows of a read of these shards into the arenas that the caller does not use.
-
-        What is not taken next, after `restrict`, because another read is made or one of other shards, is dropped. Data that
-        are resident, or in memory, are not read ahead.
-        """
-        if self.plan.resident or self._at_once:
-            return
-        windows = self._cut(read, self._chunks_of(shards))
-        while len(self._ahead) < min(n_arenas, len(windows)):
-            self._request(read, len(self._ahead), windows)
-
     def begin_with(self, chunks: np.ndarray) -> None:
         """Have the first read begin with these chunks; where all fit in one window, in a window of their own."""
         self._first, self._order_cache = chunks, None
