@@ -57,7 +57,6 @@ def test_the_auc_of_a_table_is_that_of_a_pipeline_of_scikit_learn_with_its_encod
     tmp_path: Path,
 ) -> None:
     from sklearn.compose import ColumnTransformer
-    from sklearn.feature_extraction.text import CountVectorizer
     from sklearn.impute import SimpleImputer
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import roc_auc_score
@@ -67,7 +66,7 @@ def test_the_auc_of_a_table_is_that_of_a_pipeline_of_scikit_learn_with_its_encod
     run("make_table", "--rows", 130_000, tmp_path / "t.parquet")
     table = pyarrow.parquet.read_table(tmp_path / "t.parquet").drop_columns(["key", "weight"])
     train, held_out = table.slice(0, 100_000), table.slice(100_000)
-    streamcd.convert(train, tmp_path / "data", label="outcome", text="remark", scale="maxabs")
+    streamcd.convert(train, tmp_path / "data", label="outcome", scale="maxabs")
     model = streamcd.load_model(
         streamcd.train(tmp_path / "data", tmp_path / "run", loss="log_loss", tol=1e-3).run
     )
@@ -83,7 +82,6 @@ def test_the_auc_of_a_table_is_that_of_a_pipeline_of_scikit_learn_with_its_encod
         [
             ("numbers", zero, [*numbers, "member", *times]),
             ("categories", OneHotEncoder(handle_unknown="ignore"), [f"category{k}" for k in range(4)]),
-            ("text", CountVectorizer(), "remark"),
         ]
     )
     frame[numbers] = frame[numbers].astype(float)

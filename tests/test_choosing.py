@@ -40,7 +40,7 @@ def table(kind: str) -> tuple[pa.Table, np.ndarray, np.ndarray]:
 def convert(kind: str, path: Path) -> streamcd.Dataset:
     of = {"target": "y"} if kind == "numbers" else {"label": "y"}
     made = table(kind)[0]
-    return streamcd.convert(made, path, keep="site,part", weight_column="w", dtype="float64", **of)
+    return streamcd.convert(made, path, fold="part", drop="site", weight_column="w", dtype="float64", **of)
 
 
 def auc(y: np.ndarray, h: np.ndarray, predicted: np.ndarray, w: np.ndarray) -> float:
@@ -86,7 +86,6 @@ def test_scores_are_scikit_learns_of_exact_optima_on_the_rows_held_out(
         tmp_path / "run",
         loss="squared_error" if kind == "numbers" else "log_loss",
         C=COSTS,
-        fold="part",
         scoring=scoring,
         bias=-1,
         tol=1e-10,
@@ -121,7 +120,8 @@ def fit(model: Any, x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> Any:
 def test_areas_of_scores_beyond_the_memory_are_told_with_the_bound_on_their_error(
     tmp_path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dataset, heard = convert("two", tmp_path / "data"), Heard()
+    _, x, y = table("two")
+    dataset, heard = convert_table((x, y), tmp_path / "data"), Heard()
     options: dict[str, Any] = {"C": [1.0], "cv": 2, "scoring": "auc"}
     exact = streamcd.tune(dataset, tmp_path / "exact", listener=heard, **options).scores["1"]["folds"]
     assert not any("in bins" in message for message in heard.messages)

@@ -13,8 +13,8 @@ from conftest import ROOT
 
 from tools.methods_table import COMMAND, PAGE, table
 
-NOT_HERE = {"cluster.md", "remote.md"}
-"""Pages whose commands need more processes; `test_cluster` runs them with a scheduler, `test_remote` with a server."""
+NOT_HERE = {"cluster.md", "remote.md", "recipes.md"}
+"""Pages that need more: `test_cluster` runs them with a scheduler, `test_remote` with a server, `test_recipes` others."""
 
 PAGES = sorted(page.name for page in (ROOT / "docs").glob("*.md"))
 

@@ -132,15 +132,15 @@ def test_predicting_a_frame_warns_once_of_categories_never_seen(trained: Path) -
 def test_a_value_that_is_no_number_or_time_is_refused_without_options_of_the_conversion(
     tmp_path: Path, ending: str
 ) -> None:
-    values = {"n": ["1"] * 4, "amount": ["1,5", "2,5"] * 2, "day": ["2020-03-31"] * 4, "y": ["a", "b"] * 2}
-    source = write_table(pa.table(values), tmp_path / f"t.{ending}")
-    data = streamcd.convert(source, tmp_path / "data", label="y", number="amount", decimal=",", date="day")
+    days = pa.array(["2020-03-31"] * 4).cast(pa.date32())
+    values = {"n": [1.5] * 4, "day": days, "y": ["a", "b"] * 2}
+    data = streamcd.convert(
+        write_table(pa.table(values), tmp_path / f"t.{ending}"), tmp_path / "data", label="y"
+    )
     streamcd.train(data, tmp_path / "run")
-    for name in ["amount", "day", *["n"] * (ending == "csv")]:  # a file that has types has n as categories
+    for name in ("n", "day"):
         wrong = write_table(pa.table(values | {name: ["many"] * 4}), tmp_path / f"{name}.{ending}")
-        with pytest.raises(
-            StreamcdError, match=f"column '{name}': expected .*'many'; correct the (row|line)$"
-        ):
+        with pytest.raises(StreamcdError, match=f"column '{name}': expected (?!.*--drop)"):
             streamcd.predict(wrong, tmp_path / "run", tmp_path / "p.csv")
 
 

@@ -27,12 +27,11 @@ from tools.faults.injection import HOWS, FaultyFiles
 from tools.faults.mutants import Mutants, check_lines
 from tools.faults.recording import Event, Recorder, tree_of
 from tools.faults.safety_lines import LINES, SafetyLine
-from tools.faults.text import mutated
 from tools.faults.trainings import Trainings
 from tools.faults.trials import Finding, Row, run_attack, table
 from tools.faults.workspace import Workspace, make_workspace
 
-SHORT = {"operations": 9, "power": 10, "damage": 8, "metadata": 4, "text": 2, "trainings": 8}
+SHORT = {"operations": 9, "power": 10, "damage": 8, "metadata": 4, "trainings": 8}
 """Kinds with nothing lost or wrong, and trials of each: operations of every fourth scenario, damage for each use, every
 sixteenth training."""
 CUT = ("convert over another", "columns over others", "train in rounds", "append", "drop rows")
@@ -311,14 +310,10 @@ def test_damage_always_changes_the_file(tmp_path: Path) -> None:
         assert how == "gone" or (tmp_path / "file").read_bytes() != bytes(100)
 
 
-def test_texts_are_drawn_by_the_seed() -> None:
-    assert [mutated(random.Random(3)) for _ in range(2)] == [mutated(random.Random(3))] * 2
-
-
 def test_the_command_writes_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "table.md"
-    assert main(["--kind", "text", "--count", "1", "--jobs", "1", "--output", str(output)]) == 0
-    assert "| text | 1 | 0 | 0 | 0 | 0 | 0 | 0 |" in output.read_text()
+    assert main(["--kind", "tables", "--count", "1", "--jobs", "1", "--output", str(output)]) == 0
+    assert "| tables | 1 | 0 | 0 | 0 | 0 | 0 | 0 |" in output.read_text()
 
 
 def test_the_least_memory_is_read_from_a_refusal() -> None:

@@ -199,10 +199,8 @@ def people(n_rows: int, *, seed: int, names: Sequence[str], years: Sequence[int]
 OPTIONS: dict[str, Any] = {
     "label": "label",
     "id": "key",
-    "keep": "group",
     "category": "name",
     "hash": 4,
-    "date": "born:parts",
 }
 
 

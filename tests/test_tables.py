@@ -24,7 +24,7 @@ from streamcd import StreamcdError
 from streamcd.conversion.distinct_strings import sorted_distinct_strings
 from streamcd.conversion.numbering import TaskDictionary, merge_dictionaries
 from streamcd.conversion.options import TableOptions
-from streamcd.conversion.table_columns import plan_encoding
+from streamcd.conversion.table_columns import _plan_encoding
 from streamcd.conversion.tables import ParquetReader
 from streamcd.dataset.arrow_columns import (
     Strings,
@@ -307,14 +307,11 @@ def test_unscaled_columns_are_told_of_their_scaling(tmp_path: Path) -> None:
         ("a,b\n1,2\n", {"label": "c"}, r"expected a column 'c' \(--label\), found a, b; check the name"),
         ("a,a,y\n1,2,3\n", {"label": "y"}, r"t\.csv:1: expected every column's name once, found 'a' twice; rename one"),
         ("a,y\n" + "true,1\n" * 200_000 + "maybe,1\n", {"label": "y"}, r"'a': expected true or false, .* found 'maybe'"),
-        ("a,y\nx,1\n", {"label": "y", "date": "a"}, r"--date 'a': expected times such as 2020-03-31.*, found 'x'"),
-        ("a,y\n1,1\n", {"label": "y", "date": "a:year"}, r"--date a:year: expected a:parts or a:seconds, .*found 'year'"),
-        ("a,y\n1,1\n", {"label": "y", "date": "a"}, r"--date 'a': expected a column of times or text, found numbers"),
         ("a,y\n1,1\n", {"label": "y", "category": "b"}, r"expected a column 'b' \(--category\), found a, y"),
-        ("a,y\n1,0\n", {"label": "y", "features": "a,y"}, "column 'y': expected as label, weight, feature or kept alone"),
-        ("a,y\n1,0\n", {"label": "y", "weight_column": "y"}, "column 'y': expected as label, weight, feature or kept"),
-        ("a,w\n1,0\n", {"label": "a", "weight_column": "w", "features": "w"}, "column 'w': expected as label, wei"),
-        ("a,y\n\xe9,1\n", {"label": "y"}, r"found 'a' \(text not in UTF-8\); write the file in UTF-8; or leave"),
+        ("a,y\n1,0\n", {"label": "y", "features": "a,y"}, "column 'y': expected one use of it, found two"),
+        ("a,y\n1,0\n", {"label": "y", "weight_column": "y"}, "column 'y': expected one use of it, found two"),
+        ("a,w\n1,0\n", {"label": "a", "weight_column": "w", "features": "w"}, "column .w.: expected one use of it"),
+        ("a,y\n\xe9,1\n", {"label": "y"}, r"none besides 'y'; 'a' is left out: it holds values of type text not in UTF-8"),
         ("1,0.5,2\n0,1,2\n", {"label": "y"}, r"t\.csv:1: expected the names of the columns, found numbers"),
         ("a,y\n1,\n", {"label": "y"}, r"t\.csv:2: column 'y': expected a label, found None; correct"),
         ("a,y\ninf,1\n", {"label": "y"}, "column 'a': expected a finite value, found inf"),
@@ -406,19 +403,17 @@ def test_a_dictionary_beyond_the_budget_names_the_ways_out(tmp_path: Path) -> No
     table = pa.table({"c": [f"a category of some length {k}" for k in range(n)], "y": np.arange(n) % 2})
     path = write_table(table, tmp_path / "t.parquet")
     with pytest.raises(StreamcdError, match=r"categories.*hash them into 2\^B features with --hash"):
-        streamcd.convert(path, tmp_path / "out", label="y", memory="245MB")
+        streamcd.convert(path, tmp_path / "out", label="y", category="c", memory="245MB")
     assert streamcd.convert(path, tmp_path / "out", label="y", memory="245MB", hash=12).n_features == 4096
 
 
-def test_dictionaries_that_cannot_be_sorted_name_the_column_that_may_be_text(
+def test_dictionaries_that_cannot_be_sorted_name_the_largest_column(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("streamcd.conversion.numbering._MERGE_FACTOR", 10**6)
     words = [f"some words of row {k % 300}" for k in range(1000)]
     table = pa.table({"city": ["Oslo", "Rome"] * 500, "note": words, "y": ["a", "b"] * 500})
-    with pytest.raises(
-        StreamcdError, match=r"most of them of column 'note'; if it is text, --text note .* --hash B"
-    ):
+    with pytest.raises(StreamcdError, match=r"most of them of column 'note'; hash .* --hash B"):
         streamcd.convert(table, tmp_path / "out", label="y")
 
 
@@ -429,11 +424,11 @@ def test_the_memory_advised_for_dictionaries_counts_all_workers(tmp_path: Path) 
     dictionary.strings.number(0, strings, valid, True, "c")
     dictionary.n_missing = np.zeros(1, np.int64)
     dictionary.save(tmp_path, 0)
-    encoding = plan_encoding({"c": "string", "y": "number"}, None, TableOptions(label="y"), "t")
+    encoding, _ = _plan_encoding({"c": "string", "y": "number"}, None, TableOptions(label="y"), "t")
     needed = 4 * (7 * 1000 + 8 * 1001)
     with pytest.raises(StreamcdError, match=r"1,000 strings, need 60 kB .* or give about 250 kB"):
-        merge_dictionaries(tmp_path, encoding, [], 60, 10_000, 2)
-    assert merge_dictionaries(tmp_path, encoding, [], needed, 10_000, 2).n_categories == [1000]
+        merge_dictionaries(tmp_path, encoding, [], 60, 10_000, 2, True)
+    assert merge_dictionaries(tmp_path, encoding, [], needed, 10_000, 2, True).n_categories == [1000]
 
 
 def test_a_column_chunk_that_explodes_is_refused(tmp_path: Path) -> None:

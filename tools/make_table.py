@@ -1,4 +1,4 @@
-"""Make a table of mixed types of any size: classes, numbers, categories, booleans, times, text, a key, missing values.
+"""Make a table of mixed types of any size: classes, numbers, categories, booleans, times, a key, missing values.
 
     python tools/make_table.py --rows 15000000 mixed.csv mixed.parquet
 
@@ -28,7 +28,6 @@ _INCOMPLETE, _MISSING = (
     0.03,
 )  # columns that lack values, and the share
 _FROM, _TO = 1_577_836_800, 1_735_689_600  # times, in seconds since 1970: the years 2020 to 2024
-_WORDS = [f"word{k}" for k in range(20)]
 
 
 def table_block(number: int, seed: int, n_rows: int = BLOCK_ROWS) -> pa.Table:
@@ -52,13 +51,7 @@ def table_block(number: int, seed: int, n_rows: int = BLOCK_ROWS) -> pa.Table:
     columns["day"] = seconds.astype("datetime64[s]").astype("datetime64[D]")
     columns["moment"] = seconds.astype("datetime64[s]")
     columns["key"] = [f"k{number}-{row}" for row in range(n_rows)]
-    words = rng.integers(0, len(_WORDS), (n_rows, 12))
-    columns["remark"] = [" ".join(line) for line in np.array(_WORDS)[words].tolist()]
-    score += (
-        0.7 * columns["member"]
-        + (seconds - _FROM) / (_TO - _FROM)
-        + 0.4 * ((words == 0).sum(axis=1) - (words == 1).sum(axis=1))
-    )
+    score += 0.7 * columns["member"] + (seconds - _FROM) / (_TO - _FROM)
     columns[LABEL] = np.where(columns[LABEL] < 1 / (1 + np.exp(-score)), "yes", "no")
     columns["weight"] = rng.choice([0.5, 1.0, 2.0], n_rows)
     missing = {name: rng.random(n_rows) < _MISSING for name in _INCOMPLETE}

@@ -95,7 +95,6 @@ def convert(
       streamcd convert 'day_*.txt.gz' data --memory 2GB
       streamcd convert counts.txt data --normalize l2
       streamcd convert people.csv data --label income --drop id
-      streamcd convert articles.csv data --label topics --multilabel ';'
       streamcd convert test.txt test --like data
       streamcd convert day_31.txt data --append
     """
@@ -141,13 +140,8 @@ def columns(listener: Console, dataset: str, **options: Any) -> Shown:
     is_flag=True,
     help="Weights of features as convert --scale made them, not of the source's values.",
 )
-@option(
-    "--columns",
-    is_flag=True,
-    help="Print how each column of a dataset's table was used, as a file for 'convert --columns-from'.",
-)
 @talks(quietly=True)
-def info(listener: Console, path: str, scaled: bool, columns: bool) -> Shown:
+def info(listener: Console, path: str, scaled: bool) -> Shown:
     """Describe a dataset, a run or a model, without reading data.
 
     Of a run: its options, its progress, the last gap, the largest weights, and the next command.
@@ -156,7 +150,6 @@ def info(listener: Console, path: str, scaled: bool, columns: bool) -> Shown:
     Example:
       streamcd info data
       streamcd info run
-      streamcd info data --columns > columns.csv
     """
     from ..runs.describe import describe
 
@@ -164,10 +157,6 @@ def info(listener: Console, path: str, scaled: bool, columns: bool) -> Shown:
         made = "; 'streamcd convert SRC DATASET' makes a dataset, 'streamcd train DATASET RUN' a run"
         raise UsageError(f"{path} does not exist{describe_set_aside(Path(path)) or made}")
     described = describe(path, scaled=scaled)
-    if columns:
-        from ..conversion.column_summary import columns_of
-
-        return described, *columns_of(path).splitlines()
     tables = description_tables if "kind" in described else dataset_tables
     return described, *tables(path, described)
 

@@ -13,7 +13,6 @@ from typing import Any
 import click
 
 from ..core.errors import StreamcdError, UsageError
-from ..core.label_sets import SEPARATOR
 from ..core.options import Declared, Section, declared
 from ..runs.problem_options import class_weights
 from ..solvers.registry import SOLVERS, reads_columns
@@ -127,11 +126,9 @@ def refused_option(name: str, advice: str) -> Decorator:
 
 def no_sources(dataset: str, options: Mapping[str, Any]) -> UsageError:
     """Make the error of a conversion without a source, which an option that may stand alone may have taken."""
-    alone = {"multilabel": SEPARATOR, "target": ""}
-    taken = [f"--{name} took {options[name]!r}" for name in alone if options[name] not in (None, alone[name])]
     way = "name what is converted"
-    if taken:
-        way = f"{' and '.join(taken)}: put an option that stands alone last, behind {dataset}"
+    if options["target"] not in (None, ""):
+        way = f"--target took {options['target']!r}: put it last where it stands alone, behind {dataset}"
     return UsageError(f"expected SRC... and DATASET, found {dataset} alone; {way}")
 
 

@@ -71,7 +71,7 @@ def _tokens_per_row(n_features: int, entries_per_row: int) -> float:
 def text_block(
     number: int, *, n_features: int, entries_per_row: int, seed: int, n_classes: int = 2
 ) -> RowPiece:
-    """Make one block of rows that look like tf-idf of text: Zipf's law, unit norm, six decimals.
+    """Make one block of rows that look like words of text: Zipf's law, unit norm, six decimals.
 
     A word of frequency rank r is half of a pair (or one of a group, for more classes) each member of which is evidence for
     one class: a share of a row's words are exchanged for the member of the row's own class.

@@ -20,7 +20,7 @@ from ..core.progress import Listener, ends_progress
 from ..core.storage import is_url, local_path, location
 from ..dataset.dataset import Dataset, open_dataset
 from .byte_sources import NoRows, check_rows, total_bytes
-from .formats import expand, left_beside, open_source
+from .formats import expand, open_source
 from .growing import form_of, growing, open_base
 from .in_memory import is_files, open_data
 from .options import ConvertOptions
@@ -73,9 +73,7 @@ def convert(sources: Any, dest: str | Path, asked: ConvertOptions) -> Dataset:
 def _convert(sources: Any, place: Path, asked: ConvertOptions, listener: Listener) -> None:
     """Convert sources to a dataset, or to a batch of one."""
     from_files = is_files(sources)
-    paths, roots = expand(sources, asked.format) if from_files else ([], {})
-    if told := left_beside(paths, roots):
-        listener.message(told)
+    paths, roots = expand(sources) if from_files else ([], {})
     base = open_base(place, asked) if asked.append else None
     like = None if asked.like is None else load_like(location(asked.like))
     options = Options(
@@ -108,15 +106,11 @@ def _convert(sources: Any, place: Path, asked: ConvertOptions, listener: Listene
         source = opened(plan)
         _check_source(options, source)
         if base:
-            weighted = options.weights is not None
-            base.check(source, weighted=weighted, listener=listener)
+            base.check(source, weighted=options.weights is not None, listener=listener)
         has_strings = source.names_labels or source.encoding is not None
-        has_text = source.encoding is not None and bool(source.encoding.text)
         if source.held_bytes:
-            plan = make_plan(options, urls, source.held_bytes, has_strings, has_text)
+            plan = make_plan(options, urls, source.held_bytes, has_strings)
             source = opened(plan)
-        elif has_strings and not plan.map_bytes:  # of documents, whose label needs no option
-            plan = make_plan(options, urls, 0, has_strings, has_text)
         with (
             growing(base) if base else _workplace(options) as work,
             Pool(options.workers, listener, Conversion.__module__) as pool,
@@ -158,9 +152,8 @@ def _reading(options: Options, plan: Plan) -> Reading:
         ignore_beyond=like is not None and not widens,
         encoding=like.encoding if like else None,
         class_names=like.class_names if like else (),
-        of_numbers=options.has_targets or (like is not None and not (like.class_names or like.separator)),
+        of_numbers=options.has_targets or (like is not None and not like.class_names),
         label_word="target" if options.has_targets else "label",
-        separator=options.separator,
         threaded=options.workers == 1,
     )
 
@@ -192,10 +185,6 @@ def _check(options: Options, paths: list[str]) -> None:
         if options.target and not options.training.has_targets:
             raise UsageError(
                 f"--target and --like {options.like}, which has classes, exclude each other; leave one of them out"
-            )
-        if options.multilabel and options.multilabel != options.training.separator:
-            raise UsageError(
-                f"--multilabel and --like {options.like} exclude each other: --like takes from there how labels are written"
             )
         for name in options.index_options:
             raise UsageError(f"{name} and --like exclude each other: --like takes base and width from there")

@@ -17,7 +17,6 @@ import pyarrow.csv as csv
 
 from ..core.errors import DataError
 from ..dataset.arrow_columns import one_batch
-from ..dataset.text_numbers import NULLS
 from ..kernels import tables as kernels
 from .byte_sources import ByteBlock, ByteRange, display_name, read_blocks, read_head
 from .sources import Block, Counted, TextReader
@@ -29,6 +28,8 @@ SAMPLE_BYTES = 1 << 20
 _MOST_BATCH_ROWS = 1 << 16
 _COLUMNS_AT_A_TIME = 1000
 _QUOTE = ord('"')
+NULLS = ["", "NA", "N/A", "#N/A", "NaN", "nan", "null", "NULL", "None"]
+"""Texts that stand for a missing value."""
 
 
 def _last_record_end(buffer: bytearray, size: int) -> int:
@@ -40,7 +41,6 @@ class CsvReader(TextReader):
     """Delimited text with a line of names; a newline between quotes is part of a value."""
 
     delimiter: str = ","
-    decimal: str = "."
 
     def count(self, piece: ByteRange) -> Counted:
         n_rows, n_lines, quoted = 0, 0, False
@@ -62,9 +62,7 @@ class CsvReader(TextReader):
     def first_rows(self, types: Mapping[str, str]) -> Any:
         found = self._first_table
         kinds = column_types(found.schema, "")
-        coded = [
-            name for name, kind in types.items() if kind == "string" and kinds[name] in ("number", "time")
-        ]
+        coded = [name for name, kind in types.items() if kind == "string" and kinds[name] != "string"]
         for name, texts in self._first_texts(coded).items():
             found = found.set_column(found.schema.get_field_index(name), name, texts)
         return one_batch(found.slice(0, FIRST_ROWS))
@@ -85,10 +83,6 @@ class CsvReader(TextReader):
         return {
             name: "integer" if name in texts and _are_integers(texts[name]) else "string" for name in names
         }
-
-    def codes(self, names: Sequence[str]) -> Sequence[str]:
-        found = self._first_texts([name for name in names if name in self._header(self.paths[0])[0]])
-        return [name for name, texts in found.items() if any(map(_ZEROS.match, _distinct(texts)))]
 
     def _first_texts(self, names: Sequence[str]) -> dict[str, Any]:
         """Return the texts of some columns in the first rows; none where there are no rows."""
@@ -146,12 +140,16 @@ class CsvReader(TextReader):
         self, pieces: Sequence[ByteRange], first_line: int, types: dict[str, str]
     ) -> Generator[Block, None, None]:
         arrow = {
+            **self._time_types(types),
             "number": pa.float64(),
             "nothing": pa.float64(),
             "integer": pa.int64(),
             "boolean": pa.bool_(),
         }
-        wanted = {name: arrow.get(kind, pa.large_string()) for name, kind in types.items()}
+        wanted = {
+            name: arrow.get(name if kind == "time" else kind, pa.large_string())
+            for name, kind in types.items()
+        }
         read_before = 0
         for piece in pieces:
             names, header_end = self._header(piece.path)
@@ -169,6 +167,19 @@ class CsvReader(TextReader):
                         first += batch.num_rows
                     line += int(np.count_nonzero(text.as_array()[text.start : text.stop] == 0x0A))
             read_before += piece.n_bytes if piece.path != "-" else 0
+
+    def _time_types(self, types: Mapping[str, str]) -> dict[str, Any]:
+        """Return the types by which columns of times are read, by the first rows' but of a finer unit, by name."""
+        if "time" not in types.values():
+            return {}
+        schema = self._first_table.schema
+        found = {}
+        for name in (name for name, kind in types.items() if kind == "time"):
+            first = schema.field(name).type if name in schema.names else pa.null()
+            unit = first.unit if pa.types.is_timestamp(first) and first.unit == "ns" else "us"
+            zone = first.tz if pa.types.is_timestamp(first) else None
+            found[name] = pa.time64("us") if pa.types.is_time(first) else pa.timestamp(unit, zone)
+        return found
 
     def _batches(self, text: ByteBlock, start: int, *columns: Any) -> list[Any]:
         view = memoryview(text.buffer)[start : text.stop]
@@ -193,7 +204,6 @@ class CsvReader(TextReader):
                 part = chosen[k : k + _COLUMNS_AT_A_TIME]
                 convert = csv.ConvertOptions(
                     null_values=NULLS,
-                    decimal_point=self.decimal,
                     strings_can_be_null=True,
                     quoted_strings_can_be_null=False,
                     column_types=types,
@@ -208,10 +218,6 @@ class CsvReader(TextReader):
                 _csv_complaint(str(error), names, message, self.reading.encoding is None)
             ) from None
         return pa.Table.from_arrays(columns, chosen)
-
-
-_ZEROS = re.compile(r"[-+]?0[0-9]")
-"""Zeros before a number, which make a code of it."""
 
 
 def _distinct(texts: Any) -> list[str]:
@@ -235,7 +241,7 @@ def _csv_complaint(error: str, names: list[str], message: Any, new: bool) -> str
     if ragged:
         row, expected, found, text = ragged.groups()
         return f"{message(int(row) - 1)}: expected {expected} columns, found {found}: {text[:60]!r}; correct the line"
-    bad = re.search(r"In CSV column #(\d+): (?:Row #(\d+): )?CSV conversion error to (\w+): (.*)", error)
+    bad = re.search(r"In CSV column #(\d+): (?:Row #(\d+): )?CSV conversion error to (\w+)\S*: (.*)", error)
     if not bad:
         return f"{message(0)}: expected delimited text, found something else ({error.splitlines()[0]}); correct it"
     column, row, type_, what = bad.groups()
@@ -245,12 +251,12 @@ def _csv_complaint(error: str, names: list[str], message: Any, new: bool) -> str
         "double": f"a number, {like}",
         "int64": f"a whole number, {like}",
         "bool": f"true or false, {like}",
+        "timestamp": f"a time, {like}",
+        "time64": f"a time of day, {like}",
     }
     expected = kinds.get(type_, "text in UTF-8")
     value = what.removeprefix("invalid value ").strip("'")[:40]
-    otherwise = (
-        f", leave the column out with --drop, or take it as text, as a category: --category {name}:text"
-    )
+    otherwise = f", leave the column out with --drop, or take it as text, as a category: --category {name}"
     return (
         f"{message(int(row or 1) - 1)}: column {name!r}: expected {expected}, found {value!r}; "
         f"correct the line{otherwise if new else ''}"

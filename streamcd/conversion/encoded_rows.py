@@ -30,7 +30,6 @@ from ..models.table_encoder import (
     sorted_rows,
 )
 from ..solvers.problem import LEAST_WEIGHT
-from .label_set_texts import label_set_texts
 from .numbering import LABELS, TaskDictionary
 from .rows import Counts, RowBatch, Rows, are_weights, count_decimals
 from .sources import Block, Reader, Reading, Source
@@ -61,11 +60,9 @@ class EncodedSource(Source):
             least,
             end,
             reading.ignore_beyond,
-            vocabulary=None if grown is None or dictionary is None else dictionary.vocabulary,
         )
         if dictionary is not None:
-            dictionary.collisions, dictionary.samples = encoder.collisions, encoder.samples
-            dictionary.n_missing = encoder.n_missing
+            dictionary.collisions, dictionary.n_missing = encoder.collisions, encoder.n_missing
         return encoder
 
     def parse(
@@ -123,7 +120,6 @@ def _take_counts(counts: Counts, encoder: TableEncoder | MatrixEncoder, block: B
     counts.n_ignored = int(state[kernels.IGNORED])
     if isinstance(encoder, TableEncoder):
         counts.unseen, counts.unindicated = dict(encoder.unseen), encoder.unindicated
-        counts.n_unknown_words = encoder.n_unknown_words
     counts.zero_index = counts.zero_index or bool(state[kernels.ZERO_INDEX])
     if largest > counts.max_index:
         counts.max_index, counts.max_location = largest, block.message(int(state[kernels.MAX_ROW]))
@@ -176,8 +172,6 @@ class _Labels:
             if reading.needs_label:
                 raise DataError(f"{block.message(0)}: expected {word}s, found none; see --{word}")
             return np.full(block.n_rows, np.nan)
-        if reading.separator:
-            given = label_set_texts(given, reading.separator, lambda row: block.place(row, self._name))
         if len(given) != block.n_rows or getattr(given, "ndim", 1) != 1:
             raise DataError(
                 f"{block.message(0)}: expected a {word} for each of {block.n_rows:,} rows, found {_kind(given)}"
@@ -304,8 +298,7 @@ def open_matrix(
     return EncodedSource(
         reader=reader,
         made_from="sparse matrix" if sparse else "dense array",
-        names_labels=bool(reading.class_names or reading.separator)
-        or (names_labels and not reading.of_numbers),
+        names_labels=bool(reading.class_names) or (names_labels and not reading.of_numbers),
         class_names=reading.class_names,
         weighted=weighted,
         held_bytes=reader.held_bytes({}),

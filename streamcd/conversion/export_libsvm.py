@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
 from ..core.atomic_files import begins_with, check_output, refuse_other_ending, replacing
-from ..core.errors import UsageError
 from ..core.external_partition import Layout, PartitionReader, PartitionWriter, Ranges, Records
-from ..core.label_sets import labels_in
 from ..core.locks import scratch_directory
 from ..core.memory_budget import parse_size, require
 from ..core.progress import Listener, Progress
@@ -21,7 +18,6 @@ from ..models.table_encoder import sorted_rows
 from .libsvm import write_rows
 
 _FIRST_LINE = rb"[-+.\dinfae,]*( +\d+:[-+.\dinfae]+| *\n|$)|$"
-_NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?")
 _RANGES = 4096  # of source rows, whose entries are counted before they are partitioned
 _ENTRIES_AT_A_TIME = 1 << 15
 _BYTES_PER_ENTRY_AS_STRINGS = 250
@@ -47,7 +43,6 @@ def export_libsvm(dataset: Dataset, path: str, *, memory: str, force: bool, list
     target = Path(path)
     refuse_other_ending(target, "libsvm text")
     check_output(target, "libsvm text", lambda found: begins_with(found, _FIRST_LINE), force=force)
-    sets = _label_sets(dataset)
     n_chunk_entries = int(np.diff(dataset.entry_start).max(initial=0))
     needs = {
         "one chunk": n_chunk_entries * (2 * dataset.entry_bytes + 8),
@@ -75,7 +70,7 @@ def export_libsvm(dataset: Dataset, path: str, *, memory: str, force: bool, list
         ):
             for bucket in range(len(ends)):
                 rows = reader.read(bucket)
-                _write_lines(file, rows.take(np.argsort(rows.fields[0])), dataset.index_base, sets)
+                _write_lines(file, rows.take(np.argsort(rows.fields[0])), dataset.index_base)
 
 
 def _range_ends(dataset: Dataset, layout: Layout, bucket_bytes: int) -> list[int]:
@@ -109,19 +104,7 @@ def _partition_rows(dataset: Dataset, writer: PartitionWriter, ranges: Ranges, l
         listener.progress(Progress("export", int(dataset.row_start[chunk + 1]), dataset.n_rows, "rows"))
 
 
-def _label_sets(dataset: Dataset) -> list[str] | None:
-    """Return the sets of labels of a multilabel dataset as libsvm text has them; labels that are no numbers are refused."""
-    if not dataset.multilabel:
-        return None
-    words = [label for label in dataset.label_names if not _NUMBER.fullmatch(label)]
-    if words:
-        raise UsageError(
-            f"{dataset.path}: libsvm text has numbers as labels, found {words[0]!r}; nothing is written"
-        )
-    return [",".join(labels_in(name, dataset.multilabel)) for name in dataset.class_names or []]
-
-
-def _write_lines(file: BinaryIO, rows: Records, index_base: int, sets: list[str] | None) -> None:
+def _write_lines(file: BinaryIO, rows: Records, index_base: int) -> None:
     assert rows.indptr is not None
     start = 0
     while start < rows.size:
@@ -129,5 +112,5 @@ def _write_lines(file: BinaryIO, rows: Records, index_base: int, sets: list[str]
         stop = min(max(start + 1, end), rows.size)
         part = rows.slice(start, stop)
         assert part.indptr is not None
-        write_rows(file, part.fields[1], part.indptr, part.items[0], part.items[1], index_base, sets)
+        write_rows(file, part.fields[1], part.indptr, part.items[0], part.items[1], index_base)
         start = stop

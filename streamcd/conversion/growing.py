@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -111,8 +111,7 @@ def open_base(place: Path, asked: ConvertOptions) -> Base:
     dataset = open_dataset(place)
     as_structure(dataset.manifest, RowForm, str(dataset.path / _MANIFEST))
     _refuse_other_form(asked, dataset)
-    # sets of labels go on from those that there are, too
-    return Base(dataset, replace(load_like(place), class_names=tuple(dataset.class_names or ())))
+    return Base(dataset, load_like(place))
 
 
 def form_of(dataset: Dataset) -> dict[str, Any]:
@@ -150,7 +149,7 @@ def _refuse_other_form(asked: ConvertOptions, dataset: Dataset) -> None:
     given = [
         flag for name, flag in _OF_THE_DATASET.items() if getattr(asked, name) not in (usual[name], own[name])
     ]
-    given += [*asked.given, *["--target"] * asked.target, *["--multilabel"] * bool(asked.multilabel)]
+    given += [*asked.given, *["--target"] * asked.target]
     if given:
         raise UsageError(
             f"{', '.join(dict.fromkeys(given))} and --append exclude each other: rows are appended to {dataset.path} as it "

@@ -16,7 +16,6 @@ from ..dataset.arrow_columns import flat_columns, frame_reader, one_batch
 from ..dataset.in_memory import refuse_mask, sound_matrix
 from .byte_sources import NoRows
 from .encoded_rows import open_matrix
-from .label_set_texts import check_marks
 from .options import TableOptions
 from .sources import LABEL, Block, FilePart, Reader, Reading, Source, locator
 from .table_columns import FIRST_ROWS, column_types, open_tables
@@ -72,8 +71,6 @@ def open_data(data: Any, reading: Reading, options: TableOptions) -> Source:
     batches = chain([first], batches)
     if isinstance(first, pa.Table):
         return _open_frames(first, (_like_first(batch, first) for batch in batches), reading, options)
-    if reading.separator and isinstance(data, tuple) and len(getattr(data[1], "shape", ())) == 2:
-        check_marks(np.asarray(_dense(data[1])))
     if options.given:
         raise UsageError(f"{', '.join(options.given)}: expected a frame with named columns, found arrays")
     triples = (_triple(_like_first(batch, first)) for batch in batches)
@@ -191,8 +188,4 @@ def _triple(batch: tuple[Any, Any, Any]) -> tuple[Any, np.ndarray | None, np.nda
     X = X.tocsr() if hasattr(X, "tocsr") else np.asarray(X)
     if len(X.shape) != 2 or X.dtype.kind not in "biuf":
         raise DataError(f"expected X with two dimensions, of numbers, found shape {X.shape} of {X.dtype}")
-    return X, None if y is None else np.asarray(_dense(y)), None if weight is None else np.asarray(weight)
-
-
-def _dense(marks: Any) -> Any:
-    return marks.toarray() if hasattr(marks, "toarray") else marks
+    return X, None if y is None else np.asarray(y), None if weight is None else np.asarray(weight)

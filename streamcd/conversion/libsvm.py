@@ -16,12 +16,10 @@ import numpy as np
 
 from ..core.errors import DataError
 from ..core.threads import AHEAD
-from ..dataset.arrow_columns import Strings
 from ..kernels import libsvm_text as kernels
-from ..models.table_encoder import StringTable
 from ..solvers.problem import LEAST_WEIGHT
 from .byte_sources import ByteBlock, ByteRange, check_rows, expand_sources, read_blocks
-from .numbering import LABELS, TaskDictionary
+from .numbering import TaskDictionary
 from .rows import Counts, RowBatch, Rows, are_weights
 from .sources import Counted, Reading, Source, TextReader
 
@@ -46,17 +44,13 @@ class LibsvmSource(Source):
     def parse(
         self, pieces: Sequence[ByteRange], first_row: int, first_line: int, dictionary: TaskDictionary | None
     ) -> Iterator[RowBatch]:
-        strings = None if dictionary is None else dictionary.strings
-        return iterate_batches(pieces, self.reader.reading, first_row, first_line, strings)
+        return iterate_batches(pieces, self.reader.reading, first_row, first_line)
 
 
 class _Parser:
     """Parser of consecutive blocks of text; holds sets of buffers for rows, used in turn, and the counts so far."""
 
-    def __init__(
-        self, options: Reading, first_row: int, first_line: int, label_sets: StringTable | None
-    ) -> None:
-        self._label_sets = label_sets  # which number them, where rows have sets of labels
+    def __init__(self, options: Reading, first_row: int, first_line: int) -> None:
         self._options, self._first_row, self._line = options, first_row, first_line
         self._value_dtype = np.dtype(options.value_dtype)
         self._least_index, self._end_index = options.index_base or 0, options.width_end
@@ -98,8 +92,6 @@ class _Parser:
                 self._refuse(status, block, state)
             n_rows, n_entries = int(state[kernels.ROWS]), int(state[kernels.ENTRIES])
             self._count(state, block.name)
-            if self._options.separator:
-                self._number_label_sets(text, self._rooms[0][0][:n_rows])
             if n_rows:
                 yield RowBatch(self._rows(n_rows, n_entries), block.bytes_read, self._counts)
                 self._rooms.append(self._rooms.pop(0))  # a text without rows takes none
@@ -109,20 +101,10 @@ class _Parser:
         entries = index[:n_entries], value[:n_entries]
         return Rows(np.arange(end - n_rows, end), label[:n_rows], None, indptr[: n_rows + 1], *entries)
 
-    def _number_label_sets(self, text: np.ndarray, label: np.ndarray) -> None:
-        """Replace the positions of label sets by their numbers, in place; by NaN where nobody asks for them."""
-        if self._label_sets is None:
-            label[:] = np.nan
-            return
-        data, offsets = np.empty(text.size, np.uint8), np.zeros(label.size + 1, np.int64)
-        kernels.take_labels(text, label, offsets, data)
-        every = np.ones(label.size, np.bool_)
-        label[:] = self._label_sets.number(LABELS, Strings(data, offsets), every, True, "label")
-
     def _parse(self, block: ByteBlock, text: np.ndarray, state: np.ndarray) -> int:
         options = self._options
         indices = (self._least_index, self._end_index, options.ignore_beyond)
-        allowed = kernels.Allowed(*indices, options.needs_label, bool(options.separator))
+        allowed = kernels.Allowed(*indices, options.needs_label)
         known = 0.0
         while True:
             status = kernels.parse_lines(text, block.stop, state, self._rooms[0], allowed, known)
@@ -159,10 +141,7 @@ class _Parser:
             return f"expected a number that is finite in {dtype}, {found}; {advice}"
         base = self._least_index
         complaints = {
-            kernels.BAD_LABEL: f"expected numbers joined by commas as labels, {found}; correct the line"
-            if self._options.separator
-            else f"expected a number as label, {found}; "
-            + ("--multilabel takes several" if "," in token else "correct the line"),
+            kernels.BAD_LABEL: f"expected a number as label, {found}; correct the line",
             kernels.BAD_TOKEN: f"expected index:value, {found}; correct the line",
             kernels.BAD_VALUE: f"expected a number after the index, {found}; correct the line",
             kernels.BELOW: f"expected indices from {base} on, {found}; "
@@ -189,7 +168,6 @@ def iterate_batches(
     options: Reading,
     first_row: int = 0,
     first_line: int = 0,
-    label_sets: StringTable | None = None,
 ) -> Iterator[RowBatch]:
     """Parse libsvm text.
 
@@ -204,8 +182,6 @@ def iterate_batches(
     options : Reading
     first_row, first_line : int
         Rows of the input, and lines of the first file, before the ranges.
-    label_sets : StringTable, optional
-        Numbers the sets of labels, where rows have these (``options.separator``).
 
     Yields
     ------
@@ -218,7 +194,7 @@ def iterate_batches(
         Naming file and line: a malformed token, ``nan`` or infinity, a value out of the dtype's range, an index below
         the base, beyond the width, out of order or repeated in its row; a damaged compressed file.
     """
-    parser = _Parser(options, first_row, first_line, label_sets)
+    parser = _Parser(options, first_row, first_line)
     with closing(read_blocks(ranges, *options.of_text)) as blocks:
         for block in blocks:
             yield from parser.batches(block)
@@ -265,7 +241,6 @@ def write_rows(
     feature: np.ndarray,
     value: np.ndarray,
     index_base: int = 1,
-    label_sets: Sequence[str] | None = None,
 ) -> None:
     """Write rows as libsvm text.
 
@@ -280,8 +255,6 @@ def write_rows(
         Written with the fewest digits that parse to the same number in this dtype.
     index_base : {1, 0}
         Added to `feature`.
-    label_sets : sequence of str, optional
-        Labels of a row, joined by commas, by the number in `label`.
     """
     # pyarrow makes 8 million entries a second, Python's own formatting less than a million and a half
     import pyarrow as pa
@@ -295,10 +268,7 @@ def write_rows(
     values = pc.cast(arrow_array(value, pa.from_numpy_dtype(value.dtype)), pa.string())
     entries = pc.binary_join_element_wise(indices, values, colon)
     joined = pc.binary_join(pa.LargeListArray.from_arrays(arrow_array(indptr, pa.int64()), entries), space)
-    if label_sets is None:
-        labels = pc.cast(arrow_array(label, pa.float64()), pa.string())
-    else:
-        labels = arrow_strings(label_sets).cast(pa.string()).take(arrow_array(label, pa.int64()))
+    labels = pc.cast(arrow_array(label, pa.float64()), pa.string())
     lines = pc.binary_join_element_wise(labels, joined, space)
     if len(lines):
         stream.write("\n".join(lines.to_pylist()).encode("ascii"))

@@ -6,8 +6,6 @@ map for each task turns its codes into features when its rows are written.
 
 from __future__ import annotations
 
-import json
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,61 +14,42 @@ from typing import NamedTuple
 import numpy as np
 
 from ..core.errors import UsageError
-from ..core.label_sets import set_text
 from ..core.memory_budget import format_size
-from ..dataset.arrow_columns import Strings, arrow_strings, no_strings, strings_of
+from ..dataset.arrow_columns import Strings, arrow_strings, strings_of
 from ..dataset.schema import MAX_CLASSES
 from ..dataset.source_indices import SourceIndices
-from ..models.encoding import Encoding, TokenRanges
+from ..models.encoding import Encoding
 from ..models.string_table import StringTable
 from ..models.table_encoder import Collisions
-from .dictionary_files import DATA, DOCUMENTS, OFFSETS, SAMPLES, mapped
 from .distinct_strings import sorted_distinct_strings
 from .rows import Rows
 
 LABELS = -1
 """In place of a column's number: the names of classes."""
 
+_CATEGORIES, _ENDS = "data.bin", "offsets.bin"
+"""Files of the categories of all tasks: their bytes, and where each ends."""
+
 _MERGE_FACTOR = 4
 """Bytes that merging takes for each byte of the tasks' strings."""
 
 
 class TaskDictionary:
-    """Strings that a task has met, numbered in order of appearance, after the known class names.
+    """Strings that a task has met, numbered in order of appearance, after the known class names."""
 
-    Tokens of text, in the other half of the memory where there is text, are left in `directory`.
-    """
-
-    def __init__(
-        self,
-        memory_bytes: int,
-        class_names: Sequence[str],
-        has_text: bool = False,
-        directory: Path | None = None,
-        first_row: int = 0,
-    ) -> None:
-        self.strings = StringTable(memory_bytes // 2 if has_text else memory_bytes)
-        self.vocabulary = None
-        if has_text and directory is not None:
-            from .vocabulary import TaskVocabulary  # here and below: only where there is text
-
-            self.vocabulary = TaskVocabulary(memory_bytes // 2, directory, first_row)
+    def __init__(self, memory_bytes: int, class_names: Sequence[str]) -> None:
+        self.strings = StringTable(memory_bytes)
         self.collisions: Collisions | None = None  # a source that hashes strings leaves them here
-        self.samples: dict[str, list[str]] = {}  # and the first strings of its columns
         self.n_missing = np.zeros(0, np.int64)  # and of every column the number of missing values
         if class_names:
             self.strings.number(LABELS, *strings_of(arrow_strings(class_names)), True, "")
 
     def save(self, directory: Path, number: int) -> None:
         """Write the strings to files of the task `number`."""
-        if self.vocabulary is not None:
-            self.vocabulary.end()
         strings = self.strings.strings()
         arrays = {**strings._asdict(), "columns": self.strings.columns(), "missing": self.n_missing}
         for name, array in arrays.items():
             np.save(directory / f"{name}-{number:07d}.npy", array)
-        if self.samples and number == 0:
-            (directory / SAMPLES).write_text(json.dumps(self.samples))
         if self.collisions is not None:
             path, found = directory / f"collisions-{number:07d}.npz", self.collisions
             np.savez(path, seen=found.seen, collided=found.collided)
@@ -94,7 +73,6 @@ class Merged(NamedTuple):
     class_names: list[str]
     n_collided: int
     n_buckets_used: int
-    n_rare: int  # tokens of text that are left out
 
 
 def merge_dictionaries(
@@ -104,25 +82,21 @@ def merge_dictionaries(
     memory_bytes: int,
     budget: int,
     workers: int,
-    separator: str = "",
+    grows: bool,
 ) -> Merged:
-    """Sort the strings of all tasks; write the categories, and each task's map of codes, beside them.
+    """Sort the strings of all tasks; write the categories of an encoding that `grows`, and each task's map of codes.
 
-    Names of classes are sets of labels where there is a `separator`.
     `memory_bytes` is half of what each of `workers` has to spare of `budget`.
     """
     tasks = _saved_strings(directory)
     places = [np.empty(strings.size, np.int64) for strings, _ in tasks]  # among those of their column
-    names = _merge_labels(tasks, places, known, separator)
-    counts, static, n_missing, n_rare = [], np.empty(0, np.int64), np.zeros(0, np.int64), 0
+    names = _merge_labels(tasks, places, known)
+    counts, static, n_missing = [], np.empty(0, np.int64), np.zeros(0, np.int64)
     if encoding is not None:
-        _check_merge(tasks, encoding, memory_bytes, budget, workers)
         n_missing = sum(np.load(path) for path in directory.glob("missing-*.npy"))
+    if encoding is not None and grows:
+        _check_merge(tasks, encoding, memory_bytes, budget, workers)
         counts = _merge_categories(tasks, places, encoding, directory)
-        if encoding.text:
-            from .vocabulary import merge_vocabularies
-
-            n_rare = merge_vocabularies(directory, encoding, counts, memory_bytes)
         encoding = encoding.with_counts(counts, n_missing, None)
         starts = encoding.first_features()
         for (_, columns), place in zip(tasks, places, strict=True):
@@ -131,7 +105,7 @@ def merge_dictionaries(
     np.save(directory / "map.npy", np.concatenate([part for place in places for part in (static, place)]))
     np.save(directory / "starts.npy", np.cumsum([0, *(static.size + place.size for place in places)]))
     collided, used = _merge_collisions(directory, 0 if encoding is None else encoding.bits)
-    return Merged(counts, n_missing, names, collided, used, n_rare)
+    return Merged(counts, n_missing, names, collided, used)
 
 
 def _check_merge(
@@ -145,8 +119,7 @@ def _check_merge(
         raise UsageError(
             f"the dictionaries of categories, {sum(strings.size for strings, _ in tasks):,} strings, need "
             f"{format_size(needed)} to be sorted, {format_size(memory_bytes)} of --memory are left for it, most of them of "
-            f"column {name!r}; if it is text, --text {shlex.quote(name)} makes features of its words; else hash them into "
-            f"2^B features with --hash B (20, say), or give about {format_size(enough)}"
+            f"column {name!r}; hash them into 2^B features with --hash B (20, say), or give about {format_size(enough)}"
         )
 
 
@@ -159,17 +132,10 @@ def _widest_column(tasks: list[tuple[Strings, np.ndarray]], n_columns: int) -> i
 
 
 def _merge_categories(
-    tasks: list[tuple[Strings, np.ndarray]],
-    places: list[np.ndarray],
-    encoding: Encoding,
-    directory: Path,
+    tasks: list[tuple[Strings, np.ndarray]], places: list[np.ndarray], encoding: Encoding, directory: Path
 ) -> list[int]:
-    """Write the bytes and the ends of the categories, in the order of columns and bytes; count each column's.
-
-    Places are those among the column's.
-    """
-    counts, datas = [], [no_strings().data]
-    lengths = [np.zeros(1, np.int64)]
+    """Write the bytes and the ends of the categories, in the order of columns and bytes; count each column's."""
+    counts, datas, lengths = [], [np.empty(0, np.uint8)], [np.zeros(1, np.int64)]
     for number, column in enumerate(encoding.columns):
         if column.kind != "category":
             counts.append(0)
@@ -182,8 +148,8 @@ def _merge_categories(
         counts.append(distinct.size)
         datas.append(distinct.data[distinct.offsets[0] : distinct.offsets[-1]])
         lengths.append(np.diff(distinct.offsets))
-    np.concatenate(datas).tofile(directory / DATA)
-    np.cumsum(np.concatenate(lengths)).tofile(directory / OFFSETS)
+    np.concatenate(datas).tofile(directory / _CATEGORIES)
+    np.cumsum(np.concatenate(lengths)).tofile(directory / _ENDS)
     return counts
 
 
@@ -191,7 +157,7 @@ def _static_features(encoding: Encoding) -> np.ndarray:
     """Return the features of the codes of numbers and indicators."""
     plain = encoding.without_counts()
     codes = plain.indicator_features()
-    features = np.zeros(plain.text_start, np.int64)
+    features = np.zeros(plain.bucket_start, np.int64)
     for column, start, code in zip(
         encoding.columns, encoding.first_features(), plain.first_features(), strict=True
     ):
@@ -204,19 +170,11 @@ def _static_features(encoding: Encoding) -> np.ndarray:
 
 
 def _merge_labels(
-    tasks: list[tuple[Strings, np.ndarray]], places: list[np.ndarray], known: Sequence[str], separator: str
+    tasks: list[tuple[Strings, np.ndarray]], places: list[np.ndarray], known: Sequence[str]
 ) -> list[str]:
     """Return the names of the classes: those known, then the others by their bytes."""
     rows = [np.flatnonzero(columns == LABELS) for _, columns in tasks]
     found = [[strings.text(k) for k in mine.tolist()] for (strings, _), mine in zip(tasks, rows, strict=True)]
-    if separator:
-        found = [[set_text(text, separator) for text in texts] for texts in found]
-        n_sets = len({name for names in found for name in names})
-        if n_sets > MAX_CLASSES:
-            raise UsageError(
-                f"--multilabel: expected at most {MAX_CLASSES:,} different sets of labels, found {n_sets:,}; leave rare "
-                "labels out, or train on each label of its own"
-            )
     if sum(map(len, found)) > MAX_CLASSES * max(len(tasks), 1):
         raise UsageError(f"the labels take more than {MAX_CLASSES:,} names; is it the right column?")
     new = sorted({name for names in found for name in names} - set(known), key=str.encode)
@@ -239,20 +197,17 @@ def _merge_collisions(directory: Path, bits: int) -> tuple[int, int]:
     return int(merged.collided.sum()), int((merged.seen >= 0).sum())
 
 
-def read_merged(directory: Path, encoding: Encoding, merged: Merged, n_rows: int) -> Encoding:
+def read_merged(directory: Path, encoding: Encoding, merged: Merged) -> Encoding:
     """Return the encoding with its categories, which are read from their files when needed; see `merge_dictionaries`."""
     # plain arrays over the maps: taking an element of a memmap makes another memmap, which takes microseconds
-    parts = (np.asarray(mapped(directory / name, type_)) for name, type_ in ((DATA, "u1"), (OFFSETS, "i8")))
-    categories = Strings(*parts)
-    documents = mapped(directory / DOCUMENTS, "i8") if encoding.text else None
-    encoding = encoding.with_counts(merged.n_categories, merged.n_missing, categories)
-    if documents is not None:
-        encoding = encoding.with_documents(documents, n_rows)
-    if encoding.text:
-        from .vocabulary import save_weights
+    parts = (
+        np.asarray(_mapped(directory / name, type_)) for name, type_ in ((_CATEGORIES, "u1"), (_ENDS, "i8"))
+    )
+    return encoding.with_counts(merged.n_categories, merged.n_missing, Strings(*parts))
 
-        save_weights(directory, encoding)
-    return encoding
+
+def _mapped(path: Path, dtype: str) -> np.ndarray:
+    return np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -272,7 +227,6 @@ class Numbering:
     n_static: int = 0  # codes of numbers and indicators, which come before those of strings
     tail_start: int = 0  # of hashed and sparse columns' features, where those before them are mapped
     left_out: Path | None = None  # rows of the source that the others are numbered without, ascending
-    text: TokenRanges | None = None  # of columns of text
 
     def indices(self) -> SourceIndices:
         """Return the indices of the features, which stay in their file, cached by the system."""
@@ -302,11 +256,6 @@ class Numberer:
         self._indices = numbering.indices()
         if numbering.dictionaries is not None:
             self._starts, self._places = numbering.task_maps()
-        self._tokens = None
-        if numbering.text is not None and numbering.maps_features and numbering.dictionaries is not None:
-            from .vocabulary import TokenNumberer
-
-            self._tokens = TokenNumberer(numbering.dictionaries, numbering.text)
 
     def apply(self, rows: Rows, index_dtype: np.dtype) -> Rows:
         """Return rows whose indices are 0-based features, and whose labels are numbers; the given ones are changed."""
@@ -320,10 +269,7 @@ class Numberer:
         if numbering.maps_features:
             index = rows.index if rows.index.dtype == index_dtype else np.empty(rows.n_entries, index_dtype)
             maps = TaskMaps(self._first_rows, self._starts, self._places, numbering.tail_start)
-            tokens = np.empty(0, np.int64) if self._tokens is None else self._tokens.features(rows)
-            renumber(rows.indptr, rows.index, rows.source_row, maps, tokens, index)
-            if self._tokens is not None:
-                rows, index = self._tokens.finish(rows, index)
+            renumber(rows.indptr, rows.index, rows.source_row, maps, index)
         else:
             index = self._indices.features(rows.index)
         index = index.astype(index_dtype, copy=False)

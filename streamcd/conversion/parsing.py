@@ -121,9 +121,7 @@ def parse_task(parsing: Parsing, task: Task) -> Parsed:
     left_out, n_unknown = [np.empty(0, np.int64)], 0
     dictionary = None
     if parsing.dictionaries is not None:
-        names, encoding = parsing.source.class_names, parsing.source.encoding
-        has_text = parsing.source.grows and encoding is not None and bool(encoding.text)
-        dictionary = TaskDictionary(plan.map_bytes, names, has_text, parsing.dictionaries, task.first_row)
+        dictionary = TaskDictionary(plan.map_bytes, parsing.source.class_names)
     kept = None if parsing.kept is None else KeptWriter(parsing.kept / f"{task.number:07d}.parquet")
     with RunWriter(parsing.form, task.number, plan.sort_bytes) as run:
         for batch in _batches(parsing.source, task, dictionary):

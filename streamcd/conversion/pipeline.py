@@ -21,10 +21,8 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import DataError
-from ..core.label_sets import labels_in
 from ..core.memory_budget import parse_size
 from ..core.process_pool import TASKS_PER_WORKER, Pool, in_shares
-from ..core.progress import counted
 from ..dataset.scaling import scales_digest
 from ..dataset.writer import DatasetWriter, PartWriter
 from ..kernels.tables import TAIL_CODES
@@ -42,7 +40,6 @@ from .feature_statistics import (
     write_features,
 )
 from .libsvm import copy_weights
-from .number_notation import notation_warnings
 from .numbering import Merged, Numbering, merge_dictionaries, read_merged
 from .parsing import Parsed, Parsing, Stamp, Task, Weights, changed, merge_distinct, parse_task
 from .plan import Options, Plan
@@ -73,7 +70,7 @@ class Conversion:
         tasks = self._tasks()
         form = self._form(tasks)
         found = self._parse(tasks, form)
-        merged = self._merge_strings(sum(parsed.counts.n_rows for parsed in found))
+        merged = self._merge_strings()
         numbering = self._numbering(tasks)
         parsed = self._join(found, numbering)
         messages = self._what_is_left_out(parsed)
@@ -89,12 +86,11 @@ class Conversion:
             messages.append(
                 f"{merged.n_collided:,} of {merged.n_buckets_used:,} hash buckets in use hold several categories"
             )
-        if merged.n_rare:
-            hashed = self.encoding is not None and any(column.bits for _, column in self.encoding.text)
-            one, several = ("bucket of hashed", "buckets of hashed") if hashed else ("token of", "tokens of")
-            rare = counted(merged.n_rare, one, several)
-            messages.append(f"{rare} text left out, each in fewer documents than --min-count")
-        messages += self._what_may_be_used_otherwise()
+        messages += [
+            f"column {name!r} is not used: {reason}; --category {shlex.quote(name)} takes its strings as categories all the "
+            f"same, --id {shlex.quote(name)} keeps it for predictions"
+            for name, reason in self.source.unused.items()
+        ]
         size = f"{shape.n_rows:,} rows, {shape.n_features:,} features, {n_entries:,} entries"
         for message in [*messages, size]:
             self.pool.listener.message(message)
@@ -199,41 +195,24 @@ class Conversion:
         encoding = self.source.encoding
         return self.source.names_labels or (encoding is not None and bool(encoding.names))
 
-    def _merge_strings(self, n_rows: int) -> Merged:
+    def _merge_strings(self) -> Merged:
         """Sort the strings of all tasks."""
         if not self._has_strings:
-            return Merged([], np.zeros(0, np.int64), [], 0, 0, 0)
-        directory, source = self.work / "dictionaries", self.source
+            return Merged([], np.zeros(0, np.int64), [], 0, 0)
+        directory, source, encoding = self.work / "dictionaries", self.source, self.source.encoding
         budget = (self.plan.merge_bytes, self.options.memory_bytes, self.options.workers)
         merged: Merged
         (merged,) = self.pool.run(
-            merge_dictionaries,
-            [(directory, source.encoding, source.class_names, *budget, self.options.separator)],
+            merge_dictionaries, [(directory, encoding, source.class_names, *budget, source.grows)]
         )
-        if source.grows and source.encoding is not None:
-            self.encoding = read_merged(directory, source.encoding, merged, n_rows)
+        if source.grows and encoding is not None:
+            self.encoding = read_merged(directory, encoding, merged)
+        if encoding is not None and self.encoding is not None and (source.grows or self.options.append):
             word = "target" if self.options.has_targets else "label"
             self.columns = summarise(source.examples, self.encoding, merged.n_missing, self._notes(), word)
-            for warning in notation_warnings(directory, self.encoding):
-                self.pool.listener.warning(warning)
-        if self.options.append and source.encoding is not None:
-            self.columns = summarise(source.examples, source.encoding, merged.n_missing, {}, "")
-        if self.options.append and self.options.separator:
-            self._check_label_sets(merged.class_names)
-        elif self.options.append:  # rows of other names are left out
+        if self.options.append:  # rows of other names are left out
             merged = merged._replace(class_names=[*source.class_names])
         return merged
-
-    def _check_label_sets(self, names: list[str]) -> None:
-        """Refuse sets with labels that the dataset to which rows are appended does not have."""
-        known, separator = self.source.class_names, self.options.separator
-        labels = {label for name in known for label in labels_in(name, separator)}
-        new = {label for name in names for label in labels_in(name, separator)} - labels
-        if new:
-            raise DataError(
-                f"expected labels that {self.options.place} has, found {len(new):,} others, such as {min(new)!r}; "
-                "leave these rows out"
-            )
 
     def _numbering(self, tasks: Sequence[Task]) -> Numbering:
         encoding, source = self.encoding, self.source
@@ -243,9 +222,8 @@ class Conversion:
             first_rows=tuple(task.first_row for task in tasks),
             maps_features=source.grows and encoding is not None and encoding.numbers_late,
             maps_labels=source.names_labels,
-            n_static=0 if encoding is None else encoding.n_static,
+            n_static=encoding.n_static if encoding is not None and source.grows else 0,
             tail_start=0 if encoding is None else encoding.bucket_start,
-            text=encoding.token_ranges() if encoding is not None and encoding.text else None,
         )
 
     def _what_is_left_out(self, parsed: Parsed) -> list[str]:
@@ -258,50 +236,17 @@ class Conversion:
             (parsed.left_out.size, "rows of labels"),
             (count_unknown(counts.unseen), f"values of categories, {listed(counts.unseen)}"),
         ]
-        words = (counts.n_unknown_words, "words of text")
-        told = ", ".join(f"{number:,} {what}" for number, what in [words, *new] if number)
-        counts = replace(counts, n_ignored=0, unseen={})
-        messages = counts.messages(self.options.value_dtype)
+        told = ", ".join(f"{number:,} {what}" for number, what in new if number)
+        messages = replace(counts, n_ignored=0, unseen={}).messages(self.options.value_dtype)
         return (
             [*messages, f"left out, since {self.options.place} does not have them: {told}"]
             if told
             else messages
         )
 
-    def _what_may_be_used_otherwise(self) -> Iterator[str]:
-        """Describe columns of strings that are left out, or taken whole, though they look like keys, text or dates."""
-        lookalikes = self.source.lookalikes
-        ways = {
-            "--id": "--id {0} keeps it for predictions",
-            "--text": "--text {0} makes features of its words",
-            "--date": "--date {0}:dmy or --date {0}:mdy reads it as times",
-        }
-        for name, reason in self.source.unused.items():
-            options = dict.fromkeys([lookalikes.get(name, ("--id", ""))[0], "--id", "--text"])
-            told = ", ".join(ways[option] for option in options)
-            told += ", and --category {0} takes its strings for categories all the same"
-            yield f"column {name!r} is not used: {reason}; {told.format(shlex.quote(name))}"
-        for name, (option, reason) in lookalikes.items():
-            if name not in self.source.unused:
-                yield (
-                    f"column {name!r} {reason}, but each string counts as a whole; {ways[option].format(shlex.quote(name))}"
-                )
-
     def _notes(self) -> dict[str, str]:
-        """Tell, by column, why it is left out, or by which option it may be used in another way."""
-        source = self.source
-        found = {name: ("--id", reason) for name, reason in source.unused.items()}
-        found |= {name: (way, source.unused.get(name, why)) for name, (way, why) in source.lookalikes.items()}
-        ends = {"--date": ":dmy or :mdy"}
-        notes = {
-            name: f"{reason}: {way} {shlex.quote(name)}{ends.get(way, '')}"
-            for name, (way, reason) in found.items()
-        }
-        by_file: dict[str, str] = {}
-        if self.options.columns_file and self.encoding is not None:
-            others = source.examples.keys() - set(self.encoding.names)
-            by_file = dict.fromkeys(others, f"by {Path(self.options.columns_file).name}")
-        return {**by_file, **source.reader.notes, **dict.fromkeys(self.options.drop, "--drop"), **notes}
+        """Tell, by column, why it is left out."""
+        return dict.fromkeys(self.options.drop, "--drop") | self.source.unused
 
     def _number(self, numbering: Numbering, parsed: Parsed) -> tuple[Numbering, Shape]:
         """Find the first index and the width, and with ``compact`` the indices that occur."""
@@ -359,7 +304,6 @@ class Conversion:
             "compact": options.compact,
             **(parsed.labels.target_range() if options.has_targets else classes),
             **({"class_names": class_names} if self.source.names_labels else {}),
-            **({"multilabel": options.separator} if options.separator else {}),
             "seed": options.seed,
             "shuffle": options.shuffle,
             "chunk_bytes": options.chunk_bytes,

@@ -22,9 +22,6 @@ from .options import ConvertOptions
 
 _LEAST_BYTES = 16_000_000
 _LEAST_DECODER_BYTES = 10 << 20
-_TEXT_BYTES = 36_000_000
-"""Tables of characters, kernels of text, and a group of 65,536 features with their names while it is written."""
-
 _HELD_ADVICE = (
     "give a larger --memory, or write a Parquet file with smaller row groups, a .npz without compression"
 )
@@ -44,7 +41,6 @@ class Like:
     encoding: Encoding | None
     class_names: tuple[str, ...]
     has_targets: bool
-    separator: str  # of a row's labels; empty where it has one
 
     @property
     def scales_bytes(self) -> int:
@@ -65,11 +61,9 @@ def load_like(path: Location) -> Like:
 
         found = load_model(path)
         scaling, encoding, indices = found.scaling, found.encoding, found.source_indices
-    # sets of labels are numbered anew: another one may occur
-    names = () if found.multilabel else tuple(found.class_names or ())
-    classes = None if found.multilabel else found.classes
-    taken = (indices, found.n_features, classes, found.label_kind)
-    return Like(*taken, scaling, encoding, names, found.has_targets, found.multilabel)
+    names = tuple(found.class_names or ())
+    taken = (indices, found.n_features, found.classes, found.label_kind)
+    return Like(*taken, scaling, encoding, names, found.has_targets)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,11 +75,6 @@ class Options(ConvertOptions):
     training: Like | None  # what `like` names, or the dataset to which rows are appended
     first_row: int = 0  # number of the first row of the source, behind those of that dataset
     kept_schema: Any = None  # names and types of the columns that it keeps beside the rows
-
-    @property
-    def separator(self) -> str:
-        """The separator of the labels of a row; empty where it has one."""
-        return str(self.training.separator if self.training else self.multilabel)
 
     @property
     def memory_bytes(self) -> int:
@@ -108,7 +97,7 @@ class Options(ConvertOptions):
     def known_labels(self) -> np.ndarray | None:
         """Labels, or codes of their names, of the dataset to which rows are appended: rows of others are left out."""
         like = self.training
-        if not self.append or like is None or like.classes is None or like.separator:
+        if not self.append or like is None or like.classes is None:
             return None
         return np.arange(len(like.class_names)) if like.class_names else like.classes
 
@@ -135,8 +124,8 @@ class Options(ConvertOptions):
 
     @property
     def bucket_bytes(self) -> int:
-        """Bytes of the buckets of hashed strings while they are read: collisions, or documents and places for each text."""
-        return 12 * max(len(self.text), 1) << self.hash if self.hash else 0
+        """Bytes of the buckets of hashed strings while they are read: their collisions."""
+        return 12 << self.hash if self.hash else 0
 
     @property
     def has_targets(self) -> bool:
@@ -201,19 +190,16 @@ def make_plan(
     reads_urls: bool,
     held_bytes: int = 0,
     numbers_strings: bool = False,
-    has_text: bool = False,
 ) -> Plan:
     """Divide the memory: each share is a fraction of what is left after the interpreter and the writer.
 
-    `held_bytes` are those of the source, which may be known to number strings, and to have text.
+    `held_bytes` are those of the source, which may be known to number strings.
     """
     client = {"the client of URLs": REMOTE_BYTES if reads_urls else 0}
     like, scales = options.training, options.scaling
     scales_bytes = 0 if like is None else like.scales_bytes
     of_source = {
-        "words and categories that are known": 0
-        if like is None or like.encoding is None
-        else like.encoding.nbytes,
+        "categories that are known": 0 if like is None or like.encoding is None else like.encoding.nbytes,
         "buckets of hashed strings": options.bucket_bytes,
         "indices of the features that are known": 0 if like is None else like.indices.nbytes,
     }
@@ -223,7 +209,6 @@ def make_plan(
         "chunks being made": 3 * options.chunk_bytes,  # while others are written
         "blocks being read": _LEAST_BYTES,
         "columns being read": held_bytes,
-        "characters of text, and names being written": _TEXT_BYTES if options.text or has_text else 0,
         **client,
         **of_source,
         "scales of the features": 2 * scales_bytes,  # as stored, and as used

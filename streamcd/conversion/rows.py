@@ -117,7 +117,6 @@ class Counts:
     zero_index: bool = False
     max_index: int = -1
     max_location: str = ""  # file and line where the largest index occurs first
-    n_unknown_words: int = 0  # tokens of text that the encoding does not have
     # by column, values of categories that the encoding does not have, and missing ones of columns that had none in training
     unseen: dict[str, Unknown] = field(default_factory=dict)
     unindicated: dict[str, Unknown] = field(default_factory=dict)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from errno import EINVAL
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,8 +26,8 @@ from .byte_sources import (
 from .numbering import TaskDictionary
 from .rows import RowBatch
 
-LABEL, TEXT, FILE = "label", "text", "file"
-"""Names of columns where the source has none: of labels beside a frame, of documents, and of the files that each is in."""
+LABEL = "label"
+"""Name of the column of labels beside a frame."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,6 @@ class Reading:
     class_names: tuple[str, ...] = ()
     of_numbers: bool = False  # labels must be numbers, as in the data to match, or as targets
     label_word: str = "label"  # or target, in messages
-    separator: str = ""  # of a row's labels; empty where it has one
     # Arrow's threads decode columns of tables: where no other process wants the processors
     threaded: bool = False
 
@@ -136,7 +134,6 @@ class Reader:
     paths: Sequence[str]  # files that are read
     in_memory = False  # True where this process alone can read it
     is_text = False  # True where columns have no types but those asked for
-    notes: Mapping[str, str] = MappingProxyType({})  # on columns that are used only where asked for
 
     @property
     def total_bytes(self) -> int | None:
@@ -162,10 +159,6 @@ class Reader:
     def first_rows(self, types: Mapping[str, str]) -> Any:
         """Return the first rows of the columns of `types`."""
         raise NotImplementedError
-
-    def codes(self, names: Sequence[str]) -> Sequence[str]:
-        """Return those of some columns whose first rows have numbers that are none: codes, with zeros before them."""
-        return ()
 
     def pieces(self, n_tasks: int) -> list[Any]:
         """Return all of it, in about `n_tasks` pieces."""
@@ -215,8 +208,6 @@ class Source:
     columns: tuple[str, ...] = ()  # of a table, used or not
     held_bytes: int = 0  # that reading holds all the time, besides blocks and batches
     unused: dict[str, str] = field(default_factory=dict)  # columns left out by themselves, with the reason
-    # columns of strings that look like text or dates, with the option that takes them as such and the reason
-    lookalikes: dict[str, tuple[str, str]] = field(default_factory=dict)
     # a value of every column of a table whose encoding is made
     examples: Mapping[str, str] = field(default_factory=dict)
 

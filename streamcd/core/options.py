@@ -27,7 +27,6 @@ class Section(StrEnum):
     MOST_USED = "Most used"
     SOURCE = "Source"
     COLUMNS = "Columns of tables"
-    TEXT = "Columns of text"
     BESIDE = "Columns beside the rows"
     VALUES = "Values"
     DATASET = "Dataset"

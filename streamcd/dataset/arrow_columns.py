@@ -64,7 +64,7 @@ def type_name(type_: pa.DataType) -> str:
         "number": (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal),
         "string": (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view),
         "boolean": (pa.types.is_boolean,),
-        "time": (pa.types.is_temporal,),
+        "time": (pa.types.is_date, pa.types.is_time, pa.types.is_timestamp, pa.types.is_duration),
         "list": (
             pa.types.is_list,
             pa.types.is_large_list,

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import UsageError, escaped
-from ..core.label_sets import distinct_labels, membership
 from ..core.progress import Listener
 from ..core.storage import Location, is_url, local_path
 from .centring import STATISTICS, Centre, find_centre
@@ -43,9 +42,6 @@ class Dataset(RowTable):
         First feature index of the source; features here start at 0.
     class_names : list of str or None
         Names of the classes, which are then numbered from 0; None if labels are numbers.
-    multilabel : str
-        What separates the labels of a row, each of which is trained by itself; empty where rows have one label. Classes are
-        then the sets of labels that occur, and their names the labels joined.
     made_from : {"libsvm text", "table", "dense array", "sparse matrix"} or None
         Kind of the source, by which the default bias is chosen; frames are tables.
     fingerprint : str
@@ -77,17 +73,7 @@ class Dataset(RowTable):
         self.index_base: int = manifest["index_base"]
         self.seed: int = manifest["seed"]
         self.class_names: list[str] | None = manifest.get("class_names")
-        self.multilabel: str = manifest.get("multilabel", "")
         self.made_from: str | None = manifest.get("made_from")
-
-    @cached_property
-    def label_names(self) -> list[str]:
-        """The labels of a multilabel dataset, in order; none of another."""
-        return distinct_labels(self.class_names or (), self.multilabel) if self.multilabel else []
-
-    def has_labels(self, labels: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Mark which of some labels every class of a multilabel dataset has, and count its other labels."""
-        return membership(self.class_names or (), labels, self.multilabel)
 
     @property
     def has_targets(self) -> bool:
@@ -245,7 +231,12 @@ class Dataset(RowTable):
         if self.manifest.get("kept") is None:
             return []
         encoding = self.manifest.get("encoding") or {}
-        return [name for name in (encoding.get("id", ""), *encoding.get("keep", ())) if name]
+        return [encoding[name] for name in ("id", "fold") if encoding.get(name)]
+
+    @property
+    def fold_column(self) -> str:
+        """The column that tells the rows' folds (``convert --fold``); empty without one."""
+        return "" if self.manifest.get("kept") is None else self.manifest["encoding"].get("fold", "")
 
     @property
     def id_column(self) -> str:
@@ -262,7 +253,7 @@ class Dataset(RowTable):
         if name not in self.kept:
             known = f"it has {', '.join(self.kept)}" if self.kept else "it has none"
             raise UsageError(
-                f"{self.path}: expected a column {name!r} kept beside the rows, {known}; convert it with --keep {name}"
+                f"{self.path}: expected a column {name!r} kept beside the rows, {known}; convert it with --id or --fold"
             )
         return (values for path in self.files(KEPT_FILE) for values in kept_values(path, name))
 
@@ -284,8 +275,7 @@ class Dataset(RowTable):
             "n_features": self.n_features,
             "n_entries": self.n_entries,
             "classes": self._listed_classes(),
-            "class_counts": None if self.class_counts is None else self._class_rows().tolist(),
-            **({"n_label_sets": len(self.class_names or ())} if self.multilabel else {}),
+            "class_counts": None if self.class_counts is None else self.class_counts.tolist(),
             "targets": self.targets,
             "density": self.n_entries / cells if cells else 0.0,
             "n_shards": self.n_shards,
@@ -299,7 +289,7 @@ class Dataset(RowTable):
             "made_from": self.made_from,
             "weighted": self.weighted,
             "id": self.id_column or None,
-            "kept": self.kept,
+            "fold": self.fold_column or None,
             "seed": self.seed,
             "scale": self.scaling.scale,
             "normalize": self.scaling.normalize,
@@ -310,17 +300,8 @@ class Dataset(RowTable):
             "table": self.manifest.get("table"),
         }
 
-    def _class_rows(self) -> np.ndarray:
-        """Count the rows of every class, or of every label of a multilabel dataset."""
-        assert self.class_counts is not None
-        if not self.multilabel:
-            return self.class_counts
-        return np.asarray(self.class_counts @ self.has_labels(self.label_names)[0])
-
     def _listed_classes(self) -> list[Any] | None:
-        """Return the classes as in the source: names, integers or decimal numbers; of a multilabel dataset the labels."""
-        if self.multilabel:
-            return self.label_names
+        """Return the classes as in the source: names, integers or decimal numbers."""
         if self.classes is None or self.class_names is None:
             return None if self.classes is None else labels_as_numbers(self.classes, self.label_kind)
         return [self.class_names[int(number)] for number in self.classes]

@@ -163,9 +163,6 @@ class DatasetManifest(Structure):
     row_norms: RowNorms | None = None
     compact: bool = False
     class_names: list[str] | None = None
-    multilabel: str = (
-        ""  # what separates the labels of a class's name, a set of them; empty where rows have one
-    )
     targets: TargetRange | None = None  # where rows have numbers to predict in place of classes
     encoding: dict[str, Any] | None = None
     categories: FileRecord | None = None
@@ -295,7 +292,7 @@ def earlier_fingerprints(manifest: Mapping[str, Any]) -> list[str]:
 
 
 def names_in(manifest: Mapping[str, Any], name: str) -> list[str]:
-    """Return the names of the files `name`: of all batches that have it, or of the only one."""
+    """Return the names of the files `name` of all batches that have it."""
     records: Iterable[Any]
     if name in _OF_A_BATCH:
         records = (batch.get(_OF_A_BATCH[name]) for batch in batches_of(manifest))

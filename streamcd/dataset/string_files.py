@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from ..core.errors import DataError
 from ..core.mapped_arrays import forget
 from ..core.storage import Location
-from .arrow_columns import Strings, arrow_array, joined_arrays, no_strings, numbers_of, strings_of
+from .arrow_columns import Strings, arrow_array, joined_arrays, no_strings, strings_of
 from .parquet import parquet_file, reading
 
 _GROUP_STRINGS = 1 << 16
@@ -107,12 +107,6 @@ def count_strings(paths: Sequence[Location]) -> int:
         with reading(path), parquet_file(path, pre_buffer=False) as reader:
             n_strings += reader.metadata.num_rows
     return n_strings
-
-
-def read_integers(paths: Sequence[Location], name: str) -> np.ndarray:
-    """Read a column of numbers from files that `write_strings` wrote, one after the other."""
-    parts = (numbers_of(chunk) for chunk in _chunks(paths, name))
-    return np.concatenate([np.empty(0, np.int64), *parts])
 
 
 def _chunks(paths: Sequence[Location], name: str) -> Iterator[Any]:

@@ -198,11 +198,6 @@ class LinearModel(BaseEstimator):
         if not isinstance(X, str | os.PathLike | Dataset):
             return None
         dataset = X if isinstance(X, Dataset) else open_dataset(X)
-        if dataset.multilabel:
-            raise UsageError(
-                f"{dataset.path}: expected one label a row, found any number of them; streamcd.train trains each, or give "
-                "scikit-learn's OneVsRestClassifier the matrices"
-            )
         if sample_weight is not None or (y is not None and not np.array_equal(y, dataset.labels())):
             raise UsageError(
                 "a dataset brings its labels and weights: expected y=None or its own labels(), and no sample_weight; "

@@ -53,37 +53,6 @@ LINE_START = -2
 COUNTED = [ROWS, ENTRIES, ZEROS, UNDERFLOWS, IGNORED, QIDS, DECIMAL_LABELS]
 
 
-@kernel
-def _end_of_labels(text, position):
-    """Return where numbers joined by commas end: `position` itself before an entry; -1 if there is something else."""
-    first = position
-    while True:
-        number, end, kind = number_at(text, position)
-        if kind == MALFORMED or np.isinf(number):
-            return -1
-        c = text[end]
-        if c == 0x3A and position == first:
-            return first
-        if c == 0x20 or c == 0x0A or c == 0x09 or c == 0x0D or c == 0x23:
-            return end
-        if c != 0x2C:
-            return -1
-        position = end + 1
-
-
-@kernel
-def take_labels(text, start, offsets, data):
-    """Copy the labels that begin at `start` (rows,), none at -1, one after the other to `data`; `offsets` gets the ends."""
-    size = 0
-    for row in range(len(start)):
-        position = np.int64(start[row])
-        while position >= 0 and text[position] > 0x20 and text[position] != 0x23:
-            data[size] = text[position]
-            position += 1
-            size += 1
-        offsets[row + 1] = size
-
-
 class Allowed(NamedTuple):
     """Bounds and forms of the labels and indices that a row may have."""
 
@@ -91,7 +60,6 @@ class Allowed(NamedTuple):
     end_index: int
     ignore: bool  # pass over those from `end_index` on
     needs_label: bool  # else a row may begin with an entry, and its label is NaN
-    of_sets: bool  # any number of labels, joined by commas; `label` gets the position of their text, -1 where there is none
 
 
 class Room(NamedTuple):
@@ -124,7 +92,7 @@ def parse_lines(text, stop, state, room, allowed, known):
         `END`, `FULL` (no room for the next row), `FLOAT`, or the error at ``state[TOKEN]``.
     """
     label, indptr, index, value = room
-    least_index, end_index, ignore, needs_label, of_sets = allowed
+    least_index, end_index, ignore, needs_label = allowed
     position, line, last = state[POSITION], state[LINE], state[LAST]
     row, entry = state[ROWS], state[ENTRIES]
     zeros, underflows, ignored = 0, 0, 0
@@ -148,14 +116,7 @@ def parse_lines(text, stop, state, room, allowed, known):
                 status = FULL
                 break
             token = position
-            if of_sets:
-                end = _end_of_labels(text, position)
-                if end < 0:
-                    status = BAD_LABEL
-                    break
-                number = np.float64(position if end > position else -1)
-                position = end
-            elif state[KNOWN] == position:
+            if state[KNOWN] == position:
                 number = known
                 while text[position] > 0x20 and text[position] != 0x23:
                     position += 1
@@ -175,7 +136,7 @@ def parse_lines(text, stop, state, room, allowed, known):
                 status = LABEL_RANGE
                 break
             label[row] = number + 0.0  # -0 is 0
-            if not of_sets and (number != np.floor(number) or abs(number) >= 9007199254740992.0):
+            if number != np.floor(number) or abs(number) >= 9007199254740992.0:
                 state[DECIMAL_LABELS] += 1
             last = -1
         while True:

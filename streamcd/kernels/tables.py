@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .compile import inlined, kernel
-from .primitives import load8, mix, prefetch
+from .primitives import load8, mix
 
 MISSING, UNKNOWN = -1, -2
 """Codes of a null, and of a string that is not in a dictionary that takes no more."""
@@ -26,9 +26,8 @@ OK, NULL_VALUE, INFINITE, OUT_OF_RANGE, NEGATIVE_INDEX, HUGE_INDEX, BEYOND_WIDTH
 
 LARGEST_INDEX = 1 << 62
 
-TEXT_CODES, TAIL_CODES = 1 << 30, 1 << 40
-"""Where features are numbered as they come: the first codes of tokens of text, and those of hashed strings, after which come
-a sparse column's indices."""
+TAIL_CODES = 1 << 40
+"""First code of hashed strings, where features are numbered as they come; a sparse column's indices come after these."""
 
 
 @inlined
@@ -75,31 +74,6 @@ class HashTable(NamedTuple):
     ends: np.ndarray  # (numbers + 1,) int64: the bytes of number n are ``arena[ends[n]:ends[n + 1]]``
     arena: np.ndarray  # (bytes,) uint8
     state: np.ndarray  # (3,) int64: numbers and bytes so far, and the bytes of a string without room
-
-
-@inlined
-def fetch_slot(wanted, table):
-    """Prefetch the slot of a string by its hash."""
-    prefetch(table.slots, np.int64(wanted & np.uint64(table.slots.size - 1)))
-
-
-@inlined
-def fetch_string(wanted, table):
-    """Prefetch what tells of the string in the slot of a hash."""
-    number = np.int64(table.slots[wanted & np.uint64(table.slots.size - 1)])
-    if number >= 0:
-        prefetch(table.hashes, number)
-        prefetch(table.columns, number)
-        prefetch(table.ends, number)
-
-
-@inlined
-def fetch_bytes(wanted, table, places):
-    """Prefetch the bytes of the string in the slot of a hash, and its element of `places`."""
-    number = np.int64(table.slots[wanted & np.uint64(table.slots.size - 1)])
-    if number >= 0:
-        prefetch(table.arena, table.ends[number])
-        prefetch(places, number)
 
 
 @inlined
@@ -511,7 +485,7 @@ def last_start(starts, first, number):
 
 
 @kernel
-def renumber(indptr, index, source_row, maps, of_tokens, out):
+def renumber(indptr, index, source_row, maps, out):
     """Turn codes into features.
 
     Parameters
@@ -520,22 +494,16 @@ def renumber(indptr, index, source_row, maps, of_tokens, out):
         Codes.
     source_row : (rows,) int64
     maps : TaskMaps
-    of_tokens : (entries of text,) int64
-        Features of the codes from `TEXT_CODES` on, in the order of the entries.
     out : (entries,) integer
         Filled in place.
     """
     first_rows, starts, features, tail_start = maps
-    n_tokens = 0
     for row in range(source_row.size):
         task = last_start(first_rows, 0, source_row[row])
         for entry in range(indptr[row], indptr[row + 1]):
             code = np.int64(index[entry])
             if code >= TAIL_CODES:
                 out[entry] = code - TAIL_CODES + tail_start
-            elif code >= TEXT_CODES:
-                out[entry] = of_tokens[n_tokens]
-                n_tokens += 1
             else:
                 out[entry] = features[starts[task] + code]
 

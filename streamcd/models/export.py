@@ -11,7 +11,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from ..core.atomic_files import begins_with, check_output, replacing
-from ..core.errors import ModelError, UsageError
+from ..core.errors import UsageError
 from ..core.progress import Listener, ends_progress
 from ..core.storage import local_path
 from ..kernels.loss_table import CLASSES, form_of
@@ -72,10 +72,6 @@ def export(
             f"{place}: expected .json, or .txt or .model for LIBLINEAR's text, found {format or place.suffix!r}"
         )
     if form == "liblinear":
-        if model.multilabel:
-            raise ModelError(
-                "liblinear has one label a row, the model predicts any number of them; json holds its weights"
-            )
         export_liblinear(model, place, listener or Listener(), force=force)
         return form
     is_kind = rf'\{{"format": "{JSON_FORMAT}"'.encode()
@@ -105,9 +101,6 @@ def _write_json(model: Model, path: Path) -> None:
         if model.encoding is not None:
             file.write(',\n"categories": ')
             _write_array(file, [(0, part) for part in _categories(model)])
-            if model.encoding.documents is not None:
-                file.write(',\n"documents": ')
-                _write_array(file, [(0, model.encoding.documents)])
         file.write(',\n"weights": ')
         _write_array(file, weight_blocks(model.kept_weights, scales))
         file.write("}\n")
@@ -134,7 +127,6 @@ def _described(model: Model) -> dict[str, Any]:
         "index_base": model.index_base,
         "classes": None if model.has_targets else model.label_numbers(),
         "code": model.code.tolist(),
-        "multilabel": bool(model.multilabel),
         "tie_order": model.tie_order.tolist(),
         "bias": model.bias,
         "intercept": model.intercept.tolist(),

@@ -87,9 +87,6 @@ class Model:
         Mapping of the training table's columns to features; None if the data did not come from a table.
     parameter : float or None
         Parameter of the loss, if it has one.
-    multilabel : str
-        What separates the labels of a row in text, of a model that predicts any number of them: each whose decision is
-        positive. Empty where rows have one label.
     indices : ndarray of int64, shape (n_features,), or None
         Index of every feature in the source, where the training dataset numbers those that occur (``convert --compact``);
         None where they are numbered from `index_base` on.
@@ -125,7 +122,6 @@ class Model:
     class_names: list[str] | None = None
     encoding: Encoding | None = None
     parameter: float | None = None
-    multilabel: str = ""
     indices: np.ndarray | None = None
 
     def __post_init__(self) -> None:
@@ -164,7 +160,6 @@ class Model:
     def __repr__(self) -> str:
         scaled = f", weights for {self.scaling.options()}" if self.scaling.changes_values else ""
         labels = "targets" if self.has_targets else f"{self.n_classes} classes"
-        labels = f"any of {self.n_classes} labels" if self.multilabel else labels
         shape = f"{labels}, {self.n_features:,} features"
         return f"<streamcd.Model {self.loss}, C={self.C}: {shape}{scaled}>"
 
@@ -217,7 +212,7 @@ class Model:
     @property
     def is_binary(self) -> bool:
         """Check if the model is a single vector for two classes."""
-        return self.n_classes == 2 and self.n_vectors == 1 and not self.multilabel
+        return self.n_classes == 2 and self.n_vectors == 1
 
     @property
     def bias_weight(self) -> np.ndarray:
@@ -323,8 +318,7 @@ class Model:
         Returns
         -------
         ndarray of float64, shape (rows,) for two classes, else (rows, n_classes)
-            Positive, or largest, for the predicted class, positive for every predicted label of a multilabel model; for twin
-            planes, minus the distance to each plane.
+            Positive, or largest, for the predicted class; for twin planes, minus the distance to each plane.
 
         Raises
         ------
@@ -337,12 +331,7 @@ class Model:
         return decisions[:, 0] if self.is_binary or self.has_targets else self.scores(decisions)
 
     def predict(self, X: Any) -> np.ndarray:
-        """Predict the labels of rows, or their targets; `X` and errors as in `decision_function`.
-
-        Of a multilabel model an array of 0 and 1, shape (rows, n_classes), with a column for each of `label_texts`.
-        """
-        if self.multilabel:
-            return self.has_labels(self.matrix_decisions(X)).astype(np.int64)
+        """Predict the labels of rows, or their targets; `X` and errors as in `decision_function`."""
         if self.has_targets:
             return self.matrix_decisions(X)[:, 0]
         return np.array(self.label_numbers())[self.places(self.matrix_decisions(X))]
@@ -350,8 +339,7 @@ class Model:
     def predict_proba(self, X: Any) -> np.ndarray:
         """Compute the classes' probabilities, shape (rows, n_classes); `X` and errors as in `decision_function`.
 
-        For logistic regression; with several classes each ``σ(h)`` is divided by their sum, but for
-        the labels of a multilabel model.
+        For logistic regression; with several classes each ``σ(h)`` is divided by their sum.
         """
         return np.exp(self.log_probabilities(self.matrix_decisions(X)))
 
@@ -361,19 +349,6 @@ class Model:
         For twin planes, minus the distance to each class's plane.
         """
         return self.choice.scores(decisions)
-
-    def has_labels(self, decisions: np.ndarray) -> np.ndarray:
-        """Mark the predicted labels of a multilabel model, bool of shape (rows, n_classes)."""
-        return np.asarray(decisions > 0.0)
-
-    def set_texts(self, decisions: np.ndarray) -> list[str]:
-        """Format the predicted labels of a multilabel model as in the source, joined; shape (rows,)."""
-        return [self.multilabel.join(labels) for labels in self.label_lists(decisions)]
-
-    def label_lists(self, decisions: np.ndarray) -> list[list[str]]:
-        """List the predicted labels of every row."""
-        texts = self.label_texts()
-        return [[texts[label] for label in np.flatnonzero(row)] for row in self.has_labels(decisions)]
 
     def places(self, decisions: np.ndarray) -> np.ndarray:
         """Return the predicted classes, as indices into `classes`; shape (rows,)."""
@@ -411,8 +386,6 @@ class Model:
             raise ModelError(
                 "probabilities need one vector per class; this model was trained with another code matrix"
             )
-        if self.multilabel:
-            return -np.logaddexp(0.0, -decisions)
         return class_log_probabilities(self.loss, decisions, is_binary=self.is_binary)
 
     def label_text(self, label: float) -> str:
@@ -513,8 +486,6 @@ class Model:
             del fields["ridge"], fields["slack"]
         if self.parameter is None:
             del fields["parameter"]
-        if not self.multilabel:
-            del fields["multilabel"]
         fields["class_weight"] = {
             number_text(label, self.label_kind): weight for label, weight in self.class_weight.items()
         }

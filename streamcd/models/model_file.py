@@ -52,7 +52,6 @@ class ModelFile(Structure, kw_only=True):
     certificate: dict[str, Any]
     scaling: ModelScaling | None = None
     class_names: list[str] | None = None
-    multilabel: str = ""
     encoding: EncodingRecord | None = None
     categories_checksum: str = ""
     weights_checksum: str

@@ -235,7 +235,7 @@ def describe_model(path: str | Path, *, scaled: bool = False, n_weights: int = 1
     -------
     dict
         ``kind`` ("model"), ``loss``, ``method``, ``C``, ``threshold`` (rho of a one-class SVM, else
-        None), ``labels``, ``multilabel`` (True, where it is so), ``n_features``, ``n_vectors``, ``bias``, ``scale``,
+        None), ``labels``, ``n_features``, ``n_vectors``, ``bias``, ``scale``,
         ``normalize``, ``class_weight``, ``gap`` (None where it is not known), ``certificate``, ``fingerprint``,
         ``versions``; ``parameter``, that of the loss by name, None where LIBLINEAR's text does not tell it; with an L1
         penalty ``l1``, ``l2``, ``n_nonzero``, the number of weights that are not 0, and
@@ -269,7 +269,6 @@ def describe_model(path: str | Path, *, scaled: bool = False, n_weights: int = 1
         **{name: getattr(stored, name) for name in same},
         **_parameter(stored),
         "labels": labels,
-        **({"multilabel": True} if stored.multilabel else {}),
         "n_vectors": n_vectors,
         **describe_support(stored, weights, found.n_nonzero),
         "scale": scaling.scale,

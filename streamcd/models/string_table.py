@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import NoReturn
 
 import numpy as np
@@ -62,8 +61,8 @@ class StringTable:
     def _refuse(self, name: str, n_strings: int, room: str) -> NoReturn:
         raise UsageError(
             f"column {name!r}: the dictionary of its categories takes more than the {room} of --memory that are left for "
-            f"it, after {n_strings:,} categories; if it is text, --text {shlex.quote(name)} makes features of its words; "
-            "else hash them into 2^B features with --hash B (20, say), leave it out with --drop, or give a larger --memory"
+            f"it, after {n_strings:,} categories; hash them into 2^B features with --hash B (20, say), leave it out with "
+            "--drop, or give a larger --memory"
         )
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,28 +21,18 @@ from ..dataset.arrow_columns import (
     strings_of,
     type_name,
 )
-from ..dataset.derived_columns import DATES, NoTimeError, names_of_numbers, parts_of, seconds_of, times_of
-from ..dataset.text_numbers import text_numbers
+from ..dataset.derived_columns import names_of_numbers, seconds_of
 from ..kernels import tables as kernels
 from ..kernels.sparse_rows import CSR
-from .encoding import NONE_ADDED, PARTS, Column, Encoding, check_columns
+from .encoding import Column, Encoding, check_columns
 from .string_table import StringTable
 from .unknown_values import Unknown, add_unknown, unknown_values
 
 BLOCK_CELLS = 1 << 18
 """Cells of a table encoded at a time: their numbers and entries stay in the processor's cache."""
 
-_SAMPLED, _LONGEST_NUMBER = 256, 64  # strings of a hashed column; bytes
 _ASKED_BY = 6  # frames up from `encode_frame`: the caller of a method of `Model`
 _KINDS = {"number": kernels.NUMBER, "category": kernels.CATEGORY, "hashed": kernels.HASHED}
-
-
-def _first_distinct(strings: Strings) -> list[str]:
-    """Return the distinct ones of some first strings; long ones, which are no numbers, by their place alone."""
-    first = range(min(strings.size, _SAMPLED))
-    lengths = np.diff(strings.offsets[: len(first) + 1]).tolist()
-    texts = (strings.text(k) if lengths[k] <= _LONGEST_NUMBER else f"text {k}" for k in first)
-    return list(dict.fromkeys(text for text in texts if text))
 
 
 class EncodedRows(NamedTuple):
@@ -57,11 +47,10 @@ class EncodedRows(NamedTuple):
 class TableEncoder:
     """Encoder of batches of a table.
 
-    With `table`, which numbers categories in order of appearance, as `vocabulary` does tokens of text, codes are
-    provisional: those of numbers and indicators come first, then the categories, then text, whose values are counts.
-    Without it categories are those of the encoding, codes are features, and unknown categories are counted in `unseen`.
-    Indices of a sparse column must be in ``sparse_least:sparse_end``; larger
-    ones are counted if `ignore_beyond`, else refused.
+    With `table`, which numbers categories in order of appearance, codes are provisional: those of numbers and indicators
+    come first, then the categories. Without it categories are those of the encoding, codes are features, and unknown
+    categories are counted in `unseen`. Indices of a sparse column must be in ``sparse_least:sparse_end``; larger ones are
+    counted if `ignore_beyond`, else refused.
     """
 
     def __init__(
@@ -73,15 +62,11 @@ class TableEncoder:
         sparse_end: int = kernels.LARGEST_INDEX + 1,
         ignore_beyond: bool = False,
         message: Callable[[int], str] = lambda row: f"row {row + 1}",
-        vocabulary: Any = None,
     ) -> None:
         self.encoding, self.message = encoding, message
         self._value_dtype, self._grows = np.dtype(value_dtype), table is not None
-        # the indices of a sparse column end where categories were added
-        sparse_end = min(sparse_end, encoding.least_added - encoding.sparse_start)
         self._sparse = (sparse_least, sparse_end, ignore_beyond)
         self._dictionaries: dict[str, tuple[Any, np.ndarray]] = {}
-        self._block_times: dict[str, Any] = {}
         self._features = np.empty(0, np.int64)
         self._table = StringTable() if table is None else table
         if table is None and encoding.categories is not None:
@@ -90,16 +75,10 @@ class TableEncoder:
                 self._table.number(number, categories, np.empty(0, np.bool_), True, "")
         # codes of numbers and indicators, while categories are provisional
         self._n_static = encoding.n_static
-        self._text: Any = None
-        if encoding.text:
-            from .text_encoder import TextEncoder  # only where there is text
-
-            self._text = TextEncoder(encoding, value_dtype, vocabulary)
         self._columns, self._layout = self._make_layout()
         self.state = np.zeros(kernels.N_STATE, np.int64)
         self.state[kernels.MAX_INDEX] = -1
         self.collisions = Collisions(encoding.bits) if encoding.bits and self._grows else None
-        self.samples: dict[str, list[str]] = {}  # first distinct strings of hashed columns
         self.unseen: dict[str, Unknown] = {}  # values of unknown categories, by column
         self.n_missing = np.zeros(len(encoding.columns), np.int64)  # values, by column
         n_cells = max(len(self._columns), 1)
@@ -113,11 +92,6 @@ class TableEncoder:
         return {self.encoding.columns[k].name: Unknown(int(self.n_missing[k]), "") for k in numbers}
 
     @property
-    def n_unknown_words(self) -> int:
-        """Number of tokens of text so far that the encoding does not have."""
-        return 0 if self._text is None else int(self._text.n_unknown)
-
-    @property
     def largest_index(self) -> int:
         """The largest code so far."""
         if self.encoding.sparse is not None:
@@ -125,7 +99,7 @@ class TableEncoder:
         if self._grows and self.encoding.n_buckets:
             return self.sparse_start - 1
         if self._grows:
-            return self._n_static + self._table.size - 1 if self._text is None else self._text.largest_code
+            return self._n_static + self._table.size - 1
         return self.encoding.sparse_start - 1
 
     @property
@@ -141,11 +115,10 @@ class TableEncoder:
         return kernels.TAIL_CODES if self.encoding.numbers_late else self._n_static
 
     def _make_layout(self) -> tuple[list[tuple[int, Column]], kernels.Layout]:
-        """Number the columns but those of text and of sparse rows, the hashed ones last."""
+        """Number the columns but those of sparse rows, the hashed ones last."""
         encoding = self.encoding.without_counts() if self._grows else self.encoding
         starts = encoding.first_features()
-        own = [(k, column) for k, column in enumerate(encoding.columns) if not column.added]
-        chosen = [(k, column) for k, column in own if column.kind not in ("text", "sparse")]
+        chosen = [(k, column) for k, column in enumerate(encoding.columns) if column.kind != "sparse"]
         chosen.sort(key=lambda item: item[1].kind == "hashed")
         lines: list[int] = []
         features: list[int] = []
@@ -166,20 +139,11 @@ class TableEncoder:
 
     def encode(self, batch: Any) -> Iterator[EncodedRows]:
         """Encode an Arrow record batch that has the encoding's columns, a block of rows at a time."""
-        is_sorted = self._grows or self.encoding.least_added == NONE_ADDED
-        stops: Iterable[int] = range(self._block_rows, batch.num_rows + self._block_rows, self._block_rows)
-        if self._text is not None:
-            stops = self._text.stops(batch, self._block_rows)
-        start = 0
-        for stop in stops:
-            rows = self._encode(batch.slice(start, stop - start), start)
-            yield rows if is_sorted else EncodedRows(start, rows.indptr, *sorted_rows(*rows[1:]))
-            start = stop
+        for start in range(0, batch.num_rows, self._block_rows):
+            yield self._encode(batch.slice(start, self._block_rows), start)
 
     def _encode(self, block: Any, start: int) -> EncodedRows:
         found = self._table_rows(block, start) if self._columns else None
-        if self._text is not None:
-            found = self._text.inserted(found, self._text_rows(block, start))
         sparse = self.encoding.sparse
         if sparse is None:
             assert found is not None
@@ -191,25 +155,17 @@ class TableEncoder:
         kernels.append_rows(found, listed, joined)
         return EncodedRows(start, *joined)
 
-    def _text_rows(self, block: Any, start: int) -> CSR:
-        def missing(name: str, row: int) -> str:
-            refusal = describe_refusal(kernels.NULL_VALUE, None, self._value_dtype)
-            return f"{self.message(start + row)}: column {name!r}: {refusal}"
-
-        return self._text.rows(lambda name: self._column(block, name, "string"), self.n_missing, missing)
-
     def _table_rows(self, block: Any, start: int) -> CSR:
         layout, n_rows = self._layout, block.num_rows
-        self._block_times.clear()
         n_numbers = int((layout.kinds == kernels.NUMBER).sum())
         values = np.empty((n_numbers, n_rows))
         codes = np.empty((len(self._columns) - n_numbers, n_rows), np.int64)
         for (number, column), line in zip(self._columns, layout.lines.tolist(), strict=True):
             if column.kind == "number":
-                values[line] = self._numbers(block, column, start)
+                values[line] = self._numbers(block, column)
                 self.n_missing[number] += np.count_nonzero(np.isnan(values[line]))
             else:
-                missing = self._codes(block, number, column, codes[line], start)
+                missing = self._codes(block, number, column, codes[line])
                 self.n_missing[number] += missing
         room = CSR.room(n_rows, n_rows * len(self._columns), self._value_dtype)
         n_unseen = int(self.state[kernels.UNSEEN])
@@ -229,42 +185,13 @@ class TableEncoder:
             rows = np.flatnonzero(mine == kernels.UNKNOWN)
             if rows.size:
                 example = str(block.column(column.name)[int(rows[0])].as_py())
-                add_unknown(self.unseen, {column.title: Unknown(rows.size, example)})
+                add_unknown(self.unseen, {column.name: Unknown(rows.size, example)})
 
-    def _numbers(self, block: Any, column: Column, start: int) -> np.ndarray:
-        """Return the numbers of a column: NaN where they are missing, infinite for text that is no number."""
-        array = block.column(column.name)
-        if column.form == "boolean":
-            return numbers_of(self._column(block, column.name, "boolean"))
+    def _numbers(self, block: Any, column: Column) -> np.ndarray:
+        """Return the numbers of a column: NaN where they are missing."""
         if column.form == "seconds":
-            return seconds_of(self._times(block, column, start), column.origin)
-        parses = column.form == "text" or self.encoding.decimal != "."
-        if not parses or type_name(array.type) != "string":
-            return numbers_of(self._column(block, column.name, "number"))
-        found = dictionary_of(array)
-        if found is None:
-            return text_numbers(array, self.encoding.decimal)
-        values, places = found
-        known = self._dictionaries.get(column.title)
-        if known is None or not (known[0] is values or known[0].equals(values)):
-            numbers = np.append(text_numbers(values, self.encoding.decimal), np.nan)  # the last for null
-            known = self._dictionaries[column.title] = (values, numbers)
-        return known[1][places]
-
-    def _times(self, block: Any, column: Column, start: int) -> Any:
-        """Return the times of a column, read from text once for all its parts; `start` is the block's first row."""
-        if column.name not in self._block_times:
-            try:
-                given = self._column(block, column.name, "time", "string")
-                self._block_times[column.name] = times_of(given, column.order)
-            except NoTimeError as error:
-                otherwise = ", or leave the column out with --drop, or take its strings for categories with --category"
-                raise DataError(
-                    f"{self.message(start + error.row)}: column {column.name!r}: expected a time, such as "
-                    f"{DATES[column.order]}, found {error.text[:40]!r}; correct the row"
-                    f"{otherwise if self._grows else ''}"  # of a new encoding alone
-                ) from None
-        return self._block_times[column.name]
+            return seconds_of(self._column(block, column.name, "time"), column.origin)
+        return numbers_of(self._column(block, column.name, column.form or "number"))
 
     def _column(self, block: Any, name: str, *kinds: str) -> Any:
         array = block.column(name)
@@ -275,33 +202,23 @@ class TableEncoder:
             )
         return array
 
-    def _codes(self, block: Any, number: int, column: Column, out: np.ndarray, start: int) -> int:
-        """Write the codes of a block's strings to `out`; returns how many are missing."""
-        found = self._derived(block, column, start)
-        if found is None:
-            array = self._column(block, column.name, "string")
-            found = dictionary_of(array)
+    def _codes(self, block: Any, number: int, column: Column, out: np.ndarray) -> int:
+        """Write the codes of a block's strings, or numbers, to `out`; returns how many are missing."""
+        array = self._column(block, column.name, "string", "number")
+        found = names_of_numbers(array) if type_name(array.type) == "number" else dictionary_of(array)
         if found is None:
             out[:] = self._string_codes(number, column, *strings_of(array))
             return int(array.null_count)
         kernels.take_codes(self._dictionary_codes(number, column, found[0]), found[1], out)
         return int(np.count_nonzero(found[1] < 0))
 
-    def _derived(self, block: Any, column: Column, start: int) -> tuple[Any, np.ndarray] | None:
-        """Return the categories of a column that has none of its own, and the place of each row's among them."""
-        if column.form == "numbers":
-            return names_of_numbers(self._column(block, column.name, "number"))
-        if column.form not in PARTS:
-            return None
-        return parts_of(self._times(block, column, start), column.form)
-
     def _dictionary_codes(self, number: int, column: Column, values: Any) -> np.ndarray:
         """Return the codes of a dictionary's values and, last, of null; cached while the dictionary stays the same."""
-        known = self._dictionaries.get(column.title)
+        known = self._dictionaries.get(column.name)
         if known is None or not (known[0] is values or known[0].equals(values)):
             null = np.array([self._missing_code(column)])
             codes = np.concatenate([self._string_codes(number, column, *strings_of(values)), null])
-            known = self._dictionaries[column.title] = (values, codes)
+            known = self._dictionaries[column.name] = (values, codes)
         return known[1]
 
     def _missing_code(self, column: Column) -> int:
@@ -312,8 +229,6 @@ class TableEncoder:
 
     def _string_codes(self, number: int, column: Column, strings: Strings, valid: np.ndarray) -> np.ndarray:
         if column.kind == "hashed":
-            if self.collisions is not None and column.name not in self.samples:
-                self.samples[column.name] = _first_distinct(strings)
             codes = self._hashes(f"{column.name}=".encode(), strings, valid)
             if self.encoding.missing == "indicator" and valid.size:
                 codes[~valid] = self._missing_code(column)
@@ -368,12 +283,6 @@ class TableEncoder:
         return starts, numbers_of(elements)
 
     def _refuse(self, status: int, row: int, name: str, found: Any) -> None:
-        if isinstance(found, str) and status == kernels.INFINITE:
-            options = ", or give another --decimal, or convert without --number for the column"
-            raise DataError(
-                f"{self.message(row)}: column {name!r}: expected a number with the decimal mark "
-                f"{self.encoding.decimal!r}, found {found[:40]!r}; correct the row{options if self._grows else ''}"
-            )
         raise DataError(
             f"{self.message(row)}: column {name!r}: "
             + describe_refusal(status, found, self._value_dtype, *self._sparse[:2])

@@ -17,7 +17,6 @@ from ..kernels.loss_table import LOSSES, PLANES, form_of
 from ..models.model import Model
 from ..models.stored import load_model
 from ..solvers.problem import losses_of, row_losses
-from .label_sets import LabelSetEvaluation
 from .options import EvaluateOptions
 from .outputs import class_scores
 from .reading_plan import Means, cached
@@ -189,12 +188,9 @@ def evaluate(
         ``auc_error``, a bound on its error, 0 where the scores fit in memory; with probabilities ``log_loss``, a mean over
         the rows; ``labels``, ``confusion`` (rows true, columns predicted) and ``per_class``: for each label ``n_rows``,
         ``precision``, ``recall``, ``f1``. Where rows weigh other than 1, all these are weighted but for the two ``n_rows``,
-        beside which ``sum_of_weights`` is the rows' weight, and ``weighted`` is True. Of a
-        multilabel model ``n_rows``, ``f1_micro``, ``f1_macro``, ``subset_accuracy`` (of rows all of whose
-        labels are right), ``hamming_loss``, ``primal_objective``, ``labels`` and ``per_class``; labels that it does not
-        know count as not found in ``f1_micro`` and ``subset_accuracy``. Of a model that predicts numbers ``n_rows``,
-        ``mae`` and ``mse`` (mean absolute and squared error), ``r2`` (None where all targets are the same), ``loss`` (the
-        mean of its own) and ``primal_objective``.
+        beside which ``sum_of_weights`` is the rows' weight, and ``weighted`` is True. Of a model that predicts numbers
+        ``n_rows``, ``mae`` and ``mse`` (mean absolute and squared error), ``r2`` (None where all targets are the same),
+        ``loss`` (the mean of its own) and ``primal_objective``.
 
     Raises
     ------
@@ -214,11 +210,7 @@ def evaluate(
     )
     listener = asked.listener or Listener()
     scoring = Scoring(data, model, Means.of(asked), compared=True)
-    evaluation: _Evaluation | _Errors | LabelSetEvaluation
-    if model.multilabel:
-        evaluation = LabelSetEvaluation(model)
-    else:
-        evaluation = _Errors(model) if model.has_targets else _Evaluation(model, RocArea(scoring.plan.left))
+    evaluation = _Errors(model) if model.has_targets else _Evaluation(model, RocArea(scoring.plan.left))
     for rows in scoring.blocks("evaluate"):
         if asked.unweighted:
             rows = replace(rows, weight=np.ones(rows.weight.size))

@@ -12,7 +12,6 @@ import numpy as np
 from ..core.atomic_files import begins_with
 from ..core.errors import UsageError
 from ..dataset.parquet import has_column
-from ..dataset.schema import LISTS_OF_STRINGS
 from ..models.model import Model
 from ..models.scoring import ClassChoice
 
@@ -60,7 +59,7 @@ class PredictionColumns:
 
     @property
     def _has_one_decision(self) -> bool:
-        return self.model.n_classes <= 2 and not self.model.multilabel
+        return self.model.n_classes <= 2
 
     @property
     def names(self) -> list[str]:
@@ -79,7 +78,7 @@ class PredictionColumns:
             names += [f"probability_{label}" for label in labels]
         label_type: Any = np.int64 if model.label_kind == "integer" else np.float64
         if model.class_names is not None:
-            label_type = LISTS_OF_STRINGS if model.multilabel else str
+            label_type = str
         return {"source": np.int64, "prediction": label_type} | dict.fromkeys(names, np.float64)
 
     def values(self, start: int, decisions: np.ndarray) -> dict[str, Any]:
@@ -117,9 +116,6 @@ class LinesOfPredictions:
         values = self._columns.values(start, decisions)
         if model.has_targets:
             cells = [[repr(number) for number in values["prediction"].tolist()]]
-        elif model.multilabel:
-            sets = model.set_texts(decisions)
-            cells = [[*map(_csv_cell, sets)] if self._is_csv else sets]
         else:
             texts = [_csv_cell(text) if self._is_csv else text for text in model.label_texts()]
             cells = [[texts[place] for place in model.places(decisions).tolist()]]
@@ -133,8 +129,6 @@ class LinesOfPredictions:
 
 
 def _predicted_labels(model: Model, decisions: np.ndarray, label_type: Any) -> Any:
-    if model.multilabel:
-        return model.label_lists(decisions)
     if model.class_names is not None:
         texts = model.label_texts()
         return [texts[place] for place in model.places(decisions).tolist()]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ..conversion.byte_sources import expand_sources, is_compressed, total_bytes
-from ..conversion.formats import expand, left_beside, open_source
+from ..conversion.formats import expand, open_source
 from ..conversion.options import TableOptions
 from ..conversion.sources import Reading, Source
 from ..core.errors import ModelError, UsageError
@@ -69,17 +69,15 @@ class RowsToScore:
         self.path = str(data.path if isinstance(data, Dataset) else data)
         self.dataset: Dataset | None = None
         self.paths: list[str] = []
-        self.left_beside = ""  # which files are not read, in words
         if isinstance(data, Dataset) or is_dataset(data):
             self.dataset = data if isinstance(data, Dataset) else open_dataset(data)
             self.scaling = _missing_scaling(self.dataset, model)
-            _check_labels(self.dataset, model, compared=compared)
+            _check_labels(self.dataset, model)
             self._indices = indices_of(self.dataset)
             self._numbered_alike = self._indices.equal(model.source_indices)
             _check_base(self.dataset, model)
         else:
             self.paths, self._roots = expand(self.path)
-            self.left_beside = left_beside(self.paths, self._roots)
             self.scaling = model.scaling if model.scaling.changes_values else None
 
     def features(self, feature: np.ndarray) -> np.ndarray:
@@ -109,7 +107,7 @@ class RowsToScore:
         encoding = self.model.encoding
         if encoding is None:
             return None
-        return replace(encoding, id="" if self.compared else encoding.id, keep=())
+        return replace(encoding, id="" if self.compared else encoding.id, fold="")
 
     def source(self, block_bytes: int, decoder_bytes: int, batch_bytes: int = 0) -> Source:
         """Open the files as a source of rows with the model's features."""
@@ -126,9 +124,8 @@ class RowsToScore:
             needs_label=False,
             reads_weights=self.compared,
             encoding=self._encoding(),
-            class_names=() if model.multilabel else tuple(model.class_names or ()),
+            class_names=tuple(model.class_names or ()),
             of_numbers=model.class_names is None,
-            separator=model.multilabel,
         )
         return open_source(self.paths, self._roots, "auto", reading, TableOptions())
 
@@ -150,7 +147,6 @@ class ReadingPlan:
         self.left = require(budget, needs, "give a larger --memory, or leave --proba out")
         self.workers = _usable_workers(rows.data, means)
         self.worker_bytes = self._bytes_of_a_worker(budget, needs) if self.workers > 1 else 0
-        self.label_set_bytes = self._take() if model.multilabel and rows.compared else 0
         self.text_block, self.decoder_bytes, self.batch_bytes = 1 << 16, needs.get("decompression", 0), 0
         if self.decoder_bytes:
             self.decoder_bytes += self._take()
@@ -268,20 +264,14 @@ def _missing_scaling(dataset: Dataset, model: Model) -> Scaling | None:
     return model.scaling
 
 
-def _check_labels(dataset: Dataset, model: Model, *, compared: bool) -> None:
-    """Refuse targets where the model was trained on classes, the other way round, and names where it has two numbers."""
+def _check_labels(dataset: Dataset, model: Model) -> None:
+    """Refuse targets where the model was trained on classes, the other way round, ."""
     if dataset.has_targets != model.has_targets:
         kinds = "classes", "numbers to predict"
         wanted, found = kinds[model.has_targets], kinds[dataset.has_targets]
         raise ModelError(
             f"{dataset.path}: expected rows with {wanted} for a model of {model.loss}, found {found}; convert "
             f"{'with' if model.has_targets else 'without'} --target, or --like the model"
-        )
-    if compared and bool(model.multilabel) != bool(dataset.multilabel):
-        kinds = "one label each", "any number of labels"
-        wanted, found = kinds[bool(model.multilabel)], kinds[bool(dataset.multilabel)]
-        raise ModelError(
-            f"{dataset.path}: expected rows with {wanted}, as in training, found {found}; convert it with --like the model"
         )
 
 

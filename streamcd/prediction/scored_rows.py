@@ -14,11 +14,9 @@ from typing import Any
 import numpy as np
 
 from ..conversion.byte_sources import BLOCK_BYTES, ByteRange, check_rows
-from ..conversion.numbering import TaskDictionary
 from ..conversion.rows import Counts, query_ids_skipped
 from ..conversion.sources import counted_pieces
 from ..core.errors import DataError
-from ..core.label_sets import membership
 from ..core.locks import scratch_directory
 from ..core.process_pool import TASKS_PER_WORKER, Pool, in_shares
 from ..core.progress import Progress, counted
@@ -43,9 +41,6 @@ class ScoredRows:
     decisions: np.ndarray
     n_ignored: int  # entries
     identity: Any = None  # an array of Arrow's: the column that identifies rows, of a file that has one
-    # (rows, labels) bool, and the number of other labels of each row: of a multilabel model, where rows are compared
-    has_labels: np.ndarray | None = None
-    n_others: np.ndarray | None = None
 
 
 class Scoring:
@@ -72,10 +67,6 @@ class Scoring:
         self.dataset = self._rows.dataset
         self.plan = ReadingPlan(self._rows, means, n_columns)
         self._threads = Threads(self.plan.threads)
-        # numbers the sets of labels of files; those of a dataset are its classes
-        self._label_sets: TaskDictionary | None = None
-        if compared and model.multilabel:
-            self._label_sets = TaskDictionary(self.plan.label_set_bytes, ())
 
     def blocks(self, phase: str) -> Iterator[ScoredRows]:
         """Yield all rows; those of text in order, those of a dataset shuffled."""
@@ -86,8 +77,6 @@ class Scoring:
         entries, query_ids = self.ignored.n_ignored, self.ignored.n_query_ids
         if query_ids:
             self.listener.message(query_ids_skipped(query_ids))
-        if self._rows.left_beside:
-            self.listener.message(self._rows.left_beside)
         if entries:
             self.listener.warning(
                 f"{counted(entries, 'entry', 'entries')} ignored: "
@@ -138,7 +127,7 @@ class Scoring:
         source = self._rows.source(self.plan.text_block, self.plan.decoder_bytes, self.plan.batch_bytes)
         counts, indices = Counts(), self.model.source_indices
         pieces, first = (source.reader.whole(), (0, 0)) if part is None else ([part], start)
-        for batch in source.parse(pieces, first[0], first[1], self._label_sets):
+        for batch in source.parse(pieces, first[0], first[1], None):
             if part is None:
                 self.listener.progress(Progress(phase, batch.bytes_read, source.reader.total_bytes, "B"))
             counts, rows = batch.counts, batch.rows
@@ -170,22 +159,7 @@ class Scoring:
             block = slice(start, start + self.plan.block_rows)
             source, label, weight = (column[block] for column in columns)
             scored = self.model.decisions(indptr[start : block.stop + 1], feature, value, threads)
-            rows = ScoredRows(source, label, weight, *scored)
-            lacks_sets = self._label_sets is None or np.isnan(label).any()
-            yield rows if lacks_sets else self._with_labels(rows)
-
-    def _with_labels(self, rows: ScoredRows) -> ScoredRows:
-        """Add the labels of the rows' sets."""
-        numbers, places = np.unique(rows.label, return_inverse=True)
-        if self.dataset is not None:
-            names = self.dataset.class_names or []
-            texts = [names[int(number)] for number in numbers]
-        else:
-            assert self._label_sets is not None
-            strings = self._label_sets.strings.strings()
-            texts = [strings.text(int(number)) for number in numbers]
-        has, n_others = membership(texts, self.model.label_texts(), self.model.multilabel)
-        return replace(rows, has_labels=has[places], n_others=n_others[places])
+            yield ScoredRows(source, label, weight, *scored)
 
     # -- several processes --------------------------------------------------------------------------------------------
 

@@ -96,11 +96,6 @@ def _content_rows(info: Facts) -> list[tuple[str, str]]:
         pairs = zip(info["classes"], info["class_counts"], strict=True)
         classes = listed([f"{label} ({count:,})" for label, count in pairs])
     labels = ("classes", classes)
-    if "n_label_sets" in info:
-        labels = (
-            "labels",
-            f"{classes}; a row has any number of them, in {info['n_label_sets']:,} different sets",
-        )
     if info["targets"] is not None:
         labels = ("targets", f"{info['targets']['min']:.6g} to {info['targets']['max']:.6g}")
     numbered = f"indices from {info['index_base']} on"
@@ -383,8 +378,6 @@ def _models_table(title: str, models: Sequence[Facts]) -> Table:
 
 
 def _labels_row(model: Facts) -> tuple[str, str]:
-    if model.get("multilabel"):
-        return "labels", f"{listed(model['labels'])}; a row has any number of them"
     return ("classes", listed(model["labels"])) if model["labels"] else ("predicts", "numbers")
 
 

@@ -159,7 +159,7 @@ def result_of(directory: checkpoint.Run, outcome: Outcome, run: ResolvedRun) -> 
     """Sum up the outcome of all lanes of a run."""
     dataset = run.dataset
     result = make_result(directory.name, outcome, run.problem, dataset.n_rows)
-    names = dataset.label_names or dataset.class_names
+    names = dataset.class_names
     if names is not None:
         for lane in result.lanes:
             lane["label"] = None if lane["label"] is None else names[int(lane["label"])]

@@ -100,7 +100,6 @@ def _choose_method(asked: TrainOptions, dataset: Dataset, *, has_room: bool) -> 
             "or --penalty l2"
         )
     n_classes = 1 if dataset.classes is None or dataset.classes.size == 2 else dataset.classes.size
-    n_classes = len(dataset.label_names) or n_classes
     together = n_classes if form_of(asked.loss) == CLASSES else 1  # vectors of a lane
     n_lanes, size = n_classes // together * len(asked.C), together * (dataset.n_features + 1)
     solved = has_room and not asked.on_workers and n_lanes * size**3 <= _MOST_OPERATIONS

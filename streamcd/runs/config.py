@@ -31,7 +31,6 @@ class Search:
 
     cv: int
     scoring: str = ""  # the criterion; by the loss where empty
-    fold: str = ""  # column kept beside the rows that names the folds
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -103,7 +103,7 @@ def _notes_of_labels(dataset: Dataset) -> list[str]:
     """Tell of labels that leave nothing to separate, or of classes of which most have a row or two."""
     from ..dataset.diagnostics import TARGET_ADVICE, labels_of_a_target
 
-    n_labels = 0 if dataset.classes is None or dataset.multilabel else dataset.classes.size
+    n_labels = 0 if dataset.classes is None else dataset.classes.size
     if n_labels == 1:
         return [_ONE_CLASS]
     if numbers := labels_of_a_target(dataset, most=2):

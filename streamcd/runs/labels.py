@@ -38,7 +38,7 @@ def check_labels(loss: str, dataset: Dataset) -> None:
         raise UsageError(
             f"{dataset.path}: expected classes for the loss {loss}, found {numbers}; {TARGET_ADVICE}"
         )
-    if dataset.classes.size == 1 and (names := dataset.class_names) is not None and not dataset.multilabel:
+    if dataset.classes.size == 1 and (names := dataset.class_names) is not None:
         raise UsageError(
             f"{dataset.path}: expected at least two classes, found {names[int(dataset.classes[0])]!r} alone; nothing to "
             "separate"
@@ -47,7 +47,7 @@ def check_labels(loss: str, dataset: Dataset) -> None:
 
 def weights_by_number(weights: tuple[tuple[float | str, float], ...], dataset: Dataset) -> dict[float, float]:
     """Return the factors of classes by number; raises `UsageError` for a label that the data does not have."""
-    names = dataset.label_names or dataset.class_names
+    names = dataset.class_names
     texts = {} if names is None else {name: float(number) for number, name in enumerate(names)}
     numbers = {}
     for label, factor in weights:

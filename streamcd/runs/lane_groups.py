@@ -88,7 +88,7 @@ def _check_shared(problem: Problem) -> None:
 
 def search_of(asked: TuneOptions) -> Search:
     """Make the record of the search that options ask for."""
-    return Search(asked.folds, asked.scoring or "", asked.fold or "")
+    return Search(asked.folds, asked.scoring or "")
 
 
 def resolve_part(part: Run, run: ResolvedRun, problem: ProblemOptions, **options: Any) -> ResolvedRun:

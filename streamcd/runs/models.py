@@ -115,7 +115,7 @@ def make_model(
         problem,
         weights=weights,
         intercept=bias_weight * problem.bias,
-        code=problem.model_code,
+        code=problem.code,
         C=problem.lanes[lanes.start].C,
         method=options.method,
         ridge=problem.ridge,
@@ -125,9 +125,7 @@ def make_model(
         free_bias=problem.free_bias,
         l1=problem.lanes[lanes.start].l1,
         l2=problem.l2 * problem.strength,
-        class_weight={float(c): float(f) for c, f in enumerate(factors) if f != 1.0}
-        if problem.multilabel
-        else {float(c): float(f) for c, f in zip(problem.classes, factors, strict=False) if f != 1.0},
+        class_weight={float(c): float(f) for c, f in zip(problem.classes, factors, strict=False) if f != 1.0},
         fingerprint=dataset.fingerprint,
         versions=versions(),
         certificate=certificate,
@@ -137,15 +135,13 @@ def make_model(
 
 def new_model(dataset: Dataset, problem: Problem, **own: Any) -> Model:
     """Make a model of lanes of a problem; `own` are its weights, and what the dataset does not tell."""
-    names = dataset.label_names or dataset.class_names
     return Model(
-        classes=np.arange(len(dataset.label_names)) if problem.multilabel else problem.classes,
+        classes=problem.classes,
         loss=problem.loss,
         index_base=dataset.index_base,
         label_kind=dataset.label_kind,
         scaling=dataset.read_scaling(),
-        class_names=names,
-        multilabel=dataset.multilabel if problem.multilabel else "",
+        class_names=dataset.class_names,
         indices=indices_of(dataset).kept,
         **own,
     )

@@ -214,7 +214,8 @@ class TuneOptions(TrainOptions):
     )
     cv: int = option(
         5,
-        "Folds of the cross-validation, to which rows are assigned by a hash of (seed, source row).",
+        "Folds of the cross-validation, to which rows are assigned by a hash; of a dataset with a column of folds (convert "
+        "--fold) its values are the folds, of which equal ones stay together.",
         flags="-v --cv",
         metavar="K",
     )
@@ -224,12 +225,6 @@ class TuneOptions(TrainOptions):
         "classes; r2, and the mean loss, of numbers to predict.",
         choices=("accuracy", "auc", "log_loss", "r2", "loss"),
         default_is="accuracy; of targets r2, or the mean of a loss that is not squared",
-        section=Section.CHOICE,
-    )
-    fold: str | None = option(
-        None,
-        "Column kept beside the rows whose values name the folds, in place of `cv`.",
-        metavar="COL",
         section=Section.CHOICE,
     )
     start_from: Place = None

@@ -12,7 +12,7 @@ from ..core.errors import UsageError
 from ..core.metadata import Positive
 from ..core.options import Checked, Section, Text, option
 from ..kernels import loss_table
-from ..kernels.loss_table import MARGINS, PARAMETERS, PLANES, LossParameter, form_of, has_targets
+from ..kernels.loss_table import PARAMETERS, PLANES, LossParameter, form_of, has_targets
 from ..solvers.registry import (
     DEFAULT_LOSS,
     LOSS_ALIASES,
@@ -410,8 +410,6 @@ class ProblemOptions(_LossParameters, Checked):
 
         check_labels(self.loss, dataset)
         code = None if self.code is None else np.array(self.code, dtype=np.int8)
-        if dataset.multilabel:
-            code = self._label_code(dataset, memory)
         weights = self.class_weight
         return make_problem(
             loss=self.loss,
@@ -422,7 +420,6 @@ class ProblemOptions(_LossParameters, Checked):
             bias=self._bias_feature(dataset),
             class_weight=weights_by_number(weights, dataset) if isinstance(weights, tuple) else weights,
             code=code,
-            multilabel=bool(dataset.multilabel),
             n_folds=self.folds,
             free_bias=self.unpenalized_bias,
             l1=self.strengths[0],
@@ -432,30 +429,6 @@ class ProblemOptions(_LossParameters, Checked):
             parameter=self.parameter,
             memory=memory,
         )
-
-    def _label_code(self, dataset: Dataset, memory: int | None) -> Any:
-        """Return the sign of every set of labels for each label, (sets, labels); refused if they do not fit in memory."""
-        import numpy as np
-
-        from ..core.memory_budget import require
-
-        if form_of(self.loss) != MARGINS or self.code is not None:
-            asked = "a code matrix" if self.code is not None else f"the loss {self.loss}"
-            losses = " or ".join(
-                name for name in LOSSES if form_of(name) == MARGINS and not has_targets(name)
-            )
-            raise UsageError(
-                f"{dataset.path}: {asked} tells classes apart, found rows with any number of labels; "
-                f"expected --loss {losses}"
-            )
-        n_labels, n_sets = len(dataset.label_names), len(dataset.class_names or ())
-        if not n_labels:
-            raise UsageError(f"{dataset.path}: expected labels, found none in any row; nothing to train")
-        if memory is not None:
-            require(
-                memory, {f"signs of {n_labels:,} labels in {n_sets:,} sets of them": 25 * n_labels * n_sets}
-            )
-        return np.where(dataset.has_labels(dataset.label_names)[0], np.int8(1), np.int8(-1))
 
     def _bias_feature(self, dataset: Dataset) -> float:
         """Return the value of the constant feature, NO_BIAS for none.

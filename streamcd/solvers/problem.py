@@ -73,7 +73,6 @@ class Problem:
         "hinge"  # loss of the rows that a twin plane keeps at a distance, a key of `loss_table.SLACKS`
     )
     parameter: float = 0.0  # of the loss, if it has one
-    multilabel: bool = False  # classes are sets of labels, vectors are labels
 
     @property
     def n_lanes(self) -> int:
@@ -147,10 +146,10 @@ class Problem:
 
     @property
     def criterion(self) -> str:
-        """Criterion of a search: accuracy; of sets of labels micro F1; of targets R² where it ranks as the loss, else the
+        """Criterion of a search: accuracy; of targets R² where it ranks as the loss, else the
         mean loss."""
         if not self.has_targets:
-            return "f1_micro" if self.multilabel else "accuracy"
+            return "accuracy"
         return "r2" if self.row_loss.kind == SQUARED_ERROR else "loss"
 
     @property
@@ -184,21 +183,9 @@ class Problem:
         """Check if the penalty is ``½‖w‖²``."""
         return self.l2 == 1.0 and not self.l1.any()
 
-    @property
-    def model_code(self) -> np.ndarray:
-        """Code of the model of lanes of one C: of labels, where classes are sets of them, each has a vector."""
-        n_labels = self.code.shape[1]
-        return diagonal_view(n_labels, n_labels, 1, -1, np.int8) if self.multilabel else self.code
-
     def class_factors(self, lanes: Sequence[int]) -> np.ndarray:
-        """Return the factor on C of each class, in lanes of one C; 0 if none of them includes the class.
-
-        Of each label, in place of sets of them: of the rows that have it.
-        """
+        """Return the factor on C of each class, in lanes of one C; 0 if none of them includes the class."""
         chosen = np.asarray(lanes, dtype=np.int64)
-        if self.multilabel:
-            costs = np.where(self.sign[:, chosen] > 0, self.cost[:, chosen], 0.0).max(axis=0)
-            return np.asarray(costs / self.lanes[lanes[0]].C)
         cost, sign = _take_lanes(self.cost, chosen), _take_lanes(self.sign, chosen)
         if self.form == PLANES:  # C applies to the rows kept at a distance
             pairs = zip(cost, sign, strict=True)
@@ -261,22 +248,6 @@ def class_costs(
     return factors
 
 
-def label_costs(
-    code: np.ndarray, counts: np.ndarray, class_weight: Mapping[float, float] | str | None
-) -> np.ndarray:
-    """Compute the factor of C for each set of labels in the lane of each label, shape of `code`.
-
-    A label's factor is that of the rows that have it; "balanced" weighs both sides, rows / (2 · rows of the side).
-    """
-    has, n_rows = code > 0, counts.sum()
-    n_positive = counts @ has
-    if isinstance(class_weight, str):
-        _check_balanced(class_weight)
-        sides = [n_rows / (2 * np.maximum(n, 1)) for n in (n_positive, n_rows - n_positive)]
-        return np.where(has, *sides)
-    return np.where(has, class_costs(np.arange(code.shape[1]), n_positive, class_weight), 1.0)
-
-
 def _check_balanced(class_weight: str) -> None:
     if class_weight != "balanced":
         raise UsageError(f"expected class weights as 'balanced' or LABEL=WEIGHT,…, found {class_weight!r}")
@@ -292,7 +263,6 @@ def make_problem(
     bias: float = -1.0,
     class_weight: Mapping[float, float] | str | None = None,
     code: np.ndarray | None = None,
-    multilabel: bool = False,
     n_folds: int = 0,
     free_bias: bool = False,
     l1: Sequence[float] = (0.0,),
@@ -304,8 +274,7 @@ def make_problem(
 ) -> Problem:
     """Make the problem: for every C, every λ, and every fold left out (or none), a lane per column of the code matrix.
 
-    With `multilabel`, classes are sets of labels, and `code` has a column for each label, 1 for the sets that have it, else
-    -1. For a loss of targets there are no classes, and one column. `parameter` is that of a loss that has one, or its
+    For a loss of targets there are no classes, and one column. `parameter` is that of a loss that has one, or its
     default.
 
     A negative `bias` means none, as in LIBLINEAR; the code matrix is one-vs-rest by default. With `n_folds` every lane is
@@ -318,13 +287,12 @@ def make_problem(
         raise UsageError(f"an unpenalised bias needs a bias > 0, found {bias:g}; give --bias 1 with it")
     if not (np.isfinite(ridge) and ridge > 0):
         raise UsageError(f"ridge: expected a number > 0, found {ridge}")
-    if code is not None and not multilabel:
+    if code is not None:
         _check_code(code, loss, classes)
     factors = np.ones(1)
     if not has_targets(loss):
         assert class_counts is not None
-        given = (classes,) if not multilabel or code is None else (code,)
-        factors = (label_costs if multilabel else class_costs)(*given, class_counts, class_weight)
+        factors = class_costs(classes, class_counts, class_weight)
     elif class_weight is not None:
         raise UsageError(f"class weights are for classes, not for the targets of {loss}; give rows weights")
     others = np.outer(C, factors)
@@ -335,8 +303,6 @@ def make_problem(
         signs = default_code(form, classes.size) if code is None else code
     positives = [np.flatnonzero(column > 0) for column in signs[: classes.size].T]
     labels = [float(classes[found[0]]) if found.size == 1 else None for found in positives]
-    if multilabel:
-        labels = [float(number) for number in range(signs.shape[1])]
     lanes = [
         Lane(label, float(c), fold, float(strength))
         for c in C
@@ -364,7 +330,6 @@ def make_problem(
         ridge=float(ridge),
         slack=slack,
         parameter=row_loss(loss, slack, parameter).parameter,
-        multilabel=multilabel,
     )
 
 

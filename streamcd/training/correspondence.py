@@ -16,9 +16,9 @@ def combination(old: Problem, new: Problem, *, dual: bool = True, grown: bool = 
     """Return the matrix of the linear combinations, shape (old vectors, new vectors); without `dual`, for w alone.
 
     Raises `UsageError` if the problems differ in more than C and folds. Where rows have `grown`, weights of classes may
-    differ too; but for planes and several labels a row, where they change some lanes alone.
+    differ too; but for planes, where they change some lanes alone.
     """
-    scales = grown and old.form != PLANES and not old.multilabel
+    scales = grown and old.form != PLANES
     _check(old, new, same_weights=not dual or scales or class_ratios(old, new) is None, dual=dual)
     if new.n_folds:
         raise UsageError(

@@ -23,7 +23,6 @@ from tools.faults.mutants import Mutants
 from tools.faults.power import Power
 from tools.faults.swaps import Swaps
 from tools.faults.tables import Tables
-from tools.faults.text import Text
 from tools.faults.trainings import Trainings
 from tools.faults.trials import COLUMNS, Attack, run_attack, table
 
@@ -34,7 +33,6 @@ KINDS: dict[str, type[Attack]] = {
     "damage": Damage,
     "swaps": Swaps,
     "metadata": Metadata,
-    "text": Text,
     "tables": Tables,
     "certificates": Certificates,
     "budgets": Budgets,

@@ -33,7 +33,6 @@ CONVERT, TRAIN, PREDICT = "convert data.txt out", "train out run --max-passes 2"
 TABLE, PREDICT_TABLE = "convert data.csv out --label label", "predict data.csv run -o p.csv"
 SETS = "train out sets --max-passes 2 --method working-set --penalty elasticnet --l1 0.1"
 APPEND = "convert data.csv out --append"
-TEXT = f"{TABLE} --text note --ngrams 1-2"
 
 SHAPES = (
     Shape("wide", 2000, 5_000_000, 2, 330, (f"{CONVERT} --scale standard", TRAIN)),
@@ -75,11 +74,8 @@ SHAPES = (
     Shape("three classes", 20_000, 300, 3, 245, (CONVERT, f"{TRAIN} --loss crammer_singer")),
     Shape("two workers", 50_000, 1000, 2, 690, (f"{CONVERT} --workers 2", TRAIN, f"{PREDICT} --workers 2")),
     Shape("table", 150_000, 20_000, 2, 310, (TABLE, TRAIN, PREDICT_TABLE)),
-    Shape("text", 20_000, 100_000, 2, 400, (TEXT, TRAIN, PREDICT_TABLE, APPEND)),
     Shape("hashed table", 150_000, 150_000, 3, 310, (f"{TABLE} --hash 16", TRAIN, PREDICT_TABLE)),
 )
-WORDS = 50
-"""Words of a note."""
 
 TOO_LITTLE = 211
 """MB too few for any command: the refusal names the least."""
@@ -141,20 +137,13 @@ def make_data(path: Path, shape: Shape, rng: random.Random) -> None:
 
 
 def make_table(path: Path, shape: Shape, rng: random.Random) -> None:
-    """Write four numbers and two categories a row, and a note if it is to be cut into words.
-
-    Categories and words are drawn from as many values as the shape has features.
-    """
-    has_notes = "--text" in shape.commands[0]
+    """Write four numbers and two categories a row, these drawn from as many values as the shape has features."""
     with open(path, "w", encoding="ascii") as file:
-        file.write(f"label,a,b,c,d,town,street{',note' * has_notes}\n")
+        file.write("label,a,b,c,d,town,street\n")
         for row in range(shape.n_rows):
             numbers = ",".join(f"{rng.random():.4f}" for _ in range(4))
             town, street = rng.randrange(shape.n_features), rng.randrange(shape.n_features)
             file.write(f"class {row % shape.n_classes},{numbers},town number {town},street number {street}")
-            if has_notes:
-                words = (f"w{rng.randrange(shape.n_features)}" for _ in range(WORDS))
-                file.write(f",{' '.join(words)}")
             file.write("\n")
 
 

@@ -42,14 +42,10 @@ USES = (
     Use("a.numbers", (), "train a.numbers out --loss quantile --max-passes 3 --tol 1e-12", "out"),
     Use("a.table", (), "train a.table out --method dual --max-passes 3 --tol 1e-12", "out"),
     Use("a.grown", (), "train a.grown out --method dual --max-passes 3 --tol 1e-12", "out"),
-    Use("a.labels", (), "train a.labels out --method dual --max-passes 3 --tol 1e-12", "out"),
-    Use("a.labels.done/model", ("a.labels",), "predict a.labels a.labels.done -o out.csv", "out.csv"),
-    Use("a.texts", (), "train a.texts out --method dual --max-passes 3 --tol 1e-12", "out"),
-    Use("a.texts.done/model", ("a.texts.csv",), "predict a.texts.csv a.texts.done -o out.csv", "out.csv"),
     Use("a.grown", ("a.before",), "resume a.before --dataset a.grown --max-passes 6", "a.before"),
 )
 
-DATASETS = ("a", "a.numbers", "a.table", "a.grown", "a.labels", "a.texts")
+DATASETS = ("a", "a.numbers", "a.table", "a.grown")
 
 
 class Damage:

@@ -13,7 +13,7 @@ from streamcd.conversion.staging import unlisted
 from .commands import Ended, contents, files_of, run_command
 from .injection import HOWS, FaultyFiles
 from .trials import Finding
-from .workspace import TEXT, Workspace, make_workspace
+from .workspace import Workspace, make_workspace
 
 TRAIN = "train a out --tol 1e-12 --checkpoint-every 0.000001s"
 _CONVERT = "convert a.txt out --chunk-size 400B --shard-size 2kB"
@@ -95,28 +95,6 @@ SCENARIOS = (
     appending(
         "append to a table", "b.csv a.table", "convert b.csv a.table --append", output="a.table"
     ),
-    scenario_of(
-        "convert sets of labels", "a.labels.txt",
-        "convert a.labels.txt out --multilabel , --chunk-size 400B --shard-size 1kB",
-    ),
-    training("train on sets of labels", "--method dual --max-passes 2", "a.labels"),
-    scenario_of(
-        "predict sets of labels", "a.labels a.labels.done", "predict a.labels a.labels.done -o out.parquet",
-        output="out.parquet",
-    ),
-    appending(
-        "append sets of labels", "b.labels.txt a.labels", "convert b.labels.txt a.labels --append",
-        output="a.labels",
-    ),
-    scenario_of("convert text", "a.texts.csv", f"convert a.texts.csv out --label kind {TEXT} --chunk-size 400B"),
-    scenario_of(
-        "convert text, two workers", "a.texts.csv",
-        f"convert a.texts.csv out --label kind {TEXT} --chunk-size 400B --workers 2",
-    ),
-    scenario_of(
-        "predict text", "a.texts.csv a.texts.done", "predict a.texts.csv a.texts.done -o out.csv", output="out.csv"
-    ),
-    appending("append text", "b.texts.csv a.texts", "convert b.texts.csv a.texts --append", output="a.texts"),
 )  # fmt: skip
 
 

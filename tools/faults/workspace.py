@@ -10,17 +10,13 @@ from pathlib import Path
 
 from .commands import run_command
 
-TEXT = "--text body --ngrams 1-2 --tf-idf"
-"""Options of a conversion of ``a.texts.csv``."""
-
 
 @dataclass(frozen=True)
 class Workspace:
     """A directory with data of two seeds: ``a.txt``, datasets ``a`` and ``b`` with columns, ``bare`` without, and runs, some
     with L1, all classes at once and numbers among them; ``a.numbers``, whose labels are numbers to predict; ``a.csv``, its
     dataset ``a.table``, and a run of it; ``a.grown``, to which rows were appended, and a run on those before,
-    ``a.before``; ``a.labels.txt`` with several labels a row, its dataset ``a.labels`` and a run; ``a.texts.csv``, its
-    dataset ``a.texts`` and a run."""
+    ``a.before``."""
 
     path: Path
 
@@ -52,28 +48,6 @@ def make_table(path: Path, seed: int, n_rows: int = 40) -> None:
             file.write(f"{price:.4g},{town},{rng.choice(('', rng.randint(1, 9)))},{kind}\n")
 
 
-def make_label_sets(path: Path, seed: int, n_rows: int = 60) -> None:
-    """Write rows with any number of three labels as libsvm text."""
-    rng = random.Random(seed)
-    with open(path, "w", encoding="ascii") as file:
-        for _ in range(n_rows):
-            values = [(k, rng.gauss(0, 1)) for k in range(1, 6)]
-            labels = [str(k) for k in (1, 2, 3) if values[k][1] + rng.gauss(0, 0.5) > 0.3]
-            file.write(f"{','.join(labels)} " + " ".join(f"{k}:{value:.4g}" for k, value in values) + "\n")
-
-
-def make_texts(path: Path, seed: int, n_rows: int = 60) -> None:
-    """Write rows of two noisy classes as CSV: text of some words, and numbers."""
-    rng = random.Random(seed)
-    words = ["sun", "rain", "wind", "snow", f"fog{seed}", "été", "İstanbul"]
-    with open(path, "w", encoding="utf-8") as file:
-        file.write("body,size,kind\n")
-        for _ in range(n_rows):
-            drawn = [rng.choice(words) for _ in range(rng.randint(0, 6))]
-            kind = "bad" if drawn.count("rain") + rng.gauss(0, 0.5) > 0.5 else "good"
-            file.write(f"{' '.join(drawn)},{rng.randint(1, 9)},{kind}\n")
-
-
 def make_workspace(parent: Path) -> Workspace:
     """Make everything in ``parent / "made"``, with kernels compiled and loaded by this process for all that it forks."""
     load_kernels()
@@ -82,8 +56,6 @@ def make_workspace(parent: Path) -> Workspace:
     for seed, name in enumerate("ab"):
         make_text(place / f"{name}.txt", seed)
         make_table(place / f"{name}.csv", seed)
-        make_label_sets(place / f"{name}.labels.txt", seed)
-        make_texts(place / f"{name}.texts.csv", seed)
         for command in (
             f"convert {name}.txt {name} --chunk-size 400B --shard-size 2kB",
             f"columns {name}",
@@ -101,10 +73,6 @@ def make_workspace(parent: Path) -> Workspace:
             f"convert {name}.txt {name}.grown --chunk-size 400B --shard-size 2kB",
             f"train {name}.grown {name}.before --method dual --max-passes 3 --tol 1e-12",
             f"convert {name}.txt {name}.grown --append",
-            f"convert {name}.labels.txt {name}.labels --multilabel , --chunk-size 400B --shard-size 2kB",
-            f"train {name}.labels {name}.labels.done --method dual --tol 1e-3",
-            f"convert {name}.texts.csv {name}.texts --label kind {TEXT} --chunk-size 400B",
-            f"train {name}.texts {name}.texts.done --method dual --tol 1e-3",
         ):
             must_run(place, command)
     must_run(place, "convert a.txt bare --chunk-size 400B --shard-size 2kB")
