@@ -189,7 +189,7 @@ def _make_plan(dataset: Dataset, budget: int, chunk_bytes: int, workers: int) ->
     if workers == 1:
         left = require(budget, needs, "give a larger --memory") + _LEAST_BYTES
     else:
-        own = {name: needs[name] for name in ("chunk tables", "the client of URLs")}
+        own = {"chunk tables": needs["chunk tables"]}
         left = memory_per_worker(budget, workers, needs, own) + _LEAST_BYTES
     # a bucket is sorted while a part of it is being read
     return Plan(gather_bytes=max(left // 4, 2 * largest * _record_bytes(dataset)), sort_bytes=left // 2)

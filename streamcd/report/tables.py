@@ -473,9 +473,6 @@ def class_weights_tables(name: str, found: Facts) -> list[Table]:
 _MOST_CLASSES_SHOWN, _MOST_CLASSES_CROSSED = 30, 10
 
 _QUALITY = {
-    "f1_micro": "micro F1",
-    "f1_macro": "macro F1",
-    "hamming_loss": "Hamming loss",
     "mae": "mean absolute error",
     "mse": "mean squared error",
     "r2": "R²",
@@ -488,7 +485,7 @@ _QUALITY = {
 
 _FORMS = {
     **dict.fromkeys(("mae", "mse"), ".6g"),
-    **dict.fromkeys(("loss", "log_loss", "hamming_loss"), ".4g"),
+    **dict.fromkeys(("loss", "log_loss"), ".4g"),
     "primal_objective": ".10g",
 }
 """Formats of figures that are no shares, of which four decimals stand; ``--json`` has all digits."""
