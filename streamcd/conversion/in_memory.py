@@ -103,12 +103,13 @@ def _batches(data: Any) -> Iterator[Any]:
         return iter(_of_stream(data))
     if callable(data):
         data = data()
-    arrays = hasattr(data, "__array__") or hasattr(data, "tocsr")
-    if arrays or not isinstance(data, Iterable) or isinstance(data, str | bytes | Mapping):
-        advice = "collect() it" if hasattr(data, "collect") else "give arrays together with their labels"
-        advice = "make a frame of it" if isinstance(data, Mapping) else advice
+    if hasattr(data, "__array__") or hasattr(data, "tocsr"):
+        return iter([(data, None, None)])
+    if not isinstance(data, Iterable) or isinstance(data, str | bytes | Mapping):
+        advice = "; collect() it" if hasattr(data, "collect") else ""
+        advice = "; make a frame of it" if isinstance(data, Mapping) else advice
         raise UsageError(
-            f"expected files, (X, y), a frame, or an iterable of such batches, found {type(data).__name__}; {advice}"
+            f"expected files, (X, y), a frame, or an iterable of such batches, found {type(data).__name__}{advice}"
         )
     return chain.from_iterable(_batches(batch) for batch in data)
 

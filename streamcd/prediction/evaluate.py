@@ -12,7 +12,6 @@ from ..core.classes import class_indices
 from ..core.memory_budget import parse_size
 from ..core.options import takes
 from ..core.progress import Listener, ends_progress
-from ..dataset.dataset import Dataset
 from ..kernels.loss_table import LOSSES, PLANES, form_of
 from ..models.model import Model
 from ..models.stored import load_model
@@ -166,14 +165,12 @@ def _listed_label(model: Model, label: float) -> int | float | str:
 
 @ends_progress
 @takes(EvaluateOptions)
-def evaluate(
-    data: Dataset | str | os.PathLike[str], model: Model | str | os.PathLike[str], asked: EvaluateOptions
-) -> dict[str, Any]:
+def evaluate(data: Any, model: Model | str | os.PathLike[str], asked: EvaluateOptions) -> dict[str, Any]:
     """Compare a model's predictions with the labels of the data.
 
     Parameters
     ----------
-    data : Dataset or path
+    data : Dataset, path, or blocks
         As for `predict`. Rows with a label that the model does not know count as errors. Rows have the weights of a dataset,
         or of a table's column, if it is there.
     model : Model or path

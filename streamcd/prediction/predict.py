@@ -28,7 +28,7 @@ from ..models.stored import load_model
 from ..models.unknown_values import count_unknown
 from .options import PredictOptions
 from .outputs import KINDS, LinesOfPredictions, Output, PredictionColumns, is_output, output_format
-from .reading_plan import FOOTER_BYTES, Means, cached, is_dataset
+from .reading_plan import FOOTER_BYTES, Means, cached, is_dataset, is_in_memory
 from .scored_rows import Scoring
 from .source_order import SourceOrder
 
@@ -36,7 +36,7 @@ from .source_order import SourceOrder
 @ends_progress
 @takes(PredictOptions)
 def predict(
-    data: Dataset | str | os.PathLike[str],
+    data: Any,
     model: Model | str | os.PathLike[str],
     out: Output,
     asked: PredictOptions,
@@ -45,9 +45,10 @@ def predict(
 
     Parameters
     ----------
-    data : Dataset or path
-        A dataset, or whatever `convert` reads (files, directories, globs). Files and unscaled datasets are scaled as the
-        model's training data was; a table needs the training table's columns. Rows need no label.
+    data : Dataset, path, or blocks
+        A dataset, or whatever `convert` reads: files, directories, globs, a frame, ``(X, y)``, an iterable of such blocks,
+        of which one is in memory at a time; arrays may lack `y`. All but scaled datasets are scaled as the model's training
+        data was; a table needs the training table's columns. Rows need no label.
     model : Model or path
         A path names a model or a run.
     out : path or text file
@@ -74,8 +75,8 @@ def predict(
     """
     form, data = output_format(out), cached(data, asked)
     if isinstance(out, str | os.PathLike):
-        is_text = not isinstance(data, Dataset) and not is_dataset(data)
-        inputs = expand(os.fspath(data))[0] if is_text else ()  # type: ignore[arg-type]
+        of_files = not (isinstance(data, Dataset) or is_dataset(data) or is_in_memory(data))
+        inputs = expand(os.fspath(data))[0] if of_files else ()
         place = local_path(out, "predictions")
         check_output(place, KINDS[form], lambda path: is_output(path, form), force=asked.force, inputs=inputs)
     budget = parse_size(asked.memory)

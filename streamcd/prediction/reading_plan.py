@@ -6,14 +6,16 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from ..conversion.byte_sources import expand_sources, is_compressed, total_bytes
 from ..conversion.formats import expand, open_source
+from ..conversion.in_memory import is_files, open_data
 from ..conversion.options import TableOptions
 from ..conversion.sources import Reading, Source
-from ..core.errors import ModelError, UsageError
+from ..core.errors import ModelError
 from ..core.memory_budget import RESERVED_BYTES, parse_size, require
 from ..core.process_pool import checked_workers, memory_per_worker
 from ..core.progress import Listener
@@ -36,7 +38,8 @@ _LEAST_DECODER_BYTES = 10 << 20  # memory of xz -6
 _TEXT_BLOCK = 4 << 20
 _TEXT_BLOCKS_HELD = 14  # the parser's own figure, a copy of the indices, and scaled values
 
-Data = Dataset | str | os.PathLike[str]
+Data = Any
+"""A dataset, a path of one or of files, or blocks in memory, as `convert` takes them."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class Means:
 
 
 class RowsToScore:
-    """Rows of a dataset, or of files, as a model sees them; `scaling` is what their values still need, if anything.
+    """Rows of a dataset, of files or in memory, as a model sees them; `scaling` is what their values still need, if any.
 
     Rows that are `compared` with their labels need one, and have the weights of the table's column, where it is there;
     others need none, and weigh 1.
@@ -66,7 +69,11 @@ class RowsToScore:
 
     def __init__(self, data: Data, model: Model, *, compared: bool = False) -> None:
         self.data, self.model, self.compared = data, model, compared
-        self.path = str(data.path if isinstance(data, Dataset) else data)
+        self.in_memory = is_in_memory(data)
+        self.path = (
+            "data in memory" if self.in_memory else str(data.path if isinstance(data, Dataset) else data)
+        )
+        self._opened: Source | None = None
         self.dataset: Dataset | None = None
         self.paths: list[str] = []
         if isinstance(data, Dataset) or is_dataset(data):
@@ -77,7 +84,7 @@ class RowsToScore:
             self._numbered_alike = self._indices.equal(model.source_indices)
             _check_base(self.dataset, model)
         else:
-            self.paths, self._roots = expand(self.path)
+            self.paths, self._roots = ([], {}) if self.in_memory else expand(self.path)
             self.scaling = model.scaling if model.scaling.changes_values else None
 
     def features(self, feature: np.ndarray) -> np.ndarray:
@@ -94,6 +101,8 @@ class RowsToScore:
                 "one chunk": chunk_bytes(self.dataset, scales=self.scaling is not None),
                 "indices of features": self._indices.nbytes,
             }
+        if self.in_memory:
+            return {"blocks of rows": _TEXT_BLOCKS_HELD << 16}
         is_plain = total_bytes(self.paths) is not None and not any(map(is_compressed, self.paths))
         return {
             "the client of the URL": REMOTE_BYTES if any(map(is_url, self.paths)) else 0,
@@ -110,7 +119,7 @@ class RowsToScore:
         return replace(encoding, id="" if self.compared else encoding.id, fold="")
 
     def source(self, block_bytes: int, decoder_bytes: int, batch_bytes: int = 0) -> Source:
-        """Open the files as a source of rows with the model's features."""
+        """Open the files, or the blocks, which can be read but once, as a source of rows with the model's features."""
         model = self.model
         ends = model.indices is None
         reading = Reading(
@@ -127,7 +136,11 @@ class RowsToScore:
             class_names=tuple(model.class_names or ()),
             of_numbers=model.class_names is None,
         )
-        return open_source(self.paths, self._roots, "auto", reading, TableOptions())
+        if not self.in_memory:
+            return open_source(self.paths, self._roots, "auto", reading, TableOptions())
+        if self._opened is None:
+            self._opened = open_data(self.data, reading, TableOptions())
+        return self._opened
 
 
 class ReadingPlan:
@@ -197,7 +210,7 @@ class ReadingPlan:
             return _LEAST_ROWS
         if self._rows.dataset is not None:
             n_rows = self._rows.dataset.n_rows
-        elif (n_bytes := total_bytes(self._rows.paths)) is None:
+        elif self._rows.in_memory or (n_bytes := total_bytes(self._rows.paths)) is None:
             return _LEAST_ROWS + min(_MAX_ROWS - _LEAST_ROWS, self.left // 4 // row_bytes)
         else:
             n_rows = n_bytes // _LEAST_LINE_BYTES
@@ -216,21 +229,21 @@ def cached(data: Data, asked: ScoringOptions) -> Data:
     return data if asked.cache is None else open_cached(data, asked.cache)
 
 
-def is_dataset(data: str | os.PathLike[str]) -> bool:
+def is_in_memory(data: Data) -> bool:
+    """Tell blocks of rows from a dataset and from paths."""
+    return not isinstance(data, Dataset) and not is_files(data)
+
+
+def is_dataset(data: Data) -> bool:
     """Return whether a path is a dataset; files in other directories are read like a glob."""
-    if not isinstance(data, str | os.PathLike):
-        raise UsageError(
-            f"expected a dataset or the path of one, or of files, found {type(data).__name__}; Model.predict and "
-            "Model.decision_function take frames and matrices, and convert makes datasets of them"
-        )
-    return (location(data) / "manifest.json").exists()
+    return not is_in_memory(data) and (location(data) / "manifest.json").exists()
 
 
 def reads_once(data: Data) -> bool:
-    """Tell standard input and pipes, which cannot be read again."""
+    """Tell blocks, standard input and pipes, which cannot be read again."""
     if isinstance(data, Dataset) or is_dataset(data):
         return False
-    return total_bytes(expand_sources(os.fspath(data))) is None
+    return is_in_memory(data) or total_bytes(expand_sources(os.fspath(data))) is None
 
 
 def scoring_needs(model: Model, reading: Mapping[str, int]) -> dict[str, int]:
@@ -289,6 +302,6 @@ def _usable_workers(data: Data, means: Means) -> int:
     if checked_workers(means.workers) == 1 or not reads_once(data):
         return means.workers
     means.listener.warning(
-        "standard input, pipes and servers without ranges are read by one process: continuing with --workers 1"
+        "blocks, standard input, pipes and servers without ranges are read by one process: continuing with --workers 1"
     )
     return 1

@@ -1,0 +1,92 @@
+"""Blocks of rows from memory: sources of any length for conversion, prediction and evaluation."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import scipy.sparse as sp
+
+import streamcd
+
+N_ROWS = 300
+
+
+@pytest.fixture(scope="module")
+def rows() -> tuple[sp.csr_array, np.ndarray]:
+    rng = np.random.default_rng(0)
+    x = sp.random(N_ROWS, 20, density=0.3, format="csr", random_state=1, dtype=np.float64)
+    return sp.csr_array(x), np.where(x @ rng.standard_normal(20) > 0, "yes", "no")
+
+
+def blocks(x: Any, *columns: np.ndarray) -> Iterator[Any]:
+    for start in range(0, N_ROWS, 70):
+        yield (x[start : start + 70], *(column[start : start + 70] for column in columns))
+
+
+def test_blocks_are_the_dataset_of_all_rows_with_and_without_weights(tmp_path: Path, rows: Any) -> None:
+    x, y = rows
+    weight = np.linspace(0.5, 2.0, N_ROWS)
+    for columns in ((y,), (y, weight)):
+        whole = streamcd.convert((x, *columns), tmp_path / "whole", force=True)
+        parts = streamcd.convert(blocks(x, *columns), tmp_path / "parts", force=True)
+        dense = streamcd.convert(blocks(x.toarray(), *columns), tmp_path / "dense", force=True)
+        assert whole.fingerprint == parts.fingerprint == dense.fingerprint
+
+
+@pytest.mark.parametrize("options", [{}, {"scale": "maxabs"}], ids=str)
+def test_blocks_are_predicted_and_evaluated_as_the_dataset(
+    tmp_path: Path, rows: Any, options: dict[str, Any]
+) -> None:
+    x, y = rows
+    data = streamcd.convert((x, y), tmp_path / "data", dtype="float64", **options)
+    streamcd.train(data, tmp_path / "run", loss="log_loss")
+    streamcd.predict(data, tmp_path / "run", tmp_path / "data.csv", decision=True)
+    expected = (tmp_path / "data.csv").read_text()
+    for number, source in enumerate([blocks(x, y), (part for part, _ in blocks(x, y)), (x, y), x, x.toarray()]):
+        done = streamcd.predict(source, tmp_path / "run", tmp_path / f"{number}.csv", decision=True)
+        assert done["n_rows"] == N_ROWS
+        assert (tmp_path / f"{number}.csv").read_text() == expected
+    assert streamcd.evaluate(blocks(x, y), tmp_path / "run") == streamcd.evaluate(data, tmp_path / "run")
+    with pytest.raises(ValueError, match="expected a label"):
+        streamcd.evaluate(x, tmp_path / "run")
+
+
+def test_record_batches_are_a_table(tmp_path: Path) -> None:
+    table = pa.table({"a": np.arange(90.0), "c": ["u", "v", "w"] * 30, "y": np.arange(90) % 2})
+    data = streamcd.convert(table, tmp_path / "data", label="y")
+    parts = streamcd.convert(iter(table.to_batches(max_chunksize=7)), tmp_path / "parts", label="y")
+    assert parts.fingerprint == data.fingerprint
+    streamcd.train(data, tmp_path / "run")
+    streamcd.predict(iter(table.to_batches(max_chunksize=7)), tmp_path / "run", tmp_path / "p.txt")
+    streamcd.predict(data, tmp_path / "run", tmp_path / "q.txt")
+    assert (tmp_path / "p.txt").read_text() == (tmp_path / "q.txt").read_text()
+
+
+def test_a_million_rows_of_blocks_are_converted_within_the_memory(tmp_path: Path) -> None:
+    code = """
+import sys
+import numpy as np, scipy.sparse as sp, streamcd
+def blocks():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        indices = np.sort(rng.integers(0, 1000, (5000, 10)), axis=1)
+        indices[:, 1:] += np.arange(1, 10)
+        starts = np.arange(0, 50001, 10)
+        yield sp.csr_array((np.ones(50000), indices.ravel(), starts), shape=(5000, 1010)), rng.integers(0, 2, 5000)
+data = streamcd.convert(blocks(), sys.argv[1], memory="300MB")
+peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(data.n_rows, int(peak.split()[1]) * 1024)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "data")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    n_rows, peak = map(int, done.stdout.split())
+    assert (n_rows, peak <= 300e6) == (1_000_000, True)
