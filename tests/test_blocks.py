@@ -49,7 +49,9 @@ def test_blocks_are_predicted_and_evaluated_as_the_dataset(
     streamcd.train(data, tmp_path / "run", loss="log_loss")
     streamcd.predict(data, tmp_path / "run", tmp_path / "data.csv", decision=True)
     expected = (tmp_path / "data.csv").read_text()
-    for number, source in enumerate([blocks(x, y), (part for part, _ in blocks(x, y)), (x, y), x, x.toarray()]):
+    for number, source in enumerate(
+        [blocks(x, y), (part for part, _ in blocks(x, y)), (x, y), x, x.toarray()]
+    ):
         done = streamcd.predict(source, tmp_path / "run", tmp_path / f"{number}.csv", decision=True)
         assert done["n_rows"] == N_ROWS
         assert (tmp_path / f"{number}.csv").read_text() == expected
