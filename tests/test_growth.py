@@ -116,19 +116,6 @@ def test_nothing_appended_leaves_the_dataset_as_it_is(tmp_path: Path, base: Data
     assert streamcd.convert(iter([]), base.path, append=True).fingerprint == base.fingerprint
 
 
-def test_the_compression_told_is_that_of_all_batches(tmp_path: Path) -> None:
-    rng = np.random.default_rng(3)
-    more = rng.random((300, 4)), rng.integers(0, 2, 300)
-    data = streamcd.convert(more, tmp_path / "data", compression="none")
-    before = data.info()["compression"]
-    assert before == dict.fromkeys(before, "none")
-    grown = streamcd.convert(more, tmp_path / "data", append=True, compression="lz4")
-    assert grown.info()["compression"] == dict.fromkeys(before, "lz4 or none")
-    again = streamcd.convert(more, tmp_path / "data", append=True, compression="none")
-    assert again.info()["compression"] == dict.fromkeys(before, "lz4 or none")
-    assert again.verify() == []
-
-
 def test_arrays_are_appended_from_python(tmp_path: Path) -> None:
     X, y = np.random.default_rng(0).normal(size=(200, 6)), np.arange(200) % 2
     grown = streamcd.convert((X[:150], y[:150]), tmp_path / "data")

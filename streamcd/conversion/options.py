@@ -137,10 +137,8 @@ class ColumnsOptions(SharedWork):
     )
     compression: str = option(
         "auto",
-        "Compression of the Parquet files. auto: none, or LZ4 for a column that it shrinks by a fifth, by a sample. split: "
-        "LZ4 of the numbers' bytes place by place (BYTE_STREAM_SPLIT), for data that a slow disk or a network bounds; text "
-        "takes a quarter fewer bytes. Spark reads it only with spark.sql.parquet.enableVectorizedReader=false.",
-        choices=("auto", "lz4", "split", "zstd", "none"),
+        "Compression of the Parquet files. auto: none, or LZ4 for a column that it shrinks by a fifth, by a sample.",
+        choices=("auto", "none", "lz4", "zstd"),
         section=Section.DATASET,
     )
     force: bool = replaces("column layout, once the new one is complete")

@@ -9,7 +9,6 @@ from typing import Any
 
 from ..core.metadata import WRITER
 from .manifests import batches_of
-from .table_writer import common_forms
 from .writer import data_digest
 
 FOLDER_OF_BATCH = "added-{:04d}"
@@ -68,8 +67,6 @@ def with_batch(manifest: Manifest, added: Manifest, batch: Batch) -> dict[str, A
     sums = {name: manifest.get(name, 0) + added.get(name, 0) for name in _SUMS}
     changes = {name: added[name] for name in ("class_names", "label_kind") if name in added}
     more: dict[str, Any] = {"weighted": manifest["weighted"] or added["weighted"]}
-    if forms := [one["compression"] for one in (manifest, added) if one.get("compression")]:
-        more["compression"] = common_forms(forms)
     more["source"] = [*manifest.get("source", ()), *added.get("source", ())]
     return {**_joined({**manifest, **more}, [*split(manifest), batch]), **changes, **sums}
 

@@ -170,7 +170,7 @@ class DatasetManifest(Structure):
     kept: FileRecord | None = None
     table: list[SourceColumn] | None = None
     data_digest: str = ""
-    compression: dict[str, str] | None = None  # of each column of entries
+    compression: str = ""  # as asked for
     made_from: Literal["libsvm text", "table", "dense array", "sparse matrix"] | None = None
     first: BatchFigures | None = (
         None  # of the first batch, whose files are listed above, where there are more
@@ -225,7 +225,7 @@ class ColumnsManifest(Structure):
     value_dtype: Value
     parts: list[ColumnPart]
     chunks: FileRecord
-    compression: dict[str, str] | None = None
+    compression: str = ""
 
 
 def manifest_fingerprint(manifest: Mapping[str, Any]) -> str:

@@ -22,12 +22,9 @@ _PAGE_BYTES = 1 << 20
 _BATCH_ROWS = 1 << 16  # encoded at a time: with 2^10, Arrow's default, chunks take a tenth longer
 
 _SAMPLE_ROWS, _FEW_ROWS = 1 << 17, 1 << 15  # of the first row group; of fewer rows nothing is to be gained
-_LEAST_GAIN = {"auto": 0.2, "split": 0.05}
-"""Least share of the bytes of plain numbers for which they are compressed, or split besides: plain pages are decoded in two
-fifths of the time, so bytes have to be worth more than a processor where they were not asked for."""
-
-Forms = dict[str, str]
-"""Compression of columns, by name: ``lz4``, ``zstd``, ``none``, or ``split``, LZ4 of the numbers' bytes place by place."""
+_LEAST_GAIN = 0.2
+"""Least share of the bytes of plain numbers for which "auto" compresses them: plain pages are decoded in two fifths of the
+time, so bytes have to be worth more than a processor where they were not asked for."""
 
 
 class TableWriter:
@@ -35,8 +32,8 @@ class TableWriter:
 
     If `first_column` is given, the CRC-32 of each row group's bytes from that column on is recorded: those are the bytes
     that training reads at once, which can so be verified before they are decoded. Every row group's least and greatest
-    number is recorded of the columns named by `statistics`, by default all. With "auto" or "split" the first row group
-    decides the compression of each column. Integers that ascend, by name, are stored as differences, which take hardly a
+    number is recorded of the columns named by `statistics`, by default all. With "auto" the first row group decides
+    about the compression of each column. Integers that ascend, by name, are stored as differences, which take hardly a
     byte and are decoded three times as fast. Rows are added to `content`, whose digest is recorded then.
     """
 
@@ -53,7 +50,7 @@ class TableWriter:
         self.schema, self._first_column, self._statistics = schema, first_column, statistics
         self._ascending = ascending
         self._content = content
-        self.file, self.forms, self._compression = DirectWriter(path), Forms(), compression
+        self.file, self._compression = DirectWriter(path), compression
         self._opened: pq.ParquetWriter | None = None
 
     def write(self, **columns: Any) -> None:
@@ -65,9 +62,9 @@ class TableWriter:
 
     def _writer(self, first: pa.Table) -> pq.ParquetWriter:
         if self._opened is None:
-            self.forms = choose_forms(first, self._compression)
             file = pa.PythonFile(self.file, mode="w")
-            self._opened = _parquet_writer(file, self.schema, self.forms, self._statistics, self._ascending)
+            codec = choose_codecs(first) if self._compression == "auto" else self._compression
+            self._opened = _parquet_writer(file, self.schema, codec, self._statistics, self._ascending)
         return self._opened
 
     def close(self) -> dict[str, Any]:
@@ -85,17 +82,18 @@ class TableWriter:
 
 
 def _parquet_writer(
-    file: Any, schema: Schema, forms: Forms, statistics: list[str] | bool, ascending: Sequence[str] = ()
+    file: Any,
+    schema: Schema,
+    codec: str | dict[str, str],
+    statistics: list[str] | bool,
+    ascending: Sequence[str] = (),
 ) -> pq.ParquetWriter:
-    codecs = {name: "lz4" if form == "split" else form for name, form in forms.items()}
-    same, plain = len(set(codecs.values())) == 1, not ascending and "split" not in forms.values()
-    encodings = {name: "BYTE_STREAM_SPLIT" if form == "split" else "PLAIN" for name, form in forms.items()}
-    encodings |= dict.fromkeys(ascending, "DELTA_BINARY_PACKED")
+    encodings = dict.fromkeys(schema.names, "PLAIN") | dict.fromkeys(ascending, "DELTA_BINARY_PACKED")
     return pq.ParquetWriter(
         file,
         schema,
-        compression=codecs[schema.names[0]] if same else codecs,  # by name it would miss the items of lists
-        column_encoding=None if plain else encodings,
+        compression=codec,
+        column_encoding=encodings if ascending else None,
         use_dictionary=False,
         write_statistics=statistics,
         write_page_checksum=True,
@@ -105,33 +103,21 @@ def _parquet_writer(
     )
 
 
-def choose_forms(table: pa.Table, compression: str) -> Forms:
-    """Choose the compression of the columns of a table; one asked for is that of all.
-
-    With "auto" and "split" it goes by the bytes that a sample takes, and so is a function of the numbers alone: LZ4 where it
-    gains a fifth, with "split" a twentieth, plain pages where it does not; and with "split" bytes place by place where that
-    gains another.
-    """
-    names = table.schema.names
-    if compression not in ("auto", "split"):
-        return dict.fromkeys(names, compression)
+def choose_codecs(table: pa.Table) -> str | dict[str, str]:
+    """Choose the compression of the columns of a table: LZ4 where a sample of the numbers shrinks by a fifth, else none."""
     if table.num_rows < _FEW_ROWS or not all(map(pa.types.is_primitive, table.schema.types)):
-        return dict.fromkeys(names, "lz4")
-    sample, forms = table.slice(0, _SAMPLE_ROWS), dict.fromkeys(names, "none")
-    least = {name: sample[name].nbytes for name in names}
-    for form in ("lz4", "split") if compression == "split" else ("lz4",):
-        for name, n_bytes in zip(names, _sizes(sample, dict.fromkeys(names, form)), strict=True):
-            if least[name] - n_bytes >= _LEAST_GAIN[compression] * sample[name].nbytes:
-                forms[name], least[name] = form, n_bytes
-    return forms
-
-
-def _sizes(table: pa.Table, forms: Forms) -> list[int]:
-    """Measure the bytes that the columns of a table take."""
-    with _parquet_writer(pa.BufferOutputStream(), table.schema, forms, False) as writer:
-        writer.write_table(table, row_group_size=table.num_rows)
+        return "lz4"  # by name it would miss the items of lists
+    sample = table.slice(0, _SAMPLE_ROWS)
+    with _parquet_writer(pa.BufferOutputStream(), table.schema, "lz4", False) as writer:
+        writer.write_table(sample, row_group_size=sample.num_rows)
     group = writer.writer.metadata.row_group(0)
-    return [group.column(number).total_compressed_size for number in range(group.num_columns)]
+    sizes = {
+        name: group.column(number).total_compressed_size for number, name in enumerate(table.schema.names)
+    }
+    return {
+        name: "lz4" if n_bytes <= (1.0 - _LEAST_GAIN) * sample[name].nbytes else "none"
+        for name, n_bytes in sizes.items()
+    }
 
 
 class PartFiles:
@@ -164,13 +150,9 @@ class PartFiles:
         self._writers[table].write(**columns)
 
     def close(self) -> dict[str, Any]:
-        """Close the files; returns bytes and checksums by the manifest's keys, and what `chunk_records` moves from there.
-
-        These are the CRCs of the chunks as ``…_crcs``, and the compression of entries as ``forms``.
-        """
+        """Close the files; returns bytes and checksums by the manifest's keys, and the CRCs of the chunks as ``…_crcs``."""
         figures = {table: writer.close() for table, writer in self._writers.items()}
-        own = {f"{table}_{key}": value for table, found in figures.items() for key, value in found.items()}
-        return own | {"forms": self._writers["entries"].forms}
+        return {f"{table}_{key}": value for table, found in figures.items() for key, value in found.items()}
 
 
 def chunk_records(
@@ -180,7 +162,6 @@ def chunk_records(
 
     The first columns are those of `table`; the others are the chunks' checksums, which are moved here out of `parts`.
     """
-    forms = [part.pop("forms") for part in parts]
     columns = dict(zip(schema.names, table.T, strict=False))
     for name in schema.names[table.shape[1] :]:
         crcs = [crc for part in parts for crc in part.pop(f"{name}s", [NO_CRC] * part["n_chunks"])]
@@ -188,16 +169,7 @@ def chunk_records(
     content = TableContent(schema.names[: table.shape[1]])
     writer = TableWriter(path / "chunks.parquet", schema, compression, content)
     writer.write(**columns)
-    return {"parts": parts, "chunks": writer.close(), "compression": common_forms(forms)}
-
-
-def common_forms(forms: Sequence[Forms]) -> dict[str, str]:
-    """Describe the compression of the columns of all parts, or batches of them; where they differ each that occurs."""
-    found: dict[str, set[str]] = {}
-    for part in forms:
-        for name, form in part.items():
-            found.setdefault(name, set()).update(form.split(" or "))
-    return {name: " or ".join(sorted(each)) for name, each in found.items()}
+    return {"parts": parts, "chunks": writer.close(), "compression": compression}
 
 
 def write_manifest(

@@ -9,22 +9,18 @@ compiled earlier, in its ``__pycache__`` or under ``NUMBA_CACHE_DIR``.
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import functools
 import hashlib
-import importlib
 import os
 import re
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from llvmlite.binding import add_symbol
 from numba import config, njit
 from numba.core.caching import CompileResultCacheImpl, FunctionCache
-from numba.core.compiler_lock import global_compiler_lock
 from numba.core.runtime._nrt_python import c_helpers
 
 _HAS_KERNELS = re.compile(rb"^from (numba|\.[.\w]*compile) import", re.MULTILINE)
@@ -64,36 +60,34 @@ class _CacheImpl(CompileResultCacheImpl):
     )
 
 
-class _OwnFileCache(FunctionCache):
-    """A cache of numba's that loads compiled kernels without what only a compilation needs."""
+class _Cache(FunctionCache):
+    """A cache of numba's, which has another process compile what it lacks."""
 
-    _impl_class = CompileResultCacheImpl
+    _impl_class = _CacheImpl
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
-        """Look up a compiled kernel; if there is none, numba compiles it next.
+        """Look up a compiled kernel, have it compiled, or return None: numba compiles it next.
 
         numba would first import its versions of Python's and numpy's functions, 0.2 s: a compiled kernel has them in it.
         """
+        global _used
+        _used = True
         _add_symbols()
-        with self._guard_against_spurious_io_errors():
-            found = self._load_overload(signature, target_context)
+        found = self._look_up(signature, target_context)
         if found is None:
             from .compilation import tell_compilation  # most processes compile nothing
             from .compiler_process import compile_elsewhere
 
             tell_compilation()
-
             if compile_elsewhere(self._py_func, signature):
-                with self._guard_against_spurious_io_errors():
-                    found = self._load_overload(signature, target_context)
+                found = self._look_up(signature, target_context)
         if found is None:
-            _load_numba_without_scipy()
             target_context.refresh()
         return found
 
-
-class _Cache(_OwnFileCache):
-    _impl_class = _CacheImpl
+    def _look_up(self, signature: Any, target_context: Any) -> Any:
+        with self._guard_against_spurious_io_errors():
+            return self._load_overload(signature, target_context)
 
 
 @functools.cache
@@ -103,41 +97,7 @@ def _add_symbols() -> None:
         add_symbol(name if name.startswith("_") else f"NRT_{name}", address)
 
 
-@functools.cache
-def _load_numba_without_scipy() -> None:
-    """Import the part of numba that imports scipy.linalg, without it: a quarter of a second and 20 MB.
-
-    Numba only checks that it exists. No kernel here needs it; others that do import it when they are compiled.
-    """
-    with suppress(AttributeError, ImportError):  # another version of numba, which loads it in its own way
-        linalg: Any = importlib.import_module("numba.np.linalg")
-        seen = linalg.ensure_blas
-        linalg.ensure_blas = lambda: None
-        try:
-            importlib.import_module("numba.np.arraymath")
-        finally:
-            linalg.ensure_blas = seen
-
-
-def _compile_alone(compile_kernel: Callable[[Any], Any], cache_file: Any, signature: Any) -> Any:
-    """Look up a kernel in the cache, or compile it, under a lock, so that other processes find it in the cache.
-
-    numba writes index and data files without a lock: two processes that add signatures of one function at the same time may
-    use the same data file for both.
-    """
-    _compiled.add(cache_file)
-    # numba's lock first, in the same order for all threads; callees are locked after callers
-    with global_compiler_lock, ExitStack() as held:
-        with suppress(OSError):  # where there is no writing or no locking, as with numba alone
-            file = held.enter_context(open(cache_file._index_path + ".lock", "w"))
-            fcntl.flock(file, fcntl.LOCK_EX)
-            held.callback(
-                fcntl.flock, file, fcntl.LOCK_UN
-            )  # for a copy of this process too, which has the file open
-        return compile_kernel(signature)
-
-
-_compiled: set[Any] = set()  # cache files of kernels compiled or loaded since memory was last returned
+_used = False  # kernels were compiled or loaded since memory was last returned
 
 
 def return_free_memory() -> None:
@@ -145,9 +105,10 @@ def return_free_memory() -> None:
 
     A second training in a process has use for freed memory: to get it from the system anew takes milliseconds.
     """
-    if not _compiled:
+    global _used
+    if not _used:
         return
-    _compiled.clear()
+    _used = False
     with suppress(AttributeError, OSError):  # not the C library of GNU
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -157,20 +118,18 @@ def kernel(function: Callable[..., Any]) -> Any:
 
     With reference counting, a visit of several lanes took 1.14 times as long (rows of 14 entries, 5 lanes).
     """
-    return _with_cache(njit(nogil=True, _nrt=False)(function), _Cache)
+    return _with_cache(njit(nogil=True, _nrt=False)(function))
 
 
 def cached(function: Callable[..., Any], **options: Any) -> Any:
-    """Compile a function that uses no kernel or constant of another file; it may allocate."""
-    return _with_cache(njit(nogil=True, **options)(function), _OwnFileCache)
+    """Compile a function that may allocate."""
+    return _with_cache(njit(nogil=True, **options)(function))
 
 
-def _with_cache(compiled: Any, kind: type[FunctionCache]) -> Any:
+def _with_cache(compiled: Any) -> Any:
     if not config.DISABLE_JIT:
         # numba has no public way to say what else a kernel is made of; where it changes inside, a test fails (test_compile)
-        compiled._cache = kind(compiled.py_func)
-        compiled.compile_unlocked = compiled.compile
-        compiled.compile = partial(_compile_alone, compiled.compile, compiled._cache._cache_file)
+        compiled._cache = _Cache(compiled.py_func)
     return compiled
 
 

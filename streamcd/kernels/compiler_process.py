@@ -6,13 +6,15 @@ only loads 180 MB.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pickle
 import select
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from typing import Any
 
@@ -93,10 +95,21 @@ def main() -> None:
         if not size:
             return
         module, name, signature = pickle.loads(_read(asked, size))
-        # its lock is held by the process that asked
-        getattr(import_module(module), name).compile_unlocked(signature)
+        compiled = getattr(import_module(module), name)
+        with _alone(compiled.stats.cache_path):
+            compiled.compile(signature)  # which looks into the cache first
         answers.write(_DONE)
         answers.flush()
+
+
+@contextmanager
+def _alone(cache: str | None) -> Iterator[None]:
+    """Lock a folder of the cache: two processes that add signatures of one kernel may give them the same file."""
+    with ExitStack() as held:
+        with suppress(OSError, TypeError):  # where there is no writing or no locking, as with numba alone
+            os.makedirs(str(cache), exist_ok=True)
+            fcntl.flock(held.enter_context(open(os.path.join(str(cache), "lock"), "w")), fcntl.LOCK_EX)
+        yield
 
 
 def _read(file: Any, size: int) -> bytes:

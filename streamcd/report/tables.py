@@ -65,7 +65,7 @@ def dataset_tables(path: str, info: Facts) -> list[Table]:
         ("entries", f"{info['n_entries']:,} (density {info['density']:.3g})"),
         ("on disk", _size_on_disk(info)),
         ("decoded", f"{format_size(info['bytes_decoded'])} ({info['index_dtype']}, {info['value_dtype']})"),
-        *_rows(info, compression=_forms),
+        *_rows(info, compression=""),
         *_scaling_rows(info),
         *_note_rows(info),
         *_rows(info, id="", kept=listed),
@@ -82,7 +82,7 @@ def conversion_tables(path: str, info: Facts, then: str) -> list[Table]:
     """Describe a dataset just made: its columns, how large it is, what asks for action; and the command `then` on it."""
     rows = [
         *_content_rows(info),
-        ("on disk", "; ".join(filter(None, [_size_on_disk(info), _forms(info["compression"] or {})]))),
+        ("on disk", _size_on_disk(info)),
         *_note_rows(info),
         ("next", f"streamcd {then} {path} RUN; 'streamcd info {path}' tells more"),
     ]
@@ -158,11 +158,6 @@ def _scaling_rows(info: Facts) -> list[tuple[str, str]]:
 
 def _size_on_disk(info: Facts) -> str:
     return f"{format_size(info['bytes'])} in {counted(info['n_shards'], 'shard')}, {counted(info['n_chunks'], 'chunk')}"
-
-
-def _forms(compression: Facts) -> str:
-    """List the compression of each column."""
-    return listed([f"{column} {form}" for column, form in compression.items()])
 
 
 def column_tables(path: str, info: Facts) -> list[Table]:
