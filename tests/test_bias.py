@@ -13,7 +13,6 @@ import pyarrow as pa
 import pytest
 import scipy.sparse as sp
 from heard import Heard
-from small_datasets import random_rows, write_dataset
 from test_tables import write_table
 
 import streamcd
@@ -260,26 +259,3 @@ def test_info_says_which_bias_and_why(tmp_path: Path, dense: Dataset, sparse: Da
         for path in (dataset.path, run):
             lines = command_line.run("info", path).stdout.splitlines()
             assert sum(line.split()[:3] == ["bias", f"{text}:", "the"] for line in lines) == 1
-
-
-def test_classes_that_a_plane_through_the_origin_cannot_part_are_warned_of(
-    tmp_path: Path, dense: Dataset, sparse: Dataset
-) -> None:
-    def warnings_of(dataset: Dataset, name: str, **options: Any) -> list[str]:
-        told = Heard()
-        streamcd.train(dataset, tmp_path / name, listener=told, **options)
-        return [text for text in told.warnings if "intercept" in text]
-
-    expected = "no intercept: class 1 has 7.2% of the rows"
-    assert [text[: len(expected)] for text in warnings_of(sparse, "sparse")] == [expected]
-    assert len(warnings_of(dense, "none", bias="none")) == 1
-    assert warnings_of(dense, "dense") == warnings_of(sparse, "one", bias=1.0) == []
-
-    rows, y = random_rows(120, 10)
-    y = np.where(np.arange(120) < 30, 1.0, -1.0)  # exactly a quarter
-    assert warnings_of(write_dataset(tmp_path / "quarter", (rows, y)), "of-quarter") == []
-    y[0] = -1.0
-    less = write_dataset(tmp_path / "less", (rows, y))
-    assert len(warnings_of(less, "of-less")) == 1
-    wide = sp.csr_array((rows.data, rows.indices, rows.indptr), shape=(120, 1001))
-    assert warnings_of(write_dataset(tmp_path / "wide", (wide, y)), "of-wide") == []

@@ -9,7 +9,7 @@ import threading
 import time
 import warnings
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import command_line
 import numpy as np
@@ -102,25 +102,6 @@ def test_an_unconverged_training_warns_from_python(data, tmp_path):
         told = command_line.run(*line)
     assert told.returncode == 0
     assert told.stderr.count("not converged") == 1
-
-
-def test_a_target_of_regression_is_warned_of_at_once(tmp_path):
-    x, _ = random_rows(400)
-    y = np.repeat(np.arange(200.0), 2)
-    dataset = write_dataset(tmp_path / "data", (x, y))
-
-    class Heard(Listener):
-        warned: ClassVar[list[str]] = []
-
-        def warning(self, text: str) -> None:
-            self.warned.append(text)
-
-        def progress(self, progress) -> None:
-            assert self.warned
-
-    streamcd.train(dataset, tmp_path / "run", max_passes=1, listener=Heard())
-    assert "regression" in Heard.warned[0]
-    assert "200 labels" in Heard.warned[0]
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -147,7 +147,6 @@ def test_python_gets_errors_logs_and_descriptions_escaped(table: Path, trained, 
     assert all(is_plain(record.getMessage()) for record in caplog.records)
     data = package.open(table.with_name("data"))
     assert is_plain(repr(data))
-    assert is_plain(data._repr_html_())
 
 
 def test_a_report_has_names_escaped(table: Path, trained) -> None:

@@ -69,10 +69,7 @@ def test_labels_beyond_the_memory_are_refused(tmp_path: Path) -> None:
         dataset.labels(memory="210MB")
 
 
-def test_text_and_html_tell_the_figures(tmp_path: Path) -> None:
-    dataset = shuffled(tmp_path / "<data>", random_rows())
+def test_the_text_of_a_dataset_tells_the_figures(tmp_path: Path) -> None:
+    dataset = shuffled(tmp_path, random_rows())
     assert "rows: 200\n  features: 20\n" in repr(dataset)
     assert "-1 (" in repr(dataset)
-    page = dataset._repr_html_()
-    assert "<data>" not in page
-    assert "&lt;data&gt;" in page

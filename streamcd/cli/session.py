@@ -43,7 +43,7 @@ def carry_out(work: Callable[..., Any], run: str, listener: Console, notes: Sequ
             warnings.simplefilter("ignore", ConvergenceWarning)  # told below, in the command's own words
             result = work(listener=listener, stop_requested=stop_requested)
         # that the time was up, and a checkpoint saved, the training has told
-        if result.fell_short and result.stop_reason != "time":
+        if not result.converged and result.stop_reason != "time":
             ways = [f"'streamcd resume {result.run} --max-passes N' goes on"]
             listener.warning(
                 "; ".join(

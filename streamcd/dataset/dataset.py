@@ -167,11 +167,6 @@ class Dataset(RowTable):
         figures = [f"{name}: {text}" for name, text in summary(self).items()]
         return "\n  ".join([f"<streamcd.Dataset {escaped(str(self.path))}", *figures]) + ">"
 
-    def _repr_html_(self) -> str:
-        from .exchange import as_html
-
-        return as_html(self)
-
     def open_columns(self) -> Any:
         """Open the column layout; raises ``DatasetError`` if there is none, or it is damaged."""
         from .column_layout import open_columns

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from typing import Any
 
 import numpy as np
@@ -120,16 +119,6 @@ def summary(dataset: Dataset) -> dict[str, str]:
         "scaling": dataset.scaling.options(),
         "fingerprint": info["fingerprint"],
     }
-
-
-def as_html(dataset: Dataset) -> str:
-    """Format `summary` as an HTML table, for notebooks."""
-    figures = {"dataset": escaped(str(dataset.path)), **summary(dataset)}
-    rows = (
-        f"<tr><th style='text-align:left'>{html.escape(name)}</th><td style='text-align:left'>{html.escape(text)}</td></tr>"
-        for name, text in figures.items()
-    )
-    return f"<table>{''.join(rows)}</table>"
 
 
 def _table_bytes(dataset: Dataset) -> int:

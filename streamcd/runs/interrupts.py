@@ -60,7 +60,7 @@ def stops_when_interrupted(function: Callable[Options, Found]) -> Callable[Optio
         else:
             with _saved_signals(), stop_requests() as options["stop_requested"]:
                 result = function(*args, **options)
-        if result.fell_short:
+        if not result.converged:
             more = "" if result.stop_reason == "time" else ", max_passes=N"
             way = f"streamcd.resume({result.run!r}{more}) goes on"
             ways = [way] if result.more_passes_help else []

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import escaped
-from ..core.memory_budget import format_size, peak_memory_bytes
-from ..core.progress import counted, format_seconds
-from ..core.setting import Setting
+from ..core.memory_budget import peak_memory_bytes
+from ..core.progress import counted
 from ..solvers import acceleration, over_relaxation
 from ..solvers.problem import Problem
 from .stopping import (
@@ -80,30 +79,11 @@ class Result:
 
     def __repr__(self) -> str:
         ended = f"converged {self._after}" if self.converged else self.describe_shortfall()
-        lines = [f"<streamcd.{type(self).__name__} {escaped(self.run)}: {ended}", *self._figures()]
-        return "\n  ".join(lines) + ">"
-
-    def _figures(self) -> list[str]:
-        """Describe the result in lines."""
-        several = f", sum of {self.n_lanes:,} problems (classes, values of C)" if self.n_lanes > 1 else ""
-        gap = f"relative gap {self.gap:.2g}"
-        lines = [f"objective: {self.primal_objective:.6g}{several}; {gap}"]
-        spent = f"time: {format_seconds(self.seconds)}, read {format_size(self.bytes_read)}"
-        return [
-            *lines,
-            f"rows: {self.n_rows:,}, features: {self.n_features:,}",
-            spent,
-            "model: result.model; log: result.history",
-        ]
+        return f"<streamcd.{type(self).__name__} {escaped(self.run)}: {ended}; relative gap {self.gap:.2g}>"
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints."""
         return asdict(self)
-
-    @property
-    def fell_short(self) -> bool:
-        """True if training ended before its rule was met."""
-        return not self.converged
 
     @property
     def _after(self) -> str:
@@ -150,12 +130,6 @@ class TuneResult(Result):
     scored_by: str = (
         "accuracy"  # or r2, of numbers to predict; or loss, their mean loss, which is best where it is least
     )
-
-    def _figures(self) -> list[str]:
-        best = Setting(self.best_C, self.best_l1)
-        means = [of["mean"] for of in self.scores.values()]
-        found = f"best: {best}, by {self.scored_by.replace('_', ' ')}, of {len(means)} tried"
-        return [*([found] if means else []), *super()._figures()]
 
 
 @dataclass(frozen=True)
