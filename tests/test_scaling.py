@@ -394,7 +394,6 @@ def test_a_column_of_times_is_named_and_the_way_on_is_to_scale_it(tmp_path: Path
     (of_folds,) = [line for line in tuned.stderr.splitlines() if "models of folds are not converged" in line]
     assert of_folds.endswith(f", which more passes change slowly; {said}")
     assert "larger --max-passes" not in tuned.stderr
-    assert "--scale maxabs" in command_line.run_json("info", tmp_path / "run")["next"]
     command_line.run("convert", tmp_path / "t.csv", tmp_path / "scaled", *options, "--scale", "maxabs")
     done = command_line.run(
         "train",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from ..training import checkpoint
 from ..training.loop import Loop, Session, Task, deadline
 from ..training.result import Outcome, Result, join_outcomes, make_result
 from .config import Group, ResolvedRun, refuse_existing, write_config
-from .early_warnings import advise, scaling_advice
+from .early_warnings import advise
 from .lane_groups import resolve
 from .models import make_models, save_models
 from .options import ResumeOptions, TrainOptions
@@ -110,10 +110,9 @@ def carry_out(
     previous: PreviousRun | None,
     session: Session,
     *,
-    model_place: AbstractContextManager[Path] | None = None,
+    model_path: Path | None = None,
 ) -> Result:
-    """Train, write the models (into the run, or to the path that `model_place` gives then), and return the result."""
-    before = _trained_passes(directory, run)
+    """Train, write the models (into the run, or to `model_path`), and return the result."""
     outcome = train_groups(directory, run, previous, session)
     listener = session.listener
     result = result_of(directory, outcome, run)
@@ -122,17 +121,12 @@ def carry_out(
     if result.stop_reason == "time":
         return result  # weights that were not certified make no model
     begun = time.monotonic()
-    with model_place or nullcontext(directory.model_path) as path:
-        written = save_models(path, directory, run, result)
-    if written:
+    if save_models(model_path or directory.model_path, directory, run, result):
         result.seconds += time.monotonic() - begun
         result.peak_memory_bytes = peak_memory_bytes()
-    if not written and before == outcome.lanes["passes"].tolist():
+    else:
         listener.message(f"this run has ended (stopped by: {result.stop_reason}) and is left alone")
     advise(run, result)
-    told = scaling_advice(run) if result.advice else []  # at the start
-    for line in [line for line in result.advice if line not in told]:
-        listener.warning(line)
     return result
 
 
@@ -180,17 +174,3 @@ def _tell_omegas(result: Result, listener: Listener) -> None:
                 gains = "the dual's gain per pass was " + ", ".join(f"{trial[o]:.3g} with {o}" for o in trial)
             text = f"{lanes[0]['omega']:g} ({gains})"
         listener.message(f"omega at C = {C:g}: {text}")
-
-
-def _trained_passes(directory: checkpoint.Run, run: ResolvedRun) -> list[int] | None:
-    """Return the passes of every lane at the last checkpoint; None if a group has no checkpoint."""
-    if not directory.has_files:
-        return None
-    passes: list[int] = []
-    for group in run.groups:
-        state = directory.path / group.directory / "state.npz"
-        arrays = checkpoint.read_arrays(state, ("lane_passes", "lane_phase"))
-        if arrays is None:
-            return None
-        passes += arrays["lane_passes"].tolist()
-    return passes

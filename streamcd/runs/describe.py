@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import CheckpointError, DataError, DatasetError, StreamcdError
+from ..core.errors import CheckpointError, DataError, DatasetError
 from ..core.locks import release_lock, take_lock
 from ..core.metadata import Structure, as_structure, parse_json
 from ..core.storage import Location, Url, local_path, location
@@ -19,8 +19,7 @@ from ..models.stored import describe_model, describe_path, is_model, models_of_p
 from ..solvers.protocol import DONE
 from ..training import checkpoint
 from ..training.result import worst_reason
-from .config import RunConfig, read_config, same_dataset
-from .early_warnings import more_passes_help
+from .config import RunConfig, read_config
 from .problem_options import ProblemOptions
 
 _LANE_ARRAYS = ("phase", "converged", "reason", "passes", "gap", "primal", "estimate", "estimated_primal")
@@ -267,17 +266,8 @@ def _next_command(path: Path, config: RunConfig, state: dict[str, Any]) -> str:
     if state["state"] == "converged":
         return f"streamcd evaluate FILE {path}"
     if state["state"] == "not converged":
-        if _is_badly_scaled(config):
-            return "streamcd convert SOURCE SCALED --scale maxabs"
         return f"streamcd resume {path} --max-passes {2 * config.rule.max_passes}{workers}"
     return "wait" if state["state"] == "in work" else f"streamcd resume {path}{workers}"
-
-
-def _is_badly_scaled(config: RunConfig) -> bool:
-    """Tell whether a run's data has to be scaled to converge; no where it is not there any more."""
-    with suppress(OSError, StreamcdError):
-        return not more_passes_help(config.options, same_dataset(config), centred=bool(config.centred))
-    return False
 
 
 def kind_of_directory(path: Location) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections import defaultdict
-from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -72,7 +71,7 @@ def _train_best(directory: checkpoint.Run, search: ResolvedRun, best: Setting, s
     options = replace(search.options, C=(best.C,), l1=best.l1 or None, folds=0)
     run = resolve_part(part, search, options, start_from=str(folds.resolve()))
     previous = PreviousRun(stored_states(folds, search.groups), search, run)
-    return carry_out(part, run, previous, session, model_place=nullcontext(directory.model_path))
+    return carry_out(part, run, previous, session, model_path=directory.model_path)
 
 
 def _summary(outcome: Outcome) -> dict[str, Any]:

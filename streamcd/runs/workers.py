@@ -34,11 +34,6 @@ class Workers:
     def __bool__(self) -> bool:
         return self.client is not None or self.scheduler is not None or self.local > 0
 
-    @property
-    def elsewhere(self) -> bool:
-        """Tell if the memory asked for is that of workers on other machines, not of this one."""
-        return bool(self) and not self.local
-
     @contextmanager
     def reached(self, listener: Listener) -> Iterator[Workers]:
         """Provide workers whose scheduler is connected already: where none answers, no run is made or replaced."""

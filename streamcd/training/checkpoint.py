@@ -386,20 +386,8 @@ def read_config(path: Path) -> dict[str, Any]:
         kind = "is not a run (no config.json in it)" if path.exists() else "does not exist"
         if (path / "lock").exists():
             kind = "is a run that ended before its configuration was written"
-        elif _is_model_alone(path):
-            raise CheckpointError(
-                f"{path} is a model alone, not a run: it has no log, and no state to go on with or to start from; 'streamcd "
-                "train' without --model-only makes a run"
-            ) from None
         raise CheckpointError(f"{path} {kind}; 'streamcd train DATASET {path}' makes a run") from None
     return {key: value for key, value in config.items() if key not in _OWN_KEYS}
-
-
-def _is_model_alone(path: Path) -> bool:
-    """Check for a model that is not in a run, nor in what is left of one."""
-    from ..models.stored import is_model  # with what reads models, of which a training needs nothing
-
-    return is_model(path) and not (path / "model").exists()
 
 
 def read_identity(path: Path) -> Identity:
