@@ -275,16 +275,6 @@ def test_the_footer_of_many_columns_is_part_of_the_budget(tmp_path):
     assert {found.row_group(group).num_rows for group in range(n_groups - 1)} == {found.row_group(0).num_rows}
 
 
-def test_rows_whose_footer_does_not_fit_are_refused_before_any_work(tmp_path):
-    text = tmp_path / "data"
-    text.write_text("1 1:1\n" * 300_000)
-    with pytest.raises(UsageError, match=r"MB the footer of the predictions = .* needed"):
-        predict(
-            text, many_classes(), tmp_path / "out.parquet", proba=True, memory=RESERVED_BYTES + 30_000_000
-        )
-    assert not (tmp_path / "out.parquet").exists()
-
-
 def test_rows_of_a_pipe_are_refused_where_their_footer_is_full(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     writer = threading.Thread(target=lambda: fill(tmp_path / "pipe", "1 1:1\n" * 100_000))

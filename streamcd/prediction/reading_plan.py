@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -33,7 +32,6 @@ _LEAST_ROWS, _MAX_ROWS = 256, 1 << 16  # scored at a time
 FOOTER_BYTES = 900
 """Bytes that pyarrow keeps for each column of a row group until the file is closed; measured: 860 to 890."""
 
-_LEAST_LINE_BYTES = 2  # a label and the end of the line
 _LEAST_DECODER_BYTES = 10 << 20  # memory of xz -6
 _TEXT_BLOCK = 4 << 20
 _TEXT_BLOCKS_HELD = 14  # the parser's own figure, a copy of the indices, and scaled values
@@ -147,34 +145,37 @@ class ReadingPlan:
     """Shares of the memory in which rows are scored.
 
     The budget is for the sum of the processes that score, and then for this one, which reads their results; `left` of it
-    remains for the caller. The footer of the Parquet file that the caller writes, of `n_columns` columns in row groups of
-    `block_rows` rows, is counted; `most_groups` is the number of groups there is room for. As many threads share the work of
-    this process as the memory has room for.
+    remains for the caller. Of the Parquet file that the caller writes, of `n_columns` columns in row groups of `block_rows`
+    rows, there is room for the footers of `most_groups` groups. As many threads share the work of this process as the memory
+    has room for.
     """
 
     def __init__(self, rows: RowsToScore, means: Means, n_columns: int) -> None:
         model, self._rows, budget = rows.model, rows, means.budget
-        needs, row_bytes = scoring_needs(model, rows.needs()), _row_bytes(model)
-        self.left = require(budget, needs)
-        least_rows = self._rows_of_a_group(needs, row_bytes, FOOTER_BYTES * n_columns)
+        needs, footer_bytes = scoring_needs(model, rows.needs()), FOOTER_BYTES * n_columns
+        needs |= {"the footer of the predictions": footer_bytes}
         self.left = require(budget, needs, "give a larger --memory, or leave --proba out")
         self.workers = _usable_workers(rows.data, means)
         self.worker_bytes = self._bytes_of_a_worker(budget, needs) if self.workers > 1 else 0
+        # groups of rows of a Parquet file take their memory first: the more rows each has, the fewer footers are kept
+        self.block_rows, self.most_groups = _LEAST_ROWS, 0
+        if footer_bytes:
+            self.block_rows += self._take(_row_bytes(model), _MAX_ROWS - _LEAST_ROWS, share=2)
+            self.most_groups = 1 + self._take(footer_bytes, share=2)
         self.text_block, self.decoder_bytes, self.batch_bytes = 1 << 16, needs.get("decompression", 0), 0
         if self.decoder_bytes:
             self.decoder_bytes += self._take()
         if rows.dataset is None:
             self.text_block += self._take(_TEXT_BLOCKS_HELD, _TEXT_BLOCK - self.text_block, share=2)
             self.batch_bytes = self._take()  # of tables: a compressed batch of Arrow's is decoded as a whole
-        self.block_rows = least_rows + self._take(row_bytes, _MAX_ROWS - least_rows)
+        if not footer_bytes:
+            self.block_rows += self._take(_row_bytes(model), _MAX_ROWS - _LEAST_ROWS)
         self.threads = self._count_threads(means.threads)
-        room = needs.get("the footer of the predictions", 0) + self.left // 2
-        self.most_groups = room // max(FOOTER_BYTES * n_columns, 1)
 
     def _bytes_of_a_worker(self, budget: int, needs: dict[str, int]) -> int:
         """Return the budget of each of several workers; the footer is this process's alone."""
         theirs, own = dict(needs), {"model": needs["the model"]}
-        own["footer of the predictions"] = theirs.pop("the footer of the predictions", 0)
+        own["footer of the predictions"] = theirs.pop("the footer of the predictions")
         each = sum(theirs.values()) + RESERVED_BYTES
         return each + memory_per_worker(budget, self.workers, theirs, own)
 
@@ -199,29 +200,6 @@ class ReadingPlan:
         count, taken = affordable_threads(rows.dataset, self.left // 4, n_vectors, threads, scales=scales)
         self.left -= taken
         return count
-
-    def _rows_of_a_group(self, needs: dict[str, int], row_bytes: int, footer_bytes: int) -> int:
-        """Return the rows of a group that minimise the memory of group and footers; adds both to `needs`.
-
-        `footer_bytes` is for one group. Rows of text are counted if the most rows that its bytes can hold do not fit. For
-        sources that can be read only once the number of rows is unknown: as many as half of the memory can hold.
-        """
-        if not footer_bytes:
-            return _LEAST_ROWS
-        if self._rows.dataset is not None:
-            n_rows = self._rows.dataset.n_rows
-        elif self._rows.in_memory or (n_bytes := total_bytes(self._rows.paths)) is None:
-            return _LEAST_ROWS + min(_MAX_ROWS - _LEAST_ROWS, self.left // 4 // row_bytes)
-        else:
-            n_rows = n_bytes // _LEAST_LINE_BYTES
-            least = 2 * math.sqrt(n_rows * footer_bytes * row_bytes)
-            source = self._rows.source(1 << 16, _LEAST_DECODER_BYTES + self.left // 4)
-            if needs["decompression"] or least > self.left // 2 or source.encoding is not None:
-                n_rows = sum(source.reader.count(piece).n_rows for piece in source.reader.whole())
-        rows = max(_LEAST_ROWS, math.ceil(math.sqrt(n_rows * footer_bytes / row_bytes)))
-        needs["decisions"] = rows * row_bytes
-        needs["the footer of the predictions"] = -(-n_rows // rows) * footer_bytes
-        return rows
 
 
 def cached(data: Data, asked: ScoringOptions) -> Data:
