@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from ..core.memory_budget import RUNNING_BYTES
 from ..dataset.dataset import Dataset
 from ..kernels.acceleration import N_BUCKETS
@@ -203,7 +201,6 @@ def newton_memory(problem: Problem, dataset: Dataset, *, keeps_rows: bool) -> So
             has_targets=problem.has_targets,
             in_order=True,
             centred=problem.free_bias,
-            fewest_chunks=_sample_chunks(dataset),
         ),
         6 * vectors,
         more={
@@ -221,12 +218,3 @@ def newton_memory(problem: Problem, dataset: Dataset, *, keeps_rows: bool) -> So
         joined=(4 * depth + 2) * sums + 4 * 8 * kept * n_lanes,
         running=RUNNING_BYTES - _UNLOADED,
     )
-
-
-_SAMPLE_ENTRIES = 1 << 21
-"""Entries of the first chunks, at most, from which a sample is drawn: two windows of them take 32 MB."""
-
-
-def _sample_chunks(dataset: Dataset) -> int:
-    """Count the chunks, from the first on, from which a sample is drawn: a function of the data alone."""
-    return max(int(np.searchsorted(dataset.entry_start, _SAMPLE_ENTRIES, "right")) - 1, 1)

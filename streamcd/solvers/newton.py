@@ -13,9 +13,7 @@ Sums are made in parts of a window that do not depend on the number of threads. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +22,7 @@ from ..dataset.dataset import Dataset
 from ..kernels import newton as newton_kernels
 from ..kernels import triangle
 from ..kernels.compile import return_free_memory
-from ..kernels.newton import AT_POINT, FAR, NEAR
+from ..kernels.newton import FAR, NEAR
 from ..kernels.primitives import (
     GAP,
     LOSS,
@@ -34,13 +32,11 @@ from ..kernels.primitives import (
     SLOPE,
     UNIT,
     W_ALPHA,
-    Costs,
     Rows,
-    shuffle,
 )
 from ..stream.memory_plan import Plan
 from ..stream.window import Window, empty_window
-from .block_sums import Cut, cut, cut_chunks
+from .block_sums import cut, cut_chunks
 from .dual import rows_of
 from .gap_bounds import primal_rounding, proven_gap
 from .newton_steps import NewtonSteps
@@ -51,19 +47,9 @@ from .protocol import (
     Estimate,
     Start,
     State,
-    all_rows,
     certificate_of,
     new_lanes,
     new_totals,
-)
-
-_SAMPLE = 0.1  # of the rows, on which lanes start; as many more choose among its iterates
-_LEAST_SAMPLE = 50  # rows
-_ROWS_PER_FEATURE = 5  # of a first sample, a tenth of the other one
-_MOST_STEPS = 12  # on a sample
-_WORSE = 2  # iterates in a row that are worse than the best one on the other rows, after which it is taken
-_SAMPLE_SOLVED = (
-    1e-3  # relative decrease that the model of a sample expects, below which the sample is solved
 )
 
 
@@ -93,7 +79,7 @@ class NewtonSolver(NewtonSteps):
         """Compile the kernels by visiting no rows, before windows are allocated."""
         window = empty_window(self.layout.new_arena(dataset, 2, 0))
         none = window.chunks
-        self._sum_up(rows_of(window), cut(none, self._n_cuts), state, none, self._costs(1.0))
+        self._sum_up(rows_of(window), cut(none, self._n_cuts), state, none, self._costs())
         vectors, matrix = [np.zeros(0) for _ in range(3)], np.zeros((0, 0))
         triangle.solve_positive(*vectors, matrix)
         if self.problem.l1.any():
@@ -111,33 +97,22 @@ class NewtonSolver(NewtonSteps):
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
         """Add a window's rows to the sums; before the first window, move w to where the read is made."""
         if window.number == 0:
-            self.begin_read(state, lambda: (rows_of(window), self.sample_of(window, order, key)))
+            self.begin_read(state)
         self.add_window(window, state)
 
-    def begin_read(self, state: State, sample: Callable[[], tuple[Rows, np.ndarray]]) -> None:
-        """Move w to where the read is made; `sample` draws rows for lanes that have not begun, in random order."""
+    def begin_read(self, state: State) -> None:
+        """Move w to where the read is made; lanes that have not begun are read where they are."""
         lanes, training = state.phase(TRAIN, CERTIFY), state.phase(TRAIN)
         begun = state.lanes["begun"]
         self._advance(state, training[begun[training]])
         self.sums.clear(state, lanes)
         self.kept.clear(state.matrices, lanes)
         state.matrices["step"][state.phase(CERTIFY)] = 0.0
-        fresh = training[~begun[training]]
         begun[lanes] = True
-        if fresh.size:
-            self._start_on_sample(*sample(), state, fresh)
-
-    def sample_of(self, window: Window, order: np.ndarray, key: np.uint64) -> np.ndarray:
-        """Write the rows of the dataset's first chunks, in random order, to the front of `order`."""
-        n = self.layout.fewest_chunks
-        first = replace(window, chunks=window.chunks[:n], start=window.start[:n], stop=window.stop[:n])
-        rows = all_rows(first, order)
-        shuffle(rows, key)
-        return rows
 
     def add_window(self, window: Window, state: State) -> None:
         """Add a window's rows to the sums of their blocks, and join those of blocks that end there."""
-        lanes, rows, costs = state.phase(TRAIN, CERTIFY), rows_of(window), self._costs(1.0)
+        lanes, rows, costs = state.phase(TRAIN, CERTIFY), rows_of(window), self._costs()
         n_rows = rows.code.size
         if self.kept and self._distances.shape[1] < n_rows:
             self._distances = np.empty((self.problem.n_lanes, n_rows), dtype=np.float32)
@@ -200,68 +175,6 @@ class NewtonSolver(NewtonSteps):
         for name, array in {**kept, **sums}.items():
             state.matrices[name][lanes] = array[lanes]
         self._complete(state, lanes)
-
-    # -- the start
-
-    def _start_on_sample(self, rows: Rows, drawn: np.ndarray, state: State, lanes: np.ndarray) -> None:
-        """Lead the first read to the solution of a sample of the rows `drawn`, with costs in proportion.
-
-        Of the sample's iterates that one is taken which is best on as many other rows: the solution of a separable sample
-        is far away. The read evaluates the objective at w = 0 too, so a bad start costs one read.
-        """
-        n = min(int(_SAMPLE * self._n_rows), drawn.size // 2)
-        if n < _LEAST_SAMPLE:
-            return
-        searches = state.lanes["searches"].copy()
-        state.lanes["searches"][:] = True
-        base = self._flat(state)[lanes]
-        first = n // 10
-        for size in [first, n] if first >= _ROWS_PER_FEATURE * self._width else [n]:
-            self._solve_sample(rows, state, (drawn[:size], drawn[n : 2 * n]), lanes)
-        state.matrices["step"][lanes] = self._flat(state)[lanes] - base
-        state.lanes["base_primal"][lanes] = np.nan
-        state.lanes["searches"][:] = searches
-
-    def _solve_sample(
-        self, rows: Rows, state: State, samples: Sequence[np.ndarray], lanes: np.ndarray
-    ) -> None:
-        """Move w of some lanes to the best iterate on a sample, as judged by other rows."""
-        costs, held_costs = (self._costs(self._n_rows / sample.size) for sample in samples)
-        held_out = partial(self._held_out, rows, cut(samples[1], self._n_cuts), held_costs, state)
-        least = held_out(lanes)
-        best, since = state.w.copy(), np.zeros(self.problem.n_lanes, dtype=np.int64)
-        state.matrices["step"][lanes] = 0.0
-        open_lanes = lanes
-        for _ in range(_MOST_STEPS):
-            self._sum_up(rows, cut(samples[0], self._n_cuts), state, open_lanes, costs)
-            self.sums.join_parts(state, open_lanes)
-            expected = np.array([self._move(state, int(lane)) for lane in open_lanes])
-            self.sums.clear(state, open_lanes)
-            values = held_out(open_lanes)
-            better = open_lanes[values[open_lanes] < least[open_lanes]]
-            since[open_lanes] += 1
-            since[better] = 0
-            columns, least[better] = self._columns(better), values[better]
-            best[:, columns] = state.w[:, columns]
-            going = (since[open_lanes] < _WORSE) & (expected > _SAMPLE_SOLVED * values[open_lanes])
-            open_lanes = open_lanes[going]
-            if not open_lanes.size:
-                break
-        columns = self._columns(lanes)
-        state.w[:, columns] = best[:, columns]
-
-    def _held_out(
-        self, rows: Rows, cuts: Sequence[Cut], costs: Costs, state: State, lanes: np.ndarray
-    ) -> np.ndarray:
-        """Compute the objective on some rows, of every lane."""
-        kept = state.lanes["searches"].copy()
-        state.lanes["searches"][:] = False
-        self._sum_up(rows, cuts, state, lanes, costs, hessian=False)
-        self.sums.join_parts(state, lanes)
-        values = self.problem.lane_penalties(state.w) + state.matrices["line"][:, AT_POINT]
-        self.sums.clear(state, lanes)
-        state.lanes["searches"][:] = kept
-        return np.asarray(values)
 
     # -- the end of a read
 

@@ -103,7 +103,6 @@ class NewtonSteps(CertifiedReads):
         lanes: np.ndarray,
         costs: Costs,
         *,
-        hessian: bool = True,
         distances: np.ndarray | None = None,
     ) -> None:
         """Add rows to the parts' sums of some lanes, or where there are none to the sums themselves.
@@ -112,17 +111,14 @@ class NewtonSteps(CertifiedReads):
         """
         while len(self._scratch) < PARTS:
             self._scratch.append(self._new_scratch())
-        point = self._point(state, hessian and distances is not None)
+        point = self._point(state, distances is not None)
         own = self._no_distances if distances is None else distances
         scratches = [self._with_distances(scratch, own) for scratch in self._scratch]
         if self.sums.n_parts:
-            each = [
-                (cut, [0, self._width if hessian else 0], self.sums.part(state, k))
-                for k, cut in enumerate(cuts)
-            ]
+            each = [(cut, [0, self._width], self.sums.part(state, k)) for k, cut in enumerate(cuts)]
         else:  # each part has some rows of the Hessian, of about the same area, and all rows of the data
             ends = np.rint(self._width * np.sqrt(np.arange(PARTS + 1) / PARTS)).astype(np.int64)
-            tiles = np.stack([ends[:-1], ends[1:]], axis=1) if hessian else np.zeros((1, 2), np.int64)
+            tiles = np.stack([ends[:-1], ends[1:]], axis=1)
             each = [(cuts[0], tile, self.sums.of(state)) for tile in tiles.tolist()]
         self.threads.run(
             [
@@ -212,7 +208,7 @@ class NewtonSteps(CertifiedReads):
         """Make the sums over the kept rows of a lane, at its w."""
         rows, order = self.kept.load(state.matrices, lane, self._arena)
         lanes = np.array([lane])
-        self._sum_up(rows, cut(order, self._n_cuts), state, lanes, self._costs(1.0))
+        self._sum_up(rows, cut(order, self._n_cuts), state, lanes, self._costs())
         self.sums.join_parts(state, lanes)
 
     def _refine(self, state: State, rest: Mapping[int, Rest], expected: Mapping[int, float]) -> None:
@@ -339,8 +335,7 @@ class NewtonSteps(CertifiedReads):
         """Return the penalty of a lane as kernels take it, for weights of which those that are free come last."""
         return float(self.problem.l1[lane]), self.problem.l2, self._penalised.size
 
-    def _costs(self, factor: float) -> Costs:
-        """Return the problem as an argument of kernels, with costs times a factor."""
+    def _costs(self) -> Costs:
+        """Return the problem as an argument of kernels."""
         problem = self.problem
-        cost = problem.cost if factor == 1.0 else factor * problem.cost
-        return Costs(problem.row_loss, problem.bias, problem.sign, cost, *problem.left_out)
+        return Costs(problem.row_loss, problem.bias, problem.sign, problem.cost, *problem.left_out)
