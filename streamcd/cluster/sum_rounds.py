@@ -1,8 +1,4 @@
-"""Rounds of sums at fixed weights: workers read, this process moves the weights to where the next read is made.
-
-The sums of blocks of shards are joined in an order that the dataset fixes (`solvers.block_sums`), so any number of workers
-ends with the bits of one process.
-"""
+"""Rounds of sums at fixed weights: workers read, this process moves the weights to where the next read is made."""
 
 from __future__ import annotations
 
@@ -33,8 +29,7 @@ class SumRounds(RoundLoop):
 
     def _conclude_round(self, request: RoundRequest, result: SumResponse, step: None) -> dict[str, Any]:
         trained, certified = request.phase(TRAIN), request.phase(START, CERTIFY)
-        (sums,) = result.nodes.values()
-        self.solver.take_sums(self.state, sums, result.kept, np.union1d(trained, certified))
+        self.solver.take_sums(self.state, result.sums, np.union1d(trained, certified))
         self._conclude_read(trained, certified)
         self._begin_next(1)
         self.round += 1

@@ -8,8 +8,6 @@ from ..kernels.acceleration import N_BUCKETS
 from ..kernels.loss_table import LOSSES, is_logistic
 from ..stream.arenas import RESIDENT_WINDOW_ENTRIES, ColumnLayout, RowLayout
 from ..stream.memory_plan import Holding, Paging, SolverMemory
-from .block_sums import Blocks
-from .kept_rows import ROW_UNITS, KeptRows
 from .problem import Problem
 
 PARTS = 4
@@ -142,79 +140,33 @@ _MOST_PARTS = 1 << 23
 
 def newton_parts(problem: Problem) -> int:
     """Count the sums of the Hessians that are made at a time; with one, the parts are rows of the Hessians."""
-    return PARTS if problem.n_lanes * newton_width(problem) ** 2 * PARTS <= _MOST_PARTS else 1
-
-
-def newton_width(problem: Problem) -> int:
-    """Count the weights of a lane, which are the rows of its Hessian."""
-    return (problem.n_features + 1) * problem.lane_vectors
-
-
-_KEPT = 1 << 19
-"""Room for rows that newton keeps, of all lanes, in units of an entry's 8 bytes."""
-
-
-def kept_units(problem: Problem, dataset: Dataset, *, keeps_rows: bool) -> int:
-    """Count the units of room for rows that newton keeps of each lane, if any: a function of problem and data alone.
-
-    None are kept of losses of all classes or of targets, or where the matrices are large.
-    """
-    if not keeps_rows or problem.lane_vectors > 1 or problem.has_targets or newton_parts(problem) == 1:
-        return 0
-    return min(_KEPT // problem.n_lanes, dataset.n_entries + ROW_UNITS * dataset.n_rows)
-
-
-def kept_rows(problem: Problem, dataset: Dataset, *, keeps_rows: bool) -> KeptRows:
-    """Return the room for rows that newton keeps."""
-    sizes, dtypes = (dataset.n_rows, dataset.n_entries), (dataset.index_dtype, dataset.value_dtype)
-    units = kept_units(problem, dataset, keeps_rows=keeps_rows)
-    return KeptRows(problem.n_lanes, units, sizes, dtypes)
-
-
-def newton_blocks(problem: Problem, dataset: Dataset) -> Blocks:
-    """Return the blocks whose sums are joined in an order fixed by the data."""
-    return Blocks(dataset, newton_width(problem) ** 2)
+    return PARTS if problem.n_lanes * (problem.n_features + 1) ** 2 * PARTS <= _MOST_PARTS else 1
 
 
 _UNLOADED = 10_000_000
 """Bytes of kernels that other methods load and newton does not: with its own a process takes 82 to 88 MB."""
 
 
-def newton_memory(problem: Problem, dataset: Dataset, *, keeps_rows: bool) -> SolverMemory:
-    """Count the Hessian of every lane, half of it, in each of the sums that are made or wait at a time, and some vectors."""
-    from ..kernels.newton import BLOCK
-    from ..kernels.triangle import PANEL, triangle_size
+def newton_memory(problem: Problem, dataset: Dataset) -> SolverMemory:
+    """Count the Hessian of every lane, in each of the sums made at a time, those of a solution, and some vectors."""
+    from ..kernels.newton import BLOCK, LENGTHS
     from .quadratic_model import ROWS
 
-    n_lanes, size, n_parts = problem.n_lanes, newton_width(problem), newton_parts(problem)
-    matrices = f"half of {n_lanes} {'matrix' if n_lanes == 1 else 'matrices'} of {size:,} x {size:,}"
-    half, vectors = 8 * triangle_size(size), 8 * size * n_lanes
-    own = half * n_lanes
-    # the others have seven vectors, and numbers
-    sums, depth = own + 7 * vectors + 8 * 64 * n_lanes, newton_blocks(problem, dataset).tree.depth
-    kept = kept_units(problem, dataset, keeps_rows=keeps_rows)
+    n_lanes, size, n_parts = problem.n_lanes, problem.n_features + 1, newton_parts(problem)
+    matrix, vectors = 8 * size**2, 8 * size * n_lanes
+    sums = n_lanes * matrix + 5 * vectors + 8 * 64 * n_lanes
+    # numpy's own copy of what it solves; with L1, of the support
+    model = 2 * matrix + 8 * size * ROWS if problem.l1.any() else matrix
     return SolverMemory(
-        RowLayout(
-            0,
-            0,
-            n_orders=1 + -(-n_lanes // 2) if kept else 1,  # and distances of rows, of 4 bytes
-            has_targets=problem.has_targets,
-            in_order=True,
-            centred=problem.free_bias,
-        ),
-        6 * vectors,
+        RowLayout(0, 0, has_targets=problem.has_targets, centred=problem.free_bias),
+        8 * vectors,
         more={
-            matrices: own,
+            f"{n_lanes} {'matrix' if n_lanes == 1 else 'matrices'} of {size:,} x {size:,}": n_lanes * matrix,
             "parts' matrices": sums * n_parts if n_parts > 1 else 0,
-            "sums of blocks": sums * depth,
-            "blocks of rows": (PARTS * BLOCK + 4 * PANEL) * 8 * size,
-            "vectors of a visit": 4 * vectors + 12 * 8 * size * PARTS,
-            # whole, a copy of the columns of some rows, and half of that of the support
-            "matrix of a model": 8 * size * (size + ROWS) + half if problem.l1.any() else 0,
-            # in the state, as a solver visits them, and while others come; and matrices of the other rows, one whole
-            "rows near the margin": kept * (8 * n_lanes + 8 + 16) + (own + 3 * half if kept else 0),
+            "matrix of a model": model,
+            "blocks of rows": PARTS * BLOCK * 8 * size,
+            "vectors of a visit": 8 * vectors + 3 * LENGTHS.size * 8 * size,
         },
-        # a worker's blocks leave sums on both sides, of which it holds copies to send, a neighbour's and what both make
-        joined=(4 * depth + 2) * sums + 4 * 8 * kept * n_lanes,
+        joined=4 * sums,  # what a worker sends, a neighbour's, what both make, and a message
         running=RUNNING_BYTES - _UNLOADED,
     )

@@ -75,8 +75,6 @@ class Layout(Protocol):
     @property
     def n_orders(self) -> int: ...  # orders of a window's items that the solver holds at a time
     @property
-    def in_order(self) -> bool: ...  # chunks are read in stored order, not in a random one
-    @property
     def centred(self) -> bool: ...  # features and targets are, see `dataset.centring`
 
     def open(self, dataset: Any) -> Any:
