@@ -6,7 +6,6 @@ import time
 
 import numpy as np
 
-from ..dataset.dataset import Dataset
 from ..solvers.protocol import State
 from .rounds import RoundRequest, SumResponse, WorkerSpec
 from .shards import Report, ShardReader
@@ -15,8 +14,8 @@ from .shards import Report, ShardReader
 class SumPartition(ShardReader):
     """Some shards, and their sums at the weights of every round."""
 
-    def __init__(self, spec: WorkerSpec, shards: list[int], dataset: Dataset | None = None) -> None:
-        super().__init__(spec, len(shards), dataset, acceleration=spec.acceleration)
+    def __init__(self, spec: WorkerSpec, shards: list[int]) -> None:
+        super().__init__(spec, len(shards))
         self._state: State = self._solver.new_state()
         self.assign(shards)
 

@@ -139,7 +139,7 @@ def _add_terms(order, rows, costs, lane, point, counts, sums, scratch):
         side = 0 if sign * a >= 0.0 else 1
         if a != 0.0:
             high, low = sums.v[lane, side], sums.v[lane, side + 2]
-            add_row_exactly(rows, high, low, 0, start, stop, sign * a * c)
+            add_row_exactly(rows, high, low, start, stop, sign * a * c)
             add_exactly(high, low, last, sign * a * c * bias)
         line[AT_POINT] += c * value
         if point.searches[lane]:
@@ -181,11 +181,11 @@ def add_exactly(high, low, j, x):
 
 
 @inlined
-def add_row_exactly(rows, high, low, first, start, stop, step):
-    """Add `step` times the row with entries ``start:stop``, as `add_exactly`; its features begin at `first`."""
+def add_row_exactly(rows, high, low, start, stop, step):
+    """Add `step` times the row with entries ``start:stop``, as `add_exactly`."""
     feature, value = rows.feature, rows.value
     for k in range(start, stop):
-        add_exactly(high, low, first + feature[k], step * np.float64(value[k]))
+        add_exactly(high, low, feature[k], step * np.float64(value[k]))
 
 
 @inlined

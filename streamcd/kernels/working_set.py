@@ -403,13 +403,10 @@ def penalty_terms(w, v, share, norm, count, l1, l2):
 @kernel
 def screen(w, v, share, norm, count, error, radius, l1, screened):
     """Mark columns that are 0 at the optimum: weights are 0, and ``|x·θ| < l1`` in all of a ball that has the optimal θ."""
-    n = 0
     for j in range(v.size):
         most = share * abs(v[j]) + norm[j] * (radius + (count[j] + 8.0) * error)
         if w[j] == 0.0 and most * (1.0 + 1e-9) < l1:
             screened[j] = True
-        n += screened[j]
-    return n
 
 
 # ---------------------------------------------------------------------------------------------------------------------

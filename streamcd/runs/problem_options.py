@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from ..stream.memory_plan import SolverMemory
 
 MAX_FOLDS = 100
-MAX_L1 = 1000
 NO_BIAS = -1.0
 
 _LOSSES_TO_BIAS = 100.0  # least square of a free bias's feature, times C and the rows

@@ -97,25 +97,24 @@ of `LANES_TOGETHER` the vectors of a working set."""
 def working_set_memory(problem: Problem, dataset: Dataset) -> SolverMemory:
     """Count the scores of every row and lane, and the sums of every feature and lane.
 
-    A row has its score, that of moved weights, that summed up anew and a dual variable of every vector, and four numbers in
-    lanes that are solved for at a time, with classes eight and two for each; a feature has its weight twice and its sum in
-    every vector, a mark in every lane, and two numbers of its own.
+    A row has its score, that of moved weights, that summed up anew and a dual variable in every lane, and four numbers in
+    lanes that are solved for at a time; a feature has its weight twice and its sum in every lane, a mark there, and two
+    numbers of its own.
     """
     from ..kernels.newton import BLOCK
     from .row_scores import constant_bytes  # with the kernels of columns
 
     together, size = min(problem.n_lanes, LANES_TOGETHER), problem.n_features + 1
-    narrow, n_vectors = min(NARROW + 1, size), problem.n_lanes * problem.lane_vectors
-    of_lane = 40 if problem.lane_vectors == 1 else 72 + 16 * problem.lane_vectors
-    of_rows = 32 * n_vectors + of_lane * together + 2 * constant_bytes(problem, dataset)
+    narrow, n_lanes = min(NARROW + 1, size), problem.n_lanes
+    of_rows = 32 * n_lanes + 40 * together + 2 * constant_bytes(problem, dataset)
     signed = 3 * max(problem.n_folds, 1) * problem.full_table_bytes
     return SolverMemory(
         ColumnLayout(item_bytes=64 + 112 * together, centred=problem.free_bias),
-        size * (8 * n_vectors + problem.n_lanes),
-        8 * dataset.n_rows * n_vectors,
+        size * 9 * n_lanes,
+        8 * dataset.n_rows * n_lanes,
         {
-            "rows": dataset.n_rows * (of_rows - 8 * n_vectors),
-            "sums of features": size * (16 * n_vectors + 16),
+            "rows": dataset.n_rows * (of_rows - 8 * n_lanes),
+            "sums of features": size * (16 * n_lanes + 16),
             "matrices of a solution": 24 * (narrow + BLOCK) * narrow * together,
             "signed costs": signed,
         },

@@ -88,7 +88,9 @@ class NewtonSolver(CertifiedReads):
         lanes |= {"begun": np.zeros(n_lanes, dtype=bool), "searches": np.ones(n_lanes, dtype=bool)}
         lanes["line_share"] = np.ones(n_lanes)
         state = State(np.zeros((size, n_lanes)), np.zeros((0, n_lanes)), new_totals(n_lanes), lanes)
-        state.matrices = {name: array for name, array in self._new_sums()._asdict().items() if name != "totals"}
+        state.matrices = {
+            name: array for name, array in self._new_sums()._asdict().items() if name != "totals"
+        }
         state.matrices["step"] = np.zeros((n_lanes, size))
         return state
 
@@ -146,9 +148,7 @@ class NewtonSolver(CertifiedReads):
         sums, n_parts = self._sums_of(state), newton_parts(problem)
         while len(self._scratch) < PARTS:
             block = kernels.BLOCK
-            self._scratch.append(
-                Scratch(np.zeros(block, np.int64), np.zeros(block), np.zeros((block, size)))
-            )
+            self._scratch.append(Scratch(np.zeros(block, np.int64), np.zeros(block), np.zeros((block, size))))
             self._parts += [self._new_sums()] if n_parts > 1 else []
         if self._parts:
             whole = np.array([0, size])
@@ -207,7 +207,9 @@ class NewtonSolver(CertifiedReads):
             # v is summed by `add_exactly`; joins of parts, and factors, add a few units
             error = (64.0 + n * n * UNIT) * UNIT * totals[:, W_ALPHA]
             gap, rounding = self._gap(state, w, norm, error)
-            if not self.problem.l2:  # what v may be wrong by is taken off the dual variables, and adds to the gap
+            if (
+                not self.problem.l2
+            ):  # what v may be wrong by is taken off the dual variables, and adds to the gap
                 rounding += gap - self._gap(state, w, norm, np.zeros_like(error))[0]
             gap = np.fmin(gap, primal)  # that of a = 0
             of_primal = primal_rounding(totals, norm, np.zeros_like(norm)) + (n + 100.0) * UNIT * penalty

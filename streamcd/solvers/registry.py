@@ -234,7 +234,9 @@ def solver_memory(
     if method == "newton":
         way = _way_without_matrix(problem)
         return replace(
-            memory.newton_memory(problem, dataset), advice=f"give a larger --memory, or take {way}, which needs no matrix")
+            memory.newton_memory(problem, dataset),
+            advice=f"give a larger --memory, or take {way}, which needs no matrix",
+        )
     if method == "sor":
         return memory.twin_sor_memory(problem)
     count = memory.class_memory if problem.lane_vectors > 1 else memory.dual_memory
@@ -250,9 +252,8 @@ def _way_without_matrix(problem: Problem) -> str:
 
 
 def is_proximal(problem: Problem, acceleration: float | str) -> bool:
-    """Tell whether a solver over rows moves the centres of a proximal point: by acceleration, of a free bias, or with a
-    penalty other than ``½‖w‖²``, whose weights are not those that a visit keeps."""
-    return acceleration != "none" or problem.free_bias or not problem.is_plain
+    """Tell whether a solver over rows moves the centres of a proximal point: by acceleration, or of a free bias."""
+    return acceleration != "none" or problem.free_bias
 
 
 def _check_bias(problem: Problem, method: str) -> None:

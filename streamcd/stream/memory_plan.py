@@ -194,16 +194,16 @@ def make_plan(
 
 
 def plan_shards(
-    table: Table, budget: int, layout: Layout, needs: Mapping[str, int], fewest: int
+    table: Table, budget: int, layout: Layout, needs: Mapping[str, int]
 ) -> tuple[Plan, int] | None:
-    """Plan to keep some shards in memory, `fewest` or more; also returns how many fit, None if too few do."""
+    """Plan to keep some shards in memory; also returns how many fit, None if none does."""
     overhead, n_shards = sum(_overhead(table, budget, needs).values()), table.n_shards
     left = budget - RUNNING_BYTES - overhead
     if _resident_bytes(table, layout) > left:
         items, entries = slot_size(table)
         a_shard = entries * table.entry_bytes + items * (layout.item_bytes + _ORDER_BYTES * layout.n_orders)
         n_shards = min(left // max(a_shard, 1), table.n_shards - 1)
-    if n_shards < fewest:
+    if n_shards < 1:
         return None
     return _resident_plan(table, layout, _count_readers(table, budget)), n_shards
 
