@@ -148,22 +148,21 @@ _UNLOADED = 10_000_000
 
 def newton_memory(problem: Problem, dataset: Dataset) -> SolverMemory:
     """Count the Hessian of every lane, in each of the sums made at a time, those of a solution, and some vectors."""
-    from ..kernels.newton import BLOCK, LENGTHS
+    from ..kernels.newton import BLOCK, LENGTHS, PANEL
     from .quadratic_model import ROWS
 
     n_lanes, size, n_parts = problem.n_lanes, problem.n_features + 1, newton_parts(problem)
     matrix, vectors = 8 * size**2, 8 * size * n_lanes
     sums = n_lanes * matrix + 5 * vectors + 8 * 64 * n_lanes
-    # numpy's own copy of what it solves; with L1, of the support
-    model = 2 * matrix + 8 * size * ROWS if problem.l1.any() else matrix
     return SolverMemory(
         RowLayout(0, 0, has_targets=problem.has_targets, centred=problem.free_bias),
         8 * vectors,
         more={
             f"{n_lanes} {'matrix' if n_lanes == 1 else 'matrices'} of {size:,} x {size:,}": n_lanes * matrix,
             "parts' matrices": sums * n_parts if n_parts > 1 else 0,
-            "matrix of a model": model,
-            "blocks of rows": PARTS * BLOCK * 8 * size,
+            # the support's, and a copy of the columns of some rows
+            "matrix of a model": matrix + 8 * size * ROWS if problem.l1.any() else 0,
+            "blocks of rows": (PARTS * BLOCK + 4 * PANEL) * 8 * size,
             "vectors of a visit": 8 * vectors + 3 * LENGTHS.size * 8 * size,
         },
         joined=4 * sums,  # what a worker sends, a neighbour's, what both make, and a message

@@ -109,6 +109,7 @@ class NewtonSolver(CertifiedReads):
         rows, none = rows_of(empty_window(self.layout.new_arena(dataset, 2, 0))), np.zeros(0, dtype=np.int64)
         self._sum_up(rows, none, state, none)
         vector, matrix = np.zeros(0), np.zeros((0, 0))
+        quadratic_model.solve_positive(matrix, vector)
         kernels.mirror(matrix)
         kernels.sweep_model(matrix, vector, vector, *self._penalty(0), 0.0, 1)
         kernels.penalty_terms(vector, vector, *self._penalty(0)[:2], 0)
@@ -127,8 +128,9 @@ class NewtonSolver(CertifiedReads):
         """Move w to where the read is made; lanes that have not begun are read where they are."""
         lanes, training = state.phase(TRAIN, CERTIFY), state.phase(TRAIN)
         begun = state.lanes["begun"]
-        for lane in training[begun[training]].tolist():
-            self._move(state, lane)
+        moves = [partial(self._move, state, lane) for lane in training[begun[training]].tolist()]
+        # with L1 a lane takes a second matrix, for which the plan has memory once
+        self.threads.run(moves, 0 if self.problem.l1.any() else 1 << 62)
         for array in self._sums_of(state):
             array[lanes] = 0.0
         state.matrices["step"][state.phase(CERTIFY)] = 0.0
@@ -313,9 +315,9 @@ class NewtonSolver(CertifiedReads):
         """Set `step` to that which minimises the quadratic model. Uses up the Hessian."""
         hessian, v = state.matrices["hessian"][lane], state.matrices["v"][lane].sum(axis=0)
         w, diagonal = state.w[:, lane].copy(), np.einsum("ii->i", hessian)
-        kernels.mirror(hessian)
         l1, l2, n_penalised = self._penalty(lane)
         if l1:
+            kernels.mirror(hessian)
             diagonal += quadratic_model.DAMPING * diagonal.max()
             moved = w.copy()
             quadratic_model.minimise(hessian, v, moved, (l1, l2, n_penalised))

@@ -12,7 +12,6 @@ _SWEEPS, _MOST_ROUNDS = 10, 200  # over a model, before steps on its support; of
 _MOST_STEPS = 100  # on a support, until no sign changes
 ROWS = 512  # of a matrix that are multiplied at a time
 SOLVED = 1e-10  # largest change of the last sweep over that of the first
-_ROUNDING = 1e-13  # of a matrix with ones on its diagonal: what a solution needs so as not to follow it
 DAMPING = 1e-10  # of a model's largest curvature, added to all
 
 
@@ -94,13 +93,10 @@ def _length(own: np.ndarray, step: np.ndarray, slope: float, kinks: np.ndarray) 
 
 
 def solve_positive(matrix: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """Solve ``A y = v`` for a positive semidefinite A, which is used up; variables without curvature are 0.
+    """Solve ``A y = v`` for a positive semidefinite A in its lower triangle, which is used up.
 
-    By numpy: scipy.linalg would take 20 MB more.
+    BLAS has threads that wait in loops: on processors with other work they took up to 20 times as long.
     """
-    diagonal = np.einsum("ii->i", matrix)
-    scale = np.divide(1.0, np.sqrt(diagonal), out=np.zeros_like(diagonal), where=diagonal > 0.0)
-    matrix *= scale
-    matrix *= scale[:, None]
-    diagonal[:] = 1.0 + _ROUNDING
-    return np.asarray(scale * np.linalg.solve(matrix, scale * v))
+    solution, least = v.copy(), 1e-14 * np.diagonal(matrix)
+    newton_kernels.solve_positive(matrix, solution, least, np.empty((newton_kernels.PANEL, v.size)))
+    return solution

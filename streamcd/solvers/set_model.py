@@ -57,6 +57,7 @@ class SetModel:
         matrix = self._matrix()
         quadratic_model.minimise(matrix[:0, :0], numbers, numbers, (0.0, 0.0, 0))
         kernels.move_model(self._moved, self._model)
+        quadratic_model.solve_positive(matrix[:0, :0], numbers)
         if wide:
             kernels.descend(none, none, *self._columns, numbers, self._penalty, numbers, self._model)
             kernels.curved_products(none, *self._columns, self._moved, self._model, numbers)
