@@ -208,17 +208,18 @@ def test_starts_from_centred_runs_and_others_begin_where_they_ended(
         assert warm.passes <= 2
 
 
-def test_rows_that_are_appended_may_move_the_centre(tmp_path: Path) -> None:
+def test_rows_that_are_merged_may_move_the_centre(tmp_path: Path) -> None:
     """One feature is in every row no more; targets lie elsewhere."""
     x, z = far(300.0)
     y = targets("squared_error", z)
     x[300:, :4] += 20.0
     x[350, 4] = 0.0
     y[300:] += 500.0
-    data = streamcd.convert((x[:300], y[:300]), tmp_path / "data", target=True, chunk_size=2000)
+    old = streamcd.convert((x[:300], y[:300]), tmp_path / "old data", target=True, chunk_size=2000)
     asked: dict[str, Any] = {"loss": "squared_error", "tol": 1e-7, "max_passes": 5000, **FREE}
-    streamcd.train(data, tmp_path / "old", **asked)
-    data = streamcd.convert((x[300:], y[300:]), tmp_path / "data", append=True)
+    streamcd.train(old, tmp_path / "old", **asked)
+    more = streamcd.convert((x[300:], y[300:]), tmp_path / "more", target=True)
+    data = streamcd.merge([old, more], tmp_path / "data")
     warm = streamcd.train(data, tmp_path / "warm", start_from=tmp_path / "old", **asked)
     peer = Ridge(alpha=0.5, solver="cholesky").fit(x, y)
     assert warm.converged

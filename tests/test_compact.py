@@ -128,43 +128,23 @@ def test_frames_of_lists_are_predicted_by_their_indices(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("lend")
 @pytest.mark.parametrize("workers", [1, 2])
-def test_rows_are_appended_without_features_that_are_new(tmp_path: Path, base: Dataset, workers: int) -> None:
+def test_rows_of_tomorrow_are_merged_without_features_that_are_new(
+    tmp_path: Path, base: Dataset, workers: int
+) -> None:
     more, heard = write_text(tmp_path / "b.txt", 90, seed=1, least=10), Heard()
-    grown = streamcd.convert(more, base.path, append=True, listener=heard, workers=workers)
-    assert (grown.n_features, grown.n_rows) == (40, 390)
-    (said,) = [text for text in heard.messages if "left out" in text]
+    later = streamcd.convert(
+        more, tmp_path / "later", like=base.path, dtype="float64", listener=heard, workers=workers
+    )
     lines = [line.split()[1:] for line in more.read_text().splitlines()]
     known = {7 + k * k for k in range(20)} | {FAR + 7 + k * k for k in range(20)}
     n_new = sum(int(entry.split(":")[0]) not in known for line in lines for entry in line)
-    assert f"{n_new} entries of features" in said
-    assert grown.verify() == []
-    assert np.array_equal(indices_of(grown).kept, indices_of(base).kept)
-
-
-def test_equal_histories_have_equal_fingerprints(tmp_path: Path, base: Dataset) -> None:
-    more = write_text(tmp_path / "b.txt", 30, seed=1, least=5)
-    other = streamcd.convert(
-        tmp_path / "a.txt", tmp_path / "other", compact=True, chunk_size=4000, dtype="float64"
-    )
-    found = {
-        streamcd.convert(more, place, append=True, memory=memory).fingerprint
-        for place, memory in ((base.path, "1GB"), (other.path, "400MB"))
-    }
-    assert len(found) == 1
-
-
-def test_scales_of_a_grown_dataset_go_with_their_features(tmp_path: Path) -> None:
-    text = write_text(tmp_path / "a.txt", 200, seed=0)
-    data = streamcd.convert(text, tmp_path / "data", compact=True, scale="maxabs")
-    scales = dict(zip(indices_of(data).kept.tolist(), data.read_scaling().scales, strict=True))
-    grown = streamcd.convert(write_text(tmp_path / "b.txt", 50, seed=1, least=10), data.path, append=True)
-    found = dict(zip(indices_of(grown).kept.tolist(), grown.read_scaling().scales, strict=True))
-    assert found == scales
-    train(grown, tmp_path / "run")
+    assert any(f"{n_new} entries ignored" in text for text in heard.messages)
+    found = streamcd.merge([base, later], tmp_path / "all")
+    assert (found.n_features, found.n_rows, found.verify()) == (40, 390, [])
+    assert np.array_equal(indices_of(found).kept, indices_of(base).kept)
+    train(found, tmp_path / "run")
     assert np.allclose(
-        predictions(tmp_path / "b.txt", tmp_path / "run"),
-        predictions(grown, tmp_path / "run")[200:],
-        rtol=1e-5,
+        predictions(more, tmp_path / "run"), predictions(found, tmp_path / "run")[300:], rtol=1e-5
     )
 
 

@@ -212,11 +212,9 @@ def test_any_reader_of_parquet_can_read_it(dataset: Dataset) -> None:
     assert tables["rows"].column_names == ["row", "source", "label", "weight", "n_entries"]
     assert tables["entries"].column_names == ["row", "feature", "value"]
     row = tables["entries"]["row"].to_numpy()
-    np.testing.assert_array_equal(tables["rows"]["row"].to_numpy(), np.arange(dataset.n_rows))
-    np.testing.assert_array_equal(
-        row, np.repeat(np.arange(dataset.n_rows), tables["rows"]["n_entries"].to_numpy())
-    )
-    assert (np.diff(row) >= 0).all()
+    numbers = np.concatenate([np.arange(part["n_rows"]) for part in dataset.manifest["parts"]])
+    np.testing.assert_array_equal(tables["rows"]["row"].to_numpy(), numbers)
+    np.testing.assert_array_equal(row, np.repeat(numbers, tables["rows"]["n_entries"].to_numpy()))
 
 
 def test_readers_can_skip_chunks_by_their_row_and_label(dataset: Dataset) -> None:
@@ -371,7 +369,7 @@ def test_a_flipped_byte_is_named_by_verify_and_never_trained_on(
         else:
             assert weights == expected, f"byte {place} of {size}: damage was trained on"
     if name != "features.parquet":
-        assert refused > 3
+        assert refused > 2
     path.write_bytes(original)
     assert open_dataset(dataset.path).verify() == []
 

@@ -86,7 +86,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "convert over another": lambda place: streamcd.convert(place / "text", place / "data", force=True),
     "convert scaled": lambda place: streamcd.convert(place / "text", place / "out", scale="standard"),
     "convert a table": lambda place: streamcd.convert(place / "table.csv", place / "out", label="kind"),
-    "append": lambda place: streamcd.convert(place / "table.csv", place / "tabled", append=True),
+    "merge": lambda place: streamcd.merge([place / "tabled", place / "tabled"], place / "out"),
     "columns": lambda place: streamcd.make_columns(place / "bare", chunk_size=200, shard_size=1500),
     "train": train,
     "train over another": lambda place: train(place, run="done", force=True),

@@ -20,7 +20,7 @@ from streamcd import Model, StreamcdError, load_model, make_columns
 from streamcd import open as open_dataset
 from streamcd.core import atomic_files
 from streamcd.core.atomic_files import exchange, put_directory, replacing, restore_directory
-from streamcd.core.errors import CheckpointError, DataError, DatasetError, ModelError
+from streamcd.core.errors import CheckpointError, DatasetError, ModelError
 from streamcd.core.metadata import Kind, parse_json
 from streamcd.dataset.manifests import COLUMN_LAYOUT, ROW_LAYOUT
 from streamcd.models.model_file import MODEL
@@ -258,21 +258,6 @@ def test_other_numbers_of_rows_and_entries_than_the_chunks_have_are_refused(
     case = Case(path, ROW_LAYOUT, lambda: open_dataset(dataset.path), DatasetError)
     case.write(**{key: number})
     assert f"{key} is {number}, the chunk table has {dataset.info()[key]}" in refusal(case)
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"chunk_bytes": [None]}, {"shard_bytes": 0}, {"shuffle": "x"}, {"n_underflows": {"a": 1}}, {"source": 1}]
-)  # fmt: skip
-def test_rows_are_not_appended_to_a_dataset_of_which_it_is_unknown_how_it_was_made(
-    tmp_path: Path, wrong: dict[str, Any]
-) -> None:
-    """Each used to end in a traceback."""
-    dataset = streamcd.convert(table(tmp_path / "a.csv"), tmp_path / "data", label="y")
-    path = dataset.path / "manifest.json"
-    more = [tmp_path / "a.csv", dataset.path]
-    case = Case(path, ROW_LAYOUT, lambda: streamcd.convert(*more, append=True), DataError)
-    case.write(**wrong)
-    assert f"{next(iter(wrong))}`" in refusal(case)
 
 
 def test_the_range_of_the_targets_may_be_written_as_integers(tmp_path: Path) -> None:

@@ -32,17 +32,16 @@ class ChunkWriter(DatasetWriter):
         self._part_options: dict[str, Any] = {**dtypes, "compression": "lz4"}
         self._most_entries = shard_bytes / (index.itemsize + value.itemsize)
         self._part: PartWriter | None = None
-        self.n_parts = self._n_written = 0
+        self.n_parts = 0
 
     def write_chunk(self, source: np.ndarray, label: np.ndarray, *others: Any) -> None:
         """Append a chunk of rows; the arguments are those of `PartWriter.write_chunk`."""
         if self._part is not None and self._part.n_entries >= self._most_entries:
             self._end_part()
         if self._part is None:
-            self._part = PartWriter(self.path, self.n_parts, self._n_written, **self._part_options)
+            self._part = PartWriter(self.path, self.n_parts, **self._part_options)
             self.n_parts += 1
         self._part.write_chunk(source, label, *others)
-        self._n_written += label.size
 
     def _end_part(self) -> None:
         if self._part is not None:

@@ -96,7 +96,6 @@ def convert(
       streamcd convert counts.txt data --normalize l2
       streamcd convert people.csv data --label income --drop id
       streamcd convert test.txt test --like data
-      streamcd convert day_31.txt data --append
     """
     from ..conversion.convert import convert as convert_text
     from ..runs.describe import describe_dataset
@@ -111,6 +110,30 @@ def convert(
         make_columns(made, listener=listener, **sizes)
     described = describe_dataset(made)
     return described, *conversion_tables(dataset, described, "evaluate" if options["like"] else "train")
+
+
+@cli.command()
+@click.argument("datasets", metavar="DATASET...", nargs=-1, required=True, type=click.Path())
+@click.argument("dest", metavar="DEST", type=click.Path())
+@force_option("dataset")
+@talks()
+def merge(listener: Console, datasets: tuple[str, ...], dest: str, force: bool) -> Shown:
+    """Merge datasets encoded alike, the first and others converted --like it, to one of all rows, in seconds.
+
+    Its shards are theirs, by hard links where the file system has them. 'train DEST RUN2 --start-from RUN1' goes on from a
+    run on one of them.
+
+    \b
+    Example:
+      streamcd convert tuesday.csv tue --like mon
+      streamcd merge mon tue all
+      streamcd train all run2 --start-from run
+    """
+    from ..conversion.merge import merge as merge_datasets
+    from ..runs.describe import describe_dataset
+
+    made = describe_dataset(merge_datasets(list(datasets), dest, force=force, listener=listener))
+    return made, *dataset_tables(dest, made)
 
 
 @cli.command()

@@ -24,7 +24,7 @@ _HELP_WANTED: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 
 
 SECTIONS = {
-    "Data": ("convert", "columns", "info", "verify"),
+    "Data": ("convert", "merge", "columns", "info", "verify"),
     "Training": ("train", "tune", "resume"),
     "Models": ("evaluate", "predict", "weights", "report", "export", "import"),
     "First steps": ("demo",),

@@ -24,13 +24,13 @@ class StoredRounds(StoredState):
     problem: Problem
     layout: RowLayout
 
-    def saved_slots(self, dataset: Dataset, row_bytes: int, n_chunks: int) -> SlotStore:
+    def saved_slots(self, dataset: Dataset, row_bytes: int) -> SlotStore:
         """See `SavedState`."""
         arrays = self.saved(("committed", "eta"))
         assert arrays is not None
         folder = self.path / "dual" / str(arrays["committed"])
         paired_bytes = paired_layout(self.layout).state_bytes
-        pairs = chunk_slots(folder, dataset, paired_bytes, self.identity, n_chunks, n_slots=1)
+        pairs = chunk_slots(folder, dataset, paired_bytes, self.identity, n_slots=1)
         pairs.restore(np.zeros_like(pairs.current))
         return _SteppedSlots(pairs, dataset, self.problem, arrays["eta"])
 

@@ -19,9 +19,8 @@ from ..core.process_pool import Pool, checked_workers
 from ..core.progress import Listener, ends_progress
 from ..core.storage import is_url, local_path, location
 from ..dataset.dataset import Dataset, open_dataset
-from .byte_sources import NoRows, check_rows, total_bytes
+from .byte_sources import total_bytes
 from .formats import expand, open_source
-from .growing import form_of, growing, open_base
 from .in_memory import is_files, open_data
 from .options import ConvertOptions
 from .pipeline import Conversion
@@ -71,18 +70,15 @@ def convert(sources: Any, dest: str | Path, asked: ConvertOptions) -> Dataset:
 
 
 def _convert(sources: Any, place: Path, asked: ConvertOptions, listener: Listener) -> None:
-    """Convert sources to a dataset, or to a batch of one."""
+    """Convert sources to a dataset."""
     from_files = is_files(sources)
     paths, roots = expand(sources) if from_files else ([], {})
-    base = open_base(place, asked) if asked.append else None
     like = None if asked.like is None else load_like(location(asked.like))
     options = Options(
-        **(vars(asked) | (form_of(base.dataset) if base else {}) | _compact(asked, like)),
+        **(vars(asked) | _compact(asked, like)),
         place=place,
         in_memory=not from_files,
-        training=base.like if base else like,
-        first_row=base.first_row if base else 0,
-        kept_schema=base.kept_schema if base else None,
+        training=like,
     )
     checked_workers(options.workers)
     _check(options, paths)
@@ -100,26 +96,13 @@ def _convert(sources: Any, place: Path, asked: ConvertOptions, listener: Listene
             return open_source(paths, roots, options.format, reading, options)
         return open_data(sources, reading, options)
 
-    try:
-        if base and from_files and total_bytes(paths) == 0:
-            check_rows(0, paths)
+    source = opened(plan)
+    _check_source(options, source)
+    if source.held_bytes:
+        plan = make_plan(options, urls, source.held_bytes, source.names_labels or source.encoding is not None)
         source = opened(plan)
-        _check_source(options, source)
-        if base:
-            base.check(source, weighted=options.weights is not None, listener=listener)
-        has_strings = source.names_labels or source.encoding is not None
-        if source.held_bytes:
-            plan = make_plan(options, urls, source.held_bytes, has_strings)
-            source = opened(plan)
-        with (
-            growing(base) if base else _workplace(options) as work,
-            Pool(options.workers, listener, Conversion.__module__) as pool,
-        ):
-            Conversion(options, plan, source, work, pool).run()
-    except NoRows as error:
-        if base is None:
-            raise
-        listener.message(f"nothing was appended, {place} is as it was: {error}")
+    with _workplace(options) as work, Pool(options.workers, listener, Conversion.__module__) as pool:
+        Conversion(options, plan, source, work, pool).run()
 
 
 def _compact(asked: ConvertOptions, like: Like | None) -> dict[str, bool]:
@@ -161,12 +144,9 @@ def _reading(options: Options, plan: Plan) -> Reading:
 def _check_source(options: Options, source: Source) -> None:
     if options.training is not None and source.encoding is not None:
         if options.training.encoding is None:
-            advice = (
-                "append rows of that kind"
-                if options.append
-                else "convert its own table first, or give --label here"
+            raise UsageError(
+                f"--like {options.like}: its data came from no table; convert its own table first, or give --label here"
             )
-            raise UsageError(f"{options.like_words}: its data came from no table; {advice}")
         if options.given:
             raise UsageError(
                 f"{', '.join(options.given)} and --like exclude each other: --like takes the columns from there"
@@ -198,10 +178,9 @@ def _check(options: Options, paths: list[str]) -> None:
         raise UsageError(
             "--n-features and --compact exclude each other: --compact counts the features that occur"
         )
-    if isinstance(options.place, Path) and not options.append:
-        _check_place(options, options.place, paths)
-        if not options.place.absolute().parent.is_dir():
-            raise UsageError(f"no such directory: {options.place.absolute().parent}; make it first")
+    _check_place(options, options.place, paths)
+    if not options.place.absolute().parent.is_dir():
+        raise UsageError(f"no such directory: {options.place.absolute().parent}; make it first")
 
 
 def _check_place(options: Options, dest: Path, paths: list[str]) -> None:

@@ -226,7 +226,6 @@ class Numbering:
     maps_labels: bool = False
     n_static: int = 0  # codes of numbers and indicators, which come before those of strings
     tail_start: int = 0  # of hashed and sparse columns' features, where those before them are mapped
-    left_out: Path | None = None  # rows of the source that the others are numbered without, ascending
 
     def indices(self) -> SourceIndices:
         """Return the indices of the features, which stay in their file, cached by the system."""
@@ -252,7 +251,6 @@ class Numberer:
     def __init__(self, numbering: Numbering) -> None:
         self._numbering = numbering
         self._first_rows = np.array(numbering.first_rows, np.int64)
-        self._left_out = None if numbering.left_out is None else np.load(numbering.left_out)
         self._indices = numbering.indices()
         if numbering.dictionaries is not None:
             self._starts, self._places = numbering.task_maps()
@@ -273,7 +271,4 @@ class Numberer:
         else:
             index = self._indices.features(rows.index)
         index = index.astype(index_dtype, copy=False)
-        source = rows.source_row
-        if self._left_out is not None:
-            source = source - np.searchsorted(self._left_out, source)
-        return replace(rows, source_row=source, index=index)
+        return replace(rows, index=index)

@@ -222,12 +222,6 @@ class ConvertOptions(ColumnsOptions, TableOptions):
         flags="--shuffle/--no-shuffle",
         section=Section.DATASET,
     )
-    append: bool = option(
-        False,
-        "Append the rows to the dataset, encoded as its own: index base, width, columns, categories, scaling, type. What it "
-        "has no feature for is left out, rows of other labels too. Runs on the rows before go on with these.",
-        section=Section.LATER,
-    )
     force: bool = replaces("dataset, once the new one is complete")
 
     def __post_init__(self) -> None:

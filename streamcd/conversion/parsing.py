@@ -14,7 +14,7 @@ from ..core.errors import DataError
 from ..core.process_pool import Tell
 from ..core.storage import Url, location
 from ..core.threads import ahead
-from ..dataset.kept_columns import KeptWriter, some_rows
+from ..dataset.kept_columns import KeptWriter
 from ..dataset.source_indices import SourceIndices
 from .external_shuffle import HeldRows, RunFormat, RunWriter
 from .feature_statistics import DistinctFeatures, LabelCounts
@@ -88,7 +88,6 @@ class Parsing:
     source: Source
     scale: str
     has_targets: bool  # labels are numbers to predict
-    known: np.ndarray | None  # labels, or codes of their names: rows of others are left out
     dictionaries: Path | None  # a directory for the strings of each task
     distinct: Path | None  # a directory for the indices that occur in each task
     # of features that are known: entries of others are left out
@@ -105,7 +104,6 @@ class Parsed(NamedTuple):
     counts: Counts
     labels: LabelCounts
     held: HeldRows | None
-    left_out: np.ndarray  # rows of the source, ascending
 
 
 def changed(path: str) -> DataError:
@@ -118,21 +116,18 @@ def parse_task(parsing: Parsing, task: Task) -> Parsed:
     counts, plan = Counts(), parsing.plan
     labels = LabelCounts(None if parsing.has_targets else {})
     distinct = None if parsing.distinct is None else DistinctFeatures(plan.map_bytes)
-    left_out, n_unknown = [np.empty(0, np.int64)], 0
+    n_unknown = 0
     dictionary = None
     if parsing.dictionaries is not None:
         dictionary = TaskDictionary(plan.map_bytes, parsing.source.class_names)
     kept = None if parsing.kept is None else KeptWriter(parsing.kept / f"{task.number:07d}.parquet")
     with RunWriter(parsing.form, task.number, plan.sort_bytes) as run:
         for batch in _batches(parsing.source, task, dictionary):
-            counts, rows, beside = batch.counts, batch.rows, batch.kept
+            counts, rows = batch.counts, batch.rows
             if parsing.weights is not None:
                 rows = replace(rows, weight=parsing.weights.of(rows, task))
-            if parsing.known is not None and not (mask := np.isin(rows.label, parsing.known)).all():
-                left_out.append(rows.source_row[~mask])
-                rows, beside = rows.some(mask), beside and some_rows(beside, mask)
             if kept is not None:
-                kept.append(beside)
+                kept.append(batch.kept)
             labels.add(rows.label)
             if distinct is not None:
                 distinct.add(rows.index)
@@ -152,7 +147,7 @@ def parse_task(parsing: Parsing, task: Task) -> Parsed:
     if task.n_rows not in (None, counts.n_rows):
         raise changed(task.pieces[0].path)
     counts = replace(counts, n_entries=counts.n_entries - n_unknown, n_ignored=counts.n_ignored + n_unknown)
-    return Parsed(counts, labels, held, np.concatenate(left_out))
+    return Parsed(counts, labels, held)
 
 
 def _batches(source: Source, task: Task, dictionary: TaskDictionary | None) -> Iterator[RowBatch]:

@@ -26,7 +26,6 @@ from ..core.process_pool import TASKS_PER_WORKER, Pool, in_shares
 from ..dataset.scaling import scales_digest
 from ..dataset.writer import DatasetWriter, PartWriter
 from ..kernels.tables import TAIL_CODES
-from ..models.unknown_values import count_unknown, listed
 from .byte_sources import check_rows, display_name
 from .chunking import cut_chunks, cut_shards
 from .column_summary import summarise
@@ -73,7 +72,7 @@ class Conversion:
         merged = self._merge_strings()
         numbering = self._numbering(tasks)
         parsed = self._join(found, numbering)
-        messages = self._what_is_left_out(parsed)
+        messages = parsed.counts.messages(self.options.value_dtype)
         numbering, shape = self._number(numbering, parsed)
         reader = partial(RunReader, form, self.plan.rows_bytes, parsed.counts.is_wide, parsed.held)
         shards = self._shards(reader, shape)
@@ -82,7 +81,7 @@ class Conversion:
         scaling = self._scaling(plain, shards, parsed)
         manifest = self._manifest(parsed, shape, merged.class_names)
         n_entries = self._write(replace(plain, **scaling), shards, manifest)
-        if merged.n_buckets_used and not self.options.append:
+        if merged.n_buckets_used:
             messages.append(
                 f"{merged.n_collided:,} of {merged.n_buckets_used:,} hash buckets in use hold several categories"
             )
@@ -159,7 +158,6 @@ class Conversion:
             self.options.scale,
             self.options.has_targets,
             dictionaries=self._directory("dictionaries") if self._has_strings else None,
-            known=self.options.known_labels,
             distinct=self._directory("distinct") if self._lists_indices else None,
             indices=self.options.known_indices,
             weights=weights,
@@ -186,7 +184,7 @@ class Conversion:
             if numbering.maps_labels:
                 renumbered = renumbered.renumbered(numbering.classes_of(number))
             labels.merge(renumbered)
-        return Parsed(counts, labels, found[-1].held, np.concatenate([parsed.left_out for parsed in found]))
+        return Parsed(counts, labels, found[-1].held)
 
     # -- numbering
 
@@ -207,11 +205,9 @@ class Conversion:
         )
         if source.grows and encoding is not None:
             self.encoding = read_merged(directory, encoding, merged)
-        if encoding is not None and self.encoding is not None and (source.grows or self.options.append):
+        if self.encoding is not None:
             word = "target" if self.options.has_targets else "label"
             self.columns = summarise(source.examples, self.encoding, merged.n_missing, self._notes(), word)
-        if self.options.append:  # rows of other names are left out
-            merged = merged._replace(class_names=[*source.class_names])
         return merged
 
     def _numbering(self, tasks: Sequence[Task]) -> Numbering:
@@ -226,37 +222,13 @@ class Conversion:
             tail_start=0 if encoding is None else encoding.bucket_start,
         )
 
-    def _what_is_left_out(self, parsed: Parsed) -> list[str]:
-        """Describe the entries and rows that are not in the result."""
-        counts = parsed.counts
-        if not self.options.append:
-            return counts.messages(self.options.value_dtype)
-        new = [
-            (counts.n_ignored, "entries of features"),
-            (parsed.left_out.size, "rows of labels"),
-            (count_unknown(counts.unseen), f"values of categories, {listed(counts.unseen)}"),
-        ]
-        told = ", ".join(f"{number:,} {what}" for number, what in new if number)
-        messages = replace(counts, n_ignored=0, unseen={}).messages(self.options.value_dtype)
-        return (
-            [*messages, f"left out, since {self.options.place} does not have them: {told}"]
-            if told
-            else messages
-        )
-
     def _notes(self) -> dict[str, str]:
         """Tell, by column, why it is left out."""
         return dict.fromkeys(self.options.drop, "--drop") | self.source.unused
 
     def _number(self, numbering: Numbering, parsed: Parsed) -> tuple[Numbering, Shape]:
         """Find the first index and the width, and with ``compact`` the indices that occur."""
-        counts, left_out = parsed.counts, parsed.left_out
-        base, n_features = self._base_and_width(counts)
-        n_rows = counts.n_rows - left_out.size
-        check_rows(n_rows, self.source.reader.paths, "rows of labels that the dataset has")
-        if left_out.size:
-            numbering = replace(numbering, left_out=self.work / "left-out.npy")
-            np.save(self.work / "left-out.npy", left_out)
+        base, n_features = self._base_and_width(parsed.counts)
         numbering = replace(numbering, index_base=base)
         if self.options.compact:
             numbering = replace(numbering, original=self.work / "original.npy")
@@ -266,7 +238,7 @@ class Conversion:
                 (n_features,) = self.pool.run(merge_distinct, [merging])
             else:
                 np.save(self.work / "original.npy", np.asarray(known.kept))
-        return numbering, Shape(n_rows, n_features, base, self.options.first_row)
+        return numbering, Shape(parsed.counts.n_rows, n_features, base)
 
     def _base_and_width(self, counts: Counts) -> tuple[int, int]:
         options, like, encoding = self.options, self.options.training, self.encoding
@@ -409,19 +381,19 @@ class Conversion:
         work = replace(work, part=part)
         for written in self._pass(work, shards, "write"):
             writer.add_part(*written)
-        if work.scaling.changes_values and not options.append:
+        if work.scaling.changes_values:
             writer.write_scaling(work.whole_scaling())
         self._write_features(writer, work)
-        if self.encoding is not None and not options.append:
+        if self.encoding is not None:
             writer.write_encoding(self.encoding)
         if self._keeps:
-            writer.write_kept(sorted((self.work / "kept").iterdir()), options.kept_schema)
+            writer.write_kept(sorted((self.work / "kept").iterdir()))
         return int(writer.close(**manifest)["n_entries"])
 
     def _write_features(self, writer: DatasetWriter, work: ShardPass) -> None:
         indices = work.numbering.indices()
         write_features(writer, self._statistics(work), self.encoding, indices)
-        if indices.kept is not None and not self.options.append:
+        if indices.kept is not None:
             writer.write_indices(indices.kept)
 
 

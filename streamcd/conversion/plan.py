@@ -72,9 +72,7 @@ class Options(ConvertOptions):
 
     place: Path  # of the dataset
     in_memory: bool  # the source is
-    training: Like | None  # what `like` names, or the dataset to which rows are appended
-    first_row: int = 0  # number of the first row of the source, behind those of that dataset
-    kept_schema: Any = None  # names and types of the columns that it keeps beside the rows
+    training: Like | None  # what `like` names
 
     @property
     def memory_bytes(self) -> int:
@@ -94,23 +92,10 @@ class Options(ConvertOptions):
         return None if self.index_base == "auto" else int(self.index_base)
 
     @property
-    def known_labels(self) -> np.ndarray | None:
-        """Labels, or codes of their names, of the dataset to which rows are appended: rows of others are left out."""
-        like = self.training
-        if not self.append or like is None or like.classes is None:
-            return None
-        return np.arange(len(like.class_names)) if like.class_names else like.classes
-
-    @property
     def known_indices(self) -> SourceIndices | None:
         """Indices of the training side's features, where these are not successive."""
         like = self.training
         return None if like is None or like.indices.kept is None else like.indices
-
-    @property
-    def like_words(self) -> str:
-        """The option that asks for the properties of the training side, for messages."""
-        return f"--append to {self.place}" if self.append else f"--like {self.like}"
 
     @property
     def index_options(self) -> list[str]:

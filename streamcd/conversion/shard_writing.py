@@ -32,7 +32,6 @@ class Shape:
     n_rows: int
     n_features: int
     index_base: int
-    first_row: int = 0  # number of the first row, after those that the dataset has
 
     @property
     def index_dtype(self) -> np.dtype:
@@ -40,7 +39,7 @@ class Shape:
 
     @property
     def row_dtype(self) -> np.dtype:
-        return row_dtype(self.first_row + self.n_rows)
+        return row_dtype(self.n_rows)
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class ShardPass:
     shape: Shape
     numbering: Numbering
     summing: Summing
-    part: Callable[[int, int], PartWriter] | None = None  # None where rows are only summed up
+    part: Callable[[int], PartWriter] | None = None  # None where rows are only summed up
     means: Path | None = None  # of the features, which are subtracted before values are summed up
     scaling: Scaling = field(default_factory=Scaling)  # without its divisors, which `scales` names
     scales: Path | None = None
@@ -131,13 +130,12 @@ class _Writer:
 
     def begin(self, shard: Shard) -> None:
         if self._work.part is not None:
-            self._part = self._work.part(shard.number, self._work.shape.first_row + shard.row0)
+            self._part = self._work.part(shard.number)
 
     def write(self, chunk: Rows) -> None:
         if self._part is not None:
             self._wait()
-            source = chunk.source_row + self._work.shape.first_row
-            columns = (source, chunk.label, chunk.weight, chunk.indptr, chunk.index, chunk.value)
+            columns = (chunk.source_row, chunk.label, chunk.weight, chunk.indptr, chunk.index, chunk.value)
             self._writing = self._thread.submit(self._part.write_chunk, *columns)
 
     def end(self) -> list[Written]:

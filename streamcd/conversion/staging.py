@@ -7,23 +7,16 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from ..core.atomic_files import SET_ASIDE, restore_directory, sync, work_directory
-from ..core.errors import DatasetError, EnvironmentFailure, UsageError
+from ..core.errors import EnvironmentFailure, UsageError
 from ..core.locks import release_lock, take_lock
-from ..core.metadata import read_metadata
-from ..dataset.chunked_table import RowTable
-from ..dataset.manifests import ROW_LAYOUT
 
 _MARK = b"streamcd works here\n"
 """Content of the lock file: who made the directory."""
-
-_OF_BATCHES = re.compile(r"added-\d{4}|(rows|entries)/part-\d+\.parquet|(chunks|features|kept)\.parquet")
-"""Names of folders and files of batches of rows in a dataset."""
 
 _MADE = re.compile(
     r"lock|dataset|replaced|runs|weights|dictionaries|distinct|kept|(original|scales|means|left-out)\.npy|sums-.+"
@@ -58,13 +51,12 @@ def staging_directory(dest: Path, put: Callable[[Path], None]) -> Iterator[Path]
 def clear_interrupted(dest: Path) -> None:
     """Restore what an interrupted conversion has set aside, and remove the rest, unless one works there now."""
     work = work_directory(dest)
-    if os.path.lexists(work) or unlisted(dest):
+    if os.path.lexists(work):
         with (
             suppress(UsageError, EnvironmentFailure),
             _locked(work),
         ):  # these are told once there is work to do
             restore_directory(dest, work / SET_ASIDE)
-            remove_unlisted(dest)
             remove_work(work)
 
 
@@ -80,47 +72,10 @@ def remove_work(work: Path) -> None:
             return
 
 
-def folders_of(manifest: Mapping[str, Any]) -> set[str]:
-    """Return the folders of the batches of a dataset."""
-    folders = {name.partition("/")[0] for name, *_ in RowTable.listed_files(manifest)}
-    return {name for name in folders if name.startswith("added-")}
-
-
-def unlisted(dataset: Path) -> list[str]:
-    """Return the names of the folders and files of batches that a dataset does not list; none where it cannot be read."""
-    try:
-        manifest, _ = read_metadata(dataset / "manifest.json", ROW_LAYOUT)
-    except (OSError, DatasetError):
-        return []
-    listed = {name for name, *_ in RowTable.listed_files(manifest)} | folders_of(manifest)
-    names = [
-        f"{folder}{entry.name}"
-        for folder in ("", "rows/", "entries/")
-        if (dataset / folder).is_dir()
-        for entry in os.scandir(dataset / folder)
-        if not entry.is_symlink()
-    ]
-    return sorted(name for name in names if _OF_BATCHES.fullmatch(name) and name not in listed)
-
-
-def remove_unlisted(dataset: Path) -> None:
-    """Remove the folders and files of batches that a dataset does not list: of interrupted calls."""
-    for name in unlisted(dataset):
-        path = dataset / name
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-
-
 def leftovers(dataset: Path) -> list[str]:
     """Describe the directories for work on a dataset, which an interrupted call has left unless one works there now."""
     dataset = dataset.absolute()
-    begun = [
-        work_directory(dataset),
-        *sorted(dataset.glob(".*.partial")),
-        *map(dataset.joinpath, unlisted(dataset)),
-    ]
+    begun = [work_directory(dataset), *sorted(dataset.glob(".*.partial"))]
     return [
         f"{work}: unless a call works there now, an interrupted one has left it; remove it, or repeat the call with --force"
         for work in begun

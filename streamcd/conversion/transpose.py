@@ -47,12 +47,10 @@ from ..dataset.column_layout import (
     Columns,
     ColumnsOutline,
     ColumnsWriter,
-    columns_exist,
     has_columns,
     open_columns,
 )
 from ..dataset.dataset import Dataset, open_dataset
-from ..dataset.feature_figures import GROUP_BYTES
 from ..kernels import scatter
 from .options import ColumnsOptions
 from .staging import check_own, disk_full_means, remove_work
@@ -103,11 +101,8 @@ def make_columns(dataset: Dataset | str | Path, asked: ColumnsOptions) -> Column
     dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
     path = local_path(dataset.path, "a dataset that gets a column layout")
     _clear_finished(path)
-    if columns_exist(dataset) and not asked.force:
-        of_old = (
-            "" if has_columns(dataset) else ", of the rows before others were appended, for runs on these"
-        )
-        raise UsageError(f"{dataset.path / FOLDER} exists{of_old}; replace it with --force")
+    if has_columns(dataset) and not asked.force:
+        raise UsageError(f"{dataset.path / FOLDER} exists; replace it with --force")
     form: dict[str, Any] = {
         "chunk_bytes": parse_size(asked.chunk_size),
         "shard_bytes": parse_size(asked.shard_size),
@@ -184,7 +179,6 @@ def _make_plan(dataset: Dataset, budget: int, chunk_bytes: int, workers: int) ->
         "chunks being read": 5 * largest * _record_bytes(dataset),
         "chunk tables": 40 * dataset.n_chunks + 200 * (dataset.n_entries * 8 // chunk_bytes + 1),
         "entries being sorted": _LEAST_BYTES,
-        "features of the batches": GROUP_BYTES * (len(dataset.batches) - 1),
     }
     if workers == 1:
         left = require(budget, needs, "give a larger --memory") + _LEAST_BYTES

@@ -30,7 +30,6 @@ class Section(StrEnum):
     BESIDE = "Columns beside the rows"
     VALUES = "Values"
     DATASET = "Dataset"
-    LATER = "Rows that come later"
     PROBLEM = "Problem"
     LOSS = "Parameters of the loss"
     PENALTY = "Penalty"

@@ -3,7 +3,7 @@
 Entries are stored in parts, each with a second table that counts them by row or by feature. A row group of a part's two
 files is a chunk, the unit of reading. ``chunks.parquet`` lists the chunks; ``manifest.json``, written last, lists all files
 with their sizes and checksums. The row layout has a row per sample in ``rows/`` and its non-zeros, sorted by row, in
-``entries/``. Rows that are appended come in batches, each with such files in a folder of its own (`dataset.batches`).
+``entries/``. Rows are numbered within their part, so that parts of several datasets can stand together.
 """
 
 from __future__ import annotations
@@ -20,16 +20,8 @@ from ..core.atomic_files import describe_set_aside
 from ..core.errors import DatasetError
 from ..core.metadata import Kind, read_metadata
 from ..core.storage import DATASET_BYTES, NO_FILE, Location, Url, file_sizes, location, with_size
-from .manifests import (
-    EARLIER_FILE,
-    LISTED,
-    OF_LATER,
-    ROW_LAYOUT,
-    batches_of,
-    names_in,
-    stored_name,
-)
-from .parquet import NO_CRC, OpenParts, read_table, reading
+from .manifests import LISTED, ROW_LAYOUT
+from .parquet import NO_CRC, OpenParts, read_table
 from .schema import FIRST_OF_ROWS, ChunkData, row_dtype
 
 MAX_OPEN_PARTS = 64
@@ -82,55 +74,35 @@ class ChunkedTable:
         cls, path: Location, manifest: Mapping[str, Any], check_files: bool
     ) -> dict[str, np.ndarray]:
         """Read ``chunks.parquet``; raises `DatasetError` if it, or with `check_files` any file, is not as listed."""
-        names = names_in(manifest, "chunks.parquet")
-        listed = [file for file in cls.listed_files(manifest) if check_files or file[0] in names]
+        name = "chunks.parquet"
+        listed = [file for file in cls.listed_files(manifest) if check_files or file[0] == name]
         for _, problem in file_problems(path, listed):
             raise DatasetError(f"{problem}; {cls.KIND.remedy}")
-        tables, first_part = [], 0
-        for name, batch in zip(names, batches_of(manifest), strict=True):
-            table = cls._read_chunks(path / name, batch)
-            tables.append(table | {"part": table["part"] + first_part})
-            first_part += batch["n_parts"]
-        return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
-
-    @classmethod
-    def _read_chunks(cls, path: Location, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """Read the chunk table of a batch, whose parts are numbered from 0."""
-        table = read_table(path, batch["chunks"]["checksum"], cls.KIND.remedy)
-        if table["part"].max(initial=-1) >= batch["n_parts"]:
-            raise DatasetError(f"{path}: a part that the manifest does not list; {cls.KIND.remedy}")
-        for name in cls.TABLES:
-            if f"{name}_crc" not in table:
-                raise DatasetError(f"{path}: no checksums of chunks of {name}; {cls.KIND.remedy}")
+        table = read_table(path / name, manifest["chunks"]["checksum"], cls.KIND.remedy)
+        if table["part"].max(initial=-1) >= len(manifest["parts"]):
+            raise DatasetError(f"{path / name}: a part that the manifest does not list; {cls.KIND.remedy}")
+        for one in cls.TABLES:
+            if f"{one}_crc" not in table:
+                raise DatasetError(f"{path / name}: no checksums of chunks of {one}; {cls.KIND.remedy}")
         return table
 
     @classmethod
     def listed_files(cls, manifest: Mapping[str, Any]) -> Iterator[tuple[str, int, str]]:
         """Iterate over the files that a manifest lists: name as stored, bytes and checksum of each."""
-        for holder, names in [
-            (manifest, LISTED),
-            *((batch, OF_LATER) for batch in manifest.get("later", ())),
-        ]:
-            for name, key in names.items():
-                if (record := holder.get(key)) is not None:
-                    stored = stored_name(name, record.get("folder", ""))
-                    yield stored, record["bytes"], record["checksum"]
+        for name, key in LISTED.items():
+            if (record := manifest.get(key)) is not None:
+                yield name, record["bytes"], record["checksum"]
         for part in manifest["parts"]:
             for table in cls.TABLES:
-                name = stored_name(part[table], part.get("folder", ""))
-                yield name, part[f"{table}_bytes"], part[f"{table}_checksum"]
+                yield part[table], part[f"{table}_bytes"], part[f"{table}_checksum"]
 
     def file(self, name: str) -> Location:
-        """Return where a file of the table is stored, of which there is one whatever the number of batches."""
-        record = self.manifest.get(LISTED[name]) or {}
-        return self._located(stored_name(name, record.get("folder", "")))
+        """Return where a file of the table is stored."""
+        return with_size(self.path / name, self._sizes.get(name))
 
     def files(self, name: str) -> list[Location]:
-        """Return where the files `name` of all batches are stored."""
-        return [self._located(stored) for stored in names_in(self.manifest, name)]
-
-    def _located(self, stored: str) -> Location:
-        return with_size(self.path / stored, self._sizes.get(stored))
+        """Return where a file is stored, if the manifest lists it."""
+        return [self.file(name)] if self.manifest.get(LISTED[name]) else []
 
     def files_of(self, chunk: int) -> list[Location]:
         """Return the files that hold a chunk, one of each table."""
@@ -139,10 +111,7 @@ class ChunkedTable:
     def _file(self, table: str, chunk: int) -> tuple[str, int]:
         """Return the name of the file that holds a chunk of a table, and the row group in that file."""
         part = self.manifest["parts"][self.chunk_part[chunk]]
-        return self._name_of(part, table), int(self.chunk_group[chunk])
-
-    def _name_of(self, part: Mapping[str, Any], table: str) -> str:
-        return stored_name(part[table], part.get("folder", ""))
+        return part[table], int(self.chunk_group[chunk])
 
     def _read(
         self, table: str, chunk: int, columns: Sequence[str], n_rows: int, verify: bool
@@ -187,6 +156,13 @@ class ChunkedTable:
             self.cache = directory
             # what the files hold is part of the name: another dataset in their place has copies of its own
             self._parts.copies = Path(directory) / self.manifest["seal"].removeprefix("sha256:")[:32]
+
+    def at(self, path: Location, manifest: dict[str, Any]) -> Self:
+        """Return the table with its files in another place, as a manifest of the same chunks names them."""
+        other = copy.copy(self)
+        other.path, other.manifest = path, manifest
+        other._parts = OpenParts(path, 2 * MAX_OPEN_PARTS, {})
+        return other
 
     @property
     def client_bytes(self) -> int:
@@ -279,17 +255,14 @@ class RowTable(ChunkedTable):
     def open(
         cls, path: str | os.PathLike[str], *, check_files: bool = True, fingerprint: str | None = None
     ) -> Self:
-        """Open the row layout in a directory; see `open_dataset`.
-
-        With a `fingerprint` that it had before rows were appended, only the rows that it had then are seen.
-        """
+        """Open the row layout in a directory, refused where it should have a `fingerprint` and has another."""
         place = location(path)
         try:
             manifest, _ = read_metadata(place / "manifest.json", cls.KIND)
         except (FileNotFoundError, NotADirectoryError):
             raise DatasetError(_describe_absence(place)) from None
         if fingerprint not in (None, manifest["fingerprint"]):
-            manifest = _earlier_manifest(place, manifest, str(fingerprint))
+            raise OtherDatasetError(place, fingerprint, manifest["fingerprint"])
         return cls(place, manifest, cls.read_chunk_table(place, manifest, check_files))
 
     def read_rows(
@@ -301,24 +274,31 @@ class RowTable(ChunkedTable):
         or damaged.
         """
         return self._numbered(
-            columns, self._read("rows", chunk, columns, int(self._rows_stored[chunk]), verify)
+            chunk, columns, self._read("rows", chunk, columns, int(self._rows_stored[chunk]), verify)
         )
 
     def read_entries(
         self, chunk: int, columns: Sequence[str] = ("feature", "value"), *, verify: bool = True
     ) -> list[np.ndarray]:
         """Read columns of a chunk's entries: among ``row``, ``feature``, ``value``; otherwise as `read_rows`."""
-        return self._numbered(columns, self._read_entries(chunk, columns, verify))
+        return self._numbered(chunk, columns, self._read_entries(chunk, columns, verify))
 
-    def _numbered(self, columns: Sequence[str], arrays: list[np.ndarray]) -> list[np.ndarray]:
-        """Return numbers of rows in the type for all rows, whichever batch they came in."""
-        if not self.manifest.get("later"):
-            return arrays
-        types = {"row": self.row_dtype, "source": np.dtype(np.int64)}
-        return [
-            array.astype(types[name], copy=False) if name in types else array
-            for name, array in zip(columns, arrays, strict=True)
-        ]
+    def _numbered(self, chunk: int, columns: Sequence[str], arrays: list[np.ndarray]) -> list[np.ndarray]:
+        """Return numbers of rows, here and in the source, as those of all rows: files count within their part."""
+        if "row" in columns or "source" in columns:
+            row, source = self.part_starts(int(self.chunk_part[chunk]))
+            shifts = {"row": (row, self.row_dtype), "source": (source, np.dtype(np.int64))}
+            for place, name in enumerate(columns):
+                if name in shifts:
+                    shift, dtype = shifts[name]
+                    arrays[place] = arrays[place].astype(dtype, copy=False)
+                    arrays[place] = arrays[place] + dtype.type(shift) if shift else arrays[place]
+        return arrays
+
+    def part_starts(self, part: int) -> tuple[int, int]:
+        """Return what is added to the numbers of a part's rows, here and in the source."""
+        first = int(np.searchsorted(self.chunk_part, part))
+        return int(self.row_start[first]), self.manifest["parts"][part].get("source", 0)
 
     def read(self, chunk: int, *, verify: bool = True) -> ChunkData:
         source, label, weight, n_entries = self.read_rows(
@@ -330,25 +310,11 @@ class RowTable(ChunkedTable):
         )
 
 
-def _earlier_manifest(path: Location, manifest: dict[str, Any], fingerprint: str) -> dict[str, Any]:
-    """Read the manifest that a dataset had when its fingerprint was another, before rows were appended."""
-    for batch in manifest.get("later") or ():
-        if batch["before"] == fingerprint:
-            earlier = path / stored_name(EARLIER_FILE, batch["earlier"]["folder"])
-            with reading(earlier):
-                return read_metadata(earlier, ROW_LAYOUT)[0]
-    raise UnknownStateError(
-        f"{path}: expected the fingerprint {fingerprint}, found {manifest['fingerprint']}: another dataset; restore that "
-        "one",
-        manifest["fingerprint"],
-    )
+class OtherDatasetError(DatasetError):
+    """Another dataset than expected: `found` is its fingerprint."""
 
-
-class UnknownStateError(DatasetError):
-    """A dataset that never had the rows that it should have: `found` is its fingerprint."""
-
-    def __init__(self, message: str, found: str) -> None:
-        super().__init__(message)
+    def __init__(self, path: Location, expected: str | None, found: str) -> None:
+        super().__init__(f"{path}: expected the fingerprint {expected}, found {found}: another dataset")
         self.found = found
 
 

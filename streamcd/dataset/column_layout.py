@@ -9,7 +9,6 @@ fingerprint of the dataset, which the layout leaves unchanged.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,7 +18,7 @@ from ..core.errors import DatasetError
 from ..core.metadata import read_metadata
 from ..core.storage import Location
 from .chunked_table import ChunkedTable, RowTable, starts_of
-from .manifests import COLUMN_LAYOUT, earlier_fingerprints
+from .manifests import COLUMN_LAYOUT
 from .schema import COLUMN_CHUNKS, FIRST_OF_COLUMNS, column_schemas
 from .table_writer import PartFiles, chunk_records, write_manifest
 
@@ -78,36 +77,14 @@ class Columns(ChunkedTable):
         }
 
 
-def columns_exist(dataset: RowTable) -> bool:
-    """Check if there is a column layout of rows that the dataset has, be it of those before others were appended."""
+def has_columns(dataset: RowTable) -> bool:
+    """Check if there is a column layout."""
     return (dataset.path / FOLDER / "manifest.json").exists()
-
-
-def _described(dataset: RowTable) -> str:
-    """Return the fingerprint of the dataset whose column layout is there; empty where that cannot be told."""
-    try:
-        return str(read_columns_manifest(dataset)["dataset"])
-    except (DatasetError, FileNotFoundError, NotADirectoryError):
-        return ""
 
 
 def read_columns_manifest(dataset: RowTable) -> dict[str, Any]:
     """Read ``columns/manifest.json``; raises `DatasetError` if it is damaged, `FileNotFoundError` if it is missing."""
     return read_metadata(dataset.path / FOLDER / "manifest.json", COLUMN_LAYOUT)[0]
-
-
-def has_columns(dataset: RowTable) -> bool:
-    """Check if there is a column layout of all rows."""
-    return columns_exist(dataset) and dataset_of_columns(dataset) is dataset
-
-
-def dataset_of_columns(dataset: RowTable) -> RowTable:
-    """Return the dataset as it was when its column layout was made, where rows were appended since; else itself."""
-    described = _described(dataset)
-    if described in earlier_fingerprints(dataset.manifest):
-        with suppress(DatasetError):
-            return type(dataset).open(dataset.path, check_files=False, fingerprint=described)
-    return dataset
 
 
 def open_columns(dataset: RowTable, *, check_files: bool = True) -> Columns:
@@ -119,8 +96,6 @@ def open_columns(dataset: RowTable, *, check_files: bool = True) -> Columns:
         raise DatasetError(
             f"{dataset.path} has no column layout; 'streamcd columns {dataset.path}' makes it, as convert --columns does"
         ) from None
-    if manifest["dataset"] in earlier_fingerprints(dataset.manifest):
-        raise DatasetError(describe_old_columns(dataset))
     if manifest["dataset"] != dataset.fingerprint:
         raise DatasetError(
             f"{path / 'manifest.json'}: made from a dataset with fingerprint {manifest['dataset']}, "
@@ -132,14 +107,6 @@ def open_columns(dataset: RowTable, *, check_files: bool = True) -> Columns:
     if columns.n_items != columns.item_start[-1]:
         raise _miscounted(path, "n_features", manifest, "chunk table", int(columns.item_start[-1]))
     return columns
-
-
-def describe_old_columns(dataset: RowTable) -> str:
-    """Say that a column layout is of the rows before others were appended, and what to do."""
-    return (
-        f"{dataset.path} has rows that were appended since its column layout was made; 'streamcd columns {dataset.path} "
-        "--force' makes it anew, and is for when no run needs the old one any more"
-    )
 
 
 def _miscounted(

@@ -15,10 +15,9 @@ from ..core.progress import Listener
 from ..core.storage import Location, is_url, local_path
 from .centring import STATISTICS, Centre, find_centre
 from .chunked_table import RowTable
-from .feature_figures import read_figures
-from .manifests import batches_of
 from .parquet import read_groups, reading
 from .scaling import Scaling
+from .schema import FEATURES
 
 
 class Dataset(RowTable):
@@ -180,8 +179,8 @@ class Dataset(RowTable):
 
         By default all numeric columns; block by block, beginning with the one in which the feature `start` is.
         """
-        n_rows = [batch["n_rows"] for batch in batches_of(self.manifest)]
-        return read_figures(self.files("features.parquet"), n_rows, columns, start)
+        columns = columns or [name for name in FEATURES.names if name != "name"]
+        return read_groups(self.file("features.parquet"), columns, first=("feature", start))
 
     @cached_property
     def centre(self) -> Centre | None:
@@ -250,17 +249,7 @@ class Dataset(RowTable):
             raise UsageError(
                 f"{self.path}: expected a column {name!r} kept beside the rows, {known}; convert it with --id or --fold"
             )
-        return (values for path in self.files(KEPT_FILE) for values in kept_values(path, name))
-
-    @property
-    def batches(self) -> list[dict[str, Any]]:
-        """The batches in which rows came, in order: number of rows and shards, first row, and time (UTC; may be empty)."""
-        found, first_row = [], 0
-        for batch in batches_of(self.manifest):
-            figures = {"n_rows": batch["n_rows"], "first_row": first_row, "n_shards": batch["n_parts"]}
-            found.append({**figures, "when": batch.get("when") or ""})
-            first_row += batch["n_rows"]
-        return found
+        return kept_values(self.file(KEPT_FILE), name)
 
     def info(self) -> dict[str, Any]:
         """Summarise the dataset in a dict, without reading the data."""
@@ -289,7 +278,6 @@ class Dataset(RowTable):
             "scale": self.scaling.scale,
             "normalize": self.scaling.normalize,
             "row_norms": self.manifest.get("row_norms"),
-            "batches": self.batches,
             "fingerprint": self.fingerprint,
             "data_digest": self.manifest.get("data_digest"),
             "table": self.manifest.get("table"),

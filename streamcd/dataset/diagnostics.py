@@ -62,7 +62,7 @@ def feature_rms(dataset: Dataset, *, centred: bool = False) -> FeatureRms | None
             greatest = max(greatest, (float(rms.max()), int(feature[rms.argmax()])))
     if not greatest[0]:
         return None
-    names = [read_name(dataset.files("features.parquet"), feature) for _, feature in (least, greatest)]
+    names = [read_name(dataset.file("features.parquet"), feature) for _, feature in (least, greatest)]
     return {"min": least[0], "max": greatest[0], "of_min": names[0], "of_max": names[1]}
 
 

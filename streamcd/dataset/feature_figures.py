@@ -1,4 +1,4 @@
-"""Statistics of the features that occur, read from ``features.parquet``; those of several batches of rows joined."""
+"""Statistics of the features that occur, of several datasets together, and names of features."""
 
 from __future__ import annotations
 
@@ -14,24 +14,14 @@ from .schema import FEATURES
 Figures = dict[str, np.ndarray]
 """Columns of some features, ascending."""
 
-GROUP_BYTES = 1 << 22
-"""Memory of what is read of a file at a time: all columns of a row group, and copies."""
 
-_NUMBERS = [name for name in FEATURES.names if name != "name"]
+def joined_figures(paths: Sequence[Location], n_rows: Sequence[int]) -> Iterator[Figures]:
+    """Read all numbers of the features (see `schema.FEATURES`), in blocks, as figures over the rows of all files.
 
-
-def read_figures(
-    paths: Sequence[Location], n_rows: Sequence[int], columns: Sequence[str] | None, start: int
-) -> Iterator[Figures]:
-    """Read columns (see `schema.FEATURES`; by default all numeric ones) of the features from about `start` on, in blocks.
-
-    Each of `paths` describes as many rows as `n_rows` says; figures are over all of them.
+    Each of `paths` describes as many rows as `n_rows` says.
     """
-    columns = columns or _NUMBERS
-    streams = [read_groups(path, columns, first=("feature", start)) for path in paths]
-    if len(streams) == 1:
-        yield from streams[0]
-        return
+    names = [name for name in FEATURES.names if name != "name"]
+    streams = [read_groups(path, names) for path in paths]
     blocks = [next(stream, None) for stream in streams]
     while waiting := [block for block in blocks if block is not None]:
         stop = min(int(block["feature"][-1]) for block in waiting)
@@ -45,24 +35,23 @@ def read_figures(
         yield _joined(cut, np.array(n_rows, np.float64))
 
 
-def read_name(paths: Sequence[Location], feature: int) -> str:
-    """Read the name of a feature that occurs, from the first file that has it; without names its index in the source."""
-    for path in paths:
-        for table in read_tables(path, ("feature", "index", "name"), first=("feature", feature)):
-            for place in np.flatnonzero(column_values(table["feature"]) == feature).tolist():
-                name: str | None = table["name"][place].as_py()
-                return f"feature {table['index'][place]}" if name is None else name
-            break
-    raise DatasetError(f"{paths[0]}: expected feature {feature}, found none")
+def read_name(path: Location, feature: int) -> str:
+    """Read the name of a feature that occurs; without names its index in the source."""
+    for table in read_tables(path, ("feature", "index", "name"), first=("feature", feature)):
+        for place in np.flatnonzero(column_values(table["feature"]) == feature).tolist():
+            name: str | None = table["name"][place].as_py()
+            return f"feature {table['index'][place]}" if name is None else name
+        break
+    raise DatasetError(f"{path}: expected feature {feature}, found none")
 
 
 def _joined(blocks: Sequence[Figures | None], n_rows: np.ndarray) -> Figures:
-    """Join the figures of the same range of features in several batches of rows, as `schema.FEATURES` defines them."""
+    """Join the figures of the same range of features in several sets of rows, as `schema.FEATURES` defines them."""
     found = [(block, rows) for block, rows in zip(blocks, n_rows / n_rows.sum(), strict=True) if block]
     feature = np.unique(np.concatenate([block["feature"] for block, _ in found]))
     places = [np.searchsorted(feature, block["feature"]) for block, _ in found]
     everywhere = np.bincount(np.concatenate(places), minlength=feature.size) == n_rows.size
-    zero = np.where(everywhere, np.nan, 0.0)  # of the rows of a batch in which a feature does not occur
+    zero = np.where(everywhere, np.nan, 0.0)  # of rows among which a feature does not occur
     joined: Figures = {"feature": feature}
     for name in found[0][0].keys() - {"feature"}:
         column = zero.copy() if name in ("min", "max") else np.zeros(feature.size, found[0][0][name].dtype)

@@ -113,11 +113,6 @@ def rows_of(batch: Any, start: int, stop: int) -> Any:
     return part.take(pa.array(range(part.num_rows), pa.int64()))
 
 
-def some_rows(batch: Any, mask: np.ndarray) -> Any:
-    """Return the rows of a batch that a mask marks."""
-    return batch.filter(pa.array(mask))
-
-
 def count_values(array: Any, counts: dict[str | None, int]) -> None:
     """Add the different values of a part of a column, by their text, to their counts; None for missing ones."""
     for pair in array.cast(pa.large_string()).value_counts():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -13,29 +13,23 @@ from ..core.metadata import (
     WRITER,
     Count,
     FileName,
-    Folder,
     Kind,
-    Positive,
     Structure,
     content_digest,
 )
 
-_OF_A_BATCH = {"chunks.parquet": "chunks", "features.parquet": "features", "kept.parquet": "kept"}
 INDICES_FILE = "indices.parquet"
 """File of the indices that the features have in the source, where these are not successive."""
 
-LISTED = _OF_A_BATCH | {
+LISTED = {
+    "chunks.parquet": "chunks",
+    "features.parquet": "features",
+    "kept.parquet": "kept",
     "scaling.parquet": "scales",
     "categories.parquet": "categories",
     INDICES_FILE: "indices",
 }
 """Keys of a manifest for single files, by their names."""
-
-EARLIER_FILE = "earlier.json"
-"""File of a batch: the manifest of the dataset before it."""
-
-OF_LATER = _OF_A_BATCH | {EARLIER_FILE: "earlier"}
-"""Keys of a later batch for its files, by their names."""
 
 Index = Literal["int32", "int64"]
 Value = Literal["float32", "float64"]
@@ -46,7 +40,6 @@ class FileRecord(Structure):
 
     bytes: Count
     checksum: str
-    folder: Folder = ""
     content: str = ""  # digest of what it holds; empty where its bytes follow from that
 
 
@@ -67,8 +60,11 @@ class RowPart(Structure):
     entries: FileName
     entries_bytes: Count
     entries_checksum: str
-    folder: Folder = ""
-    content: str = ""  # see `content.RowContent`
+    n_rows: Count
+    n_entries: Count
+    n_chunks: Count
+    content: str  # see `content.RowContent`
+    source: Count = 0  # to add to its rows' numbers in the source
 
 
 class RowNorms(Structure):
@@ -99,34 +95,6 @@ def _check_lengths(classes: list[float] | None, counts: list[Count] | None) -> N
     sizes = [None if listed is None else len(listed) for listed in (classes, counts)]
     if sizes[0] != sizes[1]:
         raise ValueError("`classes` and `class_counts` differ in length")
-
-
-class BatchFigures(Structure):
-    """Figures of the rows of a batch alone."""
-
-    n_entries: Count
-    classes: list[float] | None = None
-    class_counts: list[Count] | None = None
-    targets: TargetRange | None = None
-    row_norms: RowNorms | None = None
-    missing_values: dict[str, Count | None] | None = None  # of the columns of a table; None where not known
-
-    def __post_init__(self) -> None:
-        _check_lengths(self.classes, self.class_counts)
-
-
-class RowBatch(Structure):
-    """Rows that were appended at once: their parts, the last ones of those before the next batch, and their files."""
-
-    n_parts: Count
-    n_rows: Count
-    figures: BatchFigures
-    chunks: FileRecord
-    features: FileRecord
-    before: str  # fingerprint of the dataset without it and later ones
-    earlier: FileRecord  # its manifest
-    kept: FileRecord | None = None
-    when: str = ""
 
 
 class SourceColumn(Structure):
@@ -172,34 +140,14 @@ class DatasetManifest(Structure):
     data_digest: str = ""
     compression: str = ""  # as asked for
     made_from: Literal["libsvm text", "table", "dense array", "sparse matrix"] | None = None
-    first: BatchFigures | None = (
-        None  # of the first batch, whose files are listed above, where there are more
-    )
-    later: tuple[RowBatch, ...] = ()
-    when: str = ""
 
     def __post_init__(self) -> None:
-        if sum(batch.n_parts for batch in self.later) > len(self.parts):
-            raise ValueError("more parts in `later` than there are")
         _check_lengths(self.classes, self.class_counts)
         if not np.isfinite(self.classes or []).all():
             raise ValueError("a class that is not finite")
         if self.targets is not None and self.classes is not None:
             raise ValueError("both `classes` and `targets`")
         check_class_names(self.class_names, self.classes)
-
-
-class RowForm(Structure):
-    """Record, in a dataset's manifest, of how its rows were made, for those that are appended to them."""
-
-    seed: int
-    shuffle: bool
-    chunk_bytes: Positive
-    shard_bytes: Positive
-    n_explicit_zeros: Count = 0
-    n_underflows: Count = 0
-    n_ignored: Count = 0
-    source: tuple[dict[str, Any], ...] = ()
 
 
 class ColumnPart(Structure):
@@ -229,37 +177,25 @@ class ColumnsManifest(Structure):
 
 
 def manifest_fingerprint(manifest: Mapping[str, Any]) -> str:
-    """Compute the digest of what a manifest says of the content, in order, not of its origin, place and compression.
-
-    That of a dataset to which rows were appended has those before, and so tells the whole history.
-    """
+    """Compute the digest of what a manifest says of the content, in order, not of its origin, place and compression."""
     fields = {key: _content_of(value) if key in _RECORDS else value for key, value in manifest.items()}
-    fields["later"] = [
-        {key: _content_of(value) for key, value in batch.items() if key not in ("when", "earlier")}
-        for batch in manifest.get("later", ())
-    ]
     return content_digest(fields, *_APART)[:32]
 
 
-_RECORDS = {*LISTED.values(), "parts", "first"}
-_APART = "seal", "fingerprint", "source", "made_from", "table", "compression", "when", WRITER
+_RECORDS = {*LISTED.values(), "parts"}
+_APART = "seal", "fingerprint", "source", "made_from", "table", "compression", WRITER
 _OF_FILES = {
     f"{table}{what}" for table in ("rows", "entries", "index") for what in ("", "_bytes", "_checksum")
 }
 
 
 def _content_of(record: Any) -> Any:
-    """Leave out what describes a table, and files: names, places, and where content has a digest, sizes and checksums."""
+    """Leave out what describes files: names, and where content has a digest, sizes and checksums."""
     if isinstance(record, list):
         return [_content_of(one) for one in record]
     if not isinstance(record, Mapping):
         return record
-    without = {
-        "folder",
-        "missing_values",
-        *_OF_FILES,
-        *(("bytes", "checksum") if record.get("content") else ()),
-    }
+    without = {*_OF_FILES, *(("bytes", "checksum") if record.get("content") else ())}
     return {key: value for key, value in record.items() if key not in without}
 
 
@@ -272,38 +208,9 @@ def manifest_seal(manifest: Mapping[str, Any]) -> str:
     return content_digest(manifest, "seal")[:32]
 
 
-def stored_name(name: str, folder: str) -> str:
-    """Return the name under which a file is stored: in its batch's folder, if it has one."""
-    return f"{folder}/{name}" if folder else name
-
-
-def batches_of(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the batches of a table's parts, in order, as `RowBatch` describes them; one where nothing was appended."""
-    later = manifest.get("later") or []
-    first = {key: manifest.get(key) for key in (*_OF_A_BATCH.values(), "when")}
-    first["n_parts"] = len(manifest["parts"]) - sum(batch["n_parts"] for batch in later)
-    first["n_rows"] = manifest.get("n_rows", 0) - sum(batch["n_rows"] for batch in later)
-    return [first, *later]
-
-
-def earlier_fingerprints(manifest: Mapping[str, Any]) -> list[str]:
-    """Return the fingerprints that a dataset had before rows were appended, the first one first."""
-    return [batch["before"] for batch in manifest.get("later", ())]
-
-
-def names_in(manifest: Mapping[str, Any], name: str) -> list[str]:
-    """Return the names of the files `name` of all batches that have it."""
-    records: Iterable[Any]
-    if name in _OF_A_BATCH:
-        records = (batch.get(_OF_A_BATCH[name]) for batch in batches_of(manifest))
-    else:
-        records = (manifest.get(LISTED[name]),)
-    return [stored_name(name, record.get("folder", "")) for record in records if record]
-
-
 ROW_LAYOUT = Kind(
     "streamcd-dataset",
-    2,
+    3,
     DatasetManifest,
     DatasetError,
     "restore the file or convert the data again",

@@ -27,13 +27,12 @@ from .column_layout import (
     AGAIN,
     FOLDER,
     Columns,
-    columns_exist,
-    dataset_of_columns,
+    has_columns,
     open_columns,
 )
 from .content import RowContent, TableContent, add_entries
 from .kept_columns import KEPT_FILE, count_kept
-from .manifests import INDICES_FILE, ROW_LAYOUT, batches_of, manifest_fingerprint, stored_name
+from .manifests import INDICES_FILE, ROW_LAYOUT, manifest_fingerprint
 from .parquet import column_values, file_checksum, read_tables
 from .schema import FEATURES, INDICES, SCALES, ChunkData
 
@@ -63,8 +62,8 @@ def verify(
     with Pool(workers, listener or Listener(), __name__) as pool:
         tasks = _Tasks(pool, budget)
         problems = list(_row_problems(dataset, tasks))
-        if columns_exist(dataset) or (dataset.path / FOLDER).exists():
-            problems += _column_problems(dataset_of_columns(dataset), tasks, compare=not problems)
+        if has_columns(dataset) or (dataset.path / FOLDER).exists():
+            problems += _column_problems(dataset, tasks, compare=not problems)
     return problems
 
 
@@ -197,12 +196,12 @@ def _row_problems(dataset: RowTable, tasks: _Tasks) -> Iterator[str]:
     of_features = ("features.parquet", "scaling.parquet", INDICES_FILE)
     if not changed.keys() & {file for name in of_features for file in dataset.files(name)}:
         yield from _feature_problems(dataset)
-    if (paths := dataset.files(KEPT_FILE)) and not changed.keys() & {*paths}:
-        yield from _kept_problems(paths, dataset.n_rows)
+    if dataset.manifest.get("kept") and (path := dataset.file(KEPT_FILE)) not in changed:
+        yield from _kept_problems(path, dataset.n_rows)
 
 
 def _row_opener(dataset: RowTable) -> Callable[[], RowTable]:
-    return partial(type(dataset).open, dataset.path, check_files=False, fingerprint=dataset.fingerprint)
+    return partial(type(dataset).open, dataset.path, check_files=False)
 
 
 def _check_rows(dataset: RowTable, start: int, stop: int, damaged: set[Location]) -> _RowFindings:
@@ -231,8 +230,9 @@ def _check_row_chunk(dataset: RowTable, chunk: int, damaged: set[Location]) -> _
     found = _RowFindings(problems, counts, _hash_sum(data.source), least, greatest)
     if not problems:
         content = found.content[int(dataset.chunk_part[chunk])] = RowContent()
-        content.add_rows(numbers, data.source, data.label, data.weight)
-        content.add_entries(row, data.feature, data.value)
+        row0, source0 = dataset.part_starts(int(dataset.chunk_part[chunk]))  # files count within their part
+        content.add_rows(numbers - row0, data.source - source0, data.label, data.weight)
+        content.add_entries(row - row0, data.feature, data.value)
     return found
 
 
@@ -287,7 +287,7 @@ def _content_problems(dataset: RowTable, found: _RowFindings) -> Iterator[str]:
     manifest = dataset.manifest
     for number, part in enumerate(manifest["parts"]):
         if found.content.get(number, RowContent()).text() != part["content"]:
-            yield _other_content(dataset.path / stored_name(part["rows"], part.get("folder", "")))
+            yield _other_content(dataset.path / part["rows"])
     if manifest_fingerprint(manifest) != dataset.fingerprint:
         yield f"{dataset.path / 'manifest.json'}: the fingerprint is not that of its content; {ROW_LAYOUT.remedy}"
 
@@ -298,9 +298,8 @@ def _other_content(path: Location) -> str:
 
 def _feature_problems(dataset: RowTable) -> Iterator[str]:
     """Compare features, the divisors of their values, and their indices in the source with the manifest."""
-    manifest, paths = dataset.manifest, dataset.files("features.parquet")
-    records = [batch["features"] for batch in batches_of(manifest)]
-    files = [(file, record, FEATURES) for file, record in zip(paths, records, strict=True)]
+    manifest, path = dataset.manifest, dataset.file("features.parquet")
+    files = [(path, manifest["features"], FEATURES)]
     n_entries = 0
     if scales := manifest.get("scales"):
         files.append((dataset.file("scaling.parquet"), scales, SCALES))
@@ -319,13 +318,12 @@ def _feature_problems(dataset: RowTable) -> Iterator[str]:
         if content.text() != record["content"]:
             yield _other_content(file)
     if n_entries != dataset.n_entries:
-        yield f"{paths[-1]}: counts {n_entries} entries, the dataset has {dataset.n_entries}"
+        yield f"{path}: counts {n_entries} entries, the dataset has {dataset.n_entries}"
 
 
-def _kept_problems(paths: Sequence[Location], n_rows: int) -> Iterator[str]:
-    *_, path = paths
+def _kept_problems(path: Location, n_rows: int) -> Iterator[str]:
     try:
-        n_kept = sum(map(count_kept, paths))
+        n_kept = count_kept(path)
     except DatasetError as error:
         yield str(error)
         return
@@ -379,7 +377,7 @@ def _column_problems(dataset: RowTable, tasks: _Tasks, *, compare: bool) -> Iter
         yield from changed.values()
         return
     found = _ColumnFindings()
-    opener = partial(_open_columns_again, dataset.path, dataset.fingerprint)
+    opener = partial(_open_columns_again, dataset.path)
     for share in tasks.over_chunks(_check_columns, columns, opener, "verify columns", columns.entry_start):
         found.join(share)
         if found.problem:
@@ -391,8 +389,8 @@ def _column_problems(dataset: RowTable, tasks: _Tasks, *, compare: bool) -> Iter
         yield f"{columns.path}: the entries are not those of the rows; {AGAIN}"
 
 
-def _open_columns_again(path: Location, fingerprint: str) -> Columns:
-    return open_columns(RowTable.open(path, check_files=False, fingerprint=fingerprint), check_files=False)
+def _open_columns_again(path: Location) -> Columns:
+    return open_columns(RowTable.open(path, check_files=False), check_files=False)
 
 
 def _check_columns(columns: Columns, start: int, stop: int) -> _ColumnFindings:

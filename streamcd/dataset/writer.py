@@ -12,6 +12,7 @@ import numpy as np
 
 from ..core.atomic_files import sync
 from ..core.metadata import content_digest
+from ..core.storage import Location
 from ..core.threads import Threads
 from .arrow_columns import null_strings
 from .content import RowContent, TableContent
@@ -27,13 +28,12 @@ _GROUP = 1 << 16
 
 
 class PartWriter:
-    """Writer of part `number` of a dataset, whose first row is `row0`: a row group per chunk."""
+    """Writer of part `number` of a dataset, whose rows are counted from 0: a row group per chunk."""
 
     def __init__(
         self,
         path: Path,
         number: int,
-        row0: int,
         *,
         index_dtype: np.dtype,
         value_dtype: np.dtype,
@@ -41,7 +41,7 @@ class PartWriter:
         compression: str,
     ) -> None:
         self._index_dtype, self._value_dtype, self._row_dtype = index_dtype, value_dtype, row_dtype
-        self._number, self._row0 = number, row0
+        self._number = number
         names = {table: f"{table}/part-{number:05d}.parquet" for table in ("rows", "entries")}
         schemas = row_schemas(row_dtype, index_dtype, value_dtype)
         self._files = PartFiles(path, names, schemas, compression, FIRST_OF_ROWS)
@@ -69,8 +69,7 @@ class PartWriter:
 
         value = np.ascontiguousarray(value, dtype=self._value_dtype)
         add_row_norms(np.ascontiguousarray(indptr, dtype=np.int64), value, self.row_norms)
-        row0 = self._row0 + self.n_rows
-        row = np.arange(row0, row0 + label.size, dtype=self._row_dtype)
+        row = np.arange(self.n_rows, self.n_rows + label.size, dtype=self._row_dtype)
         counts = np.diff(indptr)
         weight = np.ones(label.size) if weight is None else weight
         n_stored = counts.astype(self._index_dtype)
@@ -178,10 +177,10 @@ class DatasetWriter:
             encoding.save(path)
             self._encoding["categories"] = _file_record(path)
 
-    def write_kept(self, parts: Iterable[Path], schema: Any) -> None:
+    def write_kept(self, parts: Iterable[Location]) -> None:
         """Write the columns that are kept beside the rows, from files of them in the order of the source."""
         path = self.path / KEPT_FILE
-        join_kept(parts, path, schema)
+        join_kept(parts, path)
         self._encoding["kept"] = _file_record(path)
 
     def write_scaling(self, scaling: Scaling) -> None:
@@ -201,6 +200,10 @@ class DatasetWriter:
             self._scales["scales"] = writer.close()
         self._scales["scaling"] = scaling.to_json()
 
+    def records(self) -> dict[str, Any]:
+        """Return the manifest's records of the files written so far, but for parts."""
+        return {**self._scales, **self._encoding, "features": self._features}
+
     def close(self, **manifest: Any) -> dict[str, Any]:
         """Write the chunk table and, last, the manifest, which is returned.
 
@@ -218,11 +221,9 @@ class DatasetWriter:
             "weighted": self._weighted,
             **manifest,
             "row_norms": norms_record(self._row_norms, self._n_rows),
-            **self._scales,
-            **self._encoding,
             "data_digest": data_digest(self._parts),
             **chunk_records(self.path, ROW_CHUNKS, table, self._parts, self._compression),
-            "features": self._features,
+            **self.records(),
         }
         return write_manifest(self.path, ROW_LAYOUT, fields, ("rows", "entries"))
 

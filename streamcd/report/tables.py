@@ -74,7 +74,7 @@ def dataset_tables(path: str, info: Facts) -> list[Table]:
         ("method", f"{info['method']}: {info['method_because']}"),
         ("bias", describe_bias(info["bias"], info["bias_because"])),
     ]
-    tables = [Table(f"dataset {path}", [row for row in rows if row[1]]), *_batches(info["batches"])]
+    tables = [Table(f"dataset {path}", [row for row in rows if row[1]])]
     return [*_source_columns(info), *tables]
 
 
@@ -86,7 +86,7 @@ def conversion_tables(path: str, info: Facts, then: str) -> list[Table]:
         *_note_rows(info),
         ("next", f"streamcd {then} {path} RUN; 'streamcd info {path}' tells more"),
     ]
-    return [*_source_columns(info), Table(f"dataset {path}", rows), *_batches(info["batches"])]
+    return [*_source_columns(info), Table(f"dataset {path}", rows)]
 
 
 def _content_rows(info: Facts) -> list[tuple[str, str]]:
@@ -111,16 +111,6 @@ def _content_rows(info: Facts) -> list[tuple[str, str]]:
 
 def _note_rows(info: Facts) -> list[tuple[str, str]]:
     return [("note", line) for line in info["advice"]]
-
-
-def _batches(batches: Sequence[Facts]) -> list[Table]:
-    """Show in which batches rows came, where there were several."""
-    if len(batches) == 1:
-        return []
-    rows = [
-        [f"{one['n_rows']:,}", f"{one['first_row']:,}", str(one["n_shards"]), one["when"]] for one in batches
-    ]
-    return [Table("batches of rows", rows, ["rows", "first row", "shards", "appended"], 0)]
 
 
 def _source_columns(info: Facts) -> list[Table]:

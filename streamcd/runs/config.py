@@ -15,7 +15,7 @@ from ..core.errors import CheckpointError, DatasetError, UsageError
 from ..core.metadata import Positive
 from ..core.storage import is_url
 from ..dataset.centring import Centre
-from ..dataset.chunked_table import UnknownStateError
+from ..dataset.chunked_table import OtherDatasetError
 from ..dataset.dataset import Dataset
 from ..solvers.problem import Problem
 from ..solvers.protocol import Solver
@@ -219,11 +219,11 @@ def refuse_existing(path: Path, config: RunConfig, force: bool) -> None:
 
 
 def same_dataset(config: RunConfig) -> Dataset:
-    """Open the dataset of a run, as it was then if rows were appended; refused if it has changed."""
+    """Open the dataset of a run, refused if it has changed."""
     try:
         dataset = Dataset.open(config.dataset, fingerprint=config.fingerprint)
         dataset.use_cache(config.cache)
-    except UnknownStateError as error:
+    except OtherDatasetError as error:
         raise CheckpointError(
             f"{config.dataset}: not the dataset that the run was begun with (fingerprint {error.found}, the run has "
             f"{config.fingerprint}); restore that one, or train again"

@@ -55,12 +55,7 @@ def describe_models(path: Path) -> dict[str, Any]:
 
 def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     """Describe a dataset: as `Dataset.info`, with the names of features, advice, and what a training would choose."""
-    from ..dataset.column_layout import (
-        columns_exist,
-        describe_old_columns,
-        has_columns,
-        read_columns_manifest,
-    )
+    from ..dataset.column_layout import has_columns, read_columns_manifest
     from ..dataset.diagnostics import advice, feature_rms, loses_digits
     from ..models.encoding import first_feature_names
     from .choices import bias_by_source, choose_method
@@ -79,12 +74,11 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
         read_columns_manifest(dataset)  # raises where it is damaged, of which `has_columns` says nothing
     wide = dataset.has_targets and choose_method(replace(default, penalty="l1"), dataset)[0] == "working-set"
     columns = [_COLUMNS.format(dataset.path)] if wide and not has_all else []
-    old_columns = [describe_old_columns(dataset)] if columns_exist(dataset) and not has_all else []
     return {
         **dataset.info(),
         "feature_names": first_feature_names(dataset),
         "feature_rms": feature_rms(dataset),
-        "advice": [*notes, *columns, *old_columns, *_unfinished(dataset.path)],
+        "advice": [*notes, *columns, *_unfinished(dataset.path)],
         "columns": has_all,
         "method": method,
         "method_because": method_because,

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import UsageError
+from ..core.atomic_files import make_directory, write_file
+from ..core.errors import DatasetError, UsageError
 from ..core.progress import Listener
 from ..core.storage import local_path
-from ..dataset.chunked_table import UnknownStateError
 from ..dataset.dataset import Dataset
 from ..solvers.problem import Problem
 from ..solvers.registry import is_proximal, keeps_alpha
@@ -21,11 +21,15 @@ from ..training.correspondence import class_ratios, combination
 from ..training.warm_start import Source, WarmStart
 from .config import Group, ResolvedRun, RunConfig, read_config, reopen
 
+DATA = "data"
+"""Folder of a run with the manifest and the chunk table of its dataset, by which a later run knows its shards."""
+
 
 class PreviousRun:
     """Lanes of an earlier run, whose groups ended in `states`, from which those of a new run start.
 
-    `row_start` is that of its chunks where the new run has more rows behind them, else None.
+    `chunk_of` is the chunk of the earlier run's dataset that each chunk of the new one is, -1 for none; by default they
+    are the same.
     """
 
     def __init__(
@@ -34,13 +38,17 @@ class PreviousRun:
         run: ResolvedRun,
         new: ResolvedRun,
         *,
-        row_start: np.ndarray | None = None,
+        chunk_of: np.ndarray | None = None,
     ) -> None:
         self._states, self._run = states, run
-        dual, grown = _needs_alpha(new), row_start is not None
-        self._matrix = combination(run.problem, new.problem, dual=dual, grown=grown)
-        self._known: dict[str, Any] = {"row_start": row_start, "centres": (run.centre, new.centre)}
-        if dual and grown:
+        dual, other = _needs_alpha(new), chunk_of is not None
+        self._matrix = combination(run.problem, new.problem, dual=dual, grown=other)
+        self._known: dict[str, Any] = {
+            "old": run.dataset,
+            "chunk_of": np.arange(run.dataset.n_chunks) if chunk_of is None else chunk_of,
+            "centres": (run.centre, new.centre),
+        }
+        if dual and other:
             self._known["ratios"] = class_ratios(run.problem, new.problem)
 
     def warm_start(self, dataset: Dataset, lanes: Problem, numbers: range) -> WarmStart:
@@ -73,7 +81,7 @@ def _sources(
 
             assert isinstance(layout, RowLayout)
             state = StoredRounds(state.path, state.identity, lanes, layout)
-        sources.append(Source(state, layout, accelerated, group.lanes, problem.lane_vectors))
+        sources.append(Source(state, layout, accelerated, problem.l2, group.lanes, problem.lane_vectors))
     return sources
 
 
@@ -88,26 +96,59 @@ def previous_run(new: ResolvedRun, listener: Listener) -> PreviousRun | None:
         path = path / ("best" if (path / "best" / "state.npz").exists() else "folds")
         config = read_config(path)
     dataset = new.dataset
-    try:
-        before = dataset
-        if config.fingerprint != dataset.fingerprint:
-            before = Dataset.open(dataset.path, fingerprint=config.fingerprint)
-            before.use_cache(dataset.cache)
-    except UnknownStateError:
-        raise UsageError(
-            f"start_from: expected a run on {dataset.path}, found {source}, a run on other rows; name another, or train "
-            "from nothing"
-        ) from None
     _check(source, config, new)
+    if config.fingerprint == dataset.fingerprint:
+        run = reopen(path, config, dataset)
+        return PreviousRun(stored_states(path, run.groups), run, new)
+    before, chunk_of = _known_shards(local_path(source, "a run"), dataset, centred=bool(config.centred))
     run = reopen(path, config, before)
-    states = stored_states(path, run.groups)
-    if before is dataset:
-        return PreviousRun(states, run, new)
+    if not np.array_equal(run.problem.classes, new.problem.classes):
+        raise UsageError(f"start_from: expected the classes of {source}, found others; train from nothing")
+    n_known = int(np.diff(dataset.row_start)[chunk_of >= 0].sum())
+    if _needs_alpha(new) and not n_known:
+        raise UsageError(
+            f"start_from: expected a shard that {source} was trained on, found none; train from nothing"
+        )
     own = "dual variables" if _needs_alpha(new) else "weights"
-    listener.message(
-        f"starts from the {own} of {source}, which had the first {before.n_rows:,} of {dataset.n_rows:,} rows"
-    )
-    return PreviousRun(states, run, new, row_start=before.row_start)
+    listener.message(f"starts from the {own} of {source}, which knew {n_known:,} of {dataset.n_rows:,} rows")
+    return PreviousRun(stored_states(path, run.groups), run, new, chunk_of=chunk_of)
+
+
+def record_data(path: Path, dataset: Dataset, *, centred: bool) -> None:
+    """Keep in a run's directory what tells the shards of its dataset, and where values are `centred`, by what."""
+    folder = path / DATA
+    if (folder / "manifest.json").exists():
+        return
+    make_directory(folder)
+    for name in (*["features.parquet"] * centred, "chunks.parquet", "manifest.json"):
+        write_file(folder / name, dataset.file(name).read_bytes())
+
+
+def _known_shards(run: Path, dataset: Dataset, *, centred: bool) -> tuple[Dataset, np.ndarray]:
+    """Return a run's dataset, of which only shards that `dataset` has as well can be read, and the chunks they share.
+
+    Of every chunk of `dataset` that is the chunk of the run's, -1 for none. Shards are known by their content.
+    """
+    try:
+        old = Dataset.open(run / DATA, check_files=False)
+        assert not centred or old.centre is not None, "read here: the files of other figures are elsewhere"
+    except DatasetError as error:
+        raise UsageError(
+            f"start_from: {run} does not tell the shards that it was trained on: {error}"
+        ) from None
+    manifest, chunk_of = dict(old.manifest), np.full(dataset.n_chunks, -1)
+    parts = [dict(part) for part in manifest["parts"]]
+    numbers = {part["content"]: number for number, part in enumerate(parts)}
+    for number, part in enumerate(dataset.manifest["parts"]):
+        of_old = numbers.pop(part["content"], None)  # one that is there twice is known once
+        here = np.flatnonzero(dataset.chunk_part == number)
+        there = np.flatnonzero(old.chunk_part == of_old)
+        sizes = [np.diff(one.row_start)[chunks] for one, chunks in ((dataset, here), (old, there))]
+        if of_old is not None and np.array_equal(sizes[0], sizes[1]):
+            chunk_of[here] = there
+            parts[of_old] |= {table: part[table] for table in Dataset.TABLES}
+    manifest["parts"] = parts
+    return old.at(dataset.path, manifest), chunk_of
 
 
 def _needs_alpha(new: ResolvedRun) -> bool:

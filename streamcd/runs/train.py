@@ -34,7 +34,7 @@ from .early_warnings import warn_early
 from .interrupts import stops_when_interrupted
 from .lane_groups import describe_worker_budget, resolve, search_of, share_memory_anew
 from .options import ResumeOptions, TrainOptions, TuneOptions
-from .previous_run import PreviousRun, previous_run
+from .previous_run import PreviousRun, previous_run, record_data
 from .workers import Workers
 
 
@@ -177,6 +177,7 @@ def _train(
     session: Session,
 ) -> Result:
     """Train a run of any kind from where it stands; one that stands nowhere yet starts from a previous one."""
+    record_data(directory.path, run.dataset, centred=run.centre is not None)
     with on_workers.connected(session.listener, directory.path) as client:
         session = replace(session, client=client)
         if run.config.tune is not None:

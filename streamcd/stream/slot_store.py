@@ -234,11 +234,10 @@ def chunk_slots(
     dataset: Dataset,
     row_bytes: int,
     identity: Identity | None,
-    n_chunks: int | None = None,
     n_slots: int = 2,
 ) -> SlotStore:
-    """Open the slots of a dataset's chunks, or of the first `n_chunks`; without slots if a row has no state."""
-    n_chunks = (dataset.n_chunks if n_chunks is None else n_chunks) if row_bytes else 0
+    """Open the slots of a dataset's chunks; without slots if a row has no state."""
+    n_chunks = dataset.n_chunks if row_bytes else 0
     rows = np.diff(dataset.row_start)[:n_chunks]
     store = SlotStore(folder, dataset.chunk_part[:n_chunks], rows, row_bytes, n_slots)
     store.identity = identity

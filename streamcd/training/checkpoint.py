@@ -179,8 +179,8 @@ class SavedState(Protocol):
     def saved_rows(self, name: str, block_rows: int) -> Iterator[np.ndarray]:
         """Iterate over blocks of rows of an array."""
 
-    def saved_slots(self, dataset: Dataset, row_bytes: int, n_chunks: int) -> SlotStore:
-        """Open the slots of the first chunks of a dataset."""
+    def saved_slots(self, dataset: Dataset, row_bytes: int) -> SlotStore:
+        """Open the slots of the chunks of a dataset."""
 
 
 @dataclass(frozen=True)
@@ -198,9 +198,9 @@ class StoredState:
         """See `SavedState`."""
         return read_array_rows(self.path / "state.npz", name, block_rows)
 
-    def saved_slots(self, dataset: Dataset, row_bytes: int, n_chunks: int) -> SlotStore:
+    def saved_slots(self, dataset: Dataset, row_bytes: int) -> SlotStore:
         """See `SavedState`."""
-        slots = chunk_slots(self.path / "dual", dataset, row_bytes, self.identity, n_chunks)
+        slots = chunk_slots(self.path / "dual", dataset, row_bytes, self.identity)
         arrays = self.saved(("slots",))
         assert arrays is not None
         slots.restore(arrays["slots"])
@@ -229,7 +229,7 @@ class MemoryRun(Run):
         """See `SavedState`; all rows at once."""
         yield self._arrays[name]
 
-    def saved_slots(self, dataset: Dataset, row_bytes: int, n_chunks: int) -> SlotStore:
+    def saved_slots(self, dataset: Dataset, row_bytes: int) -> SlotStore:
         """See `SavedState`."""
         return self._slots
 

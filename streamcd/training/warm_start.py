@@ -6,8 +6,8 @@ rows it is 1/(k - 1), since each row was left out once. The first centre of an a
 primal methods begin with w alone, not scaled (the mean over folds), whatever method found it: scaled by C'/C it is worse
 than w = 0.
 
-Where rows were added, those of the old run come first, with their alpha; new ones have the alpha of a training from nothing,
-for which ``w(alpha)`` is the same.
+Where the rows are others, chunks that the old run had as well bring their alpha; others have the alpha of a training from
+nothing, for which ``w(alpha)`` is the same. Where the old run had chunks that are gone, the first read sums up w(alpha).
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class Source(NamedTuple):
     state: checkpoint.SavedState
     layout: Any  # `memory_plan.Layout`; None where there are no dual variables
     accelerated: bool  # by a proximal point
+    l2: float  # of its penalty
     lanes: range
     lane_vectors: int
 
@@ -59,9 +60,9 @@ first passes took 4 to 19. Smooth losses gain a pass as often as they lose one."
 class WarmStart:
     """Initial values of new lanes, from a finished run.
 
-    `problem` has the new lanes, and `matrix` is their `combination`; `bias` is the old run's, and `row_start` the first row
-    of each of its chunks and their end: its rows are the first ones. Their alpha are multiplied by `ratios`, by class.
-    Weights of both runs are for rows less their `centres`.
+    `problem` has the new lanes, and `matrix` is their `combination`; `bias` is the old run's, and `old` its dataset. Of each
+    chunk, `chunk_of` is the one of these that it is, -1 for none. Their alpha are multiplied by `ratios`, by class. Weights
+    of both runs are for rows less their `centres`.
     """
 
     def __init__(
@@ -72,7 +73,8 @@ class WarmStart:
         sources: Sequence[Source],
         bias: float,
         *,
-        row_start: np.ndarray | None = None,
+        old: Dataset,
+        chunk_of: np.ndarray,
         ratios: np.ndarray | None = None,
         centres: tuple[Centre | None, Centre | None] = (None, None),
     ) -> None:
@@ -83,17 +85,17 @@ class WarmStart:
             bias / problem.bias if problem.bias else 1.0
         )  # factor of its weight, not of sums of alpha
         self._mean = np.sign(matrix) / np.maximum((matrix != 0).sum(axis=0), 1)
-        row_start = dataset.row_start if row_start is None else row_start
-        self._n_old = int(row_start[-1])
+        self._chunk_of = chunk_of
+        # w(alpha) is the old run's unless alpha of its rows are gone, or scaled
+        self._sums_anew = ratios is not None or old.n_chunks > np.count_nonzero(chunk_of >= 0)
         self._sources = [
-            _LaneSource(dataset, source, (matrix, self._mean), problem, row_start, (centres[0], bias))
-            for source in sources
+            _LaneSource(old, source, (matrix, self._mean), problem, (centres[0], bias)) for source in sources
         ]
 
     @property
     def new_chunks(self) -> np.ndarray:
         """List the chunks of rows that the old run did not have; with those first, the others answer to them in one pass."""
-        return np.flatnonzero(self._dataset.row_start[:-1] >= self._n_old)
+        return np.flatnonzero(self._chunk_of < 0)
 
     def begin(self, state: State, solver: Solver, slots: SlotStore | None = None) -> None:
         """Initialise a state as far as its solver can use it; one that begins with w alone needs no slots."""
@@ -113,8 +115,7 @@ class WarmStart:
         if solver.warm_start == "alpha and w":
             self._fill_from_alpha(state, accelerated=solver.estimate == "proximal")
             state.lanes["dual_sum"] += dual_sum
-            # with other ratios a read sums up w(alpha)
-            state.lanes["phase"][:] = TRAIN if self._ratios is None else START
+            state.lanes["phase"][:] = START if self._sums_anew else TRAIN
 
     def _write_alpha(self, solver: Solver, slots: SlotStore, n_flags: int, copies: int) -> np.ndarray:
         """Write the dual variables of the old run's rows; returns the sum of the dual's terms, shape (lanes,).
@@ -124,31 +125,29 @@ class WarmStart:
         """
         dual_sum = np.zeros(self._problem.n_lanes)
         for chunk, (start, stop) in enumerate(pairwise(self._dataset.row_start.tolist())):
-            shares = [source.alpha(start, stop) for source in self._sources]
-            alpha = np.ascontiguousarray(sum(shares[1:], start=shares[0]))
-            if not alpha.shape[0] and copies == 1:
+            of_old = int(self._chunk_of[chunk])
+            if of_old < 0 and copies == 1:
                 continue
             label, weight = self._dataset.read_rows(chunk, ("label", "weight"))
             code = class_codes(self._dataset, chunk, label)
-            if self._ratios is not None:
-                alpha *= self._ratios[code[: alpha.shape[0]], None]
-            if alpha.shape[0] < label.size:
-                alpha = self._with_new(alpha, solver, code, weight)
+            if of_old < 0:
+                alpha = self._alpha_of_new(solver, code, weight)
+            else:
+                shares = [source.alpha(of_old, stop - start) for source in self._sources]
+                alpha = np.ascontiguousarray(sum(shares[1:], start=shares[0]))
+                if self._ratios is not None:
+                    alpha *= self._ratios[code, None]
             slots.save(chunk, [np.hstack([alpha] * copies), np.ones((label.size, n_flags), dtype=np.uint8)])
             if solver.warm_start == "alpha and w":
                 dual_sum += self._dual_terms(alpha, code, label, weight)
         return dual_sum
 
-    def _with_new(
-        self, alpha: np.ndarray, solver: Solver, code: np.ndarray, weight: np.ndarray
-    ) -> np.ndarray:
-        """Return dual variables with those of further rows as the solver begins with them."""
+    def _alpha_of_new(self, solver: Solver, code: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        """Return the dual variables with which the solver begins rows."""
         arena = solver.layout.new_arena(self._dataset, code.size, 0)
         arena.code[:], arena.weight[:] = code, weight
         solver.new_rows(arena, 0, code.size)
-        out = np.ascontiguousarray(arena.alpha[: code.size])
-        out[: alpha.shape[0]] = alpha
-        return out
+        return np.ascontiguousarray(arena.alpha[: code.size])
 
     def _dual_terms(
         self, alpha: np.ndarray, code: np.ndarray, label: np.ndarray, weight: np.ndarray
@@ -208,7 +207,7 @@ class WarmStart:
             source.add_steering(steering)
         state.w[-1] *= self._of_bias
         self._centre_weights(state.w)
-        if self._n_old < self._dataset.n_rows:
+        if (self._chunk_of < 0).any():
             _steer(state, steering, _CENTRE_KAPPA, 0 if LOSSES[self._problem.loss].smooth else _SETTLED_MOVES)
         else:
             _steer(state, steering, 1.0)
@@ -236,16 +235,15 @@ class _LaneSource:
 
     def __init__(
         self,
-        dataset: Dataset,
+        old: Dataset,
         source: Source,
         matrices: tuple[np.ndarray, np.ndarray],  # of alpha and w(alpha), and of means
         problem: Problem,
-        row_start: np.ndarray,
         centred: tuple[Centre | None, float],  # and the value of its bias's feature
     ) -> None:
         self._centre, self._bias = centred
-        self._state, self._layout, self.accelerated, lanes, width = source
-        self._dataset, self._row_start = dataset, row_start
+        self._state, self._layout, self.accelerated, self._l2, lanes, width = source
+        self._old = old
         self._halves = 2 if is_logistic(problem.loss) else 1
         own = slice(lanes.start * width, lanes.stop * width)
         self._matrix, self._mean = (matrix[own] for matrix in matrices)
@@ -258,21 +256,10 @@ class _LaneSource:
             )
         self._slots: SlotStore | None = None
 
-    def alpha(self, start: int, stop: int) -> np.ndarray:
-        """Return this source's part of the new lanes' dual variables of rows, as far as the old run had the rows."""
-        parts = [np.zeros((0, self._halves * self._matrix.shape[1]))]
-        stop = min(stop, int(self._row_start[-1]))
-        first = int(np.searchsorted(self._row_start, start, side="right")) - 1
-        while start < stop:
-            begin, end = self._row_start[first : first + 2].tolist()
-            parts.append(self._chunk_alpha(first, end - begin)[start - begin : stop - begin])
-            start, first = end, first + 1
-        return np.concatenate(parts)
-
-    def _chunk_alpha(self, chunk: int, n_rows: int) -> np.ndarray:
+    def alpha(self, chunk: int, n_rows: int) -> np.ndarray:
+        """Return this source's part of the new lanes' dual variables of a chunk of the old run."""
         if self._slots is None:
-            n_chunks = self._row_start.size - 1
-            self._slots = self._state.saved_slots(self._dataset, self._layout.state_bytes, n_chunks)
+            self._slots = self._state.saved_slots(self._old, self._layout.state_bytes)
         alpha = np.zeros((n_rows, self._layout.alpha_width))
         flags = np.empty((n_rows, self._layout.n_flags), dtype=np.uint8)
         if not self._slots.load(chunk, [alpha, flags]):
@@ -286,16 +273,20 @@ class _LaneSource:
 
     def add_weights(self, w: np.ndarray, *, dual: bool) -> None:
         """Add this source's part of the new lanes' w, or with `dual` of their w(alpha)."""
-        start = 0
-        for rows in self._sums_of_alpha() if dual else self._weights():
-            w[start : start + rows.shape[0]] += rows @ self._matrix
-            start += rows.shape[0]
+        self._add(self._sums_of_alpha() if dual else self._weights(), self._matrix, w)
 
     def add_centre(self, w: np.ndarray) -> None:
         """Add this source's part of the first centre."""
+        self._add(self._weights(), self._mean, w)
+
+    def _add(self, blocks: Iterator[np.ndarray], matrix: np.ndarray, w: np.ndarray) -> None:
+        """Add rows of an old w, in blocks, to those of the same features in `w`, whose last row is the bias's as well."""
         start = 0
-        for rows in self._weights():
-            w[start : start + rows.shape[0]] += rows @ self._mean
+        for rows in blocks:
+            n_rows = min(rows.shape[0], self._old.n_features - start)
+            w[start : start + n_rows] += rows[:n_rows] @ matrix
+            if n_rows < rows.shape[0]:
+                w[-1] += rows[-1] @ matrix
             start += rows.shape[0]
 
     def add_steering(self, steering: np.ndarray) -> None:
@@ -317,7 +308,7 @@ class _LaneSource:
         arrays = self._read("lane_kappa", "lane_in_pass")
         lanes = {name.removeprefix("lane_"): array for name, array in arrays.items()}
         for blocks in zip(self._read_rows("w"), self._read_rows("matrix_centre_or_w_alpha"), strict=True):
-            yield weights_of_alpha(lanes, *blocks)
+            yield weights_of_alpha(lanes, *blocks, self._l2)
 
     def _read(self, *names: str) -> dict[str, np.ndarray]:
         arrays = self._state.saved(names)

@@ -32,7 +32,6 @@ class Shape:
 CONVERT, TRAIN, PREDICT = "convert data.txt out", "train out run --max-passes 2", "predict out run -o p.csv"
 TABLE, PREDICT_TABLE = "convert data.csv out --label label", "predict data.csv run -o p.csv"
 SETS = "train out sets --max-passes 2 --method working-set --penalty elasticnet --l1 0.1"
-APPEND = "convert data.csv out --append"
 
 SHAPES = (
     Shape("wide", 2000, 5_000_000, 2, 330, (f"{CONVERT} --scale standard", TRAIN)),

@@ -41,11 +41,9 @@ USES = (
     Use("a.newton", ("a.numbers",), "resume a.newton --max-passes 3", "a.newton"),
     Use("a.numbers", (), "train a.numbers out --loss quantile --max-passes 3 --tol 1e-12", "out"),
     Use("a.table", (), "train a.table out --method dual --max-passes 3 --tol 1e-12", "out"),
-    Use("a.grown", (), "train a.grown out --method dual --max-passes 3 --tol 1e-12", "out"),
-    Use("a.grown", ("a.before",), "resume a.before --dataset a.grown --max-passes 6", "a.before"),
 )
 
-DATASETS = ("a", "a.numbers", "a.table", "a.grown")
+DATASETS = ("a", "a.numbers", "a.table")
 
 
 class Damage:

@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from streamcd.conversion.staging import unlisted
-
 from .commands import Ended, contents, files_of, run_command
 from .injection import HOWS, FaultyFiles
 from .trials import Finding
@@ -50,11 +48,6 @@ def training(name: str, options: str, inputs: str = "a") -> Scenario:
     return scenario_of(name, inputs, command, "resume out", command)
 
 
-def appending(name: str, inputs: str, command: str, output: str = "bare") -> Scenario:
-    """Make a scenario of rows that are appended, which is repeated where they were not; no rows at all clear the rest."""
-    return scenario_of(name, inputs, command, command, f"convert /dev/null {output} --append", output=output)
-
-
 SCENARIOS = (
     scenario_of("convert", "a.txt", _CONVERT),
     scenario_of("convert scaled", "a.txt", f"{_CONVERT} --scale standard"),
@@ -90,11 +83,7 @@ SCENARIOS = (
     training("train numbers", "--loss huber --method dual --bias 1 --unpenalized-bias --max-passes 2", "a.numbers"),
     scenario_of("report", "a a.done", "report a.done -o out.html", output="out.html"),
     scenario_of("import", "a.model", "import a.model out"),
-    appending("append", "b.txt bare", "convert b.txt bare --append"),
-    appending("append, two workers", "b.txt a", "convert b.txt a --append --workers 2", output="a"),
-    appending(
-        "append to a table", "b.csv a.table", "convert b.csv a.table --append", output="a.table"
-    ),
+    scenario_of("merge", "a b bare", "merge a b bare out"),
 )  # fmt: skip
 
 
@@ -192,8 +181,7 @@ def judge(
 
 
 def _temporaries(place: Path) -> list[str]:
-    """List files and directories that are for work in progress only, and those of a dataset that it does not list."""
+    """List files and directories that are for work in progress only."""
     endings = (".partial", ".replaced", ".shared", ".tmp")
     found = [path for path in place.rglob("*") if path.name.endswith(endings) or ".streamcd-" in path.name]
-    found += [file.parent / name for file in place.glob("*/manifest.json") for name in unlisted(file.parent)]
     return sorted(str(path.relative_to(place)) for path in found)

@@ -35,18 +35,6 @@ FILES = {
         "train a.numbers out --loss squared_error --max-passes 1",
     ),
     "a.table/manifest.json": ("info a.table", "verify a.table", "train a.table out --max-passes 1"),
-    "a.grown/manifest.json": (
-        "info a.grown",
-        "verify a.grown",
-        "train a.grown out --max-passes 1",
-        "resume a.before --dataset a.grown --max-passes 4",
-        "convert a.txt a.grown --append",
-    ),
-    "a.grown/added-0001/earlier.json": (
-        "verify a.grown",
-        "resume a.before --dataset a.grown --max-passes 4",
-        "convert a.txt a.grown --append",
-    ),
     "a.table.done/model/model.json": (
         "info a.table.done",
         "verify a.table.done",
@@ -80,8 +68,6 @@ class Metadata:
             "a.table",
             "a.table.done",
             "a.txt",
-            "a.grown",
-            "a.before",
         )
         part = next((place / "a" / "rows").iterdir())
         (place / "outside.parquet").write_bytes(part.read_bytes())

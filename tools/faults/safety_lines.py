@@ -113,7 +113,7 @@ dataset/chunked_table.py
         ~ dataset what_is_no_file_is_named_and_not_read[pipe-features.parquet]
         > if False:
     if fingerprint not in (None, manifest["fingerprint"]): ~ resume a_changed_dataset_is_refused_by_name
-    if table["part"].max(initial=-1) >= batch["n_parts"]:
+    if table["part"].max(initial=-1) >= len(manifest["parts"]):
         ~ dataset a_chunk_of_a_part_that_there_is_not_is_refused
 dataset/verify.py
     if found.content.get(number, RowContent()).text() != part["content"]:
@@ -171,10 +171,6 @@ conversion/staging.py
     if "lock" not in names or not stat.S_ISREG(os.lstat(lock).st_mode):
         ~ convert work_goes_to_no_directory_of_others_and_through_no_link
     if lock is None: ~ convert a_second_conversion_to_the_same_place_is_refused
-    remove_unlisted(dest) ~ growth what_an_interrupted_call_has_left_goes_with_the_next
-conversion/growing.py
-    if found != dataset.manifest["seal"]: ~ growth an_append_after_which_another_came_is_refused
-    remove_unlisted(place) @ growing.put_in_place ~ growth a_failure_at_the_manifest_leaves_the_dataset_as_it_was
 core/locks.py
     if lock is None: @ locked ~ columns kill_leaves_no_half_layout
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB) ~ resume a_run_in_use_by_another_process_is_refused

@@ -15,8 +15,7 @@ from .commands import run_command
 class Workspace:
     """A directory with data of two seeds: ``a.txt``, datasets ``a`` and ``b`` with columns, ``bare`` without, and runs, some
     with L1, all classes at once and numbers among them; ``a.numbers``, whose labels are numbers to predict; ``a.csv``, its
-    dataset ``a.table``, and a run of it; ``a.grown``, to which rows were appended, and a run on those before,
-    ``a.before``."""
+    dataset ``a.table``, and a run of it."""
 
     path: Path
 
@@ -70,9 +69,6 @@ def make_workspace(parent: Path) -> Workspace:
             f"train {name}.numbers {name}.newton --loss huber --method newton --max-passes 1 --tol 1e-12",
             f"convert {name}.csv {name}.table --label kind --missing zero --chunk-size 400B",
             f"train {name}.table {name}.table.done --method dual --tol 1e-3",
-            f"convert {name}.txt {name}.grown --chunk-size 400B --shard-size 2kB",
-            f"train {name}.grown {name}.before --method dual --max-passes 3 --tol 1e-12",
-            f"convert {name}.txt {name}.grown --append",
         ):
             must_run(place, command)
     must_run(place, "convert a.txt bare --chunk-size 400B --shard-size 2kB")
