@@ -81,21 +81,18 @@ def test_dask_does_what_the_simulation_does(loss: str, client: Any, data: Datase
     assert record["eta"]
 
 
-def test_newton_on_dask_ends_with_the_bits_of_one_process(client: Any, data: Dataset, tmp_path: Path) -> None:
-    """With as many reads, of which each worker makes its part; a round sends the weights and a few sums."""
+def test_newton_on_dask_needs_the_reads_of_one_process(client: Any, data: Dataset, tmp_path: Path) -> None:
+    """Each worker makes its part of a read; a round sends the weights and a few sums."""
     options: dict[str, Any] = {"loss": "log_loss", "method": "newton", "tol": 1e-10, "C": [1.0, 50.0]}
     one = streamcd.train(data, tmp_path / "one", **options)
     two = streamcd.train(data, tmp_path / "dask", client=client, **options)
     assert two.passes == one.passes
-    assert (weights(tmp_path / "dask") == weights(tmp_path / "one")).all()
+    assert two.primal_objective == pytest.approx(one.primal_objective, rel=1e-10)
     assert two.bytes_read == one.bytes_read
     records = log(tmp_path / "dask")
     assert all(len(record["seconds"]["workers"]) == 2 for record in records)
-    sums = (
-        2 * (data.n_features + 1) * (data.n_features + 30) * 8
-    )  # of two lanes, and of each worker two at most
-    kept = 2 * 8 * (data.n_entries + 8 * data.n_rows)  # rows that the model has whole, of each lane
-    assert all(record["bytes_sent"] < 4 * sums + 2 * kept for record in records)
+    sums = 2 * (data.n_features + 1) * (data.n_features + 30) * 8  # of two lanes
+    assert all(record["bytes_sent"] < 4 * sums for record in records)
 
 
 @pytest.mark.parametrize(("n_shards", "warned"), [(3, True), (4, False)])

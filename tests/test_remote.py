@@ -458,7 +458,7 @@ def test_windows_from_a_bucket_are_those_of_the_disk_with_the_memory_of_reading_
     far, seen = open_dataset(remote), set()
 
     def plans(dataset: Dataset, budget: int) -> list[Any]:
-        found: list[Any] = [plan_shards(dataset, budget, RowLayout(2, 1), {}, 2)]
+        found: list[Any] = [plan_shards(dataset, budget, RowLayout(2, 1), {})]
         with contextlib.suppress(UsageError):
             found.append(make_plan(dataset, budget, RowLayout(2, 1), {}))
         return found

@@ -186,7 +186,8 @@ def test_newtons_step_finds_the_minimum_of_a_steep_function() -> None:
     product, squared = np.array([-9.0]), np.array([0.1])
     problem_sums = np.array([[0.0, 0.0, 0.5 / (0.5 - 1e-6), 0.0, 0.0]])
     eta, _, count = newton_step(
-        lambda at: (product + at * squared, squared),
+        product,
+        squared,
         problem_sums,
         2,
         lambda at: log_slopes(base, candidate, at),
@@ -207,7 +208,8 @@ def test_a_row_beside_its_bound_does_not_hold_up_the_line_search() -> None:
     longest = np.array([[0.0, 0.0, 1e-3 / (1e-3 - 2e-6), 0.0, 0.0]])
     product = np.array([-9.0])
     eta, _, count = newton_step(
-        lambda at: (product + at * 0.1, np.array([0.1])),
+        product,
+        np.array([0.1]),
         longest,
         2,
         lambda at: log_slopes(base, candidate, at),

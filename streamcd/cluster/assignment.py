@@ -28,24 +28,23 @@ class Dealer(Protocol):
 
 
 class BlockAssignment:
-    """Neighbouring blocks of shards for every worker, of about as many entries, in all rounds.
+    """Neighbouring shards for every worker, of about as many entries, in all rounds.
 
     Parameters
     ----------
-    entries, block : ndarray of int64, shape (shards,)
-        Entries and block of every shard.
+    entries : ndarray of int64, shape (shards,)
+        Entries of every shard.
     """
 
     exchanges = False
 
-    def __init__(self, entries: np.ndarray, block: np.ndarray) -> None:
-        self._block = block
-        size = np.bincount(block, weights=np.maximum(entries, 1))
+    def __init__(self, entries: np.ndarray) -> None:
+        size = np.maximum(entries, 1)
         self._middle = (np.cumsum(size) - 0.5 * size) / size.sum()
 
     def shares(self, number: int, n_parts: int) -> list[list[int]]:
         """Return the shards of every part, as `Dealer.shares`."""
-        owner = (self._middle * min(n_parts, self._middle.size)).astype(np.int64)[self._block]
+        owner = (self._middle * min(n_parts, self._middle.size)).astype(np.int64)
         return [np.flatnonzero(owner == part).tolist() for part in range(n_parts)]
 
 

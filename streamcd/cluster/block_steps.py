@@ -22,9 +22,7 @@ Then
        blocks mix it anew.
 
 An accelerated lane (`solvers.acceleration`) makes the round on the dual of its proximal point, in which ``½ mu ‖w‖²`` stands
-for ``½‖w‖²``: the models have s mu for s, and the slope ``mu w·Δw``. Its next round begins at another centre. With L1 it is
-``½ mu ‖soft(u)‖²`` of the u that a visit keeps (`kernels.penalties`), convex and smooth along a step: the models hold as
-they are, with ``w = soft(u)`` in the slope, and the step is found by Newton's method whatever the loss.
+for ``½‖w‖²``: the models have s mu for s, and the slope ``mu w·Δw``. Its next round begins at another centre.
 
 Sources: Lee and Chang, Machine Learning 108 (2019), for the block-diagonal step with an exact line search; Ma et al.,
 ICML 2015 (CoCoA+), for s, there fixed at K; Ioannou et al., NeurIPS 2019 (SySCD), who reassign rows to threads in every
@@ -146,40 +144,18 @@ def quadratic_step(
     return eta
 
 
-def bounded_rows(
-    product: np.ndarray, sums: np.ndarray
-) -> tuple[np.ndarray, Callable[[np.ndarray], np.ndarray]]:
-    """Return sums and `evaluate` for `newton_step` of rows whose terms are quadratic along the step.
-
-    Without other bounds a step is longest where the slope would be 0 if that of the weights stayed what it is: it rises.
-    """
-    linear, quadratic, sums = sums[:, LINEAR], sums[:, QUADRATIC], sums.copy()
-    slope = product + linear
-    some = (quadratic > 0.0) & (slope < 0.0)
-    longest = np.divide(-slope, quadratic, out=np.where(quadratic > 0.0, 1.0, np.inf), where=some)
-    sums[:, LONGEST] = np.minimum(sums[:, LONGEST], longest)
-
-    def evaluate(eta: np.ndarray) -> np.ndarray:
-        return np.stack(
-            [linear + eta * quadratic, quadratic, -(eta * linear + 0.5 * eta**2 * quadratic)], axis=1
-        )
-
-    return sums, evaluate
-
-
 def newton_step(
-    along: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
+    product: np.ndarray,
+    squared: np.ndarray,
     sums: np.ndarray,
     n_partitions: int,
     evaluate: Callable[[np.ndarray], np.ndarray],
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """Find the step of every lane by safeguarded Newton's method on the slope in eta.
 
-    At an eta per lane `along` returns the slope and the curvature of the weights' term, and `evaluate` the sums over all
-    rows of `add_slopes`; the rest is as in `quadratic_step`. Returns eta, the change of the rows' terms of the dual per
-    lane, and the number of evaluations.
+    At an eta per lane `evaluate` returns the sums over all rows of `add_slopes`; the rest is as in `quadratic_step`. Returns
+    eta, the change of the rows' terms of the dual per lane, and the number of evaluations.
     """
-    product = along(np.zeros(sums.shape[0]))[0]
     start = product + sums[:, LINEAR]
     moving = np.isfinite(sums[:, LONGEST])
     low, high = np.zeros(start.size), np.where(moving, sums[:, LONGEST] * (1.0 - 1e-9), 1.0)
@@ -191,8 +167,7 @@ def newton_step(
             eta[lane], solved[lane] = 1.0 / n_partitions, True
     for count in range(1, _MAX_EVALUATIONS + 1):
         found = evaluate(eta)
-        of_weights, squared = along(eta)
-        slope = of_weights + found[:, SLOPE]
+        slope = product + eta * squared + found[:, SLOPE]
         solved |= np.abs(slope) <= _SLOPE_LEFT * np.abs(start)
         # only a row near its bound limits the step, and adds nothing to the sum: not worth another evaluation on workers
         solved |= (slope < 0.0) & (high - eta <= _NARROW * eta)

@@ -6,7 +6,6 @@ The state on disk names the folder of the dual variables and the step eta. The m
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,14 +15,13 @@ import numpy as np
 from ..core.atomic_files import sync
 from ..kernels.loss_table import CLASSES
 from ..kernels.primitives import DUAL
-from ..kernels.rounds import APART, LINEAR, MAGNITUDE, QUADRATIC, add_weight_slopes
+from ..kernels.rounds import APART, LINEAR, MAGNITUDE, QUADRATIC
 from ..solvers.dual import RowSolver
 from ..solvers.gap_bounds import violation
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN
 from ..stream.slot_store import chunk_slots
 from ..training.stopping import BY_MAX_PASSES, BY_VIOLATION
 from .block_steps import (
-    bounded_rows,
     has_entropy,
     lane_columns,
     lane_products,
@@ -104,34 +102,12 @@ class DualRounds(RoundLoop):
         sums[trained, MAGNITUDE] += mu[trained] * lane_products(
             self.state.w[:, columns], self.state.w[:, columns], trained.size
         )
-        entropies, is_plain = has_entropy(self.task.problem), self.task.problem.is_plain
-        if is_plain and not entropies:  # the dual is quadratic along the step
+        if not has_entropy(self.task.problem):  # the dual is quadratic along the step
             eta = quadratic_step(product, squared, sums, k)
             dual_change = -(eta * sums[:, LINEAR] + 0.5 * eta**2 * sums[:, QUADRATIC])
             return _Step(eta, dual_change, 0, sigma_prime)
-
-        def along(at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            return (
-                (product + at * squared, squared)
-                if is_plain
-                else self._slopes_of_weights(change, trained, at)
-            )
-
-        evaluate: Callable[[np.ndarray], np.ndarray] = partial(engine.slopes, request)
-        if not entropies:
-            sums, evaluate = bounded_rows(along(np.zeros(n_lanes))[0], sums)
-        eta, dual_change, count = newton_step(along, sums, k, evaluate)
-        return _Step(eta, dual_change, count if entropies else 0, sigma_prime)
-
-    def _slopes_of_weights(
-        self, change: np.ndarray, trained: np.ndarray, eta: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return slope and curvature of the weights' term of a dual with L1, at a step of every lane."""
-        solver, mu, sums = self.solver, self.solver.mu(self.state), np.zeros((eta.size, 2))
-        assert solver.acceleration is not None  # which such a penalty has
-        of_lanes = solver.acceleration.thresholds(1.0 / mu)
-        add_weight_slopes(self.state.w, change, solver.problem.lane_vectors, trained, of_lanes, eta, sums)
-        return mu * sums[:, 0], mu * sums[:, 1]
+        eta, dual_change, count = newton_step(product, squared, sums, k, partial(engine.slopes, request))
+        return _Step(eta, dual_change, count, sigma_prime)
 
     def _conclude_round(self, request: RoundRequest, result: RoundResponse, step: _Step) -> dict[str, Any]:
         """Move w and decide what each lane does next; returns the line for the log."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ..dataset.dataset import Dataset
-from ..solvers.memory import newton_blocks
 from ..solvers.registry import find_solver
 from .assignment import Assignment, BlockAssignment, Dealer
 from .partition import Partition
@@ -22,7 +21,7 @@ def make_assignment(spec: WorkerSpec, dataset: Dataset) -> Dealer:
     """Make the assignment of a dataset's shards to the workers of a run."""
     entries = shard_entries(dataset)
     if _sums(spec):
-        return BlockAssignment(entries, newton_blocks(spec.problem, dataset).of_shard)
+        return BlockAssignment(entries)
     return Assignment(entries, spec.seed)
 
 

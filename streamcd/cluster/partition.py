@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from ..core.randomness import random_key
-from ..dataset.dataset import Dataset
 from ..kernels.primitives import (
     ALPHA,
     ALPHA_CURVATURE,
@@ -64,10 +63,10 @@ class _LocalRound:
 class Partition(ShardReader):
     """Some shards of a dataset, ascending, and the local passes over them, round after round."""
 
-    def __init__(self, spec: WorkerSpec, shards: list[int], dataset: Dataset | None = None) -> None:
+    def __init__(self, spec: WorkerSpec, shards: list[int]) -> None:
         # kappa and centre are the coordinating process's: here any fixed kappa stands for it
         options: dict[str, Any] = {"acceleration": "none" if spec.acceleration == "none" else 1.0}
-        super().__init__(spec, len(shards), dataset, **options)
+        super().__init__(spec, len(shards), **options)
         # the local model is a problem whose costs are sigma' times as large
         self._scaled_problem = replace(self._problem, cost=self._problem.cost.copy())
         self._scaled_solver = make_solver(self._scaled_problem, spec.method, self.dataset, **options)

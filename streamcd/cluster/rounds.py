@@ -10,8 +10,6 @@ import numpy as np
 
 from ..dataset.dataset import Dataset
 from ..kernels.rounds import LONGEST
-from ..solvers.block_sums import Node, Tree
-from ..solvers.kept_rows import KeptRows
 from ..solvers.problem import Problem
 from ..solvers.protocol import TRAIN, join_totals
 from ..stream.identity import Identity
@@ -99,52 +97,27 @@ class RoundResponse:
 
 @dataclass(kw_only=True)
 class SumResponse:
-    """Sums of one worker's blocks of rows at fixed weights, or of several workers'."""
+    """Sums of one worker's rows at fixed weights, or of several workers'."""
 
-    tree: Tree
-    nodes: dict[Node, dict[str, np.ndarray]]  # without siblings among each other
-    room: KeptRows
-    kept: dict[str, np.ndarray]  # rows of every lane: `KeptRows.of`
+    sums: dict[str, np.ndarray]
     seconds: dict[str, float]  # of every worker
     bytes_read: int
     bytes_sent: int = 0
     moved_bytes: int = 0  # sent between processes to make it
 
     def __add__(self, other: SumResponse) -> SumResponse:
-        """Add another response, which has to be sent to this one; siblings are joined."""
-        nodes = dict(self.nodes)
-        for node, sums in other.nodes.items():
-            self._add(nodes, node, sums)
-        kept = self.room.of(self.kept)
-        if self.room:
-            self.room.join(kept, other.kept)
+        """Add another response, which has to be sent to this one."""
         return SumResponse(
-            tree=self.tree,
-            nodes=nodes,
-            room=self.room,
-            kept=kept,
+            sums={name: array + other.sums[name] for name, array in self.sums.items()},
             seconds=_added(self.seconds, other.seconds),
             bytes_read=self.bytes_read + other.bytes_read,
             moved_bytes=self.moved_bytes + other.moved_bytes + other.n_bytes,
         )
 
-    def _add(self, nodes: dict[Node, dict[str, np.ndarray]], node: Node, sums: dict[str, np.ndarray]) -> None:
-        def join(sibling: Node) -> bool:
-            nonlocal sums
-            if sibling not in nodes:
-                return False
-            others = nodes.pop(sibling)
-            sums = {name: array + others[name] for name, array in sums.items()}
-            return True
-
-        top = self.tree.climb(node, join)
-        nodes[top] = sums
-
     @property
     def n_bytes(self) -> int:
         """Bytes to send."""
-        arrays = [*self.nodes.values(), self.kept]
-        return sum(array.nbytes for each in arrays for array in each.values())
+        return sum(array.nbytes for array in self.sums.values())
 
     def sent_by(self, n_workers: int) -> int:
         """Count the bytes that these workers sent each other and to the coordinating process."""

@@ -29,21 +29,16 @@ def open_same(spec: WorkerSpec) -> Dataset:
 
 
 class ShardReader:
-    """Some shards of a dataset, ascending, in a stream within a worker's memory, and the solver of their rows.
+    """Some shards of a dataset, ascending, in a stream within a worker's memory, and the solver of their rows."""
 
-    `dataset` is the whole dataset; by default `open_same` opens it.
-    """
-
-    def __init__(
-        self, spec: WorkerSpec, n_shards: int, dataset: Dataset | None = None, **options: Any
-    ) -> None:
-        self.dataset = dataset = dataset or open_same(spec)
+    def __init__(self, spec: WorkerSpec, n_shards: int, **options: Any) -> None:
+        self.dataset = dataset = open_same(spec)
         self.spec, self._folder = spec, Path(spec.folder)
         self._problem = _writable(spec.problem)
         self._solver: Any = make_solver(self._problem, spec.method, dataset, **options)
         self._layout = paired_layout(self._solver.layout)
         weights = {"weights": model_bytes(self._problem, self._solver.memory)}
-        kept = plan_shards(dataset, spec.memory, self._layout, weights, 1)
+        kept = plan_shards(dataset, spec.memory, self._layout, weights)
         self._n_kept = kept[1] if kept else 0
         # where too few shards fit in memory, any number is streamed
         self.plan, self._room = (

@@ -1,4 +1,4 @@
-"""One worker's part of a round of sums: a read of its blocks at fixed weights, by the same code as in one process."""
+"""One worker's part of a round of sums: a read of its shards at fixed weights, by the same code as in one process."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ import time
 
 import numpy as np
 
-from ..dataset.dataset import Dataset
 from ..solvers.protocol import State
 from .rounds import RoundRequest, SumResponse, WorkerSpec
 from .shards import Report, ShardReader
 
 
 class SumPartition(ShardReader):
-    """Some blocks of shards, and their sums at the weights of every round."""
+    """Some shards, and their sums at the weights of every round."""
 
-    def __init__(self, spec: WorkerSpec, shards: list[int], dataset: Dataset | None = None) -> None:
-        super().__init__(spec, len(shards), dataset, acceleration=spec.acceleration)
-        self._solver.sums.whole = False
+    def __init__(self, spec: WorkerSpec, shards: list[int]) -> None:
+        super().__init__(spec, len(shards))
         self._state: State = self._solver.new_state()
         self.assign(shards)
 
@@ -28,20 +26,17 @@ class SumPartition(ShardReader):
     def run(
         self, request: RoundRequest, w: np.ndarray, report: Report | None = None, worker: str = ""
     ) -> SumResponse:
-        """Sum up this worker's blocks at `w`, `NewtonSolver.to_send`; `worker` is the name of this one."""
+        """Sum up this worker's rows at `w`, `NewtonSolver.to_send`; `worker` is the name of this one."""
         started, before = time.monotonic(), self._stream.bytes_read
         state, solver = self._state, self._solver
         state.lanes = {name: np.array(array) for name, array in request.lanes.items()}
         solver.begin_part(state, w)
         for window in self._stream.windows(request.read):
-            solver.add_window(window, state)
+            solver.add_window(window, state, self._order)
             if report is not None:
                 report(window.n_entries)
         return SumResponse(
-            tree=solver.sums.blocks.tree,
-            nodes=solver.sums.nodes(state),
-            room=solver.kept,
-            kept=solver.kept.of(state.matrices),
+            sums=solver.sums(state),
             seconds={worker: time.monotonic() - started},
             bytes_read=self._stream.bytes_read - before,
         )

@@ -12,29 +12,19 @@ from typing import NamedTuple
 import numpy as np
 
 from .compile import inlined, kernel
-from .penalties import (
-    elastic_gap_term,
-    elastic_penalty,
-    penalty,
-    penalty_slope,
-    soft,
-    sum_of,
-    weight_of,
-)
+from .penalties import penalty, penalty_slope, sum_of, weight_of
 
 N_BUCKETS = 1024
 _BLOCK = 128  # rows processed lane by lane: sums stay in registers, and rows in the cache
 _LAST_BUCKET = np.uint64(N_BUCKETS - 1)
 MOVED, ALPHA_NORM = range(2)
 """Rows of `sums`: ``‖w - v‖²`` and ``‖w(alpha)‖²``."""
-APART, SIZE, PRODUCT, LARGEST = range(2, 6)
-"""Further rows of `end_elastic_pass`: ``g(w) + g*(v) - w·v``, g(w), w·v and the largest ``|v_j|``, v being w(alpha)."""
 
 
 class Movement(NamedTuple):
     """Measures of a pass, of all lanes; changed in place."""
 
-    sums: np.ndarray  # (6, lanes); the rows are named above
+    sums: np.ndarray  # (2, lanes); the rows are named above
     sketch: np.ndarray  # (N_BUCKETS, lanes): w - v with its signs changed at random, folded
     moved: np.ndarray  # (lanes,): scratch
 
@@ -66,7 +56,7 @@ def end_pass(w, beside, width, lanes, kappa, out):
             for m in range(width):
                 column = lane * width + m
                 change = w[j, column] - beside[j, column]
-                w_alpha = sum_of(w[j, column], change, kappa[lane], 1.0)
+                w_alpha = sum_of(w[j, column], change, kappa[lane])
                 beside[j, column] = w_alpha
                 sums[MOVED, lane] += change * change
                 sums[ALPHA_NORM, lane] += w_alpha * w_alpha
@@ -93,7 +83,7 @@ def _end_pass_of_run(w, beside, low, high, kappa, out):
         sign = _signed(1.0, np.uint64(j))
         for lane in range(low, high):
             moved[lane] = point[lane] - weights[lane]
-            weights[lane] = sum_of(point[lane], moved[lane], kappa[lane], 1.0)
+            weights[lane] = sum_of(point[lane], moved[lane], kappa[lane])
         for lane in range(low, high):
             moved_sum[lane] += moved[lane] * moved[lane]
             bucket[lane] += sign * moved[lane]
@@ -107,7 +97,7 @@ def _end_pass_of_all(w, beside, kappa, sums, sketch):
     moved_sum = alpha_sum = 0.0
     for j in range(w.size):
         moved = w[j] - beside[j]
-        w_alpha = sum_of(w[j], moved, kappa, 1.0)
+        w_alpha = sum_of(w[j], moved, kappa)
         beside[j] = w_alpha
         moved_sum += moved * moved
         alpha_sum += w_alpha * w_alpha
@@ -153,43 +143,6 @@ def _begin_pass_of_all(w, beside, kappa):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Other penalties than ``½‖w‖²``: within a training read a lane keeps u, from which w is read (see `penalties`)
-
-
-@kernel
-def end_elastic_pass(w, beside, width, lanes, elastic_net, kappa, out):
-    """Do the work of `end_pass` for u in place of w, which it becomes; `elastic_net` is a `penalties.Penalty`."""
-    l2, sums, sketch = elastic_net.l2, out.sums, out.sketch
-    for j in range(w.shape[0]):
-        for lane in lanes:
-            for m in range(width):
-                column, position = lane * width + m, np.uint64(j * width + m)
-                l1, u, centre = elastic_net.l1[column], w[j, column], beside[j, column]
-                weight = soft(u, l1 * (1.0 / (l2 + kappa[lane])))
-                v, moved = sum_of(u, u - centre, kappa[lane], l2), weight - centre
-                w[j, column], beside[j, column] = weight, v
-                sums[LARGEST, lane] = max(sums[LARGEST, lane], abs(v))
-                sums[SIZE, lane] += elastic_penalty(weight, l1, l2)
-                sums[MOVED, lane] += moved * moved
-                sums[ALPHA_NORM, lane] += v * v
-                sums[APART, lane] += elastic_gap_term(weight, v, l1, l2)
-                sums[PRODUCT, lane] += weight * v
-                sketch[position & _LAST_BUCKET, lane] += _signed(moved, position)
-
-
-@kernel
-def begin_elastic_pass(w, beside, width, lanes, l2, kappa):
-    """Do the work of `begin_pass` for u in place of w."""
-    for j in range(w.shape[0]):
-        for lane in lanes:
-            inverse_mu = 1.0 / (l2 + kappa[lane])
-            for column in range(lane * width, (lane + 1) * width):
-                centre = w[j, column]
-                w[j, column] = weight_of(beside[j, column], centre, kappa[lane], inverse_mu)
-                beside[j, column] = centre
-
-
-# ---------------------------------------------------------------------------------------------------------------------
 # Extrapolation, of weights and of scores alike: `point` and `previous` are float64, of one shape, a column for each lane
 
 
@@ -221,7 +174,7 @@ def add_line_products(w, previous, lanes, sums):
             value = slope = curve = 0.0
             for j in range(start, min(start + _BLOCK, w.shape[0])):
                 own, moved = w[j, lane], w[j, lane] - previous[j, lane]
-                value += penalty(own, 1.0)
+                value += penalty(own)
                 slope += penalty_slope(own, 1.0) * moved
                 curve += moved * moved
             sums[lane, 0] += value

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 
 from .compile import inlined, kernel
-from .penalties import weight_at
 from .primitives import (
     ALPHA,
     ALPHA_CURVATURE,
@@ -46,10 +45,7 @@ class ClassScratch(NamedTuple):
 
 
 class LaneColumns(NamedTuple):
-    """The columns of one lane, scratch, and the numbers by which its steps are made (see `primitives.Steering`).
-
-    `thresholds` are that of the weights and that of the biases.
-    """
+    """The columns of one lane, scratch, and the numbers by which its steps are made (see `primitives.Steering`)."""
 
     lane: int
     first: int
@@ -57,40 +53,25 @@ class LaneColumns(NamedTuple):
     scratch: ClassScratch
     inverse_mu: float = 1.0
     uncounted: float = 0.0
-    thresholds: np.ndarray | None = None
 
 
 @inlined
 def class_scores(i, rows, w, columns, bias, apart):
     """Write ``w_m·x + apart [m ≠ y]`` of all classes to the scratch `margin`; returns x·x, with the bias."""
-    margin, thresholds = columns.scratch.margin, columns.thresholds
+    margin = columns.scratch.margin
     feature, value, first, n_columns = rows.feature, rows.value, columns.first, columns.n_columns
     label, n_classes = rows.code[i], margin.size
     last = w.size - n_columns + first
     for m in range(n_classes):
-        margin[m] = bias * weight_at(w, last + m, thresholds, 1) + (0.0 if m == label else apart)
+        margin[m] = bias * w[last + m] + (0.0 if m == label else apart)
     q = bias * bias
     for k in range(rows.indptr[i], rows.indptr[i + 1]):
         v = np.float64(value[k])
         q += v * v
         start = feature[k] * n_columns + first
         for m in range(n_classes):
-            margin[m] += weight_at(w, start + m, thresholds, 0) * v
+            margin[m] += w[start + m] * v
     return q
-
-
-@inlined
-def certified_classes(alpha, shares, lane, label, rest, out):
-    """Return a row's variables of which a certificate is made: `alpha`, or a share of it and ``1 - share`` of `rest`.
-
-    The latter is of the row's own class alone, and the sum is written to `out`; numba leaves out the branch of None.
-    """
-    if shares is None:
-        return alpha
-    for m in range(alpha.size):
-        out[m] = shares[lane] * alpha[m]
-    out[label] += (1.0 - shares[lane]) * rest
-    return out
 
 
 @inlined
@@ -248,7 +229,7 @@ def crammer_singer_visit(order, rows, costs, variables, columns, totals):
             continue
         largest, smallest = _class_violation(alpha, active, False, label, c, margin)
         q *= columns.inverse_mu
-        accelerated = columns.thresholds is not None or columns.inverse_mu != 1.0
+        accelerated = columns.inverse_mu != 1.0
         if columns.uncounted != 0.0:
             _count_classes(columns, alpha, label, q, 1.0, totals)
         n_left = _shrink_classes(alpha, active, label, c, margin, smallest, accelerated)
@@ -287,8 +268,7 @@ def crammer_singer_certify(order, rows, costs, variables, columns, w_alpha, tota
         c = row_cost(i, lane, rows, costs)
         if c <= 0.0:
             continue
-        label, stored = rows.code[i], variables.alpha[i, own]
-        alpha = certified_classes(stored, variables.shares, lane, label, 0.0, columns.scratch.step)
+        label, alpha = rows.code[i], variables.alpha[i, own]
         q = class_scores(i, rows, variables.w, columns, costs.bias, 1.0)
         phi, primal, dual = _class_terms(alpha, label, c, margin)
         magnitude, size = primal, 0.0

@@ -27,7 +27,6 @@ from .losses import (
     row_terms,
     sensitivity,
 )
-from .penalties import weight_at
 from .primitives import (
     ALPHA,
     ALPHA_CURVATURE,
@@ -95,7 +94,7 @@ def solve_row(i, lane, loss, row, variables, steering, totals):
         stays = may_shrink(t, old, numbers, steering.low[lane], steering.high[lane])
     totals[lane, N_VISITED] += 1
     totals[lane, GAP] += phi
-    accelerated = steering.thresholds is not None or steering.inverse_mu[lane] != 1.0
+    accelerated = steering.inverse_mu[lane] != 1.0
     flag = active[i, lane]
     if stays:
         active[i, lane] = flag + 1 if accelerated and flag < PATIENCE else 0
@@ -146,14 +145,13 @@ def _count_alpha(lane, loss, old, new, row, totals):
 def dual_visit(order, rows, costs, variables, steering, totals):
     """Visit rows once in the given order: dual coordinate descent for one lane.
 
-    Problem: ``max Σ -psi_i(a_i) - ½‖w(a)‖²``, with ``w = w(a) = Σ s_i a_i x_i`` kept. With thresholds it is another penalty
-    (`penalties`), and its u is kept, from which w is read; a step is then that of a bound on the curvature.
+    Problem: ``max Σ -psi_i(a_i) - ½‖w(a)‖²``, with ``w = w(a) = Σ s_i a_i x_i`` kept.
 
     Changed in place: `variables`, `totals`. Cost: two passes over the entries of each row.
     Sources: Hsieh et al., ICML 2008, Algorithm 3; Yu, Huang, Lin 2011.
     """
     w, bias, inverse_mu = variables.w, costs.bias, steering.inverse_mu[0]
-    thresholds, last = steering.thresholds, w.size - 1
+    last = w.size - 1
     for p in range(order.size):
         fetch_ahead(order, p, rows, w, 1, range(1))
         i = order[p]
@@ -162,8 +160,8 @@ def dual_visit(order, rows, costs, variables, steering, totals):
             continue
         sign, y = row_label(i, 0, rows, costs)
         start, stop = rows.indptr[i], rows.indptr[i + 1]
-        dot, q = row_dot(rows, w, start, stop, thresholds)
-        t = sign * (dot + bias * weight_at(w, last, thresholds, 1))
+        dot, q = row_dot(rows, w, start, stop)
+        t = sign * (dot + bias * w[last])
         row = (t, (q + bias * bias) * inverse_mu, y, c)
         change = solve_row(i, 0, costs.loss, row, variables, steering, totals)
         if change != 0.0:
@@ -181,7 +179,6 @@ def dual_visit_lanes(order, rows, costs, variables, steering, totals, lanes):
     w, bias, n_lanes = variables.w, costs.bias, totals.shape[0]
     live, dots, steps = lanes.live, lanes.dots, lanes.steps
     last, fetched = w.size - n_lanes, lanes.fetched[: choose_fetched(lanes)]
-    thresholds = steering.thresholds
     for p in range(order.size):
         fetch_ahead(order, p, rows, w, n_lanes, fetched)
         fetch_variables_ahead(order, p, variables, fetched)
@@ -194,15 +191,14 @@ def dual_visit_lanes(order, rows, costs, variables, steering, totals, lanes):
         if n_live == 0:
             continue
         start, stop = rows.indptr[i], rows.indptr[i + 1]
-        _lane_dots(i, rows, w, lanes, n_live, thresholds)
+        _lane_dots(i, rows, w, lanes, n_live)
         q = row_square(rows, start, stop) + bias * bias
         n_changed = 0
         for position in range(n_live):
             lane = live[position]
             sign, y = row_label(i, lane, rows, costs)
             inverse_mu, c = steering.inverse_mu[lane], row_cost(i, lane, rows, costs)
-            of_bias = weight_at(w, last + lane, thresholds, n_lanes + lane)
-            row = (sign * (dots[lane] + bias * of_bias), q * inverse_mu, y, c)
+            row = (sign * (dots[lane] + bias * w[last + lane]), q * inverse_mu, y, c)
             change = solve_row(i, lane, costs.loss, row, variables, steering, totals)
             if change != 0.0:
                 live[n_changed] = lane
@@ -213,7 +209,7 @@ def dual_visit_lanes(order, rows, costs, variables, steering, totals, lanes):
 
 
 @inlined
-def _lane_dots(i, rows, w, lanes, n_live, thresholds=None):
+def _lane_dots(i, rows, w, lanes, n_live):
     """Write x·w of row i in the first `n_live` live lanes to `dots`, each at its lane; other lanes' may be written too.
 
     Lanes are neighbours in `w`, and eight in a row take one sweep over the entries by vector operations. So a row costs
@@ -230,17 +226,17 @@ def _lane_dots(i, rows, w, lanes, n_live, thresholds=None):
         if position < n_live and live[position] < low + 16 and low + 16 <= end:
             position = _beyond(live, position, n_live, low + 16)
             if position < n_live and live[position] < low + 32 and low + 32 <= end:
-                dot_of_32(feature, value, start, stop, w, n_lanes, low, dots, thresholds)
+                dot_of_32(feature, value, start, stop, w, n_lanes, low, dots)
                 position = _beyond(live, position, n_live, low + 32)
             else:
-                dot_of_16(feature, value, start, stop, w, n_lanes, low, dots, thresholds)
+                dot_of_16(feature, value, start, stop, w, n_lanes, low, dots)
         else:
-            dot_of_8(feature, value, start, stop, w, n_lanes, low, dots, thresholds)
+            dot_of_8(feature, value, start, stop, w, n_lanes, low, dots)
     while position < n_live:
         lane = live[position]
         dot = 0.0
         for k in range(start, stop):
-            dot += weight_at(w, feature[k] * n_lanes + lane, thresholds, lane) * np.float64(value[k])
+            dot += w[feature[k] * n_lanes + lane] * np.float64(value[k])
         dots[lane] = dot
         position += 1
 
@@ -270,12 +266,12 @@ def _add_row_lanes(i, rows, w, lanes, n):
         if position < n and live[position] < low + 16 and low + 16 <= end:
             position = _beyond(live, position, n, low + 16)
             if position < n and live[position] < low + 32 and low + 32 <= end:
-                add_to_32(feature, value, start, stop, w, n_lanes, low, steps, None)
+                add_to_32(feature, value, start, stop, w, n_lanes, low, steps)
                 position = _beyond(live, position, n, low + 32)
             else:
-                add_to_16(feature, value, start, stop, w, n_lanes, low, steps, None)
+                add_to_16(feature, value, start, stop, w, n_lanes, low, steps)
         else:
-            add_to_8(feature, value, start, stop, w, n_lanes, low, steps, None)
+            add_to_8(feature, value, start, stop, w, n_lanes, low, steps)
         for taken in range(done, position):
             steps[live[taken]] = 0.0
     while position < n:
@@ -309,13 +305,9 @@ def keep_sums(lane, sums, totals):
 
 
 @inlined
-def certified_alpha(i, lane, loss, alpha, n_lanes, shares):
-    """Return a row's alpha of which a certificate is made, and C - alpha where the loss needs it."""
-    own = alpha[i, lane]
-    rest = alpha[i, n_lanes + lane] if loss.kind == LOG_LOSS else 0.0
-    if shares is None:
-        return own, rest
-    return shares[lane] * own, rest + (1.0 - shares[lane]) * own
+def alpha_and_rest(i, lane, loss, alpha, n_lanes):
+    """Return a row's alpha, and C - alpha where the loss needs it."""
+    return alpha[i, lane], alpha[i, n_lanes + lane] if loss.kind == LOG_LOSS else 0.0
 
 
 @inlined
@@ -368,7 +360,7 @@ def _add_terms(order, rows, costs, variables, totals):
         start, stop = rows.indptr[i], rows.indptr[i + 1]
         dot, q = row_dot(rows, w, start, stop)
         row = (sign * (dot + bias * w[last]), y, c, row_reach(q + bias * bias, stop - start))
-        a, rest = certified_alpha(i, 0, costs.loss, alpha, 1, variables.shares)
+        a, rest = alpha_and_rest(i, 0, costs.loss, alpha, 1)
         sums = certify_row(costs.loss, row, a, rest, sums)
     keep_sums(0, sums, totals)
 
@@ -379,7 +371,7 @@ def _add_alpha_rows(order, rows, costs, variables, w_alpha):
     for p in range(order.size):
         fetch_ahead(order, p, rows, w_alpha, 1, range(1))
         i = order[p]
-        a = certified_alpha(i, 0, costs.loss, variables.alpha, 1, variables.shares)[0]
+        a = variables.alpha[i, 0]
         if a == 0.0 or row_cost(i, 0, rows, costs) <= 0.0:
             continue
         step = a * costs.sign[rows.code[i], 0]
@@ -411,7 +403,7 @@ def dual_certify_lanes(order, rows, costs, variables, w_alpha, totals, lanes):
             sign, y = row_label(i, lane, rows, costs)
             t = sign * (dots[lane] + bias * w[last + lane])
             row = (t, y, row_cost(i, lane, rows, costs), reach)
-            a, rest = certified_alpha(i, lane, costs.loss, alpha, n_lanes, variables.shares)
+            a, rest = alpha_and_rest(i, lane, costs.loss, alpha, n_lanes)
             sums = certify_row(costs.loss, row, a, rest, sums_of(lane, totals))
             keep_sums(lane, sums, totals)
             if a != 0.0:

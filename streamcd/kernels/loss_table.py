@@ -10,12 +10,12 @@ HINGE, SQUARED_HINGE, TWIN_HINGE, TWIN_SQUARED_HINGE, LOG_LOSS, CRAMMER_SINGER, 
 # of numbers to predict
 SQUARED_ERROR, HUBER, EPSILON_INSENSITIVE, SQUARED_EPSILON_INSENSITIVE, QUANTILE = range(7, 12)
 
-Form = Literal["margins", "classes", "planes", "inliers"]
+Form = Literal["margins", "classes", "planes"]
 MARGINS: Form = "margins"
 CLASSES: Form = "classes"
 PLANES: Form = "planes"
 """Forms of losses: of a row's margin in a lane; of its scores for all classes at once; of its distances from the planes of
-all classes, one of which is fitted to it; of its score and a threshold, whatever its label."""
+all classes, one of which is fitted to it."""
 
 
 class Loss(NamedTuple):

@@ -345,22 +345,6 @@ def parabola_above(t):
 
 
 @inlined
-def bend_distance(loss, t, numbers):
-    """Return how far the margin t is from where the curvature of the loss changes, or does so most; infinite if nowhere."""
-    if loss.kind == LOG_LOSS:
-        return abs(t)
-    p, epsilon, diagonal, low, high, _ = numbers
-    u, distance = _soft(p - t, epsilon), np.inf
-    if epsilon > 0.0:
-        distance = abs(abs(p - t) - epsilon)
-    if low > -np.inf:
-        distance = min(distance, abs(u - diagonal * low))
-    if high < np.inf:
-        distance = min(distance, abs(u - diagonal * high))
-    return distance
-
-
-@inlined
 def unit_of(loss, numbers):
     """Return the unit of `alpha_and_curvature`."""
     return numbers[5] if loss.kind != LOG_LOSS and is_half_square(numbers) else 1.0
@@ -417,14 +401,6 @@ def add_losses(loss, y, t, cost, out):
     for i in range(t.size):
         if cost[i] > 0.0:
             out[i] += cost[i] * loss_at(loss, t[i], five_numbers(loss, y[i], 1.0))
-
-
-@kernel
-def add_slopes(loss, y, t, cost, out):
-    """Add minus the slopes of the losses, times their costs, to `out`; arguments as of `add_losses`."""
-    for i in range(t.size):
-        if cost[i] > 0.0:
-            out[i] += cost[i] * alpha_at(loss, t[i], five_numbers(loss, y[i], 1.0))
 
 
 @kernel

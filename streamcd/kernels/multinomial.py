@@ -16,7 +16,7 @@ import math
 import numpy as np
 
 from .compile import inlined, kernel
-from .crammer_singer import add_row_classes, certified_classes, class_scores
+from .crammer_singer import add_row_classes, class_scores
 from .losses import divergence
 from .primitives import (
     ALPHA,
@@ -42,7 +42,6 @@ from .primitives import (
 )
 
 _SUM_TOLERANCE = 1e-7  # of Σ a / C; its square is left in the term of the gap
-_FINE_TOLERANCE = 1e-12  # with L1, which alone bounds v: what is left of it costs a share of alpha
 _ROOT_TOLERANCE = 1e-5  # of log a, of which the square is left
 _MOST_STEPS = 50
 
@@ -127,10 +126,10 @@ def _root(t, q, u):
 
 
 @inlined
-def _solve(alpha, z, q, c, tolerance, log_a, new):
+def _solve(alpha, z, q, c, log_a, new):
     """Write the solution of a row's problem to `new`: ``log a_m + q (a_m - alpha_m) = z_m + nu``, with nu so that Σ a = C.
 
-    Newton's method on ``log(Σ a) - log C`` in nu, up to the tolerance, which counts from the score of the class with the
+    Newton's method on ``log(Σ a) - log C`` in nu, up to a tolerance, which counts from the score of the class with the
     largest variable. Where numbers are so large that its sum is lost, the variables stay as they are. `log_a` is scratch.
     """
     most = 0
@@ -151,7 +150,7 @@ def _solve(alpha, z, q, c, tolerance, log_a, new):
                 new[m] = alpha[m]
             return
         excess = math.log(total / c)
-        if abs(excess) <= tolerance:
+        if abs(excess) <= _SUM_TOLERANCE:
             break
         change = -excess * total / slope
         nu += change
@@ -189,7 +188,6 @@ def multinomial_visit(order, rows, costs, variables, columns, totals):
     n_classes = z.size
     own = slice(columns.first, columns.first + n_classes)
     fetched = range(columns.first, columns.first + n_classes, 8)
-    tolerance = _SUM_TOLERANCE if columns.thresholds is None else _FINE_TOLERANCE
     totals[lane, VIOLATION_MIN] = min(totals[lane, VIOLATION_MIN], 0.0)
     totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], 0.0)
     for p in range(order.size):
@@ -208,7 +206,7 @@ def multinomial_visit(order, rows, costs, variables, columns, totals):
         phi, _, dual_old, apart, _ = _row_terms(alpha, scratch.target, label, c)
         totals[lane, GAP] += phi
         q *= columns.inverse_mu
-        accelerated = columns.thresholds is not None or columns.inverse_mu != 1.0
+        accelerated = columns.inverse_mu != 1.0
         if columns.uncounted != 0.0:
             _count(columns, alpha, label, q, 1.0, totals)
         totals[lane, N_ACTIVE] += 1
@@ -222,7 +220,7 @@ def multinomial_visit(order, rows, costs, variables, columns, totals):
             continue
         if accelerated:
             _count(columns, alpha, label, q, -1.0, totals)
-        _solve(alpha, z, q, c, tolerance, scratch.target, scratch.step)
+        _solve(alpha, z, q, c, scratch.target, scratch.step)
         _take_steps(alpha, label, scratch.step)
         totals[lane, DUAL] += _entropy(alpha, c) - dual_old
         if accelerated:
@@ -247,8 +245,7 @@ def multinomial_certify(order, rows, costs, variables, columns, w_alpha, totals)
         c = row_cost(i, lane, rows, costs)
         if c <= 0.0:
             continue
-        label, stored, signed = rows.code[i], variables.alpha[i, own], scratch.step
-        alpha = certified_classes(stored, variables.shares, lane, label, c, signed)
+        label, alpha, signed = rows.code[i], variables.alpha[i, own], scratch.step
         q = class_scores(i, rows, variables.w, columns, costs.bias, 0.0)
         log_softmax(z, scratch.target)
         phi, primal, dual, apart, slope = _row_terms(alpha, scratch.target, label, c)

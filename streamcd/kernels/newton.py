@@ -11,11 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from .compile import inlined, kernel
-from .dual import certify_row, keep_sums, sums_of
 from .loss_table import LOG_LOSS
 from .losses import (
     alpha_and_curvature,
-    bend_distance,
     five_numbers,
     loss_at,
     model_curvature,
@@ -37,7 +35,6 @@ from .primitives import (
     row_label,
     row_reach,
 )
-from .triangle import row_place
 from .weights import row_dot
 
 LENGTHS = np.array([0.0, 0.01, 0.03, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0])
@@ -54,14 +51,14 @@ N_LINE = LENGTHS.size + 4
 BLOCK = 128
 """Rows whose margins are computed before their part of the Hessian is added; a multiple of four."""
 
+PANEL = 32
+"""Columns of a matrix that are factored at a time, a multiple of four."""
+
 SPARSE = 6.0
 """Time of an update of the Hessian at a pair of entries, over that of one in a dense block of rows."""
 
 _RARE = 1e-4
 """Probability of a row's own class up to which it counts in `FAR`."""
-
-_LEAST_SHARE = 1e-12
-"""Smallest of the dual variables that a model of the logistic loss expects, and of C less these, over C."""
 
 
 class Point(NamedTuple):
@@ -72,9 +69,6 @@ class Point(NamedTuple):
     line_share: np.ndarray  # (lanes,): `share` of `losses.model_curvature`
     searches: np.ndarray  # (lanes,) bool: the objective is wanted at all lengths of the step
     begins: np.ndarray  # (lanes,) bool: the gradient is wanted at w = 0 too
-    compares: np.ndarray  # (lanes,) bool: the terms of a gap at the model's dual variables are wanted too
-    # (lanes,): `losses.bend_distance` up to which the model had the losses themselves
-    exact_within: np.ndarray
 
 
 class Sums(NamedTuple):
@@ -82,13 +76,9 @@ class Sums(NamedTuple):
 
     # (lanes, 4, D): Σ s_i a_i x_i over s_i a_i >= 0, and over others; and what rounding left out of each
     v: np.ndarray
-    # (lanes, D (D + 1) / 2), triangles: Σ C_i l''(t_i) x_i x_iᵀ
-    hessian: np.ndarray
+    hessian: np.ndarray  # (lanes, D, D): the lower triangle of Σ C_i l''(t_i) x_i x_iᵀ
     line: np.ndarray  # (lanes, N_LINE): losses at the lengths, and terms of `row_shares`
     start: np.ndarray  # (lanes, D): Σ s_i a_i x_i at w = 0
-    # (lanes, D): Σ s_i b_i x_i, b_i being the dual variables that the last model expected
-    expected: np.ndarray
-    expected_totals: np.ndarray  # (lanes, N_TOTALS): sums of `dual.certify_row` at b
     totals: np.ndarray  # (lanes, N_TOTALS): N_VISITED, N_ACTIVE, LOSS, CURVE, LOSS_SLOPE and W_ALPHA
 
 
@@ -98,18 +88,16 @@ class Scratch(NamedTuple):
     row: np.ndarray  # (BLOCK,) int64
     curvature: np.ndarray  # (BLOCK,) float64
     dense: np.ndarray  # (BLOCK, D) float64: zeros, before and after
-    # (lanes, rows) float32: written, `losses.bend_distance` of every row; (lanes, 0) for none
-    distance: np.ndarray
 
 
 @kernel
-def newton_visit(order, starts, rows, costs, lanes, point, tile, sums, scratch):
+def newton_visit(order, rows, costs, lanes, point, tile, sums, scratch):
     """Add up losses, gradient and Hessian of rows at fixed w, and what proves the gap there.
 
     Parameters
     ----------
-    order, starts : ndarray of int64
-        Rows, in pieces that begin at ``starts[:-1]``. Rows of different pieces are never added up together first.
+    order : ndarray of int64
+        Rows.
     tile : ndarray of int64, shape (2,)
         Rows of the Hessian to add to. Other sums are added to if these begin at 0.
     sums : Sums
@@ -119,27 +107,23 @@ def newton_visit(order, starts, rows, costs, lanes, point, tile, sums, scratch):
     -----
     Cost: the entries of each row and, where its loss is curved, half of their square, or of D² for dense rows.
     """
-    for piece in range(starts.size - 1):
-        for first in range(starts[piece], starts[piece + 1], BLOCK):
-            block = order[first : min(first + BLOCK, starts[piece + 1])]
-            for lane in lanes:
-                n = _add_terms(block, rows, costs, lane, point, tile, sums, scratch)
-                if n and tile[1] > tile[0]:
-                    add_products(n, rows, costs.bias, tile, sums.hessian[lane], scratch)
+    for first in range(0, order.size, BLOCK):
+        block = order[first : min(first + BLOCK, order.size)]
+        for lane in lanes:
+            n = _add_terms(block, rows, costs, lane, point, tile[0] == 0, sums, scratch)
+            if n and tile[1] > tile[0]:
+                add_products(n, rows, costs.bias, tile, sums.hessian[lane], scratch)
 
 
 @inlined
-def _add_terms(order, rows, costs, lane, point, tile, sums, scratch):
-    """Add the terms of a block of rows in a lane; returns how many have a curvature, which `scratch` then lists."""
+def _add_terms(order, rows, costs, lane, point, counts, sums, scratch):
+    """Add the terms of a block of rows, if it `counts`; returns how many have a curvature, which `scratch` then lists."""
     w, step, bias, line, totals = point.w[lane], point.step[lane], costs.bias, sums.line[lane], sums.totals
-    last, n, counts, loss = w.size - 1, 0, tile[0] == 0, costs.loss
-    keeps = scratch.distance.shape[1] > 0
+    last, n, loss = w.size - 1, 0, costs.loss
     for p in range(order.size):
         i = order[p]
         c = row_cost(i, lane, rows, costs)
         if c <= 0.0:
-            if keeps:
-                scratch.distance[lane, i] = np.inf
             continue
         sign, y = row_label(i, lane, rows, costs)
         numbers = five_numbers(loss, y, 1.0)
@@ -154,21 +138,16 @@ def _add_terms(order, rows, costs, lane, point, tile, sums, scratch):
             n += 1
         if not counts:
             continue
-        if keeps:
-            scratch.distance[lane, i] = bend_distance(loss, t, numbers)
-        a = slope * unit
-        value = loss_at(loss, t, numbers)
+        a, value = slope * unit, loss_at(loss, t, numbers)
         side = 0 if sign * a >= 0.0 else 1
         if a != 0.0:
             high, low = sums.v[lane, side], sums.v[lane, side + 2]
-            add_row_exactly(rows, high, low, 0, start, stop, sign * a * c)
+            add_row_exactly(rows, high, low, start, stop, sign * a * c)
             add_exactly(high, low, last, sign * a * c * bias)
         line[AT_POINT] += c * value
-        reach, change = row_reach(q + bias * bias, stop - start + 1), 0.0
-        if point.searches[lane] or point.compares[lane]:
-            change, _ = row_dot(rows, step, start, stop)
-            change = sign * (change + bias * step[last])
         if point.searches[lane]:
+            along, _ = row_dot(rows, step, start, stop)
+            change = sign * (along + bias * step[last])
             for k in range(LENGTHS.size):
                 if k != AT_POINT:
                     line[k] += c * loss_at(loss, t + (LENGTHS[k] - 1.0) * change, numbers)
@@ -179,12 +158,7 @@ def _add_terms(order, rows, costs, lane, point, tile, sums, scratch):
             at_zero = sign * c * unit * alpha_and_curvature(loss, 0.0, numbers)[0]
             add_row(rows, sums.start[lane], start, stop, at_zero)
             sums.start[lane, last] += at_zero * bias
-        if point.compares[lane]:
-            row, within = (t, y, c, reach), point.exact_within[lane]
-            b = sign * c * _add_expected(lane, loss, row, (change, within), numbers, sums.expected_totals)
-            add_row(rows, sums.expected[lane], start, stop, b)
-            sums.expected[lane, last] += b * bias
-        size = c * abs(a)
+        size, reach = c * abs(a), row_reach(q + bias * bias, stop - start + 1)
         terms = rounding_terms(0.0, 0.5 * c * most_curvature(loss, numbers), size, size, reach)
         totals[lane, CURVE] += terms[1]
         totals[lane, LOSS_SLOPE] += terms[2]
@@ -210,62 +184,30 @@ def add_exactly(high, low, j, x):
 
 
 @inlined
-def add_row_exactly(rows, high, low, first, start, stop, step):
-    """Add `step` times the row with entries ``start:stop``, as `add_exactly`; its features begin at `first`."""
+def add_row_exactly(rows, high, low, start, stop, step):
+    """Add `step` times the row with entries ``start:stop``, as `add_exactly`."""
     feature, value = rows.feature, rows.value
     for k in range(start, stop):
-        add_exactly(high, low, first + feature[k], step * np.float64(value[k]))
-
-
-@inlined
-def _add_expected(lane, loss, row, moved, numbers, totals):
-    """Add a row's terms of the gap at the b that a model expects, in its bounds; returns b over C.
-
-    At the margin before the step, t0, the row had the dual variable a and the curvature h; the model, of which this is the
-    solution, expects ``b = a - h (t - t0)`` and ``Σ s_i b_i x_i = w``. So the gap is about a sum of squares of the model's
-    errors, row by row, while that of the a at t also has their products: with a large C it comes a read later. For a row
-    whose loss the model had itself, b is the a at t. `moved` is ``t - t0``, and the distance up to which rows are such.
-    """
-    (t, _, c, _), (change, within) = row, moved
-    slope, curvature = alpha_and_curvature(loss, t - change, numbers)
-    if np.float32(bend_distance(loss, t - change, numbers)) <= within:
-        slope, curvature = alpha_and_curvature(loss, t, numbers)[0], 0.0
-    b = unit_of(loss, numbers) * (slope - curvature * change)
-    if loss.kind == LOG_LOSS:
-        b = min(max(b, _LEAST_SHARE), 1.0 - _LEAST_SHARE)
-    else:
-        b = min(max(b, numbers[3]), numbers[4])
-    sums = certify_row(loss, row, c * b, c * (1.0 - b), sums_of(lane, totals))
-    keep_sums(lane, sums, totals)
-    return b
+        add_exactly(high, low, feature[k], step * np.float64(value[k]))
 
 
 @inlined
 def row_shares(loss, t, a, value, numbers):
     """Return `near` and `far`, ``far (1 - r) + near (1 - r)²`` being at least the row's term of the gap at r times a.
 
-    It is that term for losses with five numbers.
+    It is that term for losses with five numbers. That of the logistic loss is at most ``C (1 - r)² a / (1 - a)``, a bound by
+    the chi-square divergence; where that is large, it follows from the loss, since the term is convex in r and 0 at r = 1.
     """
     if loss.kind == LOG_LOSS:
-        return log_shares(a, 1.0 - a, value)
+        return (a / (1.0 - a), 0.0) if 1.0 - a > _RARE else (0.0, value)
     p, epsilon, diagonal = numbers[0], numbers[1], numbers[2]
     beyond = a * (p - t - diagonal * a) - epsilon * abs(a)  # 0 where the loss is curved
     return 0.5 * diagonal * a * a, max(beyond, 0.0)
 
 
 @inlined
-def log_shares(others, own, value):
-    """Return `row_shares` where classes have probabilities: that of the row's own one, and the sum of the others.
-
-    The term is at most ``C (1 - r)² others / own``, a bound by the chi-square divergence; where that is large, it follows
-    from the loss, since the term is convex in r and 0 at r = 1.
-    """
-    return (others / own, 0.0) if own > _RARE else (0.0, value)
-
-
-@inlined
 def add_products(n, rows, bias, tile, hessian, scratch):
-    """Add ``c_i x_i x_iᵀ`` of the first n rows of `scratch`: pair by pair of their entries, or as dense rows."""
+    """Add ``c_i x_i x_iᵀ`` of the first n rows of `scratch` to the lower triangle: by pairs of entries, or as dense rows."""
     indptr, pairs, n_features = rows.indptr, 0.0, scratch.dense.shape[1]
     for p in range(n):
         count = indptr[scratch.row[p] + 1] - indptr[scratch.row[p]] + 1
@@ -287,11 +229,11 @@ def _add_pairs(p, rows, bias, tile, hessian, scratch):
         j = np.int64(feature[k])
         if j < tile[0] or j >= tile[1]:
             continue
-        row, factor = hessian[row_place(j) : row_place(j + 1)], c * np.float64(value[k])
+        row, factor = hessian[j], c * np.float64(value[k])
         for m in range(start, k + 1):
             row[feature[m]] += factor * np.float64(value[m])
     if bias != 0.0 and tile[1] > last:
-        row, factor = hessian[row_place(last) : row_place(last + 1)], c * bias
+        row, factor = hessian[last], c * bias
         for m in range(start, stop):
             row[feature[m]] += factor * np.float64(value[m])
         row[last] += factor * bias
@@ -309,7 +251,7 @@ def _add_dense(n, rows, bias, tile, hessian, scratch):
     for p in range(n, n_padded):
         curvature[p] = 0.0
     for j in range(tile[0], tile[1]):
-        row = hessian[row_place(j) : row_place(j + 1)]
+        row = hessian[j]
         for p in range(0, n_padded, 4):
             a, b = curvature[p] * dense[p, j], curvature[p + 1] * dense[p + 1, j]
             c, d = curvature[p + 2] * dense[p + 2, j], curvature[p + 3] * dense[p + 3, j]
@@ -325,6 +267,72 @@ def _add_dense(n, rows, bias, tile, hessian, scratch):
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The quadratic model
+
+
+@kernel
+def solve_positive(matrix, x, least, panel):
+    """Solve ``A y = x`` for a positive semidefinite A by Cholesky's method.
+
+    Parameters
+    ----------
+    matrix : ndarray of float64, shape (D, D)
+        A in its lower triangle, which becomes that of the factor.
+    x : ndarray of float64, shape (D,)
+        Becomes y.
+    least : ndarray of float64, shape (D,)
+        A variable with a pivot not above this becomes 0: it is 0 up to rounding.
+    panel : ndarray of float64, shape (PANEL, D)
+        Scratch.
+    """
+    n = x.size
+    for first in range(0, n, PANEL):
+        stop = min(first + PANEL, n)
+        _factor_panel(matrix, first, stop, least, panel)
+        for i in range(stop, n):
+            row = matrix[i]
+            for k in range(0, PANEL, 4):
+                a, b, c, d = panel[k, i], panel[k + 1, i], panel[k + 2, i], panel[k + 3, i]
+                p, q, r, s = panel[k], panel[k + 1], panel[k + 2], panel[k + 3]
+                for j in range(stop, i + 1):
+                    row[j] -= a * p[j] + b * q[j] + c * r[j] + d * s[j]
+    for i in range(n):
+        for j in range(i):
+            x[i] -= matrix[i, j] * x[j]
+        x[i] /= matrix[i, i]
+    for i in range(n - 1, -1, -1):
+        x[i] /= matrix[i, i]
+        for j in range(i):
+            x[j] -= matrix[i, j] * x[i]
+
+
+@inlined
+def _factor_panel(matrix, first, stop, least, panel):
+    """Compute columns ``first:stop`` of the factor, in place and, transposed, in `panel`."""
+    n = least.size
+    for j in range(first, n):
+        for k in range(first, min(stop, j + 1)):
+            panel[k - first, j] = matrix[j, k]
+    for k in range(stop - first):
+        pivot = panel[k, first + k]
+        root = np.sqrt(pivot) if pivot > least[first + k] else np.inf
+        for j in range(first + k, n):
+            panel[k, j] /= root
+        panel[k, first + k] = root
+        for r in range(k + 1, stop - first):
+            factor = panel[k, first + r]
+            for j in range(first + r, n):
+                panel[r, j] -= factor * panel[k, j]
+    for j in range(first, n):
+        for k in range(first, min(stop, j + 1)):
+            matrix[j, k] = panel[k - first, j]
+
+
+@kernel
+def mirror(matrix):
+    """Write the lower triangle of a symmetric matrix to the upper one."""
+    for i in range(matrix.shape[0]):
+        for j in range(i):
+            matrix[j, i] = matrix[i, j]
 
 
 @kernel

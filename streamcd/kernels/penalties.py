@@ -5,24 +5,12 @@ of acceleration the map is ``w = (v + kappa c)/(r + kappa)``. The penalty's part
 where r is 0, g* is finite at v = 0 alone. Another penalty is another map with its own terms: here, and nowhere else.
 
 With L1, ``g(w) = Σ l1 |w_j| + ½ l2 w_j²`` (below), g* is ``Σ soft(v_j, l1)² / (2 l2)``; without l2 it is finite where
-``|v_j| <= l1`` alone, and 0 there. The map is ``w = soft(u, l1/(l2 + kappa))``, where u is what it would be without L1,
-``(v + kappa c)/(l2 + kappa)``: a visit keeps u, to which a step adds as it does to w, and reads w from it.
+``|v_j| <= l1`` alone, and 0 there.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import numpy as np
-
 from .compile import inlined
-
-
-class Penalty(NamedTuple):
-    """An elastic net, ``Σ l1 |w_j| + ½ l2 w_j²``."""
-
-    l1: np.ndarray  # (weight vectors,) float64
-    l2: float
 
 
 @inlined
@@ -32,15 +20,15 @@ def weight_of(v, centre, kappa, inverse_mu):
 
 
 @inlined
-def sum_of(w, moved, kappa, ridge):
+def sum_of(w, moved, kappa):
     """Return the v to which the weight w belongs, which has moved by `moved` from the centre."""
-    return ridge * w + kappa * moved
+    return w + kappa * moved
 
 
 @inlined
-def penalty(w, ridge):
-    """Return the weight's term of g."""
-    return ridge * (0.5 * w * w)
+def penalty(w):
+    """Return the weight's term of g, where it is penalised."""
+    return 0.5 * w * w
 
 
 @inlined
@@ -75,31 +63,6 @@ def penalty_change(w, step, ridge):
 def soft(u, threshold):
     """Move u towards 0 by the threshold, not beyond."""
     return max(u - threshold, 0.0) + min(u + threshold, 0.0)
-
-
-@inlined
-def weight_at(w, position, thresholds, which):
-    """Return a weight out of an array of them; or, with thresholds that are not None, out of one of u, by one of these.
-
-    numba leaves out the branch of None. A function that returned the threshold or None would have the type of either, and
-    be compiled for both.
-    """
-    if thresholds is None:
-        return w[position]
-    return soft(w[position], thresholds[which])
-
-
-@inlined
-def elastic_penalty(w, l1, l2):
-    """Return the weight's term of g."""
-    return l1 * abs(w) + l2 * (0.5 * w * w)
-
-
-@inlined
-def elastic_conjugate(v, l1, l2):
-    """Return the term of g*; without l2 where ``|v| <= l1``."""
-    beyond = soft(v, l1)
-    return 0.5 * beyond * beyond / l2 if l2 > 0.0 else 0.0
 
 
 @inlined

@@ -98,8 +98,6 @@ class Variables(NamedTuple):
     alpha: np.ndarray  # (rows, lanes) float64
     active: np.ndarray  # (rows, lanes) uint8
     w: np.ndarray  # ((d + 1) * lanes,) float64
-    # (lanes,): a certificate is that of these shares of alpha, with L1 alone; None for all of it
-    shares: np.ndarray | None = None
 
 
 class Steering(NamedTuple):
@@ -112,8 +110,6 @@ class Steering(NamedTuple):
     # 1/mu, where ``w = (w(alpha) + kappa v)/mu``; 1 without acceleration (see `solvers.acceleration`)
     inverse_mu: np.ndarray
     uncounted: np.ndarray  # 1 where no pass has added the rows' alpha to the sums for acceleration, else 0
-    # (2 lanes,): of the weights, then of the biases, with a penalty other than ``½‖w‖²`` (`penalties.weight_at`)
-    thresholds: np.ndarray | None = None
 
 
 class Lanes(NamedTuple):
@@ -162,9 +158,8 @@ def _of_vectors(n_vectors: int, *, adds: bool) -> Any:
 
     It computes ``numbers[low:] = Σ_k w[feature[k], low:] value[k]`` or, with `adds`, adds ``numbers[low:] value[k]`` to
     ``w[feature[k], low:]``. Arguments: feature, value, start, stop (of the row's entries), w, its number of lanes, low,
-    numbers, and for sums thresholds of all lanes or None (`penalties.weight_at`). Every lane's terms are rounded, and added
-    up, as by the plain loop. (numba does not vectorize over eight neighbours by itself; sixteen lanes by a plain loop took
-    twice the time.)
+    numbers. Every lane's terms are rounded, and added up, as by the plain loop. (numba does not vectorize over eight
+    neighbours by itself; sixteen lanes by a plain loop took twice the time.)
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -174,7 +169,7 @@ def _of_vectors(n_vectors: int, *, adds: bool) -> Any:
             else argument
             for kind, argument in zip(signature.args, args, strict=True)
         ]
-        feature, value, start, stop, w, n_lanes, low, numbers, thresholds = arrays
+        feature, value, start, stop, w, n_lanes, low, numbers = arrays
         long, double, vector = ir.IntType(64), ir.DoubleType(), ir.VectorType(ir.DoubleType(), 8 * n_vectors)
 
         def at(array: Any, index: Any) -> Any:
@@ -187,11 +182,6 @@ def _of_vectors(n_vectors: int, *, adds: bool) -> Any:
 
         mine = at(numbers, low)
         first = builder.load(mine, align=8) if adds else splat(ir.Constant(double, 0.0))
-        soft = isinstance(signature.args[-1], types.Array)
-        threshold, zero = (
-            builder.load(at(thresholds, low), align=8) if soft else None,
-            splat(ir.Constant(double, 0.0)),
-        )
         before, test = builder.block, builder.append_basic_block("test")
         body, after = builder.append_basic_block("entry"), builder.append_basic_block("after")
         builder.branch(test)
@@ -204,10 +194,6 @@ def _of_vectors(n_vectors: int, *, adds: bool) -> Any:
         number = number if number.type == double else builder.fpext(number, double)
         weights = at(w, builder.add(builder.mul(index, n_lanes), low))
         known, factor, new = builder.load(weights, align=8), splat(number), total
-        if soft:  # as `penalties.soft`
-            above, below = builder.fsub(known, threshold), builder.fadd(known, threshold)
-            above = builder.select(builder.fcmp_ordered(">", above, zero), above, zero)
-            known = builder.fadd(above, builder.select(builder.fcmp_ordered("<", below, zero), below, zero))
         if adds:
             builder.store(builder.fadd(known, builder.fmul(total, factor)), weights, align=8)
         else:
@@ -232,10 +218,9 @@ def _of_vectors(n_vectors: int, *, adds: bool) -> Any:
         n_lanes: Any,
         low: Any,
         numbers: Any,
-        thresholds: Any,
     ) -> Any:
         integer = types.int64
-        return types.void(feature, value, integer, integer, w, integer, integer, numbers, thresholds), codegen
+        return types.void(feature, value, integer, integer, w, integer, integer, numbers), codegen
 
     return intrinsic(typed)
 

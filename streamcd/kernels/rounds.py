@@ -16,7 +16,6 @@ import numpy as np
 from .compile import inlined, kernel
 from .loss_table import LOG_LOSS
 from .losses import LEAST_ALPHA, five_numbers
-from .penalties import soft
 
 LINEAR, QUADRATIC, LONGEST, APART, MAGNITUDE = range(5)
 """Columns of a direction: the slope at 0 of the dual's separable part, its second derivative (0 for losses with an entropy,
@@ -174,24 +173,6 @@ def add_log_slopes(base, candidate, eta, sums):
             sums[lane, CURVATURE] += change * change * (1.0 / alpha + 1.0 / rest)
             before = old * math.log(old) + old_rest * math.log(old_rest)
             sums[lane, DUAL_CHANGE] += before - (alpha * log_alpha + rest * log_rest)
-
-
-@kernel
-def add_weight_slopes(w, change, width, lanes, thresholds, eta, sums):
-    """Add the derivatives in eta of ``½ Σ soft(u, threshold)²`` at ``u = w + eta change`` to `sums` (lanes, 2).
-
-    `w` holds u, see `penalties`; `thresholds` are those of `primitives.Steering`, the last row of `w` being the bias's.
-    """
-    last, n_lanes = w.shape[0] - 1, eta.size
-    for j in range(w.shape[0]):
-        first = n_lanes if j == last else 0
-        for lane in lanes:
-            threshold = thresholds[first + lane]
-            for column in range(lane * width, (lane + 1) * width):
-                moved = change[j, column]
-                weight = soft(w[j, column] + eta[lane] * moved, threshold)
-                sums[lane, 0] += weight * moved
-                sums[lane, 1] += moved * moved if weight != 0.0 else 0.0
 
 
 @inlined

@@ -29,7 +29,7 @@ from .losses import (
     parabola_above,
     unit_of,
 )
-from .newton import BLOCK, Scratch, add_products, row_shares
+from .newton import BLOCK, Scratch, add_products, mirror, row_shares
 from .penalties import elastic_gap_term, elastic_sensitivity, elastic_slope, elastic_step
 
 _STEEP = 0.9
@@ -303,22 +303,21 @@ class Room(NamedTuple):
 def new_room(n_columns: int) -> Room:
     """Return the room for a block of rows of columns, and the bias."""
     entries, size = BLOCK * n_columns, n_columns + 1
-    numbers = np.zeros(BLOCK), np.zeros((BLOCK, size)), np.zeros((0, 0), np.float32)
-    scratch = Scratch(np.zeros(BLOCK, np.int64), *numbers)
+    scratch = Scratch(np.zeros(BLOCK, np.int64), np.zeros(BLOCK), np.zeros((BLOCK, size)))
     ends, cursor = np.zeros(BLOCK + 1, np.int64), np.zeros(n_columns, np.int64)
     return Room(ends, np.zeros(entries, np.int64), np.zeros(entries), cursor, scratch)
 
 
 @kernel
-def add_matrix(order, columns, bias, model, room, lower):
+def add_matrix(order, columns, bias, model, room, matrix):
     """Add ``Σ_i h_i x_i x_iᵀ`` over all rows, each with the chosen columns and the bias, h being the curvatures in `model`.
 
     Parameters
     ----------
     order : ndarray of int64, shape (k,)
         Offsets of columns, without the bias.
-    lower : ndarray of float64, shape ((k + 1) (k + 2) / 2,)
-        A triangle, as `triangle` has them.
+    matrix : ndarray of float64, shape (k + 1, k + 1)
+        Changed in place.
 
     Notes
     -----
@@ -334,7 +333,8 @@ def add_matrix(order, columns, bias, model, room, lower):
             if model[2 * j + 1] > 0.0:
                 scratch.row[n], scratch.curvature[n] = j - first, model[2 * j + 1]
                 n += 1
-        add_products(n, room, bias, (0, order.size + 1), lower, scratch)
+        add_products(n, room, bias, (0, order.size + 1), matrix, scratch)
+    mirror(matrix)
 
 
 @inlined
@@ -403,13 +403,10 @@ def penalty_terms(w, v, share, norm, count, l1, l2):
 @kernel
 def screen(w, v, share, norm, count, error, radius, l1, screened):
     """Mark columns that are 0 at the optimum: weights are 0, and ``|x·θ| < l1`` in all of a ball that has the optimal θ."""
-    n = 0
     for j in range(v.size):
         most = share * abs(v[j]) + norm[j] * (radius + (count[j] + 8.0) * error)
         if w[j] == 0.0 and most * (1.0 + 1e-9) < l1:
             screened[j] = True
-        n += screened[j]
-    return n
 
 
 # ---------------------------------------------------------------------------------------------------------------------

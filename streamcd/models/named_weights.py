@@ -15,10 +15,6 @@ if TYPE_CHECKING:
     from .sparse_weights import SparseWeights
 
 _BLOCK_WEIGHTS = 1 << 20  # looked through at a time
-_NAMED_WEIGHTS = 1 << 16  # and with names, which take some hundred bytes each
-
-INTERCEPT = "(intercept)"
-"""Name of the intercept among features."""
 
 
 def weight_blocks(

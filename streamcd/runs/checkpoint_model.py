@@ -15,9 +15,7 @@ from ..core.storage import local_path
 from ..models.encoding import encoding_of
 from ..models.model import Model
 from ..models.stored import choose
-from ..solvers.acceleration import read_weights
 from ..solvers.protocol import START
-from ..solvers.registry import keeps_alpha
 from ..training import checkpoint
 from .config import Group, ResolvedRun, read_config, reopen, same_dataset
 from .describe import largest_ratio
@@ -110,8 +108,6 @@ def _read_part(
 ) -> dict[str, np.ndarray]:
     """Read weights and state of those of a group's lanes that are in `lanes`, all from one checkpoint."""
     own = run.problem.subset([lane for lane in group.lanes if lane in lanes])
-    # weights are read from w within a pass
-    names = _LANES if own.is_plain or not keeps_alpha(run.options.method) else (*_LANES, "in_pass", "kappa")
     file = path / group.directory / "state.npz"
     position = checkpoint.read_arrays(file, ["position"])
     if position is None or not position["position"].any():
@@ -121,20 +117,19 @@ def _read_part(
         vectors = (own.n_features + 1) * own.lane_vectors
         needs = {
             "weights of a checkpoint": 2 * 8 * vectors * len(group.lanes),
-            "the model": 8 * vectors * len(lanes) * (1 if names is _LANES else 3),
+            "the model": 8 * vectors * len(lanes),
         }
         require(parse_size(memory), needs)
-    arrays = checkpoint.read_arrays(file, ["w", *(f"lane_{name}" for name in names)])
+    arrays = checkpoint.read_arrays(file, ["w", *(f"lane_{name}" for name in _LANES)])
     assert arrays is not None
     width = arrays["w"].shape[1] // len(group.lanes)
-    of_lanes = {name: arrays[f"lane_{name}"][mine] for name in names}
+    of_lanes = {name: arrays[f"lane_{name}"][mine] for name in _LANES}
     if (of_lanes["phase"] == START).any():
         raise ModelError(
             f"{path}: its first read, of what it starts from, has not ended; wait, or resume the run"
         )
     columns = (mine[:, np.newaxis] * width + np.arange(width)).ravel()
-    w = arrays["w"][:, columns]
-    return {"w": w if names is _LANES else read_weights(own, of_lanes, w), **of_lanes}
+    return {"w": arrays["w"][:, columns], **of_lanes}
 
 
 def _certificate(state: dict[str, np.ndarray], scale: float) -> dict[str, Any]:

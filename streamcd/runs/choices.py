@@ -17,9 +17,8 @@ from ..core.storage import local_path
 from ..dataset.column_layout import has_columns
 from ..dataset.dataset import Dataset
 from ..dataset.diagnostics import rows_are_long
-from ..kernels.loss_table import CLASSES, LOSSES, form_of
+from ..kernels.loss_table import LOSSES
 from ..report.tables import describe_bias
-from ..solvers.block_sums import workers_share
 from ..solvers.registry import SOLVERS, find_solver, reads_columns
 from .config import read_config
 from .labels import check_labels
@@ -63,16 +62,14 @@ def settle(asked: Asked, dataset: Dataset, listener: Listener) -> Asked:
 _ROWS_PER_FEATURE = 100
 """Rows for each feature, at least, for Newton's method: separable sets of 11 and 73 took 40 to 160 reads with C = 100."""
 
-_MATRICES, _SHARE = 5, 0.0625
-"""Matrices of each lane, half of each (one for each part of a window, and their sum), and the share of the memory that they
-may take."""
+_MATRICES, _SHARE = 5, 0.125
+"""Matrices of each lane (one for each part of a window, and their sum), and the share of the memory that they may take."""
 
 _MOST_OPERATIONS = 3e11
 """Cubes of features, of all lanes, where rows are long: a read's solutions take a minute then, where dual would not end."""
 
 _MOST_PRODUCTS = 64
-"""Entries of a row, times the lanes, for which the products of their pairs take little longer than reading; of losses of all
-classes the square of their number counts too."""
+"""Entries of a row, times the lanes, for which the products of their pairs take little longer than reading."""
 
 
 def choose_method(asked: TrainOptions, dataset: Dataset) -> tuple[str, str]:
@@ -100,15 +97,13 @@ def _choose_method(asked: TrainOptions, dataset: Dataset, *, has_room: bool) -> 
             "or --penalty l2"
         )
     n_classes = 1 if dataset.classes is None or dataset.classes.size == 2 else dataset.classes.size
-    together = n_classes if form_of(asked.loss) == CLASSES else 1  # vectors of a lane
-    n_lanes, size = n_classes // together * len(asked.C), together * (dataset.n_features + 1)
+    n_lanes, size = n_classes * len(asked.C), dataset.n_features + 1
     solved = has_room and not asked.on_workers and n_lanes * size**3 <= _MOST_OPERATIONS
     long = solved and rows_are_long(dataset, max(asked.C), accelerated=True, centred=asked.unpenalized_bias)
-    matrices = _MATRICES * 4 * n_lanes * size**2
+    matrices = _MATRICES * 8 * n_lanes * size**2
     fits = has_room and matrices <= _SHARE * asked.memory_bytes / (asked.workers or 1)  # which share it
-    fits = fits and (workers_share(size**2) or not asked.on_workers)
     enough = long or (fits and dataset.n_rows >= _ROWS_PER_FEATURE * size)
-    multiplied = dataset.n_entries * n_lanes * together**2 > _MOST_PRODUCTS * dataset.n_rows
+    multiplied = dataset.n_entries * n_lanes > _MOST_PRODUCTS * dataset.n_rows
     if asked.has_l1:
         if asked.on_workers or not (has_columns(dataset) or not has_room) or fits:
             because = "few features: it needs the fewest reads" if fits else "there is no column layout"

@@ -9,12 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import BudgetError, UsageError
+from ..core.errors import BudgetError
 from ..core.memory_budget import format_size
 from ..core.progress import Listener
 from ..dataset.dataset import Dataset
-from ..solvers.block_sums import workers_share
-from ..solvers.memory import newton_width
 from ..solvers.problem import Problem
 from ..solvers.registry import reads_columns
 from ..stream.memory_plan import ADVICE, Plan, SolverMemory, check_holding, describe_plan, make_plan
@@ -38,8 +36,6 @@ _LEAST_MIXED_CHUNKS = 8  # in a window, for which lanes are grouped; fewer conve
 def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> ResolvedRun:
     """Plan a new run, and tell the listener how its memory is used."""
     problem = asked.make_problem(dataset, asked.memory_bytes)
-    if asked.rounds is not None and asked.method == "newton":
-        _check_shared(problem)
     asked, (n_groups, plan, memory) = _plan_groups(dataset, problem, asked, listener)
     options = asked.problem
     listener.message(
@@ -74,16 +70,6 @@ def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> Resolv
     centred = run.centre.describe()
     listener.message(f"centred, which changes nothing but the number of passes: {centred}")
     return replace(run, config=replace(config, centred=centred))
-
-
-def _check_shared(problem: Problem) -> None:
-    """Refuse newton on workers that could not share its reads."""
-    size = newton_width(problem)
-    if not workers_share(size**2):
-        raise UsageError(
-            f"--method newton adds up matrices of {size:,} x {size:,} in one block of all shards, so that they fit, and "
-            "workers cannot share its reads; train in one process, or by --method dual"
-        )
 
 
 def search_of(asked: TuneOptions) -> Search:
@@ -131,8 +117,6 @@ def _plan_groups(
 
 
 def _taken_by_acceleration(method: str) -> str:
-    if method == "newton":
-        return "room for rows that are kept from a read"
     scores = " and one of the scores'" if reads_columns(method) else ""
     return f"one more array of the weights' size{scores}"
 

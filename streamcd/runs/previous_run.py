@@ -81,7 +81,7 @@ def _sources(
 
             assert isinstance(layout, RowLayout)
             state = StoredRounds(state.path, state.identity, lanes, layout)
-        sources.append(Source(state, layout, accelerated, problem.l2, group.lanes, problem.lane_vectors))
+        sources.append(Source(state, layout, accelerated, group.lanes, problem.lane_vectors))
     return sources
 
 

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from ..stream.memory_plan import SolverMemory
 
 MAX_FOLDS = 100
-MAX_L1 = 1000
 NO_BIAS = -1.0
 
 _LOSSES_TO_BIAS = 100.0  # least square of a free bias's feature, times C and the rows
@@ -281,8 +280,7 @@ class ProblemOptions(_LossParameters, Checked):
         "rows) take a tenth of the passes or fewer. It needs one more array of the weights' size, and is left out "
         "if that does not fit in `memory`. auto finds its strength while training. For primal and online, an "
         "extrapolation after each pass by a line search; it needs one more array of rows' scores too, and no strength "
-        "can be given. For newton, rows nearest to where their loss bends, kept from a read in up to 34 MB, of losses of "
-        "two classes. Training is plain by dual with `eps` or an `omega` other than 1, and by sor.",
+        "can be given. Training is plain by dual with `eps` or an `omega` other than 1, by sor, newton and working-set.",
         metavar="auto|none|STRENGTH",
         text=_number_or("auto", "none"),
         section=Section.METHOD,

@@ -24,15 +24,13 @@ import numpy as np
 from ..core.errors import UsageError
 from ..core.threads import Threads
 from ..kernels import acceleration as acceleration_kernels
-from ..kernels.acceleration import ALPHA_NORM, APART, LARGEST, MOVED, N_BUCKETS, PRODUCT, SIZE, Movement
+from ..kernels.acceleration import ALPHA_NORM, MOVED, N_BUCKETS, Movement
 from ..kernels.loss_table import LOSSES, PLANES, is_logistic
-from ..kernels.primitives import ALPHA, ALPHA_CURVATURE, ALPHA_SQUARE, DUAL, GAP
+from ..kernels.primitives import ALPHA, ALPHA_CURVATURE, ALPHA_SQUARE, GAP
 from .problem import Problem
 from .protocol import TRAIN, State
 
 LEAST_KAPPA, MOST_KAPPA = 1e-3, 1e9
-
-_FEASIBLE = 1.0 + 1e-12  # times the largest |v_j|, which is rounded
 
 _RECALL_EVERY = 4  # passes; see `primitives.PATIENCE`
 
@@ -59,13 +57,6 @@ _GO_BACK, _STAY_BACK = -1.5, -1.0  # changes of the estimated gap's logarithm pe
 
 _FIRST_STRETCHES, _LEAST_STRETCH = 8, 50  # of the first pass, and the rows of the first one
 _ENTRIES_PER_WEIGHT = 8  # visited for each weight in a sweep over w
-
-# With L1 alone one weight's movement decides what a feasible share costs: that is larger than the inner gap. In units of the
-# objective this is to be that share of the cost's square, unless w drifts in one direction
-_INNER_SHARE, _SHARES_CHANGE = 0.01, 0.3  # the latter is the largest change of log kappa
-_SHARES_PASSES = 100  # after which kappa stays
-_SHARES_LOW, _SHARES_HIGH = 0.01, 2.0  # bounds of kappa, as multiples of A
-_DRIFT, _DRIFT_CHANGE = 0.8, 0.1  # the cosine from which on kappa falls, by this at least
 
 _REPORTED = ("kappa", "extrapolation")  # the latter of a primal method, see `extrapolation`
 
@@ -111,8 +102,6 @@ class Acceleration:
         # a free bias has a centre of its own, with 1 + kappa in place of kappa (`free_bias`)
         self._free_bias, self._penalised = problem.free_bias, problem.penalised
         self.recall_is_enough = entry.smooth and not is_logistic(problem.loss)
-        self._penalty, self._l1 = None if problem.is_plain else problem.elastic_net, problem.l1
-        self._asks_for_shares = problem.l2 == 0.0  # L1 alone; see `kernels.penalties`
         self.adapts, self._retreat = asked == "auto", _RETREAT if is_logistic(problem.loss) else 1.0
         n_lanes = problem.n_lanes
         self._most = np.full(n_lanes, np.inf)
@@ -134,18 +123,14 @@ class Acceleration:
         ``in_pass``, set while w is the iterate of an unfinished training read; ``moves``, the number of finished ones, and
         ``earlier_moves``, of those counted as made before a warm start;
         ``known_estimate``, of the gap, by which a failed certificate is judged;
-        ``distance``, the penalty's term of the gap, ``½‖w - w(alpha)‖²`` with L2; ``theta``, the factor on the bounds of
-        kappa, 0 if kappa is fixed.
+        ``distance``, the penalty's term of the gap, ``½‖w - w(alpha)‖²``; ``theta``, the factor on the bounds of kappa, 0 if
+        kappa is fixed.
         """
         n_lanes = self._first.size
         state.matrices["centre_or_w_alpha"] = np.zeros(state.w.shape)
         of_pass = ("distance", "w_alpha_square", "cosine", "progress", "previous_estimate", "known_estimate")
         of_rows = ("alpha_sum", "alpha_curvature", "alpha_square")
         state.lanes.update({name: np.zeros(n_lanes) for name in (*of_pass, *of_rows)})
-        if self._penalty:
-            state.lanes.update({name: np.zeros(n_lanes) for name in ("conjugate", "product")})
-        if self._asks_for_shares:
-            state.lanes["share"], state.lanes["moved"] = np.ones(n_lanes), np.zeros(n_lanes)
         state.lanes["kappa"], state.lanes["theta"] = self._first.copy(), np.full(n_lanes, float(self.adapts))
         state.lanes["in_pass"] = np.zeros(n_lanes, dtype=bool)
         for name in ("moves", "earlier_moves"):
@@ -154,14 +139,8 @@ class Acceleration:
 
     def load_kernels(self, state: State) -> None:
         """Compile kernels, or load them from the cache; no lane is changed."""
-        none, numbers = np.zeros(0, dtype=np.int64), np.zeros((6, 0))
+        none, numbers = np.zeros(0, dtype=np.int64), np.zeros((2, 0))
         out = Movement(numbers, numbers, numbers[0])
-        if self._penalty:
-            weights = state.w[:0], state.matrices["centre_or_w_alpha"][:0], self._width, none
-            kappa = state.lanes["kappa"]
-            acceleration_kernels.begin_elastic_pass(*weights, self._penalty.l2, kappa)
-            acceleration_kernels.end_elastic_pass(*weights, self._penalty, kappa, out)
-            return
         arguments = (
             state.w[:0],
             state.matrices["centre_or_w_alpha"][:0],
@@ -179,11 +158,7 @@ class Acceleration:
         if not new.size:
             return
         w, beside = (array[self._penalised] for array in (state.w, state.matrices["centre_or_w_alpha"]))
-        begin: Any = acceleration_kernels.begin_pass
-        rest: tuple[Any, ...] = (self._width, new, kept["kappa"])
-        if self._penalty:
-            begin = acceleration_kernels.begin_elastic_pass
-            rest = self._width, new, self._penalty.l2, kept["kappa"]
+        begin, rest = acceleration_kernels.begin_pass, (self._width, new, kept["kappa"])
         threads.share(lambda rows: begin(w[rows], beside[rows], *rest), w.shape[0], w.size)
         if self._free_bias:
             columns, mu = self._columns_and_mu(kept, new)
@@ -194,34 +169,21 @@ class Acceleration:
     def _columns_and_mu(
         self, kept: Mapping[str, np.ndarray], lanes: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the columns of some lanes, and ``r + kappa`` of each."""
+        """Return the columns of some lanes, and ``1 + kappa`` of each."""
         columns = (lanes[:, None] * self._width + np.arange(self._width)).reshape(-1)
-        l2 = self._penalty.l2 if self._penalty else 1.0
-        return columns, np.repeat(l2 + kept["kappa"][lanes], self._width)
-
-    def thresholds(self, inverse_mu: np.ndarray) -> np.ndarray | None:
-        """Return `primitives.Steering.thresholds`, None with the penalty ``½‖w‖²``."""
-        if self._penalty is None:
-            return None
-        of_weights = self._l1 * inverse_mu
-        return np.append(of_weights, 0.0 * of_weights if self._free_bias else of_weights)
+        return columns, np.repeat(1.0 + kept["kappa"][lanes], self._width)
 
     def end_pass(self, state: State, trained: np.ndarray, threads: Threads) -> None:
         """Measure the movement by a training read, and leave w at the point that a certificate would refer to."""
         kept, previous, n_lanes = state.lanes, state.matrices["movement"], self._first.size
-        sums, sketch = np.zeros((6, n_lanes)), np.zeros((N_BUCKETS, n_lanes))
+        sums, sketch = np.zeros((2, n_lanes)), np.zeros((N_BUCKETS, n_lanes))
         w, beside = (array[self._penalised] for array in (state.w, state.matrices["centre_or_w_alpha"]))
         parts = np.array_split(
             trained, min(threads.parts(state.w.size), trained.size)
         )  # a lane has sums of its own
         rest = [(kept["kappa"], Movement(sums, sketch, np.empty(n_lanes))) for _ in parts]
-        if self._penalty:
-            end = partial(acceleration_kernels.end_elastic_pass, w, beside, self._width)
-            calls = [partial(end, part, self._penalty, *own) for part, own in zip(parts, rest, strict=True)]
-        else:
-            end = partial(acceleration_kernels.end_pass, w, beside, self._width)
-            calls = [partial(end, part, *own) for part, own in zip(parts, rest, strict=True)]
-        threads.run(calls)
+        end = partial(acceleration_kernels.end_pass, w, beside, self._width)
+        threads.run([partial(end, part, *own) for part, own in zip(parts, rest, strict=True)])
         if self._free_bias:
             columns, mu = self._columns_and_mu(kept, trained)
             centre = state.matrices["centre_or_w_alpha"][-1]
@@ -234,41 +196,12 @@ class Acceleration:
             kept["cosine"][lanes] = _cosines(movement, previous[lanes])
             previous[lanes] = movement
         with np.errstate(all="ignore"):  # the loop reports sums that are not finite
-            apart = sums[APART] if self._penalty else 0.5 * kept["kappa"] ** 2 * sums[MOVED]
-            if self._asks_for_shares:
-                apart = self._cost_of_shares(state, trained, sums)
-        kept["distance"][trained] = apart[trained]
-        if self._penalty:
-            kept["product"][trained] = sums[PRODUCT, trained]
-            kept["conjugate"][trained] = (apart - sums[SIZE] + sums[PRODUCT])[trained]
+            kept["distance"][trained] = (0.5 * kept["kappa"] ** 2 * sums[MOVED])[trained]
         kept["w_alpha_square"][trained] = sums[ALPHA_NORM, trained]
-        scale = (self._penalty.l2 if self._penalty else 1.0) + kept["kappa"]  # kernels count with q/mu
+        scale = 1.0 + kept["kappa"]  # kernels count with q/mu
         kept["alpha_sum"] += state.totals[:, ALPHA]
         kept["alpha_curvature"] += state.totals[:, ALPHA_CURVATURE] * scale
         kept["alpha_square"] += state.totals[:, ALPHA_SQUARE] * scale
-
-    def _cost_of_shares(self, state: State, trained: np.ndarray, sums: np.ndarray) -> np.ndarray:
-        """Set the feasible shares of alpha, and return what they are expected to add to the gap.
-
-        L1 alone asks for ``|v_j| <= l1``, v being w(alpha). A share s of alpha leaves ``g(w) - s w·v`` and, of the losses,
-        (1 - s)² of them or, where they have no curvature, (1 - s).
-        """
-        kept = state.lanes
-        kept["moved"][trained] = (kept["kappa"] * np.sqrt(sums[MOVED]))[trained]
-        shares = np.minimum(self._l1 / (_FEASIBLE * sums[LARGEST]), 1.0)
-        kept["share"][trained] = shares[trained]
-        losses = np.maximum(kept["dual_sum"] + state.totals[:, DUAL] - sums[PRODUCT], 0.0)
-        short = (1.0 - shares) ** (2 if self._ramps else 1)
-        return np.asarray(np.maximum(sums[SIZE] - shares * sums[PRODUCT], 0.0) + short * losses)
-
-    def conjugate(self, state: State) -> np.ndarray:
-        """Return g* of every lane's w(alpha), at the end of its last pass; with L1 alone as if its alpha were feasible."""
-        kept = state.lanes
-        return np.asarray(kept["conjugate"] if self._penalty else 0.5 * kept["w_alpha_square"])
-
-    def penalties(self, state: State) -> np.ndarray:
-        """Return ``g(w) + g*(w(alpha))`` of every lane, nearly, at the end of its last pass."""
-        return np.asarray(state.lanes["product" if self._penalty else "w_alpha_square"])
 
     def first_stretches(self, state: State, lanes: np.ndarray, n_rows: int, n_entries: int) -> np.ndarray:
         """Return where stretches of the first window of the first pass end, after which kappa is set anew; else nothing.
@@ -308,13 +241,7 @@ class Acceleration:
                 self._update_kappa(state.lanes, lane, float(state.totals[lane, GAP]))
 
     def _update_kappa(self, lanes: Mapping[str, np.ndarray], lane: int, inner_gap: float) -> None:
-        inner_gap, most = max(inner_gap, 0.0), float(self._most[lane])
-        if self._asks_for_shares:
-            # alpha converge where kappa stays; without curvature it is a linear program, which takes no other
-            if lanes["moves"][lane] <= (_SHARES_PASSES if self._ramps else _EARLY_PASSES):
-                _balance_kappa(lanes, lane, inner_gap, most)
-        else:
-            _update_kappa(lanes, lane, inner_gap, self._retreat, most)
+        _update_kappa(lanes, lane, max(inner_gap, 0.0), self._retreat, float(self._most[lane]))
 
     def recall_rows(self, state: State, trained: np.ndarray) -> None:
         """Reactivate all rows every few passes, except in lanes certified next: that read does not write rows' states."""
@@ -385,25 +312,6 @@ def _update_kappa(
     lanes["kappa"][lane] = _clip(kappa, LEAST_KAPPA, MOST_KAPPA)
 
 
-def _balance_kappa(lanes: Mapping[str, np.ndarray], lane: int, inner_gap: float, most: float) -> None:
-    """Set kappa with L1 alone to what balances the inner gap and the cost of a feasible share of alpha.
-
-    The first passes have the middle of the bounds.
-    """
-    alpha, curvature = float(lanes["alpha_sum"][lane]), float(lanes["alpha_curvature"][lane])
-    if not (alpha > 0.0 and 0.0 < curvature < np.inf):
-        return
-    middle, cost = min(curvature / alpha, most), float(lanes["distance"][lane])
-    kappa = middle
-    if int(lanes["moves"][lane]) > _EARLY_PASSES and inner_gap > 0.0 and cost > 0.0:
-        size = max(float(lanes["dual_sum"][lane]), cost)
-        change = 0.5 * math.log(inner_gap * size / (_INNER_SHARE * cost * cost))
-        if float(lanes["cosine"][lane]) > _DRIFT:
-            change = min(change, -_DRIFT_CHANGE)
-        kappa = float(lanes["kappa"][lane]) * math.exp(_clip(change, -_SHARES_CHANGE, _SHARES_CHANGE))
-    lanes["kappa"][lane] = _clip(kappa, _SHARES_LOW * middle, min(_SHARES_HIGH * middle, MOST_KAPPA))
-
-
 def _update_progress(lanes: Mapping[str, np.ndarray], lane: int, estimate: float) -> float:
     """Return the change of the estimated gap's logarithm per pass, smoothed."""
     previous = float(lanes["previous_estimate"][lane])
@@ -433,22 +341,11 @@ def _clip(number: float, low: float, high: float) -> float:
     return min(max(number, low), high)
 
 
-def weights_of_alpha(
-    lanes: Mapping[str, np.ndarray], w: np.ndarray, beside: np.ndarray, l2: float
-) -> np.ndarray:
+def weights_of_alpha(lanes: Mapping[str, np.ndarray], w: np.ndarray, beside: np.ndarray) -> np.ndarray:
     """Compute w(alpha) of every lane from rows of w and of ``centre_or_w_alpha``."""
     width = w.shape[1] // lanes["kappa"].size
     in_pass, kappa = (np.repeat(lanes[name], width) for name in ("in_pass", "kappa"))
-    return np.where(in_pass, l2 * w + kappa * (w - beside), beside)
-
-
-def read_weights(problem: Problem, lanes: Mapping[str, np.ndarray], w: np.ndarray) -> np.ndarray:
-    """Return the weights of a state's w, from which they are read within a training read of another penalty than L2."""
-    thresholds = np.where(lanes["in_pass"], problem.l1 / (problem.l2 + lanes["kappa"]), 0.0)
-    read = np.sign(w) * np.maximum(np.abs(w) - np.repeat(thresholds, problem.lane_vectors), 0.0)
-    if problem.free_bias:
-        read[-1] = w[-1]
-    return read
+    return np.where(in_pass, w + kappa * (w - beside), beside)
 
 
 def report(lanes: Mapping[str, np.ndarray], lane: int) -> dict[str, Any]:

@@ -4,13 +4,10 @@ Each has a proximal point of its own (`free_bias`). The dual then asks for ``Σ_
 ``beta_im = C_i [m = y_i] - p_im``, ``p_im >= 0``, ``Σ_m p_im = C_i``: p is Crammer–Singer's ``C_i [m = y_i] - a_im``, or the
 multinomial's variables. A certificate brings it about by mixing: ``p' = (1 - t) p + t C rho``, where rho, the same for all
 rows, makes up for the sums, and t <= 1 is the smallest for which rho >= 0. The dual is concave and the terms of the gap are
-convex in p (linear for Crammer–Singer), so both are bounded by the mixtures of their values. Of that L1 alone takes a share,
-as without free biases, which leaves the sums at 0.
+convex in p (linear for Crammer–Singer), so both are bounded by the mixtures of their values.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import numpy as np
 
@@ -19,7 +16,6 @@ from ..kernels.primitives import DUAL, GAP, LOSS, LOSS_SLOPE, N_VISITED, ROUNDIN
 from ..stream.window import Window
 from .crammer_singer import CrammerSingerSolver
 from .dual import rows_of
-from .gap_bounds import LINEAR, largest_of, scaled
 from .protocol import CERTIFY, START, State
 
 
@@ -53,20 +49,14 @@ class FreeBiasCrammerSingerSolver(CrammerSingerSolver):
             own = self.columns(lane)
             t[lane], rho[own] = mixture(state.matrices["class_sums"][-1, own], state.w_alpha[-1, own])
         dots = state.w[-1] * self._of_shares(state, slice(-1, None), rho)[0]
-        penalties, largest = np.zeros((5, self.n_vectors)), np.zeros(self.n_vectors)
-        for rows, of_shares, v in self._mixtures(state, t, rho):
+        penalties, t_of_vectors = np.zeros((5, self.n_vectors)), np.repeat(t, self.problem.lane_vectors)
+        for rows in self.penalised_blocks():
+            of_shares = self._of_shares(state, rows, rho)
             dots += np.einsum("ij,ij->j", state.w[rows], of_shares)
-            if self.problem.l2:
-                penalties += self._penalty_terms(state.w[rows], v, lanes)
-            else:
-                largest = np.maximum(largest, largest_of(v))
+            v = (1.0 - t_of_vectors) * state.w_alpha[rows] + t_of_vectors * of_shares
+            penalties += self._penalty_terms(state.w[rows], v, lanes)
         for lane in lanes.tolist():
             self._mix(state, lane, t[lane], rho, dots, totals[lane])
-        if not self.problem.l2:
-            shares = self.feasible_shares(totals, largest)
-            totals[:, LINEAR] = scaled(totals, shares)
-            for rows, _, v in self._mixtures(state, t, rho):
-                penalties += self._penalty_terms(state.w[rows], v, lanes, shares)
         proof = self.proof(state, totals, penalties)
         first = lanes[~state.lanes["has_sums"][lanes]]
         if state.pause:  # a run that goes on has not made this certificate
@@ -75,15 +65,6 @@ class FreeBiasCrammerSingerSolver(CrammerSingerSolver):
         # the estimate could not know the cost of the mixture
         state.lanes["known_estimate"][first] = proof["gap"][first]
         return proof
-
-    def _mixtures(
-        self, state: State, t: np.ndarray, rho: np.ndarray
-    ) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
-        """Iterate over `penalised_blocks` with `_of_shares` of each and w(alpha) of the mixture."""
-        t_of_vectors = np.repeat(t, self.problem.lane_vectors)
-        for rows in self.penalised_blocks():
-            of_shares = self._of_shares(state, rows, rho)
-            yield rows, of_shares, (1.0 - t_of_vectors) * state.w_alpha[rows] + t_of_vectors * of_shares
 
     def _of_shares(self, state: State, rows: slice, rho: np.ndarray) -> np.ndarray:
         """Return rows of w(alpha) for ``a = C rho``, shape (rows, vectors)."""

@@ -62,7 +62,7 @@ class CrammerSingerSolver(RowSolver):
         self.threads.run([partial(visit, part, lanes[part::n_parts].tolist()) for part in range(n_parts)])
 
     def _certify(self, window: Window, state: State, rows: np.ndarray, part: int, lanes: list[int]) -> None:
-        arguments = (rows_of(window), self.costs, self.certified_variables(window, state))
+        arguments = (rows_of(window), self.costs, variables_of(window, state))
         sums = (state.w_alpha.reshape(-1), state.totals)
         for lane in lanes:
             columns = LaneColumns(lane, self.columns(lane).start, self.n_vectors, self._scratch[part])
@@ -73,14 +73,12 @@ class CrammerSingerSolver(RowSolver):
     ) -> None:
         arguments = (rows_of(window), self.costs, variables_of(window, state))
         inverse_mu, uncounted = self.acceleration_numbers(state)
-        of_lanes = self.acceleration.thresholds(inverse_mu) if self.acceleration else None
         # the first part has the caller's order
         room = order if part == 0 else np.empty_like(order)
         for lane in lanes:
             own = self.columns(lane)
             numbers = (float(inverse_mu[lane]), float(uncounted[lane]))
-            thresholds = None if of_lanes is None else of_lanes[lane :: self.problem.n_lanes].copy()
-            columns = LaneColumns(lane, own.start, self.n_vectors, self._scratch[part], *numbers, thresholds)
+            columns = LaneColumns(lane, own.start, self.n_vectors, self._scratch[part], *numbers)
             chosen = shuffled_active_rows(window, self.flags(lane), room, key)
             self.kernels[0](chosen, *arguments, columns, state.totals)
 

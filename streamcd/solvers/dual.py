@@ -29,10 +29,8 @@ from ..kernels.primitives import (
     LOSS,
     N_STEPS,
     N_VISITED,
-    UNIT,
     VIOLATION_MAX,
     VIOLATION_MIN,
-    W_ALPHA,
     Costs,
     Lanes,
     Rows,
@@ -43,15 +41,7 @@ from ..stream.memory_plan import Plan, SolverMemory
 from ..stream.window import RowArena, Window, aligned_zeros, empty_window
 from . import over_relaxation, row_parts
 from .acceleration import Acceleration
-from .gap_bounds import (
-    LINEAR,
-    largest_of,
-    primal_rounding,
-    proven_gap,
-    scaled,
-    violation,
-    with_penalty_terms,
-)
+from .gap_bounds import primal_rounding, proven_gap, violation
 from .memory import MOST_COPIED, PARTS, dual_memory
 from .problem import Problem
 from .protocol import (
@@ -199,38 +189,16 @@ class RowSolver:
         ``½‖w - v‖²`` (`kernels.penalties`), even if `w` has drifted from `v`. The
         gap is an upper bound that includes rounding, for this w and for the one that the lane keeps.
         """
-        lanes, totals, shares = state.phase(CERTIFY), state.totals, None
-        if not self.problem.l2:
-            shares = self.feasible_shares(totals, largest_of(state.w_alpha[self.problem.penalised]))
-            totals = totals.copy()
-            totals[:, LINEAR] = scaled(totals, shares)
-        sums = self._penalty_terms(state.w, state.w_alpha, lanes, shares)
-        return self.proof(state, totals, sums)
-
-    def feasible_shares(self, totals: np.ndarray, largest: np.ndarray) -> np.ndarray:
-        """Return the shares of alpha, at most 1, with which ``|v_j| <= l1``: the read has made them so, but for rounding.
-
-        `largest` is the largest ``|v_j|`` of every vector, up to the rounding of sums over rows.
-        """
-        error = (totals[:, N_VISITED] + 100.0) * UNIT * totals[:, W_ALPHA]
-        of_lanes = largest.reshape(-1, self.problem.lane_vectors).max(axis=1)
-        with np.errstate(all="ignore"):  # 0 / 0 where there are no rows
-            return np.fmin(self.problem.l1 / (of_lanes + error), 1.0)
-
-    def certified_variables(self, window: Window, state: State) -> Variables:
-        """Return a window's variables with the shares of alpha that L1 alone asks for."""
-        return variables_of(window, state)._replace(shares=None if self.problem.l2 else state.lanes["share"])
+        sums = self._penalty_terms(state.w, state.w_alpha, state.phase(CERTIFY))
+        return self.proof(state, state.totals, sums)
 
     def proof(self, state: State, totals: np.ndarray, sums: np.ndarray) -> dict[str, np.ndarray]:
         """Compute the certificate from the rows' sums and the weights' (`_penalty_terms`)."""
         sums = np.stack([*sums, self.distance_to_kept(state, sums[3])])
         # Crammer–Singer has all its vectors in one lane
-        penalty, conjugate, apart, *squares = sums.reshape(6, -1, self.problem.lane_vectors).sum(axis=2)
+        penalty, conjugate, _, *squares = sums.reshape(6, -1, self.problem.lane_vectors).sum(axis=2)
         drift, norm, kept = np.sqrt(squares)
         primal, dual = penalty + totals[:, LOSS], totals[:, DUAL] - conjugate
-        if not self.problem.is_plain:
-            totals = with_penalty_terms(totals, apart, drift, self.problem.l2)
-            drift = np.zeros_like(drift)
         gap, rounding, proven = proven_gap(totals, norm, drift, kept)
         # alpha = 0 is dual feasible with the value 0: the primal bounds a gap that is all rounding (nan: out of range)
         gap = np.where(proven, np.fmin(gap, primal), gap)
@@ -241,8 +209,7 @@ class RowSolver:
             "gap": gap,
             "violation": violation(totals),
             "rounding": np.where(proven, np.fmin(rounding, gap), rounding),
-            "primal_rounding": primal_rounding(totals, norm, kept)
-            + (0.0 if self.problem.is_plain else totals[:, N_VISITED] + 164.0) * UNIT * penalty,
+            "primal_rounding": primal_rounding(totals, norm, kept),
         }
 
     def distance_to_kept(self, state: State, drift: np.ndarray) -> np.ndarray:
@@ -251,16 +218,12 @@ class RowSolver:
 
     def violation(self, state: State) -> np.ndarray:
         """Return LIBLINEAR's measure of every lane; see `violation`."""
-        measure = violation(state.totals)
-        # with L1 alone the rows' is that of an inner problem
-        return measure if self.problem.l2 else np.maximum(measure, state.lanes["moved"])
+        return violation(state.totals)
 
     def adopt_certified_w(self, state: State, lanes: np.ndarray) -> None:
         """Continue from ``w(alpha)`` as summed by the read; accelerated lanes keep w, and store it beside w."""
         columns = self._columns_of(lanes)
         target = state.matrices["centre_or_w_alpha"] if self.acceleration else state.w
-        if not self.problem.l2:
-            state.w_alpha /= np.repeat(state.lanes["share"], self.problem.lane_vectors)
         source, n_rows, move = state.w_alpha, state.w.shape[0], weight_kernels.move_columns
         share = self.threads.share
         share(lambda rows: move(source[rows], target[rows], columns), n_rows, n_rows * columns.size)
@@ -268,7 +231,7 @@ class RowSolver:
     def estimated_primals(self, state: State, estimates: np.ndarray) -> np.ndarray:
         """Add the estimates of the gap to the dual objectives, which are known exactly."""
         if self.acceleration:
-            conjugate = self.acceleration.conjugate(state)
+            conjugate = 0.5 * state.lanes["w_alpha_square"]
         else:
             sums = self._penalty_terms(state.w, state.w, state.phase(TRAIN))
             conjugate = sums[1].reshape(-1, self.problem.lane_vectors).sum(axis=1)
@@ -279,21 +242,14 @@ class RowSolver:
         width = self.problem.lane_vectors
         return slice(lane * width, (lane + 1) * width)
 
-    def _penalty_terms(
-        self, w: np.ndarray, v: np.ndarray, lanes: np.ndarray, of_lanes: np.ndarray | None = None
-    ) -> np.ndarray:
-        """Sum `weights.add_elastic_terms` of some lanes' vectors, shape (5, all vectors); of others 0."""
-        sums, columns, width = np.zeros((5, w.shape[1])), self._columns_of(lanes), self.problem.lane_vectors
+    def _penalty_terms(self, w: np.ndarray, v: np.ndarray, lanes: np.ndarray) -> np.ndarray:
+        """Sum `weights.add_penalty_terms`, ``‖w - v‖²`` and ``‖w‖²`` of lanes' vectors, (5, all vectors); 0 of others."""
+        sums, columns = np.zeros((5, w.shape[1])), self._columns_of(lanes)
         parts = np.array_split(
             columns, max(min(self.threads.parts(w.shape[0] * columns.size), columns.size), 1)
         )
-        if self.problem.is_plain:
-            self.threads.run([partial(weight_kernels.add_penalty_terms, w, v, part, sums) for part in parts])
-            sums[3], sums[4] = 2.0 * sums[2], 2.0 * sums[0]
-            return sums
-        add, net = weight_kernels.add_elastic_terms, self.problem.elastic_net
-        shares = np.repeat(np.ones(self.problem.n_lanes) if of_lanes is None else of_lanes, width)
-        self.threads.run([partial(add, w, v, shares, part, net, sums) for part in parts])
+        self.threads.run([partial(weight_kernels.add_penalty_terms, w, v, part, sums) for part in parts])
+        sums[3], sums[4] = 2.0 * sums[2], 2.0 * sums[0]
         return sums
 
     def penalised_blocks(self) -> Iterator[slice]:
@@ -307,9 +263,8 @@ class RowSolver:
         return (lanes[:, None] * width + np.arange(width)).reshape(-1)
 
     def mu(self, state: State) -> np.ndarray:
-        """Return r + kappa of every lane, r being 1 for the penalty ``½‖w‖²``; r without acceleration."""
-        lanes, l2 = state.lanes, self.problem.l2
-        return np.asarray(l2 + lanes["kappa"] if self.acceleration else np.full(self.problem.n_lanes, l2))
+        """Return 1 + kappa of every lane; 1 without acceleration."""
+        return np.asarray(1.0 + state.lanes["kappa"] if self.acceleration else np.ones(self.problem.n_lanes))
 
     def acceleration_numbers(self, state: State) -> tuple[np.ndarray, np.ndarray]:
         """Return 1/mu and `uncounted` of every lane (see `Steering`)."""
@@ -319,8 +274,7 @@ class RowSolver:
     def steering(self, state: State, tolerance: np.ndarray) -> Steering:
         """Return the parameters of the steps of a pass."""
         kept, numbers = state.lanes, self.acceleration_numbers(state)
-        thresholds = self.acceleration.thresholds(numbers[0]) if self.acceleration else None
-        return Steering(kept["high"], kept["low"], tolerance, kept["omega"], *numbers, thresholds)
+        return Steering(kept["high"], kept["low"], tolerance, kept["omega"], *numbers)
 
     @property
     def costs(self) -> Costs:
@@ -426,7 +380,7 @@ class DualSolver(RowSolver):
         return self._copies
 
     def certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
-        variables, w_alpha = self.certified_variables(window, state), state.w_alpha.reshape(-1)
+        variables, w_alpha = variables_of(window, state), state.w_alpha.reshape(-1)
         rows = rows_of(window), self.costs, variables
         if self._in_parts and window.n_entries >= _ENTRIES_PER_WEIGHT * w_alpha.size:
             self._certify_parts(order, rows, state, lanes)

@@ -12,8 +12,6 @@ a row's term of the gap is then at most f times what it was, and (1 - f) times t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from ..dataset.dataset import Dataset
@@ -29,7 +27,7 @@ from ..kernels.primitives import (
 )
 from ..stream.window import Window
 from .dual import DualSolver
-from .gap_bounds import LINEAR, largest_of, scaled
+from .gap_bounds import LINEAR, scaled
 from .protocol import CERTIFY, State, all_rows, new_totals
 
 _SUMMED = np.setdiff1d(np.arange(N_TOTALS), [VIOLATION_MAX, VIOLATION_MIN])
@@ -94,8 +92,6 @@ class FreeBiasSolver(DualSolver):
         """Compute the certificate at the feasible alpha, and join the sums of both signs; see `RowSolver.certificate`."""
         lanes, sums = state.phase(CERTIFY), state.matrices[_POSITIVE_TOTALS]
         factors = self._factors(state)
-        if not self.problem.l2:
-            factors *= self._shares_of(state, factors)
         penalties = self._feasible_penalty_terms(state, lanes, factors)
         joined = state.totals.copy()
         joined[:, _SUMMED] += sums[:, _SUMMED]
@@ -114,23 +110,11 @@ class FreeBiasSolver(DualSolver):
         with np.errstate(all="ignore"):  # 0 / 0 where a lane has no certificate, or no beta at all
             return np.fmin(np.stack([negative / positive, positive / negative]), 1.0)
 
-    def _shares_of(self, state: State, factors: np.ndarray) -> np.ndarray:
-        """Return the shares of the feasible alpha that L1 alone asks for."""
-        totals = state.totals + state.matrices[_POSITIVE_TOTALS]
-        largest = np.zeros(self.n_vectors)
-        for v in self._feasible_blocks(state, factors):
-            largest = np.maximum(largest, largest_of(v))
-        return self.feasible_shares(totals, largest)
-
-    def _feasible_blocks(self, state: State, factors: np.ndarray) -> Iterator[np.ndarray]:
-        """Iterate over w(alpha) of the feasible alpha, in blocks of `penalised_blocks`."""
-        for rows in self.penalised_blocks():
-            yield factors[0] * state.matrices[_POSITIVE][rows] + factors[1] * state.w_alpha[rows]
-
     def _feasible_penalty_terms(self, state: State, lanes: np.ndarray, factors: np.ndarray) -> np.ndarray:
         """Sum the terms of the penalised weights, v being w(alpha) of the feasible alpha (`_penalty_terms`)."""
         out = np.zeros((5, self.n_vectors))
-        for rows, v in zip(self.penalised_blocks(), self._feasible_blocks(state, factors), strict=True):
+        for rows in self.penalised_blocks():
+            v = factors[0] * state.matrices[_POSITIVE][rows] + factors[1] * state.w_alpha[rows]
             out += self._penalty_terms(state.w[rows], v, lanes)
         return out
 
@@ -141,8 +125,7 @@ class FreeBiasSolver(DualSolver):
         kept = state.lanes
         dual = kept["dual_sum"] + state.totals[:, DUAL]
         # (1 - f) Σ loss over the heavier sign, as if both had equal losses; at the optimum Σ loss is the difference below
-        assert self.acceleration is not None  # with a kappa that may be 0
-        losses = np.maximum(dual - self.acceleration.penalties(state), 0.0)
+        losses = np.maximum(dual - kept["w_alpha_square"], 0.0)
         # without kappa Σ |beta| is not known
         size = np.where(kept["alpha_sum"] > 0.0, kept["alpha_sum"], dual)
         cost = np.divide(excess * losses, size, out=np.zeros_like(size), where=size > 0.0)

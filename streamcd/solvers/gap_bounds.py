@@ -66,25 +66,6 @@ def scaled(totals: np.ndarray, factor: np.ndarray) -> np.ndarray:
     return out
 
 
-def largest_of(v: np.ndarray) -> np.ndarray:
-    """Return the largest size of the numbers of every column; 0 of none."""
-    return np.maximum(v.max(axis=0, initial=0.0), -v.min(axis=0, initial=0.0))
-
-
-def with_penalty_terms(totals: np.ndarray, apart: np.ndarray, slope: np.ndarray, l2: float) -> np.ndarray:
-    """Return `totals` with the terms of a penalty other than ``½‖w‖²`` in the gap, and their change with v in its rounding.
-
-    `apart` is ``g(w) + g*(v) - w·v``, `slope` the norm of its derivative with respect to v, whose own derivative is 1/l2 at
-    most; without l2 it is constant where v is feasible.
-    """
-    totals = totals.copy()
-    error = (totals[:, N_VISITED] + 100.0) * UNIT * totals[:, W_ALPHA]  # of v
-    curve = 0.5 / l2 if l2 else 0.0
-    totals[:, GAP] += apart
-    totals[:, ROUNDING] += (slope + curve * error) * error / UNIT
-    return totals
-
-
 def primal_rounding(totals: np.ndarray, norm: np.ndarray, moved: np.ndarray) -> np.ndarray:
     """Bound the error of the primal objective by rounding, also at a w at a distance `moved` from the certified one."""
     with np.errstate(all="ignore"):  # the loop says what is wrong

@@ -25,7 +25,6 @@ from ..core.memory_budget import require
 from ..core.setting import Setting
 from ..kernels.loss_table import CLASSES, LOSSES, PLANES, SQUARED_ERROR, Loss, has_targets, row_loss
 from ..kernels.losses import add_dual_terms, add_losses
-from ..kernels.penalties import Penalty
 
 LEAST_COST, LEAST_WEIGHT = 1e-60, 1e-30
 """C times a class's weight, and a row's weight, are 0 or lie between these and their inverses: the squares of their products
@@ -162,26 +161,15 @@ class Problem:
         """Rows of w that are in the penalty."""
         return slice(-1 if self.free_bias else None)
 
-    def penalty(self, w: np.ndarray, lanes: slice | Sequence[int] = slice(None)) -> np.ndarray:
-        """Compute g of every vector, see `kernels.penalties`; the columns of `w` are of these lanes."""
+    def penalty(self, w: np.ndarray) -> np.ndarray:
+        """Compute g of every vector, see `kernels.penalties`."""
         rows = w[self.penalised]
         ridge = np.asarray(0.5 * self.l2 * np.einsum("ij,ij->j", rows, rows))
-        l1 = np.repeat(self.l1[lanes], self.lane_vectors)
-        return ridge + l1 * np.abs(rows).sum(axis=0) if l1.any() else ridge
+        return ridge + self.l1 * np.abs(rows).sum(axis=0) if self.l1.any() else ridge
 
     def lane_penalties(self, w: np.ndarray) -> np.ndarray:
         """Compute g of every lane, over all of its vectors."""
         return np.asarray(self.penalty(w).reshape(self.n_lanes, -1).sum(axis=1))
-
-    @property
-    def elastic_net(self) -> Penalty:
-        """The penalty as kernels take it."""
-        return Penalty(np.repeat(self.l1, self.lane_vectors), self.l2)
-
-    @property
-    def is_plain(self) -> bool:
-        """Check if the penalty is ``½‖w‖²``."""
-        return self.l2 == 1.0 and not self.l1.any()
 
     def class_factors(self, lanes: Sequence[int]) -> np.ndarray:
         """Return the factor on C of each class, in lanes of one C; 0 if none of them includes the class."""

@@ -39,9 +39,6 @@ class State:
     read: int = 0  # of the next window to visit
     window: int = 0
     matrices: dict[str, np.ndarray] = field(default_factory=dict)  # other arrays of a solver
-    partial: dict[str, np.ndarray] = field(
-        default_factory=dict
-    )  # sums over parts of an unfinished read; zeros at its start
     pause: dict[str, np.ndarray] = field(
         default_factory=dict
     )  # of a run at its end: see `training.stopping.pause`
@@ -60,8 +57,6 @@ class State:
             arrays["w_alpha"] = self.w_alpha
         arrays |= {f"row_{name}": array for name, array in self.rows.items()}
         arrays |= {f"matrix_{name}": array for name, array in self.matrices.items()}
-        if self.window:
-            arrays |= {f"partial_{name}": array for name, array in self.partial.items()}
         arrays |= {f"pause_{name}": array for name, array in self.pause.items()}
         return arrays | {f"lane_{name}": array for name, array in self.lanes.items()}
 
@@ -92,16 +87,13 @@ class State:
         self.totals[:] = arrays["totals"]
         self.read, self.window = (int(number) for number in arrays["position"])
         self.matrices = {name: arrays[f"matrix_{name}"] for name in self.matrices}
-        if self.window:
-            self.partial = {name: arrays[f"partial_{name}"] for name in self.partial}
         self.lanes = _with_prefix(arrays, "lane_")
         self.rows = _with_prefix(arrays, "row_")
         self.pause = _with_prefix(arrays, "pause_")
 
     def _check_shapes(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Refuse arrays of other shapes: they are kept as they are."""
-        partial = self.partial if arrays["position"][1] else {}
-        for prefix, own in (("lane_", self.lanes), ("matrix_", self.matrices), ("partial_", partial)):
+        for prefix, own in (("lane_", self.lanes), ("matrix_", self.matrices)):
             for name, array in own.items():
                 if arrays[prefix + name].shape != array.shape:
                     raise ValueError(f"{prefix}{name} has shape {arrays[prefix + name].shape}")

@@ -7,7 +7,6 @@ from functools import partial
 import numpy as np
 
 from ..kernels import newton as newton_kernels
-from ..kernels import triangle
 
 _SWEEPS, _MOST_ROUNDS = 10, 200  # over a model, before steps on its support; of both
 _MOST_STEPS = 100  # on a support, until no sign changes
@@ -60,12 +59,9 @@ def _step_on_support(
         return False
     own, ridge, signs = u[support], l2 * penalised[support], np.sign(u[support]) * penalised[support]
     residual = pull[support] - l1 * signs - ridge * own
-    step, of_support = residual.copy(), np.empty(triangle.triangle_size(support.size))
-    triangle.fold(matrix, support, of_support)
-    places = triangle.diagonal_places(support.size)
-    of_support[places] += ridge
-    panel = np.empty((triangle.PANEL, support.size))
-    triangle.solve_positive(of_support, step, 1e-14 * of_support[places], panel)
+    of_support = matrix[np.ix_(support, support)]
+    np.einsum("ii->i", of_support)[:] += ridge
+    step = solve_positive(of_support, residual)
     length, last = _length(own, step, float(np.einsum("i,i->", residual, step)), l1 * np.abs(signs))
     moved = own + length * step
     if last >= 0:
@@ -94,3 +90,13 @@ def _length(own: np.ndarray, step: np.ndarray, slope: float, kinks: np.ndarray) 
     if n_turned < turning.size and length >= lengths[n_turned]:
         return float(lengths[n_turned]), int(turning[n_turned])
     return float(length), -1
+
+
+def solve_positive(matrix: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """Solve ``A y = v`` for a positive semidefinite A in its lower triangle, which is used up.
+
+    BLAS has threads that wait in loops: on processors with other work they took up to 20 times as long.
+    """
+    solution, least = v.copy(), 1e-14 * np.diagonal(matrix)
+    newton_kernels.solve_positive(matrix, solution, least, np.empty((newton_kernels.PANEL, v.size)))
+    return solution

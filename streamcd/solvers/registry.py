@@ -16,7 +16,6 @@ from ..kernels.loss_table import (
     CLASSES,
     CRAMMER_SINGER,
     LOG_LOSS,
-    MARGINS,
     MULTINOMIAL,
     PLANES,
 )
@@ -53,8 +52,7 @@ class SolverEntry:
     of_targets: bool = False  # for rows with numbers to predict, rather than classes
     liblinear: int | None = None  # LIBLINEAR's ``-s`` number of the same problem and method
     relaxes: bool = False  # its steps have a closed form, to which omega applies
-    # over rows by an outer proximal-point iteration with kappa; over columns by extrapolation of passes; newton by rows that
-    # it keeps from a read
+    # over rows by an outer proximal-point iteration with kappa; over columns by extrapolation of passes
     accelerates: bool = False
     # Several workers can train it together: by block-diagonal dual coordinate descent with a line search along the dual
     # (for losses of all classes at once too: a step along any direction keeps every row's sum over the classes), or by
@@ -112,7 +110,7 @@ def _online(asked: SolverRequest) -> Solver:
 def _newton(asked: SolverRequest) -> Solver:
     from .newton import NewtonSolver
 
-    return NewtonSolver(*asked[:3], keeps_rows=asked.acceleration != "none")
+    return NewtonSolver(*asked[:2])
 
 
 def _working_set(asked: SolverRequest) -> Solver:
@@ -154,8 +152,7 @@ def _entry(loss: str, method: str) -> SolverEntry:
         of_targets=entry.of_targets,
         liblinear=methods[method],
         relaxes=method in ("dual", "sor") and form != CLASSES and kind != LOG_LOSS,
-        accelerates=method not in ("sor", "working-set")
-        and (form == MARGINS and not entry.of_targets if method == "newton" else True),
+        accelerates=method not in ("sor", "newton", "working-set"),
         frees_bias=form != PLANES,
         takes_penalties=method in ("newton", "working-set"),
         keeps_alpha=method in ("dual", "sor"),
@@ -235,9 +232,11 @@ def solver_memory(
             problem, dataset, with_replacement=with_replacement, extrapolates=accelerated
         )
     if method == "newton":
-        needs = memory.newton_memory(problem, dataset, keeps_rows=acceleration != "none")
         way = _way_without_matrix(problem)
-        return replace(needs, advice=f"give a larger --memory, or take {way}, which needs no matrix")
+        return replace(
+            memory.newton_memory(problem, dataset),
+            advice=f"give a larger --memory, or take {way}, which needs no matrix",
+        )
     if method == "sor":
         return memory.twin_sor_memory(problem)
     count = memory.class_memory if problem.lane_vectors > 1 else memory.dual_memory
@@ -253,9 +252,8 @@ def _way_without_matrix(problem: Problem) -> str:
 
 
 def is_proximal(problem: Problem, acceleration: float | str) -> bool:
-    """Tell whether a solver over rows moves the centres of a proximal point: by acceleration, of a free bias, or with a
-    penalty other than ``½‖w‖²``, whose weights are not those that a visit keeps."""
-    return acceleration != "none" or problem.free_bias or not problem.is_plain
+    """Tell whether a solver over rows moves the centres of a proximal point: by acceleration, or of a free bias."""
+    return acceleration != "none" or problem.free_bias
 
 
 def _check_bias(problem: Problem, method: str) -> None:

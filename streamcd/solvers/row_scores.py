@@ -126,7 +126,7 @@ class PagedRows:
         widths = [8 * n_lanes, 8 * n_lanes, constant_bytes(problem, dataset)] + [8 * n_lanes] * extrapolates
         self.slots = SlotStore(
             folder,
-            np.repeat(np.arange(len(widths)), starts.size),
+            np.zeros(len(widths) * starts.size, dtype=np.int64),
             np.concatenate([sizes * width for width in widths]),
             1,
         )

@@ -11,7 +11,6 @@ from __future__ import annotations
 import numpy as np
 
 from ..core.randomness import random_key
-from ..kernels import triangle
 from ..kernels import working_set as kernels
 from ..kernels.columns import Columns
 from ..kernels.primitives import shuffle
@@ -58,8 +57,7 @@ class SetModel:
         matrix = self._matrix()
         quadratic_model.minimise(matrix[:0, :0], numbers, numbers, (0.0, 0.0, 0))
         kernels.move_model(self._moved, self._model)
-        triangle.fold(matrix, none, numbers)
-        triangle.solve_positive(numbers, numbers, numbers, matrix[:0])
+        quadratic_model.solve_positive(matrix[:0, :0], numbers)
         if wide:
             kernels.descend(none, none, *self._columns, numbers, self._penalty, numbers, self._model)
             kernels.curved_products(none, *self._columns, self._moved, self._model, numbers)
@@ -109,9 +107,8 @@ class SetModel:
         n = int((order >= 0).sum())
         if self._room is None:
             self._room = kernels.new_room(n)
-        lower, matrix = np.zeros(triangle.triangle_size(n + 1)), np.empty((n + 1, n + 1))
-        kernels.add_matrix(order[:n], *self._columns, self._model, self._room, lower)
-        triangle.unfold(lower, np.arange(n + 1), matrix)
+        matrix = np.zeros((n + 1, n + 1))
+        kernels.add_matrix(order[:n], *self._columns, self._model, self._room, matrix)
         diagonal = np.einsum("ii->i", matrix)
         diagonal += quadratic_model.DAMPING * diagonal.max()
         self.n_swept += self._entries_of(order) + matrix.size
@@ -156,10 +153,7 @@ class SetModel:
         if support.size:
             order, step = self._order[self._long[support]], np.empty(support.size)
             kernels.curved_products(order, *self._columns, self._moved, self._model, step)
-            of_support = np.empty(triangle.triangle_size(support.size))
-            triangle.fold(matrix, support, of_support)
-            least = 1e-14 * np.diagonal(matrix)[support]
-            triangle.solve_positive(of_support, step, least, np.empty((triangle.PANEL, support.size)))
+            step = quadratic_model.solve_positive(matrix[np.ix_(support, support)], step)
             kernels.add_scores(order, *self._columns, -step, self._moved)
             direction[self._long[support]] = -step
             self.n_swept += 2 * self._entries_of(order)

@@ -72,18 +72,18 @@ Until = tuple[tuple[int, ...], float, float]
 
 @dataclass
 class Read:
-    """Sums of a read at fixed w; arrays of vectors, of which a lane has one or one for each class, have the vector first."""
+    """Sums of a read at fixed w; arrays have the lane first."""
 
-    pull: np.ndarray  # (vectors, n)
-    fresh: np.ndarray  # (vectors, n): w·x, summed up anew
-    score: np.ndarray  # (vectors, n): of `moved`; empty if all columns are held
-    moved: np.ndarray  # (vectors, features + 1): w, moved on by solutions for held columns
-    v: np.ndarray  # (vectors, features + 1)
+    pull: np.ndarray  # (lanes, n)
+    fresh: np.ndarray  # (lanes, n): w·x, summed up anew
+    score: np.ndarray  # (lanes, n): of `moved`; empty if all columns are held
+    moved: np.ndarray  # (lanes, features + 1): w, moved on by solutions for held columns
+    v: np.ndarray  # (lanes, features + 1)
     norm: np.ndarray  # (features + 1,)
     count: np.ndarray  # (features + 1,)
     side: np.ndarray  # (lanes, 2): factors on pull < 0 and > 0
     share: np.ndarray  # (lanes,): of the dual variables, by which they are feasible
-    size: np.ndarray  # (vectors,): ‖pull‖
+    size: np.ndarray  # (lanes,): ‖pull‖
     most: np.ndarray  # (lanes,): largest cost
     n_solved: int  # times that held columns were solved for
 
@@ -105,7 +105,6 @@ class WorkingSetSolver(CertifiedReads):
         self._constants: list[np.ndarray] | None = None
         self._read: Read | None = None
         self._costs: list[Any] = []
-        self._n_vectors = problem.n_lanes * problem.lane_vectors
 
     def use_plan(self, folder: Path, plan: Plan) -> None:
         """Take the room for held columns from the plan."""
@@ -116,9 +115,9 @@ class WorkingSetSolver(CertifiedReads):
         problem, n_lanes = self.problem, self.problem.n_lanes
         lanes = new_lanes(n_lanes, TRAIN) | {"start_norm": np.full(n_lanes, np.nan)}
         lanes["begun"] = np.zeros(n_lanes, dtype=bool)
-        w = np.zeros((problem.n_features + 1, self._n_vectors))
-        state = State(w, np.zeros((0, self._n_vectors)), new_totals(n_lanes), lanes)
-        state.rows["score"] = np.zeros((self._n_vectors, self._dataset.n_rows))
+        w = np.zeros((problem.n_features + 1, n_lanes))
+        state = State(w, np.zeros((0, n_lanes)), new_totals(n_lanes), lanes)
+        state.rows["score"] = np.zeros((n_lanes, self._dataset.n_rows))
         state.matrices["screened"] = np.zeros((n_lanes, problem.n_features + 1), dtype=bool)
         return state
 
@@ -128,8 +127,8 @@ class WorkingSetSolver(CertifiedReads):
         columns = columns_of(self.layout.new_arena(table, 2, 0))
         none, numbers, rows = np.zeros(0, dtype=np.int64), np.zeros(0), no_rows(self.problem, dataset)
         scores = Scores(numbers, numbers, rows.kind, rows.weight, rows.target)
-        l1, l2, _ = self.penalty(0)
-        costs = self.load_row_kernels(scores, columns)
+        l1, l2, _ = self._penalty(0)
+        costs = self._load_row_kernels(scores, columns)
         kernels.sum_columns(none, columns, *[numbers] * 4)
         kernels.add_scores(none, columns, 0.0, numbers, numbers)
         if self._plan is not None and long_units(table, self._plan).any():
@@ -143,17 +142,17 @@ class WorkingSetSolver(CertifiedReads):
         newton_kernels.slope_norm(numbers, numbers, l1, l2, 0)
         kernels.screen(*[numbers] * 2, 1.0, *[numbers] * 2, 0.0, 0.0, l1, np.zeros(0, dtype=bool))
         weights = np.zeros(1)  # of the bias
-        problem = scores, costs, self.penalty(0), columns, none, weights, weights, weights, (0,), 0.0, 0
+        problem = scores, costs, self._penalty(0), columns, none, weights, weights, weights, (0,), 0.0, 0
         HeldSolution(HeldProblem(*problem)).load_kernels(wide=self.problem.n_features > NARROW)
         return_free_memory()
 
-    def load_row_kernels(self, scores: Scores, columns: Columns) -> ColumnCosts:
+    def _load_row_kernels(self, scores: Scores, columns: Columns) -> ColumnCosts:
         """Load the kernels of a read over rows, given none; returns costs as columns are solved for with."""
         costs, side = self._new_costs()[0], np.ones(2)
         kernels.set_pull(scores, costs, side, scores.score)
         sums = np.zeros(0, dtype=np.int64), np.zeros((1, N_SUMS))
         primal_kernels.add_row_terms(scores, costs, side[:, None], *sums)
-        self.steepest()
+        self._steepest()
         return costs
 
     # -- a read
@@ -174,17 +173,16 @@ class WorkingSetSolver(CertifiedReads):
         features = columns.feature[offsets]
         calls = []
         n_entries = int((columns.indptr[offsets + 1] - columns.indptr[offsets]).sum())
-        vectors = self.vectors(lanes)
-        for n in vectors:
+        for n in lanes:
             for part in np.array_split(offsets, max(1, min(4 * self.threads.count, offsets.size))):
                 sums = (part, columns, read.pull[n], read.v[n], read.norm, read.count)
                 calls.append(partial(kernels.sum_columns, *sums))
-        for n in vectors:
+        for n in lanes:
             in_support = np.flatnonzero(state.w[features, n])
             weights = state.w[features[in_support], n]
             scores = (offsets[in_support], columns, 0.0, weights, read.fresh[n])
             calls.append(partial(kernels.add_scores, *scores))
-        self.threads.run(calls, n_entries * vectors.size)
+        self.threads.run(calls, n_entries * lanes.size)
         state.totals[lanes, N_ACTIVE] += offsets.size
         state.totals[lanes, N_VISITED] += offsets.size
         held = self._held
@@ -200,17 +198,16 @@ class WorkingSetSolver(CertifiedReads):
         """Sum up a column that comes in segments; it is read once more to be held."""
         read, arena = self._of_read, window.arena
         assert window.sweep is not None
-        feature, sums, n_entries = int(arena.feature[0]), np.zeros((self._n_vectors, 2)), 0
-        vectors = self.vectors(lanes)
+        feature, sums, n_entries = int(arena.feature[0]), np.zeros((self.problem.n_lanes, 2)), 0
         for n in window.sweep():
             columns = columns_of(arena)
-            for vector in vectors:
-                sums[vector] = kernels.add_column(columns, 0, n, read.pull[vector], *sums[vector])
-                if state.w[feature, vector] != 0.0:
-                    kernels.add_segment(columns, 0, n, state.w[feature, vector], read.fresh[vector])
+            for lane in lanes:
+                sums[lane] = kernels.add_column(columns, 0, n, read.pull[lane], *sums[lane])
+                if state.w[feature, lane] != 0.0:
+                    kernels.add_segment(columns, 0, n, state.w[feature, lane], read.fresh[lane])
             n_entries += n
-        read.v[vectors, feature] = sums[vectors, 0]
-        read.norm[feature], read.count[feature] = np.sqrt(sums[vectors[0], 1]), n_entries
+        read.v[lanes, feature] = sums[lanes, 0]
+        read.norm[feature], read.count[feature] = np.sqrt(sums[lanes[0], 1]), n_entries
         held = self._held
         assert isinstance(held, NearestColumns)
         nearness = self._nearness(lanes, np.array([feature]))[0]
@@ -222,15 +219,6 @@ class WorkingSetSolver(CertifiedReads):
         assert self._read is not None
         return self._read
 
-    def vectors(self, lanes: np.ndarray) -> np.ndarray:
-        """Return the numbers of the vectors of some lanes."""
-        width = self.problem.lane_vectors
-        return np.asarray((lanes[:, None] * width + np.arange(width)).reshape(-1))
-
-    def _vectors_of(self, lane: int) -> slice:
-        width = self.problem.lane_vectors
-        return slice(lane * width, (lane + 1) * width)
-
     def _begin_read(self, window: Window, state: State, lanes: np.ndarray) -> None:
         n_rows, size = self._dataset.n_rows, self.problem.n_features + 1
         if self._read is None:
@@ -240,16 +228,16 @@ class WorkingSetSolver(CertifiedReads):
         state.totals[:] = new_totals(self.problem.n_lanes)
         self._held.clear()
         read.n_solved = 0
-        for n in self.vectors(lanes):
+        for n in lanes:
             read.moved[n] = state.w[:, n]
             read.fresh[n] = state.w[-1, n] * self.problem.bias
             read.v[n] = 0.0
             if read.score.size:
                 read.score[n] = state.rows["score"][n]
         read.norm[-1], read.count[-1] = self.problem.bias * np.sqrt(n_rows), n_rows
-        self.threads.run([partial(self.begin_lane, state, int(lane), read) for lane in lanes])
+        self.threads.run([partial(self._begin_lane, state, int(lane), read) for lane in lanes])
 
-    def begin_lane(self, state: State, lane: int, read: Read) -> None:
+    def _begin_lane(self, state: State, lane: int, read: Read) -> None:
         """Set the lane's `pull`, its `size`, the v of the bias and the largest cost."""
         problem = self.problem
         scores, costs, bias = self._scores(state, lane), self._costs[lane], self.problem.bias
@@ -295,8 +283,8 @@ class WorkingSetSolver(CertifiedReads):
         """Return the least over lanes of ``(l1 - |v_j|)/‖x_j‖``; -inf where the weight is not 0, which stays."""
         read, nearest = self._of_read, np.full(features.size, np.inf)
         norm = np.maximum(read.norm[features], 1e-100)
-        for n in self.vectors(lanes):
-            nearness = (self.penalty(n // self.problem.lane_vectors)[0] - np.abs(read.v[n, features])) / norm
+        for n in lanes:
+            nearness = (self._penalty(n)[0] - np.abs(read.v[n, features])) / norm
             nearness[read.moved[n, features] != 0.0] = -np.inf
             np.minimum(nearest, nearness, out=nearest)
         return nearest
@@ -321,7 +309,7 @@ class WorkingSetSolver(CertifiedReads):
             if not held.count_fitting(sizes[start:]):
                 held.keep(0.0)
 
-    def penalty(self, lane: int) -> tuple[float, float, bool]:
+    def _penalty(self, lane: int) -> tuple[float, float, bool]:
         """Return l1, l2, and whether the bias is free of them."""
         return float(self.problem.l1[lane]), self.problem.l2, self.problem.free_bias
 
@@ -331,7 +319,7 @@ class WorkingSetSolver(CertifiedReads):
         """Compute the certificate of every lane, as `primal.PrimalSolver.certificate`, at the feasible dual point."""
         names = ("primal", "dual", "gap", "rounding", "primal_rounding")
         proof = {name: np.full(self.problem.n_lanes, np.nan) for name in names}
-        lanes = np.flatnonzero((self._of_read.size.reshape(self.problem.n_lanes, -1) >= 0.0).all(axis=1))
+        lanes = np.flatnonzero(self._of_read.size >= 0.0)
 
         def certify(lane: int) -> None:
             for name, value in zip(names, self._certify(state, lane), strict=True):
@@ -344,16 +332,15 @@ class WorkingSetSolver(CertifiedReads):
     def _certify(self, state: State, lane: int) -> tuple[float, ...]:
         read, is_free = self._of_read, self.problem.free_bias
         read.share[lane] = self._feasible_share(lane)
-        s = self.add_row_terms(state, lane, read)
+        s = self._add_row_terms(state, lane, read)
         n_terms = float(max(self._dataset.n_rows, self._n_penalised)) + 100.0
         with np.errstate(all="ignore"):  # the loop says what is wrong
             terms, of_v, margins = self._penalty_terms(state, lane, float(s[LARGEST_COST]))
             primal, gap = float(self.problem.lane_penalties(state.w)[lane]) + s[LOSS_SUM], terms + s[PHI]
             rounding = UNIT * s[ROUNDING_SUM] + of_v + (np.sqrt(s[SLOPES_SUM]) + margins) * margins
             if is_free:  # the sides are equal up to rounding
-                own = self._vectors_of(lane)
-                most_moved = np.abs(read.pull[own]).sum(axis=1) * np.abs(state.w[-1, own]) * self.problem.bias
-                rounding += 2.0 * n_terms * UNIT * (s[LOSS_SUM] + float(most_moved.sum()))
+                most_moved = np.abs(read.pull[lane]).sum() * abs(state.w[-1, lane]) * self.problem.bias
+                rounding += 2.0 * n_terms * UNIT * (s[LOSS_SUM] + float(most_moved))
             rounding += n_terms * UNIT * (terms + abs(s[PHI]) + rounding)
             steepest = np.sqrt(s[OVER_COST_SUM]) + np.sqrt(s[SLOPES_SUM])
             primal_rounding = (steepest + margins) * margins + (n_terms + 64.0) * UNIT * primal
@@ -367,15 +354,14 @@ class WorkingSetSolver(CertifiedReads):
 
     def _feasible_share(self, lane: int) -> float:
         """Return the share of the dual variables by which ``|v_j| <= l1``, which L1 alone asks for."""
-        read, n, own = self._of_read, self._n_penalised, self._vectors_of(lane)
-        l1, l2, _ = self.penalty(lane)
+        read, n = self._of_read, self._n_penalised
+        l1, l2, _ = self._penalty(lane)
         if l2 > 0.0:
             return 1.0
-        pairs = zip(read.v[own, :n], UNIT * read.size[own], strict=True)
-        sums = (kernels.largest_sum(v, read.norm[:n], read.count[:n], float(error)) for v, error in pairs)
-        return min(1.0, l1 / max(*sums, l1))
+        of_columns = read.v[lane, :n], read.norm[:n], read.count[:n]
+        return min(1.0, l1 / max(kernels.largest_sum(*of_columns, UNIT * float(read.size[lane])), l1))
 
-    def add_row_terms(self, state: State, lane: int, read: Read) -> np.ndarray:
+    def _add_row_terms(self, state: State, lane: int, read: Read) -> np.ndarray:
         """Return the sums of `primal.add_row_terms`, (N_SUMS,), at the feasible dual variables of a lane."""
         sums, of_lane = np.zeros((1, N_SUMS)), np.zeros(1, dtype=np.int64)
         side = np.ascontiguousarray(read.share[lane] * read.side[lane])[:, None]
@@ -387,18 +373,15 @@ class WorkingSetSolver(CertifiedReads):
 
         e_i bounds the error of a row's scores.
         """
-        read, n, own = self._of_read, self._n_penalised, self._vectors_of(lane)
-        l1, l2, _ = self.penalty(lane)
-        terms = of_v = squares = 0.0
-        for vector in range(own.start, own.stop):
-            w, error = np.ascontiguousarray(state.w[:, vector]), UNIT * float(read.size[vector])
-            of_weights = w[:n], read.v[vector, :n], float(read.share[lane]), read.norm[:n], read.count[:n]
-            gap, slopes, errors, n_support, curve = kernels.penalty_terms(*of_weights, l1, l2)
-            curve += float(read.norm[-1] ** 2) if self.problem.bias else 0.0
-            size = max(float(np.sqrt(np.einsum("i,i->", w[:n], w[:n]))), float(np.linalg.norm(w)))
-            squares += (UNIT * (n_support + 9.0) * size) ** 2 * largest_cost * curve
-            terms += gap
-            of_v += (slopes + (0.5 / l2 if l2 else 0.0) * errors * error) * error
+        read, n = self._of_read, self._n_penalised
+        l1, l2, _ = self._penalty(lane)
+        w, error = np.ascontiguousarray(state.w[:, lane]), UNIT * float(read.size[lane])
+        of_weights = w[:n], read.v[lane, :n], float(read.share[lane]), read.norm[:n], read.count[:n]
+        terms, slopes, errors, n_support, curve = kernels.penalty_terms(*of_weights, l1, l2)
+        curve += float(read.norm[-1] ** 2) if self.problem.bias else 0.0
+        size = max(float(np.sqrt(np.einsum("i,i->", w[:n], w[:n]))), float(np.linalg.norm(w)))
+        squares = (UNIT * (n_support + 9.0) * size) ** 2 * largest_cost * curve
+        of_v = (slopes + (0.5 / l2 if l2 else 0.0) * errors * error) * error
         return terms, of_v, float(np.sqrt(squares))
 
     def violation(self, state: State) -> np.ndarray:
@@ -406,59 +389,47 @@ class WorkingSetSolver(CertifiedReads):
         norm, start = self._slope_norms(state, state.w), state.lanes["start_norm"]
         if np.isnan(start).any():
             start = self._slope_norms(state, np.zeros_like(state.w))
-        return self.relative_to_start(state, norm, start, self.smaller_share())
-
-    def smaller_share(self) -> np.ndarray:
-        """Return the share of every lane's rows on its smaller side."""
-        return smaller_side(self.problem, self._class_counts)
+        return self.relative_to_start(state, norm, start, smaller_side(self.problem, self._class_counts))
 
     def _slope_norms(self, state: State, w: np.ndarray) -> np.ndarray:
         problem, n = self.problem, self._n_penalised
-        norms = np.zeros((problem.n_lanes, problem.lane_vectors))
-        for lane, m in np.ndindex(*norms.shape):
-            vector = lane * problem.lane_vectors + m
-            own, v = np.ascontiguousarray(w[:, vector]), self._of_read.v[vector]
-            norms[lane, m] = newton_kernels.slope_norm(own, v, float(problem.l1[lane]), problem.l2, n)
-        return np.asarray(np.sqrt(np.einsum("ij,ij->i", norms, norms)))
+        own, v = np.ascontiguousarray(w.T), self._of_read.v
+        norm, lanes = newton_kernels.slope_norm, range(problem.n_lanes)
+        return np.array([norm(own[k], v[k], float(problem.l1[k]), problem.l2, n) for k in lanes])
 
     def adopt_certified_w(self, state: State, lanes: np.ndarray) -> None:
         """Continue from the scores that the read has computed."""
-        vectors = self.vectors(lanes)
-        state.rows["score"][vectors] = self._of_read.fresh[vectors]
+        state.rows["score"][lanes] = self._of_read.fresh[lanes]
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """Leave out columns that are 0 at the optimum, and solve for the held ones, lane by lane."""
         norm, stale = state.lanes["start_norm"], ~state.lanes["begun"]
         if np.isnan(norm).any() or stale.any():
-            is_zero = ~state.w.reshape(len(state.w), norm.size, -1).any(axis=(0, 2))
+            is_zero = ~state.w.any(axis=0)
             first = np.isnan(norm) & is_zero
             norm[first] = self._slope_norms(state, state.w)[first]
             stale &= ~is_zero  # weights of another run: the read was for their scores
         state.lanes["begun"][trained] = True
         open_lanes = trained[~stale[trained] & (state.lanes["phase"][trained] == TRAIN)]
-        read, vectors = self._of_read, self.vectors(open_lanes)
+        read = self._of_read
         if read.n_solved:
-            state.rows["score"][vectors] = read.score[vectors]
+            state.rows["score"][open_lanes] = read.score[open_lanes]
         for lane in open_lanes:
             self._screen(state, int(lane))
         self._solve(state, open_lanes, state.rows["score"], _SWEPT_BETWEEN)
-        state.w[:, vectors] = read.moved[vectors].T
+        state.w[:, open_lanes] = read.moved[open_lanes].T
         return_free_memory()
 
     def _screen(self, state: State, lane: int) -> None:
         """Mark columns that are 0 at the optimum, and where the read began."""
         read, gap, n = self._of_read, float(state.lanes["gap"][lane]), self.problem.n_features
-        radius = float(np.sqrt(2.0 * gap * self.steepest() * read.most[lane]))
-        screened, l1 = np.ones(n, dtype=bool), float(self.problem.l1[lane])
-        own = self._vectors_of(lane)
-        for vector in range(own.start, own.stop):
-            error, of_vector = UNIT * float(read.size[vector]), np.zeros(n, dtype=bool)
-            of_columns = read.share[lane], read.norm[:n], read.count[:n], error, radius, l1
-            kernels.screen(read.moved[vector, :n], read.v[vector, :n], *of_columns, of_vector)
-            screened &= of_vector
-        state.matrices["screened"][lane, :n] |= screened
+        radius = float(np.sqrt(2.0 * gap * self._steepest() * read.most[lane]))
+        of_columns = float(read.share[lane]), read.norm[:n], read.count[:n], UNIT * float(read.size[lane])
+        screened = state.matrices["screened"][lane, :n]
+        l1 = float(self.problem.l1[lane])
+        kernels.screen(read.moved[lane, :n], read.v[lane, :n], *of_columns, radius, l1, screened)
 
-    def steepest(self) -> float:
+    def _steepest(self) -> float:
         """Return the largest curvature of the loss of a row of cost 1."""
         loss = self.problem.row_loss
         return 0.25 if loss.kind == LOG_LOSS else float(numbers_of(loss, 1.0, 1.0)[5])
@@ -472,35 +443,35 @@ class WorkingSetSolver(CertifiedReads):
             chosen = columns, offsets[~state.matrices["screened"][lane, features]]
             solved = _RESIDENT_SOLVED if self._is_resident else _SOLVED
             key = (self._seed, state.read, lane, read.n_solved)
-            self.solve_lane(lane, read, score[self._vectors_of(lane)], chosen, (key, solved, most_swept))
+            self._solve_lane(lane, read, score[lane], chosen, (key, solved, most_swept))
 
         calls = [partial(solve, int(lane)) for lane in lanes]
         for first in range(0, len(calls), LANES_TOGETHER):
             self.threads.run(calls[first : first + LANES_TOGETHER])
         read.n_solved += 1
 
-    def solve_lane(self, lane: int, read: Read, score: np.ndarray, held: Held, until: Until) -> None:
-        """Move `score`, (vectors, rows), and the lane's weights to the solution for held columns, by their offsets."""
+    def _solve_lane(self, lane: int, read: Read, score: np.ndarray, held: Held, until: Until) -> None:
+        """Move `score`, (rows,), and the lane's weights to the solution for held columns, by their offsets."""
         assert self._constants is not None
-        scores = Scores(score[0], read.fresh[lane], *self._constants)
-        parts, (key, solved, most) = (scores, self._costs[lane], self.penalty(lane)), until
+        scores = Scores(score, read.fresh[lane], *self._constants)
+        parts, (key, solved, most) = (scores, self._costs[lane], self._penalty(lane)), until
         w, v = read.moved[lane], None if read.n_solved else read.v[lane]
         HeldSolution(HeldProblem(*parts, *held, w, read.norm, v, key, solved, most)).solve()
 
 
 def _new_read(problem: Problem, n_rows: int, size: int, *, moves: bool) -> Read:
-    n_lanes, n_vectors = problem.n_lanes, problem.n_lanes * problem.lane_vectors
+    n_lanes = problem.n_lanes
     return Read(
-        pull=np.zeros((n_vectors, n_rows)),
-        fresh=np.zeros((n_vectors, n_rows)),
-        score=np.zeros((n_vectors, n_rows if moves else 0)),
-        moved=np.zeros((n_vectors, size)),
-        v=np.zeros((n_vectors, size)),
+        pull=np.zeros((n_lanes, n_rows)),
+        fresh=np.zeros((n_lanes, n_rows)),
+        score=np.zeros((n_lanes, n_rows if moves else 0)),
+        moved=np.zeros((n_lanes, size)),
+        v=np.zeros((n_lanes, size)),
         norm=np.zeros(size),
         count=np.zeros(size),
         side=np.ones((n_lanes, 2)),
         share=np.ones(n_lanes),
-        size=np.zeros(n_vectors),
+        size=np.zeros(n_lanes),
         most=np.zeros(n_lanes),
         n_solved=0,
     )

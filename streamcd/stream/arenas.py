@@ -34,8 +34,6 @@ class RowLayout:
     resident_window: int = RESIDENT_WINDOW_ENTRIES
     n_orders: int = 1  # orders of a window's rows that the solver holds at a time
     has_targets: bool = False
-    fewest_chunks: int = 1  # of a window, but for the last of a read
-    in_order: bool = False  # chunks are read in stored order, not in a random one
     centred: bool = False  # features and targets are, see `dataset.centring`
 
     @property
@@ -129,8 +127,6 @@ class ColumnLayout:
     state_bytes: int = 0
     item_bytes: int = 8 + 8  # indptr, feature
     n_orders: int = 1
-    fewest_chunks: int = 1
-    in_order: bool = False
     centred: bool = False
 
     def open(self, dataset: Dataset) -> Columns:

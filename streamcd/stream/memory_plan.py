@@ -15,7 +15,6 @@ import numpy as np
 from ..core.errors import UsageError
 from ..core.memory_budget import RESERVED_BYTES, RUNNING_BYTES, format_size, require
 from ..core.metadata import Count, Positive
-from ..core.progress import counted
 from ..dataset.chunked_table import MAX_OPEN_PARTS
 from ..dataset.read_ahead import AHEAD_BYTES, SHARED_AHEAD_BYTES
 
@@ -75,10 +74,6 @@ class Layout(Protocol):
     def resident_window(self) -> int: ...  # entries of a window if all data is in memory
     @property
     def n_orders(self) -> int: ...  # orders of a window's items that the solver holds at a time
-    @property
-    def fewest_chunks(self) -> int: ...  # of a window, but for the last of a read
-    @property
-    def in_order(self) -> bool: ...  # chunks are read in stored order, not in a random one
     @property
     def centred(self) -> bool: ...  # features and targets are, see `dataset.centring`
 
@@ -171,10 +166,9 @@ def make_plan(
     # two windows, one being read and one being visited; the order of visits, and the paged rows of one window
     each_entry = 2 * table.entry_bytes + (paging.entry_bytes if paging else 0)
     each_item = 2 * layout.item_bytes + _ORDER_BYTES * layout.n_orders + (paging.item_bytes if paging else 0)
-    least_entries, least_items = (layout.fewest_chunks * size for size in _largest_chunk(table))
+    least_entries, least_items = _largest_chunk(table)
     smallest = least_entries * each_entry + least_items * each_item
-    name = f"two parts of the data of {counted(layout.fewest_chunks, 'chunk')}"
-    needs = {**overhead, name: smallest}
+    needs = {**overhead, "two parts of the data of 1 chunk": smallest}
     if holding:
         needs["one column held"] = _longest_unit(table) * table.entry_bytes + holding.item_bytes
     if budget < RESERVED_BYTES:  # a process takes that much to start: the figure that is named has to suffice
@@ -200,16 +194,16 @@ def make_plan(
 
 
 def plan_shards(
-    table: Table, budget: int, layout: Layout, needs: Mapping[str, int], fewest: int
+    table: Table, budget: int, layout: Layout, needs: Mapping[str, int]
 ) -> tuple[Plan, int] | None:
-    """Plan to keep some shards in memory, `fewest` or more; also returns how many fit, None if too few do."""
+    """Plan to keep some shards in memory; also returns how many fit, None if none does."""
     overhead, n_shards = sum(_overhead(table, budget, needs).values()), table.n_shards
     left = budget - RUNNING_BYTES - overhead
     if _resident_bytes(table, layout) > left:
         items, entries = slot_size(table)
         a_shard = entries * table.entry_bytes + items * (layout.item_bytes + _ORDER_BYTES * layout.n_orders)
         n_shards = min(left // max(a_shard, 1), table.n_shards - 1)
-    if n_shards < fewest:
+    if n_shards < 1:
         return None
     return _resident_plan(table, layout, _count_readers(table, budget)), n_shards
 

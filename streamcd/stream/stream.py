@@ -79,7 +79,6 @@ class Stream:
         self.table: Table = layout.open(dataset)
         self._units = np.arange(unit_start(self.table).size - 1)
         self._first = self._units[:0]  # of the first read
-        self._in_order = layout.in_order
         self._is_long = np.repeat(long_units(self.table, plan), np.diff(unit_start(self.table)))
         self._in_memory = self.table.bytes_on_disk() == 0
         self._at_once = self._in_memory or (plan.resident and self.table.n_entries <= _FEW_ENTRIES)
@@ -217,8 +216,8 @@ class Stream:
 
     def _cut(self, read: int, units: np.ndarray) -> list[np.ndarray]:
         """Return the windows of a read of some units."""
-        order = units if self._in_order else chunk_order(self.table, units, self.seed, read)
-        first = order[np.isin(order, self._first)] if read == 0 and not self._in_order else order[:0]
+        order = chunk_order(self.table, units, self.seed, read)
+        first = order[np.isin(order, self._first)] if read == 0 else order[:0]
         order = np.concatenate([first, order[~np.isin(order, first)]])
         windows = cut_windows(self.table, order, self.plan)
         if first.size and len(windows) == 1:

@@ -36,7 +36,6 @@ class Source(NamedTuple):
     state: checkpoint.SavedState
     layout: Any  # `memory_plan.Layout`; None where there are no dual variables
     accelerated: bool  # by a proximal point
-    l2: float  # of its penalty
     lanes: range
     lane_vectors: int
 
@@ -242,7 +241,7 @@ class _LaneSource:
         centred: tuple[Centre | None, float],  # and the value of its bias's feature
     ) -> None:
         self._centre, self._bias = centred
-        self._state, self._layout, self.accelerated, self._l2, lanes, width = source
+        self._state, self._layout, self.accelerated, lanes, width = source
         self._old = old
         self._halves = 2 if is_logistic(problem.loss) else 1
         own = slice(lanes.start * width, lanes.stop * width)
@@ -308,7 +307,7 @@ class _LaneSource:
         arrays = self._read("lane_kappa", "lane_in_pass")
         lanes = {name.removeprefix("lane_"): array for name, array in arrays.items()}
         for blocks in zip(self._read_rows("w"), self._read_rows("matrix_centre_or_w_alpha"), strict=True):
-            yield weights_of_alpha(lanes, *blocks, self._l2)
+            yield weights_of_alpha(lanes, *blocks)
 
     def _read(self, *names: str) -> dict[str, np.ndarray]:
         arrays = self._state.saved(names)
