@@ -305,7 +305,6 @@ def test_unscaled_columns_are_told_of_their_scaling(tmp_path: Path) -> None:
         ("a,b\n1,2\n3\n", {"label": "a"}, r"t\.csv:3: expected 2 columns, found 1: '3'; correct the line"),
         ("a,b\n1,2\n", {}, r"t\.csv: expected the name of the column of labels, found none; give --label, one of a, b"),
         ("a,b\n1,2\n", {"label": "c"}, r"expected a column 'c' \(--label\), found a, b; check the name"),
-        ("a,a,y\n1,2,3\n", {"label": "y"}, r"t\.csv:1: expected every column's name once, found 'a' twice; rename one"),
         ("a,y\n" + "true,1\n" * 200_000 + "maybe,1\n", {"label": "y"}, r"'a': expected true or false, .* found 'maybe'"),
         ("a,y\n1,1\n", {"label": "y", "category": "b"}, r"expected a column 'b' \(--category\), found a, y"),
         ("a,y\n1,0\n", {"label": "y", "features": "a,y"}, "column 'y': expected one use of it, found two"),

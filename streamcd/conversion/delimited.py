@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from csv import Error as RecordError
 from csv import reader as records
@@ -20,7 +20,7 @@ from ..dataset.arrow_columns import one_batch
 from ..kernels import tables as kernels
 from .byte_sources import ByteBlock, ByteRange, display_name, read_blocks, read_head
 from .sources import Block, Counted, TextReader
-from .table_columns import FIRST_ROWS, column_types, distinct_names
+from .table_columns import FIRST_ROWS, column_types
 
 SAMPLE_BYTES = 1 << 20
 """First bytes, from which the columns' types are inferred."""
@@ -54,6 +54,16 @@ class CsvReader(TextReader):
     def names_in(self, path: str) -> list[str]:
         """Return the names of the columns of a file."""
         return self._header(path)[0]
+
+    def renamed(self) -> dict[str, str]:
+        header = self._names_of(self.paths[0])[0]
+        return {
+            name: f"the header has {header[place]!r} twice"
+            if header[place]
+            else "the header has no name for it"
+            for place, name in enumerate(_numbered(header))
+            if name != header[place]
+        }
 
     def types(self) -> dict[str, str]:
         types = column_types(self._first_table.schema, "")
@@ -108,6 +118,11 @@ class CsvReader(TextReader):
         return text, max(len(sample), len(text)) >= SAMPLE_BYTES
 
     def _header(self, path: str) -> tuple[list[str], int]:
+        """Return the names of the columns, and the end of the first line."""
+        names, end = self._names_of(path)
+        return [*_numbered(names)], end
+
+    def _names_of(self, path: str) -> tuple[list[str], int]:
         """Return the names in the first line, and its end."""
         text, _ = self._sample(path)
         first = 3 if text.startswith(b"\xef\xbb\xbf") else 0
@@ -134,7 +149,7 @@ class CsvReader(TextReader):
             raise DataError(
                 f"{name}:1: expected the names of the columns, found numbers; add a first line of names"
             )
-        return distinct_names(found, f"{name}:1"), min(end + 1, len(text))
+        return found, min(end + 1, len(text))
 
     def blocks(
         self, pieces: Sequence[ByteRange], first_line: int, types: dict[str, str]
@@ -218,6 +233,19 @@ class CsvReader(TextReader):
                 _csv_complaint(str(error), names, message, self.reading.encoding is None)
             ) from None
         return pa.Table.from_arrays(columns, chosen)
+
+
+def _numbered(names: Sequence[str]) -> Iterator[str]:
+    """Number the names that stand twice, from the second on, and name the columns without one by their place."""
+    taken = set(names)
+    seen: set[str] = set()
+    for place, name in enumerate(names, 1):
+        found, number = name or f"column {place}", 0
+        while found in seen or (found != name and found in taken):
+            number += 1
+            found = f"{name}.{number}"
+        seen.add(found)
+        yield found
 
 
 def _distinct(texts: Any) -> list[str]:

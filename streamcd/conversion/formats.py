@@ -35,6 +35,7 @@ _FOREIGN = (
     (b"\x89HDF", "HDF5"),
     (b"SQLite format", "SQLite"),
     (b"ORC", "ORC"),
+    (b"PARE", "encrypted Parquet"),
     (b"Obj\x01", "Avro"),
     (b"%PDF", "PDF"),
     (b"FEA1", "Feather's version 1"),

@@ -18,7 +18,7 @@ from .byte_sources import NoRows
 from .encoded_rows import open_matrix
 from .options import TableOptions
 from .sources import LABEL, Block, FilePart, Reader, Reading, Source, locator
-from .table_columns import FIRST_ROWS, column_types, open_tables
+from .table_columns import FIRST_ROWS, column_types, index_of, open_tables, text_columns
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class InMemoryReader(Reader):
     """Tables of Arrow's, or matrices with labels and weights."""
 
     batches: Iterator[Any]
+    index: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()
 
     in_memory = True
@@ -33,6 +34,9 @@ class InMemoryReader(Reader):
     @property
     def total_bytes(self) -> int | None:
         return None
+
+    def index_columns(self) -> tuple[str, ...]:
+        return self.index
 
     def whole(self) -> list[Any]:
         return [FilePart("data in memory")]
@@ -51,7 +55,7 @@ def _columns(table: Any, types: Mapping[str, str], before: int) -> Iterator[tupl
     if lacking := set(types).difference(table.schema.names):
         raise DataError(f"row {before + 1}: expected the column {min(lacking)!r}, as before, found none")
     for batch in table.select(list(types)).to_batches(max_chunksize=1 << 16):
-        yield batch, None, None
+        yield text_columns(batch, types, "data in memory"), None, None
 
 
 def is_files(data: Any) -> bool:
@@ -86,7 +90,9 @@ def _open_frames(first: Any, tables: Iterator[Any], reading: Reading, options: T
     if not options.label and LABEL in types and reading.encoding is None:
         options = replace(options, label=LABEL)
     rows = one_batch(flat_columns(first).slice(0, FIRST_ROWS))
-    return open_tables(InMemoryReader(tables), types, rows, reading, options, "data")
+    return open_tables(
+        InMemoryReader(tables, tuple(index_of(first.schema))), types, rows, reading, options, "data"
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------------

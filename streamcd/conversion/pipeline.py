@@ -11,7 +11,6 @@ A source (`sources.Source`) provides pieces of itself, and batches of the rows o
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -86,10 +85,11 @@ class Conversion:
                 f"{merged.n_collided:,} of {merged.n_buckets_used:,} hash buckets in use hold several categories"
             )
         messages += [
-            f"column {name!r} is not used: {reason}; --category {shlex.quote(name)} takes its strings as categories all the "
-            f"same, --id {shlex.quote(name)} keeps it for predictions"
+            f"column {name!r} is not used: {reason}"
             for name, reason in self.source.unused.items()
+            if not name.startswith("__index_level_")  # as pandas names an index without a name
         ]
+        messages += [f"column {name!r} is named so: {reason}" for name, reason in self.source.renamed.items()]
         size = f"{shape.n_rows:,} rows, {shape.n_features:,} features, {n_entries:,} entries"
         for message in [*messages, size]:
             self.pool.listener.message(message)

@@ -156,6 +156,14 @@ class Reader:
         """Return the types by which columns that are kept as they are have to be read."""
         return dict.fromkeys(names, "kept")
 
+    def index_columns(self) -> Sequence[str]:
+        """Return the columns that are the index of a table, as pandas keeps it: no features, unless they are asked for."""
+        return ()
+
+    def renamed(self) -> Mapping[str, str]:
+        """Return the names that columns were given, with the reason."""
+        return {}
+
     def first_rows(self, types: Mapping[str, str]) -> Any:
         """Return the first rows of the columns of `types`."""
         raise NotImplementedError
@@ -208,6 +216,9 @@ class Source:
     columns: tuple[str, ...] = ()  # of a table, used or not
     held_bytes: int = 0  # that reading holds all the time, besides blocks and batches
     unused: dict[str, str] = field(default_factory=dict)  # columns left out by themselves, with the reason
+    renamed: Mapping[str, str] = field(
+        default_factory=dict
+    )  # columns under names that they were given, with the reason
     # a value of every column of a table whose encoding is made
     examples: Mapping[str, str] = field(default_factory=dict)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from ..core.errors import DataError, UsageError
 from ..dataset.arrow_columns import flat_fields, type_name
@@ -66,16 +69,17 @@ def _check_names(types: Mapping[str, str], options: TableOptions, name: str) -> 
 
 
 def _plan_encoding(
-    types: Mapping[str, str], first: Any, options: TableOptions, name: str
+    types: Mapping[str, str], first: Any, options: TableOptions, name: str, index: Sequence[str] = ()
 ) -> tuple[Encoding, dict[str, str]]:
     """Choose the columns that become features, and their encoding; also tells why others are left out.
 
-    `first` has the first rows of all columns. Of times the first one is the origin of the others.
+    `first` has the first rows of all columns; `index` names those of the table's index. Of times the first is the origin.
     """
     _check_names(types, options, name)
     beside = (options.label, options.weight_column, options.id, options.fold, *options.drop)
-    chosen = options.features or tuple(column for column in types if column not in beside)
-    columns, unused = [], {}
+    chosen = options.features or tuple(column for column in types if column not in (*beside, *index))
+    unused = {column: "it is the table's index" for column in index if column not in (*beside, *chosen)}
+    columns = []
     for feature in chosen:
         column = _column(feature, types, first, options, name)
         if column is not None and (reason := _no_category(column, first, options)):
@@ -144,7 +148,44 @@ def _no_category(column: Column, first: Any, options: TableOptions) -> str:
     n_distinct = len(given.unique())
     if len(given) < _LEAST_STRINGS or n_distinct <= _MOST_DIFFERENT * len(given):
         return ""
-    return f"{n_distinct:,} of its first {len(given):,} strings are different"
+    told = f"{n_distinct:,} of its first {len(given):,} strings are different"
+    return f"{told}; --category takes them, --id keeps them for predictions"
+
+
+def _texts_of_bytes(types: Mapping[str, str], first: Any) -> list[str]:
+    """List the columns of bytes that are text in UTF-8, as Impala and old versions of Spark write strings."""
+    found = []
+    for name in (name for name, kind in types.items() if kind in ("binary", "large_binary")):
+        with suppress(pa.ArrowInvalid):
+            first.column(name).cast(pa.large_string())
+            found.append(name)
+    return found
+
+
+def text_columns(batch: Any, types: Mapping[str, str], where: str) -> Any:
+    """Return a record batch with columns of bytes as strings, where `types` has them so."""
+    for place, field in enumerate(batch.schema):
+        if types.get(field.name) == "string" and type_name(field.type) in ("binary", "large_binary"):
+            try:
+                texts = batch.column(place).cast(pa.large_string())
+            except pa.ArrowInvalid:
+                raise DataError(
+                    f"{where}: column {field.name!r}: expected text in UTF-8, found other bytes"
+                ) from None
+            batch = batch.set_column(place, field.name, texts)
+    return batch
+
+
+def index_of(schema: Any) -> list[str]:
+    """Return the columns that pandas' metadata of an Arrow schema name as the index."""
+    described = (schema.metadata or {}).get(b"pandas")
+    if described is None:
+        return []
+    try:
+        columns = json.loads(described).get("index_columns", [])
+    except (ValueError, AttributeError):
+        return []
+    return [column for column in columns if isinstance(column, str)]
 
 
 def _listed(names: Mapping[str, str]) -> str:
@@ -204,10 +245,13 @@ def open_tables(
                 f"{name}: expected the name of the column of {'targets' if options.target else 'labels'}, found none; give "
                 f"{options.label_flag}, one of {_listed(types)}"
             )
+        if first is not None:
+            types |= dict.fromkeys(_texts_of_bytes(types, first), "string")
+            first = text_columns(first, types, name)
         if reader.is_text and (as_text := set(options.category) & set(types)):
             types |= dict.fromkeys(as_text, "string")  # as it stands, such as a code with zeros before it
             first = reader.first_rows(types)
-        encoding, unused = _plan_encoding(types, first, options, name)
+        encoding, unused = _plan_encoding(types, first, options, name, reader.index_columns())
         encoding = encoding.without_counts()
     else:
         check_columns(known, types, reading.needs_label, name)
@@ -233,6 +277,7 @@ def open_tables(
         reading=reading,
         table_types=table_types,
         unused=unused,
+        renamed=reader.renamed() if known is None else {},
         examples={}
         if first is None
         else {column: example_of(first.column(column), kind) for column, kind in types.items()},

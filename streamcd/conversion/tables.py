@@ -18,12 +18,12 @@ import pyarrow as pa
 
 from ..core.errors import DataError
 from ..core.memory_budget import format_size
-from ..core.storage import file_size, location
+from ..core.storage import file_size, location, open_bytes
 from ..dataset.arrow_columns import flat_columns, one_batch
 from ..dataset.parquet import parquet_file
 from .arrow_messages import BatchSize, batch_size, block_size, footer_blocks
 from .sources import Block, Counted, FilePart, Reader, locator, refusing_damage
-from .table_columns import FIRST_ROWS, column_types
+from .table_columns import FIRST_ROWS, column_types, index_of, text_columns
 
 _LEAST_BATCH_ROWS, _MOST_BATCH_ROWS = 1 << 8, 1 << 16
 _BUFFER_BYTES = 1 << 18  # by which column chunks of Parquet are read
@@ -71,6 +71,12 @@ class _WholeFiles(Reader):
         return self._types_in(self.paths[0])
 
     def _types_in(self, path: str) -> dict[str, str]:
+        return column_types(self._schema(path), path)
+
+    def index_columns(self) -> list[str]:
+        return index_of(self._schema(self.paths[0]))
+
+    def _schema(self, path: str) -> Any:
         raise NotImplementedError
 
     def first_rows(self, types: Mapping[str, str]) -> Any:
@@ -102,6 +108,7 @@ class ParquetReader(_WholeFiles):
         for path in self.paths:
             with _refusing_damage(path):
                 found[path] = parquet_file(location(path)).metadata
+            _refuse_encryption(path, found[path].serialized_size)
         return found
 
     def expected_bytes(self, pieces: Sequence[FilePart]) -> int | None:
@@ -147,10 +154,12 @@ class ParquetReader(_WholeFiles):
             most = max(most, sum(3 * min(size, 3 * _PAGE_BYTES // 4) for size in sizes))  # as measured
         return most
 
-    def _types_in(self, path: str) -> dict[str, str]:
+    def _schema(self, path: str) -> Any:
         with _refusing_damage(path):
-            schema = parquet_file(location(path)).schema_arrow
-        types = column_types(schema, path)
+            return parquet_file(location(path)).schema_arrow
+
+    def _types_in(self, path: str) -> dict[str, str]:
+        types = super()._types_in(path)
         for key in self.partitions.get(path, ()):
             numeric = all(_is_number(values.get(key)) for values in self.partitions.values())
             types.setdefault(key, "number" if numeric else "string")
@@ -172,12 +181,12 @@ class ParquetReader(_WholeFiles):
 
     def _read(self, path: str, groups: range, types: dict[str, str]) -> Iterator[Any]:
         metadata = self._metadata[path]
-        with _refusing_damage(path):
-            schema = parquet_file(location(path)).schema_arrow
-        present = column_types(schema, path)
+        present = column_types(self._schema(path), path)
         names = [name for name in types if name in present]
         batch_rows = self._batch_rows(path, metadata, groups, types)
-        texts = _dictionary_encoded(metadata, groups, {name for name in names if types[name] == "string"})
+        texts = _dictionary_encoded(
+            metadata, groups, {name for name in names if types[name] == present[name] == "string"}
+        )
         with (
             _refusing_damage(path),
             parquet_file(
@@ -190,7 +199,7 @@ class ParquetReader(_WholeFiles):
                 if batch.nbytes > self.memory_bytes:
                     self._refuse_rows(path, batch.nbytes / batch.num_rows)
                 batch.validate(full=True)
-                yield flat_columns(batch)
+                yield text_columns(flat_columns(batch), types, path)
 
     def _refuse_rows(self, path: str, row_bytes: float) -> NoReturn:
         raise DataError(
@@ -238,6 +247,14 @@ class ParquetReader(_WholeFiles):
                 )
                 batch = batch.append_column(key, pa.repeat(scalar, batch.num_rows))
         return batch
+
+
+def _refuse_encryption(path: str, n_bytes: int) -> None:
+    """Refuse encrypted columns, at which pyarrow aborts: a signature makes the footer longer than its content."""
+    with open_bytes(location(path)) as file:
+        file.seek(-8, os.SEEK_END)
+        if int.from_bytes(file.read(4), "little") != n_bytes:
+            raise DataError(f"{path}: expected plain columns, found encrypted ones; decrypt the file first")
 
 
 def _chunks(group: Any, types: Mapping[str, str]) -> list[Any]:
@@ -306,10 +323,9 @@ class ArrowReader(_WholeFiles):
     def _mapped(self, path: str) -> _Mapped:
         return _Mapped(path, self.memory_bytes)
 
-    def _types_in(self, path: str) -> dict[str, str]:
+    def _schema(self, path: str) -> Any:
         with self._mapped(path) as file, _refusing_damage(path):
-            schema = file.schema
-        return column_types(schema, path)
+            return file.schema
 
     def blocks(
         self, pieces: Sequence[FilePart], first_line: int, types: dict[str, str]
@@ -322,6 +338,7 @@ class ArrowReader(_WholeFiles):
                     batch.validate()
                     columns = flat_columns(batch)
                     columns = columns.select([name for name in types if name in columns.schema.names])
+                    columns = text_columns(columns, types, piece.path)
                     row_bytes = max(batch.nbytes / max(batch.num_rows, 1), 8.0)
                     rows = _rows_at_a_time(self.memory_bytes, row_bytes)
                     for start in range(0, columns.num_rows, rows):

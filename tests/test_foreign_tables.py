@@ -1,0 +1,132 @@
+"""Tables as other programs write them: an index of pandas, bytes that are text, names that stand twice, encryption."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import command_line
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from heard import Heard
+from test_tables import names_of
+
+import streamcd
+
+FRAME = pd.DataFrame({"x": [float(k % 5) for k in range(40)], "z": range(40), "y": ["no", "yes"] * 20})
+
+
+@pytest.mark.parametrize(
+    ("frame", "told"),
+    [
+        (FRAME[FRAME.z != 3], []),
+        (FRAME.assign(key=[7 * k % 40 for k in range(40)]).set_index("key"), ["key"]),
+        (FRAME.assign(a=1, b=range(40)).set_index(["a", "b"]), ["a", "b"]),
+        (FRAME, []),
+    ],
+    ids=["filtered", "named", "two levels", "none"],
+)
+@pytest.mark.parametrize("form", ["parquet", "feather", "table"])
+def test_the_index_of_pandas_is_no_feature_and_is_named_if_it_has_a_name(
+    tmp_path: Path, frame: pd.DataFrame, told: list[str], form: str
+) -> None:
+    source: Any = tmp_path / f"t.{form}"
+    if form == "parquet":
+        frame.to_parquet(source)
+    elif form == "feather":
+        pa.feather.write_feather(pa.Table.from_pandas(frame), source)
+    else:
+        source = pa.Table.from_pandas(frame)
+    heard = Heard()
+    data = streamcd.convert(source, tmp_path / "data", label="y", listener=heard)
+    assert list(names_of(data).values()) == ["x", "z"]
+    assert [text for text in heard.messages if "is not used" in text] == [
+        f"column {name!r} is not used: it is the table's index" for name in told
+    ]
+    if told:
+        kept = streamcd.convert(source, tmp_path / "kept", label="y", id=told[-1], features=f"x,{told[0]}")
+        assert names_of(kept)[1] == told[0] if len(told) > 1 else kept.id_column == "key"
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow", "table"])
+def test_bytes_that_are_text_are_strings_and_others_are_left_out(tmp_path: Path, form: str) -> None:
+    table = pa.table(
+        {
+            "colour": pa.array([b"red", "grün".encode()] * 20, pa.binary()),
+            "raw": pa.array([bytes([255, k]) for k in range(40)], pa.binary()),
+            "y": pa.array([b"no", b"yes"] * 20, pa.binary()),
+        }
+    )
+    source: Any = table
+    if form == "parquet":
+        pq.write_table(table, source := tmp_path / "t.parquet")
+    elif form == "arrow":
+        with pa.ipc.new_file(source := tmp_path / "t.arrow", table.schema) as file:
+            file.write_table(table)
+    data = streamcd.convert(source, tmp_path / "data", label="y")
+    assert list(names_of(data).values()) == ["colour=grün", "colour=red"]
+    assert data.class_names == ["no", "yes"]
+    assert [use["column"] for use in data.info()["table"] if use["use"] == "not used"] == ["raw"]
+    streamcd.train(data, tmp_path / "run")
+    streamcd.predict(source, tmp_path / "run", tmp_path / "p.txt")
+    assert (tmp_path / "p.txt").read_text().split() == ["no", "yes"] * 20
+
+
+def test_names_that_stand_twice_get_a_number_and_empty_ones_their_place(tmp_path: Path) -> None:
+    rows = "".join(f"{k},{k % 3},{k % 2},{k % 5},{'no' if k % 2 else 'yes'}\n" for k in range(20))
+    (tmp_path / "t.csv").write_text("a,a,,a.1,y\n" + rows)
+    heard = Heard()
+    data = streamcd.convert(tmp_path / "t.csv", tmp_path / "data", label="y", listener=heard)
+    assert list(names_of(data).values()) == ["a", "a.2", "column 3", "a.1"]
+    assert [text for text in heard.messages if "is named so" in text] == [
+        "column 'a.2' is named so: the header has 'a' twice",
+        "column 'column 3' is named so: the header has no name for it",
+    ]
+    streamcd.train(data, tmp_path / "run")
+    assert streamcd.evaluate(tmp_path / "t.csv", tmp_path / "run")["n_rows"] == 20
+
+
+def test_encrypted_columns_are_refused_in_a_line(tmp_path: Path) -> None:
+    """They aborted the process."""
+    encryption = pytest.importorskip("pyarrow.parquet.encryption")
+
+    class Keys(encryption.KmsClient):
+        def __init__(self, config: Any) -> None:
+            super().__init__()
+
+        def wrap_key(self, key_bytes: bytes, master_key_identifier: str) -> bytes:
+            return key_bytes.hex().encode()
+
+        def unwrap_key(self, wrapped_key: bytes, master_key_identifier: str) -> bytes:
+            return bytes.fromhex(wrapped_key.decode())
+
+    for number, plain in enumerate((True, False)):
+        properties = encryption.CryptoFactory(Keys).file_encryption_properties(
+            encryption.KmsConnectionConfig(),
+            encryption.EncryptionConfiguration(
+                footer_key="footer", column_keys={"column": ["x"]}, plaintext_footer=plain
+            ),
+        )
+        table, path = pa.Table.from_pandas(FRAME), tmp_path / f"{number}.parquet"
+        with pq.ParquetWriter(path, table.schema, encryption_properties=properties) as writer:
+            writer.write_table(table)
+        refused = command_line.run("convert", path, tmp_path / "data", "--label", "y")
+        assert (refused.returncode, "encrypted" in refused.stderr) == (2, True)
+        assert len(refused.stderr.strip().splitlines()) == 1
+
+
+def test_nested_columns_are_left_out_and_fields_of_structs_are_columns(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "list": pa.array([[1], None] * 20, pa.list_(pa.int32())),
+            "struct": pa.array([{"n": k, "deep": {"m": k / 2}} for k in range(40)]),
+            "map": pa.array([[("a", 1)], None] * 20, pa.map_(pa.string(), pa.int32())),
+            "y": ["no", "yes"] * 20,
+        }
+    )
+    pq.write_table(table, tmp_path / "t.parquet")
+    data = streamcd.convert(tmp_path / "t.parquet", tmp_path / "data", label="y")
+    assert list(names_of(data).values()) == ["struct.n", "struct.deep.m"]
+    assert {use["column"] for use in data.info()["table"] if use["use"] == "not used"} == {"list", "map"}
