@@ -234,17 +234,6 @@ def test_a_step_wakes_rows_that_it_leaves_off_their_bounds(data: Dataset) -> Non
 # Partitions in one process
 
 
-@pytest.mark.parametrize("acceleration", ["auto", "none"])
-@pytest.mark.parametrize("loss", LOSSES)
-def test_one_partition_is_the_single_process_bit_for_bit(
-    loss: str, acceleration: str, classes: Dataset, tmp_path: Path
-) -> None:
-    options: dict[str, Any] = {"loss": loss, "max_passes": 10, "tol": 1e-9, "acceleration": acceleration}
-    streamcd.train(classes, tmp_path / "one", **options)
-    streamcd.train(classes, tmp_path / "round", client=Simulation(1), **options)
-    assert (weights(tmp_path / "one") == weights(tmp_path / "round")).all()
-
-
 @pytest.mark.parametrize("loss", LOSSES)
 def test_partitions_reach_the_optimum_of_one(loss: str, classes: Dataset, tmp_path: Path) -> None:
     exact = streamcd.train(classes, tmp_path / "one", loss=loss, C=0.1, tol=1e-4, max_passes=5000)
@@ -403,7 +392,7 @@ def test_ended_at_its_passes_and_resumed_a_run_takes_the_course_of_one_that_did_
 def test_a_free_bias_in_rounds_ends_at_the_optimum_of_one_process(
     loss: str, classes: Dataset, tmp_path: Path
 ) -> None:
-    """A path, whose lanes have their first certificate in different rounds; windows from disk; a single partition's bits."""
+    """A path, whose lanes have their first certificate in different rounds; windows from disk."""
     options: dict[str, Any] = {"loss": loss, "C": [0.01, 0.2], "tol": 1e-6, "max_passes": 5000, **FREE}
     one = streamcd.train(classes, tmp_path / "one", **(options | {"tol": 1e-8}))
     with pytest.MonkeyPatch.context() as patch:
@@ -417,10 +406,6 @@ def test_a_free_bias_in_rounds_ends_at_the_optimum_of_one_process(
         assert ours["primal_objective"] <= theirs["primal_objective"] * (1 + 1.1e-6)
         assert ours["dual_objective"] <= theirs["primal_objective"]
         assert ours["primal_objective"] >= theirs["dual_objective"]
-    few = options | {"max_passes": 9, "acceleration": 0.5}
-    streamcd.train(classes, tmp_path / "few", **few)
-    streamcd.train(classes, tmp_path / "alone", client=Simulation(1), **few)
-    assert (weights(tmp_path / "few") == weights(tmp_path / "alone")).all()
 
 
 @pytest.mark.parametrize("every", [3, 1])
@@ -712,14 +697,12 @@ def test_workers_read_their_own_rows_and_nothing_ahead_that_goes_to_others(
         assert record["bytes_read"] == n_reads * stored + n_loads * pairs
 
 
-def test_a_round_makes_the_passes_asked_for_and_one_where_a_worker_is_alone(
-    data: Dataset, tmp_path: Path
-) -> None:
-    for workers, each in ((2, 3), (1, 1)):
+def test_a_round_makes_three_passes(data: Dataset, tmp_path: Path) -> None:
+    for workers in (2, 1):
         run = tmp_path / str(workers)
         result = streamcd.train(data, run, max_passes=15, tol=1e-12, client=Simulation(workers))
         assert result.passes == 15
-        assert training_rounds(run) == 15 // each
+        assert training_rounds(run) == 5
 
 
 def test_wide_data_gets_one_pass_a_round(tmp_path: Path) -> None:

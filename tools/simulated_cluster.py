@@ -46,7 +46,7 @@ class SerialEngine:
         self._shards = {str(number): shards for number, shards in enumerate(shares) if shards}
         responses = [part.run(request, w, progress, name) for name, part in self._in_turn()]
         result: Any = add_in_tree(responses, operator.add)
-        result.bytes_sent = len(responses) * w.nbytes + result.sent_by(len(responses))
+        result.bytes_sent = len(responses) * (w.nbytes + result.n_bytes)
         return result
 
     def _in_turn(self) -> Iterator[tuple[str, Part]]:

@@ -6,8 +6,6 @@ takes up to 1.4 times the rounds, with shards that stay three times.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 
 from ..core.randomness import random_key
@@ -17,55 +15,25 @@ _KEY = 0x6465616C  # makes these keys differ from those of reads and windows
 EXCHANGED = 2  # one shard of so many changes hands
 
 
-class Dealer(Protocol):
-    """Assignment of shards to the parts of a round."""
-
-    exchanges: bool
-    """True if shards change hands between rounds, for which each worker needs two."""
-
-    def shares(self, number: int, n_parts: int) -> list[list[int]]:
-        """Return the ascending shards of every part, of which some may have none; rounds count from 0."""
-
-
-class BlockAssignment:
-    """Neighbouring shards for every worker, of about as many entries, in all rounds.
-
-    Parameters
-    ----------
-    entries : ndarray of int64, shape (shards,)
-        Entries of every shard.
-    """
-
-    exchanges = False
-
-    def __init__(self, entries: np.ndarray) -> None:
-        size = np.maximum(entries, 1)
-        self._middle = (np.cumsum(size) - 0.5 * size) / size.sum()
-
-    def shares(self, number: int, n_parts: int) -> list[list[int]]:
-        """Return the shards of every part, as `Dealer.shares`."""
-        owner = (self._middle * min(n_parts, self._middle.size)).astype(np.int64)
-        return [np.flatnonzero(owner == part).tolist() for part in range(n_parts)]
-
-
 class Assignment:
-    """Shards of every worker in every round: a function of the seed, the round and the number of parts alone.
+    """Shards of every part in every round: a function of the seed, the round and the number of parts alone.
 
     Parameters
     ----------
     entries : ndarray of int64, shape (shards,)
         Entries of every shard.
     seed : int
+    exchanges : bool
+        Whether shards change hands between rounds, for which each worker needs two; else they stay.
     """
 
-    exchanges = True
-
-    def __init__(self, entries: np.ndarray, seed: int) -> None:
-        self._entries, self._seed = entries, seed
+    def __init__(self, entries: np.ndarray, seed: int, *, exchanges: bool = True) -> None:
+        self._entries, self._seed, self.exchanges = entries, seed, exchanges
         self._round, self._owned = 0, list[list[int]]()
 
     def shares(self, number: int, n_parts: int) -> list[list[int]]:
-        """Return the shards of every part, as `Dealer.shares`."""
+        """Return the ascending shards of every part, of which some may have none; rounds count from 0."""
+        number = number if self.exchanges else 0
         if len(self._owned) != n_parts or number < self._round:
             self._round, self._owned = 0, self._deal_all(n_parts)
         while self._round < number:

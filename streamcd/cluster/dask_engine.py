@@ -38,7 +38,7 @@ from ..stream.slot_store import shard_file
 from . import dask_worker
 from .kinds import make_assignment
 from .placement import Placement
-from .records import FIRST, Place, batches, read_batch, write_batch
+from .records import Place, read_batch, write_batch
 from .rounds import RoundRequest, WorkersLost, WorkerSpec, add_in_tree
 
 _LOOPBACK = "127.0.0.1"
@@ -87,7 +87,7 @@ class DaskEngine:
         finally:
             with contextlib.suppress(Exception):
                 self._within(_ANSWER_SECONDS, self.client.cancel, futures)
-        result.bytes_sent = w.nbytes * len(names) + result.sent_by(len(names))
+        result.bytes_sent = w.nbytes * len(names) + result.n_parts * result.n_bytes
         return result
 
     def slopes(self, request: RoundRequest, eta: np.ndarray) -> np.ndarray:
@@ -256,14 +256,14 @@ class DaskEngine:
             token, had = held.get(name, ("", set()))
             had = had if token == request.committed else set()
             folder, missing = self._folder / request.committed, sorted(set(shards) - had)
-            for pieces in batches(functools.partial(read_batch, folder, missing)):
+            place: Place | None = (0, 0)
+            while missing and place is not None:
+                pieces, place = read_batch(folder, missing, place)
                 sent = self._within(self.timeout, self.client.scatter, [pieces], workers=[name], hash=False)
-                seat, written = self._seats[name], dask_worker.write_records
-                self._within(
-                    self.timeout,
-                    self.client.gather,
-                    self._on(name, written, seat, request.committed, sent[0]),
+                written = self._on(
+                    name, dask_worker.write_records, self._seats[name], request.committed, sent[0]
                 )
+                self._within(self.timeout, self.client.gather, written)
             lent[name] = request.committed, had | set(missing)
         return lent
 
@@ -273,7 +273,7 @@ class DaskEngine:
         if not folder.exists():  # none were changed
             return {}
         # a worker reads its next batch while those of others are fetched and written
-        asked = deque((name, self._ask_records(name, request.token, parts[name], FIRST)) for name in parts)
+        asked = deque((name, self._ask_records(name, request.token, parts[name], (0, 0))) for name in parts)
         while asked:
             name, future = asked.popleft()
             pieces, place = self._within(self.timeout, self.client.gather, future)
@@ -414,8 +414,6 @@ def open_client(
                 "client, scheduler and workers have different versions of dask, Python or what dask needs: install the "
                 "same ones everywhere; client.get_versions(check=True) lists them"
             )
-        if scheduler is not None:
-            listener.message(f"dask dashboard: {_dashboard(client)}")
         yield client
 
 
@@ -484,11 +482,3 @@ def _checked_address(address: str) -> str:
             f"expected the address of a dask scheduler such as tcp://host:8786, found {address!r}"
         )
     return address
-
-
-def _dashboard(client: Any) -> str:
-    """Name the address of the scheduler's page, which shows plots where bokeh is installed there."""
-    with contextlib.suppress(KeyError, OSError):  # a scheduler without a web server
-        if link := client.dashboard_link:
-            return f"{link} (it needs bokeh where the scheduler runs)"
-    return "none, it needs bokeh ('pip install bokeh')"

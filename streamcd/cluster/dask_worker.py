@@ -22,7 +22,7 @@ from ..stream.slot_store import shard_file
 from .kinds import Part, make_part
 from .memory import WORKER_BYTES
 from .partition import Partition
-from .records import Batch, Piece, Place, read_batch, write_batch
+from .records import Piece, Place, read_batch, write_batch
 from .rounds import RoundRequest, WorkersLost, WorkerSpec
 from .shards import open_same
 
@@ -173,7 +173,9 @@ def slopes(seat: Seat, shards: list[int], request: RoundRequest, eta: np.ndarray
         return part.slopes(request, eta)
 
 
-def read_records(seat: Seat, token: str, shards: Sequence[int], place: Place) -> Batch:
+def read_records(
+    seat: Seat, token: str, shards: Sequence[int], place: Place
+) -> tuple[list[Piece], Place | None]:
     """Read pieces of the dual variables that a worker has of a round, `records.read_batch`."""
     with seat.lock:
         try:

@@ -81,18 +81,18 @@ class DualRounds(RoundLoop):
     # -- the step -----------------------------------------------------------------------------------------------------
 
     def _step(self, engine: Engine, request: RoundRequest, result: RoundResponse) -> _Step:
-        """Choose every lane's step along the joint direction; 1 for lanes that did not train, and for a partition alone."""
+        """Choose every lane's step along the joint direction; 1 for lanes that did not train."""
         n_lanes = self.task.problem.n_lanes
         trained = request.phase(TRAIN)
         sigma_prime = request.lanes["sigma_prime"].copy()
-        if result.alone or not trained.size:
+        if not trained.size:
             return _Step(np.ones(n_lanes), None, 0, sigma_prime)
         change = result.change
         product, squared = np.zeros(n_lanes), np.zeros(n_lanes)
         columns = lane_columns(trained, n_lanes, change.shape[1])
         product[trained] = lane_products(self.state.w[:, columns], change[:, columns], trained.size)
         squared[trained] = lane_products(change[:, columns], change[:, columns], trained.size)
-        sums, k = result.direction, result.n_partitions
+        sums, k = result.direction, result.n_parts
         # rounding up took Crammer–Singer 41 rounds in place of 35 (badly conditioned rows, 2 workers, mean of 3 seeds)
         exceeded = sigma_prime if self.task.problem.form != CLASSES else np.full(n_lanes, np.inf)
         sigma_prime[trained] = next_sigma_prime(squared, sums[:, APART], k, exceeded)[trained]
@@ -120,17 +120,17 @@ class DualRounds(RoundLoop):
         if step.dual_change is not None:
             state.totals[trained, DUAL] = step.dual_change[trained]
         # the rules are those of a single process, for which the last pass counts
-        state.lanes["passes"][trained] += result.n_passes - 1
+        state.lanes["passes"][trained] += request.n_passes - 1
         state.lanes["sigma_prime"][:] = step.sigma_prime
         self._conclude_read(trained, certified)
-        self._begin_next(result.n_passes)
+        self._begin_next(request.n_passes)
         self.round += 1
         if trained.size:
-            self.committed, self.eta, self.passes_made = request.token, step.eta, result.n_passes
+            self.committed, self.eta = request.token, step.eta
             self.assigned_round = request.assigned
         return {
             **self._record(request, result),
-            "parts": result.n_partitions,
+            "parts": result.n_parts,
             "eta": _range(step.eta[trained]),
             "stiffness": _range(request.lanes["sigma_prime"][trained]),
             "line_search_reductions": step.n_evaluations,
@@ -143,10 +143,7 @@ class DualRounds(RoundLoop):
         columns = lane_columns(certified, n_lanes, n_vectors)
         state.w_alpha[:, columns] = values[:, columns]
         columns = lane_columns(trained, n_lanes, n_vectors)
-        if result.alone:
-            state.w[:, columns] = values[:, columns]
-        else:
-            state.w[:, columns] += np.repeat(step.eta, n_vectors // n_lanes)[columns] * values[:, columns]
+        state.w[:, columns] += np.repeat(step.eta, n_vectors // n_lanes)[columns] * values[:, columns]
 
     def _review_phases(self, certified: np.ndarray) -> None:
         """Reopen lanes whose violation was small at the workers' own w, but is not at the common w."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from ..dataset.dataset import Dataset
 from ..solvers.registry import find_solver
-from .assignment import Assignment, BlockAssignment, Dealer
+from .assignment import Assignment
 from .partition import Partition
-from .rounds import WorkerSpec, shard_entries
+from .rounds import WorkerSpec
 from .sum_partition import SumPartition
 
 Part = Partition | SumPartition
@@ -17,12 +19,11 @@ def make_part(spec: WorkerSpec, shards: list[int]) -> Part:
     return SumPartition(spec, shards) if _sums(spec) else Partition(spec, shards)
 
 
-def make_assignment(spec: WorkerSpec, dataset: Dataset) -> Dealer:
+def make_assignment(spec: WorkerSpec, dataset: Dataset) -> Assignment:
     """Make the assignment of a dataset's shards to the workers of a run."""
-    entries = shard_entries(dataset)
-    if _sums(spec):
-        return BlockAssignment(entries)
-    return Assignment(entries, spec.seed)
+    sizes = np.diff(dataset.entry_start)
+    entries = np.bincount(dataset.chunk_part, weights=sizes, minlength=dataset.n_shards).astype(np.int64)
+    return Assignment(entries, spec.seed, exchanges=not _sums(spec))
 
 
 def _sums(spec: WorkerSpec) -> bool:

@@ -63,7 +63,6 @@ class RoundLoop(TrainingLoop):
         self.engine: Engine | None = None
         self.bytes_read = 0
         self.round, self.attempts = 0, 0
-        self.passes_made: int | None = None  # in the last training round: one where a worker is alone
         self.assigned_round = 0  # number of the last assignment of shards
         self.committed, self.eta = "", np.ones(task.problem.n_lanes)
         make_directory(self._folder)
@@ -187,8 +186,7 @@ class RoundLoop(TrainingLoop):
         return f"with workers goes on from round {self.round}"
 
     def _progress(self, request: RoundRequest) -> Callable[[int], None]:
-        n_passes = min(request.n_passes, self.passes_made or request.n_passes)
-        total = self.task.dataset.n_entries * n_passes
+        total = self.task.dataset.n_entries * request.n_passes
         training = request.phase(TRAIN).size > 0
         phase = f"{'round' if training else 'certify in round'} {self.round + 1}"
         done = 0
@@ -197,7 +195,7 @@ class RoundLoop(TrainingLoop):
             nonlocal done
             self._stop_if_requested()
             done = min(done + n_entries, total)
-            self._report(phase, done, total, n_passes if training else 0, self._shown_step())
+            self._report(phase, done, total, request.n_passes if training else 0, self._shown_step())
 
         return visited
 

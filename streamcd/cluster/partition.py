@@ -58,6 +58,8 @@ class _LocalRound:
     totals: np.ndarray
     dual_change: np.ndarray
     direction: np.ndarray
+    reader: SlotStore  # of the last committed round
+    writer: SlotStore  # of this attempt
 
 
 class Partition(ShardReader):
@@ -75,8 +77,6 @@ class Partition(ShardReader):
         self._holds: list[str | None] = [None] * self.dataset.n_chunks
         self._applied = np.zeros(self.dataset.n_chunks, dtype=bool)
         self._arena: RowArena | None = None
-        self._reader = self._writer = self._records("")  # an attempt writes the first slot of every chunk
-        self._slot_bytes_read = 0
         self.assign(shards)
 
     def assign(self, shards: list[int]) -> None:
@@ -88,15 +88,13 @@ class Partition(ShardReader):
         self, request: RoundRequest, w: np.ndarray, report: Report | None = None, worker: str = ""
     ) -> RoundResponse:
         """Make the local passes of a round from the common `w`, which is not changed; `worker` is the name of this one."""
-        started, bytes_before = time.monotonic(), self._bytes_read()
+        started, bytes_before = time.monotonic(), self._stream.bytes_read
         training = request.phase(TRAIN).size > 0
-        self._open_stores(request.committed, request.token if training else "")
         local = self._begin(request, w)
-        n_passes = 1 if self.alone else request.n_passes
-        for number in range(n_passes):
-            last = number == n_passes - 1
+        for number in range(request.n_passes):
+            last = number == request.n_passes - 1
             # after the last pass shards change hands
-            for window in self._stream.windows(request.read + number, goes_on=self.alone or not last):
+            for window in self._stream.windows(request.read + number, goes_on=not last):
                 self._load(window, local, first_pass=number == 0)
                 key = random_key(self.spec.seed, window.read, window.number)
                 self._scaled_solver.visit(window, local.state, self._order, key)
@@ -105,17 +103,17 @@ class Partition(ShardReader):
                 if report is not None:
                     report(window.n_entries)
             self._conclude_pass(local, number, last)
-        if training:
-            self._writer.sync()
-        change = self._change(local, w)
+        for store in (local.reader, local.writer):
+            store.close()
         return RoundResponse(
             totals=local.totals,
+            change=self._change(local, w),
             direction=local.direction,
-            change=change,
-            alone=self.alone,
-            n_passes=n_passes,
             seconds={worker: time.monotonic() - started},
-            bytes_read=self._bytes_read() - bytes_before,
+            bytes_read=self._stream.bytes_read
+            - bytes_before
+            + local.reader.bytes_read
+            + local.writer.bytes_read,
             sums=local.state.matrices,
         )
 
@@ -123,8 +121,7 @@ class Partition(ShardReader):
         """Sum the terms of `block_steps.add_slopes` over the rows at a step, after `run`."""
         total = np.zeros((self._n_lanes, 3))
         width, arena = self._width, self._arena
-        self._open_stores(request.committed, request.token)
-        self._writer.current[self._own] = 0  # saved by `run`, if by another partition of this worker
+        records = self._saved_records(request.token)
         for chunk in self._own.tolist():
             n_rows = int(self.dataset.row_start[chunk + 1] - self.dataset.row_start[chunk])
             if arena is not None and self._holds[chunk] == request.token:
@@ -133,27 +130,33 @@ class Partition(ShardReader):
             else:
                 pair = np.empty((n_rows, 2 * width))
                 active = np.empty((n_rows, self._layout.n_flags), dtype=np.uint8)
-                self._writer.load(chunk, [pair, active])
+                records.load(chunk, [pair, active])
             add_slopes(self._problem, pair[:, width:], pair[:, :width], eta, total)
+        records.close()
         return total
 
     def close(self) -> None:
         """Stop reading, and close all files."""
         self._stream.close()
-        self._open_stores("", "")
 
     # -- passes -------------------------------------------------------------------------------------------------------
 
     def _begin(self, request: RoundRequest, w: np.ndarray) -> _LocalRound:
         """Copy w, and set the costs of the local models: those of the problem times powers of two."""
-        n_lanes = self._n_lanes
-        sigma_prime = np.ones(n_lanes) if self.alone else request.sigma_prime()
+        n_lanes, sigma_prime = self._n_lanes, request.sigma_prime()
         self._scaled_problem.cost[:] = self._problem.cost * sigma_prime
-        lanes = _local_lanes(request.lanes, self.alone)
+        lanes = _local_lanes(request.lanes)
         sums = self._solver.new_sums() if request.phase(START, CERTIFY).size else {}
         state = State(w.copy(), np.zeros_like(w), new_totals(n_lanes), lanes, matrices=sums)
         return _LocalRound(
-            request, state, sigma_prime, new_totals(n_lanes), np.zeros(n_lanes), new_direction(n_lanes)
+            request,
+            state,
+            sigma_prime,
+            new_totals(n_lanes),
+            np.zeros(n_lanes),
+            new_direction(n_lanes),
+            self._saved_records(request.committed),
+            self._records(request.token if request.phase(TRAIN).size else ""),
         )
 
     def _conclude_pass(self, local: _LocalRound, number: int, last: bool) -> None:
@@ -170,14 +173,13 @@ class Partition(ShardReader):
         totals[:] = new_totals(self._n_lanes)
 
     def _change(self, local: _LocalRound, w: np.ndarray) -> np.ndarray:
-        """Return the change of w, or w itself where this partition is alone, and complete the sums."""
+        """Return the change of w, and complete the sums."""
         n_vectors, trained = w.shape[1], local.request.phase(TRAIN)
         local.totals[trained, DUAL] = local.dual_change[trained]
         certified = lane_columns(local.request.phase(START, CERTIFY), self._n_lanes, n_vectors)
-        values = local.state.w if self.alone else np.subtract(local.state.w, w, out=local.state.w)
-        if not self.alone:
-            values /= np.repeat(local.sigma_prime, n_vectors // self._n_lanes)
-            local.direction[:, APART] = lane_products(values, values, self._n_lanes)
+        values = np.subtract(local.state.w, w, out=local.state.w)
+        values /= np.repeat(local.sigma_prime, n_vectors // self._n_lanes)
+        local.direction[:, APART] = lane_products(values, values, self._n_lanes)
         values[:, certified] = local.state.w_alpha[:, certified]
         return values
 
@@ -188,19 +190,18 @@ class Partition(ShardReader):
         self._arena = arena if self.plan.resident else None
         for chunk, start, stop in window.chunk_ranges():
             if first_pass:
-                self._load_committed(arena, chunk, start, stop, request)
+                self._load_committed(arena, chunk, start, stop, local)
                 arena.alpha[start:stop, : self._width] *= alpha_columns(self._problem, local.sigma_prime)
                 if request.phase(TRAIN).size:
                     self._solver.restore_rows(local.state, arena, start, stop)
                     self._holds[chunk], self._applied[chunk] = request.token, False
             elif not self.plan.resident:
                 pair = arena.alpha[start:stop]
-                self._writer.load(chunk, [pair, arena.active[start:stop]])
+                local.writer.load(chunk, [pair, arena.active[start:stop]])
 
-    def _load_committed(
-        self, arena: RowArena, chunk: int, start: int, stop: int, request: RoundRequest
-    ) -> None:
+    def _load_committed(self, arena: RowArena, chunk: int, start: int, stop: int, local: _LocalRound) -> None:
         """Load the committed state of a chunk, base and candidate both where the last step ended."""
+        request = local.request
         pair, active, width = arena.alpha[start:stop], arena.active[start:stop], self._width
         if self.plan.resident and self._holds[chunk] == request.committed:
             if self._applied[chunk]:
@@ -209,7 +210,7 @@ class Partition(ShardReader):
             self._solver.new_rows(arena, start, stop)
             pair[:, width:] = pair[:, :width]
         else:
-            self._reader.load(chunk, [pair, active])
+            local.reader.load(chunk, [pair, active])
         if request.committed:
             rows = self._row_costs(arena, start, stop)
             step = Step(pair[:, width:], pair[:, :width], request.eta)
@@ -224,8 +225,8 @@ class Partition(ShardReader):
             if last_pass:
                 pair[:, :width] /= alpha_columns(problem, local.sigma_prime)
             if last_pass or not self.plan.resident:
-                self._writer.save(chunk, [pair, active])
-            if last_pass and not self.alone:
+                local.writer.save(chunk, [pair, active])
+            if last_pass:
                 rows = self._row_costs(arena, start, stop)
                 sums = direction(problem, pair[:, width:], pair[:, :width], *rows)
                 local.direction = add_directions(local.direction, sums)
@@ -242,40 +243,26 @@ class Partition(ShardReader):
     def _n_lanes(self) -> int:
         return self._problem.n_lanes
 
-    def _open_stores(self, committed: str, token: str) -> None:
-        """Open the records of the last committed round for reading, and those of this attempt for writing."""
-        before = self._reader
-        self._reader = self._exchange(before, committed)
-        if self._reader is not before:
-            self._reader.restore(np.zeros_like(self._reader.current))
-        self._writer = self._exchange(self._writer, token)
-
-    def _exchange(self, old: SlotStore, token: str) -> SlotStore:
-        if old.folder == self._folder / token:
-            return old
-        self._slot_bytes_read += old.bytes_read
-        old.close()
-        return self._records(token)
-
     def _records(self, token: str) -> SlotStore:
-        # before the first round the store has no chunks, and needs no file
+        """Open the dual variables of a round: one slot a chunk; before the first one the store has no chunks."""
         row_bytes = self._layout.state_bytes if token else 0
         return chunk_slots(self._folder / token, self.dataset, row_bytes, self.spec.identity, n_slots=1)
 
-    def _bytes_read(self) -> int:
-        stores = self._reader.bytes_read + self._writer.bytes_read
-        return self._stream.bytes_read + self._slot_bytes_read + stores
+    def _saved_records(self, token: str) -> SlotStore:
+        """Open the dual variables of a round that was made."""
+        store = self._records(token)
+        store.restore(np.zeros_like(store.current))
+        return store
 
 
-def _local_lanes(lanes: dict[str, np.ndarray], alone: bool) -> dict[str, np.ndarray]:
-    """Copy per-lane arrays for a partition; one of several does not shrink its rows.
+def _local_lanes(lanes: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Copy per-lane arrays for a partition, which does not shrink its rows.
 
     Rows that are at a bound at the local w need not be at the common one. With shrinking they
     take a tenth more rounds and twice as many certificates.
     """
     local = {name: np.array(array) for name, array in lanes.items()}
-    if not alone:
-        local["high"][:], local["low"][:], local["restore"][:] = np.inf, -np.inf, True
-        if "moves" in local:  # so that every pass counts all of the rows' alpha
-            local["moves"][:] = 0
+    local["high"][:], local["low"][:], local["restore"][:] = np.inf, -np.inf, True
+    if "moves" in local:  # so that every pass counts all of the rows' alpha
+        local["moves"][:] = 0
     return local

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 
-from ..dataset.dataset import Dataset
 from ..kernels.rounds import LONGEST
 from ..solvers.problem import Problem
 from ..solvers.protocol import TRAIN, join_totals
@@ -41,7 +40,7 @@ class RoundRequest:
     committed: str  # folder of the last committed round; empty where there is none
     eta: np.ndarray  # step of that round, per lane
     read: int  # number of the first read of the data
-    n_passes: int  # reads, numbered from `read`; a single partition always makes one
+    n_passes: int  # reads, numbered from `read`
     lanes: dict[str, np.ndarray]  # per-lane arrays of the state, sigma_prime among them (see `block_steps`)
     assigned: int  # number of the round's assignment of shards; the last round's leaves them where they are
 
@@ -54,64 +53,23 @@ class RoundRequest:
 
 
 @dataclass(kw_only=True)
-class RoundResponse:
-    """Result of one worker's local passes, or the sum of several.
-
-    `totals` are those of the first pass: in later ones the partition's own rows are nearly solved, which says nothing about
-    the whole. But the change of the dual is that of all passes, and Newton's steps are those of the last.
-    """
-
-    totals: np.ndarray  # (lanes, N_TOTALS)
-    direction: np.ndarray  # (lanes, 5), see `block_steps.direction`
-    change: (
-        np.ndarray
-    )  # shaped like w: of w for lanes that trained, the partition's share of w(alpha) for those certified
-    alone: bool  # a single partition, whose `change` is w itself, to the bit
-    n_passes: int
-    n_partitions: int = 1
-    seconds: dict[str, float]  # of every worker
-    bytes_read: int
-    sums: dict[str, np.ndarray]  # of lanes certified: `RowSolver.new_sums`
-    bytes_sent: int = 0  # between processes: w to the workers, changes back
-
-    def __add__(self, other: RoundResponse) -> RoundResponse:
-        """Add another response, which has to be sent to this one."""
-        totals = self.totals.copy()
-        join_totals(totals, other.totals)
-        return RoundResponse(
-            totals=totals,
-            direction=add_directions(self.direction, other.direction),
-            change=self.change + other.change,
-            alone=False,
-            n_passes=self.n_passes,
-            n_partitions=self.n_partitions + other.n_partitions,
-            seconds=_added(self.seconds, other.seconds),
-            bytes_read=self.bytes_read + other.bytes_read,
-            sums={name: array + other.sums[name] for name, array in self.sums.items()},
-        )
-
-    def sent_by(self, n_workers: int) -> int:
-        """Count the bytes that these workers sent each other and to the coordinating process."""
-        return self.n_partitions * sum(array.nbytes for array in [self.change, *self.sums.values()])
-
-
-@dataclass(kw_only=True)
 class SumResponse:
-    """Sums of one worker's rows at fixed weights, or of several workers'."""
+    """Result of one part of a round: sums over its rows at fixed weights, or the sum of several."""
 
     sums: dict[str, np.ndarray]
     seconds: dict[str, float]  # of every worker
     bytes_read: int
-    bytes_sent: int = 0
-    moved_bytes: int = 0  # sent between processes to make it
+    n_parts: int = 1
+    bytes_sent: int = 0  # between processes: w to the workers, responses back
 
-    def __add__(self, other: SumResponse) -> SumResponse:
-        """Add another response, which has to be sent to this one."""
-        return SumResponse(
+    def __add__(self, other: Self) -> Self:
+        """Add another response."""
+        return replace(
+            self,
             sums={name: array + other.sums[name] for name, array in self.sums.items()},
             seconds=_added(self.seconds, other.seconds),
             bytes_read=self.bytes_read + other.bytes_read,
-            moved_bytes=self.moved_bytes + other.moved_bytes + other.n_bytes,
+            n_parts=self.n_parts + other.n_parts,
         )
 
     @property
@@ -119,9 +77,35 @@ class SumResponse:
         """Bytes to send."""
         return sum(array.nbytes for array in self.sums.values())
 
-    def sent_by(self, n_workers: int) -> int:
-        """Count the bytes that these workers sent each other and to the coordinating process."""
-        return self.moved_bytes + self.n_bytes
+
+@dataclass(kw_only=True)
+class RoundResponse(SumResponse):
+    """Result of one part's local passes, or the sum of several; `sums` are those of lanes certified (`RowSolver.new_sums`).
+
+    `totals` are those of the first pass: in later ones the partition's own rows are nearly solved, which says nothing about
+    the whole. But the change of the dual is that of all passes, and Newton's steps are those of the last. `change` is that
+    of w for lanes that trained, the partition's share of w(alpha) for those certified.
+    """
+
+    totals: np.ndarray  # (lanes, N_TOTALS)
+    direction: np.ndarray  # (lanes, 5), see `block_steps.direction`
+    change: np.ndarray  # shaped like w
+
+    def __add__(self, other: RoundResponse) -> RoundResponse:
+        """Add another response."""
+        totals = self.totals.copy()
+        join_totals(totals, other.totals)
+        return replace(
+            super().__add__(other),
+            totals=totals,
+            direction=add_directions(self.direction, other.direction),
+            change=self.change + other.change,
+        )
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes to send."""
+        return super().n_bytes + self.change.nbytes
 
 
 def _added(seconds: dict[str, float], others: dict[str, float]) -> dict[str, float]:
@@ -166,8 +150,3 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Release the resources held for this run."""
-
-
-def shard_entries(dataset: Dataset) -> np.ndarray:
-    entries = np.diff(dataset.entry_start)
-    return np.bincount(dataset.chunk_part, weights=entries, minlength=dataset.n_shards).astype(np.int64)

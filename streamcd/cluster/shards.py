@@ -62,7 +62,7 @@ class ShardReader:
 
     def _take(self, shards: list[int]) -> np.ndarray:
         """Read these shards from now on; returns the chunks that lost their place in memory."""
-        self.shards, self.alone = shards, len(shards) == self.dataset.n_shards
+        self.shards = shards
         self._own, lost = self._stream.restrict(np.array(shards))
         return lost
 
