@@ -18,15 +18,12 @@ from streamcd.cli import console
 from streamcd.cli.console import Console
 from streamcd.cli.course import Course, Forecast
 from streamcd.core.errors import Interrupted
-from streamcd.core.progress import CostStatus, Progress, TrainingStatus, compiling_for
+from streamcd.core.progress import Progress, TrainingStatus, compiling_for
 from streamcd.kernels.compilation import compilation_told
 
 
-def status(
-    passes: int, now: float, *, wanted: float = 1e-3, max_passes: int = 1000, costs=None
-) -> TrainingStatus:
-    by_cost = tuple(CostStatus(C, 2, n_open, now) for C, n_open in (costs or {1.0: 1}).items())
-    return TrainingStatus("", passes, 1, max_passes, "gap", now, wanted, by_cost)
+def status(passes: int, now: float, *, wanted: float = 1e-3, max_passes: int = 1000) -> TrainingStatus:
+    return TrainingStatus("", passes, 1, max_passes, "gap", now, wanted)
 
 
 class Terminal(io.StringIO):
@@ -82,18 +79,17 @@ def test_the_pace_leaves_out_the_first_pass():
 # What is shown
 
 
-def test_on_a_terminal_some_passes_leave_a_line_and_each_c_another(clock, monkeypatch):
+def test_on_a_terminal_some_passes_leave_a_line(clock, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     stream = Terminal()
     with Console(stream=stream) as console:
         for passes in range(13):
             clock[0] += 1.0
-            now = status(passes, 10.0 ** -(passes / 5) if passes else np.nan, costs={0.1: 0, 10.0: 2})
+            now = status(passes, 10.0 ** -(passes / 5) if passes else np.nan)
             console.progress(Progress(f"pass {passes + 1}", 0, 100, "entries", "", now))
     kept = re.findall(r"^.*?streamcd: (.*)$", stream.getvalue(), flags=re.MULTILINE)
     heads = [line.split(":")[0] for line in kept]
-    by_cost = ["  C = 0.1", "  C = 10"]
-    assert heads == ["pass 1", "pass 2", "pass 5", *by_cost, "pass 10", *by_cost]
+    assert heads == ["pass 1", "pass 2", "pass 5", "pass 10"]
     assert "gap 1.0e-01, wanted 1.0e-03" in kept[2]
     assert "0 of 2 done" in kept[4]
     assert "training" in stream.getvalue()
@@ -129,8 +125,6 @@ def test_a_training_tells_its_status_by_c(tmp_path):
     watcher = Watcher()
     data = write_dataset(tmp_path / "data", multiclass())
     result = streamcd.train(data, tmp_path / "run", C=[0.01, 1.0], listener=watcher)
-    assert [cost.C for cost in seen[0].costs] == [0.01, 1.0]
-    assert [cost.n_lanes for cost in seen[0].costs] == [4, 4]
     passes = [found.passes for found in seen]
     assert passes == sorted(passes)
     assert passes[-1] <= result.passes

@@ -84,8 +84,7 @@ class Console(Listener):
             )
             if is_round or now - self._kept >= PLAIN_INTERVAL:
                 self._kept = now
-                for line in self._course.lines(status, now):
-                    self._print(line)
+                self._print(self._course.line(status, now))
 
     def message(self, text: str) -> None:
         """Print a message."""

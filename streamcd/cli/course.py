@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 
 from ..core.memory_budget import format_size
-from ..core.progress import CostStatus, Progress, TrainingStatus, format_seconds
-from ..core.setting import Setting
+from ..core.progress import Progress, TrainingStatus, format_seconds
 
 _FITTED_SHARE = 0.5  # only the last half of the passes is fitted: in the first ones the gap falls faster
 _FITTED_LEAST = 3
 _CERTIFICATE = 1.0  # the certifying read at the end, in passes
-_FIRST_BY_COST = 5  # pass after which a state is described for each C and λ
-_MOST_COSTS = 12  # that are described
 
 
 class Course:
@@ -63,8 +60,8 @@ class Course:
             start, begun = float(self._first.passes), self._begun
         return (now - begun) / max(passes - start, 1e-9)
 
-    def lines(self, status: TrainingStatus, now: float) -> list[str]:
-        """Describe the state after a pass in a line, and with several C in another line for each."""
+    def line(self, status: TrainingStatus, now: float) -> str:
+        """Describe the state after a pass in a line."""
         parts = [*_measured(status), format_seconds(now - self._begun)]
         left = self._forecast.passes_left(status, status.passes)
         if left is not None and status.passes < status.max_passes:
@@ -72,11 +69,7 @@ class Course:
             parts.append(
                 f"about {left:.0f} more {unit}, {format_seconds(left * self._pace(status.passes, now))}"
             )
-        lines = [f"{status.task}pass {status.passes}: {', '.join(parts)}"]
-        n_lanes = sum(cost.n_lanes for cost in status.costs)
-        if n_lanes > 1 and len(status.costs) <= _MOST_COSTS and status.passes >= _FIRST_BY_COST:
-            lines += [_cost_line(cost, status.measure) for cost in status.costs]
-        return lines
+        return f"{status.task}pass {status.passes}: {', '.join(parts)}"
 
     def _passes(self, progress: Progress) -> float:
         """Return the passes done, including the fraction of the current one."""
@@ -88,13 +81,6 @@ class Course:
 def _measured(status: TrainingStatus) -> list[str]:
     return (
         [] if math.isnan(status.now) else [f"{status.measure} {status.now:.1e}, wanted {status.wanted:.1e}"]
-    )
-
-
-def _cost_line(cost: CostStatus, measure: str) -> str:
-    done = f"{cost.n_lanes - cost.n_open} of {cost.n_lanes} done"
-    return f"  {Setting(cost.C, cost.l1)}: {done}" + (
-        "" if math.isnan(cost.now) else f", largest {measure} {cost.now:.1e}"
     )
 
 

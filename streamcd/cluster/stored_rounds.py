@@ -25,7 +25,7 @@ class StoredRounds(StoredState):
     layout: RowLayout
 
     def saved_slots(self, dataset: Dataset, row_bytes: int) -> SlotStore:
-        """See `SavedState`."""
+        """Open the slots of the chunks of a dataset."""
         arrays = self.saved(("committed", "eta"))
         assert arrays is not None
         folder = self.path / "dual" / str(arrays["committed"])

@@ -25,17 +25,6 @@ def compiling_for(task: str) -> str:
 
 
 @dataclass(frozen=True)
-class CostStatus:
-    """State of the lanes of one C and λ."""
-
-    C: float
-    n_lanes: int
-    n_open: int  # still in training
-    now: float  # largest measure of an open lane; nan if none is open, or nothing is known
-    l1: float = 0.0
-
-
-@dataclass(frozen=True)
 class TrainingStatus:
     """State of a training after its latest read."""
 
@@ -46,7 +35,6 @@ class TrainingStatus:
     measure: str  # the stopping rule's: "gap" (relative) or "violation"
     now: float  # its largest estimate among open lanes; nan if there is none yet
     wanted: float
-    costs: tuple[CostStatus, ...]  # by C and λ
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,6 @@ from pyarrow import Schema as Schema  # re-exported, so that others need not imp
 MAX_CLASSES = 65_536
 """Largest number of distinct labels treated as classes; with more, the manifest lists none."""
 
-LISTS_OF_STRINGS = pa.list_(pa.string())
-
 _INT32_MAX = 2**31 - 1
 
 

@@ -34,7 +34,7 @@ class PreviousRun:
 
     def __init__(
         self,
-        states: Sequence[checkpoint.SavedState],
+        states: Sequence[checkpoint.StoredState],
         run: ResolvedRun,
         new: ResolvedRun,
         *,
@@ -68,7 +68,7 @@ def stored_states(path: Path, groups: Sequence[Group]) -> list[checkpoint.Stored
 
 
 def _sources(
-    parts: Iterable[tuple[checkpoint.SavedState, Group]], run: ResolvedRun, *, accelerated: bool
+    parts: Iterable[tuple[checkpoint.StoredState, Group]], run: ResolvedRun, *, accelerated: bool
 ) -> list[Source]:
     """Describe groups of lanes of a run by their states."""
     options, problem = run.options, run.problem
@@ -76,7 +76,7 @@ def _sources(
     for state, group in parts:
         lanes = problem.subset(group.lanes)
         layout = options.solver_memory(lanes, run.dataset).layout
-        if run.config.rounds is not None and isinstance(state, checkpoint.StoredState):
+        if run.config.rounds is not None:
             from ..cluster.stored_rounds import StoredRounds  # only where there were workers
 
             assert isinstance(layout, RowLayout)

@@ -216,8 +216,8 @@ class ProblemOptions(_LossParameters, Checked):
         f"{', '.join(loss for loss in _losses_by('primal') if has_targets(loss))}), and read the column layout "
         "(streamcd columns). sor: for the loss "
         "twin, with the inverse of a matrix of features x features for each plane. newton: for the losses of "
-        "primal, and multinomial, on data with few features, with such a matrix for each model: some five reads. "
-        "working-set: for the losses of primal, and multinomial, and the column layout; l1 and elasticnet on data with many "
+        "primal on data with few features, with such a matrix for each model: some five reads. "
+        "working-set: for the losses of primal and the column layout; l1 and elasticnet on data with many "
         "features. "
         "auto chooses, and says why.",
         choices=("auto", *METHODS),
@@ -301,7 +301,7 @@ class ProblemOptions(_LossParameters, Checked):
     penalty: str = option(
         "l2",
         "l2: r/2 ‖w‖^2. l1: λ Σ |w|, which leaves many weights 0. elasticnet: both. In place of ½‖w‖^2, as in LIBLINEAR, "
-        "beside C Σ loss; l1 and elasticnet are for the methods newton, working-set and dual.",
+        "beside C Σ loss; l1 and elasticnet are for the methods newton and working-set.",
         choices=("l2", "l1", "elasticnet"),
         section=Section.PENALTY,
     )

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Protocol
+from typing import IO, Any, BinaryIO
 
 import numpy as np
 
@@ -166,40 +166,23 @@ class Run:
             file.truncate(self._log_bytes)
 
 
-class SavedState(Protocol):
-    """The last checkpoint of a run, or of a part of it, from which another run starts."""
-
-    @property
-    def path(self) -> Path:
-        """Directory, for messages."""
-
-    def saved(self, names: Sequence[str]) -> dict[str, np.ndarray] | None:
-        """Read arrays by name; None if there is no checkpoint."""
-
-    def saved_rows(self, name: str, block_rows: int) -> Iterator[np.ndarray]:
-        """Iterate over blocks of rows of an array."""
-
-    def saved_slots(self, dataset: Dataset, row_bytes: int) -> SlotStore:
-        """Open the slots of the chunks of a dataset."""
-
-
 @dataclass(frozen=True)
 class StoredState:
-    """`SavedState` in a directory."""
+    """The last checkpoint in a run's directory, from which another run starts."""
 
     path: Path
     identity: Identity
 
     def saved(self, names: Sequence[str]) -> dict[str, np.ndarray] | None:
-        """See `SavedState`; refused if it is another run's."""
+        """Read arrays by name; None if there is no checkpoint. Refused if it is another run's."""
         return read_arrays(self.path / "state.npz", names, self.identity)
 
     def saved_rows(self, name: str, block_rows: int) -> Iterator[np.ndarray]:
-        """See `SavedState`."""
+        """Iterate over blocks of rows of an array."""
         return read_array_rows(self.path / "state.npz", name, block_rows)
 
     def saved_slots(self, dataset: Dataset, row_bytes: int) -> SlotStore:
-        """See `SavedState`."""
+        """Open the slots of the chunks of a dataset."""
         slots = chunk_slots(self.path / "dual", dataset, row_bytes, self.identity)
         arrays = self.saved(("slots",))
         assert arrays is not None
@@ -208,30 +191,16 @@ class StoredState:
 
 
 class MemoryRun(Run):
-    """A run without files, which keeps its last state in memory and cannot be resumed; it is a `SavedState`.
-
-    `name` is what its training is called in messages.
-    """
+    """A run without files, which keeps its last state in memory and cannot be resumed."""
 
     has_files = False
 
-    def __init__(self, name: str = "(in memory)") -> None:
-        self.path, self.name = Path("(in memory)"), name
+    def __init__(self) -> None:
+        self.name = "(in memory)"
+        self.path = Path(self.name)
         self._arrays: Mapping[str, np.ndarray] = {}
         self._parts: dict[str, MemoryRun] = {}
         self._slots = MemorySlots()
-
-    def saved(self, names: Sequence[str]) -> dict[str, np.ndarray] | None:
-        """See `SavedState`."""
-        return {name: self._arrays[name] for name in names} if self._arrays else None
-
-    def saved_rows(self, name: str, block_rows: int) -> Iterator[np.ndarray]:
-        """See `SavedState`; all rows at once."""
-        yield self._arrays[name]
-
-    def saved_slots(self, dataset: Dataset, row_bytes: int) -> SlotStore:
-        """See `SavedState`."""
-        return self._slots
 
     def part(self, name: str) -> MemoryRun:
         """Return the part of that name; with "" the run itself."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..core.errors import CheckpointError, Interrupted, StreamcdError, UsageError
 from ..core.memory_budget import make_room
-from ..core.progress import CostStatus, Listener, Progress, TrainingStatus, telling_of_compilation
+from ..core.progress import Listener, Progress, TrainingStatus, telling_of_compilation
 from ..core.randomness import random_key
 from ..core.threads import Threads
 from ..dataset.dataset import Dataset
@@ -237,8 +237,7 @@ class TrainingLoop(ABC):
         return self.seconds_before + time.monotonic() - self.started
 
     def _find_status(self, passes_ahead: int) -> TrainingStatus:
-        task = self.task
-        return _status_of(self.state, task.problem, task.rule, task.name, passes_ahead)
+        return _status_of(self.state, self.task.rule, self.task.name, passes_ahead)
 
     def _report(self, phase: str, done: int, total: int, n_passes: int, step: str = "") -> None:
         """Report a part of a read, or of a round that adds `n_passes` passes, to a listener that is not the silent one."""
@@ -448,27 +447,13 @@ class Loop(TrainingLoop):
         }
 
 
-def _status_of(
-    state: State, problem: Problem, rule: StopRule, task: str, passes_ahead: int
-) -> TrainingStatus:
+def _status_of(state: State, rule: StopRule, task: str, passes_ahead: int) -> TrainingStatus:
     """Summarise the lanes of a task; the read or round in progress adds `passes_ahead` passes."""
     lanes = state.lanes
     is_open = lanes["phase"] != DONE
     measured = lanes["seen_violation"]
     if rule.tol is not None:  # nan where there is no estimate yet
         measured = lanes["estimate"] / np.maximum(lanes["estimated_primal"], 1e-300)
-    settings = np.array([lane.setting for lane in problem.lanes])
-    costs = tuple(
-        CostStatus(
-            float(C),
-            int(mine.sum()),
-            int((mine & is_open).sum()),
-            _largest(measured[mine & is_open]),
-            float(l1),
-        )
-        for C, l1 in np.unique(settings, axis=0)
-        for mine in [(settings == (C, l1)).all(axis=1)]
-    )
     return TrainingStatus(
         task=task,
         passes=int(lanes["passes"].max()),
@@ -477,7 +462,6 @@ def _status_of(
         measure="violation" if rule.tol is None else "gap",
         now=_largest(measured[is_open]),
         wanted=float(rule.eps or 0.0) if rule.tol is None else rule.tol,
-        costs=costs,
     )
 
 

@@ -33,7 +33,7 @@ from . import checkpoint
 class Source(NamedTuple):
     """Group of lanes of the old run."""
 
-    state: checkpoint.SavedState
+    state: checkpoint.StoredState
     layout: Any  # `memory_plan.Layout`; None where there are no dual variables
     accelerated: bool  # by a proximal point
     lanes: range
