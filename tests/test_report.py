@@ -82,7 +82,7 @@ def test_a_search_is_drawn_with_its_folds(tmp_path: Path) -> None:
     found = tune(data, tmp_path / "run", C=[0.1, 1.0], cv=2, max_passes=30)
     write_report(tmp_path / "run", tmp_path / "r.html")
     page = (tmp_path / "r.html").read_text()
-    assert "largest weights" in page
+    assert "Largest weights" in page
     assert page.count("data:image/png") == 2
     for C, scores in found.scores.items():
         assert f"<td>{C}</td><td>{scores['mean']:.4f}</td>" in page
@@ -109,7 +109,7 @@ def test_a_report_begins_with_what_the_model_is_worth(run: Path, page: Path, tmp
     """A reader looked for it below three pictures of the convergence."""
     evaluation, *others = re.findall("<h2>(.*?)</h2>", page.read_text())
     assert evaluation == f"Evaluation on {run.parent / 'data'}"
-    assert others == ["Training", "Run", "Model"]
+    assert others == ["Training", "Run", "Model", "Largest weights"]
     write_report(run, tmp_path / "r.html")
     assert "--data names rows with labels to evaluate the model on" in (tmp_path / "r.html").read_text()
 

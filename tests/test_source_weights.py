@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,37 +40,14 @@ def test_weights_in_the_sources_units_decide_about_its_rows(
     assert "--scale" not in repr(plain)
 
 
-def test_info_shows_weights_in_the_sources_units_and_scaled_ones_on_demand(
-    trained_on_scaled: tuple[Path, np.ndarray],
-) -> None:
-    run, _ = trained_on_scaled
-    model = streamcd.load_model(run)
-    for arguments, weights, of in (
-        ([], model.source_weights, "source"),
-        (["--scaled"], model.weights, "scaled features"),
-    ):
-        for path in (run, run / "model"):
-            found = command_line.run_json("info", path, *arguments)
-            found = found.get("model", found)
-            assert found["weights_of"] == of
-            shown = {weight["feature"]: weight["weight"] for weight in found["largest_weights"]}
-            assert shown == dict(enumerate(weights[:, 0].tolist()))
-            assert [*shown] == np.argsort(-np.abs(model.weights[:, 0])).tolist()
-
-
 def test_tables_and_reports_say_of_what_the_weights_are(
     trained_on_scaled: tuple[Path, np.ndarray], tmp_path: Path
 ) -> None:
     run, _ = trained_on_scaled
-    of_scaled = "for features divided by their scales (--scale standard)"
-    for scaled, said in (
-        (False, "in the source's units, ordered by those of the scaled features (--scale standard)"),
-        (True, of_scaled),
-    ):
-        arguments = ["info", str(run), *["--scaled"] * scaled]
-        assert said in command_line.run(*arguments).stdout
+    said = "in the source's units, ordered by those of the scaled features (--scale standard)"
+    assert said in command_line.run("weights", run).stdout
     streamcd.write_report(run, tmp_path / "report.html")
-    assert of_scaled in (tmp_path / "report.html").read_text()
+    assert html.escape(said) in (tmp_path / "report.html").read_text()
     assert Scaling("none", "l2").describe_weights() == "for values of rows divided by their norms"
     assert Scaling().describe_weights() == ""
 

@@ -158,16 +158,11 @@ def columns(listener: Console, dataset: str, **options: Any) -> Shown:
 
 @cli.command()
 @click.argument("path", metavar="DATASET|RUN|MODEL", type=click.Path())
-@option(
-    "--scaled",
-    is_flag=True,
-    help="Weights of features as convert --scale made them, not of the source's values.",
-)
 @talks(quietly=True)
-def info(listener: Console, path: str, scaled: bool) -> Shown:
+def info(listener: Console, path: str) -> Shown:
     """Describe a dataset, a run or a model, without reading data.
 
-    Of a run: its options, its progress, the last gap, the largest weights, and the next command.
+    Of a run: its options, its progress, the last gap, and the next command.
 
     \b
     Example:
@@ -179,7 +174,7 @@ def info(listener: Console, path: str, scaled: bool) -> Shown:
     if not is_url(path) and not os.path.exists(path):
         made = "; 'streamcd convert SRC DATASET' makes a dataset, 'streamcd train DATASET RUN' a run"
         raise UsageError(f"{path} does not exist{describe_set_aside(Path(path)) or made}")
-    described = describe(path, scaled=scaled)
+    described = describe(path)
     tables = description_tables if "kind" in described else dataset_tables
     return described, *tables(path, described)
 
@@ -414,7 +409,7 @@ def weights(
 
     A positive weight is evidence for the class. Of two classes the larger one is listed; --class with the other one turns
     the signs. Those of scaled features (convert --scale), by whose size they are ordered, stand beside them: these can be
-    compared with each other. 'streamcd export MODEL weights.csv' writes all weights.
+    compared with each other.
 
     \b
     Example:

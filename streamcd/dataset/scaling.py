@@ -45,13 +45,11 @@ class Scaling:
         given += [f"--normalize {self.normalize}"] if self.normalize != "none" else []
         return " ".join(given) or "no scaling"
 
-    def describe_weights(self, *, scaled: bool = False) -> str:
+    def describe_weights(self) -> str:
         """Describe what the weights of a model are for; nothing where values are not transformed."""
         rows = " of rows divided by their norms" if self.normalize != "none" else ""
         if self.scale == "none":
             return f"for values{rows}" if rows else ""
-        if scaled:
-            return f"for features divided by their scales (--scale {self.scale}){rows and ',' + rows}"
         return f"in the source's units, ordered by those of the scaled features (--scale {self.scale}){rows and ',' + rows}"
 
     def apply(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,10 @@ from ..core.metadata import read_metadata
 from ..core.setting import Setting, asked_text
 from ..core.storage import local_path
 from ..dataset.scaling import Scaling
-from ..dataset.source_indices import SourceIndices
 from ..kernels.loss_table import LOSSES, form_of
-from .encoding import CATEGORIES_FILE, read_encoding, unread_encoding
+from .encoding import CATEGORIES_FILE, read_encoding
 from .model import Model
 from .model_file import MODEL, STORED_FIELDS, ModelFile, check_file, read_array, read_weights, source_labels
-from .named_weights import largest_weights, weight_blocks
 from .sparse_weights import SparseWeights
 from .support import describe_support, vector_labels
 
@@ -228,22 +226,18 @@ def _read(directory: Path, description: ModelFile, weights: np.ndarray | SparseW
 # Descriptions
 
 
-def describe_model(path: str | Path, *, scaled: bool = False, n_weights: int = 10) -> dict[str, Any]:
+def describe_model(path: str | Path) -> dict[str, Any]:
     """Describe a model without keeping its weights in memory.
 
     Returns
     -------
     dict
-        ``kind`` ("model"), ``loss``, ``method``, ``C``, ``threshold`` (rho of a one-class SVM, else
-        None), ``labels``, ``n_features``, ``n_vectors``, ``bias``, ``scale``,
+        ``kind`` ("model"), ``loss``, ``method``, ``C``, ``labels``, ``n_features``, ``n_vectors``, ``bias``, ``scale``,
         ``normalize``, ``class_weight``, ``gap`` (None where it is not known), ``certificate``, ``fingerprint``,
         ``versions``; ``parameter``, that of the loss by name, None where LIBLINEAR's text does not tell it; with an L1
         penalty ``l1``, ``l2``, ``n_nonzero``, the number of weights that are not 0, and
         ``support``: for each vector ``{vector, n_nonzero, share (of the features)}``;
-        ``intercept``: for each vector ``{vector (its label, or number), weight}``; ``largest_weights``: a list
-        of ``{feature, index (as in the source), name (of a table's; else None), vector, weight}``, those first that were
-        trained largest; ``weights_of``, "source" if they are for the source's values, "scaled features" with `scaled` for
-        those that the model was trained on; ``weights_for``, the same in words; ``next``, a command.
+        ``intercept``: for each vector ``{vector (its label, or number), weight}``; ``next``, a command.
 
     Raises
     ------
@@ -255,14 +249,8 @@ def describe_model(path: str | Path, *, scaled: bool = False, n_weights: int = 1
     weights = _mapped_weights(path, stored)
     labels = source_labels(stored.classes, stored.label_kind, stored.class_names)
     scaling = stored.scaling or Scaling()
-    divided = scaling.scale != "none"
     n_vectors = int(weights.shape[1])
     vectors = vector_labels(stored, n_vectors)
-    found = largest_weights(weight_blocks(weights), n_vectors, n_weights)
-    first = np.lexsort((found.column, found.feature, -np.abs(found.weight)))[:n_weights]
-    shown = found.weight[first]
-    if divided and not scaled:
-        shown = shown / np.load(path / "scaling.npy", mmap_mode="r")[found.feature[first]]
     same = ("loss", "method", "C", "n_features", "bias", "certificate", "fingerprint", "versions")
     return {
         "kind": "model",
@@ -270,7 +258,7 @@ def describe_model(path: str | Path, *, scaled: bool = False, n_weights: int = 1
         **_parameter(stored),
         "labels": labels,
         "n_vectors": n_vectors,
-        **describe_support(stored, weights, found.n_nonzero),
+        **describe_support(stored, weights),
         "scale": scaling.scale,
         "normalize": scaling.normalize,
         "class_weight": {
@@ -283,17 +271,6 @@ def describe_model(path: str | Path, *, scaled: bool = False, n_weights: int = 1
             {"vector": vector, "weight": weight}
             for vector, weight in zip(vectors, stored.intercept, strict=True)
         ],
-        "largest_weights": [
-            {**of_feature, "vector": vectors[vector], "weight": weight}
-            for of_feature, vector, weight in zip(
-                _source_features(path, stored, found.feature[first]),
-                found.column[first].tolist(),
-                shown.tolist(),
-                strict=True,
-            )
-        ],
-        "weights_of": "scaled features" if divided and scaled else "source",
-        "weights_for": Scaling(scaling.scale, scaling.normalize).describe_weights(scaled=scaled),
         "next": f"streamcd predict FILE {path} -o predictions.parquet",
     }
 
@@ -306,17 +283,6 @@ def describe_path(path: str | Path) -> list[dict[str, Any]]:
         support = describe_support(stored, _mapped_weights(directory, stored)) if stored.l1 else {}
         described.append({**setting._asdict(), **support})
     return described
-
-
-def _source_features(path: Path, stored: ModelFile, features: np.ndarray) -> Iterator[dict[str, Any]]:
-    """Yield features with their indices in the source, and their names where they are a table's."""
-    encoding = unread_encoding([path / CATEGORIES_FILE], stored.encoding)
-    kept = np.load(path / "indices.npy", mmap_mode="r") if stored.indices_checksum else None
-    indices = SourceIndices(stored.index_base, kept)
-    for feature in features.tolist():
-        index = int(indices.of(feature))
-        named = [] if encoding is None else encoding.feature_names(np.array([index - stored.index_base]))
-        yield {"feature": feature, "index": index, "name": next(iter(named), None)}
 
 
 def _mapped_weights(path: Path, stored: ModelFile) -> np.ndarray | SparseWeights:

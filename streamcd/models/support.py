@@ -29,20 +29,14 @@ def vector_labels(model: Described, n_vectors: int) -> list[Any]:
     return labels[-1:] * n_vectors if len(labels) == 2 else list(range(n_vectors))
 
 
-def describe_support(
-    model: Described, weights: np.ndarray | SparseWeights, n_nonzero: np.ndarray | None = None
-) -> dict[str, Any]:
-    """Tell the strengths of an L1 penalty, and how many weights it has left; nothing of a model without one.
-
-    `n_nonzero` are the weights of each vector that are not 0, where they have been counted.
-    """
+def describe_support(model: Described, weights: np.ndarray | SparseWeights) -> dict[str, Any]:
+    """Tell the strengths of an L1 penalty, and how many weights it has left; nothing of a model without one."""
     if not model.l1:
         return {}
     n_features, n_vectors = weights.shape
-    if n_nonzero is None:
-        n_nonzero = np.zeros(n_vectors, np.int64)
-        for _, block in weight_blocks(weights):
-            n_nonzero += np.count_nonzero(block, axis=0)
+    n_nonzero = np.zeros(n_vectors, np.int64)
+    for _, block in weight_blocks(weights):
+        n_nonzero += np.count_nonzero(block, axis=0)
     return {
         "l1": model.l1,
         "l2": model.l2,

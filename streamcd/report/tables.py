@@ -335,7 +335,7 @@ def _spent_rows(run: Facts) -> list[tuple[str, str]]:
 
 
 def description_tables(path: str, facts: Facts) -> list[Table]:
-    """Describe a run, a model or those of a path, with the largest weights and the next command."""
+    """Describe a run, a model or those of a path, with the next command."""
     if facts["kind"] == "models":
         first = Table(f"models {path}", [("models", f"{len(facts['models']):,}"), ("next", facts["next"])])
         return [first, _models_table("models", facts["models"])]
@@ -348,8 +348,6 @@ def description_tables(path: str, facts: Facts) -> list[Table]:
     tables = [table._replace(rows=[*rows, ("next", facts["next"])])]
     if facts.get("scores"):
         tables.append(score_table(facts, _MOST_FOLDS))
-    if model and model["largest_weights"]:
-        tables.append(weights_table(model))
     if facts.get("models"):
         tables.append(_models_table("models", facts["models"]))
     return tables
@@ -417,21 +415,6 @@ def certificate_rows(certificate: Facts) -> list[tuple[str, str]]:
     if certificate:
         rows.append(("converged", "yes" if certificate.get("converged") else "no"))
     return rows + _rows(certificate, passes=listed)
-
-
-def weights_table(model: Facts) -> Table:
-    """Show the largest weights of a model."""
-    several = model["n_vectors"] > 1
-    header = ["feature", *(["for"] if several else []), "weight"]
-    rows = [
-        [
-            str(weight["name"] or weight["index"]),
-            *([str(weight["vector"])] if several else []),
-            f"{weight['weight']:.6g}",
-        ]
-        for weight in model["largest_weights"]
-    ]
-    return Table(f"largest weights{model['weights_for'] and ', ' + model['weights_for']}", rows, header)
 
 
 def class_weights_tables(name: str, found: Facts) -> list[Table]:

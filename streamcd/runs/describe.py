@@ -25,7 +25,7 @@ from .problem_options import ProblemOptions
 _LANE_ARRAYS = ("phase", "converged", "reason", "passes", "gap", "primal", "estimate", "estimated_primal")
 
 
-def describe(path: str, *, scaled: bool = False) -> dict[str, Any]:
+def describe(path: str) -> dict[str, Any]:
     """Describe a dataset, a run or a model, without reading data; see the functions for each."""
     place = location(path)
     kind = kind_of_directory(place)
@@ -33,7 +33,7 @@ def describe(path: str, *, scaled: bool = False) -> dict[str, Any]:
         return describe_models(place)
     if kind != "dataset":
         folder = local_path(place, f"a {kind}")
-        return (describe_run if kind == "run" else describe_model)(folder, scaled=scaled)
+        return (describe_run if kind == "run" else describe_model)(folder)
     try:
         return describe_dataset(open_dataset(path))
     except DatasetError as error:
@@ -112,7 +112,7 @@ def _notes_of_labels(dataset: Dataset) -> list[str]:
 _COLUMNS = "--penalty l1 takes the column layout for this many features: 'streamcd columns {}' makes it"
 
 
-def describe_run(path: str | Path, *, scaled: bool = False) -> dict[str, Any]:
+def describe_run(path: str | Path) -> dict[str, Any]:
     """Describe a run, without writing to it or locking it for long.
 
     Returns
@@ -155,7 +155,7 @@ def describe_run(path: str | Path, *, scaled: bool = False) -> dict[str, Any]:
         **state,
         "parts": _spent(path) if is_search else {},
         **(scores or {"best_C": None, "best_l1": None}),
-        "model": describe_model(path / "model", scaled=scaled) if has_model and not models else None,
+        "model": describe_model(path / "model") if has_model and not models else None,
         "models": describe_path(path),
         "next": _next_command(path, config, state),
     }

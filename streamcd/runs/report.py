@@ -11,19 +11,20 @@ from ..core.progress import ends_progress
 from ..core.setting import Setting
 from ..core.storage import local_path
 from ..dataset.dataset import Dataset
-from ..models.stored import describe_model, find_model, is_model, models_of_path
+from ..models.named_weights import describe_weights
+from ..models.stored import describe_model, find_model, is_model, load_model, models_of_path
 from ..prediction.evaluate import evaluate
 from ..report.figures import gap_figure, require_matplotlib, search_figure
 from ..report.page import render_page
 from ..report.scores import score_text, scores_of
 from ..report.tables import (
     Table,
+    class_weights_tables,
     evaluation_tables,
     gap_rows,
     model_table,
     run_table,
     score_table,
-    weights_table,
 )
 from ..training.history import read_history
 from .describe import describe_run, read_scores
@@ -32,7 +33,6 @@ from .options import ModelOptions, ReportOptions
 MAX_LOGS = 10
 """Largest number of logs (of groups of lanes) that are drawn; if there are more, the first ones."""
 
-_N_WEIGHTS = 20
 _PAGE = rb"<!doctype html>"
 
 
@@ -85,9 +85,10 @@ def write_report(run: str | os.PathLike[str], out: str | os.PathLike[str], asked
     sections["Run"] = [run_table("", facts)]
     sections["Model"] = ["There is none yet: training has not ended."]
     if place is not None:
-        model = describe_model(place, scaled=True, n_weights=_N_WEIGHTS)
+        model, loaded = describe_model(place), load_model(place, memory=asked.memory)
         made_of = [("dataset's fingerprint", model["fingerprint"]), *model["versions"].items()]
-        sections["Model"] = [model_table("", model), weights_table(model), Table("made of", made_of)]
+        sections["Model"] = [model_table("", model), Table("made of", made_of)]
+        sections["Largest weights"] = [*class_weights_tables("weights", describe_weights(loaded))]
     options, gaps = facts["options"], [f"{name} {text}" for name, text in gap_rows(facts)]
     state = ", ".join([facts["state"], *gaps])
     lead = f"{options['loss']} by the {options['method']} method, on {facts['dataset']}: {state}"
