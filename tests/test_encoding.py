@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import warnings
 from pathlib import Path
 
@@ -178,18 +177,6 @@ def test_weights_in_a_table_count_in_evaluations(tmp_path: Path) -> None:
     )  # weights are not read
     with pytest.raises(StreamcdError, match="column 'w': expected numbers as weights"):
         streamcd.evaluate(path, tmp_path / "run")
-
-
-def test_a_frame_is_no_file_and_the_ways_of_frames_are_named(trained: Path, tmp_path: Path) -> None:
-    frame = named_table()
-    with pytest.raises(StreamcdError, match=r"found Table; Model\.predict and .* take frames"):
-        streamcd.evaluate(frame, trained / "run")
-    with pytest.raises(StreamcdError, match=r"found Table; Model\.predict"):
-        streamcd.predict(frame, trained / "run", tmp_path / "p.csv")
-    found = repr(streamcd.load_model(trained / "run"))
-    assert re.fullmatch(
-        r"<streamcd\.Model log_loss, C=1\.0: 2 classes, \d features, weights for --scale \w+>", found
-    )
 
 
 def test_libsvm_rows_without_a_label_are_predicted(tmp_path: Path) -> None:

@@ -46,8 +46,10 @@ def test_the_index_of_pandas_is_no_feature_and_is_named_if_it_has_a_name(
         f"column {name!r} is not used: it is the table's index" for name in told
     ]
     if told:
-        kept = streamcd.convert(source, tmp_path / "kept", label="y", id=told[-1], features=f"x,{told[0]}")
-        assert names_of(kept)[1] == told[0] if len(told) > 1 else kept.id_column == "key"
+        kept = streamcd.convert(source, tmp_path / "kept", label="y", id=told[-1])
+        assert kept.id_column == told[-1]
+        asked = streamcd.convert(source, tmp_path / "asked", label="y", features=f"x,{told[0]}")
+        assert list(names_of(asked).values()) == ["x", told[0]]
 
 
 @pytest.mark.parametrize("form", ["parquet", "arrow", "table"])
