@@ -156,12 +156,7 @@ BAD = {
 }
 
 
-RECORDS = pytest.mark.xfail(strict=True, reason="records are counted in place of lines")
-
-
-@pytest.mark.parametrize(
-    "what", [pytest.param(what, marks=RECORDS if "quotes" in what else ()) for what in BAD]
-)
+@pytest.mark.parametrize("what", BAD)
 def test_a_bad_line_is_named_by_file_and_line_and_nothing_is_left(what: str) -> None:
     content, options, line = BAD[what]
     Path("bad").write_text(content)

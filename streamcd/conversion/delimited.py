@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from csv import Error as RecordError
 from csv import reader as records
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ import pyarrow.csv as csv
 from ..core.errors import DataError
 from ..dataset.arrow_columns import one_batch
 from ..kernels import tables as kernels
-from .byte_sources import ByteBlock, ByteRange, display_name, read_blocks, read_head
+from .byte_sources import ByteRange, display_name, read_blocks, read_head
 from .sources import Block, Counted, TextReader
 from .table_columns import FIRST_ROWS, column_types
 
@@ -85,7 +85,13 @@ class CsvReader(TextReader):
         rows = self._first_records(path, start)
         if not rows.strip():
             return pa.table({name: pa.nulls(0) for name in names})
-        return self._read(pa.py_buffer(rows), names, names, {}, _at_lines(display_name(path), 1))
+        return self._read(
+            pa.py_buffer(rows),
+            names,
+            names,
+            {},
+            _at_lines(display_name(path), self._lines_before(path), rows),
+        )
 
     def kept_types(self, names: Sequence[str]) -> dict[str, str]:
         """Return the types of columns that are kept: whole numbers, if the first rows are written as such, or strings."""
@@ -102,9 +108,14 @@ class CsvReader(TextReader):
         if not names or not rows.strip():
             return {}
         strings = dict.fromkeys(names, pa.large_string())
-        columns = (all_names, list(names), strings, _at_lines(display_name(path), 1))
+        message = _at_lines(display_name(path), self._lines_before(path), rows)
+        columns = (all_names, list(names), strings, message)
         table = self._read(pa.py_buffer(rows), *columns)
         return {name: table.column(name) for name in names}
+
+    def _lines_before(self, path: str) -> int:
+        """Count the lines of the header."""
+        return self._sample(path)[0][: self._header(path)[1]].count(b"\n")
 
     def _first_records(self, path: str, start: int) -> bytes:
         """Return the first whole records from `start` on."""
@@ -173,13 +184,12 @@ class CsvReader(TextReader):
             with closing(read_blocks([piece], *self.reading.of_text, _last_record_end)) as texts:
                 for text in texts:
                     start = max(header_end, text.start) if text.first else text.start
-                    first = line + (text.first and 1)
-                    for batch in self._batches(
-                        text, start, names, chosen, wanted, _at_lines(text.name, first)
-                    ):
-                        message = _at_lines(text.name, first)
-                        yield Block(message, batch, read_before + text.bytes_read)
-                        first += batch.num_rows
+                    of_header = np.count_nonzero(text.as_array()[text.start : start] == 0x0A)
+                    view = memoryview(text.buffer)[start : text.stop]
+                    message, row = _at_lines(text.name, line + int(of_header), view), 0
+                    for batch in self._batches(view, names, chosen, wanted, message):
+                        yield Block(partial(_later, message, row), batch, read_before + text.bytes_read)
+                        row += batch.num_rows
                     line += int(np.count_nonzero(text.as_array()[text.start : text.stop] == 0x0A))
             read_before += piece.n_bytes if piece.path != "-" else 0
 
@@ -196,8 +206,7 @@ class CsvReader(TextReader):
             found[name] = pa.time64("us") if pa.types.is_time(first) else pa.timestamp(unit, zone)
         return found
 
-    def _batches(self, text: ByteBlock, start: int, *columns: Any) -> list[Any]:
-        view = memoryview(text.buffer)[start : text.stop]
+    def _batches(self, view: memoryview, *columns: Any) -> list[Any]:
         if len(view) < 3 and not bytes(view).strip():
             return []
         batches: list[Any] = self._read(pa.py_buffer(view), *columns).to_batches(
@@ -259,8 +268,35 @@ def _are_integers(texts: Any) -> bool:
     return bool(distinct) and all(re.fullmatch(r"0|-?[1-9][0-9]{0,17}", text) for text in distinct)
 
 
-def _at_lines(name: str, line: int) -> Any:
-    return lambda row: f"{name}:{line + row + 1}"
+def _at_lines(name: str, line: int, text: bytes | memoryview) -> Callable[[int], str]:
+    """Make a function that describes a record of a text by its line, `line` of which come before.
+
+    Where newlines between quotes, or blank lines, make other lines than records, the text is looked through.
+    """
+    found = np.frombuffer(text, np.uint8)
+    n_records, n_lines, _ = kernels.count_records(np.append(found, np.uint8(0x0A)), 0, found.size, _QUOTE)
+    kept = None if n_records == n_lines else bytes(text)
+    return lambda row: f"{name}:{line + 1 + (row if kept is None else _lines_before(kept, row))}"
+
+
+def _later(message: Callable[[int], str], first: int, row: int) -> str:
+    return message(first + row)
+
+
+def _lines_before(text: bytes, record: int) -> int:
+    """Count the newlines before a record; those between quotes are part of one, and blank lines are none."""
+    n_lines, n_records, quoted, begun = 0, 0, False, False
+    for byte in text:
+        if byte == 0x0A:
+            n_lines += 1
+            if begun and not quoted:
+                n_records, begun = n_records + 1, False
+        elif byte != 0x0D and not begun:
+            if n_records == record:
+                break
+            begun = True
+        quoted ^= byte == _QUOTE
+    return n_lines
 
 
 def _csv_complaint(error: str, names: list[str], message: Any, new: bool) -> str:

@@ -43,7 +43,9 @@ class KeptWriter:
         """Take the columns of an Arrow record batch."""
         table = pa.table([_plain(column) for column in batch.columns], names=batch.schema.names)
         if self._writer is None:
-            self._writer = pq.ParquetWriter(self._path, self._schema or table.schema, compression="zstd")
+            self._writer = pq.ParquetWriter(
+                self._path, self._schema or table.schema, compression="zstd", write_page_checksum=True
+            )
         self._waiting.append(self._in_schema(table))
         self._n_waiting += table.num_rows
         while self._n_waiting >= _GROUP_ROWS:
@@ -91,7 +93,7 @@ def join_kept(parts: Iterable[Location], out: Path, schema: Any = None) -> None:
 
 
 def _batches(path: Location, names: Sequence[str] | None) -> Iterator[Any]:
-    with reading(path), parquet_file(path, pre_buffer=False) as file:
+    with reading(path), parquet_file(path, pre_buffer=False, page_checksum_verification=True) as file:
         yield from file.iter_batches(_GROUP_ROWS, columns=names, use_threads=False)
 
 

@@ -48,11 +48,13 @@ class SourceIndices:
 
 def indices_of(dataset: Any) -> SourceIndices:
     """Read the indices of a dataset's features in the source: 8 bytes for each where ``--compact`` has numbered them."""
-    from .parquet import read_groups  # pyarrow: not for a bare import
+    from .parquet import read_groups, reading  # pyarrow: not for a bare import
 
     if not dataset.manifest.get("compact"):
         return SourceIndices(dataset.index_base)
-    blocks = [block["index"] for block in read_groups(dataset.file(INDICES_FILE))]
+    path = dataset.file(INDICES_FILE)
+    with reading(path):
+        blocks = [block["index"] for block in read_groups(path)]
     kept = np.concatenate([np.empty(0, np.int64), *blocks])
     if kept.size != dataset.n_features:
         raise DatasetError(

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import CheckpointError, DataError, DatasetError
+from ..core.errors import CheckpointError, DatasetError
 from ..core.locks import release_lock, take_lock
-from ..core.metadata import Structure, as_structure, parse_json
+from ..core.metadata import WRITER, Kind, Structure, content_digest, read_metadata
 from ..core.storage import Location, Url, local_path, location
 from ..dataset.dataset import Dataset, open_dataset
 from ..models.stored import describe_model, describe_path, is_model, models_of_path
@@ -173,17 +173,25 @@ class _Scores(Structure):
     scored_by: str
 
 
+SCORES = Kind(
+    "streamcd-scores",
+    1,
+    _Scores,
+    CheckpointError,
+    "remove it, and 'streamcd resume' makes it again",
+    "checksum",
+    lambda content: "sha256:" + content_digest(content, "checksum"),
+)
+
+
 def read_scores(path: Path) -> dict[str, Any] | None:
     """Read the scores of a search, ``scores``, ``best_C`` and others as in its result; None before its folds have ended."""
-    file = path / "scores.json"
-    if not file.exists():
-        return None
     try:
-        content: dict[str, Any] = parse_json(file.read_bytes())
-        as_structure(content, _Scores, str(file))
-        return content
-    except (ValueError, DataError):
-        raise CheckpointError(f"{file}: damaged; remove it, and 'streamcd resume' makes it again") from None
+        content, _ = read_metadata(path / "scores.json", SCORES)
+    except FileNotFoundError:
+        return None
+    own = ("format", "format_version", "checksum", WRITER)
+    return {name: value for name, value in content.items() if name not in own}
 
 
 def _told_options(config: RunConfig) -> dict[str, Any]:

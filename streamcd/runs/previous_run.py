@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from ..core.errors import DatasetError, UsageError
 from ..core.progress import Listener
 from ..core.storage import local_path
 from ..dataset.dataset import Dataset
+from ..dataset.parquet import file_checksum
 from ..solvers.problem import Problem
 from ..solvers.registry import is_proximal, keeps_alpha
 from ..stream.arenas import RowLayout
@@ -122,6 +123,21 @@ def record_data(path: Path, dataset: Dataset, *, centred: bool) -> None:
     make_directory(folder)
     for name in (*["features.parquet"] * centred, "chunks.parquet", "manifest.json"):
         write_file(folder / name, dataset.file(name).read_bytes())
+
+
+def data_problems(path: Path, fingerprint: str) -> Iterator[str]:
+    """Check what a run keeps of its dataset."""
+    folder = path / DATA
+    if not folder.exists():
+        return
+    try:
+        manifest = Dataset.open(folder, check_files=False, fingerprint=fingerprint).manifest
+    except DatasetError as error:
+        yield str(error)
+        return
+    features = folder / "features.parquet"
+    if features.exists() and file_checksum(features) != manifest["features"]["checksum"]:
+        yield f"{features}: checksum differs from the manifest's, the file was changed or damaged"
 
 
 def _known_shards(run: Path, dataset: Dataset, *, centred: bool) -> tuple[Dataset, np.ndarray]:

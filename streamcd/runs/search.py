@@ -6,7 +6,6 @@ The training on all rows starts from the folds' solutions (`warm_start`).
 from __future__ import annotations
 
 import itertools
-import json
 from collections import defaultdict
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.atomic_files import write_file
+from ..core.metadata import write_metadata
 from ..core.progress import Listener
 from ..core.setting import Setting, cost_name
 from ..report.scores import CRITERIA, Scores, score_text, scores_of
@@ -24,6 +23,7 @@ from ..training.result import Outcome, Result, TuneResult, relative_gaps
 from .carry_out import carry_out, result_of, train_groups
 from .config import ResolvedRun, Search, write_config
 from .criteria import least_bytes, make_criterion
+from .describe import SCORES
 from .early_warnings import advise
 from .held_out import HeldOut, held_out_rows
 from .lane_groups import resolve_part
@@ -46,7 +46,7 @@ def carry_out_search(directory: checkpoint.Run, search: ResolvedRun, session: Se
         advise(search, result)
         _warn_of_open_folds(result, session.listener)
         scored |= _score(folds.path, search, session)
-        write_file(directory.path / "scores.json", (json.dumps(scored, indent=1) + "\n").encode())
+        write_metadata(directory.path / "scores.json", SCORES, scored)
         best = Setting(scored["best_C"], scored["best_l1"])
         criterion = CRITERIA[scored["scored_by"]]
         mean = next(of.mean for of in scores_of(scored) if of.setting == best)

@@ -23,7 +23,8 @@ from ..stream.identity import Identity
 from ..stream.slot_store import NO_SLOT, SlotStore, chunk_slots
 from ..training import checkpoint
 from .config import ResolvedRun, read_config, reopen, same_dataset
-from .describe import kind_of_directory
+from .describe import kind_of_directory, read_scores
+from .previous_run import data_problems
 
 
 def find_problems(path: str, listener: Listener, *, memory: str, workers: int) -> tuple[list[str], str]:
@@ -82,6 +83,7 @@ def verify_run(path: Path, listener: Listener, *, memory: str) -> list[str]:
 
 def _run_problems(path: Path, listener: Listener, budget: int) -> Iterator[str]:
     config, identity = read_config(path), checkpoint.read_identity(path)
+    yield from data_problems(path, config.fingerprint)
     try:
         run = reopen(path, config, same_dataset(config))
     except StreamcdError as error:
@@ -90,6 +92,10 @@ def _run_problems(path: Path, listener: Listener, budget: int) -> Iterator[str]:
     if config.tune is None:
         yield from _directory_problems(path, identity, run, listener, budget)
         return
+    try:
+        read_scores(path)
+    except CheckpointError as error:
+        yield str(error)
     for part in ("folds", "best"):
         if (path / part / "config.json").exists():
             inner, own = read_config(path / part), checkpoint.read_identity(path / part)
