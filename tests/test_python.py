@@ -116,8 +116,8 @@ def test_another_dataset_is_refused_as_the_moved_one(tmp_path):
 
 
 def documented_fields() -> set[str]:
-    """Columns of the history that ``docs/log.md`` describes."""
-    cells = re.findall(r"^\| (`[^|]*) \|", (ROOT / "docs" / "log.md").read_text(), flags=re.MULTILINE)
+    """Columns of the history that ``docs/runs.md`` describes."""
+    cells = re.findall(r"^\| (`[^|]*) \|", (ROOT / "docs" / "runs.md").read_text(), flags=re.MULTILINE)
     return {name.replace(".", "_") for cell in cells for name in re.findall(r"`([\w.]+)`", cell)}
 
 
