@@ -366,48 +366,6 @@ def least_objective(given: Model) -> tuple[Any, Any]:
 
 
 @one_thread
-def least_of_many(given: Model, most: int = 200) -> tuple[Any, Any]:
-    """As `least_objective` for many weights with an l1, of one vector: columns join, at most so many at once, until the
-    others' prices keep their weights at 0, so that the optimum is that of all."""
-    inside, outside = np.flatnonzero(given.l1 == 0), np.flatnonzero(given.l1 > 0)
-    inside, outside = np.append(inside, outside[:most]), outside[most:]
-    while True:
-        solved = Solved(program_of(_of_columns(given, inside)))
-        u, dual, _ = solved.approach()
-        price = np.concatenate(
-            [
-                _prices(given, inside, some, u, dual)
-                for some in np.array_split(outside, -(-outside.size // most))
-            ]
-        )
-        if price.min(initial=0.0) >= 0.0:
-            break
-        joins = np.argsort(price)[: min(most, int((price < 0.0).sum()))]
-        inside, outside = np.append(inside, outside[joins]), np.delete(outside, joins)
-    apart = given.l1[inside] > 0
-    w = u[: inside.size].copy()
-    w[apart] -= u[inside.size : inside.size + int(apart.sum())]
-    needed = np.abs(w) > 1e-9  # the program of these proves the optimum where the other prices are above 0
-    return Solved(program_of(_of_columns(given, inside[needed | ~apart]))).exact()
-
-
-def _of_columns(given: Model, columns: np.ndarray) -> Model:
-    return given._replace(x=given.x[:, columns], l1=given.l1[columns], l2=given.l2[columns])
-
-
-def _prices(
-    given: Model, inside: np.ndarray, some: np.ndarray, u: np.ndarray, dual: np.ndarray
-) -> np.ndarray:
-    """Of further columns, how much the derivative for either sign of a weight of 0 is above 0: below it, they join."""
-    wide = Solved(program_of(_of_columns(given, np.append(inside, some))))
-    k, m, n_apart = inside.size, some.size, int((given.l1[inside] > 0).sum())
-    d = k + m
-    point = np.concatenate([u[:k], np.zeros(m), u[k : k + n_apart], np.zeros(m), u[k + n_apart :]])
-    price = wide.derivatives(point)[0] - wide.a.T @ dual
-    return np.minimum(price[k:d], price[d + n_apart : d + n_apart + m])
-
-
-@one_thread
 def optimal_weights(given: Model) -> np.ndarray:
     """Weights at the optimum, (d, vectors), to the accuracy of float64."""
     made = program_of(given)

@@ -331,21 +331,6 @@ def new_totals(n_lanes: int) -> np.ndarray:
     return totals
 
 
-def slow_shuffle(n: int, key: int) -> list[int]:
-    """Return what `primitives.shuffle` makes of 0 … n - 1, in Python's own integers."""
-    word = 2**64 - 1
-
-    def mix(z: int) -> int:
-        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & word
-        z = (z ^ (z >> 27)) * 0x94D049BB133111EB & word
-        return z ^ (z >> 31)
-
-    order, state = list(range(n)), key
-    for i in range(n - 1, 0, -1):
-        state = (state + 0x9E3779B97F4A7C15) & word
-        j = (mix(state) >> 32) * (i + 1) >> 32
-        order[i], order[j] = order[j], order[i]
-    return order
 
 
 def slow_margins(x: np.ndarray, w: np.ndarray) -> np.ndarray:

@@ -14,20 +14,16 @@ from interrupted import stopping_after
 from reference import (
     augmented,
     exact_optimum,
-    loss_values,
     primal_objectives,
     run_weights,
 )
 from small_datasets import Rows, columns_of, multiclass, random_rows, write_dataset
-from test_primal import Pass
 
-from streamcd import Dataset, Result, convert, make_columns, resume, train
+from streamcd import Dataset, Result, resume, train
 from streamcd.core.errors import Interrupted, UsageError
 from streamcd.runs.lane_groups import resolve
 from streamcd.runs.options import TrainOptions
-from streamcd.solvers import extrapolation
 from streamcd.solvers.registry import SOLVERS
-from streamcd.training import stopping
 from streamcd.training.checkpoint import read_arrays, read_config
 from tools.simulated_cluster import Simulation
 
@@ -128,83 +124,6 @@ def test_workers_take_a_fraction_of_the_rounds_too(
 # Plain descent
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("problem", [random_rows, multiclass])
-def test_a_kappa_of_0_is_plain_descent_bit_for_bit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str, problem: Any
-) -> None:
-    """Through all of the mechanism: a centre, sums and a certificate, but kappa = 0."""
-    data = write_dataset(tmp_path / "data", problem(), n_chunks=8)
-    asked = {"loss": loss, "C": 2.0, "tol": 0.0, "max_passes": 12, "bias": 1.0}
-    train(data, tmp_path / "plain", acceleration="none", **asked)
-    monkeypatch.setattr("streamcd.runs.choices.choose_acceleration", lambda asked, listener: asked)
-    train(data, tmp_path / "zero", acceleration=0.0, **asked)
-    plain, zero = state_of(tmp_path / "plain"), state_of(tmp_path / "zero")
-    assert "matrix_centre_or_w_alpha" in zero
-    # the certified point is kept where acceleration is on; w(alpha), which plain runs go on from, is beside it
-    np.testing.assert_array_equal(plain["w"], zero["matrix_centre_or_w_alpha"])
-    for name in ("lane_dual_sum", "lane_primal", "lane_dual", "lane_gap", "lane_n_active", "lane_estimate"):
-        np.testing.assert_array_equal(plain[name], zero[name])
-
-
-@pytest.mark.filterwarnings("ignore:not converged")
-@pytest.mark.parametrize("method", ["primal", "online"])
-@pytest.mark.parametrize("free", [False, True])
-def test_an_extrapolation_by_0_is_plain_descent_bit_for_bit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, free: bool
-) -> None:
-    data = columns_of(tmp_path / "data", multiclass())
-    asked: dict[str, Any] = {
-        "method": method,
-        "bias": 1.0,
-        "unpenalized_bias": free,
-        "tol": 1e-12,
-        "max_passes": 12,  # certificates of online are made at other passes than in plain runs
-        "C": [0.5, 5.0],
-    }
-    train(data, tmp_path / "plain", acceleration="none", **asked)
-    monkeypatch.setattr(extrapolation, "_MAX_FACTOR", 0.0)
-    train(data, tmp_path / "zero", **asked)
-    plain, zero = state_of(tmp_path / "plain"), state_of(tmp_path / "zero")
-    assert "row_previous" in zero
-    for name in ("w", "row_score", "lane_primal", "lane_dual", "lane_gap", "lane_estimate", "lane_passes"):
-        np.testing.assert_array_equal(plain[name], zero[name])
-
-
-@pytest.mark.parametrize("loss", ["squared_hinge", "log_loss"])
-@pytest.mark.parametrize("free", [False, True])
-def test_no_extrapolation_makes_the_objective_rise(tmp_path: Path, loss: str, free: bool) -> None:
-    """Not one up to the factor that needs no trial, nor one that is far too long, which is shortened."""
-    x, y = random_rows(60, 5, seed=2)
-    data, dense = columns_of(tmp_path / "data", (x, y)), augmented(x, 1.0)
-    rng, shortened = np.random.default_rng(0), 0
-
-    def objectives(w: np.ndarray) -> np.ndarray:
-        losses = loss_values(loss, y[:, None] * (dense @ w)).sum(axis=0)
-        return 0.5 * (w[: 5 if free else 6] ** 2).sum(axis=0) + np.array([1.0, 30.0]) * losses
-
-    for size in (0.01, 0.3, 3.0, 3.0):
-        it = Pass(data, loss, acceleration="auto", C=[1.0, 30.0], bias=1.0, free_bias=free)
-        kept, w, score = it.state.lanes, it.state.w, it.state.rows["score"]
-        start = rng.standard_normal((6, 2))
-        w[:] = start + size * rng.standard_normal((6, 2))
-        it.state.matrices["previous"][:], it.state.rows["previous"][:] = start, dense @ start
-        score[:] = dense @ w
-        it.solver.conclude_pass(it.state, np.arange(2))
-        ends, moved, free_factor = w.copy(), w - start, kept["free_extrapolation"].clip(0.0, 1.0)
-        before = objectives(w)
-        np.testing.assert_allclose(kept["line_start"], before, rtol=1e-12)
-        for share in np.linspace(0.0, 1.0, 5):
-            assert (objectives(ends + share * free_factor * moved) <= before * (1 + 1e-12)).all()
-        kept["extrapolation"][:], kept["free_extrapolation"][:] = 50.0, 0.0
-        it.visit([])
-        shortened += int((kept["extrapolation"] < 50.0).sum())
-        assert (objectives(w) <= before * (1 + 1e-12)).all()
-        np.testing.assert_allclose(score, dense @ w, rtol=1e-9, atol=1e-9)
-        np.testing.assert_array_equal(it.state.matrices["previous"], ends)
-    assert shortened > 0
-
-
 @pytest.mark.parametrize("options", [{"omega": 1.5}, {"eps": 0.1}, {"loss": "twin", "method": "sor"}])
 def test_where_it_does_not_apply_training_is_plain(tmp_path: Path, options: dict[str, Any]) -> None:
     """Said where it was left to auto, refused where a kappa was asked for."""
@@ -251,20 +170,6 @@ def test_without_room_for_scores_twice_primal_training_is_plain_and_says_so(tmp_
         assert config.options.acceleration == expected
         assert (config.plan.page_rows > 0) == (memory == 10)
     assert sum("without acceleration" in line and "scores" in line for line in notes.messages) == 1
-
-
-def test_online_certifies_rarely_though_a_pass_leaves_out_features(tmp_path: Path, real_data: Any) -> None:
-    """13 features, and the estimate knows those visited: there were 7 and 5 certifying reads, and 24 and 25 passes."""
-    convert(real_data("heart_scale"), tmp_path / "data", shard_size=2252, chunk_size=281)
-    make_columns(tmp_path / "data")
-    data = tmp_path / "data"
-    for C, most in ((10.0, 22), (100.0, 28)):
-        run = tmp_path / str(C)
-        found = train(data, run, method="online", C=C, tol=1e-3)
-        kinds = [json.loads(line)["kind"] for line in (run / "log.jsonl").read_text().splitlines()]
-        assert found.converged
-        assert found.passes <= most
-        assert kinds.count("certify") <= 4
 
 
 def test_by_the_primal_method_the_violation_is_that_of_the_weights(tmp_path: Path) -> None:
@@ -327,32 +232,6 @@ def test_shrinking_keeps_its_gain(tmp_path: Path) -> None:
     assert np.mean(active) < 0.7 * data.n_rows
 
 
-def test_after_a_failed_certificate_the_next_waits_for_as_small_an_estimate_as_the_gap_has_shown() -> None:
-    """A bound of 0.05, on data whose estimates are a fiftieth of the gap, meant a certificate every few passes.
-
-    A single failure counts half, and where the estimate was above the gap it says nothing.
-    """
-    lanes = {"caution": np.ones(1), "known_estimate": np.array([0.02]), "gap": np.ones(1)}
-    shares = []
-    for _ in range(8):
-        shares.append(stopping._caution_after_failure(lanes, 0, "proximal"))
-        lanes["caution"][0] = shares[-1]
-    assert shares[0] == pytest.approx((0.97 * 0.02) ** 0.5)
-    assert 0.97 * 0.02 < shares[-1] < 0.02
-    lanes = {"caution": np.ones(1), "known_estimate": np.array([1.2]), "gap": np.ones(1)}
-    assert stopping._caution_after_failure(lanes, 0, "proximal") == 1.0
-
-
-@pytest.mark.parametrize("loss", ["squared_hinge", "log_loss"])
-def test_kappa_is_found_within_the_first_pass(loss: str, tmp_path: Path) -> None:
-    """It took four passes to grow to this size, a factor of 4 to 8 in each."""
-    data = write_dataset(tmp_path / "data", badly_conditioned(4000))
-    train(data, tmp_path / "run", loss=loss, C=10.0, max_passes=6, tol=0.0)
-    lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
-    kappa = [line["kappa"][0] for line in lines if line["kind"] == "train"]
-    assert 0.5 < kappa[0] / kappa[4] < 2.0
-
-
 def test_with_logistic_loss_nearly_orthogonal_rows_go_back_to_plain_descent(tmp_path: Path) -> None:
     """They took 13 passes, with kappa from 1.6 to 4; plain descent 9. The way back is in the state."""
     data = write_dataset(tmp_path / "data", nearly_orthogonal(), n_chunks=12)
@@ -365,18 +244,3 @@ def test_with_logistic_loss_nearly_orthogonal_rows_go_back_to_plain_descent(tmp_
         train(data, tmp_path / "stopped", stop_requested=stopping_after(5), **asked)
     resume(tmp_path / "stopped")
     np.testing.assert_array_equal(state_of(tmp_path / "stopped")["w"], state_of(tmp_path / "auto")["w"])
-
-
-def test_after_two_failed_certificates_the_next_waits_until_their_gaps_extrapolate_to_the_tolerance() -> None:
-    """There were 5 where the estimates were noisy, by online, each after the lowest estimate so far."""
-    lanes = {name: np.zeros(1) for name in ("failed_gap", "failed_at", "gap_fall")}
-    for n_passes, gap in ((10, 0.8), (14, 0.4)):
-        assert stopping._extrapolated_gap(lanes | {"passes": np.array([n_passes])}, 0) == 0.0
-        lanes |= {"passes": np.array([n_passes]), "gap": np.array([gap])}
-        stopping._record_failure(lanes, 0)
-    lanes["passes"][0] = 18
-    assert stopping._extrapolated_gap(lanes, 0) == pytest.approx(0.2)
-    lanes["gap"][0] = 0.3999
-    stopping._record_failure(lanes, 0)
-    lanes["passes"][0] += 10
-    assert stopping._extrapolated_gap(lanes, 0) <= 0.3

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from heard import Heard
 from interrupted import ended
-from small_datasets import multiclass, random_rows, write_dataset
+from small_datasets import random_rows, write_dataset
 from test_memory import assert_within, peak_of_training, write_large
 
 from streamcd import Dataset, train
@@ -35,10 +35,6 @@ def plan_of(dataset: Dataset, n_chunks: int) -> Plan:
     """A plan whose windows hold so many average chunks, and whose arenas hold no more than that."""
     rows, entries = (int(1.1 * n_chunks * n / dataset.n_chunks) for n in (dataset.n_rows, dataset.n_entries))
     return Plan(entries, rows, resident=False, readers=4)
-
-
-def without_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Stream, "keep_active", lambda *_: "")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -156,43 +152,6 @@ def dataset(tmp_path: Path) -> Dataset:
     x, _ = random_rows(1000, 30, seed=3, density=0.6)
     y = np.where(x @ np.linspace(-1, 1, 30) > 0, 1.0, -1.0)
     return write_dataset(tmp_path / "data", (x, y), n_chunks=20, n_shards=3)
-
-
-@pytest.mark.parametrize(
-    ("loss", "acceleration", "C"),
-    [
-        ("hinge", "none", 1.0),
-        ("hinge", "auto", [0.01, 1.0]),
-        ("squared_hinge", "none", [0.01, 1.0]),
-        ("crammer_singer", "auto", 1.0),
-        ("twin", "none", 1.0),
-    ],
-)
-def test_copies_change_no_bit_and_save_reading(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str, acceleration: str, C: Any
-) -> None:
-    """Several lanes too: a row is active if it is active in any lane that is not done."""
-    rows = multiclass(4, 300) if loss == "crammer_singer" else random_rows(450, 12, seed=21)
-    dataset = write_dataset(tmp_path / "data", rows, n_chunks=12, n_shards=3)
-    asked = options(loss, acceleration, C=C, plan=plan_of(dataset, 4), max_passes=25)
-    saved = train(dataset, tmp_path / "copies", **asked)
-    without_copies(monkeypatch)
-    plain = train(dataset, tmp_path / "plain", **asked)
-    assert ended(tmp_path / "copies") == ended(tmp_path / "plain")
-    assert saved.bytes_read <= plain.bytes_read
-    assert saved.bytes_read < 0.95 * plain.bytes_read or loss != "hinge"
-
-
-def test_bytes_read_fall_as_rows_shrink(tmp_path: Path, dataset: Dataset) -> None:
-    """A pass reads copies on disk and those dual variables that are always read."""
-    asked = options("hinge", "none", plan=plan_of(dataset, 2))
-    train(dataset, tmp_path / "run", **asked)
-    log = [line for line in log_of(tmp_path / "run") if line["kind"] == "train"]
-    assert log[-1]["bytes_read"] < 0.3 * log[1]["bytes_read"]
-    assert 0 < max(line["scratch_bytes"] for line in log) <= 0.5 * dataset.bytes_on_disk()
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
-        "config.json", "dual", "lock", "log.jsonl", "model", "state.npz",
-    ]  # fmt: skip
 
 
 def full_disk(*_: Any) -> Any:

@@ -163,42 +163,6 @@ def test_a_bias_that_is_no_number_is_refused(tmp_path: Path, dense: Dataset) -> 
 # Methods: the bias by default is a column of ones
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"loss": "squared_hinge"},
-        {"loss": "hinge"},
-        {"loss": "log_loss"},
-        {"loss": "crammer_singer"},
-        {"loss": "log_loss", "method": "primal"},
-        {"loss": "squared_hinge", "method": "online"},
-        {"loss": "twin"},
-        {"loss": "twin", "method": "sor"},
-    ],
-    ids=lambda options: "-".join(options.values()),
-)
-def test_every_method_reaches_the_optimum_of_rows_with_a_column_of_ones(
-    tmp_path: Path, options: dict[str, Any]
-) -> None:
-    x, y = unbalanced_rows()
-    with_ones, tol = np.column_stack([x, np.ones(N_ROWS)]), 1e-6
-    found = []
-    for name, rows, matrix in (("dense", x, x), ("sparse", with_ones, sp.csr_array(with_ones))):
-        dataset = streamcd.convert((matrix, y), tmp_path / name, dtype="float64")
-        if options.get("method") in ("primal", "online"):
-            streamcd.make_columns(dataset)
-        result = streamcd.train(dataset, tmp_path / f"{name}-run", tol=tol, max_passes=5000, **options)
-        assert result.converged
-        found.append((result.model.bias, result.primal_objective, result.model.decision_function(rows)))
-    (bias, objective, decisions), (none, expected, expected_decisions) = found
-    assert (bias, none) == (1.0, -1.0)
-    assert objective == pytest.approx(expected, rel=2 * tol)
-    if (
-        options["loss"] != "twin"
-    ):  # the norm of a plane, which its distances are divided by, leaves the bias out
-        assert np.abs(decisions - expected_decisions).max() < 0.05
-
-
 def test_a_model_with_the_default_bias_goes_to_liblinear_and_back(tmp_path: Path, dense: Dataset) -> None:
     model = streamcd.train(dense, tmp_path / "run").model
     streamcd.export(model, tmp_path / "model.txt")

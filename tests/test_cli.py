@@ -6,15 +6,12 @@ import errno
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import forking
-import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from command_line import run, run_json
@@ -67,14 +64,6 @@ def trained(made) -> Path:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Help
-
-
-COMMANDS = sorted(cli.commands)
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_takes_json(command):
-    assert "--json" in {option for parameter in cli.commands[command].params for option in parameter.opts}
 
 
 @pytest.mark.parametrize(
@@ -133,102 +122,11 @@ def test_training_does_not_load_what_costs_the_users_memory(data, tmp_path):
 # From text to predictions
 
 
-def test_the_whole_way_in_json(text, tmp_path, small_problem):
-    y = small_problem("random")[1]
-    converted = run_json("convert", text, tmp_path / "data")
-    for key in (
-        "n_rows",
-        "n_features",
-        "n_entries",
-        "classes",
-        "n_shards",
-        "n_chunks",
-        "bytes",
-        "fingerprint",
-    ):
-        assert key in converted
-    assert (converted["n_rows"], converted["n_features"], converted["classes"]) == (80, 10, [-1, 1])
-    assert run_json("info", tmp_path / "data") == converted
-    assert run_json("verify", tmp_path / "data") == {"ok": True, "problems": []}
-
-    trained = run_json(
-        "train", tmp_path / "data", tmp_path / "run", "--loss", "hinge", "-C", "0.5", "--tol", "1e-8"
-    )
-    keys = (
-        "primal_objective dual_objective gap violation converged stop_reason passes seconds kernel_seconds bytes_read "
-        "peak_memory_bytes n_features n_rows n_lanes lanes"
-    )
-    assert set(keys.split()) <= set(trained)
-    assert 0 < trained["kernel_seconds"] < trained["seconds"]
-    assert trained["converged"] is True
-    assert trained["gap"] <= 1e-8
-    assert run_json("resume", tmp_path / "run")["primal_objective"] == trained["primal_objective"]
-
-    evaluated = run_json("evaluate", tmp_path / "data", tmp_path / "run")
-    assert evaluated["primal_objective"] == pytest.approx(trained["primal_objective"], rel=1e-9)
-    assert np.array(evaluated["confusion"]).sum() == 80
-    assert run_json("evaluate", text, tmp_path / "run")["accuracy"] == evaluated["accuracy"]
-
-    predicted = run_json("predict", text, tmp_path / "run", "-o", tmp_path / "p.parquet")
-    assert predicted["n_rows"] == 80
-    found = pq.read_table(tmp_path / "p.parquet")["prediction"].to_numpy()
-    assert np.mean(found == y) == evaluated["accuracy"]
-    labels = run("predict", tmp_path / "data", tmp_path / "run", "-o", "-")
-    assert [int(line) for line in labels.stdout.splitlines()] == found.tolist()
-
-    assert run_json("export", tmp_path / "run", tmp_path / "m.txt")["format"] == "liblinear"
-    assert run_json("import", tmp_path / "m.txt", tmp_path / "model")["labels"] == [-1, 1]
-    np.testing.assert_array_equal(
-        load_model(tmp_path / "model").weights, load_model(tmp_path / "run").weights
-    )
-
-
-def test_a_dataset_is_exported_as_text(text, data, tmp_path):
-    assert run_json("export", data, tmp_path / "out.libsvm", "--format", "libsvm")["format"] == "libsvm"
-    assert run("export", data, tmp_path / "again.libsvm").returncode == 0
-    run("convert", tmp_path / "out.libsvm", tmp_path / "again", "--quiet")
-    keys = ("n_rows", "n_features", "n_entries", "classes", "class_counts")
-    before, after = run_json("info", data), run_json("info", tmp_path / "again")
-    assert [before[key] for key in keys] == [after[key] for key in keys]
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.usefixtures("lend")
-def test_skipped_query_ids_are_told_once_where_text_is_read(made, tmp_path, workers):
-    (tmp_path / "q.txt").write_text("1 qid:1 1:1\n-1 qid:2 2:1\n")
-    told = "2 qid: tokens skipped: query groups have no meaning here"
-    for command in (
-        ("convert", tmp_path / "q.txt", tmp_path / "q"),
-        ("evaluate", tmp_path / "q.txt", made / "run"),
-        ("predict", tmp_path / "q.txt", made / "run", "-o", tmp_path / "p.csv"),
-    ):
-        assert run(*command, "--workers", workers).stderr.count(told) == 1
-
-
-def test_only_commands_with_a_memory_budget_are_advised_to_lower_it(made, tmp_path, monkeypatch):
-    def exhausted(*arguments: object, **options: object) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr("streamcd.models.liblinear.import_liblinear", exhausted)
-    monkeypatch.setattr("streamcd.models.export.export_liblinear", exhausted)
-    (tmp_path / "m.txt").touch()
-    line = refused("import", tmp_path / "m.txt", tmp_path / "model", status=1)
-    assert line == "streamcd: error: out of memory; free some of the machine's"
-    assert "give a smaller --memory" in refused("export", made / "run", tmp_path / "new.txt", status=1)
-
-
 def test_quiet_says_nothing_but_the_result(data, tmp_path):
     # a process of its own: that of the tests may hold more than the budget, which is warned of
     found = forking.run(["-m", "streamcd", "train", data, tmp_path / "run", "--quiet"])
     assert found.stderr == ""
     assert "relative gap" in found.stdout
-
-
-def test_standard_input_is_converted(text, tmp_path):
-    done = forking.run(
-        ["-m", "streamcd", "convert", "-", tmp_path / "data", "--json"], input=text.read_text()
-    )
-    assert json.loads(done.stdout)["n_rows"] == 80
 
 
 def test_class_weights_reach_the_model(data, tmp_path):
@@ -239,20 +137,6 @@ def test_class_weights_reach_the_model(data, tmp_path):
     assert evaluated["primal_objective"] == pytest.approx(
         run_json("resume", tmp_path / "b")["primal_objective"]
     )
-
-
-def test_a_path_over_c_keeps_a_model_for_each(data, text, tmp_path):
-    trained = run_json("train", data, tmp_path / "path", "-C", "0.1,1", "--tol", "1e-6")
-    assert [lane["C"] for lane in trained["lanes"]] == [0.1, 1.0]
-    assert "-C" in refused("evaluate", data, tmp_path / "path")
-    for lane in trained["lanes"]:
-        found = run_json("evaluate", data, tmp_path / "path", "-C", lane["C"])
-        assert found["primal_objective"] == pytest.approx(lane["primal_objective"], rel=1e-9)
-    assert "models" in run("resume", tmp_path / "path").stdout
-    assert "no model for C = 3" in refused(
-        "predict", text, tmp_path / "path", "-C", 3, "-o", tmp_path / "p.parquet"
-    )
-    assert run("export", tmp_path / "path", tmp_path / "m.txt", "-C", 1).returncode == 0
 
 
 def test_a_code_matrix_comes_from_a_file(small_problem, tmp_path):
@@ -270,12 +154,6 @@ def test_a_code_matrix_comes_from_a_file(small_problem, tmp_path):
     ):
         (tmp_path / "code").write_text(content)
         assert message in refused("train", tmp_path / "data", tmp_path / "run2", "--code", tmp_path / "code")
-
-
-def test_training_starts_from_another_run(data, trained, tmp_path):
-    started = run_json("train", data, tmp_path / "next", "-C", 1.1, "--tol", "1e-6", "--start-from", trained)
-    alone = run_json("train", data, tmp_path / "alone", "-C", 1.1, "--tol", "1e-6")
-    assert started["primal_objective"] == pytest.approx(alone["primal_objective"], rel=2e-6)
 
 
 def test_not_converged_is_a_warning_that_names_resume(data, tmp_path):
@@ -359,38 +237,10 @@ def test_a_users_mistake_is_one_line_and_status_2(arguments, message, made, monk
     assert sorted(made.rglob("*")) == before
 
 
-def test_a_bad_line_is_named_by_file_and_number(tmp_path):
-    (tmp_path / "bad.libsvm").write_text("1 1:1\n1 2:x\n")
-    assert "bad.libsvm:2: " in refused("convert", tmp_path / "bad.libsvm", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 def test_an_error_under_json_is_one_object_too(tmp_path):
     found = run("info", tmp_path / "nowhere", "--json")
     assert found.returncode == 2
     assert json.loads(found.stdout)["exit_status"] == 2
-
-
-def test_a_damaged_dataset_fails_verification_and_training_by_name(made, tmp_path):
-    data = Path(shutil.copytree(made / "data", tmp_path / "data"))
-    part = next((data / "entries").iterdir())
-    content = bytearray(part.read_bytes())
-    content[len(content) // 3] ^= 4
-    part.write_bytes(content)
-    found = run("verify", data, "--json")
-    assert found.returncode == 2
-    assert part.name in json.loads(found.stdout)["problems"][0]
-    assert part.name in refused("train", data, tmp_path / "run")
-    part.unlink()
-    assert "missing" in refused("train", data, tmp_path / "run")
-    assert "missing" in run("verify", data).stderr
-
-
-def test_a_damaged_manifest_fails_verification(made, tmp_path):
-    data = Path(shutil.copytree(made / "data", tmp_path / "data"))
-    (data / "manifest.json").write_text("{")
-    found = run("verify", data, "--json")
-    assert (found.returncode, json.loads(found.stdout)["ok"]) == (2, False)
 
 
 def test_a_directory_without_permission_is_named_in_place_of_a_temporary_file(tmp_path, monkeypatch):
@@ -460,17 +310,6 @@ def test_a_reader_that_leaves_early_makes_no_noise(trained):
         assert forking.run(command, stdout=into).stderr == ""
     finally:
         os.close(into)
-
-
-@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_saves_a_checkpoint_and_says_how_to_go_on(data, tmp_path, signum, status):
-    process = forking.start_endless_training(data, tmp_path / "run", stdout=forking.DEVNULL)
-    process.send_signal(signum)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == status, errors
-    assert f"streamcd resume {tmp_path / 'run'}" in errors
-    assert "Traceback" not in errors
-    assert run_json("resume", tmp_path / "run", "--tol", "1e-3")["converged"] is True
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -544,27 +383,6 @@ def test_an_end_of_file_is_not_told_as_ctrl_c(monkeypatch):
 
     monkeypatch.setattr("streamcd.cli.session.Console", fail)
     assert isinstance(CliRunner().invoke(cli, ["verify", "x"]).exception, EOFError)
-
-
-@pytest.fixture
-def log_run(data, tmp_path) -> Path:
-    assert run("train", data, tmp_path / "log-run", "--loss", "logistic").returncode == 0
-    return tmp_path / "log-run"
-
-
-def test_predictions_are_written_as_the_name_of_the_file_says(text, log_run, tmp_path):
-    for name in ("p.csv", "p.txt", "p.parquet"):
-        assert run_json("predict", text, log_run, "-o", tmp_path / name, "-b", 1)["n_rows"] == 80
-    assert (tmp_path / "p.csv").read_text().startswith("source,prediction,probability_-1,probability_1\n0,")
-    assert (tmp_path / "p.txt").read_text().startswith("labels -1 1\n")
-    decided = run("predict", text, log_run, "-o", "-", "--decision").stdout.splitlines()
-    assert [float(line.split()[1]) for line in decided] == pq.read_table(tmp_path / "p.parquet")[
-        "decision"
-    ].to_pylist()
-    assert run("predict", text, log_run, "-o", "-", "-b", 0).stdout.split() == [
-        line.split()[0] for line in decided
-    ]
-    assert "expected 0 or 1" in refused("predict", text, log_run, "-o", "-", "-b", 2)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -27,7 +25,6 @@ from streamcd.core.metadata import write_metadata
 from streamcd.dataset import verify as verify_module
 from streamcd.dataset.manifests import COLUMN_LAYOUT
 
-ROOT = Path(__file__).resolve().parent.parent
 SMALL = {"chunk_size": 200, "shard_size": 1500}
 
 
@@ -131,29 +128,6 @@ def test_result_does_not_depend_on_the_workers(
     assert [name for name in os.listdir(other.path) if name.startswith(".")] == []
 
 
-def test_jobs_begin_where_parts_do(tmp_path: Path) -> None:
-    """Of a feature that takes several parts, all are in one job; every entry is in one."""
-    rng = np.random.default_rng(5)
-    dense = (rng.random((400, 12)) < np.array([1.0, 0.02] * 6)).astype(float)
-    dataset = write_dataset(
-        tmp_path / "data", (sp.csr_array(dense), np.where(rng.random(400) < 0.5, 1.0, -1.0))
-    )
-    form = {"chunk_bytes": 200, "shard_bytes": 1500, "compression": "lz4"}
-    divided = transpose._divide(dataset, form, transpose.Plan(1_000, 2_000), 12)
-    buckets, jobs = divided["buckets"], divided["jobs"]
-    columns = make_columns(dataset, **SMALL)
-    begins = np.searchsorted(columns.chunk_part, np.arange(columns.n_shards))
-    assert 2 < len(jobs) < columns.n_shards
-    assert len(buckets) > len(jobs)
-    assert sum(bucket.n_entries for bucket in buckets) == dataset.n_entries
-    for one in (buckets, jobs):
-        assert [before.stop for before in one[:-1]] == [after.start for after in one[1:]]
-    assert (buckets[0].start, buckets[-1].stop, jobs[0].start, jobs[-1].stop) == (0, 12, 0, len(buckets))
-    for job in jobs[1:]:
-        assert columns.first_feature[begins[job.shard]] == buckets[job.start].start
-        assert begins[job.shard] in columns.unit_start
-
-
 @pytest.mark.usefixtures("lend")
 @pytest.mark.parametrize("phase", ["scatter", "sort"])
 def test_killed_workers_have_done_what_they_have_done(dataset: Dataset, phase: str) -> None:
@@ -190,43 +164,6 @@ def test_killed_workers_have_done_what_they_have_done(dataset: Dataset, phase: s
     release_lock(lock)
     assert files_of(make_columns(dataset, workers=2, listener=Told(), **SMALL)) == expected
     assert messages
-
-
-def test_interrupted_work_is_not_done_again(
-    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Stopped again and again: it goes on after the tasks that were done, and ends with the same bytes."""
-    expected = files_of(make_columns(dataset, **SMALL))
-    other = write_dataset(tmp_path / "other", wide_rows(), n_chunks=7, n_shards=3)
-    monkeypatch.setattr(transpose, "_make_plan", lambda *_: transpose.Plan(2_500, 3_000))
-    monkeypatch.setattr(transpose, "_TASK_ENTRIES", dataset.n_entries // 7)
-
-    class Stop(Exception):
-        pass
-
-    seen: list[tuple[str, int]] = []
-
-    class Impatient(transpose.Listener):
-        def __init__(self, patience: int) -> None:
-            self.patience = patience
-
-        def progress(self, progress: transpose.Progress) -> None:
-            seen.append((progress.phase, progress.done))
-            self.patience -= 1
-            if self.patience <= 0:
-                raise Stop
-
-    for attempt in range(200):
-        try:
-            columns = make_columns(other, listener=Impatient(3 + attempt // 4), **SMALL)
-            break
-        except Stop:
-            pass
-    assert 5 < attempt < 199
-    steps = [done for phase, done in seen if phase == "scatter"]
-    assert len(steps) < 3 * 7, "shares that were dealt out were dealt out again"
-    assert files_of(columns) == expected
-    assert [name for name in os.listdir(other.path) if name.startswith(".")] == []
 
 
 def test_kill_leaves_no_half_layout(dataset: Dataset) -> None:
@@ -443,25 +380,3 @@ def test_command_line_makes_the_layout(dataset: Dataset) -> None:
     again = command_line.run("columns", dataset.path)
     assert again.returncode == 2
     assert "--force" in again.stderr
-
-
-@pytest.mark.slow
-def test_a_hundred_million_entries_within_400_megabytes(tmp_path: Path) -> None:
-    """Peak memory within the budget, in no more than three times what the conversion of the same text takes."""
-    text, data = tmp_path / "text", tmp_path / "data"
-    make = [sys.executable, str(ROOT / "tools" / "make_data.py")]
-    size = ["--rows", "1000000", "--features", "300000", "--entries", "100"]
-    subprocess.run([*make, "text", str(text), *size, "--as", "text"], check=True)
-    figures = {}
-    for step in (["convert", str(text), str(data)], ["columns", str(data)]):
-        started = time.monotonic()
-        command = [sys.executable, "-m", "streamcd", *step, "--memory", "400MB", "--quiet"]
-        code = (
-            "import resource, subprocess, sys\n"
-            f"subprocess.run({command!r}, check=True)\n"
-            "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)\n"
-        )
-        done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
-        figures[step[0]] = (time.monotonic() - started, int(done.stdout.split()[-1]))
-    assert figures["columns"][1] <= 400_000_000
-    assert figures["columns"][0] <= 3 * figures["convert"][0]

@@ -57,14 +57,6 @@ def by_index(model: streamcd.Model) -> dict[int, float]:
     return {number: weight for number, weight in weights.items() if weight}
 
 
-def same_weights(model: streamcd.Model, other: streamcd.Model) -> bool:
-    found, expected = by_index(model), by_index(other)
-    largest = max(map(abs, expected.values()))
-    return found.keys() == expected.keys() and all(
-        abs(found[index] - expected[index]) < 1e-4 * largest for index in expected
-    )
-
-
 def predictions(data: Any, run: Path) -> np.ndarray:
     out = run.parent / "predictions.parquet"
     streamcd.predict(data, run, out, force=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gzip
 import itertools
 import lzma
 import os
@@ -23,7 +22,6 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from forking import Forked
-from heard import Heard
 from small_datasets import feature_statistics
 
 from streamcd import Dataset, convert, make_columns
@@ -31,11 +29,10 @@ from streamcd import open as open_dataset
 from streamcd.cli.synthetic import write_text_like
 from streamcd.conversion import staging
 from streamcd.conversion.external_shuffle import row_keys
-from streamcd.conversion.feature_statistics import LabelCounts, Summing, read_statistics
+from streamcd.conversion.feature_statistics import Summing, read_statistics
 from streamcd.conversion.plan import _LEAST_BYTES, Plan
 from streamcd.core.errors import DataError, EnvironmentFailure, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
-from streamcd.core.progress import Progress
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -113,13 +110,6 @@ def test_sorted_by_class_input_is_shuffled(text_file: Path, tmp_path: Path) -> N
     assert all(0.3 < share < 0.7 for share in shares[:-1])
     source = np.concatenate([dataset.read(chunk).source for chunk in range(dataset.n_chunks)])
     assert abs(np.corrcoef(source, np.arange(source.size))[0, 1]) < 0.1
-
-
-def test_another_seed_gives_another_order_of_the_same_rows(text_file: Path, tmp_path: Path) -> None:
-    one, other = (convert(text_file, tmp_path / f"{seed}", seed=seed) for seed in (0, 1))
-    assert not np.array_equal(one.read(0).source, other.read(0).source)
-    for first, second in zip(all_rows(one), all_rows(other), strict=True):
-        assert (first != second).sum() == 0
 
 
 @pytest.mark.parametrize("sort_bytes", [50_000, 1 << 22])
@@ -215,42 +205,8 @@ def test_rows_that_get_wide_indices_late_are_sorted_with_the_others(
     assert dataset.verify() == []
 
 
-def test_same_fingerprint_from_parts_compressed_or_standard_input(text_file: Path, tmp_path: Path) -> None:
-    expected = convert(text_file, tmp_path / "whole").fingerprint
-    lines = text_file.read_bytes().splitlines(keepends=True)
-    (tmp_path / "parts").mkdir()
-    (tmp_path / "parts" / "1").write_bytes(b"".join(lines[:1000]))
-    (tmp_path / "parts" / "2").write_bytes(gzip.compress(b"".join(lines[1000:])))
-    assert convert(tmp_path / "parts", tmp_path / "from parts").fingerprint == expected
-    program = "import sys; from streamcd import convert; print(convert('-', sys.argv[1]).fingerprint)"
-    done = forking.run(["-c", program, tmp_path / "from pipe"], input=text_file.read_bytes())
-    assert done.stdout.strip() == expected
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Base, width, labels
-
-
-@pytest.mark.parametrize(
-    ("text", "options", "base", "n_features"),
-    [
-        ("1 1:1 5:1\n", {}, 1, 5),
-        ("1 1:1 5:1\n-1 0:1\n", {}, 0, 6),
-        ("1 1:1 5:1\n-1 0:0\n", {}, 0, 6),
-        ("1 1:1 5:1\n", {"index_base": 0}, 0, 6),
-        ("1 1:1 5:1\n", {"index_base": "1", "n_features": 9}, 1, 9),
-        ("1 1:1 5:1\n", {"n_features": 5}, 1, 5),
-    ],
-)
-def test_index_base_and_width(
-    text: str, options: dict[str, Any], base: int, n_features: int, tmp_path: Path
-) -> None:
-    (tmp_path / "in").write_text(text)
-    dataset = convert(tmp_path / "in", tmp_path / "out", **options)
-    assert (dataset.index_base, dataset.n_features) == (base, n_features)
-    x, _, _ = all_rows(dataset)
-    assert x.toarray()[0].nonzero()[0].tolist() == [1 - base, 5 - base]
-    assert dataset.verify() == []
 
 
 def test_an_index_beyond_the_width_is_refused_by_line_also_where_the_base_is_known_late(
@@ -263,22 +219,6 @@ def test_an_index_beyond_the_width_is_refused_by_line_also_where_the_base_is_kno
     with pytest.raises(DataError, match="in:2: expected indices up to 4 "):
         convert(tmp_path / "in", tmp_path / "out", n_features=5)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]
-
-
-def test_like_takes_base_width_and_labels_from_the_training_side(tmp_path: Path) -> None:
-    (tmp_path / "train").write_text("1 0:1 4:1\n-1 2:1\n3 1:1\n")
-    (tmp_path / "test").write_text("1 1:7 4:1 5:1 9:0\n1 9:2\n")
-    train = convert(tmp_path / "train", tmp_path / "train.d")
-    recorder = Heard()
-    test = convert(tmp_path / "test", tmp_path / "test.d", like=tmp_path / "train.d", listener=recorder)
-    assert (test.index_base, test.n_features) == (0, train.n_features)
-    assert test.classes is not None
-    assert test.classes.tolist() == [-1, 1, 3]
-    assert test.class_counts is not None
-    assert test.class_counts.tolist() == [0, 2, 0]
-    assert all_rows(test)[0].toarray().tolist() == [[0, 7, 0, 0, 1], [0, 0, 0, 0, 0]]
-    assert any(message.startswith("2 entries ignored") for message in recorder.messages)
-    assert test.verify() == []
 
 
 def test_compact_renumbers_and_keeps_the_map(tmp_path: Path, with_plan: Callable[..., None]) -> None:
@@ -303,23 +243,6 @@ def test_labels_are_counted_and_their_kind_is_kept(tmp_path: Path) -> None:
     assert dataset.info()["class_counts"] == [2, 2, 1]
     (tmp_path / "in").write_text("1.5 1:1\n-1\n")
     assert convert(tmp_path / "in", tmp_path / "decimal").info()["classes"] == [-1, 1.5]
-
-
-def test_messages_say_what_was_dropped_once(tmp_path: Path, with_plan: Callable[..., None]) -> None:
-    (tmp_path / "in").write_text("1 qid:1 1:0 2:1e-60 3:1\n" * 100)
-    recorder = Heard()
-    with_plan(block_bytes=100)
-    dataset = convert(tmp_path / "in", tmp_path / "out", listener=recorder)
-    assert recorder.messages == [
-        "indices start at 1: no index 0 occurs",
-        "100 explicit zeros dropped",
-        "100 values dropped that are zero in float32 (--dtype float64 may keep them)",
-        "100 qid: tokens skipped: query groups have no meaning here",
-        "100 rows, 3 features, 100 entries",
-    ]
-    assert dataset.manifest["n_explicit_zeros"] == dataset.manifest["n_underflows"] == 100
-    assert {progress.phase for progress in recorder.seen} == {"parse", "write"}
-    assert recorder.seen[-1] == Progress("write", 100, 100, "rows")
 
 
 def test_weights_stay_with_their_rows(
@@ -389,47 +312,6 @@ def test_feature_statistics_have_the_same_bits_whatever_the_memory_and_whoever_a
 
 # ---------------------------------------------------------------------------------------------------------------------
 # All or nothing
-
-
-def test_an_existing_dataset_is_replaced_only_by_force_and_only_at_the_end(
-    text_file: Path, tmp_path: Path
-) -> None:
-    old = convert(text_file, tmp_path / "data")
-    with pytest.raises(UsageError, match=r"data exists; .*--force"):
-        convert(text_file, tmp_path / "data")
-    (tmp_path / "bad").write_text("1 1:1\nx\n")
-    with pytest.raises(DataError):
-        convert(tmp_path / "bad", tmp_path / "data", force=True)
-    assert open_dataset(tmp_path / "data").fingerprint == old.fingerprint
-    new = convert(text_file, tmp_path / "data", force=True, seed=1)
-    assert open_dataset(tmp_path / "data").fingerprint == new.fingerprint != old.fingerprint
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad", "data", "text.libsvm"]
-
-
-def test_force_does_not_replace_what_is_not_a_dataset(text_file: Path, tmp_path: Path) -> None:
-    (tmp_path / "home").mkdir()
-    (tmp_path / "home" / "letter").write_text("keep me")
-    with pytest.raises(UsageError, match="is not a dataset"):
-        convert(text_file, tmp_path / "home", force=True)
-    assert (tmp_path / "home" / "letter").read_text() == "keep me"
-
-
-@pytest.mark.parametrize("force", [False, True])
-def test_a_source_is_never_replaced_and_advice_agrees(force: bool, text_file: Path, tmp_path: Path) -> None:
-    """`convert a9a a9a` named --force, which then was refused."""
-    with pytest.raises(UsageError, match="exists and is not a dataset; name another"):
-        convert(text_file, text_file, force=force)
-    data = tmp_path / "data"
-    fingerprint = convert(text_file, data).fingerprint
-    (data / "notes").write_text("1 1:1\n")
-    for source, options in (
-        (data / "notes", {}),
-        (text_file, {"weights": data / "notes"}),
-        (text_file, {"like": data}),
-    ):
-        with pytest.raises(UsageError, match=r"data holds the input .*; name another"):
-            convert(source, data, force=force, **options)
-    assert open_dataset(data).fingerprint == fingerprint
 
 
 def test_work_goes_to_no_directory_of_others_and_through_no_link(text_file: Path, tmp_path: Path) -> None:
@@ -522,21 +404,6 @@ def conversion_in_progress(text_file: Path, tmp_path: Path) -> Any:
     process.kill()
     process.wait()
     process.stdout.close()
-
-
-def test_a_killed_conversion_leaves_no_dataset_and_the_next_one_is_clean(
-    conversion_in_progress: Forked, text_file: Path, tmp_path: Path
-) -> None:
-    conversion_in_progress.send_signal(signal.SIGKILL)
-    conversion_in_progress.wait()
-    assert not (tmp_path / "data").exists()
-    stale = tmp_path / ".data.partial" / "dataset" / "rows" / "part-00099.parquet"
-    assert stale.parent.exists()
-    stale.write_text("of a conversion with more parts")
-    dataset = convert(text_file, tmp_path / "data")
-    assert dataset.verify() == []
-    assert [path.name for path in (tmp_path / "data" / "rows").iterdir()] == ["part-00000.parquet"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "text.libsvm"]
 
 
 def test_a_second_conversion_to_the_same_place_is_refused(
@@ -741,50 +608,6 @@ def test_peak_memory_stays_under_the_budget_on_text_twice_as_large(tmp_path: Pat
         fingerprints.add(fingerprint)
         assert peak < budget
     assert len(fingerprints) == 1
-
-
-def test_info_names_what_a_killed_conversion_left_and_the_same_call_removes_it(text_file, tmp_path):
-    dataset = convert(text_file, tmp_path / "data")
-    left = tmp_path / ".data.partial"
-    left.mkdir()
-    (left / "lock").write_bytes(staging._MARK)
-    (left / "runs").mkdir()
-    assert any(
-        str(left) in line and "--force" in line
-        for line in command_line.run_json("info", dataset.path)["advice"]
-    )
-    convert(text_file, tmp_path / "data", force=True)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", text_file.name]
-    assert staging.leftovers(dataset.path) == []
-
-
-@pytest.mark.parametrize("failing", ["unlink", "rmdir"])
-def test_a_file_that_resists_once_is_removed_at_the_second_time(text_file, tmp_path, monkeypatch, failing):
-    real, failures = getattr(os, failing), [OSError(5, "Input/output error")]
-
-    def once(*arguments, **options):
-        if (tmp_path / "data").exists() and failures:
-            raise failures.pop()
-        return real(*arguments, **options)
-
-    monkeypatch.setattr(os, failing, once)
-    convert(text_file, tmp_path / "data")
-    assert failures == []
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", text_file.name]
-
-
-def test_small_integers_as_labels_are_counted_like_other_numbers() -> None:
-    rng = np.random.default_rng(3)
-    for label in (
-        rng.integers(-3, 4, 50),
-        rng.normal(size=50),
-        np.array([0.0, 1e9]),
-        np.array([2.5, 0.5, 2.5]),
-    ):
-        found = LabelCounts()
-        found.add(label.astype(np.float64))
-        distinct, count = np.unique(label, return_counts=True)
-        assert found.manifest() == {"classes": distinct.tolist(), "class_counts": count.tolist()}
 
 
 def test_a_dataset_is_no_source(tmp_path: Path) -> None:

@@ -16,17 +16,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import scipy.sparse as sp
-from heard import Heard
 from small_datasets import NAMED, feature_statistics, multiclass, random_rows, windows_of, write_dataset
 
-from streamcd import Dataset, StreamcdError, convert, make_columns, resume, train
+from streamcd import Dataset, StreamcdError, convert, train
 from streamcd import open as open_dataset
 from streamcd.core.errors import DatasetError, UsageError
 from streamcd.core.metadata import write_metadata
 from streamcd.dataset import direct_writer
 from streamcd.dataset.manifests import ROW_LAYOUT
 from streamcd.dataset.parquet import NO_CRC, file_checksum
-from streamcd.dataset.table_writer import choose_codecs
 from tools.chunk_writer import ChunkWriter
 
 
@@ -85,47 +83,6 @@ def test_auto_compresses_the_columns_that_it_shrinks(
     assert sizes["lz4"] < sizes["none"]
 
 
-@pytest.mark.parametrize(("zeros", "codec"), [(0.1, "none"), (0.3, "lz4")])
-def test_a_column_is_compressed_where_a_fifth_of_its_bytes_is_saved(zeros: float, codec: str) -> None:
-    numbers = np.random.default_rng(7).integers(0, 1 << 31, 1 << 16, dtype=np.int32)
-    numbers[: int(zeros * numbers.size)] = 0
-    assert choose_codecs(pa.table({"feature": numbers})) == {"feature": codec}
-
-
-def test_compression_changes_no_number(tmp_path: Path, noisy_rows: tuple[sp.csr_array, np.ndarray]) -> None:
-    """Neither as others read it, nor in a training that reads it in windows, nor in the fingerprint."""
-    duckdb, polars = pytest.importorskip("duckdb"), pytest.importorskip("polars")
-    weights, fingerprints = [], set()
-    for name in ("lz4", "none", "auto"):
-        dataset = convert(noisy_rows, tmp_path / name, compression=name, chunk_size="400kB")
-        assert dataset.verify() == []
-        fingerprints.add(
-            (dataset.fingerprint, dataset.info()["data_digest"], make_columns(dataset).fingerprint)
-        )
-        files = str(dataset.path / "entries" / "*.parquet")
-        entries = [
-            np.concatenate(columns)
-            for columns in zip(*map(dataset.read_entries, range(dataset.n_chunks)), strict=True)
-        ]
-        others = polars.read_parquet(files), duckdb.sql(f"select * from '{files}'").pl()
-        for frame in others:
-            for column, own in zip(("feature", "value"), entries, strict=True):
-                np.testing.assert_array_equal(frame[column].to_numpy(), own)
-        result = train(dataset, tmp_path / f"{name} run", plan=windows_of(dataset, 1), tol=1e-2)
-        weights.append(result.model.weights)
-    assert all(np.array_equal(weights[0], other) for other in weights[1:])
-    assert len(fingerprints) == 1
-
-
-def test_a_run_goes_on_with_its_data_in_another_compression(tmp_path: Path) -> None:
-    rows, data = random_rows(400, 12), tmp_path / "data"
-    whole = train(convert(rows, data, compression="zstd"), tmp_path / "whole", max_passes=9, tol=1e-12)
-    train(data, tmp_path / "run", max_passes=4, tol=1e-12)
-    convert(rows, data, compression="none", force=True)
-    resumed = resume(tmp_path / "run", max_passes=9)
-    assert resumed.model.weights.tobytes() == whole.model.weights.tobytes()
-
-
 def _table(**changes: Any) -> pa.Table:
     columns = {
         "y": ["a", "b"] * 6,
@@ -159,13 +116,6 @@ def test_the_fingerprint_is_of_every_value_label_weight_and_name(tmp_path: Path)
     made = [convert(table, tmp_path / str(number), **options) for number, table in enumerate(others)]
     assert len({dataset.fingerprint for dataset in (same[0], *made)}) == 1 + len(others)
     assert [dataset.verify() for dataset in (*same, *made)] == [[]] * (len(same) + len(made))
-
-
-def test_few_rows_are_compressed_by_lz4(tmp_path: Path) -> None:
-    """Whatever the numbers: nothing is to be gained."""
-    few = convert(random_rows(100, 8), tmp_path / "few")
-    group = pq.read_metadata(few.path / "entries" / "part-00000.parquet").row_group(0)
-    assert {group.column(number).compression for number in range(3)} == {"LZ4"}
 
 
 @pytest.mark.parametrize("value_dtype", [np.float32, np.float64])
@@ -525,15 +475,6 @@ def test_verify_refuses_a_budget_that_is_too_small(tmp_path: Path) -> None:
         dataset.verify(memory="260MB")
     with pytest.raises(UsageError, match="2 workers"):
         dataset.verify(memory="620MB", workers=2)
-
-
-def test_verify_tells_how_far_it_is(dataset: Dataset) -> None:
-    heard = Heard()
-    assert dataset.verify(heard) == []
-    for phase in {progress.phase for progress in heard.seen}:
-        done = [progress.done for progress in heard.seen if progress.phase == phase]
-        assert done == sorted(done)
-    assert heard.seen[-1].done == heard.seen[-1].total == dataset.n_rows
 
 
 # ---------------------------------------------------------------------------------------------------------------------

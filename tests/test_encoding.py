@@ -41,51 +41,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.usefixtures("lend")
-@pytest.mark.parametrize("name", ["new.csv", "new.parquet", "new.arrow"])
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_new_table_is_predicted_as_the_dataset_is(
-    trained: Path, tmp_path: Path, name: str, workers: int
-) -> None:
-    streamcd.predict(trained / "data", trained / "run", tmp_path / "of-dataset.parquet")
-    shuffled = named_table().select(["w", "visits", "city", "bought", "age"])
-    result = streamcd.predict(
-        write_table(shuffled, tmp_path / name), trained / "run", tmp_path / "p.parquet", workers=workers
-    )
-    expected, found = (pa.parquet.read_table(tmp_path / part) for part in ("of-dataset.parquet", "p.parquet"))
-    assert found["prediction"].to_pylist() == expected["prediction"].to_pylist()
-    assert set(found["prediction"].to_pylist()) == {"yes", "no"}
-    assert np.allclose(found["decision"].to_numpy(), expected["decision"].to_numpy(), rtol=1e-12)
-    assert (result["n_ignored"], result["n_unseen"]) == (0, 0)
-
-
-def test_evaluation_speaks_the_names_of_the_classes(trained: Path) -> None:
-    of_data = streamcd.evaluate(trained / "data", trained / "run")
-    of_file = streamcd.evaluate(trained / "t.csv", trained / "run")
-    assert of_file["labels"] == of_data["labels"] == ["no", "yes"]
-    assert of_file["confusion"] == of_data["confusion"]
-
-
-def test_categories_never_seen_are_ignored_and_counted(trained: Path, tmp_path: Path) -> None:
-    table = pa.table({"age": [1.0, 1.0], "city": ["Atlantis", "Rome"], "visits": [0, 0]})
-    path = write_table(table, tmp_path / "new.csv")
-    listener = Heard()
-    found = streamcd.predict(path, trained / "run", tmp_path / "p.parquet", listener=listener)
-    assert found["n_unseen"] == 1
-    (said,) = listener.warnings
-    assert said == (
-        "1 value ignored, of categories that the model has not seen in training: 1 in city (such as 'Atlantis')"
-    )
-    decisions = pa.parquet.read_table(tmp_path / "p.parquet")["decision"].to_numpy()
-    model = streamcd.load_model(trained / "run")
-    weights = dict(
-        zip(model.encoding.feature_names(np.arange(model.n_features)), model.weights[:, 0], strict=True)
-    )
-    assert model.scaling.scales is not None
-    rome = list(weights).index("city=Rome")
-    assert decisions[1] - decisions[0] == pytest.approx(weights["city=Rome"] / model.scaling.scales[rome])
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.usefixtures("lend")
 def test_columns_of_categories_never_seen_are_named_with_most_values_first(

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import joblib
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -78,60 +75,6 @@ def dense_rows(n_classes: int = 2) -> tuple[np.ndarray, np.ndarray]:
     return x.toarray(), y
 
 
-@pytest.mark.parametrize("n_classes", [2, 3])
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("intercept", [False, True])
-def test_the_optimum_is_scikit_learns(n_classes: int, weighted: bool, intercept: bool) -> None:
-    x, y = dense_rows(n_classes)
-    weight = np.arange(y.size) % 3 + 0.5 if weighted else None
-    shared = {"C": 0.7, "fit_intercept": intercept}
-    theirs = [
-        sklearn.svm.LinearSVC(tol=1e-10, max_iter=100_000, intercept_scaling=2.0, **shared),
-        sklearn.svm.LinearSVC(tol=1e-10, max_iter=1_000_000, loss="hinge", **shared),
-        sklearn.linear_model.LogisticRegression(tol=1e-10, max_iter=10_000, **shared),
-    ]
-    ours = [
-        LinearSVC(tol=1e-9, max_iter=100_000, intercept_scaling=2.0, **shared),
-        LinearSVC(tol=1e-7, max_iter=100_000, loss="hinge", **shared),
-        LogisticRegression(tol=1e-9, max_iter=100_000, **shared),
-    ]
-    for number, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
-        mine.fit(x, y, weight) if weighted else mine.fit(x, y)
-        other.fit(x, y, weight) if weighted else other.fit(x, y)
-        close = {"atol": 3e-3 if number == 1 else 1e-4}
-        assert np.allclose(mine.coef_, other.coef_, **close)
-        assert np.allclose(mine.intercept_, other.intercept_, **close)
-        assert np.allclose(mine.decision_function(x), other.decision_function(x), atol=1e-2)
-        assert mine.dual_gap_ <= mine.tol
-
-
-def test_probabilities_are_scikit_learns() -> None:
-    x, y = dense_rows()
-    theirs = sklearn.linear_model.LogisticRegression(tol=1e-9).fit(x, y)
-    ours = LogisticRegression(tol=1e-9).fit(x, y)
-    assert np.allclose(ours.predict_proba(x), theirs.predict_proba(x), atol=1e-4)
-    assert np.allclose(ours.predict_log_proba(x), theirs.predict_log_proba(x), atol=1e-3)
-
-
-@pytest.mark.parametrize("spelling", [{"penalty": "elasticnet"}, {}])
-@pytest.mark.parametrize("l1_ratio", [0.3, 1.0])
-@pytest.mark.parametrize("intercept", [True, False])
-def test_l1_and_elastic_net_of_logistic_regression_are_scikit_learns(
-    intercept: bool, l1_ratio: float, spelling: dict[str, Any]
-) -> None:
-    x, y = dense_rows()
-    shared = {"C": 0.05, "l1_ratio": l1_ratio, "fit_intercept": intercept}
-    theirs = sklearn.linear_model.LogisticRegression(solver="saga", tol=1e-12, max_iter=100_000, **shared)
-    ours = LogisticRegression(tol=1e-12, **shared, **spelling).fit(x, y)
-    assert np.allclose(ours.coef_, theirs.fit(x, y).coef_, atol=1e-5)
-    assert np.allclose(ours.intercept_, theirs.intercept_, atol=1e-5)
-    assert np.array_equal(ours.coef_ == 0.0, theirs.coef_ == 0.0)
-    loss = np.logaddexp(0.0, -y * ours.decision_function(x)).sum()
-    penalty = l1_ratio * np.abs(ours.coef_).sum() + (1.0 - l1_ratio) / 2.0 * (ours.coef_**2).sum()
-    stated = penalty + 0.05 * loss
-    assert ours.model_.certificate["primal_objective"] == pytest.approx(stated, rel=1e-12)
-
-
 def test_penalties_of_every_version_of_scikit_learn_mean_the_same() -> None:
     x, y = dense_rows()
     for same in (
@@ -167,49 +110,12 @@ def test_liblinears_problems_penalise_the_intercept(kind: str, penalty: str) -> 
     assert np.array_equal(ours.coef_ == 0.0, np.abs(theirs.coef_) < 1e-9)
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("class_weight", ["balanced", {-1.0: 3.0, 1.0: 0.5}])
-def test_class_weights_are_scikit_learns(class_weight: Any, weighted: bool, tmp_path: Path) -> None:
-    """Of balanced classes with weights of rows, the weights were not counted: coefficients differed by 0.05."""
-    x, y = dense_rows()
-    weight = np.where(y > 0, 3.0, 1.0) + np.arange(y.size) % 2 if weighted else None
-    dataset = shuffled_dataset(tmp_path / "data", (sp.csr_array(x), y), weight=weight)
-    for mine, other in (
-        (LinearSVC(tol=1e-9), sklearn.svm.LinearSVC(tol=1e-10, max_iter=100_000)),
-        (LogisticRegression(tol=1e-9), sklearn.linear_model.LogisticRegression(tol=1e-9)),
-    ):
-        other.set_params(class_weight=class_weight).fit(x, y, weight)
-        mine.set_params(class_weight=class_weight)
-        assert np.allclose(mine.fit(x, y, weight).coef_, other.coef_, atol=1e-4)
-        assert np.allclose(mine.fit(dataset).coef_, other.coef_, atol=1e-4)
-
-
 @pytest.mark.parametrize("estimator", [LinearSVC(), LogisticRegression(), TwinSVC()])
 def test_rows_of_weight_zero_are_left_out(estimator: Any) -> None:
     x, y = dense_rows()
     kept = np.arange(y.size) % 4 > 0
     weighted = clone(estimator).fit(x, y, kept.astype(float))
     assert np.array_equal(weighted.coef_, clone(estimator).fit(x[kept], y[kept], np.ones(kept.sum())).coef_)
-
-
-@pytest.mark.parametrize("estimator", [LinearSVC(), LogisticRegression(), TwinSVC()])
-def test_the_form_of_the_matrix_does_not_matter(estimator: Any) -> None:
-    x, y = random_rows()
-    dense = x.toarray()
-    wide = sp.csr_array(x)
-    wide.indices, wide.indptr = wide.indices.astype(np.int64), wide.indptr.astype(np.int64)
-    expected = clone(estimator).fit(dense, y)
-    for form in (
-        np.asfortranarray(dense),
-        x,
-        sp.csc_matrix(x),
-        wide,
-        dense.astype(np.float32),
-        dense.tolist(),
-    ):
-        found = clone(estimator).fit(form, y)
-        assert np.array_equal(found.coef_, expected.coef_)
-        assert np.allclose(found.decision_function(form), expected.decision_function(dense))
 
 
 def test_labels_are_what_they_were() -> None:
@@ -380,21 +286,6 @@ def test_both_warnings_are_given_where_it_has_not_converged() -> None:
         LogisticRegression(tol=1e-12, max_iter=1).fit(x, y)
 
 
-@pytest.mark.parametrize("estimator", [LinearSVC(), LogisticRegression(), TwinSVC()])
-def test_a_copy_by_any_means_decides_the_same(estimator: Any, tmp_path: Path) -> None:
-    x, y = dense_rows()
-    found = clone(estimator).fit(x, y)
-    joblib.dump(found, tmp_path / "file")
-    for copied in (
-        pickle.loads(pickle.dumps(found)),
-        copy.deepcopy(found),
-        joblib.load(tmp_path / "file"),
-        joblib.load(tmp_path / "file", mmap_mode="r"),
-        clone(found).fit(x, y),
-    ):
-        assert np.array_equal(copied.decision_function(x), found.decision_function(x))
-
-
 def test_arrays_that_cannot_be_written_to_are_taken(tmp_path: Path) -> None:
     x, y = random_rows()
     for name, array in (("x", x.toarray()), ("data", x.data)):
@@ -455,12 +346,6 @@ def shuffled_dataset(path: Path, rows: Any, weight: np.ndarray | None = None) ->
     return write_dataset(path, arrays, source=source, weight=weight, value_dtype=np.float64)
 
 
-def searched(estimator: Any, *rows: Any) -> GridSearchCV:
-    """The search of a script, to a tolerance at which coefficients can be compared."""
-    grid = {"svc__C": [0.01, 1.0], "svc__loss": ["hinge", "squared_hinge"]}
-    return GridSearchCV(Pipeline([("svc", estimator)]), grid, cv=3).fit(*rows)
-
-
 @pytest.mark.parametrize("least", [0, 1])
 def test_frames_of_lists_are_decided_like_their_dataset(least: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
@@ -512,41 +397,12 @@ def test_a_dataset_without_scaling_is_scaled_like_the_training_data(tmp_path: Pa
         LinearSVC(tol=0.99).fit(plain).predict(scaled)
 
 
-def people() -> pd.DataFrame:
-    """A table with categories, missing values and names of classes."""
-    rng = np.random.default_rng(0)
-    city = pd.Categorical(rng.choice(["Oslo", "Rome", "Lima"], 300))
-    frame = pd.DataFrame(
-        {"age": rng.normal(size=300), "city": city, "job": rng.choice(["cook", "nurse", None], 300)}
-    )
-    high = frame.age + (frame.city == "Rome") + rng.normal(size=300) > 0.5
-    return frame.assign(income=np.where(high, "high", "low"))
-
-
 def test_without_scikit_learn_the_error_names_the_extra(tmp_path: Path) -> None:
     (tmp_path / "sklearn.py").write_text("raise ImportError('none here')\n")
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nimport streamcd\nstreamcd.LinearSVC"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stderr.splitlines()[-1].startswith("ImportError: streamcd.LinearSVC")
     assert "pip install 'streamcd[sklearn]'" in done.stderr
-
-
-@pytest.mark.slow
-def test_a9a_is_solved_like_by_lbfgs_and_by_default_closer_to_the_optimum(
-    real_data: Any, tmp_path: Path
-) -> None:
-    dataset = streamcd.convert(real_data("a9a"), tmp_path / "a9a", dtype="float64")
-    x, y = dataset.to_scipy()
-    theirs = sklearn.linear_model.LogisticRegression(tol=1e-10, max_iter=10_000).fit(x, y)
-    for data in ((x, y), (dataset.path,)):
-        ours = LogisticRegression(tol=1e-9, max_iter=10_000).fit(*data)
-        assert np.allclose(ours.coef_, theirs.coef_, atol=2e-3)
-        assert np.allclose(ours.intercept_, theirs.intercept_, atol=2e-3)
-    ours, by_default = (
-        np.abs(found.fit(x, y).predict_proba(x) - theirs.predict_proba(x)).max()
-        for found in (LogisticRegression(), sklearn.linear_model.LogisticRegression())
-    )
-    assert ours < 0.01 < by_default
 
 
 def test_intercepts_of_several_classes_sum_to_0() -> None:

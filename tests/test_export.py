@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import command_line
 import numpy as np
 import pytest
@@ -35,14 +33,6 @@ def test_float32_values_have_the_digits_they_need(tmp_path):
     (tmp_path / "in").write_text("1 1:0.1 2:3\n-1 1:1e-30 7:16777216\n")
     command_line.run_json("export", convert(tmp_path / "in", tmp_path / "data").path, tmp_path / "out")
     assert (tmp_path / "out").read_text() == "1 1:0.1 2:3\n-1 1:1e-30 7:16777216\n"
-
-
-def _counting(function: Any, calls: list[Any]) -> Any:
-    def counted(*arguments: Any) -> Any:
-        calls.append(arguments)
-        return function(*arguments)
-
-    return counted
 
 
 def test_a_compacted_dataset_gives_its_original_indices(tmp_path):

@@ -11,23 +11,16 @@ import pytest
 import scipy.sparse as sp
 from small_datasets import write_dataset
 
-from streamcd import Listener, make_columns, train
+from streamcd import Listener
 from streamcd.core.errors import UsageError
 from streamcd.dataset import in_memory
 from streamcd.dataset.in_memory import InMemoryDataset, sparse_rows
 from streamcd.runs.carry_out import train_in_memory
 from streamcd.runs.options import TrainOptions
-from streamcd.solvers.registry import SOLVERS
 from streamcd.stream.memory_plan import Plan
 from streamcd.training.loop import Session
 
 CLASSES = np.array([0.0, 1.0, 2.0])
-
-
-def any_numbers() -> tuple[sp.csr_array, np.ndarray]:
-    """Values whose sums depend on their order in the last bits."""
-    rng = np.random.default_rng(4)
-    return sp.csr_array(rng.normal(size=(150, 12))), rng.integers(0, CLASSES.size, 150)
 
 
 def whole_numbers(n_rows: int = 150, n_features: int = 12) -> tuple[sp.csr_array, np.ndarray]:
@@ -51,21 +44,6 @@ def train_arrays(dataset: InMemoryDataset, asked: dict[str, Any], **more: Any) -
     arrays = TrainOptions(**asked, **rule, in_memory=True, **more)
     trained = train_in_memory(dataset, arrays, Session(Listener(), None))
     return trained.result, trained.models[0]
-
-
-@pytest.mark.filterwarnings("ignore::streamcd.ConvergenceWarning")
-@pytest.mark.parametrize("entry", [entry for entry in SOLVERS if not entry.of_targets], ids=str)
-def test_in_memory_and_on_disk_give_the_same_bits(entry: Any, tmp_path: Path) -> None:
-    x, code = any_numbers() if entry.accelerates else whole_numbers()
-    weight = np.where(np.arange(code.size) % 3, 1.0, 0.5)
-    asked = options(entry.loss, entry.method, entry.accelerates)
-    on_disk = write_dataset(tmp_path / "data", (x, code), n_chunks=1, weight=weight, value_dtype=np.float64)
-    make_columns(on_disk)
-    expected = train(on_disk, tmp_path / "run", tol=1e-6, max_passes=20, **asked)
-    result, model = train_arrays(dataset_of(x, code, weight), asked)
-    assert np.array_equal(model.weights, expected.model.weights)
-    assert np.array_equal(model.intercept, expected.model.intercept)
-    assert (result.gap, result.passes) == (expected.gap, expected.passes)
 
 
 @pytest.mark.parametrize("method", ["dual", "primal"])

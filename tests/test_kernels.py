@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.optimize
 import scipy.sparse as sp
 from reference import (
     Twin,
@@ -17,7 +16,6 @@ from reference import (
     loss_values,
     new_totals,
     slow_margins,
-    slow_shuffle,
     strided,
 )
 from small_datasets import multiclass, random_rows
@@ -29,7 +27,7 @@ from streamcd.kernels import rows as rows_kernels
 from streamcd.kernels.crammer_singer import ClassScratch, LaneColumns
 from streamcd.kernels.primitives import DUAL, GAP, LOSS, N_ACTIVE, N_VISITED, VIOLATION_MAX, VIOLATION_MIN
 from streamcd.kernels.sparse_rows import SparseRows
-from streamcd.solvers.problem import crammer_singer_losses, dual_terms, losses_of, row_loss
+from streamcd.solvers.problem import row_loss
 
 BINARY = ["hinge", "squared_hinge", "log_loss"]
 BIASES = [0.0, 1.5]
@@ -49,11 +47,6 @@ def dual_objective(loss: str, w: np.ndarray, alpha: np.ndarray, cost: np.ndarray
     """Compute the dual objective at `alpha`, with ``w = w(alpha)``; rows of cost 0 have no term."""
     used = cost > 0
     return float(dual_values(loss, alpha[used], cost[used]).sum() - 0.5 * w @ w)
-
-
-def crammer_singer_primal(w: np.ndarray, scores: np.ndarray, code: np.ndarray, cost: np.ndarray) -> float:
-    """Compute ``½Σ‖w_m‖² + Σ cost_i max_m(s_im - s_i,y_i + [m ≠ y_i])``; `scores` is (rows, k), `code` the classes."""
-    return float(0.5 * (w * w).sum() + cost @ crammer_singer_losses(scores, code))
 
 
 class Lanes:
@@ -179,104 +172,6 @@ def test_a_certifying_read_sums_what_its_slow_twin_sums(loss: str, n_lanes: int,
     problem.assert_same(1e-11)
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [[[4], [0], [2]], [range(3, 12), range(15, 25), range(25, 43)], [[1, 2, 14], [17, 19, 20, 21, 26]]],
-)
-@pytest.mark.parametrize("loss", BINARY)
-def test_lanes_of_one_visit_are_each_a_visit_of_their_own(loss: str, parts: list[list[int]]) -> None:
-    """Training some lanes leaves the others exactly as they were, and each ends where it ends with all, bit for bit."""
-    n_lanes = 6 if parts[0] == [4] else 43
-    together, apart = Lanes(loss, n_lanes, 1.0), Lanes(loss, n_lanes, 1.0)
-    order = np.random.default_rng(2).permutation(together.n_rows)
-    together.visit(order)
-    before = apart.w.copy().reshape(-1, n_lanes)
-    for part in parts:
-        apart.lanes = apart.lanes._replace(chosen=np.array(part))
-        apart.visit(order)
-    trained = np.isin(np.arange(n_lanes), np.concatenate(parts))
-    w, alone = together.w.reshape(-1, n_lanes), apart.w.reshape(-1, n_lanes)
-    np.testing.assert_array_equal(alone[:, trained], w[:, trained])
-    np.testing.assert_array_equal(alone[:, ~trained], before[:, ~trained])
-
-
-@pytest.mark.parametrize("bias", BIASES)
-@pytest.mark.parametrize("loss", BINARY)
-def test_gap_as_a_sum_over_rows_is_primal_minus_dual(loss: str, bias: float) -> None:
-    """At w = w(alpha), by the plain objectives; every row's term is at least 0."""
-    problem = Lanes(loss, 1, bias)
-    w = problem.twin.w[:, 0]
-    t = problem.twin.y[:, 0] * (problem.twin.x @ w)
-    cost, alpha = problem.twin.cost[:, 0], problem.twin.alpha[:, 0]
-    problem.certify(np.arange(problem.n_rows))
-    primal, dual = primal_objective(loss, w, t, cost), dual_objective(loss, w, alpha, cost)
-    squared = 0.5 * w @ w
-    assert problem.totals[0, LOSS] + squared == pytest.approx(primal, rel=1e-12)
-    assert problem.totals[0, DUAL] - squared == pytest.approx(dual, rel=1e-12)
-    assert problem.totals[0, GAP] == pytest.approx(primal - dual, rel=1e-11)
-    for i in np.flatnonzero(cost):
-        row = Lanes(loss, 1, bias)
-        row.certify(np.array([i]))
-        assert row.totals[0, GAP] >= -1e-13
-
-
-@pytest.mark.parametrize("loss", BINARY)
-def test_losses_and_dual_terms_of_arrays_are_the_formulas(loss: str) -> None:
-    """Rows of cost 0 have no term; y and costs may be those of all rows."""
-    rng = np.random.default_rng(0)
-    t, cost = rng.standard_normal((20, 3)) * 3.0, np.append(rng.uniform(0.1, 2.0, 19), 0.0)[:, None]
-    expected = np.where(cost > 0, cost * loss_values(loss, t), 0.0)
-    np.testing.assert_allclose(losses_of(row_loss(loss), np.ones(3), t, cost), expected, rtol=1e-14)
-    alpha, used = rng.random((20, 3)) * cost, slice(None, 19)
-    expected = np.vstack([dual_values(loss, alpha[used], cost[used]), np.zeros(3)])
-    np.testing.assert_allclose(dual_terms(row_loss(loss), np.ones(3), alpha, cost), expected, rtol=1e-11)
-
-
-@pytest.mark.parametrize("loss", BINARY)
-def test_projected_gradient_is_the_slope_of_the_dual(loss: str) -> None:
-    """By central differences of the plain dual objective, at variables off their bounds."""
-    problem = Lanes(loss, 1, 1.0)
-    x, cost, alpha = problem.twin.x, problem.twin.cost[:, 0], problem.twin.alpha[:, 0]
-    y = problem.twin.y[:, 0]
-
-    def dual(a: np.ndarray) -> float:
-        return dual_objective(loss, x.T @ (y * a), a, cost)
-
-    inside = np.flatnonzero((alpha > 0) & (alpha < cost) & (np.abs(x).sum(axis=1) > 0))
-    assert inside.size > 10
-    for i in inside:
-        step = 1e-5 * cost[i] * np.eye(alpha.size)[i]
-        slope = -(dual(alpha + step) - dual(alpha - step)) / (2e-5 * cost[i])
-        one = Lanes(loss, 1, 1.0)
-        one.certify(np.array([i]))
-        slope = abs(slope) if loss == "log_loss" else slope
-        assert one.totals[0, VIOLATION_MAX] == pytest.approx(slope, rel=1e-6, abs=1e-6)
-        assert one.totals[0, VIOLATION_MIN] == one.totals[0, VIOLATION_MAX]
-
-
-@pytest.mark.parametrize("loss", BINARY)
-def test_a_step_is_the_minimum_of_the_dual_along_its_variable(loss: str) -> None:
-    for i in range(10):
-        problem = Lanes(loss, 1, 0.0, seed=3)
-        twin = problem.twin
-        if twin.cost[i, 0] <= 0:
-            continue
-        before, y, x = twin.alpha[:, 0].copy(), twin.y[:, 0], twin.x
-        cost = twin.cost[:, 0]
-        problem.visit(np.array([i]))
-
-        def along(a: float, i: int = i, before=before, x=x, y=y, cost=cost) -> float:
-            alpha = before.copy()
-            alpha[i] = a
-            return -dual_objective(loss, x.T @ (y * alpha), alpha, cost)
-
-        upper = cost[i] if loss != "squared_hinge" else 100.0
-        found = scipy.optimize.minimize_scalar(
-            along, bounds=(0.0, upper), method="bounded", options={"xatol": 1e-12}
-        )
-        assert along(problem.alpha[i, 0]) <= found.fun + 1e-12 * abs(found.fun)
-
-
 def test_an_empty_row_ends_where_its_loss_is_constant() -> None:
     """alpha = U under hinge, the closed form under squared hinge, C/2 under logistic: no term is left in the gap."""
     for loss, expected in (("hinge", 1.0), ("squared_hinge", 2.0), ("log_loss", 0.5)):
@@ -397,28 +292,6 @@ def test_a_crammer_singer_visit_solves_each_rows_problem(bias: float, first: int
     assert (problem.own(problem.active) == 0).any(), "no class was shrunk: the test shows nothing about it"
 
 
-@pytest.mark.parametrize("bias", BIASES)
-def test_crammer_singer_gap_over_rows_is_primal_minus_dual(bias: float) -> None:
-    problem = Classes(bias)
-    for _ in range(3):
-        problem.visit(np.arange(50))
-    problem.totals = new_totals(1)
-    w_alpha = problem.certify().reshape(10, 4)
-    w, alpha = problem.w.reshape(10, 4), problem.alpha
-    np.testing.assert_allclose(w_alpha, problem.x.T @ alpha, rtol=1e-12, atol=1e-12)
-    primal = crammer_singer_primal(w, problem.x @ w, problem.code, problem.c)
-    outside = np.arange(4)[None, :] != problem.code[:, None]
-    dual = -0.5 * np.sum(w * w) - alpha[outside].sum()
-    assert problem.totals[0, LOSS] + 0.5 * np.sum(w * w) == pytest.approx(primal, rel=1e-12)
-    assert problem.totals[0, DUAL] - 0.5 * np.sum(w * w) == pytest.approx(dual, rel=1e-12)
-    assert problem.totals[0, GAP] == pytest.approx(primal - dual, rel=1e-10)
-    margin = problem.x @ w + outside
-    upper = np.where(outside, 0.0, problem.c[:, None])
-    free = np.where(alpha < upper, margin, np.inf).min(axis=1)
-    worst = (margin.max(axis=1) - free)[np.arange(50) != 3].max()
-    assert problem.totals[0, VIOLATION_MAX] == pytest.approx(worst, rel=1e-12)
-
-
 def test_an_empty_row_leaves_nothing_in_the_gap_of_crammer_singer() -> None:
     problem = Classes(0.0)
     problem.visit(np.array([3]))
@@ -435,14 +308,6 @@ def test_an_empty_row_leaves_nothing_in_the_gap_of_crammer_singer() -> None:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Order, active rows, margins
-
-
-@pytest.mark.parametrize("n", [0, 1, 2, 3, 100, 1000])
-def test_shuffle_is_its_slow_twin_bit_for_bit(n: int) -> None:
-    for key in (0, 1, 2**63 + 11, 2**64 - 1):
-        order = np.arange(n)
-        primitives.shuffle(order, np.uint64(key))
-        assert order.tolist() == slow_shuffle(n, key)
 
 
 def test_shuffle_is_uniform() -> None:

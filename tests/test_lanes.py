@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,11 @@ from small_datasets import columns_of, multiclass, random_rows, write_dataset
 
 import streamcd
 from streamcd import Dataset, load_checkpoint, train, tune
-from streamcd.cluster.memory import model_bytes
 from streamcd.core.errors import ModelError, UsageError
 from streamcd.core.randomness import assign_folds
 from streamcd.models.scoring import ClassChoice
-from streamcd.runs import lane_groups
 from streamcd.runs.problem_options import ProblemOptions, read_code
 from streamcd.solvers.problem import make_problem
-from streamcd.solvers.registry import SOLVERS, SolverEntry
 
 LOSSES = ["hinge", "squared_hinge", "log_loss", "crammer_singer"]
 
@@ -53,29 +49,6 @@ def test_a_path_without_a_best_C_asks_which(tmp_path: Path) -> None:
         streamcd.load_model(result.run)
     with pytest.raises(ModelError, match=r"no model for C = 0\.5; it has C = 0\.1; C = 1"):
         streamcd.load_model(result.run, C=0.5)
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-def test_groups_of_lanes_end_where_all_lanes_together_end(
-    tmp_path: Path, loss: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = write_dataset(tmp_path / "data", multiclass(n_rows=60), n_chunks=6)
-    together = train(data, tmp_path / "together", loss=loss, C=[0.5, 2.0], tol=1e-5, max_passes=20_000)
-    group = lane_groups.group_lanes
-
-    def two(*arguments: Any, **options: Any) -> Any:
-        return 2, *group(*arguments, **options)[1:]
-
-    monkeypatch.setattr(lane_groups, "group_lanes", two)
-    apart = train(data, tmp_path / "apart", loss=loss, C=[0.5, 2.0], tol=1e-5, max_passes=20_000)
-    assert apart.n_lanes == together.n_lanes
-    assert apart.primal_objective == pytest.approx(together.primal_objective, rel=2e-5)
-    for C in (0.5, 2.0):
-        np.testing.assert_allclose(
-            streamcd.load_model(apart.run, C=C).weights,
-            streamcd.load_model(together.run, C=C).weights,
-            atol=0.02,
-        )
 
 
 def test_lanes_that_do_not_fit_the_memory_go_in_groups_and_a_lane_that_does_not_is_refused(
@@ -236,42 +209,8 @@ def test_tune_agrees_with_separate_runs_on_the_same_folds(tmp_path: Path, loss: 
     np.testing.assert_allclose(streamcd.load_model(result.run).weights, final.model.weights, atol=0.02)
 
 
-def test_an_interrupted_search_goes_on_to_the_same_model(tmp_path: Path) -> None:
-    data = write_dataset(tmp_path / "data", random_rows(), n_chunks=4)
-    whole = tune(data, tmp_path / "whole", C=[0.1, 1.0], cv=3, tol=1e-6, max_passes=5_000)
-    for stop_after in (3, 60, 200):
-        asked = iter(range(10_000))
-        run = tmp_path / f"stopped-{stop_after}"
-        with contextlib.suppress(streamcd.StreamcdError):
-            tune(
-                data,
-                run,
-                C=[0.1, 1.0],
-                cv=3,
-                tol=1e-6,
-                max_passes=5_000,
-                stop_requested=lambda asked=asked, limit=stop_after: 15 if next(asked) > limit else None,
-            )
-        resumed = streamcd.resume(run)
-        assert resumed.to_json()["scores"] == whole.scores
-        weights = (Path(resumed.run) / "model" / "weights.npy").read_bytes()
-        assert weights == (tmp_path / "whole" / "model" / "weights.npy").read_bytes()
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Many classes
-
-
-@pytest.mark.parametrize("loss", ["squared_hinge", "log_loss"])
-def test_training_without_tables_gives_the_same_bits(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, loss: str
-) -> None:
-    dataset = write_dataset(tmp_path / "data", multiclass())
-    train(dataset, tmp_path / "tables", loss=loss, max_passes=5)
-    monkeypatch.setattr("streamcd.solvers.problem._MAX_TABLE", 0)
-    train(dataset, tmp_path / "views", loss=loss, max_passes=5)
-    weights = [(tmp_path / run / "model" / "weights.npy").read_bytes() for run in ("tables", "views")]
-    assert weights[0] == weights[1]
 
 
 def many_classes(path: Path) -> Dataset:
@@ -297,28 +236,6 @@ def test_signed_costs_of_primal_methods_are_in_the_plan_before_they_are_made(
     monkeypatch.setattr("streamcd.solvers.primal.PrimalSolver", lambda *asked: pytest.fail("made"))
     memory = ProblemOptions(method="primal", acceleration="none").solver_memory(problem, dataset)
     assert memory.more["signed costs"] == 3 * 8 * 600 * 600
-
-
-@pytest.mark.parametrize("entry", [entry for entry in SOLVERS if not entry.of_targets], ids=str)
-def test_a_solver_declares_the_bytes_that_its_state_takes(entry: SolverEntry, tmp_path: Path) -> None:
-    dataset = columns_of(tmp_path / "data", multiclass(n_rows=60))
-    acceleration = "auto" if entry.accelerates else "none"
-    options = ProblemOptions(loss=entry.loss, method=entry.method, C=(0.1, 1.0), acceleration=acceleration)
-    problem = options.make_problem(dataset)
-    memory, state = options.solver_memory(problem, dataset), options.make_solver(problem, dataset).new_state()
-    held = [state.w, state.w_alpha, *state.matrices.values()]
-    assert sum(array.nbytes for array in held) <= memory.state + sum(memory.more.values())
-    assert memory.state <= 2 * sum(array.nbytes for array in [*held, *state.lanes.values()])
-    assert sum(array.nbytes for array in state.rows.values()) <= memory.rows
-
-
-def test_tables_that_workers_copy_are_in_their_plan(tmp_path: Path) -> None:
-    """Over the network, and as copies that kernels may change, views are tables."""
-    dataset = many_classes(tmp_path / "data")
-    problem = ProblemOptions(method="dual", acceleration="none").make_problem(dataset)
-    memory = ProblemOptions(method="dual", acceleration="none").solver_memory(problem, dataset)
-    assert problem.table_bytes == 0
-    assert model_bytes(problem, memory) >= 5 * 8 * 600 * 600
 
 
 def test_many_classes_are_predicted_without_a_table() -> None:

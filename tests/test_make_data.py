@@ -13,7 +13,6 @@ import streamcd
 from streamcd.cli.synthetic import RowPiece, iterate_rows
 from tools.make_data import clicks_block, field_starts
 
-ROOT = Path(__file__).parent.parent
 TOOL = ["-m", "tools.make_data"]
 FIELDS = {"n_fields": 6, "most_values": 2000}
 

@@ -127,32 +127,6 @@ def test_columns_may_have_numbers_as_names(tmp_path: Path) -> None:
     assert (found.n_features, found.weighted, found.info()["classes"]) == (1, True, [0, 1])
 
 
-@pytest.mark.usefixtures("lend")
-@pytest.mark.parametrize("kind", ["npz", "npz-with-names", "npy", "npy-column"])
-@pytest.mark.parametrize("workers", [1, 2])
-def test_files_of_matrices(tmp_path: Path, kind: str, workers: int) -> None:
-    X, y = make_arrays()
-    label: str | None = None
-    path = tmp_path / f"m.{kind[:3]}"
-    if kind.startswith("npz"):
-        made = scipy.sparse.csr_array(X)
-        parts = {"data": made.data, "indices": made.indices, "indptr": made.indptr, "shape": made.shape}
-        labels = y if kind == "npz" else np.where(y > 0, "yes", "no")
-        np.savez_compressed(path, format=b"csr", **parts, y=labels)
-    elif kind == "npy":
-        np.save(path, X.astype(np.float32))
-        np.save(tmp_path / "y.npy", y)
-        label = str(tmp_path / "y.npy")
-    else:
-        np.save(path, np.column_stack([X, y]))
-        label = "-1"
-    dataset = streamcd.convert(path, tmp_path / "out", label=label, workers=workers)
-    if kind == "npz-with-names":
-        assert dataset.info()["classes"] == ["no", "yes"]
-    else:
-        assert dataset.info()["data_digest"] == digest_of_text(X, y, tmp_path)
-
-
 def test_a_model_of_arrays_predicts_a_file_of_them(tmp_path: Path) -> None:
     X, y = make_arrays()
     streamcd.convert((X, np.where(y > 0, "b", "a")), tmp_path / "data")

@@ -246,26 +246,6 @@ def test_a_model_of_liblinear_predicts_the_same_here_and_comes_back_unchanged(tm
     assert same_numbers == path.read_text().replace("-0 ", "0 ")
 
 
-@pytest.mark.parametrize("bias", [-1.0, 0.0, 2.0])
-@pytest.mark.parametrize("n_classes", [2, 4])
-@pytest.mark.parametrize("loss", ["squared_hinge", "hinge", "log_loss", "crammer_singer"])
-def test_our_models_predict_the_same_in_liblinear(tmp_path, loss, n_classes, bias):
-    model = a_model(9, n_classes, loss=loss, bias=bias)
-    if loss == "crammer_singer" and n_classes == 2:
-        pytest.skip("Crammer-Singer has one vector per class; imported ones are compared above")
-    if bias <= 0:
-        model.intercept[:] = 0
-    if loss == "crammer_singer":
-        model.code = np.eye(n_classes, dtype=np.int8)
-    export(model, tmp_path / "ours.txt")
-    theirs = liblinear_load(str(tmp_path / "ours.txt"))
-    x = _some_rows(9)
-    expected, _, decisions = liblinear_predict([], _liblinear_rows(x), theirs, "-q")
-    np.testing.assert_array_equal(predicted(model, x), expected)
-    ours = model.decisions(x.indptr.astype(np.int64), x.indices, x.data)[0]
-    np.testing.assert_allclose(ours, np.array(decisions), rtol=1e-12, atol=1e-12)
-
-
 def test_the_positive_class_comes_first_on_the_label_line(tmp_path):
     export(a_model(classes=[-1.0, 1.0]), tmp_path / "ours.txt")
     assert "\nlabel 1 -1\n" in (tmp_path / "ours.txt").read_text()

@@ -17,19 +17,14 @@ from streamcd import Dataset, Listener, make_columns, resume, train
 from streamcd import open as open_dataset
 from streamcd.core.errors import CheckpointError, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES, RUNNING_BYTES
-from streamcd.kernels.primitives import N_STEPS
 from streamcd.kernels.rows import compact_rows
 from streamcd.runs.lane_groups import resolve
 from streamcd.runs.options import TrainOptions
-from streamcd.runs.problem_options import ProblemOptions
-from streamcd.solvers.primal import PrimalSolver
 from streamcd.stream.arenas import ColumnLayout
 from streamcd.stream.memory_plan import Plan
 from streamcd.stream.stream import Stream
 from tools.chunk_writer import ChunkWriter
 
-LOSSES = ("squared_hinge", "log_loss")
-METHODS = ("primal", "online")
 PAGED = Plan(60, 90, resident=False, page_rows=7)
 """Of `unequal_columns`: the feature of all rows does not fit in a window, and rows are in 18 pages."""
 
@@ -69,45 +64,6 @@ def test_pages_and_sweeps_give_the_same_bits(
     lines = found["memory"][1]
     assert sum(line["gap"] is not None for line in lines) > 0, "certificates too"
     assert all(ends == found["memory"] for ends in found.values())
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-def test_pages_give_the_same_bits_where_windows_hold_the_large_feature(tmp_path: Path, loss: str) -> None:
-    dataset = columns_of(tmp_path / "data", unequal_columns())
-    for name, plan in {"memory": Plan(150, 90, True), "pages": Plan(150, 90, False, 13)}.items():
-        train(dataset, tmp_path / name, loss=loss, bias=1.0, method="primal", tol=1e-5, plan=plan)
-    assert ended(tmp_path / "pages") == ended(tmp_path / "memory")
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-def test_halved_steps_are_the_same_too(tmp_path: Path, loss: str) -> None:
-    """From scores of 10 where hardly a row has a loss, Newton's step along the feature of all rows goes much too far."""
-    x, _ = unequal_columns()
-    y = np.where(np.arange(120) % 20, 1.0, -1.0)
-    dataset = columns_of(tmp_path / "data", (x, y))
-    found = []
-    for number, plan in enumerate(
-        (replace(PAGED, resident=True, page_rows=0), replace(PAGED, page_rows=0), PAGED)
-    ):
-        options = ProblemOptions(
-            loss=loss, method="primal", C=(1.0, 0.5), bias=2.0, class_weight={-1.0: 1e-9}
-        )
-        problem = options.make_problem(dataset)
-        solver = PrimalSolver(problem, dataset, 0)
-        if plan.page_rows:
-            solver.use_plan(tmp_path / f"rows{number}", plan).write_constants()
-        state = solver.new_state()
-        state.w[[0, -1]] = [[30.0, 20.0], [15.0, 20.0]]
-        for rows in solver._rows(state).iter_blocks(saved=("score",)):
-            rows.score[:] = 10.0
-        with Stream(dataset, plan, solver.layout, 0) as stream:
-            order = np.empty(stream.largest_window_items + 1, dtype=np.int64)
-            for window in stream.windows(0):
-                solver.visit(window, state, order, np.uint64(window.number))
-        scores = [rows.score.tobytes() for rows in solver._rows(state).iter_blocks()]
-        found.append((state.w.tobytes(), state.totals.tobytes(), b"".join(scores)))
-        assert state.totals[:, N_STEPS].max() >= 6, "steps were not halved"
-    assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.parametrize("at_a_time", [1, 7, 100, 5000])

@@ -35,19 +35,15 @@ from streamcd import Listener, convert, evaluate, load_model, make_columns, pred
 from streamcd import open as open_dataset
 from streamcd.cli.synthetic import write_text_like
 from streamcd.conversion import byte_sources, chunking
-from streamcd.conversion.byte_sources import ByteRange, cut_into_ranges
+from streamcd.conversion.byte_sources import cut_into_ranges
 from streamcd.conversion.chunking import ChunkRule, cut_chunks
-from streamcd.conversion.libsvm import count_rows, iterate_batches
-from streamcd.conversion.sources import Reading
 from streamcd.core import locks, process_pool
 from streamcd.core.errors import DataError, EnvironmentFailure, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
 from streamcd.core.process_pool import (
     COORDINATOR_BYTES,
     Pool,
-    in_shares,
     memory_per_worker,
-    processor_shares,
 )
 from streamcd.core.progress import Progress
 from streamcd.prediction.sums import ExactSum
@@ -363,19 +359,6 @@ def test_a_process_with_threads_is_not_copied() -> None:
     assert all(b"spawn_main" in line for line in lines)
 
 
-@pytest.mark.usefixtures("lend")
-def test_progress_covers_all_workers(text_file: Path, tmp_path: Path) -> None:
-    heard = Heard()
-    convert(text_file, tmp_path / "data", workers=2, memory=MEMORY, listener=heard, **CUT)
-    last = {progress.phase: progress for progress in heard.seen}
-    assert list(last) == ["count", "parse", "sort", "write", "statistics"]
-    for phase, ended in last.items():
-        done = [progress.done for progress in heard.seen if progress.phase == phase]
-        assert done == sorted(done)
-        assert ended.done == ended.total
-    assert (last["parse"].total, last["write"].total) == (text_file.stat().st_size, 3001)
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Verification, prediction, evaluation
 
@@ -406,11 +389,6 @@ def test_predictions_and_scores_do_not_depend_on_the_number_of_workers(
     assert tables[0] == tables[1]
     assert labels[0] == labels[1]
     assert [path.name for path in tmp_path.iterdir()] == ["out.parquet"]
-
-
-def test_scores_do_not_depend_on_the_memory(text_file: Path, trained: tuple[Path, Path]) -> None:
-    # sums used to be made block by block, and blocks depend on the memory
-    assert evaluate(text_file, trained[1], memory="230MB") == evaluate(text_file, trained[1], memory="2GB")
 
 
 @pytest.mark.usefixtures("lend")
@@ -454,21 +432,6 @@ def test_ranges_are_the_whole_in_order(text_file: Path, several_files: list[str]
     assert [part.path for part in cut_into_ranges(paths, 1 << 30)] == paths
 
 
-@pytest.mark.parametrize("text", ["1 1:1", "\n\n1\n", "# x\r\n \t#\n2\r\n\r\n", "\ufeff1 1:1\n", "", "1\n\n"])
-def test_rows_are_counted_as_they_are_parsed(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "text"
-    path.write_bytes(text.encode())
-    part, form = ByteRange(str(path)), Reading()
-    assert count_rows(part, form)[0] == sum(batch.rows.n_rows for batch in iterate_batches([part], form))
-
-
-def test_every_worker_keeps_to_processors_of_its_own() -> None:
-    assert processor_shares([0, 1, 2, 5, 6], 2) == [[0, 1], [2, 5, 6]]
-    assert processor_shares([0, 1], 2) == [[0], [1]]
-    assert processor_shares([4], 2) == []
-    assert processor_shares([0, 1, 2], 1) == [[0, 1, 2]]
-
-
 def test_chunks_end_in_the_same_places_however_the_rows_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -503,15 +466,6 @@ def test_exact_sums_depend_on_nothing_but_the_numbers() -> None:
     total.add(np.array([5e-324, 1e308, -1e308, np.inf]))
     assert total.value() == np.inf
     assert ExactSum().value() == 0.0
-
-
-def test_shares_are_about_equal_and_cover_all() -> None:
-    for sizes in ([1] * 10, [100, 1, 1, 1], [0, 0], [5], list(range(50))):
-        for n_shares in (1, 3, 20):
-            shares = in_shares(sizes, n_shares)
-            assert [i for start, stop in shares for i in range(start, stop)] == list(range(len(sizes)))
-            assert all(stop > start for start, stop in shares)
-    assert in_shares([], 3) == []
 
 
 def test_one_worker_loads_no_dask(text_file: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import command_line
 import numpy as np
 import pytest
-from interrupted import ended, train_by_turns
+from interrupted import train_by_turns
 from sklearn.linear_model import LogisticRegression, lasso_path
 from small_datasets import multiclass, random_rows, write_dataset
 
@@ -119,21 +119,6 @@ def test_a_lane_of_a_path_ends_where_its_own_run_ends(tmp_path: Path) -> None:
             assert (lane["label"], lane["n_nonzero"]) == (other["label"], other["n_nonzero"])
 
 
-def test_threads_and_interruptions_change_no_bit_of_a_path(tmp_path: Path) -> None:
-    data = write_dataset(tmp_path / "data", multiclass(3, 600), n_chunks=8)
-    asked: dict[str, Any] = {
-        "penalty": "l1",
-        "l1": STRENGTHS,
-        "C": [0.5, 5.0],
-        "loss": "log_loss",
-        "tol": 1e-9,
-    }
-    train(data, tmp_path / "one", threads=1, **asked)
-    train(data, tmp_path / "five", threads=5, **asked)
-    train_by_turns(train, data, tmp_path / "stopped", 2, (1,), **asked)
-    assert ended(tmp_path / "one") == ended(tmp_path / "five") == ended(tmp_path / "stopped")
-
-
 def test_every_command_picks_a_model_by_its_c_and_l1(tmp_path: Path) -> None:
     data = write_dataset(tmp_path / "data", random_rows(300, 10))
     run = tmp_path / "run"
@@ -238,9 +223,3 @@ def test_a_search_on_targets_chooses_by_the_loss(
         page = tmp_path / "page.html"
         streamcd.write_report(tmp_path / "run", page)
         assert "best C" in page.read_text()
-
-
-def path_of(data: Any, run: Path, number: int = 3, **options: Any) -> list[float]:
-    asked: dict[str, Any] = {"penalty": "l1", "method": "newton", "l1_path": number, "tol": 1e-6}
-    result = train(data, run, **asked | options)
-    return list(dict.fromkeys(lane["l1"] for lane in result.lanes))

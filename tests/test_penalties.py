@@ -9,17 +9,12 @@ import command_line
 import numpy as np
 import pytest
 from reference import augmented, run_weights
-from sklearn.linear_model import ElasticNet, Lasso
 from sklearn.svm import LinearSVC
 from small_datasets import random_rows, write_dataset
 
-import streamcd
 from streamcd import Result, load_model, train
 
 PENALTIES = {"l1": (1.5, 0.0), "elasticnet": (1.5, 0.3), "l2": (0.0, 2.5)}
-
-
-BOTH = [(penalty, method) for method in ("newton", "dual") for penalty in ("l1", "elasticnet")]
 
 
 def fit(data: Any, run: Path, penalty: str = "l1", **options: Any) -> Result:
@@ -41,31 +36,6 @@ def test_an_l1_svm_has_the_weights_of_liblinear(tmp_path: Path) -> None:
     assert np.array_equal(found == 0.0, np.abs(expected) < 1e-9)
     assert 0 < np.count_nonzero(found) < found.size
     assert (result.lanes[0]["l1"], result.lanes[0]["n_nonzero"]) == (1.0, np.count_nonzero(found[:-1]))
-
-
-@pytest.mark.parametrize("ratio", [1.0, 0.6])
-def test_a_regression_has_the_weights_of_scikit_learns_lasso_and_elastic_net(
-    tmp_path: Path, ratio: float
-) -> None:
-    x, _ = random_rows(300, 12, seed=5)
-    y = x.toarray() @ np.where(np.arange(12) % 3, 0.0, 2.0) + np.random.default_rng(0).standard_normal(300)
-    data = streamcd.convert((x, y), tmp_path / "data", target=True)
-    alpha = 0.05
-    options: dict[str, Any] = {"l1": alpha * ratio, "penalty": "l1"}
-    if ratio < 1.0:
-        options |= {"penalty": "elasticnet", "l2": alpha * (1.0 - ratio)}
-    other = Lasso if ratio == 1.0 else lambda **o: ElasticNet(l1_ratio=ratio, **o)
-    expected = other(alpha=alpha, tol=1e-13, max_iter=100_000).fit(x.toarray(), y)
-    asked = {
-        "loss": "squared_error",
-        "method": "newton",
-        "C": 0.5 / 300,
-        "bias": 1.0,
-        "unpenalized_bias": True,
-    }
-    train(data, tmp_path / "run", tol=1e-11, **asked, **options)
-    found = run_weights(tmp_path / "run", 1.0)[:, 0]
-    np.testing.assert_allclose(found, np.append(expected.coef_, expected.intercept_), atol=1e-6)
 
 
 @pytest.mark.parametrize(

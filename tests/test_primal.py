@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,8 @@ import pytest
 import scipy.sparse as sp
 from exact_optimum import model, nearly_least
 from heard import Heard
-from reference import augmented, exact_optimum, liblinear, loss_values, primal_objectives, run_weights
+from reference import exact_optimum, loss_values
 from small_datasets import (
-    NAMED,
     SMALL_COLUMNS,
     column_of,
     columns_of,
@@ -23,10 +21,10 @@ from small_datasets import (
     write_dataset,
 )
 
-from streamcd import Dataset, evaluate, make_columns, resume, train, tune
+from streamcd import Dataset, make_columns, resume, train, tune
 from streamcd.core.errors import CheckpointError, DatasetError, UsageError
-from streamcd.kernels.primitives import GAP, N_VISITED, VIOLATION_MAX
-from streamcd.solvers.primal import OnlineSolver, PrimalSolver
+from streamcd.kernels.primitives import N_VISITED
+from streamcd.solvers.primal import PrimalSolver
 from streamcd.solvers.problem import make_problem
 from streamcd.solvers.protocol import CERTIFY, State
 from streamcd.solvers.registry import make_solver
@@ -85,76 +83,6 @@ class Pass:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Single steps
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("bias", [-1.0, 0.7])
-@pytest.mark.parametrize("free", [False, True])
-def test_gradient_is_that_of_finite_differences(tmp_path: Path, loss: str, bias: float, free: bool) -> None:
-    if free and bias < 0:
-        pytest.skip("no bias to be free")
-    x, y = random_rows(70, 6, seed=3)
-    weight = np.random.default_rng(1).uniform(0.2, 2.0, y.size)
-    dataset = columns_of(tmp_path / "data", (x, y), weight=weight)
-    it = Pass(dataset, loss, C=[0.7], bias=bias, free_bias=free)
-    dense = augmented(x, bias)
-    rng = np.random.default_rng(2)
-    w = it.state.w
-    w[: dense.shape[1], 0] = rng.standard_normal(dense.shape[1])
-    if bias < 0:
-        w[-1] = 0.0
-    it.state.rows["score"][:, 0] = dense @ w[: dense.shape[1], 0]
-    for place in range(dense.shape[1]):
-        before = it.objective(dense, y, 0.7 * weight)
-        values = []
-        for step in (1e-5, -1e-5):
-            w[place, 0] += step
-            values.append(it.objective(dense, y, 0.7 * weight))
-            w[place, 0] -= step
-        numeric = (values[0] - values[1]) / 2e-5
-        it.state.totals[:, GAP] = 0.0
-        it.state.totals[:, VIOLATION_MAX] = -np.inf
-        it.visit([place if place < 6 else -1])
-        found = it.state.totals[0, VIOLATION_MAX]
-        assert found == pytest.approx(numeric, rel=1e-5, abs=1e-5)
-        assert it.state.totals[0, GAP] == pytest.approx(0.5 * found**2)
-        assert it.objective(dense, y, 0.7 * weight) <= before
-
-
-@pytest.mark.parametrize(
-    ("loss", "C", "name"),
-    [
-        (loss, C, name)
-        for column, name in enumerate(name for name in NAMED if name != "random")
-        for row, C in enumerate((0.01, 1.0, 1000.0))
-        for loss in LOSSES[(row + column) % 2 :][:1]
-    ],
-)
-def test_every_step_of_algorithm_3_falls_enough(tmp_path: Path, loss: str, C: float, name: str) -> None:
-    """Coordinates drawn at random: f(w + s e) - f(w) <= -0.01 s² at each, and never above 0 (Armijo for log_loss)."""
-    x, y = NAMED[name]()
-    signs = np.where(y == np.unique(y)[-1], 1.0, -1.0)
-    dataset = columns_of(tmp_path / "data", (x, y))
-    it = Pass(dataset, loss, method="online", C=[C])
-    dense, cost = x.toarray(), np.full(y.size, C)
-    rng = np.random.default_rng(0)
-    before = it.objective(dense, signs, cost)
-    for place in rng.integers(0, it.window.stop.max(), 60).tolist():
-        old = it.state.w.copy()
-        it.state.totals[:, VIOLATION_MAX] = -np.inf
-        it.visit([place])
-        after = it.objective(dense, signs, cost)
-        step = float((it.state.w - old).sum())
-        gradient = it.state.totals[0, VIOLATION_MAX]
-        enough = 0.01 * gradient * step if loss == "log_loss" else -0.01 * step * step
-        assert after - before <= enough + 1e-12 * max(before, 1.0)
-        assert step == 0 or step * gradient < 0
-        before = after
-    np.testing.assert_allclose(it.state.rows["score"][:, 0], dense @ it.state.w[:-1, 0], atol=1e-9)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
 # Which coordinate when
 
 
@@ -167,24 +95,6 @@ def visit_counts(dataset: Dataset, solver: PrimalSolver, plan: Plan, n_reads: in
                 for place in solver.visits(window, order, np.uint64(1000 * read + window.number)).tolist():
                     counts[read, window.arena.feature[place] if place >= 0 else -1] += 1
     return counts
-
-
-@pytest.mark.parametrize("resident", [False, True])
-def test_online_visits_are_uniform_over_very_unequal_chunks(tmp_path: Path, resident: bool) -> None:
-    """Chi-square over 100 passes; the sum over windows of multinomials is, if anything, less dispersed than one."""
-    dataset = columns_of(tmp_path / "data", unequal_columns())
-    problem = Pass(dataset, "squared_hinge", bias=1.0).problem
-    solver = OnlineSolver(problem, dataset, 5)
-    sizes = np.diff(dataset.open_columns().item_start)
-    assert sizes.max() >= 8 * max(sizes[sizes > 0].min(), 1)
-    plan = Plan(100_000 if resident else 60, 90, resident=resident)
-    counts = visit_counts(dataset, solver, plan, 100)
-    assert (counts.sum(axis=1) == 91).all(), "as many draws as features in every pass"
-    total = counts.sum(axis=0)
-    chi_square = float(((total - 100.0) ** 2 / 100.0).sum())
-    assert 91 - 5 * np.sqrt(2 * 91) < chi_square < 91 + 5 * np.sqrt(2 * 91)
-    assert (counts[:, 7] == 0).any(), "with replacement: some pass leaves it out"
-    assert (counts[:, 7] >= 2).any(), "with replacement: some pass has it twice"
 
 
 def test_primal_visits_every_coordinate_once_a_pass(tmp_path: Path) -> None:
@@ -215,68 +125,6 @@ def test_pieces_of_a_feature_make_one_column(tmp_path: Path) -> None:
 # Optima and certificates
 
 
-@pytest.mark.parametrize(
-    ("loss", "method", "name"),
-    [
-        (loss, METHODS[(row + column) % 2], name)
-        for row, loss in enumerate(LOSSES)
-        for column, name in enumerate(NAMED)
-    ],
-)
-def test_optimum_is_reached_and_certified(tmp_path: Path, loss: str, method: str, name: str) -> None:
-    x, y = NAMED[name]()
-    dataset = columns_of(tmp_path / "data", (x, y))
-    result = train(
-        dataset, tmp_path / "run", loss=loss, method=method, C=0.5, tol=1e-3, max_passes=20_000,
-        plan=small_windows(dataset),
-    )  # fmt: skip
-    w, (best,) = exact_optimum(loss, x.toarray(), y, 0.5)
-    assert result.converged
-    (found,) = primal_objectives(loss, x.toarray(), y, run_weights(tmp_path / "run"), 0.5)
-    assert result.primal_objective == pytest.approx(found, rel=1e-9)
-    assert result.dual_objective <= best * (1 + 1e-10)
-    assert found - best <= result.gap * result.primal_objective * (1 + 1e-6) + 1e-10
-    assert w.shape == (x.shape[1], 1)
-
-
-@pytest.mark.parametrize(("loss", "bias"), zip(LOSSES, [-1.0, 1.5], strict=True))
-def test_agrees_with_the_dual_within_the_sum_of_the_gaps(tmp_path: Path, loss: str, bias: float) -> None:
-    dataset = columns_of(tmp_path / "data", multiclass(n_rows=80), weight=np.linspace(0.1, 3.0, 80))
-    results = [
-        train(
-            dataset, tmp_path / method, loss=loss, method=method, C=[0.1, 2.0], bias=bias, tol=1e-3,
-            class_weight={-4.0: 2.0}, max_passes=5000, plan=small_windows(dataset),
-        )
-        for method in ("dual", *METHODS)
-    ]  # fmt: skip
-    assert all(result.converged for result in results)
-    for lanes in zip(*(result.lanes for result in results), strict=True):
-        for lane in lanes[1:]:
-            allowed = lane["gap"] * lane["primal_objective"] + lanes[0]["gap"] * lanes[0]["primal_objective"]
-            assert abs(lane["primal_objective"] - lanes[0]["primal_objective"]) <= allowed
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("method", METHODS)
-def test_unpenalized_bias(tmp_path: Path, loss: str, method: str) -> None:
-    """Against a bias of 1000, which is nearly unpenalised, and its certificate against the optimum itself."""
-    x, y = random_rows(90, 5, seed=13)
-    y[:70] = 1.0
-    dataset = columns_of(tmp_path / "data", (x, y))
-    result = train(
-        dataset, tmp_path / "run", loss=loss, method=method, bias=1.0, unpenalized_bias=True, tol=1e-6, max_passes=9000,
-        plan=small_windows(dataset),
-    )  # fmt: skip
-    assert result.converged
-    _, (nearly,) = exact_optimum(loss, augmented(x, 1000.0), y)
-    assert result.primal_objective == pytest.approx(nearly, rel=1e-4)
-    assert result.dual_objective <= nearly * (1 + 1e-9)
-    assert evaluate(dataset, tmp_path / "run")["primal_objective"] == pytest.approx(result.primal_objective)
-    w = run_weights(tmp_path / "run", bias=1.0)[:, 0]
-    t = y * (augmented(x, 1.0) @ w)
-    assert result.primal_objective == pytest.approx(0.5 * w[:-1] @ w[:-1] + loss_values(loss, t).sum())
-
-
 def test_certificate_holds_where_the_scores_have_drifted(tmp_path: Path) -> None:
     """Any alpha is a dual point, so drift widens the gap; and the read at fixed w mends the scores."""
     x, y = random_rows()
@@ -296,30 +144,6 @@ def test_certificate_holds_where_the_scores_have_drifted(tmp_path: Path) -> None
         assert proof["dual"][0] <= best * (1 + 1e-12) <= proof["primal"][0] * (1 + 1e-11)
         it.solver.adopt_certified_w(it.state, np.array([0]))
         np.testing.assert_allclose(it.state.rows["score"], x @ it.state.w[:-1], atol=1e-12)
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-def test_agrees_with_liblinear(tmp_path: Path, loss: str) -> None:
-    """``-s 2`` and ``-s 0``; and `-e` stops by its measure of the gradient."""
-    x, y = random_rows(300, 15, seed=17)
-    dataset = columns_of(tmp_path / "data", (x, y))
-    result = train(dataset, tmp_path / "run", loss=loss, method="primal", eps=1e-4, max_passes=5000)
-    assert result.stop_reason == "violation"
-    (theirs,) = primal_objectives(loss, x.toarray(), y, liblinear(loss, x, y), 1.0)
-    assert result.primal_objective - theirs <= result.gap * theirs
-    assert result.primal_objective == pytest.approx(theirs, rel=1e-6)
-
-    w = run_weights(tmp_path / "run")[:, 0]
-
-    def gradient(w: np.ndarray) -> np.ndarray:
-        t = y * (x @ w)
-        slope = -2 * np.maximum(1 - t, 0) if loss == "squared_hinge" else -1 / (1 + np.exp(t))
-        return w + x.T @ (slope * y)
-
-    side = min((y > 0).sum(), (y < 0).sum()) / y.size
-    measure = np.linalg.norm(gradient(w)) / np.linalg.norm(gradient(0 * w)) / side
-    assert result.violation == pytest.approx(measure, rel=1e-6)
-    assert measure <= 1e-4
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -399,33 +223,6 @@ def test_a_search_by_a_primal_method_scores_as_the_dual_does(tmp_path: Path, met
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Real data
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize(
-    "name", ["heart_scale", "mushrooms", "a9a", "ijcnn1", "dna.scale", "letter.scale", "imdb.bigram.tfidf"]
-)
-def test_three_methods_agree_on_real_data(
-    tmp_path: Path, real_data: Callable[[str], Path], name: str, loss: str
-) -> None:
-    from streamcd import convert
-
-    dataset = convert(real_data(name), tmp_path / "data")
-    make_columns(dataset)
-    found = {}
-    for method in ("dual", *METHODS):
-        result = train(dataset, tmp_path / method, loss=loss, method=method, max_passes=300)
-        found[method] = (
-            sum(lane["primal_objective"] for lane in result.lanes),
-            sum(lane["gap"] * lane["primal_objective"] for lane in result.lanes),
-            result.converged,
-        )
-    best, gap, converged = found["dual"]
-    for objective, own_gap, own_converged in found.values():
-        assert abs(objective - best) <= gap + own_gap
-        if converged and own_converged:
-            assert objective == pytest.approx(best, rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import lzma
 from collections.abc import Callable
 from pathlib import Path
@@ -13,19 +12,17 @@ from typing import Any
 import command_line
 import mpmath
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import scipy.optimize
 import scipy.sparse as sp
 from exact_optimum import model, nearly_least
 from interrupted import ended, train_by_turns
-from reference import augmented, run_weights
+from reference import augmented
 from sklearn.datasets import load_svmlight_file
-from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
-from small_datasets import NAMED, SMALL_COLUMNS, Rows, random_rows, unequal_columns, windows_of, write_dataset
+from small_datasets import NAMED, SMALL_COLUMNS, Rows, random_rows, windows_of, write_dataset
 
 import streamcd
-from streamcd import ConvergenceWarning, Dataset, StreamcdError, make_columns, train
+from streamcd import Dataset, StreamcdError, make_columns, train
 from streamcd.kernels import rounds
 from streamcd.kernels.loss_table import LOSSES, row_loss
 from streamcd.kernels.losses import (
@@ -38,7 +35,6 @@ from streamcd.kernels.losses import (
 )
 from streamcd.solvers.problem import dual_terms, losses_of
 from streamcd.solvers.registry import SOLVERS
-from streamcd.stream.memory_plan import Plan
 from tools.simulated_cluster import Simulation
 
 Numbers = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -80,7 +76,6 @@ REFERENCES: dict[str, Callable[..., Numbers]] = {
 }
 """Every loss of the table that is for targets; those with kinks have a curvature of 0."""
 
-SMOOTH = [loss for loss in REFERENCES if LOSSES[loss].smooth]
 TARGET_SOLVERS = [entry for entry in SOLVERS if entry.of_targets]
 
 
@@ -295,27 +290,6 @@ def test_a_run_resumed_after_every_three_windows_has_the_same_bits(tmp_path: Pat
     assert ended(tmp_path / "run") == ended(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("loss", REFERENCES)
-def test_threads_do_not_change_a_bit(tmp_path: Path, loss: str) -> None:
-    x, y = small("random")
-    dataset = write_targets(tmp_path / "data", x, y, n_chunks=8)
-    for threads in (1, 3):
-        options = {"C": [0.1, 1.0, 10.0], "max_passes": 10, "tol": 1e-9, "threads": threads}
-        with pytest.warns(ConvergenceWarning):
-            train(dataset, tmp_path / f"run{threads}", loss=loss, **options)
-    assert ended(tmp_path / "run1") == ended(tmp_path / "run3")
-
-
-@pytest.mark.parametrize("loss", SMOOTH)
-def test_paged_scores_give_the_same_bits(tmp_path: Path, loss: str) -> None:
-    rng = np.random.default_rng(4)
-    x, _ = unequal_columns()
-    dataset = write_targets(tmp_path / "data", x, rng.normal(size=x.shape[0]), columns=True)
-    for name, plan in {"memory": Plan(150, 90, True), "pages": Plan(150, 90, False, 13)}.items():
-        train(dataset, tmp_path / name, loss=loss, bias=1.0, method="primal", tol=1e-5, plan=plan)
-    assert ended(tmp_path / "pages") == ended(tmp_path / "memory")
-
-
 def test_copies_of_active_rows_have_their_targets(tmp_path: Path) -> None:
     """With windows smaller than the data, rows that shrinking leaves are read from copies."""
     x, y = small("random")
@@ -396,43 +370,6 @@ def housing(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray,
     return path, np.column_stack([X, weight]), y
 
 
-def test_figures_of_an_evaluation_are_scikit_learns(housing: Any, tmp_path: Path) -> None:
-    path, X, y = housing
-    run = train(path, tmp_path / "run", loss="squared_error", C=5.0, tol=1e-6)
-    weight, predicted = X[:, -1], run.model.predict(X[:, :-1])
-    found = streamcd.evaluate(path, run.run)
-    assert found["n_rows"] == 240
-    assert found["mae"] == pytest.approx(mean_absolute_error(y, predicted, sample_weight=weight), rel=1e-12)
-    assert found["mse"] == pytest.approx(mean_squared_error(y, predicted, sample_weight=weight), rel=1e-12)
-    assert found["r2"] == pytest.approx(r2_score(y, predicted, sample_weight=weight), rel=1e-12)
-    assert found["loss"] == pytest.approx(found["mse"], rel=1e-12)
-    assert found["primal_objective"] == pytest.approx(run.primal_objective, rel=1e-9)
-    alike = streamcd.evaluate(path, run.run, unweighted=True)
-    assert alike["r2"] == pytest.approx(r2_score(y, predicted), rel=1e-12)
-    assert "weighted" not in alike
-
-
-@pytest.mark.parametrize("ending", ["csv", "txt", "parquet"])
-def test_predictions_are_numbers_in_every_format(housing: Any, tmp_path: Path, ending: str) -> None:
-    path, X, _ = housing
-    run = train(path, tmp_path / "run", loss="squared_error", tol=1e-4)
-    out = tmp_path / f"out.{ending}"
-    assert streamcd.predict(path, run.run, out, force=True)["n_rows"] == 240
-    expected = run.model.predict(X[:, :-1])
-    if ending == "parquet":
-        table = pq.read_table(out)
-        assert table.column_names == ["source", "prediction"]
-        found = table["prediction"].to_numpy()
-    elif ending == "csv":
-        found = np.loadtxt(out, delimiter=",", skiprows=1)[:, 1]
-    else:
-        found = np.loadtxt(out)
-    np.testing.assert_allclose(found, expected, rtol=1e-14)
-    assert streamcd.load_model(run.run).predict(X[:, :-1]).tolist() == expected.tolist()
-    with pytest.raises(StreamcdError, match="probabilities need"):
-        streamcd.predict(path, run.run, out, proba=True, force=True)
-
-
 def test_a_search_takes_the_c_of_the_largest_r2(housing: Any, tmp_path: Path) -> None:
     path, X, y = housing
     found = streamcd.tune(
@@ -460,65 +397,8 @@ def test_classes_and_targets_are_not_mistaken_for_one_another(housing: Any, tmp_
         train(housing[0], tmp_path / "other", loss="squared_error", code=[[1], [-1]])
 
 
-def test_descriptions_and_reports_speak_of_numbers(housing: Any, tmp_path: Path) -> None:
-    run = train(housing[0], tmp_path / "run", loss="squared_error", tol=1e-3)
-    for arguments in (
-        ("info", run.run),
-        ("info", tmp_path / "run" / "model"),
-        ("evaluate", housing[0], run.run),
-    ):
-        done = command_line.run(*arguments)
-        assert done.returncode == 0, done.stderr
-        assert "class" not in done.stdout
-    assert "R²" in done.stdout
-    out = tmp_path / "report.html"
-    done = command_line.run("report", run.run, "-o", out, "--data", housing[0])
-    assert done.returncode == 0, done.stderr
-    assert out.stat().st_size > 10_000
-    assert command_line.run("verify", run.run).returncode == 0
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # LIBLINEAR
-
-
-def liblinear_targets(dataset: Any, model: str) -> list[float]:
-    """Numbers that LIBLINEAR predicts by a model in a file."""
-    problem, (x, y) = pytest.importorskip("liblinear.liblinearutil"), dataset
-    rows = [{j + 1: v for j, v in enumerate(row) if v} for row in x.toarray().tolist()]
-    labels, _, _ = problem.predict(y.tolist(), rows, problem.load_model(model), "-q")
-    return list(labels)
-
-
-@pytest.mark.parametrize(("number", "C"), [(11, 0.5), (12, 0.5), (13, 0.05)])
-def test_liblinear_ends_at_the_same_objective(tmp_path: Path, number: int, C: float) -> None:
-    problem = pytest.importorskip("liblinear.liblinearutil")
-    x, y = small("random")
-    rows = [{j + 1: v for j, v in enumerate(row) if v} for row in x.toarray().tolist()]
-    options = f"-s {number} -c {C} -p 0.2 -e {1e-8 if number < 13 else 1e-6} -q"
-    theirs = np.array(problem.train(y.tolist(), rows, options).get_decfun()[0])
-    (entry,) = (entry for entry in TARGET_SOLVERS if entry.liblinear == number)
-    dataset = write_targets(tmp_path / "data", x, y, columns=needs_columns(entry.method))
-    ours = train(dataset, tmp_path / "run", loss=entry.loss, method=entry.method, C=C, epsilon=0.2, tol=1e-9, max_passes=20_000)  # fmt: skip  # noqa: E501
-    beyond = np.maximum(np.abs(y - x @ theirs) - 0.2, 0.0)
-    objective = 0.5 * theirs @ theirs + C * (beyond if number == 13 else beyond**2).sum()
-    assert ours.primal_objective <= objective * (1 + 1e-9)
-    assert ours.primal_objective == pytest.approx(objective, rel=1e-6)
-
-
-@pytest.mark.parametrize("loss", REFERENCES)
-def test_liblinear_predicts_the_numbers_of_an_exported_model(tmp_path: Path, loss: str) -> None:
-    x, y = small("random")
-    run = train(write_targets(tmp_path / "data", x, y), tmp_path / "run", loss=loss, bias=1.0, tol=1e-3)
-    model, path = run.model, tmp_path / "model.txt"
-    streamcd.export(model, path)
-    header = path.read_text().splitlines()[:4]
-    assert header[1:3] == ["nr_class 2", f"nr_feature {x.shape[1]}"]
-    back = command_line.imported(path)
-    assert back.has_targets
-    np.testing.assert_array_equal(back.predict(x), model.predict(x))
-    found = liblinear_targets((x, y), str(path))
-    np.testing.assert_allclose(found, model.predict(x), rtol=1e-13)
 
 
 def test_what_liblinears_text_does_not_tell_is_said_to_be_unknown(tmp_path: Path) -> None:
@@ -532,31 +412,6 @@ def test_what_liblinears_text_does_not_tell_is_said_to_be_unknown(tmp_path: Path
     found = streamcd.evaluate(tmp_path / "rows.txt", tmp_path / "model")
     assert found["loss"] is None
     assert found["mae"] == pytest.approx(0.625)
-
-
-def test_a_model_of_liblinears_own_training_is_read(tmp_path: Path) -> None:
-    problem = pytest.importorskip("liblinear.liblinearutil")
-    x, y = small("random")
-    rows = [{j + 1: v for j, v in enumerate(row) if v} for row in x.toarray().tolist()]
-    path = tmp_path / "model.txt"
-    problem.save_model(str(path), problem.train(y.tolist(), rows, "-s 12 -B 1 -q"))
-    model = command_line.imported(path)
-    assert (model.loss, model.method, model.bias) == ("squared_epsilon_insensitive", "dual", 1.0)
-    np.testing.assert_allclose(model.predict(x), liblinear_targets((x, y), str(path)), rtol=1e-13)
-
-
-def test_the_flags_of_liblinear_train_regression(tmp_path: Path) -> None:
-    x, y = small("random")
-    write_targets(tmp_path / "data", x, y)
-    command_line.run_json("train", tmp_path / "data", tmp_path / "run", "-s", "13", "-p", "0.3", "-c", "0.1")
-    options = json.loads((tmp_path / "run" / "config.json").read_text())["options"]
-    assert (options["loss"], options["method"], options["epsilon"]) == ("epsilon_insensitive", "dual", 0.3)
-    for wrong in (
-        {"loss": "squared_error", "epsilon": 0.1},
-        {"loss": "epsilon_insensitive", "epsilon": -1.0},
-    ):
-        with pytest.raises(StreamcdError, match="epsilon"):
-            train(tmp_path / "data", tmp_path / "other", **wrong)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -578,27 +433,6 @@ def converted(source: Path, path: Path) -> Dataset:
     dataset: Dataset = streamcd.convert(real_targets(source), path, target=True, dtype="float64")
     make_columns(dataset)
     return streamcd.open(path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["a9a", "ijcnn1"])
-@pytest.mark.parametrize("entry", TARGET_SOLVERS, ids=str)
-def test_real_sets_are_certified(
-    real_data: Callable[[str], Path],
-    tmp_path_factory: pytest.TempPathFactory,
-    tmp_path: Path,
-    entry: Any,
-    name: str,
-) -> None:
-    source = real_data(name)
-    dataset = converted(source, tmp_path_factory.getbasetemp() / f"targets-{name}")
-    options = {"loss": entry.loss, "method": entry.method, "bias": -1.0, "C": 1.0, "tol": 1e-3}
-    result = train(dataset, tmp_path / "run", **options)
-    x, y = real_targets(source)
-    found = objective(entry.loss, x, y, run_weights(tmp_path / "run")[:, 0], 1.0)
-    assert result.converged
-    assert found == pytest.approx(result.primal_objective, rel=1e-9)
-    assert found - result.dual_objective <= 1e-3 * found
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -18,8 +18,6 @@ from typing import Any, NamedTuple
 
 import command_line
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from conftest import LentWorkers
 from small_datasets import random_rows, windows_of, write_dataset
@@ -27,14 +25,8 @@ from small_datasets import random_rows, windows_of, write_dataset
 import streamcd
 from streamcd import Dataset
 from streamcd import open as open_dataset
-from streamcd.conversion.byte_sources import share_out
-from streamcd.core import storage
 from streamcd.core.errors import DataError, DatasetError, UsageError
-from streamcd.core.memory_budget import RESERVED_BYTES, RUNNING_BYTES
 from streamcd.core.storage import Url, location, open_bytes
-from streamcd.stream import memory_plan
-from streamcd.stream.arenas import RowLayout
-from streamcd.stream.memory_plan import make_plan, plan_shards
 
 boto3 = pytest.importorskip("boto3")
 pytest.importorskip("moto")
@@ -237,49 +229,6 @@ def converted(sources: Any, path: Path, **options: Any) -> str:
     return streamcd.convert(sources, path, **{"memory": "2GB", **options}).fingerprint
 
 
-@pytest.mark.usefixtures("lend")
-@pytest.mark.parametrize("workers", [1, 2])
-def test_text_in_a_bucket_gives_the_dataset_of_the_file(
-    server: Server, text: bytes, tmp_path: Path, workers: int
-) -> None:
-    (tmp_path / "text").write_bytes(text)
-    url = server.put("text/a.txt", text)
-    far = converted(url, tmp_path / "far", workers=workers)
-    assert far == converted(tmp_path / "text", tmp_path / "near")
-    assert len(share_out([url], 8)) > 1
-
-
-def test_compressed_text_folders_and_patterns_are_read(server: Server, text: bytes, tmp_path: Path) -> None:
-    lines = text.splitlines(keepends=True)
-    (tmp_path / "text").write_bytes(text)
-    server.put("days/1.txt.gz", gzip.compress(b"".join(lines[:800])))
-    server.put("days/2.txt", b"".join(lines[800:]))
-    near = converted(tmp_path / "text", tmp_path / "near")
-    assert converted(f"{BUCKET}/days/", tmp_path / "folder") == near
-    assert converted(f"{BUCKET}/days/?.txt*", tmp_path / "pattern") == near
-    assert converted((tmp_path / "text").as_uri(), tmp_path / "file") == near
-    with pytest.raises(UsageError, match="no such file, folder or pattern"):
-        converted(f"{BUCKET}/nights/*.txt", tmp_path / "none")
-
-
-@pytest.mark.usefixtures("lend")
-def test_tables_in_a_bucket_give_the_datasets_of_the_files(server: Server, tmp_path: Path) -> None:
-    rng = np.random.default_rng(2)
-    table = pa.table(
-        {
-            "age": rng.integers(18, 90, 4000).astype(float),
-            "city": rng.choice(["Bonn", "Rome", "Oslo"], 4000),
-            "y": rng.choice(["no", "yes"], 4000),
-        }
-    )
-    pq.write_table(table, tmp_path / "table.parquet", row_group_size=500)
-    table.to_pandas().to_csv(tmp_path / "table.csv", index=False)
-    for name, workers in (("table.parquet", 1), ("table.parquet", 2), ("table.csv", 1)):
-        url = server.put(name, (tmp_path / name).read_bytes())
-        near = converted(tmp_path / name, tmp_path / f"near-{name}-{workers}", label="y")
-        assert converted(url, tmp_path / f"far-{name}-{workers}", label="y", workers=workers) == near
-
-
 def test_a_source_that_changes_while_it_is_read_is_noticed(
     server: Server, text: bytes, tmp_path: Path
 ) -> None:
@@ -381,94 +330,10 @@ def test_a_dataset_on_a_web_server_needs_ranges(web: Any, local: Dataset, tmp_pa
 # Datasets
 
 
-def test_a_dataset_in_a_bucket_is_that_on_disk(server: Server, local: Dataset, remote: str) -> None:
-    found = open_dataset(remote)
-    assert found.fingerprint == local.fingerprint
-    assert found.info() == local.info()
-    assert found.verify() == []
-    shown = command_line.run("info", remote, "--json")
-    assert shown.returncode == 0
-    assert local.fingerprint in shown.stdout
-
-
-def test_a_damaged_part_in_a_bucket_is_found(server: Server, local: Dataset, tmp_path: Path) -> None:
-    url = server.upload(local.path, "damaged")
-    part = local.manifest["parts"][1]["entries"]
-    content = bytearray((local.path / part).read_bytes())
-    content[len(content) // 2] ^= 1
-    server.put(f"damaged/{part}", bytes(content))
-    assert any(part in problem for problem in open_dataset(url, check_files=False).verify())
-    with pytest.raises(DatasetError, match=part):
-        streamcd.train(url, tmp_path / "run", max_passes=2)
-    server.put(f"damaged/{part}", bytes(content)[:-5])
-    with pytest.raises(DatasetError, match="truncated"):
-        open_dataset(url)
-    server.client.delete_object(Bucket="bucket", Key=f"damaged/{part}")
-    with pytest.raises(DatasetError, match="missing"):
-        open_dataset(url)
-
-
 def test_what_is_no_dataset_is_said(server: Server) -> None:
     shown = command_line.run("info", f"{BUCKET}/none")
     assert shown.returncode == 2
     assert "does not exist" in shown.stderr
-
-
-def test_training_from_a_bucket_gives_the_bits_of_the_disk(
-    server: Server, local: Dataset, remote: str, tmp_path: Path
-) -> None:
-    for name, data in (("near", local.path), ("far", remote)):
-        streamcd.train(data, tmp_path / name, max_passes=5, tol=1e-9)
-        streamcd.tune(data, tmp_path / f"{name} search", C=[0.1, 1], cv=2, max_passes=2)
-    for kind in ("", " search"):
-        assert np.array_equal(weights(tmp_path / f"near{kind}"), weights(tmp_path / f"far{kind}"))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["convert", "TEXT", f"{BUCKET}/out"], "what is written is on a disk"),
-        (["columns", "OTHER"], "what is written is on a disk"),
-        (["train", "DATA", "https://127.0.0.1/run"], "what is written is on a disk"),
-        (["tune", "DATA", f"{BUCKET}/run", "-C", "1,2"], "what is written is on a disk"),
-        (["train", "DATA", "run", "--start-from", f"{BUCKET}/run"], "found a URL"),
-        (["resume", f"{BUCKET}/none"], "found a URL"),
-        (["evaluate", "DATA", f"{BUCKET}/none"], "found a URL"),
-        (["export", f"{BUCKET}/none", "out.txt"], "found a URL"),
-        (["predict", "DATA", "run", "-o", f"{BUCKET}/out.parquet"], "found a URL"),
-    ],
-)
-def test_what_may_not_be_a_url_and_what_is_not_there_is_one_line(
-    server: Server, local: Dataset, remote: str, arguments: list[str], said: str, tmp_path: Path
-) -> None:
-    names = {"DATA": str(local.path), "OTHER": remote, "TEXT": f"{BUCKET}/t.txt"}
-    with contextlib.chdir(tmp_path):
-        shown = command_line.run(*[names.get(a, a) for a in arguments])
-        assert shown.returncode == 2
-        assert said in shown.stderr
-        assert shown.stderr.count("\n") == 1
-        assert os.listdir() == []
-
-
-def test_windows_from_a_bucket_are_those_of_the_disk_with_the_memory_of_reading_urls_added(
-    local: Dataset, remote: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Windows decide about the bits of a result; the plans of a process and of a worker's shards alike."""
-    monkeypatch.setattr(memory_plan, "RESERVED_BYTES", 0)  # of a process, which hides plans of small data
-    far, seen = open_dataset(remote), set()
-
-    def plans(dataset: Dataset, budget: int) -> list[Any]:
-        found: list[Any] = [plan_shards(dataset, budget, RowLayout(2, 1), {})]
-        with contextlib.suppress(UsageError):
-            found.append(make_plan(dataset, budget, RowLayout(2, 1), {}))
-        return found
-
-    room = np.arange(0, 4_000_000, 20_000)  # of a process, and of a worker
-    for budget in np.concatenate([RUNNING_BYTES + room, RESERVED_BYTES + room]).tolist():
-        near = plans(local, budget)
-        assert plans(far, budget + storage.DATASET_BYTES) == near
-        seen |= {type(near[0]), *(plan.resident for plan in near[1:])}
-    assert len(seen) == 4  # shards kept and not, all data kept and not
 
 
 @pytest.mark.slow

@@ -27,22 +27,15 @@ from streamcd.cluster.block_steps import (
     next_sigma_prime,
     quadratic_step,
 )
-from streamcd.cluster.partition import Partition
 from streamcd.cluster.rounds import (
-    RoundRequest,
     RoundResponse,
     WorkersLost,
     WorkerSpec,
 )
 from streamcd.core.errors import DatasetError, EnvironmentFailure, Interrupted, UsageError
-from streamcd.kernels.primitives import GAP
 from streamcd.kernels.rounds import DUAL_CHANGE, LINEAR, LONGEST, QUADRATIC, Step, add_log_slopes
 from streamcd.runs.problem_options import ProblemOptions
-from streamcd.solvers.protocol import DONE, TRAIN
-from streamcd.solvers.registry import make_solver
 from streamcd.stream.memory_plan import Plan
-from streamcd.stream.stream import _Reader
-from streamcd.training.stopping import new_lane_arrays
 from tools.simulated_cluster import SerialEngine, Simulation
 
 LOSSES = ["hinge", "squared_hinge", "log_loss", "crammer_singer", "multinomial"]
@@ -51,10 +44,6 @@ BINARY = LOSSES[:3]
 FREE = {"bias": 1.0, "unpenalized_bias": True}
 
 pytestmark = pytest.mark.filterwarnings("ignore::streamcd.ConvergenceWarning")
-
-
-def training_rounds(run: Path) -> int:
-    return sum(record["kind"] == "train" for record in log(run))
 
 
 @pytest.fixture(scope="module")
@@ -511,111 +500,8 @@ def test_sigma_prime_that_was_too_small_is_rounded_up() -> None:
         assert found[0] == expected
 
 
-def partition_after(
-    dataset: Dataset, loss: str, sigma_prime: float, n_passes: int, folder: Path
-) -> tuple[Partition, Any, np.ndarray]:
-    """A partition of half of the shards, trained from a random w, with its response and that w."""
-    problem = problem_of(dataset, loss)
-    folder.mkdir()
-    spec = WorkerSpec(str(dataset.path), dataset.fingerprint, str(folder), problem, "dual", 0, 1_000_000_000)
-    partition = Partition(spec, list(range(dataset.n_shards // 2)))
-    state = make_solver(problem, "dual", dataset).new_state()
-    state.lanes.update(new_lane_arrays(problem.n_lanes))
-    state.lanes["sigma_prime"] = np.full(problem.n_lanes, sigma_prime)
-    state.lanes["phase"][:] = TRAIN
-    if loss == "log_loss":
-        state.lanes["inner_tolerance"][:] = 1e-12
-    w = 0.1 * np.random.default_rng(1).standard_normal(state.w.shape)
-    w[-1] = 0.0
-    request = RoundRequest("token", "", np.ones(problem.n_lanes), 1, n_passes, state.lanes, 0)
-    return partition, partition.run(request, w), w
-
-
-def own_rows(partition: Partition) -> int:
-    """Rows of the partition's shards, which are the first of the dataset."""
-    return int(np.diff(partition.dataset.row_start)[partition._own].sum())
-
-
-@pytest.mark.parametrize("sigma_prime", [1.0, 4.0])
-@pytest.mark.parametrize("loss", BINARY)
-def test_at_the_minimum_of_the_stiff_model_dual_variables_are_those_of_the_losses(
-    loss: str, sigma_prime: float, classes: Dataset, tmp_path: Path
-) -> None:
-    """At ``w + s Σ Δa y x``, row by row."""
-    partition, response, w = partition_after(
-        classes, loss, sigma_prime, 3000 if loss == "hinge" else 1000, tmp_path / "dual"
-    )
-    arena, n_rows, width = partition._arena, own_rows(partition), partition._width
-    assert arena is not None
-    alpha, base = arena.alpha[:n_rows, :width], arena.alpha[:n_rows, width:]
-    x = np.zeros((n_rows, w.shape[0]))
-    for row in range(n_rows):
-        entries = slice(arena.indptr[row], arena.indptr[row + 1])
-        x[row, arena.feature[entries]] = arena.value[entries]
-    problem, code, n_lanes = partition._problem, arena.code[:n_rows], partition._n_lanes
-    change = response.change
-    sign, cost, a = problem.sign[code], problem.cost[code], alpha[:, :n_lanes]
-    np.testing.assert_allclose(change, x.T @ (sign * (alpha - base)[:, :n_lanes]), atol=1e-9)
-    t = sign * (x @ (w + sigma_prime * change))
-    if loss == "squared_hinge":
-        np.testing.assert_allclose(a, 2 * cost * np.maximum(1 - t, 0), atol=1e-6)
-    elif loss == "log_loss":
-        np.testing.assert_allclose(a, cost / (1 + np.exp(t)), atol=1e-6)
-    else:
-        low, high = np.where(a <= 0, 0.0, t - 1), np.where(a >= cost, 0.0, t - 1)
-        assert max(low.max(), -high.min()) < 1e-4
-    partition.close()
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-def test_sigma_prime_does_not_change_what_a_row_adds_to_the_gap(loss: str, tmp_path: Path) -> None:
-    """The partition has one row, whose terms are met before its step: at any sigma_prime the same."""
-    x, _ = random_rows(3, 5, seed=2, density=1.0)
-    data = write_dataset(tmp_path / "data", (x, np.array([1.0, 2.0, 3.0])), n_chunks=3, n_shards=3)
-    found = []
-    for sigma_prime in (1.0, 4.0):
-        partition, response, _ = partition_after(data, loss, sigma_prime, 1, tmp_path / f"dual{sigma_prime}")
-        assert own_rows(partition) == 1
-        found.append(response.totals[:, GAP])
-        partition.close()
-    np.testing.assert_allclose(found[0], found[1], rtol=1e-12)
-
-
-def test_sigma_prime_of_a_lane_leaves_other_lanes_alone(data: Dataset, tmp_path: Path) -> None:
-    partition, response, w = partition_after(data, "hinge", 1.0, 1, tmp_path / "one")
-    problem = problem_of(data, "hinge", (0.7, 0.7))
-    (tmp_path / "two").mkdir()
-    both = Partition(replace(partition.spec, problem=problem, folder=str(tmp_path / "two")), partition.shards)
-    lanes = make_solver(problem, "dual", partition.dataset).new_state().lanes
-    lanes |= {**new_lane_arrays(2), "sigma_prime": np.array([1.0, 2.0])}
-    request = RoundRequest("token", "", np.ones(2), 1, 1, lanes, 0)
-    change = both.run(request, np.hstack([w, w])).change
-    np.testing.assert_allclose(change[:, :1], response.change, atol=1e-12)
-    assert np.abs(change[:, 1] - change[:, 0]).max() > 1e-3
-    lanes["phase"][1] = DONE
-    assert request.sigma_prime().tolist() == [1.0, 1.0]  # what does not train is not scaled
-    partition.close()
-    both.close()
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Rounds
-
-
-@pytest.mark.parametrize("loss", ["squared_hinge", "log_loss"])
-def test_shards_dealt_anew_need_a_fraction_of_the_rounds_of_shards_that_stay(
-    loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Many rows of few features: every worker sees all there is to learn. Measured: 30 against 129, 6 against 13.
-
-    With acceleration, 10 against 18 and 6 against 12.
-    """
-    data = write_dataset(tmp_path / "data", random_rows(600, 6, seed=3), n_chunks=16, n_shards=16)
-    options: dict[str, Any] = {"loss": loss, "tol": 1e-3, "client": Simulation(4), "acceleration": "none"}
-    assert streamcd.train(data, tmp_path / "dealt", max_passes=300, **options).converged
-    monkeypatch.setattr(Assignment, "_exchange", lambda self: None)
-    n_fewer = 2 * training_rounds(tmp_path / "dealt") - 1
-    assert not streamcd.train(data, tmp_path / "fixed", max_passes=n_fewer, **options).converged
 
 
 @pytest.mark.parametrize(
@@ -635,143 +521,8 @@ def test_a_slope_that_is_rounding_does_not_end_the_run(
     assert found.passes >= 100 or found.converged
 
 
-def test_shards_are_dealt_for_training_and_stay_for_certificates(
-    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A certificate reads what is in the workers' memories already."""
-    dealt: list[tuple[bool, dict[str, list[int]]]] = []
-    carry_out = SerialEngine.round
-
-    def watch(self: SerialEngine, request: RoundRequest, *rest: Any) -> Any:
-        result = carry_out(self, request, *rest)
-        dealt.append((bool(request.phase(TRAIN).size), {**self._shards}))
-        return result
-
-    monkeypatch.setattr(SerialEngine, "round", watch)
-    streamcd.train(data, tmp_path / "run", loss="squared_hinge", client=Simulation(2), tol=1e-4)
-    assert not dealt[-1][0]
-    for (_, before), (training, after) in itertools.pairwise(dealt):
-        if not training and len(before) > 1:
-            assert before == after
-    training_deals = {str(shards) for training, shards in dealt if training}
-    assert len(training_deals) > 3
-
-
-@pytest.mark.parametrize("loss", ["squared_hinge", "log_loss"])
-def test_workers_with_room_for_their_shards_read_only_those_that_arrive_and_end_with_the_same_bits(
-    loss: str, data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Room for four shards of eight, of which a worker has two or so, against room for all."""
-    options: dict[str, Any] = {"loss": loss, "client": Simulation(4), "tol": 1e-9, "max_passes": 20}
-    monkeypatch.setattr("streamcd.cluster.dual_rounds.local_passes", lambda *_: 1)
-    loads = 0
-
-    def count(self: _Reader, *arguments: Any) -> None:
-        nonlocal loads
-        loads += 1
-        load(self, *arguments)
-
-    load = _Reader.load
-    monkeypatch.setattr(_Reader, "load", count)
-    streamcd.train(data, tmp_path / "all", **options)
-    assert loads == data.n_chunks
-    whole_plan = readers.plan_shards
-    monkeypatch.setattr(readers, "plan_shards", lambda *given: (whole_plan(*given)[0], 4))  # type: ignore[index]
-    streamcd.train(data, tmp_path / "few", **options)
-    assert (weights(tmp_path / "all") == weights(tmp_path / "few")).all()
-    assert loads < 0.5 * 20 * data.n_chunks
-
-
-def test_workers_read_their_own_rows_and_nothing_ahead_that_goes_to_others(
-    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first window of every next round used to be read before its shards were dealt."""
-    monkeypatch.setattr("streamcd.cluster.shards.make_plan", lambda *_: Plan(800, 120, resident=False))
-    monkeypatch.setattr("streamcd.cluster.shards.plan_shards", lambda *_: None)
-    streamcd.train(data, tmp_path / "run", loss="hinge", client=Simulation(3), max_passes=6, tol=1e-9)
-    stored = sum(data.chunk_bytes(chunk) for chunk in range(data.n_chunks))
-    pairs = 17 * data.n_rows + 16 * data.n_chunks
-    for record in log(tmp_path / "run"):
-        n_reads = 3 if record["kind"] == "train" else 1
-        n_loads = n_reads if record["round"] > 1 else n_reads - 1
-        assert record["bytes_read"] == n_reads * stored + n_loads * pairs
-
-
-def test_a_round_makes_three_passes(data: Dataset, tmp_path: Path) -> None:
-    for workers in (2, 1):
-        run = tmp_path / str(workers)
-        result = streamcd.train(data, run, max_passes=15, tol=1e-12, client=Simulation(workers))
-        assert result.passes == 15
-        assert training_rounds(run) == 5
-
-
-def test_wide_data_gets_one_pass_a_round(tmp_path: Path) -> None:
-    """More features than rows: a pass solves the local model."""
-    data = write_dataset(tmp_path / "wide", random_rows(60, 200, seed=3), n_chunks=6, n_shards=6)
-    result = streamcd.train(data, tmp_path / "run", max_passes=4, tol=1e-12, client=Simulation(2))
-    assert result.passes == training_rounds(tmp_path / "run") == 4
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Real sets
-
-SHARD_SIZES = {"imdb.bigram.tfidf": "4.5MB", "ijcnn1": "340KB", "a9a": "240KB"}
-FEW = 100
-"""Passes within which one process has to reach 1e-5 for workers to be held to it."""
-
-
-@pytest.fixture(scope="module")
-def real_sets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Dataset]:
-    return {}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("loss", BINARY)
-@pytest.mark.parametrize("name", SHARD_SIZES)
-def test_1_2_and_4_workers_end_at_the_same_objective(
-    name: str,
-    loss: str,
-    real_data: Any,
-    real_sets: dict[str, Dataset],
-    tmp_path_factory: pytest.TempPathFactory,
-    tmp_path: Path,
-) -> None:
-    """Within 1e-3; within 1e-5 where one process reaches that in 100 passes."""
-    if name not in real_sets:
-        folder = tmp_path_factory.mktemp("real") / name
-        size = SHARD_SIZES[name]
-        real_sets[name] = streamcd.convert(str(real_data(name)), folder, shard_size=size, chunk_size="60KB")
-    data = real_sets[name]
-    assert data.n_shards >= 12
-    alone = streamcd.train(data, tmp_path / "alone", loss=loss, method="dual", tol=1e-5, max_passes=FEW)
-    tol = 1e-5 if alone.converged else 1e-3
-    if not alone.converged:
-        alone = streamcd.train(data, tmp_path / "longer", loss=loss, method="dual", tol=tol, max_passes=1000)
-    for workers in (1, 2, 4):
-        run = tmp_path / str(workers)
-        found = streamcd.train(
-            data, run, loss=loss, method="dual", tol=tol, max_passes=1000, client=Simulation(workers)
-        )
-        assert found.converged, (workers, found.gap)
-        assert found.primal_objective == pytest.approx(alone.primal_objective, rel=tol)
-
-
-@pytest.mark.slow
-def test_accelerated_rounds_on_a9a_are_few(real_data: Any, tmp_path: Path) -> None:
-    """Measured: squared hinge 8 and 12 rounds on 2 and 4 workers (39 and 50 without), hinge 9 and 14 (59 and 85)."""
-    data = streamcd.convert(
-        str(real_data("a9a")), tmp_path / "a9a", shard_size=SHARD_SIZES["a9a"], chunk_size="60KB"
-    )
-    for loss, workers, most in (
-        ("squared_hinge", 2, 20),
-        ("squared_hinge", 4, 32),
-        ("hinge", 2, 30),
-        ("hinge", 4, 55),
-    ):
-        run = tmp_path / f"{loss}-{workers}"
-        found = streamcd.train(data, run, loss=loss, tol=1e-3, client=Simulation(workers))
-        assert found.converged
-        assert training_rounds(run) <= most
 
 
 def test_a_worker_refuses_another_dataset_than_that_of_the_run(tmp_path: Path) -> None:

@@ -55,20 +55,6 @@ def options(kind: str) -> dict[str, Any]:
     return {"loss": kind, "method": "dual", "C": 1.0, **KINDS[kind]}
 
 
-@pytest.mark.filterwarnings("ignore::streamcd.ConvergenceWarning")
-@pytest.mark.parametrize("resident", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_number_of_threads_changes_no_bit(
-    data: Dataset, tmp_path: Path, rounds: Rounds, kind: str, resident: bool
-) -> None:
-    asked = options(kind) | {"plan": windows_of(data, 4, resident=resident), "max_passes": 6, "tol": 1e-9}
-    runs = [tmp_path / f"{n}" for n in (1, 2, 4)]
-    for run in runs:
-        streamcd.train(data, run, threads=int(run.name), **asked)
-    assert rounds.n > 0
-    assert ended(runs[0]) == ended(runs[1]) == ended(runs[2])
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_parts_end_at_the_optimum_of_one_part(
     data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import lzma
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +21,7 @@ from streamcd import Dataset
 from streamcd import open as open_dataset
 from streamcd.conversion.plan import Plan
 from streamcd.core.errors import DatasetError, ModelError, UsageError
-from streamcd.dataset.diagnostics import BAD_MEAN_SQUARE, advice, feature_rms
+from streamcd.dataset.diagnostics import advice, feature_rms
 
 convert: Callable[..., Dataset] = streamcd.convert
 SCALINGS = [
@@ -329,26 +328,6 @@ def test_libsvm_text_of_a_scaled_dataset_says_that_it_is_scaled(train_text: Path
 # Training
 
 
-@pytest.mark.parametrize("loss", ["squared_hinge", "hinge"])
-def test_the_optimum_is_that_of_scikit_learn_on_scaled_data(
-    loss: str, badly_scaled: Any, train_text: Path, tmp_path: Path
-) -> None:
-    from sklearn.preprocessing import MaxAbsScaler
-    from sklearn.svm import LinearSVC
-
-    x, y = badly_scaled
-    x = MaxAbsScaler().fit_transform(x[:, :6])
-    svc = LinearSVC(loss=loss, C=2.0, fit_intercept=False, tol=1e-9, max_iter=1_000_000, dual=True).fit(x, y)
-    w = svc.coef_[0]
-    xi = np.maximum(0, 1 - y * (x @ w))
-    expected = 0.5 * w @ w + 2.0 * (xi if loss == "hinge" else xi**2).sum()
-    made = convert(train_text, tmp_path / "d", dtype="float64", scale="maxabs")
-    result = streamcd.train(
-        made, tmp_path / "run", loss=loss, C=2.0, tol=1e-6, max_passes=20_000, memory="400MB"
-    )
-    assert result.primal_objective == pytest.approx(expected, rel=2e-6)
-
-
 def test_a_training_that_does_not_converge_says_what_is_badly_scaled(
     train_text: Path, tmp_path: Path
 ) -> None:
@@ -460,63 +439,3 @@ def test_unit_rows_are_not_told_to_become_so(train_text: Path, tmp_path: Path) -
     (line,) = advice(made, C=1000.0)
     assert "--normalize" not in line
     assert "a smaller C" in line
-
-
-def test_advice_on_the_real_sets(real_data: Callable[[str], Path], tmp_path: Path) -> None:
-    """Those that converge within 1000 passes under every loss get none, dna gets it by its rows."""
-    found = {}
-    for name in ("a9a", "dna.scale", "heart_scale", "mushrooms"):
-        made = convert(real_data(name), tmp_path / name)
-        found[name] = advice(made)
-        assert (made.manifest["row_norms"]["mean_square"] >= BAD_MEAN_SQUARE) == bool(found[name])
-    (line,) = found.pop("dna.scale")
-    assert "C times their mean square norm is 45.6" in line
-    assert "--normalize l2" in line
-    assert not any(found.values())
-
-
-@pytest.mark.slow
-def test_news20_converges_with_rows_of_unit_norm(real_data: Callable[[str], Path], tmp_path: Path) -> None:
-    """Its raw counts do not, under any of the four losses: a gap of 0.57 after 1000 passes under Crammer–Singer."""
-    raw = convert(real_data("news20"), tmp_path / "raw")
-    assert any("norms from 1 to 621" in line and "--normalize l2" in line for line in advice(raw))
-    made = convert(real_data("news20"), tmp_path / "d", normalize="l2")
-    assert advice(made) == []
-    for loss in ("hinge", "squared_hinge", "log_loss", "crammer_singer"):
-        result = streamcd.train(made, tmp_path / loss, loss=loss, max_passes=1000)
-        assert result.converged, (loss, result.gap)
-        assert result.passes < 100
-    with lzma.open(real_data("news20")) as file:
-        head = b"".join(itertools.islice(file, 2000))
-    (tmp_path / "head").write_bytes(head)
-    assert streamcd.evaluate(tmp_path / "head", tmp_path / "crammer_singer")["accuracy"] > 0.9
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The command line
-
-
-def test_the_command_line_scales_and_says_so(train_text: Path, tmp_path: Path) -> None:
-    convert(train_text, tmp_path / "raw")
-    made = command_line.run_json(
-        "convert", train_text, tmp_path / "d", "--scale", "maxabs", "--normalize", "l2"
-    )
-    assert (made["scale"], made["normalize"]) == ("maxabs", "l2")
-    assert made["row_norms"]["max"] == pytest.approx(1, rel=1e-6)
-    assert made["advice"] == []
-    shown = command_line.run("info", tmp_path / "raw").stdout
-    assert "note            rows are badly scaled (C times their mean square norm is " in shown
-    done = command_line.run(
-        "train",
-        tmp_path / "raw",
-        tmp_path / "run",
-        "--method",
-        "dual",
-        "--max-passes",
-        "2",
-        "--memory",
-        "400MB",
-    )
-    assert done.returncode == 0
-    assert "not converged after 2 passes" in done.stderr
-    assert "--normalize l2" in done.stderr

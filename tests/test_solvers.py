@@ -18,7 +18,6 @@ from reference import (
     exact_optimum,
     liblinear,
     primal_objectives,
-    run_dual,
     run_weights,
 )
 from small_datasets import (
@@ -177,81 +176,8 @@ def test_rows_sorted_by_label_train_in_about_as_many_passes(
     assert passes[0] <= 2 * passes[1] + 3
 
 
-@pytest.mark.parametrize(
-    ("problem", "loss"),
-    [("random", loss) for loss in LOSSES]
-    + [("multiclass", "log_loss"), *(("multiclass", loss) for loss in OF_CLASSES)],
-)
-def test_out_of_core_is_resident_bit_for_bit(
-    fit: Callable[..., Result], tmp_path: Path, loss: str, problem: str
-) -> None:
-    """Same windows, one read from disk again and again, the other kept: same weights, dual variables and flags."""
-    rows = multiclass() if problem == "multiclass" else random_rows()
-    dataset = write_dataset(tmp_path / "data", rows, n_chunks=8, n_shards=3)
-    assert dataset.n_shards == 3
-    # several tolerances: what a certificate that fails leaves behind has to be the same too
-    for tol, windows in ((1e-2, 1), (1e-4, 3)):
-        streamed, resident = (
-            fit(dataset, loss=loss, tol=tol, windows=windows, resident=kept, C=2.0, max_passes=30)
-            for kept in (False, True)
-        )
-        assert weight_bytes(streamed) == weight_bytes(resident)
-        assert streamed.passes == resident.passes
-        assert streamed.dual_objective == resident.dual_objective
-        for one, other in zip(
-            dual_of(streamed, dataset, loss), dual_of(resident, dataset, loss), strict=True
-        ):
-            np.testing.assert_array_equal(one, other)
-
-
 def weight_bytes(result: Result) -> bytes:
     return (Path(result.run) / "model" / "weights.npy").read_bytes()
-
-
-def dual_of(result: Result, dataset: Dataset, loss: str) -> tuple[np.ndarray, np.ndarray]:
-    assert dataset.classes is not None
-    n_lanes = dataset.classes.size if loss in OF_CLASSES or dataset.classes.size > 2 else 1
-    width = 2 * n_lanes if loss == "log_loss" else n_lanes
-    return run_dual(Path(result.run), dataset, width, 1 if loss == "multinomial" else n_lanes)
-
-
-@pytest.mark.parametrize("acceleration", ["none", "auto"])
-@pytest.mark.parametrize("loss", LOSSES)
-def test_objectives_are_those_of_the_weights_and_of_the_dual_variables_on_disk(
-    fit: Callable[..., Result], tmp_path: Path, loss: str, acceleration: str
-) -> None:
-    """alpha is feasible, and the certificate can be made again; plain descent ends at ``w = Σ y alpha x``."""
-    rows = multiclass(n_rows=60)
-    dataset = write_dataset(tmp_path / "data", rows, n_chunks=6)
-    result = fit(dataset, loss=loss, bias=1.0, acceleration=acceleration)
-    alpha, _ = dual_of(result, dataset, loss)
-    x, y = augmented(rows[0], 1.0), rows[1]
-    member = y[:, None] == np.unique(y)[None, :]
-    w = run_weights(Path(result.run), 1.0)
-    if loss == "crammer_singer":
-        w_alpha = x.T @ alpha
-        np.testing.assert_allclose(alpha.sum(axis=1), 0, atol=1e-12)
-        assert (alpha <= member + 1e-15).all()
-        terms = -alpha[~member]
-    elif loss == "multinomial":
-        w_alpha = x.T @ (member - alpha)
-        np.testing.assert_allclose(alpha.sum(axis=1), 1.0, rtol=1e-14)
-        assert (alpha > 0).all()
-        terms = -alpha * np.log(alpha)
-    else:
-        w_alpha = x.T @ (np.where(member, 1.0, -1.0) * alpha[:, :4])
-        assert (alpha >= 0).all()
-        if loss == "log_loss":
-            np.testing.assert_allclose(alpha[:, 4:], 1.0 - alpha[:, :4], rtol=1e-6, atol=1e-12)
-            terms = -alpha[:, :4] * np.log(alpha[:, :4]) - alpha[:, 4:] * np.log(alpha[:, 4:])
-        else:
-            assert loss != "hinge" or (alpha <= 1).all()
-            terms = alpha - (0.25 * alpha**2 if loss == "squared_hinge" else 0.0)
-    if acceleration == "none":
-        np.testing.assert_allclose(w, w_alpha, rtol=1e-9, atol=1e-10)
-    primal = primal_objectives(loss, x, y, w, 1.0).sum()
-    assert primal == pytest.approx(result.primal_objective, rel=1e-9)
-    assert terms.sum() - 0.5 * np.sum(w_alpha**2) == pytest.approx(result.dual_objective, rel=1e-9)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

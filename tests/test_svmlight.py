@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import forking
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -25,8 +24,6 @@ from streamcd.conversion.libsvm import iterate_batches, write_rows
 from streamcd.conversion.sources import Reading
 from streamcd.core.errors import DataError, UsageError
 from streamcd.core.threads import AHEAD
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 @dataclass
@@ -373,13 +370,6 @@ def test_refuses_files_without_rows(text: bytes, parse_text: Callable[..., Parse
         parse_text(text)
 
 
-def test_line_numbers_start_again_in_every_file(tmp_path: Path) -> None:
-    (tmp_path / "a").write_text("1 1:1\n1 1:1\n")
-    (tmp_path / "b").write_text("1 1:1\n1 1:x\n")
-    with pytest.raises(DataError, match=r"b:2: "):
-        parse([tmp_path / "a", tmp_path / "b"], block_bytes=4)
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Sources
 
@@ -390,21 +380,6 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "xz": lzma.compress,
     "zstd": lambda data: pa.compress(data, codec="zstd", asbytes=True),
 }
-
-
-@pytest.mark.parametrize("codec", COMPRESS)
-def test_compressed_by_content_not_by_name(codec: str, tmp_path: Path) -> None:
-    (tmp_path / "plain").write_bytes(TEXT)
-    (tmp_path / "data.txt").write_bytes(COMPRESS[codec](TEXT))
-    found, expected = parse(tmp_path / "data.txt", block_bytes=1000), parse(tmp_path / "plain")
-    assert (found.label, found.rows) == (expected.label, expected.rows)
-
-
-@pytest.mark.parametrize("codec", COMPRESS)
-def test_several_compressed_streams_in_one_file(codec: str, tmp_path: Path) -> None:
-    cut = TEXT.index(b"\n", 9000) - 3  # within a line
-    (tmp_path / "data").write_bytes(COMPRESS[codec](TEXT[:cut]) + COMPRESS[codec](TEXT[cut:]))
-    assert len(parse(tmp_path / "data").rows) == 2000
 
 
 @pytest.mark.parametrize("codec", COMPRESS)
@@ -487,15 +462,6 @@ def test_a_source_that_does_not_exist_is_named(tmp_path: Path) -> None:
     for source in (tmp_path / "none", tmp_path / "none*", tmp_path):
         with pytest.raises(UsageError, match=str(source.name).replace("*", r"\*")):
             expand_sources(source)
-
-
-def test_standard_input_is_read(tmp_path: Path) -> None:
-    program = (
-        "from streamcd.conversion.libsvm import *\n"
-        "print([b.rows.label.tolist() for b in iterate_batches([ByteRange('-')], Reading())])"
-    )
-    for data in (b"1 1:1\n-1 2:1", gzip.compress(b"1 1:1\n-1 2:1\n")):
-        assert forking.run(["-c", program], input=data).stdout.strip() == "[[1.0, -1.0]]"
 
 
 def test_batches_count_the_bytes_of_the_source(tmp_path: Path) -> None:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import gzip
 import itertools
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import command_line
-import forking
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
@@ -25,7 +22,6 @@ from streamcd.conversion.distinct_strings import sorted_distinct_strings
 from streamcd.conversion.numbering import TaskDictionary, merge_dictionaries
 from streamcd.conversion.options import TableOptions
 from streamcd.conversion.table_columns import _plan_encoding
-from streamcd.conversion.tables import ParquetReader
 from streamcd.dataset.arrow_columns import (
     Strings,
     arrow_strings,
@@ -92,40 +88,6 @@ def names_of(dataset: streamcd.Dataset) -> dict[int, str]:
     return dict(zip(table["feature"], table["name"], strict=True))
 
 
-def test_every_format_of_a_table_gives_the_same_dataset(tmp_path: Path) -> None:
-    table = make_table()
-    made = [
-        convert(write_table(table, tmp_path / name), tmp_path / f"of-{name}", weight_column="w")
-        for name in ("t.csv", "t.tsv", "t.csv.gz", "t.parquet", "t.arrow", "t.stream")
-    ]
-    assert len({dataset.fingerprint for dataset in made}) == 1
-    assert made[0].verify() == []
-
-
-def test_the_rows_are_those_of_the_table(tmp_path: Path) -> None:
-    table = make_table()
-    dataset = convert(write_table(table, tmp_path / "t.parquet"), tmp_path / "out", weight_column="w")
-    features = {name: feature for feature, name in names_of(dataset).items()}
-    assert list(features) == [
-        "age",
-        "city=Oslo",
-        "city=Paris, France",
-        "city=Rome",
-        'city=the "Hague"',
-        "visits",
-    ]
-    rows = table.to_pylist()
-    found = entries_by_row(dataset)
-    for number, row in enumerate(rows):
-        expected = {features["age"]: row["age"], features["visits"]: float(row["visits"])}
-        expected = {feature: value for feature, value in expected.items() if value}
-        assert found[number] == expected | {features[f"city={row['city']}"]: 1.0}
-    data = dataset.read(0)
-    assert data.label.tolist() == [rows[source]["bought"] for source in data.source]
-    assert data.weight.tolist() == [rows[source]["w"] for source in data.source]
-    assert dataset.manifest["n_explicit_zeros"] == 0
-
-
 @pytest.mark.usefixtures("lend")
 @pytest.mark.parametrize("name", ["t.csv", "t.parquet", "t.arrow"])
 def test_several_workers_give_the_same_bits(tmp_path: Path, name: str) -> None:
@@ -134,87 +96,6 @@ def test_several_workers_give_the_same_bits(tmp_path: Path, name: str) -> None:
     alone = convert(path, tmp_path / "alone", chunk_size="4KB", shard_size="20KB")
     together = convert(path, tmp_path / "together", chunk_size="4KB", shard_size="20KB", workers=2)
     assert together.fingerprint == alone.fingerprint
-
-
-def test_tables_and_libsvm_text_give_the_same_rows_and_entries(tmp_path: Path) -> None:
-    table = make_table().select(["age", "visits", "bought"])
-    lines = [
-        f"{row['bought']} "
-        + " ".join(f"{i}:{row[c]!r}" for i, c in enumerate(("age", "visits"), 1) if row[c])
-        for row in table.to_pylist()
-    ]
-    (tmp_path / "t.txt").write_text("\n".join(lines) + "\n")
-    text = streamcd.convert(tmp_path / "t.txt", tmp_path / "of-text")
-    made = convert(write_table(table, tmp_path / "t.csv"), tmp_path / "of-table", drop=None)
-    assert made.info()["data_digest"] == text.info()["data_digest"] is not None
-    assert made.fingerprint != text.fingerprint  # which covers base and names
-
-
-def test_names_of_classes_are_kept(tmp_path: Path) -> None:
-    table = make_table()
-    names = pa.array(np.where(table["bought"].to_numpy() > 0, "yes", "no"))
-    table = table.set_column(4, "bought", names)
-    for number, part in enumerate((table, table.set_column(4, "bought", names.dictionary_encode()))):
-        dataset = convert(write_table(part, tmp_path / f"{number}.parquet"), tmp_path / f"out{number}")
-        assert dataset.info()["classes"] == ["no", "yes"]
-        data = dataset.read(0)
-        assert [["no", "yes"][int(label)] for label in data.label] == names.take(data.source).to_pylist()
-
-
-@pytest.mark.usefixtures("lend")
-def test_newlines_between_quotes_are_part_of_a_value(tmp_path: Path) -> None:
-    lines = ["y,text,x"] + [f'{k % 2},"one\ntwo, ""{k % 3}""",{k}' for k in range(1, 5001)]
-    (tmp_path / "t.csv").write_text("\n".join(lines))
-    options = {"label": "y", "drop": None, "memory": "240MB"}
-    alone = convert(tmp_path / "t.csv", tmp_path / "alone", **options)
-    assert alone.n_rows == 5000
-    assert names_of(alone)[0] == 'text=one\ntwo, "0"'
-    assert convert(tmp_path / "t.csv", tmp_path / "two", workers=2, label="y", drop=None).fingerprint == (
-        alone.fingerprint
-    )
-
-
-@pytest.mark.parametrize("compressed", [False, True])
-def test_a_table_comes_through_standard_input(tmp_path: Path, compressed: bool) -> None:
-    rows = 60_000  # more than the megabyte by which formats and types are told
-    text = "y,x,word\n" + "".join(f"{k % 2},{k}.5,of length {k % 7}\n" for k in range(rows))
-    (tmp_path / "t.csv").write_text(text)
-    data = gzip.compress(text.encode()) if compressed else text.encode()
-    forking.run(["-m", "streamcd", "convert", "-", tmp_path / "piped", "--label", "y"], input=data)
-    expected = streamcd.convert(tmp_path / "t.csv", tmp_path / "out", label="y")
-    assert streamcd.open(tmp_path / "piped").fingerprint == expected.fingerprint
-
-
-def test_partitions_are_columns(tmp_path: Path) -> None:
-    table = make_table()
-    for day in ("mon", "tue"):
-        folder = tmp_path / "t" / f"day={day}" / "year=2024"
-        folder.mkdir(parents=True)
-        write_table(table, folder / "part.parquet")
-    dataset = convert(tmp_path / "t", tmp_path / "out")
-    assert dataset.n_rows == 2 * N_ROWS
-    assert list(names_of(dataset).values())[-3:] == ["day=mon", "day=tue", "year"]
-
-
-@pytest.mark.parametrize("missing", ["zero", "indicator"])
-def test_missing_values(tmp_path: Path, missing: str) -> None:
-    table = pa.table({"x": [1.0, None, 0.0, float("nan")], "c": ["a", None, "b", "a"], "y": [0, 1, 0, 1]})
-    for name in ("t.csv", "t.parquet"):
-        path = write_table(table, tmp_path / name)
-        with pytest.raises(
-            StreamcdError, match="column 'x': expected a value, found none; give --missing zero"
-        ):
-            streamcd.convert(path, tmp_path / "refused", label="y", missing="error")
-        dataset = streamcd.convert(path, tmp_path / "out", label="y", missing=missing, force=True)
-        names = names_of(dataset)
-        found = {
-            row: {names[feature] for feature in entries} for row, entries in entries_by_row(dataset).items()
-        }
-        if missing == "zero":
-            assert found == {0: {"x", "c=a"}, 1: set(), 2: {"c=b"}, 3: {"c=a"}}
-        else:
-            gone = {"x is missing"}
-            assert found == {0: {"x", "c=a"}, 1: {"c is missing"} | gone, 2: {"c=b"}, 3: {"c=a"} | gone}
 
 
 def test_hashed_strings_are_those_of_feature_hasher(tmp_path: Path) -> None:
@@ -246,23 +127,6 @@ def test_lists_beside_categories_may_all_be_empty(tmp_path: Path, last: list[int
     path = write_table(table, tmp_path / "t.parquet")
     data = streamcd.convert(path, tmp_path / "out", label="y", features="c,i:v,x")
     assert (data.n_features, data.n_entries) == (4 + 4 * len(last), 20 + len(last))
-
-
-def test_lists_are_sparse_rows(tmp_path: Path) -> None:
-    table = pa.table(
-        {
-            "i": pa.array([[3, 1], [], [2]], pa.list_(pa.int32())),
-            "v": pa.array([[0.5, 2.0], [], [0.0]], pa.list_(pa.float32())),
-            "y": [1, -1, 1],
-        }
-    )
-    (tmp_path / "t.txt").write_text("1 1:2 3:0.5\n-1\n1 2:0\n")
-    text = streamcd.convert(tmp_path / "t.txt", tmp_path / "of-text")
-    made = streamcd.convert(
-        write_table(table, tmp_path / "t.parquet"), tmp_path / "of-table", label="y", features="i:v"
-    )
-    assert made.info()["data_digest"] == text.info()["data_digest"]
-    assert (made.index_base, made.n_features, made.manifest["n_explicit_zeros"]) == (1, 3, 1)
 
 
 def test_list_views_are_lists() -> None:
@@ -527,26 +391,6 @@ def test_a_large_record_batch_that_is_not_compressed_is_read_in_parts(tmp_path: 
         for name, memory in (("plain", "250MB"), ("packed", "1GB"))
     ]
     assert digests[0] == digests[1]
-
-
-def test_the_size_of_rows_is_not_that_of_their_dictionaries(tmp_path: Path) -> None:
-    # rows taken for an eighth of what they are made buckets that were too large, each of them read eight times
-    path = tmp_path / "t.parquet"
-    table = pa.table({name: ["a long name", "another long name"] * 5_000 for name in "abcd"})
-    pyarrow.parquet.write_table(table, path)
-    reader = ParquetReader([str(path)], 1 << 20)
-    cells = table.num_rows * table.num_columns
-    assert pyarrow.parquet.read_metadata(path).row_group(0).total_byte_size < cells
-    assert (reader.expected_bytes(reader.whole()) or 0) >= 8 * cells
-
-
-def test_a_conversion_does_not_load_pandas(tmp_path: Path) -> None:
-    # Arrow's own ways from numpy's arrays and Python's lists load it where it is installed, which takes 0.2 s and 30 MB
-    table = pa.table({"y": [0, 1, 1], "a": [1.0, None, 2.0], "b": ["x", "z", None]})
-    pyarrow.parquet.write_table(table, tmp_path / "t.parquet")
-    code = "import sys, streamcd; streamcd.convert('t.parquet', 'data', label='y', missing='indicator'); "
-    code += "sys.exit('pandas' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path).returncode == 0
 
 
 def test_strings_are_told_apart_by_every_byte_and_by_their_column() -> None:

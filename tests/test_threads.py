@@ -6,19 +6,15 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import command_line
 import numpy as np
 import pytest
-from small_datasets import multiclass, random_rows, windows_of, write_dataset
-from threadpoolctl import threadpool_limits
+from small_datasets import multiclass, random_rows, write_dataset
 
 import streamcd
-from streamcd import Model, tune
 from streamcd.core.errors import UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
 from streamcd.core.threads import AHEAD, Threads, ahead
@@ -28,81 +24,13 @@ from streamcd.prediction.scored_rows import Scoring
 from streamcd.runs.problem_options import ProblemOptions
 from streamcd.solvers import crammer_singer
 from streamcd.solvers.crammer_singer import CrammerSingerSolver
-from streamcd.solvers.dual import DualSolver
 from streamcd.stream.slot_store import SlotStore
-from streamcd.training.checkpoint import read_arrays
 
 
 @pytest.fixture(autouse=True)
 def small_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streamcd.core.threads._LEAST_OPERATIONS", 1)
     monkeypatch.setattr("streamcd.solvers.dual._FEW_FEATURES", 0)  # so that a few lanes are divided, too
-
-
-def state_of(run: Path) -> dict[str, bytes]:
-    found = {}
-    for path in sorted(run.rglob("state.npz")):
-        arrays = read_arrays(path) or {}
-        found |= {
-            f"{path.relative_to(run)} {name}": array.tobytes()
-            for name, array in arrays.items()
-            # how many checkpoints there were, and with them where the rows' states lie, depends on the time
-            if name not in ("seconds", "identity", "bytes_read", "log_bytes", "slots")
-        }
-    return found
-
-
-def test_threads_share_no_cache_line_of_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each takes whole groups of eight lanes, whose weights of a feature begin at a line: else each waits for the others."""
-    run, visited = DualSolver.train, []
-
-    def train(self: DualSolver, window: Any, state: Any, order: np.ndarray, lanes: np.ndarray) -> None:
-        visited.append((state.w.ctypes.data, window.arena.alpha.ctypes.data))
-        run(self, window, state, order, lanes)
-
-    def visit(*arguments: Any) -> None:
-        parts.append(arguments[-1].chosen.tolist())
-
-    parts: list[list[int]] = []
-    monkeypatch.setattr(DualSolver, "train", train)
-    monkeypatch.setattr("streamcd.kernels.dual.dual_visit_lanes", visit)
-    dataset = write_dataset(tmp_path, multiclass(40, 400))
-    with pytest.warns(streamcd.ConvergenceWarning):
-        streamcd.train(dataset, tmp_path / "run", loss="hinge", threads=3, max_passes=1)
-    lines = [lane // 8 for part in parts[-3:] for lane in {lane // 8 * 8 for lane in part}]
-    assert len(lines) == len(set(lines)) == 5
-    assert all(address % 64 == 0 for addresses in visited for address in addresses)
-
-
-@pytest.mark.filterwarnings("ignore::streamcd.ConvergenceWarning")
-@pytest.mark.parametrize(
-    ("loss", "n_classes"),
-    [("hinge", 2), ("log_loss", 2), ("hinge", 7), ("log_loss", 7), ("crammer_singer", 7)],
-)
-def test_the_number_of_threads_changes_no_bit_of_a_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str, n_classes: int
-) -> None:
-    rows = random_rows(1000, 50) if n_classes == 2 else multiclass(n_classes, 700)
-    data = write_dataset(tmp_path / "data", rows, n_chunks=9)
-    for resident in (False, True):
-        plan = replace(windows_of(data, 4, resident=resident), readers=3)
-        # rows are certified in parts, or lanes are divided
-        monkeypatch.setattr("streamcd.solvers.dual._ENTRIES_PER_WEIGHT", 0 if resident else 1 << 40)
-        states = []
-        for threads in (1, 2, 5):
-            run = tmp_path / f"{resident}-{threads}"
-            streamcd.train(
-                data,
-                run,
-                loss=loss,
-                C=[0.5, 1.0] if n_classes > 2 else 1.0,
-                bias=1.0,
-                plan=plan,
-                threads=threads,
-                max_passes=5,
-            )
-            states.append(state_of(run))
-        assert states[0] == states[1] == states[2]
 
 
 @pytest.mark.parametrize("loss", ["squared_hinge", "log_loss"])
@@ -166,57 +94,6 @@ def test_lanes_of_crammer_singer_are_trained_by_threads_that_have_their_orders_i
         ).make_problem(data)
     )
     assert solver.layout.n_orders == 4
-
-
-def test_neither_our_threads_nor_those_of_blas_change_a_bit_of_a_training_by_sor(tmp_path: Path) -> None:
-    """LAPACK's inverse had other last digits with one thread of BLAS than with two, and a resumed run other bits."""
-    data = write_dataset(tmp_path / "data", random_rows(300, 40), n_chunks=4)
-    asked: dict[str, Any] = {"loss": "twin", "tol": 1e-3, "max_passes": 1000}
-    states = []
-    for ours, of_blas in ((1, 1), (3, 1), (1, 4)):
-        run = tmp_path / f"{ours}-{of_blas}"
-        with threadpool_limits(of_blas, user_api="blas"):
-            found = streamcd.train(data, run, method="sor", threads=ours, **asked)
-        states.append(state_of(run))
-    assert states[0] == states[1] == states[2]
-    other = streamcd.train(data, tmp_path / "dual", method="dual", **asked)
-    assert found.primal_objective == pytest.approx(other.primal_objective, rel=2e-3)
-
-
-def test_the_number_of_threads_changes_no_bit_of_a_search(tmp_path: Path) -> None:
-    data = write_dataset(tmp_path / "data", random_rows(400, 20), n_chunks=4)
-    for threads in (1, 3):
-        tune(data, tmp_path / f"{threads}", C=[0.1, 1.0], cv=3, threads=threads)
-    assert state_of(tmp_path / "1") == state_of(tmp_path / "3")
-
-
-@pytest.mark.parametrize("kind", ["dataset", "text"])
-def test_the_number_of_threads_changes_no_byte_of_predictions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    data = write_dataset(tmp_path / "data", multiclass(4, 700), n_chunks=9)
-    streamcd.train(data, tmp_path / "run", loss="log_loss")
-    source = data.path if kind == "dataset" else tmp_path / "rows.svm"
-    if kind == "text":
-        command_line.run_json("export", data.path, source)
-    n_threads = Counter[int]()
-    score = Model.decisions
-
-    def counted(*arguments: object) -> object:
-        n_threads[threading.get_ident()] += 1
-        return score(*arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Model, "decisions", counted)
-    written, found = set(), []
-    for threads in (1, 2, 5):
-        out = tmp_path / f"{threads}.csv"
-        n_threads.clear()
-        streamcd.predict(source, tmp_path / "run", out, proba=True, decision=True, threads=threads)
-        assert kind == "text" or (len(n_threads) > 1) == (threads > 1)
-        written.add(out.read_bytes())
-        found.append(streamcd.evaluate(source, tmp_path / "run", threads=threads))
-    assert len(written) == 1
-    assert found[0] == found[1] == found[2]
 
 
 def test_a_thread_that_predicts_has_its_chunk_in_the_plan(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from exact_optimum import model, nearly_least
-from interrupted import ended, log, train_by_turns
+from interrupted import log
 from reference import augmented, run_weights
 from sklearn.linear_model import LogisticRegression
 from sklearn.svm import LinearSVC
-from small_datasets import Rows, columns_of, multiclass, random_rows, unequal_columns
+from small_datasets import Rows, columns_of, random_rows, unequal_columns
 from test_penalties import PENALTIES
 from test_penalties import fit as fit_penalised
 
@@ -26,12 +26,8 @@ from streamcd.kernels.columns import ColumnCosts, Columns, Scores
 from streamcd.kernels.loss_table import row_loss
 from streamcd.kernels.primal import N_SUMS, PHI, add_row_terms
 from streamcd.solvers import quadratic_model, set_model
-from streamcd.solvers.held_columns import NearestColumns
-from streamcd.solvers.held_columns import columns_of as as_columns
 from streamcd.solvers.held_solution import HeldProblem, HeldSolution
-from streamcd.solvers.working_set import WorkingSetSolver
 from streamcd.stream.memory_plan import Plan
-from streamcd.stream.window import ColumnArena
 
 LOSSES = ("squared_hinge", "log_loss")
 
@@ -105,23 +101,6 @@ def test_a_feature_longer_than_a_window_is_trained_like_others(
     assert result.primal_objective == pytest.approx(best, rel=1e-8)
 
 
-@pytest.mark.parametrize(
-    "plan",
-    [None, held(11000, 500, 5000), held(1500, 60)],
-    ids=["in memory", "streamed", "less than the support"],
-)
-def test_the_number_of_threads_and_interruptions_change_no_bit(tmp_path: Path, plan: Plan | None) -> None:
-    rows = wide()
-    data = columns_of(tmp_path / "data", (rows[0], multiclass(3, 150)[1]))
-    asked: dict[str, Any] = {"C": [0.5, 5.0], "bias": 1.0, "loss": "log_loss", "l1": 1.0, "plan": plan}
-    if plan is not None and plan.held_columns < 100:
-        asked["max_passes"] = 3
-    fit(data, tmp_path / "one", threads=1, **asked)
-    fit(data, tmp_path / "five", threads=5, **asked)
-    train_by_turns(fit, data, tmp_path / "stopped", 2, (2, 3), **asked)
-    assert ended(tmp_path / "one") == ended(tmp_path / "five") == ended(tmp_path / "stopped")
-
-
 @pytest.mark.parametrize("loss", LOSSES)
 def test_every_certificate_on_the_way_is_below_the_optimum(tmp_path: Path, loss: str) -> None:
     data = columns_of(tmp_path / "data", wide())
@@ -141,27 +120,6 @@ def test_a_plan_without_room_for_the_longest_column_is_refused(tmp_path: Path) -
         with pytest.raises(UsageError, match="room to hold the longest column"):
             train(dataset, tmp_path / "run", method="working-set", penalty="l1", plan=plan)
     assert not (tmp_path / "run").exists()
-
-
-def test_screening_leaves_out_no_column_of_the_optimum(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    left_out = []
-    screen = WorkingSetSolver._screen
-
-    def spy(self: WorkingSetSolver, state: Any, lane: int) -> None:
-        screen(self, state, lane)
-        left_out.append(state.matrices["screened"][lane].copy())
-
-    monkeypatch.setattr(WorkingSetSolver, "_screen", spy)
-    data = columns_of(tmp_path / "data", wide())
-    fit(data, tmp_path / "run", loss="log_loss", l1=1.0, C=2.0, tol=1e-10, plan=held(4000, 200))
-    found = run_weights(tmp_path / "run")[:, 0]
-    assert left_out[-1].sum() > 300
-    for screened in left_out:
-        assert not found[screened[:-1]].any()
-    visited = [line["active_rows"] for line in log(tmp_path / "run")]
-    assert visited[-1] < visited[0] // 2
 
 
 def test_a_start_from_another_run_ends_at_the_same_optimum(tmp_path: Path) -> None:
@@ -224,30 +182,6 @@ def test_a_model_of_long_and_short_columns_has_the_minimum_of_its_whole_matrix(
     found = model.minimise(w[: order.size], (0,))
     assert 50 < np.count_nonzero(best) < n
     np.testing.assert_allclose(found, best[: order.size], atol=1e-7)
-
-
-def test_the_nearest_columns_that_fit_are_held_wherever_they_come() -> None:
-    rng = np.random.default_rng(0)
-    sizes, nearness = rng.integers(1, 9, 60), rng.permutation(60).astype(np.float64)
-    arena = ColumnArena((np.dtype(np.uint32), np.dtype(np.float32)), 60, int(sizes.sum()))
-    arena.indptr[1:] = np.cumsum(sizes)
-    arena.feature[:], arena.row[:] = np.arange(60), np.repeat(np.arange(60), sizes)
-    arena.value[:] = arena.row + 0.5
-    store = NearestColumns((np.dtype(np.uint32), np.dtype(np.float32)), 100, 100)
-    for part in np.array_split(rng.permutation(60), 7):
-        store.offer(arena, part, nearness[part])
-    order = np.argsort(nearness)
-    expected = order[: int(np.searchsorted(np.cumsum(sizes[order]), 100, side="right"))]
-    columns = store.columns
-    found = columns.feature[store.offsets]
-    assert set(found) <= set(expected)
-    assert sizes[found].sum() > 100 - 9 - 8
-    for offset in store.offsets:
-        entries = slice(columns.indptr[offset], columns.indptr[offset + 1])
-        assert entries.stop - entries.start == sizes[columns.feature[offset]]
-        assert (columns.row[entries] == columns.feature[offset]).all()
-        assert (columns.value[entries] == columns.feature[offset] + 0.5).all()
-    assert as_columns(arena).row.dtype == np.uint32
 
 
 def test_a_model_is_solved_where_the_penalty_alone_tells_weights_apart(

@@ -187,9 +187,9 @@ runs/config.py
         > if False:
 conversion/convert.py
     if path is not None and dest.resolve() in (real := Path(path).resolve(), *real.parents):
-        ~ convert a_source_is_never_replaced_and_advice_agrees[True]
+        ~ outside_conversion a_dataset_is_replaced_by_force_alone_and_not_where_its_source_is_in_it
     if (not dest.is_dir() or any(dest.iterdir())) and not (dest / "manifest.json").exists():
-        ~ convert force_does_not_replace_what_is_not_a_dataset
+        ~ outside_conversion what_is_no_dataset_is_never_replaced_nor_written_through[another folder]
 core/memory_budget.py
     if total > budget: ~ memory what_is_left_of_a_budget_or_the_sum_that_exceeds_it
 core/process_pool.py
