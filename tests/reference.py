@@ -331,8 +331,6 @@ def new_totals(n_lanes: int) -> np.ndarray:
     return totals
 
 
-
-
 def slow_margins(x: np.ndarray, w: np.ndarray) -> np.ndarray:
     """x·w by one loop per row and vector."""
     out: Any = np.zeros((x.shape[0], w.shape[1]))
