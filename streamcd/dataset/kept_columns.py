@@ -31,10 +31,10 @@ def _plain(array: Any) -> Any:
 
 
 class KeptWriter:
-    """Writer of kept columns, batch by batch; the first one decides their types, if no `schema` does."""
+    """Writer of kept columns, batch by batch; the first one decides their types."""
 
-    def __init__(self, path: Path, schema: Any = None) -> None:
-        self._path, self._schema = path, schema
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._writer: Any = None
         self._waiting: list[Any] = []
         self._n_waiting = 0
@@ -44,7 +44,7 @@ class KeptWriter:
         table = pa.table([_plain(column) for column in batch.columns], names=batch.schema.names)
         if self._writer is None:
             self._writer = pq.ParquetWriter(
-                self._path, self._schema or table.schema, compression="zstd", write_page_checksum=True
+                self._path, table.schema, compression="zstd", write_page_checksum=True
             )
         self._waiting.append(self._in_schema(table))
         self._n_waiting += table.num_rows
@@ -77,15 +77,9 @@ class KeptWriter:
             self._writer.close()
 
 
-def kept_schema(path: Location) -> Any:
-    """Return the names and types of the columns of a file."""
-    with reading(path), parquet_file(path) as file:
-        return file.schema_arrow
-
-
-def join_kept(parts: Iterable[Location], out: Path, schema: Any = None) -> None:
-    """Write the rows of several files one after the other, with the types of a `schema` if given."""
-    writer = KeptWriter(out, schema)
+def join_kept(parts: Iterable[Location], out: Path) -> None:
+    """Write the rows of several files one after the other."""
+    writer = KeptWriter(out)
     for part in parts:
         for batch in _batches(part, None):
             writer.append(batch)

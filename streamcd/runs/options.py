@@ -116,7 +116,7 @@ class TrainOptions(ProblemOptions, SessionOptions):
         None,
         "Start from the dual variables of a finished run on the same dataset, scaled from its C to this one; takes "
         "no extra read. Method sor can start from a run by dual or sor; a primal method starts from the weights of "
-        "a run by any method, which takes a read. Where rows were appended since, those begin at 0.",
+        "a run by any method, which takes a read. Shards that the run did not have begin at 0.",
         metavar="RUN",
         section=Section.METHOD,
     )
