@@ -190,7 +190,6 @@ def test_the_gap_is_at_least_the_true_one(tmp_path: Path, dataset: Callable[...,
     assert result.converged, f"a gap of {result.gap:.3g} after {result.passes} passes: {result.stop_reason}"
 
 
-@pytest.mark.xfail(strict=True, reason="with acceleration, the scale of targets decides whether it converges")
 @pytest.mark.filterwarnings("ignore::streamcd.ConvergenceWarning")
 def test_targets_of_another_scale_take_no_more_passes(tmp_path: Path) -> None:
     x, y, weight = rows("targets", 2)

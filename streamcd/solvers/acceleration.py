@@ -84,7 +84,8 @@ def check_acceleration(value: float | str) -> float | str:
 class Acceleration:
     """Centres and kappa of the lanes of a solver over rows; `asked` is a fixed kappa, or "auto" for the rule.
 
-    `mean_square` is the mean of ``‖x‖²``, None if the dataset does not record it; `weighted` is that of its rows.
+    `mean_square` is the mean of ``‖x‖²``, None where it is not recorded, and `mean_weight` that of the rows' weights,
+    as far as it is known.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class Acceleration:
         class_counts: np.ndarray,
         mean_square: float | None,
         *,
-        weighted: bool,
+        mean_weight: float,
     ) -> None:
         entry = LOSSES[problem.loss]
         # the first pass has stretches; hinge takes as many passes to 1e-3 with them, and more to 1e-4
@@ -111,8 +112,8 @@ class Acceleration:
             share = _FIRST_SHARE / 8 if is_logistic(problem.loss) else _FIRST_SHARE
             self._first = np.clip(share * mean * square, LEAST_KAPPA, _MOST_FIRST_KAPPA)
             # alpha grows with the targets, where it has no bounds; the curvature does not
-            if entry.of_targets and entry.smooth and not weighted:
-                self._most = _OF_SQUARES * mean * square
+            if entry.of_targets and entry.smooth:
+                self._most = _OF_SQUARES * mean * mean_weight * square
         else:
             self._first = np.full(n_lanes, float(asked))
 

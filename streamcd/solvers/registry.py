@@ -131,7 +131,11 @@ def _proximal_point(asked: SolverRequest) -> Any:
         counts = np.array([asked.dataset.n_rows])
     mean_square = ((asked.problem.free_bias and asked.dataset.centre) or asked.dataset).mean_square
     kappa = 0.0 if asked.acceleration == "none" else asked.acceleration
-    return Acceleration(asked.problem, kappa, counts, mean_square, weighted=asked.dataset.weighted)
+    mean_weight = 1.0
+    if asked.dataset.weighted:  # rows are in random order: the first chunk tells
+        (weight,) = asked.dataset.read_rows(0, ("weight",))
+        mean_weight = float(weight.mean())
+    return Acceleration(asked.problem, kappa, counts, mean_square, mean_weight=mean_weight)
 
 
 def _dual_rounds(entry: loss_table.LossEntry, method: str) -> Rounds:
