@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -102,7 +101,7 @@ class Stream:
         ]
         shuffle(self._first, np.uint64(0))  # its kernel is loaded before windows take memory
         self._order_cache: tuple[int, list[np.ndarray]] | None = None
-        self._ahead = deque[_Ahead]()  # in the order in which they are taken, one for each free arena at most
+        self._ahead: _Ahead | None = None
         self._turns, self._turn = list(range(len(self._arenas))), 0  # the arenas that windows take by turns
 
     def _exceeds_page_cache(self) -> bool:
@@ -162,7 +161,7 @@ class Stream:
         """
         if self._active is not None:
             self._wait()  # its chunks come from where the read before has them
-            ahead = self._ahead[0].window if self._ahead else None
+            ahead = self._ahead.window if self._ahead else None
             loaded = ahead and (self._arenas.index(ahead.arena), ahead.n_entries)
             self._turns = self._active.begin_read(self._windows(read), loaded, all_rows, rows_return, keeps)
             self._turn = self._turns.index(loaded[0]) + 1 if loaded else 0
@@ -243,7 +242,7 @@ class Stream:
                 if mine.any() or hinted.any():
                     arguments = (arena, places, hint[hinted], self.plan.resident)
                     loads.append(reader.submit(reader.load_window, *arguments, at_once=self._at_once))
-        self._ahead.append(_Ahead(window, loads))
+        self._ahead = _Ahead(window, loads)
 
     def _place(
         self, position: tuple[int, int, int], chunks: np.ndarray, arena: Any
@@ -265,27 +264,30 @@ class Stream:
 
     def _take(self, read: int, number: int) -> Window:
         windows = self._windows(read)
-        if self._ahead and not self._ahead[0].is_of(read, number, windows):
+        if self._ahead and not self._ahead.is_of(read, number, windows):
             self._drop()
-        if not self._ahead:
+        if self._ahead is None:
             self._request(read, number, windows)
-        window, loads = self._ahead.popleft()
+        assert self._ahead is not None
+        (window, loads), self._ahead = self._ahead, None
         wait(loads)
         self.bytes_read += sum(load.result() for load in loads)
         return window
 
     def _drop(self) -> None:
         """Give up what was read ahead."""
-        begun = [load for ahead in self._ahead for load in ahead.loads if not load.cancel()]
+        if self._ahead is None:
+            return
+        begun = [load for load in self._ahead.loads if not load.cancel()]
         self._wait()
         self.bytes_read += sum(load.result() for load in begun if load.exception() is None)
-        self._turn -= len(self._ahead)  # reuse these arenas: the caller may still use another one
-        self._ahead.clear()
+        self._turn -= 1  # reuse its arena: the caller may still use the other one
+        self._ahead = None
 
     def _wait(self) -> None:
         """Wait until what is read ahead is there."""
-        for ahead in self._ahead:
-            wait(ahead.loads)
+        if self._ahead is not None:
+            wait(self._ahead.loads)
 
     def _sweep(self, arena: Any, chunks: np.ndarray) -> Iterator[int]:
         """Implement `Window.sweep`; each segment is loaded after the window being read ahead into the other arena."""
