@@ -279,7 +279,7 @@ def test_no_read_loads_a_kernel(tmp_path: Path, options: dict[str, str]) -> None
         "from streamcd.kernels import compile\n"
         "from streamcd.training import loop\n"
         "reads, early, late = [], [], []\n"
-        "load, read = compile._OwnFileCache.load_overload, loop.Loop._read\n"
+        "load, read = compile._Cache.load_overload, loop.Loop._read\n"
         "def load_noted(self, *arguments):\n"
         "    (late if reads else early).append(self._py_func.__name__)\n"
         "    return load(self, *arguments)\n"
@@ -287,7 +287,7 @@ def test_no_read_loads_a_kernel(tmp_path: Path, options: dict[str, str]) -> None
         "    reads.append(1)\n"
         "    read(self, stream)\n"
         "    reads.pop()\n"
-        "compile._OwnFileCache.load_overload, loop.Loop._read = load_noted, read_noted\n"
+        "compile._Cache.load_overload, loop.Loop._read = load_noted, read_noted\n"
         f"streamcd.train('data', 'run', **{options!r})\n"
         "assert early and not late, (early, late)\n"
     )
