@@ -171,24 +171,20 @@ def test_a_silent_worker_is_given_up_and_the_bits_stay(
     assert (weights(tmp_path / "run") == weights(tmp_path / "undisturbed")).all()
 
 
-def folders_of_workers() -> set[Path]:
-    return set(Path(tempfile.gettempdir()).glob("dask-scratch-space/*/streamcd-*"))
-
-
 @pytest.mark.parametrize("loss", ["hinge", "log_loss"])
 def test_dual_variables_come_home_after_every_round_however_small_the_pieces(
     loss: str, client: Any, data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And workers keep nothing."""
     monkeypatch.setattr("streamcd.cluster.records.BATCH_BYTES", 1000)
-    before = folders_of_workers()
     options: dict[str, Any] = {"loss": loss, "tol": 1e-9}
     streamcd.train(data, tmp_path / "made", client=Simulation(2), max_passes=9, **options)
     streamcd.train(data, tmp_path / "run", client=client, max_passes=6, **options)
     assert command_line.problems(tmp_path / "run") == []
     streamcd.resume(tmp_path / "run", client=client, max_passes=9)
     assert (weights(tmp_path / "run") == weights(tmp_path / "made")).all()
-    eventually(lambda: folders_of_workers() <= before)
+    folders = client.run(lambda dask_worker: dask_worker.local_directory).values()
+    eventually(lambda: not [one for folder in folders for one in Path(folder).glob("streamcd-*")])
 
 
 def test_a_lost_workers_part_goes_to_another_until_a_new_one_comes() -> None:
