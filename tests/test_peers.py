@@ -43,7 +43,7 @@ def timed(seconds: float) -> dict[str, float]:
 
 
 def test_a_race_brings_streamcd_and_liblinear_to_the_same_optimum(data: Path, tmp_path: Path) -> None:
-    """Each in a process of its own, judged by the same objective; the table has both, with stages of ours."""
+    """Each in a process of its own, judged by the same objective; the table has both."""
     records = tmp_path / "records.jsonl"
     options = [str(data), "--test", str(tmp_path / "test"), "--only", "streamcd,liblinear", "--rounds", "1"]
     done = CliRunner().invoke(main, [*options, "--memory", "1GB", "--records", str(records), "--cold"])

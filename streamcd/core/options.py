@@ -250,8 +250,7 @@ class ThreadOptions:
 
     threads: int | None = option(
         None,
-        "Threads that share the work of a process; no bit of a result depends on their number, and the memory budget "
-        "includes what they take.",
+        "Threads that share the work of a process; the memory budget includes what they take.",
         flags="-m --threads",
         metavar="N",
         default_is="one for each processor, divided among processes",

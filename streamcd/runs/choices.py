@@ -1,8 +1,8 @@
 """Choices that options leave open with auto: method, acceleration and bias, each with its reason.
 
-The dual method, accelerated, needs the fewest passes on all real sets measured but the smallest (docs/methods.md has the
-table), and no second layout. Newton's method needs fewer reads of narrow data, and keeps no dual variables on disk, but each
-takes two to four times as long: it is chosen for tall data that has to be streamed, on workers, and where rows are long.
+The dual method, accelerated, needs the fewest passes on all real sets measured but the smallest, and no second layout.
+Newton's method needs fewer reads of narrow data, and keeps no dual variables on disk, but each takes two to four times as
+long: it is chosen for tall data that has to be streamed, on workers, and where rows are long.
 """
 
 from __future__ import annotations

@@ -114,9 +114,9 @@ class TrainOptions(ProblemOptions, SessionOptions):
     max_passes: int = option(1000, "Maximum number of passes over the data.", section=Section.STOPPING)
     start_from: Place = option(
         None,
-        "Start from the dual variables of a finished run on the same dataset, scaled from its C to this one; takes "
-        "no extra read. Method sor can start from a run by dual or sor; a primal method starts from the weights of "
-        "a run by any method, which takes a read. Shards that the run did not have begin at 0.",
+        "Start from the dual variables of a finished run, scaled from its C to this one; takes no extra read. Shards "
+        "that the run did not have begin at 0. Method sor can start from a run by dual or sor; a primal method starts "
+        "from the weights of a run by any method, which takes a read.",
         metavar="RUN",
         section=Section.METHOD,
     )

@@ -308,8 +308,8 @@ class ProblemOptions(_LossParameters, Checked):
     l1: Any = option(
         None,
         "λ of the penalties l1 and elasticnet. It penalises the bias like every weight, as in LIBLINEAR; see "
-        "`unpenalized_bias`. Several values, separated by commas (in Python a sequence), are a path: they are trained in "
-        "the same passes, with each C, and each gets a model of its own.",
+        "`unpenalized_bias`. Several values, separated by commas (in Python a sequence), are trained in the same "
+        "passes, with each C, and each gets a model of its own.",
         kind="float or sequence of float",
         text=NUMBERS,
         default_is="1",

@@ -18,7 +18,7 @@ from ..core.errors import UsageError
 
 CANDIDATE = 1.5
 """Omega tried against 1. On four real datasets on which 1 took 14 to 300 passes, 1.4 and 1.6 took 0.65 to 1.4 times as many;
-where 1 took 7, 1.4 to 2.4 times. See docs/sor.md."""
+where 1 took 7, 1.4 to 2.4 times. See docs/methods.md."""
 
 _BEGINS = (5, 50, 500)  # passes at which trials begin
 _LEAST_PASSES = 5  # of each of a trial's three blocks

@@ -1,4 +1,4 @@
-"""History of a run: the lines of its logs, as `Run.append_log` wrote them, and as one table (``docs/log.md``)."""
+"""History of a run: the lines of its logs, as `Run.append_log` wrote them, and as one table (``docs/runs.md``)."""
 
 from __future__ import annotations
 

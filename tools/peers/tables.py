@@ -121,8 +121,7 @@ def table(races: dict[Race, list[Training]], levels: Sequence[float] = LEVELS) -
     for race, trainings in races.items():
         lines.append(f"| **{race}** |" + " |" * (len(levels) + 3))
         lines += [_row(standing, levels) for standing in standings(trainings, levels)]
-    details = [line for race, trainings in races.items() for line in _details(race, trainings)]
-    return "\n".join([*lines, "", *_comparisons(races, levels[len(levels) // 2]), "", *details])
+    return "\n".join([*lines, "", *_comparisons(races, levels[len(levels) // 2])])
 
 
 @dataclass(frozen=True)
@@ -189,20 +188,6 @@ def _row(standing: Standing, levels: Sequence[float]) -> str:
     load = "in training" if standing.name.startswith("streamcd") else f"{standing.load_seconds:.2f}"
     cells = [standing.name, load, *spent, accuracy, format_size(standing.peak_memory_bytes)]
     return "| " + " | ".join(cells) + " |"
-
-
-def _details(race: Race, trainings: Sequence[Training]) -> list[str]:
-    """List stages and bytes of trainings that record them."""
-    found = []
-    for standing in standings(trainings):
-        figures = standing.figures
-        if "stages" in figures:
-            stages = ", ".join(f"{name} {seconds:.2f}" for name, seconds in figures["stages"].items())
-            found.append(
-                f"* {race}: {standing.name} made {figures['passes']} passes and {figures['certificates']} certifying "
-                f"reads, {format_size(figures['bytes_read'])} read; seconds by stage: {stages}"
-            )
-    return found
 
 
 def plot(races: dict[Race, list[Training]], out: Path) -> None:
