@@ -93,21 +93,13 @@ def assert_optimal(result: Any, problem: Program, best: float) -> None:
 # The optimum
 
 
-@pytest.mark.parametrize("omega", [1.0, 0.5, 1.4, 1.9, "auto"])
+@pytest.mark.parametrize("omega", [1.0, 1.9, "auto"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_agrees_with_a_qp_solver(name: str, omega: float | str) -> None:
     problem = PROGRAMS[name]()
     result = solve_box_qp(*problem, omega=omega, tol=1e-9, max_passes=20_000)
     assert_optimal(result, problem, best_of(name))
     assert result.violation <= 1e-9
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("n", [10, 30, 100, 300, 1000, 2000])
-@pytest.mark.parametrize("omega", [1.0, 1.5, "auto"])
-def test_agrees_with_a_qp_solver_on_large_problems(n: int, omega: float | str) -> None:
-    for problem in (program(n, n, ridge=0.05), dual_of_svm(n, n)):
-        assert_optimal(solve_box_qp(*problem, omega=omega, tol=1e-9), problem, reference(*problem))
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

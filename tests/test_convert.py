@@ -28,7 +28,6 @@ from streamcd import Dataset, convert, make_columns
 from streamcd import open as open_dataset
 from streamcd.cli.synthetic import write_text_like
 from streamcd.conversion import staging
-from streamcd.conversion.external_shuffle import row_keys
 from streamcd.conversion.feature_statistics import Summing, read_statistics
 from streamcd.conversion.plan import _LEAST_BYTES, Plan
 from streamcd.core.errors import DataError, EnvironmentFailure, UsageError
@@ -120,15 +119,6 @@ def test_no_shuffle_keeps_the_order_of_the_source(
     dataset = convert(text_file, tmp_path / "data", shuffle=False)
     source = np.concatenate([dataset.read(chunk).source for chunk in range(dataset.n_chunks)])
     assert np.array_equal(source, np.arange(3000))
-
-
-def test_keys_of_rows_never_tie_and_depend_on_the_seed() -> None:
-    place = np.arange(1 << 16)
-    keys = [row_keys(place, seed) for seed in (0, 1, -1, 2**70)]
-    for key in keys:
-        assert np.unique(key).size == place.size
-        assert abs(np.corrcoef(key.astype(float), place)[0, 1]) < 0.02
-    assert abs(np.corrcoef(keys[0].astype(float), keys[1].astype(float))[0, 1]) < 0.02
 
 
 def test_chunks_are_cut_by_size_and_a_large_row_is_a_chunk_of_its_own(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ import streamcd
 from streamcd import Dataset, load_checkpoint, train, tune
 from streamcd.core.errors import ModelError, UsageError
 from streamcd.core.randomness import assign_folds
-from streamcd.models.scoring import ClassChoice
 from streamcd.runs.problem_options import ProblemOptions, read_code
 from streamcd.solvers.problem import make_problem
 
@@ -236,13 +235,3 @@ def test_signed_costs_of_primal_methods_are_in_the_plan_before_they_are_made(
     monkeypatch.setattr("streamcd.solvers.primal.PrimalSolver", lambda *asked: pytest.fail("made"))
     memory = ProblemOptions(method="primal", acceleration="none").solver_memory(problem, dataset)
     assert memory.more["signed costs"] == 3 * 8 * 600 * 600
-
-
-def test_many_classes_are_predicted_without_a_table() -> None:
-    """As a model does: by the decisions themselves, to the last bit."""
-    classes = np.arange(700.0)
-    problem = make_problem(loss="hinge", classes=classes, class_counts=np.ones(700), n_features=1)
-    decisions = np.zeros((1, 700))
-    decisions[0, 3:5] = 1.0, np.nextafter(1.0, 2.0)
-    decisions[0, 5] = -1e9  # beside which the two are one in a sum over all
-    assert ClassChoice("hinge", problem.code, np.zeros((1, 700))).places(decisions).tolist() == [4]

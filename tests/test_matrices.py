@@ -141,10 +141,7 @@ def test_a_model_of_arrays_predicts_a_file_of_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (
-            np.ones((2, 2)),
-            r"expected files, \(X, y\), a frame, or an iterable of such batches, found ndarray",
-        ),
+        (np.ones((2, 2)), "row 1: expected labels, found none"),
         ((np.ones((2, 2)), np.ones(3)), "row 1: expected a label for each of 2 rows"),
         ((np.array([[1.0, np.nan]]), np.ones(1)), "row 1: expected a finite value, found nan"),
         ((np.ones((2, 2)), None), "row 1: expected labels, found none"),
@@ -152,7 +149,7 @@ def test_a_model_of_arrays_predicts_a_file_of_them(tmp_path: Path) -> None:
         ([], "expected at least one source, found none"),
         (3, "found int"),
         ([{"a": 1.0}], "found dict; make a frame of it"),  # letters of a string are strings: a crash
-        (["data.csv", pd.DataFrame({"a": [1.0]})], "found str; give arrays"),
+        (["data.csv", pd.DataFrame({"a": [1.0]})], "or an iterable of such batches, found str"),
         (pd.DataFrame([[1, 2]], columns=["a", "a"]), r"found DataFrame \(Duplicate column names"),
         (pd.DataFrame({"a": [1j], "label": [0]}), "found DataFrame .*complex128"),
         ((scipy.sparse.csr_array([[1j]]), [0]), "of numbers, found shape .* of complex128"),

@@ -226,9 +226,8 @@ def _some_rows(n_features: int, n_rows: int = 60) -> sp.csr_array:
     return x
 
 
-@pytest.mark.parametrize("bias", [-1.0, 0.0, 2.0])
-@pytest.mark.parametrize("labels", [[-1, 1], [1, 2], [7, -3], [4, 0, 9], [5]])
-@pytest.mark.parametrize("solver", [0, 1, 2, 3, 4, 7])
+@pytest.mark.parametrize(("labels", "bias"), [([-1, 1], -1.0), ([7, -3], 2.0), ([4, 0, 9], 0.0), ([5], 2.0)])
+@pytest.mark.parametrize("solver", [0, 3, 4])
 def test_a_model_of_liblinear_predicts_the_same_here_and_comes_back_unchanged(tmp_path, solver, labels, bias):
     x = _some_rows(9)
     y = [labels[(3 * i + i // 7) % len(labels)] for i in range(60)]

@@ -143,7 +143,7 @@ def test_a_failed_prediction_leaves_no_file(small_problem, tmp_path):
 
 
 @pytest.mark.parametrize("memory_bytes", [1, 100_000, 10**9])
-@pytest.mark.parametrize("n_rows", [0, 1, 5000, 20_000])
+@pytest.mark.parametrize("n_rows", [0, 20_000])
 def test_source_order_is_restored_whatever_the_memory(tmp_path, n_rows, memory_bytes):
     order = SourceOrder(n_rows, 2, memory_bytes, tmp_path)
     places = np.random.default_rng(0).permutation(n_rows)
@@ -277,8 +277,8 @@ def test_rows_none_of_whose_labels_two_classes_know_are_errors_without_a_curve(s
     assert "2 rows have labels that the model does not know" in " ".join(heard.warnings)
 
 
-@pytest.mark.parametrize("n_distinct", [1, 2, 300, 10**9])
-@pytest.mark.parametrize("memory_bytes", [1, 10**6, 10**9])
+@pytest.mark.parametrize("n_distinct", [1, 300, 10**9])
+@pytest.mark.parametrize("memory_bytes", [1, 10**9])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_areas_under_curves_are_exact_or_within_the_error_told(n_distinct, memory_bytes, weighted):
     rng = np.random.default_rng(n_distinct)

@@ -13,18 +13,15 @@ from heard import Heard
 from reference import exact_optimum, loss_values
 from small_datasets import (
     SMALL_COLUMNS,
-    column_of,
     columns_of,
     multiclass,
     random_rows,
-    unequal_columns,
     write_dataset,
 )
 
 from streamcd import Dataset, make_columns, resume, train, tune
 from streamcd.core.errors import CheckpointError, DatasetError, UsageError
 from streamcd.kernels.primitives import N_VISITED
-from streamcd.solvers.primal import PrimalSolver
 from streamcd.solvers.problem import make_problem
 from streamcd.solvers.protocol import CERTIFY, State
 from streamcd.solvers.registry import make_solver
@@ -80,45 +77,6 @@ class Pass:
         order = np.array(places, dtype=np.int64)
         self.solver.visits = lambda *_: order  # type: ignore[method-assign]
         self.solver.visit(self.window, self.state, self.order, np.uint64(0))
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Which coordinate when
-
-
-def visit_counts(dataset: Dataset, solver: PrimalSolver, plan: Plan, n_reads: int) -> np.ndarray:
-    counts = np.zeros((n_reads, dataset.n_features + 1), dtype=np.int64)
-    with Stream(dataset, plan, solver.layout, 5) as stream:
-        order = np.empty(stream.largest_window_items + 1, dtype=np.int64)
-        for read in range(n_reads):
-            for window in stream.windows(read):
-                for place in solver.visits(window, order, np.uint64(1000 * read + window.number)).tolist():
-                    counts[read, window.arena.feature[place] if place >= 0 else -1] += 1
-    return counts
-
-
-def test_primal_visits_every_coordinate_once_a_pass(tmp_path: Path) -> None:
-    dataset = columns_of(tmp_path / "data", unequal_columns())
-    problem = Pass(dataset, "squared_hinge", bias=1.0).problem
-    counts = visit_counts(dataset, PrimalSolver(problem, dataset, 5), Plan(60, 90, resident=False), 7)
-    assert (counts == 1).all()
-
-
-def test_pieces_of_a_feature_make_one_column(tmp_path: Path) -> None:
-    dataset = columns_of(tmp_path / "data", unequal_columns())
-    columns = dataset.open_columns()
-    assert np.diff(columns.unit_start).max() > 3
-    for plan in (Plan(120, 90, resident=False), Plan(60, 90, resident=True)):
-        solver = Pass(dataset, "squared_hinge").solver
-        with Stream(dataset, plan, solver.layout, 5) as stream:
-            for window in stream.windows(2):
-                arena = window.arena
-                assert window.sweep is None
-                for place in np.concatenate([np.arange(a, b) for _, a, b in window.chunk_ranges()]).tolist():
-                    row, value = column_of(columns, int(arena.feature[place]))
-                    entries = slice(arena.indptr[place], arena.indptr[place + 1])
-                    assert arena.row[entries].tolist() == row.tolist()
-                    assert arena.value[entries].tolist() == value.tolist()
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -235,8 +235,7 @@ def test_partitions_reach_the_optimum_of_one(loss: str, classes: Dataset, tmp_pa
     assert all(eta > 0 for record in log(tmp_path / "split") for eta in record["eta"] or [])
 
 
-@pytest.mark.parametrize("loss", BINARY)
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize(("name", "loss"), zip(NAMED, itertools.cycle(BINARY), strict=False))
 def test_named_problems_in_partitions(name: str, loss: str, tmp_path: Path) -> None:
     """Badly scaled features take two partitions thousands of rounds, so C is small."""
     dataset = write_dataset(tmp_path / "data", NAMED[name](), n_chunks=4, n_shards=2)

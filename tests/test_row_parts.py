@@ -13,7 +13,6 @@ from small_datasets import random_rows, windows_of, write_dataset
 
 import streamcd
 from streamcd import Dataset
-from streamcd.kernels.weights import add_changes
 from streamcd.solvers import row_parts
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -139,12 +138,3 @@ def test_swings_of_a_single_round_end_by_passes_in_one_part(
     result = streamcd.train(data, tmp_path / "run", C=10.0, tol=1e-4, max_passes=200)
     assert result.converged
     assert 0 < rounds.n < result.passes
-
-
-def test_the_changes_of_both_copies_are_added() -> None:
-    rng = np.random.default_rng(0)
-    w, changes = rng.standard_normal(1300), rng.standard_normal((2, 1300))
-    joined = w.copy()
-    for start, stop in ((0, 700), (700, 1300)):
-        add_changes(*(w + changes), joined, start, stop)
-    np.testing.assert_allclose(joined, w + changes.sum(axis=0), rtol=1e-12, atol=1e-12)

@@ -102,13 +102,10 @@ def real_rows(path: Path, n_rows: int) -> Rows:
 
 
 REAL = [
-    pytest.param(
-        loss,
-        name,
-        marks=[pytest.mark.slow] if name == "dna.scale" or (loss, name) == ("hinge", "a9a") else [],
-    )
+    (loss, name)
     for loss in LIBLINEAR_NUMBERS
-    for name in ("heart_scale", "a9a", "dna.scale")
+    for name in ("heart_scale", "a9a")
+    if (loss, name) != ("hinge", "a9a")  # takes minutes
 ]
 
 
@@ -141,12 +138,9 @@ def test_crammer_singer_of_two_classes_is_half_of_hinge(fit: Callable[..., Resul
 # However the data is cut
 
 
-CUTS = [(1, 1), (3, 1), (3, 2), (3, None), (50, None), (50, 4), (50, 1)]
-# many windows make many steps in Python, and the smallest take the most passes: one loss stands for the others
 CUT_LOSSES = [
-    pytest.param(*cut, loss, marks=[pytest.mark.slow] if cut != (3, 2) and loss != "squared_hinge" else [])
-    for loss in LOSSES
-    for cut in CUTS
+    *((3, 2, loss) for loss in LOSSES),
+    *((*cut, "squared_hinge") for cut in [(1, 1), (3, None), (50, 4)]),
 ]
 
 
@@ -161,7 +155,7 @@ def test_chunks_and_windows_do_not_move_the_optimum(
     assert_optimal(result, rows, optimum(loss, rows, C=0.1), C=0.1, loss=loss)
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", ["hinge", "multinomial"])
 def test_rows_sorted_by_label_train_in_about_as_many_passes(
     fit: Callable[..., Result], tmp_path: Path, loss: str
 ) -> None:
@@ -256,8 +250,8 @@ def test_weight_two_is_the_row_twice_and_weight_zero_no_row(
 
 @pytest.mark.parametrize(
     ("loss", "name", "C"),
-    [(loss, "empty_rows", C) for loss in LOSSES for C in (0.01, 1.0, 1000.0)]
-    + [("log_loss", name, C) for name in ("random", "unscaled", "separable") for C in (1e-4, 1e2, 1e5)],
+    [(loss, "empty_rows", C) for loss in LOSSES for C in (0.01, 1000.0)]
+    + [("log_loss", name, C) for name in ("random", "unscaled", "separable") for C in (1e-4, 1e5)],
 )
 def test_certified_from_small_to_large_C(
     fit: Callable[..., Result], tmp_path: Path, loss: str, name: str, C: float
@@ -285,7 +279,7 @@ def test_class_weight_multiplies_the_cost_of_the_labels_rows(
     assert_optimal(result, rows, weighted_optimum(loss, rows, times, 0.03), loss=loss, cost=0.03 * times)
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", ["squared_hinge", "crammer_singer"])
 def test_balanced_classes_weigh_the_same(fit: Callable[..., Result], tmp_path: Path, loss: str) -> None:
     """Factors rows / (classes · rows of the class): the same as giving them one by one."""
     rows = multiclass()
@@ -299,7 +293,7 @@ def test_balanced_classes_weigh_the_same(fit: Callable[..., Result], tmp_path: P
     assert weight_bytes(balanced) == weight_bytes(explicit)
 
 
-@pytest.mark.parametrize("eps", [0.1, 1e-3])
+@pytest.mark.parametrize("eps", [1e-3])
 @pytest.mark.parametrize("loss", LIBLINEAR_NUMBERS)
 def test_eps_rule_ends_as_near_to_the_optimum_as_liblinears(
     fit: Callable[..., Result], tmp_path: Path, loss: str, eps: float

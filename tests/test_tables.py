@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import itertools
 import pickle
 from pathlib import Path
 from typing import Any
@@ -18,18 +17,16 @@ import pytest
 
 import streamcd
 from streamcd import StreamcdError
-from streamcd.conversion.distinct_strings import sorted_distinct_strings
 from streamcd.conversion.numbering import TaskDictionary, merge_dictionaries
 from streamcd.conversion.options import TableOptions
 from streamcd.conversion.table_columns import _plan_encoding
 from streamcd.dataset.arrow_columns import (
-    Strings,
     arrow_strings,
     lists_of,
     strings_of,
 )
 from streamcd.dataset.diagnostics import advice
-from streamcd.kernels.tables import count_records, last_record_end
+from streamcd.kernels.tables import last_record_end
 from streamcd.models.string_table import StringTable
 
 N_ROWS = 400
@@ -405,24 +402,6 @@ def test_strings_are_told_apart_by_every_byte_and_by_their_column() -> None:
     assert [table.strings().text(k) for k in range(table.size)] == texts * 2
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_distinct_strings_are_sorted_by_their_bytes_and_ranked(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    pieces = [b"a", b"b", b"\0", b"\xff", b"8 bytes."]  # prefixes of a key's length, and of one another
-    parts = [
-        [b"".join(rng.choice(pieces, rng.integers(0, longest))) for _ in range(size)]
-        for size, longest in zip(rng.permutation([0, 1, 60, 400]), (3, 12, 40, 12), strict=True)
-    ]
-    ends = [np.cumsum([0, *map(len, part)]) for part in parts]
-    arrays = [
-        Strings(np.frombuffer(b"".join(part), np.uint8), end) for part, end in zip(parts, ends, strict=True)
-    ]
-    distinct, ranks = sorted_distinct_strings(arrays)
-    expected = sorted({text for part in parts for text in part})
-    assert [distinct.data[a:b].tobytes() for a, b in itertools.pairwise(distinct.offsets)] == expected
-    assert [[expected[rank] for rank in own] for own in ranks] == parts
-
-
 def test_a_record_ends_where_quotes_are_closed() -> None:
     rng = np.random.default_rng(0)
     for _ in range(300):
@@ -432,23 +411,6 @@ def test_a_record_ends_where_quotes_are_closed() -> None:
             if byte == ord("\n") and text[:k].tolist().count(ord('"')) % 2 == 0:
                 ends.append(k + 1)
         assert last_record_end(text, text.size, ord('"')) == ends[-1]
-
-
-def test_records_are_lines_outside_of_quotes_that_are_not_blank() -> None:
-    """Counted eight bytes at a time."""
-    rng = np.random.default_rng(1)
-    for _ in range(300):
-        text = rng.choice(np.frombuffer(b'aaaaaa"\n\r', np.uint8), rng.integers(0, 40))
-        text[np.diff(text, prepend=0) == 0] = ord("b")
-        records, lines, quoted, line = 0, 0, False, b""
-        for byte in text.tobytes():
-            quoted ^= byte == ord('"')
-            lines += byte == ord("\n")
-            line += bytes([byte])
-            if byte == ord("\n") and not quoted:
-                records += bool(line.strip(b"\r\n"))
-                line = b""
-        assert count_records(text, 0, text.size, ord('"')) == (records, lines, quoted)
 
 
 def test_null_strings_stay_null() -> None:

@@ -16,11 +16,7 @@ from small_datasets import multiclass, random_rows, write_dataset
 
 import streamcd
 from streamcd.core.errors import UsageError
-from streamcd.core.memory_budget import RESERVED_BYTES
 from streamcd.core.threads import AHEAD, Threads, ahead
-from streamcd.dataset.read_ahead import AHEAD_BYTES
-from streamcd.prediction.reading_plan import Means, RowsToScore, scoring_needs
-from streamcd.prediction.scored_rows import Scoring
 from streamcd.runs.problem_options import ProblemOptions
 from streamcd.solvers import crammer_singer
 from streamcd.solvers.crammer_singer import CrammerSingerSolver
@@ -94,18 +90,6 @@ def test_lanes_of_crammer_singer_are_trained_by_threads_that_have_their_orders_i
         ).make_problem(data)
     )
     assert solver.layout.n_orders == 4
-
-
-def test_a_thread_that_predicts_has_its_chunk_in_the_plan(tmp_path: Path) -> None:
-    data = write_dataset(tmp_path / "data", random_rows(3000, 50), n_chunks=9)
-    streamcd.train(data, tmp_path / "run")
-    model = streamcd.load_model(tmp_path / "run")
-    least = sum(scoring_needs(model, RowsToScore(data, model).needs()).values())
-    alone = Scoring(data, model, Means(RESERVED_BYTES + least + 4 * AHEAD_BYTES, threads=4))
-    several = Scoring(data, model, Means(RESERVED_BYTES + least + (200 << 20), threads=4))
-    assert (alone.plan.threads, several.plan.threads) == (1, 4)
-    one = Scoring(data, model, Means(RESERVED_BYTES + least + (200 << 20), threads=1))
-    assert one.plan.left - several.plan.left >= 4 * AHEAD_BYTES
 
 
 def test_results_are_in_order_and_calls_no_further_ahead_than_the_threads() -> None:

@@ -20,12 +20,9 @@ from test_penalties import fit as fit_penalised
 
 from streamcd import train
 from streamcd.core.errors import UsageError
-from streamcd.kernels import newton as newton_kernels
-from streamcd.kernels import working_set as kernels
 from streamcd.kernels.columns import ColumnCosts, Columns, Scores
 from streamcd.kernels.loss_table import row_loss
-from streamcd.kernels.primal import N_SUMS, PHI, add_row_terms
-from streamcd.solvers import quadratic_model, set_model
+from streamcd.solvers import quadratic_model
 from streamcd.solvers.held_solution import HeldProblem, HeldSolution
 from streamcd.stream.memory_plan import Plan
 
@@ -158,32 +155,6 @@ def test_rows_far_on_the_wrong_side_do_not_stop_the_descent(n_columns: int) -> N
     np.testing.assert_allclose(scores.score, x @ w[:-1], atol=1e-6)
 
 
-@pytest.mark.parametrize(("bias", "is_free"), [(0.0, False), (1.0, False), (1.0, True)])
-def test_a_model_of_long_and_short_columns_has_the_minimum_of_its_whole_matrix(
-    monkeypatch: pytest.MonkeyPatch, bias: float, is_free: bool
-) -> None:
-    monkeypatch.setattr(set_model, "_SOLVED", 1e-10)
-    monkeypatch.setattr(set_model, "_MOST_SWEEPS", 300)
-    rng, n_rows, n = np.random.default_rng(3), 900, 400
-    share = np.minimum(0.9, 8.0 / np.arange(1, n + 1))
-    x = sp.csc_array((rng.random((n_rows, n)) < share) * rng.uniform(0.5, 1.5, (n_rows, n)))
-    columns = Columns(x.indptr.astype(np.int64), np.arange(n), x.indices.astype(np.uint32), x.data)
-    order = np.arange(n) if bias == 0.0 else np.append(np.arange(n), -1)
-    rows = np.column_stack([rng.standard_normal(n_rows), rng.random(n_rows)]).ravel()
-    whole = np.column_stack([x.toarray(), np.full(n_rows, bias)])
-    matrix, pull = whole.T @ (whole * rows[1::2, None]), whole.T @ rows[::2]
-    matrix += quadratic_model.DAMPING * np.eye(n + 1)
-    w = np.append(rng.standard_normal(n) * (rng.random(n) < 0.2), 0.0)
-    best = w.copy()
-    quadratic_model.minimise(matrix, pull, best, (1.0, 0.1, n if is_free else n + 1))
-    scratch = rows, np.empty(n_rows), np.empty(n_rows)
-    model = set_model.SetModel(order, (columns, bias, (1.0, 0.1, is_free)), *scratch)
-    model.take_rows(np.empty(order.size))
-    found = model.minimise(w[: order.size], (0,))
-    assert 50 < np.count_nonzero(best) < n
-    np.testing.assert_allclose(found, best[: order.size], atol=1e-7)
-
-
 def test_a_model_is_solved_where_the_penalty_alone_tells_weights_apart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -203,39 +174,7 @@ def test_a_model_is_solved_where_the_penalty_alone_tells_weights_apart(
     assert np.abs(pull).max() < 1.0 + 1e-6
 
 
-@pytest.mark.parametrize(("l1", "l2"), [(0.0, 0.0), (0.0, 1.0), (10.0, 0.0), (10.0, 1.0)])
-def test_a_model_that_is_solved_but_for_rounding_takes_no_more_rounds(
-    monkeypatch: pytest.MonkeyPatch, l1: float, l2: float
-) -> None:
-    """Models around their own solution took all 200 rounds, of steps that were rounding."""
-    rng, n, sweep = np.random.default_rng(0), 40, newton_kernels.sweep_model
-    rounds: list[int] = []
-    monkeypatch.setattr(newton_kernels, "sweep_model", lambda *all: rounds.append(1) or sweep(*all))
-    x, target, w = 1e6 * rng.standard_normal((3 * n, n)), 1e4 * rng.standard_normal(3 * n), np.zeros(n)
-    matrix = 2e4 * x.T @ x
-    for _ in range(4):
-        pull = 2e4 * x.T @ (target - x @ w)
-        quadratic_model.minimise(matrix, pull, w, (l1, l2, n))
-    assert len(rounds) <= 4 * 4
-    slope = 2e4 * x.T @ (target - x @ w) - l2 * w - l1 * np.sign(w)
-    assert np.abs(slope).max() <= 1e-12 * np.abs(matrix @ np.abs(w)).max()
-
-
 @pytest.mark.parametrize("loss", LOSSES)
 def test_columns_in_memory_are_solved_for_before_a_further_read(tmp_path: Path, loss: str) -> None:
     data = columns_of(tmp_path / "data", wide())
     assert fit(data, tmp_path / "run", loss=loss, l1=1.0, C=0.5, tol=1e-3).passes == 2
-
-
-@pytest.mark.parametrize(("loss", "apart"), [("squared_hinge", 1e-12), ("log_loss", 0.5)])
-def test_rows_tell_the_gap_at_a_share_of_their_dual_variables(loss: str, apart: float) -> None:
-    rng, none = np.random.default_rng(5), np.zeros(0)
-    score, kind = rng.standard_normal(200), rng.integers(0, 2, 200).astype(np.uint16)
-    scores = Scores(score, score, kind, none, none)
-    costs = ColumnCosts(np.array([[2.0], [-0.5]]), row_loss(loss), 0.0, False)
-    shares = np.reshape(kernels.model_rows(scores, costs, 0.0, np.empty(400)), (2, 2))
-    for below, above in [(0.3, 0.9), (0.8, 0.7), (0.6, 1.0)]:
-        sums, side = np.zeros((1, N_SUMS)), np.array([[below], [above]])
-        add_row_terms(scores, costs, side, np.zeros(1, np.int64), sums)
-        lacking = 1.0 - side[:, 0]
-        assert (shares * (lacking**2, lacking)).sum() == pytest.approx(sums[0, PHI], rel=apart)
