@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from streamcd.cluster.rounds import (
     add_in_tree,
 )
 from streamcd.cluster.shards import open_same
+from streamcd.core.atomic_files import sync_together
 
 
 class SerialEngine:
@@ -36,7 +38,7 @@ class SerialEngine:
         with closing(open_same(spec)) as dataset:
             self._everything = list(range(dataset.n_shards))
             self._assignment = make_assignment(spec, dataset)
-        self._n_parts = n_partitions
+        self._spec, self._n_parts = spec, n_partitions
         self._shards: dict[str, list[int]] = {}
         self._seats = [Seat(spec) for _ in range(n_partitions)]
 
@@ -46,6 +48,9 @@ class SerialEngine:
         self._shards = {str(number): shards for number, shards in enumerate(shares) if shards}
         responses = [part.run(request, w, progress, name) for name, part in self._in_turn()]
         result: Any = add_in_tree(responses, operator.add)
+        folder = Path(self._spec.folder) / request.token
+        if folder.exists():  # dual variables of dask workers come home, and are made durable there
+            sync_together([*folder.iterdir(), folder])
         result.bytes_sent = len(responses) * (w.nbytes + result.n_bytes)
         return result
 

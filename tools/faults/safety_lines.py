@@ -40,8 +40,6 @@ stream/slot_store.py
 cluster/dual_rounds.py
     sync(self._folder) ~ durable[train in rounds]
     store.sync() ~ durable[train in rounds from another]
-cluster/partition.py
-    self._writer.sync() ~ durable[train in rounds]
 conversion/staging.py
     os.fsync(lock) ~ durable[convert]
     sync(work) @ _locked ~ durable[convert]
