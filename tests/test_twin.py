@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 import scipy.sparse as sp
 from exact_optimum import model, nearly_least
-from heard import Heard
 from reference import augmented, loss_values, run_weights
 from small_datasets import (
     multiclass,
@@ -252,25 +251,6 @@ def test_a_search_scores_by_distance(tmp_path: Path, method: str) -> None:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # What is refused, and said
-
-
-def test_a_ridge_below_1_is_warned_of(tmp_path: Path) -> None:
-    dataset = write_dataset(tmp_path / "data", random_rows())
-    for ridge, method, expected in ((0.5, "dual", 1), (1.0, "dual", 0), (0.5, "sor", 0)):
-        heard = Heard()
-        train(
-            dataset,
-            tmp_path / "run",
-            loss="twin",
-            method=method,
-            ridge=ridge,
-            max_passes=1,
-            force=True,
-            memory="4GB",  # beside what the process of the tests holds
-            listener=heard,
-        )
-        assert len(heard.warnings) == expected
-        assert all("--method sor" in text for text in heard.warnings)
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
