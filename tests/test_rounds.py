@@ -427,6 +427,8 @@ def test_what_does_not_go_with_workers_is_refused(data: Dataset, tmp_path: Path)
         streamcd.train(data, tmp_path / "run", worker_timeout=2.0)
     with pytest.raises(UsageError, match="too small"):
         streamcd.train(data, tmp_path / "run", memory="200MB", client=Simulation(2))
+    with pytest.raises(UsageError, match="one process"):
+        streamcd.train(data, tmp_path / "run", penalty="l1", client=Simulation(2))
     streamcd.train(data, tmp_path / "alone")
     with pytest.raises(UsageError, match=r"begun in one process.*--start-from"):
         streamcd.resume(tmp_path / "alone", client=Simulation(2))

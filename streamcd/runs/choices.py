@@ -105,7 +105,7 @@ def _choose_method(asked: TrainOptions, dataset: Dataset, *, has_room: bool) -> 
     enough = long or (fits and dataset.n_rows >= _ROWS_PER_FEATURE * size)
     multiplied = dataset.n_entries * n_lanes > _MOST_PRODUCTS * dataset.n_rows
     if asked.has_l1:
-        if asked.on_workers or not (has_columns(dataset) or not has_room) or fits:
+        if fits or (has_room and not has_columns(dataset)):
             because = "few features: it needs the fewest reads" if fits else "there is no column layout"
             return "newton", f"{because} with the penalty {asked.penalty}"
         return "working-set", f"it trains with the penalty {asked.penalty} from the column layout"

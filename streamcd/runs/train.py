@@ -241,6 +241,8 @@ def _check_rounds(asked: TrainOptions) -> None:
         return
     if asked.omega != 1.0:
         raise UsageError("omega is for one process: on workers a line search sets the length of steps")
+    if asked.has_l1:
+        raise UsageError(f"--penalty {asked.penalty} is for one process, without --workers and --scheduler")
     if not find_solver(asked.loss, asked.method).in_rounds:
         known = ", ".join(str(entry) for entry in SOLVERS if entry.in_rounds)
         raise UsageError(
