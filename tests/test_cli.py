@@ -160,7 +160,7 @@ def test_not_converged_is_a_warning_that_names_resume(data, tmp_path):
     found = run("train", data, tmp_path / "run", "--tol", "1e-12", "--max-passes", 1, "--json")
     assert found.returncode == 0
     assert json.loads(found.stdout)["converged"] is False
-    assert f"'streamcd resume {tmp_path / 'run'} --max-passes N'" in found.stderr
+    assert f"'streamcd resume {tmp_path / 'run'} --max-passes 2'" in found.stderr
     assert run_json("resume", tmp_path / "run", "--max-passes", 1000, "--tol", "1e-6")["converged"] is True
 
 

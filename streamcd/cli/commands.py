@@ -186,7 +186,7 @@ def info(listener: Console, path: str) -> Shown:
 def verify(listener: Console, path: str, **options: Any) -> Shown:
     """Check every checksum and invariant of a dataset, a run or a model; exit status 2 if something is wrong.
 
-    Runs and models are read by one process, a slot or a model at a time.
+    --workers divides the work on a dataset; a run or a model is read by one process.
 
     \b
     Example:
@@ -275,7 +275,7 @@ def tune(listener: Console, dataset: str, run: str, **options: Any) -> Shown:
 def resume(listener: Console, run: str, **options: Any) -> Shown:
     """Continue a run from its last checkpoint, even one that ended without convergence.
 
-    A run that has converged is not changed.
+    A run that has converged is not changed, unless --tol asks for a smaller gap.
 
     \b
     Example:
@@ -510,7 +510,8 @@ def import_model(listener: Console, file: str, model: str, force: bool) -> Shown
     read = import_liblinear(file)
     read.save(model)
     told = {"model": model, "loss": read.loss, "n_features": read.n_features, "labels": read.label_numbers()}
-    return told, f"{model}: {read.loss}, {read.n_features:,} features, {read.n_classes} classes"
+    kind = f"{read.n_classes} classes" if read.n_classes else "numbers to predict"
+    return told, f"{model}: {read.loss}, {read.n_features:,} features, {kind}"
 
 
 @cli.command()

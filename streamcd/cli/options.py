@@ -174,7 +174,7 @@ LIBLINEAR_L1_TYPES = {5: "squared_hinge", 6: "log_loss"}
 """LIBLINEAR's ``-s`` numbers of L1-regularised losses, for any method that trains with L1."""
 
 LIBLINEAR_WEIGHTS = (
-    "-w multiplies C for all rows of the label in every one-vs-rest problem; with three classes and more LIBLINEAR does so "
+    "with three classes and more -w multiplies C for all rows of the label in every one-vs-rest problem; LIBLINEAR does so "
     "on the positive side only"
 )
 

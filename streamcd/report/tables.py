@@ -290,7 +290,7 @@ def run_table(title: str, run: Facts) -> Table:
         state += f", ended by {_words(run['stop_reason'])}"
     lanes = counted(run["lanes"], "problem")
     if run["lanes"] > 1:
-        lanes += " (of classes, values of C or folds)"
+        lanes += " (of classes, values of C or λ, or folds)"
     lanes += f", {run['open_lanes']:,} not finished" if run["open_lanes"] else ""
     rows = [
         ("state", state),

@@ -266,9 +266,15 @@ def _in_use(path: Path) -> bool:
 def _next_command(path: Path, config: RunConfig, state: dict[str, Any]) -> str:
     workers = " --workers N" if config.rounds is not None else ""
     if state["state"] == "converged":
-        return f"streamcd evaluate FILE {path}"
+        lists = {"-C C": config.options.C, "--l1 λ": config.options.l1} if config.tune is None else {}
+        chosen = "".join(
+            f" {flag}" for flag, values in lists.items() if values is not None and len(values) > 1
+        )
+        return f"streamcd evaluate FILE {path}{chosen}"
     if state["state"] == "not converged":
-        return f"streamcd resume {path} --max-passes {2 * config.rule.max_passes}{workers}"
+        return (
+            f"streamcd resume {path} --max-passes {2 * max(config.rule.max_passes, state['passes'])}{workers}"
+        )
     return "wait" if state["state"] == "in work" else f"streamcd resume {path}{workers}"
 
 

@@ -43,7 +43,7 @@ def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> Resolv
     )
     if n_groups > 1:
         listener.message(
-            f"{problem.n_lanes:,} problems (of classes, values of C or folds) with weights for {problem.n_features:,} "
+            f"{problem.n_lanes:,} problems (of classes, values of C or λ, or folds) with weights for {problem.n_features:,} "
             f"features each do not fit in {format_size(memory)}: "
             f"they are trained in {n_groups} groups, one after another, each with reads of its own"
         )
@@ -68,7 +68,7 @@ def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> Resolv
     if run.centre is None:
         return run
     centred = run.centre.describe()
-    listener.message(f"centred, which changes nothing but the number of passes: {centred}")
+    listener.message(f"centred, which changes only the number of passes: {centred}")
     return replace(run, config=replace(config, centred=centred))
 
 

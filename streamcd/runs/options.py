@@ -43,8 +43,8 @@ class SessionOptions(CacheOptions, ThreadOptions, ListenerOptions, Checked):
 
     max_seconds: float | None = option(
         None,
-        "Stop after this time with a checkpoint (without a run, with nothing) and without a model, unless training has "
-        "ended (stop_reason time), for batch queues; checked after each part of the data that is in memory.",
+        "Stop after this time with a checkpoint and no model (stop_reason time), for batch queues; a training that ends "
+        "sooner has its model. Checked after each part of the data that is in memory.",
         metavar="TIME",
         text=SECONDS,
         section=Section.STOPPING,
@@ -128,7 +128,7 @@ class TrainOptions(ProblemOptions, SessionOptions):
     )
     checkpoint_every: float = option(
         60.0,
-        "Time between checkpoints, from which `resume` continues, in seconds.",
+        "Time between checkpoints, from which `resume` continues, in seconds, or such as 2m.",
         metavar="TIME",
         text=SECONDS,
         section=Section.RUN,
@@ -224,7 +224,7 @@ class TuneOptions(TrainOptions):
         "Criterion by which is chosen: accuracy, auc (of several classes the mean of each against the rest) and log_loss of "
         "classes; r2, and the mean loss, of numbers to predict.",
         choices=("accuracy", "auc", "log_loss", "r2", "loss"),
-        default_is="accuracy; of targets r2, or the mean of a loss that is not squared",
+        default_is="accuracy; of numbers to predict r2 for squared_error, the mean loss for others",
         section=Section.CHOICE,
     )
     start_from: Place = None
