@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 import scipy.sparse as sp
@@ -92,3 +93,40 @@ print(data.n_rows, int(peak.split()[1]) * 1024)
     assert done.returncode == 0, done.stderr
     n_rows, peak = map(int, done.stdout.split())
     assert (n_rows, peak <= 300e6) == (1_000_000, True)
+
+
+def test_blocks_unlike_the_first_are_refused_by_row(tmp_path: Path, rows: Any) -> None:
+    x, y = rows[0].toarray(), rows[1]
+    weight = np.ones(N_ROWS)
+    first, second = slice(0, 100), slice(100, N_ROWS)
+    for given, expected in [
+        ([(x[first], y[first]), (x[second], y[second], weight[second])], "row 101: expected no weights"),
+        ([(x[first], y[first], weight[first]), (x[second], y[second])], "row 101: expected weights"),
+        ([(x[first], y[first]), (x[second, 1:], y[second])], "row 101: expected 20 columns"),
+    ]:
+        with pytest.raises(streamcd.StreamcdError, match=expected):
+            streamcd.convert(given, tmp_path / "data")
+
+
+@pytest.mark.parametrize("missing", [None, np.nan, pd.NA], ids=str)
+def test_a_missing_name_of_a_class_is_no_class(tmp_path: Path, rows: Any, missing: Any) -> None:
+    x, y = rows
+    labels = np.array(y, dtype=object)
+    labels[4] = missing
+    with pytest.raises(streamcd.StreamcdError, match="row 5: expected a label"):
+        streamcd.convert((x, labels), tmp_path / "data")
+
+
+def test_a_frame_and_its_labels_are_evaluated_whatever_the_name_of_the_label(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).standard_normal((60, 3))
+    frame = pd.DataFrame(x, columns=list("abc"))
+    streamcd.convert(frame.assign(bought=x[:, 0] > 0), tmp_path / "data", label="bought")
+    streamcd.train(tmp_path / "data", tmp_path / "run")
+    found = streamcd.evaluate((frame, x[:, 0] > 0), tmp_path / "run")
+    assert found["accuracy"] == streamcd.evaluate(tmp_path / "data", tmp_path / "run")["accuracy"]
+
+
+def test_no_blocks_are_told(tmp_path: Path, rows: Any) -> None:
+    streamcd.train(streamcd.convert(rows, tmp_path / "data"), tmp_path / "run")
+    with pytest.raises(streamcd.StreamcdError, match="there is no batch"):
+        streamcd.predict([], tmp_path / "run", tmp_path / "out.csv")

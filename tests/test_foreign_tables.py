@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import command_line
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -132,3 +133,13 @@ def test_nested_columns_are_left_out_and_fields_of_structs_are_columns(tmp_path:
     data = streamcd.convert(tmp_path / "t.parquet", tmp_path / "data", label="y")
     assert list(names_of(data).values()) == ["struct.n", "struct.deep.m"]
     assert {use["column"] for use in data.info()["table"] if use["use"] == "not used"} == {"list", "map"}
+
+
+def test_a_column_without_a_name_is_a_feature(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).standard_normal((40, 2))
+    table = pa.table([values[:, 0], values[:, 1], values[:, 1] > 0], names=["x", "", "y"])
+    pq.write_table(table, tmp_path / "t.parquet")
+    data = streamcd.convert(tmp_path / "t.parquet", tmp_path / "data", label="y")
+    assert data.n_features == 2
+    streamcd.train(data, tmp_path / "run", C=100.0)
+    assert streamcd.evaluate(tmp_path / "t.parquet", tmp_path / "run")["accuracy"] == 1.0

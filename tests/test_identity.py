@@ -194,6 +194,9 @@ def test_verify_names_what_is_damaged_in_a_run(dataset: Dataset, tmp_path: Path)
         assert len(problems) == 1, name
         assert str(path) in problems[0]
         path.write_bytes(whole)
+    state = (run / "state.npz").rename(tmp_path / "state.npz")
+    assert [str(run / "state.npz") in problem for problem in command_line.problems(run)] == [True]
+    state.rename(run / "state.npz")
     content = {path: path.read_bytes() for path in (run / "dual").iterdir()}
     for path, whole in content.items():
         path.write_bytes(bytes(len(whole)))

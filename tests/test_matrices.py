@@ -146,7 +146,7 @@ def test_a_model_of_arrays_predicts_a_file_of_them(tmp_path: Path) -> None:
         ((np.array([[1.0, np.nan]]), np.ones(1)), "row 1: expected a finite value, found nan"),
         ((np.ones((2, 2)), None), "row 1: expected labels, found none"),
         ((np.ones(2), np.ones(2)), "expected X with two dimensions, of numbers"),
-        ([], "expected at least one source, found none"),
+        ([], "there is no batch"),
         (3, "found int"),
         ([{"a": 1.0}], "found dict; make a frame of it"),  # letters of a string are strings: a crash
         (["data.csv", pd.DataFrame({"a": [1.0]})], "or an iterable of such batches, found str"),

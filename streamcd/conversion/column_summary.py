@@ -35,6 +35,7 @@ def summarise(
         n_features = encoding.n_buckets if column.kind == "hashed" else column.n_features
         facts.append((column.name, _use(column, encoding), n_features, int(missing), ""))
     own = {encoding.id: "id", encoding.fold: "fold", encoding.label: word, encoding.weight: "weight"}
+    own.pop("", None)
     own |= {column.values: f"values of {column.name}" for column in encoding.columns if column.values}
     features = {column.name for column in encoding.columns}
     for name in (name for name in examples if name not in features):

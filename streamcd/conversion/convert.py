@@ -73,7 +73,11 @@ def _convert(sources: Any, place: Path, asked: ConvertOptions, listener: Listene
     """Convert sources to a dataset."""
     from_files = is_files(sources)
     paths, roots = expand(sources) if from_files else ([], {})
-    like = None if asked.like is None else load_like(location(asked.like))
+    like = (
+        None
+        if asked.like is None
+        else load_like(location(asked.like.path if isinstance(asked.like, Dataset) else asked.like))
+    )
     options = Options(
         **(vars(asked) | _compact(asked, like)),
         place=place,

@@ -152,6 +152,11 @@ def _shown(given: Any, row: int) -> Any:
     return given[row].as_py() if isinstance(given, pa.Array) else given[row]
 
 
+def _is_missing(value: Any) -> bool:
+    """Tell what stands for a missing name in arrays of objects: None, NaN, NaT and pandas' NA."""
+    return value is None or (not isinstance(value, str | bytes) and str(value) in ("nan", "NaT", "<NA>"))
+
+
 class _Labels:
     """Labels of blocks as numbers: as they are, or the codes of names."""
 
@@ -197,8 +202,11 @@ class _Labels:
 
     def _names(self, given: Any) -> np.ndarray:
         if not isinstance(given, pa.Array):
-            names, places = np.unique(given.astype(str), return_inverse=True)
-            return self._number(*strings_of(arrow_strings(names.tolist())), adds=self._adds)[places]
+            missing = np.array([_is_missing(value) for value in given.tolist()], dtype=bool)
+            names, places = np.unique(np.where(missing, "", given).astype(str), return_inverse=True)
+            label = self._number(*strings_of(arrow_strings(names.tolist())), adds=self._adds)[places]
+            label[missing] = np.nan
+            return label
         found = dictionary_of(given)
         if found is None:
             return self._number(*strings_of(given), adds=self._adds)

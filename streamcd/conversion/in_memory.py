@@ -63,12 +63,13 @@ def is_files(data: Any) -> bool:
     names = (str, os.PathLike)
     if isinstance(data, names):
         return True
-    return isinstance(data, list | tuple) and all(isinstance(item, names) for item in data)
+    return isinstance(data, list | tuple) and len(data) > 0 and all(isinstance(item, names) for item in data)
 
 
 def open_data(data: Any, reading: Reading, options: TableOptions) -> Source:
     """Make the source of rows of data in memory, of the types that `convert` takes."""
-    batches = _batches(data)
+    label = LABEL if reading.encoding is None else reading.encoding.label or LABEL
+    batches = _batches(data, label)
     first = next(batches, None)
     if first is None:
         raise NoRows("expected rows, found none: there is no batch")
@@ -78,9 +79,9 @@ def open_data(data: Any, reading: Reading, options: TableOptions) -> Source:
     if options.given:
         raise UsageError(f"{', '.join(options.given)}: expected a frame with named columns, found arrays")
     triples = (_triple(_like_first(batch, first)) for batch in batches)
-    X, label, weight = first = next(triples)
-    names = label is not None and label.dtype.kind in "OUST"
-    reader = InMemoryReader(chain([first], triples))
+    X, y, weight = one = next(triples)
+    names = y is not None and y.dtype.kind in "OUST"
+    reader = InMemoryReader(chain([one], _of_one_shape(triples, X, weighted=weight is not None)))
     sparse = not isinstance(X, np.ndarray)
     return open_matrix(reader, reading, sparse=sparse, names_labels=names, weighted=weight is not None)
 
@@ -99,12 +100,12 @@ def _open_frames(first: Any, tables: Iterator[Any], reading: Reading, options: T
 # Batches
 
 
-def _batches(data: Any) -> Iterator[Any]:
-    """Batches: tables of Arrow's, or tuples of a matrix, labels and weights."""
+def _batches(data: Any, label: str) -> Iterator[Any]:
+    """Batches: tables of Arrow's, with labels given beside them in a column `label`, or a matrix, labels and weights."""
     if _is_dask_frame(data):
         return (_table(part.compute()) for part in data.partitions)
     if isinstance(data, tuple):
-        return iter(_of_pair(data))
+        return iter(_of_pair(data, label))
     if hasattr(data, "__arrow_c_stream__"):
         return iter(_of_stream(data))
     if callable(data):
@@ -117,7 +118,7 @@ def _batches(data: Any) -> Iterator[Any]:
         raise UsageError(
             f"expected files, (X, y), a frame, or an iterable of such batches, found {type(data).__name__}{advice}"
         )
-    return chain.from_iterable(_batches(batch) for batch in data)
+    return chain.from_iterable(_batches(batch, label) for batch in data)
 
 
 def _is_dask_frame(data: Any) -> bool:
@@ -134,33 +135,35 @@ def _table(frame: Any) -> Any:
     return pa.Table.from_batches(frame_reader(frame))
 
 
-def _of_pair(data: tuple[Any, ...]) -> Iterator[Any]:
+def _of_pair(data: tuple[Any, ...], label: str) -> Iterator[Any]:
     if len(data) not in (2, 3):
         raise UsageError(f"expected (X, y) or (X, y, weights), found a tuple of {len(data)}")
     X, y = data[:2]
     weight = data[2] if len(data) == 3 else None
     if hasattr(X, "__arrow_c_stream__"):
-        yield _with_labels(_table(X), y, weight)
+        yield _with_labels(_table(X), label, y, weight)
     elif hasattr(X, "blocks") and hasattr(X, "chunks"):
         yield from _of_dask_arrays(X, y, weight)
     else:
         yield X, y, weight
 
 
-def _with_labels(table: Any, y: Any, weight: Any) -> Any:
+def _with_labels(table: Any, label: str, y: Any, weight: Any) -> Any:
     if weight is not None:
         raise UsageError(
             "expected weights in a column of the frame, found an array; name it with weight_column"
         )
-    if LABEL in table.schema.names:
-        raise UsageError(
-            f"the frame has a column {LABEL!r} already; give label={LABEL!r} and no y, or rename it"
-        )
+    if y is None:
+        return table
+    if label in table.schema.names:
+        raise UsageError(f"the frame has a column {label!r} already; give it and no y, or rename it")
     labels = y if hasattr(y, "__arrow_c_array__") or hasattr(y, "__arrow_c_stream__") else np.asarray(y)
+    if isinstance(labels, np.ndarray) and labels.ndim != 1:
+        raise DataError(f"expected a label for every row, {table.num_rows:,}, found the shape {labels.shape}")
     column = pa.chunked_array(labels) if hasattr(labels, "__arrow_c_stream__") else pa.array(labels)
     if len(column) != table.num_rows:
         raise DataError(f"expected a label for every row, {table.num_rows:,}, found {len(column):,}")
-    return table.append_column(LABEL, column)
+    return table.append_column(label, column)
 
 
 def _of_dask_arrays(X: Any, y: Any, weight: Any) -> Iterator[Any]:
@@ -184,6 +187,21 @@ def _like_first(batch: Any, first: Any) -> Any:
         expected, found = ("frames", "arrays") if isinstance(first, pa.Table) else ("arrays", "a frame")
         raise DataError(f"expected {expected} in all batches, as in the first one, found {found}")
     return batch
+
+
+def _of_one_shape(triples: Iterator[Any], first: Any, *, weighted: bool) -> Iterator[Any]:
+    """Refuse batches with weights after such without them, and dense ones of another width than the first."""
+    before = first.shape[0]
+    for X, y, weight in triples:
+        if (weight is not None) is not weighted:
+            expected, found = ("weights", "none") if weighted else ("no weights", "some")
+            raise DataError(f"row {before + 1}: expected {expected}, as in the first batch, found {found}")
+        if isinstance(X, np.ndarray) and X.shape[1] != first.shape[1]:
+            raise DataError(
+                f"row {before + 1}: expected {first.shape[1]:,} columns, as in the first batch, found {X.shape[1]:,}"
+            )
+        before += X.shape[0]
+        yield X, y, weight
 
 
 def _triple(batch: tuple[Any, Any, Any]) -> tuple[Any, np.ndarray | None, np.ndarray | None]:

@@ -76,6 +76,8 @@ def merge(datasets: Sequence[str | Path | Dataset], dest: str | Path, asked: Mer
     10000
     """
     place, listener = local_path(dest, "a dataset to be written"), asked.listener or Listener()
+    if isinstance(datasets, str | os.PathLike):
+        raise UsageError("expected a list of datasets to merge, found one path")
     found = [one if isinstance(one, Dataset) else open_dataset(one) for one in datasets]
     if len(found) < 2:
         raise UsageError(f"expected two datasets or more to merge, found {len(found)}")
@@ -107,8 +109,8 @@ def _check_alike(first: Dataset, other: Dataset) -> None:
         "scaling": (first.scaling, other.scaling),
         "kind of labels": tuple("targets" if one.has_targets else "classes" for one in (first, other)),
         "class names": (a.get("class_names"), b.get("class_names")),
-        "encoding of the table": (a.get("encoding"), b.get("encoding")),
         "columns kept beside the rows": (first.kept, other.kept),
+        "encoding of the table": (a.get("encoding"), b.get("encoding")),
     }
     for name, file in (("categories", CATEGORIES_FILE), ("indices of the features", INDICES_FILE)):
         if first.files(file) and other.files(file):
@@ -118,8 +120,9 @@ def _check_alike(first: Dataset, other: Dataset) -> None:
     for name, (expected, found) in of.items():
         if expected != found:
             told = f": expected {_shown(expected)}, found {_shown(found)}"
+            dtype = f" --dtype {expected}" if name == "value dtype" else ""
             raise UsageError(
-                f"{other.path}: {name} differs from that of {first.path}{told}; convert it with --like {first.path}"
+                f"{other.path}: {name} differs from that of {first.path}{told}; convert it with --like {first.path}{dtype}"
             )
 
 

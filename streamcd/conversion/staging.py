@@ -89,7 +89,8 @@ def disk_full_means(message: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
+        short = error.errno is None and "requested and" in str(error)  # a write by NumPy's tofile
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error) or short:
             raise EnvironmentFailure(message) from error
         raise
 

@@ -52,6 +52,10 @@ def _check_names(types: Mapping[str, str], options: TableOptions, name: str) -> 
             raise UsageError(
                 f"{name}: column {column!r}: expected one use of it, found two; leave it out of one"
             )
+    for column in set(beside).intersection(options.drop):
+        raise UsageError(
+            f"{name}: column {column!r}: expected one use of it, found two; leave it out of --drop"
+        )
     left_out = {*beside, *options.drop}
     for column in options.category:
         if column in left_out or (options.features and column not in options.features):
@@ -76,7 +80,7 @@ def _plan_encoding(
     `first` has the first rows of all columns; `index` names those of the table's index. Of times the first is the origin.
     """
     _check_names(types, options, name)
-    beside = (options.label, options.weight_column, options.id, options.fold, *options.drop)
+    beside = {options.label, options.weight_column, options.id, options.fold, *options.drop} - {""}
     chosen = options.features or tuple(column for column in types if column not in (*beside, *index))
     unused = {column: "it is the table's index" for column in index if column not in (*beside, *chosen)}
     columns = []
@@ -86,9 +90,9 @@ def _plan_encoding(
             column, unused[feature] = None, reason
         elif column is None:
             unused[feature] = f"it holds values of type {types[feature]}"
-            if options.features:
+            if options.features or feature in options.category:
                 raise UsageError(
-                    f"{name}: --features {feature!r}: expected numbers, strings, booleans or times, found {types[feature]}"
+                    f"{name}: column {feature!r}: expected numbers, strings, booleans or times, found {types[feature]}"
                 )
         if column is not None:
             columns.append(column)
@@ -101,8 +105,8 @@ def _plan_encoding(
         told = "".join(f"; {column!r} is left out: {reason}" for column, reason in list(unused.items())[:3])
         raise UsageError(f"{name}: expected columns of features, found none besides {options.label!r}{told}")
     bits = options.hash or 0 if any(column.kind == "hashed" for column in columns) else 0
-    beside = options.label, options.weight_column, options.id, options.fold
-    return Encoding(tuple(columns), options.missing, bits, *beside), unused
+    roles = options.label, options.weight_column, options.id, options.fold
+    return Encoding(tuple(columns), options.missing, bits, *roles), unused
 
 
 def _column(

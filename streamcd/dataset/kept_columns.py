@@ -141,7 +141,13 @@ class InOrder:
             self.add(next(self._more))
         values = self._held[0]
         if len(self._held) > 1:
-            values = pa.concat_arrays([array.cast(values.type) for array in self._held])
+            try:
+                values = pa.concat_arrays([array.cast(values.type) for array in self._held])
+            except pa.ArrowException:
+                found = next(array.type for array in self._held if array.type != values.type)
+                raise DataError(
+                    f"column of ids: expected {values.type}, as in the first rows, found {found}; give the column one type"
+                ) from None
         self._held, self.n_held = [values.slice(n)], self.n_held - n
         return values.slice(0, n)
 
