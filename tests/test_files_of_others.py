@@ -146,10 +146,10 @@ def test_advice_about_force_helps(here, line):
 
 
 def test_a_run_does_not_empty_what_it_reads(here):
-    assert succeeds("convert text run/data")
-    assert "reads" in refused("train run/data run -C 2 --force")
+    assert succeeds("convert text run/own")
+    assert "reads" in refused("train run/own run -C 2 --force")
     assert "reads" in refused("train data run -C 2 --start-from run --force")
-    assert Path("run/data/manifest.json").exists()
+    assert Path("run/own/manifest.json").exists()
     assert Path("run/state.npz").exists()
 
 

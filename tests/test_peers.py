@@ -58,7 +58,6 @@ def test_a_race_brings_streamcd_and_liblinear_to_the_same_optimum(data: Path, tm
         assert standing.peak_memory_bytes > 50e6
     assert set(by_name["streamcd"].figures["stages"]) == {"read", "train", "wait", "state", "kernels"}
     assert by_name["streamcd"].figures["bytes_read"] > 0
-    assert "seconds by stage" in done.output
 
 
 @pytest.fixture(scope="module")

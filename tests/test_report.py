@@ -87,7 +87,7 @@ def test_a_search_is_drawn_with_its_folds(tmp_path: Path) -> None:
     for C, scores in found.scores.items():
         assert f"<td>{C}</td><td>{scores['mean']:.4f}</td>" in page
     (tmp_path / "run" / "scores.json").write_text('{"scores": [0.1]}')
-    with pytest.raises(StreamcdError, match=r"scores\.json: damaged"):
+    with pytest.raises(StreamcdError, match=r"scores\.json: expected"):
         write_report(tmp_path / "run", tmp_path / "r.html", force=True)
 
 
