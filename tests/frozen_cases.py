@@ -486,7 +486,7 @@ MORE_PASSES = {
 def trained(bench: Bench, arguments: str) -> Outcome:
     """Train by command."""
     data, options = arguments.split(" ", 1)
-    if any(word in options for word in ("primal", "online", "working-set", "-s 2")):
+    if any(word in options for word in ("primal", "online", "working-set", "-s 2", "-s 11")):
         bench.columns(data)
     run = bench.new("run")
     result = bench("train", data, run, options)

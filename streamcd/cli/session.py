@@ -14,7 +14,6 @@ from typing import Any
 from ..core.errors import ConvergenceWarning, StreamcdError
 from ..core.progress import Listener
 from ..report.tables import result_tables
-from ..runs.describe import describe_run
 from ..runs.interrupts import stop_requests
 from .console import Console, Shown, show
 from .options import Decorator, json_option, quiet_option
@@ -45,6 +44,8 @@ def carry_out(work: Callable[..., Any], run: str, listener: Console, notes: Sequ
             result = work(listener=listener, stop_requested=stop_requested)
         # that the time was up, and a checkpoint saved, the training has told
         if not result.converged and result.stop_reason != "time":
+            from ..runs.describe import describe_run  # loads numpy, which --help does without
+
             ways = [f"'{describe_run(run)['next']}' goes on"]
             listener.warning(
                 "; ".join(
