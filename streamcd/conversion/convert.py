@@ -6,13 +6,10 @@ into files, as long as these come in the same order.
 
 from __future__ import annotations
 
-import os
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..core.atomic_files import SET_ASIDE, put_directory, work_directory
 from ..core.errors import UsageError
 from ..core.options import takes
 from ..core.process_pool import Pool, checked_workers
@@ -26,7 +23,7 @@ from .options import ConvertOptions
 from .pipeline import Conversion
 from .plan import Like, Options, Plan, load_like, make_plan
 from .sources import Reading, Source
-from .staging import clear_interrupted, staging_directory
+from .staging import check_place, dataset_workplace
 
 
 @ends_progress
@@ -73,11 +70,9 @@ def _convert(sources: Any, place: Path, asked: ConvertOptions, listener: Listene
     """Convert sources to a dataset."""
     from_files = is_files(sources)
     paths, roots = expand(sources) if from_files else ([], {})
-    like = (
-        None
-        if asked.like is None
-        else load_like(location(asked.like.path if isinstance(asked.like, Dataset) else asked.like))
-    )
+    if isinstance(asked.like, Dataset):
+        asked = replace(asked, like=str(asked.like.path))
+    like = None if asked.like is None else load_like(location(asked.like))
     options = Options(
         **(vars(asked) | _compact(asked, like)),
         place=place,
@@ -105,20 +100,16 @@ def _convert(sources: Any, place: Path, asked: ConvertOptions, listener: Listene
     if source.held_bytes:
         plan = make_plan(options, urls, source.held_bytes, source.names_labels or source.encoding is not None)
         source = opened(plan)
-    with _workplace(options) as work, Pool(options.workers, listener, Conversion.__module__) as pool:
+    with (
+        dataset_workplace(options.place, force=options.force) as work,
+        Pool(options.workers, listener, Conversion.__module__) as pool,
+    ):
         Conversion(options, plan, source, work, pool).run()
 
 
 def _compact(asked: ConvertOptions, like: Like | None) -> dict[str, bool]:
     """Number the features that occur where those of `like` are so numbered."""
     return {} if like is None else {"compact": asked.compact or like.indices.kept is not None}
-
-
-def _workplace(options: Options) -> AbstractContextManager[Path]:
-    """A directory for work in progress: the dataset written there is put in its place at the end."""
-    place = options.place
-    aside = work_directory(place) / SET_ASIDE if options.force else None
-    return staging_directory(place, lambda new: put_directory(new, place, aside))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -182,21 +173,5 @@ def _check(options: Options, paths: list[str]) -> None:
         raise UsageError(
             "--n-features and --compact exclude each other: --compact counts the features that occur"
         )
-    _check_place(options, options.place, paths)
-    if not options.place.absolute().parent.is_dir():
-        raise UsageError(f"no such directory: {options.place.absolute().parent}; make it first")
-
-
-def _check_place(options: Options, dest: Path, paths: list[str]) -> None:
-    """Refuse to replace anything but a dataset, and to replace a dataset without `force`."""
-    clear_interrupted(dest)
-    if not os.path.lexists(dest):
-        return
-    if (not dest.is_dir() or any(dest.iterdir())) and not (dest / "manifest.json").exists():
-        raise UsageError(f"{dest} exists and is not a dataset; name another place")
-    inputs = [*paths, options.weights, options.like]
-    for path in inputs:
-        if path is not None and dest.resolve() in (real := Path(path).resolve(), *real.parents):
-            raise UsageError(f"{dest} holds the input {path}; name another place")
-    if not options.force:
-        raise UsageError(f"{dest} exists; name another place or replace it with --force")
+    named = (path for path in (options.weights, options.like) if path is not None)
+    check_place(options.place, [*paths, *named], force=options.force)

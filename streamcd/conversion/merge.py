@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.atomic_files import SET_ASIDE, put_directory, sync_together, work_directory
+from ..core.atomic_files import sync_together
 from ..core.errors import UsageError
 from ..core.options import Checked, ListenerOptions, replaces, takes
 from ..core.progress import Listener, Progress, ends_progress
@@ -28,7 +28,7 @@ from ..dataset.source_indices import indices_of
 from ..dataset.table_writer import TableWriter, write_manifest
 from ..dataset.writer import DatasetWriter, data_digest
 from ..models.encoding import CATEGORIES_FILE, encoding_of
-from .staging import clear_interrupted, staging_directory
+from .staging import check_place, dataset_workplace
 
 _TABLES = ("rows", "entries")
 _SUMS = ("n_explicit_zeros", "n_underflows", "n_ignored")
@@ -81,20 +81,11 @@ def merge(datasets: Sequence[str | Path | Dataset], dest: str | Path, asked: Mer
     found = [one if isinstance(one, Dataset) else open_dataset(one) for one in datasets]
     if len(found) < 2:
         raise UsageError(f"expected two datasets or more to merge, found {len(found)}")
-    for one in found:
-        source = local_path(one.path, "a dataset whose shards are linked").resolve()
-        if place.resolve() in (source, *source.parents):
-            raise UsageError(f"{place} holds the input {one.path}; name another place")
+    inputs = [local_path(one.path, "a dataset whose shards are linked") for one in found]
     for other in found[1:]:
         _check_alike(found[0], other)
-    clear_interrupted(place)
-    if os.path.lexists(place):
-        if (not place.is_dir() or any(place.iterdir())) and not (place / "manifest.json").exists():
-            raise UsageError(f"{place} exists and is not a dataset; name another place")
-        if not asked.force:
-            raise UsageError(f"{place} exists; name another place or replace it with --force")
-    aside = work_directory(place) / SET_ASIDE if asked.force else None
-    with staging_directory(place, lambda new: put_directory(new, place, aside)) as work:
+    check_place(place, inputs, force=asked.force)
+    with dataset_workplace(place, force=asked.force) as work:
         _write(found, work / "dataset", listener)
     return open_dataset(place)
 

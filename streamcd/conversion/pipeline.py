@@ -120,7 +120,7 @@ class Conversion:
 
     @property
     def _lists_indices(self) -> bool:
-        """Whether indices that occur become features."""
+        """True if the indices that occur become features."""
         return self.options.compact and self.options.known_indices is None
 
     @property

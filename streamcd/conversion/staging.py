@@ -7,11 +7,11 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
-from ..core.atomic_files import SET_ASIDE, restore_directory, sync, work_directory
+from ..core.atomic_files import SET_ASIDE, put_directory, restore_directory, sync, work_directory
 from ..core.errors import EnvironmentFailure, UsageError
 from ..core.locks import release_lock, take_lock
 
@@ -22,6 +22,28 @@ _MADE = re.compile(
     r"lock|dataset|replaced|runs|weights|dictionaries|distinct|kept|(original|scales|means|left-out)\.npy|sums-.+"
 )
 """Names in a directory for work."""
+
+
+def check_place(dest: Path, inputs: Iterable[str | Path], *, force: bool) -> None:
+    """Refuse to replace anything but a dataset, an input, and to replace a dataset without `force`."""
+    clear_interrupted(dest)
+    if not dest.absolute().parent.is_dir():
+        raise UsageError(f"no such directory: {dest.absolute().parent}; make it first")
+    if not os.path.lexists(dest):
+        return
+    if (not dest.is_dir() or any(dest.iterdir())) and not (dest / "manifest.json").exists():
+        raise UsageError(f"{dest} exists and is not a dataset; name another place")
+    for path in inputs:
+        if dest.resolve() in (real := Path(path).resolve(), *real.parents):
+            raise UsageError(f"{dest} holds the input {path}; name another place")
+    if not force:
+        raise UsageError(f"{dest} exists; name another place or replace it with --force")
+
+
+def dataset_workplace(place: Path, *, force: bool) -> AbstractContextManager[Path]:
+    """Make a directory for work: the dataset written there is put in its place at the end, with `force` of another one."""
+    aside = work_directory(place) / SET_ASIDE if force else None
+    return staging_directory(place, lambda new: put_directory(new, place, aside))
 
 
 @contextmanager

@@ -256,7 +256,7 @@ def _missing_scaling(dataset: Dataset, model: Model) -> Scaling | None:
 
 
 def _check_labels(dataset: Dataset, model: Model) -> None:
-    """Refuse targets where the model was trained on classes, the other way round, ."""
+    """Refuse targets where the model was trained on classes, and the other way round."""
     if dataset.has_targets != model.has_targets:
         kinds = "classes", "numbers to predict"
         wanted, found = kinds[model.has_targets], kinds[dataset.has_targets]

@@ -473,8 +473,6 @@ def evaluation_tables(title: str, result: Facts) -> list[Table]:
         ]
     if "accuracy" in result:
         rows += [("accuracy", f"{100 * result['accuracy']:.2f} %")]
-    if "subset_accuracy" in result:
-        rows += [("all labels right", f"{100 * result['subset_accuracy']:.2f} % of the rows")]
     for key, name in _QUALITY.items():
         if result.get(key) is not None:
             error = f" ± {result[f'{key}_error']:.1g}" if result.get(f"{key}_error") else ""

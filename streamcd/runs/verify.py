@@ -117,10 +117,8 @@ def _directory_problems(
         try:
             arrays = checkpoint.read_arrays(state, ("log_bytes", _slot_array(run)), own, whole=True)
             if arrays is None:
-                log = folder / "log.jsonl"
-                if log.exists() and log.stat().st_size:
-                    yield f"{state}: missing, though the run's log tells of passes"
-                continue
+                checkpoint.refuse_lost_state(state, folder / "log.jsonl")
+                continue  # not begun
             _check_log(folder / "log.jsonl", own, int(arrays["log_bytes"]))
             slots = _open_slots(folder, own, run, run.problem.subset(group.lanes), arrays[_slot_array(run)])
         except CheckpointError as error:

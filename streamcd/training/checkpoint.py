@@ -104,11 +104,7 @@ class Run:
         """
         arrays = read_arrays(self.state_path, identity=self.identity, room=room + _HEADERS_BYTES)
         if arrays is None:
-            if self.log_path.exists() and self.log_path.stat().st_size:
-                raise CheckpointError(
-                    f"{self.state_path}: missing, though the run's log tells of passes; restore it from a copy, or train "
-                    "again with --force"
-                )
+            refuse_lost_state(self.state_path, self.log_path)
             self._cut_log(0)
             return None
         del arrays["identity"]
@@ -164,6 +160,14 @@ class Run:
         with file_named(self.log_path), open(self.log_path, "ab") as file:
             self._log_bytes = min(n_bytes, file.tell())
             file.truncate(self._log_bytes)
+
+
+def refuse_lost_state(state: Path, log: Path) -> None:
+    """Raise a `CheckpointError` where there is no state, but passes in the log."""
+    if log.exists() and log.stat().st_size:
+        raise CheckpointError(
+            f"{state}: missing, though the run's log tells of passes; restore it from a copy, or train again with --force"
+        )
 
 
 @dataclass(frozen=True)

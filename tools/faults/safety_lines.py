@@ -82,7 +82,7 @@ training/checkpoint.py
         ~ identity a_state_of_another_size_than_the_runs_is_refused_unread[inflates]
     if room is not None and size > room:
         ~ identity a_state_of_another_size_than_the_runs_is_refused_unread[too large]
-    if self.log_path.exists() and self.log_path.stat().st_size:
+    if log.exists() and log.stat().st_size:
         ~ resume truncated_or_missing_files_are_refused_by_name[gone-state.npz]
 core/metadata.py
     if kind.seal_key and raw.get(kind.seal_key) != kind.seal(raw):
@@ -183,8 +183,8 @@ runs/config.py
         ~ files_of_others a_run_does_not_empty_what_it_reads
     if not force and is_begun(path, config): ~ resume training_into_an_unfinished_run_points_to_resume
         > if False:
-conversion/convert.py
-    if path is not None and dest.resolve() in (real := Path(path).resolve(), *real.parents):
+conversion/staging.py
+    if dest.resolve() in (real := Path(path).resolve(), *real.parents):
         ~ outside_conversion a_dataset_is_replaced_by_force_alone_and_not_where_its_source_is_in_it
     if (not dest.is_dir() or any(dest.iterdir())) and not (dest / "manifest.json").exists():
         ~ outside_conversion what_is_no_dataset_is_never_replaced_nor_written_through[another folder]
