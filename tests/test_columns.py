@@ -12,9 +12,11 @@ from typing import Any
 import command_line
 import forking
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import scipy.sparse as sp
-from small_datasets import NAMED, column_of, random_rows, write_dataset
+from small_datasets import NAMED, column_of, forget_chunk_checksums, random_rows, write_dataset
 
 from streamcd import Dataset, make_columns
 from streamcd import open as open_dataset
@@ -22,8 +24,8 @@ from streamcd.conversion import transpose
 from streamcd.core.errors import DatasetError, LockError, UsageError
 from streamcd.core.locks import release_lock, take_lock
 from streamcd.core.metadata import write_metadata
-from streamcd.dataset import verify as verify_module
 from streamcd.dataset.manifests import COLUMN_LAYOUT
+from streamcd.dataset.parquet import file_checksum
 
 SMALL = {"chunk_size": 200, "shard_size": 1500}
 
@@ -330,35 +332,37 @@ def test_verify_finds_entries_that_are_not_those_of_the_rows(dataset: Dataset, t
     assert any("not those of the rows" in problem for problem in dataset.verify())
 
 
+@pytest.mark.usefixtures("lend")
 @pytest.mark.parametrize(
-    ("again", "nan", "word"), [(True, False, "ascending"), (False, True, "finite"), (True, True, "ascending")]
+    ("column", "word"), [("row", "ascending"), ("value", "finite"), ("feature", "index")]
 )
-def test_ranges_of_chunks_are_checked_as_all_at_once(
-    dataset: Dataset, again: bool, nan: bool, word: str
-) -> None:
-    """What is wrong at the border of two ranges is seen by neither, only where they are joined."""
+def test_verify_finds_what_is_wrong_in_a_sound_file(dataset: Dataset, column: str, word: str) -> None:
+    """In a piece that goes on with the feature of the chunk before."""
     columns = make_columns(dataset, **SMALL)
-    bad = int(np.flatnonzero(np.diff(columns.item_start) == 0)[-1])  # goes on with the feature before
-    read = columns.read_entries
-
-    def changed(chunk: int, *arguments: Any, **options: Any) -> list[np.ndarray]:
-        feature, row, value = (column.copy() for column in read(chunk, *arguments, **options))
-        if chunk == bad and again:
-            row[:] = np.arange(row.size)
-        if chunk == bad and nan:
-            value[0] = np.nan
-        return [feature, row, value]
-
-    sound = verify_module._check_columns(columns, 0, columns.n_chunks)
-    columns.read_entries = changed  # type: ignore[method-assign]
-    whole = verify_module._check_columns(columns, 0, columns.n_chunks)
-    assert not sound.problem
-    assert columns.place(bad) in whole.problem
-    assert word in whole.problem
-    for cut in {1, bad - 1, bad, bad + 1, columns.n_chunks - 1} - {0, columns.n_chunks}:
-        joined = verify_module._check_columns(columns, 0, cut)
-        joined.join(verify_module._check_columns(columns, cut, columns.n_chunks))
-        assert joined.problem == whole.problem
+    bad = int(np.flatnonzero(np.diff(columns.item_start) == 0)[-1])
+    part = columns.manifest["parts"][columns.chunk_part[bad]]
+    path = columns.path / part["entries"]
+    with pq.ParquetFile(path) as file:
+        groups = [file.read_row_group(number) for number in range(file.num_row_groups)]
+    with pq.ParquetWriter(path, groups[0].schema, use_dictionary=False, write_page_checksum=True) as writer:
+        for number, group in enumerate(groups):
+            if number == columns.chunk_group[bad]:
+                place = group.column_names.index(column)
+                changed = np.full(group.num_rows, np.nan if column == "value" else 0)
+                group = group.set_column(
+                    place, group.schema.field(place), pa.array(changed).cast(group.schema.types[place])
+                )
+            writer.write_table(group)
+    part |= {"entries_bytes": path.stat().st_size, "entries_checksum": file_checksum(path)}
+    manifest = {
+        **columns.manifest,
+        "chunks": columns.manifest["chunks"] | forget_chunk_checksums(columns.path),
+    }
+    write_metadata(columns.path / "manifest.json", COLUMN_LAYOUT, manifest)
+    for workers in (1, 2):
+        assert [columns.place(bad) in line and word in line for line in dataset.verify(workers=workers)] == [
+            True
+        ]
 
 
 def test_a_wrong_count_of_a_feature_is_an_error_not_a_wrong_layout(tmp_path: Path) -> None:

@@ -16,7 +16,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import scipy.sparse as sp
-from small_datasets import NAMED, feature_statistics, multiclass, random_rows, windows_of, write_dataset
+from small_datasets import (
+    NAMED,
+    feature_statistics,
+    forget_chunk_checksums,
+    multiclass,
+    random_rows,
+    windows_of,
+    write_dataset,
+)
 
 from streamcd import Dataset, StreamcdError, convert, train
 from streamcd import open as open_dataset
@@ -24,7 +32,7 @@ from streamcd.core.errors import DatasetError, UsageError
 from streamcd.core.metadata import write_metadata
 from streamcd.dataset import direct_writer
 from streamcd.dataset.manifests import ROW_LAYOUT
-from streamcd.dataset.parquet import NO_CRC, file_checksum
+from streamcd.dataset.parquet import file_checksum
 from tools.chunk_writer import ChunkWriter
 
 
@@ -513,16 +521,6 @@ def forge(dataset: Dataset, table: str, change: Change, *, part: int = 0, group:
     }
     manifest["chunks"] |= forget_chunk_checksums(dataset.path)
     return with_manifest(dataset.path, manifest)
-
-
-def forget_chunk_checksums(path: Path) -> dict[str, Any]:
-    chunks = path / "chunks.parquet"
-    table = pq.read_table(chunks)
-    for number, name in enumerate(table.column_names):
-        if name.endswith("_crc"):
-            table = table.set_column(number, name, pa.array(np.full(table.num_rows, NO_CRC)))
-    pq.write_table(table, chunks)
-    return {"bytes": chunks.stat().st_size, "checksum": file_checksum(chunks)}
 
 
 def with_manifest(path: Path, manifest: dict[str, Any]) -> Dataset:

@@ -96,6 +96,10 @@ class ChunkedTable:
             for table in cls.TABLES:
                 yield part[table], part[f"{table}_bytes"], part[f"{table}_checksum"]
 
+    def part_files(self, part: int) -> list[tuple[str, int, str]]:
+        """Return name, bytes and checksum of a part's files, as `listed_files`."""
+        return list(self.listed_files({"parts": [self.manifest["parts"][part]]}))
+
     def file(self, name: str) -> Location:
         """Return where a file of the table is stored."""
         return with_size(self.path / name, self._sizes.get(name))
@@ -103,10 +107,6 @@ class ChunkedTable:
     def files(self, name: str) -> list[Location]:
         """Return where a file is stored, if the manifest lists it."""
         return [self.file(name)] if self.manifest.get(LISTED[name]) else []
-
-    def files_of(self, chunk: int) -> list[Location]:
-        """Return the files that hold a chunk, one of each table."""
-        return [self.path / self._file(table, chunk)[0] for table in self.TABLES]
 
     def _file(self, table: str, chunk: int) -> tuple[str, int]:
         """Return the name of the file that holds a chunk of a table, and the row group in that file."""

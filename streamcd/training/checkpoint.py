@@ -56,7 +56,7 @@ class Run:
         self._lock = take_lock(path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) if locked else None
         if locked and self._lock is None:
             raise LockError(f"{path}: another process is using this run; wait for it to end or stop it")
-        self._log_bytes = 0
+        self._log_bytes = self._log_crc = 0
         self._weights: np.ndarray | None = None  # of the state written last, for the models
         self._early_lines: list[bytes] | None = []  # of the log, before there is a state; then None
         self._early_log = path / "log.jsonl.partial"
@@ -75,21 +75,22 @@ class Run:
         write_metadata(self.config_path, RUN, {**config, "identity": self.identity.name})
 
     def write_state(self, arrays: Mapping[str, np.ndarray], files: Sequence[Path] = ()) -> None:
-        """Replace ``state.npz``, atomically; it records the length of the log, and refers to `files`.
+        """Replace ``state.npz``, atomically; it records length and checksum of the log, and refers to `files`.
 
         The first lines of the log get their name after the first state: without a state there is no log (`read_state`).
         """
         if self._early_lines:
+            lines = b"".join(self._early_lines)
             with file_named(self._early_log):
-                self._early_log.write_bytes(b"".join(self._early_lines))
-            self._log_bytes = self._early_log.stat().st_size
+                self._early_log.write_bytes(lines)
+            self._log_bytes, self._log_crc = len(lines), zlib.crc32(lines)
         if self._log_bytes:
             # of an early log, the name too is durable before the state
             files = [*files, *([self._early_log, self.path] if self._early_lines else [self.log_path])]
         with replacing(self.state_path, files) as partial, open(partial, "wb") as file:
             identity = np.frombuffer(bytes.fromhex(self.identity.name), np.uint8)
-            own = {"log_bytes": np.int64(self._log_bytes), "identity": identity}
-            _write_archive(file, {**arrays, **own})
+            log = {"log_bytes": np.int64(self._log_bytes), "log_crc": np.int64(self._log_crc)}
+            _write_archive(file, {**arrays, **log, "identity": identity})
         if self._early_lines:
             os.replace(self._early_log, self.log_path)
             sync(self.path)
@@ -109,7 +110,7 @@ class Run:
             return None
         del arrays["identity"]
         with _damage_named(self.state_path):
-            log_bytes = int(arrays.pop("log_bytes"))
+            log_bytes, self._log_crc = int(arrays.pop("log_bytes")), int(arrays.pop("log_crc"))
         self._cut_log(log_bytes)
         self._early_lines = None
         return arrays
@@ -151,6 +152,7 @@ class Run:
         with file_named(self.log_path), open(self.log_path, "ab") as file:
             file.write(lines)
         self._log_bytes += len(lines)
+        self._log_crc = zlib.crc32(lines, self._log_crc)
 
     def _cut_log(self, n_bytes: int) -> None:
         if n_bytes and self.log_path.exists():

@@ -114,12 +114,12 @@ dataset/chunked_table.py
     if table["part"].max(initial=-1) >= len(manifest["parts"]):
         ~ dataset a_chunk_of_a_part_that_there_is_not_is_refused
 dataset/verify.py
-    if found.content.get(number, RowContent()).text() != part["content"]:
+    if not found.problems and content.text() != record["content"]:
         ~ dataset another_content_than_the_manifest_records_is_found[entries]
-    if content.text() != record["content"]: ~ dataset another_content_than_the_manifest_records_is_found[features]
-    return file_checksum(path) != checksum
+    if content.text() != manifest[key]["content"]: ~ dataset another_content_than_the_manifest_records_is_found[features]
+    changed = [path / name for name, _, checksum in files if file_checksum(path / name) != checksum]
         ~ dataset a_flipped_byte_is_named_by_verify_and_never_trained_on[features.parquet]
-        > return False
+        > changed = []
 models/model_file.py
     if file_checksum(path) != checksum: ~ model a_flipped_bit_in_the_weights_is_refused_by_name
 stream/arenas.py
