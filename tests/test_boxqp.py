@@ -409,7 +409,7 @@ def test_one_entry_without_its_mirror_image_is_found(tmp_path: Path, streamed: b
     if streamed:
         np.save(tmp_path / "q.npy", Q)
         Q, options = np.load(tmp_path / "q.npy", mmap_mode="r"), {"memory": 20_000}
-    with pytest.raises(UsageError, match=r"symmetric matrix, found Q\[17, 101\] = .* and Q\[101, 17\] = "):
+    with pytest.raises(UsageError, match=r"symmetric matrix, found that row (17|101) "):
         solve_box_qp(Q, np.ones(130), **options)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,13 +18,11 @@ from ..core.memory_budget import parse_size
 from ..core.randomness import random_key
 from ..kernels.box_qp import CHANGE, UNBOUNDED, VIOLATION, Point
 from ..kernels.primitives import shuffle
-from ..solvers.over_relaxation import omega_number, young
-from .matrices import Matrix, make_matrix
+from ..solvers.over_relaxation import CANDIDATE, omega_number, young
+from .matrices import Matrix
 
-_FIRST_TRIAL, _MIN_TRIAL = 5, 5  # passes before the first trial of an omega, and fewest passes of a trial
-_MAX_TRIALS = 5
-_POWER_STEPS = 5
-_DEFAULT_CANDIDATE = 1.5  # if Young's formula does not apply; as `over_relaxation.CANDIDATE`
+_TRIAL = 5
+"""Passes before the first trial of an omega, fewest passes of a trial, trials at most, and steps of the power iteration."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +69,9 @@ def solve_box_qp(
     Parameters
     ----------
     Q : ndarray, np.memmap or scipy sparse matrix, shape (n, n)
-        Symmetric matrix (every entry is checked). A memory-mapped array larger than half of `memory` is streamed: each pass
-        reads the rows of its variables in the order of the visits, until the variables not held at a bound fit in memory.
-        The steps are the same as with the matrix in memory.
+        Symmetric matrix (checked by its products with a random vector). A memory-mapped array larger than half of `memory`
+        is streamed: each pass reads the rows of its variables in the order of the visits. The steps are the same as with the
+        matrix in memory.
     h : ndarray, shape (n,)
     lo, hi : ndarray of shape (n,), or a number for all
         Infinite for no bound; ``lo == hi`` fixes a variable.
@@ -96,8 +94,8 @@ def solve_box_qp(
         cannot be improved by changing a single variable, even to its other bound; in general it is not the minimum. An
         indefinite Q that shows none of these signs is solved in the same way, without an error.
     memory : int or str
-        Bytes for panels of a matrix on disk and for entries gathered from it. A matrix in memory is not counted; it is
-        copied if it is neither float32 nor float64, or not contiguous.
+        Bytes for panels of a matrix on disk. A matrix in memory is not counted; it is copied if it is neither float32 nor
+        float64, or not contiguous.
     seed : int
         Seed of the order of visits.
 
@@ -117,60 +115,36 @@ def solve_box_qp(
     >>> found.alpha.round(6).tolist(), found.converged
     ([0.0, 1.0], True)
     """
-    settings = _Settings(
-        omega if omega == "auto" else omega_number(omega), tol, max_passes, shrinking, indefinite, seed
-    )
+    wrong = {
+        "tol": (not (isinstance(tol, Real) and 0 <= tol < np.inf), "a number >= 0", tol),
+        "max_passes": (not (isinstance(max_passes, Real) and max_passes >= 1), "at least 1", max_passes),
+        "seed": (not isinstance(seed, Integral), "an integer", seed),
+        "indefinite": (indefinite not in ("error", "local"), "error or local", indefinite),
+    }
+    for name, (is_wrong, expected, value) in wrong.items():
+        if is_wrong:
+            raise UsageError(f"{name}: expected {expected}, found {value!r}")
+    omega = omega if omega == "auto" else omega_number(omega)
     h = _numbers("h", h).reshape(-1)
-    matrix = make_matrix(Q, h.size, parse_size(memory))
-    box = _Box(h, _bound("lo", lo, h.size), _bound("hi", hi, h.size))
-    begin = np.zeros(h.size) if alpha is None else _numbers("alpha", alpha).reshape(-1)
-    if begin.size != h.size or not np.isfinite(begin).all():
-        raise UsageError(
-            f"alpha: expected {h.size} finite numbers, found {begin.size}, or some that are not finite"
-        )
-    return _Solution(matrix, box, np.clip(begin, box.lo, box.hi), settings).run()
+    matrix = Matrix(Q, h.size, parse_size(memory))
+    lower, upper = _vector("lo", lo, h.size), _vector("hi", hi, h.size)
+    start = _vector("alpha", 0.0 if alpha is None else alpha, h.size)
+    for name, values in (("h", h), ("alpha", start)):
+        for i in np.flatnonzero(~np.isfinite(values))[:1]:
+            raise UsageError(f"{name}[{i}]: expected finite numbers, found {values[i]:g}")
+    for i in np.flatnonzero(~(lower <= upper) | (lower == np.inf) | (upper == -np.inf))[:1]:
+        raise UsageError(f"variable {i}: expected lo <= hi, found lo = {lower[i]:g}, hi = {upper[i]:g}")
+    settings = _Settings(omega, tol, max_passes, shrinking, indefinite == "error", seed)
+    return _Solution(matrix, h, lower, upper, np.clip(start, lower, upper), settings).run()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Checked arguments
-
-
-@dataclass(frozen=True)
-class _Settings:
+class _Settings(NamedTuple):
     omega: float | str
     tol: float
     max_passes: int
     shrinking: bool
-    indefinite: str
+    convex: bool  # a Q that is not is refused
     seed: int
-
-    def __post_init__(self) -> None:
-        if not (isinstance(self.tol, Real) and 0 <= self.tol < np.inf):
-            raise UsageError(f"tol: expected a number >= 0, found {self.tol!r}")
-        if not (isinstance(self.max_passes, Real) and self.max_passes >= 1):
-            raise UsageError(f"max_passes: expected at least 1, found {self.max_passes!r}")
-        if not isinstance(self.seed, Integral):
-            raise UsageError(f"seed: expected an integer, found {self.seed!r}")
-        if self.indefinite not in ("error", "local"):
-            raise UsageError(f"indefinite: expected error or local, found {self.indefinite!r}")
-
-
-@dataclass(frozen=True)
-class _Box:
-    h: np.ndarray
-    lo: np.ndarray
-    hi: np.ndarray
-
-    def __post_init__(self) -> None:
-        if not np.isfinite(self.h).all():
-            raise UsageError(f"h[{np.flatnonzero(~np.isfinite(self.h))[0]}]: expected finite numbers")
-        wrong = np.flatnonzero(~(self.lo <= self.hi) | (self.lo == np.inf) | (self.hi == -np.inf))
-        if wrong.size:
-            i = wrong[0]
-            raise UsageError(
-                f"variable {i}: expected lo <= hi, found lo = {self.lo[i]:g}, hi = {self.hi[i]:g}"
-                + (f" (and {wrong.size - 1} more)" if wrong.size > 1 else "")
-            )
 
 
 def _numbers(name: str, values: Any) -> np.ndarray:
@@ -183,7 +157,7 @@ def _numbers(name: str, values: Any) -> np.ndarray:
     return array.astype(np.float64)
 
 
-def _bound(name: str, values: np.ndarray | float, n: int) -> np.ndarray:
+def _vector(name: str, values: np.ndarray | float, n: int) -> np.ndarray:
     values = _numbers(name, values)
     if values.ndim and values.shape != (n,):
         raise UsageError(f"{name}: expected a number or {n} of them, found shape {values.shape}")
@@ -194,37 +168,38 @@ def _bound(name: str, values: np.ndarray | float, n: int) -> np.ndarray:
 # The solution
 
 
-def _shuffled(variables: np.ndarray, key: np.uint64) -> np.ndarray:
-    order = variables.copy()
-    shuffle(order, key)
-    return order
-
-
 class _Solution:
     """State of the iteration: point, gradient, active set, omega and its trials."""
 
-    def __init__(self, matrix: Matrix, box: _Box, alpha: np.ndarray, settings: _Settings) -> None:
-        self.matrix, self.box, self.settings, self.alpha = matrix, box, settings, alpha
-        self.gradient = self._fresh_gradient()
-        self.active = np.ones(matrix.n, dtype=np.uint8)
+    def __init__(
+        self,
+        matrix: Matrix,
+        h: np.ndarray,
+        lo: np.ndarray,
+        hi: np.ndarray,
+        alpha: np.ndarray,
+        settings: _Settings,
+    ) -> None:
+        self.matrix, self.h, self.lo, self.hi, self.alpha = matrix, h, lo, hi, alpha
+        self.settings = settings
         self.omega = 1.0 if settings.omega == "auto" else float(settings.omega)
         self.passes = self.trial_passes = 0
-        self.threshold = np.inf
         self.change = 0.0  # of the objective, by all passes
-        self.gathered: tuple[np.ndarray, Matrix] | None = None
         self.trials: list[dict[str, Any]] = []
         self.candidate: float | None = None
+        self.threshold = np.inf
+        self._restore()
         self._check_curvature()
 
     def run(self) -> BoxQPResult:
         """Make passes until the projected gradient is within the tolerance."""
         settings = self.settings
-        next_trial = _FIRST_TRIAL if settings.omega == "auto" else settings.max_passes + 1
+        next_trial = _TRIAL if settings.omega == "auto" else settings.max_passes + 1
         exact = False
         while self.passes < settings.max_passes:
-            length = max(_MIN_TRIAL, self.passes // 4)
-            room = settings.max_passes - self.passes >= _POWER_STEPS + 2 * length
-            if self.passes >= next_trial and len(self.trials) < _MAX_TRIALS and room:
+            length = max(_TRIAL, self.passes // 4)
+            room = settings.max_passes - self.passes >= _TRIAL + 2 * length
+            if self.passes >= next_trial and len(self.trials) < _TRIAL and room:
                 self._try_omega(length)
                 next_trial = 4 * self.passes
                 continue
@@ -252,9 +227,10 @@ class _Solution:
         """Visit the active variables once; returns the largest projected gradient met."""
         active = np.flatnonzero(self.active)
         before = self.alpha[active], self.gradient[active]
-        key = random_key(self.settings.seed, self.passes)
-        out = np.array([0.0, -1.0, 0.0])
-        self._visit(active, key, out)
+        out, order = np.array([0.0, -1.0, 0.0]), active.copy()
+        shuffle(order, random_key(self.settings.seed, self.passes))
+        arrays = self.lo, self.hi, self.alpha, self.gradient, self.active
+        self.matrix.visit(order, Point(*arrays, self.threshold, self.omega, out))
         self.passes += 1
         self.change += float(out[CHANGE])
         if out[UNBOUNDED] >= 0:
@@ -268,45 +244,18 @@ class _Solution:
         self.threshold = violation if self.settings.shrinking else np.inf
         return violation
 
-    def _visit(self, active: np.ndarray, key: np.uint64, out: np.ndarray) -> None:
-        """Visit the active variables, on the matrix or on the gathered part of it."""
-        box, whole = self.box, active.size == self.matrix.n
-        steering = (self.threshold, self.omega, out)
-        if not whole and self.gathered is None:
-            found = self.matrix.gather(active)
-            self.gathered = None if found is None else (active, found)
-        if self.gathered is None:
-            point = Point(box.lo, box.hi, self.alpha, self.gradient, self.active, *steering)
-            self.matrix.visit(_shuffled(active, key), point)
-            return
-        variables, part = self.gathered
-        arrays = [array[variables] for array in (box.lo, box.hi, self.alpha, self.gradient, self.active)]
-        inside = np.flatnonzero(arrays[-1])
-        part.visit(_shuffled(inside, key), Point._make([*arrays, *steering]))
-        for array, values in zip((self.alpha, self.gradient, self.active), arrays[2:], strict=True):
-            array[variables] = values
-        if out[UNBOUNDED] >= 0:
-            out[UNBOUNDED] = variables[int(out[UNBOUNDED])]
-
     def _restore(self) -> None:
         """Make all variables active again, and recompute the gradient."""
-        self.gradient = self._fresh_gradient()
-        self.active[:] = 1
-        self.threshold, self.gathered = np.inf, None
-
-    def _fresh_gradient(self) -> np.ndarray:
         with np.errstate(all="ignore"):  # checked below
-            gradient = self.matrix.product(self.alpha) + self.box.h
-        if not np.isfinite(gradient).all():
-            raise UsageError(
-                f"Q: row {np.flatnonzero(~np.isfinite(gradient))[0]} has numbers that are not finite"
-            )
-        return gradient
+            self.gradient = self.matrix.product(self.alpha) + self.h
+        for i in np.flatnonzero(~np.isfinite(self.gradient))[:1]:
+            raise UsageError(f"Q: row {i} has numbers that are not finite")
+        self.active, self.threshold = np.ones(self.matrix.n, dtype=np.uint8), np.inf
 
     def _violation(self) -> float:
         """Return the largest absolute value of the projected gradient; the gradient must be up to date."""
         gradient, alpha = self.gradient.copy(), self.alpha
-        below, above = alpha <= self.box.lo, alpha >= self.box.hi
+        below, above = alpha <= self.lo, alpha >= self.hi
         gradient[below] = np.minimum(gradient[below], 0.0)
         gradient[above] = np.maximum(gradient[above], 0.0)
         concave = np.flatnonzero(self.matrix.diagonal < 0)
@@ -316,7 +265,7 @@ class _Solution:
     def _jumps(self, concave: np.ndarray) -> np.ndarray:
         """Compute the decrease per length of a jump to a bound at negative curvature (`kernels.box_qp._jump`)."""
         rates = np.zeros(concave.size)
-        for bound in (self.box.lo, self.box.hi):
+        for bound in (self.lo, self.hi):
             step = bound[concave] - self.alpha[concave]
             rate = -np.sign(step) * (self.gradient[concave] + 0.5 * self.matrix.diagonal[concave] * step)
             rates = np.maximum(rates, rate)
@@ -324,7 +273,7 @@ class _Solution:
 
     def _objective(self) -> float:
         """Compute ``½ aᵀQa + h·a = ½ a·(g + h)``."""
-        return 0.5 * float(self.alpha @ (self.gradient + self.box.h))
+        return 0.5 * float(self.alpha @ (self.gradient + self.h))
 
     # -- not convex, not bounded --------------------------------------------------------------------------------------
 
@@ -333,16 +282,12 @@ class _Solution:
         diagonal = self.matrix.diagonal
         for i in np.flatnonzero(diagonal < 0)[:1]:
             self._indefinite(f"Q[{i}, {i}] = {diagonal[i]:g} is negative")
-        zeros = np.flatnonzero(diagonal == 0)
-        if zeros.size:
-            # the product with a random vector is almost surely not zero in a row that is not zero
-            vector = np.random.default_rng(self.settings.seed % 2**64).standard_normal(self.matrix.n)
-            for i in zeros[self.matrix.product(vector)[zeros] != 0][:1]:
-                self._indefinite(f"Q[{i}, {i}] = 0 while its row is not zero")
+        for i in np.flatnonzero((diagonal == 0) & (self.matrix.probe != 0))[:1]:
+            self._indefinite(f"Q[{i}, {i}] = 0 while its row is not zero")
 
     def _check_direction(self, step: np.ndarray, change: np.ndarray) -> None:
         """Look for negative curvature along the step d of a pass: ``dᵀQd`` is d times the change of the gradient."""
-        if self.settings.indefinite != "error" or not step.size:
+        if not self.settings.convex or not step.size:
             return
         length = float(step @ step)
         largest = float(np.abs(self.matrix.diagonal).max(initial=0.0))
@@ -351,7 +296,7 @@ class _Solution:
             self._indefinite(f"dᵀQd = {float(step @ change):g} was met for the step d of a pass")
 
     def _indefinite(self, proof: str) -> None:
-        if self.settings.indefinite == "error":
+        if self.settings.convex:
             raise UsageError(
                 f"Q is not positive semidefinite: {proof}; indefinite='local' finds a point that no single variable improves"
             )
@@ -359,7 +304,7 @@ class _Solution:
     def _unbounded(self, i: int) -> None:
         raise UsageError(
             f"the objective is unbounded below along variable {i}: Q[{i}, {i}] = {self.matrix.diagonal[i]:g} "
-            f"with bounds {self.box.lo[i]:g} and {self.box.hi[i]:g}; give it finite bounds"
+            f"with bounds {self.lo[i]:g} and {self.hi[i]:g}; give it finite bounds"
         )
 
     # -- omega --------------------------------------------------------------------------------------------------------
@@ -388,17 +333,17 @@ class _Solution:
     def _frame(self) -> tuple[Any, ...]:
         """Copy everything that a pass changes."""
         arrays = (self.alpha.copy(), self.gradient.copy(), self.active.copy())
-        return (*arrays, self.threshold, self.gathered, self.change)
+        return (*arrays, self.threshold, self.change)
 
     def _load_frame(self, frame: tuple[Any, ...]) -> None:
         self.alpha, self.gradient, self.active = (array.copy() for array in frame[:3])
-        self.threshold, self.gathered, self.change = frame[3:]
+        self.threshold, self.change = frame[3:]
 
     def _next_candidate(self) -> float | None:
         """Choose Young's omega or a default; later, halfway from the last candidate to 2 if it won, to the winner if not."""
         if self.candidate is None:
             rho = self._jacobi_radius()
-            self.candidate = young(rho) if rho < 1.0 else _DEFAULT_CANDIDATE
+            self.candidate = young(rho) if rho < 1.0 else CANDIDATE
         elif self.omega == self.candidate:
             self.candidate = 0.5 * (self.candidate + 2.0)
         else:
@@ -410,10 +355,10 @@ class _Solution:
         diagonal = np.where(self.matrix.diagonal > 0, self.matrix.diagonal, 1.0)
         vector = np.random.default_rng(self.settings.seed % 2**64).standard_normal(self.matrix.n)
         radius = 0.0
-        for _ in range(_POWER_STEPS):
+        for _ in range(_TRIAL):
             vector /= max(float(np.linalg.norm(vector)), 1e-300)
             vector = vector - self.matrix.product(vector) / diagonal
             radius = float(np.linalg.norm(vector))
-        self.passes += _POWER_STEPS
-        self.trial_passes += _POWER_STEPS
+        self.passes += _TRIAL
+        self.trial_passes += _TRIAL
         return radius
