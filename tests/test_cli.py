@@ -220,7 +220,6 @@ def test_not_converged_is_a_warning_that_names_resume(data, tmp_path):
         (["export", "DATA", "m.txt", "--format", "liblinear"], "expected a run or a model"),
         (["export", "TRAINED", "out", "--format", "libsvm"], "is a run, not a dataset"),
         (["export", "DATA", "out", "-C", "1"], "leave one of them out"),
-        (["export", "TRAINED", "out", "--memory", "10MB"], "needed"),
         (["import", "TEXT", "model"], "expected LIBLINEAR's model text"),
         (["import", "TEXT", "TRAINED"], "exists"),
         (["convert", "TEXT", "DATA"], "--force"),

@@ -212,7 +212,7 @@ class PassesOfAJob:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left = 0
-        monkeypatch.setattr("streamcd.runs.carry_out.deadline", self.deadline)
+        monkeypatch.setattr("streamcd.runs.train.deadline", self.deadline)
 
     def deadline(self, seconds: float | None) -> Any:
         self.left = 10**9 if seconds is None else int(seconds)
@@ -282,7 +282,7 @@ def test_time_that_is_up_is_told_with_the_way_on(data, tmp_path):
             streamcd.train(data, tmp_path / "third", **{name: wrong})
     with pytest.raises(streamcd.StreamcdError, match="checkpoint_every: expected seconds"):
         streamcd.resume(tmp_path / "other", checkpoint_every="x")
-    assert streamcd.resume(tmp_path / "other", checkpoint_every="1ms", max_seconds="5m").converged
+    assert streamcd.resume(tmp_path / "other", checkpoint_every="1ms").converged
     assert not (tmp_path / "third").exists()
     info = command_line.run("info", tmp_path / "run").stdout
     assert "interrupted" in info

@@ -239,7 +239,7 @@ def test_a_run_in_work_is_locked(data: Callable[[str], Path], tmp_path: Path) ->
 def test_a_training_that_has_no_time_left_is_resumed(data: Callable[[str], Path], tmp_path: Path) -> None:
     stopped = run_json("train", data("two"), tmp_path / "run", *LONG.split(), "--max-seconds", "0.02")
     assert (stopped["converged"], stopped["stop_reason"]) == (False, "time")
-    resumed = run_json("resume", tmp_path / "run", "--max-seconds", "60")
+    resumed = run_json("resume", tmp_path / "run")
     assert resumed["stop_reason"] != "time"
     run_json("train", data("two"), tmp_path / "whole", *LONG.split())
     assert weights_of(tmp_path / "run" / "model") == weights_of(tmp_path / "whole" / "model")

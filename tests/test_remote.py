@@ -375,7 +375,7 @@ def asks_for_parts(server: Server) -> bool:
 def test_what_a_cache_holds_is_not_asked_for_again(
     server: Server, local: Dataset, remote: str, tmp_path: Path
 ) -> None:
-    """By a resumption, which finds the cache by the run's record, nor by predictions; and no bit depends on it."""
+    """By a resumption, which finds the cache by the run's record; and no bit depends on it."""
     options: dict[str, Any] = {"plan": windows_of(local, 3), "tol": 1e-9}
     streamcd.train(local, tmp_path / "near", max_passes=2, **options)
     streamcd.resume(tmp_path / "near", max_passes=6)
@@ -383,10 +383,6 @@ def test_what_a_cache_holds_is_not_asked_for_again(
     server.requests.clear()
     streamcd.resume(tmp_path / "far", max_passes=6)
     assert np.array_equal(weights(tmp_path / "near"), weights(tmp_path / "far"))
-    run, cached = str(tmp_path / "far"), ["--cache", str(tmp_path / "cache"), "--memory", "2GB"]
-    for arguments in (["evaluate"], ["predict", "-o", str(tmp_path / "out.csv"), "--workers", "2"]):
-        shown = command_line.run(*arguments, remote, run, *cached)
-        assert shown.returncode == 0, shown.stderr
     assert not asks_for_parts(server)
     with pytest.raises(UsageError, match="for a dataset at a URL"):
         streamcd.train(local, tmp_path / "third", cache=tmp_path / "cache")

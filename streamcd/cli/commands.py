@@ -469,8 +469,7 @@ def export(
         from ..conversion.export_libsvm import export_libsvm
         from ..dataset.dataset import open_dataset
 
-        memory = given["memory"]
-        export_libsvm(open_dataset(source), file, memory=memory, force=force, listener=listener)
+        export_libsvm(open_dataset(source), file, force=force, listener=listener)
     else:
         from ..models.export import export as export_model
         from ..models.stored import load_model

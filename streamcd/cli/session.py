@@ -89,7 +89,7 @@ def asked_model(
         return run, run, {}
     from ..runs.checkpoint_model import describe_checkpoint, load_checkpoint
 
-    model = load_checkpoint(run, options["C"], l1=options["l1"], memory=options["memory"])
+    model = load_checkpoint(run, options["C"], l1=options["l1"], memory=options.get("memory"))
     name = describe_checkpoint(run, model)
     listener.message(f"the model is that of {name}")
     return model, name, {"checkpoint": model.certificate}

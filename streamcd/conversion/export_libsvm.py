@@ -23,7 +23,9 @@ _ENTRIES_AT_A_TIME = 1 << 15
 _BYTES_PER_ENTRY_AS_STRINGS = 250
 
 
-def export_libsvm(dataset: Dataset, path: str, *, memory: str, force: bool, listener: Listener) -> None:
+def export_libsvm(
+    dataset: Dataset, path: str, *, memory: str = "1GB", force: bool, listener: Listener
+) -> None:
     """Write a dataset as libsvm text: rows in source order, indices from the source's base on.
 
     Values are those stored, scaled where the dataset is, with the fewest digits that give the same number again. The format

@@ -276,8 +276,11 @@ class LinearModel(BaseEstimator):
         """Train in a directory named by a digest of data and options; resume or reuse the run of an earlier fit there."""
         from ..runs.train import resume, train
 
-        rule: dict[str, Any] = {"tol": self.tol, "max_passes": self._most_passes()}
-        rule |= {"threads": self._n_threads(), "listener": self._listener()}
+        rule: dict[str, Any] = {
+            "tol": self.tol,
+            "max_passes": self._most_passes(),
+            "listener": self._listener(),
+        }
         temporary = tempfile.TemporaryDirectory(prefix="streamcd-")
         with (
             temporary if self.workdir is None else nullcontext(self.workdir) as folder,
@@ -290,7 +293,8 @@ class LinearModel(BaseEstimator):
                 result = resume(run, **rule)
             else:
                 Path(folder).mkdir(parents=True, exist_ok=True)
-                result = train(dataset, run, memory=self.memory, **rule, **asked)
+                threads = self._n_threads()
+                result = train(dataset, run, memory=self.memory, threads=threads, **rule, **asked)
             return result, result.model
 
     @contextmanager

@@ -18,7 +18,7 @@ from ..models.stored import load_model
 from ..solvers.problem import losses_of, row_losses
 from .options import EvaluateOptions
 from .outputs import class_scores
-from .reading_plan import Means, cached
+from .reading_plan import Means
 from .roc_auc import RocArea
 from .scored_rows import ScoredRows, Scoring
 from .sums import Accuracy, ExactSum, RSquared, figures_by_label, some_weight
@@ -199,7 +199,6 @@ def evaluate(data: Any, model: Model | str | os.PathLike[str], asked: EvaluateOp
     >>> found["n_rows"], found["accuracy"] > 0.9, found["labels"]
     (2000, True, [-1, 1])
     """
-    data = cached(data, asked)
     model = (
         model
         if isinstance(model, Model)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..core.options import CacheOptions, MemoryOptions, SharedWork, ThreadOptions, option, replaces
+from ..core.options import SharedWork, option, replaces
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelOptions(MemoryOptions):
+class ModelOptions:
     """Options of what loads a model."""
 
     C: float | None = option(
@@ -20,19 +20,14 @@ class ModelOptions(MemoryOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoringOptions(SharedWork, ModelOptions, CacheOptions, ThreadOptions):
-    """Options of what scores rows."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluateOptions(ScoringOptions):
+class EvaluateOptions(SharedWork, ModelOptions):
     """Options of `evaluate.evaluate`."""
 
     unweighted: bool = option(False, "Count all rows alike, whatever the weights of the data.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictOptions(ScoringOptions):
+class PredictOptions(SharedWork, ModelOptions):
     """Options of `predict.predict`."""
 
     decision: bool = option(False, "Decisions in CSV and text too, after the label.")

@@ -28,7 +28,7 @@ from ..models.stored import load_model
 from ..models.unknown_values import count_unknown
 from .options import PredictOptions
 from .outputs import KINDS, LinesOfPredictions, Output, PredictionColumns, is_output, output_format
-from .reading_plan import FOOTER_BYTES, Means, cached, is_dataset, is_in_memory
+from .reading_plan import FOOTER_BYTES, Means, is_dataset, is_in_memory
 from .scored_rows import Scoring
 from .source_order import SourceOrder
 
@@ -73,7 +73,7 @@ def predict(
     >>> streamcd.predict("reviews/test.txt", "run", "predictions.csv", proba=True)["n_rows"]
     2000
     """
-    form, data = output_format(out), cached(data, asked)
+    form = output_format(out)
     if isinstance(out, str | os.PathLike):
         of_files = not (isinstance(data, Dataset) or is_dataset(data) or is_in_memory(data))
         inputs = expand(os.fspath(data))[0] if of_files else ()

@@ -16,17 +16,17 @@ from ..conversion.options import TableOptions
 from ..conversion.sources import Reading, Source
 from ..core.errors import ModelError
 from ..core.memory_budget import RESERVED_BYTES, parse_size, require
+from ..core.options import SharedWork
 from ..core.process_pool import checked_workers, memory_per_worker
 from ..core.progress import Listener
 from ..core.storage import REMOTE_BYTES, is_url, location
-from ..core.threads import make_threads
-from ..dataset.dataset import Dataset, open_cached, open_dataset
+from ..core.threads import available_cores
+from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.scaling import Scaling
 from ..dataset.source_indices import indices_of
 from ..models.encoding import Encoding
 from ..models.model import Model
 from ..models.scoring import affordable_threads, chunk_bytes
-from .options import ScoringOptions
 
 _LEAST_ROWS, _MAX_ROWS = 256, 1 << 16  # scored at a time
 FOOTER_BYTES = 900
@@ -50,11 +50,9 @@ class Means:
     threads: int = 1
 
     @classmethod
-    def of(cls, asked: ScoringOptions) -> Means:
-        """Take them from options; processes share the processors, if threads are not given."""
-        threads = make_threads(asked.threads).count
-        if asked.threads is None:
-            threads = max(threads // max(asked.workers, 1), 1)
+    def of(cls, asked: SharedWork) -> Means:
+        """Take them from options; processes share the processors."""
+        threads = max(available_cores() // max(asked.workers, 1), 1)
         return cls(parse_size(asked.memory), asked.listener or Listener(), asked.workers, threads)
 
 
@@ -200,11 +198,6 @@ class ReadingPlan:
         count, taken = affordable_threads(rows.dataset, self.left // 4, n_vectors, threads, scales=scales)
         self.left -= taken
         return count
-
-
-def cached(data: Data, asked: ScoringOptions) -> Data:
-    """Open a dataset with a cache, if one is asked for; other data stay as they are."""
-    return data if asked.cache is None else open_cached(data, asked.cache)
 
 
 def is_in_memory(data: Data) -> bool:

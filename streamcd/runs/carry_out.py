@@ -11,25 +11,18 @@ from typing import NamedTuple
 
 from ..core.memory_budget import peak_memory_bytes, require
 from ..core.progress import Listener, counted
-from ..core.threads import make_threads
 from ..dataset.dataset import Dataset
 from ..models.model import Model
 from ..solvers.registry import find_solver
 from ..training import checkpoint
-from ..training.loop import Loop, Session, Task, deadline
+from ..training.loop import Loop, Session, Task
 from ..training.result import Outcome, Result, join_outcomes, make_result
 from .config import Group, ResolvedRun, refuse_existing, write_config
 from .early_warnings import advise
 from .lane_groups import resolve
 from .models import make_models, save_models
-from .options import ResumeOptions, TrainOptions
+from .options import TrainOptions
 from .previous_run import PreviousRun
-
-
-def new_session(asked: TrainOptions | ResumeOptions) -> Session:
-    """Make what a training has of this call: listener, signals, threads, and the time at which it stops."""
-    threads, until = make_threads(asked.threads), deadline(asked.max_seconds)
-    return Session(asked.listener or Listener(), asked.stop_requested, threads=threads, until=until)
 
 
 @contextmanager

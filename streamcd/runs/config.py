@@ -51,6 +51,7 @@ class RunConfig:
     start_from: str | None = None
     tune: Search | None = None
     cache: str | None = None  # directory, of data at a URL; no bit depends on it
+    threads: int | None = None  # one for each processor
     bias_because: str = ""
     centred: str = ""  # what is, see `ResolvedRun.centre`
 
@@ -188,6 +189,7 @@ def changed_by(config: RunConfig, asked: RunConfig) -> RunConfig:
         config,
         dataset=asked.dataset,
         cache=asked.cache,
+        threads=asked.threads,
         rule=asked.rule,
         checkpoint_every=asked.checkpoint_every,
     )

@@ -62,6 +62,7 @@ def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> Resolv
         start_from=None if asked.start_from is None else str(asked.start_from),
         tune=search_of(asked) if isinstance(asked, TuneOptions) else None,
         cache=dataset.cache,
+        threads=asked.threads,
         bias_because=asked.bias_because,
     )
     run = ResolvedRun(config, dataset, problem)

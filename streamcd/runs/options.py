@@ -38,17 +38,9 @@ WORKER_TIMEOUT = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class SessionOptions(CacheOptions, ThreadOptions, ListenerOptions, Checked):
+class SessionOptions(ListenerOptions, Checked):
     """Options of what trains, as long as the call takes; no run records them."""
 
-    max_seconds: float | None = option(
-        None,
-        "Stop after this time with a checkpoint and no model (stop_reason time), for batch queues; a training that ends "
-        "sooner has its model. Checked after each part of the data that is in memory.",
-        metavar="TIME",
-        text=SECONDS,
-        section=Section.STOPPING,
-    )
     workers: int | None = option(
         None,
         "Train on this number of processes of this machine, which share `memory` (at least 385 MB each, and 200 MB for "
@@ -94,7 +86,7 @@ class SessionOptions(CacheOptions, ThreadOptions, ListenerOptions, Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainOptions(ProblemOptions, SessionOptions):
+class TrainOptions(ProblemOptions, CacheOptions, ThreadOptions, SessionOptions):
     """Options of `train.train`."""
 
     tol: float | None = option(
@@ -112,6 +104,14 @@ class TrainOptions(ProblemOptions, SessionOptions):
         section=Section.STOPPING,
     )
     max_passes: int = option(1000, "Maximum number of passes over the data.", section=Section.STOPPING)
+    max_seconds: float | None = option(
+        None,
+        "Stop after this time with a checkpoint and no model (stop_reason time), for batch queues; a training that ends "
+        "sooner has its model. Checked after each part of the data that is in memory.",
+        metavar="TIME",
+        text=SECONDS,
+        section=Section.STOPPING,
+    )
     start_from: Place = option(
         None,
         "Start from the dual variables of a finished run, scaled from its C to this one; takes no extra read. Shards "
@@ -276,7 +276,7 @@ class ResumeOptions(SessionOptions):
     )
 
     def __post_init__(self) -> None:
-        self._set_seconds("checkpoint_every", "max_seconds")
+        self._set_seconds("checkpoint_every")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,7 +71,7 @@ def write_report(run: str | os.PathLike[str], out: str | os.PathLike[str], asked
     if place is not None and asked.data is None:
         sections["Evaluation"] = ["None: --data names rows with labels to evaluate the model on."]
     elif place is not None:
-        result = evaluate(asked.data, place, memory=asked.memory, listener=asked.listener)
+        result = evaluate(asked.data, place, listener=asked.listener)
         name = asked.data.path if isinstance(asked.data, Dataset) else asked.data
         sections[f"Evaluation on {name}"] = [*evaluation_tables("", result)]
     if scored is not None:
@@ -85,7 +85,7 @@ def write_report(run: str | os.PathLike[str], out: str | os.PathLike[str], asked
     sections["Run"] = [run_table("", facts)]
     sections["Model"] = ["There is none yet: training has not ended."]
     if place is not None:
-        model, loaded = describe_model(place), load_model(place, memory=asked.memory)
+        model, loaded = describe_model(place), load_model(place)
         made_of = [("dataset's fingerprint", model["fingerprint"]), *model["versions"].items()]
         sections["Model"] = [model_table("", model), Table("made of", made_of)]
         sections["Largest weights"] = [*class_weights_tables("weights", describe_weights(loaded))]

@@ -10,13 +10,14 @@ from ..core.errors import UsageError
 from ..core.options import takes
 from ..core.progress import Listener, ends_progress
 from ..core.storage import local_path, location
+from ..core.threads import make_threads
 from ..dataset.dataset import Dataset, open_cached
 from ..solvers.registry import SOLVERS, find_solver
 from ..training import checkpoint
-from ..training.loop import Session
+from ..training.loop import Session, deadline
 from ..training.result import Result, TuneResult
 from ..training.stopping import make_rule
-from .carry_out import begin_run, carry_out, new_session
+from .carry_out import begin_run, carry_out
 from .choices import settle
 from .config import (
     ResolvedRun,
@@ -133,8 +134,8 @@ def resume(run: str | Path, asked: ResumeOptions) -> Result:
     True
     """
     on_workers = Workers.asked(asked.client, asked.workers, asked.scheduler, fewest=1)
-    path = local_path(run, "a run")
-    return _go_on(path, on_workers, new_session(asked), lambda config: _changed(config, asked))
+    session = Session(asked.listener or Listener(), asked.stop_requested)
+    return _go_on(local_path(run, "a run"), on_workers, session, lambda config: _changed(config, asked))
 
 
 def _begin(
@@ -143,7 +144,12 @@ def _begin(
     """Begin a run; with `resume` go on with it where it was begun."""
     # first: for rows in memory a run is not what is missing
     dataset = open_cached(dataset, asked.cache)
-    session, path = new_session(asked), local_path(run, "a run")
+    path, listener, until = (
+        local_path(run, "a run"),
+        asked.listener or Listener(),
+        deadline(asked.max_seconds),
+    )
+    session = Session(listener, asked.stop_requested, threads=make_threads(asked.threads), until=until)
     asked = replace(asked, on_workers=bool(on_workers), workers=on_workers.local or None)
     asked = settle(asked, dataset, session.listener)
     _check_rounds(asked)
@@ -196,6 +202,7 @@ def _go_on(
         config = read_config(path)
         check_workers(path, config, on_workers=bool(on_workers))
         config = change(config)
+        session = replace(session, threads=make_threads(config.threads))
         dataset = same_dataset(config)
         if config.tune is not None:
             from .folds import with_folds
@@ -220,14 +227,12 @@ def _go_on(
 def _changed(config: RunConfig, asked: ResumeOptions) -> RunConfig:
     """Return the configuration with the options given in place of its own."""
     place = config.dataset if asked.dataset is None else str(location(asked.dataset).resolve())
-    cache = asked.cache or config.cache
     old, tol = config.rule, asked.tol
     tolerance, eps = (old.tol, old.eps) if tol is None else (tol, None if tol else old.eps)
     every = asked.checkpoint_every
     return replace(
         config,
         dataset=place,
-        cache=None if cache is None else str(cache),
         rule=make_rule(tolerance, eps, asked.max_passes or old.max_passes),
         checkpoint_every=config.checkpoint_every if every is None else every,
     )
