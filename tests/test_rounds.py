@@ -17,7 +17,6 @@ from small_datasets import NAMED, multiclass, random_rows, write_dataset
 
 import streamcd
 from streamcd import Dataset
-from streamcd.cluster import shards as readers
 from streamcd.cluster.assignment import Assignment
 from streamcd.cluster.block_steps import (
     add_slopes,
@@ -27,11 +26,8 @@ from streamcd.cluster.block_steps import (
     next_sigma_prime,
     quadratic_step,
 )
-from streamcd.cluster.rounds import (
-    RoundResponse,
-    WorkersLost,
-    WorkerSpec,
-)
+from streamcd.cluster.partition import open_same
+from streamcd.cluster.rounds import Response, WorkersLost, WorkerSpec
 from streamcd.core.errors import DatasetError, EnvironmentFailure, Interrupted, UsageError
 from streamcd.kernels.rounds import DUAL_CHANGE, LINEAR, LONGEST, QUADRATIC, Step, add_log_slopes
 from streamcd.runs.problem_options import ProblemOptions
@@ -273,8 +269,8 @@ def test_streaming_partitions_do_as_resident_ones(loss: str, data: Dataset, tmp_
         return Plan(window_entries=800, window_rows=120, resident=False)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("streamcd.cluster.shards.make_plan", small_plan)
-        patch.setattr("streamcd.cluster.shards.plan_shards", lambda *_: None)
+        patch.setattr("streamcd.cluster.partition.make_plan", small_plan)
+        patch.setattr("streamcd.cluster.partition.plan_shards", lambda *_: None)
         streamed = streamcd.train(
             data, tmp_path / "streamed", loss=loss, max_passes=3000, client=Simulation(2)
         )
@@ -339,7 +335,6 @@ def test_stopped_and_resumed_with_another_number_of_workers(data: Dataset, tmp_p
     records = log(run)
     assert [record["round"] for record in records] == list(range(1, len(records) + 1))
     assert len(records) > before
-    assert len(list((run / "dual").iterdir())) == 1
 
 
 @pytest.mark.parametrize("bias", [{}, FREE], ids=["", "free"])
@@ -385,8 +380,8 @@ def test_a_free_bias_in_rounds_ends_at_the_optimum_of_one_process(
     one = streamcd.train(classes, tmp_path / "one", **(options | {"tol": 1e-8}))
     with pytest.MonkeyPatch.context() as patch:
         plan = Plan(window_entries=300, window_rows=40, resident=False)
-        patch.setattr("streamcd.cluster.shards.make_plan", lambda *_: plan)
-        patch.setattr("streamcd.cluster.shards.plan_shards", lambda *_: None)
+        patch.setattr("streamcd.cluster.partition.make_plan", lambda *_: plan)
+        patch.setattr("streamcd.cluster.partition.plan_shards", lambda *_: None)
         split = streamcd.train(classes, tmp_path / "split", client=Simulation(3), **options)
     assert one.converged
     assert split.converged
@@ -406,7 +401,7 @@ def test_a_round_that_is_lost_leaves_no_trace_and_one_that_always_is_ends_the_ru
     streamcd.train(data, tmp_path / "calm", **options)
     calls, carry_out = itertools.count(1), SerialEngine.round
 
-    def lose(self: SerialEngine, *arguments: Any) -> RoundResponse:
+    def lose(self: SerialEngine, *arguments: Any) -> Response:
         result = carry_out(self, *arguments)
         if next(calls) % every == 0:
             raise WorkersLost("pulled the plug")
@@ -530,9 +525,7 @@ def test_a_worker_refuses_another_dataset_than_that_of_the_run(tmp_path: Path) -
     """Under the path of the run there may be another one on the worker's machine."""
     dataset = write_dataset(tmp_path / "data", random_rows())
     problem = ProblemOptions().make_problem(dataset)
-    spec = WorkerSpec(
-        str(dataset.path), dataset.fingerprint, str(tmp_path), problem, "dual", 0, 1_000_000_000
-    )
-    assert readers.open_same(spec).fingerprint == dataset.fingerprint
+    spec = WorkerSpec(str(dataset.path), dataset.fingerprint, problem, "dual", 0, 1_000_000_000)
+    assert open_same(spec).fingerprint == dataset.fingerprint
     with pytest.raises(DatasetError, match="another dataset"):
-        readers.open_same(replace(spec, fingerprint="of another"))
+        open_same(replace(spec, fingerprint="of another"))

@@ -5,85 +5,70 @@ A `Simulation` takes the place of a client: ``streamcd.train(data, run, client=S
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
-from itertools import cycle
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from streamcd.cluster.dask_worker import Seat
-from streamcd.cluster.kinds import Part, make_assignment
-from streamcd.cluster.partition import Partition
-from streamcd.cluster.rounds import (
-    Engine,
-    RoundRequest,
-    WorkerSpec,
-    add_in_tree,
-)
-from streamcd.cluster.shards import open_same
-from streamcd.core.atomic_files import sync_together
+from streamcd.cluster.assignment import make_assignment
+from streamcd.cluster.partition import make_part, makes_sums, open_same
+from streamcd.cluster.rounds import Engine, HomeRows, Response, RoundRequest, WorkerSpec
 
 
 class SerialEngine:
-    """Engine that runs partitions one after another in this process, to the same bits as on a cluster.
+    """Engine that carries out the workers' parts one after another, in this process."""
 
-    Where all shards fit in a worker's memory, one partition takes the parts of all workers in turn.
-    """
-
-    def __init__(self, spec: WorkerSpec, n_partitions: int) -> None:
+    def __init__(self, spec: WorkerSpec, home: HomeRows, n_workers: int) -> None:
         with closing(open_same(spec)) as dataset:
-            self._everything = list(range(dataset.n_shards))
-            self._assignment = make_assignment(spec, dataset)
-        self._spec, self._n_parts = spec, n_partitions
-        self._shards: dict[str, list[int]] = {}
-        self._seats = [Seat(spec) for _ in range(n_partitions)]
+            self._assignment = make_assignment(dataset, spec.seed, exchanges=not makes_sums(spec))
+        self._home, self._folder = home, tempfile.TemporaryDirectory(prefix="streamcd-")
+        folder = Path(self._folder.name)
+        self._parts: list[Any] = [make_part(spec, folder / str(number)) for number in range(n_workers)]
+        self._shards: list[list[int]] = []
 
-    def round(self, request: RoundRequest, w: np.ndarray, progress: Callable[[int], None]) -> Any:
-        """Have the partitions make their local passes, in turn."""
-        shares = self._assignment.shares(request.assigned, self._n_parts)
-        self._shards = {str(number): shards for number, shards in enumerate(shares) if shards}
-        responses = [part.run(request, w, progress, name) for name, part in self._in_turn()]
-        result: Any = add_in_tree(responses, operator.add)
-        folder = Path(self._spec.folder) / request.token
-        if folder.exists():  # dual variables of dask workers come home, and are made durable there
-            sync_together([*folder.iterdir(), folder])
-        result.bytes_sent = len(responses) * (w.nbytes + result.n_bytes)
-        return result
-
-    def _in_turn(self) -> Iterator[tuple[str, Part]]:
-        """Iterate over the workers' partitions, with the workers' names."""
-        first = next(iter(self._shards.values()))
-        if len(self._seats) > 1:
-            part = self._seats[0].take(first)
-            if part.plan.resident and part.has_room_for(self._everything):
-                del self._seats[1:]
-        for (name, shards), seat in zip(self._shards.items(), cycle(self._seats), strict=False):
-            yield name, seat.take(shards)
+    def round(self, request: RoundRequest, w: np.ndarray, progress: Callable[[int], None]) -> Response:
+        """Have the parts carry out a round, in turn; all take the state of their rows from home."""
+        self._shards = self._assignment.shares(request.assigned, len(self._parts))
+        responses = []
+        for number, (part, shards) in enumerate(zip(self._parts, self._shards, strict=True)):
+            if shards:
+                for chunks in self._home.batches(shards):
+                    part.receive(request.committed, self._home.load(chunks))
+                responses.append(part.run(shards, request, w, progress, str(number)))
+        result: Response = functools.reduce(operator.add, responses)
+        sizes = w.nbytes + sum(array.nbytes for array in result.sums.values())
+        return replace(result, bytes_sent=len(responses) * sizes)
 
     def slopes(self, request: RoundRequest, eta: np.ndarray) -> np.ndarray:
-        """Sum `Partition.slopes` over the partitions."""
-        total = np.zeros((eta.size, 3))
-        for _, part in self._in_turn():
-            assert isinstance(part, Partition)
-            total += part.slopes(request, eta)
-        return total
+        """Sum `Partition.slopes` over the parts."""
+        busy = zip(self._parts, self._shards, strict=True)
+        return np.sum([part.slopes(request, eta) for part, shards in busy if shards], axis=0)
+
+    def collect(self, request: RoundRequest, eta: np.ndarray) -> None:
+        """Bring the dual variables after a step home."""
+        for part, shards in zip(self._parts, self._shards, strict=True):
+            for chunks in self._home.batches(shards):
+                self._home.save(part.step(request, eta, chunks))
 
     def close(self) -> None:
-        """Close the partitions' files."""
-        for seat in self._seats:
-            seat.clear()
+        """Close the parts' files."""
+        for part in self._parts:
+            part.close()
+        self._folder.cleanup()
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """Stand-in for a client with `n_workers`; this process does the work, one partition after another."""
+    """Stand-in for a client with `n_workers`; this process does the work, one part after another."""
 
     n_workers: int
 
-    def make_engine(self, spec: WorkerSpec) -> Engine:
+    def make_engine(self, spec: WorkerSpec, home: HomeRows) -> Engine:
         """Make the engine of a training."""
-        return SerialEngine(spec, self.n_workers)
+        return SerialEngine(spec, home, self.n_workers)

@@ -9,10 +9,18 @@ from __future__ import annotations
 import numpy as np
 
 from ..core.randomness import random_key
+from ..dataset.dataset import Dataset
 from ..kernels.primitives import shuffle
 
 _KEY = 0x6465616C  # makes these keys differ from those of reads and windows
 EXCHANGED = 2  # one shard of so many changes hands
+
+
+def make_assignment(dataset: Dataset, seed: int, *, exchanges: bool) -> Assignment:
+    """Make the assignment of a dataset's shards to the workers of a run."""
+    sizes = np.diff(dataset.entry_start)
+    entries = np.bincount(dataset.chunk_part, weights=sizes, minlength=dataset.n_shards).astype(np.int64)
+    return Assignment(entries, seed, exchanges=exchanges)
 
 
 class Assignment:

@@ -1,17 +1,17 @@
 """Rounds on dask workers, in the coordinating process: assignment of shards, sums of responses, lost workers.
 
 The engine is dask.distributed; the algorithm is elsewhere (`block_steps`, `loop`). Every round is a handful of tasks
-pinned to workers: `w` is passed along a tree of workers, each works on its own shards, the responses are added in a tree,
-and the coordinating process fetches one sum. All state is in the run directory; dual variables come and go as `records`.
+pinned to workers. All state is in the run directory: dual variables go to the workers that do not have them, and come back.
 
-A round is abandoned and repeated when a worker disappears, or has not visited a window within the time limit; its part goes
-to another. Every wait has a limit.
+A round is abandoned and repeated when a worker disappears, or has not visited a window within the time limit; its shards go
+to others. Every wait has a limit.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 import operator
 import os
@@ -22,7 +22,8 @@ import signal
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
@@ -30,16 +31,14 @@ from typing import Any
 import numpy as np
 
 from .._version import __version__
-from ..core.atomic_files import sync_together
 from ..core.errors import EnvironmentFailure, StreamcdError, UsageError
 from ..core.progress import Listener, counted
 from ..dataset.dataset import Dataset
-from ..stream.slot_store import shard_file
+from ..solvers.protocol import TRAIN
 from . import dask_worker
-from .kinds import make_assignment
-from .placement import Placement
-from .records import Place, read_batch, write_batch
-from .rounds import RoundRequest, WorkersLost, WorkerSpec, add_in_tree
+from .assignment import make_assignment
+from .partition import makes_sums
+from .rounds import HomeRows, Response, RoundRequest, WorkersLost, WorkerSpec
 
 _LOOPBACK = "127.0.0.1"
 _POLL_SECONDS = 0.2
@@ -57,50 +56,74 @@ class DaskEngine:
     """
 
     def __init__(
-        self, client: Any, spec: WorkerSpec, dataset: Dataset, listener: Listener, timeout: float, run: str
+        self,
+        client: Any,
+        spec: WorkerSpec,
+        dataset: Dataset,
+        home: HomeRows,
+        listener: Listener,
+        timeout: float,
+        run: str,
     ) -> None:
         if getattr(client, "asynchronous", False):
             raise UsageError("expected a client that waits for its results, found an asynchronous one")
         self.client, self.spec, self.listener = client, spec, listener
-        self.n_shards, self.timeout, self.run = dataset.n_shards, timeout, run
-        self._assignment, self._placement = make_assignment(spec, dataset), Placement()
+        self.n_shards, self.home, self.timeout, self.run = dataset.n_shards, home, timeout, run
+        self._assignment = make_assignment(dataset, spec.seed, exchanges=not makes_sums(spec))
         self.topic = f"streamcd-{os.urandom(8).hex()}"
-        self._folder = Path(spec.folder)
         self._reports = reports = deque[tuple[float, dict[str, Any]]]()
         self._seats: dict[str, Any] = {}  # futures of `dask_worker.Seat`, by worker
         self._refused: dict[str, str] = {}
-        self._held: dict[str, tuple[str, set[int]]] = {}  # round and shards whose dual variables a worker has
-        self._parts: list[tuple[str, list[int]]] = []  # worker and shards of every part
+        self._held: dict[str, set[int]] = {}  # shards whose committed dual variables a worker has
+        self._shards: dict[str, list[int]] = {}  # of every worker in the last round
         client.subscribe_topic(self.topic, lambda event: reports.append((time.monotonic(), event[1])))
 
-    def round(self, request: RoundRequest, w: np.ndarray, progress: Callable[[int], None]) -> Any:
+    def round(self, request: RoundRequest, w: np.ndarray, progress: Callable[[int], None]) -> Response:
         """Have every worker work on its shards; raises `WorkersLost` when a response is lost."""
-        names = self._assign(request, progress)
+        self._assign(request, progress)
         held, self._held = self._held, {}
-        futures: list[Any] = []
-        try:
-            with self._losses():
-                held = self._lend(request, held)
-                works, root = self._submit(request, w, futures)
-                (result,) = self._results([root], works, progress, request.token)
-                self._held = self._collect(request) or held
-        finally:
-            with contextlib.suppress(Exception):
-                self._within(_ANSWER_SECONDS, self.client.cancel, futures)
-        result.bytes_sent = w.nbytes * len(names) + result.n_parts * result.n_bytes
-        return result
+        with self._losses():
+            self._lend(request, held)
+            (copy,) = self._within(
+                self.timeout, self.client.scatter, [w], workers=[*self._shards][:1], hash=False
+            )
+            arguments = {name: (shards, request, copy, self.topic) for name, shards in self._shards.items()}
+            result: Response = self._sum(dask_worker.run_round, arguments, progress, request.token)
+        if not request.phase(TRAIN).size:
+            self._held = {name: held.get(name, set()) | set(shards) for name, shards in self._shards.items()}
+        n_bytes = sum(array.nbytes for array in result.sums.values())
+        return replace(result, bytes_sent=len(self._shards) * (w.nbytes + n_bytes))
 
     def slopes(self, request: RoundRequest, eta: np.ndarray) -> np.ndarray:
         """Sum `Partition.slopes` over the workers."""
+        arguments = {name: (request, eta) for name in self._shards}
         with self._losses():
-            works = [
-                (name, self._on(name, dask_worker.slopes, self._seats[name], shards, request, eta))
-                for name, shards in self._parts
-            ]
-            futures = [future for _, future in works]
-            found = self._results(futures, works, lambda n_entries: None, request.token)
-        total: np.ndarray = np.sum(found, axis=0)
+            total: np.ndarray = self._sum(
+                dask_worker.slopes, arguments, lambda n_entries: None, request.token
+            )
         return total
+
+    def collect(self, request: RoundRequest, eta: np.ndarray) -> None:
+        """Have every worker make the step, and write the dual variables into the run."""
+        batches = {name: self.home.batches(shards) for name, shards in self._shards.items()}
+        asked = deque[tuple[str, Any]]()
+
+        def ask(name: str) -> None:
+            for chunks in itertools.islice(batches[name], 1):
+                asked.append(
+                    (name, self._on(name, dask_worker.step, self._seats[name], request, eta, chunks))
+                )
+
+        with self._losses():
+            for name in batches:
+                ask(name)
+        while asked:
+            name, future = asked.popleft()
+            with self._losses():
+                rows = self._within(self.timeout, self.client.gather, future)
+                ask(name)  # a worker is at its next batch while those of others are fetched and written
+            self.home.save(rows)
+        self._held = {name: set(shards) for name, shards in self._shards.items()}
 
     def close(self) -> None:
         """Give up the workers' seats, which closes their files."""
@@ -111,39 +134,15 @@ class DaskEngine:
 
     # -- a round ------------------------------------------------------------------------------------------------------
 
-    def _submit(
-        self, request: RoundRequest, w: np.ndarray, futures: list[Any]
-    ) -> tuple[list[tuple[str, Any]], Any]:
-        """Submit the tasks of a round; returns that of every part with its worker, and the one whose result is their sum.
-
-        All tasks are added to `futures`. They are few, because each is two messages to and from the scheduler.
-        """
-
-        def on(worker: str, function: Callable[..., Any], *arguments: Any) -> Any:
-            futures.append(self._on(worker, function, *arguments))
-            return futures[-1]
-
-        names = self._workers()
-        copies = [self._within(self.timeout, self.client.scatter, w, workers=names[:1], hash=False)]
-        futures += copies
-        for number, name in enumerate(names[1:], start=1):
-            copy = copies[(number - 1) // 2]
-            others_fetch_it = 2 * number + 1 < len(names)
-            copies.append(on(name, dask_worker.pass_on, copy) if others_fetch_it else copy)
-        copy_of = dict(zip(names, copies, strict=True))
-        works = []
-        for name, shards in self._parts:
-            asked = self._seats[name], shards, request, copy_of[name], self.topic
-            works.append((name, on(name, dask_worker.run_round, *asked)))
-
-        def add(first: tuple[str, Any], second: tuple[str, Any]) -> tuple[str, Any]:
-            return first[0], on(first[0], operator.add, first[1], second[1])
-
-        return works, add_in_tree(works, add)[1]
-
-    def _workers(self) -> list[str]:
-        """Return the workers of the round's parts, each once."""
-        return list(dict.fromkeys(name for name, _ in self._parts))
+    def _lend(self, request: RoundRequest, held: dict[str, set[int]]) -> None:
+        """Send workers the dual variables of the shards that they do not have."""
+        for name, shards in self._shards.items():
+            for chunks in self.home.batches([shard for shard in shards if shard not in held.get(name, ())]):
+                (rows,) = self._within(
+                    self.timeout, self.client.scatter, [self.home.load(chunks)], workers=[name], hash=False
+                )
+                done = self._on(name, dask_worker.receive, self._seats[name], request.committed, rows)
+                self._within(self.timeout, self.client.gather, done)
 
     def _on(self, worker: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """Submit a task pinned to one worker."""
@@ -155,36 +154,43 @@ class DaskEngine:
         begun = functools.partial(call, *arguments, **options, asynchronous=True)
         return self.client.sync(begun, callback_timeout=seconds)
 
-    def _results(
+    def _sum(
         self,
-        futures: list[Any],
-        works: Sequence[tuple[str, Any]],
+        function: Callable[..., Any],
+        arguments: dict[str, Any],
         progress: Callable[[int], None],
         token: str,
-    ) -> list[Any]:
-        """Fetch the results of futures once all are done; raises `WorkersLost` where one of the workers is lost."""
+    ) -> Any:
+        """Add the results of a function of every worker's seat; raises `WorkersLost` where one of the workers is lost."""
         from distributed import wait
 
+        works = {name: self._on(name, function, self._seats[name], *each) for name, each in arguments.items()}
         looked = time.monotonic()
-        heard = dict.fromkeys((name for name, _ in works), looked)
-        while any(one.status == "pending" for one in futures) and all(
-            one.status != "error" for one in futures
-        ):
-            self._check_scheduler()
-            with contextlib.suppress(TimeoutError), self.client.as_current():
-                wait(futures, timeout=_POLL_SECONDS)
-            progress(self._reported_entries(heard, token))
-            if time.monotonic() - looked >= _LOOK_SECONDS:
-                looked = time.monotonic()
-                self._check_workers(works, heard)
-        found: list[Any] = self._within(self.timeout, self.client.gather, futures)
-        return found
+        heard = dict.fromkeys(works, looked)
+        try:
+            while any(one.status == "pending" for one in works.values()) and all(
+                one.status != "error" for one in works.values()
+            ):
+                self._check_scheduler()
+                with contextlib.suppress(TimeoutError), self.client.as_current():
+                    wait([*works.values()], timeout=_POLL_SECONDS)
+                progress(self._reported_entries(heard, token))
+                if time.monotonic() - looked >= _LOOK_SECONDS:
+                    looked = time.monotonic()
+                    self._check_workers(works, heard)
+            # errors first; and results one after another, as there may not be memory for all
+            ended = sorted(works.values(), key=lambda work: work.status != "error")
+            found = (self._within(self.timeout, self.client.gather, work) for work in ended)
+            return functools.reduce(operator.add, found)
+        finally:
+            with contextlib.suppress(Exception):
+                self._within(_ANSWER_SECONDS, self.client.cancel, [*works.values()])
 
-    def _check_workers(self, works: Sequence[tuple[str, Any]], heard: dict[str, float]) -> None:
+    def _check_workers(self, works: dict[str, Any], heard: dict[str, float]) -> None:
         """Raise `WorkersLost` where a worker is gone, or silent for too long, which ends its part in the training."""
         if gone := sorted(heard.keys() - self._live()):
             raise WorkersLost(f"worker {gone[0]} is gone")
-        for name, future in works:
+        for name, future in works.items():
             silent = time.monotonic() - heard[name]
             if not future.done() and silent > self.timeout:
                 self._refused[name] = f"did not respond for {silent:.0f} s"
@@ -203,9 +209,9 @@ class DaskEngine:
 
     # -- workers ------------------------------------------------------------------------------------------------------
 
-    def _assign(self, request: RoundRequest, progress: Callable[[int], None]) -> list[str]:
+    def _assign(self, request: RoundRequest, progress: Callable[[int], None]) -> None:
         """Assign shards to the workers that take part in the next round; waits for a worker where there is none."""
-        begun, before = time.monotonic(), set(self._workers())
+        begun, before = time.monotonic(), list(self._shards)
         while True:
             progress(0)
             admitted, pending = self._admitted()
@@ -220,81 +226,24 @@ class DaskEngine:
                     f"no worker for {waited:.0f} s; start some with 'dask worker', then 'streamcd resume {self.run}'"
                 )
             time.sleep(_POLL_SECONDS)
-        placed = self._placement.place(admitted, self.n_shards)
-        shares = self._assignment.shares(request.assigned, len(placed))
-        self._parts = [(name, shards) for name, shards in zip(placed, shares, strict=True) if shards]
-        names = self._workers()
-        if before != set(names):
-            self._announce(names, len(admitted) - len(names))
-        return names
+        names = [name for name in before if name in admitted]
+        names += sorted(set(admitted) - set(names))
+        shares = self._assignment.shares(request.assigned, min(len(names), self.n_shards))
+        self._shards = dict(zip(names, shares, strict=False))
+        if set(before) != set(self._shards):
+            self._announce(len(self._shards), len(admitted) - len(self._shards))
 
-    def _announce(self, names: Sequence[str], n_idle: int) -> None:
-        """Tell who takes part, and on what; `n_idle` workers have nothing to do."""
-        n_owners = len(names)
-        shards = f"{counted(self.n_shards, 'shard')} on {counted(n_owners, 'worker')}"
-        if len(self._parts) > n_owners:
-            shards += (
-                f", in {len(self._parts)} parts as before: the bits stay those of {len(self._parts)} workers"
-            )
+    def _announce(self, n_workers: int, n_idle: int) -> None:
+        """Tell how many take part, and on what; `n_idle` workers have nothing to do."""
+        shards = f"{counted(self.n_shards, 'shard')} on {counted(n_workers, 'worker')}"
         if n_idle:
             self.listener.warning(f"{shards}: nothing to do for {n_idle} more; {_MORE_SHARDS}")
         else:
             self.listener.message(shards)
-        if self._assignment.exchanges and n_owners > 1 and self.n_shards < 2 * n_owners:
+        if self._assignment.exchanges and n_workers > 1 and self.n_shards < 2 * n_workers:
             self.listener.warning(
                 f"{shards}: with fewer than two for each they cannot be reassigned, and rounds are many; {_MORE_SHARDS}"
             )
-
-    # -- dual variables -----------------------------------------------------------------------------------------------
-
-    def _lend(
-        self, request: RoundRequest, held: dict[str, tuple[str, set[int]]]
-    ) -> dict[str, tuple[str, set[int]]]:
-        """Send workers the dual variables of the shards that they did not have; returns what each has now."""
-        lent: dict[str, tuple[str, set[int]]] = {}
-        for name, shards in self._shards().items() if request.committed else ():
-            token, had = held.get(name, ("", set()))
-            had = had if token == request.committed else set()
-            folder, missing = self._folder / request.committed, sorted(set(shards) - had)
-            place: Place | None = (0, 0)
-            while missing and place is not None:
-                pieces, place = read_batch(folder, missing, place)
-                sent = self._within(self.timeout, self.client.scatter, [pieces], workers=[name], hash=False)
-                written = self._on(
-                    name, dask_worker.write_records, self._seats[name], request.committed, sent[0]
-                )
-                self._within(self.timeout, self.client.gather, written)
-            lent[name] = request.committed, had | set(missing)
-        return lent
-
-    def _collect(self, request: RoundRequest) -> dict[str, tuple[str, set[int]]]:
-        """Write the dual variables with which workers ended a round into its folder; returns what each has."""
-        folder, held, parts = self._folder / request.token, {}, self._shards()
-        if not folder.exists():  # none were changed
-            return {}
-        # a worker reads its next batch while those of others are fetched and written
-        asked = deque((name, self._ask_records(name, request.token, parts[name], (0, 0))) for name in parts)
-        while asked:
-            name, future = asked.popleft()
-            pieces, place = self._within(self.timeout, self.client.gather, future)
-            if place is not None:
-                asked.append((name, self._ask_records(name, request.token, parts[name], place)))
-            write_batch(folder, pieces)
-        for name, shards in parts.items():
-            sync_together([*(shard_file(folder, shard) for shard in shards), folder])
-            held[name] = request.token, set(shards)
-        return held
-
-    def _ask_records(self, name: str, token: str, shards: list[int], place: Place) -> Any:
-        """Ask a worker for pieces of its dual variables."""
-        return self._on(name, dask_worker.read_records, self._seats[name], token, shards, place)
-
-    def _shards(self) -> dict[str, list[int]]:
-        """Return the shards of all parts of every worker."""
-        found: dict[str, list[int]] = {}
-        for name, shards in self._parts:
-            found[name] = sorted([*found.get(name, []), *shards])
-        return found
 
     # -- who is there -------------------------------------------------------------------------------------------------
 
@@ -352,10 +301,10 @@ class DaskEngine:
             self._check_scheduler()
             raise WorkersLost(f"a worker was lost ({type(error).__name__})") from None
         except Exception as error:  # dask raises many kinds when a worker has just gone
-            if set(self._workers()) - self._live():
+            if self._shards.keys() - self._live():
                 raise WorkersLost(f"a worker is gone ({type(error).__name__})") from None
             if isinstance(error, OSError):
-                where = error.filename or self.spec.folder
+                where = error.filename or "its disk"
                 raise EnvironmentFailure(
                     f"a worker failed at {where}: {error.strerror or error}; the last committed round is kept: once this is "
                     f"fixed, 'streamcd resume {self.run} --scheduler ADDRESS' (or --workers N) goes on from there"

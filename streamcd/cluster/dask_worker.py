@@ -1,4 +1,4 @@
-"""Rounds on dask workers, on the worker's side: a worker keeps a partition between rounds, which can be made again."""
+"""Rounds on dask workers, on the worker's side: a worker keeps its part between rounds, which can be made again."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,87 +18,60 @@ import numpy as np
 from .._version import __version__
 from ..core.errors import UsageError
 from ..core.memory_budget import format_size
-from ..stream.slot_store import shard_file
-from .kinds import Part, make_part
 from .memory import WORKER_BYTES
-from .partition import Partition
-from .records import Piece, Place, read_batch, write_batch
-from .rounds import RoundRequest, WorkersLost, WorkerSpec
-from .shards import open_same
+from .partition import Partition, SumPartition, make_part, open_same
+from .rounds import ChunkRows, Response, RoundRequest, WorkersLost, WorkerSpec
 
 _REPORT_SECONDS = 0.2  # between a worker's reports of progress
 
 
 class Seat:
-    """A worker's part of a training between its rounds: one partition.
+    """A worker's part of a training between its rounds, with files in a folder of its own in the worker's.
 
-    A result of dask's, which lives on the worker as long as the client wants it. A copy is empty. `folder` is the worker's
-    own, for dual variables; without one they are in the run's.
+    A result of dask's, which lives on the worker as long as the client wants it. A copy is empty.
     """
 
-    def __init__(self, spec: WorkerSpec, folder: str = "") -> None:
-        self.spec, self.folder, self.lock = spec, folder, threading.Lock()
-        if folder:
-            self.spec = replace(spec, folder=folder)
-        self.partition: Part | None = None
-        self.carried_out: tuple[str, list[list[int]]] = "", []  # shards of the parts of a round
+    def __init__(self, spec: WorkerSpec) -> None:
+        self.spec, self._lock = spec, threading.Lock()
+        self._part: SumPartition | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Seat, (self.spec, self.folder)
+        return Seat, (self.spec,)
 
     def __del__(self) -> None:
         if not sys.is_finalizing():
-            self.clear()
-            if self.folder:
-                shutil.rmtree(self.folder, ignore_errors=True)
+            self._clear()
 
-    def take(self, shards: list[int]) -> Part:
-        """Return the partition, which is made anew where it has no room for these shards."""
-        if self.partition is None or not self.partition.has_room_for(shards):
-            self.clear()  # its memory is needed for the new one
-            self.partition = make_part(self.spec, shards)
-        elif shards != self.partition.shards:
-            self.partition.assign(shards)
-        return self.partition
+    @contextmanager
+    def taken(self) -> Iterator[Any]:
+        """Provide the part, to one task at a time: an abandoned attempt may still be at work."""
+        from distributed import get_worker
 
-    def run(self, shards: list[int], request: RoundRequest, w: np.ndarray, *reporting: Any) -> Any:
-        """Carry out a part of a round: `Partition.run` or `SumPartition.run`."""
-        self._check_folder(request, shards)
-        result = self.take(shards).run(request, w, *reporting)
-        if self.carried_out[0] != request.token:
-            self.carried_out = request.token, []
-        self.carried_out[1].append(shards)
-        return result
+        with self._lock:
+            if self._part is None:
+                folder = Path(get_worker().local_directory) / f"streamcd-{os.urandom(8).hex()}"
+                self._part = make_part(self.spec, folder)
+            try:
+                yield self._part
+            except BaseException:
+                self._clear()  # its rows may be half updated
+                raise
 
-    def _check_folder(self, request: RoundRequest, shards: list[int]) -> None:
-        """Remove the dual variables of other rounds; those that this one begins with have to be there."""
-        folder = Path(self.folder)
-        folder.mkdir(parents=True, exist_ok=True)  # of a copy, it went with the first one
-        for entry in folder.iterdir():
-            if entry.name not in (request.committed, request.token):
-                shutil.rmtree(entry, ignore_errors=True)
-        committed = folder / request.committed
-        if request.committed and not all(shard_file(committed, shard).exists() for shard in shards):
-            raise WorkersLost("a worker had lost the dual variables of its shards")
-
-    def clear(self) -> None:
-        if self.partition is not None:
-            self.partition.close()
-        self.partition = None
+    def _clear(self) -> None:
+        if self._part is not None:
+            self._part.close()
+            shutil.rmtree(self._part.folder, ignore_errors=True)
+        self._part = None
 
 
 def open_seat(version: str, spec: bytes) -> Seat:
     """Make a worker's seat from a pickled `WorkerSpec`; an error says why the worker cannot take part."""
-    from distributed import get_worker
-
     if __version__ != version:
         raise UsageError(f"it has streamcd {__version__}, the coordinating process {version}")
     given = pickle.loads(spec)
     open_same(given).close()
     _check_memory(given.memory + WORKER_BYTES)
-    folder = Path(get_worker().local_directory) / f"streamcd-{os.urandom(8).hex()}"
-    folder.mkdir(parents=True)
-    return Seat(given, str(folder))
+    return Seat(given)
 
 
 def _check_memory(budget: int) -> None:
@@ -117,24 +90,15 @@ def _check_memory(budget: int) -> None:
         )
 
 
-def run_round(
-    seat: Seat,
-    shards: list[int],
-    request: RoundRequest,
-    w: np.ndarray,
-    topic: str,
-) -> Any:
+def run_round(seat: Seat, shards: list[int], request: RoundRequest, w: np.ndarray, topic: str) -> Response:
     """Carry out a worker's part of a round, and report its progress to a topic."""
     from distributed import get_worker
 
-    with seat.lock:  # an abandoned attempt may still be at work
-        try:
-            report = _reporter(topic, request.token)
-            w = np.array(w)  # what is received may be read-only, for which kernels would be compiled again
-            return seat.run(shards, request, w, report, get_worker().address)
-        except BaseException:
-            seat.clear()  # its rows may be half updated
-            raise
+    with seat.taken() as part:
+        report = _reporter(topic, request.token)
+        # what is received may be read-only, for which kernels would be compiled again
+        response: Response = part.run(shards, request, np.array(w), report, get_worker().address)
+        return response
 
 
 def _reporter(topic: str, token: str) -> Callable[[int], None]:
@@ -162,34 +126,21 @@ def _reporter(topic: str, token: str) -> Callable[[int], None]:
     return report
 
 
-def slopes(seat: Seat, shards: list[int], request: RoundRequest, eta: np.ndarray) -> np.ndarray:
+def slopes(seat: Seat, request: RoundRequest, eta: np.ndarray) -> np.ndarray:
     """Return `Partition.slopes` after `run_round`."""
-    with seat.lock:
-        token, parts = seat.carried_out
-        if token != request.token or shards not in parts:
-            raise WorkersLost("a worker had lost its partition")
-        part = seat.take(shards)
+    with seat.taken() as part:
+        found: np.ndarray = part.slopes(request, eta)
+        return found
+
+
+def step(seat: Seat, request: RoundRequest, eta: np.ndarray, chunks: Sequence[int]) -> list[ChunkRows]:
+    """Make `Partition.step` after `run_round`."""
+    with seat.taken() as part:
         assert isinstance(part, Partition)
-        return part.slopes(request, eta)
+        return part.step(request, eta, chunks)
 
 
-def read_records(
-    seat: Seat, token: str, shards: Sequence[int], place: Place
-) -> tuple[list[Piece], Place | None]:
-    """Read pieces of the dual variables that a worker has of a round, `records.read_batch`."""
-    with seat.lock:
-        try:
-            return read_batch(Path(seat.folder, token), shards, place)
-        except FileNotFoundError:
-            raise WorkersLost("a worker had lost the dual variables of its shards") from None
-
-
-def write_records(seat: Seat, token: str, pieces: Sequence[Piece]) -> None:
-    """Write pieces of the dual variables with which a worker begins a round."""
-    with seat.lock:
-        write_batch(Path(seat.folder, token), pieces)
-
-
-def pass_on(w: np.ndarray) -> np.ndarray:
-    """Return `w`: as a task of its own, this moves it from worker to worker."""
-    return w
+def receive(seat: Seat, committed: str, rows: Sequence[ChunkRows]) -> None:
+    """Take the state of chunks with which a round begins."""
+    with seat.taken() as part:
+        part.receive(committed, rows)

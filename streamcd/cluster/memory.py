@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from ..core.memory_budget import RESERVED_BYTES, RUNNING_BYTES, format_size
 from ..core.process_pool import memory_per_worker
 from ..dataset.dataset import Dataset
@@ -22,6 +24,9 @@ messages in and out."""
 TABLE_COPIES = 5
 """Tables of classes and lanes that a worker holds at most: signs and costs as received and copied, and the costs of the
 local models. Views in the coordinating process are whole tables in a worker."""
+
+CHUNK_COPIES = 3
+"""Copies of a chunk's dual variables that a worker holds at most, as they come from the run or go there."""
 
 _FRAME_BYTES = 1 << 24
 """Frames in which dask sends an array."""
@@ -55,6 +60,13 @@ def model_bytes(problem: Problem, memory: SolverMemory) -> int:
     return memory.state + memory.joined + copies + sum(memory.more.values()) + tables + frames
 
 
+def worker_needs(dataset: Dataset, problem: Problem, memory: SolverMemory) -> dict[str, int]:
+    """Compute what a worker holds beside its windows: weights, and dual variables on their way."""
+    assert isinstance(memory.layout, RowLayout)
+    a_chunk = int(np.diff(dataset.row_start).max(initial=0)) * paired_layout(memory.layout).state_bytes
+    return {"weights": model_bytes(problem, memory), "dual variables of a chunk": CHUNK_COPIES * a_chunk}
+
+
 def worker_memory(
     shared: int, n_workers: int, weights_bytes: int, advice: str = "give a larger --memory or fewer --workers"
 ) -> int:
@@ -80,5 +92,5 @@ def plan_worker(
             f"{format_size(each - WORKER_BYTES)}, where"
         )
     assert isinstance(memory.layout, RowLayout)
-    layout = paired_layout(memory.layout)
-    return make_plan(dataset, each - WORKER_BYTES, layout, {"weights": weights}, refusal=refusal), each
+    needs, layout = worker_needs(dataset, problem, memory), paired_layout(memory.layout)
+    return make_plan(dataset, each - WORKER_BYTES, layout, needs, refusal=refusal), each

@@ -1,22 +1,22 @@
-"""One partition's part of a round: local passes over its shards from the common w, by the same code in a worker and in a
-simulation.
+"""A worker's part of a round, by the solver of one process: a read at fixed weights, or local passes from the common w.
 
-The dual variables of a round come and go through the coordinating process, which keeps them in the run (`records`). They
-are a small part of what is read (16 to 32 bytes a row; the entries take 8 each). A record holds for every row the base (the
-variables at the start of the round), the candidate (those at the end of its passes), and the active flags. Every attempt at
-a round writes a folder of its own, so that a worker that is excluded but still writes damages nothing. A commit names the
-folder of the round and its step eta; ``base + eta (candidate - base)`` is computed at the next read.
+Dual variables come from the run, and go back to it after every round. Meanwhile a worker has for every row the base (the
+variables at the start of the round) and the candidate (those at the end of its passes); where windows are read from disk,
+in files of its own.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..core.randomness import random_key
+from ..dataset.dataset import Dataset
 from ..kernels.primitives import (
     ALPHA,
     ALPHA_CURVATURE,
@@ -28,9 +28,13 @@ from ..kernels.primitives import (
     N_VISITED,
 )
 from ..kernels.rounds import APART, Step
+from ..solvers.problem import Problem
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, State, new_totals
-from ..solvers.registry import make_solver
-from ..stream.slot_store import SlotStore, chunk_slots
+from ..solvers.registry import find_solver, make_solver
+from ..stream.arenas import class_codes
+from ..stream.memory_plan import Plan, make_plan, plan_shards
+from ..stream.slot_store import NO_SLOT, chunk_slots
+from ..stream.stream import Stream
 from ..stream.window import RowArena, Window
 from .block_steps import (
     add_slopes,
@@ -41,11 +45,110 @@ from .block_steps import (
     lane_products,
     new_direction,
 )
-from .rounds import RoundRequest, RoundResponse, WorkerSpec, add_directions
-from .shards import Report, ShardReader
+from .memory import paired_layout, worker_needs
+from .rounds import ChunkRows, Response, RoundRequest, WorkersLost, WorkerSpec, add_directions
 
 _OF_LAST_PASS = [N_STEPS, N_VISITED, ALPHA, ALPHA_CURVATURE, ALPHA_SQUARE]
 """Totals that are those of the last local pass."""
+
+Report = Callable[[int], None]
+"""Callback that takes the number of entries of each window visited."""
+
+
+def open_same(spec: WorkerSpec) -> Dataset:
+    """Open the dataset of a run in this process; refused if it is missing, or has another fingerprint."""
+    dataset = Dataset.open(spec.dataset, fingerprint=spec.fingerprint)
+    dataset.use_cache(spec.cache)
+    return dataset
+
+
+def makes_sums(spec: WorkerSpec) -> bool:
+    """Tell whether rounds are sums at fixed weights, for which rows have no state."""
+    return find_solver(spec.problem.loss, spec.method).in_rounds == "sums"
+
+
+def make_part(spec: WorkerSpec, folder: Path) -> SumPartition | Partition:
+    """Make a worker's part of a run, with files in `folder`."""
+    return SumPartition(spec, folder) if makes_sums(spec) else Partition(spec, folder)
+
+
+class SumPartition:
+    """Some shards of a dataset, in a stream within a worker's memory, and their sums at the weights of every round."""
+
+    def __init__(self, spec: WorkerSpec, folder: Path, **options: Any) -> None:
+        self.dataset = dataset = open_same(spec)
+        self.spec, self.folder = spec, folder
+        self._problem = _writable(spec.problem)
+        self._solver: Any = make_solver(self._problem, spec.method, dataset, **options)
+        self._layout = paired_layout(self._solver.layout)
+        self._needs = worker_needs(dataset, self._problem, self._solver.memory)
+        self._kept = plan_shards(dataset, spec.memory, self._layout, self._needs)
+        self._stream: Stream | None = None
+
+    def assign(self, shards: Sequence[int]) -> Stream:
+        """Read these shards from now on; those read before stay in memory as long as there is room.
+
+        Whether shards are kept or streamed follows from their number, not from those that were read before: windows, and
+        with them the bits of a result, depend on it.
+        """
+        plan, room = (
+            self._kept
+            if self._kept and len(shards) <= self._kept[1]
+            else (make_plan(self.dataset, self.spec.memory, self._layout, self._needs), self.dataset.n_shards)
+        )
+        if self._stream is None or self._stream.plan.resident != plan.resident:
+            self.close()  # its memory is needed for the new one
+            self._stream = self._open_stream(plan, room)
+        self._own, lost = self._stream.restrict(np.array(shards))
+        self._forget(lost)
+        return self._stream
+
+    def _open_stream(self, plan: Plan, room: int) -> Stream:
+        stream = Stream(
+            self.dataset, plan, self._layout, self.spec.seed, n_folds=self._problem.n_folds, n_shards=room
+        )
+        self._order = np.empty(stream.largest_window_items + 1, dtype=np.int64)
+        return stream
+
+    def _forget(self, chunks: np.ndarray) -> None:
+        """Forget the rows of chunks that lost their place in memory."""
+
+    def run(
+        self,
+        shards: Sequence[int],
+        request: RoundRequest,
+        w: np.ndarray,
+        report: Report | None = None,
+        worker: str = "",
+    ) -> Response:
+        """Carry out a round on some shards, at `w`, which is not changed; `worker` is the name of this one."""
+        started = time.monotonic()
+        stream = self.assign(shards)
+        before = self._bytes_read(stream)
+        sums = self._work(stream, request, w, report or (lambda n_entries: None))
+        seconds, n_bytes = time.monotonic() - started, self._bytes_read(stream) - before
+        return Response(sums, {worker: seconds}, n_bytes)
+
+    def _bytes_read(self, stream: Stream) -> int:
+        return stream.bytes_read
+
+    def _work(
+        self, stream: Stream, request: RoundRequest, w: np.ndarray, report: Report
+    ) -> dict[str, np.ndarray]:
+        """Sum up this worker's rows at `w`, `NewtonSolver.to_send`."""
+        state, solver = self._solver.new_state(), self._solver
+        state.lanes = {name: np.array(array) for name, array in request.lanes.items()}
+        solver.begin_part(state, w)
+        for window in stream.windows(request.read):
+            solver.add_window(window, state, self._order)
+            report(window.n_entries)
+        return dict(solver.sums(state))
+
+    def close(self) -> None:
+        """Stop reading, and close all files."""
+        if self._stream is not None:
+            self._stream.close()
+        self._stream = None
 
 
 @dataclass
@@ -58,88 +161,159 @@ class _LocalRound:
     totals: np.ndarray
     dual_change: np.ndarray
     direction: np.ndarray
-    reader: SlotStore  # of the last committed round
-    writer: SlotStore  # of this attempt
 
 
-class Partition(ShardReader):
-    """Some shards of a dataset, ascending, and the local passes over them, round after round."""
+class Partition(SumPartition):
+    """Some shards of a dataset, and the local passes over them, round after round."""
 
-    def __init__(self, spec: WorkerSpec, shards: list[int]) -> None:
+    def __init__(self, spec: WorkerSpec, folder: Path) -> None:
         # kappa and centre are the coordinating process's: here any fixed kappa stands for it
         options: dict[str, Any] = {"acceleration": "none" if spec.acceleration == "none" else 1.0}
-        super().__init__(spec, len(shards), **options)
+        super().__init__(spec, folder, **options)
         # the local model is a problem whose costs are sigma' times as large
         self._scaled_problem = replace(self._problem, cost=self._problem.cost.copy())
         self._scaled_solver = make_solver(self._scaled_problem, spec.method, self.dataset, **options)
-        self._width = self._solver.layout.alpha_width
-        # in a resident arena: the folder whose records the rows of a chunk hold, and whether the step was applied
-        self._holds: list[str | None] = [None] * self.dataset.n_chunks
-        self._applied = np.zeros(self.dataset.n_chunks, dtype=bool)
-        self._arena: RowArena | None = None
-        self.assign(shards)
+        self._width, self._n_lanes = self._solver.layout.alpha_width, self._problem.n_lanes
+        self._rows = chunk_slots(folder, self.dataset, self._layout.state_bytes, spec.identity)
+        n_chunks = self.dataset.n_chunks
+        self._round_of = [""] * n_chunks  # the attempt at a round that ended in the state of a chunk's rows
+        self._in_arena = np.zeros(n_chunks, dtype=bool)  # chunks whose rows are in a resident arena
+        self._arena: RowArena | None = None  # that in which rows stay, if they do
+        self._spare: RowArena | None = None  # for the state of a chunk
 
-    def assign(self, shards: list[int]) -> None:
-        """Take these shards from now on; those read before stay in memory as long as there is room."""
-        for chunk in self._take(shards).tolist():
-            self._holds[chunk] = None
+    def _forget(self, chunks: np.ndarray) -> None:
+        self._in_arena[chunks] = False
 
-    def run(
-        self, request: RoundRequest, w: np.ndarray, report: Report | None = None, worker: str = ""
-    ) -> RoundResponse:
-        """Make the local passes of a round from the common `w`, which is not changed; `worker` is the name of this one."""
-        started, bytes_before = time.monotonic(), self._stream.bytes_read
-        training = request.phase(TRAIN).size > 0
+    def close(self) -> None:
+        """Stop reading, and close all files."""
+        super().close()
+        self._in_arena[:] = False
+        self._rows.close()
+
+    def _bytes_read(self, stream: Stream) -> int:
+        return stream.bytes_read + self._rows.bytes_read
+
+    # -- rows in and out ----------------------------------------------------------------------------------------------
+
+    def receive(self, committed: str, rows: Sequence[ChunkRows]) -> None:
+        """Take the state of chunks at the end of the round `committed`."""
+        for chunk, alpha, active in rows:
+            self._in_arena[chunk] = False
+            if alpha is None or active is None:
+                self._rows.current[chunk] = NO_SLOT
+            else:
+                self._rows.save(chunk, [np.hstack([alpha, alpha]), active])
+            self._round_of[chunk] = committed
+
+    def slopes(self, request: RoundRequest, eta: np.ndarray) -> np.ndarray:
+        """Sum the terms of `block_steps.add_slopes` over the rows at a step, after `run`."""
+        if any(self._round_of[chunk] != request.token for chunk in self._own.tolist()):
+            raise WorkersLost("a worker had lost its part of the round")
+        total, width = np.zeros((self._n_lanes, 3)), self._width
+        for chunk in self._own.tolist():
+            arena, start, stop = self._find(chunk)
+            pair = arena.alpha[start:stop]
+            add_slopes(self._problem, pair[:, width:], pair[:, :width], eta, total)
+        return total
+
+    def step(self, request: RoundRequest, eta: np.ndarray, chunks: Sequence[int]) -> list[ChunkRows]:
+        """Make the step of a round, after `run`, in the state of some chunks, which is returned."""
+        if any(self._round_of[chunk] != request.token for chunk in chunks):
+            raise WorkersLost("a worker had lost its part of the round")
+        return [self._step(eta, chunk) for chunk in chunks]
+
+    def _step(self, eta: np.ndarray, chunk: int) -> ChunkRows:
+        (arena, start, stop), width = self._find(chunk), self._width
+        if not self._in_arena[chunk]:
+            label, arena.weight[:stop] = self.dataset.read_rows(chunk, ("label", "weight"))
+            arena.code[:stop] = class_codes(self.dataset, chunk, label)
+            if self._problem.has_targets:
+                arena.target[:stop] = label
+        pair, active = arena.alpha[start:stop], arena.active[start:stop]
+        move, rows = Step(pair[:, width:], pair[:, :width], eta), self._row_costs(arena, start, stop)
+        alpha = apply_step(self._problem, move, active, *rows)
+        pair[:, :width], pair[:, width:] = alpha, alpha
+        self._rows.save(chunk, [pair, active])
+        return ChunkRows(chunk, alpha, np.array(active))
+
+    def _find(self, chunk: int) -> tuple[RowArena, int, int]:
+        """Return where a chunk's state is: in the resident arena, or read from the disk into one for a chunk."""
+        n_rows = int(self.dataset.row_start[chunk + 1] - self.dataset.row_start[chunk])
+        if self._in_arena[chunk]:
+            assert self._stream is not None
+            assert self._arena is not None
+            start = self._stream.resident_start(chunk)
+            return self._arena, start, start + n_rows
+        if self._spare is None:
+            largest = int(np.diff(self.dataset.row_start).max())
+            self._spare = self._layout.new_arena(self.dataset, largest, 0)
+        self._rows.load(chunk, [self._spare.alpha[:n_rows], self._spare.active[:n_rows]])
+        return self._spare, 0, n_rows
+
+    def _load(self, window: Window, local: _LocalRound, *, first_pass: bool) -> None:
+        arena, width = window.arena, self._width
+        for chunk, start, stop in window.chunk_ranges():
+            pair, active = arena.alpha[start:stop], arena.active[start:stop]
+            if not self._in_arena[chunk] and not self._rows.load(chunk, [pair, active]):
+                self._solver.new_rows(arena, start, stop)
+                pair[:, width:] = pair[:, :width]
+            if first_pass:
+                pair[:, :width] *= alpha_columns(self._problem, local.sigma_prime)
+                if local.request.phase(TRAIN).size:
+                    self._solver.restore_rows(local.state, arena, start, stop)
+            if self._is_resident:
+                self._arena, self._in_arena[chunk] = arena, True
+
+    def _save(self, window: Window, local: _LocalRound, *, last_pass: bool) -> None:
+        arena, problem, width = window.arena, self._problem, self._width
+        for chunk, start, stop in window.chunk_ranges():
+            pair, active = arena.alpha[start:stop], arena.active[start:stop]
+            if last_pass:
+                pair[:, :width] /= alpha_columns(problem, local.sigma_prime)
+                rows = self._row_costs(arena, start, stop)
+                sums = direction(problem, pair[:, width:], pair[:, :width], *rows)
+                local.direction = add_directions(local.direction, sums)
+            if not self._is_resident:
+                self._rows.save(chunk, [pair, active])
+
+    @property
+    def _is_resident(self) -> bool:
+        assert self._stream is not None
+        return self._stream.plan.resident
+
+    def _row_costs(self, arena: RowArena, start: int, stop: int) -> tuple[np.ndarray, ...]:
+        """Return costs, classes and targets of rows."""
+        code, cost_of = arena.code[start:stop], self._problem.row_costs
+        cost = cost_of(code, arena.weight[start:stop], arena.fold[start:stop])
+        return cost, code, arena.target[start:stop]
+
+    # -- passes -------------------------------------------------------------------------------------------------------
+
+    def _work(
+        self, stream: Stream, request: RoundRequest, w: np.ndarray, report: Report
+    ) -> dict[str, np.ndarray]:
+        """Make the local passes of a round from the common `w`."""
+        own, training = self._own.tolist(), request.phase(TRAIN).size > 0
+        if any(self._round_of[chunk] != request.committed for chunk in own):
+            raise WorkersLost("a worker had lost the dual variables of its shards")
+        for chunk in own if training else ():
+            self._round_of[chunk] = ""
         local = self._begin(request, w)
         for number in range(request.n_passes):
             last = number == request.n_passes - 1
             # after the last pass shards change hands
-            for window in self._stream.windows(request.read + number, goes_on=not last):
+            for window in stream.windows(request.read + number, goes_on=not last):
                 self._load(window, local, first_pass=number == 0)
                 key = random_key(self.spec.seed, window.read, window.number)
                 self._scaled_solver.visit(window, local.state, self._order, key)
                 if training:
                     self._save(window, local, last_pass=last)
-                if report is not None:
-                    report(window.n_entries)
+                report(window.n_entries)
             self._conclude_pass(local, number, last)
-        for store in (local.reader, local.writer):
-            store.close()
-        return RoundResponse(
-            totals=local.totals,
-            change=self._change(local, w),
-            direction=local.direction,
-            seconds={worker: time.monotonic() - started},
-            bytes_read=self._stream.bytes_read
-            - bytes_before
-            + local.reader.bytes_read
-            + local.writer.bytes_read,
-            sums=local.state.matrices,
-        )
-
-    def slopes(self, request: RoundRequest, eta: np.ndarray) -> np.ndarray:
-        """Sum the terms of `block_steps.add_slopes` over the rows at a step, after `run`."""
-        total = np.zeros((self._n_lanes, 3))
-        width, arena = self._width, self._arena
-        records = self._saved_records(request.token)
-        for chunk in self._own.tolist():
-            n_rows = int(self.dataset.row_start[chunk + 1] - self.dataset.row_start[chunk])
-            if arena is not None and self._holds[chunk] == request.token:
-                start = self._stream.resident_start(chunk)
-                pair = arena.alpha[start : start + n_rows]
-            else:
-                pair = np.empty((n_rows, 2 * width))
-                active = np.empty((n_rows, self._layout.n_flags), dtype=np.uint8)
-                records.load(chunk, [pair, active])
-            add_slopes(self._problem, pair[:, width:], pair[:, :width], eta, total)
-        records.close()
-        return total
-
-    def close(self) -> None:
-        """Stop reading, and close all files."""
-        self._stream.close()
-
-    # -- passes -------------------------------------------------------------------------------------------------------
+        for chunk in own if training else ():
+            self._round_of[chunk] = request.token
+        sums = {"totals": local.totals, "change": self._change(local, w), "direction": local.direction}
+        return local.state.matrices | sums
 
     def _begin(self, request: RoundRequest, w: np.ndarray) -> _LocalRound:
         """Copy w, and set the costs of the local models: those of the problem times powers of two."""
@@ -148,16 +322,8 @@ class Partition(ShardReader):
         lanes = _local_lanes(request.lanes)
         sums = self._solver.new_sums() if request.phase(START, CERTIFY).size else {}
         state = State(w.copy(), np.zeros_like(w), new_totals(n_lanes), lanes, matrices=sums)
-        return _LocalRound(
-            request,
-            state,
-            sigma_prime,
-            new_totals(n_lanes),
-            np.zeros(n_lanes),
-            new_direction(n_lanes),
-            self._saved_records(request.committed),
-            self._records(request.token if request.phase(TRAIN).size else ""),
-        )
+        totals, change = new_totals(n_lanes), np.zeros(n_lanes)
+        return _LocalRound(request, state, sigma_prime, totals, change, new_direction(n_lanes))
 
     def _conclude_pass(self, local: _LocalRound, number: int, last: bool) -> None:
         totals = local.state.totals
@@ -183,77 +349,6 @@ class Partition(ShardReader):
         values[:, certified] = local.state.w_alpha[:, certified]
         return values
 
-    # -- rows in and out ----------------------------------------------------------------------------------------------
-
-    def _load(self, window: Window, local: _LocalRound, *, first_pass: bool) -> None:
-        request, arena = local.request, window.arena
-        self._arena = arena if self.plan.resident else None
-        for chunk, start, stop in window.chunk_ranges():
-            if first_pass:
-                self._load_committed(arena, chunk, start, stop, local)
-                arena.alpha[start:stop, : self._width] *= alpha_columns(self._problem, local.sigma_prime)
-                if request.phase(TRAIN).size:
-                    self._solver.restore_rows(local.state, arena, start, stop)
-                    self._holds[chunk], self._applied[chunk] = request.token, False
-            elif not self.plan.resident:
-                pair = arena.alpha[start:stop]
-                local.writer.load(chunk, [pair, arena.active[start:stop]])
-
-    def _load_committed(self, arena: RowArena, chunk: int, start: int, stop: int, local: _LocalRound) -> None:
-        """Load the committed state of a chunk, base and candidate both where the last step ended."""
-        request = local.request
-        pair, active, width = arena.alpha[start:stop], arena.active[start:stop], self._width
-        if self.plan.resident and self._holds[chunk] == request.committed:
-            if self._applied[chunk]:
-                return
-        elif not request.committed:
-            self._solver.new_rows(arena, start, stop)
-            pair[:, width:] = pair[:, :width]
-        else:
-            local.reader.load(chunk, [pair, active])
-        if request.committed:
-            rows = self._row_costs(arena, start, stop)
-            step = Step(pair[:, width:], pair[:, :width], request.eta)
-            pair[:, :width] = apply_step(self._problem, step, active, *rows)
-            pair[:, width:] = pair[:, :width]
-        self._holds[chunk], self._applied[chunk] = request.committed, True
-
-    def _save(self, window: Window, local: _LocalRound, *, last_pass: bool) -> None:
-        arena, problem, width = window.arena, self._problem, self._width
-        for chunk, start, stop in window.chunk_ranges():
-            pair, active = arena.alpha[start:stop], arena.active[start:stop]
-            if last_pass:
-                pair[:, :width] /= alpha_columns(problem, local.sigma_prime)
-            if last_pass or not self.plan.resident:
-                local.writer.save(chunk, [pair, active])
-            if last_pass:
-                rows = self._row_costs(arena, start, stop)
-                sums = direction(problem, pair[:, width:], pair[:, :width], *rows)
-                local.direction = add_directions(local.direction, sums)
-
-    def _row_costs(self, arena: RowArena, start: int, stop: int) -> tuple[np.ndarray, ...]:
-        """Return costs, classes and targets of rows."""
-        code, cost_of = arena.code[start:stop], self._problem.row_costs
-        cost = cost_of(code, arena.weight[start:stop], arena.fold[start:stop])
-        return cost, code, arena.target[start:stop]
-
-    # -- files --------------------------------------------------------------------------------------------------------
-
-    @property
-    def _n_lanes(self) -> int:
-        return self._problem.n_lanes
-
-    def _records(self, token: str) -> SlotStore:
-        """Open the dual variables of a round: one slot a chunk; before the first one the store has no chunks."""
-        row_bytes = self._layout.state_bytes if token else 0
-        return chunk_slots(self._folder / token, self.dataset, row_bytes, self.spec.identity, n_slots=1)
-
-    def _saved_records(self, token: str) -> SlotStore:
-        """Open the dual variables of a round that was made."""
-        store = self._records(token)
-        store.restore(np.zeros_like(store.current))
-        return store
-
 
 def _local_lanes(lanes: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Copy per-lane arrays for a partition, which does not shrink its rows.
@@ -266,3 +361,13 @@ def _local_lanes(lanes: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     if "moves" in local:  # so that every pass counts all of the rows' alpha
         local["moves"][:] = 0
     return local
+
+
+def _writable(problem: Problem) -> Problem:
+    """Copy arrays received over the network: they may be read-only, and for those kernels would be compiled again."""
+    arrays: dict[str, Any] = {
+        field.name: np.array(getattr(problem, field.name))
+        for field in fields(problem)
+        if isinstance(getattr(problem, field.name), np.ndarray)
+    }
+    return replace(problem, **arrays)

@@ -1,19 +1,23 @@
-"""Rounds as data: what the coordinating process asks of every partition, what a partition answers, and sums of answers."""
+"""Rounds as data: what the coordinating process asks of every worker, what a worker answers, and what a run has of rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from ..dataset.dataset import Dataset
 from ..kernels.rounds import LONGEST
 from ..solvers.problem import Problem
 from ..solvers.protocol import TRAIN, join_totals
+from ..stream.arenas import RowLayout
 from ..stream.identity import Identity
+from ..stream.slot_store import NO_SLOT, SlotStore
 
-Item = TypeVar("Item")
+_BATCH_BYTES = 2_000_000
+"""Bytes of rows' state sent at a time, a part of what a worker and the coordinating process have for messages."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,6 @@ class WorkerSpec:
 
     dataset: str  # absolute path
     fingerprint: str  # of the dataset
-    folder: str  # absolute path of the folder of dual variables: the run's, in a worker its own
     problem: Problem
     method: str
     seed: int
@@ -36,9 +39,8 @@ class WorkerSpec:
 class RoundRequest:
     """Work of one round."""
 
-    token: str  # name of this attempt at the round, and of the folder it writes
-    committed: str  # folder of the last committed round; empty where there is none
-    eta: np.ndarray  # step of that round, per lane
+    token: str  # name of this attempt at the round
+    committed: str  # name of the attempt that ended in the state of rows with which this one begins
     read: int  # number of the first read of the data
     n_passes: int  # reads, numbered from `read`
     lanes: dict[str, np.ndarray]  # per-lane arrays of the state, sigma_prime among them (see `block_steps`)
@@ -52,68 +54,31 @@ class RoundRequest:
         return np.where(self.lanes["phase"] == TRAIN, self.lanes["sigma_prime"], 1.0)
 
 
-@dataclass(kw_only=True)
-class SumResponse:
-    """Result of one part of a round: sums over its rows at fixed weights, or the sum of several."""
+@dataclass
+class Response:
+    """Sums over a worker's rows, or over those of several.
+
+    Those of local passes are ``totals`` (lanes, N_TOTALS) of the first pass: in later ones a worker's own rows are nearly
+    solved, which says nothing about the whole. But the change of the dual is that of all passes, and Newton's steps are
+    those of the last. ``direction`` (lanes, 5) is that of `block_steps.direction`; ``change``, shaped like w, that of w for
+    lanes that trained, the worker's share of w(alpha) for those certified. Others are of `RowSolver.new_sums`.
+    """
 
     sums: dict[str, np.ndarray]
     seconds: dict[str, float]  # of every worker
     bytes_read: int
-    n_parts: int = 1
     bytes_sent: int = 0  # between processes: w to the workers, responses back
 
-    def __add__(self, other: Self) -> Self:
-        """Add another response."""
-        return replace(
-            self,
-            sums={name: array + other.sums[name] for name, array in self.sums.items()},
-            seconds=_added(self.seconds, other.seconds),
-            bytes_read=self.bytes_read + other.bytes_read,
-            n_parts=self.n_parts + other.n_parts,
-        )
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes to send."""
-        return sum(array.nbytes for array in self.sums.values())
-
-
-@dataclass(kw_only=True)
-class RoundResponse(SumResponse):
-    """Result of one part's local passes, or the sum of several; `sums` are those of lanes certified (`RowSolver.new_sums`).
-
-    `totals` are those of the first pass: in later ones the partition's own rows are nearly solved, which says nothing about
-    the whole. But the change of the dual is that of all passes, and Newton's steps are those of the last. `change` is that
-    of w for lanes that trained, the partition's share of w(alpha) for those certified.
-    """
-
-    totals: np.ndarray  # (lanes, N_TOTALS)
-    direction: np.ndarray  # (lanes, 5), see `block_steps.direction`
-    change: np.ndarray  # shaped like w
-
-    def __add__(self, other: RoundResponse) -> RoundResponse:
-        """Add another response."""
-        totals = self.totals.copy()
-        join_totals(totals, other.totals)
-        return replace(
-            super().__add__(other),
-            totals=totals,
-            direction=add_directions(self.direction, other.direction),
-            change=self.change + other.change,
-        )
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes to send."""
-        return super().n_bytes + self.change.nbytes
-
-
-def _added(seconds: dict[str, float], others: dict[str, float]) -> dict[str, float]:
-    """Add the seconds of workers, each of which may have carried out several parts."""
-    return {
-        worker: seconds.get(worker, 0.0) + others.get(worker, 0.0)
-        for worker in dict.fromkeys([*seconds, *others])
-    }
+    def __add__(self, other: Response) -> Response:
+        """Add another worker's response."""
+        sums = {name: array + other.sums[name] for name, array in self.sums.items()}
+        if "totals" in sums:
+            sums["totals"] = self.sums["totals"].copy()
+            join_totals(sums["totals"], other.sums["totals"])
+        if "direction" in sums:
+            sums["direction"] = add_directions(self.sums["direction"], other.sums["direction"])
+        n_bytes = self.bytes_read + other.bytes_read
+        return Response(sums, self.seconds | other.seconds, n_bytes)
 
 
 def add_directions(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -123,13 +88,57 @@ def add_directions(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return total
 
 
-def add_in_tree(items: Sequence[Item], add: Callable[[Item, Item], Item]) -> Item:
-    """Add the partitions' responses, or what stands for them, in the order in which a tree of processes adds them."""
-    level = list(items)
-    while len(level) > 1:
-        pairs = [add(level[i], level[i + 1]) for i in range(0, len(level) - 1, 2)]
-        level = pairs + level[2 * len(pairs) :]
-    return level[0]
+class ChunkRows(NamedTuple):
+    """Dual variables and flags of a chunk's rows; None before the first round."""
+
+    chunk: int
+    alpha: np.ndarray | None
+    active: np.ndarray | None
+
+
+class HomeRows:
+    """Dual variables of all chunks as the run has them, between the rounds."""
+
+    def __init__(self, slots: SlotStore, dataset: Dataset, layout: RowLayout) -> None:
+        self._slots, self._dataset, self._layout = slots, dataset, layout
+
+    def batches(self, shards: Sequence[int]) -> Iterator[list[int]]:
+        """Divide the chunks of shards into messages; none where rows have no state."""
+        if not self._layout.state_bytes:
+            return
+        batch, n_bytes = list[int](), 0
+        for chunk in np.flatnonzero(np.isin(self._dataset.chunk_part, shards)).tolist():
+            size = self._n_rows(chunk) * self._layout.state_bytes
+            if batch and n_bytes + size > _BATCH_BYTES:
+                yield batch
+                batch, n_bytes = [], 0
+            batch.append(chunk)
+            n_bytes += size
+        if batch:
+            yield batch
+
+    def load(self, chunks: Sequence[int]) -> list[ChunkRows]:
+        """Read the state of chunks."""
+        found = []
+        for chunk in chunks:
+            if self._slots.current[chunk] == NO_SLOT:
+                found.append(ChunkRows(chunk, None, None))
+                continue
+            alpha = np.empty((self._n_rows(chunk), self._layout.alpha_width))
+            active = np.empty((alpha.shape[0], self._layout.n_flags), dtype=np.uint8)
+            self._slots.load(chunk, [alpha, active])
+            found.append(ChunkRows(chunk, alpha, active))
+        return found
+
+    def save(self, rows: Sequence[ChunkRows]) -> None:
+        """Write the state of chunks, which the next checkpoint makes durable."""
+        for chunk, alpha, active in rows:
+            assert alpha is not None
+            assert active is not None
+            self._slots.save(chunk, [alpha, active])
+
+    def _n_rows(self, chunk: int) -> int:
+        return int(self._dataset.row_start[chunk + 1] - self._dataset.row_start[chunk])
 
 
 class WorkersLost(Exception):
@@ -137,16 +146,16 @@ class WorkersLost(Exception):
 
 
 class Engine(Protocol):
-    """Executor of the rounds of a training: dask's workers, or a simulation of them."""
+    """Executor of the rounds of a training: dask's workers, or a simulation of them. Each raises `WorkersLost` at a loss."""
 
-    def round(self, request: RoundRequest, w: np.ndarray, progress: Callable[[int], None]) -> Any:
-        """Have every partition do its part, and add their responses, `RoundResponse` or `SumResponse`.
-
-        Raises `WorkersLost` when one is lost.
-        """
+    def round(self, request: RoundRequest, w: np.ndarray, progress: Callable[[int], None]) -> Response:
+        """Have every worker do its part, and add their responses."""
 
     def slopes(self, request: RoundRequest, eta: np.ndarray) -> np.ndarray:
-        """Sum `Partition.slopes` over the partitions of the last round."""
+        """Sum `Partition.slopes` over the workers of the last round."""
+
+    def collect(self, request: RoundRequest, eta: np.ndarray) -> None:
+        """Bring the dual variables after a step home, `Partition.step`."""
 
     def close(self) -> None:
         """Release the resources held for this run."""

@@ -86,9 +86,8 @@ def _train_group(part: checkpoint.Run, task: Task, run: ResolvedRun, session: Se
     rounds = run.config.rounds
     if rounds is None:
         return Loop(part, task, session).run()
-    from ..cluster.dual_rounds import DualRounds  # only where there are workers
+    from ..cluster.loop import DualRounds, SumRounds  # only where there are workers
     from ..cluster.memory import WORKER_BYTES
-    from ..cluster.sum_rounds import SumRounds
 
     options, memory = run.options, run.config.memory - WORKER_BYTES
     loop = part, task, session, options.method, options.acceleration, memory, rounds.worker_timeout

@@ -16,7 +16,6 @@ from ..dataset.dataset import Dataset
 from ..dataset.parquet import file_checksum
 from ..solvers.problem import Problem
 from ..solvers.registry import is_proximal, keeps_alpha
-from ..stream.arenas import RowLayout
 from ..training import checkpoint
 from ..training.correspondence import class_ratios, combination
 from ..training.warm_start import Source, WarmStart
@@ -77,11 +76,6 @@ def _sources(
     for state, group in parts:
         lanes = problem.subset(group.lanes)
         layout = options.solver_memory(lanes, run.dataset).layout
-        if run.config.rounds is not None:
-            from ..cluster.stored_rounds import StoredRounds  # only where there were workers
-
-            assert isinstance(layout, RowLayout)
-            state = StoredRounds(state.path, state.identity, lanes, layout)
         sources.append(Source(state, layout, accelerated, group.lanes, problem.lane_vectors))
     return sources
 

@@ -18,7 +18,6 @@ from ..dataset.dataset import open_dataset
 from ..models.stored import is_model, load_model, models_of_path, verify_model
 from ..solvers.problem import Problem
 from ..solvers.row_scores import PagedRows
-from ..stream.arenas import RowLayout
 from ..stream.identity import Identity
 from ..stream.slot_store import NO_SLOT, SlotStore, chunk_slots
 from ..training import checkpoint
@@ -96,14 +95,12 @@ def _directory_problems(
         folder, own = path / group.directory, identity.part(group.directory)
         state = folder / "state.npz"
         try:
-            arrays = checkpoint.read_arrays(
-                state, ("log_bytes", "log_crc", _slot_array(run)), own, whole=True
-            )
+            arrays = checkpoint.read_arrays(state, ("log_bytes", "log_crc", "slots"), own, whole=True)
             if arrays is None:
                 checkpoint.refuse_lost_state(state, folder / "log.jsonl")
                 continue  # not begun
             _check_log(folder / "log.jsonl", own, int(arrays["log_bytes"]), int(arrays["log_crc"]))
-            slots = _open_slots(folder, own, run, run.problem.subset(group.lanes), arrays[_slot_array(run)])
+            slots = _open_slots(folder, own, run, run.problem.subset(group.lanes), arrays["slots"])
         except CheckpointError as error:
             yield str(error)
             continue
@@ -121,34 +118,22 @@ def _directory_problems(
         slots.close()
 
 
-def _slot_array(run: ResolvedRun) -> str:
-    """Name the array of a state that locates the dual variables."""
-    return "slots" if run.config.rounds is None else "committed"
-
-
 def _open_slots(
     folder: Path, identity: Identity, run: ResolvedRun, lanes: Problem, current: np.ndarray
 ) -> SlotStore:
-    options, plan, rounds = run.options, run.config.plan, run.config.rounds
-    where = folder / "dual" if rounds is None else folder / "dual" / str(current)
+    options, plan = run.options, run.config.plan
     if plan.page_rows and (folder / "rows").exists():
         extrapolates = options.acceleration != "none"
         pages = (run.dataset, lanes, options.seed, plan.page_rows)
         store = PagedRows(folder / "rows", *pages, extrapolates=extrapolates).slots
-    elif not where.is_dir():
-        raise CheckpointError(f"{where}: the directory is missing; restore the run directory from a copy")
+    elif not (folder / "dual").is_dir():
+        raise CheckpointError(
+            f"{folder / 'dual'}: the directory is missing; restore the run directory from a copy"
+        )
     else:
-        layout = options.solver_memory(lanes, run.dataset).layout
-        if rounds is not None:
-            from ..cluster.memory import paired_layout  # only where there were workers
-
-            assert isinstance(layout, RowLayout)
-            layout = paired_layout(layout)
-        row_bytes, n_slots = layout.state_bytes if str(current) else 0, 2 if rounds is None else 1
-        store = chunk_slots(where, run.dataset, row_bytes, identity, n_slots=n_slots)
+        row_bytes = options.solver_memory(lanes, run.dataset).layout.state_bytes
+        store = chunk_slots(folder / "dual", run.dataset, row_bytes, identity)
     store.identity = identity
-    if rounds is not None:
-        current = np.zeros(store.current.size, dtype=np.uint8)
     if current.shape != store.current.shape:
         raise CheckpointError(
             f"{folder / 'state.npz'}: it has dual variables of {current.size} parts, the run of {store.current.size}"

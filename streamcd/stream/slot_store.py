@@ -1,4 +1,4 @@
-"""Dual variables and active flags of every chunk, on disk in two slots per chunk, or in one where no state replaces another.
+"""Dual variables and active flags of every chunk, on disk in two slots per chunk.
 
 The slot that the last durable checkpoint points to is never overwritten. The first save of a chunk after a checkpoint goes
 to its other slot, and later ones rewrite that slot; a checkpoint syncs the files and then replaces ``state.npz``, whose slot
@@ -17,13 +17,14 @@ from threading import Lock
 
 import numpy as np
 
-from ..core.atomic_files import make_directory, sync_together
+from ..core.atomic_files import make_directory
 from ..core.errors import CheckpointError, file_named
 from ..dataset.dataset import Dataset
 from .identity import Identity
 
 NO_SLOT = 2  # the chunk was never saved: its rows start from the solver's initial values
 
+_N_SLOTS = 2
 _HEADER_BYTES = 16  # checksum, chunk (4 bytes each), tag of the run
 _OPEN_FILES = 256
 
@@ -31,19 +32,16 @@ _OPEN_FILES = 256
 class SlotStore:
     """Store of the dual variables and active flags of every chunk, in a file per shard with two slots per chunk.
 
-    Threads may load and save different chunks. The folder is created if needed; where it is written once `n_slots` is 1.
+    Threads may load and save different chunks. The folder is created if needed.
     `chunk_shard` and `n_rows` hold the shard and the rows of every chunk; a row's state takes `row_bytes`. `current`, uint8,
     is the slot (0 or 1) with a chunk's latest state, or `NO_SLOT`; `identity` is the run's.
     """
 
-    def __init__(
-        self, folder: Path, chunk_shard: np.ndarray, n_rows: np.ndarray, row_bytes: int, n_slots: int = 2
-    ) -> None:
-        self.folder, self._n_slots = folder, n_slots
-        self._shard = chunk_shard
+    def __init__(self, folder: Path, chunk_shard: np.ndarray, n_rows: np.ndarray, row_bytes: int) -> None:
+        self.folder, self._shard = folder, chunk_shard
         self._slot_bytes = _HEADER_BYTES + np.asarray(n_rows, dtype=np.int64) * row_bytes
         # chunks are sorted by shard: a chunk's offset is the bytes before the chunk, minus those before its shard
-        self._offset = n_slots * (np.cumsum(self._slot_bytes) - self._slot_bytes)
+        self._offset = _N_SLOTS * (np.cumsum(self._slot_bytes) - self._slot_bytes)
         self._offset -= self._offset[np.searchsorted(chunk_shard, chunk_shard)]
         self.current = np.full(chunk_shard.size, NO_SLOT, dtype=np.uint8)
         self._durable = self.current.copy()
@@ -59,7 +57,7 @@ class SlotStore:
         """Allocate the disk space of all slots, so that a disk too small fails before any work."""
         last = np.searchsorted(self._shard, np.unique(self._shard), side="right") - 1
         for chunk in last.tolist():
-            size = int(self._offset[chunk] + self._n_slots * self._slot_bytes[chunk])
+            size = int(self._offset[chunk] + _N_SLOTS * self._slot_bytes[chunk])
             if hasattr(os, "posix_fallocate"):
                 with file_named(self._path(chunk)), self._file(chunk) as file:
                     os.posix_fallocate(file, 0, size)
@@ -102,8 +100,7 @@ class SlotStore:
         header = self._read_slot(chunk, slot, body)
         if header is None:
             # another run, after as many checkpoints as it had time for, may have its state in the other slot
-            if self._n_slots > 1:
-                self._check_identity(chunk, self._read_slot(chunk, 1 - slot, body))
+            self._check_identity(chunk, self._read_slot(chunk, 1 - slot, body))
             raise CheckpointError(
                 f"{self._path(chunk)}: the state of chunk {chunk} is damaged or truncated; "
                 "restore the run directory from a copy, or train again with --force"
@@ -161,15 +158,14 @@ class SlotStore:
         chunks = np.searchsorted(self._shard, sorted(self._unsynced)).tolist()
         return [*map(self._path, chunks), self.folder]
 
-    def sync(self) -> None:
-        """Make everything saved so far durable."""
-        sync_together(self.unsynced())
-        self._unsynced.clear()
-
     def mark_durable(self) -> None:
         """Protect the current slots as those of the last durable checkpoint."""
         self._durable = self.current.copy()
         self._unsynced.clear()
+
+    def roll_back(self) -> None:
+        """Return to the slots of the last durable checkpoint."""
+        self.current = self._durable.copy()
 
     def close(self) -> None:
         """Close all files."""
@@ -234,12 +230,11 @@ def chunk_slots(
     dataset: Dataset,
     row_bytes: int,
     identity: Identity | None,
-    n_slots: int = 2,
 ) -> SlotStore:
     """Open the slots of a dataset's chunks; without slots if a row has no state."""
     n_chunks = dataset.n_chunks if row_bytes else 0
     rows = np.diff(dataset.row_start)[:n_chunks]
-    store = SlotStore(folder, dataset.chunk_part[:n_chunks], rows, row_bytes, n_slots)
+    store = SlotStore(folder, dataset.chunk_part[:n_chunks], rows, row_bytes)
     store.identity = identity
     return store
 

@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -102,9 +101,11 @@ class Task:
 class TrainingLoop(ABC):
     """One session of a task, from the last checkpoint in a directory to the end or an interruption.
 
-    A subclass carries out the reads, and adds its own arrays to the checkpoint. `directory` holds the state, the dual
-    variables and the log.
+    A subclass carries out the reads. `directory` holds the state, the dual variables and the log.
     """
+
+    paged: Any = None
+    """`row_scores.PagedRows` of a solver that keeps scores of rows on disk."""
 
     def __init__(self, directory: Run, task: Task, session: Session) -> None:
         self.directory, self.task, self.listener = directory, task, session.listener
@@ -119,6 +120,9 @@ class TrainingLoop(ABC):
             negligible=rounding_at_zero(task.problem, task.dataset, centred=task.solver.layout.centred),
         )
         self._status: tuple[int, TrainingStatus] | None = None  # with the read that it is of
+        self.slots = directory.open_slots(
+            task.dataset, task.solver.layout.state_bytes, self.paged.slots if self.paged else None
+        )
 
     def run(self) -> Outcome:
         """Train until every lane is done."""
@@ -130,7 +134,7 @@ class TrainingLoop(ABC):
                 self._stop_if_requested()
                 self._train()
             elif (lanes["reason"] != ended).any():
-                self._write_state()  # ended anew, by a looser rule: the state is the one record of a run's end
+                self._checkpoint()  # ended anew, by a looser rule: the state is the one record of a run's end
         except _TimeIsUp:
             # only in the outcome: the state on disk does not depend on time
             reason = np.where(lanes["phase"] == DONE, lanes["reason"], BY_TIME)
@@ -144,9 +148,9 @@ class TrainingLoop(ABC):
     def _train(self) -> None:
         """Read the data until no lane is open."""
 
-    @abstractmethod
     def _close(self) -> None:
         """Close files and connections."""
+        self.slots.close()
 
     def _has_open_lanes(self) -> bool:
         return bool(self.state.phase(START, TRAIN, CERTIFY).size)
@@ -172,25 +176,21 @@ class TrainingLoop(ABC):
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
-    @abstractmethod
     def _begin(self) -> None:
         """Prepare a new run; until its first checkpoint, resuming it begins anew."""
+        self.slots.allocate()
+        if self.paged:
+            self.paged.write_constants()
+        if self.task.warm_start is not None:
+            self.task.warm_start.begin(self.state, self.task.solver, self.slots)
 
-    @abstractmethod
-    def _add_to_checkpoint(self, arrays: dict[str, np.ndarray]) -> None:
-        """Add the subclass's arrays."""
-
-    @abstractmethod
-    def _take_from_checkpoint(self, arrays: dict[str, np.ndarray]) -> None:
-        """Remove and restore what `_add_to_checkpoint` added."""
-
-    def _write_state(self, files: Sequence[Path] = ()) -> None:
-        """Replace the state on disk, which also records the length of the log; it refers to `files`."""
-        arrays = self.state.stored_arrays()
-        self._add_to_checkpoint(arrays)
+    def _checkpoint(self) -> None:
+        """Replace the state on disk, which also records the length of the log, and refers to the slots."""
+        arrays = self.state.stored_arrays() | {"slots": self.slots.current}
         arrays["seconds"] = np.array(self._seconds() - self.kernel_seconds)
         arrays["bytes_read"] = np.array(self._bytes_read())
-        self.directory.write_state(arrays, files)
+        self.directory.write_state(arrays, self.slots.unsynced())
+        self.slots.mark_durable()
 
     def _restore_checkpoint(self) -> None:
         """Continue from the last checkpoint, or begin a new run."""
@@ -203,7 +203,7 @@ class TrainingLoop(ABC):
             self._begin()
             return
         try:
-            self._take_from_checkpoint(arrays)
+            self.slots.restore(arrays.pop("slots"))
             self.seconds_before = float(arrays.pop("seconds"))
             self.bytes_before = int(arrays.pop("bytes_read"))
             self.state.load_arrays(arrays)
@@ -239,14 +239,14 @@ class TrainingLoop(ABC):
     def _find_status(self, passes_ahead: int) -> TrainingStatus:
         return _status_of(self.state, self.task.rule, self.task.name, passes_ahead)
 
-    def _report(self, phase: str, done: int, total: int, n_passes: int, step: str = "") -> None:
+    def _report(self, phase: str, done: int, total: int, n_passes: int) -> None:
         """Report a part of a read, or of a round that adds `n_passes` passes, to a listener that is not the silent one."""
         if type(self.listener) is Listener:
             return
         if self._status is None or self._status[0] != self.state.read:
             self._status = self.state.read, self._find_status(n_passes)
         status = self._status[1]
-        gap = "" if np.isnan(status.now) else f"{status.measure} about {status.now:.1e}{step}"
+        gap = "" if np.isnan(status.now) else f"{status.measure} about {status.now:.1e}"
         self.listener.progress(Progress(self.task.name + phase, done, total, "entries", gap, status))
 
     def _lane_figures(self) -> dict[str, Any]:
@@ -277,9 +277,6 @@ class Loop(TrainingLoop):
         self.threads = task.solver.threads = session.threads
         self.next_checkpoint = math.inf
         self.meter = {"train": 0.0, "wait": 0.0, "state": 0.0}
-        self.slots = directory.open_slots(
-            task.dataset, task.solver.layout.state_bytes, self.paged.slots if self.paged else None
-        )
         self.rows = _RowStates(self.slots, task.solver, task.dataset, task.plan.resident)
         self.stream: Stream | None = None
         self._restore_checkpoint()
@@ -312,7 +309,7 @@ class Loop(TrainingLoop):
 
     def _close(self) -> None:
         self.threads.close()
-        self.slots.close()
+        super()._close()
 
     def _read(self, stream: Stream) -> None:
         """Carry out the rest of the current read."""
@@ -398,23 +395,8 @@ class Loop(TrainingLoop):
 
     def _checkpoint(self) -> None:
         self.rows.flush()
-        self._write_state(self.slots.unsynced())
-        self.slots.mark_durable()
+        super()._checkpoint()
         self.next_checkpoint = time.monotonic() + self.task.checkpoint_every
-
-    def _add_to_checkpoint(self, arrays: dict[str, np.ndarray]) -> None:
-        arrays["slots"] = self.slots.current
-
-    def _take_from_checkpoint(self, arrays: dict[str, np.ndarray]) -> None:
-        self.slots.restore(arrays.pop("slots"))
-
-    def _begin(self) -> None:
-        self.slots.allocate()
-        if self.paged:
-            self.paged.write_constants()
-        start = self.task.warm_start
-        if start is not None:
-            start.begin(self.state, self.task.solver, self.slots)
 
     # -- reports ------------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,6 @@ nothing, for which ``w(alpha)`` is the same. Where the old run had chunks that a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -104,49 +103,29 @@ class WarmStart:
             _certify_first(state, solver)
             return
         assert slots is not None
-        self.begin_with_alpha(state, solver, slots, solver.layout.n_flags)
-
-    def begin_with_alpha(
-        self, state: State, solver: Solver, slots: SlotStore, n_flags: int, *, copies: int = 1
-    ) -> None:
-        """Initialise a state and the rows' slots with dual variables; see `_write_alpha`."""
-        dual_sum = self._write_alpha(solver, slots, n_flags, copies)
+        dual_sum = self._write_alpha(solver, slots)
         if solver.warm_start == "alpha and w":
             self._fill_from_alpha(state, accelerated=solver.estimate == "proximal")
             state.lanes["dual_sum"] += dual_sum
             state.lanes["phase"][:] = START if self._sums_anew else TRAIN
 
-    def _write_alpha(self, solver: Solver, slots: SlotStore, n_flags: int, copies: int) -> np.ndarray:
-        """Write the dual variables of the old run's rows; returns the sum of the dual's terms, shape (lanes,).
+    def _write_alpha(self, solver: Solver, slots: SlotStore) -> np.ndarray:
+        """Write the dual variables of the old run's rows, all active; returns the sum of the dual's terms, shape (lanes,).
 
-        `n_flags` are those of a row, all of which are active; its variables are written `copies` times side by side. Chunks
-        of new rows alone are left to the solver, but where there are copies.
+        Other rows are left to the solver.
         """
         dual_sum = np.zeros(self._problem.n_lanes)
-        for chunk, (start, stop) in enumerate(pairwise(self._dataset.row_start.tolist())):
-            of_old = int(self._chunk_of[chunk])
-            if of_old < 0 and copies == 1:
-                continue
+        for chunk in np.flatnonzero(self._chunk_of >= 0).tolist():
             label, weight = self._dataset.read_rows(chunk, ("label", "weight"))
             code = class_codes(self._dataset, chunk, label)
-            if of_old < 0:
-                alpha = self._alpha_of_new(solver, code, weight)
-            else:
-                shares = [source.alpha(of_old, stop - start) for source in self._sources]
-                alpha = np.ascontiguousarray(sum(shares[1:], start=shares[0]))
-                if self._ratios is not None:
-                    alpha *= self._ratios[code, None]
-            slots.save(chunk, [np.hstack([alpha] * copies), np.ones((label.size, n_flags), dtype=np.uint8)])
+            shares = [source.alpha(int(self._chunk_of[chunk]), label.size) for source in self._sources]
+            alpha = np.ascontiguousarray(sum(shares[1:], start=shares[0]))
+            if self._ratios is not None:
+                alpha *= self._ratios[code, None]
+            slots.save(chunk, [alpha, np.ones((label.size, solver.layout.n_flags), dtype=np.uint8)])
             if solver.warm_start == "alpha and w":
                 dual_sum += self._dual_terms(alpha, code, label, weight)
         return dual_sum
-
-    def _alpha_of_new(self, solver: Solver, code: np.ndarray, weight: np.ndarray) -> np.ndarray:
-        """Return the dual variables with which the solver begins rows."""
-        arena = solver.layout.new_arena(self._dataset, code.size, 0)
-        arena.code[:], arena.weight[:] = code, weight
-        solver.new_rows(arena, 0, code.size)
-        return np.ascontiguousarray(arena.alpha[: code.size])
 
     def _dual_terms(
         self, alpha: np.ndarray, code: np.ndarray, label: np.ndarray, weight: np.ndarray

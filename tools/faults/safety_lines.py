@@ -31,15 +31,14 @@ training/checkpoint.py
         ~ durable[train]
     sync(self.path) ~ durable[tune]
 training/loop.py
-    self._write_state(self.slots.unsynced()) ~ durable[train streamed]
-        > self._write_state()
+    self.directory.write_state(arrays, self.slots.unsynced()) ~ durable[train streamed]
+        > self.directory.write_state(arrays)
 stream/slot_store.py
     self._unsynced.add(int(self._shard[chunk])) ~ durable[train streamed]
     return [*map(self._path, chunks), self.folder] ~ durable[train]
         > return [*map(self._path, chunks)]
-cluster/dual_rounds.py
-    sync(self._folder) ~ durable[train in rounds]
-    store.sync() ~ durable[train in rounds from another]
+cluster/loop.py
+    self.slots.roll_back() ~ rounds a_round_that_is_lost_leaves_no_trace_and_one_that_always_is_ends_the_run[3]
 conversion/staging.py
     os.fsync(lock) ~ durable[convert]
     sync(work) @ _locked ~ durable[convert]
