@@ -15,7 +15,6 @@ from small_datasets import Rows, write_dataset
 
 from streamcd import ConvergenceWarning, Dataset, make_columns, train
 from streamcd.solvers.problem import Problem, make_problem
-from streamcd.training import stopping
 from tools.simulated_cluster import Simulation
 
 CASES = [
@@ -337,10 +336,3 @@ def test_a_training_that_only_rounding_keeps_from_its_tolerance_says_so(tmp_path
     assert result.rounding > 1e-6
     assert not result.converged
     assert result.to_json()["rounding"] == result.rounding
-
-
-def test_a_gap_is_proven_against_the_least_that_the_primal_may_be() -> None:
-    """1e-3 of a primal objective of 1 may be 2e-3 of it, where half of its digits are rounding."""
-    lanes = {"gap": np.array([1e-3, 1e-3]), "primal": np.ones(2), "primal_rounding": np.array([0.0, 0.5])}
-    lanes["dual"] = lanes["primal"] - lanes["gap"]
-    assert stopping._gap_reached(lanes, stopping.make_rule(1e-3, None, 1)).tolist() == [True, False]

@@ -158,29 +158,20 @@ def test_stopped_anywhere_and_resumed_a_run_ends_with_the_same_bits(
 
 @pytest.mark.filterwarnings("ignore::streamcd.ConvergenceWarning")
 @pytest.mark.parametrize("kind", COURSES)
-def test_a_run_that_ended_at_its_passes_and_is_resumed_takes_the_course_of_one_that_did_not(
-    tmp_path: Path, kind: str
-) -> None:
-    """Its model is certified at every end; lanes with other C have certificates of their own on the way."""
-    few = any(word in kind for word in ("sor", "newton", "online"))  # passes to the optimum
-    asked = training(kind, tmp_path, tol=1e-9 if few else 1e-3)
-    if "start_from" not in asked:
-        asked["C"] = [0.05, 0.5]
-    most = asked.pop("max_passes")
-    train(run=tmp_path / "whole", max_passes=most, **asked)
+def test_a_run_that_ended_at_its_passes_goes_on_to_the_optimum(tmp_path: Path, kind: str) -> None:
+    """Its model is certified at every end."""
+    asked = training(kind, tmp_path, tol=1e-3)
+    asked.pop("max_passes")
+    whole = train(run=tmp_path / "whole", max_passes=3000, **asked)
     run = tmp_path / "run"
     result = train(run=run, max_passes=1, **asked)
-    for passes in (2, 3, most // 2, most):
-        assert not result.converged
+    for passes in (2, 3, 3000):
         before = ended(run)[0]
         assert resume(run).passes == result.passes
         assert ended(run)[0] == before
         result = resume(run, max_passes=passes)
-    (found, lines), (whole, expected) = ended(run), ended(tmp_path / "whole")
-    assert found == whole
-    for line in lines + expected:
-        del line["open_lanes"]  # none at an end
-    assert list({line["read"]: line for line in lines}.values()) == expected  # the last line of each read
+    assert result.converged
+    assert result.primal_objective == pytest.approx(whole.primal_objective, rel=1e-3)
 
 
 ENDS = [

@@ -350,17 +350,16 @@ def test_stopped_and_resumed_with_the_same_workers_gives_the_same_bits(
     assert (weights(tmp_path / "whole") == weights(tmp_path / "cut")).all()
 
 
-@pytest.mark.parametrize("bias", [{}, FREE], ids=["", "free"])
 @pytest.mark.parametrize("loss", ["squared_hinge", "multinomial"])
-def test_ended_at_its_passes_and_resumed_a_run_takes_the_course_of_one_that_did_not(
-    loss: str, bias: dict[str, Any], classes: Dataset, tmp_path: Path
+def test_ended_at_its_passes_and_resumed_a_run_goes_on_to_the_optimum(
+    loss: str, classes: Dataset, tmp_path: Path
 ) -> None:
-    options: dict[str, Any] = {"loss": loss, "tol": 1e-5, "C": [0.1, 1.0], "client": Simulation(3), **bias}
-    streamcd.train(classes, tmp_path / "whole", max_passes=18, **options)
+    options: dict[str, Any] = {"loss": loss, "tol": 1e-3, "C": [0.1, 1.0], "client": Simulation(3)}
+    whole = streamcd.train(classes, tmp_path / "whole", max_passes=3000, **options)
     assert not streamcd.train(classes, tmp_path / "run", max_passes=3, **options).converged
-    streamcd.resume(tmp_path / "run", client=Simulation(3), max_passes=9)
-    streamcd.resume(tmp_path / "run", client=Simulation(3), max_passes=18)
-    assert (weights(tmp_path / "whole") == weights(tmp_path / "run")).all()
+    found = streamcd.resume(tmp_path / "run", client=Simulation(3), max_passes=3000)
+    assert found.converged
+    assert found.primal_objective == pytest.approx(whole.primal_objective, rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -21,13 +21,11 @@ from ..kernels.loss_table import CLASSES
 from ..kernels.primitives import DUAL
 from ..kernels.rounds import APART, LINEAR, MAGNITUDE, QUADRATIC
 from ..solvers.dual import RowSolver
-from ..solvers.gap_bounds import violation
 from ..solvers.newton import NewtonSolver
-from ..solvers.protocol import CERTIFY, DONE, START, TRAIN
+from ..solvers.protocol import CERTIFY, START, TRAIN
 from ..stream.arenas import RowLayout
 from ..training.checkpoint import Run
 from ..training.loop import Session, Task, TrainingLoop
-from ..training.stopping import BY_MAX_PASSES, BY_VIOLATION
 from .block_steps import (
     has_entropy,
     lane_columns,
@@ -49,6 +47,8 @@ class RoundLoop(TrainingLoop):
     `method` and `kappa` are the method and acceleration of `registry.make_solver`. `memory` is each worker's, in bytes. A
     worker that does not respond for `worker_timeout` seconds loses its shards to others.
     """
+
+    passes_are_local = True
 
     n_passes = 1
     """Reads of a worker in a round that trains."""
@@ -134,9 +134,9 @@ class RoundLoop(TrainingLoop):
                 self.listener.warning(f"round {self.round + 1} is repeated from the last commit: {loss}")
         stepped = time.monotonic()
         self.state.lanes["round"] += 1
-        trained, certified = request.phase(TRAIN), request.phase(START, CERTIFY)
+        trained = request.phase(TRAIN)
         figures = self._take(request, result, step)
-        self._conclude_read(trained, certified)
+        self._conclude_read(trained)
         self._begin_next(request.n_passes)
         self.bytes_read += result.bytes_read
         record = {
@@ -310,17 +310,6 @@ class DualRounds(RoundLoop):
             "stiffness": _range(request.lanes["sigma_prime"][trained]),
             "line_search_reductions": n_evaluations,
         }
-
-    def _review_phases(self, certified: np.ndarray) -> None:
-        """Reopen lanes whose violation was small at the workers' own w, but is not at the common w."""
-        lanes, eps = self.state.lanes, self.task.rule.eps
-        if eps is None:
-            return
-        found = violation(self.state.totals)
-        doubtful = (lanes["phase"] == DONE) & (lanes["reason"] == BY_VIOLATION) & (found > eps)
-        phase, reason = (DONE, BY_MAX_PASSES) if self.state.pause else (TRAIN, 0)
-        for lane in np.intersect1d(np.flatnonzero(doubtful), certified):
-            lanes["phase"][lane], lanes["reason"][lane], lanes["converged"][lane] = phase, reason, False
 
 
 def _new_name() -> str:

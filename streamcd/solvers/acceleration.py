@@ -102,7 +102,6 @@ class Acceleration:
         self._width, self._ramps = problem.lane_vectors, entry.smooth
         # a free bias has a centre of its own, with 1 + kappa in place of kappa (`free_bias`)
         self._free_bias, self._penalised = problem.free_bias, problem.penalised
-        self.recall_is_enough = entry.smooth and not is_logistic(problem.loss)
         self.adapts, self._retreat = asked == "auto", _RETREAT if is_logistic(problem.loss) else 1.0
         n_lanes = problem.n_lanes
         self._most = np.full(n_lanes, np.inf)
@@ -123,13 +122,12 @@ class Acceleration:
 
         ``in_pass``, set while w is the iterate of an unfinished training read; ``moves``, the number of finished ones, and
         ``earlier_moves``, of those counted as made before a warm start;
-        ``known_estimate``, of the gap, by which a failed certificate is judged;
         ``distance``, the penalty's term of the gap, ``½‖w - w(alpha)‖²``; ``theta``, the factor on the bounds of kappa, 0 if
         kappa is fixed.
         """
         n_lanes = self._first.size
         state.matrices["centre_or_w_alpha"] = np.zeros(state.w.shape)
-        of_pass = ("distance", "w_alpha_square", "cosine", "progress", "previous_estimate", "known_estimate")
+        of_pass = ("distance", "w_alpha_square", "cosine", "progress", "previous_estimate")
         of_rows = ("alpha_sum", "alpha_curvature", "alpha_square")
         state.lanes.update({name: np.zeros(n_lanes) for name in (*of_pass, *of_rows)})
         state.lanes["kappa"], state.lanes["theta"] = self._first.copy(), np.full(n_lanes, float(self.adapts))
@@ -254,7 +252,7 @@ class Acceleration:
 
 def recalls_after(lanes: Mapping[str, np.ndarray], training: np.ndarray) -> bool:
     """Tell whether shrunk rows of an accelerated lane return when it ends the pass that it is in."""
-    return bool(((lanes["passes"][training] + 1) % _RECALL_EVERY == 0).any())
+    return "kappa" in lanes and bool(((lanes["passes"][training] + 1) % _RECALL_EVERY == 0).any())
 
 
 def _mean_cost(problem: Problem, class_counts: np.ndarray) -> np.ndarray:

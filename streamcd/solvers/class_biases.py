@@ -59,11 +59,10 @@ class FreeBiasCrammerSingerSolver(CrammerSingerSolver):
             self._mix(state, lane, t[lane], rho, dots, totals[lane])
         proof = self.proof(state, totals, penalties)
         first = lanes[~state.lanes["has_sums"][lanes]]
-        if state.pause:  # a run that goes on has not made this certificate
-            state.matrices["class_sums"][:, self._columns_of(first)] = 0.0
         state.lanes["has_sums"][state.phase(START, CERTIFY)] = True
         # the estimate could not know the cost of the mixture
-        state.lanes["known_estimate"][first] = proof["gap"][first]
+        state.lanes["estimate"][first] = proof["gap"][first]
+        self.adopt_certified_w(state)
         return proof
 
     def _of_shares(self, state: State, rows: slice, rho: np.ndarray) -> np.ndarray:
@@ -90,16 +89,18 @@ class FreeBiasCrammerSingerSolver(CrammerSingerSolver):
         """Return the rows' terms of the dual at ``p = C rho``; `cost` are the sums of C_i over the rows of each class."""
         return float(cost @ (1.0 - rho))
 
-    def conclude_pass(self, state: State, trained: np.ndarray) -> np.ndarray:
-        """Add to the estimate of the gap what the mixture is expected to cost; unknown before the first certificate."""
-        gap = super().conclude_pass(state, trained)
-        for lane in trained[state.lanes["has_sums"][trained]]:
-            own = self.columns(int(lane))
-            sums, w_alpha = (state.matrices[name][-1, own] for name in ("class_sums", "centre_or_w_alpha"))
-            more = mixture(sums, w_alpha)[0] * state.lanes["gap_of_shares"][lane]
-            gap[lane] += more
-            state.lanes["distance"][lane] += more
-        return gap
+    def cost_of_feasibility(self, state: State, trained: np.ndarray) -> np.ndarray:
+        """Return what the mixture is expected to cost; unknown before the first certificate. See `RowSolver`."""
+        cost = np.zeros(trained.size)
+        for number, lane in enumerate(trained.tolist()):
+            if state.lanes["has_sums"][lane]:
+                own = self.columns(lane)
+                sums, w_alpha = (
+                    state.matrices[name][-1, own] for name in ("class_sums", "centre_or_w_alpha")
+                )
+                cost[number] = mixture(sums, w_alpha)[0] * state.lanes["gap_of_shares"][lane]
+        state.lanes["distance"][trained] += cost
+        return cost
 
 
 def mixture(cost: np.ndarray, surplus: np.ndarray) -> tuple[float, np.ndarray]:

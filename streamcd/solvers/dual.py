@@ -48,7 +48,7 @@ from .protocol import (
     CERTIFY,
     START,
     TRAIN,
-    Estimate,
+    Estimates,
     Start,
     State,
     all_rows,
@@ -76,7 +76,6 @@ class RowSolver:
         self, problem: Problem, memory: SolverMemory, acceleration: Acceleration | None = None
     ) -> None:
         self.problem, self.acceleration = problem, acceleration
-        self.estimate: Estimate = "proximal" if acceleration else "plain"
         self.memory, self.layout = memory, memory.layout
         self.n_vectors = problem.n_lanes * problem.lane_vectors
 
@@ -94,19 +93,6 @@ class RowSolver:
         # with acceleration a row that is still eligible leaves at its next visit
         flag = np.uint8(primitives.PATIENCE if self.acceleration else 1)
         primitives.restore_flags(arena.active[start:stop], columns, flag)
-
-    def recalling(self, state: State) -> np.ndarray:
-        """Mark accelerated lanes of the smooth losses with five numbers; see `protocol.Solver`.
-
-        With them, all rows at once take more passes than those of every few passes; with hinge it is the other way round.
-        """
-        if self.acceleration is None or not self.acceleration.recall_is_enough:
-            return np.zeros(self.problem.n_lanes, dtype=bool)
-        return np.asarray(state.lanes["kappa"] > 0.0)
-
-    def changed_at_end(self, state: State) -> dict[str, np.ndarray]:
-        """Return nothing: w and w(alpha) stay."""
-        return {}
 
     def load_kernels(self, dataset: Dataset, state: State) -> None:
         """Compile the kernels by visiting no rows, before windows are allocated: a small budget has no room for both."""
@@ -159,13 +145,21 @@ class RowSolver:
         if self.acceleration:
             self.acceleration.begin_pass(state, lanes, self.threads)
 
-    def conclude_pass(self, state: State, trained: np.ndarray) -> np.ndarray:
-        """Estimate the gap of lanes that trained; see `protocol.Solver`."""
-        gap: np.ndarray = np.abs(state.totals[:, GAP])  # negative only by rounding
-        if self.acceleration and trained.size:
+    def estimate(self, state: State, trained: np.ndarray) -> Estimates:
+        """Estimate the gap by the rows' terms and the distance; the dual objective, which is known exactly, has the rest."""
+        gap = np.abs(state.totals[:, GAP])  # negative only by rounding
+        if self.acceleration:
             self.acceleration.end_pass(state, trained, self.threads)
-            gap[trained] += state.lanes["distance"][trained]
-        return gap
+            gap[trained] += state.lanes["distance"][trained] + self.cost_of_feasibility(state, trained)
+            conjugate = 0.5 * state.lanes["w_alpha_square"]
+        else:
+            sums = self._penalty_terms(state.w, state.w, trained)
+            conjugate = sums[1].reshape(-1, self.problem.lane_vectors).sum(axis=1)
+        return Estimates(gap, state.lanes["dual_sum"] - conjugate + gap, violation(state.totals))
+
+    def cost_of_feasibility(self, state: State, trained: np.ndarray) -> np.ndarray:
+        """Estimate the part of the gap of which the rows' terms do not tell, that of a feasible alpha; (trained,)."""
+        return np.zeros(trained.size)
 
     def new_sums(self) -> dict[str, np.ndarray]:
         """Return zeros for the sums that reads at fixed w make beside w(alpha) and the totals, in `State.matrices`.
@@ -190,7 +184,9 @@ class RowSolver:
         gap is an upper bound that includes rounding, for this w and for the one that the lane keeps.
         """
         sums = self._penalty_terms(state.w, state.w_alpha, state.phase(CERTIFY))
-        return self.proof(state, state.totals, sums)
+        proof = self.proof(state, state.totals, sums)
+        self.adopt_certified_w(state)
+        return proof
 
     def proof(self, state: State, totals: np.ndarray, sums: np.ndarray) -> dict[str, np.ndarray]:
         """Compute the certificate from the rows' sums and the weights' (`_penalty_terms`)."""
@@ -216,26 +212,13 @@ class RowSolver:
         """Return ``‖w - u‖²`` of every vector, u being the w that lanes continue from, or end with, after a certificate."""
         return np.zeros_like(drift) if self.acceleration else drift
 
-    def violation(self, state: State) -> np.ndarray:
-        """Return LIBLINEAR's measure of every lane; see `violation`."""
-        return violation(state.totals)
-
-    def adopt_certified_w(self, state: State, lanes: np.ndarray) -> None:
+    def adopt_certified_w(self, state: State) -> None:
         """Continue from ``w(alpha)`` as summed by the read; accelerated lanes keep w, and store it beside w."""
-        columns = self._columns_of(lanes)
+        columns = self._columns_of(state.phase(START, CERTIFY))
         target = state.matrices["centre_or_w_alpha"] if self.acceleration else state.w
         source, n_rows, move = state.w_alpha, state.w.shape[0], weight_kernels.move_columns
         share = self.threads.share
         share(lambda rows: move(source[rows], target[rows], columns), n_rows, n_rows * columns.size)
-
-    def estimated_primals(self, state: State, estimates: np.ndarray) -> np.ndarray:
-        """Add the estimates of the gap to the dual objectives, which are known exactly."""
-        if self.acceleration:
-            conjugate = 0.5 * state.lanes["w_alpha_square"]
-        else:
-            sums = self._penalty_terms(state.w, state.w, state.phase(TRAIN))
-            conjugate = sums[1].reshape(-1, self.problem.lane_vectors).sum(axis=1)
-        return np.asarray(state.lanes["dual_sum"] - conjugate + estimates)
 
     def columns(self, lane: int) -> slice:
         """Return the weight vectors of a lane."""

@@ -17,7 +17,6 @@ import numpy as np
 from ..dataset.dataset import Dataset
 from ..kernels.losses import numbers_of
 from ..kernels.primitives import (
-    DUAL,
     LOSS,
     N_TOTALS,
     N_VISITED,
@@ -102,6 +101,7 @@ class FreeBiasSolver(DualSolver):
         state.totals[:, _SUMMED] += sums[:, _SUMMED]
         state.w_alpha += state.matrices[_POSITIVE]
         state.matrices[_POSITIVE][:], sums[:] = 0.0, new_totals(self.problem.n_lanes)
+        self.adopt_certified_w(state)
         return proof
 
     def _factors(self, state: State) -> np.ndarray:
@@ -118,17 +118,13 @@ class FreeBiasSolver(DualSolver):
             out += self._penalty_terms(state.w[rows], v, lanes)
         return out
 
-    def conclude_pass(self, state: State, trained: np.ndarray) -> np.ndarray:
-        """Add to the estimate of the gap what making alpha feasible is expected to cost."""
-        gap = super().conclude_pass(state, trained)
-        excess = np.abs(state.matrices["centre_or_w_alpha"][-1]) / self.problem.bias  # |Σ beta|
+    def cost_of_feasibility(self, state: State, trained: np.ndarray) -> np.ndarray:
+        """Return ``(1 - f) Σ loss`` over the heavier sign, as if both had equal losses; see `RowSolver`."""
         kept = state.lanes
-        dual = kept["dual_sum"] + state.totals[:, DUAL]
-        # (1 - f) Σ loss over the heavier sign, as if both had equal losses; at the optimum Σ loss is the difference below
-        losses = np.maximum(dual - kept["w_alpha_square"], 0.0)
+        excess = np.abs(state.matrices["centre_or_w_alpha"][-1]) / self.problem.bias  # |Σ beta|
+        losses = np.maximum(kept["dual_sum"] - kept["w_alpha_square"], 0.0)  # at the optimum Σ loss
         # without kappa Σ |beta| is not known
-        size = np.where(kept["alpha_sum"] > 0.0, kept["alpha_sum"], dual)
-        cost = np.divide(excess * losses, size, out=np.zeros_like(size), where=size > 0.0)
-        gap[trained] += cost[trained]
-        kept["distance"][trained] += cost[trained]
-        return gap
+        size = np.where(kept["alpha_sum"] > 0.0, kept["alpha_sum"], kept["dual_sum"])
+        cost = np.divide(excess * losses, size, out=np.zeros_like(size), where=size > 0.0)[trained]
+        kept["distance"][trained] += cost
+        return cost

@@ -32,10 +32,6 @@ class MultinomialSolver(CrammerSingerSolver):
     def restore_rows(self, state: State, arena: RowArena, start: int, stop: int) -> None:
         """Do nothing."""
 
-    def recalling(self, state: State) -> np.ndarray:
-        """Mark no lane."""
-        return np.zeros(self.problem.n_lanes, dtype=bool)
-
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """Set kappa of the next pass."""
         if self.acceleration:

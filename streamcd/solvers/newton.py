@@ -44,8 +44,7 @@ from .problem import Problem, smaller_side
 from .protocol import (
     CERTIFY,
     TRAIN,
-    CertifiedReads,
-    Estimate,
+    AllRows,
     Start,
     State,
     all_rows,
@@ -62,12 +61,11 @@ _TOO_LONG = 0.25  # length tried next where others were not evaluated
 _FAR_TOO_LONG = 1e-3  # where all of them were too long
 
 
-class NewtonSolver(CertifiedReads):
+class NewtonSolver(AllRows):
     """Newton's method for smooth losses of margins and targets, for data with few features."""
 
     threads = Threads()
     warm_start: Start = "w"
-    estimate: Estimate = "exact"
 
     def __init__(self, problem: Problem, dataset: Dataset) -> None:
         self.problem, self._n_rows, self._class_counts = problem, dataset.n_rows, dataset.class_counts
@@ -215,7 +213,7 @@ class NewtonSolver(CertifiedReads):
                 rounding += gap - self._gap(state, w, norm, np.zeros_like(error))[0]
             gap = np.fmin(gap, primal)  # that of a = 0
             of_primal = primal_rounding(totals, norm, np.zeros_like(norm)) + (n + 100.0) * UNIT * penalty
-            return certificate_of(primal, gap, self.violation(state), rounding, of_primal)
+            return certificate_of(primal, gap, self._violation(state), rounding, of_primal)
 
     def _gap(
         self, state: State, w: np.ndarray, norm: np.ndarray, error: np.ndarray
@@ -254,7 +252,7 @@ class NewtonSolver(CertifiedReads):
         totals[:, SLOPE] = short.max(axis=1) * totals[:, LOSS_SLOPE]
         return np.einsum("lsj,ls->lj", sides, shares)
 
-    def violation(self, state: State) -> np.ndarray:
+    def _violation(self, state: State) -> np.ndarray:
         """Compute ``‖∇f(w)‖ / ‖∇f(0)‖ · n / min(n₊, n₋)``, which LIBLINEAR's primal solvers compare with eps.
 
         With l1 it is the 1-norm of the smallest subgradient.
@@ -272,8 +270,8 @@ class NewtonSolver(CertifiedReads):
         lanes = range(self.problem.n_lanes)
         return np.array([kernels.slope_norm(w[k], v[k], *self._penalty(k)) for k in lanes])
 
-    def adopt_certified_w(self, state: State, lanes: np.ndarray) -> None:
-        """Do nothing: every read is made at a w of its own."""
+    def estimate(self, state: State, trained: np.ndarray) -> None:
+        """Estimate nothing: every read is a certificate."""
 
     # -- steps
 

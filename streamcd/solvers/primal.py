@@ -8,7 +8,7 @@ estimate; in a read at fixed w, which recomputes the scores, it is the certifica
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ from .protocol import (
     CERTIFY,
     TRAIN,
     AllRows,
-    Estimate,
+    Estimates,
     Start,
     State,
     all_rows,
@@ -66,8 +66,7 @@ class PrimalSolver(AllRows):
     threads = Threads()
 
     with_replacement = False
-    warm_start: Start = "w"
-    estimate: Estimate = "plain"
+    warm_start: Start = "w and scores"
 
     def __init__(self, problem: Problem, dataset: Dataset, seed: int, *, extrapolates: bool = False) -> None:
         self.problem, self._dataset, self._seed = problem, dataset, seed
@@ -213,7 +212,9 @@ class PrimalSolver(AllRows):
         bound = gap + rounding
         gap = np.fmin(np.where(rounding <= NEGLIGIBLE * gap, gap, bound), primal)
         of_primal = self._primal_rounding(primal, margins, sums)
-        return certificate_of(primal, gap, self.violation(state), rounding, of_primal)
+        for rows in self._rows(state).iter_blocks(more=("fresh",), saved=("score",)) if lanes.size else ():
+            rows.score[:, lanes] = rows.fresh[:, lanes]
+        return certificate_of(primal, gap, self._violation(state), rounding, of_primal)
 
     @property
     def _n_terms(self) -> float:
@@ -251,31 +252,24 @@ class PrimalSolver(AllRows):
                 rounding + self._n_terms * UNIT * (totals[:, GAP] + np.abs(sums[:, PHI]) + rounding)
             )
 
-    def violation(self, state: State) -> np.ndarray:
+    def _violation(self, state: State) -> np.ndarray:
         """Compute ``‖∇f(w)‖ / ‖∇f(0)‖ · n / min(n₊, n₋)``, which LIBLINEAR's primal solvers compare with eps."""
         norm = np.sqrt(2.0 * np.maximum(state.totals[:, GAP], 0.0))
         seen = np.isfinite(state.totals[:, VIOLATION_MAX])
         smaller = smaller_side(self.problem, self._dataset.class_counts)
         return np.where(seen, self.relative_to_start(state, norm, _start_norm(state), smaller), 0.0)
 
-    def conclude_pass(self, state: State, trained: np.ndarray) -> np.ndarray:
-        """Estimate the gaps; also computes the objectives and, with acceleration, the next extrapolation."""
-        rows = self._rows(state)
-        if trained.size and self._extrapolation:
-            self._objective = self._extrapolation.end_pass(state, trained, rows, self._costs)
-        elif trained.size:
-            self._objective = sum_up_objective(self.problem, state, trained, rows, self._costs)
-        gap: np.ndarray = np.abs(state.totals[:, GAP])  # negative only by rounding
-        return gap
+    def estimate(self, state: State, trained: np.ndarray) -> Estimates:
+        """Estimate the gaps by the columns' terms; the objectives are the scores', exact but for their drift.
 
-    def adopt_certified_w(self, state: State, lanes: np.ndarray) -> None:
-        """Continue from the scores that the read at fixed w has computed."""
-        for rows in self._rows(state).iter_blocks(more=("fresh",), saved=("score",)):
-            rows.score[:, lanes] = rows.fresh[:, lanes]
-
-    def estimated_primals(self, state: State, estimates: np.ndarray) -> np.ndarray:
-        """Return the objectives that `conclude_pass` has computed from the scores; exact but for their drift."""
-        return self._objective
+        With acceleration the next pass begins at the extrapolation that is found on the way.
+        """
+        end_pass = (
+            self._extrapolation.end_pass if self._extrapolation else partial(sum_up_objective, self.problem)
+        )
+        primal = end_pass(state, trained, self._rows(state), self._costs)
+        gap = np.abs(state.totals[:, GAP])  # negative only by rounding
+        return Estimates(gap, primal, self._violation(state))
 
     # -- inside
 
@@ -347,22 +341,6 @@ class OnlineSolver(PrimalSolver):
     """
 
     with_replacement = True
-
-    def __init__(self, problem: Problem, dataset: Dataset, seed: int, *, extrapolates: bool = False) -> None:
-        super().__init__(problem, dataset, seed, extrapolates=extrapolates)
-        self.estimate = "noisy" if extrapolates else "plain"
-
-    def new_state(self) -> State:
-        """Return the state before the first read.
-
-        With extrapolation it has room for the gap of a failed certificate, to which features that later passes leave out
-        may contribute; and for the fall of the gap from one failure to the next.
-        """
-        state = super().new_state()
-        if self._extrapolation:
-            names = ("unseen_gap", "failed_gap", "failed_at", "gap_fall")
-            state.lanes |= {name: np.zeros(self.problem.n_lanes) for name in names}
-        return state
 
 
 def _diagonal_of_a_cone(loss: Loss) -> float:

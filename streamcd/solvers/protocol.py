@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -23,8 +23,9 @@ from .problem import Problem
 START, TRAIN, CERTIFY, DONE = range(4)
 """Phases of a lane in a read: summing ``w(alpha)`` of its initial alpha, training, certification at fixed w, done."""
 
-Start = Literal["alpha", "alpha and w", "w"]
-"""Content of a warm start: alpha, from which the first read computes w; alpha with its w(alpha); or w alone."""
+Start = Literal["alpha", "alpha and w", "w", "w and scores"]
+"""Content of a warm start: alpha, from which the first read computes w; alpha with its w(alpha); w alone; or w, and a read
+at fixed w that computes the scores of rows."""
 
 
 @dataclass
@@ -39,9 +40,6 @@ class State:
     read: int = 0  # of the next window to visit
     window: int = 0
     matrices: dict[str, np.ndarray] = field(default_factory=dict)  # other arrays of a solver
-    pause: dict[str, np.ndarray] = field(
-        default_factory=dict
-    )  # of a run at its end: see `training.stopping.pause`
 
     def phase(self, *phases: int) -> np.ndarray:
         """Return the lanes in one of these phases, int64."""
@@ -57,7 +55,6 @@ class State:
             arrays["w_alpha"] = self.w_alpha
         arrays |= {f"row_{name}": array for name, array in self.rows.items()}
         arrays |= {f"matrix_{name}": array for name, array in self.matrices.items()}
-        arrays |= {f"pause_{name}": array for name, array in self.pause.items()}
         return arrays | {f"lane_{name}": array for name, array in self.lanes.items()}
 
     def stored_arrays(self) -> dict[str, np.ndarray]:
@@ -89,7 +86,6 @@ class State:
         self.matrices = {name: arrays[f"matrix_{name}"] for name in self.matrices}
         self.lanes = _with_prefix(arrays, "lane_")
         self.rows = _with_prefix(arrays, "row_")
-        self.pause = _with_prefix(arrays, "pause_")
 
     def _check_shapes(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Refuse arrays of other shapes: they are kept as they are."""
@@ -129,10 +125,14 @@ def new_lanes(n_lanes: int, phase: int) -> dict[str, np.ndarray]:
     }
 
 
-Estimate = Literal["plain", "proximal", "noisy", "exact"]
-"""Estimates of the gap after a pass: sums over visits alone; with a distance measured at the end of the pass
-(``distance``, `acceleration`); with parts that a pass may leave out (``unseen_gap``, `primal.OnlineSolver`); or none, where
-a pass is made at fixed w and is a certificate itself (`newton`)."""
+class Estimates(NamedTuple):
+    """Estimates of every lane after a pass, from the sums over the rows that it visited."""
+
+    estimate: (
+        np.ndarray
+    )  # of the gap; with acceleration it includes ``distance``, measured at the end of the pass
+    estimated_primal: np.ndarray
+    seen_violation: np.ndarray  # LIBLINEAR's measure
 
 
 def certificate_of(
@@ -155,8 +155,6 @@ def certificate_of(
 
 class Solver(Protocol):
     """Interface of a solver, for `training.loop.Loop`."""
-
-    estimate: Estimate
 
     threads: Threads
     """Threads that share the work of a visit. Results do not depend on their number."""
@@ -207,32 +205,15 @@ class Solver(Protocol):
         """Set thresholds and inner tolerances of the lanes that trained, from `state.totals`."""
 
     def certificate(self, state: State) -> dict[str, np.ndarray]:
-        """Compute the certificate of every lane after a read at fixed w (phase `CERTIFY`).
+        """Compute the certificate of every lane after a read at fixed w (phase `CERTIFY`), and adopt what it has summed.
 
-        Arrays by name: ``primal``, ``dual``, ``gap``, ``violation``; ``rounding`` and ``primal_rounding`` bound the errors
-        of gap and primal objective by rounding.
+        Arrays by name: ``primal``, ``dual``, ``gap``, ``violation`` (LIBLINEAR's measure); ``rounding`` and
+        ``primal_rounding`` bound the errors of gap and primal objective by rounding. Quantities that drift while lanes train
+        are replaced, in phase `START` too.
         """
 
-    def violation(self, state: State) -> np.ndarray:
-        """Return LIBLINEAR's measure of each lane's violation of optimality, from the sums of the read that ended."""
-
-    def adopt_certified_w(self, state: State, lanes: np.ndarray) -> None:
-        """Replace quantities that drift while these lanes train by those that the read at fixed w has summed."""
-
-    def changed_at_end(self, state: State) -> dict[str, np.ndarray]:
-        """Return views of the arrays, but for those of lanes, that the certificate at the end of a run changes.
-
-        `adopt_certified_w` is not called there.
-        """
-
-    def recalling(self, state: State) -> np.ndarray:
-        """Mark the lanes whose shrunk rows return every few passes, which is enough when a run goes on."""
-
-    def conclude_pass(self, state: State, trained: np.ndarray) -> np.ndarray:
-        """Estimate every lane's gap after a training read of the lanes `trained`, from `state.totals`."""
-
-    def estimated_primals(self, state: State, estimates: np.ndarray) -> np.ndarray:
-        """Estimate every lane's primal objective after a training read, given the estimates of the gap."""
+    def estimate(self, state: State, trained: np.ndarray) -> Estimates | None:
+        """Estimate the gaps after a pass of the lanes `trained`; None where a pass is a read at fixed w itself."""
 
 
 class AllRows:
@@ -246,14 +227,6 @@ class AllRows:
     def restore_rows(self, state: State, arena: RowArena, start: int, stop: int) -> None:
         """Do nothing: no row is left out."""
 
-    def changed_at_end(self, state: State) -> dict[str, np.ndarray]:
-        """Return nothing: a certificate changes no array."""
-        return {}
-
-    def recalling(self, state: State) -> np.ndarray:
-        """Mark no lane: no row is left out."""
-        return np.zeros(self.problem.n_lanes, dtype=bool)
-
     def relative_to_start(
         self, state: State, norm: np.ndarray, start: np.ndarray, smaller: np.ndarray
     ) -> np.ndarray:
@@ -262,18 +235,6 @@ class AllRows:
         with np.errstate(all="ignore"):  # the loop says what is wrong
             scale = np.where(np.isnan(kept), start, kept) * smaller
             return np.divide(norm, scale, out=np.zeros_like(norm), where=scale > 0)
-
-
-class CertifiedReads(AllRows):
-    """Base of solvers of which every read is a certificate: nothing is left to estimate."""
-
-    def conclude_pass(self, state: State, trained: np.ndarray) -> np.ndarray:
-        """Return no estimates."""
-        return np.full(self.problem.n_lanes, np.nan)
-
-    def estimated_primals(self, state: State, estimates: np.ndarray) -> np.ndarray:
-        """Return no estimates."""
-        return estimates
 
 
 def all_rows(window: Window, order: np.ndarray) -> np.ndarray:

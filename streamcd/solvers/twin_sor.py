@@ -76,10 +76,6 @@ class TwinSorSolver(RowSolver):
             )
             return np.einsum("ij,ij->i", apart, apart)
 
-    def changed_at_end(self, state: State) -> dict[str, np.ndarray]:
-        """Return w, as `end_read` recomputes it; see `protocol.Solver`."""
-        return {"w": state.w}
-
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """Invert the summed matrices, recompute w from alpha after a certificate, set thresholds and omega."""
         seen, pulled = state.lanes["seen_phase"], state.matrices["pulled"]
@@ -89,7 +85,7 @@ class TwinSorSolver(RowSolver):
             # not the certificate's w(alpha), in which a rounding error of w is multiplied by H
             w = state.w[:, lane] = _product(state.matrices["inverse"][lane], pulled[:, lane])
             if seen[lane] == START:
-                # `estimated_primals` subtracts ½‖w‖² from this sum; the quadratic term is ½ aᵀBH⁻¹Bᵀa
+                # `RowSolver.estimate` subtracts ½‖w‖² from this sum; the quadratic term is ½ aᵀBH⁻¹Bᵀa
                 state.lanes["dual_sum"][lane] += 0.5 * float(np.einsum("i,i->", w, w - pulled[:, lane]))
             pulled[:, lane] = 0.0
         set_thresholds(state, trained)
@@ -138,7 +134,7 @@ class TwinSorSolver(RowSolver):
         elimination = Elimination(state.matrices["inverse"], self._column)
         rows = (order, rows_of(window), self.costs, variables_of(window, state))
         twin_kernels.twin_sor_visit(*rows, steering, state.totals, lanes, elimination)
-        # `estimated_primals` subtracts ½‖w‖² from the sum of DUAL, which here includes the quadratic term already
+        # `RowSolver.estimate` subtracts ½‖w‖² from the sum of DUAL, which here includes the quadratic term already
         state.totals[lanes, DUAL] += (self.problem.penalty(state.w) - before)[lanes]
 
 

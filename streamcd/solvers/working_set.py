@@ -46,7 +46,7 @@ from .held_solution import HeldProblem, HeldSolution
 from .memory import LANES_TOGETHER, NARROW, working_set_memory
 from .primal import signed_costs
 from .problem import Problem, smaller_side
-from .protocol import CERTIFY, TRAIN, CertifiedReads, Estimate, Start, State, all_rows, new_lanes, new_totals
+from .protocol import CERTIFY, TRAIN, AllRows, Start, State, all_rows, new_lanes, new_totals
 from .row_scores import no_rows, read_rows
 
 _STAYS = 0.5
@@ -88,12 +88,11 @@ class Read:
     n_solved: int  # times that held columns were solved for
 
 
-class WorkingSetSolver(CertifiedReads):
+class WorkingSetSolver(AllRows):
     """Working sets for smooth losses of margins and targets, with L1, elastic net or L2."""
 
     threads = Threads()
     warm_start: Start = "w"
-    estimate: Estimate = "exact"
 
     def __init__(self, problem: Problem, dataset: Dataset, seed: int) -> None:
         self.problem, self._dataset, self._seed = problem, dataset, seed
@@ -327,7 +326,9 @@ class WorkingSetSolver(CertifiedReads):
 
         self.threads.run([partial(certify, int(lane)) for lane in lanes])
         state.totals[:, GAP], state.totals[:, LOSS] = proof["gap"], proof["primal"]
-        return proof | {"violation": self.violation(state)}
+        lanes = state.phase(CERTIFY)
+        state.rows["score"][lanes] = self._of_read.fresh[lanes]
+        return proof | {"violation": self._violation(state)}
 
     def _certify(self, state: State, lane: int) -> tuple[float, ...]:
         read, is_free = self._of_read, self.problem.free_bias
@@ -384,7 +385,7 @@ class WorkingSetSolver(CertifiedReads):
         of_v = (slopes + (0.5 / l2 if l2 else 0.0) * errors * error) * error
         return terms, of_v, float(np.sqrt(squares))
 
-    def violation(self, state: State) -> np.ndarray:
+    def _violation(self, state: State) -> np.ndarray:
         """Compute the norm of the smallest subgradient, as `newton.NewtonSolver.violation`."""
         norm, start = self._slope_norms(state, state.w), state.lanes["start_norm"]
         if np.isnan(start).any():
@@ -397,9 +398,8 @@ class WorkingSetSolver(CertifiedReads):
         norm, lanes = newton_kernels.slope_norm, range(problem.n_lanes)
         return np.array([norm(own[k], v[k], float(problem.l1[k]), problem.l2, n) for k in lanes])
 
-    def adopt_certified_w(self, state: State, lanes: np.ndarray) -> None:
-        """Continue from the scores that the read has computed."""
-        state.rows["score"][lanes] = self._of_read.fresh[lanes]
+    def estimate(self, state: State, trained: np.ndarray) -> None:
+        """Estimate nothing: every read is a certificate."""
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """Leave out columns that are 0 at the optimum, and solve for the held ones, lane by lane."""

@@ -30,12 +30,9 @@ from .checkpoint import Run
 from .result import Outcome
 from .stopping import (
     BY_TIME,
-    LaneRule,
     StopRule,
     new_lane_arrays,
-    pause,
     reopen,
-    rounding_at_zero,
     update_lane_phases,
 )
 from .warm_start import WarmStart
@@ -107,6 +104,9 @@ class TrainingLoop(ABC):
     paged: Any = None
     """`row_scores.PagedRows` of a solver that keeps scores of rows on disk."""
 
+    passes_are_local = False
+    """Violations are seen at other weights than those of the state, and count when the latter are certified."""
+
     def __init__(self, directory: Run, task: Task, session: Session) -> None:
         self.directory, self.task, self.listener = directory, task, session.listener
         self.stop_requested, self.until = session.stop_requested or (lambda: None), session.until
@@ -114,11 +114,8 @@ class TrainingLoop(ABC):
         self.seconds_before, self.bytes_before = 0.0, 0
         self.kernel_seconds = 0.0
         self.state = task.solver.new_state()
-        self.state.lanes.update(new_lane_arrays(task.problem.n_lanes))
-        self.rule = LaneRule(
-            **vars(task.rule),
-            negligible=rounding_at_zero(task.problem, task.dataset, centred=task.solver.layout.centred),
-        )
+        centred = task.solver.layout.centred
+        self.state.lanes.update(new_lane_arrays(task.problem, task.dataset, centred=centred))
         self._status: tuple[int, TrainingStatus] | None = None  # with the read that it is of
         self.slots = directory.open_slots(
             task.dataset, task.solver.layout.state_bytes, self.paged.slots if self.paged else None
@@ -128,7 +125,7 @@ class TrainingLoop(ABC):
         """Train until every lane is done."""
         lanes, ended = self.state.lanes, self.state.lanes["reason"].copy()
         if self.state.window == 0:
-            reopen(self.state, self.rule, self.task.solver)
+            reopen(self.state, self.task.rule)
         try:
             if self._has_open_lanes():
                 self._stop_if_requested()
@@ -155,12 +152,13 @@ class TrainingLoop(ABC):
     def _has_open_lanes(self) -> bool:
         return bool(self.state.phase(START, TRAIN, CERTIFY).size)
 
-    def _conclude_read(self, trained: np.ndarray, certified: np.ndarray) -> None:
+    def _conclude_read(self, trained: np.ndarray) -> None:
         """Decide what each lane does, from the totals of the read that ended."""
         state, task = self.state, self.task
         state.lanes["restore"][:] = False
-        update_lane_phases(state, self.rule, task.solver, str(task.dataset.path))
-        self._review_phases(certified)
+        update_lane_phases(
+            state, task.rule, task.solver, str(task.dataset.path), at_fixed_w=self.passes_are_local
+        )
         task.solver.end_read(state, trained)
         state.totals[:] = new_totals(task.problem.n_lanes)
 
@@ -168,11 +166,7 @@ class TrainingLoop(ABC):
         """Move on by the reads that were made, to the next one or to the end."""
         state, task = self.state, self.task
         state.read, state.window = state.read + n_reads, 0
-        reopen(state, self.rule, task.solver)
-        pause(state, self.rule, task.solver)
-
-    def _review_phases(self, certified: np.ndarray) -> None:  # noqa: B027
-        """Revise the decisions of `update_lane_phases`; nothing by default."""
+        reopen(state, task.rule)
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
@@ -194,9 +188,7 @@ class TrainingLoop(ABC):
 
     def _restore_checkpoint(self) -> None:
         """Continue from the last checkpoint, or begin a new run."""
-        # with a w(alpha) of the size of w, and with `State.pause`
-        own = [*self.state.to_arrays().values(), self.state.w, *self.state.lanes.values()]
-        own += self.task.solver.changed_at_end(self.state).values()
+        own = [*self.state.to_arrays().values(), self.state.w]  # with a w(alpha) of the size of w
         room = sum(array.nbytes for array in own) + self.task.dataset.n_chunks
         arrays = self.directory.read_state(room)
         if arrays is None:
@@ -363,8 +355,7 @@ class Loop(TrainingLoop):
         """Tell whether rows that shrink in this read are expected to stay out of the next."""
         lanes, training = self.state.lanes, self.state.phase(TRAIN)
         goes_on = (lanes["passes"][training] + 1 < self.task.rule.max_passes).any()
-        returning = self.task.solver.estimate == "proximal" and acceleration.recalls_after(lanes, training)
-        return bool(goes_on) and not returning
+        return bool(goes_on) and not acceleration.recalls_after(lanes, training)
 
     def _keep_active(self, stream: Stream, window: Window) -> None:
         """Copy the rows that are active in any lane that is not done, for the next reads."""
@@ -376,7 +367,7 @@ class Loop(TrainingLoop):
 
     def _end_read(self, before: Mapping[str, float], certifying_only: bool) -> None:
         state = self.state
-        self._conclude_read(state.phase(TRAIN), state.phase(START, CERTIFY))
+        self._conclude_read(state.phase(TRAIN))
         if self.directory.has_files:
             self.directory.append_log(self._log_record(before, certifying_only))
         self._begin_next(1)

@@ -14,25 +14,12 @@ from ..core.memory_budget import peak_memory_bytes
 from ..core.progress import counted
 from ..solvers import acceleration, over_relaxation
 from ..solvers.problem import Problem
-from .stopping import (
-    BY_GAP,
-    BY_MAX_PASSES,
-    BY_ROUNDING,
-    BY_TIME,
-    BY_VIOLATION,
-    BY_ZERO,
-    REASONS,
-)
-
-_FROM_GOOD_TO_BAD = (
-    *(BY_GAP, BY_ZERO, BY_VIOLATION, BY_MAX_PASSES, BY_ROUNDING, BY_TIME),
-    0,
-)
+from .stopping import BY_TIME, REASONS
 
 
 def worst_reason(reasons: np.ndarray) -> str:
     """Name the reason of the lane that ended worst."""
-    return REASONS[max(reasons.tolist(), key=_FROM_GOOD_TO_BAD.index)]
+    return REASONS[reasons.max()].name
 
 
 @dataclass(repr=False)
@@ -57,7 +44,7 @@ class Result:
     primal_objective: float  # sum over all problems: classes, values of C
     dual_objective: float  # likewise
     gap: float  # largest (primal - dual) / primal of a problem, with what rounding may add to it
-    rounding: float  # largest bound on the rounding error of gap and primal objective, relative to the latter
+    rounding: float  # largest bound on the rounding error of a gap, relative to the primal objective
     violation: float  # largest violation of optimality at the certified weights (LIBLINEAR's measure)
     converged: bool  # all problems are
     # of the problem that ended worst: "gap", "zero" (the objective is, but for rounding), "violation",
@@ -91,16 +78,9 @@ class Result:
 
     def describe_shortfall(self) -> str:
         """Describe how the training fell short of its rule."""
-        if self.stop_reason == "time":
-            return f"not converged: the time was up {self._after}"
-        if self.stop_reason == "rounding":
-            return (
-                f"not converged {self._after}: with what rounding may add, the relative gap is {self.gap:.2g}, "
-                "which more passes hardly change; scale the values ('convert --scale maxabs'), or give a larger tolerance "
-                "or, of a loss that has one, a smaller C"
-            )
+        told = {reason.name: reason.shortfall for reason in REASONS}[self.stop_reason]
         slowly = "" if self.more_passes_help else ", which more passes change slowly"
-        return f"not converged {self._after}: the relative gap is {self.gap:.2g}{slowly}"
+        return told.format(after=self._after, gap=self.gap, slowly=slowly)
 
     @property
     def model(self) -> Any:
@@ -158,24 +138,16 @@ def join_outcomes(outcomes: Sequence[Outcome]) -> Outcome:
     )
 
 
-def relative_gaps(lanes: dict[str, np.ndarray]) -> np.ndarray:
-    """Compute (primal - dual) / primal of every lane; 0 if the primal is 0."""
+def relative_gaps(lanes: dict[str, np.ndarray], part: str = "gap") -> np.ndarray:
+    """Compute (primal - dual) / primal of every lane, or its `part` "rounding"; 0 if the primal is 0."""
     primal = np.abs(lanes["primal"])
-    return np.divide(lanes["gap"], primal, out=np.zeros_like(primal), where=primal != 0)
-
-
-def _relative_rounding(lanes: dict[str, np.ndarray]) -> float:
-    """Compute the largest bound on rounding of a lane's gap or primal objective, relative to the latter."""
-    primal = np.abs(lanes["primal"])
-    found = np.fmax(lanes["rounding"], lanes["primal_rounding"])
-    return float(np.divide(found, primal, out=np.zeros_like(primal), where=primal != 0).max())
+    return np.divide(lanes[part], primal, out=np.zeros_like(primal), where=primal != 0)
 
 
 def make_result(run: str, outcome: Outcome, problem: Problem, n_rows: int) -> Result:
     """Sum up the lanes of a problem, with objectives as the user's (`Problem.scale`)."""
     kept = outcome.lanes | {
-        name: problem.scale * outcome.lanes[name]
-        for name in ("primal", "dual", "gap", "rounding", "primal_rounding")
+        name: problem.scale * outcome.lanes[name] for name in ("primal", "dual", "gap", "rounding")
     }
     gaps = relative_gaps(kept)
     return Result(
@@ -183,7 +155,7 @@ def make_result(run: str, outcome: Outcome, problem: Problem, n_rows: int) -> Re
         primal_objective=float(kept["primal"].sum()),
         dual_objective=float(kept["dual"].sum()),
         gap=float(gaps.max()),
-        rounding=_relative_rounding(kept),
+        rounding=float(relative_gaps(kept, "rounding").max()),
         violation=float(kept["violation"].max()),
         converged=bool(kept["converged"].all()),
         stop_reason=worst_reason(kept["reason"]),

@@ -97,15 +97,16 @@ class WarmStart:
 
     def begin(self, state: State, solver: Solver, slots: SlotStore | None = None) -> None:
         """Initialise a state as far as its solver can use it; one that begins with w alone needs no slots."""
-        if solver.warm_start == "w":
+        if solver.warm_start in ("w", "w and scores"):
             self.fill_weights(state.w, dual=False)
             self._centre_weights(state.w)
-            _certify_first(state, solver)
+            if solver.warm_start == "w and scores":
+                _certify_first(state)
             return
         assert slots is not None
         dual_sum = self._write_alpha(solver, slots)
         if solver.warm_start == "alpha and w":
-            self._fill_from_alpha(state, accelerated=solver.estimate == "proximal")
+            self._fill_from_alpha(state, accelerated="kappa" in state.lanes)
             state.lanes["dual_sum"] += dual_sum
             state.lanes["phase"][:] = START if self._sums_anew else TRAIN
 
@@ -199,11 +200,9 @@ def _steer(state: State, steering: np.ndarray, factor: float, moves: int = 0) ->
     kept["earlier_moves"][adopts] = moves
 
 
-def _certify_first(state: State, solver: Solver) -> None:
-    """Have the first read compute the scores of rows at weights that are not 0, where the solver keeps scores."""
-    if solver.estimate == "exact":
-        return
-    begun = state.w.any(axis=0).reshape(solver.problem.n_lanes, -1).any(axis=1)
+def _certify_first(state: State) -> None:
+    """Have the first read compute the scores of rows, where weights are not 0."""
+    begun = state.w.any(axis=0)
     # caution 2, because the likely failure of this certificate must not delay the next one
     state.lanes["phase"][begun], state.lanes["caution"][begun] = CERTIFY, 2.0
 
