@@ -18,7 +18,6 @@ from test_memory import assert_within, peak_of_training, write_large
 from streamcd import Dataset, train
 from streamcd import open as open_dataset
 from streamcd.core.memory_budget import RUNNING_BYTES
-from streamcd.stream.active_rows import ActiveRows
 from streamcd.stream.arenas import RowLayout
 from streamcd.stream.memory_plan import Plan
 from streamcd.stream.stream import Stream
@@ -34,7 +33,7 @@ def log_of(run: Path) -> list[dict[str, Any]]:
 def plan_of(dataset: Dataset, n_chunks: int) -> Plan:
     """A plan whose windows hold so many average chunks, and whose arenas hold no more than that."""
     rows, entries = (int(1.1 * n_chunks * n / dataset.n_chunks) for n in (dataset.n_rows, dataset.n_entries))
-    return Plan(entries, rows, resident=False, readers=4)
+    return Plan(entries, rows, resident=False)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -57,7 +56,7 @@ class ShrinkingReads:
         if rows_return:
             self.active[:] = 1
         keeps = not all_rows and rng.random() < 0.8
-        self.stream.begin_read(number, all_rows=all_rows, rows_return=rows_return, keeps=keeps)
+        self.stream.begin_read(all_rows=all_rows, rows_return=rows_return)
         for window in self.stream.windows(number):
             self.check(window, all_rows)
             if keeps:
@@ -90,22 +89,16 @@ class ShrinkingReads:
             self.from_copies += int(arena.indptr[stop] - arena.indptr[start] < expected.feature.size)
 
 
-@pytest.mark.parametrize(
-    ("n_chunks", "wide", "on_disk"),
-    [(1, False, True), (1, False, False), (3, True, True), (8, False, False)],
-)
-def test_windows_from_copies_hold_what_the_dataset_holds(
-    tmp_path: Path, n_chunks: int, wide: bool, on_disk: bool
-) -> None:
-    """Rows leave and return, reads need all rows or not, copies are in memory or on disk, on four readers."""
+@pytest.mark.parametrize(("n_chunks", "wide"), [(1, False), (3, True), (8, False)])
+def test_windows_from_copies_hold_what_the_dataset_holds(tmp_path: Path, n_chunks: int, wide: bool) -> None:
+    """Rows leave and return, reads need all rows or not."""
     rows = random_rows(260, 15, seed=8)
     types: dict[str, Any] = {"value_dtype": np.float64, "index_dtype": np.int64} if wide else {}
     dataset = write_dataset(
         tmp_path / "data", rows, n_chunks=16, n_shards=3, weight=np.linspace(0.5, 2, 260), **types
     )
     plan = plan_of(dataset, n_chunks)
-    folder = tmp_path if on_disk else None
-    with Stream(open_dataset(dataset.path), plan, LAYOUT, 1, n_threads=4, folder=folder) as stream:
+    with Stream(open_dataset(dataset.path), plan, LAYOUT, 1, folder=tmp_path) as stream:
         reads = ShrinkingReads(dataset, stream, seed=n_chunks)
         n_bytes = [reads.read(number) for number in range(36)]
         whole = sum(map(dataset.chunk_bytes, range(16)))
@@ -113,29 +106,6 @@ def test_windows_from_copies_hold_what_the_dataset_holds(
         assert min(n_bytes) < 0.5 * whole
         assert sum(n_bytes) < 36 * whole
     assert not list(tmp_path.glob("tmp*")), "a file with a name"
-
-
-def test_a_disk_that_fills_up_leaves_the_window_in_use_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A read with one arena for windows, the other being full of copies, gives up all copies, and has still one arena."""
-    dataset = write_dataset(tmp_path / "data", random_rows(260, 15, seed=8), n_chunks=16, n_shards=3)
-    with Stream(open_dataset(dataset.path), plan_of(dataset, 5), LAYOUT, 1, folder=tmp_path) as stream:
-        reads = ShrinkingReads(dataset, stream, seed=3)
-        for number in range(4):
-            all_rows = number % 2 == 1
-            stream.begin_read(number, all_rows=all_rows, rows_return=False, keeps=True)
-            arenas, refusals = set(), []
-            for window in stream.windows(number):
-                stream._wait()
-                arenas.add(id(window.arena))
-                reads.check(window, all_rows)
-                reads.shrink(window, 0.5)
-                if number == 3:
-                    monkeypatch.setattr(ActiveRows, "keep", full_disk)
-                refusals.append(stream.keep_active(window, np.array([True])))
-        assert len(arenas) == 1 < len(refusals)
-        assert all(refusals)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -158,21 +128,17 @@ def full_disk(*_: Any) -> Any:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize("full", ["pwrite", "fstatvfs"])
 def test_a_full_disk_is_said_once_and_changes_no_bit(
-    tmp_path: Path, dataset: Dataset, monkeypatch: pytest.MonkeyPatch, full: str
+    tmp_path: Path, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After that active rows are copied to memory alone, and in the end nothing is read but dual variables."""
     asked = options("hinge", "none", plan=plan_of(dataset, 9))
     train(dataset, tmp_path / "run", **asked)
-    monkeypatch.setattr(os, full, full_disk)
+    monkeypatch.setattr(os, "fstatvfs", full_disk)
     listener = Heard()
     train(dataset, tmp_path / "full", listener=listener, **asked)
     assert ended(tmp_path / "full") == ended(tmp_path / "run")
     assert len([text for text in listener.messages if "not copied to disk" in text]) == 1
     assert all(line["scratch_bytes"] == 0 for line in log_of(tmp_path / "full"))
-    last = [line for line in log_of(tmp_path / "full") if line["kind"] == "train"][-1]
-    assert last["bytes_read"] == 9 * dataset.n_rows + 16 * dataset.n_chunks
 
 
 def test_no_more_than_half_of_the_space_left_is_taken(
@@ -193,7 +159,7 @@ def test_no_more_than_half_of_the_space_left_is_taken(
 @pytest.mark.slow
 @pytest.mark.parametrize("acceleration", ["none", "auto"])
 def test_copies_stay_within_the_budget(tmp_path: Path, acceleration: str) -> None:
-    """354 MB of entries with 105 MB left over beside the interpreter; in the end all active rows are in memory."""
+    """354 MB of entries with 105 MB left over beside the interpreter."""
     write_large(tmp_path / "data", 360)
     budget = RUNNING_BYTES + 105_000_000
     asked = {"loss": "hinge", "C": 1e-3, "max_passes": 12, "tol": 1e-9, "acceleration": acceleration}
@@ -201,4 +167,3 @@ def test_copies_stay_within_the_budget(tmp_path: Path, acceleration: str) -> Non
     assert_within(peak, budget)
     log = log_of(tmp_path / "run")
     assert max(line["scratch_bytes"] for line in log) > 30_000_000
-    assert min(line["bytes_read"] for line in log) == 9 * 360 * 2048 + 16 * 360

@@ -247,9 +247,6 @@ def test_libraries_are_unmapped_where_memory_is_short() -> None:
         "assert held() < before - 50_000_000, (before, held())\n"
         "order = np.arange(9)\n"
         "shuffle(order, np.uint64(1))\n"
-        "before = held()\n"
-        "make_room(RESERVED_BYTES, 1)\n"  # what came back is no more than a training needs
-        "assert held() > before - 1_000_000, (before, held())\n"
         "assert sorted(order) == list(pa.array(range(9)).to_numpy())\n"
         "import pyarrow.dataset, scipy.sparse.linalg, scipy.optimize, scipy.stats\n"
         "before = held()\n"

@@ -140,7 +140,7 @@ def test_scores_are_paged_where_they_do_not_fit(tmp_path: Path) -> None:
     assert plan.page_rows > 0
     assert not plan.resident
     assert planned(dataset, 10**9).page_rows == plan.page_rows
-    with pytest.raises(UsageError, match=r"pages of scores .* needed"):
+    with pytest.raises(UsageError, match=r"weights and their copies .* rows .* needed"):
         planned(dataset, RUNNING_BYTES + 5_000_000)
 
 

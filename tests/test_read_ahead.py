@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -122,12 +121,11 @@ def direct(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 LAYOUT = RowLayout(alpha_width=1, n_flags=1)
 
 
-def contents(path: Path, n_chunks: int, reads: int = 3, readers: int = 1) -> list[tuple[bytes, ...]]:
+def contents(path: Path, n_chunks: int, reads: int = 3) -> list[tuple[bytes, ...]]:
     """Entries of all windows of some reads, the first of which breaks off half-way."""
     dataset = open_dataset(path)
     found = []
-    plan = replace(windows_of(dataset, n_chunks), readers=readers)
-    with Stream(dataset, plan, LAYOUT, 1, n_threads=readers) as windows:
+    with Stream(dataset, windows_of(dataset, n_chunks), LAYOUT, 1) as windows:
         for read in range(reads):
             for window in windows.windows(read):
                 arena, n = window.arena, window.n_entries
@@ -141,13 +139,9 @@ def test_windows_are_the_same_as_through_the_page_cache(tmp_path: Path, direct: 
     path = write_dataset(tmp_path / "data", random_rows(400, 30, seed=3), n_chunks=40, n_shards=3).path
     past = contents(path, 5)
     assert sum(direct) > 0.9 * len(direct)
-    direct.clear()
-    assert contents(path, 5, readers=3) == past
-    assert sum(direct) > 0.9 * len(direct)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stream, "page_cache_room", lambda: 2**62)
         assert contents(path, 5) == past
-        assert contents(path, 5, readers=4) == past
 
 
 def test_a_file_system_without_direct_reads_serves_as_well(

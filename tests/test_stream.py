@@ -17,9 +17,8 @@ from streamcd import open as open_dataset
 from streamcd.core.errors import DatasetError, UsageError
 from streamcd.core.memory_budget import RUNNING_BYTES
 from streamcd.core.randomness import random_key
-from streamcd.stream import memory_plan
 from streamcd.stream.arenas import RowLayout
-from streamcd.stream.memory_plan import Plan, make_plan
+from streamcd.stream.memory_plan import Plan, SolverMemory, make_plan
 from streamcd.stream.stream import Stream, chunk_order, cut_windows
 from streamcd.stream.window import Window
 
@@ -206,7 +205,7 @@ def test_damage_met_by_the_reading_thread_reaches_the_caller(dataset: Dataset) -
         for _ in stream.windows(0):
             pass
     stream.close()
-    assert not any(thread.is_alive() for reader in stream._readers for thread in reader._thread._threads)
+    assert not any(thread.is_alive() for thread in stream._reader._thread._threads)
 
 
 @pytest.mark.parametrize(
@@ -260,16 +259,13 @@ def larger(tmp_path: Path) -> Dataset:
 
 
 @pytest.mark.parametrize("n_orders", [1, 4])
-def test_a_plan_keeps_within_the_budget_and_uses_it(
-    larger: Dataset, n_orders: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_keeps_within_the_budget_and_uses_it(larger: Dataset, n_orders: int) -> None:
     """From the least budget that will do to one that holds everything; more memory never makes smaller windows."""
-    monkeypatch.setattr(memory_plan, "RESERVED_BYTES", 0)  # of a process, which hides plans of small data
     plans: list[Plan] = []
     layout, least = replace(LAYOUT, n_orders=n_orders), 0
     for room in range(0, 1_500_000, 10_000):
         try:
-            plan = make_plan(larger, RUNNING_BYTES + room, layout, {"weights": 10_000})
+            plan = make_plan(larger, RUNNING_BYTES + room, SolverMemory(layout, weights=10_000))
         except UsageError:
             assert not plans, "refused, though less memory was enough"
             continue
@@ -292,7 +288,7 @@ def test_a_plan_keeps_within_the_budget_and_uses_it(
 
 def test_a_budget_that_cannot_do_is_refused_with_the_arithmetic(larger: Dataset) -> None:
     with pytest.raises(UsageError) as refusal:
-        make_plan(larger, RUNNING_BYTES + 1000, LAYOUT, {"weights": 5_000_000})
+        make_plan(larger, RUNNING_BYTES + 1000, SolverMemory(LAYOUT, weights=5_000_000))
     message = str(refusal.value)
     assert "\n" not in message
     for piece in ("5 MB weights", "needed", "--memory", "interpreter and libraries"):

@@ -13,13 +13,9 @@ from ..solvers.problem import Problem
 from ..stream.arenas import RowLayout
 from ..stream.memory_plan import Plan, SolverMemory, make_plan
 
-WEIGHT_COPIES = 8
-"""Arrays of the shape of w that a worker or the coordinating process holds at most: the common and the local w, its
-change, w(alpha), a neighbour's change and the sum, and the messages in and out."""
-
-SUM_COPIES = 4
-"""More such arrays with a bias that is not penalised, whose certificate has sums of its own: of a neighbour, joined, and the
-messages in and out."""
+MESSAGES = 6
+"""What a worker or the coordinating process holds at most of the size of what workers send, beside w and w(alpha): the local
+change, a neighbour's and the sum, and the messages in and out."""
 
 TABLE_COPIES = 5
 """Tables of classes and lanes that a worker holds at most: signs and costs as received and copied, and the costs of the
@@ -49,22 +45,17 @@ def paired_layout(layout: RowLayout) -> RowLayout:
 
 
 def model_bytes(problem: Problem, memory: SolverMemory) -> int:
-    """Compute the memory of w and its copies, of acceleration's arrays, and of the tables of classes.
-
-    `SolverMemory.state` counts w twice. Only the coordinating process holds the proximal point's centres.
-    """
-    tables = TABLE_COPIES * problem.full_table_bytes
-    n_copies = WEIGHT_COPIES - 2 + (SUM_COPIES if problem.free_bias else 0)
-    copies = n_copies * 8 * (problem.n_features + 1) * problem.n_lanes * problem.lane_vectors
-    frames = min(memory.state + memory.rows, _FRAME_BYTES)
-    return memory.state + memory.joined + copies + sum(memory.more.values()) + tables + frames
+    """Compute the memory of the solver's arrays, what workers send, and the tables of classes."""
+    frames = min(memory.message, _FRAME_BYTES)
+    return memory.weights + MESSAGES * memory.message + TABLE_COPIES * problem.full_table_bytes + frames
 
 
-def worker_needs(dataset: Dataset, problem: Problem, memory: SolverMemory) -> dict[str, int]:
-    """Compute what a worker holds beside its windows: weights, and dual variables on their way."""
+def worker_plan_memory(dataset: Dataset, problem: Problem, memory: SolverMemory) -> SolverMemory:
+    """Return a solver's memory in a worker, whose rows have a candidate beside the base; and dual variables on their way."""
     assert isinstance(memory.layout, RowLayout)
-    a_chunk = int(np.diff(dataset.row_start).max(initial=0)) * paired_layout(memory.layout).state_bytes
-    return {"weights": model_bytes(problem, memory), "dual variables of a chunk": CHUNK_COPIES * a_chunk}
+    layout = paired_layout(memory.layout)
+    a_chunk = int(np.diff(dataset.row_start).max(initial=0)) * layout.state_bytes
+    return replace(memory, layout=layout, weights=model_bytes(problem, memory), rows=CHUNK_COPIES * a_chunk)
 
 
 def worker_memory(
@@ -91,6 +82,5 @@ def plan_worker(
             f"--memory {format_size(budget)} is too small for {local_workers} workers: it leaves each "
             f"{format_size(each - WORKER_BYTES)}, where"
         )
-    assert isinstance(memory.layout, RowLayout)
-    needs, layout = worker_needs(dataset, problem, memory), paired_layout(memory.layout)
-    return make_plan(dataset, each - WORKER_BYTES, layout, needs, refusal=refusal), each
+    own = worker_plan_memory(dataset, problem, memory)
+    return make_plan(dataset, each - WORKER_BYTES, own, refusal=refusal), each

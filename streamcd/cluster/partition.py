@@ -45,7 +45,7 @@ from .block_steps import (
     lane_products,
     new_direction,
 )
-from .memory import paired_layout, worker_needs
+from .memory import paired_layout, worker_plan_memory
 from .rounds import ChunkRows, Response, RoundRequest, WorkersLost, WorkerSpec, add_directions
 
 _OF_LAST_PASS = [N_STEPS, N_VISITED, ALPHA, ALPHA_CURVATURE, ALPHA_SQUARE]
@@ -81,8 +81,8 @@ class SumPartition:
         self._problem = _writable(spec.problem)
         self._solver: Any = make_solver(self._problem, spec.method, dataset, **options)
         self._layout = paired_layout(self._solver.layout)
-        self._needs = worker_needs(dataset, self._problem, self._solver.memory)
-        self._kept = plan_shards(dataset, spec.memory, self._layout, self._needs)
+        self._memory = worker_plan_memory(dataset, self._problem, self._solver.memory)
+        self._kept = plan_shards(dataset, spec.memory, self._memory)
         self._stream: Stream | None = None
 
     def assign(self, shards: Sequence[int]) -> Stream:
@@ -94,7 +94,7 @@ class SumPartition:
         plan, room = (
             self._kept
             if self._kept and len(shards) <= self._kept[1]
-            else (make_plan(self.dataset, self.spec.memory, self._layout, self._needs), self.dataset.n_shards)
+            else (make_plan(self.dataset, self.spec.memory, self._memory), self.dataset.n_shards)
         )
         if self._stream is None or self._stream.plan.resident != plan.resident:
             self.close()  # its memory is needed for the new one

@@ -17,18 +17,11 @@ RESERVED_BYTES = 210_000_000
 """Bytes reserved in every budget for the interpreter, numpy, numba without its compiler, and pyarrow.
 
 A constant, not measured at run time, so that windows (and with them the bits of a result) follow from the options alone.
-Measured on Linux x86-64 with numba 0.68 and pyarrow 26: commands of every kind on a few rows take 160 to 197 MB, buffers
-included, and 207 with the results of 6,000 classes. A process of its own compiles, at first use, and takes 240 MB.
+Commands of every kind on a few rows take 160 to 207 MB (Linux x86-64, numba 0.68, pyarrow 26); another process compiles.
 """
 
 RUNNING_BYTES = 105_000_000 if sys.platform == "linux" else RESERVED_BYTES
-"""The part of these that a training takes after `make_room`, while it reads windows: a constant of the system, too.
-
-Measured as above: trainings take 85 to 104 MB, once their kernels are loaded.
-"""
-
-_FILE_BYTES = 28_000_000
-"""Bytes of files' pages that are left where they are: of those above, trainings take 22 to 26 MB for code and constants."""
+"""The part of these that a training takes while it reads windows, after `make_room`: 85 to 104 MB."""
 
 _UNITS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", start=1):
@@ -119,14 +112,10 @@ def make_room(budget: int, planned: int) -> None:
     more.
 
     Most were needed to start and to load kernels: of 172 MB that a training takes before its windows they are 99, of which
-    15 come back. They stay in the page cache, from which the system maps them at a touch. A process that trains again has
-    not much more mapped than the next training needs, and unmaps nothing.
+    15 come back. They stay in the page cache, from which the system maps them at a touch.
     """
     held = _read_figure("/proc/self/status", "VmRSS") or 0
     if max(held, RESERVED_BYTES) + planned <= budget or not hasattr(mmap, "MADV_DONTNEED"):
-        return
-    of_files = _read_figure("/proc/self/status", "RssFile")
-    if of_files is not None and of_files <= _FILE_BYTES:
         return
     with suppress(OSError, AttributeError):
         advise = ctypes.CDLL(None).madvise
@@ -136,10 +125,7 @@ def make_room(budget: int, planned: int) -> None:
 
 
 def warn_of_memory(budget: int, planned: int, listener: Listener) -> None:
-    """Warn if the budget exceeds the machine's memory, or if this process would exceed it with `planned` bytes more.
-
-    Of what it holds, `make_room` gives back what `RESERVED_BYTES` has more than `RUNNING_BYTES`.
-    """
+    """Warn if the budget exceeds the machine's memory, or if this process would exceed it with `planned` bytes more."""
     total = _read_figure("/proc/meminfo", "MemTotal")
     machine = min(float("inf") if total is None else total, _cgroup_limit())
     if budget > machine:
@@ -148,12 +134,10 @@ def warn_of_memory(budget: int, planned: int, listener: Listener) -> None:
             "the system may kill the process; give less"
         )
     held = _read_figure("/proc/self/status", "VmRSS") or 0
-    peak = max(held, held - RESERVED_BYTES + RUNNING_BYTES + planned)
-    if held > RESERVED_BYTES and peak > budget:
+    if held > RESERVED_BYTES and max(held, held - RESERVED_BYTES + RUNNING_BYTES + planned) > budget:
         listener.warning(
             f"this process already holds {format_size(held)}, of which {format_size(RESERVED_BYTES)} are counted in memory "
-            f"{format_size(budget)}: its peak may reach {format_size(peak)}; free arrays that are not needed, or "
-            "use a process of its own"
+            f"{format_size(budget)}; free arrays that are not needed, or use a process of its own"
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,7 @@ from ..core.progress import Listener
 from ..dataset.dataset import Dataset
 from ..solvers.problem import Problem
 from ..solvers.registry import reads_columns
-from ..stream.memory_plan import ADVICE, Plan, SolverMemory, check_holding, describe_plan, make_plan
+from ..stream.memory_plan import Plan, SolverMemory, check_holding, describe_plan, make_plan
 from ..training.checkpoint import Run
 from .config import (
     ResolvedRun,
@@ -144,11 +144,12 @@ def group_lanes(dataset: Dataset, problem: Problem, asked: TrainOptions) -> tupl
         for n_groups, size in _group_sizes(n_blocks):
             lanes = problem.subset(range(size * block))
             memory = asked.solver_memory(lanes, dataset)
-            if paged and (memory.paging is None or asked.in_memory):
+            if paged and (not memory.pages or asked.in_memory):
                 break
-            more = {"costs of classes": problem.table_bytes + (lanes.table_bytes if n_groups > 1 else 0)}
+            tables = problem.table_bytes + (lanes.table_bytes if n_groups > 1 else 0)
+            memory = replace(memory, weights=memory.weights + tables)
             try:
-                plan, share = _plan_group(dataset, lanes, memory, asked, more, paged=paged)
+                plan, share = _plan_group(dataset, lanes, memory, asked, paged=paged)
             except BudgetError as error:
                 refusal = error
                 continue
@@ -174,7 +175,6 @@ def _plan_group(
     lanes: Problem,
     memory: SolverMemory,
     asked: TrainOptions,
-    more: Mapping[str, int],
     *,
     paged: bool,
 ) -> tuple[Plan, int]:
@@ -183,25 +183,9 @@ def _plan_group(
         from ..cluster.memory import plan_worker  # only where there are workers
 
         return plan_worker(dataset, lanes, memory, asked.memory_bytes, asked.workers or 0)
-    needs = {
-        "weights": memory.state,
-        "scores of all rows": 0 if paged else memory.rows,
-        "dual variables": dataset.n_rows * memory.layout.state_bytes if asked.in_memory else 0,
-        "folds of rows": dataset.held_bytes,
-        **memory.more,
-        **more,
-    }
-    paging, advice = memory.paging if paged else None, memory.advice or ADVICE
-    plan = make_plan(
-        dataset,
-        asked.memory_bytes,
-        memory.layout,
-        needs,
-        paging=paging,
-        holding=memory.holding,
-        advice=advice,
-        running=memory.running,
-    )
+    state = dataset.n_rows * memory.layout.state_bytes if asked.in_memory else 0
+    memory = replace(memory, rows=memory.rows + state + dataset.held_bytes)
+    plan = make_plan(dataset, asked.memory_bytes, memory, paged=paged)
     return plan, asked.memory_bytes
 
 

@@ -448,7 +448,7 @@ class ProblemOptions(_LossParameters, Checked):
         memory = solver_memory(lanes, self.method, dataset, acceleration=self.acceleration)
         if not memory.layout.centred or dataset.centre is None:
             return memory
-        return replace(memory, more={**memory.more, "shifts of features": dataset.centre.table.nbytes})
+        return replace(memory, weights=memory.weights + dataset.centre.table.nbytes)
 
     def make_solver(self, lanes: Problem, dataset: Dataset) -> Solver:
         numbers = {"omega": self.omega, "acceleration": self.acceleration}

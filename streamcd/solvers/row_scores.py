@@ -23,10 +23,8 @@ from ..kernels.rows import compact_rows
 from ..stream.arenas import class_codes
 from ..stream.slot_store import SlotStore
 from ..stream.window import ColumnArena, Window
+from .memory import constant_bytes, kind_dtype
 from .problem import Problem
-
-PAGE_BYTES = 1 << 19
-"""Bytes of scores in a page: enough for the full speed of the disk, and small compared with any memory budget."""
 
 _RANK_ROWS = 1 << 19  # rows that are numbered at a time
 _SECTIONS = ("score", "fresh", "constant", "previous")  # of the file; "previous" only with acceleration
@@ -290,31 +288,6 @@ def _new_rows(
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Kinds, weights and targets; arithmetic
-
-
-def kind_dtype(n_classes: int, n_cells: int) -> np.dtype:
-    """Choose the integer type of ``class * cells + cell``."""
-    return np.dtype(np.uint16 if n_classes * max(n_cells, 1) <= 1 << 16 else np.uint32)
-
-
-def constant_bytes(problem: Problem, dataset: Dataset) -> int:
-    """Compute the bytes of a row's kind, weight and target."""
-    kind = kind_dtype(problem.n_kinds, problem.n_folds)
-    return kind.itemsize + 8 * dataset.weighted + 8 * problem.has_targets
-
-
-def paging_bytes(problem: Problem, dataset: Dataset, *, extrapolates: bool) -> tuple[int, int, int]:
-    """Compute the memory of paging: bytes for each entry of a window, other bytes, and the rows of a page.
-
-    A window never holds scores of an earlier pass. In the worst case every entry of a window belongs to another row.
-    """
-    row_bytes = 16 * problem.n_lanes + constant_bytes(problem, dataset)
-    page_rows = max(PAGE_BYTES // (8 * problem.n_lanes), 1)
-    n_pages = -(-dataset.n_rows // page_rows)
-    # a page, its bytes as read, and temporary copies of both; the tables have two slots per page and section
-    page_bytes, table_bytes = (row_bytes + 8 * problem.n_lanes, 270) if extrapolates else (row_bytes, 200)
-    fixed = 4 * page_rows * page_bytes + 8 * _RANK_ROWS + table_bytes * n_pages
-    return row_bytes + 8, fixed, page_rows
 
 
 def read_rows(dataset: Dataset, problem: Problem, seed: int) -> Iterator[tuple[np.ndarray, ...]]:

@@ -6,25 +6,30 @@ the size of an item and the decoding of chunks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 import numpy as np
 
 from ..core.errors import UsageError
-from ..core.memory_budget import RESERVED_BYTES, RUNNING_BYTES, format_size, require
+from ..core.memory_budget import RUNNING_BYTES, format_size, require
 from ..core.metadata import Count, Positive
 from ..dataset.chunked_table import MAX_OPEN_PARTS
-from ..dataset.read_ahead import AHEAD_BYTES, SHARED_AHEAD_BYTES
+from ..dataset.read_ahead import AHEAD_BYTES
 
 _FOOTER_BYTES = 200_000  # of an open Parquet file with a few hundred row groups
+_CHUNK_BYTES = 100  # of a chunk in tables
 _ORDER_BYTES = 8  # of an item's number in the order of visits
-_MAX_READERS = 4  # each with its own descriptors
-_ALLOCATOR_BYTES = 2_000_000
-"""What allocators keep for a thread that reads: with chunks of 1 MB, readers take 2.5 to 6.3 MB beside read-ahead."""
+_AHEAD_BYTES = AHEAD_BYTES + 2_000_000  # with what allocators keep for the thread that reads
+_HELD_SHARE = 0.9  # of what the least windows leave, for columns that are held
 
-ADVICE = "give a larger --memory, or convert with a smaller --chunk-size"
+PAGE_BYTES = 1 << 20
+"""Bytes of a page of rows: enough for the full speed of the disk, and small compared with any memory budget."""
+
+_PAGED_BYTES = (
+    8 * PAGE_BYTES
+)  # a page, its bytes as read, temporary copies of both, and the numbering of rows
 
 
 class Table(Protocol):
@@ -97,29 +102,8 @@ class Plan:
     window_rows: Count  # features for a column layout
     resident: bool  # all chunks stay in memory; does not change the order
     page_rows: Count = 0  # rows of a page, if the scores of all rows are in a file; 0 if they are in memory
-    readers: Positive = 1  # largest number of threads that read and decode
-    held_entries: Count = (
-        0  # of columns that a solver holds in memory between reads, if the data is not resident
-    )
+    held_entries: Count = 0  # of columns that a solver holds between reads, if the data is not resident
     held_columns: Count = 0
-
-
-@dataclass(frozen=True)
-class Paging:
-    """Memory needed to keep the scores of all rows in a file."""
-
-    entry_bytes: int  # for each entry of a window
-    item_bytes: int  # for each item of a window
-    fixed_bytes: int  # in addition
-    page_rows: int
-
-
-@dataclass(frozen=True)
-class Holding:
-    """Memory needed to hold items between reads: all that a budget has room for, and one unit at least."""
-
-    item_bytes: int  # of an item, besides its entries
-    share: float  # of what the least windows leave
 
 
 @dataclass(frozen=True)
@@ -127,126 +111,97 @@ class SolverMemory:
     """Bytes that a solver takes besides windows, and the layout of the data that it reads."""
 
     layout: Layout
-    state: int  # in memory, without per-row arrays
-    rows: int = 0  # per-row arrays kept in memory
-    more: Mapping[str, int] = field(default_factory=dict)  # by name
-    paging: Paging | None = None  # to keep the per-row arrays in a file; None if there are none
-    advice: str | None = None  # where it does not fit
-    holding: Holding | None = None  # to hold items between reads, where the data is not resident
-    joined: int = 0  # of sums over rows, in a worker that sends them
-    running: int = RUNNING_BYTES  # of interpreter, libraries and the solver's kernels, in one process
+    weights: int  # w and its copies, and what else does not grow with the rows
+    rows: int = 0  # arrays of all rows
+    pages: bool = False  # those may be kept in a file
+    held_bytes: int = 0  # of a column held between reads, besides its entries; 0 if none are
+    message: int = 0  # of sums over rows, which a worker sends in place of w
+    advice: str = "give a larger --memory, or convert with a smaller --chunk-size"
 
 
 def make_plan(
-    dataset: Table,
-    budget: int,
-    layout: Layout,
-    needs: Mapping[str, int],
-    *,
-    advice: str = ADVICE,
-    paging: Paging | None = None,
-    holding: Holding | None = None,
-    refusal: str | None = None,
-    running: int = RUNNING_BYTES,
+    dataset: Any, budget: int, memory: SolverMemory, *, paged: bool = False, refusal: str | None = None
 ) -> Plan:
-    """Divide the memory budget, the bound on peak resident memory in bytes.
+    """Divide the memory budget, the bound on peak resident memory in bytes: weights, rows, and what windows may take.
 
-    `needs` are the bytes that the solver takes besides the windows, by name: weights, scores of all rows and the like; with
-    `paging` it keeps the scores in a file, with `holding` it holds items
-    between reads. Raises `UsageError` with the arithmetic (`advice` and `refusal` as in
-    `memory_budget.require`) if the model and two windows of one chunk do not fit.
+    `paged` keeps the arrays of rows in a file. Raises `BudgetError` with the arithmetic (`refusal` as in
+    `memory_budget.require`) if weights, rows and two windows of one chunk do not fit.
     """
+    layout = memory.layout
     table = layout.open(dataset)
-    overhead = _overhead(table, budget, needs)
-    readers = _count_readers(table, budget)
-    if paging:
-        overhead["pages of scores"] = paging.fixed_bytes
-    elif running + sum(overhead.values()) + _resident_bytes(table, layout) <= budget:
-        return _resident_plan(table, layout, readers)
+    if not paged and RUNNING_BYTES + resident_bytes(table, memory) <= budget:
+        return _resident_plan(table, layout)
+    row_bytes = memory.rows // max(dataset.n_rows, 1)
     # two windows, one being read and one being visited; the order of visits, and the paged rows of one window
-    each_entry = 2 * table.entry_bytes + (paging.entry_bytes if paging else 0)
-    each_item = 2 * layout.item_bytes + _ORDER_BYTES * layout.n_orders + (paging.item_bytes if paging else 0)
-    least_entries, least_items = _largest_chunk(table)
-    smallest = least_entries * each_entry + least_items * each_item
-    needs = {**overhead, "two parts of the data of 1 chunk": smallest}
-    if holding:
-        needs["one column held"] = _longest_unit(table) * table.entry_bytes + holding.item_bytes
-    if budget < RESERVED_BYTES:  # a process takes that much to start: the figure that is named has to suffice
-        running = max(running, RESERVED_BYTES - sum(needs.values()))
-    left = require(budget, needs, advice, refusal, running)
+    each_entry = 2 * table.entry_bytes + (row_bytes + _ORDER_BYTES if paged else 0)
+    each_item = 2 * layout.item_bytes + _ORDER_BYTES * (layout.n_orders + paged)
+    entries, items = _largest_chunk(table)
+    needs = {
+        "weights and their copies": memory.weights,
+        "rows": _PAGED_BYTES + 300 * -(-memory.rows // PAGE_BYTES) if paged else memory.rows,
+        "windows of a chunk": _reading_bytes(table) + entries * each_entry + items * each_item,
+    }
+    if memory.held_bytes:
+        needs["a column held"] = _longest_unit(table) * table.entry_bytes + memory.held_bytes
+    left = require(budget, needs, memory.advice, refusal, RUNNING_BYTES)
     # the rest is divided between entries and items as in an average chunk
-    entries = max(table.n_entries, 1)
+    items_per_entry = table.n_items / max(table.n_entries, 1)
     held_entries = held_items = 0
-    if holding:
-        room, left = int(holding.share * left), int((1.0 - holding.share) * left)
-        more = int(room / (table.entry_bytes + table.n_items / entries * holding.item_bytes))
-        held_entries, held_items = _longest_unit(table) + more, 1 + int(more * table.n_items / entries)
-    more_entries = int(left / (each_entry + table.n_items / entries * each_item))
+    if memory.held_bytes:
+        more = int(_HELD_SHARE * left / (table.entry_bytes + items_per_entry * memory.held_bytes))
+        held_entries, held_items = _longest_unit(table) + more, 1 + int(more * items_per_entry)
+        left = int((1.0 - _HELD_SHARE) * left)
+    more = int(left / (each_entry + items_per_entry * each_item))
     return Plan(
-        least_entries + more_entries,
-        least_items + int(more_entries * table.n_items / entries),
+        entries + more,
+        items + int(more * items_per_entry),
         resident=False,
-        page_rows=paging.page_rows if paging else 0,
-        readers=readers,
+        page_rows=max(PAGE_BYTES // max(row_bytes, 1), 1) if paged else 0,
         held_entries=held_entries,
         held_columns=held_items,
     )
 
 
-def plan_shards(
-    table: Table, budget: int, layout: Layout, needs: Mapping[str, int]
-) -> tuple[Plan, int] | None:
+def plan_shards(table: Table, budget: int, memory: SolverMemory) -> tuple[Plan, int] | None:
     """Plan to keep some shards in memory; also returns how many fit, None if none does."""
-    overhead, n_shards = sum(_overhead(table, budget, needs).values()), table.n_shards
-    left = budget - RUNNING_BYTES - overhead
-    if _resident_bytes(table, layout) > left:
+    layout, n_shards = memory.layout, table.n_shards
+    if RUNNING_BYTES + resident_bytes(table, memory) > budget:
         items, entries = slot_size(table)
-        a_shard = entries * table.entry_bytes + items * (layout.item_bytes + _ORDER_BYTES * layout.n_orders)
-        n_shards = min(left // max(a_shard, 1), table.n_shards - 1)
-    if n_shards < 1:
-        return None
-    return _resident_plan(table, layout, _count_readers(table, budget)), n_shards
+        left = budget - RUNNING_BYTES - memory.weights - memory.rows - _reading_bytes(table)
+        n_shards = min(left // _decoded_bytes(table, layout, entries, items), table.n_shards - 1)
+    return (_resident_plan(table, layout), n_shards) if n_shards > 0 else None
 
 
-def _overhead(table: Table, budget: int, needs: Mapping[str, int]) -> dict[str, int]:
-    readers = _count_readers(table, budget)
-    return {
-        **needs,
-        "reading": _reading_bytes(table, readers),
-        "chunk table": 100 * table.n_chunks,  # with the tables of slots and of copies
-    }
+def resident_bytes(table: Table, memory: SolverMemory) -> int:
+    """Return the bytes of a training that keeps all data in memory, beside interpreter and libraries."""
+    data = _decoded_bytes(table, memory.layout, table.n_entries, table.n_items)
+    return memory.weights + memory.rows + _reading_bytes(table) + data
 
 
-def _resident_bytes(table: Table, layout: Layout) -> int:
-    return table.n_entries * table.entry_bytes + table.n_items * (
-        layout.item_bytes + _ORDER_BYTES * layout.n_orders
-    )
+def _decoded_bytes(table: Table, layout: Layout, n_entries: int, n_items: int) -> int:
+    return 1 + n_entries * table.entry_bytes + n_items * (layout.item_bytes + _ORDER_BYTES * layout.n_orders)
 
 
-def _resident_plan(table: Table, layout: Layout, readers: int) -> Plan:
+def _resident_plan(table: Table, layout: Layout) -> Plan:
     entries = min(max(layout.resident_window, _longest_unit(table)), max(table.n_entries, 1))
-    return Plan(entries, table.n_items, resident=True, readers=readers)
-
-
-def check_holding(plan: Plan, dataset: Table, memory: SolverMemory) -> None:
-    """Refuse a plan without room for the longest item, where a solver holds items between reads: it would never end."""
-    if plan.resident or not memory.holding:
-        return
-    least = _longest_unit(memory.layout.open(dataset))
-    if plan.held_columns < 1 or plan.held_entries < least:
-        raise UsageError(
-            f"plan: expected room to hold the longest column, held_columns >= 1 and held_entries >= {least}, found "
-            f"{plan.held_columns} and {plan.held_entries}; give larger ones, or --memory in place of a plan"
-        )
+    return Plan(entries, table.n_items, resident=True)
 
 
 def planned_bytes(plan: Plan, dataset: Table, budget: int, memory: SolverMemory) -> int:
     """Return the bytes that a training in this process takes beside interpreter and libraries."""
-    if not plan.resident:
-        return budget - memory.running
-    table = memory.layout.open(dataset)
-    overhead = _overhead(table, budget, {"weights": memory.state, **memory.more})
-    return memory.rows + sum(overhead.values()) + _resident_bytes(table, memory.layout)
+    return resident_bytes(memory.layout.open(dataset), memory) if plan.resident else budget - RUNNING_BYTES
+
+
+def check_holding(plan: Plan, dataset: Table, memory: SolverMemory) -> None:
+    """Refuse a plan without room for the longest item, where a solver holds items between reads: it would never end."""
+    if plan.resident or not memory.held_bytes:
+        return
+    least = _longest_unit(memory.layout.open(dataset))
+    if plan.held_columns < 1 or plan.held_entries < least:
+        raise UsageError(
+            f"plan: expected held_columns >= 1 and held_entries >= {least}, the longest column, found "
+            f"{plan.held_columns} and {plan.held_entries}"
+        )
 
 
 def describe_plan(plan: Plan, dataset: Table, budget: int) -> str:
@@ -298,30 +253,14 @@ def window_size(table: Table, plan: Plan) -> tuple[int, int]:
     )
 
 
-def _count_readers(table: Table, budget: int) -> int:
-    """Count the threads that may read: those beside the first take at most a sixteenth of the budget together.
-
-    The number of processors is ignored: windows, and with them the bits of a result, would depend on it. On a machine with
-    fewer, what is counted for the other readers is not used.
-    """
-    left = max(budget - RUNNING_BYTES - table.client_bytes, 0)
-    return 1 + min(_MAX_READERS - 1, left // 16 // _reader_bytes(table, SHARED_AHEAD_BYTES))
-
-
-def _reader_bytes(table: Table, ahead_bytes: int) -> int:
-    """Estimate the memory of a reader: a chunk encoded and decoded, Arrow's copies of both, read-ahead, and what
-    allocators keep.
+def _reading_bytes(table: Table) -> int:
+    """Estimate the memory of reading: a chunk encoded and decoded, Arrow's copies of both, read-ahead, what allocators keep,
+    footers, and the table of chunks with those of slots and of copies.
     """
     entries, items = _largest_chunk(table)
-    more = min(ahead_bytes + _ALLOCATOR_BYTES, table.n_entries * table.entry_bytes)
-    return 4 * (entries * table.entry_bytes + items * 40) + more
-
-
-def _reading_bytes(table: Table, readers: int) -> int:
-    """Estimate the memory of all readers, with the footers and the client of a URL."""
-    footers = _FOOTER_BYTES * min(2 * MAX_OPEN_PARTS, 2 * table.n_shards)
-    each = max(AHEAD_BYTES // readers, SHARED_AHEAD_BYTES)  # a reader alone has it all
-    return readers * _reader_bytes(table, each) + footers + table.client_bytes
+    ahead = min(_AHEAD_BYTES, table.n_entries * table.entry_bytes)
+    tables = _FOOTER_BYTES * min(2 * MAX_OPEN_PARTS, 2 * table.n_shards) + _CHUNK_BYTES * table.n_chunks
+    return 4 * (entries * table.entry_bytes + items * 40) + ahead + tables + table.client_bytes
 
 
 def shard_bounds(table: Table) -> np.ndarray:

@@ -22,7 +22,7 @@ from ..core.randomness import random_key
 from ..dataset.chunked_table import MAX_OPEN_PARTS
 from ..dataset.column_layout import Columns
 from ..dataset.dataset import Dataset
-from ..dataset.read_ahead import AHEAD_BYTES, SHARED_AHEAD_BYTES
+from ..dataset.read_ahead import AHEAD_BYTES
 from ..kernels.primitives import shuffle
 from .active_rows import ActiveRows
 from .arenas import RowLayout
@@ -39,10 +39,10 @@ _ORDER_OF_CHUNKS = 2**32 - 1  # in place of the window in the random key of a re
 
 
 class _Ahead(NamedTuple):
-    """Window that is read ahead, and the tasks that load it, whose results are the bytes read."""
+    """Window that is read ahead, and the task that loads it, whose result is the bytes read; None if there is nothing to."""
 
     window: Window
-    loads: list[Future[int]]
+    load: Future[int] | None
 
     def is_of(self, read: int, number: int, windows: Sequence[np.ndarray]) -> bool:
         """Tell whether it is this window of a read with these `windows`."""
@@ -52,12 +52,11 @@ class _Ahead(NamedTuple):
 
 
 class Stream:
-    """Reader of windows; while the caller works on one, other threads decode the next.
+    """Reader of windows; while the caller works on one, another thread decodes the next.
 
-    Until `close`, only these threads may use `dataset`, which assigns rows to `n_folds` folds, 0 for none. At most
-    `n_threads` read, and at most `plan.readers`, for which the plan has memory. If the data are resident, `n_shards` is the
-    number of shards that have room (`restrict` says which), all if omitted. `folder` is a directory for copies of active
-    rows that do not fit in memory (`keep_active`).
+    Until `close`, only that thread may use `dataset`, which assigns rows to `n_folds` folds, 0 for none. If the data are
+    resident, `n_shards` is the number of shards that have room (`restrict` says which), all if omitted. `folder` is a
+    directory for copies of active rows (`keep_active`), which are not made without one.
     """
 
     def __init__(
@@ -68,7 +67,6 @@ class Stream:
         seed: int,
         *,
         n_folds: int = 0,
-        n_threads: int = 1,
         n_shards: int | None = None,
         folder: Path | None = None,
     ) -> None:
@@ -81,28 +79,25 @@ class Stream:
         self._is_long = np.repeat(long_units(self.table, plan), np.diff(unit_start(self.table)))
         self._in_memory = self.table.bytes_on_disk() == 0
         self._at_once = self._in_memory or (plan.resident and self.table.n_entries <= _FEW_ENTRIES)
-        n_readers = 1 if self._at_once else max(min(n_threads, plan.readers, self.table.n_chunks), 1)
-        tables = [self.table, *(self.table.reopen() for _ in range(n_readers - 1))]
         self._seen = np.zeros(self.table.n_chunks, dtype=bool)
         self.bytes_read = 0  # from the dataset's files, for windows that were taken or dropped
         if not self._in_memory and self._exceeds_page_cache():  # affects speed alone, never results
-            for table in tables:
-                table.read_directly(AHEAD_BYTES if n_readers == 1 else SHARED_AHEAD_BYTES)
+            self.table.read_directly(AHEAD_BYTES)
         self._slots = ShardSlots(self.table, self.table.n_shards if n_shards is None else n_shards)
         size = (
             (self._slots.n_items, self._slots.n_entries) if plan.resident else window_size(self.table, plan)
         )
         self._arenas = [layout.new_arena(self.table, *size) for _ in range(1 if plan.resident else 2)]
         self._active: ActiveRows | None = None
-        if isinstance(layout, RowLayout) and not plan.resident and not self._in_memory:
-            self._active = ActiveRows(dataset, self._arenas, folder)
-        self._readers = [
-            _Reader(table, layout.decoder(table, seed, n_folds), self._seen, self._active) for table in tables
-        ]
+        if isinstance(layout, RowLayout) and not plan.resident and not self._in_memory and folder:
+            self._active = ActiveRows(dataset, self._arenas[0], folder)
+        self._reader = _Reader(
+            self.table, layout.decoder(self.table, seed, n_folds), self._seen, self._active
+        )
         shuffle(self._first, np.uint64(0))  # its kernel is loaded before windows take memory
         self._order_cache: tuple[int, list[np.ndarray]] | None = None
         self._ahead: _Ahead | None = None
-        self._turns, self._turn = list(range(len(self._arenas))), 0  # the arenas that windows take by turns
+        self._turn = 0  # of the arenas, which windows take by turns
 
     def _exceeds_page_cache(self) -> bool:
         """Return whether chunks are read past the page cache: it cannot hold them, or they are at a URL.
@@ -120,8 +115,8 @@ class Stream:
 
     @property
     def read_seconds(self) -> float:
-        """Seconds spent loading chunks so far, summed over the reading threads."""
-        return sum(reader.seconds for reader in self._readers)
+        """Seconds spent loading chunks so far."""
+        return self._reader.seconds
 
     @property
     def largest_window_items(self) -> int:
@@ -141,40 +136,35 @@ class Stream:
         count = self.n_windows(read)
         for number in range(first, count):
             window = self._take(read, number)
-            # with fewer turns the only arena is the caller's
-            if len(self._turns) == len(self._arenas) and not self._ahead:
-                if number + 1 < count:
-                    self._request(read, number + 1, self._windows(read))
-                elif goes_on and not (self._active and self._active.may_be_read_next):
-                    self._request(read + 1, 0, self._windows(read + 1))
+            if not self._ahead and number + 1 < count:
+                self._request(read, number + 1, self._windows(read))
+            elif not self._ahead and goes_on and not (self._active and self._active.exist):
+                self._request(read + 1, 0, self._windows(read + 1))
             yield window
 
     def begin_with(self, chunks: np.ndarray) -> None:
         """Have the first read begin with these chunks; where all fit in one window, in a window of their own."""
         self._first, self._order_cache = chunks, None
 
-    def begin_read(self, read: int, *, all_rows: bool, rows_return: bool, keeps: bool) -> None:
+    def begin_read(self, *, all_rows: bool, rows_return: bool) -> None:
         """Choose the source of a read's windows, before `windows`; without this call it is the dataset.
 
         Unless the read needs `all_rows`, only the active ones have their entries: those with a flag in all calls of
-        `keep_active` since rows last returned. `keeps` tells whether it will be called in this read.
+        `keep_active` since rows last returned.
         """
         if self._active is not None:
             self._wait()  # its chunks come from where the read before has them
-            ahead = self._ahead.window if self._ahead else None
-            loaded = ahead and (self._arenas.index(ahead.arena), ahead.n_entries)
-            self._turns = self._active.begin_read(self._windows(read), loaded, all_rows, rows_return, keeps)
-            self._turn = self._turns.index(loaded[0]) + 1 if loaded else 0
+            self._active.begin_read(all_rows, rows_return)
 
     def keep_active(self, window: Window, columns: np.ndarray) -> str:
-        """Copy a visited window's rows with one of these flags for later reads; returns why not on disk any more, once."""
+        """Copy a visited window's rows with one of these flags for later reads; returns why not any more, once."""
         if self._active is None:
             return ""
         try:
             self._active.keep(window, columns)
         except OSError as error:
             self._wait()
-            self._active.abandon_file()
+            self._active.give_up()
             return str(error)
         return ""
 
@@ -196,9 +186,8 @@ class Stream:
         return int(self._slots.item_start[chunk])
 
     def close(self) -> None:
-        """Stop the reading threads and close the dataset's files."""
-        for reader in self._readers:
-            reader.close()
+        """Stop the reading thread and close the dataset's files."""
+        self._reader.close()
         if self._active is not None:
             self._active.close()
 
@@ -227,22 +216,17 @@ class Stream:
         return np.flatnonzero(np.isin(self.table.chunk_part, shards))
 
     def _request(self, read: int, number: int, windows: Sequence[np.ndarray]) -> None:
-        chunks, arena = windows[number], self._arenas[self._turns[self._turn % len(self._turns)]]
+        chunks, arena = windows[number], self._arenas[self._turn % len(self._arenas)]
         hint = windows[number + 1] if number + 1 < len(windows) else chunks[:0]
         if hint.size and self._is_long[hint[0]]:
             hint = hint[:0]
         self._turn += 1
         window, starts = self._place((read, number, len(windows)), chunks, arena)
-        loads: list[Future[int]] = []
+        load = None
         if window.sweep is None and not (self.plan.resident and self._seen[chunks].all()):
-            for number, reader in enumerate(self._readers):
-                # always the same reader for a chunk, so that no other one loads what this one has begun to read ahead
-                mine, hinted = chunks % len(self._readers) == number, hint % len(self._readers) == number
-                places = chunks[mine], *(start[mine] for start in starts)
-                if mine.any() or hinted.any():
-                    arguments = (arena, places, hint[hinted], self.plan.resident)
-                    loads.append(reader.submit(reader.load_window, *arguments, at_once=self._at_once))
-        self._ahead = _Ahead(window, loads)
+            arguments = arena, (chunks, *starts), hint, self.plan.resident
+            load = self._reader.submit(self._reader.load_window, *arguments, at_once=self._at_once)
+        self._ahead = _Ahead(window, load)
 
     def _place(
         self, position: tuple[int, int, int], chunks: np.ndarray, arena: Any
@@ -269,29 +253,28 @@ class Stream:
         if self._ahead is None:
             self._request(read, number, windows)
         assert self._ahead is not None
-        (window, loads), self._ahead = self._ahead, None
-        wait(loads)
-        self.bytes_read += sum(load.result() for load in loads)
+        (window, load), self._ahead = self._ahead, None
+        self.bytes_read += load.result() if load else 0
         return window
 
     def _drop(self) -> None:
         """Give up what was read ahead."""
         if self._ahead is None:
             return
-        begun = [load for load in self._ahead.loads if not load.cancel()]
-        self._wait()
-        self.bytes_read += sum(load.result() for load in begun if load.exception() is None)
+        load = self._ahead.load
+        if load and not load.cancel() and load.exception() is None:
+            self.bytes_read += load.result()
         self._turn -= 1  # reuse its arena: the caller may still use the other one
         self._ahead = None
 
     def _wait(self) -> None:
         """Wait until what is read ahead is there."""
-        if self._ahead is not None:
-            wait(self._ahead.loads)
+        if self._ahead is not None and self._ahead.load is not None:
+            wait([self._ahead.load])
 
     def _sweep(self, arena: Any, chunks: np.ndarray) -> Iterator[int]:
         """Implement `Window.sweep`; each segment is loaded after the window being read ahead into the other arena."""
-        entries, reader = np.diff(self.table.entry_start)[chunks], self._readers[0]
+        entries, reader = np.diff(self.table.entry_start)[chunks], self._reader
         start = 0
         while start < chunks.size:
             room = np.searchsorted(np.cumsum(entries[start:]), arena.row.size, side="right")

@@ -279,10 +279,10 @@ class Loop(TrainingLoop):
         with telling_of_compilation(self.listener, "train"):  # of a program that calls no decorated function
             task.solver.load_kernels(task.dataset, self.state)
         self.kernel_seconds = time.monotonic() - started
-        n_bytes = task.dataset.n_rows * task.solver.layout.state_bytes + task.solver.memory.state
+        n_bytes = task.dataset.n_rows * task.solver.layout.state_bytes + task.solver.memory.weights
         first = max(_FIRST_CHECKPOINT, n_bytes / _CHECKPOINT_RATE)
         self.next_checkpoint = time.monotonic() + min(task.checkpoint_every, first)
-        options: dict[str, Any] = {"n_folds": folds, "n_threads": self.threads.count}
+        options: dict[str, Any] = {"n_folds": folds}
         options["folder"] = self.directory.path if self.directory.has_files else None
         with Stream(task.dataset, task.plan, task.solver.layout, task.seed, **options) as stream:
             self.stream = stream
@@ -310,7 +310,7 @@ class Loop(TrainingLoop):
         certifying_only = not state.phase(TRAIN).size
         self.keeps = self._rows_stay()
         whole, back = bool(state.phase(START, CERTIFY).size), bool(state.lanes["restore"].any())
-        stream.begin_read(state.read, all_rows=whole, rows_return=back, keeps=self.keeps)
+        stream.begin_read(all_rows=whole, rows_return=back)
         windows = self._rest_of_read(stream)
         n_windows = stream.n_windows(state.read)
         while True:
@@ -332,7 +332,7 @@ class Loop(TrainingLoop):
     def _rest_of_read(self, stream: Stream) -> Iterator[Window]:
         """Iterate over the windows to come; what a solver holds of those before, it gathers again in a resumed run."""
         state = self.state
-        for window in stream.windows(state.read, 0 if self.task.solver.memory.holding else state.window):
+        for window in stream.windows(state.read, 0 if self.task.solver.memory.held_bytes else state.window):
             if window.number < state.window:
                 self._visit(window)
             else:

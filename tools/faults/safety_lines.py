@@ -192,7 +192,7 @@ core/memory_budget.py
 core/process_pool.py
     if total > budget: ~ parallel memory_is_shared_out_and_refused_with_the_arithmetic
 stream/memory_plan.py
-    left = require(budget, needs, advice, refusal, running)
+    left = require(budget, needs, memory.advice, refusal, RUNNING_BYTES)
         ~ stream a_budget_that_cannot_do_is_refused_with_the_arithmetic
         > left = budget
 conversion/plan.py

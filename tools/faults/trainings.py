@@ -79,10 +79,10 @@ class Trainings:
         return [replace(finding, what=f"{where}: {finding.what}") for finding in found]
 
 
-def _in_windows(dataset: Any, budget: int, layout: Any, *others: Any, **more: Any) -> Plan:
+def _in_windows(dataset: Any, budget: int, memory: Any, **more: Any) -> Plan:
     """Plan windows of a third of data that would fit in memory."""
-    plan, table = _make_plan(dataset, budget, layout, *others, **more), layout.open(dataset)
+    plan, table = _make_plan(dataset, budget, memory, **more), memory.layout.open(dataset)
     longest = int(np.diff(table.entry_start[unit_start(table)]).max())
     window = {"window_entries": table.n_entries // 3 + 1, "window_rows": table.n_items // 3 + 1}
     held = {"held_entries": longest + table.n_entries // 2, "held_columns": 1 + table.n_items // 2}
-    return replace(plan, resident=False, **window, **(held if more.get("holding") else {}))
+    return replace(plan, resident=False, **window, **(held if memory.held_bytes else {}))
