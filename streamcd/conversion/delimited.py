@@ -18,7 +18,7 @@ import pyarrow.csv as csv
 from ..core.errors import DataError
 from ..dataset.arrow_columns import one_batch
 from ..kernels import tables as kernels
-from .byte_sources import ByteRange, display_name, read_blocks, read_head
+from .byte_sources import STANDARD_INPUT, ByteRange, display_name, read_blocks, read_head
 from .sources import Block, Counted, TextReader
 from .table_columns import FIRST_ROWS, column_types
 
@@ -53,16 +53,14 @@ class CsvReader(TextReader):
 
     def names_in(self, path: str) -> list[str]:
         """Return the names of the columns of a file."""
-        return self._header(path)[0]
+        return [*_numbered(self._header(path)[0])]
 
     def renamed(self) -> dict[str, str]:
-        header = self._names_of(self.paths[0])[0]
+        header = self._header(self.paths[0])[0]
         return {
-            name: f"the header has {header[place]!r} twice"
-            if header[place]
-            else "the header has no name for it"
-            for place, name in enumerate(_numbered(header))
-            if name != header[place]
+            name: f"the header has {found!r} twice" if found else "the header has no name for it"
+            for name, found in zip(_numbered(header), header, strict=True)
+            if name != found
         }
 
     def types(self) -> dict[str, str]:
@@ -70,58 +68,25 @@ class CsvReader(TextReader):
         return {name: "text not in UTF-8" if kind == "binary" else kind for name, kind in types.items()}
 
     def first_rows(self, types: Mapping[str, str]) -> Any:
-        found = self._first_table
-        kinds = column_types(found.schema, "")
-        coded = [name for name, kind in types.items() if kind == "string" and kinds[name] != "string"]
-        for name, texts in self._first_texts(coded).items():
-            found = found.set_column(found.schema.get_field_index(name), name, texts)
-        return one_batch(found.slice(0, FIRST_ROWS))
+        texts = [name for name, kind in types.items() if kind == "string"]
+        return one_batch(self._read_first(dict.fromkeys(texts, pa.large_string())).slice(0, FIRST_ROWS))
 
     @cached_property
     def _first_table(self) -> Any:
         """The first megabyte, with the types that it suggests."""
+        return self._read_first({})
+
+    def _read_first(self, types: dict[str, Any]) -> Any:
+        """Read the first megabyte."""
         path = self.paths[0]
-        names, start = self._header(path)
-        rows = self._first_records(path, start)
-        if not rows.strip():
-            return pa.table({name: pa.nulls(0) for name in names})
-        return self._read(
-            pa.py_buffer(rows),
-            names,
-            names,
-            {},
-            _at_lines(display_name(path), self._lines_before(path), rows),
-        )
-
-    def kept_types(self, names: Sequence[str]) -> dict[str, str]:
-        """Return the types of columns that are kept: whole numbers, if the first rows are written as such, or strings."""
-        texts = self._first_texts(names)
-        return {
-            name: "integer" if name in texts and _are_integers(texts[name]) else "string" for name in names
-        }
-
-    def _first_texts(self, names: Sequence[str]) -> dict[str, Any]:
-        """Return the texts of some columns in the first rows; none where there are no rows."""
-        path = self.paths[0]
-        all_names, start = self._header(path)
-        rows = self._first_records(path, start)
-        if not names or not rows.strip():
-            return {}
-        strings = dict.fromkeys(names, pa.large_string())
-        message = _at_lines(display_name(path), self._lines_before(path), rows)
-        columns = (all_names, list(names), strings, message)
-        table = self._read(pa.py_buffer(rows), *columns)
-        return {name: table.column(name) for name in names}
-
-    def _lines_before(self, path: str) -> int:
-        """Count the lines of the header."""
-        return self._sample(path)[0][: self._header(path)[1]].count(b"\n")
-
-    def _first_records(self, path: str, start: int) -> bytes:
-        """Return the first whole records from `start` on."""
+        names, (_, start) = self.names_in(path), self._header(path)
         text, is_cut = self._sample(path)
         end = _last_record_end(bytearray(text), len(text)) if is_cut else len(text)
-        return text[start : end or len(text)]
+        rows = text[start : end or len(text)]
+        if not rows.strip():
+            return pa.table({name: pa.nulls(0) for name in names})
+        message = _at_lines(display_name(path), text[:start].count(b"\n"), rows)
+        return self._read(pa.py_buffer(rows), names, names, types, message)
 
     def _sample(self, path: str) -> tuple[bytes, bool]:
         """Read the first bytes of text; tells if there are more."""
@@ -129,11 +94,6 @@ class CsvReader(TextReader):
         return text, max(len(sample), len(text)) >= SAMPLE_BYTES
 
     def _header(self, path: str) -> tuple[list[str], int]:
-        """Return the names of the columns, and the end of the first line."""
-        names, end = self._names_of(path)
-        return [*_numbered(names)], end
-
-    def _names_of(self, path: str) -> tuple[list[str], int]:
         """Return the names in the first line, and its end."""
         text, _ = self._sample(path)
         first = 3 if text.startswith(b"\xef\xbb\xbf") else 0
@@ -144,14 +104,10 @@ class CsvReader(TextReader):
             quoted ^= text[end] == _QUOTE
             end += 1
         name = display_name(path)
-        if end == first:
-            raise DataError(
-                f"{name}: expected a line of column names, found none; check that this is the file meant"
-            )
         try:
             line = text[first:end].decode().rstrip("\r\n")
             found = [name.strip() for name in next(records([line], delimiter=self.delimiter, strict=True))]
-        except (UnicodeDecodeError, RecordError):
+        except (UnicodeDecodeError, RecordError, StopIteration):
             raise DataError(
                 f"{name}:1: expected the names of the columns in UTF-8, with closed quotes, found "
                 f"{text[first : min(end, first + 60)]!r}; correct the line"
@@ -165,54 +121,40 @@ class CsvReader(TextReader):
     def blocks(
         self, pieces: Sequence[ByteRange], first_line: int, types: dict[str, str]
     ) -> Generator[Block, None, None]:
+        numbers = {"number": pa.float64(), "nothing": pa.float64(), "boolean": pa.bool_()}
         arrow = {
-            **self._time_types(types),
-            "number": pa.float64(),
-            "nothing": pa.float64(),
-            "integer": pa.int64(),
-            "boolean": pa.bool_(),
-        }
-        wanted = {
-            name: arrow.get(name if kind == "time" else kind, pa.large_string())
+            name: self._time_type(name) if kind == "time" else numbers.get(kind, pa.large_string())
             for name, kind in types.items()
         }
         read_before = 0
         for piece in pieces:
-            names, header_end = self._header(piece.path)
-            chosen = [name for name in wanted if name in set(names)]
+            names, (_, header_end) = self.names_in(piece.path), self._header(piece.path)
+            chosen = [name for name in arrow if name in set(names)]
             line = first_line if piece is pieces[0] else 0
             with closing(read_blocks([piece], *self.reading.of_text, _last_record_end)) as texts:
                 for text in texts:
                     start = max(header_end, text.start) if text.first else text.start
-                    of_header = np.count_nonzero(text.as_array()[text.start : start] == 0x0A)
-                    view = memoryview(text.buffer)[start : text.stop]
+                    found, view = text.as_array(), memoryview(text.buffer)[start : text.stop]
+                    of_header = np.count_nonzero(found[text.start : start] == 0x0A)
                     message, row = _at_lines(text.name, line + int(of_header), view), 0
-                    for batch in self._batches(view, names, chosen, wanted, message):
-                        yield Block(partial(_later, message, row), batch, read_before + text.bytes_read)
-                        row += batch.num_rows
-                    line += int(np.count_nonzero(text.as_array()[text.start : text.stop] == 0x0A))
-            read_before += piece.n_bytes if piece.path != "-" else 0
+                    if len(view) > 2 or bytes(view).strip():
+                        table = self._read(pa.py_buffer(view), names, chosen, arrow, message)
+                        for batch in table.to_batches(max_chunksize=_MOST_BATCH_ROWS):
+                            read = read_before + text.bytes_read
+                            yield Block(partial(_later, message, row), batch, read)
+                            row += batch.num_rows
+                    line += int(np.count_nonzero(found[text.start : text.stop] == 0x0A))
+            read_before += piece.n_bytes if piece.path != STANDARD_INPUT else 0
 
-    def _time_types(self, types: Mapping[str, str]) -> dict[str, Any]:
-        """Return the types by which columns of times are read, by the first rows' but of a finer unit, by name."""
-        if "time" not in types.values():
-            return {}
+    def _time_type(self, name: str) -> Any:
+        """Return the type by which a column of times is read: the first rows' but of a finer unit."""
         schema = self._first_table.schema
-        found = {}
-        for name in (name for name, kind in types.items() if kind == "time"):
-            first = schema.field(name).type if name in schema.names else pa.null()
-            unit = first.unit if pa.types.is_timestamp(first) and first.unit == "ns" else "us"
-            zone = first.tz if pa.types.is_timestamp(first) else None
-            found[name] = pa.time64("us") if pa.types.is_time(first) else pa.timestamp(unit, zone)
-        return found
-
-    def _batches(self, view: memoryview, *columns: Any) -> list[Any]:
-        if len(view) < 3 and not bytes(view).strip():
-            return []
-        batches: list[Any] = self._read(pa.py_buffer(view), *columns).to_batches(
-            max_chunksize=_MOST_BATCH_ROWS
-        )
-        return batches
+        first = schema.field(name).type if name in schema.names else pa.null()
+        if pa.types.is_time(first):
+            return pa.time64("us")
+        if pa.types.is_timestamp(first):
+            return pa.timestamp("ns" if first.unit == "ns" else "us", first.tz)
+        return pa.timestamp("us")
 
     def _read(
         self, buffer: Any, names: list[str], chosen: list[str], types: dict[str, Any], message: Any
@@ -257,17 +199,6 @@ def _numbered(names: Sequence[str]) -> Iterator[str]:
         yield found
 
 
-def _distinct(texts: Any) -> list[str]:
-    found: list[str] = texts.drop_null().unique().to_pylist()
-    return found
-
-
-def _are_integers(texts: Any) -> bool:
-    """Tell whether texts, of which there are some, are 64-bit integers as Python writes them."""
-    distinct = _distinct(texts)
-    return bool(distinct) and all(re.fullmatch(r"0|-?[1-9][0-9]{0,17}", text) for text in distinct)
-
-
 def _at_lines(name: str, line: int, text: bytes | memoryview) -> Callable[[int], str]:
     """Make a function that describes a record of a text by its line, `line` of which come before.
 
@@ -300,25 +231,19 @@ def _lines_before(text: bytes, record: int) -> int:
 
 
 def _csv_complaint(error: str, names: list[str], message: Any, new: bool) -> str:
-    """Describe a refusal by Arrow, with advice; columns of a table that is not `new` are those of the data trained on."""
+    """Describe a refusal by Arrow; columns of a table that is not `new` are those of the data trained on."""
     ragged = re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+): (.*)", error, re.DOTALL)
     if ragged:
         row, expected, found, text = ragged.groups()
         return f"{message(int(row) - 1)}: expected {expected} columns, found {found}: {text[:60]!r}; correct the line"
     bad = re.search(r"In CSV column #(\d+): (?:Row #(\d+): )?CSV conversion error to (\w+)\S*: (.*)", error)
     if not bad:
-        return f"{message(0)}: expected delimited text, found something else ({error.splitlines()[0]}); correct it"
+        return f"{message(0)}: expected delimited text, found something else ({error.splitlines()[0]})"
     column, row, type_, what = bad.groups()
     name = names[int(column)] if int(column) < len(names) else column
+    kinds = {"double": "a number", "bool": "true or false", "timestamp": "a time", "time64": "a time of day"}
     like = "as in its first rows" if new else "as in the data trained on"
-    kinds = {
-        "double": f"a number, {like}",
-        "int64": f"a whole number, {like}",
-        "bool": f"true or false, {like}",
-        "timestamp": f"a time, {like}",
-        "time64": f"a time of day, {like}",
-    }
-    expected = kinds.get(type_, "text in UTF-8")
+    expected = f"{kinds[type_]}, {like}" if type_ in kinds else "text in UTF-8"
     value = what.removeprefix("invalid value ").strip("'")[:40]
     otherwise = f", leave the column out with --drop, or take it as text, as a category: --category {name}"
     return (

@@ -30,7 +30,7 @@ from ..models.table_encoder import (
     sorted_rows,
 )
 from ..solvers.problem import LEAST_WEIGHT
-from .numbering import LABELS, TaskDictionary
+from .numbering import LABELS
 from .rows import Counts, RowBatch, Rows, are_weights, count_decimals
 from .sources import Block, Reader, Reading, Source
 
@@ -46,47 +46,44 @@ class EncodedSource(Source):
     reading: Reading
     table_types: dict[str, str] = field(default_factory=dict)
 
-    def encoder(self, dictionary: TaskDictionary | None) -> TableEncoder | MatrixEncoder:
-        """Make the encoder of a task."""
-        reading, least = self.reading, self.reading.index_base or 0
-        if self.encoding is None:
-            return MatrixEncoder(reading)
-        grown = dictionary.strings if dictionary is not None and self.grows else None
-        end = reading.width_end - (0 if reading.encoding is None else reading.encoding.sparse_start)
-        encoder = TableEncoder(
-            self.encoding,
-            reading.value_dtype,
-            grown,
-            least,
-            end,
-            reading.ignore_beyond,
-        )
-        if dictionary is not None:
-            dictionary.collisions, dictionary.n_missing = encoder.collisions, encoder.n_missing
-        return encoder
-
     def parse(
-        self, pieces: Sequence[Any], first_row: int, first_line: int, dictionary: TaskDictionary | None
+        self, pieces: Sequence[Any], first_row: int, first_line: int, strings: StringTable | None
     ) -> Iterator[RowBatch]:
-        encoder, labels, counts = self.encoder(dictionary), _Labels(self, dictionary), Counts()
-        kept = [] if self.encoding is None else self.encoding.kept
+        encoder = self._encoder(strings)
+        labels, counts, kept = (
+            _Labels(self, strings),
+            Counts(),
+            [] if self.encoding is None else self.encoding.kept,
+        )
         blocks = self.reader.blocks(pieces, first_line, self.table_types)
         for block in blocks if self.in_memory else ahead(blocks):
             encoder.message = block.message
             label, weight = labels.of(block), self._weights(block)
+            if lacking := set(kept).difference(block.content.schema.names if kept else ()):
+                raise DataError(
+                    f"{block.message(0)}: expected the column {min(lacking)!r}, as before, found none"
+                )
             for found in encoder.encode(block.content):
                 n_rows = found.indptr.size - 1
                 mine = slice(found.start, found.start + n_rows)
-                start = first_row + counts.n_rows
+                source_row = np.arange(first_row + counts.n_rows, first_row + counts.n_rows + n_rows)
                 counts.n_rows += n_rows
                 counts.n_entries += found.feature.size
-                _take_counts(counts, encoder, block)
                 counts.n_decimal_labels = labels.n_decimal
-                source_row = np.arange(start, start + n_rows)
+                _take_counts(counts, encoder, block)
                 weights = None if weight is None else weight[mine]
                 rows = Rows(source_row, label[mine], weights, found.indptr, found.feature, found.value)
-                beside = _kept(block, kept).slice(found.start, n_rows) if kept else None
+                beside = block.content.select(kept).slice(found.start, n_rows) if kept else None
                 yield RowBatch(rows, block.bytes_read, counts, beside)
+
+    def _encoder(self, strings: StringTable | None) -> TableEncoder | MatrixEncoder:
+        """Make the encoder of a task."""
+        reading, least = self.reading, self.reading.index_base or 0
+        if self.encoding is None:
+            return MatrixEncoder(reading)
+        end = reading.width_end - (0 if reading.encoding is None else reading.encoding.sparse_start)
+        indices = (least, end, reading.ignore_beyond)
+        return TableEncoder(self.encoding, reading.value_dtype, strings if self.grows else None, *indices)
 
     def _weights(self, block: Block) -> np.ndarray | None:
         if not self.weighted:
@@ -108,18 +105,13 @@ class EncodedSource(Source):
         return weight
 
 
-def _kept(block: Block, names: list[str]) -> Any:
-    if lacking := set(names).difference(block.content.schema.names):
-        raise DataError(f"{block.message(0)}: expected the column {min(lacking)!r}, as before, found none")
-    return block.content.select(names)
-
-
 def _take_counts(counts: Counts, encoder: TableEncoder | MatrixEncoder, block: Block) -> None:
     state, largest = encoder.state, encoder.largest_index
     counts.n_explicit_zeros, counts.n_underflows = int(state[kernels.ZEROS]), int(state[kernels.UNDERFLOWS])
     counts.n_ignored = int(state[kernels.IGNORED])
     if isinstance(encoder, TableEncoder):
         counts.unseen, counts.unindicated = dict(encoder.unseen), encoder.unindicated
+        counts.n_missing = encoder.n_missing.copy()
     counts.zero_index = counts.zero_index or bool(state[kernels.ZERO_INDEX])
     if largest > counts.max_index:
         counts.max_index, counts.max_location = largest, block.message(int(state[kernels.MAX_ROW]))
@@ -160,13 +152,12 @@ def _is_missing(value: Any) -> bool:
 class _Labels:
     """Labels of blocks as numbers: as they are, or the codes of names."""
 
-    def __init__(self, source: EncodedSource, dictionary: TaskDictionary | None) -> None:
+    def __init__(self, source: EncodedSource, strings: StringTable | None) -> None:
         self._source, self.n_decimal = source, 0
         self._name = "" if source.encoding is None else source.encoding.label
-        self._table = StringTable() if dictionary is None else dictionary.strings
+        self._table, self._adds = strings or StringTable(), strings is not None
         self._dictionary: tuple[Any, np.ndarray] | None = None  # the last one, and its codes
-        self._adds = dictionary is not None
-        if not self._adds and source.class_names:
+        if source.class_names:
             self._number(*strings_of(arrow_strings(source.class_names)), adds=True)
 
     def of(self, block: Block) -> np.ndarray:

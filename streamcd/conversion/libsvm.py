@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
@@ -19,9 +19,11 @@ from ..core.threads import AHEAD
 from ..kernels import libsvm_text as kernels
 from ..solvers.problem import LEAST_WEIGHT
 from .byte_sources import ByteBlock, ByteRange, check_rows, expand_sources, read_blocks
-from .numbering import TaskDictionary
 from .rows import Counts, RowBatch, Rows, are_weights
 from .sources import Counted, Reading, Source, TextReader
+
+if TYPE_CHECKING:
+    from ..models.string_table import StringTable
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Batches of rows
@@ -42,7 +44,7 @@ class LibsvmSource(Source):
     what: str = "rows of libsvm text"
 
     def parse(
-        self, pieces: Sequence[ByteRange], first_row: int, first_line: int, dictionary: TaskDictionary | None
+        self, pieces: Sequence[ByteRange], first_row: int, first_line: int, strings: StringTable | None
     ) -> Iterator[RowBatch]:
         return iterate_batches(pieces, self.reader.reading, first_row, first_line)
 

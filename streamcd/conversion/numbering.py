@@ -9,50 +9,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from ..core.errors import UsageError
 from ..core.memory_budget import format_size
-from ..dataset.arrow_columns import Strings, arrow_strings, strings_of
+from ..dataset.arrow_columns import Strings, arrow_array, joined_arrays, numbers_of, strings_of
 from ..dataset.schema import MAX_CLASSES
 from ..dataset.source_indices import SourceIndices
 from ..models.encoding import Encoding
 from ..models.string_table import StringTable
-from ..models.table_encoder import Collisions
-from .distinct_strings import sorted_distinct_strings
 from .rows import Rows
 
 LABELS = -1
 """In place of a column's number: the names of classes."""
 
-_CATEGORIES, _ENDS = "data.bin", "offsets.bin"
-"""Files of the categories of all tasks: their bytes, and where each ends."""
-
 _MERGE_FACTOR = 4
 """Bytes that merging takes for each byte of the tasks' strings."""
 
 
-class TaskDictionary:
-    """Strings that a task has met, numbered in order of appearance, after the known class names."""
-
-    def __init__(self, memory_bytes: int, class_names: Sequence[str]) -> None:
-        self.strings = StringTable(memory_bytes)
-        self.collisions: Collisions | None = None  # a source that hashes strings leaves them here
-        self.n_missing = np.zeros(0, np.int64)  # and of every column the number of missing values
-        if class_names:
-            self.strings.number(LABELS, *strings_of(arrow_strings(class_names)), True, "")
-
-    def save(self, directory: Path, number: int) -> None:
-        """Write the strings to files of the task `number`."""
-        strings = self.strings.strings()
-        arrays = {**strings._asdict(), "columns": self.strings.columns(), "missing": self.n_missing}
-        for name, array in arrays.items():
-            np.save(directory / f"{name}-{number:07d}.npy", array)
-        if self.collisions is not None:
-            path, found = directory / f"collisions-{number:07d}.npz", self.collisions
-            np.savez(path, seen=found.seen, collided=found.collided)
+def save_strings(table: StringTable, directory: Path, number: int) -> None:
+    """Write the strings that the task `number` has met."""
+    for name, array in {**table.strings()._asdict(), "columns": table.columns()}.items():
+        np.save(directory / f"{name}-{number:07d}.npy", array)
 
 
 def _saved_strings(directory: Path) -> list[tuple[Strings, np.ndarray]]:
@@ -66,35 +47,31 @@ def _saved_strings(directory: Path) -> list[tuple[Strings, np.ndarray]]:
 
 
 class Merged(NamedTuple):
-    """Strings of all tasks together: categories of every column, class names; and of hashed ones the collisions."""
+    """Strings of all tasks together: the number of categories of every column, and the class names."""
 
     n_categories: list[int]
-    n_missing: np.ndarray  # values, of every column
     class_names: list[str]
-    n_collided: int
-    n_buckets_used: int
 
 
-def merge_dictionaries(
+def merge_strings(
     directory: Path,
     encoding: Encoding | None,
+    n_missing: np.ndarray,
     known: Sequence[str],
     memory_bytes: int,
     budget: int,
     workers: int,
-    grows: bool,
 ) -> Merged:
-    """Sort the strings of all tasks; write the categories of an encoding that `grows`, and each task's map of codes.
+    """Sort the strings of all tasks; write the categories of an encoding that grows, if given, and each task's map of codes.
 
-    `memory_bytes` is half of what each of `workers` has to spare of `budget`.
+    `n_missing` counts the missing values of its columns. `memory_bytes` is half of what each of `workers` has to spare of
+    `budget`.
     """
     tasks = _saved_strings(directory)
     places = [np.empty(strings.size, np.int64) for strings, _ in tasks]  # among those of their column
     names = _merge_labels(tasks, places, known)
-    counts, static, n_missing = [], np.empty(0, np.int64), np.zeros(0, np.int64)
+    counts, static = [], np.empty(0, np.int64)
     if encoding is not None:
-        n_missing = sum(np.load(path) for path in directory.glob("missing-*.npy"))
-    if encoding is not None and grows:
         _check_merge(tasks, encoding, memory_bytes, budget, workers)
         counts = _merge_categories(tasks, places, encoding, directory)
         encoding = encoding.with_counts(counts, n_missing, None)
@@ -104,8 +81,7 @@ def merge_dictionaries(
         static = _static_features(encoding)
     np.save(directory / "map.npy", np.concatenate([part for place in places for part in (static, place)]))
     np.save(directory / "starts.npy", np.cumsum([0, *(static.size + place.size for place in places)]))
-    collided, used = _merge_collisions(directory, 0 if encoding is None else encoding.bits)
-    return Merged(counts, n_missing, names, collided, used)
+    return Merged(counts, names)
 
 
 def _check_merge(
@@ -114,21 +90,16 @@ def _check_merge(
     """Refuse dictionaries that do not fit in the memory for merging, with the budget that would do."""
     needed = _MERGE_FACTOR * sum(strings.nbytes for strings, _ in tasks)
     if needed > memory_bytes:
+        n_bytes = np.zeros(len(encoding.columns) + 1)  # of every column, after those of labels
+        for strings, columns in tasks:
+            n_bytes += np.bincount(columns - LABELS, np.diff(strings.offsets), n_bytes.size)
         enough = budget + 2 * workers * (needed - memory_bytes)
-        name = encoding.columns[_widest_column(tasks, len(encoding.columns))].name
         raise UsageError(
             f"the dictionaries of categories, {sum(strings.size for strings, _ in tasks):,} strings, need "
             f"{format_size(needed)} to be sorted, {format_size(memory_bytes)} of --memory are left for it, most of them of "
-            f"column {name!r}; hash them into 2^B features with --hash B (20, say), or give about {format_size(enough)}"
+            f"column {encoding.columns[int(n_bytes[1:].argmax())].name!r}; hash them into 2^B features with --hash B (20, "
+            f"say), or give about {format_size(enough)}"
         )
-
-
-def _widest_column(tasks: list[tuple[Strings, np.ndarray]], n_columns: int) -> int:
-    """Return the number of the column whose strings take the most bytes."""
-    n_bytes = np.zeros(n_columns + 1)
-    for strings, columns in tasks:
-        n_bytes += np.bincount(columns - LABELS, np.diff(strings.offsets), n_columns + 1)
-    return int(n_bytes[1:].argmax())
 
 
 def _merge_categories(
@@ -141,16 +112,29 @@ def _merge_categories(
             counts.append(0)
             continue
         chosen = [np.flatnonzero(columns == number) for _, columns in tasks]
-        parts = [strings.take(rows) for (strings, _), rows in zip(tasks, chosen, strict=True)]
-        distinct, found = sorted_distinct_strings(parts)
-        for place, rows, among in zip(places, chosen, found, strict=True):
-            place[rows] = among
+        parts = [strings.take(rows).to_arrow() for (strings, _), rows in zip(tasks, chosen, strict=True)]
+        distinct, ranks = _sorted_distinct(joined_arrays(parts))
+        for place, rows in zip(places, chosen, strict=True):
+            place[rows], ranks = ranks[: rows.size], ranks[rows.size :]
         counts.append(distinct.size)
         datas.append(distinct.data[distinct.offsets[0] : distinct.offsets[-1]])
         lengths.append(np.diff(distinct.offsets))
-    np.concatenate(datas).tofile(directory / _CATEGORIES)
-    np.cumsum(np.concatenate(lengths)).tofile(directory / _ENDS)
+    np.save(directory / "categories.npy", np.concatenate(datas))
+    np.save(directory / "ends.npy", np.cumsum(np.concatenate(lengths)))
     return counts
+
+
+def _sorted_distinct(strings: Any) -> tuple[Strings, np.ndarray]:
+    """Sort the distinct strings of an Arrow array by their bytes; also returns the ranks of all among them."""
+    import pyarrow.compute as pc
+
+    order = pc.sort_indices(strings)
+    ordered, is_new = strings.take(order), np.ones(len(strings), np.bool_)
+    if len(strings):
+        is_new[1:] = numbers_of(pc.not_equal(ordered.slice(1), ordered.slice(0, len(ordered) - 1)))
+    ranks = np.empty(len(strings), np.int64)
+    ranks[numbers_of(order)] = np.cumsum(is_new) - 1
+    return strings_of(ordered.take(arrow_array(np.flatnonzero(is_new), pa.int64())))[0], ranks
 
 
 def _static_features(encoding: Encoding) -> np.ndarray:
@@ -184,30 +168,12 @@ def _merge_labels(
     return list(numbers)
 
 
-def _merge_collisions(directory: Path, bits: int) -> tuple[int, int]:
-    paths = sorted(directory.glob("collisions-*.npz"))
-    if not paths:
-        return 0, 0
-    merged = Collisions(bits)
-    for path in paths:
-        with np.load(path) as saved:
-            other = Collisions(bits)
-            other.seen, other.collided = saved["seen"], saved["collided"]
-            merged.merge(other)
-    return int(merged.collided.sum()), int((merged.seen >= 0).sum())
-
-
-def read_merged(directory: Path, encoding: Encoding, merged: Merged) -> Encoding:
-    """Return the encoding with its categories, which are read from their files when needed; see `merge_dictionaries`."""
+def read_merged(directory: Path) -> Strings:
+    """Return the merged categories, which are read from their files when needed."""
     # plain arrays over the maps: taking an element of a memmap makes another memmap, which takes microseconds
-    parts = (
-        np.asarray(_mapped(directory / name, type_)) for name, type_ in ((_CATEGORIES, "u1"), (_ENDS, "i8"))
+    return Strings(
+        *(np.asarray(np.load(directory / f"{name}.npy", mmap_mode="r")) for name in ("categories", "ends"))
     )
-    return encoding.with_counts(merged.n_categories, merged.n_missing, Strings(*parts))
-
-
-def _mapped(path: Path, dtype: str) -> np.ndarray:
-    return np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

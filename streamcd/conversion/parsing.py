@@ -16,9 +16,10 @@ from ..core.storage import Url, location
 from ..core.threads import ahead
 from ..dataset.kept_columns import KeptWriter
 from ..dataset.source_indices import SourceIndices
+from ..models.string_table import StringTable
 from .external_shuffle import HeldRows, RunFormat, RunWriter
 from .feature_statistics import DistinctFeatures, LabelCounts
-from .numbering import TaskDictionary
+from .numbering import save_strings
 from .plan import Plan
 from .rows import Counts, RowBatch, Rows
 from .sources import Source
@@ -117,12 +118,10 @@ def parse_task(parsing: Parsing, task: Task) -> Parsed:
     labels = LabelCounts(None if parsing.has_targets else {})
     distinct = None if parsing.distinct is None else DistinctFeatures(plan.map_bytes)
     n_unknown = 0
-    dictionary = None
-    if parsing.dictionaries is not None:
-        dictionary = TaskDictionary(plan.map_bytes, parsing.source.class_names)
+    strings = None if parsing.dictionaries is None else StringTable(plan.map_bytes)
     kept = None if parsing.kept is None else KeptWriter(parsing.kept / f"{task.number:07d}.parquet")
     with RunWriter(parsing.form, task.number, plan.sort_bytes) as run:
-        for batch in _batches(parsing.source, task, dictionary):
+        for batch in _batches(parsing.source, task, strings):
             counts, rows = batch.counts, batch.rows
             if parsing.weights is not None:
                 rows = replace(rows, weight=parsing.weights.of(rows, task))
@@ -140,8 +139,8 @@ def parse_task(parsing: Parsing, task: Task) -> Parsed:
         held = run.close(hold=parsing.hold and plan.has_room_to_hold(counts.max_index + 1, parsing.scale))
     if kept is not None:
         kept.close()
-    if dictionary is not None and parsing.dictionaries is not None:
-        dictionary.save(parsing.dictionaries, task.number)
+    if strings is not None and parsing.dictionaries is not None:
+        save_strings(strings, parsing.dictionaries, task.number)
     if distinct is not None and parsing.distinct is not None:
         np.save(parsing.distinct / f"{task.number:07d}.npy", distinct.merge())
     if task.n_rows not in (None, counts.n_rows):
@@ -150,11 +149,11 @@ def parse_task(parsing: Parsing, task: Task) -> Parsed:
     return Parsed(counts, labels, held)
 
 
-def _batches(source: Source, task: Task, dictionary: TaskDictionary | None) -> Iterator[RowBatch]:
+def _batches(source: Source, task: Task, strings: StringTable | None) -> Iterator[RowBatch]:
     """Parse the source; while one batch goes to the run, a thread parses the next."""
 
     def parsed() -> Generator[RowBatch, None, None]:
-        for batch in source.parse(task.pieces, task.first_row, task.first_line, dictionary):
+        for batch in source.parse(task.pieces, task.first_row, task.first_line, strings):
             yield replace(batch, counts=replace(batch.counts))  # those of the parser go on
 
     # a program's own data may have to be read by the thread that made it

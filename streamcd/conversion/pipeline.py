@@ -38,7 +38,7 @@ from .feature_statistics import (
     write_features,
 )
 from .libsvm import copy_weights
-from .numbering import Merged, Numbering, merge_dictionaries, read_merged
+from .numbering import Merged, Numbering, merge_strings, read_merged
 from .parsing import Parsed, Parsing, Stamp, Task, Weights, changed, merge_distinct, parse_task
 from .plan import Options, Plan
 from .rows import Counts
@@ -68,9 +68,12 @@ class Conversion:
         tasks = self._tasks()
         form = self._form(tasks)
         found = self._parse(tasks, form)
-        merged = self._merge_strings()
+        counts = Counts()
+        for one in found:
+            counts.add(one.counts)
+        merged = self._merge_strings(counts.n_missing)
         numbering = self._numbering(tasks)
-        parsed = self._join(found, numbering)
+        parsed = Parsed(counts, self._labels(found, numbering), found[-1].held)
         messages = parsed.counts.messages(self.options.value_dtype)
         numbering, shape = self._number(numbering, parsed)
         reader = partial(RunReader, form, self.plan.rows_bytes, parsed.counts.is_wide, parsed.held)
@@ -80,10 +83,6 @@ class Conversion:
         scaling = self._scaling(plain, shards, parsed)
         manifest = self._manifest(parsed, shape, merged.class_names)
         n_entries = self._write(replace(plain, **scaling), shards, manifest)
-        if merged.n_buckets_used:
-            messages.append(
-                f"{merged.n_collided:,} of {merged.n_buckets_used:,} hash buckets in use hold several categories"
-            )
         messages += [
             f"column {name!r} is not used: {reason}"
             for name, reason in self.source.unused.items()
@@ -175,16 +174,13 @@ class Conversion:
             weights.check(n_rows, whole=True)
         return found
 
-    def _join(self, found: Sequence[Parsed], numbering: Numbering) -> Parsed:
-        """Join the results of all tasks; names of classes already have their final numbers."""
-        counts, labels = Counts(), LabelCounts(None if self.options.has_targets else {})
+    def _labels(self, found: Sequence[Parsed], numbering: Numbering) -> LabelCounts:
+        """Join the labels of all tasks; names of classes already have their final numbers."""
+        labels = LabelCounts(None if self.options.has_targets else {})
         for number, parsed in enumerate(found):
-            counts.add(parsed.counts)
-            renumbered = parsed.labels
-            if numbering.maps_labels:
-                renumbered = renumbered.renumbered(numbering.classes_of(number))
-            labels.merge(renumbered)
-        return Parsed(counts, labels, found[-1].held)
+            own = parsed.labels
+            labels.merge(own.renumbered(numbering.classes_of(number)) if numbering.maps_labels else own)
+        return labels
 
     # -- numbering
 
@@ -193,21 +189,20 @@ class Conversion:
         encoding = self.source.encoding
         return self.source.names_labels or (encoding is not None and bool(encoding.names))
 
-    def _merge_strings(self) -> Merged:
+    def _merge_strings(self, n_missing: Any) -> Merged:
         """Sort the strings of all tasks."""
         if not self._has_strings:
-            return Merged([], np.zeros(0, np.int64), [], 0, 0)
+            return Merged([], [])
         directory, source, encoding = self.work / "dictionaries", self.source, self.source.encoding
         budget = (self.plan.merge_bytes, self.options.memory_bytes, self.options.workers)
+        grown = encoding if source.grows else None
         merged: Merged
-        (merged,) = self.pool.run(
-            merge_dictionaries, [(directory, encoding, source.class_names, *budget, source.grows)]
-        )
-        if source.grows and encoding is not None:
-            self.encoding = read_merged(directory, encoding, merged)
+        (merged,) = self.pool.run(merge_strings, [(directory, grown, n_missing, source.class_names, *budget)])
+        if grown is not None:
+            self.encoding = grown.with_counts(merged.n_categories, n_missing, read_merged(directory))
         if self.encoding is not None:
             word = "target" if self.options.has_targets else "label"
-            self.columns = summarise(source.examples, self.encoding, merged.n_missing, self._notes(), word)
+            self.columns = summarise(source.examples, self.encoding, n_missing, self._notes(), word)
         return merged
 
     def _numbering(self, tasks: Sequence[Task]) -> Numbering:

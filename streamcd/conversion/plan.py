@@ -108,11 +108,6 @@ class Options(ConvertOptions):
         return [name for name, is_given in given.items() if is_given]
 
     @property
-    def bucket_bytes(self) -> int:
-        """Bytes of the buckets of hashed strings while they are read: their collisions."""
-        return 12 << self.hash if self.hash else 0
-
-    @property
     def has_targets(self) -> bool:
         """True where labels are numbers to predict."""
         return self.target or (self.training is not None and self.training.has_targets)
@@ -185,7 +180,6 @@ def make_plan(
     scales_bytes = 0 if like is None else like.scales_bytes
     of_source = {
         "categories that are known": 0 if like is None or like.encoding is None else like.encoding.nbytes,
-        "buckets of hashed strings": options.bucket_bytes,
         "indices of the features that are known": 0 if like is None else like.indices.nbytes,
     }
     needs = {

@@ -120,6 +120,7 @@ class Counts:
     # by column, values of categories that the encoding does not have, and missing ones of columns that had none in training
     unseen: dict[str, Unknown] = field(default_factory=dict)
     unindicated: dict[str, Unknown] = field(default_factory=dict)
+    n_missing: Any = 0  # values, by column of a table
 
     @property
     def label_kind(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from errno import EINVAL
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -23,8 +23,10 @@ from .byte_sources import (
     share_out,
     total_bytes,
 )
-from .numbering import TaskDictionary
 from .rows import RowBatch
+
+if TYPE_CHECKING:
+    from ..models.string_table import StringTable
 
 LABEL = "label"
 """Name of the column of labels beside a frame."""
@@ -152,10 +154,6 @@ class Reader:
         """Return all of it, in consecutive pieces."""
         raise NotImplementedError
 
-    def kept_types(self, names: Sequence[str]) -> dict[str, str]:
-        """Return the types by which columns that are kept as they are have to be read."""
-        return dict.fromkeys(names, "kept")
-
     def index_columns(self) -> Sequence[str]:
         """Return the columns that are the index of a table, as pandas keeps it: no features, unless they are asked for."""
         return ()
@@ -227,9 +225,9 @@ class Source:
         return bool(self.reader.in_memory)
 
     def parse(
-        self, pieces: Sequence[Any], first_row: int, first_line: int, dictionary: TaskDictionary | None
+        self, pieces: Sequence[Any], first_row: int, first_line: int, strings: StringTable | None
     ) -> Iterator[RowBatch]:
-        """Make batches of the rows of pieces; strings are numbered by `dictionary`, or by the encoding."""
+        """Make batches of the rows of pieces; strings are numbered by a table, or by the encoding."""
         raise NotImplementedError
 
 

@@ -216,7 +216,7 @@ def column_types(schema: Any, where: str) -> dict[str, str]:
 
 
 def _wanted_types(
-    encoding: Encoding, types: Mapping[str, str], reading: Reading, is_text: bool, kept: dict[str, str]
+    encoding: Encoding, types: Mapping[str, str], reading: Reading, is_text: bool
 ) -> dict[str, str]:
     """Return the types of the columns to read; those of delimited text have no types but those asked for."""
     wanted = {name: types[name] for name in encoding.names if name in types}
@@ -225,7 +225,7 @@ def _wanted_types(
             wanted[column.name] = {"seconds": "time", "boolean": "boolean"}.get(column.form, "number")
         elif column.kind != "sparse" and (is_text or wanted[column.name] != "number"):
             wanted[column.name] = "string"
-    wanted |= kept
+    wanted |= dict.fromkeys(encoding.kept, "kept")
     for name in (encoding.label, encoding.weight):
         if name and name in types:
             wanted[name] = types[name]
@@ -252,7 +252,8 @@ def open_tables(
         if first is not None:
             types |= dict.fromkeys(_texts_of_bytes(types, first), "string")
             first = text_columns(first, types, name)
-        if reader.is_text and (as_text := set(options.category) & set(types)):
+        as_text = types.keys() & {*options.category, options.id, options.fold} if reader.is_text else ()
+        if as_text:
             types |= dict.fromkeys(as_text, "string")  # as it stands, such as a code with zeros before it
             first = reader.first_rows(types)
         encoding, unused = _plan_encoding(types, first, options, name, reader.index_columns())
@@ -260,13 +261,16 @@ def open_tables(
     else:
         check_columns(known, types, reading.needs_label, name)
         weighted = reading.reads_weights and known.weight in types
+        if reading.needs_label:
+            lacking = [name for name in known.kept if name not in types]
+            unused = dict.fromkeys(lacking, "this source lacks it, whose values would be kept")
         encoding = replace(
             known,
             weight=known.weight if weighted else "",
             id=known.id if known.id in types else "",
             fold=known.fold if known.fold in types else "",
         )
-    table_types = _wanted_types(encoding, types, reading, reader.is_text, reader.kept_types(encoding.kept))
+    table_types = _wanted_types(encoding, types, reading, reader.is_text)
     return EncodedSource(
         reader=reader,
         made_from="table",

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
-import struct
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, NoReturn
 from urllib.parse import unquote
 
@@ -21,7 +21,6 @@ from ..core.memory_budget import format_size
 from ..core.storage import file_size, location, open_bytes
 from ..dataset.arrow_columns import flat_columns, one_batch
 from ..dataset.parquet import parquet_file
-from .arrow_messages import BatchSize, batch_size, block_size, footer_blocks
 from .sources import Block, Counted, FilePart, Reader, locator, refusing_damage
 from .table_columns import FIRST_ROWS, column_types, index_of, text_columns
 
@@ -48,9 +47,10 @@ def _decoded_bytes(chunk: Any) -> int:
     return int(max(chunk.total_uncompressed_size, _CELL_BYTES * chunk.num_values))
 
 
-_DAMAGE = (pa.ArrowException, ValueError, OverflowError, struct.error)
 _refusing_damage = partial(
-    refusing_damage, _DAMAGE, "expected a whole file of its format, found a damaged one"
+    refusing_damage,
+    (pa.ArrowException, ValueError, OverflowError),
+    "expected a whole file of its format, found a damaged one",
 )
 
 
@@ -303,29 +303,22 @@ class ArrowReader(_WholeFiles):
 
     def pieces(self, n_tasks: int) -> list[FilePart]:
         found = []
-        for path in self.paths:
-            size = os.path.getsize(path)
-            with self._mapped(path) as file, _refusing_damage(path):
-                n_batches = file.n_batches
+        for piece in self.whole():
+            n_batches = getattr(_open_mapped(piece.path)[1], "num_record_batches", None)
             if n_batches is None:  # a stream is read from its beginning
-                found.append(FilePart(path, n_bytes=size))
+                found.append(piece)
                 continue
-            n_ranges = min(n_tasks, max(n_batches, 1))
-            ends = [n_batches * k // n_ranges for k in range(n_ranges + 1)]
-            found += [FilePart(path, start, stop, size // n_ranges) for start, stop in pairwise(ends)]
+            ends = np.linspace(0, n_batches, min(n_tasks, max(n_batches, 1)) + 1).astype(int).tolist()
+            n_bytes = piece.n_bytes // (len(ends) - 1)
+            found += [FilePart(piece.path, start, stop, n_bytes) for start, stop in pairwise(ends)]
         return found
 
     def count(self, piece: FilePart) -> Counted:
-        with self._mapped(piece.path) as file, _refusing_damage(piece.path):
-            n_rows = sum(size.n_rows for size in file.sizes(piece.start, piece.stop))
+        n_rows = sum(batch.num_rows for batch in _batches(_open_mapped(piece.path, [0])[1], piece))
         return Counted(n_rows, n_rows)
 
-    def _mapped(self, path: str) -> _Mapped:
-        return _Mapped(path, self.memory_bytes)
-
     def _schema(self, path: str) -> Any:
-        with self._mapped(path) as file, _refusing_damage(path):
-            return file.schema
+        return _open_mapped(path)[1].schema
 
     def blocks(
         self, pieces: Sequence[FilePart], first_line: int, types: dict[str, str]
@@ -333,88 +326,91 @@ class ArrowReader(_WholeFiles):
         read_before = 0
         for piece in pieces:
             before = first_line if piece is pieces[0] else 0
-            with self._mapped(piece.path) as file, _refusing_damage(piece.path):
-                for batch in file.batches(piece.start, piece.stop):
-                    batch.validate()
-                    columns = flat_columns(batch)
-                    columns = columns.select([name for name in types if name in columns.schema.names])
-                    columns = text_columns(columns, types, piece.path)
-                    row_bytes = max(batch.nbytes / max(batch.num_rows, 1), 8.0)
-                    rows = _rows_at_a_time(self.memory_bytes, row_bytes)
-                    for start in range(0, columns.num_rows, rows):
-                        part = columns.slice(start, rows)
+            mapped = _open_mapped(piece.path)[0]
+            for batch in self._read(piece):
+                columns = flat_columns(batch)
+                columns = columns.select([name for name in types if name in columns.schema.names])
+                columns = text_columns(columns, types, piece.path)
+                rows = _rows_at_a_time(self.memory_bytes, max(batch.nbytes / max(batch.num_rows, 1), 8.0))
+                for start in range(0, columns.num_rows, rows):
+                    part = columns.slice(start, rows)
+                    with _refusing_damage(piece.path):
                         part.validate(full=True)  # pyarrow follows offsets out of a damaged file into a crash
-                        yield Block(locator(piece.path, before + start), part, read_before)
-                        file.forget()
-                    before += batch.num_rows
+                    yield Block(locator(piece.path, before + start), part, read_before)
+                    mapped.madvise(mmap.MADV_DONTNEED)  # pages count as resident until they are released
+                before += batch.num_rows
             read_before += piece.n_bytes
 
+    def _read(self, piece: FilePart) -> Iterator[Any]:
+        """Read record batches; those that become larger than the memory when decompressed are refused.
 
-class _Mapped:
-    """A file in Arrow's file or stream format, mapped into memory; a context manager.
+        Of a batch, a narrow column is read first: it tells the rows, and so the size of all columns of known width.
+        """
+        mapped, reader = _open_mapped(piece.path)
+        widths = [_width(field.type) for field in reader.schema]
+        narrow = min(range(len(widths)), key=lambda k: widths[k] or math.inf)
+        _, sampled = _open_mapped(piece.path, [narrow])
+        batches = _batches(reader, piece)
+        samples = enumerate(_batches(sampled, piece), piece.start)
+        for (number, sample), batch_bytes in zip(samples, _stored_bytes(mapped, piece), strict=True):
+            known = sum(widths) * sample.num_rows
+            self._check_inflated(piece.path, number, known if known > batch_bytes else 0)
+            batch = next(batches)
+            self._check_inflated(piece.path, number, _inflated(batch, mapped))
+            with _refusing_damage(piece.path):
+                batch.validate()
+            yield batch
 
-    What inflates to more than `memory_bytes` is refused before pyarrow decompresses it: it does so with all of a record
-    batch, and with all dictionaries of a file.
-    """
-
-    def __init__(self, path: str, memory_bytes: int) -> None:
-        self._path, self._memory_bytes = path, memory_bytes
-
-    def __enter__(self) -> _Mapped:
-        with open(self._path, "rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self._buffer = pa.py_buffer(self._map)
-        is_file = self._map[:6] == b"ARROW1"
-        with _refusing_damage(self._path):
-            self._reader = pa.ipc.open_file(self._buffer) if is_file else pa.ipc.open_stream(self._buffer)
-            self._dictionaries, self._blocks = footer_blocks(self._map) if is_file else ([], [])
-        self.schema = self._reader.schema
-        self.n_batches: int | None = len(self._blocks) if is_file else None
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._reader = None
-
-    def sizes(self, start: int, stop: int | None) -> Iterator[BatchSize]:
-        """Sizes of record batches, in order; refuses what does not fit, dictionaries included."""
-        if self.n_batches is None:
-            yield from self._sizes_of_stream()
-            return
-        dictionaries = [block_size(self._map, block) for block in self._dictionaries]
-        self._check("the dictionaries", sum(size.inflated for size in dictionaries if size is not None))
-        for number in range(start, self.n_batches if stop is None else stop):
-            size = block_size(self._map, self._blocks[number])
-            if size is None:
-                raise ValueError(f"block {number} is no record batch")
-            self._check(f"record batch {number + 1}", size.inflated)
-            yield size
-
-    def _sizes_of_stream(self) -> Iterator[BatchSize]:
-        number = 1
-        for message in pa.ipc.MessageReader.open_stream(self._buffer):
-            size = batch_size(message.metadata, b"" if message.body is None else message.body)
-            if size is None:
-                continue
-            self._check(
-                f"record batch {number}" + " (its dictionary)" * (message.type == "dictionary"), size.inflated
-            )
-            if message.type == "record batch":
-                number += 1
-                yield size
-
-    def _check(self, what: str, inflated: int) -> None:
-        if inflated > self._memory_bytes:
+    def _check_inflated(self, path: str, number: int, n_bytes: int) -> None:
+        if n_bytes > self.memory_bytes:
             raise DataError(
-                f"{self._path}: {what}: expected at most {format_size(self._memory_bytes)} to decompress at a time under "
-                f"this memory budget, found {format_size(inflated)}; write the file with smaller record batches, or "
-                "uncompressed, or give a larger --memory"
+                f"{path}: record batch {number + 1}: expected at most {format_size(self.memory_bytes)} to decompress at a "
+                f"time under this memory budget, found {format_size(n_bytes)}; write the file with smaller record batches, "
+                "or uncompressed, or give a larger --memory"
             )
 
-    def batches(self, start: int, stop: int | None) -> Iterator[Any]:
-        """Record batches, in order."""
-        for number, _ in enumerate(self.sizes(start, stop), start):
-            yield self._reader.read_next_batch() if self.n_batches is None else self._reader.get_batch(number)
 
-    def forget(self) -> None:
-        """Release the pages that were read, which count as resident until then."""
-        self._map.madvise(mmap.MADV_DONTNEED)
+def _open_mapped(path: str, fields: Sequence[int] = ()) -> tuple[mmap.mmap, Any]:
+    """Map a file into memory, and open it to read some columns, by default all."""
+    with open(path, "rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    opened = pa.ipc.open_file if mapped[:6] == b"ARROW1" else pa.ipc.open_stream
+    options = pa.ipc.IpcReadOptions(included_fields=list(fields), use_threads=False)
+    with _refusing_damage(path):
+        return mapped, opened(pa.py_buffer(mapped), options=options)
+
+
+def _batches(reader: Any, piece: FilePart) -> Iterator[Any]:
+    """Yield the record batches of a part of a file."""
+    with _refusing_damage(piece.path):
+        if not hasattr(reader, "num_record_batches"):
+            yield from reader
+            return
+        for number in range(piece.start, reader.num_record_batches if piece.stop is None else piece.stop):
+            yield reader.get_batch(number)
+
+
+def _stored_bytes(mapped: mmap.mmap, piece: FilePart) -> Iterator[int]:
+    """Yield the bytes in the file of the record batches of a part; a file holds a stream after eight bytes."""
+    stream = pa.py_buffer(mapped)[8 if mapped[:6] == b"ARROW1" else 0 :]
+    with _refusing_damage(piece.path):
+        messages = pa.ipc.MessageReader.open_stream(stream)
+        sizes = (
+            message.body.size if message.body else 0 for message in messages if message.type == "record batch"
+        )
+        yield from islice(sizes, piece.start, piece.stop)
+
+
+def _inflated(batch: Any, mapped: mmap.mmap) -> int:
+    """Bytes of a record batch that are not those of the file, but decompressed."""
+    whole = pa.py_buffer(mapped)
+    buffers = [buffer for column in batch.columns for buffer in column.buffers() if buffer is not None]
+    return sum(buffer.size for buffer in buffers if not 0 <= buffer.address - whole.address < whole.size)
+
+
+def _width(type_: Any) -> int:
+    """Bytes of an element of known width, else 0."""
+    try:
+        return -(-type_.bit_width // 8)
+    except ValueError:
+        return 0

@@ -210,27 +210,6 @@ def murmur_strings(prefix, strings, out):
 
 
 @kernel
-def mark_collisions(hashes, bits, seen, collided):
-    """Mark the buckets of hashed strings that hold more than one hash.
-
-    Parameters
-    ----------
-    hashes : (strings,) int64
-        As `murmur_strings` makes them.
-    bits : int
-    seen, collided : (2^bits,) int64, (2^bits,) bool
-        The first hash of every bucket, -1 before any; changed in place.
-    """
-    for found in hashes:
-        if found >= 0:
-            bucket = abs(found - (1 << 31)) & ((1 << bits) - 1)
-            if seen[bucket] < 0:
-                seen[bucket] = found
-            elif seen[bucket] != found:
-                collided[bucket] = True
-
-
-@kernel
 def take_codes(codes, places, out):
     """Write the codes at `places` to `out`; the last one for a place of -1."""
     for k in range(places.size):

@@ -78,7 +78,6 @@ class TableEncoder:
         self._columns, self._layout = self._make_layout()
         self.state = np.zeros(kernels.N_STATE, np.int64)
         self.state[kernels.MAX_INDEX] = -1
-        self.collisions = Collisions(encoding.bits) if encoding.bits and self._grows else None
         self.unseen: dict[str, Unknown] = {}  # values of unknown categories, by column
         self.n_missing = np.zeros(len(encoding.columns), np.int64)  # values, by column
         n_cells = max(len(self._columns), 1)
@@ -244,8 +243,6 @@ class TableEncoder:
     def _hashes(self, prefix: bytes, strings: Strings, valid: np.ndarray) -> np.ndarray:
         hashes = np.empty(strings.size, np.int64)
         kernels.murmur_strings(np.frombuffer(prefix, np.uint8), (*strings, valid), hashes)
-        if self.collisions is not None:
-            self.collisions.add(hashes)
         return hashes
 
     def _sparse_rows(self, block: Any, column: Column, start: int) -> CSR:
@@ -340,19 +337,3 @@ def encode_frame(
             before += batch.num_rows
     for warning in unknown_values(encoder.unseen, encoder.unindicated):
         warnings.warn(warning, stacklevel=_ASKED_BY)
-
-
-class Collisions:
-    """Buckets that hold more than one distinct hashed string, as far as 32-bit hashes distinguish them."""
-
-    def __init__(self, bits: int) -> None:
-        self._bits = bits
-        self.seen, self.collided = np.full(1 << bits, -1, np.int64), np.zeros(1 << bits, np.bool_)
-
-    def add(self, hashes: np.ndarray) -> None:
-        kernels.mark_collisions(hashes, self._bits, self.seen, self.collided)
-
-    def merge(self, other: Collisions) -> None:
-        """Add those of other rows."""
-        self.add(other.seen)
-        self.collided |= other.collided
