@@ -34,21 +34,30 @@ def kept(dataset: streamcd.Dataset, name: str) -> list[Any]:
 
 @pytest.mark.usefixtures("lend")
 @pytest.mark.parametrize("ids", IDS)
-def test_an_id_is_kept_with_its_type_whatever_the_format_and_the_workers(ids, tmp_path, monkeypatch) -> None:
+def test_an_id_is_kept_with_its_type_or_as_the_text_that_it_is(ids, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(kept_columns, "_GROUP_ROWS", 64)
     table = table_of(IDS[ids])
-    made = [streamcd.convert(table, tmp_path / "frame", label="bought", id="key", fold="visits")]
+    made = {"": [streamcd.convert(table, tmp_path / "frame", label="bought", id="key", fold="visits")]}
     for name, workers in (("t.csv", 1), ("t.parquet", 1), ("t.parquet", 2), ("t.csv", 2), ("t.arrow", 2)):
         source, dest = write_table(table, tmp_path / name), tmp_path / f"{name}-{workers}"
-        made.append(streamcd.convert(source, dest, label="bought", id="key", fold="visits", workers=workers))
-    for dataset in made:
-        assert (dataset.id_column, dataset.kept) == ("key", ["key", "visits"])
-        assert kept(dataset, "key") == IDS[ids]
-        assert kept(dataset, "visits") == table["visits"].to_pylist()
-        assert dataset.verify() == []
-    # Arrow's CSV has no quoted strings that are missing
-    assert len({dataset.fingerprint for dataset in made}) == 1
-    assert "key" not in str(made[0].read_features(["name"]))
+        dataset = streamcd.convert(source, dest, label="bought", id="key", fold="visits", workers=workers)
+        made.setdefault("text" * (name == "t.csv"), []).append(dataset)
+    for form, datasets in made.items():
+        for dataset in datasets:
+            assert (dataset.id_column, dataset.kept) == ("key", ["key", "visits"])
+            for column in dataset.kept:
+                values = table[column].to_pylist()
+                texts = [None if value is None else str(value) for value in values]
+                assert kept(dataset, column) == (texts if form else values)
+            assert dataset.verify() == []
+        assert len({dataset.fingerprint for dataset in datasets}) == 1
+        assert "key" not in str(datasets[0].read_features(["name"]))
+
+
+def test_ids_of_text_are_not_changed_by_what_the_first_ones_look_like(tmp_path) -> None:
+    ids = [f"{k:05d}" for k in range(N_ROWS - 1)] + ["x"]
+    source = write_table(table_of(ids), tmp_path / "t.csv")
+    assert kept(streamcd.convert(source, tmp_path / "data", label="bought", id="key"), "key") == ids
 
 
 def test_times_and_booleans_are_kept_from_formats_with_types(tmp_path) -> None:

@@ -417,12 +417,12 @@ def test_verify_finds_the_same_with_several_workers(text_file: Path, tmp_path: P
 def test_ranges_are_the_whole_in_order(text_file: Path, several_files: list[str]) -> None:
     text = text_file.read_bytes()
     for size in (1, 50, 1000, 1 << 14, 1 << 30):
-        ranges = cut_into_ranges([str(text_file)], size)
+        ranges = [*cut_into_ranges([str(text_file)], size)]
         stops = [len(text) if part.stop is None else part.stop for part in ranges]
         assert [part.start for part in ranges] == [0, *stops[:-1]]
         assert stops[-1] == len(text)
         assert all(text[stop - 1 : stop] == b"\n" for stop in stops)
-    paths = byte_sources.expand_sources(several_files)
+    paths = byte_sources.expand(several_files)[0]
     assert [part.path for part in cut_into_ranges(paths, 1 << 30)] == paths
 
 

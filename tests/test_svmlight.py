@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from streamcd.conversion.byte_sources import ByteRange, check_rows, expand_sources, read_blocks
+from streamcd.conversion.byte_sources import ByteRange, check_rows, expand, read_blocks
 from streamcd.conversion.libsvm import iterate_batches, write_rows
 from streamcd.conversion.sources import Reading
 from streamcd.core.errors import DataError, UsageError
@@ -39,7 +39,7 @@ def parse(source: Any, **options: Any) -> Parsed:
     rows: list[list[tuple[int, float]]] = []
     counts: Any = None
     form = Reading(**{"value_dtype": np.float64, **options})
-    paths = expand_sources(source)
+    paths = expand(source)[0]
     for batch in iterate_batches([ByteRange(path) for path in paths], form):
         found, counts = batch.rows, batch.counts
         assert found.source_row[0] == len(label)
@@ -436,9 +436,9 @@ def test_a_pattern_ends_where_links_lead_back(tmp_path: Path) -> None:
     for name in ("up", "b/up", "b/upper"):
         (tmp_path / name).symlink_to(tmp_path, target_is_directory=True)
     expected = [str(tmp_path / "a"), str(tmp_path / "b" / "a")]
-    assert expand_sources(str(tmp_path / "**")) == expected
-    assert expand_sources(str(tmp_path / "**" / "a")) == expected
-    assert expand_sources(str(tmp_path / "**" / "b" / "**" / "*")) == expected[1:]
+    assert expand(str(tmp_path / "**"))[0] == expected
+    assert expand(str(tmp_path / "**" / "a"))[0] == expected
+    assert expand(str(tmp_path / "**" / "b" / "**" / "*"))[0] == expected[1:]
 
 
 def test_a_pattern_from_here_gives_paths_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -446,9 +446,9 @@ def test_a_pattern_from_here_gives_paths_from_here(tmp_path: Path, monkeypatch: 
     for name in ("a", "b/a"):
         (tmp_path / name).write_text("1 1:1\n")
     monkeypatch.chdir(tmp_path)
-    assert expand_sources("**/a") == ["a", "b/a"]
-    assert expand_sources("b/**") == ["b/a"]
-    assert expand_sources("./**/a") == ["./a", "./b/a"]
+    assert expand("**/a")[0] == ["a", "b/a"]
+    assert expand("b/**")[0] == ["b/a"]
+    assert expand("./**/a")[0] == ["a", "b/a"]
 
 
 def test_a_directory_is_read_in_order_of_names_without_hidden_files(tmp_path: Path) -> None:
@@ -461,7 +461,7 @@ def test_a_directory_is_read_in_order_of_names_without_hidden_files(tmp_path: Pa
 def test_a_source_that_does_not_exist_is_named(tmp_path: Path) -> None:
     for source in (tmp_path / "none", tmp_path / "none*", tmp_path):
         with pytest.raises(UsageError, match=str(source.name).replace("*", r"\*")):
-            expand_sources(source)
+            expand(source)[0]
 
 
 def test_batches_count_the_bytes_of_the_source(tmp_path: Path) -> None:

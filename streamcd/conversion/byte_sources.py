@@ -10,7 +10,6 @@ import glob
 import io
 import lzma
 import os
-import re
 import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -61,23 +60,28 @@ class ByteBlock:
         return np.frombuffer(self.buffer, dtype=np.uint8)
 
 
-def expand_sources(sources: str | Path | Sequence[str | Path]) -> list[str]:
-    """List the files of the sources, in an order that does not depend on the file system.
+def expand(sources: str | Path | Sequence[str | Path]) -> tuple[list[str], dict[str, str]]:
+    """List the files of the sources, in an order that does not depend on the file system; also where each was found.
 
-    Sources are files, directories (the files in them, hidden ones skipped), glob patterns, URLs of any of these, or ``"-"``
-    for standard input.
+    Sources are files, directories (the files in them, or if there are none those in their folders; hidden ones are
+    skipped), glob patterns, URLs of any of these, or ``"-"`` for standard input. The second are the directories given, by
+    their files.
     """
     given = [sources] if isinstance(sources, str | Path) else list(sources)
-    paths = [path for source in given for path in _expand(os.fspath(source))]
+    paths: list[str] = []
+    roots: dict[str, str] = {}
+    for source in map(os.fspath, given):
+        found = _expand(source)
+        if os.path.isdir(source):
+            roots |= dict.fromkeys(found, source)
+        paths += found
     if not paths:
         raise UsageError(
             "expected at least one source, found none; name files, directories, globs or - for standard input"
         )
     if paths.count(STANDARD_INPUT) > 1:
-        raise UsageError(
-            "standard input (-) can be read once only, found it twice among the sources; name it once"
-        )
-    return paths
+        raise UsageError("standard input (-) can be read once only, found it twice among the sources")
+    return paths, roots
 
 
 def _expand(source: str) -> list[str]:
@@ -87,50 +91,37 @@ def _expand(source: str) -> list[str]:
         if not (there := url.expand()):
             raise UsageError(f"no such file, folder or pattern of files: {source}; check the name")
         return [str(file) for file in there]
-    if "://" in source:
-        source = str(url)  # file:// is a path
-    if os.path.isdir(source):
-        if os.path.exists(os.path.join(source, "manifest.json")) and os.path.isdir(
-            os.path.join(source, "rows")
-        ):
+    path = Path(url if "://" in source else source)  # file:// is a path
+    if path.is_dir():
+        if (path / "manifest.json").exists() and (path / "rows").is_dir():
             raise UsageError(
                 f"{source}: expected files of data, found a dataset of streamcd; 'streamcd export {source} FILE' makes text "
                 "of it, and train, evaluate and predict take it as it is"
             )
-        found = sorted(
-            entry.path for entry in os.scandir(source) if entry.is_file() and not entry.name.startswith(".")
-        )
-        if not found:
-            raise UsageError(
-                f"expected files in the directory {source}, found none; name a directory of data files"
-            )
-        return found
-    if os.path.exists(source):
-        return [source]
-    if glob.has_magic(source):
-        found = sorted({path for path in _matches(source) if not os.path.isdir(path)})
-        if found:
-            return found
-        raise UsageError(f"no file matches {source!r}; check the pattern")
-    aside = describe_set_aside(Path(source)) or "; check the name"
-    raise UsageError(f"no such file or directory: {source}{aside}")
+        found = _visible(path.iterdir(), path) or _visible(path.rglob("*"), path)
+    elif path.exists():
+        return [str(path)]
+    elif not glob.has_magic(str(path)):
+        aside = describe_set_aside(path) or "; check the name"
+        raise UsageError(f"no such file or directory: {source}{aside}")
+    else:
+        # a pattern of pathlib's does not follow symbolic links, which may lead back
+        pattern = path / "*" if path.name == "**" else path
+        above = next(folder for folder in path.parents if not glob.has_magic(str(folder)))
+        found = _visible(above.glob(str(pattern.relative_to(above))), above, ".")
+    if not found:
+        raise UsageError(f"expected files, found none: {source}; check the name, or the pattern")
+    return found
 
 
-def _matches(pattern: str) -> Iterator[str]:
-    """Find the paths that a pattern matches; ``**`` does not follow symbolic links, which may lead back."""
-    head, deep, tail = re.sub(r"(^|/)\*\*$", r"\1**/*", pattern).partition("**/")
-    if not deep or (head and not head.endswith("/")):
-        yield from glob.iglob(pattern)
-        return
-    for root in glob.iglob(head) if head else [""]:
-        for folder, folders, _ in os.walk(root or "."):
-            folders[:] = [name for name in folders if not name.startswith(".")]
-            within = (
-                os.path.join(root, os.path.relpath(folder, root or "."), "")
-                if folder != (root or ".")
-                else root
-            )
-            yield from _matches(glob.escape(within) + tail)
+def _visible(paths: Iterable[Path], root: Path, hidden: str = "._") -> list[str]:
+    """Sort the names of files, but those hidden by a first letter of their own, or of a folder below `root`."""
+    n = len(root.parts)
+    return sorted(
+        str(path)
+        for path in paths
+        if not any(part.startswith(tuple(hidden)) for part in path.parts[n:]) and not path.is_dir()
+    )
 
 
 def display_name(source: str) -> str:
@@ -251,42 +242,23 @@ def is_compressed(path: str) -> bool:
         return _codec(file.read(6) or b"") is not None
 
 
-def expected_text_bytes(ranges: Iterable[ByteRange]) -> int | None:
-    """Estimate the bytes of text, of which compressed files may hold eight times their size; None if unknown."""
-    total = 0
-    for part in ranges:
-        if total_bytes([part.path]) is None:
-            return None
-        total += (8 if part.stop is None and is_compressed(part.path) else 1) * part.n_bytes
-    return total
-
-
-def share_out(paths: Sequence[str], n_tasks: int) -> list[ByteRange]:
-    """Cut regular files into about `n_tasks` ranges, within bounds of their size."""
-    size = (total_bytes(paths) or 0) // n_tasks
-    return cut_into_ranges(paths, min(max(size, LEAST_RANGE_BYTES), MOST_RANGE_BYTES))
-
-
-def cut_into_ranges(paths: Sequence[str], range_bytes: int) -> list[ByteRange]:
+def cut_into_ranges(paths: Sequence[str], range_bytes: int) -> Iterator[ByteRange]:
     """Cut regular files into ranges of about `range_bytes` that can be read on their own; compressed ones are not cut."""
-    return [part for path in paths for part in _ranges(path, range_bytes)]
-
-
-def _ranges(path: str, range_bytes: int) -> Iterator[ByteRange]:
-    size = file_size(path) or 0
-    if size <= range_bytes or is_compressed(path):
-        yield ByteRange(path)
-        return
-    with io.BufferedReader(open_bytes(path)) as file:
-        start = 0
-        while start < size:
-            # the first line that begins where the cut should be, or after it; a long line is never cut
-            file.seek(start + range_bytes - 1)
-            while (text := file.readline(_COMPRESSED_READ_BYTES)) and not text.endswith(b"\n"):
-                pass
-            stop = min(file.tell(), size)
-            yield ByteRange(path, start, stop)
-            start = stop
+    for path in paths:
+        size = file_size(path) or 0
+        if size <= range_bytes or is_compressed(path):
+            yield ByteRange(path)
+            continue
+        with io.BufferedReader(open_bytes(path)) as file:
+            start = 0
+            while start < size:
+                # the first line that begins where the cut should be, or after it; a long line is never cut
+                file.seek(start + range_bytes - 1)
+                while (text := file.readline(_COMPRESSED_READ_BYTES)) and not text.endswith(b"\n"):
+                    pass
+                stop = min(file.tell(), size)
+                yield ByteRange(path, start, stop)
+                start = stop
 
 
 class _XzStreams:
@@ -376,58 +348,55 @@ def _last_line_end(buffer: bytearray, size: int) -> int:
     return buffer.rfind(b"\n", 0, size) + 1
 
 
-class _Reader:
-    """Reader of blocks of lines, into buffers that are used in turn."""
-
-    def __init__(self, block_bytes: int, max_line_bytes: int, decoder_bytes: int, last_end: LastEnd) -> None:
-        self._max_line_bytes, self._decoder_bytes, self._last_end = max_line_bytes, decoder_bytes, last_end
-        self._block_bytes, self._bytes_before = block_bytes, 0
-        self._buffers = deque(bytearray(block_bytes + PADDING) for _ in range(1 + AHEAD))
-
-    def blocks(self, ranges: Sequence[ByteRange]) -> Generator[ByteBlock, None, None]:
-        for part in ranges:
-            with _open(part) as raw:
-                yield from self._blocks_of(raw, part)
-                self._bytes_before += raw.n_bytes
-
-    def _blocks_of(self, raw: _Counted, part: ByteRange) -> Iterator[ByteBlock]:
+def _blocks(
+    ranges: Sequence[ByteRange], block_bytes: int, max_line_bytes: int, decoder_bytes: int, last_end: LastEnd
+) -> Generator[ByteBlock, None, None]:
+    """Read blocks of lines into buffers that are used in turn."""
+    room, bytes_before = block_bytes + PADDING, 0
+    buffers = deque(bytearray(room) for _ in range(1 + AHEAD))
+    for part in ranges:
         name = display_name(part.path)
-        file = _decompressed(raw, part.stop is None, self._decoder_bytes)
-        tail, first, more = b"", part.start == 0, True
-        while more:
-            buffer = self._buffers.popleft()
-            if len(buffer) > self._block_bytes + PADDING:  # it had grown for a long line
-                buffer = bytearray(self._block_bytes + PADDING)
-            buffer, size = self._read_lines(file, buffer, tail, name)
-            self._buffers.append(buffer)
-            more = size == len(buffer) - PADDING
-            if not more and size and buffer[size - 1] != 0x0A:
-                buffer[size] = 0x0A  # the last line has no newline; there is room in the padding
-                size += 1
-            stop = self._last_end(buffer, size) if more else size
-            tail = bytes(memoryview(buffer)[stop:size])
-            start = len(_BYTE_ORDER_MARK) if first and buffer.startswith(_BYTE_ORDER_MARK) else 0
-            yield ByteBlock(buffer, start, stop, name, first, self._bytes_before + raw.n_bytes)
-            first = False
+        with _open(part) as raw:
+            file = _decompressed(raw, part.stop is None, decoder_bytes)
+            tail, first, more = b"", part.start == 0, True
+            while more:
+                buffer = buffers.popleft()
+                if len(buffer) > room:  # it had grown for a long line
+                    buffer = bytearray(room)
+                buffer, size = _read_lines(file, buffer, tail, name, max_line_bytes, last_end)
+                buffers.append(buffer)
+                more = size == len(buffer) - PADDING
+                if not more and size and buffer[size - 1] != 0x0A:
+                    buffer[size] = 0x0A  # the last line has no newline; there is room in the padding
+                    size += 1
+                stop = last_end(buffer, size) if more else size
+                tail = bytes(memoryview(buffer)[stop:size])
+                start = len(_BYTE_ORDER_MARK) if first and buffer.startswith(_BYTE_ORDER_MARK) else 0
+                yield ByteBlock(buffer, start, stop, name, first, bytes_before + raw.n_bytes)
+                first = False
+            bytes_before += raw.n_bytes
 
-    def _read_lines(self, file: Any, buffer: bytearray, tail: bytes, name: str) -> tuple[bytearray, int]:
-        """Fill the buffer with `tail` and what follows; enlarge it until it holds the end of a line."""
-        buffer[: len(tail)] = tail
-        size = len(tail)
-        while True:
-            room = len(buffer) - PADDING
-            with memoryview(buffer) as view:
-                size += _fill(file, view[size:room], name)
-            if size < room or self._last_end(buffer, size):
-                return buffer, size
-            if room >= self._max_line_bytes:
-                raise DataError(
-                    f"{name}: expected lines of at most {format_size(self._max_line_bytes)} under this memory budget, "
-                    "found a longer one (a quote that is not closed?); give a larger --memory, or fewer --workers"
-                )
-            larger = bytearray(min(2 * room, self._max_line_bytes) + PADDING)
-            larger[:size] = memoryview(buffer)[:size]
-            buffer = larger
+
+def _read_lines(
+    file: Any, buffer: bytearray, tail: bytes, name: str, max_line_bytes: int, last_end: LastEnd
+) -> tuple[bytearray, int]:
+    """Fill the buffer with `tail` and what follows; enlarge it until it holds the end of a line."""
+    buffer[: len(tail)] = tail
+    size = len(tail)
+    while True:
+        room = len(buffer) - PADDING
+        with memoryview(buffer) as view:
+            size += _fill(file, view[size:room], name)
+        if size < room or last_end(buffer, size):
+            return buffer, size
+        if room >= max_line_bytes:
+            raise DataError(
+                f"{name}: expected lines of at most {format_size(max_line_bytes)} under this memory budget, "
+                "found a longer one (a quote that is not closed?); give a larger --memory, or fewer --workers"
+            )
+        larger = bytearray(min(2 * room, max_line_bytes) + PADDING)
+        larger[:size] = memoryview(buffer)[:size]
+        buffer = larger
 
 
 def read_blocks(
@@ -444,4 +413,4 @@ def read_blocks(
     `last_end` finds where the last whole line of a buffer's first bytes ends, 0 where none does.
     """
     most = max_line_bytes or max(64 * block_bytes, 1_000_000_000)
-    return ahead(_Reader(block_bytes, most, decoder_bytes, last_end).blocks(ranges))
+    return ahead(_blocks(ranges, block_bytes, most, decoder_bytes, last_end))

@@ -16,8 +16,8 @@ from ..core.process_pool import Pool, checked_workers
 from ..core.progress import Listener, ends_progress
 from ..core.storage import is_url, local_path, location
 from ..dataset.dataset import Dataset, open_dataset
-from .byte_sources import total_bytes
-from .formats import expand, open_source
+from .byte_sources import expand, total_bytes
+from .formats import open_source
 from .in_memory import is_files, open_data
 from .options import ConvertOptions
 from .pipeline import Conversion

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from ..core.errors import DataError, UsageError
@@ -14,7 +13,6 @@ from .byte_sources import (
     STANDARD_INPUT,
     ByteRange,
     display_name,
-    expand_sources,
     is_compressed,
     read_head,
     total_bytes,
@@ -55,34 +53,6 @@ _DELIMITERS = ",;\t|"
 _NAMED = 5
 _WORD = re.compile(r"(?!(?:nan|inf|infinity)\b)[^\W\d_]{2}", re.IGNORECASE)
 _LIBSVM_TOKEN = re.compile(r"(?:qid|[0-9]+):")
-
-
-def expand(sources: str | Path | Sequence[str | Path]) -> tuple[list[str], dict[str, str]]:
-    """List the files of the sources, and the directory in which each was found, if any.
-
-    Of a directory those in its folders are taken where it has no files of its own.
-    """
-    given = [sources] if isinstance(sources, str | Path) else list(sources)
-    paths, roots = [], {}
-    for source in (os.fspath(source) for source in given):
-        found = _files_in_folders(source) or expand_sources(source) if os.path.isdir(source) else []
-        roots.update(dict.fromkeys(found, source))
-        paths += found or [source]
-    return expand_sources(paths), roots
-
-
-def _is_hidden(name: str) -> bool:
-    return name.startswith((".", "_"))
-
-
-def _files_in_folders(root: str) -> list[str]:
-    if any(entry.is_file() and not _is_hidden(entry.name) for entry in os.scandir(root)):
-        return []
-    found = []
-    for folder, inner, names in os.walk(root):
-        inner[:] = [name for name in inner if not _is_hidden(name)]
-        found += [os.path.join(folder, name) for name in names if not _is_hidden(name)]
-    return sorted(found)
 
 
 def recognise(path: str) -> tuple[str, bytes]:

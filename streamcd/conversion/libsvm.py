@@ -18,7 +18,7 @@ from ..core.errors import DataError
 from ..core.threads import AHEAD
 from ..kernels import libsvm_text as kernels
 from ..solvers.problem import LEAST_WEIGHT
-from .byte_sources import ByteBlock, ByteRange, check_rows, expand_sources, read_blocks
+from .byte_sources import ByteBlock, ByteRange, check_rows, expand, read_blocks
 from .rows import Counts, RowBatch, Rows, are_weights
 from .sources import Counted, Reading, Source, TextReader
 
@@ -216,7 +216,7 @@ def copy_weights(path: str, out: Path, max_line_bytes: int, decoder_bytes: int) 
     """Copy weights of rows, from text with a number a line to numbers of 8 bytes; returns how many there are."""
     # a line with a number and nothing else is a row of libsvm text that has only a label
     options = Reading(np.float64, 1 << 16, max_line_bytes, decoder_bytes)
-    paths, n_weights = expand_sources(path), 0
+    paths, n_weights = expand(path)[0], 0
     with open(out, "wb") as file:
         for batch in iterate_batches([ByteRange(name) for name in paths], options):
             weight = batch.rows.label

@@ -27,7 +27,6 @@ from ..dataset.writer import DatasetWriter, PartWriter
 from ..kernels.tables import TAIL_CODES
 from .byte_sources import check_rows, display_name
 from .chunking import cut_chunks, cut_shards
-from .column_summary import summarise
 from .external_shuffle import MAX_BITS, RunFormat, RunReader
 from .feature_statistics import (
     LabelCounts,
@@ -44,6 +43,7 @@ from .plan import Options, Plan
 from .rows import Counts
 from .shard_writing import Shape, Shard, ShardPass, Written, pass_over, plan_buckets
 from .sources import Source, counted_pieces
+from .table_columns import describe_uses
 
 _UNKNOWN_BITS = 10  # of keys, that make buckets where the size of the source is not known
 
@@ -202,7 +202,7 @@ class Conversion:
             self.encoding = grown.with_counts(merged.n_categories, n_missing, read_merged(directory))
         if self.encoding is not None:
             word = "target" if self.options.has_targets else "label"
-            self.columns = summarise(source.examples, self.encoding, n_missing, self._notes(), word)
+            self.columns = describe_uses(source.examples, self.encoding, n_missing, self._notes(), word)
         return merged
 
     def _numbering(self, tasks: Sequence[Task]) -> Numbering:

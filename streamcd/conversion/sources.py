@@ -13,14 +13,15 @@ import numpy as np
 from ..core.errors import DataError
 from ..core.process_pool import Pool
 from ..models.encoding import Encoding
+from . import byte_sources
 from .byte_sources import (
     BLOCK_BYTES,
     DECODER_BYTES,
     STANDARD_INPUT,
     ByteRange,
     check_rows,
-    expected_text_bytes,
-    share_out,
+    cut_into_ranges,
+    is_compressed,
     total_bytes,
 )
 from .rows import RowBatch
@@ -186,7 +187,12 @@ class TextReader(Reader):
     head: bytes = field(default=b"", kw_only=True)  # of standard input, read already
 
     def expected_bytes(self, pieces: Sequence[ByteRange]) -> int | None:
-        return expected_text_bytes(pieces)
+        if self.total_bytes is None:
+            return None
+        # compressed files may hold eight times their size
+        return sum(
+            (8 if part.stop is None and is_compressed(part.path) else 1) * part.n_bytes for part in pieces
+        )
 
     def whole(self) -> list[ByteRange]:
         return [self.all_of(path) for path in self.paths]
@@ -195,7 +201,9 @@ class TextReader(Reader):
         return ByteRange(path, head=self.head if path == STANDARD_INPUT else b"")
 
     def pieces(self, n_tasks: int) -> list[ByteRange]:
-        return share_out(self.paths, n_tasks)
+        size = (self.total_bytes or 0) // n_tasks
+        least, most = byte_sources.LEAST_RANGE_BYTES, byte_sources.MOST_RANGE_BYTES
+        return [*cut_into_ranges(self.paths, min(max(size, least), most))]
 
 
 @dataclass(frozen=True, kw_only=True)

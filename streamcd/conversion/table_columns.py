@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 
 from ..core.errors import DataError, UsageError
-from ..dataset.arrow_columns import flat_fields, type_name
-from ..dataset.derived_columns import have_dates, seconds_of
+from ..core.progress import shortened
+from ..dataset.arrow_columns import flat_fields, numbers_of, type_name
+from ..dataset.derived_columns import described_origin, have_dates, number_name, seconds_of
 from ..models.encoding import Column, Encoding, check_columns
-from .column_summary import example_of
 from .encoded_rows import EncodedSource
 from .options import TableOptions
 from .sources import Reader, Reading
@@ -32,36 +32,28 @@ _OF_PREDICTIONS = ("source", "prediction", "decision")
 
 
 def _check_names(types: Mapping[str, str], options: TableOptions, name: str) -> None:
-    """Refuse columns that the table has not, that have two uses, or none where an option asks for it."""
-    beside = [column for column in (options.label, options.weight_column, options.id, options.fold) if column]
-    asked = [
-        (options.label_flag, options.label),
-        ("--weight-column", options.weight_column),
-        ("--id", options.id),
-        ("--fold", options.fold),
-        *(("--drop", column) for column in options.drop),
-        *(("--category", column) for column in options.category),
-    ]
-    for option, column in asked:
-        if column and column not in types:
-            raise UsageError(
-                f"{name}: expected a column {column!r} ({option}), found {_listed(types)}; check the name"
-            )
-    for column in (*beside, *options.features):
-        if beside.count(column) > (column not in options.features):
+    """Refuse columns that the table has not, and those that have two uses or none."""
+    roles = {
+        options.label_flag: options.label,
+        "--weight-column": options.weight_column,
+        "--id": options.id,
+        "--fold": options.fold,
+    }
+    for option, columns in {**roles, "--drop": options.drop, "--category": options.category}.items():
+        for column in (columns,) if isinstance(columns, str) else columns:
+            if column and column not in types:
+                raise _lacking(column, option, types, name)
+    beside = [*filter(None, roles.values()), *options.drop]
+    for column, n_uses in Counter([*beside, *options.features]).items():
+        if n_uses > 1:
             raise UsageError(
                 f"{name}: column {column!r}: expected one use of it, found two; leave it out of one"
             )
-    for column in set(beside).intersection(options.drop):
-        raise UsageError(
-            f"{name}: column {column!r}: expected one use of it, found two; leave it out of --drop"
-        )
-    left_out = {*beside, *options.drop}
     for column in options.category:
-        if column in left_out or (options.features and column not in options.features):
+        if column in beside or (options.features and column not in options.features):
             raise UsageError(f"{name}: --category {column!r}: expected a column that becomes a feature")
-    for column in (options.id, options.fold):
-        if column and types[column] not in ("number", "string", "boolean", "time", "nothing"):
+    for column in filter(None, (options.id, options.fold)):
+        if types[column] not in ("number", "string", "boolean", "time", "nothing"):
             raise UsageError(
                 f"{name}: column {column!r}: expected numbers, strings, booleans or times to keep beside the rows, found "
                 f"{types[column]}"
@@ -72,6 +64,13 @@ def _check_names(types: Mapping[str, str], options: TableOptions, name: str) -> 
             )
 
 
+def _lacking(column: str, option: str, types: Mapping[str, str], name: str) -> UsageError:
+    """Make the error of a column that an option names and the table has not."""
+    return UsageError(
+        f"{name}: expected a column {column!r} ({option}), found {_listed(types)}; check the name"
+    )
+
+
 def _plan_encoding(
     types: Mapping[str, str], first: Any, options: TableOptions, name: str, index: Sequence[str] = ()
 ) -> tuple[Encoding, dict[str, str]]:
@@ -80,22 +79,21 @@ def _plan_encoding(
     `first` has the first rows of all columns; `index` names those of the table's index. Of times the first is the origin.
     """
     _check_names(types, options, name)
-    beside = {options.label, options.weight_column, options.id, options.fold, *options.drop} - {""}
+    roles = options.label, options.weight_column, options.id, options.fold
+    beside = {*roles, *options.drop} - {""}
     chosen = options.features or tuple(column for column in types if column not in (*beside, *index))
     unused = {column: "it is the table's index" for column in index if column not in (*beside, *chosen)}
     columns = []
     for feature in chosen:
         column = _column(feature, types, first, options, name)
-        if column is not None and (reason := _no_category(column, first, options)):
-            column, unused[feature] = None, reason
-        elif column is None:
-            unused[feature] = f"it holds values of type {types[feature]}"
-            if options.features or feature in options.category:
-                raise UsageError(
-                    f"{name}: column {feature!r}: expected numbers, strings, booleans or times, found {types[feature]}"
-                )
-        if column is not None:
+        if isinstance(column, Column):
             columns.append(column)
+        elif options.features or feature in options.category:
+            raise UsageError(
+                f"{name}: column {feature!r}: expected numbers, strings, booleans or times; {column}"
+            )
+        else:
+            unused[feature] = column
     columns.sort(key=lambda column: column.kind == "sparse")  # whose features come after those of others
     if sum(column.kind == "sparse" for column in columns) > 1:
         raise UsageError(
@@ -105,21 +103,18 @@ def _plan_encoding(
         told = "".join(f"; {column!r} is left out: {reason}" for column, reason in list(unused.items())[:3])
         raise UsageError(f"{name}: expected columns of features, found none besides {options.label!r}{told}")
     bits = options.hash or 0 if any(column.kind == "hashed" for column in columns) else 0
-    roles = options.label, options.weight_column, options.id, options.fold
     return Encoding(tuple(columns), options.missing, bits, *roles), unused
 
 
 def _column(
     feature: str, types: Mapping[str, str], first: Any, options: TableOptions, name: str
-) -> Column | None:
-    """Describe how a column, or a pair ``INDICES:VALUES``, becomes features; None where its type has no encoding."""
+) -> Column | str:
+    """Describe how a column, or a pair ``INDICES:VALUES``, becomes features, or tell why it does not."""
     index, _, values = feature.rpartition(":")
     if feature not in types and index in types and values in types:
         return Column(index, "sparse", values)
     if feature not in types:
-        raise UsageError(
-            f"{name}: expected a column {feature!r} (--features), found {_listed(types)}; check the name"
-        )
+        raise _lacking(feature, "--features", types, name)
     kind = types[feature]
     if feature in options.category and kind in ("number", "nothing", "string"):
         return Column(feature, "category")
@@ -129,9 +124,18 @@ def _column(
         return Column(feature, "number", form="boolean")
     if kind == "time":
         return Column(feature, "number", form="seconds", origin=_origin(first, feature))
-    if kind == "string":
-        return Column(feature, "hashed" if options.hash else "category")
-    return None
+    if kind != "string":
+        return f"it holds values of type {kind}"
+    if options.hash:
+        return Column(feature, "hashed")
+    given = None if first is None or feature in options.features else first.column(feature).drop_null()
+    # strings of which more than half differ are names, keys or text
+    if given is not None and len(given) >= _LEAST_STRINGS:
+        n_distinct = len(given.unique())
+        if n_distinct > _MOST_DIFFERENT * len(given):
+            told = f"{n_distinct:,} of its first {len(given):,} strings are different"
+            return f"{told}; --category takes them, --id keeps them for predictions"
+    return Column(feature, "category")
 
 
 def _origin(first: Any, column: str) -> int:
@@ -141,29 +145,6 @@ def _origin(first: Any, column: str) -> int:
     seconds = seconds_of(first.column(column), 0)
     known = seconds[~np.isnan(seconds)]
     return int(known[0] // 1) if known.size else 0
-
-
-def _no_category(column: Column, first: Any, options: TableOptions) -> str:
-    """Tell why strings, not asked for, are left out: more than half of the first ones differ, as of names, keys or text."""
-    asked = (*options.features, *options.category)
-    if column.kind != "category" or column.name in asked or first is None:
-        return ""
-    given = first.column(column.name).drop_null()
-    n_distinct = len(given.unique())
-    if len(given) < _LEAST_STRINGS or n_distinct <= _MOST_DIFFERENT * len(given):
-        return ""
-    told = f"{n_distinct:,} of its first {len(given):,} strings are different"
-    return f"{told}; --category takes them, --id keeps them for predictions"
-
-
-def _texts_of_bytes(types: Mapping[str, str], first: Any) -> list[str]:
-    """List the columns of bytes that are text in UTF-8, as Impala and old versions of Spark write strings."""
-    found = []
-    for name in (name for name, kind in types.items() if kind in ("binary", "large_binary")):
-        with suppress(pa.ArrowInvalid):
-            first.column(name).cast(pa.large_string())
-            found.append(name)
-    return found
 
 
 def text_columns(batch: Any, types: Mapping[str, str], where: str) -> Any:
@@ -197,22 +178,19 @@ def _listed(names: Mapping[str, str]) -> str:
     return shown + (f", … ({len(names):,} in all)" if len(names) > 20 else "")
 
 
-def distinct_names(names: Sequence[str], where: str) -> list[str]:
-    """Refuse duplicate names of columns."""
-    for name, times in Counter(names).items():
-        if times > 1:
-            raise DataError(f"{where}: expected every column's name once, found {name!r} twice; rename one")
-    return list(names)
-
-
 def column_types(schema: Any, where: str) -> dict[str, str]:
     """Return the columns of an Arrow schema with their types (`type_name`), those of structs by dotted names.
 
     Refuses duplicate names.
     """
-    fields = flat_fields(schema)
-    distinct_names([field.name for field in fields], where)
-    return {field.name: type_name(field.type) for field in fields}
+    types: dict[str, str] = {}
+    for field in flat_fields(schema):
+        if field.name in types:
+            raise DataError(
+                f"{where}: expected every column's name once, found {field.name!r} twice; rename one"
+            )
+        types[field.name] = type_name(field.type)
+    return types
 
 
 def _wanted_types(
@@ -250,7 +228,10 @@ def open_tables(
                 f"{options.label_flag}, one of {_listed(types)}"
             )
         if first is not None:
-            types |= dict.fromkeys(_texts_of_bytes(types, first), "string")
+            for column in (column for column, kind in types.items() if kind in ("binary", "large_binary")):
+                with suppress(pa.ArrowInvalid):  # as Impala and old versions of Spark write strings
+                    first.column(column).cast(pa.large_string())
+                    types[column] = "string"
             first = text_columns(first, types, name)
         as_text = types.keys() & {*options.category, options.id, options.fold} if reader.is_text else ()
         if as_text:
@@ -288,5 +269,76 @@ def open_tables(
         renamed=reader.renamed() if known is None else {},
         examples={}
         if first is None
-        else {column: example_of(first.column(column), kind) for column, kind in types.items()},
+        else {column: _example_of(first.column(column), kind) for column, kind in types.items()},
     )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# How each column was used
+
+
+def describe_uses(
+    examples: Mapping[str, str],
+    encoding: Encoding,
+    n_missing: np.ndarray,
+    notes: Mapping[str, str],
+    word: str,
+) -> list[dict[str, Any]]:
+    """Describe every column of a table; those of features first, in the order of features.
+
+    `examples` has a value of each column, `n_missing` counts the missing values of those of `encoding`; `notes` tell why
+    columns are left out; `word` is the use of the column of labels or targets.
+    """
+    own = {encoding.id: "id", encoding.fold: "fold", encoding.label: word, encoding.weight: "weight"}
+    own |= {column.values: f"values of {column.name}" for column in encoding.columns if column.values}
+    uses = {
+        column.name: (
+            _use(column, encoding),
+            encoding.n_buckets if column.kind == "hashed" else column.n_features,
+            int(missing),
+            "",
+        )
+        for column, missing in zip(encoding.columns, n_missing.tolist(), strict=True)
+    }
+    for name in (name for name in examples if name not in uses):
+        note = "" if name in own else notes.get(name, "not among --features")
+        uses[name] = own.get(name, "not used"), 0, 0, note
+    return [
+        {
+            "column": name,
+            "use": use,
+            "features": n_features,
+            "missing": missing,
+            "example": examples.get(name, ""),
+            "note": note,
+        }
+        for name, (use, n_features, missing, note) in uses.items()
+    ]
+
+
+def _use(column: Column, encoding: Encoding) -> str:
+    """Describe how a column becomes features."""
+    if column.kind == "hashed":
+        return f"hashed into 2^{encoding.bits}"
+    if column.kind == "sparse":
+        return f"indices of {column.values}"
+    if column.form == "seconds":
+        return f"seconds since {described_origin(column.origin)}" if column.origin else "seconds"
+    return "true or false" if column.form == "boolean" else column.kind
+
+
+def _example_of(array: Any, kind: str) -> str:
+    """Return a column's first value that is not missing as text, alike for all formats; empty where there is none."""
+    array = array.drop_null()[:1]
+    if not len(array):
+        return ""
+    if kind == "number":
+        return number_name(float(numbers_of(array)[0]))
+    if kind == "boolean":
+        return "true" if numbers_of(array)[0] else "false"
+    if kind == "time":
+        time = described_origin(int(seconds_of(array, 0)[0] // 1))
+        return time.removesuffix(" 00:00:00") if have_dates(array) else time[-8:]
+    if kind != "string":
+        return ""
+    return shortened(" ".join(str(array[0].as_py())[:400].split()), 40)  # it may be a book

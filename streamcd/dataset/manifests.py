@@ -98,7 +98,7 @@ def _check_lengths(classes: list[float] | None, counts: list[Count] | None) -> N
 
 
 class SourceColumn(Structure):
-    """A column of the table that a dataset was made from, and its use; see `conversion.column_summary`."""
+    """A column of the table that a dataset was made from, and its use; see `conversion.table_columns`."""
 
     column: str
     use: str

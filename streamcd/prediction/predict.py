@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from ..conversion.formats import expand
+from ..conversion.byte_sources import expand
 from ..core.atomic_files import check_output, replacing
 from ..core.errors import UsageError
 from ..core.locks import scratch_directory

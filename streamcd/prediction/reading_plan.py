@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ..conversion.byte_sources import expand_sources, is_compressed, total_bytes
-from ..conversion.formats import expand, open_source
+from ..conversion.byte_sources import expand, is_compressed, total_bytes
+from ..conversion.formats import open_source
 from ..conversion.in_memory import is_files, open_data
 from ..conversion.options import TableOptions
 from ..conversion.sources import Reading, Source
@@ -214,7 +214,7 @@ def reads_once(data: Data) -> bool:
     """Tell blocks, standard input and pipes, which cannot be read again."""
     if isinstance(data, Dataset) or is_dataset(data):
         return False
-    return is_in_memory(data) or total_bytes(expand_sources(os.fspath(data))) is None
+    return is_in_memory(data) or total_bytes(expand(os.fspath(data))[0]) is None
 
 
 def scoring_needs(model: Model, reading: Mapping[str, int]) -> dict[str, int]:
