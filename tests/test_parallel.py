@@ -34,9 +34,9 @@ from heard import Heard
 from streamcd import Listener, convert, evaluate, load_model, make_columns, predict, train
 from streamcd import open as open_dataset
 from streamcd.cli.synthetic import write_text_like
-from streamcd.conversion import byte_sources, chunking
+from streamcd.conversion import byte_sources, shard_writing
 from streamcd.conversion.byte_sources import cut_into_ranges
-from streamcd.conversion.chunking import ChunkRule, cut_chunks
+from streamcd.conversion.shard_writing import cut_chunks
 from streamcd.core import locks, process_pool
 from streamcd.core.errors import DataError, EnvironmentFailure, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
@@ -432,18 +432,23 @@ def test_chunks_end_in_the_same_places_however_the_rows_come(
     """The lengths of all rows of a range of buckets were one array: 20 bytes a row in the process that hands out work."""
     counts = np.random.default_rng(1).integers(0, 300, 1000)
     counts[500] = 5000
-    whole = list(ChunkRule(4000, 8).ends(counts))
-    rule, found, start, paths = ChunkRule(4000, 8), [], 0, []
+    n_bytes = counts * 8 + 16
+    whole, held = [0], 0
+    for row, size in enumerate(n_bytes.tolist()):
+        if held and held + size > 4000:
+            whole.append(row)
+            held = 0
+        held += size
+    start, paths = 0, []
     for stop in (1, 2, 30, 500, 501, 1000):
-        found += [start + end for end in rule.ends(counts[start:stop])]
         paths.append(tmp_path / str(stop))
         counts[start:stop].tofile(paths[-1])
         start = stop
-    assert found == whole
     cut = [part.tolist() for part in cut_chunks(paths, 4000, 8)]
-    assert np.cumsum(cut[0]).tolist() == [*whole, 1000]
+    assert np.cumsum(cut[0]).tolist() == [*whole[1:], 1000]
+    assert cut[1] == np.add.reduceat(counts, whole).tolist()
     for at_a_time in (1, 2, 7):
-        monkeypatch.setattr(chunking, "_LENGTHS_AT_A_TIME", at_a_time)
+        monkeypatch.setattr(shard_writing, "_LENGTHS_AT_A_TIME", at_a_time)
         assert [part.tolist() for part in cut_chunks(paths, 4000, 8)] == cut
 
 

@@ -70,10 +70,10 @@ def expand(sources: str | Path | Sequence[str | Path]) -> tuple[list[str], dict[
     given = [sources] if isinstance(sources, str | Path) else list(sources)
     paths: list[str] = []
     roots: dict[str, str] = {}
-    for source in map(os.fspath, given):
-        found = _expand(source)
+    for source in given:
+        found = _expand(os.fspath(source))
         if os.path.isdir(source):
-            roots |= dict.fromkeys(found, source)
+            roots |= dict.fromkeys(found, os.fspath(source))
         paths += found
     if not paths:
         raise UsageError(

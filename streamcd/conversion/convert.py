@@ -21,7 +21,7 @@ from .formats import open_source
 from .in_memory import is_files, open_data
 from .options import ConvertOptions
 from .pipeline import Conversion
-from .plan import Like, Options, Plan, load_like, make_plan
+from .plan import Options, Plan, load_like, make_plan
 from .sources import Reading, Source
 from .staging import check_place, dataset_workplace
 
@@ -73,21 +73,19 @@ def _convert(sources: Any, place: Path, asked: ConvertOptions, listener: Listene
     if isinstance(asked.like, Dataset):
         asked = replace(asked, like=str(asked.like.path))
     like = None if asked.like is None else load_like(location(asked.like))
-    options = Options(
-        **(vars(asked) | _compact(asked, like)),
-        place=place,
-        in_memory=not from_files,
-        training=like,
-    )
+    if like is not None:  # features are numbered as there
+        asked = replace(asked, compact=asked.compact or like.indices.kept is not None)
+    options = Options(**vars(asked), in_memory=not from_files, training=like)
     checked_workers(options.workers)
-    _check(options, paths)
+    _check(options)
+    named = (path for path in (options.weights, options.like) if path is not None)
+    check_place(place, [*paths, *named], force=options.force)
     if from_files and options.workers > 1 and total_bytes(paths) is None:
         listener.warning(
             "standard input, pipes and servers without ranges are read by one process: converting with --workers 1"
         )
         options = replace(options, workers=1)
     urls = any(map(is_url, paths))
-    plan = make_plan(options, urls)
 
     def opened(plan: Plan) -> Source:
         reading = _reading(options, plan)
@@ -95,25 +93,17 @@ def _convert(sources: Any, place: Path, asked: ConvertOptions, listener: Listene
             return open_source(paths, roots, options.format, reading, options)
         return open_data(sources, reading, options)
 
+    plan = make_plan(options, urls)
     source = opened(plan)
     _check_source(options, source)
     if source.held_bytes:
         plan = make_plan(options, urls, source.held_bytes, source.names_labels or source.encoding is not None)
         source = opened(plan)
     with (
-        dataset_workplace(options.place, force=options.force) as work,
+        dataset_workplace(place, force=options.force) as work,
         Pool(options.workers, listener, Conversion.__module__) as pool,
     ):
         Conversion(options, plan, source, work, pool).run()
-
-
-def _compact(asked: ConvertOptions, like: Like | None) -> dict[str, bool]:
-    """Number the features that occur where those of `like` are so numbered."""
-    return {} if like is None else {"compact": asked.compact or like.indices.kept is not None}
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Options
 
 
 def _reading(options: Options, plan: Plan) -> Reading:
@@ -136,7 +126,28 @@ def _reading(options: Options, plan: Plan) -> Reading:
     )
 
 
+def _check(options: Options) -> None:
+    """Refuse options that exclude each other."""
+    if options.training is not None:
+        taken = {
+            "--target": options.target and not options.training.has_targets,
+            **dict.fromkeys(options.index_options, True),
+            "--scale": options.scale != "none",
+            "--normalize": options.normalize != "none",
+        }
+        for name in (name for name, is_given in taken.items() if is_given):
+            raise UsageError(
+                f"{name} and --like exclude each other: --like takes labels, indices and scaling from {options.like} "
+                f"({options.training.scaling.options()})"
+            )
+    if options.compact and options.n_features is not None:
+        raise UsageError(
+            "--n-features and --compact exclude each other: --compact counts the features that occur"
+        )
+
+
 def _check_source(options: Options, source: Source) -> None:
+    """Refuse options that are not for such a source."""
     if options.training is not None and source.encoding is not None:
         if options.training.encoding is None:
             raise UsageError(
@@ -148,30 +159,7 @@ def _check_source(options: Options, source: Source) -> None:
             )
     if source.weighted and options.weights is not None:
         raise UsageError("--weights and --weight-column exclude each other: give the weights once")
-    if options.training is None and not source.of_indices:
-        for name in options.index_options:
-            raise UsageError(
-                f"{name} is for features numbered by indices: those of a table are its columns; leave it out"
-            )
-
-
-def _check(options: Options, paths: list[str]) -> None:
-    if options.training is not None:
-        if options.target and not options.training.has_targets:
-            raise UsageError(
-                f"--target and --like {options.like}, which has classes, exclude each other; leave one of them out"
-            )
-        for name in options.index_options:
-            raise UsageError(f"{name} and --like exclude each other: --like takes base and width from there")
-        for name, given_name in (("--scale", options.scale), ("--normalize", options.normalize)):
-            if given_name != "none":
-                raise UsageError(
-                    f"{name} and --like exclude each other: --like takes the scaling from there "
-                    f"({options.like}: {options.training.scaling.options()})"
-                )
-    if options.compact and options.n_features is not None:
+    if options.training is None and not source.of_indices and options.index_options:
         raise UsageError(
-            "--n-features and --compact exclude each other: --compact counts the features that occur"
+            f"{options.index_options[0]} is for features numbered by indices: those of a table are its columns"
         )
-    named = (path for path in (options.weights, options.like) if path is not None)
-    check_place(options.place, [*paths, *named], force=options.force)

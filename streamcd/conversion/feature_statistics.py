@@ -19,6 +19,7 @@ import numpy as np
 from ..core.errors import UsageError
 from ..core.external_partition import Layout, PartitionReader, PartitionWriter, Records, index_path
 from ..core.memory_budget import RESERVED_BYTES, format_size
+from ..dataset.scaling import scales_digest
 from ..dataset.schema import MAX_CLASSES
 from ..dataset.source_indices import SourceIndices
 from ..dataset.writer import DatasetWriter
@@ -51,10 +52,12 @@ _LAYOUT = Layout((np.dtype(np.int64), np.dtype(np.float64), np.dtype(np.int32)))
 
 
 class RangeStatistics:
-    """Statistics of the features ``start <= feature < stop``, or of `features`, ascending."""
+    """Statistics of the features ``start <= feature < stop``, or of `features`, ascending; saved in `path` by `close`."""
 
-    def __init__(self, start: int, stop: int, features: np.ndarray | None = None) -> None:
-        self._start, self._features = start, features
+    def __init__(
+        self, start: int, stop: int, features: np.ndarray | None = None, path: Path = Path()
+    ) -> None:
+        self._start, self._features, self._path = start, features, path
         self._sums = np.zeros((stop - start if features is None else features.size, 7))
         self._sums[:, 3], self._sums[:, 4] = np.inf, -np.inf
         self._shard = 0
@@ -68,13 +71,14 @@ class RangeStatistics:
             feature = np.searchsorted(self._features, feature)
         add_entries(feature - self._start if self._start else feature, value, self._sums.reshape(-1))
 
-    def save(self, path: Path) -> None:
-        """Write the sums so far, for `add_saved`."""
-        with open(path, "wb") as file:
+    def close(self) -> Path:
+        """Write the sums, for `add_saved`."""
+        with open(self._path, "wb") as file:
             for occurs in self._groups():
                 found = np.empty(occurs.size, _SAVED_SUMS)
                 found["feature"], found["sums"] = occurs + self._start, self._sums[occurs, :5]
                 found.tofile(file)
+        return self._path
 
     def add_saved(self, path: Path) -> None:
         """Add saved sums of the next shards instead of their entries."""
@@ -104,12 +108,6 @@ class RangeStatistics:
         fold_shard(self._sums)
         for first in range(0, len(self._sums), _GROUP_FEATURES):
             yield first + np.flatnonzero(self._sums[first : first + _GROUP_FEATURES, 0])
-
-
-def save_statistics(batches: Iterable[np.ndarray], path: Path) -> None:
-    with open(path, "wb") as file:
-        for batch in batches:
-            batch.tofile(file)
 
 
 def read_statistics(path: Path) -> Iterator[dict[str, np.ndarray]]:
@@ -149,11 +147,11 @@ class Summing:
     def _fits(self) -> bool:
         return self.n_features * STATISTICS_BYTES <= self.memory_bytes
 
-    def begin(self, first_shard: int) -> FeatureSums:
+    def begin(self, first_shard: int) -> RangeStatistics | _EntriesByRange:
         """Begin the sums of some shards."""
         path = self.directory / f"{first_shard:07d}"
         if self._fits:
-            return _SumsInMemory(path, self.n_features)
+            return RangeStatistics(0, self.n_features, path=path)
         return _EntriesByRange(path, 0, self.n_features, self.memory_bytes)
 
     def join(self, n_rows: int, out: Path) -> None:
@@ -163,13 +161,18 @@ class Summing:
             statistics = RangeStatistics(0, self.n_features)
             for path in paths:
                 statistics.add_saved(path)
-            save_statistics(statistics.columns(n_rows), out)
+            found = statistics.columns(n_rows)
         else:
-            save_statistics(self._of_ranges(paths, 0, self.n_features, n_rows), out)
+            found = self._of_ranges(paths, 0, self.n_features, n_rows)
+        with open(out, "wb") as file:
+            for columns in found:
+                columns.tofile(file)
 
     def _of_ranges(self, runs: list[Path], start: int, stop: int, n_rows: int) -> Iterator[np.ndarray]:
         with PartitionReader(runs, _LAYOUT) as reader:
-            for number, (first, end) in enumerate(_cut_range(start, stop)):
+            width = 1 << _range_shift(start, stop)
+            for number, first in enumerate(range(start, stop, width)):
+                end = min(first + width, stop)
                 n_entries, _ = reader.size(number)
                 blocks = partial(_blocks_of_shards, reader, number)
                 if (end - first) * STATISTICS_BYTES <= self.memory_bytes or end - first == 1:
@@ -185,16 +188,6 @@ class Summing:
                     yield from self._of_ranges([run], first, end, n_rows)
                     for path in (run, index_path(run)):
                         path.unlink()
-
-
-class _SumsInMemory(RangeStatistics):
-    def __init__(self, path: Path, n_features: int) -> None:
-        super().__init__(0, n_features)
-        self._path = path
-
-    def close(self) -> Path:
-        self.save(self._path)
-        return self._path
 
 
 class _EntriesByRange:
@@ -216,17 +209,8 @@ class _EntriesByRange:
         return self._path
 
 
-FeatureSums = _SumsInMemory | _EntriesByRange
-
-
 def _range_shift(start: int, stop: int) -> int:
     return max((stop - start - 1).bit_length() - _RANGE_BITS, 0)
-
-
-def _cut_range(start: int, stop: int) -> Iterator[tuple[int, int]]:
-    width = 1 << _range_shift(start, stop)
-    for first in range(start, stop, width):
-        yield first, min(first + width, stop)
 
 
 def _blocks_of_shards(reader: PartitionReader, number: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
@@ -247,36 +231,32 @@ def _summed(sums: Any, blocks: Iterable[tuple[int, np.ndarray, np.ndarray]]) -> 
 # Divisors of the features, from their statistics
 
 
-def max_abs_scales(statistics: Path, n_features: int) -> np.ndarray:
-    """Compute the largest magnitude of every feature; 1 for features that are all zero."""
-    scales = np.ones(n_features)
-    for piece in read_statistics(statistics):
-        largest = np.maximum(np.abs(piece["min"]), np.abs(piece["max"]))
-        scales[piece["feature"]] = np.where(largest > 0, largest, 1.0)
-    return scales
-
-
-def feature_means(statistics: Path, n_features: int) -> np.ndarray:
-    """Compute the mean of every feature; NaN for features with a single value, whose deviation is 0."""
+def save_means(statistics: Path, n_features: int, out: Path) -> None:
+    """Write the mean of every feature; NaN for features with a single value, whose deviation is 0."""
     means = np.zeros(n_features)
     for piece in read_statistics(statistics):
         means[piece["feature"]] = np.where(piece["min"] < piece["max"], piece["mean"], np.nan)
-    return means
+    np.save(out, means)
 
 
-def standard_scales(deviations: Path, means: np.ndarray, n_rows: int) -> np.ndarray:
-    """Compute the standard deviation of every feature over all rows, absent entries as zeros; 1 for a single value.
+def save_scales(statistics: Path, n_features: int, n_rows: int, means: Path | None, out: Path) -> str:
+    """Write the divisors of the features, 1 for those of a single value or of zeros; returns their digest.
 
-    `deviations` are statistics of the entries minus the `means` of their features (see `feature_means`). The difference of
-    mean square and squared mean would lose all digits if the mean is large.
+    They are the largest magnitudes, or with `means` the standard deviations over all rows, absent entries as zeros:
+    `statistics` are then those of the entries minus the means of their features. The difference of mean square and squared
+    mean would lose all digits if the mean is large.
     """
-    scales = np.ones(means.size)
-    for piece in read_statistics(deviations):
+    scales, mean = np.ones(n_features), None if means is None else np.load(means)
+    for piece in read_statistics(statistics):
         feature = piece["feature"]
-        absent = 1.0 - piece["n_entries"] / n_rows
-        deviation = np.sqrt(piece["mean_square"] + absent * means[feature] ** 2)
-        scales[feature] = np.where(deviation > 0, deviation, 1.0)  # false for NaN too
-    return scales
+        if mean is None:
+            found = np.maximum(np.abs(piece["min"]), np.abs(piece["max"]))
+        else:
+            absent = 1.0 - piece["n_entries"] / n_rows
+            found = np.sqrt(piece["mean_square"] + absent * mean[feature] ** 2)
+        scales[feature] = np.where(found > 0, found, 1.0)  # false for NaN too
+    np.save(out, scales)
+    return scales_digest(scales)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

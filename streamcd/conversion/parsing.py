@@ -25,22 +25,14 @@ from .rows import Counts, RowBatch, Rows
 from .sources import Source
 
 
-class Stamp(NamedTuple):
-    """Properties of a file, or a server's version of a URL, that change when its content does."""
-
-    n_bytes: int | None
-    version: tuple[Any, ...]
-
-    @classmethod
-    def of(cls, path: str) -> Stamp | None:
-        """Return the stamp of a file or URL; None for what is no regular file, or missing."""
-        if isinstance(url := location(path), Url):
-            size, version = url.status()
-            return cls(size, (version,))
-        if not os.path.isfile(path):
-            return None
-        found = os.stat(path)
-        return cls(found.st_size, (found.st_dev, found.st_ino, found.st_mtime_ns))
+def stamp_of(path: str) -> tuple[Any, ...] | None:
+    """Return the bytes of a file or URL, and what changes when its content does; None for no regular file, or none."""
+    if isinstance(url := location(path), Url):
+        return url.status()
+    if not os.path.isfile(path):
+        return None
+    found = os.stat(path)
+    return found.st_size, found.st_dev, found.st_ino, found.st_mtime_ns
 
 
 class Task(NamedTuple):
@@ -62,22 +54,17 @@ class Weights(NamedTuple):
 
     def of(self, rows: Rows, task: Task) -> np.ndarray:
         weight = np.fromfile(self.path, count=rows.n_rows, offset=8 * int(rows.source_row[0]))
-        if weight.size < rows.n_rows and task.n_rows is not None:  # more rows than were counted
-            raise changed(task.pieces[0].path)
-        self.check(int(rows.source_row[0]) + rows.n_rows)
+        if weight.size < rows.n_rows:
+            # more rows than were counted, or than weights
+            raise self.refusal("more") if task.n_rows is None else changed(task.pieces[0].path)
         return weight
 
-    def check(self, n_rows: int, *, whole: bool = False) -> None:
-        """Refuse fewer weights than rows; with `whole`, others that are left over."""
-        if self.n_weights < n_rows:
-            raise DataError(
-                f"{self.name}: expected a weight for every row, found {self.n_weights:,}, fewer "
-                "than the source has rows; give one number a line"
-            )
-        if whole and self.n_weights > n_rows:
-            raise DataError(
-                f"{self.name}: expected {n_rows:,} weights, one a row, found more; is it the right file?"
-            )
+    def refusal(self, n_rows: int | str) -> DataError:
+        """Make the error of another number of rows."""
+        return DataError(
+            f"{self.name}: expected a weight for every row, found {self.n_weights:,} weights and {n_rows} rows; give one "
+            "number a line"
+        )
 
 
 @dataclass(frozen=True)

@@ -20,28 +20,18 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import DataError
-from ..core.memory_budget import parse_size
 from ..core.process_pool import TASKS_PER_WORKER, Pool, in_shares
-from ..dataset.scaling import scales_digest
 from ..dataset.writer import DatasetWriter, PartWriter
 from ..kernels.tables import TAIL_CODES
 from .byte_sources import check_rows, display_name
-from .chunking import cut_chunks, cut_shards
 from .external_shuffle import MAX_BITS, RunFormat, RunReader
-from .feature_statistics import (
-    LabelCounts,
-    Summing,
-    feature_means,
-    max_abs_scales,
-    standard_scales,
-    write_features,
-)
+from .feature_statistics import LabelCounts, Summing, save_means, save_scales, write_features
 from .libsvm import copy_weights
 from .numbering import Merged, Numbering, merge_strings, read_merged
-from .parsing import Parsed, Parsing, Stamp, Task, Weights, changed, merge_distinct, parse_task
+from .parsing import Parsed, Parsing, Task, Weights, changed, merge_distinct, parse_task, stamp_of
 from .plan import Options, Plan
 from .rows import Counts
-from .shard_writing import Shape, Shard, ShardPass, Written, pass_over, plan_buckets
+from .shard_writing import Shape, Shard, ShardPass, Written, cut_chunks, cut_shards, pass_over, plan_buckets
 from .sources import Source, counted_pieces
 from .table_columns import describe_uses
 
@@ -59,8 +49,11 @@ class Conversion:
     pool: Pool
 
     def __post_init__(self) -> None:
-        self.stamps = [Stamp.of(path) for path in self.source.reader.paths]
-        self.encoding = self.source.encoding
+        self.stamps = [stamp_of(path) for path in self.source.reader.paths]
+        self.encoding = encoding = self.source.encoding
+        self._weighted = self.options.weights is not None or self.source.weighted
+        self._keeps = encoding is not None and bool(encoding.kept)
+        self._has_strings = self.source.names_labels or (encoding is not None and bool(encoding.names))
         self.columns: list[dict[str, Any]] = []  # of a table, and how each was used
 
     def run(self) -> None:
@@ -117,19 +110,6 @@ class Conversion:
         seed = options.seed if options.shuffle else None
         return RunFormat(self._directory("runs"), seed, bits, options.value_dtype, self._weighted)
 
-    @property
-    def _lists_indices(self) -> bool:
-        """True if the indices that occur become features."""
-        return self.options.compact and self.options.known_indices is None
-
-    @property
-    def _keeps(self) -> bool:
-        return self.source.encoding is not None and bool(self.source.encoding.kept)
-
-    @property
-    def _weighted(self) -> bool:
-        return self.options.weights is not None or self.source.weighted
-
     def _directory(self, name: str) -> Path:
         directory = self.work / name
         directory.mkdir()
@@ -142,7 +122,9 @@ class Conversion:
         copying = (name, path, self.plan.max_line_bytes, self.plan.decoder_bytes)
         (n_weights,) = self.pool.run(copy_weights, [copying])
         weights = Weights(name, path, n_weights)
-        weights.check(sum(task.n_rows or 0 for task in tasks))
+        counted = sum(task.n_rows or 0 for task in tasks)  # 0 of one task alone
+        if counted not in (0, n_weights):
+            raise weights.refusal(counted)
         return weights
 
     def _parse(self, tasks: Sequence[Task], form: RunFormat) -> list[Parsed]:
@@ -157,7 +139,9 @@ class Conversion:
             self.options.scale,
             self.options.has_targets,
             dictionaries=self._directory("dictionaries") if self._has_strings else None,
-            distinct=self._directory("distinct") if self._lists_indices else None,
+            distinct=self._directory("distinct")
+            if self.options.compact and self.options.known_indices is None
+            else None,
             indices=self.options.known_indices,
             weights=weights,
             kept=self._directory("kept") if self._keeps else None,
@@ -170,8 +154,8 @@ class Conversion:
         )
         n_rows = sum(parsed.counts.n_rows for parsed in found)
         check_rows(n_rows, source.reader.paths, source.what)
-        if weights is not None:
-            weights.check(n_rows, whole=True)
+        if weights is not None and weights.n_weights != n_rows:
+            raise weights.refusal(n_rows)
         return found
 
     def _labels(self, found: Sequence[Parsed], numbering: Numbering) -> LabelCounts:
@@ -184,17 +168,12 @@ class Conversion:
 
     # -- numbering
 
-    @property
-    def _has_strings(self) -> bool:
-        encoding = self.source.encoding
-        return self.source.names_labels or (encoding is not None and bool(encoding.names))
-
     def _merge_strings(self, n_missing: Any) -> Merged:
         """Sort the strings of all tasks."""
         if not self._has_strings:
             return Merged([], [])
         directory, source, encoding = self.work / "dictionaries", self.source, self.source.encoding
-        budget = (self.plan.merge_bytes, self.options.memory_bytes, self.options.workers)
+        budget = (self.plan.merge_bytes, self.options.memory, self.options.workers)
         grown = encoding if source.grows else None
         merged: Merged
         (merged,) = self.pool.run(merge_strings, [(directory, grown, n_missing, source.class_names, *budget)])
@@ -202,7 +181,8 @@ class Conversion:
             self.encoding = grown.with_counts(merged.n_categories, n_missing, read_merged(directory))
         if self.encoding is not None:
             word = "target" if self.options.has_targets else "label"
-            self.columns = describe_uses(source.examples, self.encoding, n_missing, self._notes(), word)
+            notes = dict.fromkeys(self.options.drop, "--drop") | source.unused
+            self.columns = describe_uses(source.examples, self.encoding, n_missing, notes, word)
         return merged
 
     def _numbering(self, tasks: Sequence[Task]) -> Numbering:
@@ -216,10 +196,6 @@ class Conversion:
             n_static=encoding.n_static if encoding is not None and source.grows else 0,
             tail_start=0 if encoding is None else encoding.bucket_start,
         )
-
-    def _notes(self) -> dict[str, str]:
-        """Tell, by column, why it is left out."""
-        return dict.fromkeys(self.options.drop, "--drop") | self.source.unused
 
     def _number(self, numbering: Numbering, parsed: Parsed) -> tuple[Numbering, Shape]:
         """Find the first index and the width, and with ``compact`` the indices that occur."""
@@ -273,8 +249,8 @@ class Conversion:
             **({"class_names": class_names} if self.source.names_labels else {}),
             "seed": options.seed,
             "shuffle": options.shuffle,
-            "chunk_bytes": options.chunk_bytes,
-            "shard_bytes": parse_size(options.shard_size),
+            "chunk_bytes": options.chunk_size,
+            "shard_bytes": options.shard_size,
             "n_explicit_zeros": counts.n_explicit_zeros,
             "n_underflows": counts.n_underflows,
             "n_ignored": counts.n_ignored,
@@ -287,9 +263,9 @@ class Conversion:
         """Describe the sources; refused if one changed while it was read: the dataset's contents are then unknown."""
         sources = []
         for path, before in zip(self.source.reader.paths, self.stamps, strict=True):
-            if Stamp.of(path) != before:
+            if stamp_of(path) != before:
                 raise changed(path)
-            sources.append({"name": display_name(path), "bytes": None if before is None else before.n_bytes})
+            sources.append({"name": display_name(path), "bytes": None if before is None else before[0]})
         return sources
 
     # -- writing
@@ -304,12 +280,12 @@ class Conversion:
         sizes = [stop - start for start, stop in ranges]
         cells = self.pool.run(plan_buckets, tasks, phase="sort", unit="buckets", sizes=sizes)
         entry_bytes = shape.index_dtype.itemsize + self.options.value_dtype.itemsize
-        chunk_rows, chunk_entries = cut_chunks(lengths, self.options.chunk_bytes, entry_bytes)
+        chunk_rows, chunk_entries = cut_chunks(lengths, self.options.chunk_size, entry_bytes)
         row_start = np.concatenate([[0], np.cumsum(chunk_rows)])
         flat = [cell for bucket in cells for cell in bucket]
         cell_start = np.cumsum([0, *(cell.n_rows for cell in flat)])
         shards: list[Shard] = []
-        for first, stop in cut_shards(chunk_entries * entry_bytes, parse_size(self.options.shard_size)):
+        for first, stop in cut_shards(chunk_entries * entry_bytes, self.options.shard_size):
             row0, row_end = int(row_start[first]), int(row_start[stop])
             low = int(np.searchsorted(cell_start, row0, side="right")) - 1
             high = int(np.searchsorted(cell_start, row_end, side="left"))
@@ -335,10 +311,11 @@ class Conversion:
         statistics, means = self._sum_up(plain, shards), None
         if self.options.scale == "standard":
             means = self.work / "means.npy"
-            self.pool.run(_save_means, [(statistics, shape.n_features, means)])
+            self.pool.run(save_means, [(statistics, shape.n_features, means)])
             summing = self._summing("deviations", shape, parsed)
             statistics = self._sum_up(replace(plain, means=means, summing=summing), shards)
-        (digest,) = self.pool.run(_save_scales, [(statistics, shape, means, path)])
+        saving = (statistics, shape.n_features, shape.n_rows, means, path)
+        (digest,) = self.pool.run(save_scales, [saving])
         summing = self._summing("scaled", shape, parsed)
         return {"scaling": replace(scaling, digest=digest), "scales": path, "summing": summing}
 
@@ -378,29 +355,12 @@ class Conversion:
             writer.add_part(*written)
         if work.scaling.changes_values:
             writer.write_scaling(work.whole_scaling())
-        self._write_features(writer, work)
+        indices = work.numbering.indices()
+        write_features(writer, self._statistics(work), self.encoding, indices)
+        if indices.kept is not None:
+            writer.write_indices(indices.kept)
         if self.encoding is not None:
             writer.write_encoding(self.encoding)
         if self._keeps:
             writer.write_kept(sorted((self.work / "kept").iterdir()))
         return int(writer.close(**manifest)["n_entries"])
-
-    def _write_features(self, writer: DatasetWriter, work: ShardPass) -> None:
-        indices = work.numbering.indices()
-        write_features(writer, self._statistics(work), self.encoding, indices)
-        if indices.kept is not None:
-            writer.write_indices(indices.kept)
-
-
-def _save_means(statistics: Path, n_features: int, out: Path) -> None:
-    np.save(out, feature_means(statistics, n_features))
-
-
-def _save_scales(statistics: Path, shape: Shape, means: Path | None, out: Path) -> str:
-    """Write the divisors of the features; returns their digest."""
-    if means is None:
-        scales = max_abs_scales(statistics, shape.n_features)
-    else:
-        scales = standard_scales(statistics, np.load(means), shape.n_rows)
-    np.save(out, scales)
-    return scales_digest(scales)

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..core.atomic_files import describe_set_aside
 from ..core.errors import UsageError
-from ..core.memory_budget import format_size, parse_size, require
+from ..core.memory_budget import format_size, require
 from ..core.process_pool import memory_per_worker
 from ..core.storage import REMOTE_BYTES, Location
 from ..dataset.dataset import open_dataset
@@ -42,10 +42,6 @@ class Like:
     class_names: tuple[str, ...]
     has_targets: bool
 
-    @property
-    def scales_bytes(self) -> int:
-        return 0 if self.scaling.scales is None else self.scaling.scales.nbytes
-
 
 def load_like(path: Location) -> Like:
     """Read what is taken over of a dataset, run or model."""
@@ -70,17 +66,11 @@ def load_like(path: Location) -> Like:
 class Options(ConvertOptions):
     """Options of a conversion, with what they name."""
 
-    place: Path  # of the dataset
+    memory: int
+    chunk_size: int
+    shard_size: int
     in_memory: bool  # the source is
     training: Like | None  # what `like` names
-
-    @property
-    def memory_bytes(self) -> int:
-        return parse_size(self.memory)
-
-    @property
-    def chunk_bytes(self) -> int:
-        return parse_size(self.chunk_size)
 
     @property
     def value_dtype(self) -> np.dtype:
@@ -160,7 +150,7 @@ class Plan:
             more = options.workers * 3 * (needed - self.sort_bytes)
             raise UsageError(
                 f"--scale: the scales of {n_features:,} features need {format_size(needed)}, {format_size(self.sort_bytes)} "
-                f"of --memory are left for them; give about {format_size(options.memory_bytes + more)}, use --normalize l2 "
+                f"of --memory are left for them; give about {format_size(options.memory + more)}, use --normalize l2 "
                 "instead, or --compact where few of the features occur"
             )
 
@@ -175,29 +165,32 @@ def make_plan(
 
     `held_bytes` are those of the source, which may be known to number strings.
     """
-    client = {"the client of URLs": REMOTE_BYTES if reads_urls else 0}
-    like, scales = options.training, options.scaling
-    scales_bytes = 0 if like is None else like.scales_bytes
-    of_source = {
-        "categories that are known": 0 if like is None or like.encoding is None else like.encoding.nbytes,
-        "indices of the features that are known": 0 if like is None else like.indices.nbytes,
-    }
+    like, changes_values = options.training, options.scaling.changes_values
+    of_source = (
+        {}
+        if like is None
+        else {
+            "categories that are known": 0 if like.encoding is None else like.encoding.nbytes,
+            "indices of the features that are known": like.indices.nbytes,
+        }
+    )
+    scales_bytes = 0 if like is None or like.scaling.scales is None else like.scaling.scales.nbytes
     needs = {
         # copied from the sorted rows, cast, encoded, compressed; and scaled
-        "chunks being written": (12 if scales.changes_values else 10) * options.chunk_bytes,
-        "chunks being made": 3 * options.chunk_bytes,  # while others are written
+        "chunks being written": (12 if changes_values else 10) * options.chunk_size,
+        "chunks being made": 3 * options.chunk_size,  # while others are written
         "blocks being read": _LEAST_BYTES,
         "columns being read": held_bytes,
-        **client,
+        "the client of URLs": REMOTE_BYTES if reads_urls else 0,
         **of_source,
         "scales of the features": 2 * scales_bytes,  # as stored, and as used
     }
     if options.workers == 1:
         advice = _HELD_ADVICE if held_bytes else "give a larger --memory"
-        left = require(options.memory_bytes, needs, advice) + _LEAST_BYTES
+        left = require(options.memory, needs, advice) + _LEAST_BYTES
     else:
         own = {"scales of the features": scales_bytes, **of_source}
-        left = memory_per_worker(options.memory_bytes, options.workers, needs, own) + _LEAST_BYTES
+        left = memory_per_worker(options.memory, options.workers, needs, own) + _LEAST_BYTES
     # a block takes three buffers of text and up to six times as much for its rows
     most = BLOCK_BYTES if options.workers == 1 else _BLOCK_BYTES_OF_SEVERAL
     block_bytes = min(max(left // 80, 1 << 16), most)

@@ -24,6 +24,11 @@ from .rows import Rows
 
 _INT32_MAX = 2**31 - 1
 
+_ROW_BYTES = 16
+"""Bytes counted for a row, so that chunks of nearly empty rows do not have a million rows."""
+
+_LENGTHS_AT_A_TIME = 1 << 16
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -187,3 +192,45 @@ def _chunks(reader: RunReader, shard: Shard) -> Iterator[Rows]:
                 yield chunk
                 chunk = None
         del rows, order  # before the next ones are taken
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Division of the rows in final order into chunks, and of chunks into shards: greedily, by decoded bytes alone
+
+
+def cut_chunks(lengths: Sequence[Path], chunk_bytes: int, entry_bytes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Count the rows and entries of every chunk, from files with the entries of all rows in final order.
+
+    A row larger than a chunk is a chunk of its own.
+    """
+    n_rows, n_entries, counts = array("q"), array("q"), np.empty(0, np.int64)  # those of an open chunk
+    for path in lengths:
+        with open(path, "rb") as file:
+            while (more := np.fromfile(file, np.int64, _LENGTHS_AT_A_TIME)).size:
+                counts = np.concatenate([counts, more])
+                end, start = np.cumsum(counts * entry_bytes + _ROW_BYTES), 0
+                while True:
+                    before = int(end[start - 1]) if start else 0
+                    stop = max(int(np.searchsorted(end, before + chunk_bytes, side="right")), start + 1)
+                    if stop >= counts.size:
+                        break
+                    n_rows.append(stop - start)
+                    n_entries.append(int(counts[start:stop].sum()))
+                    start = stop
+                counts = counts[start:]
+    if counts.size or not n_rows:
+        n_rows.append(counts.size)
+        n_entries.append(int(counts.sum()))
+    return np.array(n_rows), np.array(n_entries)
+
+
+def cut_shards(chunk_bytes: np.ndarray, shard_bytes: int) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of chunks that make a shard: a new one begins after `shard_bytes` of decoded entries."""
+    start, held = 0, 0
+    for chunk, n_bytes in enumerate(chunk_bytes.tolist()):
+        if chunk > start and held >= shard_bytes:
+            yield start, chunk
+            start, held = chunk, 0
+        held += n_bytes
+    if start < len(chunk_bytes):
+        yield start, len(chunk_bytes)

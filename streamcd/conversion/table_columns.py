@@ -333,7 +333,7 @@ def _example_of(array: Any, kind: str) -> str:
     if not len(array):
         return ""
     if kind == "number":
-        return number_name(float(numbers_of(array)[0]))
+        return shortened(number_name(float(numbers_of(array)[0])), 40)
     if kind == "boolean":
         return "true" if numbers_of(array)[0] else "false"
     if kind == "time":
