@@ -604,3 +604,6 @@ def test_a_dataset_is_replaced_by_force_alone_and_not_where_its_source_is_in_it(
     Path("data/own").write_bytes(TEXT)
     refused("convert data/own data --force")
     assert Path("data/own").read_bytes() == TEXT
+    # a run in the dataset's folder vanished with the rows that it was trained on
+    Path("data/run").mkdir()
+    assert "data holds run" in refused("convert text data --force")

@@ -90,17 +90,17 @@ class EncodedSource(Source):
             return None
         name = "" if self.encoding is None else self.encoding.weight
         given = block.column(name, block.weight)
-        if not _are_numbers(given) or len(given) != block.n_rows:
+        weight = _numbers(given)
+        if weight is None or weight.size != block.n_rows:
             raise DataError(
                 f"{block.place(0, name)}: expected numbers as weights, one a row, found {_kind(given)}; "
                 "check --weight-column"
             )
-        weight = _numbers(given)
         bad = np.flatnonzero(~are_weights(weight))
         if bad.size:
             raise DataError(
                 f"{block.place(int(bad[0]), name)}: expected a weight, 0 or from {LEAST_WEIGHT:g} to "
-                f"{1 / LEAST_WEIGHT:g}, found {_shown(given, int(bad[0]))}; correct the row"
+                f"{1 / LEAST_WEIGHT:g}, found {given[int(bad[0])]}; correct the row"
             )
         return weight
 
@@ -121,17 +121,13 @@ def _take_counts(counts: Counts, encoder: TableEncoder | MatrixEncoder, block: B
 # Labels and weights, as arrays of Arrow's or numpy's
 
 
-def _are_numbers(given: Any) -> bool:
-    return (
-        type_name(given.type) in ("number", "nothing")
-        if isinstance(given, pa.Array)
-        else given.dtype.kind in "biuf"
-    )
-
-
-def _numbers(given: Any) -> np.ndarray:
-    found = numbers_of(given) if isinstance(given, pa.Array) else given
-    return found.astype(np.float64) + 0.0  # -0 is 0
+def _numbers(given: Any) -> np.ndarray | None:
+    """Return the numbers of an array of Arrow's or numpy's, as float64; None where it holds others."""
+    if isinstance(given, pa.Array):
+        given = numbers_of(given) if type_name(given.type) in ("number", "nothing") else None
+    elif given.dtype.kind not in "biuf":
+        given = None
+    return None if given is None else given.astype(np.float64) + 0.0  # -0 is 0
 
 
 def _kind(given: Any) -> str:
@@ -140,13 +136,7 @@ def _kind(given: Any) -> str:
     return f"an array of shape {given.shape} of {given.dtype}"
 
 
-def _shown(given: Any, row: int) -> Any:
-    return given[row].as_py() if isinstance(given, pa.Array) else given[row]
-
-
-def _is_missing(value: Any) -> bool:
-    """Tell what stands for a missing name in arrays of objects: None, NaN, NaT and pandas' NA."""
-    return value is None or (not isinstance(value, str | bytes) and str(value) in ("nan", "NaT", "<NA>"))
+_MISSING = ("None", "nan", "NaT", "<NA>")
 
 
 class _Labels:
@@ -172,11 +162,8 @@ class _Labels:
             raise DataError(
                 f"{block.message(0)}: expected a {word} for each of {block.n_rows:,} rows, found {_kind(given)}"
             )
-        if self._source.names_labels:
-            label = self._names(given)
-        elif _are_numbers(given):
-            label = _numbers(given)
-        else:
+        label = self._names(given) if self._source.names_labels else _numbers(given)
+        if label is None:
             raise DataError(
                 f"{block.place(0, self._name)}: expected numbers as {word}s, found {_kind(given)}; write them as numbers, "
                 "or name another column"
@@ -185,7 +172,7 @@ class _Labels:
         if bad.size:
             row = int(bad[0])
             raise DataError(
-                f"{block.place(row, self._name)}: expected a {word}, found {_shown(given, row)}; correct or remove the row"
+                f"{block.place(row, self._name)}: expected a {word}, found {given[row]}; correct or remove the row"
             )
         if not self._source.names_labels:
             self.n_decimal += count_decimals(label)
@@ -193,7 +180,11 @@ class _Labels:
 
     def _names(self, given: Any) -> np.ndarray:
         if not isinstance(given, pa.Array):
-            missing = np.array([_is_missing(value) for value in given.tolist()], dtype=bool)
+            # None, NaN, NaT and pandas' NA stand for a missing name in arrays of objects
+            missing = np.array(
+                [not isinstance(value, str | bytes) and str(value) in _MISSING for value in given.tolist()],
+                bool,
+            )
             names, places = np.unique(np.where(missing, "", given).astype(str), return_inverse=True)
             label = self._number(*strings_of(arrow_strings(names.tolist())), adds=self._adds)[places]
             label[missing] = np.nan
@@ -253,7 +244,7 @@ class MatrixEncoder:
             start = stop
 
     def _rows(self, matrix: Any, start: int, stop: int) -> CSR:
-        given: np.ndarray | CSR
+        given: Any
         if isinstance(matrix, np.ndarray):
             given = _native(matrix[start:stop])
             room = CSR.room(stop - start, given.size, self._dtype)
@@ -267,19 +258,16 @@ class MatrixEncoder:
             room = CSR.room(stop - start, last - first, self._dtype)
             status = kernels.sparse_rows(given, 0, self._end, self._ignore, room, self.state)
         if status != kernels.OK:
-            self._refuse(status, start, given)
+            row, at = int(self.state[kernels.ROW]), int(self.state[kernels.COLUMN])
+            index, value = (
+                (given.feature[at], given.value[at]) if isinstance(given, CSR) else (at, given[row, at])
+            )
+            found = index if status >= kernels.NEGATIVE_INDEX else value
+            reason = describe_refusal(status, found, self._dtype, 0, self._end)
+            if status == kernels.NULL_VALUE:
+                reason = f"expected a finite value, found {found}"
+            raise DataError(f"{self.message(start + row)}: {reason}")
         return room.cut()
-
-    def _refuse(self, status: int, start: int, given: np.ndarray | CSR) -> None:
-        row, at = int(self.state[kernels.ROW]), int(self.state[kernels.COLUMN])
-        index, value = (
-            (given.feature[at], given.value[at]) if isinstance(given, CSR) else (at, given[row, at])
-        )
-        found = index if status >= kernels.NEGATIVE_INDEX else value
-        reason = describe_refusal(status, found, self._dtype, 0, self._end)
-        if status == kernels.NULL_VALUE:
-            reason = f"expected a finite value, found {found}; correct or remove the row"
-        raise DataError(f"{self.message(start + row)}: {reason}")
 
 
 def _native(numbers: np.ndarray) -> np.ndarray:

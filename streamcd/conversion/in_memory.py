@@ -69,31 +69,25 @@ def is_files(data: Any) -> bool:
 def open_data(data: Any, reading: Reading, options: TableOptions) -> Source:
     """Make the source of rows of data in memory, of the types that `convert` takes."""
     label = LABEL if reading.encoding is None else reading.encoding.label or LABEL
-    batches = _batches(data, label)
+    batches = _alike(_batches(data, label))
     first = next(batches, None)
     if first is None:
         raise NoRows("expected rows, found none: there is no batch")
     batches = chain([first], batches)
     if isinstance(first, pa.Table):
-        return _open_frames(first, (_like_first(batch, first) for batch in batches), reading, options)
+        types = column_types(first.schema, "columns")
+        if not options.label and LABEL in types and reading.encoding is None:
+            options = replace(options, label=LABEL)
+        rows = one_batch(flat_columns(first).slice(0, FIRST_ROWS))
+        reader = InMemoryReader(batches, tuple(index_of(first.schema)))
+        return open_tables(reader, types, rows, reading, options, "data")
     if options.given:
         raise UsageError(f"{', '.join(options.given)}: expected a frame with named columns, found arrays")
-    triples = (_triple(_like_first(batch, first)) for batch in batches)
-    X, y, weight = one = next(triples)
+    X, y, weight = first
     names = y is not None and y.dtype.kind in "OUST"
-    reader = InMemoryReader(chain([one], _of_one_shape(triples, X, weighted=weight is not None)))
     sparse = not isinstance(X, np.ndarray)
+    reader = InMemoryReader(batches)
     return open_matrix(reader, reading, sparse=sparse, names_labels=names, weighted=weight is not None)
-
-
-def _open_frames(first: Any, tables: Iterator[Any], reading: Reading, options: TableOptions) -> Source:
-    types = column_types(first.schema, "columns")
-    if not options.label and LABEL in types and reading.encoding is None:
-        options = replace(options, label=LABEL)
-    rows = one_batch(flat_columns(first).slice(0, FIRST_ROWS))
-    return open_tables(
-        InMemoryReader(tables, tuple(index_of(first.schema))), types, rows, reading, options, "data"
-    )
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -102,7 +96,7 @@ def _open_frames(first: Any, tables: Iterator[Any], reading: Reading, options: T
 
 def _batches(data: Any, label: str) -> Iterator[Any]:
     """Batches: tables of Arrow's, with labels given beside them in a column `label`, or a matrix, labels and weights."""
-    if _is_dask_frame(data):
+    if all(hasattr(data, name) for name in ("partitions", "compute", "npartitions")):  # a frame of dask's
         return (_table(part.compute()) for part in data.partitions)
     if isinstance(data, tuple):
         return iter(_of_pair(data, label))
@@ -119,10 +113,6 @@ def _batches(data: Any, label: str) -> Iterator[Any]:
             f"expected files, (X, y), a frame, or an iterable of such batches, found {type(data).__name__}{advice}"
         )
     return chain.from_iterable(_batches(batch, label) for batch in data)
-
-
-def _is_dask_frame(data: Any) -> bool:
-    return all(hasattr(data, name) for name in ("partitions", "compute", "npartitions", "columns"))
 
 
 def _of_stream(data: Any) -> Iterator[Any]:
@@ -157,13 +147,13 @@ def _with_labels(table: Any, label: str, y: Any, weight: Any) -> Any:
         return table
     if label in table.schema.names:
         raise UsageError(f"the frame has a column {label!r} already; give it and no y, or rename it")
-    labels = y if hasattr(y, "__arrow_c_array__") or hasattr(y, "__arrow_c_stream__") else np.asarray(y)
-    if isinstance(labels, np.ndarray) and labels.ndim != 1:
-        raise DataError(f"expected a label for every row, {table.num_rows:,}, found the shape {labels.shape}")
-    column = pa.chunked_array(labels) if hasattr(labels, "__arrow_c_stream__") else pa.array(labels)
-    if len(column) != table.num_rows:
-        raise DataError(f"expected a label for every row, {table.num_rows:,}, found {len(column):,}")
-    return table.append_column(label, column)
+    is_stream = hasattr(y, "__arrow_c_stream__")
+    labels = y if is_stream or hasattr(y, "__arrow_c_array__") else np.asarray(y)
+    if getattr(labels, "ndim", 1) != 1 or len(labels) != table.num_rows:
+        raise DataError(
+            f"expected a label for every row, {table.num_rows:,}, found the shape {np.shape(labels)}"
+        )
+    return table.append_column(label, pa.chunked_array(labels) if is_stream else pa.array(labels))
 
 
 def _of_dask_arrays(X: Any, y: Any, weight: Any) -> Iterator[Any]:
@@ -181,27 +171,20 @@ def _of_dask_arrays(X: Any, y: Any, weight: Any) -> Iterator[Any]:
         yield X.blocks[number, 0].compute(), label, weights
 
 
-def _like_first(batch: Any, first: Any) -> Any:
-    """Refuse a frame after arrays, and arrays after a frame."""
-    if isinstance(batch, pa.Table) is not isinstance(first, pa.Table):
-        expected, found = ("frames", "arrays") if isinstance(first, pa.Table) else ("arrays", "a frame")
-        raise DataError(f"expected {expected} in all batches, as in the first one, found {found}")
-    return batch
-
-
-def _of_one_shape(triples: Iterator[Any], first: Any, *, weighted: bool) -> Iterator[Any]:
-    """Refuse batches with weights after such without them, and dense ones of another width than the first."""
-    before = first.shape[0]
-    for X, y, weight in triples:
-        if (weight is not None) is not weighted:
-            expected, found = ("weights", "none") if weighted else ("no weights", "some")
+def _alike(batches: Iterator[Any]) -> Iterator[Any]:
+    """Make tables or triples of arrays of batches; refuse those of another kind than the first."""
+    expected, before = "", 0
+    for batch in batches:
+        rows, found = batch, "a frame"
+        if not isinstance(batch, pa.Table):
+            X, _, weight = rows = _triple(batch)
+            shape = f"{X.shape[1]:,} columns" if isinstance(X, np.ndarray) else "sparse rows"
+            found = f"{shape} {'without' if weight is None else 'with'} weights"
+        expected = expected or found
+        if found != expected:
             raise DataError(f"row {before + 1}: expected {expected}, as in the first batch, found {found}")
-        if isinstance(X, np.ndarray) and X.shape[1] != first.shape[1]:
-            raise DataError(
-                f"row {before + 1}: expected {first.shape[1]:,} columns, as in the first batch, found {X.shape[1]:,}"
-            )
-        before += X.shape[0]
-        yield X, y, weight
+        yield rows
+        before += (batch if isinstance(batch, pa.Table) else rows[0]).shape[0]
 
 
 def _triple(batch: tuple[Any, Any, Any]) -> tuple[Any, np.ndarray | None, np.ndarray | None]:

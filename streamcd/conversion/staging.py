@@ -18,6 +18,9 @@ from ..core.locks import release_lock, take_lock
 _MARK = b"streamcd works here\n"
 """Content of the lock file: who made the directory."""
 
+_FOLDERS = {"rows", "entries", "columns"}
+"""Folders of a dataset."""
+
 _MADE = re.compile(
     r"lock|dataset|replaced|runs|weights|dictionaries|distinct|kept|(original|scales|means|left-out)\.npy|sums-.+"
 )
@@ -25,7 +28,7 @@ _MADE = re.compile(
 
 
 def check_place(dest: Path, inputs: Iterable[str | Path], *, force: bool) -> None:
-    """Refuse to replace anything but a dataset, an input, and to replace a dataset without `force`."""
+    """Refuse to replace anything but a dataset, one with an input or a run in it, and any without `force`."""
     clear_interrupted(dest)
     if not dest.absolute().parent.is_dir():
         raise UsageError(f"no such directory: {dest.absolute().parent}; make it first")
@@ -38,6 +41,9 @@ def check_place(dest: Path, inputs: Iterable[str | Path], *, force: bool) -> Non
             raise UsageError(f"{dest} holds the input {path}; name another place")
     if not force:
         raise UsageError(f"{dest} exists; name another place or replace it with --force")
+    folders = {entry.name for entry in os.scandir(dest) if entry.is_dir() and not entry.name.startswith(".")}
+    if others := folders - _FOLDERS:
+        raise UsageError(f"{dest} holds {min(others)}, which is no part of the dataset; move it away first")
 
 
 def dataset_workplace(place: Path, *, force: bool) -> AbstractContextManager[Path]:

@@ -196,9 +196,9 @@ stream/memory_plan.py
         ~ stream a_budget_that_cannot_do_is_refused_with_the_arithmetic
         > left = budget
 conversion/plan.py
-    left = require(options.memory_bytes, needs, advice) + _LEAST_BYTES
+    left = require(options.memory, needs, advice) + _LEAST_BYTES
         ~ convert options_that_make_no_sense_are_refused
-        > left = options.memory_bytes
+        > left = options.memory
 training/stopping.py
     least_primal = np.abs(lanes["primal"]) - lanes["primal_rounding"]
         ~ certificates a_gap_is_proven_against_the_least_that_the_primal_may_be
