@@ -244,8 +244,8 @@ def test_weights_stay_with_their_rows(
     assert dataset.weighted
     assert np.array_equal(all_rows(dataset)[2], np.arange(3000) + 0.5)
     for text, message in (
-        ("1\n2\n", "found 2, fewer"),
-        ("1\n" * 3001, "found more"),
+        ("1\n2\n", "found 2 weights and more rows"),
+        ("1\n" * 3001, "found 3,001 weights and 3000 rows"),
         ("-1\n" * 3000, "row 1"),
     ):
         (tmp_path / "weights").write_text(text)
