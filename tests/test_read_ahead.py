@@ -7,14 +7,14 @@ import threading
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet
+import pyarrow.parquet as pq
 import pytest
 from small_datasets import random_rows, windows_of, write_dataset
 
 from streamcd import open as open_dataset
 from streamcd.core.errors import DatasetError
 from streamcd.dataset import read_ahead
-from streamcd.dataset.read_ahead import ReadAhead
+from streamcd.dataset.read_ahead import Ring
 from streamcd.stream import stream
 from streamcd.stream.arenas import RowLayout
 from streamcd.stream.stream import Stream
@@ -30,8 +30,8 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def ahead() -> ReadAhead:
-    return ReadAhead()
+def ahead() -> Ring:
+    return Ring()
 
 
 def ranges(seed: int, n: int) -> list[tuple[int, int]]:
@@ -40,12 +40,12 @@ def ranges(seed: int, n: int) -> list[tuple[int, int]]:
     return [(int(start), int(rng.integers(1, min(200_000, SIZE - start) + 1))) for start in starts]
 
 
-def test_any_range_comes_back_as_it_is(file: Path, ahead: ReadAhead) -> None:
+def test_any_range_comes_back_as_it_is(file: Path, ahead: Ring) -> None:
     """Whatever the alignment, to the last byte of the file; more is announced than may be held."""
     data = file.read_bytes()
     wanted = [*ranges(1, 200), (SIZE - 1, 1), (0, SIZE), (4096, 4096)]
     for offset, length in wanted:
-        ahead.expect(file, offset, length)
+        ahead.announce(file, offset, length)
     for offset, length in wanted:
         taken = ahead.take(file, offset)
         assert taken is not None
@@ -54,10 +54,10 @@ def test_any_range_comes_back_as_it_is(file: Path, ahead: ReadAhead) -> None:
 
 
 def test_what_is_held_stays_within_the_bound(file: Path) -> None:
-    ahead, most = ReadAhead(500_000), 0
+    ahead, most = Ring(500_000), 0
     wanted = ranges(2, 150)
     for offset, length in wanted:
-        ahead.expect(file, offset, length)
+        ahead.announce(file, offset, length)
     for offset, length in wanted:
         taken = ahead.take(file, offset)
         assert taken is not None
@@ -67,11 +67,11 @@ def test_what_is_held_stays_within_the_bound(file: Path) -> None:
     ahead.close()
 
 
-def test_ranges_left_out_are_given_up_and_unknown_ones_are_the_callers(file: Path, ahead: ReadAhead) -> None:
+def test_ranges_left_out_are_given_up_and_unknown_ones_are_the_callers(file: Path, ahead: Ring) -> None:
     data = file.read_bytes()
     wanted = ranges(3, 120)
     for offset, length in wanted:
-        ahead.expect(file, offset, length)
+        ahead.announce(file, offset, length)
     for offset, length in wanted[::7]:
         assert ahead.take(file, SIZE + 5) is None
         taken = ahead.take(file, offset)
@@ -81,10 +81,10 @@ def test_ranges_left_out_are_given_up_and_unknown_ones_are_the_callers(file: Pat
     ahead.close()
 
 
-def test_a_file_that_is_short_or_gone_is_left_to_the_caller(file: Path, ahead: ReadAhead) -> None:
-    ahead.expect(file, SIZE - 10, 11)
-    ahead.expect(file.with_name("none"), 0, 10)
-    ahead.expect(file, 5, 10)
+def test_a_file_that_is_short_or_gone_is_left_to_the_caller(file: Path, ahead: Ring) -> None:
+    ahead.announce(file, SIZE - 10, 11)
+    ahead.announce(file.with_name("none"), 0, 10)
+    ahead.announce(file, 5, 10)
     assert ahead.take(file, SIZE - 10) is None
     assert ahead.take(file.with_name("none"), 0) is None
     assert ahead.take(file, 5) is not None
@@ -94,9 +94,9 @@ def test_a_file_that_is_short_or_gone_is_left_to_the_caller(file: Path, ahead: R
 
 def test_closing_ends_the_threads_whatever_is_still_to_come(file: Path) -> None:
     before = threading.active_count()
-    ahead = ReadAhead()
+    ahead = Ring()
     for offset, length in ranges(4, 300):
-        ahead.expect(file, offset, length)
+        ahead.announce(file, offset, length)
     ahead.close()
     assert threading.active_count() == before
 
@@ -105,16 +105,16 @@ def test_closing_ends_the_threads_whatever_is_still_to_come(file: Path) -> None:
 def direct(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Makes every stream read past the page cache; for each read of entries, whether its bytes had been read ahead."""
     handed: list[bool] = []
-    take = ReadAhead.take
+    take = Ring.take
 
-    def noting(ahead: ReadAhead, path: Path, offset: int) -> memoryview | None:
+    def noting(ahead: Ring, path: Path, offset: int) -> memoryview | None:
         taken = take(ahead, path, offset)
         if path.parent.name == "entries":
             handed.append(taken is not None)
         return taken
 
     monkeypatch.setattr(stream, "page_cache_room", lambda: 0)
-    monkeypatch.setattr(ReadAhead, "take", noting)
+    monkeypatch.setattr(Ring, "take", noting)
     return handed
 
 
@@ -147,13 +147,13 @@ def test_windows_are_the_same_as_through_the_page_cache(tmp_path: Path, direct: 
 def test_a_file_system_without_direct_reads_serves_as_well(
     tmp_path: Path, direct: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(piece: object) -> bool:
+    def refuse(*_: object) -> int:
         raise OSError(read_ahead.errno.EINVAL, "Invalid argument")
 
     path = write_dataset(tmp_path / "data", random_rows(200, 20, seed=3), n_chunks=20, n_shards=2).path
     past = contents(path, 4)
     direct.clear()
-    monkeypatch.setattr(read_ahead, "_read", refuse)
+    monkeypatch.setattr(read_ahead, "_read_blocks", refuse)
     assert contents(path, 4) == past
     assert not any(direct)
 
@@ -168,7 +168,7 @@ def test_damage_is_named(tmp_path: Path, direct: list[bool], damage: str) -> Non
     elif damage == "truncated":
         victim.write_bytes(data[: len(data) // 3])
     else:
-        column = pyarrow.parquet.read_metadata(victim).row_group(0).column(2)
+        column = pq.read_metadata(victim).row_group(0).column(2)
         data[column.data_page_offset + column.total_compressed_size - 1] ^= 1  # a value
         victim.write_bytes(data)
     with pytest.raises(DatasetError, match="part-00001"):
@@ -182,9 +182,8 @@ def test_both_tables_of_a_chunk_are_announced_to_the_kernel(
     write_dataset(tmp_path / "data", random_rows())
     dataset = open_dataset(tmp_path / "data")
     announced = set()
-    monkeypatch.setattr(
-        os, "posix_fadvise", lambda _, offset, n_bytes, advice: announced.add((offset, n_bytes))
-    )
-    dataset.expect(0)
-    for table, column in (("rows", "label"), ("entries", "feature")):
-        assert dataset._parts.extent(*dataset._file(table, 0), column) in announced
+    monkeypatch.setattr(os, "posix_fadvise", lambda _, offset, n_bytes, advice: announced.add(offset))
+    dataset.announce([0])
+    for table, column in (("rows", 2), ("entries", 1)):
+        group = pq.read_metadata(dataset.path / dataset.manifest["parts"][0][table]).row_group(0)
+        assert group.column(column).data_page_offset in announced

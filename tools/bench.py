@@ -32,7 +32,7 @@ import click
 
 from streamcd.core.memory_budget import format_size, parse_size
 from streamcd.dataset.dataset import Dataset, open_dataset
-from streamcd.dataset.read_ahead import ReadAhead
+from streamcd.dataset.read_ahead import Ring
 
 _PIECE = 1 << 20
 _RESIDENT = "streamcd, in memory"
@@ -152,9 +152,9 @@ def _disk_alone(data: Dataset) -> float:
     ]
     random.Random(len(pieces)).shuffle(pieces)
     started = time.perf_counter()
-    ahead = ReadAhead()
+    ahead = Ring()
     for piece in pieces:
-        ahead.expect(*piece)
+        ahead.announce(*piece)
     for path, start, _ in pieces:
         if ahead.take(path, start) is None:
             raise click.ClickException(f"{path}: the file system does not read past the page cache")

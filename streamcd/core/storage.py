@@ -37,8 +37,8 @@ CLIENT_BYTES = 100_000_000
 REMOTE_BYTES = CLIENT_BYTES + 2 * _BLOCKS_HELD * _BLOCK_BYTES
 """Memory of whoever reads URLs: the client, and the blocks of a file with their copies on the way."""
 
-AHEAD_BYTES, SHARED_AHEAD_BYTES = 24_000_000, 6_000_000
-"""Bytes of a dataset that are read ahead by one reader, or by each of several: as much as the requests under way bring."""
+AHEAD_BYTES = 24_000_000
+"""Bytes of a dataset that are read ahead by all readers: as much as the requests under way bring."""
 
 DATASET_BYTES = REMOTE_BYTES + 2 * AHEAD_BYTES
 """Memory of whoever reads a dataset at a URL: ranges are there twice as they come."""

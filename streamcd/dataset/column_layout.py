@@ -17,7 +17,8 @@ import numpy as np
 from ..core.errors import DatasetError
 from ..core.metadata import read_metadata
 from ..core.storage import Location
-from .chunked_table import ChunkedTable, RowTable, starts_of
+from .chunked_table import ChunkedTable, Chunks, starts_of
+from .dataset import Dataset
 from .manifests import COLUMN_LAYOUT
 from .schema import COLUMN_CHUNKS, FIRST_OF_COLUMNS, column_schemas
 from .table_writer import PartFiles, chunk_records, write_manifest
@@ -33,9 +34,13 @@ class Columns(ChunkedTable):
     TABLES: ClassVar = FIRST_OF_COLUMNS
 
     def __init__(
-        self, dataset: RowTable, manifest: dict[str, Any], chunk_table: Mapping[str, np.ndarray]
+        self,
+        dataset: Dataset,
+        manifest: dict[str, Any],
+        chunk_table: Mapping[str, np.ndarray],
+        chunks: Chunks | None = None,
     ) -> None:
-        super().__init__(dataset.path / FOLDER, manifest, chunk_table)
+        super().__init__(dataset.path / FOLDER, manifest, chunk_table, chunks)
         self.dataset = dataset
         self.use_cache(dataset.cache)
         self.n_items: int = manifest["n_features"]
@@ -52,7 +57,7 @@ class Columns(ChunkedTable):
         """Read the features of a chunk, ascending, and the number of entries of each in the chunk."""
         n_listed = int(self.n_listed[chunk])
         feature, n_entries = self._read("index", chunk, ("feature", "n_entries"), n_listed, verify)
-        expected = int(self._n_stored[chunk])
+        expected = int(self.entry_start[chunk + 1] - self.entry_start[chunk])
         if (feature.size and n_entries.min() < 0) or int(n_entries.sum()) != expected:
             raise DatasetError(
                 f"{self.place(chunk)}: the index does not fit the chunk table's {expected} entries; {AGAIN}"
@@ -77,17 +82,17 @@ class Columns(ChunkedTable):
         }
 
 
-def has_columns(dataset: RowTable) -> bool:
+def has_columns(dataset: Dataset) -> bool:
     """Check if there is a column layout."""
     return (dataset.path / FOLDER / "manifest.json").exists()
 
 
-def read_columns_manifest(dataset: RowTable) -> dict[str, Any]:
+def read_columns_manifest(dataset: Dataset) -> dict[str, Any]:
     """Read ``columns/manifest.json``; raises `DatasetError` if it is damaged, `FileNotFoundError` if it is missing."""
     return read_metadata(dataset.path / FOLDER / "manifest.json", COLUMN_LAYOUT)[0]
 
 
-def open_columns(dataset: RowTable, *, check_files: bool = True) -> Columns:
+def open_columns(dataset: Dataset, *, check_files: bool = True) -> Columns:
     """Open the column layout of a dataset; raises `DatasetError` if it is missing, damaged or another dataset's."""
     path = dataset.path / FOLDER
     try:
@@ -135,7 +140,7 @@ class ColumnsWriter:
     def __init__(
         self,
         path: Path,
-        dataset: RowTable,
+        dataset: Dataset,
         *,
         chunk_bytes: int,
         shard_bytes: int,
@@ -278,7 +283,7 @@ class ColumnsWriter:
 class ColumnsOutline(ColumnsWriter):
     """Dry run of `ColumnsWriter`, which writes nothing: it finds where the parts begin, from numbers of entries alone."""
 
-    def __init__(self, dataset: RowTable, **form: Any) -> None:
+    def __init__(self, dataset: Dataset, **form: Any) -> None:
         super().__init__(Path(), dataset, **form)
         # first feature of every part, and the number of the feature's piece there
         self.starts: list[tuple[int, int]] = []

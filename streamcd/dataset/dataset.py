@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from ..core.errors import UsageError, escaped
+from ..core.atomic_files import describe_set_aside
+from ..core.errors import DatasetError, UsageError, escaped
+from ..core.metadata import read_metadata
 from ..core.progress import Listener
-from ..core.storage import Location, is_url, local_path
+from ..core.storage import Location, is_url, local_path, location
 from .centring import STATISTICS, Centre, find_centre
-from .chunked_table import RowTable
+from .chunked_table import ChunkedTable, Chunks, starts_of
+from .manifests import ROW_LAYOUT
 from .parquet import read_groups, reading
+from .parts import FileChunks
 from .scaling import Scaling
-from .schema import FEATURES
+from .schema import FEATURES, FIRST_OF_ROWS, ChunkData, row_dtype
 
 
-class Dataset(RowTable):
+class Dataset(ChunkedTable):
     """A dataset directory, open for reading (see `open`). Not thread-safe.
+
+    The row layout has a row per sample in ``rows/`` and its non-zeros, sorted by row, in ``entries/``. Files number rows
+    within their part, so that parts of several datasets can stand together.
 
     Attributes
     ----------
@@ -60,19 +69,114 @@ class Dataset(RowTable):
     []
     """
 
+    KIND = ROW_LAYOUT
+    TABLES: ClassVar = FIRST_OF_ROWS
     held_bytes = 0
     _folds: np.ndarray | None = None
 
     def __init__(
-        self, path: Location, manifest: dict[str, Any], chunk_table: Mapping[str, np.ndarray]
+        self,
+        path: Location,
+        manifest: dict[str, Any],
+        chunk_table: Mapping[str, np.ndarray],
+        chunks: Chunks | None = None,
     ) -> None:
-        super().__init__(path, manifest, chunk_table)
+        super().__init__(path, manifest, chunk_table, chunks)
+        self.n_rows: int = manifest["n_rows"]
+        self.n_features: int = manifest["n_features"]
+        classes = manifest["classes"]
+        self.classes = None if classes is None else np.array(classes, dtype=np.float64)
+        self.class_counts = None if classes is None else np.array(manifest["class_counts"], dtype=np.int64)
+        targets = manifest.get("targets")
+        self.targets = None if targets is None else {end: float(targets[end]) for end in ("min", "max")}
+        self.row_dtype = row_dtype(self.n_rows)
+        self.entry_bytes = self.index_dtype.itemsize + self.value_dtype.itemsize
+        self.row_start = starts_of(chunk_table["n_rows"])
+        self._check_count("n_rows", self.row_start)
+        # items are rows, and every chunk is a unit of its own (see `memory_plan.Table`)
+        self.n_items, self.item_start, self.unit_start = self.n_rows, self.row_start, None
         self.label_kind: str = manifest["label_kind"]
         self.weighted: bool = manifest["weighted"]
         self.index_base: int = manifest["index_base"]
         self.seed: int = manifest["seed"]
         self.class_names: list[str] | None = manifest.get("class_names")
         self.made_from: str | None = manifest.get("made_from")
+
+    @classmethod
+    def open(
+        cls, path: str | os.PathLike[str], *, check_files: bool = True, fingerprint: str | None = None
+    ) -> Self:
+        """Open the row layout in a directory, refused where it should have a `fingerprint` and has another."""
+        place = location(path)
+        try:
+            manifest, _ = read_metadata(place / "manifest.json", cls.KIND)
+        except (FileNotFoundError, NotADirectoryError):
+            raise DatasetError(_describe_absence(place)) from None
+        if fingerprint not in (None, manifest["fingerprint"]):
+            raise OtherDatasetError(place, fingerprint, manifest["fingerprint"])
+        return cls(place, manifest, cls.read_chunk_table(place, manifest, check_files))
+
+    def at(self, path: Location, manifest: dict[str, Any]) -> Self:
+        """Return the dataset with its files in another place, as a manifest of the same chunks names them."""
+        assert isinstance(self._chunks, FileChunks)
+        other = copy.copy(self)
+        other.path, other.manifest = path, manifest
+        other._chunks = self._chunks.at(path, manifest["parts"])
+        return other
+
+    def read_rows(
+        self, chunk: int, columns: Sequence[str] = ("label", "n_entries"), *, verify: bool = True
+    ) -> list[np.ndarray]:
+        """Read columns of a chunk's rows: among ``row``, ``source``, ``label``, ``weight``, ``n_entries``.
+
+        The arrays are read-only. `verify` checks checksums; raises `DatasetError`, which names the file, if one is missing
+        or damaged.
+        """
+        return self._numbered(
+            chunk,
+            columns,
+            self._read(
+                "rows", chunk, columns, int(self.row_start[chunk + 1] - self.row_start[chunk]), verify
+            ),
+        )
+
+    def read_entries(
+        self, chunk: int, columns: Sequence[str] = ("feature", "value"), *, verify: bool = True
+    ) -> list[np.ndarray]:
+        """Read columns of a chunk's entries: among ``row``, ``feature``, ``value``; otherwise as `read_rows`."""
+        return self._numbered(chunk, columns, self._read_entries(chunk, columns, verify))
+
+    def _numbered(self, chunk: int, columns: Sequence[str], arrays: list[np.ndarray]) -> list[np.ndarray]:
+        """Return numbers of rows, here and in the source, as those of all rows: files count within their part."""
+        if "row" in columns or "source" in columns:
+            row, source = self.part_starts(int(self.chunk_part[chunk]))
+            shifts = {"row": (row, self.row_dtype), "source": (source, np.dtype(np.int64))}
+            for place, name in enumerate(columns):
+                if name in shifts:
+                    shift, dtype = shifts[name]
+                    arrays[place] = arrays[place].astype(dtype, copy=False)
+                    arrays[place] = arrays[place] + dtype.type(shift) if shift else arrays[place]
+        return arrays
+
+    def part_starts(self, part: int) -> tuple[int, int]:
+        """Return what is added to the numbers of a part's rows, here and in the source."""
+        first = int(np.searchsorted(self.chunk_part, part))
+        return int(self.row_start[first]), self.manifest["parts"][part].get("source", 0)
+
+    def read(self, chunk: int, *, verify: bool = True) -> ChunkData:
+        source, label, weight, n_entries = self.read_rows(
+            chunk, ("source", "label", "weight", "n_entries"), verify=verify
+        )
+        feature, value = self.read_entries(chunk, verify=verify)
+        return ChunkData(
+            int(self.row_start[chunk]), source, label, weight, starts_of(n_entries), feature, value
+        )
+
+    @property
+    def mean_square(self) -> float | None:
+        """Mean square of the rows' norms; None where it is not recorded."""
+        square: float | None = (self.manifest.get("row_norms") or {}).get("mean_square")
+        return square
 
     @property
     def has_targets(self) -> bool:
@@ -315,6 +419,24 @@ class Dataset(RowTable):
         from .verify import verify  # here, because it imports numba
 
         return verify(self, listener, workers=workers, memory=memory)
+
+
+class OtherDatasetError(DatasetError):
+    """Another dataset than expected: `found` is its fingerprint."""
+
+    def __init__(self, path: Location, expected: str | None, found: str) -> None:
+        super().__init__(f"{path}: expected the fingerprint {expected}, found {found}: another dataset")
+        self.found = found
+
+
+def _describe_absence(path: Location) -> str:
+    if (path / "config.json").exists():
+        return f"{path} is a run, not a dataset; 'streamcd evaluate DATASET {path}' and 'resume {path}' take runs"
+    found = "is not a dataset (no manifest.json in it)" if path.exists() else "does not exist"
+    if isinstance(path, Path) and (aside := describe_set_aside(path)):
+        return f"{path} {found}{aside}"
+    source, made = (path, "DATASET") if isinstance(path, Path) and path.is_file() else ("SRC", path)
+    return f"{path} {found}; 'streamcd convert {source} {made}' makes one"
 
 
 def labels_as_numbers(labels: np.ndarray, label_kind: str) -> list[int] | list[float]:

@@ -20,7 +20,6 @@ from ..core.errors import DataError, ModelError
 from .chunked_table import starts_of
 from .column_layout import Columns
 from .dataset import Dataset
-from .parquet import NO_CRC, OpenParts
 from .schema import no_norms, norms_record
 
 CHUNK_BYTES = 1_000_000
@@ -30,40 +29,32 @@ _INT32_MAX = 2**31 - 1
 _NOWHERE = Path("(arrays)")
 
 
-class ArrayParts(OpenParts):
-    """Tables of a single part whose columns are arrays.
-
-    `tables` holds the columns of each table; rows ``starts[chunk]:starts[chunk + 1]`` of a table are those of a chunk.
-    """
+class ArrayChunks:
+    """Chunks of tables whose columns are arrays: rows ``starts[table][chunk:chunk + 2]`` of a table, as views."""
 
     def __init__(
         self, tables: Mapping[str, Mapping[str, np.ndarray]], starts: Mapping[str, np.ndarray]
     ) -> None:
         self._tables, self._starts = tables, starts
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the arrays."""
-        return ArrayParts, (self._tables, self._starts)
+    def read(self, table: str, chunk: int, columns: Sequence[str], *, verify: bool) -> list[np.ndarray]:
+        start, stop = self._starts[table][chunk : chunk + 2].tolist()
+        return [self._tables[table][column][start:stop] for column in columns]
 
-    def read(
-        self, name: str, group: int, columns: Sequence[str], verify: bool, crc: int = NO_CRC
-    ) -> list[np.ndarray]:
-        """Return columns of a chunk of a table, as views."""
-        start, stop = self._starts[name][group : group + 2].tolist()
-        return [self._tables[name][column][start:stop] for column in columns]
-
-    def extent(self, name: str, group: int, first_column: str) -> tuple[int, int]:
-        """Return an empty range: nothing is on disk."""
-        return 0, 0
-
-    def expect(self, name: str, group: int, first_column: str) -> None:
+    def announce(self, chunks: Sequence[int], first: Mapping[str, str] | None = None) -> None:
         """Do nothing: all is in memory."""
 
-    def hint(self, name: str, group: int, first_column: str) -> None:
-        """Do nothing: all is in memory."""
-
-    def read_directly(self, ahead_bytes: int) -> None:
+    def read_ahead(self, n_readers: int = 1) -> None:
         """Do nothing: no page cache is involved."""
+
+    def chunk_bytes(self, chunk: int) -> int:
+        return 0
+
+    def place(self, table: str, chunk: int) -> str:
+        return f"{_NOWHERE}, chunk {chunk}"
+
+    def reopen(self) -> ArrayChunks:
+        return self
 
     def close(self) -> None:
         """Do nothing: no file is open."""
@@ -99,7 +90,6 @@ class InMemoryDataset(Dataset):
             "seed": 0,
             "row_norms": _row_norms(indptr, value, row_start),
         }
-        super().__init__(_NOWHERE, manifest, _chunk_table(self, np.diff(row_start), np.diff(entry_start)))
         of_rows = {
             "source": np.arange(n_rows),
             "label": label.astype(np.float64),
@@ -107,7 +97,8 @@ class InMemoryDataset(Dataset):
             "n_entries": np.diff(indptr),
         }
         self._tables = {"rows": of_rows, "entries": {"feature": feature, "value": value}}
-        self._parts = ArrayParts(self._tables, {"rows": row_start, "entries": entry_start})
+        chunks = ArrayChunks(self._tables, {"rows": row_start, "entries": entry_start})
+        super().__init__(_NOWHERE, manifest, _chunk_table(np.diff(row_start), np.diff(entry_start)), chunks)
 
     def renumber(self, source: np.ndarray) -> None:
         """Give the rows other numbers in the source, by which they are assigned to folds."""
@@ -171,16 +162,15 @@ class _InMemoryColumns(Columns):
         entry_start = starts[item_start]
         manifest = {**_manifest(occurs.size, row, value), "n_features": occurs.size}
         manifest |= {"row_dtype": row.dtype.name}
-        table = _chunk_table(self, np.diff(item_start), np.diff(entry_start))
-        table |= {
+        table = _chunk_table(np.diff(item_start), np.diff(entry_start)) | {
             "first_feature": occurs[item_start[:-1]],
             "n_features": np.diff(item_start),
             "piece": np.zeros(item_start.size - 1, dtype=np.int64),
         }
-        super().__init__(dataset, manifest, table)
         index = {"feature": occurs, "n_entries": n_entries[occurs]}
         tables = {"entries": {"row": row, "value": columns.data}, "index": index}
-        self._parts = ArrayParts(tables, {"entries": entry_start, "index": item_start})
+        chunks = ArrayChunks(tables, {"entries": entry_start, "index": item_start})
+        super().__init__(dataset, manifest, table, chunks)
 
 
 def number_matrix(X: Any) -> Any:
@@ -278,14 +268,13 @@ def _cut(sizes: np.ndarray) -> np.ndarray:
 
 def _manifest(n_rows: int, index: np.ndarray, value: np.ndarray) -> dict[str, Any]:
     """Return the manifest fields common to both layouts; no files are listed."""
-    names = {"rows": "rows", "entries": "entries", "index": "index"}
     return {
         "fingerprint": "",
         "n_rows": n_rows,
         "n_entries": value.size,
         "index_dtype": index.dtype.name,
         "value_dtype": value.dtype.name,
-        "parts": [names | {f"{table}_{kind}": 0 for table in names for kind in ("bytes", "checksum")}],
+        "parts": [{}],
     }
 
 
@@ -302,12 +291,6 @@ def _labels(label: np.ndarray, n_classes: int | None) -> dict[str, Any]:
     }
 
 
-def _chunk_table(table: Any, n_items: np.ndarray, n_entries: np.ndarray) -> dict[str, np.ndarray]:
+def _chunk_table(n_items: np.ndarray, n_entries: np.ndarray) -> dict[str, np.ndarray]:
     """Return the columns that ``chunks.parquet`` has on disk; no checksums."""
-    crc = {f"{name}_crc": np.full(n_entries.size, NO_CRC) for name in table.TABLES}
-    return {
-        "part": np.zeros(n_entries.size, dtype=np.int32),
-        "n_rows": n_items,
-        "n_entries": n_entries,
-        **crc,
-    }
+    return {"part": np.zeros(n_entries.size, dtype=np.int32), "n_rows": n_items, "n_entries": n_entries}

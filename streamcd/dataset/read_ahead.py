@@ -9,11 +9,12 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from collections import Counter, deque
-from collections.abc import Callable
+from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from itertools import islice
+
+from ..core.storage import REQUESTS_AT_A_TIME, Location, Url
 
 AHEAD_BYTES = 6_000_000
 """Largest number of bytes read ahead, unless a single range is larger: a 1 MB chunk for each thread, one being decoded."""
@@ -30,15 +31,11 @@ _DIRECT = getattr(os, "O_DIRECT", 0)  # not on macOS
 
 @dataclass(eq=False)
 class _Range:
-    path: os.PathLike[str]
+    path: Location
     offset: int
     length: int
     buffer: mmap.mmap | None = None
-    complete: Future[bool] | None = None  # None until reading begins
-
-    @property
-    def key(self) -> tuple[os.PathLike[str], int]:
-        return self.path, self.offset
+    data: Future[memoryview | None] | None = None  # None until reading begins
 
     @property
     def start(self) -> int:
@@ -51,94 +48,71 @@ class _Range:
         return -(-(self.offset + self.length - self.start) // _BLOCK) * _BLOCK
 
 
-Fetch = Callable[[Any, int, int], bytes]
-"""Reads a range of what is named, as much as there is."""
-
-
-class ReadAhead:
+class Ring:
     """Reader of announced ranges, in the order in which they were announced and will be taken.
 
     A range that cannot be read in this way (no direct reads on this file system, file too short or missing) is left to the
-    caller, whose own read reports the error. `fetch` reads ranges of what is no file.
+    caller, whose own read reports the error.
     """
 
-    def __init__(
-        self, ahead_bytes: int = AHEAD_BYTES, fetch: Fetch | None = None, n_threads: int = _THREADS
-    ) -> None:
-        self._limit, self._fetch = ahead_bytes, fetch
-        # false once the file system has refused a direct read
-        self.possible = fetch is not None or bool(_DIRECT)
-        self._coming: deque[_Range] = deque()  # announced and not taken yet
-        self._announced: Counter[tuple[os.PathLike[str], int]] = Counter()  # keys of `_coming`
-        self._waiting: deque[_Range] = deque()  # the end of `_coming`: not being read yet
+    def __init__(self, ahead_bytes: int = AHEAD_BYTES, *, remote: bool = False) -> None:
+        self._limit = ahead_bytes
+        self.possible = remote or bool(_DIRECT)
+        """False once the file system has refused a direct read."""
+        self._ranges: deque[_Range] = deque()  # announced and not taken yet
+        self._n_begun = 0  # of these, from the first on
         self._held = 0
         self._free: list[mmap.mmap] = []
         self._taken: _Range | None = None
+        n_threads = REQUESTS_AT_A_TIME if remote else _THREADS
         self._threads = ThreadPoolExecutor(n_threads, thread_name_prefix="streamcd-disk")
 
-    def expect(self, path: os.PathLike[str], offset: int, length: int) -> None:
+    def announce(self, path: Location, offset: int, length: int) -> None:
         """Announce a range of a file that will be taken."""
-        wanted = _Range(path, offset, length)
-        self._coming.append(wanted)
-        self._announced[wanted.key] += 1
-        self._waiting.append(wanted)
+        self._ranges.append(_Range(path, offset, length))
         self._begin()
 
-    def take(self, path: os.PathLike[str], offset: int) -> memoryview | None:
+    def take(self, path: Location, offset: int) -> memoryview | None:
         """Return the bytes of an announced range, valid until the next call; None if the caller has to read them itself.
 
         Ranges announced earlier and not taken are dropped.
         """
-        if self._taken is not None:
-            self._release(self._taken)
-            self._taken = None
-        if (path, offset) not in self._announced:
-            self._begin()
-            return None
-        while (wanted := self._next()).key != (path, offset):
-            self._release(wanted)
+        self._release(self._taken)
+        self._taken = None
+        places = (n for n, one in enumerate(self._ranges) if one.offset == offset and one.path == path)
+        place = next(places, None)
+        if place is not None:
+            for _ in range(place):
+                self._release(self._next())
         self._begin()
-        self._taken = wanted
-        assert wanted.complete is not None, "no earlier range holds memory, so this one is being read"
-        if not wanted.complete.result() or wanted.buffer is None:
+        if place is None:
             return None
-        shift = wanted.offset - wanted.start
-        return memoryview(wanted.buffer)[shift : shift + wanted.length]
+        self._taken = self._next()
+        assert self._taken.data is not None, "no earlier range holds memory, so this one is being read"
+        return self._taken.data.result()
 
     def close(self) -> None:
         self._threads.shutdown(cancel_futures=True)
 
     def _next(self) -> _Range:
-        wanted = self._coming.popleft()
-        self._announced[wanted.key] -= 1
-        if not self._announced[wanted.key]:
-            del self._announced[wanted.key]
-        return wanted
+        self._n_begun = max(self._n_begun - 1, 0)
+        return self._ranges.popleft()
 
     def _begin(self) -> None:
         """Start reading the next ranges, as many as memory allows."""
-        while self._waiting and (self._held == 0 or self._held + self._waiting[0].size <= self._limit):
-            wanted = self._waiting.popleft()
+        for wanted in islice(self._ranges, self._n_begun, None):
+            if self._held and self._held + wanted.size > self._limit:
+                return
             wanted.buffer = self._buffer(wanted.size)
             self._held += len(wanted.buffer)
-            wanted.complete = self._threads.submit(self._read, wanted)
+            wanted.data = self._threads.submit(self._read, wanted)
+            self._n_begun += 1
 
-    def _release(self, wanted: _Range) -> None:
-        if wanted.complete is None or wanted.buffer is None:
-            self._waiting.popleft()  # this range: all before it are gone
-            return
-        wanted.complete.result()
-        self._held -= len(wanted.buffer)
-        self._free.append(wanted.buffer)
-        wanted.buffer = None
-
-    def _read(self, wanted: _Range) -> bool:
-        try:
-            return _read(wanted) if self._fetch is None else _copy(wanted, self._fetch)
-        except OSError as error:  # the caller's own read reports it
-            if error.errno == errno.EINVAL:
-                self.possible = False
-            return False
+    def _release(self, wanted: _Range | None) -> None:
+        if wanted is not None and wanted.data is not None and wanted.buffer is not None:
+            wanted.data.result()
+            self._held -= len(wanted.buffer)
+            self._free.append(wanted.buffer)
 
     def _buffer(self, size: int) -> mmap.mmap:
         """Return memory for a range; buffers are reused, since new ones cost a page fault every 4 kB."""
@@ -149,30 +123,35 @@ class ReadAhead:
             self._free.pop()
         return mmap.mmap(-1, size)
 
+    def _read(self, wanted: _Range) -> memoryview | None:
+        """Read a range into its buffer; None where not all of it is there."""
+        assert wanted.buffer is not None
+        shift = wanted.offset - wanted.start
+        try:
+            if isinstance(wanted.path, Url):
+                data = wanted.path.read(wanted.offset, wanted.length)
+                stop = shift + len(data)
+                wanted.buffer[shift:stop] = data
+            else:
+                stop = _read_blocks(wanted.path, wanted.buffer, wanted.start, wanted.size)
+        except OSError as error:  # the caller's own read reports it
+            self.possible = self.possible and error.errno != errno.EINVAL
+            return None
+        whole = shift + wanted.length
+        return memoryview(wanted.buffer)[shift:whole] if stop >= whole else None
 
-def _copy(wanted: _Range, fetch: Fetch) -> bool:
-    """Fetch a range; true where all of it is there."""
-    assert wanted.buffer is not None
-    data = fetch(wanted.path, wanted.offset, wanted.length)
-    shift = wanted.offset - wanted.start
-    wanted.buffer[shift : shift + len(data)] = data
-    return len(data) == wanted.length
 
-
-def _read(wanted: _Range) -> bool:
-    """Read the blocks of a range; false if the file ends before the range does."""
-    buffer = wanted.buffer
-    assert buffer is not None
-    descriptor = os.open(wanted.path, os.O_RDONLY | _DIRECT)
+def _read_blocks(path: Location, buffer: mmap.mmap, start: int, n_bytes: int) -> int:
+    """Read blocks of a file; returns how many bytes there are before its end."""
+    descriptor, done = os.open(path, os.O_RDONLY | _DIRECT), 0
     try:
-        done = 0
         with memoryview(buffer) as whole:
-            while done < wanted.size:
-                with whole[done : wanted.size] as rest:
-                    n_bytes = os.preadv(descriptor, [rest], wanted.start + done)
-                done += n_bytes
-                if n_bytes == 0 or n_bytes % _BLOCK:
+            while done < n_bytes:
+                with whole[done:n_bytes] as rest:
+                    n_read = os.preadv(descriptor, [rest], start + done)
+                done += n_read
+                if n_read == 0 or n_read % _BLOCK:
                     break  # the end of the file
-        return wanted.start + done >= wanted.offset + wanted.length
+        return done
     finally:
         os.close(descriptor)

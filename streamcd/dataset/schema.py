@@ -71,7 +71,7 @@ def column_schemas(row_dtype: np.dtype, index_dtype: np.dtype, value_dtype: np.d
 
 FIRST_OF_ROWS = {"rows": "label", "entries": "feature"}
 FIRST_OF_ALL = FIRST_OF_ROWS | {"rows": "source"}
-FIRST_OF_COLUMNS = {"entries": "row", "index": "feature"}
+FIRST_OF_COLUMNS = {"index": "feature", "entries": "row"}
 """The first column that training reads from each table of a part; `FIRST_OF_ALL` is for readers of whole rows."""
 
 

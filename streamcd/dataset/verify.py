@@ -16,9 +16,10 @@ from ..core.process_pool import Pool, checked_workers, memory_per_worker
 from ..core.progress import Listener, Progress
 from ..core.storage import Location
 from ..kernels import primitives
-from .chunked_table import ChunkedTable, RowTable, file_problems
+from .chunked_table import ChunkedTable, file_problems
 from .column_layout import FOLDER, Columns, has_columns, open_columns
 from .content import RowContent, TableContent, add_entries
+from .dataset import Dataset
 from .kept_columns import KEPT_FILE, count_kept
 from .manifests import COLUMN_LAYOUT, INDICES_FILE, ROW_LAYOUT, manifest_fingerprint
 from .parquet import column_values, file_checksum, read_tables
@@ -48,7 +49,7 @@ class _Part:
 
 
 def verify(
-    dataset: RowTable,
+    dataset: Dataset,
     listener: Listener | None = None,
     *,
     workers: int = 1,
@@ -84,7 +85,7 @@ def verify(
     return problems + found
 
 
-def _require_memory(table: RowTable | Columns, budget: int | None, workers: int) -> None:
+def _require_memory(table: Dataset | Columns, budget: int | None, workers: int) -> None:
     """Refuse a budget too small for the largest chunk, decoded, with the temporary arrays of its checks."""
     size = np.diff(table.entry_start) + np.diff(table.item_start)
     needs = {
@@ -133,7 +134,7 @@ def _changed_files(path: Location, files: Iterable[tuple[str, int, str]]) -> dic
 
 @lru_cache(2)
 def _reopened(path: Location, by_columns: bool) -> ChunkedTable:
-    dataset = RowTable.open(path, check_files=False)
+    dataset = Dataset.open(path, check_files=False)
     return open_columns(dataset, check_files=False) if by_columns else dataset
 
 
@@ -151,7 +152,7 @@ def _check_part(table: ChunkedTable, part: int, damaged: set[Location]) -> _Part
     found = _Part()
     chunks = np.flatnonzero(table.chunk_part == part).tolist()
     try:
-        if isinstance(table, RowTable):
+        if isinstance(table, Dataset):
             _check_rows(table, part, chunks, found)
         elif isinstance(table, Columns):
             _check_columns(table, chunks, found)
@@ -165,7 +166,7 @@ def _check_part(table: ChunkedTable, part: int, damaged: set[Location]) -> _Part
 # Rows
 
 
-def _check_rows(dataset: RowTable, part: int, chunks: list[int], found: _Part) -> None:
+def _check_rows(dataset: Dataset, part: int, chunks: list[int], found: _Part) -> None:
     content, (row0, source0) = RowContent(), dataset.part_starts(part)  # files count within their part
     for chunk in chunks:
         data = dataset.read(chunk)
@@ -185,7 +186,7 @@ def _check_rows(dataset: RowTable, part: int, chunks: list[int], found: _Part) -
         found.problems.append(_other_content(dataset.path / record["rows"]))
 
 
-def _row_problems(dataset: RowTable, data: ChunkData, row: np.ndarray, numbers: np.ndarray) -> Iterator[str]:
+def _row_problems(dataset: Dataset, data: ChunkData, row: np.ndarray, numbers: np.ndarray) -> Iterator[str]:
     n_entries = np.diff(data.indptr)
     expected = np.arange(data.row0, data.row0 + n_entries.size)
     if not np.array_equal(numbers, expected):
@@ -217,7 +218,7 @@ def _hash_sum(numbers: np.ndarray) -> int:
     return int(primitives.mix.py_func(numbers.astype(np.uint64)).sum(dtype=np.uint64))
 
 
-def _total_problems(dataset: RowTable, parts: list[_Part]) -> Iterator[str]:
+def _total_problems(dataset: Dataset, parts: list[_Part]) -> Iterator[str]:
     if not all(part.read for part in parts):
         return
     manifest_path = dataset.path / "manifest.json"
@@ -239,7 +240,7 @@ def _other_content(path: Location) -> str:
     return f"{path}: the content is not the manifest's; {ROW_LAYOUT.remedy}"
 
 
-def _feature_problems(dataset: RowTable, damaged: dict[Location, str]) -> Iterator[str]:
+def _feature_problems(dataset: Dataset, damaged: dict[Location, str]) -> Iterator[str]:
     """Compare features, the divisors of their values, their indices in the source, and kept columns with the manifest."""
     manifest, path = dataset.manifest, dataset.file("features.parquet")
     tables = [("features.parquet", "features", FEATURES)]

@@ -73,8 +73,6 @@ def score_chunks(
     readers = [dataset, *(dataset.reopen() for _ in range(count - 1))]
     # a reader has the chunks first, first + count, …, of which a thread takes one after the other
     shares = [chunks[first::count] for first in range(count)]
-    for reader, share in zip(readers, shares, strict=True):
-        reader.open_parts(share)
 
     def read_and_score(number: int) -> Iterable[Scored]:
         reader, share = readers[number % count], shares[number % count]
@@ -94,8 +92,7 @@ def _read_chunk(dataset: Dataset, chunks: range, number: int) -> ChunkData:
     from ..dataset.schema import FIRST_OF_ALL  # here, because it imports pyarrow
 
     ahead = chunks[number + _CHUNKS_AHEAD - 1 : number + _CHUNKS_AHEAD] if number else chunks[:_CHUNKS_AHEAD]
-    for later in ahead:
-        dataset.expect(later, FIRST_OF_ALL)
+    dataset.announce(ahead, FIRST_OF_ALL)
     return dataset.read(chunks[number])
 
 

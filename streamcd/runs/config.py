@@ -15,8 +15,7 @@ from ..core.errors import CheckpointError, DatasetError, UsageError
 from ..core.metadata import Positive
 from ..core.storage import is_url
 from ..dataset.centring import Centre
-from ..dataset.chunked_table import OtherDatasetError
-from ..dataset.dataset import Dataset
+from ..dataset.dataset import Dataset, OtherDatasetError
 from ..solvers.problem import Problem
 from ..solvers.protocol import Solver
 from ..stream.memory_plan import Plan

@@ -22,7 +22,6 @@ from ..core.randomness import random_key
 from ..dataset.chunked_table import MAX_OPEN_PARTS
 from ..dataset.column_layout import Columns
 from ..dataset.dataset import Dataset
-from ..dataset.read_ahead import AHEAD_BYTES
 from ..kernels.primitives import shuffle
 from .active_rows import ActiveRows
 from .arenas import RowLayout
@@ -82,7 +81,7 @@ class Stream:
         self._seen = np.zeros(self.table.n_chunks, dtype=bool)
         self.bytes_read = 0  # from the dataset's files, for windows that were taken or dropped
         if not self._in_memory and self._exceeds_page_cache():  # affects speed alone, never results
-            self.table.read_directly(AHEAD_BYTES)
+            self.table.read_ahead()
         self._slots = ShardSlots(self.table, self.table.n_shards if n_shards is None else n_shards)
         size = (
             (self._slots.n_items, self._slots.n_entries) if plan.resident else window_size(self.table, plan)
@@ -346,10 +345,8 @@ class _Reader:
 
     def expect(self, chunks: Sequence[int] | np.ndarray) -> None:
         """Announce chunks that will be loaded, in this order."""
-        self._table.open_parts(map(int, chunks))
-        for chunk in chunks:
-            if not (self._active and self._active.has(chunk)):
-                self._table.expect(int(chunk))
+        active = self._active
+        self._table.announce([int(chunk) for chunk in chunks if not (active and active.has(chunk))])
 
     def load(self, arena: Any, chunk: int, item_start: int, entry_start: int) -> None:
         """Decode a chunk into the arena, at the given offsets of items and entries."""

@@ -95,13 +95,14 @@ dataset/column_layout.py
 dataset/parquet.py
     if "sha256:" + hashlib.sha256(content).hexdigest() != checksum:
         ~ dataset a_flipped_byte_is_named_by_verify_and_never_trained_on[chunks.parquet]
-    if zlib.crc32(data) != crc:
+dataset/parts.py
+    if zlib.crc32(data[part.extent(group, covered)[0] - offset :]) != crc:
         ~ dataset a_data_file_replaced_by_another_of_its_size_is_never_trained_on[entries]
-    verify = part.begins_before(columns) ~ dataset damage_is_noticed_whichever_columns_are_read[columns0]
+    verify = first != covered ~ dataset damage_is_noticed_whichever_columns_are_read[columns0]
         > verify = False
-    self._verifying = self._open(metadata=self._reader.metadata, page_checksum_verification=True)
+    options = {"pre_buffer": False, "page_checksum_verification": verify}
         ~ dataset damage_is_noticed_whichever_columns_are_read[columns0]
-        > self._verifying = self._reader
+        > options = {"pre_buffer": False, "page_checksum_verification": False}
 dataset/chunked_table.py
     elif found != n_bytes:
         ~ dataset truncated_or_missing_files_are_named_by_verify_and_train[features.parquet]
@@ -109,9 +110,10 @@ dataset/chunked_table.py
     elif found == NO_FILE:  # it would be read for ever
         ~ dataset what_is_no_file_is_named_and_not_read[pipe-features.parquet]
         > if False:
-    if fingerprint not in (None, manifest["fingerprint"]): ~ resume a_changed_dataset_is_refused_by_name
     if table["part"].max(initial=-1) >= len(manifest["parts"]):
         ~ dataset a_chunk_of_a_part_that_there_is_not_is_refused
+dataset/dataset.py
+    if fingerprint not in (None, manifest["fingerprint"]): ~ resume a_changed_dataset_is_refused_by_name
 dataset/verify.py
     if not found.problems and content.text() != record["content"]:
         ~ dataset another_content_than_the_manifest_records_is_found[entries]
