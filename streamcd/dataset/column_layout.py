@@ -18,10 +18,11 @@ from ..core.errors import DatasetError
 from ..core.metadata import read_metadata
 from ..core.storage import Location
 from .chunked_table import ChunkedTable, Chunks, starts_of
-from .dataset import Dataset
 from .manifests import COLUMN_LAYOUT
 from .schema import COLUMN_CHUNKS, FIRST_OF_COLUMNS, column_schemas
 from .table_writer import PartFiles, chunk_records, write_manifest
+
+Dataset = Any  # `dataset.Dataset`
 
 FOLDER = "columns"
 AGAIN = COLUMN_LAYOUT.remedy

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 
@@ -19,11 +20,12 @@ from ..kernels import primitives
 from .chunked_table import ChunkedTable, file_problems
 from .column_layout import FOLDER, Columns, has_columns, open_columns
 from .content import RowContent, TableContent, add_entries
-from .dataset import Dataset
 from .kept_columns import KEPT_FILE, count_kept
 from .manifests import COLUMN_LAYOUT, INDICES_FILE, ROW_LAYOUT, manifest_fingerprint
 from .parquet import column_values, file_checksum, read_tables
 from .schema import FEATURES, INDICES, SCALES, ChunkData
+
+Dataset = Any  # `dataset.Dataset`, whose method this is
 
 _CHECK_BYTES = (
     120  # of an entry or item of a chunk: 24 decoded, as many compressed, copies, differences, hashes
@@ -112,8 +114,9 @@ def _check(table: ChunkedTable, pool: Pool, phase: str) -> tuple[dict[Location, 
     )
     sizes = [sum(n_bytes for _, n_bytes, _ in table.part_files(part)) for part in range(table.n_shards)]
     if pool.n_workers > 1:
-        place = table.dataset.path if isinstance(table, Columns) else table.path
-        tasks = [(place, isinstance(table, Columns), part, set(damaged)) for part in range(table.n_shards)]
+        dataset = table.dataset if isinstance(table, Columns) else table
+        reopened = type(dataset), dataset.path, table is not dataset
+        tasks = [(*reopened, part, set(damaged)) for part in range(table.n_shards)]
         return damaged, pool.run(_check_reopened, tasks, phase=phase, sizes=sizes)
     parts = []
     for part, done in enumerate(accumulate(sizes)):
@@ -133,13 +136,15 @@ def _changed_files(path: Location, files: Iterable[tuple[str, int, str]]) -> dic
 
 
 @lru_cache(2)
-def _reopened(path: Location, by_columns: bool) -> ChunkedTable:
-    dataset = Dataset.open(path, check_files=False)
+def _reopened(kind: type[Dataset], path: Location, by_columns: bool) -> ChunkedTable:
+    dataset: ChunkedTable = kind.open(path, check_files=False)
     return open_columns(dataset, check_files=False) if by_columns else dataset
 
 
-def _check_reopened(path: Location, by_columns: bool, part: int, damaged: set[Location]) -> _Part:
-    return _check_part(_reopened(path, by_columns), part, damaged)
+def _check_reopened(
+    kind: type[Dataset], path: Location, by_columns: bool, part: int, damaged: set[Location]
+) -> _Part:
+    return _check_part(_reopened(kind, path, by_columns), part, damaged)
 
 
 def _check_part(table: ChunkedTable, part: int, damaged: set[Location]) -> _Part:
@@ -152,10 +157,10 @@ def _check_part(table: ChunkedTable, part: int, damaged: set[Location]) -> _Part
     found = _Part()
     chunks = np.flatnonzero(table.chunk_part == part).tolist()
     try:
-        if isinstance(table, Dataset):
-            _check_rows(table, part, chunks, found)
-        elif isinstance(table, Columns):
+        if isinstance(table, Columns):
             _check_columns(table, chunks, found)
+        else:
+            _check_rows(table, part, chunks, found)
     except DatasetError as error:
         found.problems.append(str(error))
         found.read = False
