@@ -44,7 +44,7 @@ class ArrayChunks:
     def announce(self, chunks: Sequence[int], first: Mapping[str, str] | None = None) -> None:
         """Do nothing: all is in memory."""
 
-    def read_ahead(self, n_readers: int = 1) -> None:
+    def read_ahead(self) -> None:
         """Do nothing: no page cache is involved."""
 
     def chunk_bytes(self, chunk: int) -> int:

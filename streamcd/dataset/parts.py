@@ -252,10 +252,10 @@ class FileChunks:
                 for name, part in zip(missing, opened, strict=True):
                     self._keep(name, part)
 
-    def read_ahead(self, n_readers: int = 1) -> None:
+    def read_ahead(self) -> None:
         """Read announced entries past the page cache, or by several requests at a time, from now until `close`."""
         if self._ring is None:
-            most = storage.AHEAD_BYTES // n_readers if self._by_request else AHEAD_BYTES // min(n_readers, 2)
+            most = storage.AHEAD_BYTES if self._by_request else AHEAD_BYTES
             self._ring = Ring(most, remote=self._by_request)
 
     def chunk_bytes(self, chunk: int) -> int:

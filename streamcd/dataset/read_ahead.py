@@ -19,9 +19,6 @@ from ..core.storage import REQUESTS_AT_A_TIME, Location, Url
 AHEAD_BYTES = 6_000_000
 """Largest number of bytes read ahead, unless a single range is larger: a 1 MB chunk for each thread, one being decoded."""
 
-SHARED_AHEAD_BYTES = AHEAD_BYTES // 2
-"""The same for each of several readers, some of which decode while others wait for the disk."""
-
 _THREADS = 4
 """One thread got 770 to 900 MB/s from the disk, four up to 1,030, eight no more (random ranges of a megabyte)."""
 

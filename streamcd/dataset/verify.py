@@ -136,14 +136,12 @@ def _changed_files(path: Location, files: Iterable[tuple[str, int, str]]) -> dic
 
 
 @lru_cache(2)
-def _reopened(kind: type[Dataset], path: Location, by_columns: bool) -> ChunkedTable:
+def _reopened(kind: Any, path: Location, by_columns: bool) -> ChunkedTable:
     dataset: ChunkedTable = kind.open(path, check_files=False)
     return open_columns(dataset, check_files=False) if by_columns else dataset
 
 
-def _check_reopened(
-    kind: type[Dataset], path: Location, by_columns: bool, part: int, damaged: set[Location]
-) -> _Part:
+def _check_reopened(kind: Any, path: Location, by_columns: bool, part: int, damaged: set[Location]) -> _Part:
     return _check_part(_reopened(kind, path, by_columns), part, damaged)
 
 
