@@ -14,7 +14,6 @@ Objective per lane: ``f(w) = ½‖w‖² + Σ C_j ξ(t_j)``, with ξ any loss of
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 
@@ -23,11 +22,9 @@ from .loss_table import LOG_LOSS
 from .losses import (
     alpha_and_curvature,
     alpha_at,
-    falling,
     five_numbers,
     half_square_slopes,
     is_half_square,
-    kink_terms,
     log_terms,
     loss_at,
     loss_change,
@@ -37,33 +34,28 @@ from .losses import (
     row_terms,
     unit_of,
 )
-from .penalties import conjugate, gap_term, penalty_change, penalty_slope
+from .penalties import gap_term, penalty_change, penalty_slope
 from .primitives import (
-    CURVE,
     DUAL,
     GAP,
     N_ACTIVE,
     N_STEPS,
     N_VISITED,
-    ROUNDING,
     VIOLATION_MAX,
     VIOLATION_MIN,
-    W_ALPHA,
     prefetch,
 )
 
-PHI, LOSS_SUM, LINEAR_SUM, OVER_COST_SUM, SQUARES_SUM, SLOPES_SUM, LARGEST_COST, ROUNDING_SUM = range(8)
-"""Columns of the sums by `add_row_terms`: terms of the gap and of the primal loss; the part of the dual's that is linear in
-alpha; alpha² / C; alpha²; squared derivatives of the gap's terms with respect to their margins, each divided by C; the
-largest C; a bound on the rounding of the terms, in units of u."""
-N_SUMS = 8
+PHI, LOSS_SUM = range(2)
+"""Columns of the sums by `add_row_terms`: terms of the gap and of the primal loss."""
+N_SUMS = 2
 
 _SIGMA = 0.01  # part of the predicted decrease that a step has to reach
 _LINE_SHARE = (
     0.1  # of the curvature of rows on a straight piece: without it, columns with no other rows cannot move
 )
 _NO_STEP = 1e-14  # a derivative below this is not worth a step
-_LEAST_SHARE = 0.5**100  # of Newton's step, after which a line search ends without one
+_LEAST_SHARE = 0.5**99  # of Newton's step, after which a line search ends without one
 _BLOCK = 128  # rows whose terms are added up lane by lane: sums stay in registers, and scores in the cache
 _COLUMNS_AHEAD = 3
 _FETCH_AT_MOST = 64  # entries of a column to come
@@ -204,68 +196,6 @@ def _move(span, dense, lane, data, score, step):
         score[_score_at(j, lane, data.costs)] += step * v
 
 
-# One coordinate in one lane: sweeps over its column, in one segment or in several, for the derivatives, for every trial of
-# the line search, and for the move. After each sweep `_turned` decides what the next one does.
-
-SLOPES, TRY, MOVE, DONE = 0.0, 1.0, 2.0, 3.0
-"""Kinds of sweeps, as numbers that fit in an array with the rest of a search; `DONE` where there is no other sweep."""
-
-
-class Search(NamedTuple):
-    """The line search of one coordinate in one lane; before the first sweep all is 0 but `share`, 1."""
-
-    sweep: float  # the kind of the next one
-    slope: float  # see `_add_slopes`
-    curve: float
-    bound: float
-    at_zero: float  # slope at w = 0
-    gradient: float
-    step: float
-    share: float  # of Newton's step
-    free: float  # the largest share that needs no trial
-    change: float  # of the loss, by the step on trial
-
-
-@inlined
-def _swept(search, span, dense, begins, lane, data):
-    """Sweep over a segment; returns the search with its sums."""
-    kind, slope, curve, bound, at_zero, gradient, step, share, free, change = search
-    if kind == SLOPES:
-        sums = (slope, curve, bound)
-        slope, curve, bound = _add_slopes(span, dense, lane, data, sums)
-        if begins[lane]:
-            at_zero = _add_slope_at_zero(span, dense, lane, data, at_zero)
-    elif kind == TRY:
-        change = _add_loss_change(span, dense, lane, data, step, change)
-    elif kind == MOVE:
-        _move(span, dense, lane, data, data.scores.score, step)
-    return Search(kind, slope, curve, bound, at_zero, gradient, step, share, free, change)
-
-
-@inlined
-def _turned(search, weight, begins, lane, loss, totals):
-    """Conclude a sweep over all of the column; returns the search with the kind of the next sweep.
-
-    `weight` holds the weight, and the ridge: 1, or 0 if the weight is not penalised.
-    """
-    own, ridge = weight
-    kind, slope, curve, bound, at_zero, gradient, step, share, free, change = search
-    if kind == SLOPES:
-        gradient, step, free = _newton((slope, curve, bound), own, ridge, loss)
-        _record_gradient(gradient, at_zero, begins, lane, totals)
-        kind = DONE if step == 0.0 else MOVE if share <= free else TRY
-    elif kind == TRY:
-        totals[lane, N_STEPS] += 1
-        change += penalty_change(own, step, ridge)
-        kind = MOVE
-        if not _is_sufficient(change, gradient, step, loss):
-            share, step, change = 0.5 * share, 0.5 * step, 0.0
-            kind = MOVE if share <= free else TRY if share > _LEAST_SHARE else DONE
-    else:
-        kind = DONE
-    return Search(kind, slope, curve, bound, at_zero, gradient, step, share, free, change)
-
-
 @inlined
 def _newton(sums, own, ridge, loss):
     """Return the gradient, Newton's step (0 if negligible), and the largest share of it accepted without evaluation."""
@@ -280,10 +210,9 @@ def _newton(sums, own, ridge, loss):
 
 
 @inlined
-def _record_gradient(gradient, at_zero, begins, lane, totals):
+def _record_gradient(gradient, at_zero, lane, totals):
     """Add the gradient of a visited coordinate in a lane to the sums of the read."""
-    if begins[lane]:
-        totals[lane, DUAL] += at_zero * at_zero
+    totals[lane, DUAL] += at_zero * at_zero
     totals[lane, GAP] += 0.5 * gradient * gradient
     totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], gradient)
     totals[lane, VIOLATION_MIN] = min(totals[lane, VIOLATION_MIN], gradient)
@@ -301,15 +230,26 @@ def _is_sufficient(change, gradient, step, loss):
 
 @inlined
 def _solve(span, dense, weight, lane, data, begins, totals):
-    """Choose one coordinate's step in one lane by line search, and add it to the scores; returns it, 0 for none."""
-    search = Search(SLOPES, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0)
-    while search.sweep != DONE:
-        moves = search.sweep == MOVE
-        search = _swept(search, span, dense, begins, lane, data)
-        if moves:
-            return search.step
-        search = _turned(search, weight, begins, lane, data.costs.loss, totals)
-    return 0.0
+    """Choose one coordinate's step in one lane by line search, and add it to the scores; returns it, 0 for none.
+
+    `weight` holds the weight, and the ridge: 1, or 0 if the weight is not penalised.
+    """
+    own, ridge = weight
+    loss = data.costs.loss
+    sums = _add_slopes(span, dense, lane, data, (0.0, 0.0, 0.0))
+    gradient, step, free = _newton(sums, own, ridge, loss)
+    at_zero = _add_slope_at_zero(span, dense, lane, data, 0.0) if begins[lane] else 0.0
+    _record_gradient(gradient, at_zero, lane, totals)
+    share = 1.0
+    while step != 0.0 and share > free:
+        change = _add_loss_change(span, dense, lane, data, step, penalty_change(own, step, ridge))
+        totals[lane, N_STEPS] += 1
+        if _is_sufficient(change, gradient, step, loss):
+            break
+        share, step = 0.5 * share, 0.5 * step if share > _LEAST_SHARE else 0.0
+    if step != 0.0:
+        _move(span, dense, lane, data, data.scores.score, step)
+    return step
 
 
 @kernel
@@ -346,128 +286,105 @@ def primal_visit(order, data, w, begins, lanes, totals):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Certificates. alpha_j is minus the slope of the loss at the score kept, times the factor of the row's side
-
-
-@inlined
-def _add_dual_sum_in(has_targets, span, dense, lane, data, side, sums):
-    """See `_add_dual_sum`."""
-    scores, costs = data.scores, data.costs
-    total, squares = sums
-    numbers = _unit_numbers(scores, costs)
-    for k in range(np.uint64(span[0]), np.uint64(span[1])):
-        j, v = _entry(k, dense, data)
-        c = _signed_cost(j, lane, scores, costs)
-        y = math.copysign(1.0, c)
-        t = _margin_in(has_targets, j, y, scores.score[_score_at(j, lane, costs)], scores)
-        signed = abs(c) * alpha_at(costs.loss, t, numbers) * y
-        total += signed * v * (side[1, lane] if (signed if has_targets else c) > 0.0 else side[0, lane])
-        squares += v * v
-    return total, squares
-
-
-@inlined
-def _add_dual_sum(span, dense, lane, data, side, sums):
-    """Add a column's terms to ``v_i = Σ s_j alpha_j x_ji`` and to ``Σ x_ji²``."""
-    if data.scores.target.size > 0:
-        return _add_dual_sum_in(True, span, dense, lane, data, side, sums)
-    return _add_dual_sum_in(False, span, dense, lane, data, side, sums)
-
-
-@inlined
-def _accumulate_gap(own, sums, n_entries, lane, totals):
-    """Add the terms of one coordinate of w and of w(alpha) to the certificate's; `sums` are those of `_add_dual_sum`.
-
-    The error of v is at most ``(n + 8) u ‖alpha‖ ‖x_·i‖``: ROUNDING sums its effect on the term of the gap, in units of
-    u ‖alpha‖, and W_ALPHA its square.
-    """
-    v, squares = sums
-    error = (n_entries + 8.0) * math.sqrt(squares)
-    gradient = own - v
-    totals[lane, ROUNDING] += abs(gradient) * error
-    totals[lane, W_ALPHA] += error * error
-    totals[lane, GAP] += gap_term(own, v)
-    totals[lane, DUAL] -= conjugate(v)
-    totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], gradient)
-    totals[lane, VIOLATION_MIN] = min(totals[lane, VIOLATION_MIN], gradient)
+# Certificates. alpha_j is minus the slope of the loss at the score kept; ``s_j alpha_j``, the pull, takes that one's place.
 
 
 @kernel
-def primal_certify(order, data, w, side, lanes, totals):
-    """Add up at fixed `w`: ``½ (w_i - v_i)²`` into GAP and ``-½ v_i²`` into DUAL, ``v = w(alpha)``, and w·x into `fresh`.
+def set_pull(scores, costs, lanes, sums):
+    """Replace the scores by pulls, and add those below and above 0 to `sums` (2, lanes)."""
+    n_lanes = sums.shape[1]
+    numbers = _unit_numbers(scores, costs)
+    for j in range(scores.score.size // n_lanes):
+        for lane in lanes:
+            c, at = _signed_cost(j, lane, scores, costs), _score_at(j, lane, costs)
+            pull = 0.0
+            if c != 0.0:
+                pull = c * alpha_at(
+                    costs.loss, _margin(j, math.copysign(1.0, c), scores.score[at], scores), numbers
+                )
+            scores.score[at] = pull
+            sums[1 if pull > 0.0 else 0, lane] += pull
 
-    Parameters
-    ----------
-    side : ndarray of float64, shape (2, lanes)
-        Factors of alpha for rows with s alpha < 0 and > 0; not above 1.
 
-    Notes
-    -----
-    alpha comes from `score`, which may have drifted from w·x: any alpha is a point of the dual, so the certificate, which
-    takes the rows' margins from `fresh`, holds all the same. A free bias has no term: `side` makes ``Σ y alpha = 0``.
+@kernel
+def scale_sides(pull, factors, lanes):
+    """Multiply pulls below and above 0 by `factors` (2, lanes)."""
+    n_lanes = factors.shape[1]
+    for j in range(pull.size // n_lanes):
+        for lane in lanes:
+            pull[j * n_lanes + lane] *= factors[1 if pull[j * n_lanes + lane] > 0.0 else 0, lane]
+
+
+@inlined
+def _add_products(span, dense, lane, data, v):
+    """Add a column's terms to ``v_i = Σ s_j alpha_j x_ji``."""
+    for k in range(np.uint64(span[0]), np.uint64(span[1])):
+        j, x = _entry(k, dense, data)
+        v += x * data.scores.score[_score_at(j, lane, data.costs)]
+    return v
+
+
+@inlined
+def _add_gap_term(own, v, ridge, lane, totals):
+    """Add the terms of one coordinate of w and of w(alpha) to the certificate's; of a free bias there are none, v is 0."""
+    totals[lane, N_VISITED] += 1
+    if ridge != 0.0:
+        gradient = own - v
+        totals[lane, GAP] += gap_term(own, v)
+        totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], gradient)
+        totals[lane, VIOLATION_MIN] = min(totals[lane, VIOLATION_MIN], gradient)
+
+
+@kernel
+def primal_certify(order, data, w, lanes, totals):
+    """Add up at fixed `w`: ``½ (w_i - v_i)²`` into GAP, ``v = w(alpha)``, from the pulls, and w·x into `fresh`.
+
+    Any alpha is a point of the dual, so the certificate holds where the scores that it comes from had drifted from w·x: the
+    rows' margins are those of `fresh`.
     """
     columns, scores, costs = data
     n_lanes = totals.shape[0]
     n_rows = scores.score.size // n_lanes
     last = w.size - n_lanes
+    ridge = 0.0 if costs.free_bias else 1.0  # of the bias
     for p in range(order.size):
         _fetch_ahead(order, p, columns, scores.score, n_lanes)
         c = order[p]
         for lane in lanes:
-            totals[lane, N_VISITED] += 1
             if c >= 0:
                 own = w[columns.feature[c] * n_lanes + lane]
                 span = (columns.indptr[c], columns.indptr[c + 1])
-                sums = _add_dual_sum(span, False, lane, data, side, (0.0, 0.0))
-                n_entries = span[1] - span[0]
+                v = _add_products(span, False, lane, data, 0.0)
+                _add_gap_term(own, v, 1.0, lane, totals)
                 _move(span, False, lane, data, scores.fresh, own)
             else:
                 own = w[last + lane]
-                n_entries = n_rows
-                sums = _add_dual_sum((0, n_rows), True, lane, data, side, (0.0, 0.0))
+                v = _add_products((0, n_rows), True, lane, data, 0.0)
+                _add_gap_term(own, v, ridge, lane, totals)
                 _move((0, n_rows), True, lane, data, scores.fresh, own)
-            totals[lane, CURVE] += sums[1]
-            if c >= 0 or not costs.free_bias:
-                _accumulate_gap(own, sums, n_entries, lane, totals)
 
 
 @kernel
-def add_row_terms(scores, costs, side, lanes, sums):
-    """Add the terms of rows to `sums` (lanes, N_SUMS): margins from `fresh`, alpha from `score` and `side`."""
+def add_row_terms(scores, costs, lanes, sums):
+    """Add the terms of rows to `sums` (lanes, N_SUMS), of margins from `fresh` and alpha from pulls, whose place `fresh`
+    then takes.
+    """
     n_lanes = sums.shape[0]
-    unit = _unit_numbers(scores, costs)
     for j in range(scores.score.size // n_lanes):
         for lane in lanes:
-            c = _signed_cost(j, lane, scores, costs)
+            c, at = _signed_cost(j, lane, scores, costs), j * n_lanes + lane
+            y, c, pull = math.copysign(1.0, c), abs(c), scores.score[at]
+            scores.score[at] = scores.fresh[at]
             if c == 0.0:
                 continue
-            y, c = math.copysign(1.0, c), abs(c)
-            own = _margin(j, y, scores.score[j * n_lanes + lane], scores)
-            alpha = alpha_at(costs.loss, own, unit)
-            factor = side[1 if y * alpha > 0.0 else 0, lane]
-            alpha = factor * c * alpha
-            t = _margin(j, y, scores.fresh[j * n_lanes + lane], scores)
-            over_cost = alpha * alpha / c
+            t, alpha = _margin(j, y, scores.fresh[at], scores), y * pull
             if costs.loss.kind == LOG_LOSS:
-                rest = factor * falling(-own) + (1.0 - factor)
-                phi, primal, linear = log_terms(t, c, alpha, c * rest)
-                magnitude = 64.0 * (primal + phi)
+                phi, primal, _ = log_terms(t, c, alpha, c - alpha)
             else:
                 numbers = five_numbers(costs.loss, 1.0 if scores.target.size == 0 else 0.0, c)
                 phi, primal, _ = row_terms(t, alpha, numbers)
-                linear = numbers[0] * alpha - numbers[1] * abs(alpha)
-                magnitude = 8.0 * (primal + over_cost + abs(linear) + abs(alpha * t))
-                magnitude += 16.0 * kink_terms(t, alpha, numbers)
-            best = c * alpha_at(costs.loss, t, unit)
-            slope = alpha - best
             sums[lane, PHI] += phi
             sums[lane, LOSS_SUM] += primal
-            sums[lane, LINEAR_SUM] += linear
-            sums[lane, OVER_COST_SUM] += over_cost
-            sums[lane, SQUARES_SUM] += alpha * alpha
-            sums[lane, SLOPES_SUM] += slope * slope / c
-            sums[lane, LARGEST_COST] = max(sums[lane, LARGEST_COST], c)
-            sums[lane, ROUNDING_SUM] += magnitude
 
 
 @kernel
@@ -513,76 +430,49 @@ def add_line_terms(scores, previous, costs, lanes, sums):
             sums[lane, 0], sums[lane, 1], sums[lane, 2], sums[lane, 3] = total, slope, curve, bound
 
 
-@kernel
-def side_sums(scores, costs, lanes, sums):
-    """Add the sizes of alpha of rows with s alpha < 0 and > 0 to `sums` (2, lanes)."""
-    n_lanes = sums.shape[1]
-    numbers = _unit_numbers(scores, costs)
-    for j in range(scores.score.size // n_lanes):
-        for lane in lanes:
-            c = _signed_cost(j, lane, scores, costs)
-            if c != 0.0:
-                t = _margin(j, math.copysign(1.0, c), scores.score[j * n_lanes + lane], scores)
-                signed = c * alpha_at(costs.loss, t, numbers)
-                sums[1 if signed > 0.0 else 0, lane] += abs(signed)
-
-
 # ---------------------------------------------------------------------------------------------------------------------
-
-# Columns in segments (`Span`): each kernel handles one segment in all given lanes, and adds to the sums of earlier segments.
-# Additions are made in the order of `_solve`, so the bits are the same. Rows are numbered from the first of `scores`.
-
-
-@inlined
-def _search_of(lane, searches):
-    s = searches[lane]
-    return Search(s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7], s[8], s[9])
+# Columns in segments (`Span`), of which each call handles one in all given lanes. Rows are numbered from the first of
+# `scores`. A step is one that needs no trial, so that two sweeps over the column do.
 
 
 @kernel
-def sweep_segment(span, data, begins, lanes, searches):
-    """Sweep over a segment, in each lane for what its row of `searches` (lanes, fields of `Search`) is at."""
+def segment_slopes(span, data, begins, lanes, sums):
+    """Add a segment's terms to `sums` (lanes, 4): see `_add_slopes`, and the derivative at w = 0 where a lane begins."""
     for lane in lanes:
-        search = _search_of(lane, searches)
-        if span.dense:
-            search = _swept(search, span, True, begins, lane, data)
-        else:
-            search = _swept(search, span, False, begins, lane, data)
-        for field in range(len(search)):
-            searches[lane, field] = search[field]
+        own = sums[lane]
+        own[0], own[1], own[2] = _add_slopes(span, span.dense, lane, data, (own[0], own[1], own[2]))
+        if begins[lane]:
+            own[3] = _add_slope_at_zero(span, span.dense, lane, data, own[3])
 
 
 @kernel
-def turn_searches(w, ridge, loss, begins, lanes, totals, searches):
-    """Conclude the sweep over all segments, and add the steps of lanes that have moved to `w` (lanes,)."""
+def choose_steps(sums, w, ridge, loss, lanes, totals, steps):
+    """Choose the steps (lanes,) of a column's weights `w` (lanes,), and add them to these."""
     for lane in lanes:
-        search = _search_of(lane, searches)
-        if search.sweep == MOVE:
-            w[lane] += search.step
-        search = _turned(search, (w[lane], ridge), begins, lane, loss, totals)
-        for field in range(len(search)):
-            searches[lane, field] = search[field]
+        own = sums[lane]
+        gradient, step, free = _newton((own[0], own[1], own[2]), w[lane], ridge, loss)
+        _record_gradient(gradient, own[3], lane, totals)
+        steps[lane] = min(free, 1.0) * step
+        w[lane] += steps[lane]
 
 
 @kernel
-def segment_moves(span, data, lanes, steps):
-    """Add the steps (lanes,) along the column to the fresh scores, in place."""
+def segment_products(span, data, lanes, v):
+    """Add a segment's terms to v (lanes,)."""
     for lane in lanes:
-        _move(span, span.dense, lane, data, data.scores.fresh, steps[lane])
+        v[lane] = _add_products(span, span.dense, lane, data, v[lane])
 
 
 @kernel
-def segment_dual_sums(span, data, side, lanes, sums):
-    """Add a segment's terms to `sums` (lanes, 2), as `_add_dual_sum` does."""
+def add_gap_terms(w, v, ridge, lanes, totals):
+    """Add the terms of a column's weights (lanes,) to the certificate's."""
     for lane in lanes:
-        before = (sums[lane, 0], sums[lane, 1])
-        sums[lane, 0], sums[lane, 1] = _add_dual_sum(span, span.dense, lane, data, side, before)
+        _add_gap_term(w[lane], v[lane], ridge, lane, totals)
 
 
 @kernel
-def accumulate_gap(own, sums, n_entries, ridge, lanes, totals):
-    """Finish a coordinate as `primal_certify` does; `own` (lanes,) holds the weights, `sums` that of `segment_dual_sums`."""
+def move_segment(span, data, lanes, steps, score):
+    """Add the steps (lanes,) along the column to the scores of a segment's rows."""
     for lane in lanes:
-        totals[lane, CURVE] += sums[lane, 1]
-        if ridge > 0.0:
-            _accumulate_gap(own[lane], (sums[lane, 0], sums[lane, 1]), n_entries, lane, totals)
+        if steps[lane] != 0.0:
+            _move(span, span.dense, lane, data, score, steps[lane])

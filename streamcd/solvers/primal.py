@@ -7,10 +7,9 @@ estimate; in a read at fixed w, which recomputes the scores, it is the certifica
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,27 +18,13 @@ from ..core.threads import Threads
 from ..dataset.dataset import Dataset
 from ..kernels import primal as primal_kernels
 from ..kernels import primitives
-from ..kernels.columns import ColumnCosts, ColumnData, Columns
+from ..kernels.columns import ColumnCosts, ColumnData, Columns, Span
 from ..kernels.compile import return_free_memory
-from ..kernels.loss_table import LOG_LOSS, Loss
-from ..kernels.losses import numbers_of
-from ..kernels.primal import (
-    LARGEST_COST,
-    LINEAR_SUM,
-    LOSS_SUM,
-    N_SUMS,
-    OVER_COST_SUM,
-    PHI,
-    ROUNDING_SUM,
-    SLOPES_SUM,
-    SQUARES_SUM,
-)
-from ..kernels.primitives import CURVE, DUAL, GAP, ROUNDING, UNIT, VIOLATION_MAX, W_ALPHA
+from ..kernels.primal import LOSS_SUM, N_SUMS, PHI
+from ..kernels.primitives import DUAL, GAP, UNIT, VIOLATION_MAX
 from ..stream.memory_plan import Plan, long_units
 from ..stream.window import Window, empty_window
-from . import long_columns
 from .extrapolation import Extrapolation, sum_up_objective
-from .gap_bounds import NEGLIGIBLE
 from .memory import primal_memory
 from .problem import Problem, smaller_side
 from .protocol import (
@@ -54,7 +39,7 @@ from .protocol import (
     new_lanes,
     new_totals,
 )
-from .row_scores import PagedRows, RowsInMemory, no_rows, read_rows
+from .row_scores import PagedRows, Rows, RowsInMemory, count_before, new_rows, read_rows
 
 _BIAS = -1  # stands for the bias in an order of columns
 _BIAS_WINDOW = 2**32 - 2  # in place of the window in the random key that chooses the window of the bias
@@ -99,7 +84,6 @@ class PrimalSolver(AllRows):
         """Return the state before the first read: w and the scores are 0."""
         n_lanes = self.problem.n_lanes
         lanes = new_lanes(n_lanes, TRAIN) | {"start_norm": np.full(n_lanes, np.nan)}
-        lanes |= {"side_minus": np.ones(n_lanes), "side_plus": np.ones(n_lanes)}
         state = State(
             np.zeros((self.problem.n_features + 1, n_lanes)),
             np.zeros((0, n_lanes)),
@@ -115,24 +99,31 @@ class PrimalSolver(AllRows):
     def load_kernels(self, dataset: Dataset, state: State) -> None:
         """Compile the kernels by visiting no columns of no rows, before windows are allocated."""
         table = self.layout.open(dataset)
-        window, rows = empty_window(self.layout.new_arena(table, 2, 0)), no_rows(self.problem, dataset)
-        none, n_lanes = window.chunks, self.problem.n_lanes
-        begins, side = np.isnan(state.lanes["start_norm"]), _sides(state)
-        data, w = ColumnData(columns_of(window), rows.arrays, self._costs), state.w.reshape(-1)
+        window, rows = empty_window(self.layout.new_arena(table, 2, 0)), new_rows(self.problem, dataset)
+        none, sums = window.chunks, np.zeros((self.problem.n_lanes, 4))
+        begins, span = np.isnan(state.lanes["start_norm"]), Span(0, 0, False)
+        scores, costs, totals, w = rows.arrays, self._costs, state.totals, state.w.reshape(-1)
+        data = ColumnData(columns_of(window), scores, costs)
         if self.with_replacement:
             primitives.draw(none, np.uint64(0), none)
-        primal_kernels.primal_visit(none, data, w, begins, none, state.totals)
-        primal_kernels.primal_certify(none, data, w, side, none, state.totals)
-        primal_kernels.side_sums(rows.arrays, self._costs, none, np.zeros((2, n_lanes)))
-        primal_kernels.add_row_terms(rows.arrays, self._costs, side, none, np.zeros((n_lanes, N_SUMS)))
-        primal_kernels.add_losses(rows.arrays, self._costs, none, np.zeros(n_lanes))
-        _diagonal_of_a_cone(self.problem.row_loss)
+        primal_kernels.primal_visit(none, data, w, begins, none, totals)
+        primal_kernels.set_pull(scores, costs, none, sums.T)
+        if self.problem.free_bias:
+            primal_kernels.scale_sides(scores.score, np.ones((2, sums.shape[0])), none)
+        primal_kernels.primal_certify(none, data, w, none, totals)
+        primal_kernels.add_row_terms(scores, costs, none, np.zeros((sums.shape[0], N_SUMS)))
+        primal_kernels.add_losses(scores, costs, none, sums[:, 0].copy())
         if self._extrapolation:
-            self._extrapolation.load_kernels(state, rows, self._costs)
+            self._extrapolation.load_kernels(state, rows, costs)
         if self._paged is not None:
             self._paged.load_kernels(window.arena)
         if self._plan is not None and (self._paged is not None or long_units(table, self._plan).any()):
-            long_columns.load_kernels(self._long_column(window, state, _BIAS), rows, begins, side)
+            of_lanes = state.w[-1]
+            primal_kernels.segment_slopes(span, data, begins, none, sums)
+            primal_kernels.choose_steps(sums, of_lanes, 1.0, costs.loss, none, totals, of_lanes)
+            primal_kernels.segment_products(span, data, none, of_lanes)
+            primal_kernels.add_gap_terms(of_lanes, of_lanes, 1.0, none, totals)
+            primal_kernels.move_segment(span, data, none, of_lanes, scores.score)
         return_free_memory()
 
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
@@ -141,25 +132,86 @@ class PrimalSolver(AllRows):
         if certifying.size:
             if window.number == 0:
                 self._begin_certificates(state, certifying)
-            self._sweep(window, state, self.columns(window, order), "fresh", _sides(state), certifying)
+            self._visit_columns(window, state, self.columns(window, order), certifying, certifies=True)
         if training.size:
             if self._extrapolation:
                 self._extrapolation.begin_pass(state, training, self._rows(state), self._costs)
-            begins = np.isnan(state.lanes["start_norm"])
-            self._sweep(window, state, self.visits(window, order, key), "score", begins, training)
+            self._visit_columns(window, state, self.visits(window, order, key), training)
 
-    def _sweep(
-        self, window: Window, state: State, order: np.ndarray, changed: str, *of_lanes: np.ndarray
+    def _visit_columns(
+        self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray, *, certifies: bool = False
     ) -> None:
-        """Visit columns in order, with the kernels that change the scores `changed`: certify, or train."""
-        certifies = changed == "fresh"
-        visit = primal_kernels.primal_certify if certifies else primal_kernels.primal_visit
-        for columns, column in self._columns(window, state, order, changed):
-            if column is not None:
-                (long_columns.certify if certifies else long_columns.train)(column, *of_lanes)
-            else:
-                visit(*columns, *of_lanes, state.totals)
-        self._rows(state).store((changed,))
+        """Visit columns in order; a column too long for memory, or the bias whose rows are paged, in segments.
+
+        Loaded rows are stored before a column of the second kind.
+        """
+        rows, changed = self._rows(state), "fresh" if certifies else "score"
+        begins, w = np.isnan(state.lanes["start_norm"]), state.w.reshape(-1)
+        alone = np.arange(order.size) if window.sweep else np.flatnonzero((order == _BIAS) & rows.paged)
+        start = 0
+        for stop in [*alone.tolist(), order.size]:
+            if stop > start:
+                held = rows.load(window, fresh=certifies)
+                columns = order[start:stop], ColumnData(columns_of(window), held.arrays, self._costs), w
+                if certifies:
+                    primal_kernels.primal_certify(*columns, lanes, state.totals)
+                else:
+                    primal_kernels.primal_visit(*columns, begins, lanes, state.totals)
+            if stop < order.size:
+                rows.store((changed,))
+                self._visit_segments(window, state, int(order[stop]), lanes, begins, certifies)
+            start = stop + 1
+        rows.store((changed,))
+
+    def _visit_segments(
+        self,
+        window: Window,
+        state: State,
+        offset: int,
+        lanes: np.ndarray,
+        begins: np.ndarray,
+        certifies: bool,
+    ) -> None:
+        """Visit a column segment by segment: to certify in one sweep over it, to train in two."""
+        is_bias = offset == _BIAS
+        w = state.w[-1 if is_bias else window.arena.feature[offset]]
+        ridge = 0.0 if is_bias and self.problem.free_bias else 1.0
+        segments = partial(self._segments, window, self._rows(state), is_bias)
+        if certifies:
+            v = np.zeros(w.size)
+            for data, span in segments(saved=("fresh",)):
+                primal_kernels.segment_products(span, data, lanes, v)
+                primal_kernels.move_segment(span, data, lanes, w, data.scores.fresh)
+            primal_kernels.add_gap_terms(w, v, ridge, lanes, state.totals)
+            return
+        sums, steps = np.zeros((w.size, 4)), np.zeros(w.size)
+        for data, span in segments():
+            primal_kernels.segment_slopes(span, data, begins, lanes, sums)
+        primal_kernels.choose_steps(sums, w, ridge, self._costs.loss, lanes, state.totals, steps)
+        for data, span in segments(saved=("score",)) if steps.any() else ():
+            primal_kernels.move_segment(span, data, lanes, steps, data.scores.score)
+
+    def _segments(
+        self, window: Window, kept: RowsInMemory | PagedRows, is_bias: bool, *, saved: Sequence[str] = ()
+    ) -> Iterator[tuple[ColumnData, Span]]:
+        """Iterate over the segments of a column, each with its rows, whose arrays named in `saved` are stored afterwards."""
+
+        def data(rows: Rows) -> ColumnData:
+            return ColumnData(columns_of(window), rows.arrays, self._costs)
+
+        if is_bias:
+            for rows in kept.iter_blocks(saved=saved):
+                yield data(rows), Span(0, rows.score.shape[0], True)
+            return
+        row = window.arena.row
+        assert window.sweep is not None
+        for n in window.sweep():
+            start = 0
+            for rows in kept.iter_blocks(int(row[0]), int(row[n - 1]) + 1, saved=saved):
+                stop = start + count_before(row[start:n], rows.first + rows.score.shape[0])
+                row[start:stop] -= rows.first  # the next sweep decodes them again
+                yield data(rows), Span(start, stop, False)
+                start = stop
 
     def columns(self, window: Window, order: np.ndarray) -> np.ndarray:
         """Write the offsets of a window's columns, and of the bias in one window per read, to the front of `order`."""
@@ -187,70 +239,18 @@ class PrimalSolver(AllRows):
     def certificate(self, state: State) -> dict[str, np.ndarray]:
         """Compute ``½‖w - v‖² + Σ phi``, ``v = w(alpha)``, with alpha from the kept scores and margins from the fresh ones.
 
-        Where bounds allow it alpha is scaled to the best point on its ray, at no cost. The gap is at most the primal,
-        because alpha = 0 is dual feasible. Rounding is included as in `dual.RowSolver.certificate`.
+        Training goes on with these.
         """
         lanes = state.phase(CERTIFY)
         sums = np.zeros((self.problem.n_lanes, N_SUMS))
-        for rows in self._rows(state).iter_blocks(more=("fresh",)) if lanes.size else ():
-            primal_kernels.add_row_terms(rows.arrays, self._costs, _sides(state), lanes, sums)
-        totals = state.totals
-        primal = self.problem.penalty(state.w) + sums[:, LOSS_SUM]
-        gap = totals[:, GAP] + sums[:, PHI]
-        margins = self._margin_rounding(state, sums)
-        rounding = self._rounding(state, sums, margins)
-        # a sum over targets has terms of both signs, and no small relative error
-        if diagonal := 0.0 if self.problem.has_targets else _diagonal_of_a_cone(self.problem.row_loss):
-            squares = -2.0 * totals[:, DUAL]  # ‖v‖²
-            curvature = diagonal * sums[:, OVER_COST_SUM] + squares
-            error = UNIT * np.sqrt(sums[:, SQUARES_SUM] * totals[:, W_ALPHA])  # of v
-            error = (2.0 * np.sqrt(squares) + error) * error + self._n_terms * UNIT * curvature
-            gap, more = _gap_on_the_ray(
-                primal, gap, sums[:, LINEAR_SUM], curvature, error, self._n_terms * UNIT
-            )
-            rounding += more
-        bound = gap + rounding
-        gap = np.fmin(np.where(rounding <= NEGLIGIBLE * gap, gap, bound), primal)
-        of_primal = self._primal_rounding(primal, margins, sums)
         for rows in self._rows(state).iter_blocks(more=("fresh",), saved=("score",)) if lanes.size else ():
-            rows.score[:, lanes] = rows.fresh[:, lanes]
-        return certificate_of(primal, gap, self._violation(state), rounding, of_primal)
-
-    @property
-    def _n_terms(self) -> float:
-        """Number of terms of the longest sum over rows or features."""
-        return float(max(self._dataset.n_rows, self.problem.n_features + 1)) + 100.0
-
-    def _margin_rounding(self, state: State, sums: np.ndarray) -> np.ndarray:
-        """Bound the square root of ``Σ C_j e_j²``, e_j the margins' errors: u n ‖w‖ ‖x_j‖ in rows of n entries at most."""
-        n = min(self.problem.n_features, self._dataset.n_entries) + 8.0
-        with np.errstate(all="ignore"):  # the loop says what is wrong
-            norm = np.sqrt(np.einsum("ij,ij->j", state.w, state.w))
-            return np.asarray(UNIT * n * norm * np.sqrt(sums[:, LARGEST_COST] * state.totals[:, CURVE]))
-
-    def _primal_rounding(self, primal: np.ndarray, margins: np.ndarray, sums: np.ndarray) -> np.ndarray:
-        """Bound the error of the primal objective by rounding: a loss changes by at most its slope times e_j, plus C e_j².
-
-        `SLOPES_SUM` has the difference of slopes and alpha.
-        """
-        slopes = np.sqrt(sums[:, OVER_COST_SUM]) + np.sqrt(sums[:, SLOPES_SUM])
-        return np.asarray((slopes + margins) * margins + (self._n_terms + 64.0) * UNIT * primal)
-
-    def _rounding(self, state: State, sums: np.ndarray, margins: np.ndarray) -> np.ndarray:
-        """Bound the rounding of ``½‖w - v‖² + Σ phi``.
-
-        A term changes by at most ``slope e + C e²``; the sum is bounded by the Cauchy–Schwarz inequality.
-        """
-        totals = state.totals
-        with np.errstate(all="ignore"):  # the loop says what is wrong
-            alpha = UNIT * np.sqrt(sums[:, SQUARES_SUM])
-            rounding = (
-                UNIT * sums[:, ROUNDING_SUM] + (totals[:, ROUNDING] + alpha * totals[:, W_ALPHA]) * alpha
-            )
-            rounding += (np.sqrt(sums[:, SLOPES_SUM]) + margins) * margins
-            return np.asarray(
-                rounding + self._n_terms * UNIT * (totals[:, GAP] + np.abs(sums[:, PHI]) + rounding)
-            )
+            primal_kernels.add_row_terms(rows.arrays, self._costs, lanes, sums)
+        primal = self.problem.penalty(state.w) + sums[:, LOSS_SUM]
+        gap = state.totals[:, GAP] + sums[:, PHI]
+        n_terms = float(max(self._dataset.n_rows, self.problem.n_features + 1)) + 100.0
+        rounding = n_terms * UNIT * (primal + gap)
+        gap = np.fmin(gap + rounding, primal)  # alpha = 0 is dual feasible
+        return certificate_of(primal, gap, self._violation(state), rounding, rounding)
 
     def _violation(self, state: State) -> np.ndarray:
         """Compute ``‖∇f(w)‖ / ‖∇f(0)‖ · n / min(n₊, n₋)``, which LIBLINEAR's primal solvers compare with eps."""
@@ -277,53 +277,20 @@ class PrimalSolver(AllRows):
         return int(random_key(self._seed, window.read, _BIAS_WINDOW)) % window.count
 
     def _begin_certificates(self, state: State, lanes: np.ndarray) -> None:
+        """Put pulls in the place of scores, and scores at w = 0 in that of the fresh ones."""
         kept = self._rows(state)
         kept.begin_certificates()
         sums = np.zeros((2, self.problem.n_lanes))
-        for rows in kept.iter_blocks(saved=("fresh",)):
+        for rows in kept.iter_blocks(saved=("score", "fresh")):
             rows.fresh[:, lanes] = 0.0
-            primal_kernels.side_sums(rows.arrays, self._costs, lanes, sums)
+            primal_kernels.set_pull(rows.arrays, self._costs, lanes, sums)
         if not self.problem.free_bias:
             return
         # a free bias requires Σ s alpha = 0: the heavier side is scaled down to the lighter one
-        least = sums.min(axis=0)
-        for name, side in (("side_minus", sums[0]), ("side_plus", sums[1])):
-            factor = np.divide(least, side, out=np.ones_like(least), where=side > 0)
-            state.lanes[name][lanes] = factor[lanes]
-
-    def _columns(
-        self, window: Window, state: State, order: np.ndarray, changed: str
-    ) -> Iterator[tuple[Any, long_columns.LongColumn | None]]:
-        """Yield kernel arguments for runs of columns, or a single column that has to be visited in segments.
-
-        `changed` names the scores that visits change: loaded rows are stored before a column of the second kind.
-        """
-        rows = self._rows(state)
-        alone = (
-            np.flatnonzero((order == _BIAS) & rows.paged) if window.sweep is None else np.arange(order.size)
-        )
-        start = 0
-        for stop in [*alone.tolist(), order.size]:
-            if stop > start:
-                held = rows.load(window, fresh=changed == "fresh")
-                data = ColumnData(columns_of(window), held.arrays, self._costs)
-                yield (order[start:stop], data, state.w.reshape(-1)), None
-            if stop < order.size:
-                rows.store((changed,))
-                yield None, self._long_column(window, state, int(order[stop]))
-            start = stop + 1
-
-    def _long_column(self, window: Window, state: State, offset: int) -> long_columns.LongColumn:
-        is_bias = offset == _BIAS
-        return long_columns.LongColumn(
-            arena=window.arena,
-            sweep=None if is_bias else window.sweep,
-            rows=self._rows(state),
-            costs=self._costs,
-            ridge=0.0 if is_bias and self.problem.free_bias else 1.0,
-            w=state.w[-1 if is_bias else window.arena.feature[offset]],
-            totals=state.totals,
-        )
+        sides = np.abs(sums)
+        factors = np.divide(sides.min(axis=0), sides, out=np.ones_like(sides), where=sides > 0)
+        for rows in kept.iter_blocks(saved=("score",)):
+            primal_kernels.scale_sides(rows.arrays.score, factors, lanes)
 
     def _rows(self, state: State) -> RowsInMemory | PagedRows:
         if self._paged is not None:
@@ -343,48 +310,9 @@ class OnlineSolver(PrimalSolver):
     with_replacement = True
 
 
-def _diagonal_of_a_cone(loss: Loss) -> float:
-    """Return D of a row of cost 1 if every multiple of its alpha is feasible, else 0."""
-    if loss.kind == LOG_LOSS:
-        return 0.0
-    _, _, diagonal, low, high, _ = numbers_of(loss, 1.0, 1.0)
-    return diagonal if {low, high} <= {0.0, -np.inf, np.inf} else 0.0
-
-
-def _gap_on_the_ray(
-    primal: np.ndarray,
-    gap: np.ndarray,
-    alpha_sum: np.ndarray,
-    curvature: np.ndarray,
-    error: np.ndarray,
-    unit: float,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Scale alpha to the best point on its ray; returns the gap there and a bound of its rounding.
-
-    `gap` is that of alpha, `alpha_sum` is the linear part of the dual, Σ alpha, and `curvature` is ``‖v‖² + Σ D alpha²``,
-    wrong by up to `error`; `unit` is the relative error of all sums.
-    """
-    some = curvature > 0
-    slope = alpha_sum - curvature
-    ratio = np.divide(alpha_sum, curvature, out=np.zeros_like(slope), where=some)
-    gain = 0.5 * slope * np.divide(slope, curvature, out=np.zeros_like(slope), where=some)
-    best = 0.5 * alpha_sum * ratio
-    # far from the optimum gap and gain cancel completely: their difference was 0 for data of size 1e7
-    far = gap > primal
-    of_sum = np.where(far, ratio, np.abs(ratio - 1.0) * some)  # factor on an error of Σ alpha
-    of_curvature = np.where(far, ratio * ratio, np.abs(ratio * ratio - 1.0) * some)
-    rounding = 2.0 * of_sum * unit * alpha_sum + of_curvature * error
-    rounding += unit * np.where(far, primal + best, gap + gain)
-    return np.where(far, primal - best, gap - gain), rounding
-
-
 def columns_of(window: Window) -> Columns:
     arena = window.arena
     return Columns(arena.indptr, arena.feature, primitives.unsigned(arena.row), arena.value)
-
-
-def _sides(state: State) -> np.ndarray:
-    return np.array([state.lanes["side_minus"], state.lanes["side_plus"]])
 
 
 def _start_norm(state: State) -> np.ndarray:

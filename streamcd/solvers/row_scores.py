@@ -1,19 +1,17 @@
-"""Scores of all rows for the primal methods: in memory or, if they do not fit, in pages of a file.
+"""The scores of all rows that the primal methods keep, in memory or in a file of pages.
 
-Every page (a block of rows) has two slots in the file, like dual variables (`slot_store.SlotStore`): the slot that the last
-durable checkpoint points to is never overwritten, so that a run killed at any moment resumes with the same bits.
+Pages are saved like dual variables (`slot_store.SlotStore`), so that a run killed at any moment resumes with the same bits.
 
 For a window of columns, the rows that occur in it are renumbered, ascending, the row indices of the window's entries are
-replaced by these numbers, and the scores are loaded and stored in one sweep over the file each. The kernel is the same as in
-memory, on the same values in the same order, with the same bits. The bias, a column of all rows, is visited page by page.
+replaced by these numbers, and the scores are loaded and stored in one sweep over the file each. The bias, a column of all
+rows, is visited page by page.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,8 +28,7 @@ _RANK_ROWS = 1 << 19  # rows that are numbered at a time
 _SECTIONS = ("score", "fresh", "constant", "previous")  # of the file; "previous" only with acceleration
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(NamedTuple):
     """Scores and constants of some rows; the arrays may be changed in place."""
 
     first: int  # number of the first row, if they are a block
@@ -49,8 +46,13 @@ class Rows:
 
     def head(self, n_rows: int, first: int = 0) -> Rows:
         """Return views of the first rows; `first` is the number of the first."""
-        arrays = (self.score, self.fresh, self.kind, self.weight, self.target, self.previous)
-        return Rows(first, *(array[:n_rows] for array in arrays))
+        return Rows(first, *(array[:n_rows] for array in self[1:]))
+
+    def section(self, name: str) -> list[np.ndarray]:
+        """Return the arrays of a section of the file."""
+        if name == "constant":
+            return [array for array in (self.kind, self.weight, self.target) if array.size]
+        return [getattr(self, name)]
 
 
 class RowsInMemory:
@@ -114,22 +116,17 @@ class PagedRows:
         *,
         extrapolates: bool = False,
     ) -> None:
-        page_rows = min(page_rows, max(dataset.n_rows, 1))
-        self._dataset, self._problem, self._seed, self._page_rows = dataset, problem, seed, page_rows
-        self._n_rows, n_lanes = dataset.n_rows, problem.n_lanes
+        self._page_rows = page_rows = min(page_rows, max(dataset.n_rows, 1))
+        self._dataset, self._problem, self._seed = dataset, problem, seed
+        self._n_rows, score_bytes = dataset.n_rows, 8 * problem.n_lanes
         starts = np.arange(0, max(dataset.n_rows, 1), page_rows)
         self._n_pages = starts.size
         sizes = np.diff(np.append(starts, dataset.n_rows))
-        kind = kind_dtype(problem.n_kinds, problem.n_folds)
-        widths = [8 * n_lanes, 8 * n_lanes, constant_bytes(problem, dataset)] + [8 * n_lanes] * extrapolates
-        self.slots = SlotStore(
-            folder,
-            np.zeros(len(widths) * starts.size, dtype=np.int64),
-            np.concatenate([sizes * width for width in widths]),
-            1,
-        )
-        self._new_rows = partial(_new_rows, n_lanes, kind, dataset.weighted, problem.has_targets)
-        self._page = self._new_rows(page_rows, extrapolates=extrapolates)
+        widths = [score_bytes, score_bytes, constant_bytes(problem, dataset), score_bytes]
+        widths = widths[: 3 + extrapolates]
+        shards = np.zeros(len(widths) * starts.size, dtype=np.int64)
+        self.slots = SlotStore(folder, shards, np.concatenate([sizes * width for width in widths]), 1)
+        self._page = new_rows(problem, dataset, page_rows, extrapolates=extrapolates)
         self._loaded: Rows | None = None
         self._room: Rows | None = None
         self._listed: np.ndarray = np.zeros(0, dtype=np.int64)
@@ -179,10 +176,10 @@ class PagedRows:
             self._loaded = self._room.head(self._listed.size)
             for number, listed, offset in self._pages_of_listed():
                 page = self._read_page(number, {"fresh"} if fresh else ())
-                for name in ("score", "kind", "weight", "target") + (("fresh",) if fresh else ()):
-                    target, source = getattr(self._loaded, name), getattr(page, name)
-                    if source.size:
-                        target[listed] = source[offset]
+                names = ("score", "constant", "fresh") if fresh else ("score", "constant")
+                for name in names:
+                    for to, array in zip(self._loaded.section(name), page.section(name), strict=True):
+                        to[listed] = array[offset]
         return self._loaded
 
     def store(self, saved: Sequence[str]) -> None:
@@ -204,7 +201,7 @@ class PagedRows:
         arena: ColumnArena = window.arena
         if self._room is None:
             most = min(arena.row.size, self._n_rows)
-            self._room = self._new_rows(most)
+            self._room = new_rows(self._problem, self._dataset, most)
             self._all_listed = np.empty(most, dtype=arena.row.dtype)
             self._following = np.empty(arena.feature.size, dtype=np.int64)
             self._rank = np.empty(min(_RANK_ROWS, max(self._n_rows, 1)), dtype=np.int64)
@@ -241,53 +238,30 @@ class PagedRows:
         for section, name in enumerate(_SECTIONS):
             if name not in ("score", "constant", *more):
                 continue
-            arrays = _arrays(page, name)
+            arrays = page.section(name)
             if not self.slots.load(section * self._n_pages + number, arrays):
                 for array in arrays:
                     array[:] = 0
         return page
 
     def _write_page(self, number: int, name: str) -> None:
-        arrays = _arrays(self._page_of(number), name)
+        arrays = self._page_of(number).section(name)
         self.slots.save(_SECTIONS.index(name) * self._n_pages + number, arrays)
 
 
-def no_rows(problem: Problem, dataset: Dataset) -> Rows:
-    """Return no rows, by which kernels are loaded."""
-    kind = kind_dtype(problem.n_kinds, problem.n_folds)
-    return _new_rows(problem.n_lanes, kind, dataset.weighted, problem.has_targets, 0)
+def new_rows(problem: Problem, dataset: Dataset, n_rows: int = 0, *, extrapolates: bool = False) -> Rows:
+    """Make arrays of some rows; none are for loading kernels."""
+    n_lanes, kind = problem.n_lanes, kind_dtype(problem.n_kinds, problem.n_folds)
+    score, fresh = np.empty((n_rows, n_lanes)), np.empty((n_rows, n_lanes))
+    weight, target = (np.empty(n_rows if has else 0) for has in (dataset.weighted, problem.has_targets))
+    previous = np.empty((n_rows if extrapolates else 0, n_lanes))
+    return Rows(0, score, fresh, np.empty(n_rows, kind), weight, target, previous)
 
 
 def count_before(rows: np.ndarray, row: int) -> int:
     """Count the ascending `rows` that are less than `row`."""
     # a row of another type would have all of `rows` converted
     return int(np.searchsorted(rows, rows.dtype.type(row)))
-
-
-def _arrays(page: Rows, name: str) -> list[np.ndarray]:
-    """Return the arrays of a section of the file."""
-    if name == "constant":
-        return [array for array in (page.kind, page.weight, page.target) if array.size]
-    return [getattr(page, name)]
-
-
-def _new_rows(
-    n_lanes: int,
-    kind: np.dtype,
-    weighted: bool,
-    has_targets: bool,
-    n_rows: int,
-    *,
-    extrapolates: bool = False,
-) -> Rows:
-    score, fresh = np.empty((n_rows, n_lanes)), np.empty((n_rows, n_lanes))
-    weight, target = (np.empty(n_rows if present else 0) for present in (weighted, has_targets))
-    previous = np.empty((n_rows if extrapolates else 0, n_lanes))
-    return Rows(0, score, fresh, np.empty(n_rows, kind), weight, target, previous)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Kinds, weights and targets; arithmetic
 
 
 def read_rows(dataset: Dataset, problem: Problem, seed: int) -> Iterator[tuple[np.ndarray, ...]]:

@@ -28,26 +28,17 @@ from ..kernels.columns import ColumnCosts, Columns, Scores
 from ..kernels.compile import return_free_memory
 from ..kernels.loss_table import LOG_LOSS
 from ..kernels.losses import numbers_of
-from ..kernels.primal import (
-    LARGEST_COST,
-    LOSS_SUM,
-    N_SUMS,
-    OVER_COST_SUM,
-    PHI,
-    ROUNDING_SUM,
-    SLOPES_SUM,
-)
+from ..kernels.primal import LOSS_SUM, N_SUMS, PHI
 from ..kernels.primitives import GAP, LOSS, N_ACTIVE, N_VISITED, UNIT
 from ..stream.memory_plan import Plan, long_units
 from ..stream.window import Window
-from .gap_bounds import NEGLIGIBLE
 from .held_columns import NearestColumns, ResidentColumns, columns_of
 from .held_solution import HeldProblem, HeldSolution
 from .memory import LANES_TOGETHER, NARROW, working_set_memory
 from .primal import signed_costs
 from .problem import Problem, smaller_side
 from .protocol import CERTIFY, TRAIN, AllRows, Start, State, all_rows, new_lanes, new_totals
-from .row_scores import no_rows, read_rows
+from .row_scores import new_rows, read_rows
 
 _STAYS = 0.5
 """Share of the room for held columns that the longest ones keep where others have no room: the gap depends on the steepest
@@ -124,7 +115,7 @@ class WorkingSetSolver(AllRows):
         """Compile the kernels by visiting no columns of no rows, before windows are allocated."""
         table = self.layout.open(dataset)
         columns = columns_of(self.layout.new_arena(table, 2, 0))
-        none, numbers, rows = np.zeros(0, dtype=np.int64), np.zeros(0), no_rows(self.problem, dataset)
+        none, numbers, rows = np.zeros(0, dtype=np.int64), np.zeros(0), new_rows(self.problem, dataset)
         scores = Scores(numbers, numbers, rows.kind, rows.weight, rows.target)
         l1, l2, _ = self._penalty(0)
         costs = self._load_row_kernels(scores, columns)
@@ -149,8 +140,7 @@ class WorkingSetSolver(AllRows):
         """Load the kernels of a read over rows, given none; returns costs as columns are solved for with."""
         costs, side = self._new_costs()[0], np.ones(2)
         kernels.set_pull(scores, costs, side, scores.score)
-        sums = np.zeros(0, dtype=np.int64), np.zeros((1, N_SUMS))
-        primal_kernels.add_row_terms(scores, costs, side[:, None], *sums)
+        primal_kernels.add_row_terms(scores, costs, np.zeros(0, dtype=np.int64), np.zeros((1, N_SUMS)))
         self._steepest()
         return costs
 
@@ -331,23 +321,18 @@ class WorkingSetSolver(AllRows):
         return proof | {"violation": self._violation(state)}
 
     def _certify(self, state: State, lane: int) -> tuple[float, ...]:
-        read, is_free = self._of_read, self.problem.free_bias
+        read = self._of_read
         read.share[lane] = self._feasible_share(lane)
-        s = self._add_row_terms(state, lane, read)
+        sums, of_lane = np.zeros((1, N_SUMS)), np.zeros(1, dtype=np.int64)
+        scores = self._scores(state, lane)._replace(score=read.share[lane] * read.pull[lane])
+        primal_kernels.add_row_terms(scores, self._costs[lane], of_lane, sums)
         n_terms = float(max(self._dataset.n_rows, self._n_penalised)) + 100.0
         with np.errstate(all="ignore"):  # the loop says what is wrong
-            terms, of_v, margins = self._penalty_terms(state, lane, float(s[LARGEST_COST]))
-            primal, gap = float(self.problem.lane_penalties(state.w)[lane]) + s[LOSS_SUM], terms + s[PHI]
-            rounding = UNIT * s[ROUNDING_SUM] + of_v + (np.sqrt(s[SLOPES_SUM]) + margins) * margins
-            if is_free:  # the sides are equal up to rounding
-                most_moved = np.abs(read.pull[lane]).sum() * abs(state.w[-1, lane]) * self.problem.bias
-                rounding += 2.0 * n_terms * UNIT * (s[LOSS_SUM] + float(most_moved))
-            rounding += n_terms * UNIT * (terms + abs(s[PHI]) + rounding)
-            steepest = np.sqrt(s[OVER_COST_SUM]) + np.sqrt(s[SLOPES_SUM])
-            primal_rounding = (steepest + margins) * margins + (n_terms + 64.0) * UNIT * primal
-        bound = gap + rounding
-        gap = min(gap if rounding <= NEGLIGIBLE * gap else bound, primal)
-        return primal, primal - gap, gap, min(rounding, gap), primal_rounding
+            primal = float(self.problem.lane_penalties(state.w)[lane]) + sums[0, LOSS_SUM]
+            gap = self._penalty_terms(state, lane) + sums[0, PHI]
+            rounding = n_terms * UNIT * (primal + gap)
+        gap = min(gap + rounding, primal)
+        return primal, primal - gap, gap, min(rounding, gap), rounding
 
     @property
     def _n_penalised(self) -> int:
@@ -362,28 +347,15 @@ class WorkingSetSolver(AllRows):
         of_columns = read.v[lane, :n], read.norm[:n], read.count[:n]
         return min(1.0, l1 / max(kernels.largest_sum(*of_columns, UNIT * float(read.size[lane])), l1))
 
-    def _add_row_terms(self, state: State, lane: int, read: Read) -> np.ndarray:
-        """Return the sums of `primal.add_row_terms`, (N_SUMS,), at the feasible dual variables of a lane."""
-        sums, of_lane = np.zeros((1, N_SUMS)), np.zeros(1, dtype=np.int64)
-        side = np.ascontiguousarray(read.share[lane] * read.side[lane])[:, None]
-        primal_kernels.add_row_terms(self._scores(state, lane), self._costs[lane], side, of_lane, sums)
-        return sums[0]
-
-    def _penalty_terms(self, state: State, lane: int, largest_cost: float) -> tuple[float, float, float]:
-        """Return the penalty's terms of the gap, and what rounding of v changes in them; and ``Σ C_i e_i²``'s root.
-
-        e_i bounds the error of a row's scores.
-        """
+    def _penalty_terms(self, state: State, lane: int) -> float:
+        """Return the penalty's terms of the gap."""
         read, n = self._of_read, self._n_penalised
         l1, l2, _ = self._penalty(lane)
-        w, error = np.ascontiguousarray(state.w[:, lane]), UNIT * float(read.size[lane])
-        of_weights = w[:n], read.v[lane, :n], float(read.share[lane]), read.norm[:n], read.count[:n]
-        terms, slopes, errors, n_support, curve = kernels.penalty_terms(*of_weights, l1, l2)
-        curve += float(read.norm[-1] ** 2) if self.problem.bias else 0.0
-        size = max(float(np.sqrt(np.einsum("i,i->", w[:n], w[:n]))), float(np.linalg.norm(w)))
-        squares = (UNIT * (n_support + 9.0) * size) ** 2 * largest_cost * curve
-        of_v = (slopes + (0.5 / l2 if l2 else 0.0) * errors * error) * error
-        return terms, of_v, float(np.sqrt(squares))
+        w, share = np.ascontiguousarray(state.w[:n, lane]), float(read.share[lane])
+        terms: float = kernels.penalty_terms(
+            w, read.v[lane, :n], share, read.norm[:n], read.count[:n], l1, l2
+        )[0]
+        return terms
 
     def _violation(self, state: State) -> np.ndarray:
         """Compute the norm of the smallest subgradient, as `newton.NewtonSolver.violation`."""
