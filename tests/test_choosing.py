@@ -126,8 +126,8 @@ def test_areas_of_scores_beyond_the_memory_are_told_with_the_bound_on_their_erro
     exact = streamcd.tune(dataset, tmp_path / "exact", listener=heard, **options).scores["1"]["folds"]
     assert not any("in bins" in message for message in heard.messages)
     monkeypatch.setattr("streamcd.prediction.roc_auc._LEAST_SCORES", 30)
-    monkeypatch.setattr("streamcd.runs.criteria.LEAST_BYTES", 30 * 110)
-    monkeypatch.setattr("streamcd.runs.search._SCORES_SHARE", 1e-9)
+    monkeypatch.setattr("streamcd.runs.held_out.LEAST_BYTES", 30 * 110)
+    monkeypatch.setattr("streamcd.runs.held_out._AREAS_SHARE", 1e-9)
     binned = streamcd.tune(dataset, tmp_path / "binned", listener=heard, **options).scores["1"]["folds"]
     (told,) = (message for message in heard.messages if "in bins" in message)
     bound = float(re.search(r"±(\S+):", told)[1])  # type: ignore[index]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..core.classes import class_indices
-from ..core.memory_budget import parse_size
+from ..core.errors import DataError
 from ..core.options import takes
 from ..core.progress import Listener, ends_progress
 from ..kernels.loss_table import LOSSES, PLANES, form_of
@@ -17,11 +17,11 @@ from ..models.model import Model
 from ..models.stored import load_model
 from ..solvers.problem import losses_of, row_losses
 from .options import EvaluateOptions
-from .outputs import class_scores
+from .outputs import positive_scores
 from .reading_plan import Means
 from .roc_auc import RocArea
 from .scored_rows import ScoredRows, Scoring
-from .sums import Accuracy, ExactSum, RSquared, figures_by_label, some_weight
+from .sums import ExactSum, WeightedMeans
 
 MAX_CONFUSION_LABELS = 1000
 """Largest number of labels with a confusion matrix."""
@@ -34,127 +34,107 @@ class _Evaluation:
         self.model, self.roc = model, roc
         self.n_rows = self.n_unknown = 0
         self.weighted = False  # a row weighs other than 1
-        # exact, so that they do not depend on the blocks of rows
-        self.loss, self.log_loss = ExactSum(), ExactSum()
-        self.known_weight, self.accuracy = ExactSum(), Accuracy()
-        self.costs = None if model.C is None else model.class_costs()
-        k = model.n_classes
-        self.confusion = np.zeros((k, k)) if k <= MAX_CONFUSION_LABELS else None
-        self.class_rows = np.zeros(k, dtype=np.int64)
-        self.unknown: dict[float, tuple[int, np.ndarray]] = {}
+        self.all, self.known = WeightedMeans(), WeightedMeans()  # rows, and those whose label the model knows
+        self.loss = ExactSum()
+        self.costs = None if model.C is None or model.has_targets else model.class_costs()
+        # of each label, those that the model does not know among them: rows, and their weights by predicted class
+        self.labels, self.label_rows = model.classes, np.zeros(model.n_classes, dtype=np.int64)
+        self.confusion = np.zeros((model.n_classes, model.n_classes))
 
     def add(self, rows: ScoredRows) -> None:
-        model, decisions, label, weight = self.model, rows.decisions, rows.label, rows.weight
+        self.n_rows += rows.label.size
+        self.weighted = self.weighted or bool((rows.weight != 1.0).any())
+        if not self.model.has_targets:
+            self._add_classes(rows)
+            return
+        predicted = rows.decisions[:, 0]
+        self.all.add_targets(rows.weight, rows.label, predicted)
+        self.loss.add(losses_of(self.model.row_loss, rows.label, predicted, rows.weight))
+
+    def _add_classes(self, rows: ScoredRows) -> None:
+        model, decisions, weight = self.model, rows.decisions, rows.weight
         predicted = model.places(decisions)
-        place, known = class_indices(model.classes, label)
-        self.n_rows += label.size
-        self.weighted = self.weighted or bool((weight != 1.0).any())
-        self.accuracy.add(weight, np.where(known, place, -1), predicted)
+        place, known = class_indices(model.classes, rows.label)
+        self.all.add(weight, accuracy=known & (place == predicted))
+        self._add_confusion(rows.label, predicted, weight)
         if not known.all():
-            self._add_unknown(label[~known], predicted[~known], weight[~known])
-            place, predicted, decisions, weight = (
-                array[known] for array in (place, predicted, decisions, weight)
-            )
-        self.known_weight.add(weight)
-        self.class_rows += np.bincount(place, minlength=model.n_classes)
-        if self.confusion is not None:
-            np.add.at(self.confusion, (place, predicted), weight)  # row by row, whatever the blocks
+            self.n_unknown += int((~known).sum())
+            place, decisions, weight = place[known], decisions[known], weight[known]
+        figures = {}
+        if model.has_probabilities:
+            figures["log_loss"] = -model.log_probabilities(decisions)[np.arange(place.size), place]
+        self.known.add(weight, **figures)
         if self.costs is not None:
             self.loss.add(row_losses(model, place, decisions, self.costs[place] * weight, weight))
-        if model.has_probabilities:
-            log_probabilities = model.log_probabilities(decisions)
-            self.log_loss.add(-log_probabilities[np.arange(place.size), place] * weight)
         if model.n_classes == 2:
-            self.roc.add(class_scores(model.choice, decisions, 1), place == 1, weight)
+            self.roc.add(positive_scores(model.choice, decisions), place == 1, weight)
 
-    def _add_unknown(self, label: np.ndarray, predicted: np.ndarray, weight: np.ndarray) -> None:
-        self.n_unknown += label.size
-        if self.confusion is None:
+    def _add_confusion(self, label: np.ndarray, predicted: np.ndarray, weight: np.ndarray) -> None:
+        labels = np.union1d(self.labels, label)
+        if labels.size > MAX_CONFUSION_LABELS or not self._has_confusion:
+            self.labels = labels[: MAX_CONFUSION_LABELS + 1]
             return
-        for value in np.unique(label):
-            same = label == value
-            n_rows, weights = self.unknown.setdefault(float(value), (0, np.zeros(self.model.n_classes)))
-            np.add.at(weights, predicted[same], weight[same])
-            self.unknown[float(value)] = n_rows + int(same.sum()), weights
-            if len(self.unknown) + self.model.n_classes > MAX_CONFUSION_LABELS:
-                self.confusion = None
-                return
+        if labels.size > self.labels.size:
+            new = np.searchsorted(self.labels, np.setdiff1d(labels, self.labels))
+            self.confusion = np.insert(self.confusion, new, 0.0, axis=0)
+            self.label_rows = np.insert(self.label_rows, new, 0)
+            self.labels = labels
+        index = np.searchsorted(labels, label)
+        np.add.at(self.confusion, (index, predicted), weight)  # row by row, whatever the blocks
+        self.label_rows += np.bincount(index, minlength=labels.size)
+
+    @property
+    def _has_confusion(self) -> bool:
+        return self.labels.size <= MAX_CONFUSION_LABELS and not self.model.has_targets
 
     def result(self) -> dict[str, Any]:
-        model, total, known = self.model, some_weight(self.accuracy.weight), self.known_weight.value()
-        objective = None
+        model, total, loss = self.model, self.all.weight.value(), self.loss.value()
+        if not total:
+            raise DataError(
+                "expected a row whose weight is above 0, found none; --unweighted counts rows alike"
+            )
+        result: dict[str, Any] = {"n_rows": self.n_rows}
+        if self.weighted:
+            result |= {"weighted": True, "sum_of_weights": total}
+        if model.has_targets:
+            known = model.parameter is not None or LOSSES[model.loss].parameter is None
+            return result | {
+                "mae": self.all["mae"],
+                "mse": self.all["mse"],
+                "r2": self.all.r2(),
+                "loss": loss / total if known else None,  # LIBLINEAR's text does not tell epsilon
+                "primal_objective": None if model.C is None else model.penalty() + model.C * loss,
+            }
+        result |= {"accuracy": self.all["accuracy"], "primal_objective": None}
         if self.costs is not None and not self.n_unknown:
             ridge = model.ridge if form_of(model.loss) == PLANES else 1.0
-            objective = ridge * model.penalty() + self.loss.value()
-        result: dict[str, Any] = {
-            "n_rows": self.n_rows,
-            **({"weighted": True, "sum_of_weights": total} if self.weighted else {}),
-            "accuracy": self.accuracy.value(),
-            "primal_objective": objective,
-        }
+            result["primal_objective"] = ridge * model.penalty() + loss
         if (area := self.roc.area()) is not None:
             result["auc"], result["auc_error"] = area
-        if model.has_probabilities and known:
-            result["log_loss"] = self.log_loss.value() / known
-        if self.confusion is not None:
-            result |= self._confusion(self.confusion)
-        return result
+        if model.has_probabilities and self.known.weight.value():
+            result["log_loss"] = self.known["log_loss"]
+        return result | (self._by_label() if self._has_confusion else {})
 
-    def _confusion(self, weights_of_known: np.ndarray) -> dict[str, Any]:
-        model = self.model
-        labels = np.union1d(model.classes, np.array(list(self.unknown)))
-        table, n_rows = np.zeros((labels.size, labels.size)), np.zeros(labels.size, dtype=np.int64)
-        known = np.searchsorted(labels, model.classes)
-        table[np.ix_(known, known)], n_rows[known] = weights_of_known, self.class_rows
-        for label, (count, weights) in self.unknown.items():
-            place = np.searchsorted(labels, label)
-            table[place, known], n_rows[place] = weights, count
+    def _by_label(self) -> dict[str, Any]:
+        """Return the confusion, and precision, recall and F1 of every label; None where the divisor is 0."""
+        table = np.zeros((self.labels.size, self.labels.size))
+        table[:, np.searchsorted(self.labels, self.model.classes)] = self.confusion
         if not self.weighted:
             table = table.astype(np.int64)
-        listed = [_listed_label(model, float(label)) for label in labels]
-        return {
-            "labels": listed,
-            "confusion": table.tolist(),
-            "per_class": figures_by_label(
-                listed,
-                n_rows,
-                (table.sum(axis=1), table.sum(axis=0), np.diag(table)),
-                weighted=self.weighted,
-            ),
-        }
-
-
-class _Errors:
-    """Sums over the rows seen so far, of a model that predicts numbers."""
-
-    n_unknown = 0  # every target is one
-
-    def __init__(self, model: Model) -> None:
-        self.model, self.n_rows, self.weighted = model, 0, False
-        self.loss, self.absolute, self.fit = ExactSum(), ExactSum(), RSquared()
-
-    def add(self, rows: ScoredRows) -> None:
-        weight, predicted = rows.weight, rows.decisions[:, 0]
-        self.n_rows += weight.size
-        self.weighted = self.weighted or bool((weight != 1.0).any())
-        self.absolute.add(weight * np.abs(rows.label - predicted))
-        self.fit.add(weight, rows.label, predicted)
-        self.loss.add(losses_of(self.model.row_loss, rows.label, predicted, weight))
-
-    def result(self) -> dict[str, Any]:
-        model, total, loss = self.model, some_weight(self.fit.weight), self.loss.value()
-        objective, known = None, model.parameter is not None or LOSSES[model.loss].parameter is None
-        if model.C is not None:
-            objective = model.penalty() + model.C * loss
-        return {
-            "n_rows": self.n_rows,
-            **({"weighted": True, "sum_of_weights": total} if self.weighted else {}),
-            "mae": self.absolute.value() / total,
-            "mse": self.fit.squared_errors.value() / total,
-            "r2": self.fit.value(),
-            "loss": loss / total if known else None,  # LIBLINEAR's text does not tell epsilon
-            "primal_objective": objective,
-        }
+        labels, by_label = [_listed_label(self.model, float(label)) for label in self.labels], []
+        sums = (self.label_rows, table.sum(axis=1), table.sum(axis=0), np.diag(table))
+        for label, n_rows, true, said, hit in zip(labels, *(of.tolist() for of in sums), strict=True):
+            by_label.append(
+                {
+                    "label": label,
+                    "n_rows": n_rows,
+                    **({"sum_of_weights": true} if self.weighted else {}),
+                    "precision": hit / said if said else None,
+                    "recall": hit / true if true else None,
+                    "f1": 2 * hit / (true + said) if true + said else None,
+                }
+            )
+        return {"labels": labels, "confusion": table.tolist(), "per_class": by_label}
 
 
 def _listed_label(model: Model, label: float) -> int | float | str:
@@ -199,14 +179,11 @@ def evaluate(data: Any, model: Model | str | os.PathLike[str], asked: EvaluateOp
     >>> found["n_rows"], found["accuracy"] > 0.9, found["labels"]
     (2000, True, [-1, 1])
     """
-    model = (
-        model
-        if isinstance(model, Model)
-        else load_model(model, asked.C, l1=asked.l1, memory=parse_size(asked.memory))
-    )
+    if not isinstance(model, Model):
+        model = load_model(model, asked.C, l1=asked.l1, memory=asked.memory)
     listener = asked.listener or Listener()
     scoring = Scoring(data, model, Means.of(asked), compared=True)
-    evaluation = _Errors(model) if model.has_targets else _Evaluation(model, RocArea(scoring.plan.left))
+    evaluation = _Evaluation(model, RocArea(scoring.plan.left))
     for rows in scoring.blocks("evaluate"):
         if asked.unweighted:
             rows = replace(rows, weight=np.ones(rows.weight.size))

@@ -140,13 +140,6 @@ def _csv_cell(text: str) -> str:
     return '"' + text.replace('"', '""') + '"' if set(text) & set(',"\r\n') else text
 
 
-def class_scores(choice: ClassChoice, decisions: np.ndarray, place: int) -> np.ndarray:
-    """Return the preference for a class: of two over the other one, of several its score."""
-    if len(choice.code) > 2:
-        return np.asarray(choice.scores(decisions)[:, place])
-    return positive_scores(choice, decisions) * (1.0 if place else -1.0)
-
-
 def positive_scores(choice: ClassChoice, decisions: np.ndarray) -> np.ndarray:
     """Return the preference for the larger of two classes."""
     if decisions.shape[1] == 1:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
-
-from ..core.errors import DataError
 
 _BLOCK = 1 << 20  # halves of 27 bits, which add up exactly in float64
 
@@ -46,77 +43,34 @@ class ExactSum:
             self._integers[power] = self._integers.get(power, 0) + integer
 
 
-class Accuracy:
-    """Share of the rows, by weight, whose class was predicted."""
+class WeightedMeans:
+    """Means of rows' figures by name, weighted; R² too, by the targets' distance from their mean."""
 
     def __init__(self) -> None:
-        self.weight, self._hits = ExactSum(), ExactSum()
+        self.weight = ExactSum()
+        self._sums: defaultdict[str, ExactSum] = defaultdict(ExactSum)
+        self._first: float | None = (
+            None  # from which targets are counted, so that a common offset costs no digits
+        )
 
-    def add(self, weight: np.ndarray, truth: np.ndarray, predicted: np.ndarray) -> None:
-        """Take rows: their weights and classes, and the predicted ones."""
+    def add(self, weight: np.ndarray, **figures: np.ndarray) -> None:
+        """Take figures of rows, and the rows' weights."""
         self.weight.add(weight)
-        self._hits.add(weight[truth == predicted])
+        for name, figure in figures.items():
+            self._sums[name].add(weight * figure)
 
-    def value(self) -> float:
-        """Return the share; 0 without rows."""
-        return self._hits.value() / (self.weight.value() or 1.0)
-
-
-class RSquared:
-    """Squared errors of predicted numbers, and R², which measures them by the targets' distance from their mean."""
-
-    def __init__(self) -> None:
-        # targets are counted from the first, so that a common offset costs no digits
-        self._first: float | None = None
-        self.squared_errors, self.weight = ExactSum(), ExactSum()
-        self._sum, self._squares = ExactSum(), ExactSum()
-
-    def add(self, weight: np.ndarray, target: np.ndarray, predicted: np.ndarray) -> None:
-        """Take rows: their weights, targets and predicted numbers, in order."""
+    def add_targets(self, weight: np.ndarray, target: np.ndarray, predicted: np.ndarray) -> None:
+        """Take rows' targets and predictions: the means ``mae`` and ``mse``, and what R² needs."""
         if self._first is None and target.size:
             self._first = float(target[0])
-        apart = target - (self._first or 0.0)
-        self.squared_errors.add(weight * (target - predicted) ** 2)
-        self.weight.add(weight)
-        self._sum.add(weight * apart)
-        self._squares.add(weight * apart * apart)
+        apart, error = target - (self._first or 0.0), target - predicted
+        self.add(weight, mae=np.abs(error), mse=error**2, target=apart, square=apart**2)
 
-    def value(self) -> float | None:
+    def __getitem__(self, name: str) -> float:
+        """Return a mean; 0 without rows."""
+        return self._sums[name].value() / (self.weight.value() or 1.0)
+
+    def r2(self) -> float | None:
         """Return R²; None where the targets are all the same."""
-        weight = self.weight.value()
-        total = self._squares.value() - self._sum.value() ** 2 / weight if weight else 0.0
-        return 1.0 - self.squared_errors.value() / total if total > 0.0 else None
-
-
-def some_weight(weight: ExactSum) -> float:
-    """Return the sum of the rows' weights; refused if it is 0."""
-    total = weight.value()
-    if not total:
-        raise DataError("expected a row whose weight is above 0, found none; --unweighted counts rows alike")
-    return total
-
-
-def figures_by_label(
-    labels: Sequence[Any],
-    n_rows: np.ndarray,
-    weights: tuple[np.ndarray, np.ndarray, np.ndarray],
-    *,
-    weighted: bool,
-) -> list[dict[str, Any]]:
-    """Compute precision, recall and F1 of every label; None where the divisor is 0.
-
-    `weights` are those of its rows, of the rows predicted to have it, and of both; the first is told where rows are
-    `weighted`.
-    """
-    true, predicted, hits = (of.tolist() for of in weights)
-    return [
-        {
-            "label": label,
-            "n_rows": int(n),
-            **({"sum_of_weights": there} if weighted else {}),
-            "precision": hit / said if said else None,
-            "recall": hit / there if there else None,
-            "f1": 2 * hit / (there + said) if there + said else None,
-        }
-        for label, n, there, said, hit in zip(labels, n_rows, true, predicted, hits, strict=True)
-    ]
+        variance = self["square"] - self["target"] ** 2
+        return 1.0 - self["mse"] / variance if variance > 0.0 else None

@@ -1,44 +1,114 @@
-"""Decisions on held-out rows: those of every fold by the lanes trained without it, in one read."""
+"""Scores of a search: criteria over held-out rows, those of every fold by the lanes trained without it, in one read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
 from ..core.classes import class_indices
+from ..core.errors import UsageError
 from ..core.memory_budget import RUNNING_BYTES, make_room, require
 from ..core.progress import Progress
 from ..core.setting import Setting
 from ..core.threads import Threads
 from ..dataset.centring import Centre
+from ..dataset.dataset import Dataset
 from ..dataset.schema import ChunkData
+from ..kernels.loss_table import gives_probabilities
 from ..kernels.sparse_rows import SparseRows
-from ..models.scoring import ClassChoice, affordable_threads, chunk_bytes, score, score_chunks
-from ..solvers.problem import Problem
+from ..models.scoring import (
+    ClassChoice,
+    affordable_threads,
+    chunk_bytes,
+    class_log_probabilities,
+    score,
+    score_chunks,
+)
+from ..prediction.outputs import positive_scores
+from ..prediction.roc_auc import LEAST_BYTES, RocArea
+from ..prediction.sums import WeightedMeans
+from ..solvers.problem import Problem, losses_of
 from ..training import checkpoint
 from ..training.loop import Session
 from .config import ResolvedRun
+from .problem_options import ProblemOptions
 
 _BYTES = 1 << 22  # of decisions at a time
 _KERNEL_BYTES = 25_000_000  # of kernels, and of the library that loads them, which the first chunk does
+_AREAS_SHARE = 0.25  # of the budget, for scores of which areas under curves are computed
 
-Used = TypeVar("Used")
+Model = tuple[Setting, int]
+"""The model of a C and λ that was trained without a fold."""
+
+Figures = dict[str, np.ndarray]
+"""What a criterion takes of held-out rows, by name."""
 
 
-class HeldOut(NamedTuple):
-    """Rows of a fold with the decisions by the lanes of one C and λ trained without it."""
+def check_scoring(scoring: str, problem: ProblemOptions, dataset: Dataset) -> None:
+    """Refuse a criterion that the loss does not have."""
+    known = ("r2", "loss") if dataset.has_targets else ("accuracy", "auc", "log_loss")
+    if scoring and scoring not in known:
+        of = "numbers to predict" if dataset.has_targets else "classes"
+        raise UsageError(f"scoring: expected one of {', '.join(known)} for {of}, found {scoring!r}")
+    if scoring == "log_loss" and (problem.code is not None or not gives_probabilities(problem.loss)):
+        raise UsageError(
+            f"scoring log_loss needs probabilities, which {problem.loss} has not; take --loss log_loss or multinomial, or "
+            "--scoring auc"
+        )
 
-    setting: Setting
-    fold: int
-    label: np.ndarray
-    code: np.ndarray  # indices of the rows' classes; 0 where they have targets
-    weight: np.ndarray
-    decisions: np.ndarray  # shape (rows, vectors)
-    choice: ClassChoice
+
+def _figures(
+    criterion: str, problem: Problem, choice: ClassChoice, data: tuple[np.ndarray, ...], decisions: np.ndarray
+) -> Figures:
+    """Compute what a criterion takes of rows: of their labels, class indices and decisions."""
+    label, code = data
+    if criterion == "r2":
+        return {"target": label, "predicted": decisions[:, 0]}
+    if criterion == "loss":
+        return {"loss": losses_of(problem.row_loss, label, decisions[:, 0], np.ones(1))}
+    if criterion == "accuracy":
+        return {"accuracy": choice.places(decisions) == code}
+    if criterion == "log_loss":
+        logarithms = class_log_probabilities(problem.loss, decisions, is_binary=choice.is_binary)
+        return {"log_loss": -logarithms[np.arange(code.size), code]}
+    scores = choice.scores(decisions) if len(choice.code) > 2 else positive_scores(choice, decisions)[:, None]
+    return {"code": code, "scores": scores}
+
+
+class _Measure:
+    """A criterion of a model over the rows seen so far; `memory` is for the scores of areas under ROC curves.
+
+    The area is that of the larger of two classes, of several the mean of each against the rest.
+    """
+
+    def __init__(self, criterion: str, n_classes: int, memory: int) -> None:
+        self._criterion, self._means = criterion, WeightedMeans()
+        self._classes = [1] if n_classes == 2 else list(range(n_classes))
+        self._areas = [RocArea(memory // n_classes) for _ in self._classes] if criterion == "auc" else []
+
+    def add(self, weight: np.ndarray, figures: Figures) -> None:
+        if self._criterion == "r2":
+            self._means.add_targets(weight, **figures)
+        elif self._criterion != "auc":
+            self._means.add(weight, **figures)
+        for number, area in enumerate(self._areas):
+            area.add(figures["scores"][:, number], figures["code"] == self._classes[number], weight)
+
+    def value(self) -> tuple[float | None, float]:
+        """Return the score, None where it has none, and a bound on its error."""
+        if not self._areas:
+            return self._means.r2() if self._criterion == "r2" else self._means[self._criterion], 0.0
+        found = [area for each in self._areas if (area := each.area()) is not None]
+        return (
+            (float(np.mean([a for a, _ in found])), float(np.mean([e for _, e in found])))
+            if found
+            else (None, 0.0)
+        )
 
 
 class _Fold(NamedTuple):
@@ -51,21 +121,22 @@ class _Fold(NamedTuple):
     intercept: np.ndarray
 
 
-def held_out_rows(
-    path: Path,
-    folds: ResolvedRun,
-    session: Session,
-    use: Callable[[HeldOut], Used],
-    used_bytes: int = 0,
-) -> Iterator[Used]:
+def score_folds(
+    path: Path, folds: ResolvedRun, session: Session, criterion: str
+) -> dict[Model, tuple[float | None, float]]:
     """Score all rows by the states of a run of folds in a directory; one read for each group of lanes.
 
-    Threads score blocks of rows, and call `use`, whose results are in the order of the rows; the caller takes `used_bytes`
-    for them.
+    Returns the scores of the models that rows were held out of, with bounds on their errors. Threads score blocks of rows.
     """
-    dataset = folds.dataset
+    dataset, problem, memory = folds.dataset, folds.problem, folds.config.memory
+    n_models, n_classes = problem.n_lanes // problem.block_lanes, max(int(problem.classes.size), 1)
+    least = n_models * n_classes * LEAST_BYTES if criterion == "auc" else 0
+    areas_bytes = max(int(_AREAS_SHARE * memory), least) if least else 0
+    measures: defaultdict[Model, _Measure] = defaultdict(
+        partial(_Measure, criterion, n_classes, areas_bytes // n_models)
+    )
     for group in folds.groups:
-        lanes = folds.problem.subset(group.lanes)
+        lanes = problem.subset(group.lanes)
         by_fold = _by_fold(lanes, path / group.directory / "state.npz", folds.centre)
         n_columns = max(fold.intercept.size for fold in by_fold)
         needs = {
@@ -73,19 +144,20 @@ def held_out_rows(
             "weights": 2 * sum(fold.weights.nbytes for fold in by_fold),
             "one chunk": chunk_bytes(dataset),
             "decisions": 2 * _BYTES,
-            "scores": used_bytes,
+            "scores": areas_bytes,
             "folds of rows": dataset.held_bytes,
             "kernels": _KERNEL_BYTES,
         }
-        left = require(folds.config.memory, needs, reserved=RUNNING_BYTES)
-        make_room(folds.config.memory, sum(needs.values()))
+        left = require(memory, needs, reserved=RUNNING_BYTES)
+        make_room(memory, sum(needs.values()))
         count, _ = affordable_threads(dataset, left, n_columns, session.threads.count)
-        score_chunk = partial(_score_chunk, folds, by_fold, max(1, _BYTES // (8 * n_columns)), use)
-        chunks = range(dataset.n_chunks)
-        for chunk, scored in score_chunks(dataset, chunks, score_chunk, Threads(count)):
-            yield from scored
+        score_chunk = partial(_score_chunk, folds, by_fold, max(1, _BYTES // (8 * n_columns)), criterion)
+        for chunk, scored in score_chunks(dataset, range(dataset.n_chunks), score_chunk, Threads(count)):
+            for model, weight, figures in scored:
+                measures[model].add(weight, figures)
             done = int(dataset.row_start[chunk + 1])
             session.listener.progress(Progress("score the folds", done, dataset.n_rows, "rows"))
+    return {model: measure.value() for model, measure in measures.items()}
 
 
 def _by_fold(lanes: Problem, state: Path, centre: Centre | None) -> list[_Fold]:
@@ -108,12 +180,8 @@ def _by_fold(lanes: Problem, state: Path, centre: Centre | None) -> list[_Fold]:
 
 
 def _score_chunk(
-    folds: ResolvedRun,
-    by_fold: list[_Fold],
-    block_rows: int,
-    use: Callable[[HeldOut], Used],
-    data: ChunkData,
-) -> Iterator[Used]:
+    folds: ResolvedRun, by_fold: list[_Fold], block_rows: int, criterion: str, data: ChunkData
+) -> Iterator[tuple[Model, np.ndarray, Figures]]:
     """Score the rows of a chunk, block by block, each by the classifiers trained without its fold."""
     code = np.zeros(data.label.size, np.int64)
     if not folds.problem.has_targets:
@@ -123,12 +191,12 @@ def _score_chunk(
         block = slice(first, first + block_rows)
         for fold in by_fold:
             mine = first + np.flatnonzero(number[block] == fold.number)
+            if not mine.size:
+                continue
             rows = SparseRows(data.indptr[mine], data.indptr[mine + 1], data.feature, data.value)
             decisions, _ = score(rows, fold.weights, fold.intercept)
             of_each = np.split(decisions, len(fold.settings), axis=1)
+            truth = data.label[mine], code[mine]
             for setting, choice, own in zip(fold.settings, fold.choices, of_each, strict=True):
-                yield use(
-                    HeldOut(
-                        setting, fold.number, data.label[mine], code[mine], data.weight[mine], own, choice
-                    )
-                )
+                figures = _figures(criterion, folds.problem, choice, truth, own)
+                yield (setting, fold.number), data.weight[mine], figures

@@ -166,11 +166,11 @@ def _begin(
 
 def _with_folds(dataset: Dataset, asked: TuneOptions) -> tuple[Dataset, TuneOptions]:
     """Check the criterion of a search, and assign rows to its folds."""
-    from .criteria import check_scoring  # with the kernels of scoring
     from .folds import with_folds
+    from .held_out import check_scoring  # with the kernels of scoring
 
     search = search_of(asked)
-    check_scoring(search, asked.problem, dataset)
+    check_scoring(search.scoring, asked.problem, dataset)
     dataset, search = with_folds(dataset, search, asked.memory_bytes)
     return dataset, replace(asked, cv=search.cv)
 
