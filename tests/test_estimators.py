@@ -144,26 +144,22 @@ def test_frames_leave_their_names() -> None:
 @pytest.mark.parametrize(
     ("estimator", "said"),
     [
-        (LinearSVC(penalty="l1", loss="hinge"), "expected loss='squared_hinge', found 'hinge'"),
-        (LinearSVC(penalty="l1", multi_class="crammer_singer"), "expected multi_class='ovr'"),
-        (LinearSVC(penalty="elasticnet"), "expected penalty='l2' or 'l1'"),
-        (LinearSVC(C="1"), "LinearSVC: expected a number > 0 as C, found '1'"),
-        (LinearSVC(intercept_scaling=0.0), "a number > 0 as intercept_scaling"),
+        (LinearSVC(penalty="l1", loss="hinge"), 'no method trains hinge with penalty="l1"'),
+        (LinearSVC(penalty="l1", multi_class="crammer_singer"), "no method trains crammer_singer"),
+        (LinearSVC(penalty="elasticnet"), "'penalty' parameter of LinearSVC"),
+        (LinearSVC(C="1"), "'C' parameter of LinearSVC"),
+        (LinearSVC(intercept_scaling=0.0), "'intercept_scaling' parameter"),
         (LinearSVC(memory="200MB"), "memory"),
-        (LogisticRegression(C=0.0), "found 0.0"),
-        (
-            LogisticRegression(penalty="l1", l1_ratio=0.5),
-            "penalty='elasticnet' with l1_ratio=0.5, found 'l1'",
-        ),
-        (LogisticRegression(l1_ratio=-0.1), "a number >= 0 and <= 1 as l1_ratio"),
-        (LogisticRegression(intercept_scaling=2), "the intercept is not penalised"),
-        (LogisticRegression(dual=True), "dual"),
-        (LogisticRegression(n_jobs="x"), "a number of threads as n_jobs"),
+        (LogisticRegression(C=0.0), "'C' parameter"),
+        (LogisticRegression(l1_ratio=-0.1), "'l1_ratio' parameter"),
+        (LogisticRegression(dual="x"), "'dual' parameter"),
+        (LogisticRegression(n_jobs="x"), "'n_jobs' parameter"),
+        (LogisticRegression(penalty=None), "'penalty' parameter"),
     ],
 )
 def test_parameters_that_are_not_offered_are_refused_by_name(estimator: Any, said: str) -> None:
     x, y = dense_rows()
-    with pytest.raises(UsageError, match=re.escape(said)):
+    with pytest.raises(ValueError, match=re.escape(said)):
         estimator.fit(x, y)
 
 

@@ -1,15 +1,15 @@
 """Base of the estimators: fitting to arrays or a dataset, training, and prediction.
 
 Training on arrays is in memory and never touches the disk; training on a dataset has a run directory. Both are by
-`runs.train`; kernels are loaded at the first fit.
+`runs.train`; kernels are loaded at the first fit. scikit-learn checks parameters and arrays.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
+import re
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
@@ -35,6 +35,10 @@ try:
     from sklearn.exceptions import ConvergenceWarning as TheirConvergenceWarning
     from sklearn.metrics import r2_score
     from sklearn.utils import check_random_state, compute_class_weight
+    from sklearn.utils._param_validation import Interval as Interval
+    from sklearn.utils._param_validation import Options as Options
+    from sklearn.utils._param_validation import StrOptions as StrOptions
+    from sklearn.utils._param_validation import validate_parameter_constraints
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import _check_sample_weight as check_sample_weight
     from sklearn.utils.validation import check_is_fitted, validate_data
@@ -47,10 +51,15 @@ except ImportError as missing:
 if TYPE_CHECKING:
     from ..training.result import Result
 
-
 _PASSES = 1000
 
 _UNBOUNDED = 1 << 62  # bytes: all decisions are returned as one array, beside which blocks of rows are small
+
+Allowed = dict[str, list[Any]]
+"""Values of parameters, by name, as scikit-learn's validation takes them."""
+
+POSITIVE = [Interval(Real, 0, None, closed="neither")]
+SHARE = [Interval(Real, 0, 1, closed="both")]
 
 
 class NotConverged(ConvergenceWarning, TheirConvergenceWarning):
@@ -72,28 +81,13 @@ class _Silent(Listener):
         """Drop it: the estimators issue warnings of their own."""
 
 
-class Strengths(NamedTuple):
-    """Factors of ``l1 ‖w‖₁ + l2/2 ‖w‖² + C Σ loss``."""
-
-    l1: float
-    l2: float
-    C: float
-
-    def options(self) -> dict[str, Any]:
-        """Return penalty and C; without ``‖w‖₁`` all is divided by l2, since every method trains ``½‖w‖² + C Σ loss``."""
-        if not self.l1:
-            return {"C": self.C / self.l2}
-        penalty: dict[str, Any] = (
-            {"penalty": "l1"} if not self.l2 else {"penalty": "elasticnet", "l2": self.l2}
-        )
-        return {**penalty, "l1": self.l1, "C": self.C}
-
-
-_SINGLE_VALUES = {
-    "warm_start": (False, "streamcd.train(start_from=) begins from another run"),
-    "positive": (False, "weights have no bounds here; streamcd.solve_box_qp has bounds"),
-}
-"""Parameters of scikit-learn's of which one value is offered, by name, with advice."""
+def penalised(l1: float, l2: float, C: float) -> dict[str, Any]:
+    """Return the options of ``l1 ‖w‖₁ + l2/2 ‖w‖² + C Σ loss``; without ``‖w‖₁`` all is divided by l2, to have ``½‖w‖²``."""
+    if not l1:
+        return {"C": C / l2}
+    return (
+        {"penalty": "elasticnet", "l2": l2, "l1": l1, "C": C} if l2 else {"penalty": "l1", "l1": l1, "C": C}
+    )
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -104,6 +98,7 @@ class LinearModel(BaseEstimator):
     """
 
     tol: float = 1e-4
+    fit_intercept: bool = True
     random_state: Any = None
     max_iter: int | None = _PASSES
     verbose: int = 0
@@ -111,49 +106,26 @@ class LinearModel(BaseEstimator):
     memory: int | str = "1GB"
     workdir: Any = None
 
-    def _problem(self) -> dict[str, Any]:
-        """Return loss, bias, and other options that differ from their defaults; refuse unsupported parameters."""
+    _allowed: ClassVar[Allowed] = {
+        "tol": [Interval(Real, 0, None, closed="left")],
+        "max_iter": [Interval(Integral, 1, None, closed="left"), Options(Integral, {-1}), None],
+        "random_state": ["random_state"],
+        "verbose": ["verbose"],
+        "n_jobs": [Integral, None],
+        "fit_intercept": ["boolean"],
+        "intercept_scaling": POSITIVE,
+        "C": POSITIVE,
+        "positive": [Options(bool, {False})],
+        "warm_start": [Options(bool, {False})],
+    }
+
+    def _options(self, dataset: Dataset) -> dict[str, Any]:
+        """Return loss, bias, penalty, C, and other options that differ from their defaults."""
         raise NotImplementedError
 
-    def _strengths(self, weight: float) -> Strengths:
-        """Return the factors of penalty and losses for rows of this weight in sum."""
-        return Strengths(0.0, 1.0, 1.0)
-
-    def _in_memory(self, X: Any, y: Any, sample_weight: Any) -> tuple[Dataset, dict[str, Any]]:
-        """Make a dataset of arrays; with options that depend on them."""
+    def _in_memory(self, X: Any, y: Any, sample_weight: Any) -> Dataset:
+        """Make a dataset of arrays."""
         raise NotImplementedError
-
-    def _refuse_all_but(self, **supported: tuple[tuple[Any, ...], str]) -> None:
-        """Refuse a parameter that has none of the values supported; with advice."""
-        for name, (values, advice) in supported.items():
-            value = getattr(self, name)
-            if not any(
-                value is one or ((np.isscalar(value) or value == {}) and value == one) for one in values
-            ):
-                offered = " or ".join(map(repr, values))
-                raise UsageError(
-                    f"{type(self).__name__}: expected {name}={offered}, found {value!r}; {advice}"
-                )
-
-    def _number(
-        self,
-        name: str,
-        *,
-        above: float = -math.inf,
-        least: float = -math.inf,
-        most: float = math.inf,
-        hint: str = "",
-    ) -> float:
-        """Return a parameter that is a finite number in a range; refused by its name if it is not."""
-        value = getattr(self, name)
-        is_number = isinstance(value, Real) and not isinstance(value, bool | np.bool)
-        if is_number and above < value < math.inf and least <= value <= most:
-            return float(value)
-        ends = {f"> {above:g}": above, f">= {least:g}": least}
-        bounds = [text for text, end in ends.items() if end > -math.inf]
-        bounds += [f"<= {most:g}"] if most < math.inf else []
-        expected = " ".join(["a number", " and ".join(bounds)]).strip()
-        raise UsageError(f"{type(self).__name__}: expected {expected} as {name}, found {value!r}{hint}")
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Fit the model to rows in memory, or to a dataset.
@@ -174,120 +146,103 @@ class LinearModel(BaseEstimator):
         Raises
         ------
         ValueError
-            If scikit-learn's validation rejects X or y, or there is a single class.
+            If scikit-learn's validation rejects a parameter, X or y, or there is a single class.
         DataError
             If an array is masked, or the indices of a sparse matrix are damaged.
         UsageError
-            If a parameter's value is not supported, or `memory` is too small.
+            If training cannot be as the parameters say, or `memory` is too small.
         """
-        asked = self._check()  # before anything is read
-        dataset = self._dataset_of(X, y, sample_weight)
-        if dataset is not None:
-            return self._fit_dataset(dataset, asked)
-        dataset, of_arrays = self._in_memory(X, y, sample_weight)
-        asked = asked | self._of_dataset(dataset) | of_arrays
-        training = self._train_in_memory(dataset, asked, Threads(self._n_threads() or 1))
-        return self._adopt(training.result, *training.models)
-
-    def _check(self) -> dict[str, Any]:
-        """Refuse parameters that will not do; returns the options that do not depend on a dataset."""
-        return self._problem() | self._shared()
-
-    def _dataset_of(self, X: Any, y: Any, sample_weight: Any) -> Dataset | None:
-        """Return the dataset to fit to, None for arrays; refused with labels or weights that are not its own."""
-        if not isinstance(X, str | os.PathLike | Dataset):
-            return None
-        dataset = X if isinstance(X, Dataset) else open_dataset(X)
-        if sample_weight is not None or (y is not None and not np.array_equal(y, dataset.labels())):
-            raise UsageError(
-                "a dataset brings its labels and weights: expected y=None or its own labels(), and no sample_weight; "
-                "convert the data again with others"
+        kind = type(self)
+        allowed = {
+            name: of for one in reversed(kind.__mro__) for name, of in vars(one).get("_allowed", {}).items()
+        }
+        validate_parameter_constraints(allowed, self.get_params(deep=False), kind.__name__)
+        listener = self._listener()
+        with self._own_words():
+            if isinstance(X, str | os.PathLike | Dataset):
+                dataset = _opened(X)
+                if sample_weight is not None or (y is not None and not np.array_equal(y, dataset.labels())):
+                    raise UsageError(
+                        "a dataset brings its labels and weights: expected y=None or its own labels(), and no sample_weight"
+                    )
+                result, self.model_ = self._train_in_directory(dataset, listener)
+                self._name(dataset, self.model_)
+            else:
+                dataset = self._in_memory(X, y, sample_weight)
+                result, self.model_ = self._train_in_memory(dataset, listener)
+        self.dual_gap_, self.n_iter_ = result.gap, self._count_passes(result)
+        if not result.converged:
+            cost = "a smaller C or " if "C" in self.get_params() else ""
+            text = (
+                f"not converged after max_iter={self._most_passes()}: the relative duality gap is {result.gap:.2g}, "
+                f"tol={self.tol:g}; scale the features (sklearn.preprocessing.MaxAbsScaler, say), or take {cost}a "
+                "larger max_iter"
             )
-        return dataset
+            warnings.warn(text, NotConverged, stacklevel=2)
+        return self
 
     def _checked_arrays(
         self, X: Any, y: Any, sample_weight: Any, **checks: Any
     ) -> tuple[Any, Any, np.ndarray | None]:
-        """Check arrays as scikit-learn does, its `validate_data` by `checks`; `y` may be None where none is needed."""
+        """Check arrays as scikit-learn does, its `validate_data` by `checks`."""
         refuse_mask(y, "y")
         refuse_mask(sample_weight, "sample_weight")
-        numbers, X = (np.float64, np.float32), sound_matrix(X)
-        checked = validate_data(self, X, y, accept_sparse="csr", dtype=numbers, **checks)
-        X, y = checked if isinstance(checked, tuple) else (checked, None)
+        numbers = (np.float64, np.float32)
+        X, y = validate_data(self, sound_matrix(X), y, accept_sparse="csr", dtype=numbers, **checks)
         if sample_weight is None:
             return X, y, None
         return X, y, check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
 
-    def _fit_dataset(self, dataset: Dataset, asked: dict[str, Any]) -> Self:
-        asked = asked | self._of_dataset(dataset)
-        self._make_columns(dataset, asked)
-        result, model = self._train_in_directory(dataset, asked)
+    def _name(self, dataset: Dataset, model: Model) -> None:
+        """Take over the number of features, and their names in a table; those that hashes and indices number have none."""
         self.n_features_in_ = dataset.n_features
-        self._name_features(model)
-        self._name_labels(model)
-        return self._adopt(result, model)
-
-    def _of_dataset(self, dataset: Dataset) -> dict[str, Any]:
-        """Return the options that depend on a dataset: the penalty and C, for the sum of its rows' weights."""
-        return self._strengths(_sum_of_weights(dataset)).options()
-
-    def _name_labels(self, model: Model) -> None:
-        """Take over the classes of a dataset, if it has classes."""
-
-    def _name_features(self, model: Model) -> None:
-        """Take over the names of the features of a table; those that hashes and indices number have none."""
         self.__dict__.pop("feature_names_in_", None)  # from an earlier fit
         encoding = model.encoding
         if encoding is not None and encoding.sparse is None and not encoding.bits:
-            self.feature_names_in_ = np.array(
-                list(encoding.feature_names(np.arange(model.n_features))), object
-            )
+            names = list(encoding.feature_names(np.arange(model.n_features)))
+            self.feature_names_in_ = np.array(names, object)
 
-    def _make_columns(self, dataset: Dataset, asked: dict[str, Any]) -> None:
-        """Make the column layout of a dataset on disk that has none, where the method reads it."""
-        from ..conversion.transpose import make_columns
-        from ..dataset.column_layout import has_columns
-        from ..runs.choices import takes_columns
-        from ..runs.options import TrainOptions
+    def _asked(self, dataset: Dataset) -> dict[str, Any]:
+        """Return the options of a training on a dataset, but for when it stops."""
+        seed = 0
+        if self.random_state is not None:
+            seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+        return {"seed": seed, "method": self.method, **self._options(dataset)}
 
-        if takes_columns(TrainOptions(**asked, memory=self.memory), dataset) and not has_columns(dataset):
-            make_columns(dataset, memory=self.memory, listener=self._listener())
-
-    def _train_in_memory(
-        self,
-        dataset: Dataset,
-        asked: dict[str, Any],
-        threads: Threads,
-    ) -> Any:
-        """Return a `runs.carry_out.MemoryTraining`."""
+    def _train_in_memory(self, dataset: Dataset, listener: Listener) -> tuple[Result, Model]:
         from ..runs.carry_out import train_in_memory
         from ..runs.choices import settle
         from ..runs.options import TrainOptions
         from ..training.loop import Session
 
-        listener = self._listener()
-        asked = asked | {"tol": self.tol, "max_passes": self._most_passes(), "memory": self.memory}
-        options = TrainOptions(**asked, checkpoint_every=float("inf"), in_memory=True)
-        with closing(listener), self._own_words():
-            options = settle(options, dataset, listener)
-            return train_in_memory(dataset, options, Session(listener, None, threads=threads))
+        rule: dict[str, Any] = {"tol": self.tol, "max_passes": self._most_passes(), "memory": self.memory}
+        options = TrainOptions(**self._asked(dataset), **rule, checkpoint_every=float("inf"), in_memory=True)
+        with closing(listener):
+            session = Session(listener, None, threads=Threads(self._n_threads() or 1))
+            training = train_in_memory(dataset, settle(options, dataset, listener), session)
+        return training.result, training.models[0]
 
-    def _train_in_directory(self, dataset: Dataset, asked: dict[str, Any]) -> tuple[Result, Model]:
-        """Train in a directory named by a digest of data and options; resume or reuse the run of an earlier fit there."""
+    def _train_in_directory(self, dataset: Dataset, listener: Listener) -> tuple[Result, Model]:
+        """Train in a directory named by a digest of data and options; resume or reuse the run of an earlier fit there.
+
+        The column layout is made of a dataset that has none, where the method reads it.
+        """
+        from ..conversion.transpose import make_columns
+        from ..dataset.column_layout import has_columns
+        from ..runs.choices import takes_columns
+        from ..runs.options import TrainOptions
         from ..runs.train import resume, train
 
-        rule: dict[str, Any] = {
-            "tol": self.tol,
-            "max_passes": self._most_passes(),
-            "listener": self._listener(),
-        }
+        asked = self._asked(dataset)
+        if takes_columns(TrainOptions(**asked, memory=self.memory), dataset) and not has_columns(dataset):
+            make_columns(dataset, memory=self.memory, listener=listener)
+        rule: dict[str, Any] = {"tol": self.tol, "max_passes": self._most_passes(), "listener": listener}
         temporary = tempfile.TemporaryDirectory(prefix="streamcd-")
         with (
             temporary if self.workdir is None else nullcontext(self.workdir) as folder,
             warnings.catch_warnings(),
-            self._own_words(),
         ):
-            warnings.simplefilter("ignore", ConvergenceWarning)  # `_adopt` warns
+            warnings.simplefilter("ignore", ConvergenceWarning)  # `fit` warns
             run = Path(folder) / f"run-{_digest({**asked, 'fingerprint': dataset.fingerprint})}"
             if (run / "config.json").exists():
                 result = resume(run, **rule)
@@ -300,38 +255,14 @@ class LinearModel(BaseEstimator):
     @contextmanager
     def _own_words(self) -> Iterator[None]:
         """Name parameters of the estimator where a refusal names options of the command line."""
-        words = {"--memory": "memory", "--method dual": 'method="dual"'}
         try:
             yield
         except UsageError as error:
-            text = str(error)
-            for option, parameter in words.items():
-                text = text.replace(option, parameter)
-            raise UsageError(text) from None
+            text = re.sub(r"--(method|penalty) ([\w-]+)", r'\1="\2"', str(error))
+            raise UsageError(text.replace("--memory", "memory")) from None
 
-    def _shared(self) -> dict[str, Any]:
-        """Return the options that are the same for all estimators, after a check of parameters that several have."""
-        self._refuse_all_but(
-            **{
-                name: ((value,), advice)
-                for name, (value, advice) in _SINGLE_VALUES.items()
-                if hasattr(self, name)
-            }
-        )
-        self._number("tol", least=0.0)
-        self._strengths(1.0)
-        if not isinstance(self._most_passes(), Integral) or self._most_passes() < 1:
-            raise UsageError(
-                f"{type(self).__name__}: expected a number of passes from 1 on as max_iter, found {self.max_iter!r}"
-            )
-        if not isinstance(n_jobs := getattr(self, "n_jobs", None), Integral | None):
-            raise UsageError(
-                f"{type(self).__name__}: expected a number of threads as n_jobs, found {n_jobs!r}"
-            )
-        seed = 0
-        if self.random_state is not None:
-            seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
-        return {"seed": seed, "acceleration": "auto", "method": self.method}
+    def _bias(self) -> float:
+        return float(getattr(self, "intercept_scaling", 1.0)) if self.fit_intercept else -1.0
 
     def _most_passes(self) -> int:
         """Return `max_iter`; the default in place of scikit-learn's None and -1, its algorithms' own numbers."""
@@ -344,21 +275,6 @@ class LinearModel(BaseEstimator):
 
     def _listener(self) -> Listener:
         return Listener() if self.verbose else _Silent()
-
-    def _adopt(self, result: Result, model: Model) -> Self:
-        """Set the fitted attributes, and warn if training has not converged."""
-        self.model_, self.dual_gap_ = model, result.gap
-        self.n_iter_ = self._count_passes(result)
-        if not result.converged:
-            cost = "a smaller C or " if "C" in self.get_params() else ""
-            warnings.warn(
-                f"not converged after max_iter={self._most_passes()}: the relative duality gap is {result.gap:.2g}, "
-                f"tol={self.tol:g}; scale the features (sklearn.preprocessing.MaxAbsScaler, say), or take {cost}a "
-                "larger max_iter",
-                NotConverged,
-                stacklevel=4,
-            )
-        return self
 
     def _count_passes(self, result: Result) -> Any:
         return result.passes
@@ -382,9 +298,8 @@ class LinearModel(BaseEstimator):
         """Return the accuracy, of regressors R²; a dataset has its own labels, or targets, and weights."""
         refuse_mask(y, "y")
         refuse_mask(sample_weight, "sample_weight")
-        if isinstance(X, str | os.PathLike):
-            X = open_dataset(X)
-        if isinstance(X, Dataset):
+        if isinstance(X, str | os.PathLike | Dataset):
+            X = _opened(X)
             label, weight = in_source_order(X, "label", "weight")
             y = source_labels(X, label) if y is None else y
             sample_weight = weight if sample_weight is None else sample_weight
@@ -394,10 +309,8 @@ class LinearModel(BaseEstimator):
 
     def _decisions(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
-        if isinstance(X, str | os.PathLike):
-            X = open_dataset(X)
-        if isinstance(X, Dataset):
-            return self._dataset_decisions(X)
+        if isinstance(X, str | os.PathLike | Dataset):
+            return self._dataset_decisions(_opened(X))
         by_columns = self.model_.encoding is not None and hasattr(X, "__arrow_c_stream__")
         if not by_columns:
             numbers = (np.float64, np.float32)
@@ -428,35 +341,29 @@ class LinearClassifier(ClassifierMixin, LinearModel):
     """Base of the classifiers."""
 
     C: float = 1.0
-    fit_intercept: bool = True
     class_weight: Any = None
 
     score = LinearModel.score
 
-    def _strengths(self, weight: float) -> Strengths:
-        return Strengths(0.0, 1.0, self._number("C", above=0.0))
-
-    def _of_dataset(self, dataset: Dataset) -> dict[str, Any]:
+    def _options(self, dataset: Dataset) -> dict[str, Any]:
+        """Return the factors of classes; balanced ones are by the rows' weights."""
         factors = self.class_weight
-        if (
-            isinstance(factors, str)
-            and factors == "balanced"
-            and dataset.weighted
-            and dataset.classes is not None
-        ):
+        if isinstance(dataset, InMemoryDataset) and factors is not None and not isinstance(factors, str):
+            given = compute_class_weight(dict(factors), classes=self.classes_, y=self.classes_)
+            return {"class_weight": dict(enumerate(given))}
+        if factors == "balanced" and dataset.weighted and dataset.classes is not None:
             labels = dataset.info()["classes"]
             totals = np.zeros(len(labels))
             for label, weight in _rows_of(dataset, "label", "weight"):
                 totals += np.bincount(np.searchsorted(dataset.classes, label), weight, totals.size)
             factors = dict(zip(labels, (totals.sum() / (totals.size * totals)).tolist(), strict=True))
-        return super()._of_dataset(dataset) | {
-            "class_weight": dict(factors) if isinstance(factors, Mapping) else factors
-        }
+        return {"class_weight": dict(factors) if isinstance(factors, Mapping) else factors}
 
-    def _name_labels(self, model: Model) -> None:
+    def _name(self, dataset: Dataset, model: Model) -> None:
+        super()._name(dataset, model)
         self.classes_ = np.array(model.label_numbers())
 
-    def _in_memory(self, X: Any, y: Any, sample_weight: Any) -> tuple[Dataset, dict[str, Any]]:
+    def _in_memory(self, X: Any, y: Any, sample_weight: Any) -> Dataset:
         X, y, weight = self._checked_arrays(X, y, sample_weight)
         check_classification_targets(y)
         self.classes_, code = np.unique(y, return_inverse=True)
@@ -464,14 +371,7 @@ class LinearClassifier(ClassifierMixin, LinearModel):
             raise ValueError(
                 f"expected at least two classes, found one class only: {self.classes_[:1].tolist()[0]!r}"
             )
-        return dataset_of(X, code, self.classes_.size, weight), self._class_factors(y)
-
-    def _class_factors(self, y: Any) -> dict[str, Any]:
-        """Return the factors of classes as an option, but for balanced ones."""
-        if self.class_weight is None or self.class_weight == "balanced":
-            return {}
-        factors = compute_class_weight(self.class_weight, classes=self.classes_, y=y)
-        return {"class_weight": dict(enumerate(factors))}
+        return dataset_of(X, code, self.classes_.size, weight)
 
     def decision_function(self, X: Any) -> np.ndarray:
         """Compute the decision values of rows.
@@ -512,7 +412,11 @@ def _rows_of(dataset: Dataset, *columns: str) -> Iterator[list[np.ndarray]]:
     return (dataset.read_rows(chunk, columns) for chunk in range(dataset.n_chunks))
 
 
-def _sum_of_weights(dataset: Dataset) -> float:
+def _opened(data: Dataset | str | os.PathLike[str]) -> Dataset:
+    return data if isinstance(data, Dataset) else open_dataset(data)
+
+
+def sum_of_weights(dataset: Dataset) -> float:
     if not dataset.weighted:
         return float(dataset.n_rows)
     return float(sum(weight.sum() for (weight,) in _rows_of(dataset, "weight")))

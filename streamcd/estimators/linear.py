@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from ..core.errors import UsageError
-from .base import LinearClassifier, Strengths
+from .base import POSITIVE, SHARE, Allowed, LinearClassifier, StrOptions, penalised
 
 if TYPE_CHECKING:
     from ..dataset.dataset import Dataset
     from ..training.result import Result
 
-
-_SOLVERS = ("lbfgs", "newton-cg", "newton-cholesky", "sag", "saga", "liblinear")
-PENALTIES = ("l2", "l1", "elasticnet", "deprecated")
 _CHOSEN = ("auto", "deprecated")
 
 
@@ -84,24 +80,18 @@ class LinearSVC(LinearClassifier):
     multi_class: str = "ovr"
     intercept_scaling: float = 1
 
-    def _problem(self) -> dict[str, Any]:
-        ways = ("ovr", "crammer_singer") if self.penalty == "l2" else ("ovr",)
-        losses = ("squared_hinge", "hinge") if self.penalty == "l2" else ("squared_hinge",)
-        self._refuse_all_but(
-            penalty=(("l2", "l1"), "LogisticRegression has elastic net"),
-            dual=(("auto", "warn", True, False), "method='dual' or method='primal' chooses"),
-            loss=(
-                losses,
-                "with the penalty l1 squared_hinge alone; TwinSVC and LogisticRegression have other losses",
-            ),
-            multi_class=(ways, "crammer_singer has the penalty l2"),
-        )
-        bias = self._number("intercept_scaling", above=0.0) if self.fit_intercept else -1.0
-        return {"loss": self.loss if self.multi_class == "ovr" else "crammer_singer", "bias": bias}
+    _allowed: ClassVar[Allowed] = {
+        "penalty": [StrOptions({"l2", "l1"})],
+        "loss": [StrOptions({"squared_hinge", "hinge"})],
+        "dual": ["boolean", StrOptions({"auto", "warn"})],
+        "multi_class": [StrOptions({"ovr", "crammer_singer"})],
+    }
 
-    def _strengths(self, weight: float) -> Strengths:
+    def _options(self, dataset: Dataset) -> dict[str, Any]:
+        loss = self.loss if self.multi_class == "ovr" else "crammer_singer"
         by_l1 = float(self.penalty == "l1")
-        return Strengths(by_l1, 1.0 - by_l1, self._number("C", above=0.0))
+        strengths = penalised(by_l1, 1.0 - by_l1, self.C)
+        return {"loss": loss, "bias": self._bias(), **strengths, **super()._options(dataset)}
 
     def _per_class(self, vectors: np.ndarray) -> np.ndarray:
         # where two classes have a vector each, scikit-learn has the difference
@@ -123,15 +113,13 @@ class LogisticRegression(LinearClassifier):
         Factor of the sum of losses.
     l1_ratio : float or None
         Share of L1 in the penalty; None is 0.
-    dual : {False}
-        Without an intercept True as well, without effect: `method` chooses the algorithm.
-    fit_intercept : bool
+    dual : bool
+        Accepted without effect: `method` chooses the algorithm, the optimum is the same.
     intercept_scaling : float
-        1; with ``"liblinear"`` the value of the constant feature whose weight is the intercept divided by it.
+        With ``"liblinear"`` the value of the constant feature whose weight is the intercept divided by it.
     solver : {"lbfgs", "newton-cg", "newton-cholesky", "sag", "saga", "liblinear"}
         Accepted without effect: `method` chooses the algorithm, the optimum is the same; but ``"liblinear"`` penalises the
         intercept, and trains one class against the rest.
-    warm_start : {False}
     multi_class : {"auto", "deprecated", "multinomial", "ovr"}
         ``"auto"``, and ``"deprecated"``, scikit-learn's default for a time, is multinomial by the dual method without L1,
         and one-vs-rest by others and with L1.
@@ -141,15 +129,9 @@ class LogisticRegression(LinearClassifier):
     method : {"auto", "dual", "primal", "online", "newton", "working-set"}
         As in `streamcd.train`. The column layout, which primal, online and working-set read, is made where a dataset has
         none.
-    tol, class_weight, random_state, max_iter, verbose, memory, workdir
-        As in `LinearSVC`.
 
-    Attributes
-    ----------
-    n_iter_ : ndarray of int, shape (1 or n_classes,)
-        Passes of the multinomial problem, or of every class.
-    coef_, intercept_, classes_, dual_gap_, n_features_in_, feature_names_in_, model_
-        As in `LinearSVC`.
+    Other parameters, and attributes, are those of `LinearSVC`; `n_iter_` has the passes of the multinomial problem, or of
+    every class.
 
     Examples
     --------
@@ -169,52 +151,31 @@ class LogisticRegression(LinearClassifier):
     multi_class: str = "auto"
     n_jobs: int | None = None
 
-    def _problem(self) -> dict[str, Any]:
-        penalised = self.solver == "liblinear"  # the intercept
-        either = (False, True) if penalised or not self.fit_intercept else (False,)
-        scalings = (self.intercept_scaling,) if penalised else (1,)
-        self._refuse_all_but(
-            penalty=((*PENALTIES, None), "there is no other"),
-            dual=(either, "method='dual' with fit_intercept=False is the dual method"),
-            intercept_scaling=(scalings, "the intercept is not penalised"),
-            solver=(_SOLVERS, "method= chooses the algorithm"),
-            multi_class=((*_CHOSEN, "multinomial", "ovr"), "there is no other way"),
-        )
-        bias = self._number("intercept_scaling", above=0.0) if self.fit_intercept else -1.0
-        return {
-            "loss": "log_loss",
-            "bias": bias,
-            "unpenalized_bias": bool(self.fit_intercept) and not penalised,
-        }
+    _allowed: ClassVar[Allowed] = {
+        "penalty": [StrOptions({"l2", "l1", "elasticnet", "deprecated"})],
+        "l1_ratio": [*SHARE, None],
+        "dual": ["boolean"],
+        "solver": [StrOptions({"lbfgs", "newton-cg", "newton-cholesky", "sag", "saga", "liblinear"})],
+        "multi_class": [StrOptions({*_CHOSEN, "multinomial", "ovr"})],
+    }
 
-    def _l1_share(self) -> float:
-        """Return the share of ``‖w‖₁``, by the parameters of whichever version of scikit-learn."""
-        share = 0.0 if self.l1_ratio is None else self._number("l1_ratio", least=0.0, most=1.0)
-        named = {"l1": 1.0, "l2": 0.0}.get(str(self.penalty), share)
-        if share not in (0.0, named):
-            raise UsageError(
-                f"LogisticRegression: expected penalty='elasticnet' with l1_ratio={share:g}, found {self.penalty!r}"
-            )
-        return named
-
-    def _strengths(self, weight: float) -> Strengths:
-        if self.penalty is None:
-            raise UsageError("LogisticRegression: expected a penalty, found None; take a large C")
-        share = self._l1_share()
-        return Strengths(share, 1.0 - share, self._number("C", above=0.0))
-
-    def _of_dataset(self, dataset: Dataset) -> dict[str, Any]:
-        asked = super()._of_dataset(dataset)
+    def _options(self, dataset: Dataset) -> dict[str, Any]:
+        # the share of L1, by the parameters of whichever version of scikit-learn
+        share = {"l1": 1.0, "l2": 0.0}.get(str(self.penalty), float(self.l1_ratio or 0.0))
+        by_liblinear = self.solver == "liblinear"
         several = dataset.classes is not None and dataset.classes.size > 2
-        at_once = self.multi_class == "multinomial" or (
-            self.multi_class in _CHOSEN
-            and self.method in ("auto", "dual")
-            and self.solver != "liblinear"
-            and not self._l1_share()
+        at_once = (
+            self.multi_class in _CHOSEN and self.method in ("auto", "dual") and not by_liblinear and not share
         )
-        if several and at_once:
-            asked["loss"] = "multinomial"
-        return asked
+        return {
+            "loss": "multinomial"
+            if several and (at_once or self.multi_class == "multinomial")
+            else "log_loss",
+            "bias": self._bias(),
+            "unpenalized_bias": bool(self.fit_intercept) and not by_liblinear,
+            **penalised(share, 1.0 - share, self.C),
+            **super()._options(dataset),
+        }
 
     def _count_passes(self, result: Result) -> Any:
         return np.array([lane["passes"] for lane in result.lanes])
@@ -249,20 +210,11 @@ class TwinSVC(LinearClassifier):
     ridge : float
         The factor r; below 1 method dual is slow.
     slack : {"hinge", "squared_hinge"}
-    fit_intercept : bool
-        Append a constant feature 1; its weight is penalised.
     method : {"auto", "dual", "sor"}
         As in `streamcd.train`; ``"auto"`` is dual.
-    tol, class_weight, random_state, max_iter, verbose, memory, workdir
-        As in `LinearSVC`.
 
-    Attributes
-    ----------
-    coef_ : ndarray of float64, shape (n_classes, n_features)
-        The planes, one for each class, also with two classes.
-    intercept_ : ndarray of float64, shape (n_classes,)
-    classes_, n_iter_, dual_gap_, n_features_in_, feature_names_in_, model_
-        As in `LinearSVC`.
+    Other parameters, and attributes, are those of `LinearSVC`; `coef_` has a plane for each class, also with two classes,
+    whose constant feature is 1, its weight penalised.
 
     Examples
     --------
@@ -277,10 +229,11 @@ class TwinSVC(LinearClassifier):
     ridge: float = 1.0
     slack: str = "hinge"
 
-    def _problem(self) -> dict[str, Any]:
-        return {
-            "loss": "twin",
-            "bias": 1.0 if self.fit_intercept else -1.0,
-            "ridge": self._number("ridge", above=0.0),
-            "slack": self.slack,
-        }
+    _allowed: ClassVar[Allowed] = {
+        "ridge": POSITIVE,
+        "slack": [StrOptions({"hinge", "squared_hinge"})],
+    }
+
+    def _options(self, dataset: Dataset) -> dict[str, Any]:
+        planes = {"loss": "twin", "ridge": self.ridge, "slack": self.slack}
+        return {**planes, "bias": self._bias(), "C": self.C, **super()._options(dataset)}

@@ -3,47 +3,52 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
+from numbers import Real
 from typing import Any, ClassVar
 
 import numpy as np
 
 from ..dataset.dataset import Dataset
-from .base import LinearModel, RegressorMixin, Strengths, dataset_of
+from .base import (
+    POSITIVE,
+    SHARE,
+    Allowed,
+    Interval,
+    LinearModel,
+    Options,
+    RegressorMixin,
+    StrOptions,
+    dataset_of,
+    penalised,
+    sum_of_weights,
+)
 
 _NARROW = 500
 """Features up to which Newton's method, whose matrix has a row for each, trains the smooth losses by default."""
-
-_SMOOTH = ("squared_error", "huber", "squared_epsilon_insensitive")
-
-_NO_PENALTY = "; take a small one, 1e-6 say"
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class LinearRegressor(RegressorMixin, LinearModel):
     """Base of the regressors."""
 
-    fit_intercept: bool = True
-
-    _loss: ClassVar[str]
+    _allowed: ClassVar[Allowed] = {"alpha": POSITIVE, "epsilon": POSITIVE, "l1_ratio": SHARE}
     score = LinearModel.score
 
-    def _problem(self) -> dict[str, Any]:
+    def _problem(self, weight: float) -> dict[str, Any]:
+        """Return the loss, the penalty and C, for rows of this weight in sum, with what differs from the defaults."""
+        raise NotImplementedError
+
+    def _options(self, dataset: Dataset) -> dict[str, Any]:
         free = bool(self.fit_intercept)
-        return {"loss": self._loss, "bias": 1.0 if free else -1.0, "unpenalized_bias": free}
+        asked = {"bias": self._bias(), "unpenalized_bias": free, **self._problem(sum_of_weights(dataset))}
+        if self.method == "auto" and "penalty" not in asked:
+            smooth = asked["loss"] in ("squared_error", "huber", "squared_epsilon_insensitive")
+            asked["method"] = "newton" if smooth and dataset.n_features <= _NARROW else "dual"
+        return asked
 
-    def _alpha(self) -> float:
-        return self._number("alpha", above=0.0, hint=_NO_PENALTY)
-
-    def _in_memory(self, X: Any, y: Any, sample_weight: Any) -> tuple[Dataset, dict[str, Any]]:
+    def _in_memory(self, X: Any, y: Any, sample_weight: Any) -> Dataset:
         X, y, weight = self._checked_arrays(X, y, sample_weight, y_numeric=True)
-        return dataset_of(X, y.astype(np.float64), None, weight), {}
-
-    def _of_dataset(self, dataset: Dataset) -> dict[str, Any]:
-        found = super()._of_dataset(dataset)
-        if self.method == "auto" and "penalty" not in found:
-            smooth, narrow = self._problem()["loss"] in _SMOOTH, dataset.n_features <= _NARROW
-            found["method"] = "newton" if smooth and narrow else "dual"
-        return found
+        return dataset_of(X, y.astype(np.float64), None, weight)
 
     @property
     def coef_(self) -> np.ndarray:
@@ -81,18 +86,10 @@ class Ridge(LinearRegressor):
     ----------
     alpha : float
         Above 0.
-    positive : {False}
     method : {"auto", "dual", "primal", "newton", "working-set"}
         As in `streamcd.train`; ``"auto"`` is newton for a smooth loss and at most 500 features, else dual.
-    tol, fit_intercept, random_state, max_iter, verbose, memory, workdir
-        As in `LinearSVC`.
 
-    Attributes
-    ----------
-    coef_ : ndarray of float64, shape (n_features,)
-    intercept_ : float
-    n_iter_, dual_gap_, n_features_in_, feature_names_in_, model_
-        As in `LinearSVC`.
+    Other parameters, and attributes, are those of `LinearSVC`; `coef_` has shape (n_features,), `intercept_` is a number.
 
     Examples
     --------
@@ -107,10 +104,8 @@ class Ridge(LinearRegressor):
     solver: str = "auto"
     positive: bool = False
 
-    _loss = "squared_error"
-
-    def _strengths(self, weight: float) -> Strengths:
-        return Strengths(0.0, 2.0 * self._alpha(), 1.0)
+    def _problem(self, weight: float) -> dict[str, Any]:
+        return {"loss": "squared_error", **penalised(0.0, 2.0 * self.alpha, 1.0)}
 
 
 @dataclass(eq=False, repr=False)
@@ -129,16 +124,10 @@ class ElasticNet(LinearRegressor):
         From 0, which is ridge regression with ``n alpha``, to 1, which is `Lasso`.
     precompute, copy_X, selection
         scikit-learn's, accepted without effect: `method` chooses the algorithm, the optimum is the same.
-    positive, warm_start : {False}
     method : str
         As in `streamcd.train`.
-    tol, fit_intercept, random_state, max_iter, verbose, memory, workdir
-        As in `LinearSVC`.
 
-    Attributes
-    ----------
-    coef_, intercept_, n_iter_, dual_gap_, n_features_in_, feature_names_in_, model_
-        As in `Ridge`.
+    Other parameters, and attributes, are those of `Ridge`.
 
     Examples
     --------
@@ -157,11 +146,9 @@ class ElasticNet(LinearRegressor):
     positive: bool = False
     warm_start: bool = False
 
-    _loss = "squared_error"
-
-    def _strengths(self, weight: float) -> Strengths:
-        alpha, share = self._alpha(), self._number("l1_ratio", least=0.0, most=1.0)
-        return Strengths(alpha * share, alpha * (1.0 - share), 0.5 / weight)
+    def _problem(self, weight: float) -> dict[str, Any]:
+        l1, l2 = self.alpha * self.l1_ratio, self.alpha * (1.0 - self.l1_ratio)
+        return {"loss": "squared_error", **penalised(l1, l2, 0.5 / weight)}
 
 
 @dataclass(eq=False, repr=False)
@@ -176,15 +163,10 @@ class Lasso(ElasticNet):
     alpha : float
         At least 0, as in `Ridge`.
     l1_ratio : {1.0}
-    precompute, copy_X, selection, positive, warm_start, method
+    precompute, copy_X, selection, method
         As in `ElasticNet`.
-    tol, fit_intercept, random_state, max_iter, verbose, memory, workdir
-        As in `LinearSVC`.
 
-    Attributes
-    ----------
-    coef_, intercept_, n_iter_, dual_gap_, n_features_in_, feature_names_in_, model_
-        As in `Ridge`.
+    Other parameters, and attributes, are those of `Ridge`.
 
     Examples
     --------
@@ -197,9 +179,7 @@ class Lasso(ElasticNet):
     _: KW_ONLY
     l1_ratio: float = 1.0
 
-    def _problem(self) -> dict[str, Any]:
-        self._refuse_all_but(l1_ratio=((1.0,), "ElasticNet has others"))
-        return super()._problem()
+    _allowed: ClassVar[Allowed] = {"l1_ratio": [Options(Real, {1.0})]}
 
 
 @dataclass(eq=False, repr=False)
@@ -216,16 +196,10 @@ class HuberRegressor(LinearRegressor):
         Error from which on the loss is a line; above 0.
     alpha : float
         Above 0.
-    warm_start : {False}
     method : {"auto", "dual", "primal", "newton", "working-set"}
         As in `Ridge`.
-    tol, fit_intercept, random_state, max_iter, verbose, memory, workdir
-        As in `LinearSVC`.
 
-    Attributes
-    ----------
-    coef_, intercept_, n_iter_, dual_gap_, n_features_in_, feature_names_in_, model_
-        As in `Ridge`.
+    Other parameters, and attributes, are those of `Ridge`.
 
     Examples
     --------
@@ -240,13 +214,8 @@ class HuberRegressor(LinearRegressor):
     alpha: float = 0.0001
     warm_start: bool = False
 
-    _loss = "huber"
-
-    def _problem(self) -> dict[str, Any]:
-        return {"delta": self._number("epsilon", above=0.0), **super()._problem()}
-
-    def _strengths(self, weight: float) -> Strengths:
-        return Strengths(0.0, self._alpha(), 1.0)
+    def _problem(self, weight: float) -> dict[str, Any]:
+        return {"loss": "huber", "delta": self.epsilon, **penalised(0.0, self.alpha, 1.0)}
 
 
 @dataclass(eq=False, repr=False)
@@ -266,15 +235,9 @@ class LinearSVR(LinearRegressor):
         Accepted without effect: `method` chooses the algorithm, the optimum is the same.
     method : {"auto", "dual", "primal", "newton", "working-set"}
         As in `Ridge`.
-    tol, fit_intercept, random_state, max_iter, verbose, memory, workdir
-        As in `LinearSVC`.
 
-    Attributes
-    ----------
-    intercept_ : ndarray of float64, shape (1,)
-        Without an intercept the number 0, as scikit-learn has it.
-    coef_, n_iter_, dual_gap_, n_features_in_, feature_names_in_, model_
-        As in `Ridge`.
+    Other parameters, and attributes, are those of `Ridge`; `intercept_` has shape (1,), without an intercept it is the
+    number 0, as scikit-learn has it.
 
     Examples
     --------
@@ -290,16 +253,14 @@ class LinearSVR(LinearRegressor):
     intercept_scaling: float = 1.0
     dual: Any = "auto"
 
-    def _problem(self) -> dict[str, Any]:
-        self._refuse_all_but(
-            loss=(("epsilon_insensitive", "squared_epsilon_insensitive"), "these are LIBLINEAR's"),
-            dual=(("auto", "warn", True, False), "method= chooses the algorithm"),
-        )
-        bias = self._number("intercept_scaling", above=0.0) if self.fit_intercept else -1.0
-        return {"loss": self.loss, "epsilon": self._number("epsilon", least=0.0), "bias": bias}
+    _allowed: ClassVar[Allowed] = {
+        "epsilon": [Interval(Real, 0, None, closed="left")],
+        "loss": [StrOptions({"epsilon_insensitive", "squared_epsilon_insensitive"})],
+        "dual": ["boolean", StrOptions({"auto", "warn"})],
+    }
 
-    def _strengths(self, weight: float) -> Strengths:
-        return Strengths(0.0, 1.0, self._number("C", above=0.0))
+    def _problem(self, weight: float) -> dict[str, Any]:
+        return {"loss": self.loss, "epsilon": self.epsilon, "C": self.C, "unpenalized_bias": False}
 
     @property
     def intercept_(self) -> Any:
