@@ -197,8 +197,6 @@ def test_not_converged_is_a_warning_that_names_resume(data, tmp_path):
         (["evaluate", "nowhere", "TRAINED"], "nowhere"),
         (["evaluate", "DATA", "TRAINED", "--memory", "10MB"], "needed"),
         (["predict", "DATA", "TRAINED"], "Missing option '-o'"),
-        (["train", "DATA", "RUN", "-v", "5", "-c", "2"], "-C 2 --cv 5"),
-        (["train", "DATA", "RUN", "-v", "5"], "-C 1 --cv 5"),
         (["train", "DATA", "RUN", "-w1", "2", "--class-weight", "1=2"], "give one of them"),
         (["train", "DATA", "RUN", "-w1", "2", "-w1", "3"], "each label once"),
         (["train", "DATA", "RUN", "-p0.1"], "error: -p is for epsilon_insensitive"),
@@ -366,14 +364,6 @@ def test_quiet_keeps_warnings(clock, monkeypatch):
 
 def test_progress_without_a_total_gives_amount_and_rate():
     assert describe_progress(Progress("parse", 3_000_000, None, "rows"), 2.0) == "3 M rows, 1.5 M rows/s"
-
-
-@pytest.mark.parametrize("command", ["tune", "predict", "evaluate", "convert"])
-def test_a_scheduler_is_refused_with_advice_where_it_is_not_used(command: str) -> None:
-    done = forking.run(["-m", "streamcd", command, "a", "b", "--scheduler", "tcp://host:8786"])
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert f"--scheduler is not for {command}: " in done.stderr
 
 
 def test_an_end_of_file_is_not_told_as_ctrl_c(monkeypatch):

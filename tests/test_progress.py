@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import io
-import re
 from contextlib import contextmanager
 
 import numpy as np
@@ -16,7 +15,7 @@ import streamcd
 from streamcd import LinearSVC
 from streamcd.cli import console
 from streamcd.cli.console import Console
-from streamcd.cli.course import Course, Forecast
+from streamcd.cli.course import Course
 from streamcd.core.errors import Interrupted
 from streamcd.core.progress import Progress, TrainingStatus, compiling_for
 from streamcd.kernels.compilation import compilation_told
@@ -41,29 +40,25 @@ def dataset(tmp_path):
 
 
 def test_a_gap_that_falls_by_a_factor_a_pass_is_forecast_exactly():
-    forecast = Forecast()
-    assert forecast.passes_left(status(0, np.nan), 0) is None
+    course = Course(status(0, np.nan), 0.0)
+    assert course.passes_left(status(0, np.nan), 0) is None
     for passes in range(1, 6):
-        forecast.learn(status(passes, 10.0 ** (1 - passes)))
+        course.learn(status(passes, 10.0 ** (1 - passes)), passes)
     # from 1e-4 · 10 at pass 5: nothing is left but the certificate; from 0.5 passes before, half a pass more
-    left = Forecast()
+    left = Course(status(0, np.nan), 0.0)
     for passes in range(1, 4):
-        left.learn(status(passes, 10.0 ** -(passes / 4)))
+        left.learn(status(passes, 10.0 ** -(passes / 4)), passes)
     assert left.passes_left(status(3, 10**-0.75), 3) == pytest.approx(9 + 1)
     assert left.passes_left(status(3, 10**-0.75), 3.5) == pytest.approx(8.5 + 1)
-    assert left.share(status(3, 10**-0.75), 3) == pytest.approx(3 / 13)
-    assert forecast.passes_left(status(5, 1e-4), 5) == pytest.approx(1)
+    assert course.passes_left(status(5, 1e-4), 5) == pytest.approx(1)
 
 
-def test_the_share_done_does_not_fall_and_passes_left_are_no_more_than_allowed():
-    forecast, shares = Forecast(), []
+def test_passes_left_are_no_more_than_allowed():
+    course = Course(status(0, np.nan), 0.0)
     for passes, gap in enumerate([1.0, 0.1, 0.02, 0.019, 0.018, 0.0179], start=1):
-        forecast.learn(status(passes, gap, max_passes=50))
-        shares.append(forecast.share(status(passes, gap, max_passes=50), passes))
-        left = forecast.passes_left(status(passes, gap, max_passes=50), passes)
+        course.learn(status(passes, gap, max_passes=50), passes)
+        left = course.passes_left(status(passes, gap, max_passes=50), passes)
         assert left is None or left <= 51 - passes
-    assert shares == sorted(shares)
-    assert 0 < shares[-1] < 1
 
 
 def test_the_pace_leaves_out_the_first_pass():
@@ -79,20 +74,17 @@ def test_the_pace_leaves_out_the_first_pass():
 # What is shown
 
 
-def test_on_a_terminal_some_passes_leave_a_line(clock, monkeypatch):
+def test_on_a_terminal_a_bar_tells_the_time_left(clock, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "200")
     stream = Terminal()
     with Console(stream=stream) as console:
         for passes in range(13):
             clock[0] += 1.0
             now = status(passes, 10.0 ** -(passes / 5) if passes else np.nan)
-            console.progress(Progress(f"pass {passes + 1}", 0, 100, "entries", "", now))
-    kept = re.findall(r"^.*?streamcd: (.*)$", stream.getvalue(), flags=re.MULTILINE)
-    heads = [line.split(":")[0] for line in kept]
-    assert heads == ["pass 1", "pass 2", "pass 5", "pass 10"]
-    assert "gap 1.0e-01, wanted 1.0e-03" in kept[2]
-    assert "training" in stream.getvalue()
-    assert "elapsed" in stream.getvalue()
+            console.progress(Progress(f"pass {passes + 1}", 50, 100, "entries", "gap 1.0e-01", now))
+    for text in ("pass 13", "50 % of 100 entries", "gap 1.0e-01", "about 3.5 s left"):
+        assert text in stream.getvalue()
 
 
 def test_without_a_terminal_lines_tell_the_time_left(clock):

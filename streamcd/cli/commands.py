@@ -8,24 +8,21 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import click
 
 from .._version import __version__
 from ..conversion.options import ColumnsOptions, ConvertOptions
-from ..core.atomic_files import describe_set_aside
 from ..core.errors import UsageError
 from ..core.memory_budget import format_size
 from ..core.options import SharedWork
-from ..core.storage import is_url, local_path, location
+from ..core.storage import local_path, location
 from ..prediction.options import EvaluateOptions, ModelOptions, PredictOptions
 from ..report.tables import (
     Table,
     class_weights_tables,
     column_tables,
-    conversion_tables,
     dataset_tables,
     description_tables,
     evaluation_tables,
@@ -39,11 +36,8 @@ from .options import (
     checkpoint_option,
     force_option,
     liblinear_options,
-    no_scheduler,
-    no_sources,
     option,
     options_of,
-    refused_option,
     training_keywords,
 )
 from .program import Program
@@ -71,7 +65,7 @@ def cli() -> None:
 
 
 @cli.command()
-@click.argument("sources", metavar="SRC...", nargs=-1, type=click.Path())
+@click.argument("sources", metavar="SRC...", nargs=-1, required=True, type=click.Path())
 @click.argument("dataset", metavar="DATASET", type=click.Path())
 @options_of(ConvertOptions)
 @option(
@@ -80,7 +74,6 @@ def cli() -> None:
     is_flag=True,
     help="Make the column layout as well, for --method primal, online and working-set.",
 )
-@no_scheduler
 @talks()
 def convert(
     listener: Console, sources: tuple[str, ...], dataset: str, columns: bool, **options: Any
@@ -100,8 +93,6 @@ def convert(
     from ..conversion.convert import convert as convert_text
     from ..runs.describe import describe_dataset
 
-    if not sources:
-        raise no_sources(dataset, options)
     made = convert_text(list(sources), dataset, listener=listener, **options)
     if columns:
         from ..conversion.transpose import make_columns
@@ -109,7 +100,7 @@ def convert(
         sizes = {name: options[name] for name in ("memory", "workers", "shard_size", "chunk_size")}
         make_columns(made, listener=listener, **sizes)
     described = describe_dataset(made)
-    return described, *conversion_tables(dataset, described, "evaluate" if options["like"] else "train")
+    return described, *dataset_tables(dataset, described, "evaluate" if options["like"] else "train")
 
 
 @cli.command()
@@ -139,7 +130,6 @@ def merge(listener: Console, datasets: tuple[str, ...], dest: str, force: bool) 
 @cli.command()
 @click.argument("dataset", type=click.Path())
 @options_of(ColumnsOptions)
-@no_scheduler
 @talks()
 def columns(listener: Console, dataset: str, **options: Any) -> Shown:
     """Make the column layout of a dataset: its entries once more, by feature, for --method primal, online and working-set.
@@ -171,9 +161,6 @@ def info(listener: Console, path: str) -> Shown:
     """
     from ..runs.describe import describe
 
-    if not is_url(path) and not os.path.exists(path):
-        made = "; 'streamcd convert SRC DATASET' makes a dataset, 'streamcd train DATASET RUN' a run"
-        raise UsageError(f"{path} does not exist{describe_set_aside(Path(path)) or made}")
     described = describe(path)
     tables = description_tables if "kind" in described else dataset_tables
     return described, *tables(path, described)
@@ -210,9 +197,8 @@ def verify(listener: Console, path: str, **options: Any) -> Shown:
 @click.argument("run", type=click.Path())
 @options_of(TrainOptions)
 @liblinear_options
-@option("-v", "folds", type=int, hidden=True, help="LIBLINEAR's cross-validation: refused, 'tune' does it.")
 @talks()
-def train(listener: Console, dataset: str, run: str, folds: int | None, **options: Any) -> Shown:
+def train(listener: Console, dataset: str, run: str, **options: Any) -> Shown:
     """Train a linear model on a dataset, in a run directory that can be resumed.
 
     Minimises ½‖w‖² + C Σ loss over the rows, and stops when the duality gap certifies the result. Ctrl-C and SIGTERM save a
@@ -225,23 +211,10 @@ def train(listener: Console, dataset: str, run: str, folds: int | None, **option
       streamcd train /shared/data /shared/run --scheduler tcp://host:8786
       streamcd train data run --resume --max-seconds 55m    # in a batch job, again and again
     """
-    if folds is not None:
-        given = options["C"]
-        costs = ",".join(f"{cost:g}" for cost in (given if isinstance(given, list) else [given]))
-        raise UsageError(
-            f"-v is not for train: 'streamcd tune {dataset} {run} -C {costs} --cv {folds}' cross-validates; "
-            "give it the other options too"
-        )
     options, notes = training_keywords(dataset, **options)
     from ..runs.train import train as train_model
 
     return carry_out(partial(train_model, dataset, run, **options), run, listener, notes)
-
-
-_TUNE_ALONE = (
-    "one process trains the folds of all C in the same reads of the data; 'train -C' with a list takes workers, and "
-    "'evaluate' scores its models on other data"
-)
 
 
 @cli.command()
@@ -249,8 +222,6 @@ _TUNE_ALONE = (
 @click.argument("run", type=click.Path())
 @options_of(TuneOptions)
 @liblinear_options
-@refused_option("--scheduler", _TUNE_ALONE)
-@refused_option("--workers", _TUNE_ALONE)
 @talks()
 def tune(listener: Console, dataset: str, run: str, **options: Any) -> Shown:
     """Choose C, and λ of the penalty, by cross-validation, and train with the best on all rows.
@@ -297,7 +268,6 @@ def resume(listener: Console, run: str, **options: Any) -> Shown:
 @click.argument("data", metavar="DATASET|FILE", type=click.Path())
 @click.argument("model", metavar="RUN|MODEL", type=click.Path())
 @options_of(EvaluateOptions)
-@no_scheduler
 @checkpoint_option
 @talks()
 def evaluate(
@@ -360,7 +330,6 @@ def report(listener: Console, run: str, out: str, **options: Any) -> Shown:
     metavar="0|1",
     help="LIBLINEAR's: -b 1 is --proba.",
 )
-@no_scheduler
 @checkpoint_option
 @talks()
 def predict(
@@ -472,8 +441,8 @@ def export(
         export_libsvm(open_dataset(source), file, force=force, listener=listener)
     else:
         from ..models.export import export as export_model
+        from ..models.named_weights import describe_support
         from ..models.stored import load_model
-        from ..models.support import describe_support
 
         used, name, said = asked_model(source, checkpoint, given, listener)
         model = used if checkpoint else load_model(source, **given)

@@ -13,31 +13,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO, cast
 
 from ..core.errors import StreamcdError, escaped, file_named
-from ..core.progress import Listener, Progress, TrainingStatus
+from ..core.progress import Listener, Progress
 from ..report.tables import Table
-from .bars import Bars
 from .course import Course, describe_progress
 
 PLAIN_INTERVAL = 10.0
 """Seconds between lines of progress where there is no terminal."""
 
 _BAR_INTERVAL = 0.1
-_ROUND_PASSES = (1, 2, 5)  # passes that leave a line; so do ten, a hundred, ... times these
 
 
 class Console(Listener):
-    """Progress and messages on standard error: bars on a terminal, else a line from time to time; `quiet`: warnings only."""
+    """Progress and messages on standard error: a bar on a terminal, else a line now and then; `quiet`: warnings only."""
 
     def __init__(self, quiet: bool = False, stream: TextIO | None = None, *, is_json: bool = False) -> None:
         self._quiet, self.is_json = quiet, is_json
         self._stream = stream or sys.stderr
-        self._bars = None if quiet else self._make_bars()
+        self._has_bar = not quiet and self._stream.isatty()
+        self._bar: Any = None
         self._phase = ""
-        self._started = self._shown = self._kept = time.monotonic()
+        self._started = self._shown = time.monotonic()
         self._course: Course | None = None
-
-    def _make_bars(self) -> Bars | None:
-        return Bars(self._stream) if self._stream.isatty() else None
 
     def __enter__(self) -> Console:
         return self
@@ -46,45 +42,56 @@ class Console(Listener):
         self.close()
 
     def close(self) -> None:
-        """Remove the bars; they come back with the next progress."""
-        if self._bars is not None:
-            self._bars.clear()
+        """Remove the bar; it comes back with the next progress."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
 
     def progress(self, progress: Progress) -> None:
         """Show progress, unless it was shown a moment ago."""
         if self._quiet:
             return
-        now = time.monotonic()
+        now, status = time.monotonic(), progress.training
         is_new = progress.phase != self._phase
         if is_new:
             self._phase, self._started = progress.phase, now
-        if progress.training is not None:
-            self._follow(progress.training, now)
-        interval = (0.0 if is_new else _BAR_INTERVAL) if self._bars else PLAIN_INTERVAL
+        if status is not None:
+            if self._course is None or not self._course.continues(status):
+                self._course = Course(status, now)
+            self._course.learn(status, now)
+        interval = (0.0 if is_new else _BAR_INTERVAL) if self._has_bar else PLAIN_INTERVAL
         if now - self._shown < interval:
             return
         self._shown = now
-        text = escaped(describe_progress(progress, now - self._started))
-        course = self._course if progress.training is not None else None
-        if self._bars is not None:
-            self._bars.show(progress, text, course.reach(progress, now) if course else None)
+        left = [] if status is None or self._course is None else self._course.time_left(progress, now)
+        text = "; ".join([describe_progress(progress, now - self._started), *left])
+        if self._has_bar:
+            self._draw(progress, escaped(text))
         else:
-            self._print(
-                "; ".join([f"{progress.phase}: {text}", *(course.time_left(progress, now) if course else [])])
-            )
+            self._print(f"{progress.phase}: {text}")
 
-    def _follow(self, status: TrainingStatus, now: float) -> None:
-        """Follow a training's passes; on a terminal some of them leave a line."""
-        if self._course is None or not self._course.continues(status):
-            self._course = Course(status, now)
-        if self._course.learn(status, now) and self._bars is not None:
-            leading = status.passes // 10 ** (len(str(status.passes)) - 1)
-            is_round = (
-                status.passes == leading * 10 ** (len(str(status.passes)) - 1) and leading in _ROUND_PASSES
+    def _draw(self, progress: Progress, text: str) -> None:
+        """Draw a bar at the bottom of the terminal, in place; rich is loaded when the first is shown."""
+        from rich.progress import BarColumn, TextColumn
+        from rich.progress import Progress as RichProgress
+
+        if self._bar is None:
+            from rich.console import Console as RichConsole
+
+            # without a thread of its own: drawn when progress is reported
+            self._bar = RichProgress(
+                TextColumn("{task.description}", markup=False),
+                BarColumn(bar_width=30),
+                TextColumn("{task.fields[text]}", markup=False),
+                console=RichConsole(file=self._stream),
+                auto_refresh=False,
+                transient=True,
             )
-            if is_round or now - self._kept >= PLAIN_INTERVAL:
-                self._kept = now
-                self._print(self._course.line(status, now))
+            self._row = self._bar.add_task("", text="")
+            self._bar.start()
+        about: dict[str, Any] = {"completed": progress.done, "total": progress.total, "text": text}
+        self._bar.update(self._row, description=escaped(progress.phase), **about)
+        self._bar.refresh()
 
     def message(self, text: str) -> None:
         """Print a message."""
@@ -96,15 +103,14 @@ class Console(Listener):
         self._print(f"warning: {text}")
 
     def _print(self, text: str) -> None:
-        if self._bars is not None:
-            self._bars.clear()
+        self.close()
         print(f"streamcd: {escaped(text)}", file=self._stream, flush=True)
 
 
 class ProgressBar(Console):
-    """Progress of long calls from Python: bars on a terminal, otherwise a line every ten seconds.
+    """Progress of long calls from Python: a bar on a terminal, otherwise a line every ten seconds.
 
-    Pass it as ``listener=``; the bars are removed when the call ends. Messages and warnings go to standard error.
+    Pass it as ``listener=``; the bar is removed when the call ends. Messages and warnings go to standard error.
 
     Parameters
     ----------

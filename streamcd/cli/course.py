@@ -1,4 +1,4 @@
-"""Course of a training as the console follows it, and progress as text."""
+"""Progress as text, and the time that a training still takes."""
 
 from __future__ import annotations
 
@@ -7,81 +7,61 @@ import math
 from ..core.memory_budget import format_size
 from ..core.progress import Progress, TrainingStatus, format_seconds
 
-_FITTED_SHARE = 0.5  # only the last half of the passes is fitted: in the first ones the gap falls faster
-_FITTED_LEAST = 3
-_CERTIFICATE = 1.0  # the certifying read at the end, in passes
-
 
 class Course:
-    """Course of one training as the console follows it: times of its passes, and the forecast of its end."""
+    """Course of one training: times of its passes, and the fall of the gap (or violation), by which its end is forecast.
+
+    A line is fitted to the logarithm of the gap over the last half of the passes: in the first ones it falls faster.
+    """
 
     def __init__(self, status: TrainingStatus, now: float) -> None:
-        self._first, self._begun = status, now
-        self._last = status.passes
+        self._task, self._first, self._last = status.task, status.passes, status.passes
         self._paced_from = (float(status.passes), now)  # passes and time from which the pace is taken
-        self._forecast = Forecast()
+        self._points: list[tuple[int, float]] = []  # passes, logarithm of the measure over its target
 
     def continues(self, status: TrainingStatus) -> bool:
         """Return whether this is the same training."""
-        return status.task == self._first.task and status.passes >= self._last
+        return status.task == self._task and status.passes >= self._last
 
-    def learn(self, status: TrainingStatus, now: float) -> bool:
-        """Record the status; returns True when a pass has ended."""
-        self._forecast.learn(status)
-        ended = status.passes > self._last
+    def learn(self, status: TrainingStatus, now: float) -> None:
+        """Record the status after a read."""
         if (
-            ended and self._last == self._first.passes
+            self._last == self._first < status.passes
         ):  # the first pass loads kernels, and files that are not cached
             self._paced_from = (float(status.passes), now)
-        if ended:
-            self._last = status.passes
-        return ended
+        self._last = status.passes
+        if status.now > 0 and status.wanted > 0 and math.isfinite(status.now):
+            if self._points and self._points[-1][0] >= status.passes:
+                self._points.pop()
+            self._points.append((status.passes, math.log(status.now / status.wanted)))
 
-    def reach(self, progress: Progress, now: float) -> tuple[float, str]:
-        """Return the share of the training that is done, and a description."""
-        status = progress.training
-        assert status is not None
-        parts = [f"pass {status.passes}", *_measured(status), f"{format_seconds(now - self._begun)} elapsed"]
-        share = self._forecast.share(status, self._passes(progress))
-        return share, ", ".join(parts + self.time_left(progress, now))
+    def passes_left(self, status: TrainingStatus, passes: float) -> float | None:
+        """Return the passes left after `passes`, with one for the certificate; None while no line can be fitted."""
+        if len(self._points) < 2:
+            return None
+        slope, at_end = _line(self._points[-max(3, math.ceil(len(self._points) / 2)) :])
+        if slope >= 0 and at_end > 0:
+            return None
+        end = self._points[-1][0] - (at_end / slope if at_end > 0 else 0.0)
+        return 1.0 + max(min(end, status.max_passes) - passes, 0.0)
 
     def time_left(self, progress: Progress, now: float) -> list[str]:
         """Describe the time left, by the passes so far; an empty list where it is not known."""
         status = progress.training
         assert status is not None
-        passes = self._passes(progress)
-        left = self._forecast.passes_left(status, passes)
-        return [] if left is None else [f"about {format_seconds(left * self._pace(passes, now))} left"]
-
-    def _pace(self, passes: float, now: float) -> float:
-        """Return the seconds a pass takes."""
-        start, begun = self._paced_from
-        if passes <= start:
-            start, begun = float(self._first.passes), self._begun
-        return (now - begun) / max(passes - start, 1e-9)
-
-    def line(self, status: TrainingStatus, now: float) -> str:
-        """Describe the state after a pass in a line."""
-        parts = [*_measured(status), format_seconds(now - self._begun)]
-        left = self._forecast.passes_left(status, status.passes)
-        if left is not None and status.passes < status.max_passes:
-            unit = "pass" if round(left) == 1 else "passes"
-            parts.append(
-                f"about {left:.0f} more {unit}, {format_seconds(left * self._pace(status.passes, now))}"
-            )
-        return f"{status.task}pass {status.passes}: {', '.join(parts)}"
-
-    def _passes(self, progress: Progress) -> float:
-        """Return the passes done, including the fraction of the current one."""
-        status = progress.training
-        assert status is not None
-        return status.passes + status.passes_ahead * progress.done / max(progress.total or 1, 1)
+        passes = status.passes + status.passes_ahead * progress.done / max(progress.total or 1, 1)
+        left, (start, begun) = self.passes_left(status, passes), self._paced_from
+        if left is None or passes <= start:
+            return []
+        return [f"about {format_seconds(left * (now - begun) / (passes - start))} left"]
 
 
-def _measured(status: TrainingStatus) -> list[str]:
-    return (
-        [] if math.isnan(status.now) else [f"{status.measure} {status.now:.1e}, wanted {status.wanted:.1e}"]
-    )
+def _line(points: list[tuple[int, float]]) -> tuple[float, float]:
+    """Return the slope of the least-squares line, and its value at the last point, or the last value itself if smaller."""
+    n = len(points)
+    mean_x, mean_y = sum(x for x, _ in points) / n, sum(y for _, y in points) / n
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
+    return slope, min(mean_y + slope * (points[-1][0] - mean_x), points[-1][1])
 
 
 def describe_progress(progress: Progress, seconds: float) -> str:
@@ -109,51 +89,3 @@ def _amount(number: float, unit: str) -> str:
         if number >= scale:
             return f"{number / scale:.3g}{letter} {unit}"
     return f"{number:.3g} {unit}"
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The end of a training, fitted to the fall of the gap (or the violation) over the passes so far
-
-
-class Forecast:
-    """Forecast from the status after each pass, by a line fitted to the logarithm of the gap (or violation)."""
-
-    def __init__(self) -> None:
-        self._points: list[tuple[int, float]] = []  # passes, logarithm of the measure over its target
-        self._share = 0.0
-
-    def learn(self, status: TrainingStatus) -> None:
-        """Record the status after a pass."""
-        if status.now > 0 and status.wanted > 0 and math.isfinite(status.now):
-            if self._points and self._points[-1][0] >= status.passes:
-                self._points.pop()
-            self._points.append((status.passes, math.log(status.now / status.wanted)))
-
-    def passes_left(self, status: TrainingStatus, passes: float) -> float | None:
-        """Return the passes left after `passes`, the certificate included; None while no line can be fitted."""
-        allowed = max(status.max_passes - passes, 0.0) + _CERTIFICATE
-        if len(self._points) < 2:
-            return None
-        n_fitted = max(_FITTED_LEAST, math.ceil(_FITTED_SHARE * len(self._points)))
-        slope, at_end = _line(self._points[-n_fitted:])
-        last = self._points[-1][0]
-        if at_end <= 0:
-            return min(max(last - passes, 0.0) + _CERTIFICATE, allowed)
-        if slope >= 0:
-            return None
-        return min(max(last - at_end / slope - passes, 0.0) + _CERTIFICATE, allowed)
-
-    def share(self, status: TrainingStatus, passes: float) -> float:
-        """Return the share of the passes that is done, which never decreases."""
-        left = self.passes_left(status, passes)
-        if left is not None:
-            self._share = max(self._share, passes / max(passes + left, 1e-9))
-        return min(self._share, 1.0)
-
-
-def _line(points: list[tuple[int, float]]) -> tuple[float, float]:
-    """Return the slope of the least-squares line, and its value at the last point, or the last value itself if smaller."""
-    n = len(points)
-    mean_x, mean_y = sum(x for x, _ in points) / n, sum(y for _, y in points) / n
-    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
-    return slope, min(mean_y + slope * (points[-1][0] - mean_x), points[-1][1])

@@ -26,7 +26,6 @@ from ..core.progress import Listener, format_seconds
 from .synthetic import BLOCK_ROWS, write_text_like
 
 _POLL_SECONDS = 0.02
-_TEXT_BYTES_PER_ENTRY = 15
 _DECODED_BYTES_PER_ENTRY = 8
 
 
@@ -41,16 +40,6 @@ class DemoSize:
     memory: str = "335MB"  # budget of every step
     tol: float = 1e-3  # relative gap to reach
     checkpoint_every: float = 0.5  # seconds
-
-    @property
-    def n_entries(self) -> int:
-        """Approximate number of entries of training and test data."""
-        return (self.train_blocks + self.test_blocks) * BLOCK_ROWS * self.entries_per_row
-
-    @property
-    def disk_bytes(self) -> int:
-        """Most bytes on disk at a time: the text, the dataset, and the buckets of its shuffle."""
-        return self.n_entries * (_TEXT_BYTES_PER_ENTRY + 3 * _DECODED_BYTES_PER_ENTRY)
 
 
 def result_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
@@ -144,7 +133,6 @@ class _Demo:
         """Go through all steps; the run that is killed half-way does not end."""
         memory, train = self.size.memory, self.options["train"]
         with self._step("total"):
-            self._check_disk()
             with self._step("make"):
                 text_bytes = self._make_text()
             dataset = self._command("convert", f"converts it within {memory}", *self.options["convert"])
@@ -193,15 +181,6 @@ class _Demo:
             raise EnvironmentFailure(f"demo: 'streamcd {command}' ended with status {process.returncode}")
         result: dict[str, Any] = json.loads(output)
         return result
-
-    def _check_disk(self) -> None:
-        free, need = shutil.disk_usage(self.directory).free, self.size.disk_bytes
-        self.listener.message(f"demo: needs up to {format_size(need)} of disk in {self.directory}")
-        if free < need:
-            raise EnvironmentFailure(
-                f"{self.directory}: expected {format_size(need)} free for the demo, found {format_size(free)}; "
-                "name a directory on another disk with --keep DIR, or set TMPDIR"
-            )
 
     def _make_text(self) -> int:
         """Write training text in parallel parts, and the test text; returns the bytes of the first."""

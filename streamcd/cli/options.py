@@ -114,24 +114,6 @@ def _as_flags(text: str, options: Mapping[str, Declared]) -> str:
 # Options of the command line alone
 
 
-def refused_option(name: str, advice: str) -> Decorator:
-    """Make an option that is refused with advice, because other commands have it."""
-
-    def refuse(context: click.Context, parameter: click.Parameter, value: Any) -> None:
-        if value is not None:
-            raise UsageError(f"{name} is not for {context.command.name}: {advice}")
-
-    return click.option(name, hidden=True, expose_value=False, callback=refuse, help=f"Refused: {advice}.")
-
-
-def no_sources(dataset: str, options: Mapping[str, Any]) -> UsageError:
-    """Make the error of a conversion without a source, which an option that may stand alone may have taken."""
-    way = "name what is converted"
-    if options["target"] not in (None, ""):
-        way = f"--target took {options['target']!r}: put it last where it stands alone, behind {dataset}"
-    return UsageError(f"expected SRC... and DATASET, found {dataset} alone; {way}")
-
-
 def force_option(what: str) -> Decorator:
     """Make ``--force`` for a command that replaces `what`."""
     return option("--force", section="Output", is_flag=True, help=f"Replace an existing {what}.")
@@ -152,11 +134,6 @@ quiet_option = option(
     section="Output",
     is_flag=True,
     help="No progress and no messages; results, warnings and errors only.",
-)
-
-no_scheduler = refused_option(
-    "--scheduler",
-    "--workers N divides the work among processes of this machine; a dask scheduler is for train and resume",
 )
 
 checkpoint_option = option(

@@ -12,8 +12,9 @@ from ..core.progress import counted, format_seconds
 from ..core.setting import Setting
 from .scores import CRITERIA, score_text, scores_of
 
-_MOST_LISTED = 10
-_MOST_COLUMNS = 50  # of a table
+_MOST_LISTED = 10  # numbers or words in a cell, folds side by side, classes in a confusion
+_MOST_COLUMNS = 50  # of a table of data
+_MOST_CLASSES = 30
 
 Facts = Mapping[str, Any]
 
@@ -58,77 +59,55 @@ def _no_nan(form: str) -> Callable[[float], str]:
 # Datasets
 
 
-def dataset_tables(path: str, info: Facts) -> list[Table]:
-    """Describe a dataset."""
-    rows = [
-        *_content_rows(info),
-        ("entries", f"{info['n_entries']:,} (density {info['density']:.3g})"),
-        ("on disk", _size_on_disk(info)),
-        ("decoded", f"{format_size(info['bytes_decoded'])} ({info['index_dtype']}, {info['value_dtype']})"),
-        *_rows(info, compression=""),
-        *_scaling_rows(info),
-        *_note_rows(info),
-        *_rows(info, id="", kept=listed),
-        *_rows(info, fingerprint="", data_digest=lambda digest: digest or ""),
-        ("column layout", "yes" if info["columns"] else "no"),
-        ("method", f"{info['method']}: {info['method_because']}"),
-        ("bias", describe_bias(info["bias"], info["bias_because"])),
-    ]
-    tables = [Table(f"dataset {path}", [row for row in rows if row[1]])]
-    return [*_source_columns(info), *tables]
-
-
-def conversion_tables(path: str, info: Facts, then: str) -> list[Table]:
-    """Describe a dataset just made: its columns, how large it is, what asks for action; and the command `then` on it."""
-    rows = [
-        *_content_rows(info),
-        ("on disk", _size_on_disk(info)),
-        *_note_rows(info),
-        ("next", f"streamcd {then} {path} RUN; 'streamcd info {path}' tells more"),
-    ]
-    return [*_source_columns(info), Table(f"dataset {path}", rows)]
-
-
-def _content_rows(info: Facts) -> list[tuple[str, str]]:
-    """Count rows and features, and tell the classes, labels or targets."""
+def dataset_tables(path: str, info: Facts, then: str = "") -> list[Table]:
+    """Describe a dataset; one just made, by the columns, the size, what asks for action, and the command `then` on it."""
     classes = "too many to train on: is it the right column of labels? --target takes numbers to predict"
     if info["classes"] is not None:
         pairs = zip(info["classes"], info["class_counts"], strict=True)
         classes = listed([f"{label} ({count:,})" for label, count in pairs])
-    labels = ("classes", classes)
-    if info["targets"] is not None:
-        labels = ("targets", f"{info['targets']['min']:.6g} to {info['targets']['max']:.6g}")
+    labels, targets = ("classes", classes), info["targets"]
+    if targets is not None:
+        labels = ("targets", f"{targets['min']:.6g} to {targets['max']:.6g}")
     numbered = f"indices from {info['index_base']} on"
     if info["feature_names"]:
         more = ", …" if info["n_features"] > len(info["feature_names"]) else ""
         numbered = ", ".join(info["feature_names"]) + more
-    return [
-        ("rows", f"{info['n_rows']:,}"),
-        ("features", f"{info['n_features']:,} ({numbered})"),
-        labels,
-    ]
-
-
-def _note_rows(info: Facts) -> list[tuple[str, str]]:
-    return [("note", line) for line in info["advice"]]
+    rows = [("rows", f"{info['n_rows']:,}"), ("features", f"{info['n_features']:,} ({numbered})"), labels]
+    notes = [("note", line) for line in info["advice"]]
+    if then:
+        next_command = f"streamcd {then} {path} RUN; 'streamcd info {path}' tells more"
+        rows += [("on disk", _size_on_disk(info)), *notes, ("next", next_command)]
+    else:
+        rows += [
+            ("entries", f"{info['n_entries']:,} (density {info['density']:.3g})"),
+            ("on disk", _size_on_disk(info)),
+            (
+                "decoded",
+                f"{format_size(info['bytes_decoded'])} ({info['index_dtype']}, {info['value_dtype']})",
+            ),
+            *_rows(info, compression=""),
+            *_scaling_rows(info),
+            *notes,
+            *_rows(info, id="", kept=listed),
+            *_rows(info, fingerprint="", data_digest=lambda digest: digest or ""),
+            ("column layout", "yes" if info["columns"] else "no"),
+            ("method", f"{info['method']}: {info['method_because']}"),
+            ("bias", describe_bias(info["bias"], info["bias_because"])),
+        ]
+    return [*_source_columns(info), Table(f"dataset {path}", [row for row in rows if row[1]])]
 
 
 def _source_columns(info: Facts) -> list[Table]:
     """Show how each column of a table was used, one of features before the others; none of what was no table."""
-    facts = info.get("table") or []
-    shown = facts[:_MOST_COLUMNS]
-    rows = []
-    for fact in shown:
+    facts, rows = info.get("table") or [], []
+    for fact in facts[:_MOST_COLUMNS]:
         use = f"{fact['use']} ({fact['note']})" if fact["note"] else fact["use"]
-        rows.append([fact["column"], use, fact["example"], *_counted_cells(fact)])
-    more = len(facts) - len(shown)
-    title = "columns of the table" + (f", the first {len(shown)} of {len(facts):,}" if more else "")
-    return [Table(title, rows, ["column", "use", "example", "features", "missing"], 3)] if rows else []
-
-
-def _counted_cells(fact: Facts) -> list[str]:
-    numbers = [fact[name] if fact["features"] else "" for name in ("features", "missing")]
-    return ["not known" if number is None else f"{number:,}" if number != "" else "" for number in numbers]
+        numbers = [fact[name] for name in ("features", "missing")] if fact["features"] else []
+        cells = ["not known" if number is None else f"{number:,}" for number in numbers] or ["", ""]
+        rows.append([fact["column"], use, fact["example"], *cells])
+    more = f", the first {len(rows)} of {len(facts):,}" if len(facts) > len(rows) else ""
+    header = ["column", "use", "example", "features", "missing"]
+    return [Table(f"columns of the table{more}", rows, header, 3)] if rows else []
 
 
 def _scaling_rows(info: Facts) -> list[tuple[str, str]]:
@@ -183,8 +162,13 @@ _REASONS = {"zero": "an objective as good as 0, beside which no gap is small"}
 
 def result_tables(result: Facts) -> list[Table]:
     """Show the result of a training or of a search over C."""
-    several = result["n_lanes"] > 1
+    lanes, several = result["lanes"], result["n_lanes"] > 1
+    settings = dict.fromkeys((lane["C"], lane["l1"]) for lane in lanes)
     sums, largest = (f", sum of {result['n_lanes']} problems", ", largest") if several else ("", "")
+    support = []
+    if len(settings) == 1 and any(lane["l1"] for lane in lanes):
+        left, all_weights = (sum(lane[name] for lane in lanes) for name in ("n_nonzero", "n_weights"))
+        support = [(f"weights not 0{sums}", f"{left:,} of {all_weights:,}")]
     rows = [
         ("converged", "yes" if result["converged"] else "no"),
         ("stopped by", _REASONS.get(result["stop_reason"]) or _words(result["stop_reason"])),
@@ -194,58 +178,64 @@ def result_tables(result: Facts) -> list[Table]:
         (f"violation{largest}", f"{result['violation']:.3g}"),
         ("time", format_seconds(result["seconds"] - result["kernel_seconds"])),
         ("read", format_size(result["bytes_read"])),
-        *_left_rows(result, sums),
+        *support,
         ("peak memory", format_size(result["peak_memory_bytes"])),
         *([] if result["stop_reason"] == "time" else [("model", os.path.join(result["run"], "model"))]),
     ]
     title = f"run {result['run']}: {result['n_rows']:,} rows, {result['n_features']:,} features"
     tables = [Table(title, rows)]
     if result.get("scores"):
-        trained = result["folds"]
-        tables.append(score_table(result, _MOST_FOLDS))
-        passes, seconds = f"{trained['passes']:,} passes", format_seconds(trained["seconds"])
-        tables[-1] = tables[-1]._replace(title=f"{tables[-1].title}; the folds took {passes}, {seconds}")
-    elif len({(lane["C"], lane["l1"]) for lane in result["lanes"]}) > 1:
-        tables.append(_path_table(result["lanes"]))
+        table, folds = score_table(result), result["folds"]
+        took = f"{folds['passes']:,} passes, {format_seconds(folds['seconds'])}"
+        tables.append(table._replace(title=f"{table.title}; the folds took {took}"))
+    elif len(settings) > 1:
+        models = []
+        for C, l1 in settings:
+            mine = [lane for lane in lanes if (lane["C"], lane["l1"]) == (C, l1)]
+            of_all = {name: sum(lane[name] for lane in mine) for name in ("n_nonzero", "primal_objective")}
+            worst = {name: max(lane[name] for lane in mine) for name in ("gap", "passes")}
+            models.append({"C": C, "l1": l1, **of_all, **worst})
+        tables.append(_models_table(models))
     return tables
 
 
-def _left_rows(result: Facts, sums: str) -> list[tuple[str, str]]:
-    """Tell how many weights an L1 penalty has left; of a path, the table of its models does."""
-    lanes = result["lanes"]
-    if not any(lane["l1"] for lane in lanes) or len({(lane["C"], lane["l1"]) for lane in lanes}) > 1:
-        return []
-    left, all_weights = (sum(lane[name] for lane in lanes) for name in ("n_nonzero", "n_weights"))
-    return [(f"weights not 0{sums}", f"{left:,} of {all_weights:,}")]
+_OF_MODELS = {"n_nonzero": ",", "primal_objective": ".10g", "gap": ".2g", "passes": ","}
+
+
+def _models_table(models: Sequence[Facts]) -> Table:
+    """List the models of a path by C and λ; sums over classes, and the largest gap and passes."""
+    sparse = any(of["l1"] for of in models)
+    names = [name for name in _OF_MODELS if name in models[0] and (sparse or name != "n_nonzero")]
+    rows = [
+        [*_setting_cells(of, models), *(format(of[name], _OF_MODELS[name]) for name in names)]
+        for of in models
+    ]
+    told = {"n_nonzero": "weights not 0", "gap": "relative gap"}
+    return Table(
+        "models", rows, [*_setting_header(models), *(told.get(name, _words(name)) for name in names)]
+    )
 
 
 def _objectives(facts: Facts) -> list[tuple[str, str]]:
     return _rows(facts, primal_objective=_no_nan(".10g"), dual_objective=_no_nan(".10g"))
 
 
-_MOST_FOLDS = 10  # side by side in a terminal
-
-
-def score_table(search: Facts, most_folds: int | None = None) -> Table:
-    """Show the scores of a search: for each C and λ the mean and the score of every fold.
-
-    Folds are left out if there are more than `most_folds`.
-    """
+def score_table(search: Facts) -> Table:
+    """Show the scores of a search: for each C and λ the mean, and the score of every fold unless they are many."""
     scores, form = scores_of(search), CRITERIA[search["scored_by"]].form
-    best = Setting(search["best_C"], search["best_l1"])
-    settings = [of.setting._asdict() for of in scores]
-    folds = [f"fold {number + 1}" for number in range(len(scores[0].folds))]
-    drawn = slice(0 if most_folds is not None and len(folds) > most_folds else len(folds))
+    settings, n_folds = [of.setting._asdict() for of in scores], len(scores[0].folds)
+    drawn = range(n_folds if n_folds <= _MOST_LISTED else 0)
     rows = [
         [
             *_setting_cells(setting, settings),
-            *(format(score, form) for score in (of.mean, *of.folds[drawn])),
+            *(format(score, form) for score in (of.mean, *of.folds[: len(drawn)])),
         ]
         for of, setting in zip(scores, settings, strict=True)
     ]
-    title = f"{score_text(search)} on {len(folds)} folds, best {best}"
-    header = [*_setting_header(settings), "mean", *folds[drawn]]
-    return Table(title, rows, header)
+    title = f"{score_text(search)} on {n_folds} folds, best {Setting(search['best_C'], search['best_l1'])}"
+    return Table(
+        title, rows, [*_setting_header(settings), "mean", *(f"fold {number + 1}" for number in drawn)]
+    )
 
 
 def _setting_header(each: Sequence[Facts]) -> list[str]:
@@ -257,32 +247,8 @@ def _setting_cells(of: Facts, each: Sequence[Facts]) -> list[str]:
     return [f"{of[name]:g}" for name in _setting_header(each)]
 
 
-def _path_table(lanes: Sequence[Facts]) -> Table:
-    """Show the model of each C and λ, of several classes by sums and the largest."""
-    by_setting: dict[tuple[float, float], list[Facts]] = {}
-    for lane in lanes:
-        by_setting.setdefault((lane["C"], lane["l1"]), []).append(lane)
-    several, sparse = len(lanes) > len(by_setting), any(lane["l1"] for lane in lanes)
-    rows = [
-        [
-            *_setting_cells(mine[0], lanes),
-            *([f"{sum(lane['n_nonzero'] for lane in mine):,}"] if sparse else []),
-            f"{sum(lane['primal_objective'] for lane in mine):.10g}",
-            f"{max(lane['gap'] for lane in mine):.2g}",
-            f"{max(lane['passes'] for lane in mine):,}",
-        ]
-        for mine in by_setting.values()
-    ]
-    over = ", sum over classes" if several else ""
-    gap = "largest relative gap" if several else "relative gap"
-    support = [f"weights not 0{over}"] if sparse else []
-    return Table(
-        "models", rows, [*_setting_header(lanes), *support, f"primal objective{over}", gap, "passes"]
-    )
-
-
 def run_table(title: str, run: Facts) -> Table:
-    """Describe a run: how far it is, and its options."""
+    """Describe a run: how far it is, time and bytes (of a search by its parts), and its options."""
     options = {_words(name): listed(value) for name, value in run["options"].items() if value is not False}
     options["bias"] = f"{bias_text(run['options']['bias'])}: {run['bias_because']}"
     state = run["state"]
@@ -292,13 +258,17 @@ def run_table(title: str, run: Facts) -> Table:
     if run["lanes"] > 1:
         lanes += " (of classes, values of C or λ, or folds)"
     lanes += f", {run['open_lanes']:,} not finished" if run["open_lanes"] else ""
+    parts, spent = run["parts"] or {"": run}, list[tuple[str, str]]()
+    for part, of in parts.items():
+        names = (f"time of {part}", f"read by {part}") if part else ("time", "read")
+        spent += zip(names, (format_seconds(of["seconds"]), format_size(of["bytes_read"])), strict=True)
     rows = [
         ("state", state),
         *_rows(run, best_C="g", best_l1=lambda l1: f"{l1:g}" if l1 else ""),
         ("passes", f"{run['passes']:,}"),
         *gap_rows(run),
         ("trains", lanes),
-        *_spent_rows(run),
+        *spent,
         ("dataset", run["dataset"]),
         *options.items(),
         *_rows(run, centred=""),
@@ -313,21 +283,7 @@ def gap_rows(run: Facts) -> list[tuple[str, str]]:
     """Tell the certified gap; before there is one, the estimate."""
     if run["gap"] is not None:
         return [("certified gap", f"{run['gap']:.3g}")]
-    estimate = run["gap_estimate"]
-    return [] if estimate is None else [("estimated gap", f"{estimate:.3g}, not certified yet")]
-
-
-def _spent_rows(run: Facts) -> list[tuple[str, str]]:
-    """Tell time and bytes; of a search by its parts."""
-    parts = run["parts"] or {"": run}
-    return [
-        row
-        for part, spent in parts.items()
-        for row in (
-            (f"time of {part}" if part else "time", format_seconds(spent["seconds"])),
-            (f"read by {part}" if part else "read", format_size(spent["bytes_read"])),
-        )
-    ]
+    return _rows(run, gap_estimate=lambda estimate: f"{estimate:.3g}, not certified yet")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -336,28 +292,20 @@ def _spent_rows(run: Facts) -> list[tuple[str, str]]:
 
 def description_tables(path: str, facts: Facts) -> list[Table]:
     """Describe a run, a model or those of a path, with the next command."""
-    if facts["kind"] == "models":
-        first = Table(f"models {path}", [("models", f"{len(facts['models']):,}"), ("next", facts["next"])])
-        return [first, _models_table("models", facts["models"])]
-    model = facts if facts["kind"] == "model" else facts["model"]
     title = f"{facts['kind']} {path}"
-    table = model_table(title, facts) if model is facts else run_table(title, facts)
-    rows = [*table.rows]
-    if model and model is not facts:
-        rows += [_labels_row(model), *support_rows(model), *_intercept_rows(model)]
-    tables = [table._replace(rows=[*rows, ("next", facts["next"])])]
+    if facts["kind"] == "models":
+        rows: list[Sequence[str]] = [("models", f"{len(facts['models']):,}")]
+    elif facts["kind"] == "model":
+        rows = [*model_table(title, facts).rows]
+    else:
+        rows, model = [*run_table(title, facts).rows], facts["model"]
+        rows += [_labels_row(model), *support_rows(model), *_intercept_rows(model)] if model else []
+    tables = [Table(title, [*rows, ("next", facts["next"])])]
     if facts.get("scores"):
-        tables.append(score_table(facts, _MOST_FOLDS))
+        tables.append(score_table(facts))
     if facts.get("models"):
-        tables.append(_models_table("models", facts["models"]))
+        tables.append(_models_table(facts["models"]))
     return tables
-
-
-def _models_table(title: str, models: Sequence[Facts]) -> Table:
-    """List the models of a path, with the weights that an L1 penalty has left."""
-    sparse = ["weights not 0"] if "n_nonzero" in models[0] else []
-    rows = [[*_setting_cells(of, models), *([f"{of['n_nonzero']:,}"] if sparse else [])] for of in models]
-    return Table(title, rows, [*_setting_header(models), *sparse])
 
 
 def _labels_row(model: Facts) -> tuple[str, str]:
@@ -366,6 +314,7 @@ def _labels_row(model: Facts) -> tuple[str, str]:
 
 def model_table(title: str, model: Facts) -> Table:
     """Describe a model."""
+    certificate = model["certificate"]
     rows = [
         *_rows(model, loss="", method=""),
         *((name, _if_known(value)) for name, value in model.get("parameter", {}).items()),
@@ -379,9 +328,13 @@ def model_table(title: str, model: Facts) -> Table:
         *_intercept_rows(model),
         *((name, model[name]) for name in ("scale", "normalize") if model[name] != "none"),
         *_rows(model, class_weight=lambda factors: listed([f"{k}={v:g}" for k, v in factors.items()])),
-        *certificate_rows(model["certificate"]),
+        *_objectives(certificate),
     ]
-    return Table(title, rows)
+    if isinstance(certificate.get("gap"), float):
+        rows.append(("relative gap", f"{certificate['gap']:.3g}"))
+    if certificate:
+        rows.append(("converged", "yes" if certificate.get("converged") else "no"))
+    return Table(title, [*rows, *_rows(certificate, passes=listed)])
 
 
 def _if_known(number: float | None) -> str:
@@ -389,32 +342,23 @@ def _if_known(number: float | None) -> str:
 
 
 def support_rows(model: Facts) -> list[tuple[str, str]]:
-    """Tell how many weights an L1 penalty has left, by vector where there are several."""
-    support = model.get("support", [])
-    texts = [f"{of['n_nonzero']:,} ({of['share']:.3g} of the features)" for of in support]
-    if len(texts) > 1:
-        texts = [f"{of['vector']}: {text}" for of, text in zip(support, texts, strict=True)]
-    return [("weights not 0", listed(texts))] if support else []
+    """Tell how many weights an L1 penalty has left."""
+    return _by_vector(
+        "weights not 0",
+        model.get("support", []),
+        lambda of: f"{of['n_nonzero']:,} ({of['share']:.3g} of the features)",
+    )
 
 
 def _intercept_rows(model: Facts) -> list[tuple[str, str]]:
-    """Tell the intercepts, by vector where there are several."""
-    if model["bias"] < 0:
-        return []
-    texts = [f"{intercept['weight']:.6g}" for intercept in model["intercept"]]
-    if len(texts) > 1:
-        texts = [f"{of['vector']}: {text}" for of, text in zip(model["intercept"], texts, strict=True)]
-    return [("intercept", listed(texts))]
+    intercepts = [] if model["bias"] < 0 else model["intercept"]
+    return _by_vector("intercept", intercepts, lambda of: f"{of['weight']:.6g}")
 
 
-def certificate_rows(certificate: Facts) -> list[tuple[str, str]]:
-    """Tell the objectives and the gap with which a training ended."""
-    rows = _objectives(certificate)
-    if isinstance(certificate.get("gap"), float):
-        rows.append(("relative gap", f"{certificate['gap']:.3g}"))
-    if certificate:
-        rows.append(("converged", "yes" if certificate.get("converged") else "no"))
-    return rows + _rows(certificate, passes=listed)
+def _by_vector(name: str, each: Sequence[Facts], form: Callable[[Facts], str]) -> list[tuple[str, str]]:
+    """Make a row of facts by vector, which are named where there are several."""
+    texts = [f"{of['vector']}: {form(of)}" if len(each) > 1 else form(of) for of in each]
+    return [(name, listed(texts))] if texts else []
 
 
 def class_weights_tables(name: str, found: Facts) -> list[Table]:
@@ -423,11 +367,12 @@ def class_weights_tables(name: str, found: Facts) -> list[Table]:
     for of in found["classes"]:
         least = f"the largest {len(of['weights']):,} of {of['n_nonzero']:,} weights that are not 0"
         title = f"{name}{'' if of['label'] is None else ', for ' + str(of['label'])}: {least}"
-        rows = [["(intercept)", f"{of['intercept']:.6g}"]] if of["intercept"] else []
         scaled = any("scaled_weight" in weight for weight in of["weights"])
-        columns = ["weight", "scaled_weight"] if scaled else ["weight"]
-        rows = [[*row, ""] for row in rows] if scaled else rows
-        rows += [[weight["name"], *(f"{weight[name]:.6g}" for name in columns)] for weight in of["weights"]]
+        columns = ["weight", *["scaled_weight"] * scaled]
+        rows = [["(intercept)", f"{of['intercept']:.6g}", *[""] * scaled]] if of["intercept"] else []
+        rows += [
+            [weight["name"], *(f"{weight[column]:.6g}" for column in columns)] for weight in of["weights"]
+        ]
         header = ["feature", "weight", *["of the scaled feature"] * scaled]
         order = found["weights_for"] or "ordered by size in the source's units"
         tables.append(Table(f"{title}, {order}", rows, header))
@@ -437,77 +382,50 @@ def class_weights_tables(name: str, found: Facts) -> list[Table]:
 # ---------------------------------------------------------------------------------------------------------------------
 # Evaluations
 
-
-_MOST_CLASSES_SHOWN, _MOST_CLASSES_CROSSED = 30, 10
-
 _QUALITY = {
-    "mae": "mean absolute error",
-    "mse": "mean squared error",
-    "r2": "R²",
-    "loss": "mean loss",
-    "primal_objective": "primal objective",
-    "auc": "area under ROC curve",
-    "log_loss": "mean log loss",
+    "mae": ("mean absolute error", ".6g"),
+    "mse": ("mean squared error", ".6g"),
+    "r2": ("R²", ".4f"),
+    "loss": ("mean loss", ".4g"),
+    "primal_objective": ("primal objective", ".10g"),
+    "auc": ("area under ROC curve", ".4f"),
+    "log_loss": ("mean log loss", ".4g"),
 }
-
-
-_FORMS = {
-    **dict.fromkeys(("mae", "mse"), ".6g"),
-    **dict.fromkeys(("loss", "log_loss"), ".4g"),
-    "primal_objective": ".10g",
-}
-"""Formats of figures that are no shares, of which four decimals stand; ``--json`` has all digits."""
+"""Names and formats of figures; ``--json`` has all digits."""
 
 
 def evaluation_tables(title: str, result: Facts) -> list[Table]:
     """Show the quality of a model's predictions."""
-    rows, n_labels = [("rows", f"{result['n_rows']:,}")], len(result.get("labels", []))
-    weighted = result.get("weighted", False)
+    rows, labels, weighted = (
+        [("rows", f"{result['n_rows']:,}")],
+        result.get("labels", []),
+        "weighted" in result,
+    )
     if weighted:
         total = f"{result['sum_of_weights']:,.10g}"
-        rows += [
-            (
-                "weights",
-                f"{total} in sum, by which rows count in all figures below; --unweighted counts them alike",
-            )
-        ]
+        text = f"{total} in sum, by which rows count in all figures below; --unweighted counts them alike"
+        rows.append(("weights", text))
     if "accuracy" in result:
         rows += [("accuracy", f"{100 * result['accuracy']:.2f} %")]
-    for key, name in _QUALITY.items():
+    for key, (name, form) in _QUALITY.items():
         if result.get(key) is not None:
             error = f" ± {result[f'{key}_error']:.1g}" if result.get(f"{key}_error") else ""
-            rows.append((name, f"{result[key]:{_FORMS.get(key, '.4f')}}{error}"))
+            rows.append((name, f"{result[key]:{form}}{error}"))
     tables = [Table(title, rows)]
-    if 1 < n_labels <= _MOST_CLASSES_SHOWN:
-        tables.append(_class_table(result["per_class"], weighted=weighted))
-    if 1 < n_labels <= _MOST_CLASSES_CROSSED and "confusion" in result:
-        tables.append(_confusion_table(result["labels"], result["confusion"], weighted=weighted))
-    return tables
-
-
-def _class_table(classes: Sequence[Facts], *, weighted: bool) -> Table:
-    rows = [
-        [
-            str(of["label"]),
-            f"{of['n_rows']:,}",
-            *([f"{of['sum_of_weights']:,.6g}"] if weighted else []),
-            *map(_share, (of["precision"], of["recall"], of["f1"])),
+    if 1 < len(labels) <= _MOST_CLASSES:
+        shares, cells = ("precision", "recall", "f1"), []
+        for of in result["per_class"]:
+            cells.append(
+                [str(of["label"]), f"{of['n_rows']:,}", *[f"{of.get('sum_of_weights', 0):,.6g}"] * weighted]
+            )
+            cells[-1] += ["" if of[share] is None else f"{of[share]:.4f}" for share in shares]
+        header = ["label", "rows", *["their weight"] * weighted, "precision", "recall", "F1"]
+        tables.append(Table(f"by class{', weighted' * weighted}", cells, header))
+    if 1 < len(labels) <= _MOST_LISTED and "confusion" in result:
+        cells = [
+            [str(label), *(f"{count:,.6g}" if weighted else f"{count:,}" for count in row)]
+            for label, row in zip(labels, result["confusion"], strict=True)
         ]
-        for of in classes
-    ]
-    header = ["label", "rows", *["their weight"] * weighted, "precision", "recall", "F1"]
-    return Table(f"by class{', weighted' * weighted}", rows, header)
-
-
-def _share(figure: float | None) -> str:
-    return "" if figure is None else f"{figure:.4f}"
-
-
-def _confusion_table(labels: Sequence[Any], confusion: Sequence[Sequence[float]], *, weighted: bool) -> Table:
-    rows = [
-        [str(label), *(f"{count:,.6g}" if weighted else f"{count:,}" for count in row)]
-        for label, row in zip(labels, confusion, strict=True)
-    ]
-    return Table(
-        f"confusion{', in sums of weights' * weighted}", rows, ["true \\ predicted", *map(str, labels)]
-    )
+        header = ["true \\ predicted", *map(str, labels)]
+        tables.append(Table(f"confusion{', in sums of weights' * weighted}", cells, header))
+    return tables
