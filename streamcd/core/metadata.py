@@ -30,8 +30,6 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 """A positive integer, in a declared structure."""
 
-"""Part of the names of the files that one writer makes where others may write at the same time; may be empty."""
-
 FileName = Annotated[str, msgspec.Meta(pattern=r"^([\w-]+/)?[\w-][\w.-]*\Z")]
 """Name of a file in the directory of the metadata file, or in a folder of that directory."""
 
@@ -108,23 +106,19 @@ def read_metadata(path: Location, kind: Kind[Content]) -> tuple[dict[str, Any], 
         raise kind.error(f"{path}: expected a file, found a device, a pipe or a directory; {kind.remedy}")
     try:
         raw = parse_json(path.read_bytes())
-    except ValueError as error:
-        raise kind.error(f"{path}: damaged ({error}); {kind.remedy}") from None
-    if not isinstance(raw, dict) or raw.get("format") != kind.format:
-        raise kind.error(f"{path}: expected a {kind.format}, found something else; {kind.remedy}")
-    if raw.get("format_version") != kind.version:
-        found, writer = (reprlib.repr(raw.get(key)) for key in ("format_version", WRITER))
-        raise kind.error(
-            f"{path}: expected format version {kind.version}, found {found}, written by streamcd {writer}; use that "
-            f"version, or {kind.remedy}"
-        )
-    if kind.seal_key and raw.get(kind.seal_key) != kind.seal(raw):
-        raise kind.error(f"{path}: changed since it was written; {kind.remedy}")
-    try:
-        return raw, msgspec.convert(raw, kind.structure, str_keys=True)
-    except (msgspec.ValidationError, UnicodeError) as error:  # UnicodeError: half a surrogate pair
+        if not isinstance(raw, dict) or raw.get("format") != kind.format:
+            problem = f"expected a {kind.format}, found something else"
+        elif raw.get("format_version") != kind.version:
+            found, writer = (reprlib.repr(raw.get(key)) for key in ("format_version", WRITER))
+            problem = f"expected format version {kind.version}, found {found}, written by streamcd {writer}"
+        elif kind.seal_key and raw.get(kind.seal_key) != kind.seal(raw):
+            problem = "changed since it was written"
+        else:
+            return raw, msgspec.convert(raw, kind.structure, str_keys=True)
+    except (ValueError, msgspec.ValidationError) as error:
         reason = str(error)
-        raise kind.error(f"{path}: damaged ({reason[0].lower()}{reason[1:]}); {kind.remedy}") from None
+        problem = f"damaged ({reason[:1].lower()}{reason[1:]})"
+    raise kind.error(f"{path}: {problem}; {kind.remedy}")
 
 
 def as_structure(content: Mapping[str, Any], structure: type[Content], name: str) -> Content:

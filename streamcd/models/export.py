@@ -17,8 +17,7 @@ from ..core.storage import local_path
 from ..kernels.loss_table import CLASSES, form_of
 from .liblinear import export_liblinear
 from .model import Model
-from .named_weights import weight_blocks
-from .support import describe_support
+from .named_weights import describe_support, weight_blocks
 
 JSON_FORMAT = "streamcd-linear-model"
 """Value of ``format`` in the JSON of a model."""

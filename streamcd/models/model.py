@@ -9,7 +9,7 @@ predicts the class of the nearest plane: the smallest ``|h_r(x)| / ‖w_r‖``, 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -219,20 +219,12 @@ class Model:
         """Weights of the constant feature, shape (n_vectors,); zero if there is none."""
         return self.intercept / self.bias if self.bias > 0 else np.zeros(self.n_vectors)
 
-    def squared_norm(self) -> np.ndarray:
-        """Compute ``‖w‖²`` of every vector, with the bias's weight unless it was not penalised; shape (n_vectors,)."""
-        weights = self.nonzero_weights
-        return np.einsum("ij,ij->j", weights, weights) + (0.0 if self.free_bias else self.bias_weight**2)
-
     def penalty(self) -> float:
-        """Compute the penalty of all vectors."""
-        squares = 0.5 * self.l2 * float(self.squared_norm().sum())
-        if not self.l1:
-            return squares
-        sizes = np.abs(self.nonzero_weights).sum() + (
-            0.0 if self.free_bias else np.abs(self.bias_weight).sum()
-        )
-        return squares + self.l1 * float(sizes)
+        """Compute the penalty of all vectors, with the bias's weight unless it was not penalised."""
+        weights, bias = self.nonzero_weights, self.bias_weight * (not self.free_bias)
+        squares = np.einsum("ij,ij->", weights, weights) + (bias**2).sum()
+        sizes = np.abs(weights).sum() + np.abs(bias).sum() if self.l1 else 0.0
+        return float(0.5 * self.l2 * squares + self.l1 * sizes)
 
     def decisions(
         self, indptr: np.ndarray, feature: np.ndarray, value: np.ndarray, threads: Threads | None = None
@@ -248,9 +240,8 @@ class Model:
         """Compute ``h(x)`` of the rows of a matrix or a frame, shape (rows, n_vectors); see `predict`."""
         from ..dataset.in_memory import number_matrix, sparse_rows  # scipy's
 
-        if self.encoding is not None and hasattr(X, "__arrow_c_stream__"):
-            return self._frame_decisions(X, self.encoding)
-        X = number_matrix(X)
+        by_columns = self.encoding is not None and hasattr(X, "__arrow_c_stream__")
+        X = self.encode(X) if by_columns else number_matrix(X)
         if X.shape[1] != self.n_features:
             raise ModelError(
                 f"expected a column for each of the model's {self.n_features} features, found {X.shape[1]} columns"
@@ -260,22 +251,6 @@ class Model:
             value = self.scaling.apply(indptr, feature, value, self.n_features)
             return self.decisions(indptr, feature, value)[0]
         return X @ self.weights + self.intercept
-
-    def _frame_decisions(self, frame: Any, encoding: Encoding) -> np.ndarray:
-        blocks = [np.empty((0, self.n_vectors))]
-        for indptr, feature, value in self._encoded(frame, encoding):
-            scaled = self.scaling.apply(indptr, feature, value, self.n_features)
-            blocks.append(self.decisions(indptr, feature, scaled)[0])
-        return np.concatenate(blocks)
-
-    def _encoded(self, frame: Any, encoding: Encoding) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        from .table_encoder import encode_frame
-
-        end = self.n_features + self.index_base
-        if self.indices is not None:
-            end = int(self.indices.max(initial=0)) + 1
-        for indptr, index, value in encode_frame(frame, encoding, end, self.index_base):
-            yield indptr, self.source_indices.features(index), value
 
     def encode(self, frame: Any) -> Any:
         """Encode a frame by the columns of the table that the model was trained on.
@@ -298,12 +273,21 @@ class Model:
         """
         import scipy.sparse as sp
 
+        from .table_encoder import encode_frame
+
         if self.encoding is None:
             raise ModelError("encode: expected a model trained on a table, found one of numbered features")
-        parts = list(self._encoded(frame, self.encoding))
-        shape = (0, self.n_features)
-        matrices = [sp.csr_array((v, i, p), shape=(p.size - 1, self.n_features)) for p, i, v in parts]
-        return sp.vstack(matrices, format="csr") if matrices else sp.csr_array(shape)
+        end = self.n_features + self.index_base
+        if self.indices is not None:
+            end = int(self.indices.max(initial=0)) + 1
+        parts = [sp.csr_array((0, self.n_features))]
+        for indptr, index, value in encode_frame(frame, self.encoding, end, self.index_base):
+            feature = self.source_indices.features(index)
+            known = feature >= 0
+            indptr = np.concatenate([[0], np.cumsum(known)])[indptr]
+            entries = value[known], feature[known], indptr
+            parts.append(sp.csr_array(entries, shape=(indptr.size - 1, self.n_features)))
+        return sp.vstack(parts, format="csr")
 
     def decision_function(self, X: Any) -> np.ndarray:
         """Compute the decision values of rows.
@@ -403,11 +387,11 @@ class Model:
         return source_labels(self.classes.tolist(), self.label_kind, self.class_names)
 
     def feature_name(self, feature: int) -> str:
-        """Name a 0-based feature; without names, "feature" and its index in the source."""
+        """Name a 0-based feature."""
         return self.feature_names(np.array([feature]))[0]
 
     def feature_names(self, features: np.ndarray) -> list[str]:
-        """Name 0-based features, as `feature_name` does."""
+        """Name 0-based features; without names, "feature" and its index in the source."""
         index = self.source_indices.of(features)
         if self.encoding is None:
             return [f"feature {number}" for number in index.tolist()]
@@ -461,11 +445,12 @@ class Model:
         rows : iterable of ndarray, optional
             Blocks of rows of the weights, if they do not fit in memory; `weights` then has only their shape.
         """
-        arrays = (
-            _stored_weights(sparse_if_worth(self.kept_weights))
-            if rows is None
-            else {"weights.npy": (self.kept_weights.shape, rows)}
-        )
+        weights: Any = self.kept_weights if rows is not None else sparse_if_worth(self.kept_weights)
+        arrays: dict[str, tuple[tuple[int, ...], Iterable[np.ndarray]]] = {}
+        if isinstance(weights, SparseWeights):
+            arrays["support.npy"] = weights.feature.shape, (weights.feature,)
+            weights = weights.value
+        arrays["weights.npy"] = weights.shape, (weights,) if rows is None else rows
         if self.scaling.scales is not None:
             arrays["scaling.npy"] = self.scaling.scales.shape, (self.scaling.scales,)
         if self.indices is not None:
@@ -492,15 +477,3 @@ class Model:
         fields["encoding"] = None if self.encoding is None else self.encoding.record()
         fields["scaling"] = self.scaling.to_json() if self.scaling.changes_values else None
         return fields
-
-
-def _stored_weights(
-    weights: np.ndarray | SparseWeights,
-) -> dict[str, tuple[tuple[int, ...], Iterable[np.ndarray]]]:
-    """Return the arrays in which weights are stored."""
-    if not isinstance(weights, SparseWeights):
-        return {"weights.npy": (weights.shape, (weights,))}
-    return {
-        "weights.npy": (weights.value.shape, (weights.value,)),
-        "support.npy": (weights.feature.shape, (weights.feature,)),
-    }

@@ -21,10 +21,9 @@ from ..kernels.loss_table import LOSSES, form_of
 from .encoding import CATEGORIES_FILE, read_encoding
 from .model import Model
 from .model_file import MODEL, STORED_FIELDS, ModelFile, check_file, read_array, read_weights, source_labels
+from .named_weights import describe_support, vector_labels
 from .sparse_weights import SparseWeights
-from .support import describe_support, vector_labels
 
-_MOST_LISTED = 10  # models, where one is to be named
 _FILES = ("weights.npy", "support.npy", "scaling.npy", "indices.npy", CATEGORIES_FILE)
 
 
@@ -91,7 +90,17 @@ def load_model(
     try:
         _, description = read_metadata(description_path, MODEL)
     except (FileNotFoundError, NotADirectoryError):
-        raise ModelError(_missing(path)) from None
+        expected = f"{path}: expected a run or a model"
+        if (path / "config.json").exists():
+            expected = (
+                f"{path}: this run has no model yet; 'streamcd resume {path}' goes on with it, and --checkpoint (in Python "
+                "load_checkpoint) takes the model of its last checkpoint"
+            )
+        elif path.is_file():
+            expected += f", found a file ('streamcd import {path} MODEL' reads LIBLINEAR's text)"
+        else:
+            expected += f", found {'no model.json in it' if path.exists() else 'nothing there'}"
+        raise ModelError(expected) from None
     try:
         model = _read(directory, description, read_weights(directory, description))
     except StreamcdError:
@@ -113,26 +122,6 @@ def is_unfinished(path: str | os.PathLike[str]) -> bool:
     """Check if a directory is empty but for files that a killed `Model.save` may leave."""
     left = {*_FILES, *(f"{name}.partial" for name in (*_FILES, "model.json"))}
     return os.path.isdir(path) and left.issuperset(os.listdir(path))
-
-
-def holds_models_alone(path: str | os.PathLike[str]) -> bool:
-    """Check that a directory has only files of a model, or of those of a path over C or λ, whole or not, or none at all."""
-    own = {name + ending for name in (*_FILES, "model.json") for ending in ("", ".partial")}
-    with os.scandir(path) as entries:
-        return all(
-            is_path_directory(entry.name) and holds_models_alone(entry.path)
-            if entry.is_dir(follow_symlinks=False)
-            else entry.name in own
-            for entry in entries
-        )
-
-
-def is_path_directory(name: str) -> bool:
-    """Check for a name that `path_directory` gives."""
-    try:
-        return Setting.named(name).name == name
-    except ValueError:
-        return False
 
 
 def verify_model(path: Path, *, memory: str) -> list[str]:
@@ -175,28 +164,15 @@ def choose(models: Sequence[Setting], C: float | None, l1: float | None, holder:
     fitting = [setting for setting in models if setting.fits(C, l1)]
     if len(fitting) == 1:
         return fitting[0]
-    if not fitting:
-        raise ModelError(f"{holder} no model for {asked_text(C, l1)}; it has {_listed_settings(models)}")
+    found = fitting or models
+    listed = "; ".join(map(str, found[:10])) + (f", … ({len(found)} in all)" if len(found) > 10 else "")
     names = {"-C": {setting.C for setting in fitting}, "--l1": {setting.l1 for setting in fitting}}
     several = " and ".join(name for name, values in names.items() if len(values) > 1)
-    raise ModelError(f"{holder} a model for each of {_listed_settings(fitting)}: name one with {several}")
-
-
-def _listed_settings(models: Sequence[Setting]) -> str:
-    more = f", … ({len(models)} in all)" if len(models) > _MOST_LISTED else ""
-    return "; ".join(map(str, models[:_MOST_LISTED])) + more
-
-
-def _missing(path: Path) -> str:
-    if (path / "config.json").exists():
-        return (
-            f"{path}: this run has no model yet; 'streamcd resume {path}' goes on with it, and --checkpoint (in Python "
-            "load_checkpoint) takes the model of its last checkpoint"
-        )
-    if path.is_file():
-        return f"{path} is a file; expected a run or a model ('streamcd import {path} MODEL' reads LIBLINEAR's text)"
-    found = "no model.json in it" if path.exists() else "nothing there"
-    return f"{path}: expected a run or a model, found {found}; 'streamcd train DATASET RUN' makes a run"
+    raise ModelError(
+        f"{holder} a model for each of {listed}: name one with {several}"
+        if fitting
+        else f"{holder} no model for {asked_text(C, l1)}; it has {listed}"
+    )
 
 
 def _read(directory: Path, description: ModelFile, weights: np.ndarray | SparseWeights) -> Model:
@@ -250,12 +226,12 @@ def describe_model(path: str | Path) -> dict[str, Any]:
     labels = source_labels(stored.classes, stored.label_kind, stored.class_names)
     scaling = stored.scaling or Scaling()
     n_vectors = int(weights.shape[1])
-    vectors = vector_labels(stored, n_vectors)
+    parameter = LOSSES[stored.loss].parameter if stored.loss in LOSSES else None
     same = ("loss", "method", "C", "n_features", "bias", "certificate", "fingerprint", "versions")
     return {
         "kind": "model",
         **{name: getattr(stored, name) for name in same},
-        **_parameter(stored),
+        **({} if parameter is None else {"parameter": {parameter.name: stored.parameter}}),
         "labels": labels,
         "n_vectors": n_vectors,
         **describe_support(stored, weights),
@@ -269,7 +245,7 @@ def describe_model(path: str | Path) -> dict[str, Any]:
         "gap": stored.certificate.get("gap"),
         "intercept": [
             {"vector": vector, "weight": weight}
-            for vector, weight in zip(vectors, stored.intercept, strict=True)
+            for vector, weight in zip(vector_labels(stored, n_vectors), stored.intercept, strict=True)
         ],
         "next": f"streamcd predict FILE {path} -o predictions.parquet",
     }
@@ -296,9 +272,3 @@ def _mapped_weights(path: Path, stored: ModelFile) -> np.ndarray | SparseWeights
             f"{path / 'model.json'}: damaged ({len(stored.intercept)} intercepts for weights of shape {weights.shape})"
         )
     return weights
-
-
-def _parameter(stored: ModelFile) -> dict[str, Any]:
-    """Describe the parameter of a model's loss, if it has one."""
-    own = LOSSES[stored.loss].parameter if stored.loss in LOSSES else None
-    return {} if own is None else {"parameter": {own.name: stored.parameter}}

@@ -31,7 +31,7 @@ from .unknown_values import Unknown, add_unknown, unknown_values
 BLOCK_CELLS = 1 << 18
 """Cells of a table encoded at a time: their numbers and entries stay in the processor's cache."""
 
-_ASKED_BY = 6  # frames up from `encode_frame`: the caller of a method of `Model`
+_ASKED_BY = 5  # frames up from `encode_frame`: the caller of a method of `Model`
 _KINDS = {"number": kernels.NUMBER, "category": kernels.CATEGORY, "hashed": kernels.HASHED}
 
 

@@ -29,8 +29,9 @@ def describe(path: str) -> dict[str, Any]:
     """Describe a dataset, a run or a model, without reading data; see the functions for each."""
     place = location(path)
     kind = kind_of_directory(place)
-    if kind == "dataset" and isinstance(place, Path) and models_of_path(place):
-        return describe_models(place)
+    if kind == "dataset" and isinstance(place, Path) and (models := models_of_path(place)):
+        first = next(iter(models.values()))
+        return {"kind": "models", "models": describe_path(place), "next": f"streamcd info {first}"}
     if kind != "dataset":
         folder = local_path(place, f"a {kind}")
         return (describe_run if kind == "run" else describe_model)(folder)
@@ -47,16 +48,10 @@ def _unfinished(dataset: Location) -> list[str]:
     return [] if isinstance(dataset, Url) else leftovers(dataset)
 
 
-def describe_models(path: Path) -> dict[str, Any]:
-    """Describe the models of a path, in the directory that holds them: ``kind`` ("models"), ``models``, ``next``."""
-    first = next(iter(models_of_path(path).values()))
-    return {"kind": "models", "models": describe_path(path), "next": f"streamcd info {first}"}
-
-
 def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     """Describe a dataset: as `Dataset.info`, with the names of features, advice, and what a training would choose."""
     from ..dataset.column_layout import has_columns, read_columns_manifest
-    from ..dataset.diagnostics import advice, feature_rms, loses_digits
+    from ..dataset.diagnostics import TARGET_ADVICE, advice, feature_rms, labels_of_a_target, loses_digits
     from ..models.encoding import first_feature_names
     from .choices import bias_by_source, choose_method
     from .options import TrainOptions
@@ -69,47 +64,36 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
         unneeded = (
             "; values are so large that rounding hides whether an optimum is reached, whatever the method"
         )
-    notes = [*_notes_of_labels(dataset), *(line + unneeded for line in advice(dataset))]
+    notes = []
+    n_labels = 0 if dataset.classes is None else dataset.classes.size
+    if n_labels == 1:
+        notes.append("one class alone: there is nothing to separate; check the column or file of labels")
+    elif numbers := labels_of_a_target(dataset, most=2):
+        notes.append(f"the labels are {numbers}: {TARGET_ADVICE}")
+    elif n_labels > 20 and 2 * n_labels > dataset.n_rows:  # a key, or numbers to predict
+        notes.append(
+            f"most classes have a row or two: {n_labels:,} classes in {dataset.n_rows:,} rows; check the column or file of "
+            "labels (--label), or name numbers to predict by --target"
+        )
+    notes += [line + unneeded for line in advice(dataset)]
     if has_all := has_columns(dataset):
         read_columns_manifest(dataset)  # raises where it is damaged, of which `has_columns` says nothing
     wide = dataset.has_targets and choose_method(replace(default, penalty="l1"), dataset)[0] == "working-set"
-    columns = [_COLUMNS.format(dataset.path)] if wide and not has_all else []
+    if wide and not has_all:
+        notes.append(
+            f"--penalty l1 takes the column layout for this many features: 'streamcd columns {dataset.path}' makes it"
+        )
     return {
         **dataset.info(),
         "feature_names": first_feature_names(dataset),
         "feature_rms": feature_rms(dataset),
-        "advice": [*notes, *columns, *_unfinished(dataset.path)],
+        "advice": [*notes, *_unfinished(dataset.path)],
         "columns": has_all,
         "method": method,
         "method_because": method_because,
         "bias": bias,
         "bias_because": bias_because,
     }
-
-
-_ONE_CLASS = "one class alone: there is nothing to separate; check the column or file of labels"
-_MANY_LABELS = 20
-"""Labels from which on those that differ in most rows are no classes: a key, or numbers to predict."""
-
-
-def _notes_of_labels(dataset: Dataset) -> list[str]:
-    """Tell of labels that leave nothing to separate, or of classes of which most have a row or two."""
-    from ..dataset.diagnostics import TARGET_ADVICE, labels_of_a_target
-
-    n_labels = 0 if dataset.classes is None else dataset.classes.size
-    if n_labels == 1:
-        return [_ONE_CLASS]
-    if numbers := labels_of_a_target(dataset, most=2):
-        return [f"the labels are {numbers}: {TARGET_ADVICE}"]
-    if n_labels > _MANY_LABELS and 2 * n_labels > dataset.n_rows:
-        return [
-            f"most classes have a row or two: {n_labels:,} classes in {dataset.n_rows:,} rows; check the "
-            "column or file of labels (--label), or name numbers to predict by --target"
-        ]
-    return []
-
-
-_COLUMNS = "--penalty l1 takes the column layout for this many features: 'streamcd columns {}' makes it"
 
 
 def describe_run(path: str | Path) -> dict[str, Any]:
@@ -135,17 +119,23 @@ def describe_run(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     config = read_config(path)
     is_search = config.tune is not None
-    state = _describe_state(path)
+    state, usual = _describe_state(path), asdict(ProblemOptions())
     models = models_of_path(path)
     has_model = is_model(path / "model")
     if state["state"] == "unfinished":
         state["state"] = "in work" if _in_use(path) else "interrupted"
     scores = read_scores(path) if is_search else None
+    parts = {"folds": path / "folds", "training with the best C": path / "best"} if is_search else {}
     return {
         "kind": "search" if is_search else "run",
         "dataset": config.dataset,
         "fingerprint": config.fingerprint,
-        "options": _told_options(config),
+        # those that matter most, and those that differ from their defaults
+        "options": {
+            name: value
+            for name, value in asdict(config.options).items()
+            if name in ("loss", "method", "C", "bias") or value != usual[name]
+        },
         "bias_because": config.bias_because,
         "centred": config.centred,
         "memory": config.memory,
@@ -153,7 +143,7 @@ def describe_run(path: str | Path) -> dict[str, Any]:
         "workers": config.rounds is not None,
         "search": {} if config.tune is None else {k: v for k, v in asdict(config.tune).items() if v},
         **state,
-        "parts": _spent(path) if is_search else {},
+        "parts": {name: _sums(states) for name, part in parts.items() if (states := _states_in(part))},
         **(scores or {"best_C": None, "best_l1": None}),
         "model": describe_model(path / "model") if has_model and not models else None,
         "models": describe_path(path),
@@ -194,13 +184,6 @@ def read_scores(path: Path) -> dict[str, Any] | None:
     return {name: value for name, value in content.items() if name not in own}
 
 
-def _told_options(config: RunConfig) -> dict[str, Any]:
-    """Return loss, method, C, if there is one, and bias, and the options that differ from their defaults."""
-    given, usual = asdict(config.options), asdict(ProblemOptions())
-    told = {name: value for name, value in given.items() if value != usual[name]}
-    return {name: given[name] for name in ("loss", "method", "C", "bias")} | told
-
-
 def _describe_state(path: Path) -> dict[str, Any]:
     """Sum up the last checkpoints of a run's groups of lanes; of a search, those of its current part."""
     parts = (path / "best", path / "folds", path)
@@ -232,12 +215,6 @@ def _states_in(part: Path, arrays: Sequence[str] = ()) -> list[dict[str, np.ndar
     files = [part / "state.npz", *sorted(part.glob("group-*/state.npz"))]
     read = (checkpoint.read_arrays(file, names) for file in files)
     return [state for state in read if state is not None]
-
-
-def _spent(path: Path) -> dict[str, dict[str, Any]]:
-    """Sum up seconds and bytes read of the parts of a search, in all sessions."""
-    parts = {"folds": path / "folds", "training with the best C": path / "best"}
-    return {name: _sums(states) for name, part in parts.items() if (states := _states_in(part))}
 
 
 def _sums(states: list[dict[str, np.ndarray]]) -> dict[str, Any]:

@@ -54,12 +54,25 @@ def stops_when_interrupted(function: Callable[Options, Found]) -> Callable[Optio
 
     @functools.wraps(function)
     def run(*args: Options.args, **options: Options.kwargs) -> Found:
-        in_main_thread = threading.current_thread() is threading.main_thread()
-        if options.get("stop_requested") is not None or not in_main_thread:
+        if (
+            options.get("stop_requested") is not None
+            or threading.current_thread() is not threading.main_thread()
+        ):
             result = function(*args, **options)
         else:
-            with _saved_signals(), stop_requests() as options["stop_requested"]:
-                result = function(*args, **options)
+            before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+            try:
+                with stop_requests() as options["stop_requested"]:
+                    result = function(*args, **options)
+            except Interrupted as error:
+                if error.signum == signal.SIGINT:
+                    raise KeyboardInterrupt(str(error)) from None
+                signal.signal(error.signum, before[signal.SIGTERM])
+                signal.raise_signal(error.signum)
+                raise
+            finally:
+                for signum, handler in before.items():
+                    signal.signal(signum, handler)
         if not result.converged:
             more = "" if result.stop_reason == "time" else ", max_passes=N"
             way = f"streamcd.resume({result.run!r}{more}) goes on"
@@ -69,23 +82,3 @@ def stops_when_interrupted(function: Callable[Options, Found]) -> Callable[Optio
         return result
 
     return run
-
-
-@contextmanager
-def _saved_signals() -> Iterator[None]:
-    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    except Interrupted as error:
-        _restore(before)
-        if error.signum == signal.SIGINT:
-            raise KeyboardInterrupt(str(error)) from None
-        signal.raise_signal(error.signum)
-        raise
-    finally:
-        _restore(before)
-
-
-def _restore(handlers: dict[signal.Signals, Any]) -> None:
-    for signum, handler in handlers.items():
-        signal.signal(signum, handler)

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from ..dataset.dataset import Dataset
 from ..dataset.source_indices import indices_of
 from ..kernels.loss_table import LOSSES
 from ..models.encoding import Encoding, encoding_of, unread_encoding_of
@@ -30,19 +29,25 @@ def save_models(
     run: ResolvedRun,
     result: Result,
 ) -> bool:
-    """Write the models of every C and λ, unless those on disk are already of this state; returns whether it did.
+    """Write the models of every C and λ; returns whether it did.
 
-    After a kill between the last checkpoint and its models, those on disk are
-    of an older state.
+    Those on disk may be of this state already, and after a kill between the last checkpoint and its models of an older one.
     """
-    models = [
-        (_model_place(model_path, run.problem, lanes), lanes, _certificate(result, lanes))
-        for lanes in lanes_of_models(run.problem)
-    ]
+    models = []
+    for lanes in lanes_of_models(run.problem):
+        single, setting = len(lanes) == run.problem.n_lanes, run.problem.lanes[lanes.start].setting
+        path = model_path if single else path_directory(model_path, setting)
+        models.append((path, lanes, _certificate(result, lanes)))
     if all(stored_certificate(path) == certificate for path, _, certificate in models):
         return False
     for path, lanes, certificate in models:
-        _save_model(path, directory, run, lanes, certificate)
+        last = next(_weight_rows(directory, run, lanes, last=True))[0]
+        weights: np.ndarray | SparseWeights | None = _sparse_weights(directory, run, lanes)
+        rows = None
+        if weights is None:  # never read: the rows are written from the state
+            weights = np.zeros((run.problem.n_features, last.size))
+            rows = _weight_rows(directory, run, lanes, last=False)
+        make_model(run, lanes, certificate, weights, last, unread_encoding_of(run.dataset)).save(path, rows)
     return True
 
 
@@ -62,30 +67,6 @@ def lanes_of_models(problem: Problem) -> list[range]:
     return [range(first, first + per_model) for first in range(0, problem.n_lanes, per_model)]
 
 
-def _model_place(model_path: Path, problem: Problem, lanes: range) -> Path:
-    """Return the directory of the model of some lanes; a single one is the run's model."""
-    single = len(lanes) == problem.n_lanes
-    return model_path if single else path_directory(model_path, problem.lanes[lanes.start].setting)
-
-
-def _save_model(
-    path: Path,
-    directory: checkpoint.Run,
-    run: ResolvedRun,
-    lanes: range,
-    certificate: dict[str, Any],
-) -> None:
-    """Write the model of some lanes from the states in a run's directory."""
-    last = next(_weight_rows(directory, run, lanes, last=True))[0]
-    sparse = _sparse_weights(directory, run, lanes)
-    # never read: the rows are written from the state
-    untouched = np.zeros((run.problem.n_features, last.size))
-    weights = untouched if sparse is None else sparse
-    model = make_model(run, lanes, certificate, weights, last, unread_encoding_of(run.dataset))
-    rows = _weight_rows(directory, run, lanes, last=False) if sparse is None else None
-    model.save(path, rows)
-
-
 def _sparse_weights(directory: checkpoint.Run, run: ResolvedRun, lanes: range) -> SparseWeights | None:
     """Take the weights that are not 0 from the groups' states, if these are few."""
     shape = run.problem.n_features, len(lanes) * run.problem.lane_vectors
@@ -103,47 +84,38 @@ def make_model(
     run: ResolvedRun,
     lanes: range,
     certificate: dict[str, Any],
-    weights: np.ndarray | SparseWeights,
+    weights: Any,  # an array, or `SparseWeights`
     bias_weight: np.ndarray,
     encoding: Encoding | None,
 ) -> Model:
     """Make the model of some lanes from their w: the rows of the features, and the last one, the bias's."""
     problem, options, dataset = run.problem, run.options, run.dataset
-    factors = problem.class_factors(lanes)
-    return new_model(
-        dataset,
-        problem,
+    lane, factors = problem.lanes[lanes.start], problem.class_factors(lanes)
+    return Model(
         weights=weights,
         intercept=bias_weight * problem.bias,
+        classes=problem.classes,
         code=problem.code,
-        C=problem.lanes[lanes.start].C,
+        loss=problem.loss,
+        C=lane.C,
         method=options.method,
+        bias=bias if (bias := float(options.bias)) >= 0 else NO_BIAS,
+        index_base=dataset.index_base,
+        label_kind=dataset.label_kind,
+        class_weight={float(c): float(f) for c, f in zip(problem.classes, factors, strict=False) if f != 1.0},
         ridge=problem.ridge,
         slack=problem.slack,
-        parameter=problem.parameter if LOSSES[problem.loss].parameter else None,
-        bias=bias if (bias := float(options.bias)) >= 0 else NO_BIAS,
-        free_bias=problem.free_bias,
-        l1=problem.lanes[lanes.start].l1,
-        l2=problem.l2 * problem.strength,
-        class_weight={float(c): float(f) for c, f in zip(problem.classes, factors, strict=False) if f != 1.0},
         fingerprint=dataset.fingerprint,
         versions=versions(),
         certificate=certificate,
-        encoding=encoding,
-    )
-
-
-def new_model(dataset: Dataset, problem: Problem, **own: Any) -> Model:
-    """Make a model of lanes of a problem; `own` are its weights, and what the dataset does not tell."""
-    return Model(
-        classes=problem.classes,
-        loss=problem.loss,
-        index_base=dataset.index_base,
-        label_kind=dataset.label_kind,
+        free_bias=problem.free_bias,
+        l1=lane.l1,
+        l2=problem.l2 * problem.strength,
         scaling=dataset.read_scaling(),
         class_names=dataset.class_names,
+        encoding=encoding,
+        parameter=problem.parameter if LOSSES[problem.loss].parameter else None,
         indices=indices_of(dataset).kept,
-        **own,
     )
 
 
