@@ -83,7 +83,7 @@ def test_on_a_terminal_a_bar_tells_the_time_left(clock, monkeypatch):
             clock[0] += 1.0
             now = status(passes, 10.0 ** -(passes / 5) if passes else np.nan)
             console.progress(Progress(f"pass {passes + 1}", 50, 100, "entries", "gap 1.0e-01", now))
-    for text in ("pass 13", "50 % of 100 entries", "gap 1.0e-01", "about 3.5 s left"):
+    for text in ("pass 13", "50 % of 100 entries", "gap 1.0e-01", "about 3.3 s left"):
         assert text in stream.getvalue()
 
 

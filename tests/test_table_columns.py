@@ -201,12 +201,6 @@ def test_an_example_that_is_cut_has_a_mark(tmp_path: Path) -> None:
     assert (len(examples["x"]), examples["x"][-1]) == (40, "…")
 
 
-def test_an_option_that_stands_alone_is_named_where_it_took_the_source(tmp_path: Path) -> None:
-    refused = command_line.run("convert", "--target", "q.svm", tmp_path / "dq")
-    assert "--target took 'q.svm': put it last where it stands alone, behind " in refused.stderr
-    assert "took" not in command_line.run("convert", tmp_path / "dq").stderr
-
-
 @pytest.mark.parametrize("form", ["u{}", "{}"])
 def test_classes_of_a_row_or_two_are_told_of(tmp_path: Path, form: str) -> None:
     """A column that identifies rows, taken as label, made a class of nearly every row without a word."""

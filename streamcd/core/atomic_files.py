@@ -95,16 +95,20 @@ def check_output(
 
     The message names --force only where it helps.
     """
-    if not path.absolute().parent.is_dir():
-        raise UsageError(f"no such directory: {path.absolute().parent}; make it first")
-    if not os.path.lexists(path):
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        wrong = f"no such directory: {folder}; make it first"
+    elif not os.path.lexists(path):
         return
-    if any(os.path.exists(source) and os.path.exists(path) and path.samefile(source) for source in inputs):
-        raise UsageError(f"{path} is an input; name another place for the output")
-    if not is_kind(path):
-        raise UsageError(f"{path} exists and is not {kind}; name another place")
-    if not force:
-        raise UsageError(f"{path} exists; name another place, or give --force to replace it")
+    elif any(os.path.exists(source) and os.path.exists(path) and path.samefile(source) for source in inputs):
+        wrong = f"{path} is an input; name another place for the output"
+    elif not is_kind(path):
+        wrong = f"{path} exists and is not {kind}; name another place"
+    elif not force:
+        wrong = f"{path} exists; name another place, or give --force to replace it"
+    else:
+        return
+    raise UsageError(wrong)
 
 
 _OTHER_FORMATS = re.compile(

@@ -361,14 +361,11 @@ class Model:
         The softmax of the decisions of a multinomial model; else, with several classes, each one's sigmoid is divided by
         their sum, as LIBLINEAR does for logistic regression. Raises ``ModelError`` if the model has no probabilities.
         """
-        if not gives_probabilities(self.loss):
-            raise ModelError(
-                "probabilities need a model trained with --loss log_loss or multinomial; "
-                f"this one was trained with {self.loss}"
-            )
         if not self.has_probabilities:
+            found = "another code matrix" if gives_probabilities(self.loss) else self.loss
             raise ModelError(
-                "probabilities need one vector per class; this model was trained with another code matrix"
+                "probabilities need a model trained with --loss log_loss or multinomial, and one vector per class; this one "
+                f"was trained with {found}"
             )
         return class_log_probabilities(self.loss, decisions, is_binary=self.is_binary)
 

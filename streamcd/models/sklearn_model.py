@@ -6,22 +6,20 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import ModelError, UsageError
+from ..core.errors import ModelError, UsageError, refuse
 from ..kernels.loss_table import PLANES, form_of
 
 
 def sklearn_estimator(model: Any) -> Any:
     """Make a fitted estimator that predicts as a model does, for rows in the source's units; see `Model.to_sklearn`."""
-    if form_of(model.loss) == PLANES:
-        raise ModelError(
-            "to_sklearn: expected a plane for each decision, found twin planes, which no linear estimator has"
-        )
-    if model.scaling.normalize != "none":
-        raise ModelError(
-            "to_sklearn: expected rows as they are, found a model of rows of unit norm (convert --normalize)"
-        )
-    if not (model.has_targets or model.is_binary or model.choice.one_vector_per_class):
-        raise ModelError("to_sklearn: expected a vector for each class, found those of another code matrix")
+    of_code = not (model.has_targets or model.is_binary or model.choice.one_vector_per_class)
+    expected = "to_sklearn: expected the decisions of a linear estimator, found"
+    refuse(
+        ModelError,
+        (form_of(model.loss) == PLANES, f"{expected} twin planes"),
+        (model.scaling.normalize != "none", f"{expected} those of rows of unit norm (convert --normalize)"),
+        (of_code, f"{expected} vectors of another code matrix than one-vs-rest"),
+    )
     weights, intercept = np.ascontiguousarray(model.source_weights.T), np.array(model.intercept)
     made = _unfitted(model)
     if model.has_targets:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,22 +16,12 @@ from ..solvers.registry import find_solver
 from ..training import checkpoint
 from ..training.loop import Loop, Session, Task
 from ..training.result import Outcome, Result, join_outcomes, make_result
-from .config import Group, ResolvedRun, refuse_existing, write_config
+from .config import ResolvedRun
 from .early_warnings import advise
 from .lane_groups import resolve
 from .models import make_models, save_models
 from .options import TrainOptions
 from .previous_run import PreviousRun
-
-
-@contextmanager
-def begin_run(path: Path, run: ResolvedRun, *, force: bool) -> Iterator[checkpoint.Run]:
-    """Make a run directory with a configuration; one that holds another run is refused, or emptied with `force`."""
-    require(run.config.memory, {})  # for the start, which takes more than a training of few rows
-    refuse_existing(path, run.config, force)
-    with checkpoint.create_run(path, force=force) as directory:
-        write_config(directory, run.config)
-        yield directory
 
 
 def train_groups(
@@ -53,47 +42,40 @@ def train_groups(
     stage : str
         Prefix of the phase in progress.
     """
-    outcomes = list[Outcome]()
+    config, problem, outcomes = run.config, run.problem, list[Outcome]()
     for group in run.groups:
+        lanes, numbers = problem.subset(group.lanes), group.lanes
+        several = (
+            f"problems {numbers.start + 1}-{numbers.stop} of {problem.n_lanes}, " if group.directory else ""
+        )
+        task = Task(
+            dataset=run.dataset,
+            problem=lanes,
+            solver=run.options.make_solver(lanes, run.dataset),
+            plan=config.plan,
+            memory=config.memory,
+            rule=config.rule,
+            seed=run.options.seed,
+            checkpoint_every=config.checkpoint_every,
+            run=shown_as or directory.name,
+            name=stage + several,
+            warm_start=None if previous is None else previous.warm_start(run.dataset, lanes, numbers),
+        )
         part = directory.part(group.directory) if group.directory else directory
-        task = _make_task(group, run, previous, shown_as or directory.name, stage)
-        outcomes.append(_train_group(part, task, run, session))
+        train = Loop(part, task, session).run if config.rounds is None else _rounds(part, task, run, session)
+        outcomes.append(train())
     return join_outcomes(outcomes)
 
 
-def _make_task(
-    group: Group, run: ResolvedRun, previous: PreviousRun | None, shown_as: str, stage: str
-) -> Task:
-    problem, config = run.problem, run.config
-    lanes, numbers = problem.subset(group.lanes), group.lanes
-    part = f"problems {numbers.start + 1}-{numbers.stop} of {problem.n_lanes}, " if group.directory else ""
-    return Task(
-        dataset=run.dataset,
-        problem=lanes,
-        solver=run.make_solver(lanes),
-        plan=config.plan,
-        memory=config.memory,
-        rule=config.rule,
-        seed=run.options.seed,
-        checkpoint_every=config.checkpoint_every,
-        run=shown_as,
-        name=stage + part,
-        warm_start=None if previous is None else previous.warm_start(run.dataset, lanes, numbers),
-    )
-
-
-def _train_group(part: checkpoint.Run, task: Task, run: ResolvedRun, session: Session) -> Outcome:
-    rounds = run.config.rounds
-    if rounds is None:
-        return Loop(part, task, session).run()
+def _rounds(part: checkpoint.Run, task: Task, run: ResolvedRun, session: Session) -> Callable[[], Outcome]:
     from ..cluster.loop import DualRounds, SumRounds  # only where there are workers
     from ..cluster.memory import WORKER_BYTES
 
+    assert run.config.rounds is not None
     options, memory = run.options, run.config.memory - WORKER_BYTES
-    loop = part, task, session, options.method, options.acceleration, memory, rounds.worker_timeout
-    if find_solver(options.loss, options.method).in_rounds == "sums":
-        return SumRounds(*loop).run()
-    return DualRounds(*loop).run()
+    loop = part, task, session, options.method, options.acceleration, memory, run.config.rounds.worker_timeout
+    sums = find_solver(options.loss, options.method).in_rounds == "sums"
+    return SumRounds(*loop).run if sums else DualRounds(*loop).run
 
 
 def carry_out(

@@ -17,7 +17,6 @@ from ..core.storage import is_url
 from ..dataset.centring import Centre
 from ..dataset.dataset import Dataset, OtherDatasetError
 from ..solvers.problem import Problem
-from ..solvers.protocol import Solver
 from ..stream.memory_plan import Plan
 from ..training import checkpoint
 from ..training.stopping import StopRule
@@ -135,9 +134,6 @@ class ResolvedRun:
         memory = self.options.solver_memory(self.problem.subset(self.groups[0].lanes), self.dataset)
         return self.dataset.centre if memory.layout.centred else None
 
-    def make_solver(self, lanes: Problem) -> Solver:
-        return self.options.make_solver(lanes, self.dataset)
-
 
 def reopen(path: Path, config: RunConfig, dataset: Dataset) -> ResolvedRun:
     """Make the run that the configuration of a directory records; refused if it does not fit the dataset."""
@@ -245,13 +241,12 @@ def same_dataset(config: RunConfig) -> Dataset:
 
 def check_workers(path: Path, config: RunConfig, *, on_workers: bool) -> None:
     """Refuse to resume a run on workers in one process, and vice versa."""
-    if not on_workers and config.rounds is not None:
-        raise UsageError(
-            f"{path} was begun on workers, which keep dual variables in another way: resume it with --scheduler ADDRESS "
-            f"or --workers N, N >= 1, or begin a new run in one process with --start-from {path}"
+    if on_workers == (config.rounds is None):
+        begun, way = (
+            ("in one process", "without workers")
+            if on_workers
+            else ("on workers", "with --scheduler ADDRESS or --workers N, N >= 1")
         )
-    if on_workers and config.rounds is None:
         raise UsageError(
-            f"{path} was begun in one process, which keeps dual variables in another way: resume it without workers, or "
-            f"begin a new run on workers with --start-from {path}"
+            f"{path} was begun {begun}: resume it {way}, or begin a new run with --start-from {path}"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..core.errors import UsageError
+from ..core.errors import UsageError, refuse
 from ..kernels.loss_table import LOSSES, has_targets
 
 if TYPE_CHECKING:
@@ -17,32 +17,29 @@ def check_labels(loss: str, dataset: Dataset) -> None:
     from ..dataset.diagnostics import TARGET_ADVICE, labels_of_a_target
     from ..dataset.schema import MAX_CLASSES
 
+    where, classes, names = dataset.path, dataset.classes, dataset.class_names
     if has_targets(loss):
-        if not dataset.has_targets:
-            raise UsageError(
-                f"{dataset.path}: expected numbers to predict for the loss {loss}, found classes; convert with --target to "
-                "take labels as numbers"
-            )
+        wrong = (
+            f"{where}: expected numbers to predict for the loss {loss}, found classes; convert with --target"
+        )
+        refuse(UsageError, (not dataset.has_targets, wrong))
         return
-    if dataset.has_targets:
-        raise UsageError(
-            f"{dataset.path}: expected classes for the loss {loss}, found numbers to predict; take --loss "
-            f"{' or '.join(name for name in LOSSES if has_targets(name))}, or convert without --target"
-        )
-    if dataset.classes is None:
-        raise UsageError(
-            f"{dataset.path}: expected at most {MAX_CLASSES:,} classes, found labels of more values; check which column is "
-            "the label, or convert with --target to take them as numbers to predict"
-        )
-    if numbers := labels_of_a_target(dataset):
-        raise UsageError(
-            f"{dataset.path}: expected classes for the loss {loss}, found {numbers}; {TARGET_ADVICE}"
-        )
-    if dataset.classes.size == 1 and (names := dataset.class_names) is not None:
-        raise UsageError(
-            f"{dataset.path}: expected at least two classes, found {names[int(dataset.classes[0])]!r} alone; nothing to "
-            "separate"
-        )
+    for_numbers = " or ".join(name for name in LOSSES if has_targets(name))
+    expected = f"{where}: expected classes for the loss {loss}, found"
+    numbers = labels_of_a_target(dataset)
+    refuse(
+        UsageError,
+        (
+            dataset.has_targets,
+            f"{expected} numbers to predict; take --loss {for_numbers}, or convert without --target",
+        ),
+        (
+            classes is None,
+            f"{expected} more than {MAX_CLASSES:,}; take another --label, or convert with --target",
+        ),
+        (numbers, f"{expected} {numbers}; {TARGET_ADVICE}"),
+        (names and classes is not None and classes.size == 1, f"{expected} {(names or [''])[0]!r} alone"),
+    )
 
 
 def weights_by_number(weights: tuple[tuple[float | str, float], ...], dataset: Dataset) -> dict[float, float]:

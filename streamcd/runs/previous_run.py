@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..core.atomic_files import make_directory, write_file
-from ..core.errors import DatasetError, UsageError
+from ..core.errors import DatasetError, UsageError, refuse
 from ..core.progress import Listener
 from ..core.storage import local_path
 from ..dataset.dataset import Dataset
@@ -97,13 +97,16 @@ def previous_run(new: ResolvedRun, listener: Listener) -> PreviousRun | None:
         return PreviousRun(stored_states(path, run.groups), run, new)
     before, chunk_of = _known_shards(local_path(source, "a run"), dataset, centred=bool(config.centred))
     run = reopen(path, config, before)
-    if not np.array_equal(run.problem.classes, new.problem.classes):
-        raise UsageError(f"start_from: expected the classes of {source}, found others; train from nothing")
+    others = not np.array_equal(run.problem.classes, new.problem.classes)
     n_known = int(np.diff(dataset.row_start)[chunk_of >= 0].sum())
-    if _needs_alpha(new) and not n_known:
-        raise UsageError(
-            f"start_from: expected a shard that {source} was trained on, found none; train from nothing"
-        )
+    refuse(
+        UsageError,
+        (others, f"start_from: expected the classes of {source}, found others"),
+        (
+            _needs_alpha(new) and not n_known,
+            f"start_from: expected a shard that {source} was trained on, found none",
+        ),
+    )
     own = "dual variables" if _needs_alpha(new) else "weights"
     listener.message(f"starts from the {own} of {source}, which knew {n_known:,} of {dataset.n_rows:,} rows")
     return PreviousRun(stored_states(path, run.groups), run, new, chunk_of=chunk_of)
@@ -168,12 +171,15 @@ def _needs_alpha(new: ResolvedRun) -> bool:
 def _check(source: str, config: RunConfig, new: ResolvedRun) -> None:
     """Refuse a run on the same rows whose dual variables or weights the new run cannot start from."""
     method, wanted = config.options.method, new.options.method
-    if _needs_alpha(new) and not keeps_alpha(method):
-        raise UsageError(
-            f"{source} was not trained by a dual method; there are no dual variables to start from"
-        )
-    if method == "sor" and wanted == "dual":
-        raise UsageError(
+    refuse(
+        UsageError,
+        (
+            _needs_alpha(new) and not keeps_alpha(method),
+            f"{source} was not trained by a dual method; there are no dual variables to start from",
+        ),
+        (
+            method == "sor" and wanted == "dual",
             f"{source} was trained by --method sor, which keeps no dual variables of a plane's own rows: only "
-            f"--method sor can start from it, found {wanted}"
-        )
+            f"--method sor can start from it, found {wanted}",
+        ),
+    )

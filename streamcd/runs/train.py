@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from ..core.errors import UsageError
+from ..core.errors import UsageError, refuse
+from ..core.memory_budget import require
 from ..core.options import takes
 from ..core.progress import Listener, ends_progress
 from ..core.storage import local_path, location
@@ -17,7 +18,7 @@ from ..training import checkpoint
 from ..training.loop import Session, deadline
 from ..training.result import Result, TuneResult
 from ..training.stopping import make_rule
-from .carry_out import begin_run, carry_out
+from .carry_out import carry_out
 from .choices import settle
 from .config import (
     ResolvedRun,
@@ -27,6 +28,7 @@ from .config import (
     differs,
     is_begun,
     read_config,
+    refuse_existing,
     reopen,
     same_dataset,
     write_config,
@@ -144,35 +146,31 @@ def _begin(
     """Begin a run; with `resume` go on with it where it was begun."""
     # first: for rows in memory a run is not what is missing
     dataset = open_cached(dataset, asked.cache)
-    path, listener, until = (
-        local_path(run, "a run"),
-        asked.listener or Listener(),
-        deadline(asked.max_seconds),
-    )
+    path, listener = local_path(run, "a run"), asked.listener or Listener()
+    until = deadline(asked.max_seconds)
     session = Session(listener, asked.stop_requested, threads=make_threads(asked.threads), until=until)
     asked = replace(asked, on_workers=bool(on_workers), workers=on_workers.local or None)
-    asked = settle(asked, dataset, session.listener)
+    asked = settle(asked, dataset, listener)
     _check_rounds(asked)
     if isinstance(asked, TuneOptions):
-        dataset, asked = _with_folds(dataset, asked)
-    resolved = resolve(dataset, asked, session.listener)
+        from .folds import with_folds
+        from .held_out import check_scoring  # with the kernels of scoring
+
+        search = search_of(asked)
+        check_scoring(search.scoring, asked.problem, dataset)
+        dataset, search = with_folds(dataset, search, asked.memory_bytes)
+        asked = replace(asked, cv=search.cv)
+    resolved = resolve(dataset, asked, listener)
     if asked.resume and is_begun(path, resolved.config):
         return _go_on(path, on_workers, session, lambda config: changed_by(config, resolved.config))
-    warn_early(resolved, session.listener)
-    previous = previous_run(resolved, session.listener)  # refused before anything is made
-    with on_workers.reached(session.listener) as reached, begin_run(path, resolved, force=asked.force) as new:
-        return _train(new, resolved, previous, reached, session)
-
-
-def _with_folds(dataset: Dataset, asked: TuneOptions) -> tuple[Dataset, TuneOptions]:
-    """Check the criterion of a search, and assign rows to its folds."""
-    from .folds import with_folds
-    from .held_out import check_scoring  # with the kernels of scoring
-
-    search = search_of(asked)
-    check_scoring(search.scoring, asked.problem, dataset)
-    dataset, search = with_folds(dataset, search, asked.memory_bytes)
-    return dataset, replace(asked, cv=search.cv)
+    warn_early(resolved, listener)
+    previous = previous_run(resolved, listener)  # refused before anything is made
+    require(resolved.config.memory, {})  # for the start, which takes more than a training of few rows
+    with on_workers.reached(listener) as reached:
+        refuse_existing(path, resolved.config, asked.force)
+        with checkpoint.create_run(path, force=asked.force) as directory:
+            write_config(directory, resolved.config)
+            return _train(directory, resolved, previous, reached, session)
 
 
 def _train(
@@ -241,19 +239,18 @@ def _changed(config: RunConfig, asked: ResumeOptions) -> RunConfig:
 def _check_rounds(asked: TrainOptions) -> None:
     """Refuse options that training on workers does not have, or that only it has."""
     if not asked.on_workers:
-        if asked.worker_timeout is not None:
-            raise UsageError("worker_timeout is for training on workers; give --scheduler or --workers")
+        timeout = "worker_timeout is for training on workers; give --scheduler or --workers"
+        refuse(UsageError, (asked.worker_timeout is not None, timeout))
         return
-    if asked.omega != 1.0:
-        raise UsageError("omega is for one process: on workers a line search sets the length of steps")
-    if asked.has_l1:
-        raise UsageError(f"--penalty {asked.penalty} is for one process, without --workers and --scheduler")
-    if not find_solver(asked.loss, asked.method).in_rounds:
-        known = ", ".join(str(entry) for entry in SOLVERS if entry.in_rounds)
-        raise UsageError(
-            f"{asked.loss} by method {asked.method} is not for several workers: rounds are steps of block-diagonal "
-            "dual coordinate descent with a line search along the dual, or sums at fixed weights by newton; there are: "
-            f"{known}"
-        )
-    if asked.plan is not None:
-        raise UsageError("plan: workers make their own plans from their memory and their shards")
+    known = ", ".join(str(entry) for entry in SOLVERS if entry.in_rounds)
+    in_rounds, what = (
+        find_solver(asked.loss, asked.method).in_rounds,
+        f"{asked.loss} by method {asked.method}",
+    )
+    refuse(
+        UsageError,
+        (asked.omega != 1.0, "omega is for one process: on workers a line search sets the length of steps"),
+        (asked.has_l1, f"--penalty {asked.penalty} is for one process, without --workers and --scheduler"),
+        (not in_rounds, f"{what} is not for several workers; expected one of {known}"),
+        (asked.plan is not None, "plan: workers make their own plans from their memory and their shards"),
+    )

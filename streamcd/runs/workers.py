@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import UsageError
+from ..core.errors import UsageError, refuse
 from ..core.progress import Listener
 
 
@@ -23,12 +23,12 @@ class Workers:
     @classmethod
     def asked(cls, client: Any, workers: int | None, scheduler: str | None, *, fewest: int) -> Workers:
         """Make workers from options; fewer than `fewest` are none."""
-        if workers is not None and workers < 1:
-            raise UsageError(f"workers: expected at least 1, found {workers}")
-        if scheduler is not None and (workers is not None or client is not None):
-            raise UsageError(
-                "--workers starts processes on this machine, --scheduler uses those of a cluster: give one of them"
-            )
+        both = scheduler is not None and (workers is not None or client is not None)
+        refuse(
+            UsageError,
+            (workers is not None and workers < 1, f"workers: expected at least 1, found {workers}"),
+            (both, "--workers are of this machine, --scheduler uses those of a cluster: give one of them"),
+        )
         return cls(client, scheduler, 0 if workers is None or workers < fewest else workers)
 
     def __bool__(self) -> bool:
