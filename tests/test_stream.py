@@ -205,7 +205,7 @@ def test_damage_met_by_the_reading_thread_reaches_the_caller(dataset: Dataset) -
         for _ in stream.windows(0):
             pass
     stream.close()
-    assert not any(thread.is_alive() for thread in stream._reader._thread._threads)
+    assert not any(thread.is_alive() for thread in stream._thread._threads)
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,11 +25,9 @@ from ..dataset.dataset import Dataset
 from ..kernels.primitives import shuffle
 from .active_rows import ActiveRows
 from .arenas import RowLayout
-from .memory_plan import Decoder, Layout, Plan, Table, long_units, unit_start, window_size
+from .memory_plan import Layout, Plan, Table, long_units, unit_start, window_size
 from .shard_slots import ShardSlots
 from .window import Window
-
-T = TypeVar("T")
 
 _FEW_ENTRIES = 1 << 20
 """Resident entries that are read within some ms, in the only window: a thread of their own takes longer to wake up."""
@@ -80,6 +78,7 @@ class Stream:
         self._at_once = self._in_memory or (plan.resident and self.table.n_entries <= _FEW_ENTRIES)
         self._seen = np.zeros(self.table.n_chunks, dtype=bool)
         self.bytes_read = 0  # from the dataset's files, for windows that were taken or dropped
+        self.read_seconds = 0.0
         if not self._in_memory and self._exceeds_page_cache():  # affects speed alone, never results
             self.table.read_ahead()
         self._slots = ShardSlots(self.table, self.table.n_shards if n_shards is None else n_shards)
@@ -90,9 +89,9 @@ class Stream:
         self._active: ActiveRows | None = None
         if isinstance(layout, RowLayout) and not plan.resident and not self._in_memory and folder:
             self._active = ActiveRows(dataset, self._arenas[0], folder)
-        self._reader = _Reader(
-            self.table, layout.decoder(self.table, seed, n_folds), self._seen, self._active
-        )
+        self._decode = layout.decoder(self.table, seed, n_folds)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="streamcd-read")
+        self._hinted = np.zeros(0, dtype=np.int64)
         shuffle(self._first, np.uint64(0))  # its kernel is loaded before windows take memory
         self._order_cache: tuple[int, list[np.ndarray]] | None = None
         self._ahead: _Ahead | None = None
@@ -111,11 +110,6 @@ class Stream:
     def scratch_bytes(self) -> int:
         """Size of the file with copies of active rows, in bytes."""
         return self._active.disk_bytes if self._active else 0
-
-    @property
-    def read_seconds(self) -> float:
-        """Seconds spent loading chunks so far."""
-        return self._reader.seconds
 
     @property
     def largest_window_items(self) -> int:
@@ -186,7 +180,8 @@ class Stream:
 
     def close(self) -> None:
         """Stop the reading thread and close the dataset's files."""
-        self._reader.close()
+        self._thread.shutdown(cancel_futures=True)
+        self.table.close()
         if self._active is not None:
             self._active.close()
 
@@ -223,8 +218,11 @@ class Stream:
         window, starts = self._place((read, number, len(windows)), chunks, arena)
         load = None
         if window.sweep is None and not (self.plan.resident and self._seen[chunks].all()):
-            arguments = arena, (chunks, *starts), hint, self.plan.resident
-            load = self._reader.submit(self._reader.load_window, *arguments, at_once=self._at_once)
+            if self._at_once:  # faster for little data
+                load = Future[int]()
+                load.set_result(self._load(arena, chunks, *starts, hint))
+            else:
+                load = self._thread.submit(self._load, arena, chunks, *starts, hint)
         self._ahead = _Ahead(window, load)
 
     def _place(
@@ -273,91 +271,45 @@ class Stream:
 
     def _sweep(self, arena: Any, chunks: np.ndarray) -> Iterator[int]:
         """Implement `Window.sweep`; each segment is loaded after the window being read ahead into the other arena."""
-        entries, reader = np.diff(self.table.entry_start)[chunks], self._reader
-        start = 0
+        entries, start = np.diff(self.table.entry_start)[chunks], 0
         while start < chunks.size:
-            room = np.searchsorted(np.cumsum(entries[start:]), arena.row.size, side="right")
-            stop = start + int(room)
-
-            def load(part: slice = slice(start, stop)) -> tuple[int, int]:
-                before = reader.bytes_read
-                reader.expect(chunks[part.start : 2 * part.stop - part.start])
-                offsets = np.cumsum(entries[part]) - entries[part]
-                for chunk, offset in zip(chunks[part].tolist(), offsets.tolist(), strict=True):
-                    reader.load(arena, chunk, 0, offset)
-                return int(entries[part].sum()), reader.bytes_read - before
-
-            n_entries, n_bytes = reader.submit(load).result()
-            self.bytes_read += n_bytes
-            yield n_entries
+            stop = start + int(np.searchsorted(np.cumsum(entries[start:]), arena.row.size, side="right"))
+            own, hint = chunks[start:stop], chunks[stop : 2 * stop - start]
+            ends = np.cumsum(entries[start:stop])
+            places = own, np.zeros_like(own), ends - entries[start:stop]
+            self.bytes_read += self._thread.submit(self._load, arena, *places, hint).result()
+            yield int(ends[-1])
             start = stop
-
-
-class _Reader:
-    """Loader of chunks into an arena, in its own thread, with read-ahead of announced chunks."""
-
-    def __init__(self, table: Table, decode: Decoder, seen: np.ndarray, active: ActiveRows | None) -> None:
-        self._table, self._decode, self._seen, self._active = table, decode, seen, active
-        self._hinted = np.zeros(0, dtype=np.int64)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="streamcd-read")
-        self.bytes_read = 0
-        self.seconds = 0.0
-
-    def submit(self, work: Callable[..., T], *arguments: Any, at_once: bool = False) -> Future[T]:
-        """Queue work for the thread, or with `at_once` do it in the calling thread, which is faster for little data."""
-        if not at_once:
-            return self._thread.submit(work, *arguments)
-        done: Future[T] = Future()
-        done.set_result(work(*arguments))
-        return done
-
-    def close(self) -> None:
-        """Stop the thread and close the files."""
-        self._thread.shutdown(cancel_futures=True)
-        self._table.close()
 
     # -- in the thread ------------------------------------------------------------------------------------------------
 
-    def load_window(
-        self,
-        arena: Any,
-        places: tuple[np.ndarray, np.ndarray, np.ndarray],
-        hint: np.ndarray,
-        resident: bool,
+    def _load(
+        self, arena: Any, chunks: np.ndarray, items: np.ndarray, entries: np.ndarray, hint: np.ndarray
     ) -> int:
-        """Load chunks of a window (`places`: their numbers, item and entry offsets), and announce those of `hint`.
-
-        Returns the bytes read.
-        """
-        before = self.bytes_read
-        if resident:
-            missing = ~self._seen[places[0]]
-            places = places[0][missing], places[1][missing], places[2][missing]
+        """Load chunks to offsets of items and entries in the arena, and announce those of `hint`; returns the bytes read."""
+        started, n_bytes = time.monotonic(), 0
+        if self.plan.resident:
+            missing = ~self._seen[chunks]
+            chunks, items, entries = chunks[missing], items[missing], entries[missing]
             hint = hint[~self._seen[hint]]
-        # otherwise they were announced with the window before
-        if not np.array_equal(places[0], self._hinted):
-            self.expect(places[0])
-        self.expect(hint)
+        if not np.array_equal(chunks, self._hinted):  # else they were announced with the window before
+            self._announce(chunks)
+        self._announce(hint)
         self._hinted = hint
-        for chunk, item_start, entry_start in zip(*(numbers.tolist() for numbers in places), strict=True):
-            self.load(arena, chunk, item_start, entry_start)
-        return self.bytes_read - before
+        for chunk, item, entry in zip(chunks.tolist(), items.tolist(), entries.tolist(), strict=True):
+            if self._active and self._active.has(chunk):
+                n_bytes += self._active.load(arena, chunk, item, entry)
+            else:
+                self._decode(arena, chunk, item, entry, not self._seen[chunk])
+                self._seen[chunk] = True
+                n_bytes += self.table.chunk_bytes(chunk)
+        self.read_seconds += time.monotonic() - started
+        return n_bytes
 
-    def expect(self, chunks: Sequence[int] | np.ndarray) -> None:
+    def _announce(self, chunks: np.ndarray) -> None:
         """Announce chunks that will be loaded, in this order."""
         active = self._active
-        self._table.announce([int(chunk) for chunk in chunks if not (active and active.has(chunk))])
-
-    def load(self, arena: Any, chunk: int, item_start: int, entry_start: int) -> None:
-        """Decode a chunk into the arena, at the given offsets of items and entries."""
-        started = time.monotonic()
-        if self._active and self._active.has(chunk):
-            self.bytes_read += self._active.load(arena, chunk, item_start, entry_start)
-        else:
-            self._decode(arena, chunk, item_start, entry_start, not self._seen[chunk])
-            self._seen[chunk] = True
-            self.bytes_read += self._table.chunk_bytes(chunk)
-        self.seconds += time.monotonic() - started
+        self.table.announce([chunk for chunk in chunks.tolist() if not (active and active.has(chunk))])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
