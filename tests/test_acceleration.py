@@ -21,14 +21,14 @@ from small_datasets import Rows, columns_of, multiclass, random_rows, write_data
 
 from streamcd import Dataset, Result, resume, train
 from streamcd.core.errors import Interrupted, UsageError
+from streamcd.kernels.loss_table import SOLVERS
 from streamcd.runs.lane_groups import resolve
 from streamcd.runs.options import TrainOptions
-from streamcd.solvers.registry import SOLVERS
 from streamcd.training.checkpoint import read_arrays, read_config
 from tools.simulated_cluster import Simulation
 
 LOSSES = [
-    entry.loss for entry in SOLVERS if entry.accelerates and entry.layout == "rows" and not entry.of_targets
+    entry.loss for entry in SOLVERS if entry.accelerates and entry.layout == "rows" and not entry.has_targets
 ]
 BINARY = ["hinge", "squared_hinge", "log_loss"]
 

@@ -23,7 +23,7 @@ from streamcd.cli.console import Console, explain
 from streamcd.cli.course import describe_progress
 from streamcd.core.errors import DataError, Interrupted, LockError
 from streamcd.core.progress import Progress
-from streamcd.solvers.registry import METHODS, SOLVERS
+from streamcd.kernels.loss_table import METHODS, SOLVERS
 
 
 def refused(*arguments: object, status: int = 2) -> str:

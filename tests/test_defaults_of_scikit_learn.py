@@ -11,7 +11,7 @@ import sklearn.linear_model
 import sklearn.svm
 
 import streamcd
-from streamcd.kernels.loss_table import LOSSES
+from streamcd.kernels.loss_table import methods_for
 
 LOSSES_OF = {
     "Ridge": ["squared_error"],
@@ -60,5 +60,5 @@ def test_defaults_of_other_versions_mean_our_defaults(name: str, parameters: dic
 def test_a_docstring_that_lists_methods_lists_all(name: str) -> None:
     listed = re.search(r"^    method : \{(.*)\}$", getattr(streamcd, name).__doc__, re.MULTILINE)
     if listed:
-        methods = {method for loss in LOSSES_OF[name] for method in LOSSES[loss].methods}
+        methods = {method for loss in LOSSES_OF[name] for method in methods_for(loss)}
         assert set(re.findall(r'"(.+?)"', listed[1])) == {"auto", *methods}

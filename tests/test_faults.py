@@ -14,7 +14,7 @@ import pytest
 from streamcd.conversion import staging
 from streamcd.core.atomic_files import write_file
 from streamcd.dataset.direct_writer import DirectWriter
-from streamcd.solvers.registry import SOLVERS, find_solver
+from streamcd.kernels.loss_table import SOLVERS
 from tools.faults import damage as damage_kind
 from tools.faults import file_operations, power
 from tools.faults.__main__ import KINDS, main
@@ -285,7 +285,7 @@ def test_the_table_is_markdown_and_counts_trials_not_findings() -> None:
 
 
 def test_false_certificates_are_noticed() -> None:
-    rows, hinge = [(1.0, 1.0), (-1.0, -1.0)], Run(find_solver("hinge", "dual"))
+    rows, hinge = [(1.0, 1.0), (-1.0, -1.0)], Run(next(entry for entry in SOLVERS if entry.loss == "hinge"))
     fine = {"primal_objective": 0.5, "dual_objective": 0.5, "converged": True}
     assert false_claims(fine, hinge, 1.0, rows, [[1.0, 0.0]], 1e-9) == []
     assert len(false_claims({**fine, "dual_objective": 0.51}, hinge, 1.0, rows, [[1.0, 0.0]], 1e-9)) == 1

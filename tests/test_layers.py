@@ -32,7 +32,7 @@ BELOW = {
     "cluster": "kernels core dataset stream solvers training",
     "runs": "kernels core report dataset models stream solvers conversion training prediction cluster",
     "estimators": "core dataset models conversion training prediction runs",
-    "cli": "core report dataset models solvers box_qp conversion prediction cluster runs",
+    "cli": "kernels core report dataset models solvers box_qp conversion prediction cluster runs",
 }
 """The rooms, from the lowest up, each with those that its modules may import from."""
 

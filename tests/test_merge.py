@@ -20,7 +20,7 @@ from test_hosts import Simulation
 
 import streamcd
 from streamcd import Dataset, StreamcdError
-from streamcd.solvers.registry import SOLVERS, SolverEntry
+from streamcd.kernels.loss_table import SOLVERS, SolverEntry
 
 Rows = tuple[sp.csr_array, np.ndarray]
 SMALL: dict[str, Any] = {"chunk_size": "4kB", "shard_size": "20kB"}
@@ -207,7 +207,7 @@ def test_every_method_ends_at_the_optimum_of_all_rows(tmp_path: Path, entry: Sol
     asked: dict[str, Any] = {"loss": entry.loss, "method": entry.method, "tol": 1e-4, "max_passes": 5000}
     asked |= {"penalty": "elasticnet"} if entry.method == "working-set" else {}
     rows = random_rows(600, 12)
-    if entry.of_targets:
+    if entry.has_targets:
         y = np.asarray(rows[0] @ np.random.default_rng(3).standard_normal(12))
         rows = rows[0], y + 0.3 * np.random.default_rng(4).standard_normal(600)
     told = Heard()

@@ -23,13 +23,12 @@ from small_datasets import NAMED, SMALL_COLUMNS, Rows, random_rows, windows_of, 
 import streamcd
 from streamcd import Dataset, StreamcdError, make_columns, train
 from streamcd.kernels import rounds
-from streamcd.kernels.loss_table import LOSSES, row_loss
+from streamcd.kernels.loss_table import LOSSES, SOLVERS, row_loss
 from streamcd.kernels.losses import (
     numbers_of,
     row_terms,
 )
 from streamcd.solvers.problem import dual_terms
-from streamcd.solvers.registry import SOLVERS
 from tools.simulated_cluster import Simulation
 
 Numbers = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -71,7 +70,7 @@ REFERENCES: dict[str, Callable[..., Numbers]] = {
 }
 """Every loss of the table that is for targets; those with kinks have a curvature of 0."""
 
-TARGET_SOLVERS = [entry for entry in SOLVERS if entry.of_targets]
+TARGET_SOLVERS = [entry for entry in SOLVERS if entry.has_targets]
 METHODS = list({entry.method: entry for entry in TARGET_SOLVERS}.values())
 """One of each method."""
 
@@ -145,7 +144,7 @@ def needs_columns(method: str) -> bool:
 
 
 def test_every_loss_of_targets_has_a_reference() -> None:
-    assert set(REFERENCES) == {loss for loss, entry in LOSSES.items() if entry.of_targets}
+    assert set(REFERENCES) == {loss for loss, entry in LOSSES.items() if entry.has_targets}
 
 
 def random_visits(loss: str) -> Any:

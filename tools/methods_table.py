@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from streamcd.core.errors import UsageError
-from streamcd.kernels.loss_table import LOSSES
+from streamcd.kernels.loss_table import LOSSES, SOLVERS, SolverEntry
 from streamcd.solvers.problem import make_problem
-from streamcd.solvers.registry import SOLVERS, SolverEntry, check_combination
+from streamcd.solvers.registry import check_combination
 from tools.marked_section import replace_section
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "methods.md"
@@ -49,10 +49,10 @@ def table() -> str:
         for entry in entries:
             taken = [name for name, (l1, l2) in PENALTIES.items() if trains(entry, l1=l1, l2=l2)]
             ways.append(f"`{entry.method}`" + (f" ({', '.join(taken)})" if taken else ""))
-        of = "numbers" if entries[0].of_targets else "classes"
+        of = "numbers" if entries[0].has_targets else "classes"
         numbers = ", ".join(str(n) for n in sorted(e.liblinear for e in entries if e.liblinear is not None))
         free = "yes" if any(trains(entry, free_bias=True) for entry in entries) else ""
-        workers = "yes" if any(entry.in_rounds for entry in entries) else ""
+        workers = "yes" if any(entry.rounds for entry in entries) else ""
         lines.append(f"| `{loss}` | {of} | {', '.join(ways)} | {numbers} | {free} | {workers} |")
     return "\n".join(lines)
 

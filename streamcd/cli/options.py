@@ -14,8 +14,9 @@ import click
 
 from ..core.errors import StreamcdError, UsageError
 from ..core.options import Declared, Section, declared
+from ..kernels.loss_table import LIBLINEAR_L1_TYPES, LIBLINEAR_TYPES
 from ..runs.problem_options import class_weights
-from ..solvers.registry import SOLVERS, reads_columns
+from ..solvers.registry import find_solver
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Adds options to a command."""
@@ -142,14 +143,6 @@ checkpoint_option = option(
     help="The model of a run's last checkpoint: of a training that was interrupted, or is in work.",
 )
 
-LIBLINEAR_TYPES = {
-    entry.liblinear: (entry.loss, entry.method) for entry in SOLVERS if entry.liblinear is not None
-}
-"""LIBLINEAR's ``-s`` numbers as (loss, method)."""
-
-LIBLINEAR_L1_TYPES = {5: "squared_hinge", 6: "log_loss"}
-"""LIBLINEAR's ``-s`` numbers of L1-regularised losses, for any method that trains with L1."""
-
 LIBLINEAR_WEIGHTS = (
     "with three classes and more -w multiplies C for all rows of the label in every one-vs-rest problem; LIBLINEAR does so "
     "on the positive side only"
@@ -196,7 +189,7 @@ def training_keywords(
         notes.append(LIBLINEAR_WEIGHTS)
     if solver_type is not None:
         others |= _problem_of_type(solver_type)
-        if _lacks_columns(dataset, others["method"]):
+        if _lacks_columns(dataset, others["loss"], others["method"]):
             others["method"] = "auto"
             notes.append(
                 f"-s {solver_type} without a column layout: the same problem, to the same optimum, by --method auto; "
@@ -205,9 +198,9 @@ def training_keywords(
     return {"class_weight": class_weight, **others}, notes
 
 
-def _lacks_columns(dataset: str, method: str) -> bool:
+def _lacks_columns(dataset: str, loss: str, method: str) -> bool:
     """Tell whether a method reads a column layout that a dataset does not have."""
-    if method == "auto" or not reads_columns(method):
+    if method == "auto" or find_solver(loss, method).layout == "rows":
         return False
     from ..dataset.column_layout import has_columns
     from ..dataset.dataset import open_dataset

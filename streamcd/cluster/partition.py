@@ -64,7 +64,7 @@ def open_same(spec: WorkerSpec) -> Dataset:
 
 def makes_sums(spec: WorkerSpec) -> bool:
     """Tell whether rounds are sums at fixed weights, for which rows have no state."""
-    return find_solver(spec.problem.loss, spec.method).in_rounds == "sums"
+    return find_solver(spec.problem.loss, spec.method).rounds == "sums"
 
 
 def make_part(spec: WorkerSpec, folder: Path) -> SumPartition | Partition:

@@ -1,8 +1,8 @@
-"""The losses by name: the numbers that kernels know them by, and what else tells them apart. Formulas are in `losses`."""
+"""The losses and their solvers: two tables for kernels, options, help, docs and tests. `losses` computes the formulas."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from math import inf
 from typing import Literal, NamedTuple
 
@@ -37,15 +37,14 @@ class LossParameter(NamedTuple):
 
 
 class LossEntry(NamedTuple):
-    """A loss, and the methods that train it."""
+    """A loss."""
 
     kind: int  # of `Loss`
-    # each with LIBLINEAR's number, for ``-s``, of the same problem and method
-    methods: Mapping[str, int | None]
-    formula: str  # of the loss at a margin or target, for ``--help``
+    formula: str  # at a margin or target, for ``--help``
     form: Form = MARGINS
     smooth: bool = False  # has a curvature in every lane
-    of_targets: bool = False  # for rows with numbers to predict, rather than classes
+    has_targets: bool = False  # for rows with numbers to predict, rather than classes
+    probabilities: bool = False  # decisions are their logits, and the dual has entropies
     parameter: LossParameter | None = None
 
 
@@ -59,57 +58,29 @@ _EPSILON = LossParameter(
 )
 
 LOSSES = {
-    "squared_hinge": LossEntry(
-        SQUARED_HINGE,
-        {"dual": 1, "primal": 2, "online": None, "newton": None, "working-set": None},
-        "max(0, 1-t)^2",
-        smooth=True,
-    ),
-    "hinge": LossEntry(HINGE, {"dual": 3}, "max(0, 1-t)"),
-    "log_loss": LossEntry(
-        LOG_LOSS,
-        {"dual": 7, "primal": 0, "online": None, "newton": None, "working-set": None},
-        "log(1 + exp(-t))",
-        smooth=True,
-    ),
-    "crammer_singer": LossEntry(
-        CRAMMER_SINGER, {"dual": 4}, "max over m of w_m·x - w_y·x + [m != y]", CLASSES
-    ),
+    "squared_hinge": LossEntry(SQUARED_HINGE, "max(0, 1-t)^2", smooth=True),
+    "hinge": LossEntry(HINGE, "max(0, 1-t)"),
+    "log_loss": LossEntry(LOG_LOSS, "log(1 + exp(-t))", smooth=True, probabilities=True),
+    "crammer_singer": LossEntry(CRAMMER_SINGER, "max over m of w_m·x - w_y·x + [m != y]", CLASSES),
     "multinomial": LossEntry(
-        MULTINOMIAL,
-        {"dual": None},
-        "log of the sum over m of exp(w_m·x - w_y·x)",
-        CLASSES,
-        smooth=True,
+        MULTINOMIAL, "log of the sum over m of exp(w_m·x - w_y·x)", CLASSES, smooth=True, probabilities=True
     ),
-    "squared_error": LossEntry(
-        SQUARED_ERROR,
-        {"dual": None, "primal": None, "newton": None, "working-set": None},
-        "(y - z)^2",
-        smooth=True,
-        of_targets=True,
-    ),
+    "squared_error": LossEntry(SQUARED_ERROR, "(y - z)^2", smooth=True, has_targets=True),
     "epsilon_insensitive": LossEntry(
-        EPSILON_INSENSITIVE,
-        {"dual": 13},
-        "max(0, |y - z| - epsilon)",
-        of_targets=True,
-        parameter=_EPSILON,
+        EPSILON_INSENSITIVE, "max(0, |y - z| - epsilon)", has_targets=True, parameter=_EPSILON
     ),
     "squared_epsilon_insensitive": LossEntry(
         SQUARED_EPSILON_INSENSITIVE,
-        {"dual": 12, "primal": 11, "newton": None, "working-set": None},
         "max(0, |y - z| - epsilon)^2",
         smooth=True,
-        of_targets=True,
+        has_targets=True,
         parameter=_EPSILON,
     ),
     "huber": LossEntry(
         HUBER,
-        {"dual": None, "primal": None, "newton": None, "working-set": None},
         "½ (y - z)^2 up to |y - z| = delta, then delta |y - z| - ½ delta^2",
         smooth=True,
-        of_targets=True,
+        has_targets=True,
         parameter=LossParameter(
             "delta",
             1.35,
@@ -120,9 +91,8 @@ LOSSES = {
     ),
     "quantile": LossEntry(
         QUANTILE,
-        {"dual": None},
         "quantile |y - z| where y > z, (1 - quantile) |y - z| where not",
-        of_targets=True,
+        has_targets=True,
         parameter=LossParameter(
             "quantile",
             0.5,
@@ -131,33 +101,13 @@ LOSSES = {
             lambda quantile: 0.0 < quantile < 1.0,
         ),
     ),
-    "twin": LossEntry(TWIN_HINGE, {"dual": None, "sor": None}, "½ (w·x)^2 of a plane's own rows", PLANES),
+    "twin": LossEntry(TWIN_HINGE, "½ (w·x)^2 of a plane's own rows", PLANES),
 }
 
 LOSS_ALIASES = {"logistic": "log_loss", "log": "log_loss"}
 
 SLACKS = {"hinge": TWIN_HINGE, "squared_hinge": TWIN_SQUARED_HINGE}
 """Losses of the rows that a twin plane keeps at a distance."""
-
-
-def form_of(loss: str) -> Form:
-    """Return the form of a loss; of one that is unknown, as in a model of another version, that of margins."""
-    return LOSSES[loss].form if loss in LOSSES else MARGINS
-
-
-def has_targets(loss: str) -> bool:
-    """Tell whether a loss is for rows with numbers to predict."""
-    return loss in LOSSES and LOSSES[loss].of_targets
-
-
-def is_logistic(loss: str) -> bool:
-    """Tell whether a loss is the logistic one: it has probabilities, and stores C - alpha beside alpha."""
-    return loss in LOSSES and LOSSES[loss].kind == LOG_LOSS
-
-
-def gives_probabilities(loss: str) -> bool:
-    """Tell whether the decisions of a loss are probabilities' logits."""
-    return loss in LOSSES and LOSSES[loss].kind in (LOG_LOSS, MULTINOMIAL)
 
 
 PARAMETERS = {
@@ -172,3 +122,79 @@ def row_loss(loss: str, slack: str = "", parameter: float | None = None) -> Loss
     if parameter is None:
         parameter = 0.0 if entry.parameter is None else entry.parameter.default
     return Loss(SLACKS[slack] if entry.form == PLANES else entry.kind, parameter)
+
+
+class SolverEntry(NamedTuple):
+    """A solver: a method for a loss."""
+
+    loss: str
+    method: str
+    layout: Literal["rows", "columns"]  # the table that it reads
+    keeps_alpha: bool  # dual variables are stored, and another run's are needed to start from it
+    accelerates: bool  # rows: an outer proximal point with kappa; columns: extrapolation of passes
+    relaxes: bool  # steps have a closed form, to which omega applies
+    takes_l1: bool  # trains with L1 and elastic net
+    frees_bias: bool  # can leave the bias out of the penalty
+    # Several workers train it together: by block-diagonal dual coordinate descent with a line search along the dual (a step
+    # along any direction keeps every row's sum over the classes), or by sums over their rows at fixed weights.
+    rounds: Literal["", "dual", "sums"]
+    liblinear: int | None  # ``-s`` of the same problem and method
+
+    @property
+    def has_targets(self) -> bool:
+        return LOSSES[self.loss].has_targets
+
+    def __str__(self) -> str:
+        return f"{self.loss} by {self.method}"
+
+
+_Y, _N = True, False
+# fmt: off
+SOLVERS = tuple(SolverEntry(*row) for row in (
+    # loss                          method         layout     alpha acc. omega l1  bias rounds  -s
+    ("squared_hinge",               "dual",        "rows",    _Y,   _Y,  _Y,   _N, _Y,  "dual", 1),
+    ("squared_hinge",               "primal",      "columns", _N,   _Y,  _N,   _N, _Y,  "",     2),
+    ("squared_hinge",               "online",      "columns", _N,   _Y,  _N,   _N, _Y,  "",     None),
+    ("squared_hinge",               "newton",      "rows",    _N,   _N,  _N,   _Y, _Y,  "sums", None),
+    ("squared_hinge",               "working-set", "columns", _N,   _N,  _N,   _Y, _Y,  "",     None),
+    ("hinge",                       "dual",        "rows",    _Y,   _Y,  _Y,   _N, _Y,  "dual", 3),
+    ("log_loss",                    "dual",        "rows",    _Y,   _Y,  _N,   _N, _Y,  "dual", 7),
+    ("log_loss",                    "primal",      "columns", _N,   _Y,  _N,   _N, _Y,  "",     0),
+    ("log_loss",                    "online",      "columns", _N,   _Y,  _N,   _N, _Y,  "",     None),
+    ("log_loss",                    "newton",      "rows",    _N,   _N,  _N,   _Y, _Y,  "sums", None),
+    ("log_loss",                    "working-set", "columns", _N,   _N,  _N,   _Y, _Y,  "",     None),
+    ("crammer_singer",              "dual",        "rows",    _Y,   _Y,  _N,   _N, _Y,  "dual", 4),
+    ("multinomial",                 "dual",        "rows",    _Y,   _Y,  _N,   _N, _Y,  "dual", None),
+    ("squared_error",               "dual",        "rows",    _Y,   _Y,  _Y,   _N, _Y,  "dual", None),
+    ("squared_error",               "primal",      "columns", _N,   _Y,  _N,   _N, _Y,  "",     None),
+    ("squared_error",               "newton",      "rows",    _N,   _N,  _N,   _Y, _Y,  "sums", None),
+    ("squared_error",               "working-set", "columns", _N,   _N,  _N,   _Y, _Y,  "",     None),
+    ("epsilon_insensitive",         "dual",        "rows",    _Y,   _Y,  _Y,   _N, _Y,  "dual", 13),
+    ("squared_epsilon_insensitive", "dual",        "rows",    _Y,   _Y,  _Y,   _N, _Y,  "dual", 12),
+    ("squared_epsilon_insensitive", "primal",      "columns", _N,   _Y,  _N,   _N, _Y,  "",     11),
+    ("squared_epsilon_insensitive", "newton",      "rows",    _N,   _N,  _N,   _Y, _Y,  "sums", None),
+    ("squared_epsilon_insensitive", "working-set", "columns", _N,   _N,  _N,   _Y, _Y,  "",     None),
+    ("huber",                       "dual",        "rows",    _Y,   _Y,  _Y,   _N, _Y,  "dual", None),
+    ("huber",                       "primal",      "columns", _N,   _Y,  _N,   _N, _Y,  "",     None),
+    ("huber",                       "newton",      "rows",    _N,   _N,  _N,   _Y, _Y,  "sums", None),
+    ("huber",                       "working-set", "columns", _N,   _N,  _N,   _Y, _Y,  "",     None),
+    ("quantile",                    "dual",        "rows",    _Y,   _Y,  _Y,   _N, _Y,  "dual", None),
+    ("twin",                        "dual",        "rows",    _Y,   _Y,  _Y,   _N, _N,  "",     None),
+    ("twin",                        "sor",         "rows",    _Y,   _N,  _Y,   _N, _N,  "",     None),
+))
+# fmt: on
+
+METHODS = ("dual", "primal", "online", "sor", "newton", "working-set")
+
+LIBLINEAR_TYPES = {
+    entry.liblinear: (entry.loss, entry.method) for entry in SOLVERS if entry.liblinear is not None
+}
+"""LIBLINEAR's ``-s`` numbers as (loss, method)."""
+
+LIBLINEAR_L1_TYPES = {5: "squared_hinge", 6: "log_loss"}
+"""LIBLINEAR's ``-s`` numbers of losses with the penalty l1, for any method that takes it."""
+
+
+def methods_for(loss: str) -> list[str]:
+    """List the methods that train a loss."""
+    return [entry.method for entry in SOLVERS if entry.loss == loss]

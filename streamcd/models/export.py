@@ -14,7 +14,7 @@ from ..core.atomic_files import begins_with, check_output, replacing
 from ..core.errors import UsageError
 from ..core.progress import Listener, ends_progress
 from ..core.storage import local_path
-from ..kernels.loss_table import CLASSES, form_of
+from ..kernels.loss_table import CLASSES, LOSSES
 from .liblinear import export_liblinear
 from .model import Model
 from .named_weights import describe_support, weight_blocks
@@ -110,7 +110,7 @@ def _described(model: Model) -> dict[str, Any]:
     assert model.tie_order is not None
     probabilities = None
     if model.has_probabilities:
-        softmax = form_of(model.loss) == CLASSES
+        softmax = LOSSES[model.loss].form == CLASSES
         probabilities = "softmax" if softmax else "sigmoid"
     return {
         "format": JSON_FORMAT,

@@ -16,7 +16,7 @@ from ..core.atomic_files import begins_with, check_output, refuse_other_ending, 
 from ..core.errors import ModelError
 from ..core.memory_budget import format_size
 from ..core.progress import Listener, counted
-from ..kernels.loss_table import CLASSES, LOSSES, PLANES, form_of, has_targets
+from ..kernels.loss_table import CLASSES, LIBLINEAR_L1_TYPES, LIBLINEAR_TYPES, LOSSES, PLANES
 from .model import Model
 from .named_weights import weight_blocks
 from .sparse_weights import SparseWeights
@@ -27,6 +27,8 @@ _NAMES = {
     2: "L2R_L2LOSS_SVC",
     3: "L2R_L1LOSS_SVC_DUAL",
     4: "MCSVM_CS",
+    5: "L1R_L2LOSS_SVC",
+    6: "L1R_LR",
     7: "L2R_LR_DUAL",
     11: "L2R_L2LOSS_SVR",
     12: "L2R_L2LOSS_SVR_DUAL",
@@ -35,14 +37,8 @@ _NAMES = {
 """LIBLINEAR's names of its problems, by their numbers."""
 
 _PROBLEMS: dict[str, tuple[str, str, bool]] = {
-    **{
-        _NAMES[number]: (loss, method, False)
-        for loss, entry in LOSSES.items()
-        for method, number in entry.methods.items()
-        if number is not None
-    },
-    "L1R_L2LOSS_SVC": ("squared_hinge", "newton", True),
-    "L1R_LR": ("log_loss", "newton", True),
+    **{_NAMES[number]: (loss, method, False) for number, (loss, method) in LIBLINEAR_TYPES.items()},
+    **{_NAMES[number]: (loss, "newton", True) for number, loss in LIBLINEAR_L1_TYPES.items()},
 }
 """Loss, method, and whether the penalty is l1, by LIBLINEAR's name of the problem."""
 
@@ -78,9 +74,9 @@ def export_liblinear(model: Model, path: Path, listener: Listener, *, force: boo
         and np.abs(model.classes).max(initial=0.0) < 2**31
     )
     lacking = {
-        "a twin model is no linear one: it predicts the nearest plane, LIBLINEAR the largest w·x": form_of(
+        "a twin model is no linear one: it predicts the nearest plane, LIBLINEAR the largest w·x": LOSSES[
             model.loss
-        )
+        ].form
         == PLANES,
         "for rows of another norm than those of --normalize l2 LIBLINEAR would predict another label or number: train with "
         "--bias none, or convert without --normalize l2": unit
@@ -208,7 +204,7 @@ def _read(file: TextIO) -> Model:
             f"solver_type {lines['solver_type']} is no problem of LIBLINEAR's; expected one of {', '.join(_PROBLEMS)}"
         )
     n_classes, n_features, bias = int(lines["nr_class"]), int(lines["nr_feature"]), float(lines["bias"])
-    labels = [] if has_targets(loss) else [int(text) for text in lines["label"].split()]
+    labels = [] if LOSSES[loss].has_targets else [int(text) for text in lines["label"].split()]
     n_expected = len(set(labels)) or 2
     if (
         n_classes != n_expected
@@ -217,7 +213,7 @@ def _read(file: TextIO) -> Model:
         or not np.isfinite(bias)
     ):
         raise ValueError(f"{n_classes} classes, {len(labels)} labels, {n_features} features and bias {bias}")
-    n_columns = 1 if n_classes == 2 and form_of(loss) != CLASSES else n_classes
+    n_columns = 1 if n_classes == 2 and LOSSES[loss].form != CLASSES else n_classes
     table = _read_table(file, n_features + (bias >= 0), n_columns)
     classes = np.sort(np.array(labels, dtype=np.float64))
     class_index = np.searchsorted(classes, labels)
@@ -227,7 +223,7 @@ def _read(file: TextIO) -> Model:
         code = np.array([[-1], [1]])
         table = table if class_index[0] == 1 else -table
     else:
-        code = np.eye(n_classes) if form_of(loss) == CLASSES else 2 * np.eye(n_classes) - 1
+        code = np.eye(n_classes) if LOSSES[loss].form == CLASSES else 2 * np.eye(n_classes) - 1
         table = table[:, np.argsort(class_index)]
     return Model(
         weights=table[:n_features],

@@ -22,14 +22,7 @@ from ..core.storage import local_path
 from ..core.threads import Threads
 from ..dataset.scaling import Scaling
 from ..dataset.source_indices import SourceIndices
-from ..kernels.loss_table import (
-    PLANES,
-    Loss,
-    form_of,
-    gives_probabilities,
-    has_targets,
-    row_loss,
-)
+from ..kernels.loss_table import LOSSES, PLANES, Loss, row_loss
 from ..kernels.sparse_rows import SparseRows
 from .encoding import Encoding
 from .model_file import STORED_FIELDS, number_text, source_labels, write_model
@@ -202,7 +195,7 @@ class Model:
     @property
     def has_targets(self) -> bool:
         """Check if the model predicts numbers, rather than classes."""
-        return has_targets(self.loss)
+        return LOSSES[self.loss].has_targets
 
     @property
     def row_loss(self) -> Loss:
@@ -353,7 +346,7 @@ class Model:
     def has_probabilities(self) -> bool:
         """Check if the model has probabilities: logistic, with a vector per class or one for two classes."""
         one_each = self.is_binary or self.choice.one_vector_per_class
-        return not self.has_targets and one_each and gives_probabilities(self.loss)
+        return not self.has_targets and one_each and LOSSES[self.loss].probabilities
 
     def log_probabilities(self, decisions: np.ndarray) -> np.ndarray:
         """Compute the logarithms of the classes' probabilities; shape (rows, n_classes).
@@ -362,7 +355,7 @@ class Model:
         their sum, as LIBLINEAR does for logistic regression. Raises ``ModelError`` if the model has no probabilities.
         """
         if not self.has_probabilities:
-            found = "another code matrix" if gives_probabilities(self.loss) else self.loss
+            found = "another code matrix" if LOSSES[self.loss].probabilities else self.loss
             raise ModelError(
                 "probabilities need a model trained with --loss log_loss or multinomial, and one vector per class; this one "
                 f"was trained with {found}"
@@ -462,9 +455,9 @@ class Model:
             fields[name] = value.tolist() if isinstance(value, np.ndarray) else value
         # that of `default_code` is not stored: with many classes it would fill the file
         one_each = self.n_classes > 2 and self.choice.one_vector_per_class
-        default = one_each and self.code[0, -1] == default_code(form_of(self.loss), self.n_classes)[0, -1]
+        default = one_each and self.code[0, -1] == default_code(LOSSES[self.loss].form, self.n_classes)[0, -1]
         fields["code"] = None if default else self.code.tolist()
-        if form_of(self.loss) != PLANES:
+        if LOSSES[self.loss].form != PLANES:
             del fields["ridge"], fields["slack"]
         if self.parameter is None:
             del fields["parameter"]

@@ -13,6 +13,7 @@ from ..core.atomic_files import make_directory, replacing_together
 from ..core.classes import check_class_names
 from ..core.errors import ModelError
 from ..core.metadata import Count, Kind, Structure, content_digest, metadata_text
+from ..kernels.loss_table import LOSSES
 from .encoding import CATEGORIES_FILE, Encoding, EncodingRecord
 from .sparse_weights import SparseWeights
 
@@ -59,6 +60,8 @@ class ModelFile(Structure, kw_only=True):
     indices_checksum: str = ""  # of ``indices.npy``, where the features have any indices in the source
 
     def __post_init__(self) -> None:
+        if self.loss not in LOSSES:
+            raise ValueError("an unknown loss")
         if not all(map(math.isfinite, (self.bias, self.C or 0.0, *self.intercept, *self.classes))):
             raise ValueError("a number that is not finite")
         if len(set(self.classes)) < len(self.classes):

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..core.classes import place_of_label
 from ..core.errors import UsageError
-from ..kernels.loss_table import PLANES, form_of
+from ..kernels.loss_table import LOSSES, PLANES
 from .model_file import source_labels
 
 if TYPE_CHECKING:
@@ -84,7 +84,9 @@ class ClassWeights:
         self.labels: list[Any] = [None] if model.has_targets else list(model.label_numbers())
         if model.is_binary:
             self.labels = self.labels[1:]
-        elif not (model.has_targets or form_of(model.loss) == PLANES or model.choice.one_vector_per_class):
+        elif not (
+            model.has_targets or LOSSES[model.loss].form == PLANES or model.choice.one_vector_per_class
+        ):
             self._columns = model.choice.score_code()
         self.intercept = model.intercept if self._columns is None else model.intercept @ self._columns
 

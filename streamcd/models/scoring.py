@@ -14,7 +14,7 @@ import numpy as np
 from ..core.classes import has_vector_per_class
 from ..core.threads import Threads
 from ..dataset.read_ahead import AHEAD_BYTES
-from ..kernels.loss_table import CLASSES, PLANES, form_of
+from ..kernels.loss_table import CLASSES, LOSSES, PLANES
 from ..kernels.sparse_rows import SparseRows
 from .sparse_weights import SparseWeights
 
@@ -133,7 +133,7 @@ class ClassChoice:
     def __init__(
         self, loss: str, code: np.ndarray, weights: np.ndarray, order: np.ndarray | None = None
     ) -> None:
-        self.is_twin, self.code, self._weights = form_of(loss) == PLANES, code, weights
+        self.is_twin, self.code, self._weights = LOSSES[loss].form == PLANES, code, weights
         self._order = np.arange(len(code)) if order is None else order
         self.is_binary = code.shape == (2, 1)
 
@@ -189,7 +189,7 @@ def class_log_probabilities(loss: str, decisions: np.ndarray, *, is_binary: bool
 
     The softmax of multinomial decisions; else the logistic function of each, with several classes divided by their sum.
     """
-    if form_of(loss) == CLASSES:
+    if LOSSES[loss].form == CLASSES:
         return np.asarray(decisions - np.logaddexp.reduce(decisions, axis=1, keepdims=True))
     if is_binary:
         return np.hstack([-np.logaddexp(0.0, decisions), -np.logaddexp(0.0, -decisions)])

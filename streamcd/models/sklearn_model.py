@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import ModelError, UsageError, refuse
-from ..kernels.loss_table import PLANES, form_of
+from ..kernels.loss_table import LOSSES, PLANES
 
 
 def sklearn_estimator(model: Any) -> Any:
@@ -16,7 +16,7 @@ def sklearn_estimator(model: Any) -> Any:
     expected = "to_sklearn: expected the decisions of a linear estimator, found"
     refuse(
         ModelError,
-        (form_of(model.loss) == PLANES, f"{expected} twin planes"),
+        (LOSSES[model.loss].form == PLANES, f"{expected} twin planes"),
         (model.scaling.normalize != "none", f"{expected} those of rows of unit norm (convert --normalize)"),
         (of_code, f"{expected} vectors of another code matrix than one-vs-rest"),
     )

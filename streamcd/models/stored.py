@@ -17,7 +17,7 @@ from ..core.metadata import read_metadata
 from ..core.setting import Setting, asked_text
 from ..core.storage import local_path
 from ..dataset.scaling import Scaling
-from ..kernels.loss_table import LOSSES, form_of
+from ..kernels.loss_table import LOSSES
 from .encoding import CATEGORIES_FILE, read_encoding
 from .model import Model
 from .model_file import MODEL, STORED_FIELDS, ModelFile, check_file, read_array, read_weights, source_labels
@@ -189,7 +189,7 @@ def _read(directory: Path, description: ModelFile, weights: np.ndarray | SparseW
         check_file(directory / CATEGORIES_FILE, description.categories_checksum)
     encoding = read_encoding([directory / CATEGORIES_FILE], description.encoding)
     if description.code is None:
-        code = default_code(form_of(description.loss), len(description.classes))
+        code = default_code(LOSSES[description.loss].form, len(description.classes))
     else:
         code = np.array(description.code, dtype=np.int8).reshape(-1, weights.shape[1])
     # fields of the same name in both; `Model` makes the arrays
@@ -226,7 +226,7 @@ def describe_model(path: str | Path) -> dict[str, Any]:
     labels = source_labels(stored.classes, stored.label_kind, stored.class_names)
     scaling = stored.scaling or Scaling()
     n_vectors = int(weights.shape[1])
-    parameter = LOSSES[stored.loss].parameter if stored.loss in LOSSES else None
+    parameter = LOSSES[stored.loss].parameter
     same = ("loss", "method", "C", "n_features", "bias", "certificate", "fingerprint", "versions")
     return {
         "kind": "model",

@@ -12,7 +12,7 @@ from ..core.classes import class_indices
 from ..core.errors import DataError
 from ..core.options import takes
 from ..core.progress import Listener, ends_progress
-from ..kernels.loss_table import LOSSES, PLANES, form_of
+from ..kernels.loss_table import LOSSES, PLANES
 from ..models.model import Model
 from ..models.stored import load_model
 from ..solvers.problem import losses_of, row_losses
@@ -107,7 +107,7 @@ class _Evaluation:
             }
         result |= {"accuracy": self.all["accuracy"], "primal_objective": None}
         if self.costs is not None and not self.n_unknown:
-            ridge = model.ridge if form_of(model.loss) == PLANES else 1.0
+            ridge = model.ridge if LOSSES[model.loss].form == PLANES else 1.0
             result["primal_objective"] = ridge * model.penalty() + loss
         if (area := self.roc.area()) is not None:
             result["auc"], result["auc_error"] = area

@@ -74,7 +74,7 @@ def _rounds(part: checkpoint.Run, task: Task, run: ResolvedRun, session: Session
     assert run.config.rounds is not None
     options, memory = run.options, run.config.memory - WORKER_BYTES
     loop = part, task, session, options.method, options.acceleration, memory, run.config.rounds.worker_timeout
-    sums = find_solver(options.loss, options.method).in_rounds == "sums"
+    sums = find_solver(options.loss, options.method).rounds == "sums"
     return SumRounds(*loop).run if sums else DualRounds(*loop).run
 
 

@@ -17,9 +17,9 @@ from ..core.storage import local_path
 from ..dataset.column_layout import has_columns
 from ..dataset.dataset import Dataset
 from ..dataset.diagnostics import rows_are_long
-from ..kernels.loss_table import LOSSES
+from ..kernels.loss_table import SOLVERS, methods_for
 from ..report.tables import describe_bias
-from ..solvers.registry import SOLVERS, find_solver, reads_columns
+from ..solvers.registry import find_solver
 from .config import read_config
 from .labels import check_labels
 from .lane_groups import group_lanes
@@ -33,7 +33,7 @@ _BY_SOURCE = {
     "libsvm text": (NO_BIAS, "the dataset was made from libsvm text, and LIBLINEAR's default is none"),
 }
 
-_PENALISED = list(dict.fromkeys(entry.loss for entry in SOLVERS if entry.takes_penalties))
+_PENALISED = list(dict.fromkeys(entry.loss for entry in SOLVERS if entry.takes_l1))
 
 DUAL = "dual", "accelerated, it needs the fewest passes on nearly all data"
 _LONG_ROWS = "few features, some with means or scales far from 0 and 1, which do not slow it down"
@@ -86,7 +86,8 @@ def choose_method(asked: TrainOptions, dataset: Dataset) -> tuple[str, str]:
 
 def takes_columns(asked: TrainOptions, dataset: Dataset) -> bool:
     """Tell whether the method, by default the one that is chosen, reads the column layout."""
-    return reads_columns(choose_method(asked, dataset)[0] if asked.method == "auto" else asked.method)
+    method = choose_method(asked, dataset)[0] if asked.method == "auto" else asked.method
+    return find_solver(asked.loss, method).layout == "columns"
 
 
 def _choose_method(asked: TrainOptions, dataset: Dataset, *, has_room: bool) -> tuple[str, str]:
@@ -109,7 +110,7 @@ def _choose_method(asked: TrainOptions, dataset: Dataset, *, has_room: bool) -> 
             because = "few features: it needs the fewest reads" if fits else "there is no column layout"
             return "newton", f"{because} with the penalty {asked.penalty}"
         return "working-set", f"it trains with the penalty {asked.penalty} from the column layout"
-    if "newton" not in LOSSES[asked.loss].methods or not enough:
+    if "newton" not in methods_for(asked.loss) or not enough:
         return DUAL
     streamed = dataset.n_entries * dataset.entry_bytes > asked.memory_bytes - RUNNING_BYTES
     if multiplied:
@@ -135,7 +136,7 @@ def _settle_method(asked: Asked, dataset: Dataset, listener: Listener) -> Asked:
     if asked.method != "auto":
         return asked
     plain = not asked.has_l1
-    if plain and asked.start_from is not None and "newton" in LOSSES[asked.loss].methods:
+    if plain and asked.start_from is not None and "newton" in methods_for(asked.loss):
         before = read_config(local_path(asked.start_from, "a run")).options.method
         return replace(asked, method="newton" if before == "newton" else "dual")
     if asked.start_from is not None and plain:

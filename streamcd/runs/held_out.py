@@ -19,7 +19,7 @@ from ..core.threads import Threads
 from ..dataset.centring import Centre
 from ..dataset.dataset import Dataset
 from ..dataset.schema import ChunkData
-from ..kernels.loss_table import gives_probabilities
+from ..kernels.loss_table import LOSSES
 from ..kernels.sparse_rows import SparseRows
 from ..models.scoring import (
     ClassChoice,
@@ -55,7 +55,7 @@ def check_scoring(scoring: str, problem: ProblemOptions, dataset: Dataset) -> No
     if scoring and scoring not in known:
         of = "numbers to predict" if dataset.has_targets else "classes"
         raise UsageError(f"scoring: expected one of {', '.join(known)} for {of}, found {scoring!r}")
-    if scoring == "log_loss" and (problem.code is not None or not gives_probabilities(problem.loss)):
+    if scoring == "log_loss" and (problem.code is not None or not LOSSES[problem.loss].probabilities):
         raise UsageError(
             f"scoring log_loss needs probabilities, which {problem.loss} has not; take --loss log_loss or multinomial, or "
             "--scoring auc"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..core.errors import UsageError, refuse
-from ..kernels.loss_table import LOSSES, has_targets
+from ..kernels.loss_table import LOSSES
 
 if TYPE_CHECKING:
     from ..dataset.dataset import Dataset
@@ -18,13 +18,13 @@ def check_labels(loss: str, dataset: Dataset) -> None:
     from ..dataset.schema import MAX_CLASSES
 
     where, classes, names = dataset.path, dataset.classes, dataset.class_names
-    if has_targets(loss):
+    if LOSSES[loss].has_targets:
         wrong = (
             f"{where}: expected numbers to predict for the loss {loss}, found classes; convert with --target"
         )
         refuse(UsageError, (not dataset.has_targets, wrong))
         return
-    for_numbers = " or ".join(name for name in LOSSES if has_targets(name))
+    for_numbers = " or ".join(name for name, entry in LOSSES.items() if entry.has_targets)
     expected = f"{where}: expected classes for the loss {loss}, found"
     numbers = labels_of_a_target(dataset)
     refuse(

@@ -14,7 +14,7 @@ from ..core.memory_budget import format_size
 from ..core.progress import Listener
 from ..dataset.dataset import Dataset
 from ..solvers.problem import Problem
-from ..solvers.registry import reads_columns
+from ..solvers.registry import find_solver
 from ..stream.memory_plan import Plan, SolverMemory, check_holding, describe_plan, make_plan
 from ..training.checkpoint import Run
 from .config import (
@@ -47,6 +47,7 @@ def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> Resolv
             f"features each do not fit in {format_size(memory)}: "
             f"they are trained in {n_groups} groups, one after another, each with reads of its own"
         )
+    solver = find_solver(options.loss, options.method)
     config = RunConfig(
         dataset=str(dataset.path.resolve()),
         fingerprint=dataset.fingerprint,
@@ -58,7 +59,7 @@ def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> Resolv
         checkpoint_every=float(asked.checkpoint_every),
         versions=versions(),
         rounds=asked.rounds,
-        columns=dataset.open_columns().fingerprint if reads_columns(options.method) else None,
+        columns=dataset.open_columns().fingerprint if solver.layout == "columns" else None,
         start_from=None if asked.start_from is None else str(asked.start_from),
         tune=search_of(asked) if isinstance(asked, TuneOptions) else None,
         cache=dataset.cache,
@@ -111,14 +112,14 @@ def _plan_groups(
     if groups is not None and without[1].page_rows:
         return asked, groups
     listener.message(
-        f"trained without acceleration, which takes {_taken_by_acceleration(asked.method)}: that does not fit in "
+        f"trained without acceleration, which takes {_taken_by_acceleration(asked)}: that does not fit in "
         f"{format_size(without[2])}"
     )
     return plain, without
 
 
-def _taken_by_acceleration(method: str) -> str:
-    scores = " and one of the scores'" if reads_columns(method) else ""
+def _taken_by_acceleration(asked: TrainOptions) -> str:
+    scores = " and one of the scores'" if find_solver(asked.loss, asked.method).layout == "columns" else ""
     return f"one more array of the weights' size{scores}"
 
 

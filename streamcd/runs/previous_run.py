@@ -15,11 +15,12 @@ from ..core.storage import local_path
 from ..dataset.dataset import Dataset
 from ..dataset.parquet import file_checksum
 from ..solvers.problem import Problem
-from ..solvers.registry import is_proximal, keeps_alpha
+from ..solvers.registry import find_solver, is_proximal
 from ..training import checkpoint
 from ..training.correspondence import class_ratios, combination
 from ..training.warm_start import Source, WarmStart
 from .config import Group, ResolvedRun, RunConfig, read_config, reopen
+from .problem_options import ProblemOptions
 
 DATA = "data"
 """Folder of a run with the manifest and the chunk table of its dataset, by which a later run knows its shards."""
@@ -54,7 +55,7 @@ class PreviousRun:
     def warm_start(self, dataset: Dataset, lanes: Problem, numbers: range) -> WarmStart:
         """Return the start of some of the new run's lanes, whose indices among all are `numbers`."""
         run, options, width = self._run, self._run.options, lanes.lane_vectors
-        accelerated = is_proximal(run.problem, options.acceleration) and keeps_alpha(options.method)
+        accelerated = is_proximal(run.problem, options.acceleration) and _keeps_alpha(options)
         parts = _sources(zip(self._states, run.groups, strict=True), run, accelerated=accelerated)
         matrix = self._matrix[:, numbers.start * width : numbers.stop * width]
         return WarmStart(dataset, lanes, matrix, parts, run.problem.bias, **self._known)
@@ -164,8 +165,12 @@ def _known_shards(run: Path, dataset: Dataset, *, centred: bool) -> tuple[Datase
     return old.at(dataset.path, manifest), chunk_of
 
 
+def _keeps_alpha(options: ProblemOptions) -> bool:
+    return find_solver(options.loss, options.method).keeps_alpha
+
+
 def _needs_alpha(new: ResolvedRun) -> bool:
-    return keeps_alpha(new.options.method)
+    return _keeps_alpha(new.options)
 
 
 def _check(source: str, config: RunConfig, new: ResolvedRun) -> None:
@@ -174,7 +179,7 @@ def _check(source: str, config: RunConfig, new: ResolvedRun) -> None:
     refuse(
         UsageError,
         (
-            _needs_alpha(new) and not keeps_alpha(method),
+            _needs_alpha(new) and not _keeps_alpha(config.options),
             f"{source} was not trained by a dual method; there are no dual variables to start from",
         ),
         (

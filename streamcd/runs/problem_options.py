@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import UsageError
 from ..core.metadata import Positive
 from ..core.options import Checked, Section, Text, option
-from ..kernels import loss_table
-from ..kernels.loss_table import PARAMETERS, PLANES, LossParameter, form_of, has_targets
-from ..solvers.registry import (
-    DEFAULT_LOSS,
+from ..kernels.loss_table import (
     LOSS_ALIASES,
     LOSSES,
     METHODS,
+    PARAMETERS,
+    PLANES,
     SLACKS,
-    check_omega,
+    SOLVERS,
+    LossParameter,
+)
+from ..solvers.registry import (
+    find_solver,
     make_solver,
     solver_memory,
 )
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 
 MAX_FOLDS = 100
 NO_BIAS = -1.0
+DEFAULT_LOSS = "squared_hinge"
 
 _LOSSES_TO_BIAS = 100.0  # least square of a free bias's feature, times C and the rows
 
@@ -165,7 +169,7 @@ def _rows(code: Any) -> list[list[int]]:
 
 
 def _losses_with(parameter: LossParameter) -> list[str]:
-    return [loss for loss, entry in loss_table.LOSSES.items() if entry.parameter is parameter]
+    return [loss for loss, entry in LOSSES.items() if entry.parameter is parameter]
 
 
 def _declared_parameter(parameter: LossParameter) -> tuple[str, Any, Any]:
@@ -181,14 +185,14 @@ _LossParameters: Any = make_dataclass(
 )
 
 
-def _formulas(*, of_targets: bool) -> str:
+def _formulas(*, targets: bool) -> str:
     """List the losses with their formulas."""
-    chosen = {loss: entry for loss, entry in loss_table.LOSSES.items() if entry.of_targets == of_targets}
+    chosen = {loss: entry for loss, entry in LOSSES.items() if entry.has_targets == targets}
     return ", ".join(f"{loss} {entry.formula}" for loss, entry in chosen.items() if loss != "twin")
 
 
 def _losses_by(method: str) -> list[str]:
-    return [loss for loss, entry in loss_table.LOSSES.items() if method in entry.methods]
+    return [entry.loss for entry in SOLVERS if entry.method == method]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,11 +204,11 @@ class ProblemOptions(_LossParameters, Checked):
 
     loss: str = option(
         None,
-        f"Loss of a row with margin t = y w·x, or of all classes at once: {_formulas(of_targets=False)}. twin: a plane "
+        f"Loss of a row with margin t = y w·x, or of all classes at once: {_formulas(targets=False)}. twin: a plane "
         "per class, fitted to its own rows, ½ Σ (w·x)^2, and kept away from the others (`slack`); the nearest plane's "
         "class is predicted. logistic "
         "and log are log_loss. Of a row with a number y to predict (convert --target), "
-        f"z = w·x: {_formulas(of_targets=True)}.",
+        f"z = w·x: {_formulas(targets=True)}.",
         choices=(*LOSSES, *LOSS_ALIASES),
         default_is=f"{DEFAULT_LOSS}; squared_error for a dataset of numbers to predict",
     )
@@ -213,7 +217,7 @@ class ProblemOptions(_LossParameters, Checked):
         "dual: coordinate descent on the dual variables, row by row. primal: on the weights, feature by feature, "
         "in a new random order each pass; online: likewise, with features drawn at random with replacement. Both "
         f"are for losses with a curvature ({', '.join(_losses_by('online'))}; primal also for "
-        f"{', '.join(loss for loss in _losses_by('primal') if has_targets(loss))}), and read the column layout "
+        f"{', '.join(loss for loss in _losses_by('primal') if LOSSES[loss].has_targets)}), and read the column layout "
         "(streamcd columns). sor: for the loss "
         "twin, with the inverse of a matrix of features x features for each plane. newton: for the losses of "
         "primal on data with few features, with such a matrix for each model: some five reads. "
@@ -322,7 +326,9 @@ class ProblemOptions(_LossParameters, Checked):
     folds: int = 0  # of a cross-validation; 0 for none
 
     def __post_init__(self) -> None:
-        from ..solvers.acceleration import check_acceleration  # with kernels, which declarations do without
+        # with kernels, which declarations do without
+        from ..solvers.acceleration import check_acceleration
+        from ..solvers.over_relaxation import omega_number
 
         self._set(
             loss=LOSS_ALIASES.get(self.loss, self.loss) or DEFAULT_LOSS,
@@ -336,14 +342,18 @@ class ProblemOptions(_LossParameters, Checked):
             acceleration=check_acceleration(self.acceleration),
         )
         self._check_choices()
-        if form_of(self.loss) != PLANES and (self.ridge is not None or self.slack is not None):
+        if LOSSES[self.loss].form != PLANES and (self.ridge is not None or self.slack is not None):
             raise UsageError(f"ridge and slack are options of the loss twin, not of {self.loss}")
         self._set(**self._parameters())
         self._check_penalty()
         if self.folds != 0 and not 2 <= self.folds <= MAX_FOLDS:
             raise UsageError(f"folds: expected 0, or from 2 to {MAX_FOLDS}, found {self.folds}")
-        if self.method != "auto":
-            self._set(omega=check_omega(self.omega, self.loss, self.method))
+        self._set(omega=self.omega if self.omega == "auto" else omega_number(self.omega))
+        if self.omega != 1.0 and self.method != "auto" and not find_solver(self.loss, self.method).relaxes:
+            raise UsageError(
+                f"omega is for losses whose steps have a closed form, by dual or sor; {self.loss} by method {self.method} "
+                "has none, leave omega at 1"
+            )
 
     def _check_penalty(self) -> None:
         """Refuse strengths of another penalty, and those that are not above 0."""
@@ -375,7 +385,7 @@ class ProblemOptions(_LossParameters, Checked):
 
     def _parameters(self) -> dict[str, float | None]:
         """Return the parameters of all losses, the own one's with its default; others', and wrong values, are refused."""
-        own, found = loss_table.LOSSES[self.loss].parameter, {}
+        own, found = LOSSES[self.loss].parameter, {}
         for name, parameter in PARAMETERS.items():
             value = getattr(self, name)
             if value is not None and parameter is not own:
@@ -392,7 +402,7 @@ class ProblemOptions(_LossParameters, Checked):
     @property
     def parameter(self) -> float | None:
         """The parameter of the loss, if it has one."""
-        own = loss_table.LOSSES[self.loss].parameter
+        own = LOSSES[self.loss].parameter
         return None if own is None else getattr(self, own.name)
 
     @property

@@ -13,7 +13,8 @@ from ..core.progress import Listener, ends_progress
 from ..core.storage import local_path, location
 from ..core.threads import make_threads
 from ..dataset.dataset import Dataset, open_cached
-from ..solvers.registry import SOLVERS, find_solver
+from ..kernels.loss_table import SOLVERS
+from ..solvers.registry import find_solver
 from ..training import checkpoint
 from ..training.loop import Session, deadline
 from ..training.result import Result, TuneResult
@@ -242,9 +243,9 @@ def _check_rounds(asked: TrainOptions) -> None:
         timeout = "worker_timeout is for training on workers; give --scheduler or --workers"
         refuse(UsageError, (asked.worker_timeout is not None, timeout))
         return
-    known = ", ".join(str(entry) for entry in SOLVERS if entry.in_rounds)
+    known = ", ".join(str(entry) for entry in SOLVERS if entry.rounds)
     in_rounds, what = (
-        find_solver(asked.loss, asked.method).in_rounds,
+        find_solver(asked.loss, asked.method).rounds,
         f"{asked.loss} by method {asked.method}",
     )
     refuse(

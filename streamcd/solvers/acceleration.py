@@ -25,7 +25,7 @@ from ..core.errors import UsageError
 from ..core.threads import Threads
 from ..kernels import acceleration as acceleration_kernels
 from ..kernels.acceleration import ALPHA_NORM, MOVED, N_BUCKETS, Movement
-from ..kernels.loss_table import LOSSES, PLANES, is_logistic
+from ..kernels.loss_table import LOG_LOSS, LOSSES, PLANES
 from ..kernels.primitives import ALPHA, ALPHA_CURVATURE, ALPHA_SQUARE, GAP
 from .problem import Problem
 from .protocol import TRAIN, State
@@ -102,16 +102,17 @@ class Acceleration:
         self._width, self._ramps = problem.lane_vectors, entry.smooth
         # a free bias has a centre of its own, with 1 + kappa in place of kappa (`free_bias`)
         self._free_bias, self._penalised = problem.free_bias, problem.penalised
-        self.adapts, self._retreat = asked == "auto", _RETREAT if is_logistic(problem.loss) else 1.0
+        is_logistic = entry.kind == LOG_LOSS
+        self.adapts, self._retreat = asked == "auto", _RETREAT if is_logistic else 1.0
         n_lanes = problem.n_lanes
         self._most = np.full(n_lanes, np.inf)
         if self.adapts:
             mean = _mean_cost(problem, class_counts)
             square = (1.0 if mean_square is None else mean_square) + problem.bias**2
-            share = _FIRST_SHARE / 8 if is_logistic(problem.loss) else _FIRST_SHARE
+            share = _FIRST_SHARE / 8 if is_logistic else _FIRST_SHARE
             self._first = np.clip(share * mean * square, LEAST_KAPPA, _MOST_FIRST_KAPPA)
             # alpha grows with the targets, where it has no bounds; the curvature does not
-            if entry.of_targets and entry.smooth:
+            if entry.has_targets and entry.smooth:
                 self._most = _OF_SQUARES * mean * mean_weight * square
         else:
             self._first = np.full(n_lanes, float(asked))

@@ -22,7 +22,7 @@ from ..kernels import dual as dual_kernels
 from ..kernels import primitives
 from ..kernels import weights as weight_kernels
 from ..kernels.compile import return_free_memory
-from ..kernels.loss_table import is_logistic
+from ..kernels.loss_table import LOG_LOSS
 from ..kernels.primitives import (
     DUAL,
     GAP,
@@ -287,7 +287,7 @@ class DualSolver(RowSolver):
     ) -> None:
         memory = dual_memory(problem, accelerated=acceleration is not None)
         super().__init__(problem, memory, acceleration)
-        self._logistic = is_logistic(problem.loss)
+        self._logistic = problem.row_loss.kind == LOG_LOSS
         self.omega = omega
         self._copies = np.zeros((0, 0))
         self._in_parts = (problem.n_features + 1) * self.n_vectors <= MOST_COPIED

@@ -6,7 +6,7 @@ import numpy as np
 
 from ..dataset.dataset import Dataset
 from ..kernels.acceleration import N_BUCKETS
-from ..kernels.loss_table import LOSSES, is_logistic
+from ..kernels.loss_table import LOG_LOSS, LOSSES
 from ..stream.arenas import RESIDENT_WINDOW_ENTRIES, ColumnLayout, RowLayout
 from ..stream.memory_plan import SolverMemory
 from .problem import Problem
@@ -27,7 +27,7 @@ def dual_memory(problem: Problem, *, accelerated: bool) -> SolverMemory:
     size = _size(problem)
     copies = 2 + accelerated + problem.free_bias + (PARTS if size <= MOST_COPIED else 0)
     # a subtraction would lose the digits of C - alpha
-    width = (2 if is_logistic(problem.loss) else 1) * problem.n_lanes
+    width = (2 if problem.row_loss.kind == LOG_LOSS else 1) * problem.n_lanes
     layout = RowLayout(width, problem.n_lanes, has_targets=problem.has_targets, centred=problem.free_bias)
     return SolverMemory(layout, 8 * size * copies + _sketches(problem), message=_message(problem))
 

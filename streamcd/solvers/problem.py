@@ -23,7 +23,7 @@ from ..core.classes import default_code, diagonal_view
 from ..core.errors import UsageError
 from ..core.memory_budget import require
 from ..core.setting import Setting
-from ..kernels.loss_table import CLASSES, LOSSES, PLANES, SQUARED_ERROR, Loss, has_targets, row_loss
+from ..kernels.loss_table import CLASSES, LOSSES, PLANES, SQUARED_ERROR, Loss, row_loss
 from ..kernels.losses import add_dual_terms, add_losses
 
 LEAST_COST, LEAST_WEIGHT = 1e-60, 1e-30
@@ -80,7 +80,7 @@ class Problem:
     @property
     def has_targets(self) -> bool:
         """Check if rows have numbers to predict, rather than classes."""
-        return has_targets(self.loss)
+        return LOSSES[self.loss].has_targets
 
     @property
     def n_kinds(self) -> int:
@@ -278,14 +278,14 @@ def make_problem(
     if code is not None:
         _check_code(code, loss, classes)
     factors = np.ones(1)
-    if not has_targets(loss):
+    if not LOSSES[loss].has_targets:
         assert class_counts is not None
         factors = class_costs(classes, class_counts, class_weight)
     elif class_weight is not None:
         raise UsageError(f"class weights are for classes, not for the targets of {loss}; give rows weights")
     others = np.outer(C, factors)
     _check_costs(np.append(1.0, others) / ridge if form == PLANES else others, form)
-    if has_targets(loss):
+    if LOSSES[loss].has_targets:
         signs = np.ones((1, 1), np.int8)
     else:
         signs = default_code(form, classes.size) if code is None else code
@@ -361,7 +361,7 @@ def _lane_tables(
 
 def _checked_classes(loss: str, classes: np.ndarray | None) -> np.ndarray:
     """Return the classes, none for a loss of targets; refused if there is nothing to separate."""
-    if has_targets(loss):
+    if LOSSES[loss].has_targets:
         return np.zeros(0)
     assert classes is not None
     if classes.size < 2:
@@ -393,7 +393,7 @@ def _check_costs(costs: np.ndarray, form: str) -> None:
 
 
 def _check_code(code: np.ndarray, loss: str, classes: np.ndarray) -> None:
-    if has_targets(loss):
+    if LOSSES[loss].has_targets:
         raise UsageError(f"{loss} predicts numbers; a code matrix does not apply to it")
     if LOSSES[loss].form == CLASSES:
         raise UsageError(f"{loss} tells all classes apart at once; a code matrix does not apply to it")

@@ -1,7 +1,7 @@
 """Protocol of solvers: state, visit of a window, end of a read.
 
 A solver never loops over windows, prints, stops or saves: `training.loop.Loop` does. Its state is a set of named arrays,
-complete after every window. A new solver is a kernel, a class that implements `Solver`, and an entry of `registry.SOLVERS`.
+complete after every window. A new solver is a kernel, a class that implements `Solver`, and rows of `loss_table.SOLVERS`.
 """
 
 from __future__ import annotations

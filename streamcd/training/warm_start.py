@@ -20,7 +20,7 @@ import numpy as np
 from ..core.errors import CheckpointError
 from ..dataset.centring import Centre, move_sums
 from ..dataset.dataset import Dataset
-from ..kernels.loss_table import CLASSES, LOSSES, gives_probabilities, is_logistic
+from ..kernels.loss_table import CLASSES, LOG_LOSS, LOSSES
 from ..solvers.acceleration import weights_of_alpha
 from ..solvers.problem import Problem, dual_terms, entropies
 from ..solvers.protocol import CERTIFY, START, TRAIN, Solver, State
@@ -136,7 +136,7 @@ class WarmStart:
         if problem.form == CLASSES:
             # -Σ_{m ≠ y} alpha is the variable of the row's own class: the sum over all classes is 0
             per_lane = alpha.reshape(code.size, problem.n_lanes, problem.classes.size)
-            if gives_probabilities(problem.loss):
+            if LOSSES[problem.loss].probabilities:
                 return entropies(per_lane, problem.cost[code] * weight[:, None]).sum(axis=0)
             return np.array(
                 [per_lane[np.arange(code.size), lane, code].sum() for lane in range(problem.n_lanes)]
@@ -221,7 +221,7 @@ class _LaneSource:
         self._centre, self._bias = centred
         self._state, self._layout, self.accelerated, lanes, width = source
         self._old = old
-        self._halves = 2 if is_logistic(problem.loss) else 1
+        self._halves = 2 if problem.row_loss.kind == LOG_LOSS else 1
         own = slice(lanes.start * width, lanes.stop * width)
         self._matrix, self._mean = (matrix[own] for matrix in matrices)
         by_lane = np.abs(self._mean).reshape(len(lanes), width, problem.n_lanes, problem.lane_vectors)

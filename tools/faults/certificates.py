@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from streamcd.kernels.loss_table import CLASSES, LOSSES, MARGINS
-from streamcd.solvers.registry import SOLVERS, SolverEntry
+from streamcd.kernels.loss_table import CLASSES, LOSSES, MARGINS, SOLVERS, SolverEntry
 
 from ..methods_table import PENALTIES, trains
 from .commands import run_command
@@ -82,7 +81,7 @@ class Certificates:
         strength = 10.0 ** rng.randint(-3, 3)
         rows = drawn_rows(run, rng, size)
         (place / "data.txt").write_text("".join(f"{label!r} 1:{value!r}\n" for label, value in rows))
-        targets = ["--target"] if run.entry.of_targets else []
+        targets = ["--target"] if run.entry.has_targets else []
         converted = run_command(place, "convert", "data.txt", "data", "--dtype", "float64", *targets)
         if converted.status == 0 and run.entry.layout == "columns":
             run_command(place, "columns", "data")
@@ -103,7 +102,7 @@ def drawn_rows(run: Run, rng: random.Random, size: float) -> list[tuple[float, f
     """Draw labels or targets, and values; a single class lies to one side of the origin."""
     count = rng.randint(2, 8)
     values = [size * rng.choice((1.0, rng.random(), rng.gauss(0, 1))) for _ in range(count)]
-    if run.entry.of_targets:
+    if run.entry.has_targets:
         scale = 10.0 ** rng.randint(-3, 4)
         return [(scale * rng.choice((1.0, 0.0, rng.gauss(0, 1))), value) for value in values]
     labels = [1, -1, *(rng.choice((-1, 1)) for _ in range(count - 2))]
@@ -139,7 +138,7 @@ def false_claims(
         if mpmath.mpf(answer["dual_objective"]) > best + slack:
             claims.append(f"dual {answer['dual_objective']!r} above the optimum {mpmath.nstr(best, 17)}")
         if (
-            run.entry.of_targets and answer["stop_reason"] == "zero"
+            run.entry.has_targets and answer["stop_reason"] == "zero"
         ):  # the objective is zero but for the rounding of that of w = 0
             slack += ROUNDING * _at_zero(run, C, rows, strength)
         if answer["converged"] and exact - best > mpmath.mpf(tol) * abs(exact) + slack:
