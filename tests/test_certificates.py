@@ -210,11 +210,10 @@ def certify(
         memory="1GB",
         **options,
     )
-    classes, code, counts = np.unique(rows[1], return_inverse=True, return_counts=True)
+    classes, code = np.unique(rows[1], return_inverse=True)
     problem = make_problem(
         loss=loss,
         classes=classes,
-        class_counts=counts,
         n_features=rows[0].shape[1],
         C=[C],
         slack=options.get("slack", "hinge"),
@@ -302,9 +301,7 @@ def test_no_certificate_of_workers_excludes_a_better_primal(tmp_path: Path, loss
     for seed in range(3):
         rows, C = badly_scaled(seed)
         code, zeros = rows[1].astype(int), np.zeros((14, 2))
-        problem = make_problem(
-            loss=loss, classes=np.array([0.0, 1.0]), class_counts=np.array([7, 7]), n_features=3, C=[C]
-        )
+        problem = make_problem(loss=loss, classes=np.array([0.0, 1.0]), n_features=3, C=[C])
         dataset = write_dataset(
             tmp_path / f"data{seed}", rows, value_dtype=np.float64, n_chunks=2, n_shards=2
         )

@@ -96,7 +96,6 @@ def test_a_code_matrix_that_cannot_work_is_refused(code: list[list[int]], messag
         make_problem(
             loss="hinge",
             classes=classes,
-            class_counts=np.ones(classes.size),
             n_features=2,
             code=np.array(code),
         )
@@ -114,9 +113,6 @@ def test_a_code_file_is_read_or_its_line_named(tmp_path: Path) -> None:
         read_code(path)
     path.write_bytes(b"\x1f\x8b\xff\n")
     with pytest.raises(UsageError, match="line 1"):
-        read_code(path)
-    path.write_text("\n")
-    with pytest.raises(UsageError, match="found none"):
         read_code(path)
 
 

@@ -55,7 +55,6 @@ class Pass:
         self.problem = make_problem(
             loss=loss,
             classes=dataset.classes,
-            class_counts=dataset.class_counts,
             n_features=dataset.n_features,
             **problem,
         )

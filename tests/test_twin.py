@@ -257,7 +257,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"ridge": 0.0}, "ridge: expected a number > 0, found 0"),
     ({"ridge": np.inf}, "ridge"),
     ({"slack": "log_loss"}, "slack: expected one of hinge, squared_hinge, found 'log_loss'"),
-    ({"code": [[1, -1], [-1, 1]]}, "one plane per class"),
+    ({"code": [[1, -1], [-1, 1]]}, "does not apply"),
     ({"loss": "hinge", "ridge": 1.0}, "ridge and slack are options of the loss twin"),
     ({"loss": "hinge", "slack": "hinge"}, "ridge and slack are options of the loss twin"),
     ({"loss": "hinge", "method": "sor"}, "no solver for hinge by method sor"),
@@ -276,7 +276,7 @@ def test_a_matrix_that_does_not_fit_is_refused_with_the_arithmetic(tmp_path: Pat
     x, y = random_rows(50, 9)
     x = sp.csr_array((x.data, x.indices, x.indptr), shape=(50, 20_000))
     dataset = write_dataset(tmp_path / "data", (x, y))
-    with pytest.raises(UsageError, match=r"3\.2 GB 1 matrix of 20,001 x 20,001 .* --method dual"):
+    with pytest.raises(UsageError, match=r"3\.21 GB weights .* --method dual"):
         train(dataset, tmp_path / "run", loss="twin", method="sor", memory="2GB")
     assert train(dataset, tmp_path / "run", loss="twin", memory="2GB", tol=1e-2).converged
 
@@ -298,8 +298,8 @@ def test_planes_are_trained_in_groups_where_their_matrices_do_not_fit_together(t
 
 def test_problem_of_twin_planes_in_its_common_form() -> None:
     problem = make_problem(
-        loss="twin", classes=np.array([1.0, 2.0, 3.0]), class_counts=np.array([5, 5, 5]), n_features=2, C=[2.0],
-        ridge=4.0, class_weight={2.0: 3.0}, slack="squared_hinge",
+        loss="twin", classes=np.array([1.0, 2.0, 3.0]), n_features=2, C=[2.0],
+        ridge=4.0, factors=np.array([1.0, 3.0, 1.0]), slack="squared_hinge",
     )  # fmt: skip
     np.testing.assert_array_equal(problem.sign, 1.0 - 2.0 * np.eye(3))
     np.testing.assert_allclose(problem.cost, [[0.25, 0.5, 0.5], [1.5, 0.25, 1.5], [0.5, 0.5, 0.25]])

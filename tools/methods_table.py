@@ -27,7 +27,6 @@ def trains(entry: SolverEntry, *, l1: float = 0.0, l2: float = 1.0, free_bias: b
     asked: dict[str, Any] = {"l1": (l1,), "l2": l2, "bias": 1.0, "free_bias": free_bias}
     two: dict[str, Any] = {
         "classes": np.array([0.0, 1.0]),
-        "class_counts": np.ones(2, np.int64),
         "n_features": 1,
     }
     try:

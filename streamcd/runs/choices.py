@@ -21,7 +21,6 @@ from ..kernels.loss_table import SOLVERS, methods_for
 from ..report.tables import describe_bias
 from ..solvers.registry import find_solver
 from .config import read_config
-from .labels import check_labels
 from .lane_groups import group_lanes
 from .options import TrainOptions
 from .problem_options import NO_BIAS
@@ -46,7 +45,6 @@ def settle(asked: Asked, dataset: Dataset, listener: Listener) -> Asked:
     if asked.has_default_loss and dataset.has_targets:
         listener.message("loss squared_error: the dataset has numbers to predict")
         asked = replace(asked, loss="squared_error")
-    check_labels(asked.loss, dataset)
     bias, because = asked.bias, "as asked"
     if bias == "auto" and asked.start_from is not None:
         # the dual variables would not fit another

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UsageError, refuse
 from ..kernels.loss_table import LOSSES
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from ..dataset.dataset import Dataset
 
 
@@ -26,7 +28,8 @@ def check_labels(loss: str, dataset: Dataset) -> None:
         return
     for_numbers = " or ".join(name for name, entry in LOSSES.items() if entry.has_targets)
     expected = f"{where}: expected classes for the loss {loss}, found"
-    numbers = labels_of_a_target(dataset)
+    numbers, labels = labels_of_a_target(dataset), [] if classes is None else classes.tolist()
+    labels = labels if names is None else [names[int(number)] for number in labels]
     refuse(
         UsageError,
         (
@@ -38,22 +41,31 @@ def check_labels(loss: str, dataset: Dataset) -> None:
             f"{expected} more than {MAX_CLASSES:,}; take another --label, or convert with --target",
         ),
         (numbers, f"{expected} {numbers}; {TARGET_ADVICE}"),
-        (names and classes is not None and classes.size == 1, f"{expected} {(names or [''])[0]!r} alone"),
+        (len(labels) == 1, f"{expected} {labels[:1]} alone"),
     )
 
 
-def weights_by_number(weights: tuple[tuple[float | str, float], ...], dataset: Dataset) -> dict[float, float]:
-    """Return the factors of classes by number; raises `UsageError` for a label that the data does not have."""
-    names = dataset.class_names
-    texts = {} if names is None else {name: float(number) for number, name in enumerate(names)}
-    numbers = {}
+def class_factors(weights: Any, dataset: Dataset) -> np.ndarray | None:
+    """Return the factor of C for each class: all 1, "balanced" (rows / (k · rows of the class)), or as pairs tell."""
+    import numpy as np
+
+    if weights is None:
+        return None
+    if dataset.classes is None or dataset.class_counts is None:
+        raise UsageError("class weights are for classes, not for numbers to predict; give rows weights")
+    labels, counts, names = dataset.classes.tolist(), dataset.class_counts, dataset.class_names
+    if weights == "balanced":
+        return np.asarray(counts.sum() / (len(labels) * np.maximum(counts, 1)))
+    if names is not None:
+        labels = [names[int(number)] for number in labels]
+        weights = [(label if isinstance(label, str) else f"{label:g}", factor) for label, factor in weights]
+    factors = np.ones(len(labels))
     for label, factor in weights:
-        if names is None and not isinstance(label, str):
-            numbers[label] = factor
-            continue
-        text = label if isinstance(label, str) else f"{label:g}"
-        if text not in texts:
-            has = "numbers as labels" if names is None else "the labels " + ", ".join(names[:10])
-            raise UsageError(f"class weight for label {text}: no such label; the data has {has}")
-        numbers[texts[text]] = factor
-    return numbers
+        if label not in labels:
+            asked, *has = (one if isinstance(one, str) else f"{one:g}" for one in (label, *labels[:10]))
+            more = ", …" if len(labels) > 10 else ""
+            raise UsageError(
+                f"class weight for label {asked}: no such label; the data has the labels {', '.join(has)}{more}"
+            )
+        factors[labels.index(label)] = factor
+    return factors

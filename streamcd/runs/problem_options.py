@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -26,7 +27,7 @@ from ..solvers.registry import (
     make_solver,
     solver_memory,
 )
-from .labels import check_labels, weights_by_number
+from .labels import check_labels, class_factors
 
 if TYPE_CHECKING:
     from ..dataset.dataset import Dataset
@@ -38,6 +39,7 @@ MAX_FOLDS = 100
 NO_BIAS = -1.0
 DEFAULT_LOSS = "squared_hinge"
 
+_MOST_BIAS = 1e60  # its squares stay finite
 _LOSSES_TO_BIAS = 100.0  # least square of a free bias's feature, times C and the rows
 
 ClassWeight = str | tuple[tuple[float | str, float], ...] | None
@@ -59,11 +61,8 @@ def class_weights(text: str) -> str | dict[float | str, float]:
     """Parse ``balanced``, or ``LABEL=WEIGHT,…``."""
     if text == "balanced":
         return text
-    pairs = [pair.rsplit("=", 1) for pair in text.split(",")]
-    weights = {_label(label): float(weight) for label, weight in pairs}
-    if len(weights) != len(pairs):
-        raise UsageError(f"class_weight: expected each label once, found {text!r}")
-    return weights
+    pairs = (pair.rsplit("=", 1) for pair in text.split(","))
+    return {_label(label): float(weight) for label, weight in pairs}
 
 
 def _label(text: str) -> float | str:
@@ -80,17 +79,13 @@ def read_code(path: str) -> list[list[int]]:
     with open(path, encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, start=1):
             tokens = line.replace(",", " ").split()
-            if not tokens:
-                continue
             width = len(rows[0]) if rows else len(tokens)
-            if len(tokens) != width or not set(tokens) <= {"-1", "0", "1", "+1"}:
+            if tokens and (len(tokens) != width or not set(tokens) <= {"-1", "0", "1", "+1"}):
                 raise UsageError(
                     f"{path}, line {number}: expected {width} entries of -1, 0, +1 (a line per class), "
                     f"found {line.strip()[:60]!r}"
                 )
-            rows.append([int(token) for token in tokens])
-    if not rows:
-        raise UsageError(f"{path}: expected a line of -1, 0, +1 per class, found none")
+            rows += [[int(token) for token in tokens]] if tokens else []
     return rows
 
 
@@ -127,27 +122,34 @@ NUMBERS = Text(COSTS.expected, numbers)
 # Values in one form
 
 
-def _numbers(name: str, given: Any) -> tuple[float, ...]:
+def _number(value: Any) -> float:
+    """Return a value as a number; nan where it is none."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def _numbers(given: Any) -> tuple[float, ...]:
     """Return the values of an option that takes one or several as a tuple."""
-    try:
-        values = given if isinstance(given, Iterable) and getattr(given, "ndim", 1) != 0 else (given,)
-        return tuple(float(value) for value in values)
-    except (TypeError, ValueError):
-        raise UsageError(f"{name}: expected a number or several, found {given!r}") from None
+    several = isinstance(given, Iterable) and not isinstance(given, str) and getattr(given, "ndim", 1) > 0
+    return tuple(map(_number, given if several else (given,)))
 
 
-def _number_of(bias: float | str) -> float | str:
+def _bias(bias: float | str) -> float | str:
     """Return a bias as a number, negative for none; auto, which the dataset decides, as it is."""
-    try:
-        return "auto" if bias == "auto" else NO_BIAS if bias == "none" else float(bias)
-    except (TypeError, ValueError):
-        raise UsageError(f"bias: expected auto, none or a number, found {bias!r}") from None
+    number = NO_BIAS if bias == "none" else _number(bias)
+    if bias != "auto" and not number <= _MOST_BIAS:
+        raise UsageError(f"bias: expected auto, none or a number, found {bias!r}")
+    return "auto" if bias == "auto" else number
 
 
 def _pairs(weights: Any) -> ClassWeight:
     """Return the factors of classes as pairs."""
-    if weights is None or isinstance(weights, str):
+    if weights is None or weights == "balanced":
         return weights
+    if isinstance(weights, str):
+        raise UsageError(f"expected class weights as 'balanced' or LABEL=WEIGHT,…, found {weights!r}")
     pairs = weights.items() if isinstance(weights, Mapping) else weights
     return tuple(
         (label if isinstance(label, str) else float(label), float(factor)) for label, factor in pairs
@@ -157,10 +159,8 @@ def _pairs(weights: Any) -> ClassWeight:
 def _rows(code: Any) -> list[list[int]]:
     """Return a code matrix as a list of rows."""
     rows = [[int(sign) for sign in row] for row in code]
-    if len({len(row) for row in rows}) != 1:
-        raise UsageError("code: expected rows of the same length")
-    if any(sign not in (-1, 0, 1) for row in rows for sign in row):
-        raise UsageError("code: expected -1, 0 and 1 only")
+    if len({len(row) for row in rows}) != 1 or not {-1, 0, 1}.issuperset(itertools.chain(*rows)):
+        raise UsageError("code: expected rows of one length, of -1, 0 and 1")
     return rows
 
 
@@ -332,42 +332,31 @@ class ProblemOptions(_LossParameters, Checked):
 
         self._set(
             loss=LOSS_ALIASES.get(self.loss, self.loss) or DEFAULT_LOSS,
-            C=_numbers("C", self.C),
-            l1=None if self.l1 is None else tuple(sorted(set(_numbers("l1", self.l1)), reverse=True)),
-            bias=_number_of(self.bias),
+            C=_numbers(self.C),
+            l1=None if self.l1 is None else tuple(sorted(set(_numbers(self.l1)), reverse=True)),
+            bias=_bias(self.bias),
             unpenalized_bias=bool(self.unpenalized_bias),
             seed=int(self.seed),
             class_weight=_pairs(self.class_weight),
             code=None if self.code is None else _rows(self.code),
             acceleration=check_acceleration(self.acceleration),
+            omega=self.omega if self.omega == "auto" else omega_number(self.omega),
         )
         self._check_choices()
+        self._set(**self._parameters())
+        check_positive(C=self.C, l1=self.l1, l2=self.l2, ridge=self.ridge)
         if LOSSES[self.loss].form != PLANES and (self.ridge is not None or self.slack is not None):
             raise UsageError(f"ridge and slack are options of the loss twin, not of {self.loss}")
-        self._set(**self._parameters())
-        self._check_penalty()
-        if self.folds != 0 and not 2 <= self.folds <= MAX_FOLDS:
-            raise UsageError(f"folds: expected 0, or from 2 to {MAX_FOLDS}, found {self.folds}")
-        self._set(omega=self.omega if self.omega == "auto" else omega_number(self.omega))
+        for name, other in (("l1", "l2"), ("l2", "l1")):
+            if getattr(self, name) is not None and self.penalty == other:
+                raise UsageError(
+                    f"{name} is of --penalty {name} or elasticnet, found --penalty {self.penalty}"
+                )
         if self.omega != 1.0 and self.method != "auto" and not find_solver(self.loss, self.method).relaxes:
             raise UsageError(
                 f"omega is for losses whose steps have a closed form, by dual or sor; {self.loss} by method {self.method} "
                 "has none, leave omega at 1"
             )
-
-    def _check_penalty(self) -> None:
-        """Refuse strengths of another penalty, and those that are not above 0."""
-        for name, other in (("l1", "l2"), ("l2", "l1")):
-            given = getattr(self, name)
-            if given is not None and self.penalty == other:
-                raise UsageError(
-                    f"{name} is of --penalty {name} or elasticnet, found --penalty {self.penalty}"
-                )
-            for value in () if given is None else _numbers(name, given):
-                if not 0.0 < value < float("inf"):
-                    raise UsageError(f"{name}: expected a number > 0, found {value:g}")
-        if self.l1 == ():
-            raise UsageError("l1: expected at least one value, found none")
 
     @property
     def strengths(self) -> tuple[tuple[float, ...], float]:
@@ -393,9 +382,9 @@ class ProblemOptions(_LossParameters, Checked):
                     f"{name} is for {', '.join(_losses_with(parameter))}, not for {self.loss}; leave it out"
                 )
             if parameter is own:
-                value = parameter.default if value is None else float(value)
+                value = parameter.default if value is None else _number(value)
                 if not parameter.allows(value):
-                    raise UsageError(f"{name}: expected {parameter.expected}, found {value:g}")
+                    raise UsageError(f"{name}: expected {parameter.expected}, found {getattr(self, name)}")
             found[name] = value
         return found
 
@@ -417,17 +406,14 @@ class ProblemOptions(_LossParameters, Checked):
         from ..solvers.problem import make_problem  # with kernels, which declarations do without
 
         check_labels(self.loss, dataset)
-        code = None if self.code is None else np.array(self.code, dtype=np.int8)
-        weights = self.class_weight
         return make_problem(
             loss=self.loss,
             classes=dataset.classes,
-            class_counts=dataset.class_counts,
             n_features=dataset.n_features,
             C=self.C,
             bias=self._bias_feature(dataset),
-            class_weight=weights_by_number(weights, dataset) if isinstance(weights, tuple) else weights,
-            code=code,
+            factors=class_factors(self.class_weight, dataset),
+            code=None if self.code is None else np.array(self.code, dtype=np.int8),
             n_folds=self.folds,
             free_bias=self.unpenalized_bias,
             l1=self.strengths[0],
@@ -465,11 +451,13 @@ class ProblemOptions(_LossParameters, Checked):
         return make_solver(lanes, self.method, dataset, seed=self.seed, **numbers)
 
 
-def check_positive(**numbers: float) -> None:
-    """Refuse a number that is not above 0, by its name."""
+def check_positive(**numbers: Any) -> None:
+    """Refuse a number that is not above 0 and finite, alone or among several, by its name; None is none."""
     for name, number in numbers.items():
-        if not number > 0:
-            raise UsageError(f"{name}: expected a number > 0, found {number}")
+        values = number if isinstance(number, tuple) else () if number is None else (_number(number),)
+        if number == () or not all(0.0 < value < math.inf for value in values):
+            shown = ", ".join(f"{value:g}" for value in values) or "none"
+            raise UsageError(f"{name}: expected a number > 0, found {shown}")
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ form; those shown to users are multiplied by r, `Problem.scale`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from ..core.classes import default_code, diagonal_view
 from ..core.errors import UsageError
 from ..core.memory_budget import require
 from ..core.setting import Setting
-from ..kernels.loss_table import CLASSES, LOSSES, PLANES, SQUARED_ERROR, Loss, row_loss
+from ..kernels.loss_table import CLASSES, LOSSES, MARGINS, PLANES, SQUARED_ERROR, Loss, row_loss
 from ..kernels.losses import add_dual_terms, add_losses
 
 LEAST_COST, LEAST_WEIGHT = 1e-60, 1e-30
@@ -211,45 +211,14 @@ def _take_lanes(table: np.ndarray, lanes: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(table[:, lanes])
 
 
-def class_costs(
-    classes: np.ndarray, counts: np.ndarray, class_weight: Mapping[float, float] | str | None
-) -> np.ndarray:
-    """Compute the factor of C for each class; "balanced" is rows / (k · rows of the class).
-
-    Raises `UsageError` if a label is not in the data, or a weight is negative or not finite.
-    """
-    if class_weight is None:
-        return np.ones(classes.size)
-    if isinstance(class_weight, str):
-        _check_balanced(class_weight)
-        return counts.sum() / (classes.size * np.maximum(counts, 1))
-    factors = np.ones(classes.size)
-    for label, factor in class_weight.items():
-        found = np.flatnonzero(classes == label)
-        if found.size == 0:
-            raise UsageError(
-                f"class weight for label {label:g}: no such label; the data has {_listed(classes)}"
-            )
-        if not (np.isfinite(factor) and factor >= 0):
-            raise UsageError(f"class weight for label {label:g}: expected a number >= 0, found {factor}")
-        factors[found] = factor
-    return factors
-
-
-def _check_balanced(class_weight: str) -> None:
-    if class_weight != "balanced":
-        raise UsageError(f"expected class weights as 'balanced' or LABEL=WEIGHT,…, found {class_weight!r}")
-
-
 def make_problem(
     *,
     loss: str,
     classes: np.ndarray | None,
-    class_counts: np.ndarray | None,
     n_features: int,
     C: Sequence[float] = (1.0,),
     bias: float = -1.0,
-    class_weight: Mapping[float, float] | str | None = None,
+    factors: np.ndarray | None = None,
     code: np.ndarray | None = None,
     n_folds: int = 0,
     free_bias: bool = False,
@@ -262,33 +231,25 @@ def make_problem(
 ) -> Problem:
     """Make the problem: for every C, every λ, and every fold left out (or none), a lane per column of the code matrix.
 
-    For a loss of targets there are no classes, and one column. `parameter` is that of a loss that has one, or its
-    default.
+    `factors` multiply C for the rows of each class. A negative `bias` means none, as in LIBLINEAR; the code matrix is
+    one-vs-rest by default, and a single column for targets. `parameter` is that of a loss that has one, or its default.
 
-    A negative `bias` means none, as in LIBLINEAR; the code matrix is one-vs-rest by default. With `n_folds` every lane is
-    made for each fold, which it leaves out; without, all rows are used. Raises `UsageError` for invalid values,
-    and if the budget `memory` is too small for tables of classes and lanes.
+    Raises `UsageError` for values that do not go together, and if the budget `memory` is too small for tables of classes and
+    lanes.
     """
-    _check(loss, C, bias)
-    form, classes = LOSSES[loss].form, _checked_classes(loss, classes)
+    entry, form = LOSSES[loss], LOSSES[loss].form
+    classes = np.zeros(0) if classes is None or entry.has_targets else classes
+    factors = np.ones(max(classes.size, 1)) if factors is None else factors
     if free_bias and bias <= 0:
         raise UsageError(f"an unpenalised bias needs a bias > 0, found {bias:g}; give --bias 1 with it")
-    if not (np.isfinite(ridge) and ridge > 0):
-        raise UsageError(f"ridge: expected a number > 0, found {ridge}")
+    _check_costs(np.append([1.0] if form == PLANES else [], np.outer(C, factors)) / ridge)
+
     if code is not None:
         _check_code(code, loss, classes)
-    factors = np.ones(1)
-    if not LOSSES[loss].has_targets:
-        assert class_counts is not None
-        factors = class_costs(classes, class_counts, class_weight)
-    elif class_weight is not None:
-        raise UsageError(f"class weights are for classes, not for the targets of {loss}; give rows weights")
-    others = np.outer(C, factors)
-    _check_costs(np.append(1.0, others) / ridge if form == PLANES else others, form)
-    if LOSSES[loss].has_targets:
-        signs = np.ones((1, 1), np.int8)
+        signs = code
     else:
-        signs = default_code(form, classes.size) if code is None else code
+        signs = np.ones((1, 1), np.int8) if entry.has_targets else default_code(form, classes.size)
+
     positives = [np.flatnonzero(column > 0) for column in signs[: classes.size].T]
     labels = [float(classes[found[0]]) if found.size == 1 else None for found in positives]
     lanes = [
@@ -298,6 +259,7 @@ def make_problem(
         for fold in (range(n_folds) if n_folds else (-1,))
         for label in ([None] if form == CLASSES else labels)
     ]
+
     strength = 1.0 if any(l1) or form == PLANES else float(l2)
     lane_C = np.array([lane.C for lane in lanes]) / strength
     sign, cost = _lane_tables(form, signs, lane_C, factors, ridge, views=code is None, memory=memory)
@@ -359,64 +321,26 @@ def _lane_tables(
     return sign, cost if form == CLASSES else cost * np.abs(sign)
 
 
-def _checked_classes(loss: str, classes: np.ndarray | None) -> np.ndarray:
-    """Return the classes, none for a loss of targets; refused if there is nothing to separate."""
-    if LOSSES[loss].has_targets:
-        return np.zeros(0)
-    assert classes is not None
-    if classes.size < 2:
-        raise UsageError(
-            f"expected at least two classes, found only label {_listed(classes)}; nothing to separate"
-        )
-    return classes
-
-
-def _check(loss: str, C: Sequence[float], bias: float) -> None:
-    if loss not in LOSSES:
-        raise UsageError(f"expected a loss among {', '.join(LOSSES)}, found {loss!r}")
-    if not len(C):
-        raise UsageError("expected at least one value of C, found none")
-    for c in C:
-        if not c > 0:
-            raise UsageError(f"expected C > 0, found {c}")
-    if not bias <= 1 / LEAST_COST:
-        raise UsageError(f"expected a bias up to {1 / LEAST_COST:g} (negative for none), found {bias}")
-
-
-def _check_costs(costs: np.ndarray, form: str) -> None:
+def _check_costs(costs: np.ndarray) -> None:
     wrong = costs[(costs != 0) & ~((costs >= LEAST_COST) & (costs <= 1 / LEAST_COST))]
     if wrong.size:
-        what = "1 / ridge and C times class weight / ridge" if form == PLANES else "C times class weight"
         raise UsageError(
-            f"expected {what} 0 or from {LEAST_COST:g} to {1 / LEAST_COST:g}, found {wrong[0]:g}; give others"
+            f"expected C times class weight / ridge 0 or from {LEAST_COST:g} to {1 / LEAST_COST:g}, found {wrong[0]:g}"
         )
 
 
 def _check_code(code: np.ndarray, loss: str, classes: np.ndarray) -> None:
-    if LOSSES[loss].has_targets:
-        raise UsageError(f"{loss} predicts numbers; a code matrix does not apply to it")
-    if LOSSES[loss].form == CLASSES:
-        raise UsageError(f"{loss} tells all classes apart at once; a code matrix does not apply to it")
-    if LOSSES[loss].form == PLANES:
-        raise UsageError(f"{loss} has one plane per class; a code matrix does not apply to it")
+    if LOSSES[loss].form != MARGINS or not classes.size:
+        raise UsageError(f"a code matrix does not apply to {loss}: it is for losses of two classes at a time")
     if code.ndim != 2 or code.shape[0] != classes.size:
-        raise UsageError(
-            f"expected a code matrix with a row for each of {classes.size} classes, found shape {code.shape}"
-        )
-    for column in range(code.shape[1]):
-        if not ((code[:, column] > 0).any() and (code[:, column] < 0).any()):
-            raise UsageError(
-                f"column {column + 1} of the code matrix: expected a +1 and a -1 at least, found one side only"
-            )
-    for row in np.flatnonzero((code == 0).all(axis=1)):
-        raise UsageError(
-            f"row {row + 1} of the code matrix (label {classes[row]:g}) is all zeros; it could not be predicted"
-        )
-
-
-def _listed(labels: np.ndarray) -> str:
-    shown = ", ".join(f"{label:g}" for label in labels[:10])
-    return shown + (", …" if labels.size > 10 else "")
+        wrong = f"shape {code.shape}, not a row for each of {classes.size} classes"
+    elif columns := np.flatnonzero(~((code > 0).any(axis=0) & (code < 0).any(axis=0))).tolist():
+        wrong = f"column {columns[0] + 1} with one side only, not a +1 and a -1 at least"
+    elif rows := np.flatnonzero(~code.any(axis=1)).tolist():
+        wrong = f"row {rows[0] + 1} (label {classes[rows[0]]:g}) all zeros: it could not be predicted"
+    else:
+        return
+    raise UsageError(f"code matrix: found {wrong}")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -433,68 +357,47 @@ def dual_terms(loss: Loss, y: np.ndarray, alpha: np.ndarray, cost: np.ndarray) -
     return _filled(add_dual_terms, loss, y, alpha, cost)
 
 
-def _filled(add: Any, loss: Loss, y: np.ndarray, of_rows: np.ndarray, cost: np.ndarray) -> np.ndarray:
-    out = np.zeros(of_rows.shape)
+def _filled(add: Any, loss: Loss, y: np.ndarray, argument: np.ndarray, cost: np.ndarray) -> np.ndarray:
+    out = np.zeros(argument.shape)
     arrays = (
-        np.ascontiguousarray(np.broadcast_to(array, out.shape), np.float64) for array in (y, of_rows, cost)
+        np.ascontiguousarray(np.broadcast_to(array, out.shape), np.float64) for array in (y, argument, cost)
     )
     add(loss, *(array.reshape(-1) for array in arrays), out.reshape(-1))
     return out
 
 
-class Described(Protocol):
-    """Classes and loss of a problem or a model."""
-
-    @property
-    def loss(self) -> str: ...
-    @property
-    def row_loss(self) -> Loss: ...
-    @property
-    def code(self) -> np.ndarray: ...
-
-
 def row_losses(
-    given: Described, place: np.ndarray, decisions: np.ndarray, cost: np.ndarray, weight: np.ndarray
+    model: Any, place: np.ndarray, decisions: np.ndarray, cost: np.ndarray, weight: np.ndarray
 ) -> np.ndarray:
     """Compute ``cost_i loss_i`` of every row over its vectors; ``½ weight_i h²`` of the twin plane that is fitted to it.
 
-    `given` is a problem or a model; `place` holds the rows' class indices, `decisions` (rows, vectors) their scores.
+    `place` holds the rows' class indices, `decisions` (rows, vectors) their scores by a `models.model.Model`.
     """
-    if LOSSES[given.loss].form == CLASSES:
-        return cost * class_losses(given.loss, decisions, place)
-    sign, costs = given.code[place].astype(np.float64), cost[:, None]
-    if LOSSES[given.loss].form == PLANES:
+    if LOSSES[model.loss].form == CLASSES:
+        return cost * class_losses(model.loss, decisions, place)
+    sign, costs = model.code[place].astype(np.float64), cost[:, None]
+    if LOSSES[model.loss].form == PLANES:
         sign, costs = 1.0 - 2.0 * sign, np.where(sign > 0, weight[:, None], costs)
     else:
         costs = costs * np.abs(sign)
-    return np.asarray(losses_of(given.row_loss, sign, sign * decisions, costs).sum(axis=1))
+    return np.asarray(losses_of(model.row_loss, sign, sign * decisions, costs).sum(axis=1))
 
 
 def class_losses(loss: str, scores: np.ndarray, code: np.ndarray) -> np.ndarray:
-    """Compute the losses of rows by the scores of all classes, (rows, k); `code` has the rows' classes."""
-    of_classes = multinomial_losses if LOSSES[loss].smooth else crammer_singer_losses
-    return of_classes(scores, code)
+    """Compute the losses of rows by the scores of all classes, (rows, k); `code` has the rows' classes.
 
-
-def crammer_singer_losses(scores: np.ndarray, code: np.ndarray) -> np.ndarray:
-    """Compute ``max_m(s_im - s_i,y_i + [m ≠ y_i])`` of every row; `scores` is (rows, k), `code` the rows' classes."""
-    rows = np.arange(code.size)
-    margin = scores - scores[rows, code][:, None] + 1.0
-    margin[rows, code] = 0.0
-    losses: np.ndarray = margin.max(axis=1)
-    return losses
-
-
-def multinomial_losses(scores: np.ndarray, code: np.ndarray) -> np.ndarray:
-    """Compute ``log Σ_m exp(s_im) - s_i,y_i`` of every row; arguments as of `crammer_singer_losses`."""
+    Multinomial: ``log Σ_m exp(s_im) - s_i,y_i``. Crammer–Singer: ``max_m(s_im - s_i,y_i + [m ≠ y_i])``.
+    """
     rows = np.arange(code.size)
     margin = scores - scores[rows, code][:, None]
-    losses: np.ndarray = np.logaddexp.reduce(margin, axis=1)
-    return losses
+    if LOSSES[loss].smooth:
+        return np.asarray(np.logaddexp.reduce(margin, axis=1))
+    margin += 1.0
+    margin[rows, code] = 0.0
+    return np.asarray(margin.max(axis=1))
 
 
 def entropies(alpha: np.ndarray, cost: np.ndarray) -> np.ndarray:
     """Compute ``-Σ_m a_m log(a_m / C_i)`` of multinomial rows; `alpha` is (rows, lanes, k), `cost` (rows, lanes)."""
     share = np.divide(alpha, cost[..., None], out=np.ones_like(alpha), where=alpha > 0.0)
-    terms: np.ndarray = -(alpha * np.log(share)).sum(axis=2)
-    return terms
+    return np.asarray(-(alpha * np.log(share)).sum(axis=2))
