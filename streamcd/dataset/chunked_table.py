@@ -42,6 +42,10 @@ class ChunkedTable:
     """Kind of its manifest."""
     TABLES: ClassVar[Mapping[str, str]]
     """First column that training reads, by table of a part, in the order in which they are read."""
+    n_items: int  # rows, or features; every entry belongs to one
+    entry_bytes: int
+    item_start: np.ndarray  # (chunks + 1,): first item that begins in a chunk
+    unit_start: np.ndarray  # first chunks of inseparable units: chunks, or all pieces of a feature
 
     def __init__(
         self,

@@ -93,8 +93,11 @@ class Dataset(ChunkedTable):
         self.entry_bytes = self.index_dtype.itemsize + self.value_dtype.itemsize
         self.row_start = starts_of(chunk_table["n_rows"])
         self._check_count("n_rows", self.row_start)
-        # items are rows, and every chunk is a unit of its own (see `memory_plan.Table`)
-        self.n_items, self.item_start, self.unit_start = self.n_rows, self.row_start, None
+        self.n_items, self.item_start, self.unit_start = (
+            self.n_rows,
+            self.row_start,
+            np.arange(self.n_chunks + 1),
+        )
         self.label_kind: str = manifest["label_kind"]
         self.weighted: bool = manifest["weighted"]
         self.index_base: int = manifest["index_base"]

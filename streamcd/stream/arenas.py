@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -52,12 +53,12 @@ class RowLayout:
         """Return the dataset itself."""
         return dataset
 
-    def new_arena(self, table: Dataset, n_items: int, n_entries: int) -> RowArena:
+    def new_arena(self, table: Any, n_items: int, n_entries: int) -> Any:
         """Allocate an arena for rows."""
         dtypes, widths = (table.index_dtype, table.value_dtype), (self.alpha_width, self.n_flags)
         return RowArena(dtypes, n_items, n_entries, widths, has_targets=self.has_targets)
 
-    def decoder(self, table: Dataset, seed: int, n_folds: int) -> _RowDecoder:
+    def decoder(self, table: Any, seed: int, n_folds: int) -> _RowDecoder:
         """Make a decoder of entries by row, classes, weights and folds; its kernel is loaded."""
         decode = _RowDecoder(table, seed, n_folds, table.centre if self.centred else None)
         counts, arena = np.zeros(0, table.index_dtype), self.new_arena(table, 2, 0)
@@ -133,11 +134,11 @@ class ColumnLayout:
         """Open the dataset's column layout; raises `DatasetError` if there is none."""
         return dataset.open_columns()
 
-    def new_arena(self, table: Columns, n_items: int, n_entries: int) -> ColumnArena:
+    def new_arena(self, table: Any, n_items: int, n_entries: int) -> Any:
         """Allocate an arena for columns."""
         return ColumnArena((table.row_dtype, table.value_dtype), n_items, n_entries)
 
-    def decoder(self, table: Columns, seed: int, n_folds: int) -> _ColumnDecoder:
+    def decoder(self, table: Any, seed: int, n_folds: int) -> _ColumnDecoder:
         """Make a decoder of entries by feature."""
         dataset = table.dataset
         assert isinstance(dataset, Dataset)

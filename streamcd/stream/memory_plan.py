@@ -1,22 +1,25 @@
 """The memory plan: the size of windows, and whether all data stays in memory.
 
-It is the same for both layouts: an item is a row of the row layout or a feature of the column layout, and a `Layout` knows
-the size of an item and the decoding of chunks.
+It is the same for both layouts: an item is a row of the row layout or a feature of the column layout, and a layout
+(`arenas`) knows the size of an item and the decoding of chunks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..core.errors import UsageError
 from ..core.memory_budget import RUNNING_BYTES, format_size, require
 from ..core.metadata import Count, Positive
-from ..dataset.chunked_table import MAX_OPEN_PARTS
+from ..dataset.chunked_table import MAX_OPEN_PARTS, ChunkedTable
 from ..dataset.read_ahead import AHEAD_BYTES
+
+if TYPE_CHECKING:  # with kernels, which plans are read without
+    from ..dataset.dataset import Dataset
+    from .arenas import ColumnLayout, RowLayout
 
 _FOOTER_BYTES = 200_000  # of an open Parquet file with a few hundred row groups
 _CHUNK_BYTES = 100  # of a chunk in tables
@@ -27,66 +30,7 @@ _HELD_SHARE = 0.9  # of what the least windows leave, for columns that are held
 PAGE_BYTES = 1 << 20
 """Bytes of a page of rows: enough for the full speed of the disk, and small compared with any memory budget."""
 
-_PAGED_BYTES = (
-    8 * PAGE_BYTES
-)  # a page, its bytes as read, temporary copies of both, and the numbering of rows
-
-
-class Table(Protocol):
-    """Interface that `Dataset` and `Columns` share: chunks of entries, in shards; every entry belongs to one item."""
-
-    @property
-    def n_items(self) -> int: ...
-    @property
-    def entry_bytes(self) -> int: ...
-    @property
-    def item_start(self) -> np.ndarray: ...  # (chunks + 1,): first item that begins in a chunk
-    @property
-    def unit_start(
-        self,
-    ) -> np.ndarray | None: ...  # first chunks of inseparable units; None: every chunk is one
-
-    n_chunks: int
-    n_shards: int
-    n_entries: int
-    chunk_part: np.ndarray  # the shard of every chunk
-    entry_start: np.ndarray  # (chunks + 1,)
-
-    @property
-    def client_bytes(self) -> int: ...  # of reading from a URL
-    def announce(self, chunks: Sequence[int]) -> None: ...
-    def reopen(self) -> Self: ...
-    def read_ahead(self) -> None: ...
-    def chunk_bytes(self, chunk: int) -> int: ...
-    def bytes_on_disk(self) -> int: ...
-    def close(self) -> None: ...
-
-
-Decoder = Callable[[Any, int, int, int, bool], None]
-"""Decoder of a chunk: arguments are the arena, the chunk, the offsets of its items and entries in the arena, and whether
-checksums are verified. Refuses indices out of range, which the kernels do not check."""
-
-
-class Layout(Protocol):
-    """Row or column layout, as a solver reads it."""
-
-    @property
-    def state_bytes(self) -> int: ...  # of an item between visits, on disk; 0 for none
-    @property
-    def item_bytes(self) -> int: ...  # of an item in an arena, besides its entries
-    @property
-    def resident_window(self) -> int: ...  # entries of a window if all data is in memory
-    @property
-    def n_orders(self) -> int: ...  # orders of a window's items that the solver holds at a time
-    @property
-    def centred(self) -> bool: ...  # features and targets are, see `dataset.centring`
-
-    def open(self, dataset: Any) -> Any:
-        """Open the table that holds the chunks."""
-        ...
-
-    def new_arena(self, table: Any, n_items: int, n_entries: int) -> Any: ...
-    def decoder(self, table: Any, seed: int, n_folds: int) -> Decoder: ...
+_PAGED_BYTES = 8 * PAGE_BYTES  # a page, as read too, copies of both, and the numbering of rows
 
 
 @dataclass(frozen=True)
@@ -109,7 +53,7 @@ class Plan:
 class SolverMemory:
     """Bytes that a solver takes besides windows, and the layout of the data that it reads."""
 
-    layout: Layout
+    layout: RowLayout | ColumnLayout
     weights: int  # w and its copies, and what else does not grow with the rows
     rows: int = 0  # arrays of all rows
     pages: bool = False  # those may be kept in a file
@@ -119,7 +63,7 @@ class SolverMemory:
 
 
 def make_plan(
-    dataset: Any, budget: int, memory: SolverMemory, *, paged: bool = False, refusal: str | None = None
+    dataset: Dataset, budget: int, memory: SolverMemory, *, paged: bool = False, refusal: str | None = None
 ) -> Plan:
     """Divide the memory budget, the bound on peak resident memory in bytes: weights, rows, and what windows may take.
 
@@ -161,7 +105,7 @@ def make_plan(
     )
 
 
-def plan_shards(table: Table, budget: int, memory: SolverMemory) -> tuple[Plan, int] | None:
+def plan_shards(table: ChunkedTable, budget: int, memory: SolverMemory) -> tuple[Plan, int] | None:
     """Plan to keep some shards in memory; also returns how many fit, None if none does."""
     layout, n_shards = memory.layout, table.n_shards
     if RUNNING_BYTES + resident_bytes(table, memory) > budget:
@@ -171,27 +115,29 @@ def plan_shards(table: Table, budget: int, memory: SolverMemory) -> tuple[Plan, 
     return (_resident_plan(table, layout), n_shards) if n_shards > 0 else None
 
 
-def resident_bytes(table: Table, memory: SolverMemory) -> int:
+def resident_bytes(table: ChunkedTable, memory: SolverMemory) -> int:
     """Return the bytes of a training that keeps all data in memory, beside interpreter and libraries."""
     data = _decoded_bytes(table, memory.layout, table.n_entries, table.n_items)
     return memory.weights + memory.rows + _reading_bytes(table) + data
 
 
-def _decoded_bytes(table: Table, layout: Layout, n_entries: int, n_items: int) -> int:
+def _decoded_bytes(
+    table: ChunkedTable, layout: RowLayout | ColumnLayout, n_entries: int, n_items: int
+) -> int:
     return 1 + n_entries * table.entry_bytes + n_items * (layout.item_bytes + _ORDER_BYTES * layout.n_orders)
 
 
-def _resident_plan(table: Table, layout: Layout) -> Plan:
+def _resident_plan(table: ChunkedTable, layout: RowLayout | ColumnLayout) -> Plan:
     entries = min(max(layout.resident_window, _longest_unit(table)), max(table.n_entries, 1))
     return Plan(entries, table.n_items, resident=True)
 
 
-def planned_bytes(plan: Plan, dataset: Table, budget: int, memory: SolverMemory) -> int:
+def planned_bytes(plan: Plan, dataset: Dataset, budget: int, memory: SolverMemory) -> int:
     """Return the bytes that a training in this process takes beside interpreter and libraries."""
     return resident_bytes(memory.layout.open(dataset), memory) if plan.resident else budget - RUNNING_BYTES
 
 
-def check_holding(plan: Plan, dataset: Table, memory: SolverMemory) -> None:
+def check_holding(plan: Plan, dataset: Dataset, memory: SolverMemory) -> None:
     """Refuse a plan without room for the longest item, where a solver holds items between reads: it would never end."""
     if plan.resident or not memory.held_bytes:
         return
@@ -203,7 +149,7 @@ def check_holding(plan: Plan, dataset: Table, memory: SolverMemory) -> None:
         )
 
 
-def describe_plan(plan: Plan, dataset: Table, budget: int) -> str:
+def describe_plan(plan: Plan, dataset: ChunkedTable, budget: int) -> str:
     """Describe a plan in one line."""
     entries = format_size(dataset.n_entries * dataset.entry_bytes)
     if plan.resident:
@@ -217,32 +163,27 @@ def describe_plan(plan: Plan, dataset: Table, budget: int) -> str:
     )
 
 
-def unit_start(table: Table) -> np.ndarray:
-    """Return the first chunk of every unit; int64, shape (units + 1,)."""
-    return np.arange(table.n_chunks + 1) if table.unit_start is None else table.unit_start
-
-
-def _longest_unit(table: Table) -> int:
+def _longest_unit(table: ChunkedTable) -> int:
     """Count the entries of the longest unit."""
-    return int(np.diff(table.entry_start[unit_start(table)]).max(initial=1))
+    return int(np.diff(table.entry_start[table.unit_start]).max(initial=1))
 
 
-def _largest_chunk(table: Table) -> tuple[int, int]:
+def _largest_chunk(table: ChunkedTable) -> tuple[int, int]:
     """Count the entries and items of the largest chunk."""
     return int(np.diff(table.entry_start).max(initial=1)), int(np.diff(table.item_start).max(initial=1))
 
 
-def long_units(table: Table, plan: Plan) -> np.ndarray:
+def long_units(table: ChunkedTable, plan: Plan) -> np.ndarray:
     """Mark the units that do not fit in a window and are read in segments; bool, shape (units,)."""
-    start = unit_start(table)
+    start = table.unit_start
     if plan.resident:
         return np.zeros(start.size - 1, dtype=bool)
     return (np.diff(start) > 1) & (np.diff(table.entry_start[start]) > plan.window_entries)
 
 
-def window_size(table: Table, plan: Plan) -> tuple[int, int]:
+def window_size(table: ChunkedTable, plan: Plan) -> tuple[int, int]:
     """Count the items and entries of the largest window, or segment of a window that is read in segments."""
-    items, entries = (np.diff(start[unit_start(table)]) for start in (table.item_start, table.entry_start))
+    items, entries = (np.diff(start[table.unit_start]) for start in (table.item_start, table.entry_start))
     whole = ~long_units(table, plan)
     chunk_entries, chunk_items = _largest_chunk(table)
     # no more than the table has, whatever the plan says
@@ -252,7 +193,7 @@ def window_size(table: Table, plan: Plan) -> tuple[int, int]:
     )
 
 
-def _reading_bytes(table: Table) -> int:
+def _reading_bytes(table: ChunkedTable) -> int:
     """Estimate the memory of reading: a chunk encoded and decoded, Arrow's copies of both, read-ahead, what allocators keep,
     footers, and the table of chunks with those of slots and of copies.
     """
@@ -262,12 +203,12 @@ def _reading_bytes(table: Table) -> int:
     return 4 * (entries * table.entry_bytes + items * 40) + ahead + tables + table.client_bytes
 
 
-def shard_bounds(table: Table) -> np.ndarray:
+def shard_bounds(table: ChunkedTable) -> np.ndarray:
     """Return the first chunk of every shard, and the number of chunks; int64, shape (shards + 1,)."""
     return np.searchsorted(table.chunk_part, np.arange(table.n_shards + 1))
 
 
-def slot_size(table: Table) -> tuple[int, int]:
+def slot_size(table: ChunkedTable) -> tuple[int, int]:
     """Count the items and entries of a place for any shard."""
     bounds = shard_bounds(table)
     items, entries = (

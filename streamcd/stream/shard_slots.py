@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .memory_plan import Table, shard_bounds, slot_size
+from ..dataset.chunked_table import ChunkedTable
+from .memory_plan import shard_bounds, slot_size
 
 
 class ShardSlots:
@@ -15,7 +16,7 @@ class ShardSlots:
     offsets of every chunk in it, undefined without a place.
     """
 
-    def __init__(self, table: Table, n_slots: int) -> None:
+    def __init__(self, table: ChunkedTable, n_slots: int) -> None:
         self._first, self._shard = shard_bounds(table), table.chunk_part
         self._starts = table.item_start, table.entry_start
         self._in_slot = np.arange(table.n_shards)  # -1: empty

@@ -19,13 +19,13 @@ import numpy as np
 from ..core.errors import UsageError
 from ..core.memory_budget import page_cache_room
 from ..core.randomness import random_key
-from ..dataset.chunked_table import MAX_OPEN_PARTS
+from ..dataset.chunked_table import MAX_OPEN_PARTS, ChunkedTable
 from ..dataset.column_layout import Columns
 from ..dataset.dataset import Dataset
 from ..kernels.primitives import shuffle
 from .active_rows import ActiveRows
-from .arenas import RowLayout
-from .memory_plan import Layout, Plan, Table, long_units, unit_start, window_size
+from .arenas import ColumnLayout, RowLayout
+from .memory_plan import Plan, long_units, window_size
 from .shard_slots import ShardSlots
 from .window import Window
 
@@ -60,7 +60,7 @@ class Stream:
         self,
         dataset: Dataset,
         plan: Plan,
-        layout: Layout,
+        layout: RowLayout | ColumnLayout,
         seed: int,
         *,
         n_folds: int = 0,
@@ -70,10 +70,10 @@ class Stream:
         if dataset.classes is None and not dataset.has_targets:
             raise UsageError(f"{dataset.path}: the labels take too many values to be classes")
         self.plan, self.seed = plan, seed
-        self.table: Table = layout.open(dataset)
-        self._units = np.arange(unit_start(self.table).size - 1)
+        self.table: ChunkedTable = layout.open(dataset)
+        self._units = np.arange(self.table.unit_start.size - 1)
         self._first = self._units[:0]  # of the first read
-        self._is_long = np.repeat(long_units(self.table, plan), np.diff(unit_start(self.table)))
+        self._is_long = np.repeat(long_units(self.table, plan), np.diff(self.table.unit_start))
         self._in_memory = self.table.bytes_on_disk() == 0
         self._at_once = self._in_memory or (plan.resident and self.table.n_entries <= _FEW_ENTRIES)
         self._seen = np.zeros(self.table.n_chunks, dtype=bool)
@@ -316,8 +316,8 @@ class Stream:
 # The order of a read
 
 
-def chunk_order(table: Table, units: np.ndarray, seed: int, read: int) -> np.ndarray:
-    """Draw a random order of units (`Table.unit_start`) as a function of (seed, read).
+def chunk_order(table: ChunkedTable, units: np.ndarray, seed: int, read: int) -> np.ndarray:
+    """Draw a random order of units (`ChunkedTable.unit_start`) as a function of (seed, read).
 
     If there are more shards than footers kept open, each read divides the shards into random groups, which are read one
     after another, the units of each in random order.
@@ -331,16 +331,16 @@ def chunk_order(table: Table, units: np.ndarray, seed: int, read: int) -> np.nda
     shuffle(shards, key)
     rank = np.empty_like(shards)
     rank[shards] = np.arange(shards.size)
-    group = rank[table.chunk_part[unit_start(table)[units]]] // MAX_OPEN_PARTS
+    group = rank[table.chunk_part[table.unit_start[units]]] // MAX_OPEN_PARTS
     groups = [units[group == number] for number in range(int(group.max(initial=-1)) + 1)]
     for number, members in enumerate(groups):
         shuffle(members, random_key(seed, read, _ORDER_OF_CHUNKS, number))
     return np.concatenate(groups)
 
 
-def cut_windows(table: Table, order: np.ndarray, plan: Plan) -> list[np.ndarray]:
+def cut_windows(table: ChunkedTable, order: np.ndarray, plan: Plan) -> list[np.ndarray]:
     """Cut an order of units into windows that the plan's arenas can hold; returns the chunks of each."""
-    starts = unit_start(table)
+    starts = table.unit_start
     first, last = starts[order], starts[order + 1]
     entry_sum = np.cumsum(table.entry_start[last] - table.entry_start[first])
     item_sum = np.cumsum(table.item_start[last] - table.item_start[first])
@@ -354,7 +354,7 @@ def cut_windows(table: Table, order: np.ndarray, plan: Plan) -> list[np.ndarray]
             int(np.searchsorted(item_sum, item_limit, "right")),
         )
         stop = max(stop, start + 1)
-        if table.unit_start is None:
+        if table.unit_start.size > table.n_chunks:  # every chunk is one
             windows.append(order[start:stop])
         else:
             bounds = zip(first[start:stop].tolist(), last[start:stop].tolist(), strict=True)

@@ -13,7 +13,7 @@ from unittest import mock
 import numpy as np
 
 from streamcd.runs import lane_groups
-from streamcd.stream.memory_plan import Plan, unit_start
+from streamcd.stream.memory_plan import Plan
 
 from .certificates import RUNS, Run
 from .file_operations import TRAIN, Scenario, attack_operation, measured, scenario_of
@@ -82,7 +82,7 @@ class Trainings:
 def _in_windows(dataset: Any, budget: int, memory: Any, **more: Any) -> Plan:
     """Plan windows of a third of data that would fit in memory."""
     plan, table = _make_plan(dataset, budget, memory, **more), memory.layout.open(dataset)
-    longest = int(np.diff(table.entry_start[unit_start(table)]).max())
+    longest = int(np.diff(table.entry_start[table.unit_start]).max())
     window = {"window_entries": table.n_entries // 3 + 1, "window_rows": table.n_items // 3 + 1}
     held = {"held_entries": longest + table.n_entries // 2, "held_columns": 1 + table.n_items // 2}
     return replace(plan, resident=False, **window, **(held if memory.held_bytes else {}))
