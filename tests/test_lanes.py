@@ -145,11 +145,21 @@ def test_a_warm_start_refuses_what_it_cannot_continue(tmp_path: Path) -> None:
     for options, message in (
         ({"loss": "squared_hinge"}, "the run.s loss hinge, found squared_hinge"),
         ({"loss": "hinge", "bias": 1.0}, "the run.s bias none, found 1"),
-        ({"loss": "hinge", "class_weight": {1.0: 2.0}}, "the run.s class weights"),
     ):
         with pytest.raises(UsageError, match=message):
             train(data, tmp_path / "new", start_from=tmp_path / "run", **options)
     assert not (tmp_path / "new").exists()
+
+
+def test_a_warm_start_may_weigh_classes_otherwise(tmp_path: Path) -> None:
+    data = write_dataset(tmp_path / "data", random_rows())
+    options: dict[str, Any] = {"loss": "hinge", "tol": 1e-6, "max_passes": 50_000}
+    train(data, tmp_path / "run", **options)
+    options["class_weight"] = {1.0: 2.0}
+    warm = train(data, tmp_path / "warm", start_from=tmp_path / "run", **options)
+    cold = train(data, tmp_path / "cold", **options)
+    assert warm.converged
+    assert warm.primal_objective == pytest.approx(cold.primal_objective, rel=2e-6)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -231,7 +231,7 @@ def test_what_a_run_by_sor_does_not_keep_is_not_started_from(
 ) -> None:
     dataset = write_dataset(tmp_path / "data", random_rows())
     first = fit(dataset, method="sor", tol=1e-2)
-    with pytest.raises(UsageError, match="only --method sor can start from it, found dual"):
+    with pytest.raises(UsageError, match="trained by sor"):
         fit(dataset, method="dual", start_from=first.run)
 
 

@@ -59,7 +59,7 @@ def train_groups(
             checkpoint_every=config.checkpoint_every,
             run=shown_as or directory.name,
             name=stage + several,
-            warm_start=None if previous is None else previous.warm_start(run.dataset, lanes, numbers),
+            warm_start=None if previous is None else previous.warm_start(lanes, numbers),
         )
         part = directory.part(group.directory) if group.directory else directory
         train = Loop(part, task, session).run if config.rounds is None else _rounds(part, task, run, session)

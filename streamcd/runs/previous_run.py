@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -18,8 +17,8 @@ from ..solvers.problem import Problem
 from ..solvers.registry import find_solver, is_proximal
 from ..training import checkpoint
 from ..training.correspondence import class_ratios, combination
-from ..training.warm_start import Source, WarmStart
-from .config import Group, ResolvedRun, RunConfig, read_config, reopen
+from ..training.warm_start import OldRun, Source, WarmStart
+from .config import ResolvedRun, read_config, reopen
 from .problem_options import ProblemOptions
 
 DATA = "data"
@@ -27,63 +26,43 @@ DATA = "data"
 
 
 class PreviousRun:
-    """Lanes of an earlier run, whose groups ended in `states`, from which those of a new run start.
+    """An earlier run in a directory, from which the lanes of a new one start.
 
     `chunk_of` is the chunk of the earlier run's dataset that each chunk of the new one is, -1 for none; by default they
     are the same.
     """
 
     def __init__(
-        self,
-        states: Sequence[checkpoint.StoredState],
-        run: ResolvedRun,
-        new: ResolvedRun,
-        *,
-        chunk_of: np.ndarray | None = None,
+        self, path: Path, run: ResolvedRun, new: ResolvedRun, chunk_of: np.ndarray | None = None
     ) -> None:
-        self._states, self._run = states, run
-        dual, other = _needs_alpha(new), chunk_of is not None
-        self._matrix = combination(run.problem, new.problem, dual=dual, grown=other)
-        self._known: dict[str, Any] = {
-            "old": run.dataset,
-            "chunk_of": np.arange(run.dataset.n_chunks) if chunk_of is None else chunk_of,
-            "centres": (run.centre, new.centre),
-        }
-        if dual and other:
-            self._known["ratios"] = class_ratios(run.problem, new.problem)
+        problem, options, dual = run.problem, run.options, _keeps_alpha(new.options)
+        identity, width, sources = checkpoint.read_identity(path), problem.lane_vectors, []
+        for group in run.groups:
+            state = checkpoint.StoredState(path / group.directory, identity.part(group.directory))
+            layout = options.solver_memory(problem.subset(group.lanes), run.dataset).layout
+            vectors = slice(group.lanes.start * width, group.lanes.stop * width)
+            sources.append(Source(state, layout, vectors))
+        self._old = OldRun(
+            run.dataset,
+            problem,
+            run.centre,
+            is_proximal(problem, options.acceleration) and _keeps_alpha(options),
+            sources,
+            np.arange(run.dataset.n_chunks) if chunk_of is None else chunk_of,
+        )
+        self._new, self._matrix = new, combination(problem, new.problem, dual=dual)
+        self._ratios = class_ratios(problem, new.problem) if dual else None
 
-    def warm_start(self, dataset: Dataset, lanes: Problem, numbers: range) -> WarmStart:
+    def warm_start(self, lanes: Problem, numbers: range) -> WarmStart:
         """Return the start of some of the new run's lanes, whose indices among all are `numbers`."""
-        run, options, width = self._run, self._run.options, lanes.lane_vectors
-        accelerated = is_proximal(run.problem, options.acceleration) and _keeps_alpha(options)
-        parts = _sources(zip(self._states, run.groups, strict=True), run, accelerated=accelerated)
+        width, new = lanes.lane_vectors, self._new
         matrix = self._matrix[:, numbers.start * width : numbers.stop * width]
-        return WarmStart(dataset, lanes, matrix, parts, run.problem.bias, **self._known)
-
-
-def stored_states(path: Path, groups: Sequence[Group]) -> list[checkpoint.StoredState]:
-    """Find the states of groups of lanes of a run in the directory `path`."""
-    identity = checkpoint.read_identity(path)
-    parts = [group.directory for group in groups]
-    return [checkpoint.StoredState(path / part, identity.part(part)) for part in parts]
-
-
-def _sources(
-    parts: Iterable[tuple[checkpoint.StoredState, Group]], run: ResolvedRun, *, accelerated: bool
-) -> list[Source]:
-    """Describe groups of lanes of a run by their states."""
-    options, problem = run.options, run.problem
-    sources = []
-    for state, group in parts:
-        lanes = problem.subset(group.lanes)
-        layout = options.solver_memory(lanes, run.dataset).layout
-        sources.append(Source(state, layout, accelerated, group.lanes, problem.lane_vectors))
-    return sources
+        return WarmStart(self._old, new.dataset, lanes, new.centre, matrix, self._ratios)
 
 
 def previous_run(new: ResolvedRun, listener: Listener) -> PreviousRun | None:
     """Open the run that a run starts from, if any; refused if it cannot."""
-    source = new.config.start_from
+    source, dataset = new.config.start_from, new.dataset
     if source is None:
         return None
     path = local_path(source, "a run")
@@ -91,11 +70,20 @@ def previous_run(new: ResolvedRun, listener: Listener) -> PreviousRun | None:
     if config.tune is not None:
         path = path / ("best" if (path / "best" / "state.npz").exists() else "folds")
         config = read_config(path)
-    dataset = new.dataset
-    _check(source, config, new)
+    dual, method = _keeps_alpha(new.options), config.options.method
+    refuse(
+        UsageError,
+        (
+            dual and not _keeps_alpha(config.options),
+            f"{source}: trained by {method}, which has no dual variables to start from",
+        ),
+        (
+            method == "sor" and new.options.method == "dual",
+            f"{source}: trained by sor, from which dual cannot start",
+        ),
+    )
     if config.fingerprint == dataset.fingerprint:
-        run = reopen(path, config, dataset)
-        return PreviousRun(stored_states(path, run.groups), run, new)
+        return PreviousRun(path, reopen(path, config, dataset), new)
     before, chunk_of = _known_shards(local_path(source, "a run"), dataset, centred=bool(config.centred))
     run = reopen(path, config, before)
     others = not np.array_equal(run.problem.classes, new.problem.classes)
@@ -103,14 +91,11 @@ def previous_run(new: ResolvedRun, listener: Listener) -> PreviousRun | None:
     refuse(
         UsageError,
         (others, f"start_from: expected the classes of {source}, found others"),
-        (
-            _needs_alpha(new) and not n_known,
-            f"start_from: expected a shard that {source} was trained on, found none",
-        ),
+        (dual and not n_known, f"start_from: expected a shard that {source} was trained on, found none"),
     )
-    own = "dual variables" if _needs_alpha(new) else "weights"
+    own = "dual variables" if dual else "weights"
     listener.message(f"starts from the {own} of {source}, which knew {n_known:,} of {dataset.n_rows:,} rows")
-    return PreviousRun(stored_states(path, run.groups), run, new, chunk_of=chunk_of)
+    return PreviousRun(path, run, new, chunk_of)
 
 
 def record_data(path: Path, dataset: Dataset, *, centred: bool) -> None:
@@ -167,24 +152,3 @@ def _known_shards(run: Path, dataset: Dataset, *, centred: bool) -> tuple[Datase
 
 def _keeps_alpha(options: ProblemOptions) -> bool:
     return find_solver(options.loss, options.method).keeps_alpha
-
-
-def _needs_alpha(new: ResolvedRun) -> bool:
-    return _keeps_alpha(new.options)
-
-
-def _check(source: str, config: RunConfig, new: ResolvedRun) -> None:
-    """Refuse a run on the same rows whose dual variables or weights the new run cannot start from."""
-    method, wanted = config.options.method, new.options.method
-    refuse(
-        UsageError,
-        (
-            _needs_alpha(new) and not _keeps_alpha(config.options),
-            f"{source} was not trained by a dual method; there are no dual variables to start from",
-        ),
-        (
-            method == "sor" and wanted == "dual",
-            f"{source} was trained by --method sor, which keeps no dual variables of a plane's own rows: only "
-            f"--method sor can start from it, found {wanted}",
-        ),
-    )

@@ -24,7 +24,7 @@ from .describe import SCORES
 from .early_warnings import advise
 from .held_out import score_folds
 from .lane_groups import resolve_part
-from .previous_run import PreviousRun, stored_states
+from .previous_run import PreviousRun
 
 
 def carry_out_search(directory: checkpoint.Run, search: ResolvedRun, session: Session) -> TuneResult:
@@ -68,7 +68,7 @@ def _train_best(directory: checkpoint.Run, search: ResolvedRun, best: Setting, s
     part, folds = directory.part("best"), directory.path / "folds"
     options = replace(search.options, C=(best.C,), l1=best.l1 or None, folds=0)
     run = resolve_part(part, search, options, start_from=str(folds.resolve()))
-    previous = PreviousRun(stored_states(folds, search.groups), search, run)
+    previous = PreviousRun(folds, search, run)
     return carry_out(part, run, previous, session, model_path=directory.model_path)
 
 

@@ -12,18 +12,30 @@ from ..kernels.loss_table import PLANES
 from ..solvers.problem import Lane, Problem
 
 
-def combination(old: Problem, new: Problem, *, dual: bool = True, grown: bool = False) -> np.ndarray:
-    """Return the matrix of the linear combinations, shape (old vectors, new vectors); without `dual`, for w alone.
+def combination(old: Problem, new: Problem, *, dual: bool) -> np.ndarray:
+    """Return the matrix of the linear combinations of dual variables, shape (old vectors, new vectors).
 
-    Raises `UsageError` if the problems differ in more than C and folds. Where rows have `grown`, weights of classes may
-    differ too; but for planes, where they change some lanes alone.
+    Raises `UsageError` if the problems differ in more than C, weights of classes and folds. `dual` variables fit the same
+    bias alone, and weights of classes change some lanes of planes alone.
     """
-    scales = grown and old.form != PLANES
-    _check(old, new, same_weights=not dual or scales or class_ratios(old, new) is None, dual=dual)
+    told: dict[str, tuple[object, object]] = {  # of the old problem and the new one
+        "loss": (old.loss, new.loss),
+        "ridge" if new.loss == "twin" else "l2": (old.scale, new.scale),
+        "slack": (old.slack, new.slack),
+        "parameter of the loss": (old.parameter, new.parameter),
+    }
+    # the feature of a free bias may differ: it depends on C, the optimum does not depend on it
+    if dual and not (old.free_bias and new.free_bias):
+        told["bias"] = old.bias or "none", new.bias or "none"
+    different = [f"{name} {was}, found {now}" for name, (was, now) in told.items() if was != now]
+    different += ["code matrix"] * (not np.array_equal(old.code, new.code))
+    different += ["class weights"] * (
+        dual and old.form == new.form == PLANES and class_ratios(old, new) is not None
+    )
+    if different:
+        raise UsageError(f"a warm start needs the run's {', '.join(different)}")
     if new.n_folds:
-        raise UsageError(
-            "a warm start cannot begin the training of folds; start from another run, or from nothing"
-        )
+        raise UsageError("a warm start cannot begin the training of folds")
     n_trained = old.n_folds - 1  # folds that a row is not in
     width = old.block_lanes
     blocks = np.zeros((old.n_lanes // width, new.n_lanes // width))
@@ -31,8 +43,7 @@ def combination(old: Problem, new: Problem, *, dual: bool = True, grown: bool = 
         nearest = min(old.lanes, key=partial(_distance, target))
         for block, source in enumerate(old.lanes[::width]):
             if source.setting == nearest.setting:
-                ratio = target.C / source.C / max(n_trained, 1)
-                blocks[block, number] = ratio if dual else 1.0 / max(old.n_folds, 1)
+                blocks[block, number] = target.C / source.C / max(n_trained, 1)
     return np.kron(blocks, np.eye(width * old.lane_vectors))
 
 
@@ -52,24 +63,3 @@ def class_ratios(old: Problem, new: Problem) -> np.ndarray | None:
     before, now = (problem.class_factors(range(problem.block_lanes)) for problem in (old, new))
     ratios = np.divide(now, before, out=np.zeros(before.size), where=before > 0.0)
     return None if np.allclose(ratios, 1.0, rtol=1e-12) else ratios
-
-
-def _check(old: Problem, new: Problem, *, same_weights: bool, dual: bool) -> None:
-    """Refuse problems that differ in more than C and folds; dual variables fit the same bias alone."""
-    told: dict[str, tuple[object, object]] = {  # of the old problem and the new one
-        "loss": (old.loss, new.loss),
-        # the feature of a free bias may differ: it depends on C, the optimum does not depend on it
-        "bias": (old.bias or "none", new.bias or "none")
-        if dual and not (old.free_bias and new.free_bias)
-        else (0, 0),
-        "ridge" if new.loss == "twin" else "l2": (old.scale, new.scale),
-        "slack": (old.slack, new.slack),
-        "parameter of the loss": (old.parameter, new.parameter),
-    }
-    same = {"code matrix": np.array_equal(old.code, new.code), "class weights": same_weights}
-    different = [f"{name} {was}, found {now}" for name, (was, now) in told.items() if was != now]
-    different += [name for name, equal in same.items() if not equal]
-    if different:
-        raise UsageError(
-            f"a warm start needs the run's {', '.join(different)}; give its options, only C may differ"
-        )
