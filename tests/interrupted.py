@@ -16,9 +16,8 @@ from streamcd.core.errors import Interrupted
 
 
 def log(run: Path) -> list[dict[str, Any]]:
-    """Lines of a run's log, without the identity."""
-    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if key != "identity"} for line in lines]
+    """Lines of a run's log."""
+    return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
 
 
 def weights(run: Path) -> np.ndarray:

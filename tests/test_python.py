@@ -136,7 +136,7 @@ def test_every_field_of_the_log_is_a_documented_column_of_the_history(tmp_path):
         assert history["passes"].to_pylist() == [line["passes"] for line in lines]
         assert history["seconds_total"].to_pylist() == [line["seconds"]["total"] for line in lines]
         found |= set(history.column_names)
-    assert found | {"identity"} == documented_fields()
+    assert found == documented_fields()
 
 
 def test_the_history_of_a_search_names_its_parts_in_the_order_of_training(tmp_path):

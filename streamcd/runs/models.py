@@ -135,8 +135,7 @@ def _weight_rows(
 ) -> Iterator[np.ndarray]:
     """Yield rows of w of some lanes, for values as they are stored: those of the features, or the last one, the bias's."""
     n_features, centre = run.problem.n_features, run.centre
-    start = n_features if last and centre is None else 0
-    blocks = _state_rows(directory, run, lanes, start)
+    start, blocks = 0, _state_rows(directory, run, lanes)
     for rows in blocks if centre is None else centre.leave(blocks, run.problem.bias):
         stop = start + rows.shape[0]
         if last and stop > n_features:
@@ -146,10 +145,8 @@ def _weight_rows(
         start = stop
 
 
-def _state_rows(
-    directory: checkpoint.Run, run: ResolvedRun, lanes: range, first: int
-) -> Iterator[np.ndarray]:
-    """Yield rows of w of some lanes, from `first` on, from the groups' states."""
+def _state_rows(directory: checkpoint.Run, run: ResolvedRun, lanes: range) -> Iterator[np.ndarray]:
+    """Yield rows of w of some lanes from the groups' states."""
     problem = run.problem
     vectors = problem.lane_vectors
     block_rows = max(1, _BLOCK_BYTES // (8 * problem.n_lanes * vectors))
@@ -158,7 +155,7 @@ def _state_rows(
         mine = [lane - group.lanes.start for lane in group.lanes if lane in lanes]
         if mine:
             columns.append(slice(mine[0] * vectors, (mine[-1] + 1) * vectors))
-            sources.append(directory.state_rows(group.directory, "w", block_rows, first))
+            sources.append(directory.state_rows(group.directory, "w", block_rows))
     for blocks in zip(*sources, strict=True):
         parts = [block[:, mine] for block, mine in zip(blocks, columns, strict=True)]
         yield parts[0] if len(parts) == 1 else np.hstack(parts)

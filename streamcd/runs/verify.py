@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -99,7 +98,8 @@ def _directory_problems(
             if arrays is None:
                 checkpoint.refuse_lost_state(state, folder / "log.jsonl")
                 continue  # not begun
-            _check_log(folder / "log.jsonl", own, int(arrays["log_bytes"]), int(arrays["log_crc"]))
+            if arrays["log_bytes"]:
+                checkpoint.check_log(folder / "log.jsonl", int(arrays["log_bytes"]), int(arrays["log_crc"]))
             slots = _open_slots(folder, own, run, run.problem.subset(group.lanes), arrays["slots"])
         except CheckpointError as error:
             yield str(error)
@@ -140,20 +140,6 @@ def _open_slots(
         )
     store.restore(current)
     return store
-
-
-def _check_log(path: Path, identity: Identity, n_bytes: int, crc: int) -> None:
-    if not n_bytes:
-        return
-    if not path.exists() or path.stat().st_size < n_bytes:
-        raise CheckpointError(f"{path}: shorter than at the last checkpoint ({n_bytes} bytes)")
-    identity.check(checkpoint.log_identity(path), path)
-    found = 0
-    with open(path, "rb") as file:
-        while block := file.read(min(checkpoint.LINE_BYTES, n_bytes - file.tell())):
-            found = zlib.crc32(block, found)
-    if found != crc:
-        raise CheckpointError(f"{path}: damaged (not the bytes of the last checkpoint)")
 
 
 def _model_problems(path: Path, memory: str) -> Iterator[str]:

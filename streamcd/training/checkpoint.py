@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -39,7 +39,6 @@ RUN = Kind(
 _OWN_KEYS = ("format", "format_version", "checksum", "identity", WRITER)  # of config.json
 _HEADERS_BYTES = 1 << 20  # of the arrays of a state, and other small values
 LINE_BYTES = 1 << 20  # largest line of a log
-_KEPT_BYTES = 1 << 24  # of the last state's weights: no more than a plan has for writing them
 _BLOCK_BYTES = 1 << 18  # of a state, written at a time: its checksum is computed in the processor's cache
 _PARTIAL = ("config.json.partial", "state.npz.partial", "scores.json.partial", "log.jsonl.partial")
 
@@ -57,7 +56,6 @@ class Run:
         if locked and self._lock is None:
             raise LockError(f"{path}: another process is using this run; wait for it to end or stop it")
         self._log_bytes = self._log_crc = 0
-        self._weights: np.ndarray | None = None  # of the state written last, for the models
         self._early_lines: list[bytes] | None = []  # of the log, before there is a state; then None
         self._early_log = path / "log.jsonl.partial"
         if self.state_path.exists() and not self.log_path.exists() and self._early_log.exists():
@@ -67,7 +65,6 @@ class Run:
 
     def part(self, name: str) -> Run:
         """Open a directory inside the run for a part of the work, which has its own plan; created if needed."""
-        self._weights = None
         make_directory(self.path / name)
         return Run(self.path / name, self.identity.part(name), locked=False)
 
@@ -95,8 +92,6 @@ class Run:
             os.replace(self._early_log, self.log_path)
             sync(self.path)
         self._early_lines = None
-        weights = arrays.get("w")
-        self._weights = None if weights is None or weights.nbytes > _KEPT_BYTES else weights
 
     def read_state(self, room: int) -> dict[str, np.ndarray] | None:
         """Read the arrays of the last checkpoint, and truncate the log to it; returns None if there is none yet.
@@ -106,23 +101,27 @@ class Run:
         arrays = read_arrays(self.state_path, identity=self.identity, room=room + _HEADERS_BYTES)
         if arrays is None:
             refuse_lost_state(self.state_path, self.log_path)
-            self._cut_log(0)
             return None
         del arrays["identity"]
         with _damage_named(self.state_path):
-            log_bytes, self._log_crc = int(arrays.pop("log_bytes")), int(arrays.pop("log_crc"))
-        self._cut_log(log_bytes)
+            log = int(arrays.pop("log_bytes")), int(arrays.pop("log_crc"))
+        if self.log_path.exists():
+            check_log(self.log_path, *log)
+            self._log_bytes, self._log_crc = log
+            with file_named(self.log_path), open(self.log_path, "ab") as file:
+                file.truncate(self._log_bytes)
         self._early_lines = None
         return arrays
 
     def append_log(self, record: Mapping[str, Any]) -> None:
         """Add a line to ``log.jsonl``."""
-        first = {} if self._log_bytes or self._early_lines else {"identity": self.identity.name}
-        line = (json.dumps({**first, **record}) + "\n").encode()
+        line = (json.dumps(record) + "\n").encode()
         if self._early_lines is not None:
             self._early_lines.append(line)
         else:
-            self._add_to_log(line)
+            with file_named(self.log_path), open(self.log_path, "ab") as file:
+                file.write(line)
+            self._log_bytes, self._log_crc = self._log_bytes + len(line), zlib.crc32(line, self._log_crc)
 
     def open_slots(self, dataset: Dataset, row_bytes: int, pages: SlotStore | None) -> SlotStore:
         """Open the slots of a dataset's chunks, or use `pages` in their place, as files of this run."""
@@ -130,11 +129,9 @@ class Run:
         slots.identity = self.identity
         return slots
 
-    def state_rows(self, part: str, name: str, block_rows: int, first: int = 0) -> Iterator[np.ndarray]:
-        """Iterate over blocks of rows, from `first` on, of an array in a part's last checkpoint; "" is the run itself."""
-        if name == "w" and self._weights is not None and not part:
-            return iter([self._weights[first:]])
-        return read_array_rows(self.path / part / "state.npz", name, block_rows, first)
+    def state_rows(self, part: str, name: str, block_rows: int) -> Iterator[np.ndarray]:
+        """Iterate over blocks of rows of an array in a part's last checkpoint; "" is the run itself."""
+        return read_array_rows(self.path / part / "state.npz", name, block_rows)
 
     def close(self) -> None:
         """Release the lock."""
@@ -148,20 +145,18 @@ class Run:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _add_to_log(self, lines: bytes) -> None:
-        with file_named(self.log_path), open(self.log_path, "ab") as file:
-            file.write(lines)
-        self._log_bytes += len(lines)
-        self._log_crc = zlib.crc32(lines, self._log_crc)
 
-    def _cut_log(self, n_bytes: int) -> None:
-        if n_bytes and self.log_path.exists():
-            self.identity.check(log_identity(self.log_path), self.log_path)
-        if not (n_bytes or self.log_path.exists()):
-            return
-        with file_named(self.log_path), open(self.log_path, "ab") as file:
-            self._log_bytes = min(n_bytes, file.tell())
-            file.truncate(self._log_bytes)
+def check_log(path: Path, n_bytes: int, crc: int) -> None:
+    """Refuse a log that does not begin with the bytes of the last checkpoint."""
+    found = 0
+    if path.exists():
+        with file_named(path), open(path, "rb") as file:
+            while block := file.read(min(LINE_BYTES, n_bytes - file.tell())):
+                found = zlib.crc32(block, found)
+    if found != crc:
+        raise CheckpointError(
+            f"{path}: damaged, or of another run; restore it from a copy, or train again with --force"
+        )
 
 
 def refuse_lost_state(state: Path, log: Path) -> None:
@@ -222,10 +217,10 @@ class MemoryRun(Run):
     def open_slots(self, dataset: Dataset, row_bytes: int, pages: SlotStore | None) -> SlotStore:
         return self._slots
 
-    def state_rows(self, part: str, name: str, block_rows: int, first: int = 0) -> Iterator[np.ndarray]:
+    def state_rows(self, part: str, name: str, block_rows: int) -> Iterator[np.ndarray]:
         """Iterate over blocks of rows of an array of the last state, which are copied where they are used."""
         rows = self.part(part)._arrays[name]
-        for start in range(first, rows.shape[0], block_rows):
+        for start in range(0, rows.shape[0], block_rows):
             yield rows[start : start + block_rows]
 
     def close(self) -> None:
@@ -242,20 +237,6 @@ def _write_archive(file: BinaryIO, arrays: Mapping[str, Any]) -> None:
                 data = array.reshape(-1).view(np.uint8).data
                 for start in range(0, len(data), _BLOCK_BYTES):
                     member.write(data[start : start + _BLOCK_BYTES])
-
-
-def log_identity(path: Path) -> str | None:
-    """Read the name of the run from the first line of its log; raises `CheckpointError` if the line is damaged."""
-    with open(path, "rb") as file:
-        line = file.readline(LINE_BYTES)
-    try:
-        return str(json.loads(line)["identity"])
-    except KeyError:
-        return None
-    except (ValueError, TypeError):
-        raise CheckpointError(
-            f"{path}: its first line is damaged; restore it from a copy, or remove it"
-        ) from None
 
 
 def read_arrays(
@@ -323,33 +304,16 @@ def _damage_named(path: Path) -> Iterator[None]:
         ) from None
 
 
-def read_array_rows(path: Path, name: str, block_rows: int, first: int = 0) -> Iterator[np.ndarray]:
-    """Iterate over blocks of rows of a two-dimensional array in an ``.npz`` file, without reading it as a whole.
-
-    With `first`, rows before that one are skipped, and the checksum, which is of all rows, is not verified.
-    """
+def read_array_rows(path: Path, name: str, block_rows: int) -> Iterator[np.ndarray]:
+    """Iterate over blocks of rows of a two-dimensional array in an ``.npz`` file, without reading it as a whole."""
     with _open_archive(path) as archive, archive.open(name + ".npy") as member:
         # for two dimensions and a plain dtype numpy writes version 1.0 of the header
         assert np.lib.format.read_magic(member) == (1, 0)
         (n_rows, n_columns), fortran, dtype = np.lib.format.read_array_header_1_0(member)
         assert not fortran
-        row_bytes = n_columns * dtype.itemsize
-        with open(path, "rb") as file:
-            rows: IO[bytes] = member
-            if first:
-                file.seek(_end_of_member(file, archive.getinfo(name + ".npy")) - (n_rows - first) * row_bytes)
-                rows = file
-            for start in range(first, n_rows, block_rows):
-                data = rows.read(min(block_rows, n_rows - start) * row_bytes)
-                yield np.frombuffer(data, dtype=dtype).reshape(-1, n_columns)
-
-
-def _end_of_member(file: BinaryIO, member: zipfile.ZipInfo) -> int:
-    """Return where the data of a member end that is not compressed: after its header, a name and a field of some lengths."""
-    file.seek(member.header_offset + 26)
-    lengths = file.read(4)
-    name, extra = int.from_bytes(lengths[:2], "little"), int.from_bytes(lengths[2:], "little")
-    return member.header_offset + 30 + name + extra + member.file_size
+        for start in range(0, n_rows, block_rows):
+            data = member.read(min(block_rows, n_rows - start) * n_columns * dtype.itemsize)
+            yield np.frombuffer(data, dtype=dtype).reshape(-1, n_columns)
 
 
 def read_config(path: Path) -> dict[str, Any]:

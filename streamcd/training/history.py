@@ -40,7 +40,7 @@ def history_table(run: Path) -> Any:
 
 def _flat(record: dict[str, Any]) -> dict[str, Any]:
     """Put ``seconds``, an object in the log, into a column for each kind; those of workers by name."""
-    flat = {name: value for name, value in record.items() if name not in ("identity", "seconds")}
+    flat = {name: value for name, value in record.items() if name != "seconds"}
     for kind, seconds in record["seconds"].items():
         flat[f"seconds_{kind}"] = sorted(seconds.items()) if isinstance(seconds, dict) else seconds
     return flat

@@ -75,7 +75,7 @@ stream/slot_store.py
 training/checkpoint.py
     identity.check(found, path)
         ~ identity files_of_another_run_of_the_same_shape_are_refused_by_name[state.npz-resident]
-    self.identity.check(log_identity(self.log_path), self.log_path)
+    check_log(self.log_path, *log)
         ~ identity files_of_another_run_of_the_same_shape_are_refused_by_name[log.jsonl-resident]
     if not stored or size > path.stat().st_size:
         ~ identity a_state_of_another_size_than_the_runs_is_refused_unread[inflates]
