@@ -263,26 +263,15 @@ class Pool:
             raise EnvironmentFailure(self._describe_worker_exit()) from None
 
     def _describe_worker_exit(self) -> str:
-        found = [_exit_code(process) for process in self._processes]
-        codes = [code for code in found if code is not None]
+        codes = [code for process in self._processes if (code := _exit_code(process)) is not None]
         # when one has died, the pool ends the others with SIGTERM
-        by_signal = [-code for code in codes if code < 0 and -code != signal.SIGTERM]
-        if codes and all(code == -signal.SIGTERM for code in codes):
-            how, advice = "was ended by SIGTERM", "run it again"
-        elif by_signal:
-            how = f"was killed by {signal.Signals(by_signal[0]).name}"
-            advice = (
-                "the system may have run out of memory: give a smaller --memory or fewer --workers"
-                if by_signal[0] == signal.SIGKILL
-                else "run it again"
-            )
-        else:
-            how = "ended before its work was done"
-            advice = (
-                "a script that asks for workers has to do so under 'if __name__ == \"__main__\":'; "
-                "--workers 1 needs no other process"
-            )
-        return f"one of {self.n_workers} worker processes {how}; what it had begun was discarded; {advice}"
+        code = next((code for code in codes if code != -signal.SIGTERM), -signal.SIGTERM if codes else 1)
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else "ended before its work was done"
+        if code == -signal.SIGKILL:
+            how += ", perhaps for lack of memory: give a smaller --memory or fewer --workers"
+        elif code >= 0:
+            how += "; a script that asks for workers has to do so under 'if __name__ == \"__main__\":'"
+        return f"one of {self.n_workers} worker processes {how}"
 
 
 def _exit_code(process: BaseProcess) -> int | None:

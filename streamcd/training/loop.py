@@ -20,12 +20,11 @@ from ..core.threads import Threads
 from ..dataset.dataset import Dataset
 from ..solvers import acceleration
 from ..solvers.problem import Problem
-from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Solver, State, new_totals
+from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Solver, new_totals
 from ..stream.arenas import RowLayout
 from ..stream.memory_plan import Plan, planned_bytes
-from ..stream.slot_store import SlotStore
 from ..stream.stream import Stream
-from ..stream.window import RowArena, Window
+from ..stream.window import Window
 from .checkpoint import Run
 from .result import Outcome
 from .stopping import (
@@ -116,7 +115,6 @@ class TrainingLoop(ABC):
         self.state = task.solver.new_state()
         centred = task.solver.layout.centred
         self.state.lanes.update(new_lane_arrays(task.problem, task.dataset, centred=centred))
-        self._status: tuple[int, TrainingStatus] | None = None  # with the read that it is of
         self.slots = directory.open_slots(
             task.dataset, task.solver.layout.state_bytes, self.paged.slots if self.paged else None
         )
@@ -218,8 +216,11 @@ class TrainingLoop(ABC):
         signum, time_is_up = self.stop_requested(), time.monotonic() >= self.until
         if signum is None and not time_is_up:
             return
-        where, state = self._before_stop(), _describe_status(self._find_status(0))
-        advice = f"{state}; 'streamcd resume {self.task.run}' {where}"
+        where, status = self._before_stop(), self._status(0)
+        reached = f"{status.task}after pass {status.passes}"
+        if not np.isnan(status.now):
+            reached += f", {status.measure} about {status.now:.1e}, wanted {status.wanted:.1e}"
+        advice = f"{reached}; 'streamcd resume {self.task.run}' {where}"
         if signum is not None:
             raise Interrupted(f"stopped by a signal {advice}", signum)
         self.listener.message(f"time is up {advice}")
@@ -228,16 +229,28 @@ class TrainingLoop(ABC):
     def _seconds(self) -> float:
         return self.seconds_before + time.monotonic() - self.started
 
-    def _find_status(self, passes_ahead: int) -> TrainingStatus:
-        return _status_of(self.state, self.task.rule, self.task.name, passes_ahead)
+    def _status(self, passes_ahead: int) -> TrainingStatus:
+        """Summarise the lanes; the read or round in progress adds `passes_ahead` passes."""
+        lanes, rule = self.state.lanes, self.task.rule
+        measured = lanes["seen_violation"]
+        if rule.tol is not None:  # nan where there is no estimate yet
+            measured = lanes["estimate"] / np.maximum(lanes["estimated_primal"], 1e-300)
+        is_open = lanes["phase"] != DONE
+        return TrainingStatus(
+            task=self.task.name,
+            passes=int(lanes["passes"].max()),
+            passes_ahead=passes_ahead,
+            max_passes=rule.max_passes,
+            measure="violation" if rule.tol is None else "gap",
+            now=float(measured[is_open].max()) if is_open.any() else math.nan,
+            wanted=float(rule.eps or 0.0) if rule.tol is None else rule.tol,
+        )
 
     def _report(self, phase: str, done: int, total: int, n_passes: int) -> None:
         """Report a part of a read, or of a round that adds `n_passes` passes, to a listener that is not the silent one."""
         if type(self.listener) is Listener:
             return
-        if self._status is None or self._status[0] != self.state.read:
-            self._status = self.state.read, self._find_status(n_passes)
-        status = self._status[1]
+        status = self._status(n_passes)
         gap = "" if np.isnan(status.now) else f"{status.measure} about {status.now:.1e}"
         self.listener.progress(Progress(self.task.name + phase, done, total, "entries", gap, status))
 
@@ -269,7 +282,9 @@ class Loop(TrainingLoop):
         self.threads = task.solver.threads = session.threads
         self.next_checkpoint = math.inf
         self.meter = {"train": 0.0, "wait": 0.0, "state": 0.0}
-        self.rows = _RowStates(self.slots, task.solver, task.dataset, task.plan.resident)
+        # chunks whose rows are in a resident arena, and the rows that the slots do not have yet
+        self.present = np.zeros(task.dataset.n_chunks, dtype=bool)
+        self.changed: dict[int, list[np.ndarray]] = {}
         self.stream: Stream | None = None
         self._restore_checkpoint()
 
@@ -341,15 +356,53 @@ class Loop(TrainingLoop):
     def _visit(self, window: Window) -> None:
         state, started = self.state, time.monotonic()
         training = bool(state.phase(TRAIN).size)
-        self.rows.load(window, state)
+        self._load_rows(window)
         loaded = time.monotonic()
         key = random_key(self.task.seed, window.read, window.number)
         self.task.solver.visit(window, state, self.order, key)
         visited = time.monotonic()
         if training:
-            self.rows.save(window)
+            self._save_rows(window)
         self.meter["train"] += visited - loaded
         self.meter["state"] += loaded - started + time.monotonic() - visited
+
+    # -- dual variables: those of a resident dataset stay in the arena until a checkpoint ------------------------------
+
+    def _load_rows(self, window: Window) -> None:
+        arena, back = window.arena, bool(self.state.lanes["restore"].any())
+
+        def load(chunk: int, start: int, stop: int) -> None:
+            solver, rows = self.task.solver, [arena.alpha[start:stop], arena.active[start:stop]]
+            if not self.present[chunk] and not self.slots.load(chunk, rows):
+                solver.new_rows(arena, start, stop)
+            self.present[chunk] = self.task.plan.resident
+            if back:
+                solver.restore_rows(self.state, arena, start, stop)
+
+        chunks = [chunk for chunk in self._chunks(window) if back or not self.present[chunk[0]]]
+        self._by_threads([partial(load, *chunk) for chunk in chunks])
+
+    def _save_rows(self, window: Window) -> None:
+        arena = window.arena
+        for chunk, start, stop in self._chunks(window):
+            self.changed[chunk] = [arena.alpha[start:stop], arena.active[start:stop]]
+        if not self.task.plan.resident:
+            self._flush_rows()
+
+    def _flush_rows(self) -> None:
+        self._by_threads([partial(self.slots.save, *changed) for changed in self.changed.items()])
+        self.changed.clear()
+
+    def _chunks(self, window: Window) -> list[tuple[int, int, int]]:
+        """List the chunks of a window as `Window.chunk_ranges`; none if items have no state."""
+        return list(window.chunk_ranges()) if self.task.solver.layout.state_bytes else []
+
+    def _by_threads(self, calls: Sequence[Callable[[], object]]) -> None:
+        """Make a call for each of some chunks; for 10 kB each, two threads beside a reader took 1.25 times as long."""
+        dataset, row_bytes = self.task.dataset, self.task.solver.layout.state_bytes
+        self.threads.run(calls, len(calls) * row_bytes * dataset.n_rows // (8 * max(dataset.n_chunks, 1)))
+
+    # -- active rows --------------------------------------------------------------------------------------------------
 
     def _rows_stay(self) -> bool:
         """Tell whether rows that shrink in this read are expected to stay out of the next."""
@@ -385,7 +438,7 @@ class Loop(TrainingLoop):
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def _checkpoint(self) -> None:
-        self.rows.flush()
+        self._flush_rows()
         super()._checkpoint()
         self.next_checkpoint = time.monotonic() + self.task.checkpoint_every
 
@@ -420,32 +473,6 @@ class Loop(TrainingLoop):
         }
 
 
-def _status_of(state: State, rule: StopRule, task: str, passes_ahead: int) -> TrainingStatus:
-    """Summarise the lanes of a task; the read or round in progress adds `passes_ahead` passes."""
-    lanes = state.lanes
-    is_open = lanes["phase"] != DONE
-    measured = lanes["seen_violation"]
-    if rule.tol is not None:  # nan where there is no estimate yet
-        measured = lanes["estimate"] / np.maximum(lanes["estimated_primal"], 1e-300)
-    return TrainingStatus(
-        task=task,
-        passes=int(lanes["passes"].max()),
-        passes_ahead=passes_ahead,
-        max_passes=rule.max_passes,
-        measure="violation" if rule.tol is None else "gap",
-        now=_largest(measured[is_open]),
-        wanted=float(rule.eps or 0.0) if rule.tol is None else rule.tol,
-    )
-
-
-def _describe_status(status: TrainingStatus) -> str:
-    """Describe passes and gap, as in ``"after pass 12, gap about 3.1e-02, wanted 1.0e-03"``."""
-    text = f"{status.task}after pass {status.passes}"
-    if not np.isnan(status.now):
-        text += f", {status.measure} about {status.now:.1e}, wanted {status.wanted:.1e}"
-    return text
-
-
 def _support_sizes(weights: np.ndarray, n_lanes: int) -> np.ndarray:
     """Count the weights of each lane that are not 0."""
     counts = np.zeros(weights.shape[1], dtype=np.int64)
@@ -454,56 +481,5 @@ def _support_sizes(weights: np.ndarray, n_lanes: int) -> np.ndarray:
     return np.asarray(counts.reshape(n_lanes, -1).sum(axis=1))
 
 
-def _largest(numbers: np.ndarray) -> float:
-    """Return the largest number; nan if there is none, or one is unknown."""
-    return float(numbers.max()) if numbers.size else float("nan")
-
-
 def _finite(number: float) -> float | None:
     return float(number) if np.isfinite(number) else None
-
-
-class _RowStates:
-    """Loading and saving of the dual variables of a window's rows in the slots.
-
-    Those of a resident dataset stay in the arena until `flush`; others are written after every visit.
-    """
-
-    def __init__(self, slots: SlotStore, solver: Solver, dataset: Dataset, resident: bool) -> None:
-        self._slots, self._solver, self._resident = slots, solver, resident
-        self._chunk_bytes = solver.layout.state_bytes * dataset.n_rows // max(dataset.n_chunks, 1)
-        self._present = np.zeros(dataset.n_chunks, dtype=bool)
-        self._changed: dict[int, list[np.ndarray]] = {}
-
-    def load(self, window: Window, state: State) -> None:
-        back = bool(state.lanes["restore"].any())
-        chunks = [chunk for chunk in self._chunks(window) if back or not self._present[chunk[0]]]
-        restored = state if back else None
-        self._by_threads([partial(self._load, window.arena, restored, *chunk) for chunk in chunks])
-
-    def save(self, window: Window) -> None:
-        arena = window.arena
-        for chunk, start, stop in self._chunks(window):
-            self._changed[chunk] = [arena.alpha[start:stop], arena.active[start:stop]]
-        if not self._resident:
-            self.flush()
-
-    def flush(self) -> None:
-        self._by_threads([partial(self._slots.save, *changed) for changed in self._changed.items()])
-        self._changed.clear()
-
-    def _chunks(self, window: Window) -> list[tuple[int, int, int]]:
-        """List the chunks of a window as `Window.chunk_ranges`; none if items have no state."""
-        return list(window.chunk_ranges()) if self._solver.layout.state_bytes else []
-
-    def _load(self, arena: RowArena, restored: State | None, chunk: int, start: int, stop: int) -> None:
-        if not self._present[chunk]:
-            if not self._slots.load(chunk, [arena.alpha[start:stop], arena.active[start:stop]]):
-                self._solver.new_rows(arena, start, stop)
-            self._present[chunk] = self._resident
-        if restored is not None:
-            self._solver.restore_rows(restored, arena, start, stop)
-
-    def _by_threads(self, calls: Sequence[Callable[[], object]]) -> None:
-        """Make a call for each of some chunks; for 10 kB each, two threads beside two readers took 1.25 times as long."""
-        self._solver.threads.run(calls, len(calls) * self._chunk_bytes // 8)
