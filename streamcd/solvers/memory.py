@@ -45,13 +45,11 @@ def class_memory(problem: Problem, *, accelerated: bool) -> SolverMemory:
 
 
 def twin_sor_memory(problem: Problem) -> SolverMemory:
-    """Count three vectors and a matrix of features × features for every plane, and columns of one."""
-    from ..kernels.twin import BLOCK
-
+    """Count three vectors and a matrix of features × features for every plane, and copies of one."""
     n_lanes, size = problem.n_lanes, problem.n_features + 1
     return SolverMemory(
         RowLayout(n_lanes, n_lanes),
-        8 * size * (n_lanes * (size + 3) + 2 * BLOCK),
+        8 * size * (n_lanes * (size + 3) + 2 * size),
         advice="give a larger --memory, or take --method dual, which needs no matrix",
     )
 

@@ -14,7 +14,7 @@ from ..core.errors import UsageError
 from ..dataset.dataset import Dataset
 from ..kernels import twin as twin_kernels
 from ..kernels.primitives import DUAL, VIOLATION_MAX, VIOLATION_MIN
-from ..kernels.twin import BLOCK, Elimination
+from ..kernels.twin import Elimination
 from ..stream.window import Window, empty_window
 from . import over_relaxation
 from .dual import RowSolver, rows_of, set_thresholds, variables_of
@@ -50,13 +50,9 @@ class TwinSorSolver(RowSolver):
         return state
 
     def load_kernels(self, dataset: Dataset, state: State) -> None:
-        """Load the sums of matrices and their inversion, too; see `RowSolver.load_kernels`."""
+        """Load the sums of matrices, too; see `RowSolver.load_kernels`."""
         window = empty_window(self.layout.new_arena(dataset, 2, 0))
         self._sum_up(window, state, window.chunks, window.chunks)
-        matrix, (panel, scaled) = np.zeros((0, 0)), np.empty((2, BLOCK, 0))
-        twin_kernels.factor_block(matrix, 0, 0, panel, scaled)
-        twin_kernels.take_block(matrix, 0, 0, panel, scaled)
-        self._subtract_products(matrix, range(0), panel, scaled)
         super().load_kernels(dataset, state)
 
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
@@ -71,9 +67,7 @@ class TwinSorSolver(RowSolver):
         """Return the distance to w as `end_read` renews it."""
         inverse, pulled = state.matrices["inverse"], state.matrices["pulled"]
         with np.errstate(all="ignore"):  # the loop says what is wrong
-            apart = np.stack(
-                [w - _product(h, p) for w, h, p in zip(state.w.T, inverse, pulled.T, strict=True)]
-            )
+            apart = np.stack([w - h @ p for w, h, p in zip(state.w.T, inverse, pulled.T, strict=True)])
             return np.einsum("ij,ij->i", apart, apart)
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
@@ -83,7 +77,7 @@ class TwinSorSolver(RowSolver):
             self._invert(state.matrices["inverse"][lane])
         for lane in np.flatnonzero((seen == START) | (seen == CERTIFY)):
             # not the certificate's w(alpha), in which a rounding error of w is multiplied by H
-            w = state.w[:, lane] = _product(state.matrices["inverse"][lane], pulled[:, lane])
+            w = state.w[:, lane] = state.matrices["inverse"][lane] @ pulled[:, lane]
             if seen[lane] == START:
                 # `RowSolver.estimate` subtracts ½‖w‖² from this sum; the quadratic term is ½ aᵀBH⁻¹Bᵀa
                 state.lanes["dual_sum"][lane] += 0.5 * float(np.einsum("i,i->", w, w - pulled[:, lane]))
@@ -104,29 +98,19 @@ class TwinSorSolver(RowSolver):
         state.totals[lanes, VIOLATION_MAX] = state.totals[lanes, VIOLATION_MIN] = 0.0
 
     def _invert(self, matrix: np.ndarray) -> None:
-        """Replace a Gram matrix G by ``(I + G)⁻¹``, in place, with digits that no number of threads changes."""
+        """Replace a Gram matrix G by ``(I + G)⁻¹``, in place."""
         matrix[np.diag_indices_from(matrix)] += 1.0
-        panel, scaled = np.empty((2, BLOCK, self.size))
-        blocks = [(start, min(start + BLOCK, self.size)) for start in range(0, self.size, BLOCK)]
-        for start, stop in blocks:
-            if not twin_kernels.factor_block(matrix, start, stop, panel, scaled):
-                raise UsageError(
-                    f"ridge {self.problem.ridge:g} is too small for these rows: their matrix is singular in double "
-                    "precision; give a larger one"
-                )
-            self._subtract_products(matrix, range(stop, self.size), panel, scaled)
-        for start, stop in blocks:
-            twin_kernels.take_block(matrix, start, stop, panel, scaled)
-            self._subtract_products(matrix, range(stop), panel, scaled)
+        try:
+            if np.isfinite(matrix).all():  # what is not goes on to w, of which the loop says so
+                np.linalg.cholesky(matrix)
+            matrix[:] = np.linalg.inv(matrix)
+        except np.linalg.LinAlgError:
+            raise UsageError(
+                f"ridge {self.problem.ridge:g} is too small for these rows: their matrix is singular in double "
+                "precision; give a larger one"
+            ) from None
         for i in range(1, self.size):
             matrix[:i, i] = matrix[i, :i]
-
-    def _subtract_products(
-        self, matrix: np.ndarray, rows: range, panel: np.ndarray, scaled: np.ndarray
-    ) -> None:
-        n_parts = self.threads.count
-        parts = [(first, rows.stop, n_parts) for first in range(rows.start, rows.start + n_parts)]
-        self.threads.run([partial(twin_kernels.subtract_products, matrix, p, panel, scaled) for p in parts])
 
     def train(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
         before = self.problem.penalty(state.w)
@@ -136,8 +120,3 @@ class TwinSorSolver(RowSolver):
         twin_kernels.twin_sor_visit(*rows, steering, state.totals, lanes, elimination)
         # `RowSolver.estimate` subtracts ½‖w‖² from the sum of DUAL, which here includes the quadratic term already
         state.totals[lanes, DUAL] += (self.problem.penalty(state.w) - before)[lanes]
-
-
-def _product(matrix: np.ndarray, vector: np.ndarray) -> np.ndarray:
-    """Multiply without BLAS, whose last digits depend on the number of its threads."""
-    return np.einsum("ij,j->i", matrix, vector)
