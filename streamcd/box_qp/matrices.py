@@ -16,11 +16,7 @@ from ..core.memory_budget import format_size
 from ..kernels import box_qp as kernels
 from ..kernels.box_qp import Point
 
-_PANEL_BYTES = 1 << 25
 _PANEL_SHARE = 8  # of the memory; there are a panel, mapped pages, the previous panel, and a copy in float64
-_FAULT_BYTES = 1 << 21  # a fault may map a huge page of the page cache
-_SYMMETRY = 1e-6  # largest difference of Q[i, j] and Q[j, i], relative to the largest entry
-_COPIED_ROWS = 512  # of float32, as float64 at a time
 
 
 class Matrix:
@@ -61,7 +57,7 @@ class Matrix:
                 f"memory {format_size(memory)} is too small: two rows of Q take {format_size(2 * row_bytes)}"
             )
         self._rows: Any = rows
-        self._panel_rows = max(1, min(_PANEL_BYTES, memory // _PANEL_SHARE) // row_bytes)
+        self._panel_rows = max(1, min(1 << 25, memory // _PANEL_SHARE) // row_bytes)
         # pages of a private map are not released: changes made to them would be lost
         self._map = None if getattr(rows, "mode", "c") == "c" else getattr(rows, "_mmap", None)
         self._faulted = 0  # bytes of pages since they were last released
@@ -87,7 +83,7 @@ class Matrix:
                     largest = max(largest, float(block.max()), -float(block.min()))
             difference = np.abs(self.probe - transposed)
         worst = int(difference.argmax()) if self.n else 0
-        if self.n and difference[worst] > _SYMMETRY * largest:
+        if self.n and difference[worst] > 1e-6 * largest:
             raise UsageError(
                 f"Q: expected a symmetric matrix, found that row {worst} is not column {worst}; pass (Q + Qᵀ)/2, which has "
                 "the same objective"
@@ -117,7 +113,7 @@ class Matrix:
 
     def _blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
         """Yield all rows in float64, without a full copy of a float32 matrix."""
-        step = max(self.n, 1) if self._dtype == np.float64 else _COPIED_ROWS
+        step = max(self.n, 1) if self._dtype == np.float64 else 512
         step = step if self._memory is None else min(step, self._panel_rows)
         for start in range(0, self.n, step):
             rows = slice(start, min(start + step, self.n))
@@ -130,7 +126,7 @@ class Matrix:
         panel = np.empty((rows.size, self.n), dtype=self._dtype)
         for target, row in zip(panel, rows.tolist(), strict=True):
             target[:] = self._rows[row]
-            self._faulted += target.nbytes + _FAULT_BYTES
+            self._faulted += target.nbytes + (1 << 21)  # a fault may map a huge page of the page cache
             is_full = self._faulted > self._memory // _PANEL_SHARE
             if is_full and self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
                 self._map.madvise(mmap.MADV_DONTNEED)

@@ -20,8 +20,6 @@ from .course import Course, describe_progress
 PLAIN_INTERVAL = 10.0
 """Seconds between lines of progress where there is no terminal."""
 
-_BAR_INTERVAL = 0.1
-
 
 class Console(Listener):
     """Progress and messages on standard error: a bar on a terminal, else a line now and then; `quiet`: warnings only."""
@@ -59,7 +57,7 @@ class Console(Listener):
             if self._course is None or not self._course.continues(status):
                 self._course = Course(status, now)
             self._course.learn(status, now)
-        interval = (0.0 if is_new else _BAR_INTERVAL) if self._has_bar else PLAIN_INTERVAL
+        interval = (0.0 if is_new else 0.1) if self._has_bar else PLAIN_INTERVAL
         if now - self._shown < interval:
             return
         self._shown = now

@@ -25,9 +25,6 @@ from ..core.process_pool import Pool
 from ..core.progress import Listener, format_seconds
 from .synthetic import BLOCK_ROWS, write_text_like
 
-_POLL_SECONDS = 0.02
-_DECODED_BYTES_PER_ENTRY = 8
-
 
 @dataclass(frozen=True)
 class DemoSize:
@@ -152,7 +149,7 @@ class _Demo:
             **{name: dataset[name] for name in ("n_rows", "n_features", "n_entries")},
             "text_bytes": text_bytes,
             "dataset_bytes": dataset["bytes"],
-            "decoded_bytes": dataset["n_entries"] * _DECODED_BYTES_PER_ENTRY,
+            "decoded_bytes": dataset["n_entries"] * 8,
             "budget_bytes": budget,
             "peak_memory_bytes": peak,
             **{name: whole[name] for name in ("passes", "gap", "bytes_read")},
@@ -203,7 +200,7 @@ class _Demo:
         log = self.directory / arguments[1] / "log.jsonl"  # it begins with the first checkpoint
         with self._process("train", *arguments) as process:
             while process.poll() is None:
-                time.sleep(_POLL_SECONDS)
+                time.sleep(0.02)
                 n_done = log.read_text().count('"kind": "train"') if log.exists() else 0
                 if n_done and n_done >= n_passes // 2:
                     process.send_signal(signal.SIGKILL)

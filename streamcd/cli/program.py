@@ -32,9 +32,6 @@ SECTIONS = {
 """Commands by task, as ``--help`` lists them."""
 
 
-_LEAST_OPTIONS = 10  # of a command with sections; fewer are one list
-
-
 class Command(click.Command):
     """Command whose help lists options by section, if it has many."""
 
@@ -45,7 +42,7 @@ class Command(click.Command):
             record = parameter.get_help_record(ctx)
             if record is not None:
                 by_section[getattr(parameter, "section", Section.OUTPUT)].append(record)
-        if sum(map(len, by_section.values())) < _LEAST_OPTIONS:
+        if sum(map(len, by_section.values())) < 10:
             by_section = {"Options": [record for records in by_section.values() for record in records]}
         for title, records in by_section.items():
             if records:

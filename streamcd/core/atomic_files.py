@@ -14,7 +14,6 @@ from pathlib import Path
 
 from .errors import UsageError, file_named
 
-_SYNCED_TOGETHER = 8
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 SET_ASIDE = "replaced"
 """Name, in a directory for work, of what is being replaced where two directories cannot change places in one step."""
@@ -35,7 +34,7 @@ def sync_together(paths: Sequence[Path]) -> None:
     if len(paths) == 1:
         sync(paths[0])
         return
-    with ThreadPoolExecutor(_SYNCED_TOGETHER, thread_name_prefix="streamcd-sync") as pool:
+    with ThreadPoolExecutor(8, thread_name_prefix="streamcd-sync") as pool:
         for done in [pool.submit(sync, path) for path in paths]:
             done.result()
 

@@ -42,8 +42,6 @@ other; the rest is for tables.
 TASKS_PER_WORKER = 8
 """Tasks that divisible work is cut into, per worker, so that all workers finish at about the same time."""
 
-_EXIT_SECONDS = 5.0
-
 Tell = Callable[[int], None]
 """Report of the amount of work done."""
 
@@ -217,7 +215,7 @@ class Pool:
         pool.shutdown(wait=True, cancel_futures=True)
         for process in self._processes:
             with suppress(ValueError, AssertionError):
-                process.join(timeout=_EXIT_SECONDS)
+                process.join(timeout=5.0)
 
     def tell_within(self, phase: str, unit: str, total: int | None) -> Tell | None:
         """Return a function by which a task of this process reports its progress; None if `run` reports the end of each."""
@@ -275,7 +273,7 @@ class Pool:
 
 
 def _exit_code(process: BaseProcess) -> int | None:
-    process.join(timeout=_EXIT_SECONDS)
+    process.join(timeout=5.0)
     deadline = time.monotonic() + 1.0
     # a thread of the pool may have received the code from the system, but not stored it yet
     while process.exitcode is None and time.monotonic() < deadline:

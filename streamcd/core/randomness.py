@@ -6,7 +6,6 @@ import numpy as np
 
 from ..kernels.primitives import mix
 
-_GOLDEN = 0x9E3779B97F4A7C15
 _WORD = 2**64 - 1
 
 
@@ -14,7 +13,7 @@ def random_key(*parts: int) -> np.uint64:
     """Derive a 64-bit key for `primitives.shuffle` from integers such as (seed, read, window)."""
     key = 0
     for part in parts:
-        key = (key ^ (part & _WORD)) * _GOLDEN & _WORD
+        key = (key ^ (part & _WORD)) * 0x9E3779B97F4A7C15 & _WORD
         key ^= key >> 32
         key = key * 0xD6E8FEB86659FD93 & _WORD
         key ^= key >> 29

@@ -31,11 +31,9 @@ NO_FILE = -1
 """In place of a size."""
 
 _BLOCK_BYTES, _BLOCKS_AHEAD, _BLOCKS_HELD = 1 << 20, 8, 12
-CLIENT_BYTES = 100_000_000
-"""Memory of fsspec, s3fs, botocore and aiohttp, in bytes; 39 MB after the first request, measured on Linux x86-64."""
-
-REMOTE_BYTES = CLIENT_BYTES + 2 * _BLOCKS_HELD * _BLOCK_BYTES
-"""Memory of whoever reads URLs: the client, and the blocks of a file with their copies on the way."""
+REMOTE_BYTES = 100_000_000 + 2 * _BLOCKS_HELD * _BLOCK_BYTES
+"""Memory of whoever reads URLs: fsspec, s3fs, botocore and aiohttp (39 MB after the first request, on Linux x86-64), and the
+blocks of a file with their copies on the way."""
 
 AHEAD_BYTES = 24_000_000
 """Bytes of a dataset that are read ahead by all readers: as much as the requests under way bring."""

@@ -12,6 +12,7 @@ import os
 import re
 import tempfile
 import warnings
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -52,8 +53,6 @@ if TYPE_CHECKING:
     from ..training.result import Result
 
 _PASSES = 1000
-
-_UNBOUNDED = 1 << 62  # bytes: all decisions are returned as one array, beside which blocks of rows are small
 
 Allowed = dict[str, list[Any]]
 """Values of parameters, by name, as scikit-learn's validation takes them."""
@@ -119,13 +118,13 @@ class LinearModel(BaseEstimator):
         "warm_start": [Options(bool, {False})],
     }
 
+    @abstractmethod
     def _options(self, dataset: Dataset) -> dict[str, Any]:
         """Return loss, bias, penalty, C, and other options that differ from their defaults."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _in_memory(self, X: Any, y: Any, sample_weight: Any) -> Dataset:
         """Make a dataset of arrays."""
-        raise NotImplementedError
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Fit the model to rows in memory, or to a dataset.
@@ -323,7 +322,8 @@ class LinearModel(BaseEstimator):
         from ..prediction.scored_rows import Scoring
 
         threads = make_threads(self._n_threads()).count
-        scoring = Scoring(dataset, self.model_, Means(_UNBOUNDED, self._listener(), threads=threads))
+        # without a budget: all decisions are returned as one array, beside which blocks of rows are small
+        scoring = Scoring(dataset, self.model_, Means(1 << 62, self._listener(), threads=threads))
         decisions = np.empty((dataset.n_rows, self.model_.n_vectors))
         for rows in scoring.blocks("predict"):
             decisions[rows.source] = rows.decisions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import KW_ONLY, dataclass
 from numbers import Real
 from typing import Any, ClassVar
@@ -34,9 +35,9 @@ class LinearRegressor(RegressorMixin, LinearModel):
     _allowed: ClassVar[Allowed] = {"alpha": POSITIVE, "epsilon": POSITIVE, "l1_ratio": SHARE}
     score = LinearModel.score
 
+    @abstractmethod
     def _problem(self, weight: float) -> dict[str, Any]:
         """Return the loss, the penalty and C, for rows of this weight in sum, with what differs from the defaults."""
-        raise NotImplementedError
 
     def _options(self, dataset: Dataset) -> dict[str, Any]:
         free = bool(self.fit_intercept)

@@ -22,8 +22,6 @@ from .named_weights import describe_support, weight_blocks
 JSON_FORMAT = "streamcd-linear-model"
 """Value of ``format`` in the JSON of a model."""
 
-_STRINGS = 1 << 14  # written at a time
-
 
 @ends_progress
 def export(
@@ -145,9 +143,9 @@ def _categories(model: Model) -> Iterator[list[str]]:
     encoding = model.encoding
     strings = None if encoding is None else encoding.categories
     n_strings = 0 if strings is None else strings.size
-    for start in range(0, n_strings, _STRINGS):
+    for start in range(0, n_strings, 1 << 14):
         assert strings is not None
-        yield [strings.text(k) for k in range(start, min(start + _STRINGS, n_strings))]
+        yield [strings.text(k) for k in range(start, min(start + (1 << 14), n_strings))]
 
 
 def _write_array(file: TextIO, blocks: Any) -> None:

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ..dataset.dataset import Dataset
     from ..dataset.schema import ChunkData
 
-_CHUNKS_AHEAD = 16  # chunks that are read in advance: about 16 MB
-_ROW_BYTES = 96  # of a row of a chunk besides its entries: six numbers, as stored and decoded
 
 Scored = TypeVar("Scored")
 
@@ -91,7 +89,7 @@ def _read_chunk(dataset: Dataset, chunks: range, number: int) -> ChunkData:
     """Read one of the chunks of a reader, and announce later ones."""
     from ..dataset.schema import FIRST_OF_ALL  # here, because it imports pyarrow
 
-    ahead = chunks[number + _CHUNKS_AHEAD - 1 : number + _CHUNKS_AHEAD] if number else chunks[:_CHUNKS_AHEAD]
+    ahead = chunks[number + 15 : number + 16] if number else chunks[:16]  # about 16 MB
     dataset.announce(ahead, FIRST_OF_ALL)
     return dataset.read(chunks[number])
 
@@ -99,7 +97,8 @@ def _read_chunk(dataset: Dataset, chunks: range, number: int) -> ChunkData:
 def chunk_bytes(dataset: Dataset, *, scales: bool = False) -> int:
     """Count the bytes to read the largest chunk: as stored, decoded, and again with 64-bit features or scaled values."""
     n_entries, n_rows = _largest_chunk(dataset)
-    return n_entries * (2 * dataset.entry_bytes + (16 if scales else 8)) + n_rows * _ROW_BYTES
+    row_bytes = 96  # besides its entries: six numbers, as stored and decoded
+    return n_entries * (2 * dataset.entry_bytes + (16 if scales else 8)) + n_rows * row_bytes
 
 
 def affordable_threads(

@@ -10,8 +10,6 @@ import numpy as np
 LEAST_BYTES = 1 << 16
 """Bytes of a matrix of weights from which on it is stored sparse, if that is worth it."""
 
-_WORTH = 4  # times smaller than the matrix, at least
-
 
 class SparseWeights:
     """A matrix of weights (features, vectors) by its rows that are not 0.
@@ -75,9 +73,9 @@ class SparseWeights:
 
 
 def is_worth(n_kept: int, shape: tuple[int, int]) -> bool:
-    """Tell whether weights take much less by the rows that are not 0, of which there are so many."""
+    """Tell whether weights take less than a quarter by the rows that are not 0, of which there are so many."""
     n_bytes = 8 * shape[0] * shape[1]
-    return n_bytes >= LEAST_BYTES and _WORTH * 8 * n_kept * (1 + shape[1]) <= n_bytes
+    return n_bytes >= LEAST_BYTES and 32 * n_kept * (1 + shape[1]) <= n_bytes
 
 
 def sparse_if_worth(weights: np.ndarray | SparseWeights) -> np.ndarray | SparseWeights:

@@ -9,8 +9,6 @@ _BYTES_PER_SCORE = 110
 _LEAST_SCORES = 1024
 LEAST_BYTES = _LEAST_SCORES * _BYTES_PER_SCORE
 """Memory that a receiver takes at least."""
-N_BINS = 1 << 16
-"""Bins at most: one for each of some scores, and one for the scores between two of these."""
 
 
 class RocArea:
@@ -59,7 +57,8 @@ class RocArea:
     def _begin_bins(self) -> None:
         score, signed = self._joined()
         self._held = []
-        n_bounds = min(N_BINS // 2 - 1, self._capacity)  # their bins take no more memory than the scores did
+        # 65,536 bins: one for each of some scores, and one between two of these; they take no more memory than scores did
+        n_bounds = min((1 << 15) - 1, self._capacity)
         places = np.linspace(0, score.size - 1, n_bounds).astype(np.int64)
         self._bounds = np.unique(np.sort(score)[places])
         self._sums = np.zeros((2, 2 * self._bounds.size + 1))

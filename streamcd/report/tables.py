@@ -13,8 +13,6 @@ from ..core.setting import Setting
 from .scores import CRITERIA, score_text, scores_of
 
 _MOST_LISTED = 10  # numbers or words in a cell, folds side by side, classes in a confusion
-_MOST_COLUMNS = 50  # of a table of data
-_MOST_CLASSES = 30
 
 Facts = Mapping[str, Any]
 
@@ -100,7 +98,7 @@ def dataset_tables(path: str, info: Facts, then: str = "") -> list[Table]:
 def _source_columns(info: Facts) -> list[Table]:
     """Show how each column of a table was used, one of features before the others; none of what was no table."""
     facts, rows = info.get("table") or [], []
-    for fact in facts[:_MOST_COLUMNS]:
+    for fact in facts[:50]:
         use = f"{fact['use']} ({fact['note']})" if fact["note"] else fact["use"]
         numbers = [fact[name] for name in ("features", "missing")] if fact["features"] else []
         cells = ["not known" if number is None else f"{number:,}" for number in numbers] or ["", ""]
@@ -412,7 +410,7 @@ def evaluation_tables(title: str, result: Facts) -> list[Table]:
             error = f" ± {result[f'{key}_error']:.1g}" if result.get(f"{key}_error") else ""
             rows.append((name, f"{result[key]:{form}}{error}"))
     tables = [Table(title, rows)]
-    if 1 < len(labels) <= _MOST_CLASSES:
+    if 1 < len(labels) <= 30:
         shares, cells = ("precision", "recall", "f1"), []
         for of in result["per_class"]:
             cells.append(

@@ -8,16 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from ..core.memory_budget import peak_memory_bytes, require
+from ..core.memory_budget import RUNNING_BYTES, peak_memory_bytes, require, warn_of_memory
 from ..core.progress import Listener, counted
 from ..dataset.dataset import Dataset
+from ..dataset.diagnostics import advice, passes_help
 from ..models.model import Model
 from ..solvers.registry import find_solver
 from ..training import checkpoint
 from ..training.loop import Loop, Session, Task
 from ..training.result import Outcome, Result, join_outcomes, make_result
 from .config import ResolvedRun
-from .early_warnings import advise
 from .lane_groups import resolve
 from .models import make_models, save_models
 from .options import TrainOptions
@@ -148,3 +148,32 @@ def _tell_omegas(result: Result, listener: Listener) -> None:
                 gains = "the dual's gain per pass was " + ", ".join(f"{trial[o]:.3g} with {o}" for o in trial)
             text = f"{lanes[0]['omega']:g} ({gains})"
         listener.message(f"omega at C = {C:g}: {text}")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Advice
+
+
+def warn_early(run: ResolvedRun, listener: Listener) -> None:
+    """Warn of bad scaling, and of a budget that the process cannot keep."""
+    config, dataset, options, centred = run.config, run.dataset, run.options, run.centre is not None
+    accelerated = options.acceleration != "none"
+    for line in advice(
+        dataset, max(options.C), accelerated=accelerated, method=options.method, centred=centred
+    ):
+        listener.warning(line)
+    if config.rounds is None:
+        # beside the interpreter: the data, if it stays in memory, else all of the budget
+        whole = dataset.n_entries * dataset.entry_bytes + 16 * dataset.n_features * run.problem.n_lanes
+        planned = whole if config.plan.resident else config.memory - RUNNING_BYTES
+        warn_of_memory(config.memory, planned, listener)
+
+
+def advise(run: ResolvedRun, result: Result) -> None:
+    """Tell in a training's result what kept it from its tolerance, if anything, and whether more passes are the way on."""
+    if result.converged:
+        return
+    C, method, centred = max(run.options.C), run.options.method, run.centre is not None
+    result.advice = advice(run.dataset, C, method=method, centred=centred)
+    more = passes_help(run.dataset, C, method=method, centred=centred)
+    result.more_passes_help = more and result.stop_reason != "rounding"

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import ModelError
+from ..core.errors import ModelError, refuse
 from ..core.memory_budget import parse_size, require
 from ..core.progress import counted
 from ..core.storage import local_path
@@ -78,7 +78,10 @@ def load_checkpoint(
             )
         config = read_config(path)
     resolved = reopen(path, config, same_dataset(config))
-    lanes = _lanes_of(resolved, run, C, l1)
+    models = {
+        resolved.problem.lanes[lanes.start].setting: lanes for lanes in lanes_of_models(resolved.problem)
+    }
+    lanes = models[choose(list(models), C, l1, f"{run} trains")]
     groups = [group for group in resolved.groups if set(group.lanes) & set(lanes)]
     parts = [_read_part(path, group, lanes, resolved, memory) for group in groups]
     state = {name: np.concatenate([part[name] for part in parts]) for name in _LANES}
@@ -97,12 +100,6 @@ def describe_checkpoint(run: str | os.PathLike[str], model: Model) -> str:
     return f"the last checkpoint of {run}, after {counted(max(certificate['passes']), 'pass', 'passes')} ({state})"
 
 
-def _lanes_of(run: ResolvedRun, path: str | os.PathLike[str], C: float | None, l1: float | None) -> range:
-    """Return the lanes of the model of a C and λ."""
-    models = {run.problem.lanes[lanes.start].setting: lanes for lanes in lanes_of_models(run.problem)}
-    return models[choose(list(models), C, l1, f"{path} trains")]
-
-
 def _read_part(
     path: Path, group: Group, lanes: range, run: ResolvedRun, memory: int | str | None
 ) -> dict[str, np.ndarray]:
@@ -110,8 +107,8 @@ def _read_part(
     own = run.problem.subset([lane for lane in group.lanes if lane in lanes])
     file = path / group.directory / "state.npz"
     position = checkpoint.read_arrays(file, ["position"])
-    if position is None or not position["position"].any():
-        raise ModelError(f"{path}: expected a checkpoint of a pass, found none yet; wait, or resume the run")
+    none_yet = f"{path}: expected a checkpoint of a pass, found none yet; wait, or resume the run"
+    refuse(ModelError, (position is None or not position["position"].any(), none_yet))
     mine = np.array([lane - group.lanes.start for lane in group.lanes if lane in lanes])
     if memory is not None:
         vectors = (own.n_features + 1) * own.lane_vectors
@@ -124,10 +121,7 @@ def _read_part(
     assert arrays is not None
     width = arrays["w"].shape[1] // len(group.lanes)
     of_lanes = {name: arrays[f"lane_{name}"][mine] for name in _LANES}
-    if (of_lanes["phase"] == START).any():
-        raise ModelError(
-            f"{path}: its first read, of what it starts from, has not ended; wait, or resume the run"
-        )
+    refuse(ModelError, ((of_lanes["phase"] == START).any(), none_yet))  # a read of what it starts from
     columns = (mine[:, np.newaxis] * width + np.arange(width)).ravel()
     return {"w": arrays["w"][:, columns], **of_lanes}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from ..core.errors import CheckpointError, DatasetError, UsageError
+from ..core.errors import CheckpointError, DatasetError, UsageError, refuse
 from ..core.metadata import Positive
 from ..core.storage import is_url
 from ..dataset.centring import Centre
@@ -55,15 +55,13 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check_positive(checkpoint_every=self.checkpoint_every)
-        if self.tune is not None and self.tune.cv != self.options.folds:
-            raise UsageError(f"tune.cv: expected options.folds, {self.options.folds}, found {self.tune.cv}")
-        for name, path in (
-            ("dataset", self.dataset),
-            ("start_from", self.start_from),
-            ("cache", self.cache),
-        ):
-            if "\0" in (path or ""):
-                raise UsageError(f"{name}: expected a path, found {path!r}")
+        cv = self.options.folds if self.tune is None else self.tune.cv
+        paths = (self.dataset, self.start_from or "", self.cache or "")
+        refuse(
+            UsageError,
+            (cv != self.options.folds, f"tune.cv: expected options.folds, {self.options.folds}, found {cv}"),
+            ("\0" in "".join(paths), f"expected paths, found {paths!r}"),
+        )
 
 
 def read_config(path: Path) -> RunConfig:

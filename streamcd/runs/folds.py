@@ -16,9 +16,6 @@ from .config import Search
 _MOST_FOLDS = 20
 """Largest number of values of a column of folds that are a fold each; more of them are hashed to folds."""
 
-_VALUE_BYTES = 400
-"""Of a value of a column: its text, in two dictionaries, its count and its fold."""
-
 
 def with_folds(dataset: Dataset, search: Search, memory: int) -> tuple[Dataset, Search]:
     """Return the dataset with the folds of a search, and the search with their number."""
@@ -33,7 +30,7 @@ def with_folds(dataset: Dataset, search: Search, memory: int) -> tuple[Dataset, 
     for array in dataset.read_kept(name):
         count_values(array, counts)
         values = f"{len(counts):,} values of {name!r} so far"
-        require(memory, {"folds of rows": 2 * dataset.n_rows, values: _VALUE_BYTES * len(counts)})
+        require(memory, {"folds of rows": 2 * dataset.n_rows, values: 400 * len(counts)})
     if None in counts or len(counts) < 2:
         found = f"{counts[None]:,} rows without" if None in counts else f"{min(map(repr, counts))} alone"
         raise UsageError(f"{dataset.path}: column {name!r}: expected the folds of the rows, found {found}")

@@ -39,7 +39,6 @@ from .config import ResolvedRun
 from .problem_options import ProblemOptions
 
 _BYTES = 1 << 22  # of decisions at a time
-_KERNEL_BYTES = 25_000_000  # of kernels, and of the library that loads them, which the first chunk does
 _AREAS_SHARE = 0.25  # of the budget, for scores of which areas under curves are computed
 
 Model = tuple[Setting, int]
@@ -146,7 +145,7 @@ def score_folds(
             "decisions": 2 * _BYTES,
             "scores": areas_bytes,
             "folds of rows": dataset.held_bytes,
-            "kernels": _KERNEL_BYTES,
+            "kernels": 25_000_000,  # and the library that loads them, which the first chunk does
         }
         left = require(memory, needs, reserved=RUNNING_BYTES)
         make_room(memory, sum(needs.values()))

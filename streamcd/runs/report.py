@@ -30,9 +30,6 @@ from ..training.history import read_history
 from .describe import describe_run, read_scores
 from .options import ModelOptions, ReportOptions
 
-MAX_LOGS = 10
-"""Largest number of logs (of groups of lanes) that are drawn; if there are more, the first ones."""
-
 _PAGE = rb"<!doctype html>"
 
 
@@ -65,7 +62,7 @@ def write_report(run: str | os.PathLike[str], out: str | os.PathLike[str], asked
     check_output(page_path, "a page", lambda path: begins_with(path, _PAGE), force=asked.force)
     run = local_path(run, "a run")
     facts, scored = describe_run(run), read_scores(run)  # what is damaged is refused before anything is drawn
-    histories = {name: records for name, records in list(read_history(run).items())[:MAX_LOGS] if records}
+    histories = {name: records for name, records in list(read_history(run).items())[:10] if records}
     place = _model_place(run, asked)
     sections: dict[str, list[str | Table | bytes]] = {}
     if place is not None and asked.data is None:

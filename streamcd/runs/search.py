@@ -12,16 +12,14 @@ from typing import Any
 import numpy as np
 
 from ..core.metadata import write_metadata
-from ..core.progress import Listener
 from ..core.setting import Setting, cost_name
 from ..report.scores import CRITERIA, Scores, score_text, scores_of
 from ..training import checkpoint
 from ..training.loop import Session
-from ..training.result import Outcome, Result, TuneResult, relative_gaps
-from .carry_out import carry_out, result_of, train_groups
+from ..training.result import Result, TuneResult, relative_gaps
+from .carry_out import advise, carry_out, result_of, train_groups
 from .config import ResolvedRun, write_config
 from .describe import SCORES
-from .early_warnings import advise
 from .held_out import score_folds
 from .lane_groups import resolve_part
 from .previous_run import PreviousRun
@@ -43,7 +41,11 @@ def carry_out_search(directory: checkpoint.Run, search: ResolvedRun, session: Se
     result = result_of(directory, outcome, search)
     if not outcome.is_cut_short:
         advise(search, result)
-        _warn_of_open_folds(result, session.listener)
+        if n_open := sum(not lane["converged"] for lane in result.lanes):
+            open_folds = f"{n_open} of {result.n_lanes} models of folds are {result.describe_shortfall()}"
+            more = ["their scores may change with a larger --max-passes"]
+            more = more if result.more_passes_help else result.advice
+            session.listener.warning("; ".join([open_folds, *more]))
         scored |= _score(folds.path, search, criterion, session)
         write_metadata(directory.path / "scores.json", SCORES, scored)
         best = Setting(scored["best_C"], scored["best_l1"])
@@ -52,29 +54,8 @@ def carry_out_search(directory: checkpoint.Run, search: ResolvedRun, session: Se
         session.listener.message(f"best {best}, {told}; training on all rows")
         result = _train_best(directory, search, best, session)
     figures = asdict(result) | {"run": directory.name}
-    return TuneResult(**figures, **scored, folds=_summary(outcome))
-
-
-def _warn_of_open_folds(folds: Result, listener: Listener) -> None:
-    n_open = sum(not lane["converged"] for lane in folds.lanes)
-    if n_open:
-        told = f"{n_open} of {folds.n_lanes} models of folds are {folds.describe_shortfall()}"
-        more = ["their scores may change with a larger --max-passes"]
-        listener.warning("; ".join([told, *(more if folds.more_passes_help else folds.advice)]))
-
-
-def _train_best(directory: checkpoint.Run, search: ResolvedRun, best: Setting, session: Session) -> Result:
-    """Train on all rows with the best C and λ, from the folds' solutions."""
-    part, folds = directory.part("best"), directory.path / "folds"
-    options = replace(search.options, C=(best.C,), l1=best.l1 or None, folds=0)
-    run = resolve_part(part, search, options, start_from=str(folds.resolve()))
-    previous = PreviousRun(folds, search, run)
-    return carry_out(part, run, previous, session, model_path=directory.model_path)
-
-
-def _summary(outcome: Outcome) -> dict[str, Any]:
     lanes = outcome.lanes
-    return {
+    summary = {
         "n_lanes": int(lanes["passes"].size),
         "passes": int(lanes["passes"].max()),
         "gap": float(relative_gaps(lanes).max()),
@@ -82,6 +63,15 @@ def _summary(outcome: Outcome) -> dict[str, Any]:
         "bytes_read": outcome.bytes_read,
         "seconds": outcome.seconds,
     }
+    return TuneResult(**figures, **scored, folds=summary)
+
+
+def _train_best(directory: checkpoint.Run, search: ResolvedRun, best: Setting, session: Session) -> Result:
+    """Train on all rows with the best C and λ, from the folds' solutions."""
+    part, folds = directory.part("best"), directory.path / "folds"
+    options = replace(search.options, C=(best.C,), l1=best.l1 or None, folds=0)
+    run = resolve_part(part, search, options, start_from=str(folds.resolve()))
+    return carry_out(part, run, PreviousRun(folds, search, run), session, model_path=directory.model_path)
 
 
 def _score(path: Path, search: ResolvedRun, criterion: str, session: Session) -> dict[str, Any]:

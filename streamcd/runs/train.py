@@ -19,7 +19,7 @@ from ..training import checkpoint
 from ..training.loop import Session, deadline
 from ..training.result import Result, TuneResult
 from ..training.stopping import make_rule
-from .carry_out import carry_out
+from .carry_out import carry_out, warn_early
 from .choices import settle
 from .config import (
     ResolvedRun,
@@ -34,7 +34,6 @@ from .config import (
     same_dataset,
     write_config,
 )
-from .early_warnings import warn_early
 from .interrupts import stops_when_interrupted
 from .lane_groups import describe_worker_budget, resolve, search_of, share_memory_anew
 from .options import ResumeOptions, TrainOptions, TuneOptions
