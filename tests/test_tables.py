@@ -140,7 +140,7 @@ def test_labels_that_are_measurements_are_no_classes(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     table = pa.table({"x": rng.random(70_000), "y": rng.random(70_000)})
     data = streamcd.convert(write_table(table, tmp_path / "t.parquet"), tmp_path / "out", label="y")
-    with pytest.raises(StreamcdError, match=r"found labels of more values; .* --target"):
+    with pytest.raises(StreamcdError, match=r"found more than .* --target"):
         streamcd.train(data, tmp_path / "run")
 
 

@@ -160,12 +160,12 @@ def _begin(
         check_scoring(search.scoring, asked.problem, dataset)
         dataset, search = with_folds(dataset, search, asked.memory_bytes)
         asked = replace(asked, cv=search.cv)
+    require(asked.memory_bytes, {})  # for the start, which takes more than a training of few rows
     resolved = resolve(dataset, asked, listener)
     if asked.resume and is_begun(path, resolved.config):
         return _go_on(path, on_workers, session, lambda config: changed_by(config, resolved.config))
     warn_early(resolved, listener)
     previous = previous_run(resolved, listener)  # refused before anything is made
-    require(resolved.config.memory, {})  # for the start, which takes more than a training of few rows
     with on_workers.reached(listener) as reached:
         refuse_existing(path, resolved.config, asked.force)
         with checkpoint.create_run(path, force=asked.force) as directory:
