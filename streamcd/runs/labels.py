@@ -41,7 +41,7 @@ def check_labels(loss: str, dataset: Dataset) -> None:
             f"{expected} more than {MAX_CLASSES:,}; take another --label, or convert with --target",
         ),
         (numbers, f"{expected} {numbers}; {TARGET_ADVICE}"),
-        (len(labels) == 1, f"{expected} {labels[:1]} alone"),
+        (len(labels) == 1, f"{where}: expected at least two classes, found {str(labels[:1])[1:-1]} alone"),
     )
 
 
