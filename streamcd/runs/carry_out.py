@@ -48,10 +48,11 @@ def train_groups(
         several = (
             f"problems {numbers.start + 1}-{numbers.stop} of {problem.n_lanes}, " if group.directory else ""
         )
+        part = directory.part(group.directory) if group.directory else directory
         task = Task(
             dataset=run.dataset,
             problem=lanes,
-            solver=run.options.make_solver(lanes, run.dataset),
+            solver=run.options.make_solver(lanes, run.dataset, config.plan, part.path / "rows"),
             plan=config.plan,
             memory=config.memory,
             rule=config.rule,
@@ -61,7 +62,6 @@ def train_groups(
             name=stage + several,
             warm_start=None if previous is None else previous.warm_start(lanes, numbers),
         )
-        part = directory.part(group.directory) if group.directory else directory
         train = Loop(part, task, session).run if config.rounds is None else _rounds(part, task, run, session)
         outcomes.append(train())
     return join_outcomes(outcomes)

@@ -30,10 +30,12 @@ from ..solvers.registry import (
 from .labels import check_labels, class_factors
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ..dataset.dataset import Dataset
     from ..solvers.problem import Problem
     from ..solvers.protocol import Solver
-    from ..stream.memory_plan import SolverMemory
+    from ..stream.memory_plan import Plan, SolverMemory
 
 MAX_FOLDS = 100
 NO_BIAS = -1.0
@@ -446,9 +448,9 @@ class ProblemOptions(_LossParameters, Checked):
             return memory
         return replace(memory, weights=memory.weights + dataset.centre.table.nbytes)
 
-    def make_solver(self, lanes: Problem, dataset: Dataset) -> Solver:
+    def make_solver(self, lanes: Problem, dataset: Dataset, plan: Plan, folder: Path) -> Solver:
         numbers = {"omega": self.omega, "acceleration": self.acceleration}
-        return make_solver(lanes, self.method, dataset, seed=self.seed, **numbers)
+        return make_solver(lanes, self.method, dataset, seed=self.seed, plan=plan, folder=folder, **numbers)
 
 
 def check_positive(**numbers: Any) -> None:

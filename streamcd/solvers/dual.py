@@ -11,12 +11,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..core.threads import Threads
 from ..dataset.dataset import Dataset
 from ..kernels import dual as dual_kernels
 from ..kernels import primitives
@@ -37,7 +35,7 @@ from ..kernels.primitives import (
     Steering,
     Variables,
 )
-from ..stream.memory_plan import Plan, SolverMemory
+from ..stream.memory_plan import SolverMemory
 from ..stream.window import RowArena, Window, aligned_zeros, empty_window
 from . import over_relaxation, row_parts
 from .acceleration import Acceleration
@@ -49,6 +47,7 @@ from .protocol import (
     START,
     TRAIN,
     Estimates,
+    Solver,
     Start,
     State,
     all_rows,
@@ -66,11 +65,10 @@ _NEW_VALUES = 1 << 15  # dual variables initialised at a time, by each thread
 _LEAST_ALPHA = 1e-24  # over C: the sum over 10^8 rows is below the rounding of w
 
 
-class RowSolver:
+class RowSolver(Solver):
     """Base of the solvers over rows."""
 
     warm_start: Start = "alpha and w"
-    threads = Threads()
 
     def __init__(
         self, problem: Problem, memory: SolverMemory, acceleration: Acceleration | None = None
@@ -78,9 +76,6 @@ class RowSolver:
         self.problem, self.acceleration = problem, acceleration
         self.memory, self.layout = memory, memory.layout
         self.n_vectors = problem.n_lanes * problem.lane_vectors
-
-    def use_plan(self, folder: Path, plan: Plan) -> None:
-        """Do nothing: no scores of rows are kept."""
 
     def new_rows(self, arena: RowArena, start: int, stop: int) -> None:
         """Set alpha = 0."""

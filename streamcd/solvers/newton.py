@@ -12,11 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 
-from ..core.threads import Threads
 from ..dataset.dataset import Dataset
 from ..kernels import newton as kernels
 from ..kernels.compile import return_free_memory
@@ -34,23 +32,23 @@ from ..kernels.primitives import (
     Costs,
     Rows,
 )
-from ..stream.memory_plan import Plan
 from ..stream.window import Window, empty_window
 from . import quadratic_model
 from .dual import rows_of
 from .gap_bounds import primal_rounding, proven_gap
 from .memory import PARTS, newton_memory, newton_parts
-from .problem import Problem, smaller_side
+from .problem import Problem
 from .protocol import (
     CERTIFY,
     TRAIN,
-    AllRows,
+    Solver,
     Start,
     State,
     all_rows,
     certificate_of,
     new_lanes,
     new_totals,
+    relative_violation,
 )
 
 _ENOUGH = 0.5  # of the decrease at the best length, with which a step is accepted
@@ -61,10 +59,9 @@ _TOO_LONG = 0.25  # length tried next where others were not evaluated
 _FAR_TOO_LONG = 1e-3  # where all of them were too long
 
 
-class NewtonSolver(AllRows):
+class NewtonSolver(Solver):
     """Newton's method for smooth losses of margins and targets, for data with few features."""
 
-    threads = Threads()
     warm_start: Start = "w"
 
     def __init__(self, problem: Problem, dataset: Dataset) -> None:
@@ -74,9 +71,6 @@ class NewtonSolver(AllRows):
         self._parts: list[Sums] = []
         self._scratch: list[Scratch] = []
         self._n_penalised = self._size - (1 if problem.free_bias else 0)
-
-    def use_plan(self, folder: Path, plan: Plan) -> None:
-        """Do nothing: no scores of rows are kept."""
 
     def new_state(self) -> State:
         """Return the state before the first read: w = 0."""
@@ -253,13 +247,9 @@ class NewtonSolver(AllRows):
         return np.einsum("lsj,ls->lj", sides, shares)
 
     def _violation(self, state: State) -> np.ndarray:
-        """Compute ``‖∇f(w)‖ / ‖∇f(0)‖ · n / min(n₊, n₋)``, which LIBLINEAR's primal solvers compare with eps.
-
-        With l1 it is the 1-norm of the smallest subgradient.
-        """
+        """Return `relative_violation`; with l1 of the 1-norm of the smallest subgradient."""
         norm = self._slope_norms(_by_lane(state.w), state.matrices["v"].sum(axis=1))
-        smaller = smaller_side(self.problem, self._class_counts)
-        return self.relative_to_start(state, norm, self._start_norm(state), smaller)
+        return relative_violation(self.problem, self._class_counts, state, norm, self._start_norm(state))
 
     def _start_norm(self, state: State) -> np.ndarray:
         start = state.matrices["start"]
@@ -269,9 +259,6 @@ class NewtonSolver(AllRows):
         """Return `slope_norm` of every lane, from arrays (lanes, D)."""
         lanes = range(self.problem.n_lanes)
         return np.array([kernels.slope_norm(w[k], v[k], *self._penalty(k)) for k in lanes])
-
-    def estimate(self, state: State, trained: np.ndarray) -> None:
-        """Estimate nothing: every read is a certificate."""
 
     # -- steps
 

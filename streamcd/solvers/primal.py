@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 
 from ..core.randomness import random_key
-from ..core.threads import Threads
 from ..dataset.dataset import Dataset
 from ..kernels import primal as primal_kernels
 from ..kernels import primitives
@@ -26,18 +25,19 @@ from ..stream.memory_plan import Plan, long_units
 from ..stream.window import Window, empty_window
 from .extrapolation import Extrapolation, sum_up_objective
 from .memory import primal_memory
-from .problem import Problem, smaller_side
+from .problem import Problem
 from .protocol import (
     CERTIFY,
     TRAIN,
-    AllRows,
     Estimates,
+    Solver,
     Start,
     State,
     all_rows,
     certificate_of,
     new_lanes,
     new_totals,
+    relative_violation,
 )
 from .row_scores import PagedRows, Rows, RowsInMemory, count_before, new_rows, read_rows
 
@@ -45,23 +45,33 @@ _BIAS = -1  # stands for the bias in an order of columns
 _BIAS_WINDOW = 2**32 - 2  # in place of the window in the random key that chooses the window of the bias
 
 
-class PrimalSolver(AllRows):
+class PrimalSolver(Solver):
     """Primal coordinate descent for losses with a curvature: every coordinate once a pass, in random order."""
-
-    threads = Threads()
 
     with_replacement = False
     warm_start: Start = "w and scores"
 
-    def __init__(self, problem: Problem, dataset: Dataset, seed: int, *, extrapolates: bool = False) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        dataset: Dataset,
+        seed: int,
+        plan: Plan | None,
+        folder: Path | None,
+        *,
+        extrapolates: bool,
+    ) -> None:
         self.problem, self._dataset, self._seed = problem, dataset, seed
         self._extrapolation = Extrapolation(problem) if extrapolates else None
         self.memory = primal_memory(
             problem, dataset, with_replacement=self.with_replacement, extrapolates=extrapolates
         )
         self.layout = self.memory.layout
-        self._plan: Plan | None = None
-        self._paged: PagedRows | None = None
+        self._plan = plan
+        self.paged: PagedRows | None = None
+        if plan is not None and folder is not None and plan.page_rows:
+            pages = folder, dataset, problem, seed, plan.page_rows
+            self.paged = PagedRows(*pages, extrapolates=extrapolates)
         self._constants: list[np.ndarray] | None = None
 
     @cached_property
@@ -69,16 +79,6 @@ class PrimalSolver(AllRows):
         """Problem as an argument of kernels; made after the plan, which counts its memory."""
         problem = self.problem
         return ColumnCosts(signed_costs(problem), problem.row_loss, problem.bias, problem.free_bias)
-
-    def use_plan(self, folder: Path, plan: Plan) -> PagedRows | None:
-        """Keep the scores in a file if the plan has pages of rows."""
-        self._plan = plan
-        if not plan.page_rows:
-            return None
-        extrapolates = self._extrapolation is not None
-        arguments = (folder, self._dataset, self.problem, self._seed, plan.page_rows)
-        self._paged = PagedRows(*arguments, extrapolates=extrapolates)
-        return self._paged
 
     def new_state(self) -> State:
         """Return the state before the first read: w and the scores are 0."""
@@ -90,7 +90,7 @@ class PrimalSolver(AllRows):
             new_totals(n_lanes),
             lanes,
         )
-        if self._paged is None:
+        if self.paged is None:
             state.rows["score"] = np.zeros((self._dataset.n_rows, n_lanes))
         if self._extrapolation:
             self._extrapolation.add_to(state)
@@ -115,9 +115,9 @@ class PrimalSolver(AllRows):
         primal_kernels.add_losses(scores, costs, none, sums[:, 0].copy())
         if self._extrapolation:
             self._extrapolation.load_kernels(state, rows, costs)
-        if self._paged is not None:
-            self._paged.load_kernels(window.arena)
-        if self._plan is not None and (self._paged is not None or long_units(table, self._plan).any()):
+        if self.paged is not None:
+            self.paged.load_kernels(window.arena)
+        if self._plan is not None and (self.paged is not None or long_units(table, self._plan).any()):
             of_lanes = state.w[-1]
             primal_kernels.segment_slopes(span, data, begins, none, sums)
             primal_kernels.choose_steps(sums, of_lanes, 1.0, costs.loss, none, totals, of_lanes)
@@ -253,11 +253,10 @@ class PrimalSolver(AllRows):
         return certificate_of(primal, gap, self._violation(state), rounding, rounding)
 
     def _violation(self, state: State) -> np.ndarray:
-        """Compute ``‖∇f(w)‖ / ‖∇f(0)‖ · n / min(n₊, n₋)``, which LIBLINEAR's primal solvers compare with eps."""
         norm = np.sqrt(2.0 * np.maximum(state.totals[:, GAP], 0.0))
         seen = np.isfinite(state.totals[:, VIOLATION_MAX])
-        smaller = smaller_side(self.problem, self._dataset.class_counts)
-        return np.where(seen, self.relative_to_start(state, norm, _start_norm(state), smaller), 0.0)
+        counts = self._dataset.class_counts
+        return np.where(seen, relative_violation(self.problem, counts, state, norm, _start_norm(state)), 0.0)
 
     def estimate(self, state: State, trained: np.ndarray) -> Estimates:
         """Estimate the gaps by the columns' terms; the objectives are the scores', exact but for their drift.
@@ -293,8 +292,8 @@ class PrimalSolver(AllRows):
             primal_kernels.scale_sides(rows.arrays.score, factors, lanes)
 
     def _rows(self, state: State) -> RowsInMemory | PagedRows:
-        if self._paged is not None:
-            return self._paged
+        if self.paged is not None:
+            return self.paged
         if self._constants is None:
             chunks = read_rows(self._dataset, self.problem, self._seed)
             self._constants = [np.concatenate(column) for column in zip(*chunks, strict=True)]

@@ -6,19 +6,19 @@ complete after every window. A new solver is a kernel, a class that implements `
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from ..core.threads import Threads
 from ..dataset.dataset import Dataset
 from ..kernels.primitives import N_TOTALS, VIOLATION_MAX, VIOLATION_MIN
-from ..stream.memory_plan import Plan, SolverMemory
+from ..stream.memory_plan import SolverMemory
 from ..stream.window import RowArena, Window
-from .problem import Problem
+from .problem import Problem, smaller_side
 
 START, TRAIN, CERTIFY, DONE = range(4)
 """Phases of a lane in a read: summing ``w(alpha)`` of its initial alpha, training, certification at fixed w, done."""
@@ -153,57 +153,39 @@ def certificate_of(
     }
 
 
-class Solver(Protocol):
-    """Interface of a solver, for `training.loop.Loop`."""
+class Solver(ABC):
+    """A solver, as `training.loop.Loop` takes it; what it is stands in `loss_table.SOLVERS`."""
 
-    threads: Threads
-    """Threads that share the work of a visit. Results do not depend on their number."""
+    problem: Problem  # lanes to solve
+    memory: SolverMemory  # bytes that the solver takes
+    layout: Any  # `memory_plan.Layout` of the data, with the sizes of the state per row
+    warm_start: Start
+    threads = Threads()  # that share the work of a visit; results do not depend on their number
+    paged: Any = None  # `row_scores.PagedRows`, where scores of rows are in a file
 
-    @property
-    def problem(self) -> Problem:
-        """Lanes to solve."""
-
-    @property
-    def memory(self) -> SolverMemory:
-        """Bytes that the solver takes."""
-
-    @property
-    def layout(self) -> Any:
-        """`memory_plan.Layout` of the data, with the sizes of the state per row."""
-
-    @property
-    def warm_start(self) -> Start:
-        """Content of a warm start."""
-
-    def use_plan(self, folder: Path, plan: Plan) -> Any:
-        """Take from the plan what a solver needs of it; must be called before `new_state`.
-
-        With `Plan.page_rows` per-row arrays are kept in a file in this folder, in pages of as many rows.
-
-        Returns
-        -------
-        row_scores.PagedRows or None
-            None if `Plan.page_rows` is 0, or there are no per-row arrays.
-        """
-
+    @abstractmethod
     def new_state(self) -> State:
         """Return the state before the first read."""
 
-    def new_rows(self, arena: RowArena, start: int, stop: int) -> None:
-        """Set the dual variables of rows that were never visited."""
+    def new_rows(self, arena: RowArena, start: int, stop: int) -> None:  # noqa: B027
+        """Set the dual variables of rows that were never visited, if there are any."""
 
-    def restore_rows(self, state: State, arena: RowArena, start: int, stop: int) -> None:
+    def restore_rows(self, state: State, arena: RowArena, start: int, stop: int) -> None:  # noqa: B027
         """Reactivate shrunk rows in lanes whose `restore` flag is set for this read."""
 
+    @abstractmethod
     def load_kernels(self, dataset: Dataset, state: State) -> None:
         """Compile kernels, or load them from the cache, before windows are allocated."""
 
+    @abstractmethod
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
         """Visit the items of a window once, in a random order that is a function of `key`."""
 
+    @abstractmethod
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """Set thresholds and inner tolerances of the lanes that trained, from `state.totals`."""
 
+    @abstractmethod
     def certificate(self, state: State) -> dict[str, np.ndarray]:
         """Compute the certificate of every lane after a read at fixed w (phase `CERTIFY`), and adopt what it has summed.
 
@@ -213,28 +195,21 @@ class Solver(Protocol):
         """
 
     def estimate(self, state: State, trained: np.ndarray) -> Estimates | None:
-        """Estimate the gaps after a pass of the lanes `trained`; None where a pass is a read at fixed w itself."""
+        """Estimate the gaps after a pass of the lanes `trained`; None where every pass is a read at fixed w itself."""
+        return None
 
 
-class AllRows:
-    """Base of solvers that leave no row out, and keep no dual variables of rows."""
+def relative_violation(
+    problem: Problem, class_counts: np.ndarray | None, state: State, norm: np.ndarray, start: np.ndarray
+) -> np.ndarray:
+    """Compute ``‖∇f(w)‖ / ‖∇f(0)‖ · n / min(n₊, n₋)``, which LIBLINEAR's primal solvers compare with eps.
 
-    problem: Problem
-
-    def new_rows(self, arena: RowArena, start: int, stop: int) -> None:
-        """Do nothing: there are no dual variables."""
-
-    def restore_rows(self, state: State, arena: RowArena, start: int, stop: int) -> None:
-        """Do nothing: no row is left out."""
-
-    def relative_to_start(
-        self, state: State, norm: np.ndarray, start: np.ndarray, smaller: np.ndarray
-    ) -> np.ndarray:
-        """Divide norms of gradients by those at w = 0, of which `start` are those not kept yet, times `smaller`."""
-        kept = state.lanes["start_norm"]
-        with np.errstate(all="ignore"):  # the loop says what is wrong
-            scale = np.where(np.isnan(kept), start, kept) * smaller
-            return np.divide(norm, scale, out=np.zeros_like(norm), where=scale > 0)
+    `norm` are the lanes' ``‖∇f(w)‖``; `start` ``‖∇f(0)‖`` where the state does not have it yet.
+    """
+    kept = state.lanes["start_norm"]
+    with np.errstate(all="ignore"):  # the loop says what is wrong
+        scale = np.where(np.isnan(kept), start, kept) * smaller_side(problem, class_counts)
+        return np.divide(norm, scale, out=np.zeros_like(norm), where=scale > 0)
 
 
 def all_rows(window: Window, order: np.ndarray) -> np.ndarray:

@@ -13,8 +13,10 @@ from ..core.errors import UsageError
 from ..kernels.loss_table import CLASSES, PLANES, SOLVERS, SolverEntry, methods_for
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ..dataset.dataset import Dataset
-    from ..stream.memory_plan import SolverMemory
+    from ..stream.memory_plan import Plan, SolverMemory
     from .acceleration import Acceleration
     from .problem import Problem
     from .protocol import Solver
@@ -56,8 +58,13 @@ def make_solver(
     seed: int = 0,
     omega: float | str = 1.0,
     acceleration: float | str = "none",
+    plan: Plan | None = None,
+    folder: Path | None = None,
 ) -> Solver:
-    """Make the solver of a problem; raises `UsageError` if the method does not train it."""
+    """Make the solver of a problem; raises `UsageError` if the method does not train it.
+
+    With `Plan.page_rows` scores of rows are kept in a file in `folder`, in pages of as many rows.
+    """
     entry = check_combination(problem, method)
     if method == "newton":
         from .newton import NewtonSolver
@@ -66,12 +73,12 @@ def make_solver(
     if method == "working-set":
         from .working_set import WorkingSetSolver
 
-        return WorkingSetSolver(problem, dataset, seed)
+        return WorkingSetSolver(problem, dataset, seed, plan)
     if entry.layout == "columns":
         from .primal import OnlineSolver, PrimalSolver
 
         columns = OnlineSolver if method == "online" else PrimalSolver
-        return columns(problem, dataset, seed, extrapolates=acceleration != "none")
+        return columns(problem, dataset, seed, plan, folder, extrapolates=acceleration != "none")
     if method == "sor":
         from .twin_sor import TwinSorSolver
 

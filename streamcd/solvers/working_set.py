@@ -14,12 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..core.threads import Threads
 from ..dataset.dataset import Dataset
 from ..kernels import newton as newton_kernels
 from ..kernels import primal as primal_kernels
@@ -36,8 +34,18 @@ from .held_columns import NearestColumns, ResidentColumns, columns_of
 from .held_solution import HeldProblem, HeldSolution
 from .memory import LANES_TOGETHER, NARROW, working_set_memory
 from .primal import signed_costs
-from .problem import Problem, smaller_side
-from .protocol import CERTIFY, TRAIN, AllRows, Start, State, all_rows, new_lanes, new_totals
+from .problem import Problem
+from .protocol import (
+    CERTIFY,
+    TRAIN,
+    Solver,
+    Start,
+    State,
+    all_rows,
+    new_lanes,
+    new_totals,
+    relative_violation,
+)
 from .row_scores import new_rows, read_rows
 
 _STAYS = 0.5
@@ -79,26 +87,21 @@ class Read:
     n_solved: int  # times that held columns were solved for
 
 
-class WorkingSetSolver(AllRows):
+class WorkingSetSolver(Solver):
     """Working sets for smooth losses of margins and targets, with L1, elastic net or L2."""
 
-    threads = Threads()
     warm_start: Start = "w"
 
-    def __init__(self, problem: Problem, dataset: Dataset, seed: int) -> None:
+    def __init__(self, problem: Problem, dataset: Dataset, seed: int, plan: Plan | None) -> None:
         self.problem, self._dataset, self._seed = problem, dataset, seed
         self._class_counts = dataset.class_counts
         self.memory = working_set_memory(problem, dataset)
         self.layout = self.memory.layout
-        self._plan: Plan | None = None
+        self._plan = plan
         self._held: ResidentColumns | NearestColumns = ResidentColumns()
         self._constants: list[np.ndarray] | None = None
         self._read: Read | None = None
         self._costs: list[Any] = []
-
-    def use_plan(self, folder: Path, plan: Plan) -> None:
-        """Take the room for held columns from the plan."""
-        self._plan = plan
 
     def new_state(self) -> State:
         """Return the state before the first read: w and the scores are 0."""
@@ -362,16 +365,13 @@ class WorkingSetSolver(AllRows):
         norm, start = self._slope_norms(state, state.w), state.lanes["start_norm"]
         if np.isnan(start).any():
             start = self._slope_norms(state, np.zeros_like(state.w))
-        return self.relative_to_start(state, norm, start, smaller_side(self.problem, self._class_counts))
+        return relative_violation(self.problem, self._class_counts, state, norm, start)
 
     def _slope_norms(self, state: State, w: np.ndarray) -> np.ndarray:
         problem, n = self.problem, self._n_penalised
         own, v = np.ascontiguousarray(w.T), self._of_read.v
         norm, lanes = newton_kernels.slope_norm, range(problem.n_lanes)
         return np.array([norm(own[k], v[k], float(problem.l1[k]), problem.l2, n) for k in lanes])
-
-    def estimate(self, state: State, trained: np.ndarray) -> None:
-        """Estimate nothing: every read is a certificate."""
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """Leave out columns that are 0 at the optimum, and solve for the held ones, lane by lane."""

@@ -100,9 +100,6 @@ class TrainingLoop(ABC):
     A subclass carries out the reads. `directory` holds the state, the dual variables and the log.
     """
 
-    paged: Any = None
-    """`row_scores.PagedRows` of a solver that keeps scores of rows on disk."""
-
     passes_are_local = False
     """Violations are seen at other weights than those of the state, and count when the latter are certified."""
 
@@ -112,7 +109,7 @@ class TrainingLoop(ABC):
         self.started = time.monotonic()
         self.seconds_before, self.bytes_before = 0.0, 0
         self.kernel_seconds = 0.0
-        self.state = task.solver.new_state()
+        self.state, self.paged = task.solver.new_state(), task.solver.paged
         centred = task.solver.layout.centred
         self.state.lanes.update(new_lane_arrays(task.problem, task.dataset, centred=centred))
         self.slots = directory.open_slots(
@@ -277,7 +274,6 @@ class Loop(TrainingLoop):
     def __init__(self, directory: Run, task: Task, session: Session) -> None:
         self.task = task
         self._make_room()
-        self.paged = task.solver.use_plan(directory.path / "rows", task.plan)  # before `new_state`
         super().__init__(directory, task, session)
         self.threads = task.solver.threads = session.threads
         self.next_checkpoint = math.inf
