@@ -13,19 +13,10 @@ from ..solvers.problem import Problem
 from ..stream.arenas import RowLayout
 from ..stream.memory_plan import Plan, SolverMemory, make_plan
 
-MESSAGES = 6
-"""What a worker or the coordinating process holds at most of the size of what workers send, beside w and w(alpha): the local
-change, a neighbour's and the sum, and the messages in and out."""
-
-TABLE_COPIES = 5
-"""Tables of classes and lanes that a worker holds at most: signs and costs as received and copied, and the costs of the
-local models. Views in the coordinating process are whole tables in a worker."""
-
-CHUNK_COPIES = 3
-"""Copies of a chunk's dual variables that a worker holds at most, as they come from the run or go there."""
-
-_FRAME_BYTES = 1 << 24
-"""Frames in which dask sends an array."""
+COPIES = 6
+"""What a worker or the coordinating process holds at most of what workers send, beside w and w(alpha): the local change, a
+neighbour's and the sum, and the messages in and out; of the tables of classes and lanes, whose views in the coordinating
+process are whole tables in a worker; and of a chunk's dual variables."""
 
 DASK_BYTES = 70_000_000
 """Memory that dask takes in a worker, beside streamcd's own reserve.
@@ -46,8 +37,7 @@ def paired_layout(layout: RowLayout) -> RowLayout:
 
 def model_bytes(problem: Problem, memory: SolverMemory) -> int:
     """Compute the memory of the solver's arrays, what workers send, and the tables of classes."""
-    frames = min(memory.message, _FRAME_BYTES)
-    return memory.weights + MESSAGES * memory.message + TABLE_COPIES * problem.full_table_bytes + frames
+    return memory.weights + COPIES * (memory.message + problem.full_table_bytes)
 
 
 def worker_plan_memory(dataset: Dataset, problem: Problem, memory: SolverMemory) -> SolverMemory:
@@ -55,7 +45,7 @@ def worker_plan_memory(dataset: Dataset, problem: Problem, memory: SolverMemory)
     assert isinstance(memory.layout, RowLayout)
     layout = paired_layout(memory.layout)
     a_chunk = int(np.diff(dataset.row_start).max(initial=0)) * layout.state_bytes
-    return replace(memory, layout=layout, weights=model_bytes(problem, memory), rows=CHUNK_COPIES * a_chunk)
+    return replace(memory, layout=layout, weights=model_bytes(problem, memory), rows=COPIES * a_chunk)
 
 
 def worker_memory(

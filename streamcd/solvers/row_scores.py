@@ -24,7 +24,6 @@ from ..stream.window import ColumnArena, Window
 from .memory import constant_bytes, kind_dtype
 from .problem import Problem
 
-_RANK_ROWS = 1 << 19  # rows that are numbered at a time
 _SECTIONS = ("score", "fresh", "constant", "previous")  # of the file; "previous" only with acceleration
 
 
@@ -204,7 +203,7 @@ class PagedRows:
             self._room = new_rows(self._problem, self._dataset, most)
             self._all_listed = np.empty(most, dtype=arena.row.dtype)
             self._following = np.empty(arena.feature.size, dtype=np.int64)
-            self._rank = np.empty(min(_RANK_ROWS, max(self._n_rows, 1)), dtype=np.int64)
+            self._rank = np.empty(min(8 * self._page_rows, max(self._n_rows, 1)), dtype=np.int64)
         n_columns = int(window.stop.max(initial=0))
         n = compact_rows(
             arena.indptr[: n_columns + 1],

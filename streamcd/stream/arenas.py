@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,10 @@ from .window import ColumnArena, RowArena, row_record
 RESIDENT_WINDOW_ENTRIES = 4_000_000
 """Entries of a window if the whole dataset is in memory: 32 MB, so that a window's rows stay in the processor's last-level
 cache. Mixing more rows does not speed up convergence and costs time: 180 against 310 M entries/s with 32 M entries."""
+
+Decoder = Callable[[Any, int, int, int, bool], None]
+"""Decoder of a chunk: arguments are the arena, the chunk, the offsets of its items and entries in the arena, and whether
+checksums are verified. Refuses indices out of range, which the kernels do not check."""
 
 _REFUSALS = {
     WRONG_COUNTS: "the rows' counts of entries do not fit the entries",
@@ -58,66 +63,70 @@ class RowLayout:
         dtypes, widths = (table.index_dtype, table.value_dtype), (self.alpha_width, self.n_flags)
         return RowArena(dtypes, n_items, n_entries, widths, has_targets=self.has_targets)
 
-    def decoder(self, table: Any, seed: int, n_folds: int) -> _RowDecoder:
-        """Make a decoder of entries by row, classes, weights and folds; its kernel is loaded."""
-        decode = _RowDecoder(table, seed, n_folds, table.centre if self.centred else None)
-        counts, arena = np.zeros(0, table.index_dtype), self.new_arena(table, 2, 0)
-        decode.place_rows(arena, (0, 0, 0), [np.zeros(0), counts, np.zeros(0)])
-        decode.place_entries(arena, 0, [counts, np.zeros(0, table.value_dtype)])
-        return decode
+    def decoder(self, table: Dataset, seed: int, n_folds: int) -> Decoder:
+        """Make a decoder of entries by row, classes, weights and folds; its kernels are loaded."""
+        centre, arena = table.centre if self.centred else None, self.new_arena(table, 2, 0)
+        counts, values = np.zeros(0, table.index_dtype), np.zeros(0, table.value_dtype)
+        _place_rows(table, arena, (0, 0, 0), [np.zeros(0), counts, np.zeros(0)])
+        _place_entries(arena, 0, (counts, values), centre)
+        return partial(_decode_rows, table, seed, n_folds, centre)
 
 
-class _RowDecoder:
-    """Decoder of the row layout into a `RowArena`."""
+def _decode_rows(
+    dataset: Dataset,
+    seed: int,
+    n_folds: int,
+    centre: Centre | None,
+    arena: RowArena,
+    chunk: int,
+    row_start: int,
+    entry_start: int,
+    verify: bool,
+) -> None:
+    columns = ["label", "n_entries", *["weight"] * dataset.weighted, *["source"] * bool(n_folds)]
+    rows = dataset.read_rows(chunk, columns, verify=verify)
+    feature, value = dataset.read_entries(chunk, verify=verify)
+    _check_range("feature", feature, dataset.n_features, dataset, chunk)
+    n_rows = rows[0].size
+    if n_folds:
+        arena.fold[row_start : row_start + n_rows] = dataset.folds_of(rows.pop(), seed, n_folds)
+    answer = _place_rows(dataset, arena, (row_start, entry_start, entry_start + feature.size), rows)
+    if answer != FITS:
+        raise DatasetError(f"{dataset.place(chunk)}: {_REFUSALS[answer]}")
+    n_shifted = _place_entries(arena, entry_start, (feature, value), centre)
+    if centre is None:
+        return
+    arena.target[row_start : row_start + n_rows] -= centre.target
+    if n_shifted != n_rows * centre.features.size:
+        raise DatasetError(
+            f"{dataset.place(chunk)}: features are missing that features.parquet has in every row; {dataset.KIND.remedy}"
+        )
 
-    def __init__(self, dataset: Dataset, seed: int, n_folds: int, centre: Centre | None) -> None:
-        self.dataset, self.seed, self.n_folds, self._centre = dataset, seed, n_folds, centre
-        self._shifts = None if centre is None else centre.table
-        self._classes = np.zeros(0) if dataset.classes is None else dataset.classes
-        self._columns = ["label", "n_entries"]
-        self._columns += ["weight"] if dataset.weighted else []
-        self._columns += ["source"] if n_folds else []
 
-    def __call__(self, arena: RowArena, chunk: int, row_start: int, entry_start: int, verify: bool) -> None:
-        dataset = self.dataset
-        rows = dataset.read_rows(chunk, self._columns, verify=verify)
-        entries = dataset.read_entries(chunk, verify=verify)
-        _check_range("feature", entries[0], dataset.n_features, dataset, chunk)
-        entry_stop = entry_start + int(dataset.entry_start[chunk + 1] - dataset.entry_start[chunk])
-        answer = self.place_rows(arena, (row_start, entry_start, entry_stop), rows)
-        if answer != FITS:
-            raise DatasetError(f"{dataset.place(chunk)}: {_REFUSALS[answer]}")
-        n_shifted = self.place_entries(arena, entry_start, entries)
-        if self._centre is None:
-            return
-        arena.target[row_start : row_start + rows[0].size] -= self._centre.target
-        if n_shifted != rows[0].size * self._centre.features.size:
-            raise DatasetError(
-                f"{dataset.place(chunk)}: features are missing that features.parquet has in every row; {dataset.KIND.remedy}"
-            )
+def _place_rows(
+    dataset: Dataset, arena: RowArena, offsets: tuple[int, int, int], rows: Sequence[np.ndarray]
+) -> int:
+    """Copy labels, counts and any weights of rows to an arena, at offsets of rows and entries; see the kernel."""
+    for array in rows:
+        array.flags.writeable = False  # as Arrow's are: the kernel is compiled for these alone
+    label, n_entries, weight = rows[0], rows[1], rows[2] if dataset.weighted else rows[0][:0]
+    classes = np.zeros(0) if dataset.classes is None else dataset.classes
+    places = arena.indptr, arena.code, arena.weight, arena.target
+    return int(place_rows((label, n_entries, weight), classes, offsets, places))
 
-    def place_rows(self, arena: RowArena, offsets: tuple[int, int, int], arrays: Sequence[np.ndarray]) -> int:
-        """Copy a chunk's rows to an arena, at offsets of rows and entries; see the kernel of this name."""
-        for array in arrays:
-            array.flags.writeable = False  # as Arrow's are: the kernel is compiled for these alone
-        label, n_entries, *others = arrays
-        if self.n_folds:
-            rows = slice(offsets[0], offsets[0] + label.size)
-            arena.fold[rows] = self.dataset.folds_of(others[-1], self.seed, self.n_folds)
-        weight = others[0] if self.dataset.weighted else label[:0]
-        places = arena.indptr, arena.code, arena.weight, arena.target
-        return int(place_rows((label, n_entries, weight), self._classes, offsets, places))
 
-    def place_entries(self, arena: RowArena, entry_start: int, arrays: Sequence[np.ndarray]) -> int:
-        """Copy a chunk's entries to an arena, and centre them; returns how many have a shift."""
-        feature, value = arrays
-        own = slice(entry_start, entry_start + feature.size)
-        arena.feature[own] = feature
-        if self._shifts is not None:
-            value.flags.writeable = False  # as Arrow's are
-            return int(centre_values(arena.feature[own], value, self._shifts, arena.value[own]))
-        arena.value[own] = value
-        return 0
+def _place_entries(
+    arena: RowArena, start: int, entries: tuple[np.ndarray, np.ndarray], centre: Centre | None
+) -> int:
+    """Copy entries to an arena, and centre them; returns how many have a shift."""
+    feature, value = entries
+    own = slice(start, start + feature.size)
+    arena.feature[own] = feature
+    if centre is not None:
+        value.flags.writeable = False  # as Arrow's are
+        return int(centre_values(arena.feature[own], value, centre.table, arena.value[own]))
+    arena.value[own] = value
+    return 0
 
 
 @dataclass(frozen=True)
@@ -138,45 +147,40 @@ class ColumnLayout:
         """Allocate an arena for columns."""
         return ColumnArena((table.row_dtype, table.value_dtype), n_items, n_entries)
 
-    def decoder(self, table: Any, seed: int, n_folds: int) -> _ColumnDecoder:
+    def decoder(self, table: Columns, seed: int, n_folds: int) -> Decoder:
         """Make a decoder of entries by feature."""
         dataset = table.dataset
         assert isinstance(dataset, Dataset)
-        return _ColumnDecoder(table, dataset.centre if self.centred else None)
+        return partial(_decode_columns, table, dataset.centre if self.centred else None)
 
 
-class _ColumnDecoder:
-    """Decoder of the column layout into a `ColumnArena`."""
-
-    def __init__(self, columns: Columns, centre: Centre | None) -> None:
-        self._columns = columns
-        self._shifts = None if centre is None else centre.table
-
-    def __call__(self, arena: ColumnArena, chunk: int, start: int, entry_start: int, verify: bool) -> None:
-        columns = self._columns
-        listed, n_entries = columns.read_index(chunk, verify=verify)
-        row, value = columns.read_entries(chunk, verify=verify)
-        _check_range("row", row, columns.dataset.n_rows, columns, chunk)
-        _check_range("feature", listed, columns.dataset.n_features, columns, chunk)
-        arena.row[entry_start : entry_start + row.size] = row
-        arena.value[entry_start : entry_start + value.size] = value
-        if self._shifts is not None:
-            shifts = self._shifts[np.minimum(listed, self._shifts.size - 1)]
-            arena.value[entry_start : entry_start + value.size] -= np.repeat(shifts, n_entries)
-        if columns.item_start[chunk + 1] == columns.item_start[chunk]:
-            return  # a later segment: the first one has set the end of its feature
-        stop = start + listed.size
-        ends = item_ends(n_entries, entry_start)
-        ends[-1] = entry_start + self._rest_of_unit(chunk)
-        arena.feature[start:stop] = listed
-        arena.indptr[start] = entry_start
-        arena.indptr[start + 1 : stop + 1] = ends
-
-    def _rest_of_unit(self, chunk: int) -> int:
-        """Count the entries from the first of the chunk to the end of its unit."""
-        columns = self._columns
-        end = columns.unit_start[np.searchsorted(columns.unit_start, chunk, side="right")]
-        return int(columns.entry_start[end] - columns.entry_start[chunk])
+def _decode_columns(
+    columns: Columns,
+    centre: Centre | None,
+    arena: ColumnArena,
+    chunk: int,
+    start: int,
+    entry_start: int,
+    verify: bool,
+) -> None:
+    listed, n_entries = columns.read_index(chunk, verify=verify)
+    row, value = columns.read_entries(chunk, verify=verify)
+    _check_range("row", row, columns.dataset.n_rows, columns, chunk)
+    _check_range("feature", listed, columns.dataset.n_features, columns, chunk)
+    arena.row[entry_start : entry_start + row.size] = row
+    arena.value[entry_start : entry_start + value.size] = value
+    if centre is not None:
+        shifts = centre.table[np.minimum(listed, centre.table.size - 1)]
+        arena.value[entry_start : entry_start + value.size] -= np.repeat(shifts, n_entries)
+    if columns.item_start[chunk + 1] == columns.item_start[chunk]:
+        return  # a later segment: the first one has set the end of its feature
+    stop = start + listed.size
+    end_of_unit = columns.unit_start[np.searchsorted(columns.unit_start, chunk, side="right")]
+    ends = item_ends(n_entries, entry_start)
+    ends[-1] = entry_start + columns.entry_start[end_of_unit] - columns.entry_start[chunk]
+    arena.feature[start:stop] = listed
+    arena.indptr[start] = entry_start
+    arena.indptr[start + 1 : stop + 1] = ends
 
 
 def class_codes(dataset: Dataset, chunk: int, label: np.ndarray) -> np.ndarray:

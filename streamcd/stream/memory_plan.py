@@ -22,15 +22,10 @@ if TYPE_CHECKING:  # with kernels, which plans are read without
     from .arenas import ColumnLayout, RowLayout
 
 _FOOTER_BYTES = 200_000  # of an open Parquet file with a few hundred row groups
-_CHUNK_BYTES = 100  # of a chunk in tables
-_ORDER_BYTES = 8  # of an item's number in the order of visits
-_AHEAD_BYTES = AHEAD_BYTES + 2_000_000  # with what allocators keep for the thread that reads
 _HELD_SHARE = 0.9  # of what the least windows leave, for columns that are held
 
 PAGE_BYTES = 1 << 20
 """Bytes of a page of rows: enough for the full speed of the disk, and small compared with any memory budget."""
-
-_PAGED_BYTES = 8 * PAGE_BYTES  # a page, as read too, copies of both, and the numbering of rows
 
 
 @dataclass(frozen=True)
@@ -76,12 +71,12 @@ def make_plan(
         return _resident_plan(table, layout)
     row_bytes = memory.rows // max(dataset.n_rows, 1)
     # two windows, one being read and one being visited; the order of visits, and the paged rows of one window
-    each_entry = 2 * table.entry_bytes + (row_bytes + _ORDER_BYTES if paged else 0)
-    each_item = 2 * layout.item_bytes + _ORDER_BYTES * (layout.n_orders + paged)
+    each_entry = 2 * table.entry_bytes + (row_bytes + 8 if paged else 0)
+    each_item = 2 * layout.item_bytes + 8 * (layout.n_orders + paged)
     entries, items = _largest_chunk(table)
     needs = {
         "weights and their copies": memory.weights,
-        "rows": _PAGED_BYTES + 300 * -(-memory.rows // PAGE_BYTES) if paged else memory.rows,
+        "rows": 8 * PAGE_BYTES + 300 * -(-memory.rows // PAGE_BYTES) if paged else memory.rows,
         "windows of a chunk": _reading_bytes(table) + entries * each_entry + items * each_item,
     }
     if memory.held_bytes:
@@ -124,7 +119,7 @@ def resident_bytes(table: ChunkedTable, memory: SolverMemory) -> int:
 def _decoded_bytes(
     table: ChunkedTable, layout: RowLayout | ColumnLayout, n_entries: int, n_items: int
 ) -> int:
-    return 1 + n_entries * table.entry_bytes + n_items * (layout.item_bytes + _ORDER_BYTES * layout.n_orders)
+    return 1 + n_entries * table.entry_bytes + n_items * (layout.item_bytes + 8 * layout.n_orders)
 
 
 def _resident_plan(table: ChunkedTable, layout: RowLayout | ColumnLayout) -> Plan:
@@ -198,8 +193,8 @@ def _reading_bytes(table: ChunkedTable) -> int:
     footers, and the table of chunks with those of slots and of copies.
     """
     entries, items = _largest_chunk(table)
-    ahead = min(_AHEAD_BYTES, table.n_entries * table.entry_bytes)
-    tables = _FOOTER_BYTES * min(2 * MAX_OPEN_PARTS, 2 * table.n_shards) + _CHUNK_BYTES * table.n_chunks
+    ahead = min(2 * AHEAD_BYTES, table.n_entries * table.entry_bytes)
+    tables = _FOOTER_BYTES * min(2 * MAX_OPEN_PARTS, 2 * table.n_shards) + 100 * table.n_chunks
     return 4 * (entries * table.entry_bytes + items * 40) + ahead + tables + table.client_bytes
 
 

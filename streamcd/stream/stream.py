@@ -89,7 +89,7 @@ class Stream:
         self._active: ActiveRows | None = None
         if isinstance(layout, RowLayout) and not plan.resident and not self._in_memory and folder:
             self._active = ActiveRows(dataset, self._arenas[0], folder)
-        self._decode = layout.decoder(self.table, seed, n_folds)
+        self._decode = layout.decoder(self.table, seed, n_folds)  # type: ignore[arg-type]
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="streamcd-read")
         self._hinted = np.zeros(0, dtype=np.int64)
         shuffle(self._first, np.uint64(0))  # its kernel is loaded before windows take memory
