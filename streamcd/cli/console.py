@@ -182,15 +182,9 @@ def lines_output() -> TextIO:
 def print_table(
     title: str, rows: Iterable[Sequence[str]], header: Sequence[str] | None = None, n_texts: int = 0
 ) -> None:
-    """Print a table on standard output, drawn on a terminal, plain elsewhere.
-
-    With a header, cells are right-aligned but for those of the first `n_texts` columns.
-    """
+    """Print a table on standard output; below a header cells are right-aligned but for the first `n_texts` columns."""
     title, header = escaped(title), header and [*map(escaped, header)]
     rows = [[*map(escaped, row)] for row in rows]
-    if sys.stdout.isatty():
-        _print_rich(title, header, rows, n_texts)
-        return
     lines = rows if header is None else [list(header), *rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     print(title)
@@ -201,24 +195,6 @@ def print_table(
         ]
         print("  " + "  ".join(cells).rstrip())
     sys.stdout.flush()
-
-
-def _print_rich(
-    title: str, header: Sequence[str] | None, rows: Sequence[Sequence[str]], n_texts: int
-) -> None:
-    from rich.console import Console as RichConsole
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(show_header=header is not None)
-    for number, name in enumerate(header or ("", "")):
-        table.add_column(Text(name), justify="left" if header is None or number < n_texts else "right")
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    terminal = RichConsole(file=sys.stdout)
-    # as the table's own title it would be wrapped to the table's width
-    terminal.print(Text(title, style="bold"))
-    terminal.print(table)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -42,27 +42,18 @@ class DemoSize:
 def result_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     """Return names and values of a demo's result for the table."""
     seconds = {name: format_seconds(value) for name, value in result["seconds"].items()}
-    decoded, budget, peak = (result[f"{what}_bytes"] for what in ("decoded", "budget", "peak_memory"))
-    parse_rate = format_size(result["text_bytes"] / result["seconds"]["convert"])
-    shape = f"{result['n_rows']:,} rows × {result['n_features']:,} features"
+    names = ("text", "dataset", "decoded", "budget", "peak_memory")
+    text, dataset, decoded, budget, peak = (format_size(result[f"{name}_bytes"]) for name in names)
+    within = "within" if result["peak_memory_bytes"] <= result["budget_bytes"] else "ABOVE"
+    shape = f"{result['n_rows']:,} rows × {result['n_features']:,} features, {result['n_entries']:,} entries"
+    whole = f"{result['passes']} passes in {seconds['train']}, {format_size(result['bytes_read'])} read"
     return [
-        ("data", f"{shape}, {result['n_entries']:,} entries"),
-        ("text", f"{format_size(result['text_bytes'])}, made in {seconds['make']}"),
-        (
-            "dataset",
-            f"{format_size(result['dataset_bytes'])}, converted in {seconds['convert']} ({parse_rate}/s of text)",
-        ),
-        ("decoded entries", f"{format_size(decoded)}, {decoded / budget:.1f} times the budget"),
-        ("memory budget", format_size(budget)),
-        (
-            "peak memory of training",
-            f"{format_size(peak)}, {'within' if peak <= budget else 'ABOVE'} the budget",
-        ),
-        (
-            "uninterrupted training",
-            f"{result['passes']} passes in {seconds['train']}, {format_size(result['bytes_read'])} read",
-        ),
-        ("relative gap", f"{result['gap']:.2g}"),
+        ("data", shape),
+        ("text", f"{text}, made in {seconds['make']}"),
+        ("dataset", f"{dataset}, converted in {seconds['convert']}; entries decoded: {decoded}"),
+        ("memory budget", budget),
+        ("peak memory of training", f"{peak}, {within} the budget"),
+        ("uninterrupted training", f"{whole}; relative gap {result['gap']:.2g}"),
         (
             "second training",
             f"killed with SIGKILL in pass {result['killed_in_pass']}, after {seconds['killed']}",

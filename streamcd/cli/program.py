@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -71,15 +71,9 @@ class Program(click.Group):
                 _forget_output()
                 sys.exit(1)
             except (Exception, KeyboardInterrupt) as error:
-                sys.exit(self._report(error, arguments))
+                command = self.commands.get(arguments[0]) if arguments else None
+                sys.exit(_report(error, command, arguments))
         sys.exit(status if isinstance(status, int) else 0)
-
-    def _report(self, error: BaseException, arguments: list[str]) -> int:
-        command = self.commands.get(arguments[0]) if arguments else None
-        options = [] if command is None else [one for one in command.params if isinstance(one, click.Option)]
-        takes_memory = any(option.name == "memory" for option in options)
-        typed = {option.name or "": flag for option in options if (flag := _typed(option, arguments))}
-        return _report(error, "--json" in arguments, takes_memory, typed)
 
 
 def _typed(option: click.Option, arguments: list[str]) -> str | None:
@@ -122,7 +116,8 @@ def _stop(signum: int, frame: FrameType | None) -> None:
     raise Interrupted("terminated", signum)
 
 
-def _report(error: BaseException, as_json: bool, takes_memory: bool, typed: Mapping[str, str]) -> int:
+def _report(error: BaseException, command: click.Command | None, arguments: list[str]) -> int:
+    options = [] if command is None else [one for one in command.params if isinstance(one, click.Option)]
     # click's own, for Ctrl-C and for an unexpected end of file
     if isinstance(error, click.exceptions.Abort):
         error = error.__cause__ if isinstance(error.__cause__, EOFError) else KeyboardInterrupt()
@@ -130,19 +125,20 @@ def _report(error: BaseException, as_json: bool, takes_memory: bool, typed: Mapp
         error.show()
         return 2
     if isinstance(error, click.ClickException):
-        command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "streamcd"
+        asked = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "streamcd"
         text, example = _missing_arguments(error) or (error.format_message(), "")
-        explained: tuple[str, int] | None = (f"{text} See '{command} --help'.{example}", 2)
+        explained: tuple[str, int] | None = (f"{text} See '{asked} --help'.{example}", 2)
     else:
-        explained = console.explain(error, takes_memory=takes_memory)
+        explained = console.explain(error, takes_memory=any(option.name == "memory" for option in options))
     if explained is None:
         raise error
     text, status = explained
     if isinstance(error, StreamcdError):  # which begins with Python's name of an option where it is about one
+        typed = {option.name or "": flag for option in options if (flag := _typed(option, arguments))}
         text = re.sub(r"\A\w+(?=: | is )", lambda name: typed.get(name.group(), name.group()), text)
     console.print_error(text)
     try:
-        if as_json:
+        if "--json" in arguments:
             console.print_json({"error": text, "exit_status": status})
         sys.stdout.flush()
     except OSError:

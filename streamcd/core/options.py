@@ -12,7 +12,7 @@ import inspect
 import textwrap
 import typing
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar, overload
@@ -127,6 +127,12 @@ def declared(options: Any) -> dict[str, Declared]:
         for one in fields(options)
         if "option" in one.metadata
     }
+
+
+def again(options: type, name: str) -> Any:
+    """Declare an option of another dataclass once more, with None for what a run has already."""
+    about = replace(declared(options)[name].option, default_is="the run's own")
+    return field(default=None, metadata={"option": about})
 
 
 class Checked:

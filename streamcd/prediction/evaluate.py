@@ -38,8 +38,8 @@ class _Evaluation:
         self.loss = ExactSum()
         self.costs = None if model.C is None or model.has_targets else model.class_costs()
         # of each label, those that the model does not know among them: rows, and their weights by predicted class
-        self.labels, self.label_rows = model.classes, np.zeros(model.n_classes, dtype=np.int64)
-        self.confusion = np.zeros((model.n_classes, model.n_classes))
+        self.labels, k = model.classes, model.n_classes if model.n_classes <= MAX_CONFUSION_LABELS else 0
+        self.label_rows, self.confusion = np.zeros(k, dtype=np.int64), np.zeros((k, k))
 
     def add(self, rows: ScoredRows) -> None:
         self.n_rows += rows.label.size

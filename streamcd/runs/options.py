@@ -16,6 +16,7 @@ from ..core.options import (
     Section,
     Size,
     ThreadOptions,
+    again,
     option,
     replaces,
 )
@@ -253,26 +254,13 @@ class TuneOptions(TrainOptions):
 class ResumeOptions(SessionOptions):
     """Options of `resume.resume`, in place of a run's own where they are given."""
 
-    max_passes: int | None = option(
-        None,
-        "Largest number of passes over the data, counted from the start of the run.",
-        metavar="N",
-    )
-    tol: float | None = option(None, "Stop at this relative duality gap instead of by the run's own rule.")
-    checkpoint_every: float | None = option(
-        None, "Time between checkpoints, in seconds.", metavar="TIME", text=SECONDS, section=Section.RUN
-    )
+    max_passes: int | None = again(TrainOptions, "max_passes")
+    tol: float | None = again(TrainOptions, "tol")
+    checkpoint_every: float | None = again(TrainOptions, "checkpoint_every")
     dataset: Place = option(
         None,
         "The dataset's directory, if it was moved after the run began; it has to be the same dataset.",
         metavar="PATH",
-    )
-    workers: int | None = option(
-        None,
-        "Train on this number of processes of this machine, 1 included; needed, or `scheduler`, for a run begun on "
-        "workers. The memory given for all is divided anew.",
-        metavar="N",
-        section=Section.PROCESSORS,
     )
 
     def __post_init__(self) -> None:
