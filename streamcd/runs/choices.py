@@ -34,7 +34,6 @@ _BY_SOURCE = {
 
 _PENALISED = list(dict.fromkeys(entry.loss for entry in SOLVERS if entry.takes_l1))
 
-DUAL = "dual", "accelerated, it needs the fewest passes on nearly all data"
 _LONG_ROWS = "few features, some with means or scales far from 0 and 1, which do not slow it down"
 
 Asked = TypeVar("Asked", bound=TrainOptions)
@@ -74,12 +73,19 @@ def choose_method(asked: TrainOptions, dataset: Dataset) -> tuple[str, str]:
     """Choose the method, with the reason; no layout is built, though one may be needed that there is not yet."""
     if asked.bias == "auto":
         asked = replace(asked, bias=bias_by_source(dataset)[0])
-    method, reason = _choose_method(asked, dataset, has_room=True)
-    if method == "newton" and not _has_room(asked, dataset, method):
-        method, reason = _choose_method(asked, dataset, has_room=False)
-        if method != "newton":
-            reason = f"newton, which needs fewer reads, does not fit in {format_size(asked.memory_bytes)}"
-    return method, reason
+    if asked.has_l1 and asked.loss not in _PENALISED:
+        raise UsageError(
+            f"no method trains {asked.loss} with --penalty {asked.penalty}; expected {' or '.join(_PENALISED)}, "
+            "or --penalty l2"
+        )
+    reason = _reason_for_newton(asked, dataset)
+    if reason and _has_room(asked, dataset, "newton"):
+        return "newton", reason
+    if reason:
+        reason = f"newton, which needs fewer reads, does not fit in {format_size(asked.memory_bytes)}"
+    if asked.has_l1:
+        return "working-set", reason or f"it trains with the penalty {asked.penalty} from the column layout"
+    return "dual", reason or "accelerated, it needs the fewest passes on nearly all data"
 
 
 def takes_columns(asked: TrainOptions, dataset: Dataset) -> bool:
@@ -88,36 +94,27 @@ def takes_columns(asked: TrainOptions, dataset: Dataset) -> bool:
     return find_solver(asked.loss, method).layout == "columns"
 
 
-def _choose_method(asked: TrainOptions, dataset: Dataset, *, has_room: bool) -> tuple[str, str]:
-    """Choose the method by what it needs; `has_room` tells whether newton's plan fits in the memory."""
-    if asked.has_l1 and asked.loss not in _PENALISED:
-        raise UsageError(
-            f"no method trains {asked.loss} with --penalty {asked.penalty}; expected {' or '.join(_PENALISED)}, "
-            "or --penalty l2"
-        )
+def _reason_for_newton(asked: TrainOptions, dataset: Dataset) -> str:
+    """Return the reason to take newton, if it fits in the memory; empty where there is none."""
     n_classes = 1 if dataset.classes is None or dataset.classes.size == 2 else dataset.classes.size
     n_lanes, size = n_classes * len(asked.C), dataset.n_features + 1
-    solved = has_room and not asked.on_workers and n_lanes * size**3 <= _MOST_OPERATIONS
-    long = solved and rows_are_long(dataset, max(asked.C), accelerated=True, centred=asked.unpenalized_bias)
-    matrices = _MATRICES * 8 * n_lanes * size**2
-    fits = has_room and matrices <= _SHARE * asked.memory_bytes / (asked.workers or 1)  # which share it
-    enough = long or (fits and dataset.n_rows >= _ROWS_PER_FEATURE * size)
-    multiplied = dataset.n_entries * n_lanes > _MOST_PRODUCTS * dataset.n_rows
+    # which workers share
+    few = _MATRICES * 8 * n_lanes * size**2 <= _SHARE * asked.memory_bytes / (asked.workers or 1)
     if asked.has_l1:
-        if fits or (has_room and not has_columns(dataset)):
-            because = "few features: it needs the fewest reads" if fits else "there is no column layout"
-            return "newton", f"{because} with the penalty {asked.penalty}"
-        return "working-set", f"it trains with the penalty {asked.penalty} from the column layout"
-    if "newton" not in methods_for(asked.loss) or not enough:
-        return DUAL
-    streamed = dataset.n_entries * dataset.entry_bytes > asked.memory_bytes - RUNNING_BYTES
-    if multiplied:
-        return DUAL
-    if asked.on_workers:
-        return "newton", "few features: it needs the fewest reads, which workers share"
-    if streamed:
-        return "newton", "few features, and rows that are read from disk: it needs the fewest reads"
-    return ("newton", _LONG_ROWS) if long else DUAL
+        if few:
+            return f"few features: it needs the fewest reads with the penalty {asked.penalty}"
+        return "" if has_columns(dataset) else f"there is no column layout with the penalty {asked.penalty}"
+    n_products = dataset.n_entries * n_lanes
+    if "newton" not in methods_for(asked.loss) or n_products > _MOST_PRODUCTS * dataset.n_rows:
+        return ""
+    solved = not asked.on_workers and n_lanes * size**3 <= _MOST_OPERATIONS
+    long = solved and rows_are_long(dataset, max(asked.C), accelerated=True, centred=asked.unpenalized_bias)
+    tall = few and dataset.n_rows >= _ROWS_PER_FEATURE * size
+    if asked.on_workers and tall:
+        return "few features: it needs the fewest reads, which workers share"
+    if (tall or long) and dataset.n_entries * dataset.entry_bytes > asked.memory_bytes - RUNNING_BYTES:
+        return "few features, and rows that are read from disk: it needs the fewest reads"
+    return _LONG_ROWS if long else ""
 
 
 def bias_by_source(dataset: Dataset) -> tuple[float, str]:

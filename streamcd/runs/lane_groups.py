@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -111,16 +110,12 @@ def _plan_groups(
     without = group_lanes(dataset, problem, plain)
     if groups is not None and without[1].page_rows:
         return asked, groups
+    scores = " and one of the scores'" if find_solver(asked.loss, asked.method).layout == "columns" else ""
     listener.message(
-        f"trained without acceleration, which takes {_taken_by_acceleration(asked)}: that does not fit in "
+        f"trained without acceleration, which takes one more array of the weights' size{scores}: that does not fit in "
         f"{format_size(without[2])}"
     )
     return plain, without
-
-
-def _taken_by_acceleration(asked: TrainOptions) -> str:
-    scores = " and one of the scores'" if find_solver(asked.loss, asked.method).layout == "columns" else ""
-    return f"one more array of the weights' size{scores}"
 
 
 def describe_worker_budget(n_bytes: int) -> str:
@@ -137,13 +132,14 @@ def group_lanes(dataset: Dataset, problem: Problem, asked: TrainOptions) -> tupl
         # refuses options that exclude each other
         check_holding(asked.plan, dataset, asked.solver_memory(problem, dataset))
         return 1, asked.plan, asked.memory_bytes
-    block = lanes_together(problem)
+    block, largest_chunk = lanes_together(problem), int(np.diff(dataset.entry_start).max(initial=1))
     n_blocks = problem.n_lanes // block
+    sizes = sorted({-(-n_blocks // n_groups) for n_groups in range(1, n_blocks + 1)}, reverse=True)
     refusal: BudgetError | None = None
     # scores that do not fit for any group, not even a single lane, are paged, for all lanes together if possible
     for paged in (False, True):
-        for n_groups, size in _group_sizes(n_blocks):
-            lanes = problem.subset(range(size * block))
+        for size in sizes:
+            n_groups, lanes = -(-n_blocks // size), problem.subset(range(size * block))
             memory = asked.solver_memory(lanes, dataset)
             if paged and (not memory.pages or asked.in_memory):
                 break
@@ -154,30 +150,15 @@ def group_lanes(dataset: Dataset, problem: Problem, asked: TrainOptions) -> tupl
             except BudgetError as error:
                 refusal = error
                 continue
-            mixed = plan.window_entries // max(1, int(np.diff(dataset.entry_start).max(initial=1)))
+            mixed = plan.window_entries // max(1, largest_chunk)
             if plan.resident or mixed >= _LEAST_MIXED_CHUNKS or size == 1:
                 return n_groups, plan, share
     assert refusal is not None
     raise refusal
 
 
-def _group_sizes(n_blocks: int) -> Iterator[tuple[int, int]]:
-    """Yield numbers of groups, ascending, and the blocks of lanes in the largest group of each."""
-    tried = 0
-    for n_groups in range(1, n_blocks + 1):
-        size = -(-n_blocks // n_groups)
-        if size != tried:
-            tried = size
-            yield n_groups, size
-
-
 def _plan_group(
-    dataset: Dataset,
-    lanes: Problem,
-    memory: SolverMemory,
-    asked: TrainOptions,
-    *,
-    paged: bool,
+    dataset: Dataset, lanes: Problem, memory: SolverMemory, asked: TrainOptions, *, paged: bool
 ) -> tuple[Plan, int]:
     """Return the plan for a group of lanes, and the bytes it is for."""
     if asked.rounds is not None:
@@ -186,8 +167,7 @@ def _plan_group(
         return plan_worker(dataset, lanes, memory, asked.memory_bytes, asked.workers or 0)
     state = dataset.n_rows * memory.layout.state_bytes if asked.in_memory else 0
     memory = replace(memory, rows=memory.rows + state + dataset.held_bytes)
-    plan = make_plan(dataset, asked.memory_bytes, memory, paged=paged)
-    return plan, asked.memory_bytes
+    return make_plan(dataset, asked.memory_bytes, memory, paged=paged), asked.memory_bytes
 
 
 def share_memory_anew(run: ResolvedRun, n_workers: int) -> int:

@@ -41,7 +41,7 @@ MAX_FOLDS = 100
 NO_BIAS = -1.0
 DEFAULT_LOSS = "squared_hinge"
 
-_MOST_BIAS = 1e60  # its squares stay finite
+_MOST = 1e60  # of a bias, a cost or a strength: the squares stay finite
 _LOSSES_TO_BIAS = 100.0  # least square of a free bias's feature, times C and the rows
 
 ClassWeight = str | tuple[tuple[float | str, float], ...] | None
@@ -141,7 +141,7 @@ def _numbers(given: Any) -> tuple[float, ...]:
 def _bias(bias: float | str) -> float | str:
     """Return a bias as a number, negative for none; auto, which the dataset decides, as it is."""
     number = NO_BIAS if bias == "none" else _number(bias)
-    if bias != "auto" and not number <= _MOST_BIAS:
+    if bias != "auto" and not number <= _MOST:
         raise UsageError(f"bias: expected auto, none or a number, found {bias!r}")
     return "auto" if bias == "auto" else number
 
@@ -346,7 +346,7 @@ class ProblemOptions(_LossParameters, Checked):
         )
         self._check_choices()
         self._set(**self._parameters())
-        check_positive(C=self.C, l1=self.l1, l2=self.l2, ridge=self.ridge)
+        check_positive(_MOST, C=self.C, l1=self.l1, l2=self.l2, ridge=self.ridge)
         if LOSSES[self.loss].form != PLANES and (self.ridge is not None or self.slack is not None):
             raise UsageError(f"ridge and slack are options of the loss twin, not of {self.loss}")
         for name, other in (("l1", "l2"), ("l2", "l1")):
@@ -453,11 +453,11 @@ class ProblemOptions(_LossParameters, Checked):
         return make_solver(lanes, self.method, dataset, seed=self.seed, plan=plan, folder=folder, **numbers)
 
 
-def check_positive(**numbers: Any) -> None:
-    """Refuse a number that is not above 0 and finite, alone or among several, by its name; None is none."""
+def check_positive(most: float = math.inf, /, **numbers: Any) -> None:
+    """Refuse a number that is not above 0 and up to `most`, alone or among several, by its name; None is none."""
     for name, number in numbers.items():
         values = number if isinstance(number, tuple) else () if number is None else (_number(number),)
-        if number == () or not all(0.0 < value < math.inf for value in values):
+        if number == () or not all(0.0 < value <= most for value in values):
             shown = ", ".join(f"{value:g}" for value in values) or "none"
             raise UsageError(f"{name}: expected a number > 0, found {shown}")
 
