@@ -24,9 +24,6 @@ from .base import (
     sum_of_weights,
 )
 
-_NARROW = 500
-"""Features up to which Newton's method, whose matrix has a row for each, trains the smooth losses by default."""
-
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class LinearRegressor(RegressorMixin, LinearModel):
@@ -44,7 +41,8 @@ class LinearRegressor(RegressorMixin, LinearModel):
         asked = {"bias": self._bias(), "unpenalized_bias": free, **self._problem(sum_of_weights(dataset))}
         if self.method == "auto" and "penalty" not in asked:
             smooth = asked["loss"] in ("squared_error", "huber", "squared_epsilon_insensitive")
-            asked["method"] = "newton" if smooth and dataset.n_features <= _NARROW else "dual"
+            # newton's matrix has a row for each feature
+            asked["method"] = "newton" if smooth and dataset.n_features <= 500 else "dual"
         return asked
 
     def _in_memory(self, X: Any, y: Any, sample_weight: Any) -> Dataset:

@@ -7,9 +7,6 @@ from functools import cached_property
 
 import numpy as np
 
-LEAST_BYTES = 1 << 16
-"""Bytes of a matrix of weights from which on it is stored sparse, if that is worth it."""
-
 
 class SparseWeights:
     """A matrix of weights (features, vectors) by its rows that are not 0.
@@ -75,7 +72,7 @@ class SparseWeights:
 def is_worth(n_kept: int, shape: tuple[int, int]) -> bool:
     """Tell whether weights take less than a quarter by the rows that are not 0, of which there are so many."""
     n_bytes = 8 * shape[0] * shape[1]
-    return n_bytes >= LEAST_BYTES and 32 * n_kept * (1 + shape[1]) <= n_bytes
+    return n_bytes >= 1 << 16 and 32 * n_kept * (1 + shape[1]) <= n_bytes
 
 
 def sparse_if_worth(weights: np.ndarray | SparseWeights) -> np.ndarray | SparseWeights:

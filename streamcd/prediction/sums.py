@@ -7,8 +7,6 @@ from fractions import Fraction
 
 import numpy as np
 
-_BLOCK = 1 << 20  # halves of 27 bits, which add up exactly in float64
-
 
 class ExactSum:
     """Sum of float64 numbers, rounded once at the end."""
@@ -24,8 +22,8 @@ class ExactSum:
         if not finite.all():
             self._special += float(numbers[~finite].sum())
             numbers = numbers[finite]
-        for start in range(0, numbers.size, _BLOCK):
-            self._add(numbers[start : start + _BLOCK])
+        for start in range(0, numbers.size, 1 << 20):  # halves of 27 bits, which add up exactly in float64
+            self._add(numbers[start : start + (1 << 20)])
 
     def value(self) -> float:
         total = sum((n * Fraction(2) ** power for power, n in self._integers.items()), start=Fraction(0))

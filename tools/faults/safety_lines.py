@@ -84,9 +84,9 @@ training/checkpoint.py
     if log.exists() and log.stat().st_size:
         ~ resume truncated_or_missing_files_are_refused_by_name[gone-state.npz]
 core/metadata.py
-    if kind.seal_key and raw.get(kind.seal_key) != kind.seal(raw):
+    elif kind.seal_key and raw.get(kind.seal_key) != kind.seal(raw):
         ~ resume a_changed_configuration_is_refused_by_name
-    if raw.get("format_version") != kind.version: ~ metadata another_version_is_named
+    elif raw.get("format_version") != kind.version: ~ metadata another_version_is_named
 runs/config.py
     if config.columns is not None and dataset.open_columns().fingerprint != config.columns:
         ~ primal a_layout_made_anew_is_refused
@@ -142,10 +142,10 @@ core/metadata.py
         ~ dataset a_manifest_that_is_no_file_is_refused[rows]
 core/atomic_files.py
     if partial.is_symlink(): ~ files_of_others nothing_is_written_through_a_symbolic_link[predict]
-    if any(os.path.exists(source) and os.path.exists(path) and path.samefile(source) for source in inputs):
+    elif any(os.path.exists(source) and os.path.exists(path) and path.samefile(source) for source in inputs):
         ~ files_of_others predictions_do_not_replace_the_text_they_are_of
-    if not is_kind(path): ~ files_of_others a_file_of_another_kind_is_not_replaced[predict-letter- --force]
-    if not force: ~ files_of_others a_file_of_the_same_kind_is_replaced_by_force_only[predict]
+    elif not is_kind(path): ~ files_of_others a_file_of_another_kind_is_not_replaced[predict-letter- --force]
+    elif not force: ~ files_of_others a_file_of_the_same_kind_is_replaced_by_force_only[predict]
 training/checkpoint.py
     _refuse_links(path) @ open_run ~ identity nothing_is_written_through_a_symbolic_link_in_a_run[False-model]
     if entry.is_dir() and not entry.is_symlink():
@@ -239,7 +239,8 @@ class SafetyLine:
 
     def __post_init__(self) -> None:
         if not self.instead:
-            object.__setattr__(self, "instead", "if False:" if self.text.startswith("if ") else "pass")
+            word = self.text.partition(" ")[0]
+            object.__setattr__(self, "instead", f"{word} False:" if word in ("if", "elif") else "pass")
 
     def __str__(self) -> str:
         return f"{self.file}: {self.text}"
