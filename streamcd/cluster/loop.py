@@ -20,8 +20,6 @@ from ..core.errors import EnvironmentFailure
 from ..kernels.loss_table import CLASSES
 from ..kernels.primitives import DUAL
 from ..kernels.rounds import APART, LINEAR, MAGNITUDE, QUADRATIC
-from ..solvers.dual import RowSolver
-from ..solvers.newton import NewtonSolver
 from ..solvers.protocol import CERTIFY, START, TRAIN
 from ..stream.arenas import RowLayout
 from ..training.checkpoint import Run
@@ -80,6 +78,7 @@ class RoundLoop(TrainingLoop):
         self.state.lanes["sigma_prime"] = np.ones(n_lanes)
         # numbers of the round and of the assignment of shards, the same for all lanes
         self.state.lanes |= {name: np.zeros(n_lanes, dtype=np.int64) for name in ("round", "assigned")}
+        self.solver: Any = task.solver  # a `RowSolver`, or `NewtonSolver`
         self.engine: Engine | None = None
         self.bytes_read, self.committed = 0, _new_name()
         self._restore_checkpoint()
@@ -213,11 +212,6 @@ class RoundLoop(TrainingLoop):
 class SumRounds(RoundLoop):
     """Rounds that are a read each at fixed weights, by Newton's method."""
 
-    @property
-    def solver(self) -> NewtonSolver:
-        assert isinstance(self.task.solver, NewtonSolver)
-        return self.task.solver
-
     def _prepare(self) -> None:
         self.solver.begin_read(self.state)
 
@@ -240,11 +234,6 @@ class DualRounds(RoundLoop):
         super().__init__(*loop)
         data = self.task.dataset
         self.n_passes = 3 if data.n_features < data.n_rows and data.n_entries < _QUICK_PASS else 1
-
-    @property
-    def solver(self) -> RowSolver:
-        assert isinstance(self.task.solver, RowSolver)
-        return self.task.solver
 
     def _prepare(self) -> None:
         self.solver.begin_pass(self.state, self.state.phase(TRAIN))

@@ -205,10 +205,14 @@ class Partition(SumPartition):
                 self._rows.save(chunk, [np.hstack([alpha, alpha]), active])
             self._round_of[chunk] = committed
 
+    def _require(self, attempt: str, chunks: Sequence[int]) -> None:
+        """Raise `WorkersLost` where the state of chunks is not that at the end of an attempt at a round."""
+        if any(self._round_of[chunk] != attempt for chunk in chunks):
+            raise WorkersLost("a worker had lost the dual variables of its shards")
+
     def slopes(self, request: RoundRequest, eta: np.ndarray) -> np.ndarray:
         """Sum the terms of `block_steps.add_slopes` over the rows at a step, after `run`."""
-        if any(self._round_of[chunk] != request.token for chunk in self._own.tolist()):
-            raise WorkersLost("a worker had lost its part of the round")
+        self._require(request.token, self._own.tolist())
         total, width = np.zeros((self._n_lanes, 3)), self._width
         for chunk in self._own.tolist():
             arena, start, stop = self._find(chunk)
@@ -218,8 +222,7 @@ class Partition(SumPartition):
 
     def step(self, request: RoundRequest, eta: np.ndarray, chunks: Sequence[int]) -> list[ChunkRows]:
         """Make the step of a round, after `run`, in the state of some chunks, which is returned."""
-        if any(self._round_of[chunk] != request.token for chunk in chunks):
-            raise WorkersLost("a worker had lost its part of the round")
+        self._require(request.token, chunks)
         return [self._step(eta, chunk) for chunk in chunks]
 
     def _step(self, eta: np.ndarray, chunk: int) -> ChunkRows:
@@ -294,8 +297,7 @@ class Partition(SumPartition):
     ) -> dict[str, np.ndarray]:
         """Make the local passes of a round from the common `w`."""
         own, training = self._own.tolist(), request.phase(TRAIN).size > 0
-        if any(self._round_of[chunk] != request.committed for chunk in own):
-            raise WorkersLost("a worker had lost the dual variables of its shards")
+        self._require(request.committed, own)
         for chunk in own if training else ():
             self._round_of[chunk] = ""
         local = self._begin(request, w)
