@@ -32,7 +32,7 @@ CASES = [
     ("log_loss", "online", {}),
 ]
 Lane = tuple[float, float, Any, Any, bool, float]
-"""Gap and primal objective as reported, primal objective and gap in exact arithmetic, converged, rounding of the primal."""
+"""Gap and primal objective as reported, primal objective and gap in exact arithmetic, converged, rounding of the gap."""
 
 ALLOWED = 2e-8  # of the gap: less rounding leaves its digits alone
 
@@ -240,7 +240,7 @@ def compare(
             exact = [exact_class_gap(problem, x, code, w, alpha)]
         else:
             exact = [exact_gap(problem, lane, x, code, w, alpha) for lane in range(problem.n_lanes)]
-    names = ("gap", "primal", "converged", "primal_rounding")
+    names = ("gap", "primal", "converged", "rounding")
     figures = zip(*(state[f"lane_{name}"].tolist() for name in names), exact, strict=True)
     return [(gap, primal, *found, done, rounding) for gap, primal, done, rounding, found in figures]
 

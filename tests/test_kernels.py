@@ -113,9 +113,10 @@ class Lanes:
         w_alpha = np.zeros_like(self.w)
         arguments = self.arguments(order)
         if self.n_lanes == 1:
-            dual_kernels.dual_certify(*arguments, w_alpha, self.totals)
+            dual_kernels.dual_certify(*arguments, self.totals)
         else:
-            dual_kernels.dual_certify_lanes(*arguments, w_alpha, self.totals, self.lanes)
+            dual_kernels.dual_certify_lanes(*arguments, self.totals, self.lanes)
+        dual_kernels.add_alpha_rows(*arguments, self.lanes, w_alpha)
         return w_alpha
 
     def assert_same(self, tolerance: float) -> None:
@@ -246,7 +247,8 @@ class Classes:
 
     def certify(self) -> np.ndarray:
         w_alpha = np.zeros_like(self.w)
-        crammer_singer_kernels.crammer_singer_certify(np.arange(50), *self.arguments(), w_alpha, self.totals)
+        crammer_singer_kernels.crammer_singer_certify(np.arange(50), *self.arguments(), self.totals)
+        crammer_singer_kernels.add_alpha_classes(np.arange(50), *self.arguments(), w_alpha)
         return w_alpha
 
     def own(self, columns: np.ndarray) -> np.ndarray:

@@ -279,10 +279,10 @@ class DualRounds(RoundLoop):
         self, request: RoundRequest, result: Response, step: tuple[np.ndarray, np.ndarray, int]
     ) -> dict[str, Any]:
         state, (eta, dual_change, n_evaluations), sums = self.state, step, result.sums
-        trained, certified = request.phase(TRAIN), request.phase(START, CERTIFY)
+        trained = request.phase(TRAIN)
         n_lanes, n_vectors = self.task.problem.n_lanes, state.w.shape[1]
-        columns = lane_columns(certified, n_lanes, n_vectors)
-        state.w_alpha[:, columns] = sums["change"][:, columns]
+        columns = lane_columns(self.solver.summing(state), n_lanes, n_vectors)
+        self.solver.v(state)[:, columns] = sums["change"][:, columns]
         columns = lane_columns(trained, n_lanes, n_vectors)
         state.w[:, columns] += np.repeat(eta, n_vectors // n_lanes)[columns] * sums["change"][:, columns]
         state.totals[:] = sums["totals"]

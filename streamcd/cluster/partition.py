@@ -161,6 +161,7 @@ class _LocalRound:
     totals: np.ndarray
     dual_change: np.ndarray
     direction: np.ndarray
+    summed: np.ndarray  # lanes of which w(alpha) is summed
 
 
 class Partition(SumPartition):
@@ -315,6 +316,7 @@ class Partition(SumPartition):
         for chunk in own if training else ():
             self._round_of[chunk] = request.token
         sums = {"totals": local.totals, "change": self._change(local, w), "direction": local.direction}
+        local.state.matrices.pop("centre_or_w_alpha", None)  # the change has what was summed
         return local.state.matrices | sums
 
     def _begin(self, request: RoundRequest, w: np.ndarray) -> _LocalRound:
@@ -323,9 +325,14 @@ class Partition(SumPartition):
         self._scaled_problem.cost[:] = self._problem.cost * sigma_prime
         lanes = _local_lanes(request.lanes)
         sums = self._solver.new_sums() if request.phase(START, CERTIFY).size else {}
-        state = State(w.copy(), np.zeros_like(w), new_totals(n_lanes), lanes, matrices=sums)
+        state = State(w.copy(), new_totals(n_lanes), lanes, matrices=sums)
+        if self._solver.acceleration and state.phase(START, CERTIFY).size:
+            state.matrices["centre_or_w_alpha"] = np.zeros_like(w)
+        summed = self._solver.summing(state)
+        if summed.size:
+            self._solver.v(state)[:, lane_columns(summed, n_lanes, w.shape[1])] = 0.0
         totals, change = new_totals(n_lanes), np.zeros(n_lanes)
-        return _LocalRound(request, state, sigma_prime, totals, change, new_direction(n_lanes))
+        return _LocalRound(request, state, sigma_prime, totals, change, new_direction(n_lanes), summed)
 
     def _conclude_pass(self, local: _LocalRound, number: int, last: bool) -> None:
         totals = local.state.totals
@@ -344,11 +351,12 @@ class Partition(SumPartition):
         """Return the change of w, and complete the sums."""
         n_vectors, trained = w.shape[1], local.request.phase(TRAIN)
         local.totals[trained, DUAL] = local.dual_change[trained]
-        certified = lane_columns(local.request.phase(START, CERTIFY), self._n_lanes, n_vectors)
+        summed = lane_columns(local.summed, self._n_lanes, n_vectors)
+        v = self._solver.v(local.state)[:, summed].copy() if summed.size else 0.0
         values = np.subtract(local.state.w, w, out=local.state.w)
         values /= np.repeat(local.sigma_prime, n_vectors // self._n_lanes)
         local.direction[:, APART] = lane_products(values, values, self._n_lanes)
-        values[:, certified] = local.state.w_alpha[:, certified]
+        values[:, summed] = v
         return values
 
 

@@ -6,6 +6,7 @@ A lane has k weight vectors: columns ``first:first + k`` of w, alpha and active.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -18,21 +19,16 @@ from .primitives import (
     DUAL,
     GAP,
     LOSS,
-    LOSS_SLOPE,
     N_ACTIVE,
     N_SHRUNK,
     N_VISITED,
     NO_STEP,
     PATIENCE,
-    ROUNDING,
     SLOPE,
     VIOLATION_MAX,
     VIOLATION_MIN,
-    W_ALPHA,
     fetch_ahead,
-    rounding_terms,
     row_cost,
-    row_reach,
 )
 
 
@@ -255,8 +251,8 @@ def crammer_singer_visit(order, rows, costs, variables, columns, totals):
 
 
 @kernel
-def crammer_singer_certify(order, rows, costs, variables, columns, w_alpha, totals):
-    """As `dual_certify` for a lane of Crammer–Singer. Changed in place: `w_alpha`, `totals`."""
+def crammer_singer_certify(order, rows, costs, variables, columns, totals):
+    """As `dual_certify` for a lane of Crammer–Singer. Changed in place: `totals`."""
     lane, margin = columns.lane, columns.scratch.margin
     own = slice(columns.first, columns.first + margin.size)
     fetched = range(columns.first, columns.first + margin.size, 8)
@@ -271,26 +267,31 @@ def crammer_singer_certify(order, rows, costs, variables, columns, w_alpha, tota
         label, alpha = rows.code[i], variables.alpha[i, own]
         q = class_scores(i, rows, variables.w, columns, costs.bias, 1.0)
         phi, primal, dual = _class_terms(alpha, label, c, margin)
-        magnitude, size = primal, 0.0
-        for m in range(margin.size):
-            magnitude += abs(alpha[m] * margin[m])
-            size += abs(alpha[m])
-        totals[lane, ROUNDING] += (margin.size + 4.0) * magnitude
-        # two scores are in the loss, times C, and all in the dual, times alpha
-        reach = row_reach(q, rows.indptr[i + 1] - rows.indptr[i])
-        slope, _, loss_slope, w_alpha_size = rounding_terms(2.0 * c + size, 0.0, 2.0 * c, size, reach)
-        totals[lane, SLOPE] += slope
-        totals[lane, LOSS_SLOPE] += loss_slope
-        totals[lane, W_ALPHA] += w_alpha_size
         totals[lane, GAP] += phi
         totals[lane, LOSS] += primal
         totals[lane, DUAL] += dual
         totals[lane, N_VISITED] += 1
+        size = 2.0 * c
+        for m in range(margin.size):
+            totals[lane, ALPHA_SQUARE] += alpha[m] * alpha[m] * q
+            size += abs(alpha[m])
+        totals[lane, SLOPE] += size * math.sqrt(q)
         if q > 0.0:
             active = variables.active[i, own]
             largest, smallest = _class_violation(alpha, active, True, label, c, margin)
             totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], largest - smallest)
-        add_row_classes(i, rows, w_alpha, columns, costs.bias, alpha)
+
+
+@kernel
+def add_alpha_classes(order, rows, costs, variables, columns, v):
+    """Add ``alpha_im x_i`` of a lane's classes to `v`, of the shape of `w`, in place: after all rows it is w(alpha)."""
+    own = slice(columns.first, columns.first + columns.scratch.step.size)
+    fetched = range(own.start, own.stop, 8)
+    for p in range(order.size):
+        fetch_ahead(order, p, rows, v, columns.n_columns, fetched)
+        i = order[p]
+        if row_cost(i, columns.lane, rows, costs) > 0.0:
+            add_row_classes(i, rows, v, columns, costs.bias, variables.alpha[i, own])
 
 
 @kernel

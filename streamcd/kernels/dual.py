@@ -16,7 +16,6 @@ from .losses import (
     falling,
     five_numbers,
     is_fitted,
-    kink_terms,
     log_gap,
     log_gradient,
     log_minimiser,
@@ -25,28 +24,24 @@ from .losses import (
     minimiser,
     projected_gradient,
     row_terms,
-    sensitivity,
+    slope_bound,
 )
 from .primitives import (
     ALPHA,
     ALPHA_CURVATURE,
     ALPHA_SQUARE,
-    CURVE,
     DUAL,
     GAP,
     LOSS,
-    LOSS_SLOPE,
     N_ACTIVE,
     N_SHRUNK,
     N_STEPS,
     N_VISITED,
     NO_STEP,
     PATIENCE,
-    ROUNDING,
     SLOPE,
     VIOLATION_MAX,
     VIOLATION_MIN,
-    W_ALPHA,
     add_row,
     add_to_8,
     add_to_16,
@@ -57,16 +52,11 @@ from .primitives import (
     dot_of_32,
     fetch_ahead,
     fetch_variables_ahead,
-    rounding_terms,
     row_cost,
     row_label,
-    row_reach,
     row_square,
 )
 from .weights import row_dot
-
-_BLOCK = 512  # rows certified before they are added to w(alpha)
-
 
 # ---------------------------------------------------------------------------------------------------------------------
 # One row in one lane, and the visits
@@ -285,68 +275,45 @@ def _add_row_lanes(i, rows, w, lanes, n):
 @inlined
 def sums_of(lane, totals):
     """Return a lane's sums of a certificate, for `certify_row`: as locals they need not be stored for every row."""
-    gap, loss, dual = totals[lane, GAP], totals[lane, LOSS], totals[lane, DUAL]
-    largest, smallest, n_visited = (
-        totals[lane, VIOLATION_MAX],
-        totals[lane, VIOLATION_MIN],
-        totals[lane, N_VISITED],
+    objectives = totals[lane, GAP], totals[lane, LOSS], totals[lane, DUAL]
+    sizes = totals[lane, ALPHA_SQUARE], totals[lane, SLOPE]
+    return (
+        objectives,
+        sizes,
+        (totals[lane, VIOLATION_MAX], totals[lane, VIOLATION_MIN], totals[lane, N_VISITED]),
     )
-    rounding = totals[lane, SLOPE], totals[lane, CURVE], totals[lane, LOSS_SLOPE], totals[lane, W_ALPHA]
-    return (gap, loss, dual), (largest, smallest, n_visited), (*rounding, totals[lane, ROUNDING])
 
 
 @inlined
 def keep_sums(lane, sums, totals):
     """Write what `sums_of` returned, and `certify_row` since, to `totals`."""
     totals[lane, GAP], totals[lane, LOSS], totals[lane, DUAL] = sums[0]
-    totals[lane, VIOLATION_MAX], totals[lane, VIOLATION_MIN], totals[lane, N_VISITED] = sums[1]
-    totals[lane, SLOPE], totals[lane, CURVE], totals[lane, LOSS_SLOPE] = sums[2][0], sums[2][1], sums[2][2]
-    totals[lane, W_ALPHA], totals[lane, ROUNDING] = sums[2][3], sums[2][4]
-
-
-@inlined
-def alpha_and_rest(i, lane, loss, alpha, n_lanes):
-    """Return a row's alpha, and C - alpha where the loss needs it."""
-    return alpha[i, lane], alpha[i, n_lanes + lane] if loss.kind == LOG_LOSS else 0.0
+    totals[lane, ALPHA_SQUARE], totals[lane, SLOPE] = sums[1]
+    totals[lane, VIOLATION_MAX], totals[lane, VIOLATION_MIN], totals[lane, N_VISITED] = sums[2]
 
 
 @inlined
 def certify_row(loss, row, a, rest, sums):
-    """Return the lane's sums with the row's terms at fixed w; `row` is (t, y, C_i, `row_reach`), `rest` C_i - a."""
-    t, y, c, reach = row
+    """Return the lane's sums with the row's terms at fixed w; `row` is (t, x·x, y, C_i), `rest` C_i - a where it is kept."""
+    t, q, y, c = row
     if loss.kind == LOG_LOSS:
         phi, primal, dual = log_terms(t, c, a, rest)
-        projected, steep = abs(log_gradient(math.log(a / rest) + t, a, rest)), c * falling(t)
-        slope, curve, kinks = abs(a - steep), 0.125 * c, 0.0
+        projected, slope = abs(log_gradient(math.log(a / rest) + t, a, rest)), c * falling(t) + a
     else:
         numbers = five_numbers(loss, y, c)
         phi, primal, dual = row_terms(t, a, numbers)
-        projected = projected_gradient(t, a, numbers)
-        slope, curve, steep = sensitivity(t, a, numbers)
-        kinks = kink_terms(t, a, numbers)
-    slope, curve, steep, size = rounding_terms(slope, curve, steep, abs(a), reach)
-    (gap_sum, loss_sum, dual_sum), (largest, smallest, n), (slopes, curves, steeps, sizes, terms) = sums
-    objectives = (gap_sum + phi, loss_sum + primal, dual_sum + dual)
-    violation = (max(largest, projected), min(smallest, projected), n + 1.0)
-    rounding = (slopes + slope, curves + curve, steeps + steep, sizes + size, terms + 16.0 * kinks)
-    return objectives, violation, rounding
+        projected, slope = projected_gradient(t, a, numbers), slope_bound(t, a, numbers)
+    (gap, losses, duals), (squares, slopes), (largest, smallest, n) = sums
+    objectives, sizes = (
+        (gap + phi, losses + primal, duals + dual),
+        (squares + a * a * q, slopes + slope * math.sqrt(q)),
+    )
+    return objectives, sizes, (max(largest, projected), min(smallest, projected), n + 1.0)
 
 
 @kernel
-def dual_certify(order, rows, costs, variables, w_alpha, totals):
-    """Add up rows' terms of gap, loss and dual at fixed `w`, and ``s_i alpha_i x_i`` to `w_alpha`, for one lane.
-
-    Changed in place: `w_alpha`, `totals`. A block of rows is still in the cache for its second sweep; one sweep would need
-    room there for both arrays of weights.
-    """
-    for first in range(0, order.size, _BLOCK):
-        block = order[first : first + _BLOCK]
-        _add_terms(block, rows, costs, variables, totals)
-        _add_alpha_rows(block, rows, costs, variables, w_alpha)
-
-
-@inlined
-def _add_terms(order, rows, costs, variables, totals):
+def dual_certify(order, rows, costs, variables, totals):
+    """Add up rows' terms of gap, loss and dual at fixed `w`, for one lane. Changed in place: `totals`."""
     w, bias, alpha = variables.w, costs.bias, variables.alpha
     last = w.size - 1
     sums = sums_of(0, totals)
@@ -357,33 +324,18 @@ def _add_terms(order, rows, costs, variables, totals):
         if c <= 0.0:
             continue
         sign, y = row_label(i, 0, rows, costs)
-        start, stop = rows.indptr[i], rows.indptr[i + 1]
-        dot, q = row_dot(rows, w, start, stop)
-        row = (sign * (dot + bias * w[last]), y, c, row_reach(q + bias * bias, stop - start))
-        a, rest = alpha_and_rest(i, 0, costs.loss, alpha, 1)
-        sums = certify_row(costs.loss, row, a, rest, sums)
+        dot, q = row_dot(rows, w, rows.indptr[i], rows.indptr[i + 1])
+        row = (sign * (dot + bias * w[last]), q + bias * bias, y, c)
+        rest = alpha[i, 1] if costs.loss.kind == LOG_LOSS else 0.0
+        sums = certify_row(costs.loss, row, alpha[i, 0], rest, sums)
     keep_sums(0, sums, totals)
 
 
-@inlined
-def _add_alpha_rows(order, rows, costs, variables, w_alpha):
-    last = w_alpha.size - 1
-    for p in range(order.size):
-        fetch_ahead(order, p, rows, w_alpha, 1, range(1))
-        i = order[p]
-        a = variables.alpha[i, 0]
-        if a == 0.0 or row_cost(i, 0, rows, costs) <= 0.0:
-            continue
-        step = a * costs.sign[rows.code[i], 0]
-        add_row(rows, w_alpha, rows.indptr[i], rows.indptr[i + 1], step)
-        w_alpha[last] += step * costs.bias
-
-
 @kernel
-def dual_certify_lanes(order, rows, costs, variables, w_alpha, totals, lanes):
-    """As `dual_certify` for the given lanes at once; `w_alpha` has the shape of `w`."""
+def dual_certify_lanes(order, rows, costs, variables, totals, lanes):
+    """As `dual_certify` for the given lanes at once."""
     w, bias, alpha, n_lanes = variables.w, costs.bias, variables.alpha, totals.shape[0]
-    live, dots, steps = lanes.live, lanes.dots, lanes.steps
+    live, dots = lanes.live, lanes.dots
     last, fetched = w.size - n_lanes, lanes.fetched[: choose_fetched(lanes)]
     for p in range(order.size):
         fetch_ahead(order, p, rows, w, n_lanes, fetched)
@@ -394,21 +346,30 @@ def dual_certify_lanes(order, rows, costs, variables, w_alpha, totals, lanes):
             if row_cost(i, lane, rows, costs) > 0.0:
                 live[n_live] = lane
                 n_live += 1
-        start, stop = rows.indptr[i], rows.indptr[i + 1]
         _lane_dots(i, rows, w, lanes, n_live)
-        reach = row_reach(row_square(rows, start, stop) + bias * bias, stop - start)
-        n_changed = 0
+        q = row_square(rows, rows.indptr[i], rows.indptr[i + 1]) + bias * bias
         for position in range(n_live):
             lane = live[position]
             sign, y = row_label(i, lane, rows, costs)
-            t = sign * (dots[lane] + bias * w[last + lane])
-            row = (t, y, row_cost(i, lane, rows, costs), reach)
-            a, rest = alpha_and_rest(i, lane, costs.loss, alpha, n_lanes)
-            sums = certify_row(costs.loss, row, a, rest, sums_of(lane, totals))
-            keep_sums(lane, sums, totals)
-            if a != 0.0:
+            row = (sign * (dots[lane] + bias * w[last + lane]), q, y, row_cost(i, lane, rows, costs))
+            rest = alpha[i, n_lanes + lane] if costs.loss.kind == LOG_LOSS else 0.0
+            keep_sums(lane, certify_row(costs.loss, row, alpha[i, lane], rest, sums_of(lane, totals)), totals)
+
+
+@kernel
+def add_alpha_rows(order, rows, costs, variables, lanes, v):
+    """Add ``s_i alpha_i x_i`` of the given lanes to `v`, of the shape of `w`, in place: after all rows it is w(alpha)."""
+    bias, alpha, n_lanes = costs.bias, variables.alpha, variables.active.shape[1]
+    live, steps = lanes.live, lanes.steps
+    last, fetched = v.size - n_lanes, lanes.fetched[: choose_fetched(lanes)]
+    for p in range(order.size):
+        fetch_ahead(order, p, rows, v, n_lanes, fetched)
+        i = order[p]
+        n_changed = 0
+        for lane in lanes.chosen:
+            if alpha[i, lane] != 0.0 and row_cost(i, lane, rows, costs) > 0.0:
                 live[n_changed] = lane
-                steps[lane] = a * sign
+                steps[lane] = alpha[i, lane] * costs.sign[rows.code[i], lane]
+                v[last + lane] += steps[lane] * bias
                 n_changed += 1
-                w_alpha[last + lane] += a * sign * bias
-        _add_row_lanes(i, rows, w_alpha, lanes, n_changed)
+        _add_row_lanes(i, rows, v, lanes, n_changed)

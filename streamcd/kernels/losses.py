@@ -154,6 +154,13 @@ def minimiser(t, q, alpha, numbers, omega):
 
 
 @inlined
+def slope_bound(t, alpha, numbers):
+    """Bound the slope of the row's term of the gap near t, on either side of a kink."""
+    steepest = abs(best_alpha(t, numbers)) if numbers[5] > 0.0 else max(numbers[4], -numbers[3])
+    return steepest + abs(alpha)
+
+
+@inlined
 def kink_terms(t, alpha, numbers):
     """Return the size of the terms with epsilon, which cancel where a margin is near a kink: their rounding is not small
     beside the gap's or the loss's."""

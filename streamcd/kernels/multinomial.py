@@ -22,23 +22,17 @@ from .primitives import (
     ALPHA,
     ALPHA_CURVATURE,
     ALPHA_SQUARE,
-    CURVE,
     DUAL,
     GAP,
     LOSS,
-    LOSS_SLOPE,
     N_ACTIVE,
     N_VISITED,
     NO_STEP,
-    ROUNDING,
     SLOPE,
     VIOLATION_MAX,
     VIOLATION_MIN,
-    W_ALPHA,
     fetch_ahead,
-    rounding_terms,
     row_cost,
-    row_reach,
 )
 
 _SUM_TOLERANCE = 1e-7  # of Σ a / C; its square is left in the term of the gap
@@ -75,16 +69,15 @@ def _entropy(alpha, c):
 
 @inlined
 def _row_terms(alpha, log_soft, label, c):
-    """Return the row's terms of gap, primal loss and dual; the largest ``|a_m - C s_m|``, s the softmax; and their sum."""
-    phi = dual = largest = total = 0.0
+    """Return the row's terms of gap, primal loss and dual, and the largest ``|a_m - C s_m|``, s the softmax."""
+    phi = dual = largest = 0.0
     for m in range(alpha.size):
         p, soft = alpha[m] / c, math.exp(log_soft[m])
         log_p = math.log(p) if p > 0.0 else 0.0
         phi += divergence(p, log_p, soft, log_soft[m])
         dual -= p * log_p
-        apart = abs(p - soft)
-        largest, total = max(largest, apart), total + apart
-    return c * phi, -c * log_soft[label], c * dual, c * largest, c * total
+        largest = max(largest, abs(p - soft))
+    return c * phi, -c * log_soft[label], c * dual, c * largest
 
 
 @inlined
@@ -203,7 +196,7 @@ def multinomial_visit(order, rows, costs, variables, columns, totals):
             totals[lane, GAP] = np.inf
             continue
         log_softmax(z, scratch.target)
-        phi, _, dual_old, apart, _ = _row_terms(alpha, scratch.target, label, c)
+        phi, _, dual_old, apart = _row_terms(alpha, scratch.target, label, c)
         totals[lane, GAP] += phi
         q *= columns.inverse_mu
         accelerated = columns.inverse_mu != 1.0
@@ -231,12 +224,11 @@ def multinomial_visit(order, rows, costs, variables, columns, totals):
 
 
 @kernel
-def multinomial_certify(order, rows, costs, variables, columns, w_alpha, totals):
-    """As `dual_certify` for a multinomial lane. Changed in place: `w_alpha`, `totals`."""
+def multinomial_certify(order, rows, costs, variables, columns, totals):
+    """As `dual_certify` for a multinomial lane. Changed in place: `totals`."""
     lane, scratch, z = columns.lane, columns.scratch, columns.scratch.margin
-    n_classes = z.size
-    own = slice(columns.first, columns.first + n_classes)
-    fetched = range(columns.first, columns.first + n_classes, 8)
+    own = slice(columns.first, columns.first + z.size)
+    fetched = range(columns.first, columns.first + z.size, 8)
     totals[lane, VIOLATION_MIN] = min(totals[lane, VIOLATION_MIN], 0.0)
     totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], 0.0)
     for p in range(order.size):
@@ -245,28 +237,34 @@ def multinomial_certify(order, rows, costs, variables, columns, w_alpha, totals)
         c = row_cost(i, lane, rows, costs)
         if c <= 0.0:
             continue
-        label, alpha, signed = rows.code[i], variables.alpha[i, own], scratch.step
+        label, alpha = rows.code[i], variables.alpha[i, own]
         q = class_scores(i, rows, variables.w, columns, costs.bias, 0.0)
         log_softmax(z, scratch.target)
-        phi, primal, dual, apart, slope = _row_terms(alpha, scratch.target, label, c)
-        others = magnitude = 0.0
-        for m in range(n_classes):
-            others += alpha[m] if m != label else 0.0
-            magnitude += abs(alpha[m] * scratch.target[m])
-            signed[m] = -alpha[m]
-        signed[label] = others
-        totals[lane, ROUNDING] += (n_classes + 16.0) * (magnitude + primal + dual + slope)
-        # an error e of the scores changes the loss by its mean over the classes, less that of the row's own, and the
-        # curvature along it is a variance
-        reach = row_reach(q, rows.indptr[i + 1] - rows.indptr[i])
-        terms = rounding_terms(slope, 0.5 * c, 2.0 * c, 2.0 * others, reach)
-        totals[lane, SLOPE] += terms[0]
-        totals[lane, CURVE] += terms[1]
-        totals[lane, LOSS_SLOPE] += terms[2]
-        totals[lane, W_ALPHA] += terms[3]
+        phi, primal, dual, apart = _row_terms(alpha, scratch.target, label, c)
         totals[lane, GAP] += phi
         totals[lane, LOSS] += primal
         totals[lane, DUAL] += dual
         totals[lane, N_VISITED] += 1
         totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], apart)
-        add_row_classes(i, rows, w_alpha, columns, costs.bias, signed)
+        for m in range(z.size):
+            totals[lane, ALPHA_SQUARE] += alpha[m] * alpha[m] * q
+        totals[lane, SLOPE] += 4.0 * c * math.sqrt(q)
+
+
+@kernel
+def add_alpha_shares(order, rows, costs, variables, columns, v):
+    """Add ``(C_i [m = y_i] - alpha_im) x_i`` of a lane's classes to `v`, of the shape of `w`, in place."""
+    signed = columns.scratch.step
+    own = slice(columns.first, columns.first + signed.size)
+    fetched = range(own.start, own.stop, 8)
+    for p in range(order.size):
+        fetch_ahead(order, p, rows, v, columns.n_columns, fetched)
+        i = order[p]
+        if row_cost(i, columns.lane, rows, costs) <= 0.0:
+            continue
+        label, alpha, others = rows.code[i], variables.alpha[i, own], 0.0
+        for m in range(signed.size):
+            others += alpha[m] if m != label else 0.0
+            signed[m] = -alpha[m]
+        signed[label] = others
+        add_row_classes(i, rows, v, columns, costs.bias, signed)

@@ -12,7 +12,7 @@ import numpy as np
 from .compile import kernel
 from .dual import certify_row, keep_sums, solve_row, sums_of
 from .losses import five_numbers, projected_gradient
-from .primitives import DUAL, NO_STEP, row_cost, row_reach, row_square
+from .primitives import DUAL, NO_STEP, row_cost, row_square
 
 
 class Elimination(NamedTuple):
@@ -102,10 +102,10 @@ def twin_sor_visit(order, rows, costs, variables, steering, totals, lanes, elimi
 
 @kernel
 def twin_sor_certify(order, rows, costs, variables, w_alpha, totals, lanes, pulled):
-    """As `dual_certify_lanes`, with ``a_i = C_i w·x_i`` for the rows with y = -1, which no visit changes.
+    """As `dual_certify_lanes`, with ``a_i = -C_i w·x_i`` for the rows with y = -1, which no visit changes.
 
     That is a feasible point of the dual of `dual_visit`, so the certificate is of the same kind, without the inverse.
-    ``Σ a_i x_i`` of the rows with y = 1 is added to `pulled`, shape (d + 1, lanes).
+    ``Σ a_i x_i`` of the rows with y = 1 is added to `pulled`, and that of all, w(a), to `w_alpha`, both (d + 1, lanes).
     """
     feature, value, w, bias = rows.feature, rows.value, variables.w, costs.bias
     n_lanes = totals.shape[0]
@@ -113,7 +113,7 @@ def twin_sor_certify(order, rows, costs, variables, w_alpha, totals, lanes, pull
     for p in range(order.size):
         i = order[p]
         start, stop = rows.indptr[i], rows.indptr[i + 1]
-        reach = row_reach(row_square(rows, start, stop) + bias * bias, stop - start)
+        q = row_square(rows, start, stop) + bias * bias
         for lane in lanes:
             c = row_cost(i, lane, rows, costs)
             if c <= 0.0:
@@ -126,13 +126,12 @@ def twin_sor_certify(order, rows, costs, variables, w_alpha, totals, lanes, pull
             if y < 0.0:
                 variables.alpha[i, lane] = -c * t
             a = variables.alpha[i, lane]
-            sums = certify_row(costs.loss, (t, y, c, reach), a, 0.0, sums_of(lane, totals))
-            keep_sums(lane, sums, totals)
+            keep_sums(lane, certify_row(costs.loss, (t, q, y, c), a, 0.0, sums_of(lane, totals)), totals)
             if a == 0.0:
                 continue
             for k in range(start, stop):
-                w_alpha[feature[k] * n_lanes + lane] += a * y * np.float64(value[k])
-            w_alpha[last * n_lanes + lane] += a * y * bias
+                w_alpha[feature[k], lane] += a * y * np.float64(value[k])
+            w_alpha[last, lane] += a * y * bias
             if y > 0.0:
                 for k in range(start, stop):
                     pulled[feature[k], lane] += a * np.float64(value[k])

@@ -24,9 +24,10 @@ import numpy as np
 from ..core.errors import UsageError
 from ..core.threads import Threads
 from ..kernels import acceleration as acceleration_kernels
-from ..kernels.acceleration import ALPHA_NORM, MOVED, N_BUCKETS, Movement
+from ..kernels.acceleration import ALPHA_NORM, MOVED, N_BUCKETS, NORM, Movement
 from ..kernels.loss_table import LOG_LOSS, LOSSES, PLANES
-from ..kernels.primitives import ALPHA, ALPHA_CURVATURE, ALPHA_SQUARE, GAP
+from ..kernels.primitives import ALPHA, ALPHA_CURVATURE, ALPHA_SQUARE, GAP, N_VISITED
+from .certificate import deviation
 from .problem import Problem
 from .protocol import TRAIN, State
 
@@ -139,7 +140,7 @@ class Acceleration:
 
     def load_kernels(self, state: State) -> None:
         """Compile kernels, or load them from the cache; no lane is changed."""
-        none, numbers = np.zeros(0, dtype=np.int64), np.zeros((2, 0))
+        none, numbers = np.zeros(0, dtype=np.int64), np.zeros((3, 0))
         out = Movement(numbers, numbers, numbers[0])
         arguments = (
             state.w[:0],
@@ -176,7 +177,7 @@ class Acceleration:
     def end_pass(self, state: State, trained: np.ndarray, threads: Threads) -> None:
         """Measure the movement by a training read, and leave w at the point that a certificate would refer to."""
         kept, previous, n_lanes = state.lanes, state.matrices["movement"], self._first.size
-        sums, sketch = np.zeros((2, n_lanes)), np.zeros((N_BUCKETS, n_lanes))
+        sums, sketch = np.zeros((3, n_lanes)), np.zeros((N_BUCKETS, n_lanes))
         w, beside = (array[self._penalised] for array in (state.w, state.matrices["centre_or_w_alpha"]))
         parts = np.array_split(
             trained, min(threads.parts(state.w.size), trained.size)
@@ -198,10 +199,15 @@ class Acceleration:
         with np.errstate(all="ignore"):  # the loop reports sums that are not finite
             kept["distance"][trained] = (0.5 * kept["kappa"] ** 2 * sums[MOVED])[trained]
         kept["w_alpha_square"][trained] = sums[ALPHA_NORM, trained]
-        scale = 1.0 + kept["kappa"]  # kernels count with q/mu
-        kept["alpha_sum"] += state.totals[:, ALPHA]
-        kept["alpha_curvature"] += state.totals[:, ALPHA_CURVATURE] * scale
-        kept["alpha_square"] += state.totals[:, ALPHA_SQUARE] * scale
+        mu, totals = 1.0 + kept["kappa"][trained], state.totals[trained]  # kernels count with q/mu
+        kept["alpha_sum"][trained] += totals[:, ALPHA]
+        kept["alpha_curvature"][trained] += totals[:, ALPHA_CURVATURE] * mu
+        kept["alpha_square"][trained] += totals[:, ALPHA_SQUARE] * mu
+        # w(alpha) is w, with the rounding of the pass's steps, times mu
+        with np.errstate(all="ignore"):
+            steps = mu * np.sqrt((totals[:, N_VISITED] + 9.0) * sums[NORM, trained])
+            size = steps + 3.0 * mu * np.sqrt(sums[MOVED, trained]) + np.sqrt(kept["alpha_square"][trained])
+            kept["v_error"][trained] += deviation(size)
 
     def first_stretches(self, state: State, lanes: np.ndarray, n_rows: int, n_entries: int) -> np.ndarray:
         """Return where stretches of the first window of the first pass end, after which kappa is set anew; else nothing.

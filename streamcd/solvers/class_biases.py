@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..kernels.crammer_singer import LaneColumns, add_class_rows
-from ..kernels.primitives import DUAL, GAP, LOSS, LOSS_SLOPE, N_VISITED, ROUNDING, SLOPE, W_ALPHA
+from ..kernels.crammer_singer import add_class_rows
+from ..kernels.primitives import DUAL, GAP, LOSS
 from ..stream.window import Window
 from .crammer_singer import CrammerSingerSolver
 from .dual import rows_of
@@ -33,13 +33,20 @@ class FreeBiasCrammerSingerSolver(CrammerSingerSolver):
         state.lanes |= {"gap_of_shares": np.zeros(self.problem.n_lanes)}
         return state
 
-    def _certify(self, window: Window, state: State, rows: np.ndarray, part: int, lanes: list[int]) -> None:
-        super()._certify(window, state, rows, part, lanes)
+    def summing(self, state: State) -> np.ndarray:
+        """Return all lanes in a read at fixed w, as its mixture asks for the sums of a read."""
+        return state.phase(START, CERTIFY)
+
+    def sum_alpha(
+        self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray, v: np.ndarray
+    ) -> None:
+        """Sum the classes' rows, too; see `RowSolver.sum_alpha`."""
+        super().sum_alpha(window, state, order, lanes, v)
         sums = state.matrices["class_sums"].reshape(-1)
         for lane in lanes:
             if not state.lanes["has_sums"][lane]:
-                columns = LaneColumns(lane, self.columns(lane).start, self.n_vectors, self._scratch[part])
-                add_class_rows(rows, rows_of(window), self.costs, columns, self.problem.lane_vectors, sums)
+                rows = (order, rows_of(window), self.costs, self.lane_columns(lane))
+                add_class_rows(*rows, self.problem.lane_vectors, sums)
 
     def certificate(self, state: State) -> dict[str, np.ndarray]:
         """Compute the certificate at the mixture; see `RowSolver.certificate`."""
@@ -47,13 +54,13 @@ class FreeBiasCrammerSingerSolver(CrammerSingerSolver):
         t, rho = np.zeros(self.problem.n_lanes), np.zeros(self.n_vectors)
         for lane in lanes.tolist():
             own = self.columns(lane)
-            t[lane], rho[own] = mixture(state.matrices["class_sums"][-1, own], state.w_alpha[-1, own])
+            t[lane], rho[own] = mixture(state.matrices["class_sums"][-1, own], self.v(state)[-1, own])
         dots = state.w[-1] * self._of_shares(state, slice(-1, None), rho)[0]
-        penalties, t_of_vectors = np.zeros((5, self.n_vectors)), np.repeat(t, self.problem.lane_vectors)
+        penalties, t_of_vectors = np.zeros((3, self.n_vectors)), np.repeat(t, self.problem.lane_vectors)
         for rows in self.penalised_blocks():
             of_shares = self._of_shares(state, rows, rho)
             dots += np.einsum("ij,ij->j", state.w[rows], of_shares)
-            v = (1.0 - t_of_vectors) * state.w_alpha[rows] + t_of_vectors * of_shares
+            v = (1.0 - t_of_vectors) * self.v(state)[rows] + t_of_vectors * of_shares
             penalties += self._penalty_terms(state.w[rows], v, lanes)
         for lane in lanes.tolist():
             self._mix(state, lane, t[lane], rho, dots, totals[lane])
@@ -62,7 +69,6 @@ class FreeBiasCrammerSingerSolver(CrammerSingerSolver):
         state.lanes["has_sums"][state.phase(START, CERTIFY)] = True
         # the estimate could not know the cost of the mixture
         state.lanes["estimate"][first] = proof["gap"][first]
-        self.adopt_certified_w(state)
         return proof
 
     def _of_shares(self, state: State, rows: slice, rho: np.ndarray) -> np.ndarray:
@@ -80,10 +86,8 @@ class FreeBiasCrammerSingerSolver(CrammerSingerSolver):
         dual = self.dual_of_shares(cost, rho[own])
         gap = max(of_w + totals[LOSS] - dual, 0.0)
         state.lanes["gap_of_shares"][lane] = gap
-        bounds = {GAP: gap, DUAL: dual, SLOPE: 2.0 * totals[LOSS_SLOPE], W_ALPHA: totals[LOSS_SLOPE]}
-        for name, bound in bounds.items():
+        for name, bound in ((GAP, gap), (DUAL, dual)):
             totals[name] = (1.0 - t) * totals[name] + t * bound
-        totals[ROUNDING] += totals[N_VISITED] * (totals[LOSS] + t * (dual + abs(of_w)))
 
     def dual_of_shares(self, cost: np.ndarray, rho: np.ndarray) -> float:
         """Return the rows' terms of the dual at ``p = C rho``; `cost` are the sums of C_i over the rows of each class."""

@@ -5,7 +5,6 @@ Source: Keerthi et al., KDD 2008. A lane has a weight vector, a dual variable of
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,26 +14,26 @@ from ..kernels import crammer_singer as crammer_singer_kernels
 from ..kernels.crammer_singer import ClassScratch, LaneColumns
 from ..stream.window import Window
 from .acceleration import Acceleration
+from .certificate import violation
 from .dual import RowSolver, rows_of, shuffled_active_rows, variables_of
-from .gap_bounds import violation
 from .memory import class_memory
 from .problem import Problem
-from .protocol import CERTIFY, START, TRAIN, State, all_rows
+from .protocol import TRAIN, State
 
 
 class CrammerSingerSolver(RowSolver):
     """Sequential dual method: each row's problem over its classes is solved exactly."""
 
-    kernels: tuple[Any, Any] = (
+    kernels: tuple[Any, Any, Any] = (
         crammer_singer_kernels.crammer_singer_visit,
         crammer_singer_kernels.crammer_singer_certify,
+        crammer_singer_kernels.add_alpha_classes,
     )
 
     def __init__(self, problem: Problem, acceleration: Acceleration | None = None) -> None:
         memory = class_memory(problem, accelerated=acceleration is not None)
         super().__init__(problem, memory, acceleration)
-        n_classes, together = problem.classes.size, memory.layout.n_orders
-        self._scratch = [ClassScratch(*np.empty((3, n_classes))) for _ in range(together)]
+        self._most_parts = memory.layout.n_orders
 
     def new_state(self) -> State:
         """Return the state before the first read."""
@@ -42,31 +41,41 @@ class CrammerSingerSolver(RowSolver):
 
     def _visit_nothing(self, window: Window, state: State) -> None:
         """See `RowSolver`: a lane without rows."""
-        self._certify(window, state, window.chunks, 0, [0])
+        only = np.zeros(1, dtype=np.int64)
+        self.certify(window, state, window.chunks, only)
+        self.sum_alpha(window, state, window.chunks, only, self.v(state))
         self._train(window, state, window.chunks, np.uint64(0), 0, [0])
 
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
         """Certify lanes at their fixed w, then train the others; threads take lanes, which have nothing in common."""
-        certifying = state.phase(START, CERTIFY)
-        if certifying.size:
-            rows = all_rows(window, order)
-            self._divide(window, certifying, partial(self._certify, window, state, rows))
+        self.visit_at_fixed_w(window, state, order)
         training = state.phase(TRAIN)
         self.begin_pass(state, training)
-        self._divide(window, training, partial(self._train, window, state, order, key))
+        most = min(training.size, self._most_parts)
+        n_parts = max(min(self.threads.parts(window.n_entries * training.size), most), 1)
+        parts = [(part, training[part::n_parts].tolist()) for part in range(n_parts)]
+        self.threads.run([partial(self._train, window, state, order, key, *part) for part in parts])
 
-    def _divide(self, window: Window, lanes: np.ndarray, visit: Callable[[int, list[int]], None]) -> None:
-        """Divide lanes among threads; `visit` takes the number of the part and its lanes."""
-        most = min(lanes.size, len(self._scratch))
-        n_parts = max(min(self.threads.parts(window.n_entries * lanes.size), most), 1)
-        self.threads.run([partial(visit, part, lanes[part::n_parts].tolist()) for part in range(n_parts)])
+    def lane_columns(self, lane: int, *numbers: float) -> LaneColumns:
+        """Return a lane's columns, with scratch and the numbers of its steps."""
+        scratch = ClassScratch(*np.empty((3, self.problem.lane_vectors)))
+        return LaneColumns(lane, self.columns(lane).start, self.n_vectors, scratch, *numbers)
 
-    def _certify(self, window: Window, state: State, rows: np.ndarray, part: int, lanes: list[int]) -> None:
-        arguments = (rows_of(window), self.costs, variables_of(window, state))
-        sums = (state.w_alpha.reshape(-1), state.totals)
-        for lane in lanes:
-            columns = LaneColumns(lane, self.columns(lane).start, self.n_vectors, self._scratch[part])
-            self.kernels[1](rows, *arguments, columns, *sums)
+    def certify_rows(
+        self, window: Window, state: State, lanes: np.ndarray, order: np.ndarray, totals: np.ndarray
+    ) -> None:
+        """See `RowSolver`."""
+        rows = (order, rows_of(window), self.costs, variables_of(window, state))
+        for lane in lanes.tolist():
+            self.kernels[1](*rows, self.lane_columns(lane), totals)
+
+    def sum_alpha(
+        self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray, v: np.ndarray
+    ) -> None:
+        """See `RowSolver`."""
+        rows = (order, rows_of(window), self.costs, variables_of(window, state))
+        for lane in lanes.tolist():
+            self.kernels[2](*rows, self.lane_columns(lane), v.reshape(-1))
 
     def _train(
         self, window: Window, state: State, order: np.ndarray, key: np.uint64, part: int, lanes: list[int]
@@ -76,9 +85,7 @@ class CrammerSingerSolver(RowSolver):
         # the first part has the caller's order
         room = order if part == 0 else np.empty_like(order)
         for lane in lanes:
-            own = self.columns(lane)
-            numbers = (float(inverse_mu[lane]), float(uncounted[lane]))
-            columns = LaneColumns(lane, own.start, self.n_vectors, self._scratch[part], *numbers)
+            columns = self.lane_columns(lane, float(inverse_mu[lane]), float(uncounted[lane]))
             chosen = shuffled_active_rows(window, self.flags(lane), room, key)
             self.kernels[0](chosen, *arguments, columns, state.totals)
 

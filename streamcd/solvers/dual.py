@@ -8,7 +8,7 @@ Sources: Hsieh et al., ICML 2008; Yu, Huang, Lin, Machine Learning 85 (2011).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,11 +22,12 @@ from ..kernels import weights as weight_kernels
 from ..kernels.compile import return_free_memory
 from ..kernels.loss_table import LOG_LOSS
 from ..kernels.primitives import (
-    DUAL,
+    ALPHA_SQUARE,
     GAP,
     LOSS,
     N_STEPS,
     N_VISITED,
+    SLOPE,
     VIOLATION_MAX,
     VIOLATION_MIN,
     Costs,
@@ -39,8 +40,8 @@ from ..stream.memory_plan import SolverMemory
 from ..stream.window import RowArena, Window, aligned_zeros, empty_window
 from . import over_relaxation, row_parts
 from .acceleration import Acceleration
-from .gap_bounds import primal_rounding, proven_gap, violation
-from .memory import MOST_COPIED, PARTS, dual_memory
+from .certificate import certificate, deviation, error_terms, violation
+from .memory import MOST_COPIED, dual_memory
 from .problem import Problem
 from .protocol import (
     CERTIFY,
@@ -59,7 +60,7 @@ from .protocol import (
 _MIN_LANES = 2  # per thread: each thread fetches all entries of the rows for its lanes
 _LINE = 8  # numbers in a cache line: no two threads should share one that they write to
 _FEW_FEATURES = 1 << 14  # in whose lines of weights threads often meet
-_ENTRIES_PER_WEIGHT = 8  # in a window that is certified in parts: their w(alpha) are added up
+_SUMMED_SHARE = 0.01  # of an estimated gap: a larger doubt about w(alpha) makes a certificate sum it up anew
 _BLOCK_WEIGHTS = 1 << 16  # 0.5 MB
 _NEW_VALUES = 1 << 15  # dual variables initialised at a time, by each thread
 _LEAST_ALPHA = 1e-24  # over C: the sum over 10^8 rows is below the rounding of w
@@ -84,7 +85,7 @@ class RowSolver(Solver):
 
     def restore_rows(self, state: State, arena: RowArena, start: int, stop: int) -> None:
         """See `protocol.Solver`."""
-        columns = self._columns_of(np.flatnonzero(state.lanes["restore"]))
+        columns = self.columns_of(np.flatnonzero(state.lanes["restore"]))
         # with acceleration a row that is still eligible leaves at its next visit
         flag = np.uint8(primitives.PATIENCE if self.acceleration else 1)
         primitives.restore_flags(arena.active[start:stop], columns, flag)
@@ -95,21 +96,19 @@ class RowSolver(Solver):
         self._visit_nothing(window, replace(state, totals=state.totals.copy()))
         shuffled_active_rows(window, window.chunks, window.chunks, np.uint64(0))
         self.restore_rows(state, window.arena, 0, 2)  # of fewer rows the flags would have another type
-        self._penalty_terms(state.w[:0], state.w_alpha[:0], window.chunks)
-        weight_kernels.move_columns(state.w_alpha[:0], state.w[:0], window.chunks)
+        self._penalty_terms(state.w[:0], state.w[:0], window.chunks)
         if self.acceleration:
             self.acceleration.load_kernels(state)
         return_free_memory()
 
     def _visit_nothing(self, window: Window, state: State) -> None:
         self.certify(window, state, window.chunks, window.chunks)
+        self.sum_alpha(window, state, window.chunks, window.chunks, self.v(state))
         self.train(window, state, window.chunks, window.chunks)
 
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
         """Certify lanes at their fixed w, then train the others."""
-        certifying = state.phase(START, CERTIFY)
-        if certifying.size:
-            self.certify(window, state, all_rows(window, order), certifying)
+        self.visit_at_fixed_w(window, state, order)
         training = state.phase(TRAIN)
         if training.size:
             self.begin_pass(state, training)
@@ -122,6 +121,31 @@ class RowSolver(Solver):
                 gap = whole * (state.totals[:, GAP] - gap)
                 self.acceleration.end_stretch(state, training, gap, self.threads)  # type: ignore[union-attr]
             self.train(window, state, rest, training)
+
+    def visit_at_fixed_w(self, window: Window, state: State, order: np.ndarray) -> None:
+        """Sum the certificate's terms of lanes in phase CERTIFY and, where it is not known, w(alpha)."""
+        certifying = state.phase(START, CERTIFY)
+        if certifying.size:
+            rows, summing, v = all_rows(window, order), self.summing(state), self.v(state)
+            if window.number == 0:
+                v[:, self.columns_of(summing)] = 0.0
+            self.certify(window, state, rows, certifying)
+            if summing.size:
+                self.sum_alpha(window, state, rows, summing, v)
+
+    def v(self, state: State) -> np.ndarray:
+        """Return the array that holds w(alpha) between reads, and its sum in those that sum it up."""
+        return state.matrices["centre_or_w_alpha"] if self.acceleration else state.w
+
+    def summing(self, state: State) -> np.ndarray:
+        """Return the lanes of which the read at fixed w sums up w(alpha): where it is not known, or not well enough."""
+        lanes = state.phase(START, CERTIFY)
+        doubtful = state.lanes["phase"] == START
+        if self.acceleration:
+            apart = np.sqrt(2.0 * state.lanes["distance"])
+            doubt = error_terms(apart, state.lanes["v_error"])
+            doubtful = doubtful | (doubt > _SUMMED_SHARE * state.lanes["estimate"])
+        return lanes[doubtful[lanes]]
 
     def _stretches(
         self, window: Window, state: State, rows: np.ndarray, lanes: np.ndarray
@@ -146,11 +170,12 @@ class RowSolver(Solver):
         if self.acceleration:
             self.acceleration.end_pass(state, trained, self.threads)
             gap[trained] += state.lanes["distance"][trained] + self.cost_of_feasibility(state, trained)
-            conjugate = 0.5 * state.lanes["w_alpha_square"]
+            square = state.lanes["w_alpha_square"]
         else:
-            sums = self._penalty_terms(state.w, state.w, trained)
-            conjugate = sums[1].reshape(-1, self.problem.lane_vectors).sum(axis=1)
-        return Estimates(gap, state.lanes["dual_sum"] - conjugate + gap, violation(state.totals))
+            sums = self._penalty_terms(state.w, state.w, trained)[2]
+            square = sums.reshape(-1, self.problem.lane_vectors).sum(axis=1)
+            state.lanes["v_error"] += deviation(np.sqrt(state.totals[:, N_VISITED] * square))
+        return Estimates(gap, state.lanes["dual_sum"] - 0.5 * square + gap, violation(state.totals))
 
     def cost_of_feasibility(self, state: State, trained: np.ndarray) -> np.ndarray:
         """Estimate the part of the gap of which the rows' terms do not tell, that of a feasible alpha; (trained,)."""
@@ -164,7 +189,24 @@ class RowSolver(Solver):
         return {}
 
     def certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
-        """Sum the terms of a window's rows in some lanes, in the given order of rows."""
+        """Sum the terms of a window's rows in some lanes, in the given order of rows, which threads divide."""
+        n_parts = self.threads.parts(window.n_entries * lanes.size)
+        sums = [new_totals(state.totals.shape[0] + 1)[:-1] for _ in range(n_parts)]  # none share a cache line
+        each = zip(np.array_split(order, n_parts), sums, strict=True)
+        self.threads.run([partial(self.certify_rows, window, state, lanes, *part) for part in each])
+        for part in sums:
+            join_totals(state.totals, part)
+
+    def certify_rows(
+        self, window: Window, state: State, lanes: np.ndarray, order: np.ndarray, totals: np.ndarray
+    ) -> None:
+        """Add the terms of some rows to `totals`."""
+        raise NotImplementedError
+
+    def sum_alpha(
+        self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray, v: np.ndarray
+    ) -> None:
+        """Add ``s_i alpha_i x_i`` of a window's rows in some lanes to `v`, of the shape of w."""
         raise NotImplementedError
 
     def train(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
@@ -174,46 +216,32 @@ class RowSolver(Solver):
     def certificate(self, state: State) -> dict[str, np.ndarray]:
         """Compute the certificate of every lane after a read at fixed w; see `protocol.Solver`.
 
-        With ``v = w(alpha)``, primal(w) - dual(alpha) is ``Σ phi_i(w) + g(w) + g*(v) - w·v``, the last three being
-        ``½‖w - v‖²`` (`kernels.penalties`), even if `w` has drifted from `v`. The
-        gap is an upper bound that includes rounding, for this w and for the one that the lane keeps.
+        With ``v = w(alpha)``, primal(w) - dual(alpha) is ``Σ phi_i(w) + ½‖w - v‖²``, even if `w` has drifted from `v`.
         """
-        sums = self._penalty_terms(state.w, state.w_alpha, state.phase(CERTIFY))
-        proof = self.proof(state, state.totals, sums)
-        self.adopt_certified_w(state)
-        return proof
+        return self.proof(
+            state, state.totals, self._penalty_terms(state.w, self.v(state), state.phase(CERTIFY))
+        )
 
     def proof(self, state: State, totals: np.ndarray, sums: np.ndarray) -> dict[str, np.ndarray]:
-        """Compute the certificate from the rows' sums and the weights' (`_penalty_terms`)."""
-        sums = np.stack([*sums, self.distance_to_kept(state, sums[3])])
+        """Compute the certificate from the rows' sums and the weights' (`_penalty_terms`), and bound the error of v."""
         # Crammer–Singer has all its vectors in one lane
-        penalty, conjugate, _, *squares = sums.reshape(6, -1, self.problem.lane_vectors).sum(axis=2)
-        drift, norm, kept = np.sqrt(squares)
-        primal, dual = penalty + totals[:, LOSS], totals[:, DUAL] - conjugate
-        gap, rounding, proven = proven_gap(totals, norm, drift, kept)
-        # alpha = 0 is dual feasible with the value 0: the primal bounds a gap that is all rounding (nan: out of range)
-        gap = np.where(proven, np.fmin(gap, primal), gap)
-        dual = np.where(proven, np.fmin(dual, primal - gap), dual)
-        return {
-            "primal": primal,
-            "dual": dual,
-            "gap": gap,
-            "violation": violation(totals),
-            "rounding": np.where(proven, np.fmin(rounding, gap), rounding),
-            "primal_rounding": primal_rounding(totals, norm, kept),
-        }
-
-    def distance_to_kept(self, state: State, drift: np.ndarray) -> np.ndarray:
-        """Return ``‖w - u‖²`` of every vector, u being the w that lanes continue from, or end with, after a certificate."""
-        return np.zeros_like(drift) if self.acceleration else drift
-
-    def adopt_certified_w(self, state: State) -> None:
-        """Continue from ``w(alpha)`` as summed by the read; accelerated lanes keep w, and store it beside w."""
-        columns = self._columns_of(state.phase(START, CERTIFY))
-        target = state.matrices["centre_or_w_alpha"] if self.acceleration else state.w
-        source, n_rows, move = state.w_alpha, state.w.shape[0], weight_kernels.move_columns
-        share = self.threads.share
-        share(lambda rows: move(source[rows], target[rows], columns), n_rows, n_rows * columns.size)
+        penalty, bracket, square = sums.reshape(3, -1, self.problem.lane_vectors).sum(axis=2)
+        kept, n_rows = state.lanes, totals[:, N_VISITED]
+        summed, size = self.summing(state), np.sqrt(totals[:, ALPHA_SQUARE])
+        error = kept["v_error"] + (0.0 if self.acceleration else deviation(kept["passes"] * size))
+        norm = np.sqrt(2.0 * penalty)
+        if self.problem.free_bias:
+            norm += np.abs(state.w[-1]).reshape(norm.size, -1).sum(axis=1)
+        error[summed] = deviation(np.sqrt(n_rows * square) + size)[summed]
+        kept["v_error"][summed] = error[summed]
+        n_terms = n_rows + self.problem.n_features / weight_kernels.BLOCK + 100.0
+        return certificate(
+            penalty + totals[:, LOSS],
+            totals[:, GAP] + bracket,
+            violation(totals),
+            n_terms,
+            error_terms(np.sqrt(2.0 * bracket), error) + deviation(norm * totals[:, SLOPE]),
+        )
 
     def columns(self, lane: int) -> slice:
         """Return the weight vectors of a lane."""
@@ -221,13 +249,12 @@ class RowSolver(Solver):
         return slice(lane * width, (lane + 1) * width)
 
     def _penalty_terms(self, w: np.ndarray, v: np.ndarray, lanes: np.ndarray) -> np.ndarray:
-        """Sum `weights.add_penalty_terms`, ``‖w - v‖²`` and ``‖w‖²`` of lanes' vectors, (5, all vectors); 0 of others."""
-        sums, columns = np.zeros((5, w.shape[1])), self._columns_of(lanes)
+        """Sum `weights.add_penalty_terms` of lanes' vectors, (3, all vectors); 0 of others."""
+        sums, columns = np.zeros((3, w.shape[1])), self.columns_of(lanes)
         parts = np.array_split(
             columns, max(min(self.threads.parts(w.shape[0] * columns.size), columns.size), 1)
         )
         self.threads.run([partial(weight_kernels.add_penalty_terms, w, v, part, sums) for part in parts])
-        sums[3], sums[4] = 2.0 * sums[2], 2.0 * sums[0]
         return sums
 
     def penalised_blocks(self) -> Iterator[slice]:
@@ -235,7 +262,7 @@ class RowSolver(Solver):
         n_features, step = self.problem.n_features, max(_BLOCK_WEIGHTS // self.n_vectors, 1)
         return (slice(start, min(start + step, n_features)) for start in range(0, n_features, step))
 
-    def _columns_of(self, lanes: np.ndarray) -> np.ndarray:
+    def columns_of(self, lanes: np.ndarray) -> np.ndarray:
         """Return the weight vectors of some lanes, ascending."""
         width = self.problem.lane_vectors
         return (lanes[:, None] * width + np.arange(width)).reshape(-1)
@@ -263,9 +290,9 @@ class RowSolver(Solver):
     def start_state(self, lanes: Mapping[str, np.ndarray], phase: int) -> State:
         """Return a state of zeros, with `lanes` in addition to the arrays that every solver keeps per lane."""
         shape, n_lanes = (self.problem.n_features + 1, self.n_vectors), self.problem.n_lanes
-        kept = new_lanes(n_lanes, phase) | dict(lanes)
-        w, w_alpha = (aligned_zeros(math.prod(shape), np.dtype(np.float64)).reshape(shape) for _ in range(2))
-        state = State(w, w_alpha, new_totals(n_lanes), kept, matrices=self.new_sums())
+        kept = new_lanes(n_lanes, phase) | {"v_error": np.zeros(n_lanes)} | dict(lanes)
+        w = aligned_zeros(math.prod(shape), np.dtype(np.float64)).reshape(shape)
+        state = State(w, new_totals(n_lanes), kept, matrices=self.new_sums())
         if self.acceleration:
             self.acceleration.add_to(state)
         return state
@@ -288,7 +315,6 @@ class DualSolver(RowSolver):
         self._in_parts = (problem.n_features + 1) * self.n_vectors <= MOST_COPIED
         adapts = acceleration is not None and acceleration.adapts
         self._steps_apart = adapts and self._in_parts and problem.n_lanes == 1
-        self._scratch: list[Lanes] = []
         self._mean_entries = 0.0  # of a row: those in a window depend on where it was read from
 
     def new_state(self) -> State:
@@ -304,9 +330,7 @@ class DualSolver(RowSolver):
         """Load the sums of the parts' copies, too; see `RowSolver.load_kernels`."""
         self._mean_entries = dataset.n_entries / max(dataset.n_rows, 1)
         if self._in_parts:
-            none = np.zeros((2, 1)), state.w_alpha.reshape(-1), 0, 0
-            weight_kernels.add_copies(*none)
-            weight_kernels.add_changes(*none[0], *none[1:])
+            weight_kernels.add_changes(*np.zeros((2, 1)), state.w.reshape(-1), 0, 0)
         super().load_kernels(dataset, state)
 
     def new_rows(self, arena: RowArena, start: int, stop: int) -> None:
@@ -352,43 +376,25 @@ class DualSolver(RowSolver):
             dual_kernels.dual_visit(*rows, state.totals)
 
     def _weight_copies(self, n_weights: int) -> np.ndarray:
-        """Return room for the parts' copies of the weights, or of w(alpha)."""
+        """Return room for the parts' copies of the weights."""
         if not self._copies.size:
-            self._copies = np.empty((PARTS, n_weights))
+            self._copies = np.empty((row_parts.ROW_PARTS, n_weights))
         return self._copies
 
-    def certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
-        variables, w_alpha = variables_of(window, state), state.w_alpha.reshape(-1)
-        rows = rows_of(window), self.costs, variables
-        if self._in_parts and window.n_entries >= _ENTRIES_PER_WEIGHT * w_alpha.size:
-            self._certify_parts(order, rows, state, lanes)
-        elif self.problem.n_lanes > 1:
-            certify = dual_kernels.dual_certify_lanes
-            self._divide_lanes(window, state, certify, (order, *rows, w_alpha), lanes)
-        else:
-            dual_kernels.dual_certify(order, *rows, w_alpha, state.totals)
-
-    def _certify_parts(
-        self, order: np.ndarray, rows: tuple[Any, ...], state: State, lanes: np.ndarray
+    def certify_rows(
+        self, window: Window, state: State, lanes: np.ndarray, order: np.ndarray, totals: np.ndarray
     ) -> None:
-        """Certify lanes in parts of the rows, each with a ``w(alpha)`` and sums of its own."""
-        w_alpha, totals = state.w_alpha.reshape(-1), state.totals
-        copies = self._weight_copies(w_alpha.size)
-        sums = [new_totals(totals.shape[0] + 1)[:-1] for _ in range(PARTS)]
-        certify: Any = dual_kernels.dual_certify
-        scratch: list[tuple[Lanes, ...]] = [()] * PARTS
-        if totals.shape[0] > 1:
-            certify = dual_kernels.dual_certify_lanes
-            scratch = [(own,) for own in self._scratch_of([lanes] * PARTS)]
-        self.threads.share(lambda part: copies[:, part].fill(0.0), w_alpha.size, copies.size)
-        each = zip(np.array_split(order, PARTS), copies, sums, scratch, strict=True)
-        self.threads.run(
-            [partial(certify, part, *rows, copy, of_part, *own) for part, copy, of_part, own in each]
-        )
-        add = partial(weight_kernels.add_copies, copies, w_alpha)
-        self.threads.share(lambda part: add(part.start, part.stop), w_alpha.size, copies.size)
-        for of_part in sums:
-            join_totals(totals, of_part)
+        rows = (order, rows_of(window), self.costs, variables_of(window, state), totals)
+        if self.problem.n_lanes > 1:
+            dual_kernels.dual_certify_lanes(*rows, self._new_scratch(lanes))
+        else:
+            dual_kernels.dual_certify(*rows)
+
+    def sum_alpha(
+        self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray, v: np.ndarray
+    ) -> None:
+        rows = (order, rows_of(window), self.costs, variables_of(window, state))
+        dual_kernels.add_alpha_rows(*rows, self._new_scratch(lanes), v.reshape(-1))
 
     def _divide_lanes(
         self, window: Window, state: State, visit: Any, arguments: tuple[Any, ...], lanes: np.ndarray
@@ -405,19 +411,17 @@ class DualSolver(RowSolver):
         found = np.unique(units)
         parts = [lanes[np.isin(units, part)] for part in np.array_split(found, min(n_parts, found.size) or 1)]
         totals = [state.totals, *(state.totals.copy() for _ in parts[1:])]
-        each = zip(totals, self._scratch_of(parts), strict=True)
-        self.threads.run([partial(visit, *arguments, *own) for own in each])
+        each = zip(totals, parts, strict=True)
+        self.threads.run([partial(visit, *arguments, sums, self._new_scratch(part)) for sums, part in each])
         for part, sums in zip(parts[1:], totals[1:], strict=True):
             state.totals[part] = sums[part]
 
-    def _scratch_of(self, parts: Sequence[np.ndarray]) -> list[Lanes]:
-        """Return the scratch of threads, for the lanes of each."""
+    def _new_scratch(self, lanes: np.ndarray) -> Lanes:
+        """Return scratch for these lanes, longer than needed by a cache line, which no two threads share."""
         n_lanes = self.problem.n_lanes
-        while len(self._scratch) < len(parts):
-            fetched, live = (np.zeros(n_lanes + _LINE, dtype=np.int64) for _ in range(2))
-            dots, steps = (np.zeros(n_lanes + _LINE) for _ in range(2))
-            self._scratch.append(Lanes(parts[0], fetched, dots[:n_lanes], live, steps[:n_lanes]))
-        return [own._replace(chosen=part) for part, own in zip(parts, self._scratch, strict=False)]
+        fetched, live = (np.zeros(n_lanes + _LINE, dtype=np.int64) for _ in range(2))
+        dots, steps = (np.zeros(n_lanes + _LINE) for _ in range(2))
+        return Lanes(lanes, fetched, dots[:n_lanes], live, steps[:n_lanes])
 
 
 # ---------------------------------------------------------------------------------------------------------------------

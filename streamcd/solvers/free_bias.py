@@ -17,17 +17,16 @@ import numpy as np
 from ..dataset.dataset import Dataset
 from ..kernels.losses import numbers_of
 from ..kernels.primitives import (
+    DUAL,
+    GAP,
     LOSS,
     N_TOTALS,
-    N_VISITED,
-    ROUNDING,
     VIOLATION_MAX,
     VIOLATION_MIN,
 )
 from ..stream.window import Window
 from .dual import DualSolver
-from .gap_bounds import LINEAR, scaled
-from .protocol import CERTIFY, State, all_rows, new_totals
+from .protocol import CERTIFY, START, State, all_rows, new_totals
 
 _SUMMED = np.setdiff1d(np.arange(N_TOTALS), [VIOLATION_MAX, VIOLATION_MIN])
 _SAMPLE = 100_000  # targets; an error of the start costs passes alone
@@ -76,16 +75,33 @@ class FreeBiasSolver(DualSolver):
         if not lanes.size:  # to compile
             super().certify(window, state, order, lanes)
         sums, totals = state.matrices[_POSITIVE_TOTALS], state.totals
-        positive = State(state.w, state.matrices[_POSITIVE], sums, state.lanes, state.rows)
-        arena = window.arena
-        code, alpha = arena.code[order], arena.alpha
+        positive = State(state.w, sums, state.lanes)
         for lane in lanes:
-            is_positive = self.problem.sign[code, lane] * alpha[order, lane] > 0.0
-            only = np.array([lane])
+            is_positive, only = self._is_positive(window, order, lane), np.array([lane])
             super().certify(window, positive, order[is_positive], only)
             super().certify(window, state, order[~is_positive], only)
         totals[:, VIOLATION_MAX] = np.maximum(totals[:, VIOLATION_MAX], sums[:, VIOLATION_MAX])
         totals[:, VIOLATION_MIN] = np.minimum(totals[:, VIOLATION_MIN], sums[:, VIOLATION_MIN])
+
+    def _is_positive(self, window: Window, order: np.ndarray, lane: int) -> np.ndarray:
+        """Mark the rows with beta > 0."""
+        arena = window.arena
+        return np.asarray(self.problem.sign[arena.code[order], lane] * arena.alpha[order, lane] > 0.0)
+
+    def summing(self, state: State) -> np.ndarray:
+        """Return all lanes in a read at fixed w: the feasible alpha asks for w(alpha) by sign."""
+        return state.phase(START, CERTIFY)
+
+    def sum_alpha(
+        self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray, v: np.ndarray
+    ) -> None:
+        """Sum rows with beta > 0 apart; see `RowSolver.sum_alpha`."""
+        if not lanes.size:  # to compile
+            super().sum_alpha(window, state, order, lanes, v)
+        for lane in lanes:
+            is_positive, only = self._is_positive(window, order, lane), np.array([lane])
+            super().sum_alpha(window, state, order[is_positive], only, state.matrices[_POSITIVE])
+            super().sum_alpha(window, state, order[~is_positive], only, v)
 
     def certificate(self, state: State) -> dict[str, np.ndarray]:
         """Compute the certificate at the feasible alpha, and join the sums of both signs; see `RowSolver.certificate`."""
@@ -94,27 +110,27 @@ class FreeBiasSolver(DualSolver):
         penalties = self._feasible_penalty_terms(state, lanes, factors)
         joined = state.totals.copy()
         joined[:, _SUMMED] += sums[:, _SUMMED]
-        joined[:, LINEAR] = scaled(sums, factors[0]) + scaled(state.totals, factors[1])
-        # the factors are wrong by the rounding of sums over the rows
-        joined[:, ROUNDING] += joined[:, N_VISITED] * joined[:, LOSS]
+        parts = tuple(zip((sums, state.totals), factors, strict=True))
+        joined[:, GAP] = sum(f * part[:, GAP] + (1.0 - f) * part[:, LOSS] for part, f in parts)
+        joined[:, DUAL] = sum(f * part[:, DUAL] for part, f in parts)
         proof = self.proof(state, joined, penalties)
         state.totals[:, _SUMMED] += sums[:, _SUMMED]
-        state.w_alpha += state.matrices[_POSITIVE]
+        v = self.v(state)
+        v += state.matrices[_POSITIVE]
         state.matrices[_POSITIVE][:], sums[:] = 0.0, new_totals(self.problem.n_lanes)
-        self.adopt_certified_w(state)
         return proof
 
     def _factors(self, state: State) -> np.ndarray:
         """Return the factors on the beta of both signs, the positive first, at which their sum is 0; shape (2, lanes)."""
-        positive, negative = np.abs(state.matrices[_POSITIVE][-1]), np.abs(state.w_alpha[-1])
+        positive, negative = np.abs(state.matrices[_POSITIVE][-1]), np.abs(self.v(state)[-1])
         with np.errstate(all="ignore"):  # 0 / 0 where a lane has no certificate, or no beta at all
             return np.fmin(np.stack([negative / positive, positive / negative]), 1.0)
 
     def _feasible_penalty_terms(self, state: State, lanes: np.ndarray, factors: np.ndarray) -> np.ndarray:
         """Sum the terms of the penalised weights, v being w(alpha) of the feasible alpha (`_penalty_terms`)."""
-        out = np.zeros((5, self.n_vectors))
+        out, negative = np.zeros((3, self.n_vectors)), self.v(state)
         for rows in self.penalised_blocks():
-            v = factors[0] * state.matrices[_POSITIVE][rows] + factors[1] * state.w_alpha[rows]
+            v = factors[0] * state.matrices[_POSITIVE][rows] + factors[1] * negative[rows]
             out += self._penalty_terms(state.w[rows], v, lanes)
         return out
 

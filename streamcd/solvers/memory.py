@@ -10,12 +10,13 @@ from ..kernels.loss_table import LOG_LOSS, LOSSES
 from ..stream.arenas import RESIDENT_WINDOW_ENTRIES, ColumnLayout, RowLayout
 from ..stream.memory_plan import SolverMemory
 from .problem import Problem
+from .row_parts import ROW_PARTS
 
 PARTS = 4
-"""Parts of a window, certified by threads; the sums are the same for any number of these."""
+"""Parts of a window that newton sums up."""
 
 MOST_COPIED = 1 << 19
-"""Largest number of weights with which a window is certified in parts, each with a copy of w(alpha)."""
+"""Largest number of weights with which two threads visit the rows of a lane, each with a copy of w."""
 
 LANES_TOGETHER = 4
 """Largest number of lanes visited at a time that have a vector for each class, each with an order of the window's rows. It
@@ -23,9 +24,9 @@ does not depend on the number of threads, and so neither do the windows."""
 
 
 def dual_memory(problem: Problem, *, accelerated: bool) -> SolverMemory:
-    """Count w, w(alpha) and acceleration's; a row has a dual variable per lane, of the logistic loss ``C - alpha`` too."""
+    """Count w and acceleration's; a row has a dual variable per lane, of the logistic loss ``C - alpha`` too."""
     size = _size(problem)
-    copies = 2 + accelerated + problem.free_bias + (PARTS if size <= MOST_COPIED else 0)
+    copies = 1 + accelerated + problem.free_bias + (ROW_PARTS if size <= MOST_COPIED else 0)
     # a subtraction would lose the digits of C - alpha
     width = (2 if problem.row_loss.kind == LOG_LOSS else 1) * problem.n_lanes
     layout = RowLayout(width, problem.n_lanes, has_targets=problem.has_targets, centred=problem.free_bias)
@@ -33,14 +34,12 @@ def dual_memory(problem: Problem, *, accelerated: bool) -> SolverMemory:
 
 
 def class_memory(problem: Problem, *, accelerated: bool) -> SolverMemory:
-    """Count w, w(alpha) and acceleration's; a row has a dual variable of every lane and class, and flags of those that
-    leave.
-    """
+    """Count w and acceleration's; a row has a dual variable of every lane and class, and flags of those that leave."""
     n_vectors = problem.n_lanes * problem.lane_vectors
     n_flags = problem.n_lanes if LOSSES[problem.loss].smooth else n_vectors
     n_orders = min(problem.n_lanes, LANES_TOGETHER)
     layout = RowLayout(n_vectors, n_flags, n_orders=n_orders, centred=problem.free_bias)
-    copies = 2 + accelerated + problem.free_bias
+    copies = 1 + accelerated + problem.free_bias
     return SolverMemory(layout, 8 * _size(problem) * copies + _sketches(problem), message=_message(problem))
 
 

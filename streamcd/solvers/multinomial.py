@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..kernels.multinomial import multinomial_certify, multinomial_visit
+from ..kernels.multinomial import add_alpha_shares, multinomial_certify, multinomial_visit
 from ..stream.window import RowArena
 from .class_biases import FreeBiasCrammerSingerSolver
 from .crammer_singer import CrammerSingerSolver
@@ -14,7 +14,7 @@ from .protocol import State
 class MultinomialSolver(CrammerSingerSolver):
     """Dual method of the form of Crammer and Singer's; no row leaves, as every variable is positive at the optimum."""
 
-    kernels = (multinomial_visit, multinomial_certify)
+    kernels = (multinomial_visit, multinomial_certify, add_alpha_shares)
 
     def new_rows(self, arena: RowArena, start: int, stop: int) -> None:
         """Set the variable of a row's own class to C_i, the others to 0: then ``w(alpha) = 0``."""

@@ -79,7 +79,7 @@ class NewtonSolver(Solver):
         lanes |= {name: np.full(n_lanes, np.nan) for name in ("start_norm", "base_primal")}
         lanes |= {"begun": np.zeros(n_lanes, dtype=bool), "searches": np.ones(n_lanes, dtype=bool)}
         lanes["line_share"] = np.ones(n_lanes)
-        state = State(np.zeros((size, n_lanes)), np.zeros((0, n_lanes)), new_totals(n_lanes), lanes)
+        state = State(np.zeros((size, n_lanes)), new_totals(n_lanes), lanes)
         state.matrices = {
             name: array for name, array in self._new_sums()._asdict().items() if name != "totals"
         }

@@ -86,7 +86,6 @@ class PrimalSolver(Solver):
         lanes = new_lanes(n_lanes, TRAIN) | {"start_norm": np.full(n_lanes, np.nan)}
         state = State(
             np.zeros((self.problem.n_features + 1, n_lanes)),
-            np.zeros((0, n_lanes)),
             new_totals(n_lanes),
             lanes,
         )

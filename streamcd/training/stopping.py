@@ -26,7 +26,7 @@ _OUTSIDE = 2.0  # a certified gap this many times the estimate lies in shrunk ro
 _LEAST_CAUTION = 0.005  # with 0.05 a twin training took 44 certificates in place of 3
 _STAYS = 1e-13  # of the objective: by less it changes at an optimum, by rounding
 
-CERTIFIED = ("primal", "dual", "gap", "violation", "rounding", "primal_rounding")
+CERTIFIED = ("primal", "dual", "gap", "violation", "rounding")
 """Arrays of a certificate (`protocol.Solver.certificate`)."""
 
 Lanes = dict[str, np.ndarray]

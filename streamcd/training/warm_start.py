@@ -114,6 +114,11 @@ class WarmStart:
         else:
             self._fill_sums(state.w)
         state.lanes["dual_sum"] += dual_sum
+        width = self._problem.lane_vectors
+        for source in self._old.sources:
+            arrays = source.state.saved(("lane_v_error",)) or {}
+            factors = np.abs(self._matrix[source.vectors][::width, ::width])
+            state.lanes["v_error"] += arrays["lane_v_error"] @ factors
         # w(alpha) is the old run's unless alpha of its rows are gone, or scaled
         whole = (
             self._ratios is None and np.count_nonzero(self._old.chunk_of >= 0) == self._old.dataset.n_chunks
