@@ -107,24 +107,23 @@ def test_few_entries_and_lanes_without_a_moving_kappa_are_visited_in_one_part(
 
 
 def test_a_gap_that_rises_while_w_swings_takes_the_next_passes_in_one_part() -> None:
-    def state(estimate: float, cosine: float) -> dict[str, np.ndarray]:
+    def state(before: float, cosine: float) -> dict[str, np.ndarray]:
         return row_parts.new_lane_arrays(1) | {
-            "previous_estimate": np.array([estimate]),
+            "last_estimate": np.array([before]),
             "cosine": np.array([cosine]),
         }
 
-    for calm in (state(0.9, -0.9), state(1.1, -0.3)):
-        row_parts.look_back(calm, 0, 1.0)
+    # a fall; a rise on a straight way; and no gap is known before the first pass
+    for calm, estimate in ((state(1.0, -0.9), 0.9), (state(1.0, -0.3), 1.1), (state(0.0, -0.9), 1.1)):
+        row_parts.look_back(calm, 0, estimate)
         assert not calm["passes_in_one"][0]
-    swinging = state(1.1, -0.9)
-    row_parts.look_back(swinging, 0, 0.0)  # no gap is known before the first pass
-    assert not swinging["passes_in_one"][0]
-    lengths = []
+    swinging, estimate, lengths = state(1.0, -0.9), 1.0, []
     for _ in range(3):
-        row_parts.look_back(swinging, 0, 1.0)
+        estimate += 0.1
+        row_parts.look_back(swinging, 0, estimate)
         lengths.append(int(swinging["passes_in_one"][0]))
         for _ in range(lengths[-1]):
-            row_parts.look_back(swinging, 0, 1.0)
+            row_parts.look_back(swinging, 0, estimate)
     assert lengths == [2, 4, 8]
 
 

@@ -33,31 +33,25 @@ from .protocol import TRAIN, State
 
 LEAST_KAPPA, MOST_KAPPA = 1e-3, 1e9
 
-_RECALL_EVERY = 4  # passes; see `primitives.PATIENCE`
-
-_LANES_AT_A_TIME = 64
 _FIRST_SHARE, _MOST_FIRST_KAPPA = 0.1, 3.0  # of the mean of C_i q_i; where the alpha in use are not known yet
-_OF_SQUARES = 2.0  # second derivative of squared errors
 _COUPLING = 0.3  # rows that disturb each other (S large) want a smaller kappa: f = min(1, this/S)
-_LOW, _HIGH = 0.5, 2.0  # bounds of kappa, as multiples of theta f A
-_EARLY_PASSES, _EARLY_FALL, _EARLY_RISE = 4, math.log(4.0), math.log(8.0)  # the largest changes of log kappa
-_FAR = 0.25  # ratio of inner gap to movement below which kappa falls fast in the first passes, from a warm start, too
+_SPAN = 2.0  # kappa is within this factor of theta f A
+_EARLY_PASSES, _EARLY_CHANGE = (
+    4,
+    math.log(8.0),
+)  # the largest change of log kappa after each of the first passes
 _LATE_CHANGE, _CHANGE_SHARE = 0.26, 3.0  # min(first, second/c) after pass c
-_SETTLED_PASSES = 12  # from then on the bounds do not move kappa faster either
 _COSINE = 0.2  # of two movements in a row, where kappa is best
-_THETA_RATE, _THETA_SHARE = 0.3, 10.0  # theta changes by exp(min(first, second/c) (cosine - ...))
-_LEAST_THETA, _MOST_THETA = 0.02, 10.0
+_THETA_RATE, _MOST_THETA = (
+    0.3,
+    10.0,
+)  # theta changes by exp(rate (cosine - ...)), and is 1/50 of the second at least
 _BALANCED = 10.0  # theta falls only where the inner gap is below this many times the movement
-_FAST = math.log(4.0)  # a fall of the estimated gap per pass at which there is no reason to raise theta
-
-# the way back to plain descent, by a tenth of kappa, of the logistic loss, which takes a fifth fewer passes by it; squared
-# hinge takes more, as a large kappa pays later
-_RETREAT = 0.1
-_UNCOUPLED = 0.8  # a larger S is that of rows that are nearly orthogonal
-_GO_BACK, _STAY_BACK = -1.5, -1.0  # changes of the estimated gap's logarithm per pass
-
-_FIRST_STRETCHES, _LEAST_STRETCH = 8, 50  # of the first pass, and the rows of the first one
-_ENTRIES_PER_WEIGHT = 8  # visited for each weight in a sweep over w
+_RECALL_EVERY = 4  # passes; see `primitives.PATIENCE`
+_FIRST_STRETCHES, _ENTRIES_PER_WEIGHT = (
+    8,
+    8,
+)  # of the first pass; in each, for which all weights are swept over
 
 _REPORTED = ("kappa", "extrapolation")  # the latter of a primal method, see `extrapolation`
 
@@ -103,20 +97,17 @@ class Acceleration:
         self._width, self._ramps = problem.lane_vectors, entry.smooth
         # a free bias has a centre of its own, with 1 + kappa in place of kappa (`free_bias`)
         self._free_bias, self._penalised = problem.free_bias, problem.penalised
-        is_logistic = entry.kind == LOG_LOSS
-        self.adapts, self._retreat = asked == "auto", _RETREAT if is_logistic else 1.0
-        n_lanes = problem.n_lanes
-        self._most = np.full(n_lanes, np.inf)
+        self.adapts, self._most = asked == "auto", np.full(problem.n_lanes, np.inf)
         if self.adapts:
-            mean = _mean_cost(problem, class_counts)
             square = (1.0 if mean_square is None else mean_square) + problem.bias**2
-            share = _FIRST_SHARE / 8 if is_logistic else _FIRST_SHARE
-            self._first = np.clip(share * mean * square, LEAST_KAPPA, _MOST_FIRST_KAPPA)
-            # alpha grows with the targets, where it has no bounds; the curvature does not
+            curvature = _mean_cost(problem, class_counts) * square
+            share = _FIRST_SHARE / 8 if entry.kind == LOG_LOSS else _FIRST_SHARE
+            self._first = np.clip(share * curvature, LEAST_KAPPA, _MOST_FIRST_KAPPA)
+            # alpha grows with the targets, where it has no bounds; the curvature, that of squared errors at most, does not
             if entry.has_targets and entry.smooth:
-                self._most = _OF_SQUARES * mean * mean_weight * square
+                self._most = 2.0 * mean_weight * curvature
         else:
-            self._first = np.full(n_lanes, float(asked))
+            self._first = np.full(problem.n_lanes, float(asked))
 
     def add_to(self, state: State) -> None:
         """Add the arrays of acceleration to a new state: ``centre_or_w_alpha``, which holds
@@ -129,7 +120,7 @@ class Acceleration:
         """
         n_lanes = self._first.size
         state.matrices["centre_or_w_alpha"] = np.zeros(state.w.shape)
-        of_pass = ("distance", "w_alpha_square", "cosine", "progress", "previous_estimate")
+        of_pass = ("distance", "w_alpha_square", "cosine")
         of_rows = ("alpha_sum", "alpha_curvature", "alpha_square")
         state.lanes.update({name: np.zeros(n_lanes) for name in (*of_pass, *of_rows)})
         state.lanes["kappa"], state.lanes["theta"] = self._first.copy(), np.full(n_lanes, float(self.adapts))
@@ -191,8 +182,8 @@ class Acceleration:
             centre[columns] = mu * (state.w[-1, columns] - centre[columns])
         kept["in_pass"][trained] = False
         kept["moves"][trained] += 1
-        for first in range(0, trained.size, _LANES_AT_A_TIME):
-            lanes = trained[first : first + _LANES_AT_A_TIME]
+        for first in range(0, trained.size, 64):
+            lanes = trained[first : first + 64]
             movement = np.ascontiguousarray(sketch[:, lanes].T)
             kept["cosine"][lanes] = _cosines(movement, previous[lanes])
             previous[lanes] = movement
@@ -226,7 +217,7 @@ class Acceleration:
             return np.zeros(0, dtype=np.int64)
         shares = np.arange(1, _FIRST_STRETCHES) / _FIRST_STRETCHES
         ends = (n_rows * shares**3).astype(np.int64)
-        return ends[ends >= _LEAST_STRETCH]
+        return ends[ends > 0]
 
     def end_stretch(self, state: State, lanes: np.ndarray, gap: np.ndarray, threads: Threads) -> None:
         """Set kappa anew and move the centre, within the first pass; `gap` is the estimate from the stretch's rows."""
@@ -234,20 +225,16 @@ class Acceleration:
         self.end_pass(state, lanes, threads)
         state.totals[:, [ALPHA, ALPHA_CURVATURE, ALPHA_SQUARE]] = 0.0
         for lane in lanes.tolist():
-            self._update_kappa(kept, lane, float(gap[lane]))
+            _update_kappa(kept, lane, float(gap[lane]), float(self._most[lane]))
         # the pass goes on
-        for name in ("moves", "progress", "previous_estimate"):
-            kept[name][lanes] = 0
+        kept["moves"][lanes] = 0
         self.begin_pass(state, lanes, threads)
 
     def update_kappa(self, state: State, trained: np.ndarray) -> None:
         """Set kappa of the next pass."""
         if self.adapts:
             for lane in trained.tolist():
-                self._update_kappa(state.lanes, lane, float(state.totals[lane, GAP]))
-
-    def _update_kappa(self, lanes: Mapping[str, np.ndarray], lane: int, inner_gap: float) -> None:
-        _update_kappa(lanes, lane, max(inner_gap, 0.0), self._retreat, float(self._most[lane]))
+                _update_kappa(state.lanes, lane, float(state.totals[lane, GAP]), float(self._most[lane]))
 
     def recall_rows(self, state: State, trained: np.ndarray) -> None:
         """Reactivate all rows every few passes, except in lanes certified next: that read does not write rows' states."""
@@ -265,7 +252,7 @@ def recalls_after(lanes: Mapping[str, np.ndarray], training: np.ndarray) -> bool
 def _mean_cost(problem: Problem, class_counts: np.ndarray) -> np.ndarray:
     """Compute the mean of C_i over each lane's rows; weights of rows are unknown."""
     # by blocks: an array of classes and lanes has the square of the classes' number, which may be thousands
-    n_blocks = -(-problem.n_lanes // _LANES_AT_A_TIME)
+    n_blocks = -(-problem.n_lanes // 64)
     mean_cost = np.empty(problem.n_lanes)
     for block in np.array_split(np.arange(problem.n_lanes), n_blocks):
         lanes = slice(block[0], block[-1] + 1)
@@ -277,62 +264,28 @@ def _mean_cost(problem: Problem, class_counts: np.ndarray) -> np.ndarray:
     return mean_cost
 
 
-def _update_kappa(
-    lanes: Mapping[str, np.ndarray], lane: int, inner_gap: float, retreat: float, most: float
-) -> None:
-    """Balance inner gap and movement, within bounds computed from alpha; adapt their factor theta to the cosine.
-
-    What alpha says is cut at `most`.
-    `retreat` multiplies the bounds while rows hardly disturb each other and the gap falls fast: plain descent is as fast.
+def _update_kappa(lanes: Mapping[str, np.ndarray], lane: int, inner_gap: float, most: float) -> None:
+    """Balance inner gap and movement, within bounds computed from alpha, cut at `most`; adapt their factor theta to the
+    cosine.
     """
-    distance = float(lanes["distance"][lane])
+    distance, old = float(lanes["distance"][lane]), float(lanes["kappa"][lane])
     n_passes = int(lanes["moves"][lane] + lanes["earlier_moves"][lane])
     alpha, square = float(lanes["alpha_sum"][lane]), float(lanes["alpha_square"][lane])
     if not (0.0 < distance < np.inf and alpha > 0.0 and square > 0.0):
         return
-    ratio, old = inner_gap / distance, float(lanes["kappa"][lane])
-    progress = _update_progress(lanes, lane, inner_gap + distance)
-    change = min(_LATE_CHANGE, _CHANGE_SHARE / n_passes)
-    fall, rise = (_EARLY_FALL, _EARLY_RISE) if n_passes <= _EARLY_PASSES else (change, change)
-    if ratio < _FAR and lanes["moves"][lane] <= _EARLY_PASSES:
-        fall = _EARLY_FALL
+    ratio = max(inner_gap, 0.0) / distance
+    change = _EARLY_CHANGE
     if n_passes > _EARLY_PASSES:
+        change = min(_LATE_CHANGE, _CHANGE_SHARE / n_passes)
         beyond = _COSINE - float(lanes["cosine"][lane])
-        if beyond > 0.0:
-            beyond *= _clip(1.0 + progress / _FAST, 0.0, 1.0)
         if beyond > 0.0 or ratio < _BALANCED:
-            theta = float(lanes["theta"][lane]) * math.exp(min(_THETA_RATE, _THETA_SHARE / n_passes) * beyond)
-            lanes["theta"][lane] = _clip(theta, _LEAST_THETA, _MOST_THETA)
-    kappa = old * math.exp(_clip(0.5 * math.log(ratio), -fall, rise) if ratio > 0.0 else -fall)
+            theta = float(lanes["theta"][lane]) * math.exp(_THETA_RATE * beyond)
+            lanes["theta"][lane] = _clip(theta, _MOST_THETA / 500.0, _MOST_THETA)
+    kappa = old * math.exp(_clip(0.5 * math.log(ratio), -change, change) if ratio > 0.0 else -change)
     coupling = float(lanes["w_alpha_square"][lane]) / square
-    theta = float(lanes["theta"][lane])
-    middle = min(theta * float(lanes["alpha_curvature"][lane]) / alpha, theta * most)
+    middle = float(lanes["theta"][lane]) * min(float(lanes["alpha_curvature"][lane]) / alpha, most)
     middle *= min(1.0, _COUPLING / coupling) if coupling > 0.0 else 1.0
-    if retreat < 1.0 and coupling > _UNCOUPLED and progress < _most_progress(old < _LOW * middle, n_passes):
-        if old >= _LOW * middle:  # estimates with one kappa and with a tenth of it do not show a fall
-            lanes["previous_estimate"][lane] = 0.0
-        middle *= retreat
-    kappa = _clip(kappa, _LOW * middle, _HIGH * middle)
-    if n_passes > _SETTLED_PASSES:
-        kappa = _clip(kappa, old * math.exp(-fall), old * math.exp(rise))
-    lanes["kappa"][lane] = _clip(kappa, LEAST_KAPPA, MOST_KAPPA)
-
-
-def _update_progress(lanes: Mapping[str, np.ndarray], lane: int, estimate: float) -> float:
-    """Return the change of the estimated gap's logarithm per pass, smoothed."""
-    previous = float(lanes["previous_estimate"][lane])
-    if previous > 0.0 and estimate > 0.0:
-        lanes["progress"][lane] = 0.5 * (lanes["progress"][lane] + math.log(estimate / previous))
-    lanes["previous_estimate"][lane] = estimate
-    return float(lanes["progress"][lane])
-
-
-def _most_progress(small: bool, n_passes: int) -> float:
-    """Return the change of the estimated gap's logarithm above which kappa is not `small`.
-
-    The smoothed change began at 0, which after pass c still has a share of ``0.5^(c - 1)``.
-    """
-    return _STAY_BACK if small else _GO_BACK * (1.0 - 0.5 ** (n_passes - 1))
+    lanes["kappa"][lane] = _clip(_clip(kappa, middle / _SPAN, middle * _SPAN), LEAST_KAPPA, MOST_KAPPA)
 
 
 def _cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:

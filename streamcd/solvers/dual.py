@@ -356,11 +356,10 @@ class DualSolver(RowSolver):
                 kept["inner_tolerance"][lane] = max(0.1 * kept["inner_tolerance"][lane], 1e-12)
         over_relaxation.update_omega(kept, state.w[self.problem.penalised], trained)
         if self.acceleration:
-            before = kept["previous_estimate"].copy()
             self.acceleration.update_kappa(state, trained)
             self.acceleration.recall_rows(state, trained)
             for lane in trained.tolist() if self._steps_apart else ():
-                row_parts.look_back(kept, lane, before[lane])
+                row_parts.look_back(kept, lane, float(totals[lane, GAP] + kept["distance"][lane]))
 
     def train(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
         steering = self.steering(state, state.lanes["inner_tolerance"])

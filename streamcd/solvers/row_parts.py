@@ -38,20 +38,22 @@ _OPPOSITE = -0.6  # cosine of successive movements below which a gap that rises 
 
 
 def new_lane_arrays(n_lanes: int) -> dict[str, np.ndarray]:
-    """Return the arrays of a lane that tell whether it steps in parts: how many passes it still makes in one, and how often
-    parts did harm.
+    """Return the arrays of a lane that tell whether it steps in parts: how many passes it still makes in one, how often
+    parts did harm, and the last estimate of the gap, 0 where it is not known.
     """
-    return {name: np.zeros(n_lanes, dtype=np.int64) for name in ("passes_in_one", "setbacks")}
+    counts = {name: np.zeros(n_lanes, dtype=np.int64) for name in ("passes_in_one", "setbacks")}
+    return counts | {"last_estimate": np.zeros(n_lanes)}
 
 
-def look_back(lanes: Mapping[str, np.ndarray], lane: int, gap_before: float) -> None:
+def look_back(lanes: Mapping[str, np.ndarray], lane: int, estimate: float) -> None:
     """Go back to one part after a pass in which an error of common directions grew: for 2 passes, then 4, 8, …
 
-    The estimated gap rose from `gap_before` then (0: not known), and w moved back on its way, in long steps.
+    The estimate of the gap rose then, and w moved back on its way, in long steps.
     """
+    before, lanes["last_estimate"][lane] = float(lanes["last_estimate"][lane]), estimate
     if lanes["passes_in_one"][lane]:
         lanes["passes_in_one"][lane] -= 1
-    elif 0.0 < gap_before < lanes["previous_estimate"][lane] and lanes["cosine"][lane] < _OPPOSITE:
+    elif 0.0 < before < estimate and lanes["cosine"][lane] < _OPPOSITE:
         lanes["setbacks"][lane] += 1
         lanes["passes_in_one"][lane] = 1 << min(int(lanes["setbacks"][lane]), 20)
 
