@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from heard import Heard
-from interrupted import stopping_after
 from reference import (
     augmented,
     exact_optimum,
@@ -20,7 +19,7 @@ from reference import (
 from small_datasets import Rows, columns_of, multiclass, random_rows, write_dataset
 
 from streamcd import Dataset, Result, resume, train
-from streamcd.core.errors import Interrupted, UsageError
+from streamcd.core.errors import UsageError
 from streamcd.kernels.loss_table import SOLVERS
 from streamcd.runs.lane_groups import resolve
 from streamcd.runs.options import TrainOptions
@@ -154,7 +153,7 @@ def test_without_room_for_the_array_training_is_plain_and_says_so(tmp_path: Path
     rows = random_rows()
     wide = sp.csr_array((rows[0].data, rows[0].indices, rows[0].indptr), shape=(rows[0].shape[0], 6_000_000))
     data, notes = write_dataset(tmp_path / "data", (wide, rows[1])), Heard()
-    for memory, expected in (("270MB", "auto"), ("230MB", "none")):
+    for memory, expected in (("340MB", "auto"), ("290MB", "none")):
         train(data, tmp_path / memory, memory=memory, max_passes=2, listener=notes)
         assert read_config(tmp_path / memory)["options"]["acceleration"] == expected
     assert sum("without acceleration" in line for line in notes.messages) == 1
@@ -230,17 +229,3 @@ def test_shrinking_keeps_its_gain(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     active = [line["active_rows"] for line in lines if line["kind"] == "train"]
     assert np.mean(active) < 0.7 * data.n_rows
-
-
-def test_with_logistic_loss_nearly_orthogonal_rows_go_back_to_plain_descent(tmp_path: Path) -> None:
-    """They took 13 passes, with kappa from 1.6 to 4; plain descent 9. The way back is in the state."""
-    data = write_dataset(tmp_path / "data", nearly_orthogonal(), n_chunks=12)
-    asked: dict[str, Any] = {"loss": "log_loss", "C": 100.0, "tol": 1e-6}
-    plain, fast = (train(data, tmp_path / name, acceleration=name, **asked) for name in ("none", "auto"))
-    assert fast.converged
-    assert fast.passes <= plain.passes + 2
-    assert fast.lanes[0]["kappa"] < 0.5
-    with pytest.raises(Interrupted):
-        train(data, tmp_path / "stopped", stop_requested=stopping_after(5), **asked)
-    resume(tmp_path / "stopped")
-    np.testing.assert_array_equal(state_of(tmp_path / "stopped")["w"], state_of(tmp_path / "auto")["w"])

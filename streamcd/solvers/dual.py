@@ -142,9 +142,9 @@ class RowSolver(Solver):
         lanes = state.phase(START, CERTIFY)
         doubtful = state.lanes["phase"] == START
         if self.acceleration:
-            apart = np.sqrt(2.0 * state.lanes["distance"])
-            doubt = error_terms(apart, state.lanes["v_error"])
-            doubtful = doubtful | (doubt > _SUMMED_SHARE * state.lanes["estimate"])
+            with np.errstate(all="ignore"):
+                doubt = error_terms(np.sqrt(2.0 * state.lanes["distance"]), state.lanes["v_error"])
+                doubtful |= doubt > _SUMMED_SHARE * state.lanes["estimate"]
         return lanes[doubtful[lanes]]
 
     def _stretches(
@@ -174,7 +174,8 @@ class RowSolver(Solver):
         else:
             sums = self._penalty_terms(state.w, state.w, trained)[2]
             square = sums.reshape(-1, self.problem.lane_vectors).sum(axis=1)
-            state.lanes["v_error"] += deviation(np.sqrt(state.totals[:, N_VISITED] * square))
+            with np.errstate(all="ignore"):
+                state.lanes["v_error"] += deviation(np.sqrt(state.totals[:, N_VISITED] * square))
         return Estimates(gap, state.lanes["dual_sum"] - 0.5 * square + gap, violation(state.totals))
 
     def cost_of_feasibility(self, state: State, trained: np.ndarray) -> np.ndarray:
@@ -226,22 +227,18 @@ class RowSolver(Solver):
         """Compute the certificate from the rows' sums and the weights' (`_penalty_terms`), and bound the error of v."""
         # Crammer–Singer has all its vectors in one lane
         penalty, bracket, square = sums.reshape(3, -1, self.problem.lane_vectors).sum(axis=2)
-        kept, n_rows = state.lanes, totals[:, N_VISITED]
-        summed, size = self.summing(state), np.sqrt(totals[:, ALPHA_SQUARE])
-        error = kept["v_error"] + (0.0 if self.acceleration else deviation(kept["passes"] * size))
-        norm = np.sqrt(2.0 * penalty)
-        if self.problem.free_bias:
-            norm += np.abs(state.w[-1]).reshape(norm.size, -1).sum(axis=1)
-        error[summed] = deviation(np.sqrt(n_rows * square) + size)[summed]
+        kept, n_rows, summed = state.lanes, totals[:, N_VISITED], self.summing(state)
+        with np.errstate(all="ignore"):  # the loop says what is not finite
+            size, norm = np.sqrt(totals[:, ALPHA_SQUARE]), np.sqrt(2.0 * penalty)
+            if self.problem.free_bias:
+                norm += np.abs(state.w[-1]).reshape(norm.size, -1).sum(axis=1)
+            error = kept["v_error"] + (0.0 if self.acceleration else deviation(kept["passes"] * size))
+            error[summed] = deviation(np.sqrt(n_rows * square) + size)[summed]
+            more = error_terms(np.sqrt(2.0 * bracket), error) + deviation(norm * totals[:, SLOPE])
+            n_terms = n_rows + self.problem.n_features / weight_kernels.BLOCK + 100.0
+            primal, gap = penalty + totals[:, LOSS], totals[:, GAP] + bracket
         kept["v_error"][summed] = error[summed]
-        n_terms = n_rows + self.problem.n_features / weight_kernels.BLOCK + 100.0
-        return certificate(
-            penalty + totals[:, LOSS],
-            totals[:, GAP] + bracket,
-            violation(totals),
-            n_terms,
-            error_terms(np.sqrt(2.0 * bracket), error) + deviation(norm * totals[:, SLOPE]),
-        )
+        return certificate(primal, gap, violation(totals), n_terms, more)
 
     def columns(self, lane: int) -> slice:
         """Return the weight vectors of a lane."""
