@@ -63,8 +63,11 @@ def class_weights(text: str) -> str | dict[float | str, float]:
     """Parse ``balanced``, or ``LABEL=WEIGHT,…``."""
     if text == "balanced":
         return text
-    pairs = (pair.rsplit("=", 1) for pair in text.split(","))
-    return {_label(label): float(weight) for label, weight in pairs}
+    pairs = [pair.rsplit("=", 1) for pair in text.split(",")]
+    weights = {_label(label): float(weight) for label, weight in pairs}
+    if len(weights) != len(pairs):
+        raise UsageError(f"class_weight: expected each label once, found {text!r}")
+    return weights
 
 
 def _label(text: str) -> float | str:
