@@ -214,7 +214,7 @@ class _Solution:
         violation = self._violation()
         return BoxQPResult(
             alpha=self.alpha,
-            objective=self._objective(),
+            objective=0.5 * float(self.alpha @ (self.gradient + self.h)),  # ½ aᵀQa + h·a = ½ a·(g + h)
             violation=violation,
             passes=self.passes,
             converged=violation <= settings.tol,
@@ -233,14 +233,17 @@ class _Solution:
         self.matrix.visit(order, Point(*arrays, self.threshold, self.omega, out))
         self.passes += 1
         self.change += float(out[CHANGE])
+        unbounded = "the objective is unbounded below"
         if out[UNBOUNDED] >= 0:
-            self._unbounded(int(out[UNBOUNDED]))
+            i = int(out[UNBOUNDED])
+            raise UsageError(
+                f"{unbounded} along variable {i}: Q[{i}, {i}] = {self.matrix.diagonal[i]:g} with bounds {self.lo[i]:g} and "
+                f"{self.hi[i]:g}; give it finite bounds"
+            )
         self._check_direction(self.alpha[active] - before[0], self.gradient[active] - before[1])
         violation = float(out[VIOLATION])
         if not np.isfinite(violation) or not np.isfinite(self.alpha[active]).all():
-            raise UsageError(
-                "the objective is unbounded below: Q is not positive definite where the box is open"
-            )
+            raise UsageError(f"{unbounded}: Q is not positive definite where the box is open")
         self.threshold = violation if self.settings.shrinking else np.inf
         return violation
 
@@ -271,10 +274,6 @@ class _Solution:
             rates = np.maximum(rates, rate)
         return rates
 
-    def _objective(self) -> float:
-        """Compute ``½ aᵀQa + h·a = ½ a·(g + h)``."""
-        return 0.5 * float(self.alpha @ (self.gradient + self.h))
-
     # -- not convex, not bounded --------------------------------------------------------------------------------------
 
     def _check_curvature(self) -> None:
@@ -300,12 +299,6 @@ class _Solution:
             raise UsageError(
                 f"Q is not positive semidefinite: {proof}; indefinite='local' finds a point that no single variable improves"
             )
-
-    def _unbounded(self, i: int) -> None:
-        raise UsageError(
-            f"the objective is unbounded below along variable {i}: Q[{i}, {i}] = {self.matrix.diagonal[i]:g} "
-            f"with bounds {self.lo[i]:g} and {self.hi[i]:g}; give it finite bounds"
-        )
 
     # -- omega --------------------------------------------------------------------------------------------------------
 
