@@ -20,9 +20,10 @@ from ..kernels import primitives
 from ..kernels.columns import ColumnCosts, ColumnData, Columns, Span
 from ..kernels.compile import return_free_memory
 from ..kernels.primal import LOSS_SUM, N_SUMS, PHI
-from ..kernels.primitives import DUAL, GAP, UNIT, VIOLATION_MAX
+from ..kernels.primitives import DUAL, GAP, VIOLATION_MAX
 from ..stream.memory_plan import Plan, long_units
 from ..stream.window import Window, empty_window
+from .certificate import certificate
 from .extrapolation import Extrapolation, sum_up_objective
 from .memory import primal_memory
 from .problem import Problem
@@ -34,7 +35,6 @@ from .protocol import (
     Start,
     State,
     all_rows,
-    certificate_of,
     new_lanes,
     new_totals,
     relative_violation,
@@ -247,9 +247,7 @@ class PrimalSolver(Solver):
         primal = self.problem.penalty(state.w) + sums[:, LOSS_SUM]
         gap = state.totals[:, GAP] + sums[:, PHI]
         n_terms = float(max(self._dataset.n_rows, self.problem.n_features + 1)) + 100.0
-        rounding = n_terms * UNIT * (primal + gap)
-        gap = np.fmin(gap + rounding, primal)  # alpha = 0 is dual feasible
-        return certificate_of(primal, gap, self._violation(state), rounding, rounding)
+        return certificate(primal, gap, self._violation(state), n_terms)
 
     def _violation(self, state: State) -> np.ndarray:
         norm = np.sqrt(2.0 * np.maximum(state.totals[:, GAP], 0.0))
