@@ -20,7 +20,7 @@ from ..solvers.problem import Problem
 from ..stream.memory_plan import Plan
 from ..training import checkpoint
 from ..training.stopping import StopRule
-from .problem_options import ProblemOptions, SharedRounds, check_positive
+from .problem_options import MAX_FOLDS, ProblemOptions, SharedRounds, check_positive
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,20 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check_positive(checkpoint_every=self.checkpoint_every)
-        cv = self.options.folds if self.tune is None else self.tune.cv
-        paths = (self.dataset, self.start_from or "", self.cache or "")
+        folds = self.options.folds
+        cv, paths = folds if self.tune is None else self.tune.cv, (self.dataset, self.start_from, self.cache)
         refuse(
             UsageError,
-            (cv != self.options.folds, f"tune.cv: expected options.folds, {self.options.folds}, found {cv}"),
-            ("\0" in "".join(paths), f"expected paths, found {paths!r}"),
+            (
+                folds not in (0, *range(2, MAX_FOLDS + 1)),
+                f"options.folds: expected 0, or 2 to {MAX_FOLDS}, found {folds}",
+            ),
+            ((self.rule.tol is None) == (self.rule.eps is None), "rule: expected one of tol and eps"),
+            (cv != folds, f"tune.cv: expected options.folds, {folds}, found {cv}"),
+            (
+                any("\0" in (path or "") for path in paths),
+                f"dataset, start_from and cache: expected paths, found {paths}",
+            ),
         )
 
 
