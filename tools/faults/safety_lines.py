@@ -201,10 +201,6 @@ conversion/plan.py
     left = require(options.memory, needs, advice) + _LEAST_BYTES
         ~ convert options_that_make_no_sense_are_refused
         > left = options.memory
-training/stopping.py
-    least_primal = np.abs(lanes["primal"]) - lanes["primal_rounding"]
-        ~ certificates a_gap_is_proven_against_the_least_that_the_primal_may_be
-        > least_primal = np.abs(lanes["primal"])
 dataset/verify.py
     require(budget, needs) ~ dataset verify_refuses_a_budget_that_is_too_small
 """
