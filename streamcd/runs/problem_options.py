@@ -350,8 +350,6 @@ class ProblemOptions(_LossParameters, Checked):
         self._check_choices()
         self._set(**self._parameters())
         check_positive(_MOST, C=self.C, l1=self.l1, l2=self.l2, ridge=self.ridge)
-        if self.folds != 0 and not 2 <= self.folds <= MAX_FOLDS:
-            raise UsageError(f"folds: expected 0, or from 2 to {MAX_FOLDS}, found {self.folds}")
         if LOSSES[self.loss].form != PLANES and (self.ridge is not None or self.slack is not None):
             raise UsageError(f"ridge and slack are options of the loss twin, not of {self.loss}")
         for name, other in (("l1", "l2"), ("l2", "l1")):

@@ -41,8 +41,6 @@ class StopRule:
     max_passes: int  # training passes of a lane
 
     def __post_init__(self) -> None:
-        if (self.tol is None) == (self.eps is None):
-            raise UsageError("expected one stopping rule: the relative gap (tol) or LIBLINEAR's eps")
         for name, number, least in (
             ("tol", self.tol, 0),
             ("eps", self.eps, 0),
