@@ -13,7 +13,7 @@ from mpmath import mp, mpf
 from reference import OF_CLASSES, run_dual
 from small_datasets import Rows, write_dataset
 
-from streamcd import ConvergenceWarning, Dataset, make_columns, train
+from streamcd import ConvergenceWarning, Dataset, convert, make_columns, train
 from streamcd.solvers.problem import Problem, make_problem
 from tools.simulated_cluster import Simulation
 
@@ -333,3 +333,56 @@ def test_a_training_that_only_rounding_keeps_from_its_tolerance_says_so(tmp_path
     assert result.rounding > 1e-6
     assert not result.converged
     assert result.to_json()["rounding"] == result.rounding
+
+
+@pytest.mark.parametrize("loss", ["hinge", "squared_hinge", "log_loss"])
+@pytest.mark.parametrize("acceleration", ["auto", "none", 1e4])
+def test_the_kept_sum_of_alpha_is_within_its_bound_after_a_thousand_passes(
+    tmp_path: Path, loss: str, acceleration: Any
+) -> None:
+    rng = np.random.default_rng(5)
+    rows = sp.csr_array(rng.standard_normal((40, 5))), (rng.random(40) < 0.5).astype(np.float64)
+    dataset = write_dataset(tmp_path / "data", rows, value_dtype=np.float64, n_chunks=4)
+    with pytest.warns(ConvergenceWarning):
+        train(dataset, tmp_path / "run", loss=loss, acceleration=acceleration, tol=0.0, max_passes=1000)
+    with np.load(tmp_path / "run" / "state.npz") as state:
+        kept = state["matrix_centre_or_w_alpha" if acceleration != "none" else "w"][:-1, 0]
+        bound, n_passes = float(state["lane_v_error"][0]), int(state["lane_passes"][0])
+    alpha, _ = run_dual(tmp_path / "run", dataset, 2 if loss == "log_loss" else 1, 1)
+    signs = np.where(rows[1] > 0, 1, -1)
+    summed = [
+        sum(
+            int(sign) * mpf(float(a)) * mpf(float(x))
+            for sign, a, x in zip(signs, alpha[:, 0], column, strict=True)
+        )
+        for column in rows[0].toarray().T
+    ]
+    error = mp.sqrt(sum((own - mpf(float(value))) ** 2 for own, value in zip(summed, kept, strict=True)))
+    assert n_passes == 1000
+    assert error <= bound < 1e-7 * np.linalg.norm(kept)
+
+
+@pytest.mark.parametrize("scale", [1e-8, 1e8])
+@pytest.mark.parametrize("loss", ["hinge", "squared_hinge", "log_loss"])
+def test_no_certificate_is_below_the_true_gap_of_scaled_features(
+    tmp_path: Path, loss: str, scale: float
+) -> None:
+    rng = np.random.default_rng(6)
+    x = rng.standard_normal((30, 4)) * np.array([scale, 1.0, 1.0, 1.0])
+    rows = sp.csr_array(x), (np.arange(30) % 2).astype(np.float64)
+    assert_holds(certify(tmp_path, rows, loss, "dual", 1.0, tol=1e-9), 1e-9)
+
+
+@pytest.mark.parametrize("loss", ["squared_error", "epsilon_insensitive", "huber"])
+def test_no_certificate_excludes_the_optimum_of_targets_around_a_million(tmp_path: Path, loss: str) -> None:
+    """A training to a gap of 1e-12 is the judge of one to 1e-5."""
+    rng = np.random.default_rng(7)
+    x = rng.standard_normal((60, 4))
+    y = 1e6 * (1.0 + x @ rng.standard_normal(4)) + 1e4 * rng.standard_normal(60)
+    dataset = convert((sp.csr_array(x), y), tmp_path / "data", target=True)
+    asked: dict[str, Any] = {"loss": loss, "bias": 1.0, "unpenalized_bias": True, "max_passes": 3000}
+    rough = train(dataset, tmp_path / "rough", tol=1e-5, **asked)
+    exact = train(dataset, tmp_path / "exact", tol=1e-9, **asked)
+    assert rough.converged
+    assert exact.converged
+    assert rough.primal_objective - exact.primal_objective <= rough.gap * rough.primal_objective * (1 + 1e-9)
