@@ -36,22 +36,17 @@ LEAST_KAPPA, MOST_KAPPA = 1e-3, 1e9
 _FIRST_SHARE, _MOST_FIRST_KAPPA = 0.1, 3.0  # of the mean of C_i q_i; where the alpha in use are not known yet
 _COUPLING = 0.3  # rows that disturb each other (S large) want a smaller kappa: f = min(1, this/S)
 _SPAN = 2.0  # kappa is within this factor of theta f A
-_EARLY_PASSES, _EARLY_CHANGE = (
-    4,
-    math.log(8.0),
-)  # the largest change of log kappa after each of the first passes
+_EARLY_PASSES = 4
+_EARLY_CHANGE = math.log(8.0)  # the largest change of log kappa after each of them
 _LATE_CHANGE, _CHANGE_SHARE = 0.26, 3.0  # min(first, second/c) after pass c
 _COSINE = 0.2  # of two movements in a row, where kappa is best
-_THETA_RATE, _MOST_THETA = (
-    0.3,
-    10.0,
-)  # theta changes by exp(rate (cosine - ...)), and is 1/50 of the second at least
+_THETA_RATE, _THETA_SHARE = 0.3, 10.0  # log theta changes by min(first, second/c) (cosine - ...)
+_MOST_THETA = 10.0  # 500 times the least
 _BALANCED = 10.0  # theta falls only where the inner gap is below this many times the movement
 _RECALL_EVERY = 4  # passes; see `primitives.PATIENCE`
-_FIRST_STRETCHES, _ENTRIES_PER_WEIGHT = (
-    8,
-    8,
-)  # of the first pass; in each, for which all weights are swept over
+_FIRST_STRETCHES = (
+    8  # of the first pass, each with as many entries a weight, as its end sweeps over the weights
+)
 
 _REPORTED = ("kappa", "extrapolation")  # the latter of a primal method, see `extrapolation`
 
@@ -207,7 +202,7 @@ class Acceleration:
         and the smooth losses take one or two more to 1e-3.
         There are none after a warm start, or where sweeps over the weights would take long beside the `n_entries` of a pass.
         """
-        sweeps, begun = n_entries // (_ENTRIES_PER_WEIGHT * state.w.size), state.lanes["moves"][lanes].any()
+        sweeps, begun = n_entries // (_FIRST_STRETCHES * state.w.size), state.lanes["moves"][lanes].any()
         if (
             not (self.adapts and self._ramps)
             or begun
@@ -279,13 +274,17 @@ def _update_kappa(lanes: Mapping[str, np.ndarray], lane: int, inner_gap: float, 
         change = min(_LATE_CHANGE, _CHANGE_SHARE / n_passes)
         beyond = _COSINE - float(lanes["cosine"][lane])
         if beyond > 0.0 or ratio < _BALANCED:
-            theta = float(lanes["theta"][lane]) * math.exp(_THETA_RATE * beyond)
+            rate = min(_THETA_RATE, _THETA_SHARE / n_passes)
+            theta = float(lanes["theta"][lane]) * math.exp(rate * beyond)
             lanes["theta"][lane] = _clip(theta, _MOST_THETA / 500.0, _MOST_THETA)
     kappa = old * math.exp(_clip(0.5 * math.log(ratio), -change, change) if ratio > 0.0 else -change)
     coupling = float(lanes["w_alpha_square"][lane]) / square
     middle = float(lanes["theta"][lane]) * min(float(lanes["alpha_curvature"][lane]) / alpha, most)
     middle *= min(1.0, _COUPLING / coupling) if coupling > 0.0 else 1.0
-    lanes["kappa"][lane] = _clip(_clip(kappa, middle / _SPAN, middle * _SPAN), LEAST_KAPPA, MOST_KAPPA)
+    kappa = _clip(kappa, middle / _SPAN, middle * _SPAN)
+    if n_passes > _EARLY_PASSES:  # the bounds move kappa no faster either
+        kappa = _clip(kappa, old * math.exp(-change), old * math.exp(change))
+    lanes["kappa"][lane] = _clip(kappa, LEAST_KAPPA, MOST_KAPPA)
 
 
 def _cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
