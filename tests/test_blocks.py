@@ -100,8 +100,14 @@ def test_blocks_unlike_the_first_are_refused_by_row(tmp_path: Path, rows: Any) -
     weight = np.ones(N_ROWS)
     first, second = slice(0, 100), slice(100, N_ROWS)
     for given, expected in [
-        ([(x[first], y[first]), (x[second], y[second], weight[second])], "row 101: expected no weights"),
-        ([(x[first], y[first], weight[first]), (x[second], y[second])], "row 101: expected weights"),
+        (
+            [(x[first], y[first]), (x[second], y[second], weight[second])],
+            "row 101: expected 20 columns without weights",
+        ),
+        (
+            [(x[first], y[first], weight[first]), (x[second], y[second])],
+            "row 101: expected 20 columns with weights",
+        ),
         ([(x[first], y[first]), (x[second, 1:], y[second])], "row 101: expected 20 columns"),
     ]:
         with pytest.raises(streamcd.StreamcdError, match=expected):

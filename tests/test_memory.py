@@ -217,7 +217,7 @@ def test_the_same_objective_within_any_budget(tmp_path: Path) -> None:
 
 
 def test_a_model_that_does_not_fit_is_refused_before_any_work(tmp_path: Path) -> None:
-    dataset = write_dataset(tmp_path / "data", random_rows(), n_features=100_000_000)
+    dataset = write_dataset(tmp_path / "data", random_rows(), n_features=200_000_000)
     with pytest.raises(UsageError, match="weights") as refusal:
         train(dataset, tmp_path / "run", memory="1GB")
     assert "\n" not in str(refusal.value)

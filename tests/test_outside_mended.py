@@ -47,7 +47,7 @@ def test_l1_with_a_free_bias_trains_on_a_narrow_table(prices: Path, tmp_path: Pa
 def test_a_refusal_in_the_choice_of_a_method_is_told_as_itself(prices: Path, tmp_path: Path) -> None:
     done = run("train", prices, tmp_path / "run", "--loss", "hinge", "--penalty", "l1")
     assert done.returncode == 2
-    assert "numbers to predict" in done.stderr
+    assert "--penalty l2" in done.stderr
     assert "fit" not in done.stderr
 
 

@@ -14,7 +14,7 @@ from small_datasets import multiclass, random_rows, write_dataset
 
 import streamcd
 from streamcd import evaluate, load_model, train, tune
-from streamcd.core.errors import ModelError, UsageError
+from streamcd.core.errors import BudgetError, ModelError, UsageError
 from streamcd.runs import lane_groups
 
 STRENGTHS = [8.0, 3.0, 1.0, 0.3]
@@ -81,7 +81,14 @@ def test_groups_of_a_path_are_resumed_to_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After interruptions, and where the time was up in a group."""
-    monkeypatch.setattr(lane_groups, "_group_sizes", lambda n_blocks: iter([(4, -(-n_blocks // 4))]))
+    plan_group = lane_groups._plan_group
+
+    def plan_few(dataset: Any, lanes: Any, *rest: Any, **options: Any) -> Any:
+        if lanes.n_lanes > 3:
+            raise BudgetError("three lanes fit")
+        return plan_group(dataset, lanes, *rest, **options)
+
+    monkeypatch.setattr(lane_groups, "_plan_group", plan_few)
     data = write_dataset(tmp_path / "data", multiclass(3, 500), n_chunks=8)
     asked: dict[str, Any] = {
         "penalty": "l1",

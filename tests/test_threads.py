@@ -31,15 +31,12 @@ def small_shares(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("loss", ["squared_hinge", "log_loss"])
 @pytest.mark.parametrize("n_classes", [2, 3])
-def test_rows_certified_in_parts_have_the_certificate_of_one_part(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str, n_classes: int
+def test_rows_certified_by_several_threads_have_the_certificate_of_one(
+    tmp_path: Path, loss: str, n_classes: int
 ) -> None:
     data = write_dataset(tmp_path / "data", multiclass(n_classes, 300), n_chunks=3)
-    monkeypatch.setattr("streamcd.solvers.dual._ENTRIES_PER_WEIGHT", 0)
-    found = []
-    for n_parts in (1, 4, 7):
-        monkeypatch.setattr("streamcd.solvers.dual.PARTS", n_parts)
-        found.append(streamcd.train(data, tmp_path / f"{n_parts}", loss=loss, tol=1e-6, threads=2))
+    asked: dict[str, Any] = {"loss": loss, "tol": 1e-6, "acceleration": "none"}
+    found = [streamcd.train(data, tmp_path / f"{n}", threads=n, **asked) for n in (1, 4, 7)]
     for result in found[1:]:
         assert result.passes == found[0].passes
         assert result.primal_objective == pytest.approx(found[0].primal_objective, rel=1e-12)

@@ -145,7 +145,7 @@ def _bias(bias: float | str) -> float | str:
     """Return a bias as a number, negative for none; auto, which the dataset decides, as it is."""
     number = NO_BIAS if bias == "none" else _number(bias)
     if bias != "auto" and not number <= _MOST:
-        raise UsageError(f"bias: expected auto, none or a number, found {bias!r}")
+        raise UsageError(f"bias: expected auto, none or a number up to {_MOST:g}, found {bias!r}")
     return "auto" if bias == "auto" else number
 
 
@@ -462,7 +462,8 @@ def check_positive(most: float = math.inf, /, **numbers: Any) -> None:
         values = number if isinstance(number, tuple) else () if number is None else (_number(number),)
         if number == () or not all(0.0 < value <= most for value in values):
             shown = ", ".join(f"{value:g}" for value in values) or "none"
-            raise UsageError(f"{name}: expected a number > 0, found {shown}")
+            end = "" if most == math.inf else f" and up to {most:g}"
+            raise UsageError(f"{name}: expected a number > 0{end}, found {shown}")
 
 
 @dataclass(frozen=True)

@@ -269,21 +269,23 @@ def _update_kappa(lanes: Mapping[str, np.ndarray], lane: int, inner_gap: float, 
     if not (0.0 < distance < np.inf and alpha > 0.0 and square > 0.0):
         return
     ratio = max(inner_gap, 0.0) / distance
-    change = _EARLY_CHANGE
+    fall = change = _EARLY_CHANGE
     if n_passes > _EARLY_PASSES:
-        change = min(_LATE_CHANGE, _CHANGE_SHARE / n_passes)
+        fall = change = min(_LATE_CHANGE, _CHANGE_SHARE / n_passes)
+        if ratio < 0.25 and lanes["moves"][lane] <= _EARLY_PASSES:  # far too large, after a warm start
+            fall = _EARLY_CHANGE
         beyond = _COSINE - float(lanes["cosine"][lane])
         if beyond > 0.0 or ratio < _BALANCED:
             rate = min(_THETA_RATE, _THETA_SHARE / n_passes)
             theta = float(lanes["theta"][lane]) * math.exp(rate * beyond)
             lanes["theta"][lane] = _clip(theta, _MOST_THETA / 500.0, _MOST_THETA)
-    kappa = old * math.exp(_clip(0.5 * math.log(ratio), -change, change) if ratio > 0.0 else -change)
+    kappa = old * math.exp(_clip(0.5 * math.log(ratio), -fall, change) if ratio > 0.0 else -fall)
     coupling = float(lanes["w_alpha_square"][lane]) / square
     middle = float(lanes["theta"][lane]) * min(float(lanes["alpha_curvature"][lane]) / alpha, most)
     middle *= min(1.0, _COUPLING / coupling) if coupling > 0.0 else 1.0
     kappa = _clip(kappa, middle / _SPAN, middle * _SPAN)
     if n_passes > _EARLY_PASSES:  # the bounds move kappa no faster either
-        kappa = _clip(kappa, old * math.exp(-change), old * math.exp(change))
+        kappa = _clip(kappa, old * math.exp(-fall), old * math.exp(change))
     lanes["kappa"][lane] = _clip(kappa, LEAST_KAPPA, MOST_KAPPA)
 
 
