@@ -195,9 +195,7 @@ class _Labels:
         values, places = found
         if self._dictionary is None or not self._dictionary[0].equals(values):
             self._dictionary = values, np.append(self._number(*strings_of(values), adds=self._adds), np.nan)
-        label = np.empty(len(places))
-        kernels.take_codes(self._dictionary[1], places, label)
-        return label
+        return self._dictionary[1][places]  # -1 is null's
 
     def _number(self, strings: Strings, valid: np.ndarray, adds: bool) -> np.ndarray:
         codes = self._table.number(LABELS, strings, valid, adds, self._name or "label")
@@ -244,25 +242,22 @@ class MatrixEncoder:
             start = stop
 
     def _rows(self, matrix: Any, start: int, stop: int) -> CSR:
-        given: Any
         if isinstance(matrix, np.ndarray):
-            given = _native(matrix[start:stop])
-            room = CSR.room(stop - start, given.size, self._dtype)
-            status = kernels.dense_rows(given, self._end, self._ignore, room, self.state)
+            block = matrix[start:stop]
+            starts = np.concatenate([[0], np.cumsum(np.count_nonzero(block, axis=1))])
+            cells = np.nonzero(block)
+            entries = cells[1], _native(block[cells])
         else:
             starts = matrix.indptr[start : stop + 1].astype(np.int64)
             first, last = int(starts[0]), int(starts[-1])
             starts -= first
-            entries = _native(matrix.indices[first:last]), _native(matrix.data[first:last])
-            given = CSR(starts, *sorted_rows(starts, *entries))
-            room = CSR.room(stop - start, last - first, self._dtype)
-            status = kernels.sparse_rows(given, 0, self._end, self._ignore, room, self.state)
+            columns = _native(matrix.indices[first:last]), _native(matrix.data[first:last])
+            entries = sorted_rows(starts, *columns)
+        room = CSR.room(stop - start, entries[0].size, self._dtype)
+        status = kernels.sparse_rows(CSR(starts, *entries), 0, self._end, self._ignore, room, self.state)
         if status != kernels.OK:
             row, at = int(self.state[kernels.ROW]), int(self.state[kernels.COLUMN])
-            index, value = (
-                (given.feature[at], given.value[at]) if isinstance(given, CSR) else (at, given[row, at])
-            )
-            found = index if status >= kernels.NEGATIVE_INDEX else value
+            found = entries[status < kernels.NEGATIVE_INDEX][at]
             reason = describe_refusal(status, found, self._dtype, 0, self._end)
             if status == kernels.NULL_VALUE:
                 reason = f"expected a finite value, found {found}"

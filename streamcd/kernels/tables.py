@@ -209,14 +209,6 @@ def murmur_strings(prefix, strings, out):
             out[i] = murmur(prefix, data, offsets[i], offsets[i + 1] - offsets[i]) + (1 << 31)
 
 
-@kernel
-def take_codes(codes, places, out):
-    """Write the codes at `places` to `out`; the last one for a place of -1."""
-    for k in range(places.size):
-        place = np.int64(places[k])
-        out[k] = codes[place if place >= 0 else codes.size - 1]
-
-
 class Layout(NamedTuple):
     """Every column of a table, hashed ones last, as `table_rows` takes it; each (columns,) int64."""
 
@@ -326,16 +318,6 @@ def _without_zeros(start, end, index, value):
 
 
 @kernel
-def are_sorted(starts, index):
-    """Check if the indices of every row ``starts[r]:starts[r + 1]`` do not descend."""
-    for row in range(starts.size - 1):
-        for k in range(starts[row] + 1, starts[row + 1]):
-            if index[k] < index[k - 1]:
-                return False
-    return True
-
-
-@kernel
 def sparse_rows(given, least, width_end, ignore, rows, state):
     """Copy sparse rows whose indices do not descend: repeated ones are added up, zeros counted and left out.
 
@@ -393,52 +375,6 @@ def sparse_rows(given, least, width_end, ignore, rows, state):
                 state[UNDERFLOWS] += 1
         indptr[row + 1] = entry
     return OK
-
-
-@kernel
-def dense_rows(values, width_end, ignore, rows, state):
-    """Make entries of the cells of a matrix that are not zero.
-
-    Returns `OK`, `NULL_VALUE` (NaN), `INFINITE`, `OUT_OF_RANGE` or `BEYOND_WIDTH`; other arguments as for `sparse_rows`.
-    """
-    indptr, index, value = rows
-    entry = 0
-    for row in range(values.shape[0]):
-        for column in range(values.shape[1]):
-            number = np.float64(values[row, column])
-            if number == 0.0:
-                continue
-            state[ROW], state[COLUMN] = row, column
-            if np.isnan(number):
-                return NULL_VALUE
-            if column >= width_end:
-                if not ignore:
-                    return BEYOND_WIDTH
-                state[IGNORED] += 1
-                continue
-            index[entry], value[entry] = column, number
-            if np.isinf(value[entry]):
-                return INFINITE if np.isinf(number) else OUT_OF_RANGE
-            if value[entry] != 0.0:
-                entry += 1
-            else:
-                state[UNDERFLOWS] += 1
-        indptr[row + 1] = entry
-    return OK
-
-
-@kernel
-def append_rows(rows, more, out):
-    """Join the entries of every row of two tables, the second one's after the first one's; each is a `CSR`."""
-    entry = 0
-    for row in range(rows.indptr.size - 1):
-        for k in range(rows.indptr[row], rows.indptr[row + 1]):
-            out.feature[entry], out.value[entry] = rows.feature[k], rows.value[k]
-            entry += 1
-        for k in range(more.indptr[row], more.indptr[row + 1]):
-            out.feature[entry], out.value[entry] = more.feature[k], more.value[k]
-            entry += 1
-        out.indptr[row + 1] = entry
 
 
 class TaskMaps(NamedTuple):

@@ -224,18 +224,12 @@ class Encoding:
         """Return the number of the categories before those of each column, and of all."""
         return np.cumsum([0, *(column.n_categories for column in self.columns)]).tolist()
 
-    def category_features(self) -> np.ndarray:
-        """Return the feature of every category, in order."""
-        starts = self.first_features()
-        own = [number for number, column in enumerate(self.columns) if column.kind == "category"]
-        parts = [starts[number] + np.arange(self.columns[number].n_categories) for number in own]
-        return np.concatenate([np.empty(0, np.int64), *parts])
-
-    def categories_of_columns(self) -> Iterator[tuple[int, Strings]]:
-        """Yield the categories of `category_features`, with the number of the column that they are of."""
-        for number, (column, before) in enumerate(zip(self.columns, self.categories_before(), strict=False)):
+    def categories_of_columns(self) -> Iterator[tuple[int, int, Strings]]:
+        """Yield the number of each column of categories, the first one's feature, and the categories."""
+        places = zip(self.columns, self.first_features().tolist(), self.categories_before(), strict=False)
+        for number, (column, feature, before) in enumerate(places):
             if column.kind == "category" and self.categories is not None:
-                yield number, self.categories.slice(before, before + column.n_categories)
+                yield number, feature, self.categories.slice(before, before + column.n_categories)
 
     @property
     def nbytes(self) -> int:

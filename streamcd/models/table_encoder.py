@@ -70,9 +70,11 @@ class TableEncoder:
         self._features = np.empty(0, np.int64)
         self._table = StringTable() if table is None else table
         if table is None and encoding.categories is not None:
-            self._features = encoding.category_features()
-            for number, categories in encoding.categories_of_columns():
+            found = [np.empty(0, np.int64)]
+            for number, first, categories in encoding.categories_of_columns():
                 self._table.number(number, categories, np.empty(0, np.bool_), True, "")
+                found.append(first + np.arange(categories.size))
+            self._features = np.concatenate(found)
         # codes of numbers and indicators, while categories are provisional
         self._n_static = encoding.n_static
         self._columns, self._layout = self._make_layout()
@@ -119,22 +121,17 @@ class TableEncoder:
         starts = encoding.first_features()
         chosen = [(k, column) for k, column in enumerate(encoding.columns) if column.kind != "sparse"]
         chosen.sort(key=lambda item: item[1].kind == "hashed")
-        lines: list[int] = []
-        features: list[int] = []
-        indicators: list[int] = []
         known = encoding.indicator_features()  # while the encoding grows, codes for all that may have one
-        for k, column in chosen:
-            same = [other.kind == "number" for _, other in chosen[: len(lines)]]
-            is_number = column.kind == "number"
-            lines.append(sum(is_number == other for other in same))
-            features.append(self._tail_start if column.kind == "hashed" else int(starts[k]))
-            refused = encoding.missing == "error"
-            indicators.append(kernels.REFUSED if refused else kernels.NO_INDICATOR)
-            if k in known:
-                indicators[-1] = known[k]
-        kinds = [_KINDS[column.kind] for _, column in chosen]
-        numbers = (np.array(values, np.int64) for values in (kinds, lines, features, indicators))
-        return chosen, kernels.Layout(*numbers)
+        otherwise = kernels.REFUSED if encoding.missing == "error" else kernels.NO_INDICATOR
+        is_number = np.array([column.kind == "number" for _, column in chosen], np.bool_)
+        tail = self._tail_start
+        features = [tail if column.kind == "hashed" else starts[k] for k, column in chosen]
+        return chosen, kernels.Layout(
+            np.array([_KINDS[column.kind] for _, column in chosen], np.int64),
+            np.where(is_number, np.cumsum(is_number), np.cumsum(~is_number)) - 1,
+            np.array(features, np.int64),
+            np.array([known.get(k, otherwise) for k, _ in chosen], np.int64),
+        )
 
     def encode(self, batch: Any) -> Iterator[EncodedRows]:
         """Encode an Arrow record batch that has the encoding's columns, a block of rows at a time."""
@@ -148,11 +145,7 @@ class TableEncoder:
             assert found is not None
             return EncodedRows(start, *found)
         listed = self._sparse_rows(block, sparse, start)
-        if found is None:
-            return EncodedRows(start, *listed)
-        joined = CSR.room(block.num_rows, found.feature.size + listed.feature.size, self._value_dtype)
-        kernels.append_rows(found, listed, joined)
-        return EncodedRows(start, *joined)
+        return EncodedRows(start, *(listed if found is None else _joined(found, listed)))
 
     def _table_rows(self, block: Any, start: int) -> CSR:
         layout, n_rows = self._layout, block.num_rows
@@ -208,7 +201,7 @@ class TableEncoder:
         if found is None:
             out[:] = self._string_codes(number, column, *strings_of(array))
             return int(array.null_count)
-        kernels.take_codes(self._dictionary_codes(number, column, found[0]), found[1], out)
+        out[:] = self._dictionary_codes(number, column, found[0])[found[1]]  # -1 is null's
         return int(np.count_nonzero(found[1] < 0))
 
     def _dictionary_codes(self, number: int, column: Column, values: Any) -> np.ndarray:
@@ -286,9 +279,25 @@ class TableEncoder:
         )
 
 
+def _joined(rows: CSR, more: CSR) -> CSR:
+    """Join the entries of every row of two tables, the second one's after the first one's."""
+    out = CSR.room(rows.indptr.size - 1, rows.feature.size + more.feature.size, rows.value.dtype)
+    np.add(rows.indptr, more.indptr, out=out.indptr)
+    places = (
+        np.repeat(more.indptr[:-1], np.diff(rows.indptr)) + np.arange(rows.feature.size),
+        np.repeat(rows.indptr[1:], np.diff(more.indptr)) + np.arange(more.feature.size),
+    )
+    for part, place in zip((rows, more), places, strict=True):
+        out.feature[place], out.value[place] = part.feature, part.value
+    return out
+
+
 def sorted_rows(starts: np.ndarray, index: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Sort the entries of rows ``starts[r]:starts[r + 1]`` by index."""
-    if kernels.are_sorted(starts, index):
+    descends = np.zeros(index.size + 1, np.bool_)
+    np.less(index[1:], index[:-1], out=descends[1:-1])
+    descends[starts] = False  # between rows
+    if not descends.any():
         return index, value
     row = np.repeat(np.arange(starts.size - 1), np.diff(starts))
     order = np.lexsort((index[: row.size], row))
