@@ -36,7 +36,6 @@ from .loss_table import (
 LEAST_ALPHA = 1e-200
 """Smallest dual variable of the logistic loss; its logarithm is finite."""
 
-_KINK = 1e-3  # a margin nearer to a kink of the loss than this may be on either side of it
 _SHRINK_NEWTON = 0.1  # factor of Z instead of a Newton step that leaves the interval
 _NEAR = 0.1  # gradient of the logistic dual below which the term of the gap is a series
 _FAR = 2.0  # such a gradient above which Newton's method does not start from alpha
@@ -158,28 +157,6 @@ def slope_bound(t, alpha, numbers):
     """Bound the slope of the row's term of the gap near t, on either side of a kink."""
     steepest = abs(best_alpha(t, numbers)) if numbers[5] > 0.0 else max(numbers[4], -numbers[3])
     return steepest + abs(alpha)
-
-
-@inlined
-def kink_terms(t, alpha, numbers):
-    """Return the size of the terms with epsilon, which cancel where a margin is near a kink: their rounding is not small
-    beside the gap's or the loss's."""
-    return numbers[1] * (abs(alpha) + abs(best_alpha(t, numbers))) if numbers[1] > 0.0 else 0.0
-
-
-@inlined
-def sensitivity(t, alpha, numbers):
-    """Return slope, curve and loss slope: at t + e the row's term of the gap is at most ``slope |e| + curve e²`` larger
-    than at t, and its loss at most ``loss slope |e| + curve e²`` away."""
-    p, epsilon, _, low, high, curvature = numbers
-    best = best_alpha(t, numbers)
-    if curvature > 0.0:
-        return abs(best - alpha), 0.5 * curvature, abs(best)
-    # with a kink at the distance r, beyond it: (high - low) max(|e| - r, 0) <= (high - low) e² / (4 r)
-    curve = (high - low) * (0.25 / _KINK)
-    if abs(abs(p - t) - epsilon) < _KINK:
-        return high - low, curve, max(high, -low)
-    return abs(best - alpha), curve, abs(best)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ slope of the loss at the row's margin ``t_i = s_i w·x_i``: its term of the gap 
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -17,23 +18,19 @@ from .losses import (
     five_numbers,
     loss_at,
     model_curvature,
-    most_curvature,
     unit_of,
 )
 from .penalties import elastic_gap_term, elastic_sensitivity, elastic_slope, elastic_step
 from .primitives import (
-    CURVE,
+    ALPHA_SQUARE,
     LOSS,
-    LOSS_SLOPE,
     N_ACTIVE,
     N_VISITED,
+    SLOPE,
     UNIT,
-    W_ALPHA,
     add_row,
-    rounding_terms,
     row_cost,
     row_label,
-    row_reach,
 )
 from .weights import row_dot
 
@@ -74,12 +71,12 @@ class Point(NamedTuple):
 class Sums(NamedTuple):
     """Sums over the rows of a read, by lane; added to by `newton_visit`."""
 
-    # (lanes, 4, D): Σ s_i a_i x_i over s_i a_i >= 0, and over others; and what rounding left out of each
+    # (lanes, 2, D): Σ s_i a_i x_i over s_i a_i >= 0, and over others
     v: np.ndarray
     hessian: np.ndarray  # (lanes, D, D): the lower triangle of Σ C_i l''(t_i) x_i x_iᵀ
     line: np.ndarray  # (lanes, N_LINE): losses at the lengths, and terms of `row_shares`
     start: np.ndarray  # (lanes, D): Σ s_i a_i x_i at w = 0
-    totals: np.ndarray  # (lanes, N_TOTALS): N_VISITED, N_ACTIVE, LOSS, CURVE, LOSS_SLOPE and W_ALPHA
+    totals: np.ndarray  # (lanes, N_TOTALS): N_VISITED, N_ACTIVE, LOSS, SLOPE and ALPHA_SQUARE
 
 
 class Scratch(NamedTuple):
@@ -141,9 +138,8 @@ def _add_terms(order, rows, costs, lane, point, counts, sums, scratch):
         a, value = slope * unit, loss_at(loss, t, numbers)
         side = 0 if sign * a >= 0.0 else 1
         if a != 0.0:
-            high, low = sums.v[lane, side], sums.v[lane, side + 2]
-            add_row_exactly(rows, high, low, start, stop, sign * a * c)
-            add_exactly(high, low, last, sign * a * c * bias)
+            add_row(rows, sums.v[lane, side], start, stop, sign * a * c)
+            sums.v[lane, side, last] += sign * a * c * bias
         line[AT_POINT] += c * value
         if point.searches[lane]:
             along, _ = row_dot(rows, step, start, stop)
@@ -158,37 +154,13 @@ def _add_terms(order, rows, costs, lane, point, counts, sums, scratch):
             at_zero = sign * c * unit * alpha_and_curvature(loss, 0.0, numbers)[0]
             add_row(rows, sums.start[lane], start, stop, at_zero)
             sums.start[lane, last] += at_zero * bias
-        size, reach = c * abs(a), row_reach(q + bias * bias, stop - start + 1)
-        terms = rounding_terms(0.0, 0.5 * c * most_curvature(loss, numbers), size, size, reach)
-        totals[lane, CURVE] += terms[1]
-        totals[lane, LOSS_SLOPE] += terms[2]
-        totals[lane, W_ALPHA] += terms[3]
+        q += bias * bias
+        totals[lane, SLOPE] += 2.0 * c * abs(a) * math.sqrt(q)
+        totals[lane, ALPHA_SQUARE] += c * a * c * a * q
         totals[lane, LOSS] += c * value
         totals[lane, N_VISITED] += 1
         totals[lane, N_ACTIVE] += 1
     return n
-
-
-@inlined
-def add_exactly(high, low, j, x):
-    """Add x to an element of `high`, and what rounding leaves out to that of `low`: Knuth's two-sum.
-
-    The sum of both is wrong by a unit of itself, and by ``(n u)²`` times the sum of absolute values. L1 alone bounds v, and
-    what v may be wrong by is taken off all dual variables.
-    """
-    before = high[j]
-    after = before + x
-    added = after - before
-    low[j] += (before - (after - added)) + (x - added)
-    high[j] = after
-
-
-@inlined
-def add_row_exactly(rows, high, low, start, stop, step):
-    """Add `step` times the row with entries ``start:stop``, as `add_exactly`."""
-    feature, value = rows.feature, rows.value
-    for k in range(start, stop):
-        add_exactly(high, low, feature[k], step * np.float64(value[k]))
 
 
 @inlined

@@ -15,7 +15,6 @@ totals : (lanes, N_TOTALS)     sums over the visited rows, columns as named belo
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,14 +27,14 @@ from .compile import inlined, kernel
 from .loss_table import Loss
 
 GAP, LOSS, DUAL, VIOLATION_MAX, VIOLATION_MIN, N_VISITED, N_ACTIVE, N_SHRUNK, N_STEPS = range(9)
-SLOPE, CURVE, W_ALPHA, ROUNDING, ALPHA, ALPHA_CURVATURE, ALPHA_SQUARE, LOSS_SLOPE = range(9, 17)
+SLOPE, ALPHA, ALPHA_CURVATURE, ALPHA_SQUARE = range(9, 13)
 """Columns of `totals`: the rows' terms of the gap, of the primal loss and of the dual objective (for a visit, the change
 of the latter); the largest and smallest projected gradient; numbers of rows visited, still active, and shrunk (wholly, or
-some of their classes), and of inner Newton steps. SLOPE to ROUNDING, and LOSS_SLOPE, are summed at fixed w and bound the
-rounding of a certificate (`rounding_terms`). For acceleration the changes of ``Σ a``, ``Σ a² q/mu`` (times C - a over C
-for the logistic loss; both of a row's own class for Crammer–Singer, and of the other classes' rows for a twin plane) and
-``Σ a² q/mu``."""
-N_TOTALS = 17
+some of their classes), and of inner Newton steps. SLOPE bounds how the terms of the gap change with the margins, times ‖x‖,
+and is summed at fixed w, as is ALPHA_SQUARE, ``Σ a² q``. For acceleration the changes of ``Σ a``, ``Σ a² q/mu`` (times
+C - a over C for the logistic loss; both of a row's own class for Crammer–Singer, and of the other classes' rows for a twin
+plane) and ``Σ a² q/mu``."""
+N_TOTALS = 13
 
 UNIT = 1.01 * 2.0**-53
 """Unit roundoff u of float64, with a margin for rounding in the bounds themselves."""
@@ -318,29 +317,6 @@ def add_entry_hashes(row, feature, value_bits, sums):
         first += mix(entry)
         second += mix(entry * np.uint64(0xD6E8FEB86659FD93) + mix(location + np.uint64(0x632BE59BD9B4E019)))
     sums[0], sums[1] = first, second
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Rounding of a certificate
-
-
-@inlined
-def row_reach(q, n_entries):
-    """Return ‖x‖, and a bound on the error of a dot product of n entries, in units of ``u ‖w‖``."""
-    norm = math.sqrt(q)
-    return norm, norm * (n_entries + 4.0)
-
-
-@inlined
-def rounding_terms(slope, curve, loss_slope, alpha, reach):
-    """Return a row's terms of SLOPE, CURVE, LOSS_SLOPE and W_ALPHA.
-
-    An error e of the margin changes its term of the gap by at most ``slope |e| + curve e²``, its loss by at most
-    ``loss_slope |e| + curve e²``. `alpha` is the size of the row's dual variables, `reach` its `row_reach`; the sums are
-    used by `solvers.dual.RowSolver.certificate`.
-    """
-    norm, product = reach
-    return slope * product, curve * product * product, loss_slope * product, alpha * norm
 
 
 # ---------------------------------------------------------------------------------------------------------------------

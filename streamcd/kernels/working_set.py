@@ -30,7 +30,7 @@ from .losses import (
     unit_of,
 )
 from .newton import BLOCK, Scratch, add_products, mirror, row_shares
-from .penalties import elastic_gap_term, elastic_sensitivity, elastic_slope, elastic_step
+from .penalties import elastic_gap_term, elastic_slope, elastic_step
 
 _STEEP = 0.9
 """Dual variable of the logistic loss, of C = 1, up to which its term of the gap is that of its curvature."""
@@ -376,28 +376,12 @@ def largest_sum(v, norm, count, error):
 
 
 @kernel
-def penalty_terms(w, v, share, norm, count, l1, l2):
-    """Sum the penalty's terms of the gap at the dual point times `share`.
-
-    Returns that sum; the sums of ``|slope_j| e_j`` and of ``e_j²``, which bound its rounding, slope_j being the derivative
-    of a term by v_j, and ``e_j u ‖alpha‖`` the error of v_j; the number of weights that are not 0; and the squares of their
-    columns' norms.
-    """
-    total = slopes = squares = curve = 0.0
-    n = 0
+def penalty_terms(w, v, share, l1, l2):
+    """Sum the penalty's terms of the gap at the dual point times `share`."""
+    total = 0.0
     for j in range(w.size):
-        if w[j] == 0.0 and (l2 == 0.0 or abs(share * v[j]) <= l1):
-            continue
-        error = (count[j] + 8.0) * norm[j]
         total += elastic_gap_term(w[j], share * v[j], l1, l2)
-        slopes += abs(elastic_sensitivity(w[j], share * v[j], l1, l2)) * error
-        if w[j] != 0.0:
-            n += 1
-            curve += norm[j] * norm[j]
-    for j in range(w.size if l2 > 0.0 else 0):
-        error = (count[j] + 8.0) * norm[j]
-        squares += error * error
-    return total, slopes, squares, n, curve
+    return total
 
 
 @kernel

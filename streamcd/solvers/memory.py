@@ -110,7 +110,7 @@ def newton_memory(problem: Problem, dataset: Dataset) -> SolverMemory:
 
     n_lanes, size, n_parts = problem.n_lanes, problem.n_features + 1, newton_parts(problem)
     matrices, vectors = 8 * n_lanes * size**2, 8 * size * n_lanes
-    sums = matrices + 5 * vectors + 8 * 64 * n_lanes
+    sums = matrices + 3 * vectors + 8 * 64 * n_lanes
     of_model = 8 * size * (size + ROWS) if problem.l1.any() else 0
     blocks = 8 * size * (PARTS * BLOCK + 4 * PANEL + 3 * LENGTHS.size)
     return SolverMemory(

@@ -20,22 +20,19 @@ from ..kernels import newton as kernels
 from ..kernels.compile import return_free_memory
 from ..kernels.newton import AT_POINT, FAR, LENGTHS, N_LINE, NEAR, Point, Scratch, Sums
 from ..kernels.primitives import (
-    GAP,
+    ALPHA_SQUARE,
     LOSS,
-    LOSS_SLOPE,
     N_TOTALS,
     N_VISITED,
-    ROUNDING,
     SLOPE,
     UNIT,
-    W_ALPHA,
     Costs,
     Rows,
 )
 from ..stream.window import Window, empty_window
 from . import quadratic_model
+from .certificate import certificate, deviation
 from .dual import rows_of
-from .gap_bounds import primal_rounding, proven_gap
 from .memory import PARTS, newton_memory, newton_parts
 from .problem import Problem
 from .protocol import (
@@ -45,7 +42,6 @@ from .protocol import (
     Start,
     State,
     all_rows,
-    certificate_of,
     new_lanes,
     new_totals,
     relative_violation,
@@ -88,7 +84,7 @@ class NewtonSolver(Solver):
 
     def _new_sums(self) -> Sums:
         n_lanes, size = self.problem.n_lanes, self._size
-        shapes = (4, size), (size, size), (N_LINE,), (size,), (N_TOTALS,)
+        shapes = (2, size), (size, size), (N_LINE,), (size,), (N_TOTALS,)
         v, hessian, line, start, totals = (np.zeros((n_lanes, *shape)) for shape in shapes)
         return Sums(v, hessian, line, start, totals)
 
@@ -192,47 +188,28 @@ class NewtonSolver(Solver):
         norm[:] = np.where(np.isnan(norm) & state.lanes["begun"], self._start_norm(state), norm)
 
     def certificate(self, state: State) -> dict[str, np.ndarray]:
-        """Compute the certificate of every lane, as `dual.RowSolver.certificate`, by dual variables made of the read's."""
-        w, penalty = _by_lane(state.w), self.problem.lane_penalties(state.w)
-        totals, norm = state.totals, np.sqrt(np.einsum("ij,ij->i", w, w))
-        n = totals[:, N_VISITED]
-        with np.errstate(all="ignore"):  # the loop says what is wrong
-            primal = penalty + totals[:, LOSS]
-            # v is summed by `add_exactly`; joins of parts, and factors, add a few units
-            error = (64.0 + n * n * UNIT) * UNIT * totals[:, W_ALPHA]
-            gap, rounding = self._gap(state, w, norm, error)
-            if (
-                not self.problem.l2
-            ):  # what v may be wrong by is taken off the dual variables, and adds to the gap
-                rounding += gap - self._gap(state, w, norm, np.zeros_like(error))[0]
-            gap = np.fmin(gap, primal)  # that of a = 0
-            of_primal = primal_rounding(totals, norm, np.zeros_like(norm)) + (n + 100.0) * UNIT * penalty
-            return certificate_of(primal, gap, self._violation(state), rounding, of_primal)
-
-    def _gap(
-        self, state: State, w: np.ndarray, norm: np.ndarray, error: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the gap of every lane and its rounding; `error` bounds that of v."""
-        totals = state.totals.copy()
-        v = self._dual_point(state, totals, error)
-        if self.problem.free_bias:  # the sums that it asks to be 0 are, up to rounding
-            totals[:, ROUNDING] += 2.0 * (totals[:, N_VISITED] + 100.0) * totals[:, LOSS]
-        totals[:, W_ALPHA] = 0.0  # its share is in the penalty's terms
+        """Compute the certificate of every lane by dual variables made of the read's; see `certificate.certificate`."""
+        w, totals = _by_lane(state.w), state.totals
         curve = 0.5 / self.problem.l2 if self.problem.l2 else 0.0
-        for lane in range(self.problem.n_lanes):
-            gap, slope = kernels.penalty_terms(w[lane], v[lane], *self._penalty(lane))
-            totals[lane, GAP] += gap
-            totals[lane, ROUNDING] += (slope + curve * error[lane]) * error[lane] / UNIT
-        gap, rounding, _ = proven_gap(totals, norm, np.zeros_like(norm), np.zeros_like(norm))
-        return gap, rounding
+        with np.errstate(all="ignore"):  # the loop says what is wrong
+            primal = self.problem.lane_penalties(state.w) + totals[:, LOSS]
+            norm = np.sqrt(np.einsum("ij,ij->i", w, w))
+            error = deviation(np.sqrt(totals[:, N_VISITED]) * norm + np.sqrt(totals[:, ALPHA_SQUARE]))
+            gap, v = self._dual_point(state, error)
+            more = deviation(norm * totals[:, SLOPE])
+            for lane in range(self.problem.n_lanes):
+                bracket, slope = kernels.penalty_terms(w[lane], v[lane], *self._penalty(lane))
+                gap[lane] += bracket
+                more[lane] += (slope + curve * error[lane]) * error[lane]
+        return certificate(primal, gap, self._violation(state), totals[:, N_VISITED] + 100.0, more)
 
-    def _dual_point(self, state: State, totals: np.ndarray, error: np.ndarray) -> np.ndarray:
-        """Return v of dual variables that prove a gap, (lanes, D); sets the rows' terms of that in `totals`.
+    def _dual_point(self, state: State, error: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rows' terms of the gap, (lanes,), and v, (lanes, D), of dual variables that prove it.
 
         They are the a_i times r of their side: 1, but for a bias that is not penalised, which asks for Σ s_i a_i = 0, so
-        the heavier side is scaled down. L1 alone asks for ``|v_j| <= l1``, so both are.
+        the heavier side is scaled down. L1 alone asks for ``|v_j| <= l1``, so both are; `error` bounds that of v.
         """
-        sides, line = state.matrices["v"][:, :2] + state.matrices["v"][:, 2:], state.matrices["line"]
+        sides, line = state.matrices["v"], state.matrices["line"]
         shares = np.ones((self.problem.n_lanes, 2))
         if self.problem.free_bias:
             sizes = np.abs(sides[:, :, -1])
@@ -242,9 +219,7 @@ class NewtonSolver(Solver):
             shares *= np.minimum(l1 / np.maximum(np.abs(v).max(axis=1) + error, l1), 1.0)[:, None]
         short = 1.0 - shares
         near, far = line[:, NEAR : NEAR + 2], line[:, FAR : FAR + 2]
-        totals[:, GAP] = (short * far + short * short * near).sum(axis=1)
-        totals[:, SLOPE] = short.max(axis=1) * totals[:, LOSS_SLOPE]
-        return np.einsum("lsj,ls->lj", sides, shares)
+        return (short * far + short * short * near).sum(axis=1), np.einsum("lsj,ls->lj", sides, shares)
 
     def _violation(self, state: State) -> np.ndarray:
         """Return `relative_violation`; with l1 of the 1-norm of the smallest subgradient."""

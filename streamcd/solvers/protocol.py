@@ -130,23 +130,6 @@ class Estimates(NamedTuple):
     seen_violation: np.ndarray  # LIBLINEAR's measure
 
 
-def certificate_of(
-    primal: np.ndarray,
-    gap: np.ndarray,
-    violation: np.ndarray,
-    rounding: np.ndarray,
-    _: np.ndarray | None = None,
-) -> dict[str, np.ndarray]:
-    """Return the certificate of every lane by `Solver.certificate`'s names, where the gap tells the dual objective."""
-    return {
-        "primal": primal,
-        "dual": primal - gap,
-        "gap": gap,
-        "violation": violation,
-        "rounding": np.fmin(rounding, gap),
-    }
-
-
 class Solver(ABC):
     """A solver, as `training.loop.Loop` takes it; what it is stands in `loss_table.SOLVERS`."""
 

@@ -30,6 +30,7 @@ from ..kernels.primal import LOSS_SUM, N_SUMS, PHI
 from ..kernels.primitives import GAP, LOSS, N_ACTIVE, N_VISITED, UNIT
 from ..stream.memory_plan import Plan, long_units
 from ..stream.window import Window
+from .certificate import certificate
 from .held_columns import NearestColumns, ResidentColumns, columns_of
 from .held_solution import HeldProblem, HeldSolution
 from .memory import LANES_TOGETHER, NARROW, working_set_memory
@@ -131,7 +132,7 @@ class WorkingSetSolver(Solver):
             kernels.hold(none, columns, columns, 0, 0)
             kernels.close_gaps(none, columns)
         kernels.largest_sum(*[numbers] * 3, 0.0)
-        kernels.penalty_terms(numbers, numbers, 1.0, numbers, numbers, l1, l2)
+        kernels.penalty_terms(numbers, numbers, 1.0, l1, l2)
         newton_kernels.slope_norm(numbers, numbers, l1, l2, 0)
         kernels.screen(*[numbers] * 2, 1.0, *[numbers] * 2, 0.0, 0.0, l1, np.zeros(0, dtype=bool))
         weights = np.zeros(1)  # of the bias
@@ -308,34 +309,33 @@ class WorkingSetSolver(Solver):
     # -- the end of a read
 
     def certificate(self, state: State) -> dict[str, np.ndarray]:
-        """Compute the certificate of every lane, as `primal.PrimalSolver.certificate`, at the feasible dual point."""
-        names = ("primal", "dual", "gap", "rounding")
-        proof = {name: np.full(self.problem.n_lanes, np.nan) for name in names}
-        lanes = np.flatnonzero(self._of_read.size >= 0.0)
+        """Compute the certificate of every lane at the feasible dual point, and continue from the scores of the read."""
+        primal, gap = np.full((2, self.problem.n_lanes), np.nan)
+        lanes, penalties = np.flatnonzero(self._of_read.size >= 0.0), self.problem.lane_penalties(state.w)
 
         def certify(lane: int) -> None:
-            for name, value in zip(names, self._certify(state, lane), strict=False):
-                proof[name][lane] = value
+            with np.errstate(all="ignore"):  # the loop says what is wrong
+                sums = self._row_terms(state, lane)
+                primal[lane], gap[lane] = (
+                    penalties[lane] + sums[LOSS_SUM],
+                    self._bracket(state, lane) + sums[PHI],
+                )
 
         self.threads.run([partial(certify, int(lane)) for lane in lanes])
-        state.totals[:, GAP], state.totals[:, LOSS] = proof["gap"], proof["primal"]
-        lanes = state.phase(CERTIFY)
-        state.rows["score"][lanes] = self._of_read.fresh[lanes]
-        return proof | {"violation": self._violation(state)}
-
-    def _certify(self, state: State, lane: int) -> tuple[float, ...]:
-        read = self._of_read
-        read.share[lane] = self._feasible_share(lane)
-        sums, of_lane = np.zeros((1, N_SUMS)), np.zeros(1, dtype=np.int64)
-        scores = self._scores(state, lane)._replace(score=read.share[lane] * read.pull[lane])
-        primal_kernels.add_row_terms(scores, self._costs[lane], of_lane, sums)
         n_terms = float(max(self._dataset.n_rows, self._n_penalised)) + 100.0
-        with np.errstate(all="ignore"):  # the loop says what is wrong
-            primal = float(self.problem.lane_penalties(state.w)[lane]) + sums[0, LOSS_SUM]
-            gap = self._penalty_terms(state, lane) + sums[0, PHI]
-            rounding = n_terms * UNIT * (primal + gap)
-        gap = min(gap + rounding, primal)
-        return primal, primal - gap, gap, min(rounding, gap), rounding
+        proof = certificate(primal, gap, self._violation(state), n_terms)
+        state.totals[:, GAP], state.totals[:, LOSS] = proof["gap"], primal
+        certified = state.phase(CERTIFY)
+        state.rows["score"][certified] = self._of_read.fresh[certified]
+        return proof
+
+    def _row_terms(self, state: State, lane: int) -> np.ndarray:
+        """Sum the rows' terms at the feasible dual point of a lane, (N_SUMS,)."""
+        read, sums = self._of_read, np.zeros((1, N_SUMS))
+        read.share[lane] = self._feasible_share(lane)
+        scores = self._scores(state, lane)._replace(score=read.share[lane] * read.pull[lane])
+        primal_kernels.add_row_terms(scores, self._costs[lane], np.zeros(1, dtype=np.int64), sums)
+        return np.asarray(sums[0])
 
     @property
     def _n_penalised(self) -> int:
@@ -350,15 +350,12 @@ class WorkingSetSolver(Solver):
         of_columns = read.v[lane, :n], read.norm[:n], read.count[:n]
         return min(1.0, l1 / max(kernels.largest_sum(*of_columns, UNIT * float(read.size[lane])), l1))
 
-    def _penalty_terms(self, state: State, lane: int) -> float:
+    def _bracket(self, state: State, lane: int) -> float:
         """Return the penalty's terms of the gap."""
         read, n = self._of_read, self._n_penalised
         l1, l2, _ = self._penalty(lane)
         w, share = np.ascontiguousarray(state.w[:n, lane]), float(read.share[lane])
-        terms: float = kernels.penalty_terms(
-            w, read.v[lane, :n], share, read.norm[:n], read.count[:n], l1, l2
-        )[0]
-        return terms
+        return float(kernels.penalty_terms(w, read.v[lane, :n], share, l1, l2))
 
     def _violation(self, state: State) -> np.ndarray:
         """Compute the norm of the smallest subgradient, as `newton.NewtonSolver.violation`."""
