@@ -616,7 +616,7 @@ def joined(outcomes: list[Outcome]) -> Outcome:
 def train_in_groups_of_lanes(bench: Bench) -> Outcome:
     """Wide weights, of which the budget holds those of a few values of C."""
     data, run = bench.new("data"), bench.new("run")
-    bench("convert two.txt", data, "--n-features 2000000")
+    bench("convert two.txt", data, "--n-features 4000000")
     costs = [0.001 * 2**k for k in range(8)]
     found = trained_by_python(data, run, loss="hinge", C=costs, bias=1.0, memory="300MB", acceleration="none")
     assert (run / "group-01").exists()
