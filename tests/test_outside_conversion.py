@@ -548,14 +548,15 @@ def test_a_dataset_that_is_replaced_is_there_until_the_new_one_is(large: Path, h
     Path("small").write_bytes(TEXT)
     convert("small data")
     words = ["-m", "streamcd", "convert", large / "text", here / "data", "--force"]
-    for _ in range(2):
+    for seconds in (0.0, 0.05):
         process = forking.Forked(words, stderr=forking.DEVNULL, stdout=forking.DEVNULL)
         while process.poll() is None and len(list(here.iterdir())) < 3:
             time.sleep(0.005)
-        time.sleep(0.1)
+        time.sleep(seconds)
         process.kill()
         assert process.wait() == -9
-        assert rows_of(here / "data") == ROWS
+        found = rows_of(here / "data")
+        assert found == ROWS or len(found) == 60_000
     assert forking.run(words).returncode == 0
     assert streamcd.open("data").n_rows == 60_000
     assert {path.name for path in here.iterdir()} == {"small", "data"}
