@@ -84,7 +84,6 @@ PARALLEL = {
         "cluster",
         "stream",
         "read_ahead",
-        "direct_writer",
         "active_rows",
         "compile",
     )

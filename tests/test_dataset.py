@@ -6,7 +6,6 @@ import gc
 import json
 import os
 import shutil
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,6 @@ from streamcd import Dataset, StreamcdError, convert, train
 from streamcd import open as open_dataset
 from streamcd.core.errors import DatasetError, UsageError
 from streamcd.core.metadata import write_metadata
-from streamcd.dataset import direct_writer
 from streamcd.dataset.manifests import ROW_LAYOUT
 from streamcd.dataset.parquet import file_checksum
 from tools.chunk_writer import ChunkWriter
@@ -368,14 +366,6 @@ def test_damage_is_noticed_whichever_columns_are_read(dataset: Dataset, columns:
         else:
             assert [column.tolist() for column in found] == [column.tolist() for column in expected[0]]
     assert noticed
-
-
-@pytest.mark.parametrize("n_bytes", [0, 1, 2, 100, 4096, 1_234_567])
-def test_checksums_of_halves_make_that_of_the_whole(n_bytes: int) -> None:
-    data = np.random.default_rng(n_bytes).integers(0, 256, n_bytes + 1000, dtype=np.uint8).tobytes()
-    for first in (0, 1, 1000):
-        joined = direct_writer._multiply(zlib.crc32(data[:first]), direct_writer._power(len(data) - first))
-        assert joined ^ zlib.crc32(data[first:]) == zlib.crc32(data)
 
 
 @pytest.mark.parametrize(

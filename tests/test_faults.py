@@ -13,7 +13,6 @@ import pytest
 
 from streamcd.conversion import staging
 from streamcd.core.atomic_files import write_file
-from streamcd.dataset.direct_writer import DirectWriter
 from streamcd.kernels.loss_table import SOLVERS
 from tools.faults import damage as damage_kind
 from tools.faults import file_operations, power
@@ -181,7 +180,7 @@ def test_the_mark_of_a_directory_for_work_is_durable_before_anything_else_is_in_
     assert disk.cut(random.Random(0), "lost", "lost")[".out.partial/lock"] == staging._MARK
 
 
-def test_what_c_code_forked_processes_and_direct_writers_write_is_recorded(tmp_path: Path) -> None:
+def test_what_c_code_and_forked_processes_write_is_recorded(tmp_path: Path) -> None:
     place = tmp_path / "place"
     place.mkdir()
     recorder = Recorder(place, tmp_path / "log")
@@ -192,9 +191,6 @@ def test_what_c_code_forked_processes_and_direct_writers_write_is_recorded(tmp_p
             np.arange(100).tofile(file)
             file.flush()
             os.fsync(file.fileno())
-        writer = DirectWriter(place / "direct")
-        writer.write(bytes(range(256)) * 100)
-        writer.close()
         if os.fork() == 0:
             (place / "forked").write_bytes(b"bytes")
             os.mkdir(place / "folder")
@@ -207,7 +203,7 @@ def test_what_c_code_forked_processes_and_direct_writers_write_is_recorded(tmp_p
         disk.apply(event)
     assert disk.now == tree_of(place)
     durable = disk.cut(random.Random(0), "kept", "lost")
-    assert [name for name, content in durable.items() if content] == ["by C code", "direct"]
+    assert [name for name, content in durable.items() if content] == ["by C code"]
 
 
 def test_a_failure_is_printed_with_its_seed_and_the_command_that_repeats_it(

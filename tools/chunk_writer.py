@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from streamcd.dataset.writer import DatasetWriter, PartWriter
+from streamcd.dataset.source_indices import SourceIndices
+from streamcd.dataset.writer import Part, PartWriter, write_dataset, write_features
 
 
-class ChunkWriter(DatasetWriter):
-    """Writer of a dataset whose parts it writes itself, one after another.
-
-    A new part begins after `shard_bytes` of decoded entries.
-    """
+class ChunkWriter:
+    """Writer of a dataset, part by part, the manifest last; a new part begins after `shard_bytes` of decoded entries."""
 
     def __init__(
         self,
@@ -26,29 +25,34 @@ class ChunkWriter(DatasetWriter):
         weighted: bool = False,
         shard_bytes: int = 256_000_000,
     ) -> None:
-        index, value = np.dtype(index_dtype), np.dtype(value_dtype)
-        super().__init__(path, index_dtype=index, value_dtype=value, weighted=weighted, compression="lz4")
-        dtypes = {"index_dtype": index, "value_dtype": value, "row_dtype": np.dtype(row_dtype)}
-        self._part_options: dict[str, Any] = {**dtypes, "compression": "lz4"}
-        self._most_entries = shard_bytes / (index.itemsize + value.itemsize)
+        path.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._dtypes = {"index_dtype": np.dtype(index_dtype), "value_dtype": np.dtype(value_dtype)}
+        self._fields: dict[str, Any] = {name: dtype.name for name, dtype in self._dtypes.items()}
+        self._fields["weighted"], self._row_dtype = weighted, np.dtype(row_dtype)
+        self._most_entries = shard_bytes / sum(dtype.itemsize for dtype in self._dtypes.values())
         self._part: PartWriter | None = None
-        self.n_parts = 0
+        self._parts: list[Part] = []
 
     def write_chunk(self, source: np.ndarray, label: np.ndarray, *others: Any) -> None:
         """Append a chunk of rows; the arguments are those of `PartWriter.write_chunk`."""
         if self._part is not None and self._part.n_entries >= self._most_entries:
             self._end_part()
         if self._part is None:
-            self._part = PartWriter(self.path, self.n_parts, **self._part_options)
-            self.n_parts += 1
+            form: dict[str, Any] = {**self._dtypes, "row_dtype": self._row_dtype, "compression": "lz4"}
+            self._part = PartWriter(self._path, len(self._parts), **form)
         self._part.write_chunk(source, label, *others)
 
     def _end_part(self) -> None:
         if self._part is not None:
-            self.add_part(self._part.close(), self._part.chunk_table, self._part.row_norms)
+            self._parts.append(self._part.close())
             self._part = None
+
+    def write_features(self, blocks: Iterable[Mapping[str, Any]]) -> None:
+        """Write the features' statistics."""
+        self._fields["features"] = write_features(self._path, blocks, SourceIndices(0), None, "lz4")
 
     def close(self, **manifest: Any) -> dict[str, Any]:
         """End the last part, and write the chunk table and the manifest."""
         self._end_part()
-        return super().close(**manifest)
+        return write_dataset(self._path, self._parts, self._fields | manifest, "lz4")

@@ -21,10 +21,7 @@ from ..core.external_partition import Layout, PartitionReader, PartitionWriter, 
 from ..core.memory_budget import RESERVED_BYTES, format_size
 from ..dataset.scaling import scales_digest
 from ..dataset.schema import MAX_CLASSES
-from ..dataset.source_indices import SourceIndices
-from ..dataset.writer import DatasetWriter
 from ..kernels.feature_sums import add_entries, fold_shard
-from ..models.encoding import Encoding
 
 STATISTICS_BYTES = 56
 """Memory of a feature while its statistics are made."""
@@ -115,20 +112,6 @@ def read_statistics(path: Path) -> Iterator[dict[str, np.ndarray]]:
     with open(path, "rb") as file:
         while (group := np.fromfile(file, _STATISTICS, _GROUP_FEATURES)).size:
             yield {name: group[name] for name in _STATISTICS.names or ()}
-
-
-def write_features(
-    writer: DatasetWriter,
-    statistics: Path,
-    encoding: Encoding | None,
-    indices: SourceIndices,
-) -> None:
-    """Write features with index in the source, name and statistics."""
-    groups = read_statistics(statistics)
-    names = (
-        None if encoding is None else lambda feature: encoding.name_column(indices.of(feature) - indices.base)
-    )
-    writer.write_features(({**group, "index": indices.of(group["feature"])} for group in groups), names)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +17,17 @@ from ..core.errors import UsageError
 from ..core.options import Checked, ListenerOptions, replaces, takes
 from ..core.progress import Listener, Progress, ends_progress
 from ..core.storage import local_path
-from ..dataset.content import TableContent
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.feature_figures import joined_figures
-from ..dataset.kept_columns import KEPT_FILE
-from ..dataset.manifests import INDICES_FILE, ROW_LAYOUT
+from ..dataset.kept_columns import KEPT_FILE, join_kept
+from ..dataset.manifests import INDICES_FILE, LISTED, ROW_LAYOUT, SCALES_FILE
 from ..dataset.parquet import read_table
-from ..dataset.schema import MAX_CLASSES, ROW_CHUNKS
+from ..dataset.schema import FIRST_OF_ROWS, MAX_CLASSES
 from ..dataset.source_indices import indices_of
-from ..dataset.table_writer import TableWriter, write_manifest
-from ..dataset.writer import DatasetWriter, data_digest
+from ..dataset.writer import Part, file_record, joined_norms, write_dataset, write_features
 from ..models.encoding import CATEGORIES_FILE, encoding_of
 from .staging import check_place, dataset_workplace
 
-_TABLES = ("rows", "entries")
 _SUMS = ("n_explicit_zeros", "n_underflows", "n_ignored")
 
 
@@ -127,71 +124,57 @@ def _table_content(dataset: Dataset, file: str) -> str:
     return str(record.get("content") or record["checksum"])
 
 
-def _write(datasets: Sequence[Dataset], dest: Path, listener: Listener) -> None:
+def _write(datasets: Sequence[Dataset], folder: Path, listener: Listener) -> None:
     """Write the dataset of all rows to a new directory."""
     first, manifests = datasets[0], [one.manifest for one in datasets]
-    writer = DatasetWriter(
-        dest,
-        index_dtype=first.index_dtype,
-        value_dtype=first.value_dtype,
-        weighted=first.weighted,
-        compression="auto",
-    )
-    parts = list(_linked_parts(datasets, dest, listener))
-    fields = {key: value for key, value in first.manifest.items() if key not in _DERIVED}
-    fields |= {
-        "n_rows": sum(one.n_rows for one in datasets),
+    n_rows = [one.n_rows for one in datasets]
+    parts = [*_linked_parts(datasets, folder, listener)]
+    paths = [one.file("features.parquet") for one in datasets]
+    figures, encoding = joined_figures(paths, n_rows), encoding_of(first)
+    fields = {
+        **{key: value for key, value in first.manifest.items() if key not in _DERIVED},
+        "n_rows": sum(n_rows),
         "n_features": max(one.n_features for one in datasets),
         "n_entries": sum(one.n_entries for one in datasets),
         "weighted": any(one.weighted for one in datasets),
         **_labels(manifests),
         **{name: sum(manifest.get(name, 0) for manifest in manifests) for name in _SUMS},
         "source": [source for manifest in manifests for source in manifest.get("source", ())],
-        "row_norms": _norms(manifests),
-        "parts": parts,
-        "data_digest": data_digest(parts),
-        "chunks": _write_chunks(datasets, dest),
+        "row_norms": joined_norms([one["row_norms"] for one in manifests], n_rows),
         "compression": " or ".join(dict.fromkeys(one["compression"] for one in manifests)),
+        "features": write_features(folder, figures, indices_of(first), encoding),
     }
     if first.manifest.get("table"):
         fields["table"] = _columns(manifests)
-    encoding = encoding_of(first)
-    paths = [one.file("features.parquet") for one in datasets]
-    indices = indices_of(first)
-
-    def names(feature: np.ndarray) -> Any:
-        assert encoding is not None
-        return encoding.name_column(indices.of(feature) - indices.base)
-
-    writer.write_features(
-        joined_figures(paths, [one.n_rows for one in datasets]), names if encoding else None
-    )
-    for file, key in (
-        ("scaling.parquet", "scales"),
-        (CATEGORIES_FILE, "categories"),
-        (INDICES_FILE, "indices"),
-    ):
-        if fields.get(key):
-            _link(Path(str(first.path)) / file, dest / file)
+    for name in (SCALES_FILE, CATEGORIES_FILE, INDICES_FILE):
+        if fields.get(LISTED[name]):
+            _link(Path(str(first.path)) / name, folder / name)
     if fields.get("kept"):
-        writer.write_kept([one.file(KEPT_FILE) for one in datasets])
-    fields |= writer.records()
-    sync_together([dest / part[table] for part in parts for table in _TABLES])
-    write_manifest(dest, ROW_LAYOUT, fields, _TABLES)
+        join_kept([one.file(KEPT_FILE) for one in datasets], folder / KEPT_FILE)
+        fields["kept"] = file_record(folder / KEPT_FILE)
+    sync_together([folder / part.record[table] for part in parts for table in FIRST_OF_ROWS])
+    write_dataset(folder, parts, fields)
 
 
 _DERIVED = ("seal", "fingerprint", "format", "format_version", "streamcd")
 
 
-def _linked_parts(datasets: Sequence[Dataset], dest: Path, listener: Listener) -> Iterator[dict[str, Any]]:
-    """Link the files of all parts; yields their records, with the number of rows of the source before theirs."""
+def _linked_parts(datasets: Sequence[Dataset], folder: Path, listener: Listener) -> Iterator[Part]:
+    """Link the files of all parts; their records have the number of rows of the source before theirs."""
     number, n_parts, n_before = 0, sum(one.n_shards for one in datasets), 0
+    for table in FIRST_OF_ROWS:
+        (folder / table).mkdir(parents=True)
     for dataset in datasets:
-        for part in dataset.manifest["parts"]:
-            names = {table: f"{table}/part-{number:05d}.parquet" for table in _TABLES}
+        chunks = read_table(
+            dataset.file("chunks.parquet"), dataset.manifest["chunks"]["checksum"], ROW_LAYOUT.remedy
+        )
+        ends = np.searchsorted(chunks.pop("part"), np.arange(dataset.n_shards + 1))
+        for record, (start, stop) in zip(dataset.manifest["parts"], pairwise(ends), strict=True):
+            names = {table: f"{table}/part-{number:05d}.parquet" for table in FIRST_OF_ROWS}
             for table, name in names.items():
-                _link(Path(str(dataset.path)) / part[table], dest / name)
-            yield {**part, **names, "source": part.get("source", 0) + n_before}
+                _link(Path(str(dataset.path)) / record[table], folder / name)
+            record = {**record, **names, "source": record.get("source", 0) + n_before}
+            yield Part(record, {name: column[start:stop] for name, column in chunks.items()}, {})
             number += 1
             listener.progress(Progress("merge", number, n_parts, "shards"))
         n_before += dataset.n_rows
@@ -202,18 +185,6 @@ def _link(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:  # another file system, or one without links
         shutil.copyfile(source, target)
-
-
-def _write_chunks(datasets: Sequence[Dataset], dest: Path) -> dict[str, Any]:
-    """Write the chunk tables of all datasets as one."""
-    tables, n_parts = [], 0
-    for one in datasets:
-        table = read_table(one.file("chunks.parquet"), one.manifest["chunks"]["checksum"], ROW_LAYOUT.remedy)
-        tables.append(table | {"part": table["part"] + n_parts})
-        n_parts += one.n_shards
-    writer = TableWriter(dest / "chunks.parquet", ROW_CHUNKS, "auto", TableContent(ROW_CHUNKS.names[:3]))
-    writer.write(**{name: np.concatenate([table[name] for table in tables]) for name in ROW_CHUNKS.names})
-    return writer.close()
 
 
 def _labels(manifests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -234,24 +205,6 @@ def _labels(manifests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "label_kind": "decimal" if "decimal" in kinds else "integer",
         "classes": classes if known else None,
         "class_counts": [counts[label] for label in classes] if known else None,
-    }
-
-
-def _norms(manifests: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return the figures of the rows' norms over all rows."""
-    found = [one["row_norms"] for one in manifests if one.get("row_norms")]
-    if len(found) < len(manifests):
-        return None
-    n_rows = [one["n_rows"] for one in manifests]
-    squares = [one["mean_square"] for one in found]
-    mean_square = None
-    if None not in squares:
-        mean_square = sum(square * n for square, n in zip(squares, n_rows, strict=True)) / max(sum(n_rows), 1)
-    return {
-        "min": min((one["min"] for one in found if one["min"] is not None), default=None),
-        "max": max(one["max"] for one in found),
-        "mean_square": mean_square if mean_square is not None and isfinite(mean_square) else None,
-        "n_empty": sum(one["n_empty"] for one in found),
     }
 
 

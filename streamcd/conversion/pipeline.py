@@ -21,17 +21,22 @@ import numpy as np
 
 from ..core.errors import DataError
 from ..core.process_pool import TASKS_PER_WORKER, Pool, in_shares
-from ..dataset.writer import DatasetWriter, PartWriter
+from ..dataset.kept_columns import KEPT_FILE, join_kept
+from ..dataset.manifests import INDICES_FILE, SCALES_FILE
+from ..dataset.scaling import GROUP_FEATURES, scale_blocks
+from ..dataset.schema import INDICES, SCALES
+from ..dataset.writer import Part, PartWriter, file_record, write_dataset, write_features, write_table
 from ..kernels.tables import TAIL_CODES
+from ..models.encoding import CATEGORIES_FILE
 from .byte_sources import check_rows, display_name
 from .external_shuffle import MAX_BITS, RunFormat, RunReader
-from .feature_statistics import LabelCounts, Summing, save_means, save_scales, write_features
+from .feature_statistics import LabelCounts, Summing, read_statistics, save_means, save_scales
 from .libsvm import copy_weights
 from .numbering import Merged, Numbering, merge_strings, read_merged
 from .parsing import Parsed, Parsing, Task, Weights, changed, merge_distinct, parse_task, stamp_of
 from .plan import Options, Plan
 from .rows import Counts
-from .shard_writing import Shape, Shard, ShardPass, Written, cut_chunks, cut_shards, pass_over, plan_buckets
+from .shard_writing import Shape, Shard, ShardPass, cut_chunks, cut_shards, pass_over, plan_buckets
 from .sources import Source, counted_pieces
 from .table_columns import describe_uses
 
@@ -324,7 +329,7 @@ class Conversion:
         self._pass(work, shards, "sum up")
         return self._statistics(work)
 
-    def _pass(self, work: ShardPass, shards: Sequence[Shard], phase: str) -> Iterator[Written]:
+    def _pass(self, work: ShardPass, shards: Sequence[Shard], phase: str) -> Iterator[Part]:
         tell = self.pool.tell_within(phase, "rows", work.shape.n_rows)
         groups = [shards] if self.pool.n_workers == 1 else [[shard] for shard in shards]
         tasks = [(replace(work, tell=tell), group) for group in groups]
@@ -342,25 +347,36 @@ class Conversion:
 
     def _write(self, work: ShardPass, shards: Sequence[Shard], manifest: dict[str, Any]) -> int:
         """Write the dataset; returns the number of its entries."""
-        options, dataset = self.options, self.work / "dataset"
-        form: dict[str, Any] = {
-            "index_dtype": work.shape.index_dtype,
-            "value_dtype": options.value_dtype,
-            "compression": options.compression,
+        options, folder, encoding = self.options, self.work / "dataset", self.encoding
+        form: dict[str, Any] = {"index_dtype": work.shape.index_dtype, "value_dtype": options.value_dtype}
+        part = partial(
+            PartWriter, folder, row_dtype=work.shape.row_dtype, compression=options.compression, **form
+        )
+        folder.mkdir()
+        parts = list(self._pass(replace(work, part=part), shards, "write"))
+        indices, statistics = work.numbering.indices(), read_statistics(self._statistics(work))
+        fields = {
+            **{name: dtype.name for name, dtype in form.items()},
+            "weighted": self._weighted,
+            **manifest,
+            "features": write_features(folder, statistics, indices, encoding, options.compression),
         }
-        writer = DatasetWriter(dataset, weighted=self._weighted, **form)
-        part = partial(PartWriter, dataset, row_dtype=work.shape.row_dtype, **form)
-        work = replace(work, part=part)
-        for written in self._pass(work, shards, "write"):
-            writer.add_part(*written)
         if work.scaling.changes_values:
-            writer.write_scaling(work.whole_scaling())
-        indices = work.numbering.indices()
-        write_features(writer, self._statistics(work), self.encoding, indices)
-        if indices.kept is not None:
-            writer.write_indices(indices.kept)
-        if self.encoding is not None:
-            writer.write_encoding(self.encoding)
+            scaling = work.whole_scaling()
+            fields["scaling"] = scaling.to_json()
+            if scaling.scales is not None:
+                blocks = scale_blocks(scaling.scales)
+                fields["scales"] = write_table(folder / SCALES_FILE, SCALES, blocks, options.compression)
+        if (kept := indices.kept) is not None:
+            groups = range(0, kept.size, GROUP_FEATURES)
+            blocks = ({"index": kept[start : start + GROUP_FEATURES]} for start in groups)
+            fields["indices"] = write_table(folder / INDICES_FILE, INDICES, blocks, options.compression)
+        if encoding is not None:
+            fields["encoding"] = encoding.record()
+            if encoding.has_categories:
+                encoding.save(folder / CATEGORIES_FILE)
+                fields["categories"] = file_record(folder / CATEGORIES_FILE)
         if self._keeps:
-            writer.write_kept(sorted((self.work / "kept").iterdir()))
-        return int(writer.close(**manifest)["n_entries"])
+            join_kept(sorted((self.work / "kept").iterdir()), folder / KEPT_FILE)
+            fields["kept"] = file_record(folder / KEPT_FILE)
+        return int(write_dataset(folder, parts, fields, options.compression)["n_entries"])

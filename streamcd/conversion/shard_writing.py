@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from ..core.process_pool import Tell
 from ..core.threads import ahead
 from ..dataset.scaling import Scaling
 from ..dataset.schema import row_dtype
-from ..dataset.writer import PartWriter
+from ..dataset.writer import Part, PartWriter
 from .external_shuffle import Cell, RunReader
 from .feature_statistics import Summing
 from .numbering import Numberer, Numbering
@@ -89,11 +88,7 @@ def plan_buckets(reader: Callable[[], RunReader], start: int, stop: int, lengths
     return cells
 
 
-Written = tuple[dict[str, Any], "array[int]", np.ndarray]
-"""Arguments of `DatasetWriter.add_part`."""
-
-
-def pass_over(work: ShardPass, shards: Sequence[Shard]) -> list[Written]:
+def pass_over(work: ShardPass, shards: Sequence[Shard]) -> list[Part]:
     """Write shards, unless they are only summed up, and leave the sums of their features."""
     sums = work.summing.begin(shards[0].number)
     numberer, index_dtype = Numberer(work.numbering), work.shape.index_dtype
@@ -143,13 +138,12 @@ class _Writer:
             columns = (chunk.source_row, chunk.label, chunk.weight, chunk.indptr, chunk.index, chunk.value)
             self._writing = self._thread.submit(self._part.write_chunk, *columns)
 
-    def end(self) -> list[Written]:
+    def end(self) -> list[Part]:
         """End a shard."""
         if self._part is None:
             return []
         self._wait()
-        record = self._part.close()
-        return [(record, self._part.chunk_table, self._part.row_norms)]
+        return [self._part.close()]
 
     def _wait(self) -> None:
         if self._writing is not None:

@@ -20,7 +20,7 @@ from ..core.storage import Location
 from .chunked_table import ChunkedTable, Chunks, starts_of
 from .manifests import COLUMN_LAYOUT
 from .schema import COLUMN_CHUNKS, FIRST_OF_COLUMNS, column_schemas
-from .table_writer import PartFiles, chunk_records, write_manifest
+from .writer import TableWriter, close_part, open_part, write_manifest, write_table
 
 Dataset = Any  # `dataset.Dataset`
 
@@ -154,7 +154,7 @@ class ColumnsWriter:
         self.piece_entries = max(chunk_bytes // self._entry_bytes, 1)
         self._parts: list[dict[str, Any]] = list(finished["parts"]) if finished else []
         self._table: list[list[int]] = [list(chunk) for chunk in finished["chunks"]] if finished else []
-        self._files: PartFiles | None = None
+        self._files: dict[str, TableWriter] = {}
         # not written yet: whole features, or the start of a piece
         self._pending: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
         self._pending_bytes = 0
@@ -232,8 +232,8 @@ class ColumnsWriter:
         self._pending, self._pending_bytes = [], 0
         files, part = self._current_part()
         feature = feature.astype(self._dataset.index_dtype, copy=False)
-        files.write("entries", feature=np.repeat(feature, count), row=row, value=value)
-        files.write("index", feature=feature, n_entries=count.astype(np.int64))
+        files["entries"].write(feature=np.repeat(feature, count), row=row, value=value)
+        files["index"].write(feature=feature, n_entries=count.astype(np.int64))
         part["n_entries"] += row.size
         part["n_chunks"] += 1
         self._table.append([len(self._parts) - 1, int(feature[0]), feature.size, row.size, piece])
@@ -241,21 +241,21 @@ class ColumnsWriter:
     def _part_is_full(self) -> bool:
         return bool(self._parts[-1]["n_entries"] * self._entry_bytes >= self._shard_bytes)
 
-    def _current_part(self) -> tuple[PartFiles, dict[str, Any]]:
-        if self._files is not None and self._part_is_full():
+    def _current_part(self) -> tuple[dict[str, TableWriter], dict[str, Any]]:
+        if self._files and self._part_is_full():
             self._close_part()
-        if self._files is None:
+        if not self._files:
             number, rows = len(self._parts), self._dataset
             names = {"entries": f"part-{number:05d}.parquet", "index": f"index-{number:05d}.parquet"}
             schemas = column_schemas(rows.row_dtype, rows.index_dtype, rows.value_dtype)
-            self._files = PartFiles(self._path, names, schemas, self._compression, FIRST_OF_COLUMNS)
+            self._files = open_part(self._path, names, schemas, self._compression, FIRST_OF_COLUMNS)
             self._parts.append({**names, "n_entries": 0, "n_chunks": 0})
         return self._files, self._parts[-1]
 
     def _close_part(self) -> None:
-        if self._files is not None:
-            self._parts[-1] |= self._files.close()
-            self._files = None
+        if self._files:
+            self._parts[-1] |= close_part(self._files)
+            self._files = {}
 
     def close_parts(self) -> dict[str, Any]:
         """Write the pending chunk; returns the parts and their chunks, for another writer to continue from."""
@@ -267,6 +267,9 @@ class ColumnsWriter:
         """Write the chunk table and, last, the manifest, which is returned."""
         self.close_parts()
         table = np.array(self._table, dtype=np.int64).reshape(-1, 5)
+        columns = dict(zip(COLUMN_CHUNKS.names, table.T, strict=False))
+        for name in COLUMN_CHUNKS.names[5:]:
+            columns[name] = np.array([crc for part in self._parts for crc in part.pop(f"{name}s")], np.int64)
         fields = {
             "dataset": self._dataset.fingerprint,
             "n_features": int(table[table[:, 4] == 0, 2].sum()),
@@ -276,7 +279,9 @@ class ColumnsWriter:
             "value_dtype": self._dataset.value_dtype.name,
             "chunk_bytes": self._chunk_bytes,
             "shard_bytes": self._shard_bytes,
-            **chunk_records(self._path, COLUMN_CHUNKS, table, self._parts, self._compression),
+            "parts": self._parts,
+            "chunks": write_table(self._path / "chunks.parquet", COLUMN_CHUNKS, [columns], self._compression),
+            "compression": self._compression,
         }
         return write_manifest(self._path, COLUMN_LAYOUT, fields)
 

@@ -21,11 +21,14 @@ from ..core.metadata import (
 INDICES_FILE = "indices.parquet"
 """File of the indices that the features have in the source, where these are not successive."""
 
+SCALES_FILE = "scaling.parquet"
+"""File of the divisors of features, where these are not 1."""
+
 LISTED = {
     "chunks.parquet": "chunks",
     "features.parquet": "features",
     "kept.parquet": "kept",
-    "scaling.parquet": "scales",
+    SCALES_FILE: "scales",
     "categories.parquet": "categories",
     INDICES_FILE: "indices",
 }

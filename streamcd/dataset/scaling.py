@@ -8,13 +8,14 @@ problem with another optimum. So ``standard`` divides by the standard deviation 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-_DIGEST_FEATURES = 1 << 16  # hashed at a time; the digest depends on it
+GROUP_FEATURES = 1 << 16
+"""Features in a row group of a dataset's tables of features; fixed, so that bytes do not depend on the memory."""
 
 
 @dataclass(frozen=True)
@@ -76,12 +77,19 @@ class Scaling:
         return cls(description["scale"], description["normalize"], digest=description["digest"])
 
 
+def scale_blocks(scales: np.ndarray) -> Iterator[dict[str, np.ndarray]]:
+    """Yield the features, ascending, whose divisor is not 1, and these."""
+    for start in range(0, scales.size, GROUP_FEATURES):
+        block = scales[start : start + GROUP_FEATURES]
+        scaled = np.flatnonzero(block != 1.0)
+        if scaled.size:
+            yield {"feature": scaled + start, "scale": block[scaled]}
+
+
 def scales_digest(scales: np.ndarray) -> str:
     """Compute the digest of divisors; those equal to 1 do not count, so the number of features does not either."""
     digest = hashlib.sha256()
-    for start in range(0, scales.size, _DIGEST_FEATURES):
-        block = scales[start : start + _DIGEST_FEATURES]
-        scaled = np.flatnonzero(block != 1.0)
-        digest.update((scaled + start).astype("<i8").tobytes())
-        digest.update(block[scaled].astype("<f8").tobytes())
+    for block in scale_blocks(scales):
+        digest.update(block["feature"].astype("<i8").tobytes())
+        digest.update(block["scale"].astype("<f8").tobytes())
     return digest.hexdigest()[:32]

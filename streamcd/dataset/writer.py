@@ -1,30 +1,233 @@
-"""Writing of a dataset: parts chunk by chunk, the manifest last."""
+"""Writing of a dataset: Parquet tables with checksums, parts of rows chunk by chunk, the manifest last."""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import zlib
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from ..core.atomic_files import sync
-from ..core.metadata import content_digest
-from ..core.storage import Location
+from ..core.errors import file_named
+from ..core.metadata import Kind, content_digest, write_metadata
 from ..core.threads import Threads
-from .arrow_columns import null_strings
+from .arrow_columns import arrow_array, null_strings
 from .content import RowContent, TableContent
-from .kept_columns import KEPT_FILE, join_kept
-from .manifests import INDICES_FILE, ROW_LAYOUT
-from .parquet import file_checksum
-from .scaling import Scaling
-from .schema import FEATURES, FIRST_OF_ROWS, INDICES, ROW_CHUNKS, SCALES, no_norms, norms_record, row_schemas
-from .table_writer import PartFiles, TableWriter, chunk_records, write_manifest
+from .manifests import ROW_LAYOUT
+from .parquet import extent_of, file_checksum
+from .schema import FEATURES, FIRST_OF_ROWS, ROW_CHUNKS, Schema, no_norms, norms_record, row_schemas
 
-_GROUP = 1 << 16
-"""Features in a row group of ``scaling.parquet`` and ``indices.parquet``."""
+_PAGE_BYTES = 1 << 20
+_BATCH_ROWS = 1 << 16  # encoded at a time: with 2^10, Arrow's default, chunks take a tenth longer
+
+_SAMPLE_ROWS = 1 << 17  # of the first row group; of a quarter of them, or fewer rows, nothing is to be gained
+_LEAST_GAIN = 0.2
+"""Least share of the bytes of plain numbers for which "auto" compresses them: plain pages are decoded in two fifths of the
+time, so bytes have to be worth more than a processor where they were not asked for."""
+
+
+class _HashedFile:
+    """A file being written, and the SHA-256 of what was written."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = open(path, "wb")  # noqa: SIM115 - closed by `TableWriter.close`
+        self.digest = hashlib.sha256()
+
+    def write(self, data: Any) -> int:
+        self.digest.update(data)
+        return self._file.write(data)
+
+    def __getattr__(self, name: str) -> Any:  # everything else is the file's own
+        return getattr(self._file, name)
+
+
+class TableWriter:
+    """One Parquet file being written, a row group per call.
+
+    If `first_column` is given, the CRC-32 of each row group's bytes from that column on is recorded: those are the bytes
+    that training reads at once, which can so be verified before they are decoded. Every row group's least and greatest
+    number is recorded of the columns named by `statistics`, by default all. With "auto" the first row group decides
+    about the compression of each column. Integers that ascend, by name, are stored as differences, which take hardly a
+    byte and are decoded three times as fast. The digest of the columns `content` is recorded.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        schema: Schema,
+        compression: str,
+        *,
+        content: Sequence[str] = (),
+        first_column: str = "",
+        statistics: list[str] | bool = True,
+        ascending: Sequence[str] = (),
+    ) -> None:
+        self.path, self.schema, self._compression = path, schema, compression
+        self._content = TableContent(content) if content else None
+        self._first_column, self._statistics, self._ascending = first_column, statistics, ascending
+        self._file = _HashedFile(path)
+        self._opened: pq.ParquetWriter | None = None
+
+    def write(self, **columns: Any) -> None:
+        arrays = [arrow_array(columns[field.name], field.type) for field in self.schema]
+        table = pa.table(arrays, schema=self.schema)
+        with file_named(self.path):
+            self._writer(table).write_table(table, row_group_size=max(1, table.num_rows))
+        if self._content is not None:
+            self._content.add(table)
+
+    def _writer(self, first: pa.Table) -> pq.ParquetWriter:
+        if self._opened is None:
+            codec = choose_codecs(first) if self._compression == "auto" else self._compression
+            self._opened = pq.ParquetWriter(
+                pa.PythonFile(self._file, mode="w"),
+                self.schema,
+                compression=codec,
+                column_encoding=dict.fromkeys(self._ascending, "DELTA_BINARY_PACKED") or None,
+                use_dictionary=False,
+                write_statistics=self._statistics,
+                write_page_checksum=True,
+                data_page_size=_PAGE_BYTES,
+                write_batch_size=_BATCH_ROWS,
+                store_schema=False,
+            )
+        return self._opened
+
+    def close(self) -> dict[str, Any]:
+        """Make the file durable; returns its size, checksum, digest of content and, as ``crcs``, those of row groups."""
+        writer = self._opened or self._writer(self.schema.empty_table())
+        with file_named(self.path):
+            writer.close()
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            found = {"bytes": self._file.tell(), "checksum": "sha256:" + self._file.digest.hexdigest()}
+            self._file.close()
+        if self._content is not None:
+            found["content"] = self._content.text()
+        if self._first_column:
+            first = self.schema.names.index(self._first_column)
+            found["crcs"] = [*_checksums(self.path, writer.writer.metadata, first)]
+        return found
+
+
+def _checksums(path: Path, metadata: pq.FileMetaData, first_column: int) -> Iterator[int]:
+    """Yield the CRC-32 of every row group's bytes from a column on, which are in the page cache still."""
+    with open(path, "rb", buffering=0) as file:
+        for group in range(metadata.num_row_groups):
+            start, n_bytes = extent_of(metadata, group, first_column)
+            yield zlib.crc32(os.pread(file.fileno(), n_bytes, start))
+
+
+def choose_codecs(table: pa.Table) -> str | dict[str, str]:
+    """Choose the compression of the columns of a table: LZ4 where a sample of the numbers shrinks by a fifth, else none."""
+    if table.num_rows < _SAMPLE_ROWS // 4 or not all(map(pa.types.is_primitive, table.schema.types)):
+        return "lz4"  # by name it would miss the items of lists
+    sample = table.slice(0, _SAMPLE_ROWS)
+    with pq.ParquetWriter(
+        pa.BufferOutputStream(), table.schema, compression="lz4", use_dictionary=False
+    ) as writer:
+        writer.write_table(sample, row_group_size=sample.num_rows)
+    group = writer.writer.metadata.row_group(0)
+    sizes = [group.column(number).total_compressed_size for number in range(table.num_columns)]
+    return {
+        name: "lz4" if n_bytes <= (1.0 - _LEAST_GAIN) * sample[name].nbytes else "none"
+        for name, n_bytes in zip(table.schema.names, sizes, strict=True)
+    }
+
+
+def write_table(
+    path: Path,
+    schema: Schema,
+    blocks: Iterable[Mapping[str, Any]],
+    compression: str = "auto",
+    *,
+    ascending: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Write a single file of a dataset from blocks of columns; returns what the manifest says of it.
+
+    Its content is that of all columns but checksums.
+    """
+    content = [name for name in schema.names if not name.endswith("_crc")]
+    writer = TableWriter(path, schema, compression, content=content, ascending=ascending)
+    for block in blocks:
+        writer.write(**block)
+    return writer.close()
+
+
+def file_record(path: Path) -> dict[str, Any]:
+    """Make a file durable, and return what the manifest says of it."""
+    sync(path)
+    return {"bytes": path.stat().st_size, "checksum": file_checksum(path)}
+
+
+def write_features(
+    folder: Path, figures: Iterable[Mapping[str, Any]], indices: Any, encoding: Any, compression: str = "auto"
+) -> dict[str, Any]:
+    """Write ``features.parquet`` from blocks of statistics, ascending by feature (see `schema.FEATURES`).
+
+    `indices` (`source_indices.SourceIndices`) gives the features' indices in the source, and a table's `encoding`
+    (`models.encoding.Encoding`), if any, their names.
+    """
+
+    def blocks() -> Iterator[dict[str, Any]]:
+        for block in figures:
+            feature = block["feature"]
+            if len(feature):
+                index = indices.of(feature)
+                unnamed = encoding is None
+                names = null_strings(len(feature)) if unnamed else encoding.name_column(index - indices.base)
+                yield {**block, "index": index, "name": names}
+
+    path, ascending = folder / "features.parquet", ("feature", "index")
+    return write_table(path, FEATURES, blocks(), compression, ascending=ascending)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Parts
+
+
+def open_part(
+    folder: Path,
+    names: Mapping[str, str],
+    schemas: Mapping[str, Schema],
+    compression: str,
+    first_columns: Mapping[str, str],
+) -> dict[str, TableWriter]:
+    """Open the files of one part, by table: a row group in each for every chunk."""
+    # statistics of entries cost time: only where they tell more than those of rows, in the column they are sorted by
+    sorted_by = {"entries": [schemas["entries"].names[0]]}
+    return {
+        table: TableWriter(
+            folder / name,
+            schemas[table],
+            compression,
+            first_column=first_columns[table],
+            statistics=sorted_by.get(table, True),
+        )
+        for table, name in names.items()
+    }
+
+
+def close_part(tables: Mapping[str, TableWriter]) -> dict[str, Any]:
+    """Close the files of a part; returns bytes and checksums by the manifest's keys, and the chunks' as ``…_crcs``."""
+    found = {table: writer.close() for table, writer in tables.items()}
+    return {f"{table}_{key}": value for table, record in found.items() for key, value in record.items()}
+
+
+class Part(NamedTuple):
+    """A part of a dataset that is written: its record in the manifest, its chunks as in the table, its rows' norms."""
+
+    record: dict[str, Any]
+    chunks: dict[str, np.ndarray]
+    norms: dict[str, Any]
 
 
 class PartWriter:
@@ -32,7 +235,7 @@ class PartWriter:
 
     def __init__(
         self,
-        path: Path,
+        folder: Path,
         number: int,
         *,
         index_dtype: np.dtype,
@@ -41,16 +244,17 @@ class PartWriter:
         compression: str,
     ) -> None:
         self._index_dtype, self._value_dtype, self._row_dtype = index_dtype, value_dtype, row_dtype
-        self._number = number
-        names = {table: f"{table}/part-{number:05d}.parquet" for table in ("rows", "entries")}
+        self._names = {table: f"{table}/part-{number:05d}.parquet" for table in FIRST_OF_ROWS}
+        for table in self._names:
+            (folder / table).mkdir(parents=True, exist_ok=True)
         schemas = row_schemas(row_dtype, index_dtype, value_dtype)
-        self._files = PartFiles(path, names, schemas, compression, FIRST_OF_ROWS)
+        self._tables = open_part(folder, self._names, schemas, compression, FIRST_OF_ROWS)
         self._threads = Threads(2)  # one for each file
-        self.n_rows = self.n_entries = 0
-        self.row_norms = no_norms()
         self._content = RowContent()
-        # part, rows and entries of each chunk; a list would take ten times the memory
-        self.chunk_table = array("q")
+        self._norms = no_norms()
+        # rows and entries of each chunk; a list would take ten times the memory
+        self._chunk_rows, self._chunk_entries = array("q"), array("q")
+        self.n_rows = self.n_entries = 0
 
     def write_chunk(
         self,
@@ -68,7 +272,7 @@ class PartWriter:
         from ..kernels.rows import add_row_norms  # here, because it imports numba
 
         value = np.ascontiguousarray(value, dtype=self._value_dtype)
-        add_row_norms(np.ascontiguousarray(indptr, dtype=np.int64), value, self.row_norms)
+        add_row_norms(np.ascontiguousarray(indptr, dtype=np.int64), value, self._norms)
         row = np.arange(self.n_rows, self.n_rows + label.size, dtype=self._row_dtype)
         counts = np.diff(indptr)
         weight = np.ones(label.size) if weight is None else weight
@@ -78,162 +282,85 @@ class PartWriter:
         entries = {"row": np.repeat(row, counts), "feature": feature, "value": value}
 
         def write_rows() -> None:
-            self._files.write("rows", **rows)
+            self._tables["rows"].write(**rows)
             self._content.add_rows(row, source, label, weight)
             self._content.add_entries(**entries)
 
-        self._threads.run([lambda: self._files.write("entries", **entries), write_rows])
+        self._threads.run([lambda: self._tables["entries"].write(**entries), write_rows])
         self.n_rows += label.size
         self.n_entries += feature.size
-        self.chunk_table.extend((self._number, label.size, feature.size))
+        self._chunk_rows.append(label.size)
+        self._chunk_entries.append(feature.size)
 
-    def close(self) -> dict[str, Any]:
-        """Close the files; returns the manifest's record of the part."""
+    def close(self) -> Part:
         self._threads.close()
-        return {
-            **self._files.names,
+        files = close_part(self._tables)
+        chunks = {"n_rows": self._chunk_rows, "n_entries": self._chunk_entries}
+        chunks |= {f"{table}_crc": files.pop(f"{table}_crcs") for table in self._tables}
+        record = {
+            **self._names,
             "content": self._content.text(),
             "n_rows": self.n_rows,
             "n_entries": self.n_entries,
-            "n_chunks": len(self.chunk_table) // 3,
-            **self._files.close(),
+            "n_chunks": len(self._chunk_rows),
+            **files,
         }
+        columns = {name: np.array(column, np.int64) for name, column in chunks.items()}
+        return Part(record, columns, norms_record(self._norms, self.n_rows))
 
 
-class DatasetWriter:
-    """Writer of a dataset's files into a directory, beside the parts of `PartWriter`s, the manifest last.
+def joined_norms(norms: Sequence[Mapping[str, Any]], n_rows: Sequence[int]) -> dict[str, Any]:
+    """Join the figures of the norms of several sets of rows (see `schema.norms_record`), in their order."""
+    squares = [one["mean_square"] for one in norms]
+    mean_square = squares[0] if len(squares) == 1 else None
+    if len(squares) > 1 and None not in squares:
+        mean_square = sum(square * n for square, n in zip(squares, n_rows, strict=True)) / max(sum(n_rows), 1)
+    return {
+        "min": min((one["min"] for one in norms if one["min"] is not None), default=None),
+        "max": max(one["max"] for one in norms),
+        "mean_square": mean_square if mean_square is not None and isfinite(mean_square) else None,
+        "n_empty": sum(one["n_empty"] for one in norms),
+    }
 
-    The directory is created if needed; the caller renames it at the end. `weighted` records that rows have weights other
-    than 1.
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The whole
+
+
+def write_dataset(
+    folder: Path, parts: Sequence[Part], fields: Mapping[str, Any], compression: str = "auto"
+) -> dict[str, Any]:
+    """Write the chunk table and, last, the manifest, which is returned; every other file is there already.
+
+    `fields` are the manifest's, but for those that follow from the parts; their norms may be given.
     """
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        index_dtype: np.dtype,
-        value_dtype: np.dtype,
-        weighted: bool,
-        compression: str,
-    ) -> None:
-        self.path = Path(path)
-        self._index_dtype, self._value_dtype = index_dtype, value_dtype
-        self._weighted, self._compression = weighted, compression
-        self._parts: list[dict[str, Any]] = []
-        self._chunk_table = array("q")
-        self._features: dict[str, Any] | None = None
-        self._scales: dict[str, Any] = {}
-        self._encoding: dict[str, Any] = {}
-        self._row_norms = no_norms()
-        self._n_rows = self._n_entries = 0
-        for folder in ("", "rows", "entries"):
-            (self.path / folder).mkdir(parents=True, exist_ok=True)
-
-    def add_part(self, part: dict[str, Any], chunk_table: array[int], row_norms: np.ndarray) -> None:
-        self._parts.append(
-            part | {f"{table}_crcs": array("q", part[f"{table}_crcs"]) for table in FIRST_OF_ROWS}
-        )
-        self._chunk_table.extend(chunk_table)
-        # parts are added in their order, so that the sum does not depend on who wrote them
-        least, greatest = min(self._row_norms[0], row_norms[0]), max(self._row_norms[1], row_norms[1])
-        self._row_norms += row_norms
-        self._row_norms[:2] = least, greatest
-        self._n_rows += part["n_rows"]
-        self._n_entries += part["n_entries"]
-
-    def write_features(
-        self,
-        blocks: Iterable[Mapping[str, Any]],
-        names: Callable[[np.ndarray], Any] | None = None,
-    ) -> None:
-        """Write ``features.parquet`` from blocks of columns, ascending by feature (see `Dataset.read_features`).
-
-        `names` maps an array of features to that of their names, of Arrow's.
-        """
-        content, ascending = TableContent(FEATURES.names), ("feature", "index")
-        path = self.path / "features.parquet"
-        writer = TableWriter(path, FEATURES, self._compression, content, ascending=ascending)
-        for block in blocks:
-            feature = block["feature"]
-            if len(feature):
-                given = null_strings(len(feature)) if names is None else names(feature)
-                writer.write(**{"index": feature, **block}, name=given)
-        self._features = writer.close()
-
-    def write_indices(self, indices: np.ndarray) -> None:
-        """Write the indices of features in the source, where these are not successive."""
-        writer = TableWriter(
-            self.path / INDICES_FILE, INDICES, self._compression, TableContent(INDICES.names)
-        )
-        for start in range(0, indices.size, _GROUP):
-            writer.write(index=indices[start : start + _GROUP])
-        self._encoding["indices"] = writer.close()
-
-    def write_encoding(self, encoding: Any) -> None:
-        """Record a table's encoding (a `models.encoding.Encoding`), and write its categories."""
-        self._encoding["encoding"] = encoding.record()
-        if encoding.has_categories:
-            path = self.path / "categories.parquet"
-            encoding.save(path)
-            self._encoding["categories"] = _file_record(path)
-
-    def write_kept(self, parts: Iterable[Location]) -> None:
-        """Write the columns that are kept beside the rows, from files of them in the order of the source."""
-        path = self.path / KEPT_FILE
-        join_kept(parts, path)
-        self._encoding["kept"] = _file_record(path)
-
-    def write_scaling(self, scaling: Scaling) -> None:
-        """Record the transformation of the source's values, and write ``scaling.parquet`` if features were scaled.
-
-        It holds ``feature`` and ``scale``, the divisor, of all features whose divisor is not 1.
-        """
-        if scaling.scales is not None:
-            writer = TableWriter(
-                self.path / "scaling.parquet", SCALES, self._compression, TableContent(SCALES.names)
-            )
-            for start in range(0, scaling.scales.size, _GROUP):
-                block = scaling.scales[start : start + _GROUP]
-                scaled = np.flatnonzero(block != 1.0)
-                if scaled.size:
-                    writer.write(feature=scaled + start, scale=block[scaled])
-            self._scales["scales"] = writer.close()
-        self._scales["scaling"] = scaling.to_json()
-
-    def records(self) -> dict[str, Any]:
-        """Return the manifest's records of the files written so far, but for parts."""
-        return {**self._scales, **self._encoding, "features": self._features}
-
-    def close(self, **manifest: Any) -> dict[str, Any]:
-        """Write the chunk table and, last, the manifest, which is returned.
-
-        Further keys of the manifest are arguments: ``n_features``, ``index_base``, ``classes``, ``class_counts``,
-        ``label_kind``, ``seed``, ``source`` and others.
-        """
-        if self._features is None:
-            raise AssertionError("write_features must be called before close")
-        table = np.frombuffer(self._chunk_table, dtype=np.int64).reshape(-1, 3)
-        fields = {
-            "n_rows": self._n_rows,
-            "n_entries": self._n_entries,
-            "index_dtype": self._index_dtype.name,
-            "value_dtype": self._value_dtype.name,
-            "weighted": self._weighted,
-            **manifest,
-            "row_norms": norms_record(self._row_norms, self._n_rows),
-            "data_digest": data_digest(self._parts),
-            **chunk_records(self.path, ROW_CHUNKS, table, self._parts, self._compression),
-            **self.records(),
-        }
-        return write_manifest(self.path, ROW_LAYOUT, fields, ("rows", "entries"))
+    n_rows, n_entries, n_chunks = (
+        [part.record[name] for part in parts] for name in ("n_rows", "n_entries", "n_chunks")
+    )
+    columns = {"part": np.repeat(np.arange(len(parts)), n_chunks)}
+    columns |= {name: np.concatenate([part.chunks[name] for part in parts]) for name in ROW_CHUNKS.names[1:]}
+    records = [part.record for part in parts]
+    found = {
+        "n_rows": sum(n_rows),
+        "n_entries": sum(n_entries),
+        "compression": compression,
+        **(
+            {}
+            if "row_norms" in fields
+            else {"row_norms": joined_norms([part.norms for part in parts], n_rows)}
+        ),
+        **fields,
+        "data_digest": content_digest({"parts": [record["content"] for record in records]})[:32],
+        "parts": records,
+        "chunks": write_table(folder / "chunks.parquet", ROW_CHUNKS, [columns], compression),
+    }
+    return write_manifest(folder, ROW_LAYOUT, found, tuple(FIRST_OF_ROWS))
 
 
-def _file_record(path: Path) -> dict[str, Any]:
-    """Make a file durable, and return what the manifest says of it."""
-    sync(path)
-    return {"bytes": path.stat().st_size, "checksum": file_checksum(path)}
-
-
-def data_digest(parts: Iterable[Mapping[str, Any]]) -> str:
-    """Compute the digest of rows and entries alone: equal for equal data, whatever its origin."""
-    return content_digest({"parts": [part["content"] for part in parts]})[:32]
+def write_manifest(
+    folder: Path, kind: Kind[Any], fields: Mapping[str, Any], folders: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Make the files in `folder` and in its `folders` durable and write the manifest, which is returned."""
+    for name in (*folders, ""):
+        sync(folder / name)
+    return write_metadata(folder / "manifest.json", kind, fields)

@@ -22,7 +22,7 @@ from ..core.storage import local_path
 from ..dataset.dataset import Dataset
 from ..dataset.kept_columns import InOrder, texts_of
 from ..dataset.schema import schema
-from ..dataset.table_writer import TableWriter
+from ..dataset.writer import TableWriter
 from ..models.model import Model
 from ..models.stored import load_model
 from ..models.unknown_values import count_unknown

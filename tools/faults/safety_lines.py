@@ -20,11 +20,9 @@ core/atomic_files.py
 core/external_partition.py
     os.fsync(self._file.fileno()) ~ durable[columns]
     os.fsync(file.fileno()) ~ durable[columns]
-dataset/direct_writer.py
-    os.fsync(self._descriptor) ~ durable[convert]
-dataset/table_writer.py
-    sync(path / folder) ~ durable[convert]
 dataset/writer.py
+    os.fsync(self._file.fileno()) ~ durable[convert]
+    sync(folder / name) ~ durable[convert]
     sync(path) ~ durable[convert a table]
 training/checkpoint.py
     files = [*files, *([self._early_log, self.path] if self._early_lines else [self.log_path])]
