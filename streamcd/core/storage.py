@@ -13,9 +13,8 @@ import os
 import re
 import stat
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +29,7 @@ REQUESTS_AT_A_TIME = 16
 NO_FILE = -1
 """In place of a size."""
 
-_BLOCK_BYTES, _BLOCKS_AHEAD, _BLOCKS_HELD = 1 << 20, 8, 12
+_BLOCK_BYTES, _BLOCKS_HELD = 4 << 20, 3
 REMOTE_BYTES = 100_000_000 + 2 * _BLOCKS_HELD * _BLOCK_BYTES
 """Memory of whoever reads URLs: fsspec, s3fs, botocore and aiohttp (39 MB after the first request, on Linux x86-64), and the
 blocks of a file with their copies on the way."""
@@ -112,7 +111,7 @@ class Url(os.PathLike[str]):
 
     def status(self) -> Status:
         """Ask for size and version: one request."""
-        return self._try(self._ask)
+        return self.attempt(self._ask)
 
     def size(self) -> int:
         """Bytes of a file that can be read at any place; others are refused."""
@@ -136,7 +135,7 @@ class Url(os.PathLike[str]):
 
     def read_bytes(self) -> bytes:
         """Read a small file."""
-        content: bytes = self._try(lambda: self._files().cat_file(self.text))
+        content: bytes = self.attempt(lambda: self._files().cat_file(self.text))
         return content
 
     def read(self, offset: int, n_bytes: int) -> bytes:
@@ -148,11 +147,13 @@ class Url(os.PathLike[str]):
                 raise OSError(errno.ENOSYS, "the server gives no ranges of bytes; download it first")
             return content
 
-        return self._try(ask) if n_bytes > 0 else b""
+        return self.attempt(ask) if n_bytes > 0 else b""
 
-    def open_stream(self) -> Any:
-        """Open a file that is read from its beginning to its end, in pieces as they come."""
-        return self._try(lambda: self._files().open(self.text, block_size=0))
+    def open(self, size: int | None) -> Any:
+        """Open a file of known size in blocks, of which the next one is read ahead; another in pieces as they come."""
+        blocks = {"cache_type": "background", "cache_options": {"maxblocks": _BLOCKS_HELD}, "size": size}
+        how: dict[str, Any] = {"block_size": 0} if size is None else {"block_size": _BLOCK_BYTES, **blocks}
+        return self.attempt(lambda: self._files().open(self.text, **how))
 
     def expand(self) -> list[Url]:
         """List the files that are meant: this one, those in this folder (hidden ones skipped), or those that match."""
@@ -160,22 +161,22 @@ class Url(os.PathLike[str]):
             return [self] if self.exists() else []
         files = self._files()
         if any(sign in self.text for sign in "*?["):
-            found = self._try(lambda: files.glob(self.text, detail=True)).values()
-        elif self._try(lambda: files.isfile(self.text)):
+            found = self.attempt(lambda: files.glob(self.text, detail=True)).values()
+        elif self.attempt(lambda: files.isfile(self.text)):
             return [self]
         else:
-            found = self._try(lambda: files.ls(self.text, detail=True))
+            found = self.attempt(lambda: files.ls(self.text, detail=True))
         names = [entry["name"] for entry in found if entry["type"] == "file" and entry["size"]]
         visible = sorted(name for name in names if not name.rpartition("/")[2].startswith("."))
         return [Url(f"{self.scheme}://{name}") for name in visible]
 
     def download(self, path: Path) -> None:
         """Copy the file to disk, in blocks."""
-        self._try(lambda: self._files().get_file(self.text, os.fspath(path)))
+        self.attempt(lambda: self._files().get_file(self.text, os.fspath(path)))
 
     def find(self) -> dict[str, int]:
         """List the files below, in whatever depth: the size of each by its name from here on."""
-        found = self._try(lambda: self._files().find(self.text, detail=True))
+        found = self.attempt(lambda: self._files().find(self.text, detail=True))
         start = len(self.text.partition("://")[2].rstrip("/")) + 1
         return {name[start:]: entry["size"] for name, entry in found.items()}
 
@@ -210,7 +211,7 @@ class Url(os.PathLike[str]):
                 int(size) if size.isdigit() else None, headers.get("ETag") or headers.get("Last-Modified", "")
             )
 
-    def _try(self, call: Callable[[], Any]) -> Any:
+    def attempt(self, call: Callable[[], Any]) -> Any:
         """Call; what fails is the system's error, with the name of the file."""
         try:
             return call()
@@ -340,86 +341,39 @@ def open_bytes(path: str | Location) -> io.RawIOBase:
     if not isinstance(found, Url):
         return open(found, "rb", buffering=0)
     size = found.status().size if found.known_size is None else found.known_size
-    return _Stream(found) if size is None else _RemoteFile(found, size)
+    return _RemoteFile(found, size)
 
 
-class _Stream(io.RawIOBase):
-    """A file that a server gives as a whole only."""
+class _RemoteFile(io.RawIOBase):
+    """A file of fsspec's, with failures as the system's errors; of unknown size where it can only be read to its end."""
 
-    def __init__(self, url: Url) -> None:
-        self._url, self._file = url, url.open_stream()
+    def __init__(self, url: Url, size: int | None) -> None:
+        self._url, self._size = url, size
+        self._file = url.open(size)
 
     def readable(self) -> bool:
         return True
 
+    def seekable(self) -> bool:
+        return self._size is not None
+
+    def tell(self) -> int:
+        place: int = self._file.tell()
+        return place
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        place: int = self._file.seek(offset, whence)
+        return place
+
     def readinto(self, buffer: Any) -> int:
-        try:
-            data = self._file.read(len(buffer))
-        except Exception as error:  # it cannot be asked for again from here
-            raise _system_error(error, str(self._url)) or error from error
+        data = self._url.attempt(lambda: self._file.read(len(buffer)))
+        expected = 0 if self._size is None else min(len(buffer), self._size - self.tell() + len(data))
+        if len(data) < expected:
+            raise OSError(errno.EIO, "it became shorter while it was read", str(self._url))
         buffer[: len(data)] = data
         return len(data)
 
     def close(self) -> None:
         if not self.closed:
             self._file.close()
-        super().close()
-
-
-class _RemoteFile(io.RawIOBase):
-    """A file at a URL, in blocks, of which the latest are kept, and those after one that was read are asked for ahead."""
-
-    def __init__(self, url: Url, size: int) -> None:
-        self._url, self._size, self._offset = url, size, 0
-        self._blocks: OrderedDict[int, Future[bytes]] = OrderedDict()
-        self._threads = ThreadPoolExecutor(_BLOCKS_AHEAD, thread_name_prefix="streamcd-url")
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._offset
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._offset = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._offset, os.SEEK_END: self._size}[whence]
-        return self._offset
-
-    def readinto(self, buffer: Any) -> int:
-        if self._offset >= self._size or not len(buffer):
-            return 0
-        number, start = divmod(self._offset, _BLOCK_BYTES)
-        data = memoryview(self._block(number))[start : start + len(buffer)]
-        buffer[: len(data)] = data
-        self._offset += len(data)
-        return len(data)
-
-    def _block(self, number: int) -> bytes:
-        follows = number == 0 or number - 1 in self._blocks
-        self._expect(number)
-        self._blocks.move_to_end(number)
-        if follows:
-            for ahead in range(number + 1, min(number + _BLOCKS_AHEAD, -(-self._size // _BLOCK_BYTES))):
-                self._expect(ahead)
-        return self._blocks[number].result()
-
-    def _expect(self, number: int) -> None:
-        if number not in self._blocks:
-            while len(self._blocks) >= _BLOCKS_HELD:
-                self._blocks.popitem(last=False)[1].cancel()
-            self._blocks[number] = self._threads.submit(self._fetch, number)
-
-    def _fetch(self, number: int) -> bytes:
-        start = number * _BLOCK_BYTES
-        n_bytes = min(_BLOCK_BYTES, self._size - start)
-        data = self._url.read(start, n_bytes)
-        if len(data) != n_bytes:
-            raise OSError(errno.EIO, "it became shorter while it was read", str(self._url))
-        return data
-
-    def close(self) -> None:
-        if not self.closed:
-            self._threads.shutdown(wait=True, cancel_futures=True)
         super().close()
