@@ -21,7 +21,7 @@ from streamcd import open as open_dataset
 from streamcd.core import atomic_files
 from streamcd.core.atomic_files import exchange, put_directory, replacing, restore_directory
 from streamcd.core.errors import CheckpointError, DatasetError, ModelError
-from streamcd.core.metadata import Kind, parse_json
+from streamcd.core.metadata import SEAL, Kind, parse_json, seal
 from streamcd.dataset.manifests import COLUMN_LAYOUT, ROW_LAYOUT
 from streamcd.models.model_file import MODEL
 from streamcd.models.stored import stored_certificate
@@ -41,8 +41,7 @@ class Case:
         """Change keys, and leave one out, with a seal that is right."""
         content = json.loads(self.path.read_text()) | changes
         content.pop(without, None)
-        if self.kind.seal_key:
-            content[self.kind.seal_key] = self.kind.seal(content)
+        content[SEAL] = seal(content)
         self.path.write_text(json.dumps(content))
 
 

@@ -22,8 +22,8 @@ from liblinear.liblinearutil import train as liblinear_train
 from streamcd import Model, export, load_model
 from streamcd.core.classes import default_code
 from streamcd.core.errors import ModelError
+from streamcd.core.metadata import SEAL, seal
 from streamcd.dataset.scaling import Scaling
-from streamcd.models.model_file import MODEL
 
 
 def a_model(n_features: int = 5, n_classes: int = 2, **changes) -> Model:
@@ -86,7 +86,7 @@ def test_a_flipped_bit_in_the_weights_is_refused_by_name(tmp_path):
 def _change(path: Path, **fields) -> None:
     """Change fields, with a digest that is right."""
     content = json.loads((path / "model.json").read_text()) | fields
-    content["digest"] = MODEL.seal(content)
+    content[SEAL] = seal(content)
     (path / "model.json").write_text(json.dumps(content))
 
 

@@ -21,6 +21,9 @@ from .storage import Location
 WRITER = "streamcd"
 """Key for the version of streamcd that wrote the file."""
 
+SEAL = "seal"
+"""Key for the digest of the other keys."""
+
 MAX_DEPTH = 32
 """Levels of nesting allowed; streamcd's own files have at most five."""
 
@@ -64,16 +67,18 @@ class Kind(Generic[Content]):
     structure: type[Content]  # of its content: a `Structure`, or any mapping
     error: type[StreamcdError]  # raised if the file is damaged
     remedy: str  # advice in that error
-    seal_key: str = ""  # key of the seal, a digest of the other keys; no seal by default
-    seal: Callable[[Mapping[str, Any]], str] = lambda content: ""
-    # keys that follow from the others
-    derived: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda content: {}
+    fingerprint: Callable[[Mapping[str, Any]], str] | None = None  # of the content, which the file tells
 
 
 def content_digest(content: Mapping[str, Any], *without: str) -> str:
     """Compute the SHA-256 of the content as canonical JSON, leaving out the keys `without`."""
     kept = {key: value for key, value in content.items() if key not in without}
     return hashlib.sha256(json.dumps(kept, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def seal(content: Mapping[str, Any]) -> str:
+    """Compute the seal of a file's content."""
+    return content_digest(content, SEAL)[:32]
 
 
 def parse_json(data: bytes) -> Any:
@@ -111,7 +116,7 @@ def read_metadata(path: Location, kind: Kind[Content]) -> tuple[dict[str, Any], 
         elif raw.get("format_version") != kind.version:
             found, writer = (reprlib.repr(raw.get(key)) for key in ("format_version", WRITER))
             problem = f"expected format version {kind.version}, found {found}, written by streamcd {writer}"
-        elif kind.seal_key and raw.get(kind.seal_key) != kind.seal(raw):
+        elif raw.get(SEAL) != seal(raw):
             problem = "changed since it was written"
         else:
             return raw, msgspec.convert(raw, kind.structure, str_keys=True)
@@ -131,22 +136,16 @@ def as_structure(content: Mapping[str, Any], structure: type[Content], name: str
 
 def write_metadata(path: Path, kind: Kind[Any], fields: Mapping[str, Any]) -> dict[str, Any]:
     """Write a metadata file, whole or not at all; returns its content, including format and seal."""
-    content = _sealed(kind, fields)
-    write_file(path, _text(content))
+    text = metadata_text(kind, fields)
+    write_file(path, text)
+    content: dict[str, Any] = json.loads(text)
     return content
 
 
 def metadata_text(kind: Kind[Any], fields: Mapping[str, Any], *, allow_nan: bool = True) -> bytes:
-    return _text(_sealed(kind, fields), allow_nan=allow_nan)
-
-
-def _sealed(kind: Kind[Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a metadata file, with its format, the version that wrote it, and its seal."""
     content = {"format": kind.format, "format_version": kind.version, WRITER: __version__, **fields}
-    content |= kind.derived(content)
-    if kind.seal_key:
-        content[kind.seal_key] = kind.seal(content)
-    return content
-
-
-def _text(content: Mapping[str, Any], *, allow_nan: bool = True) -> bytes:
+    if kind.fingerprint is not None:
+        content["fingerprint"] = kind.fingerprint(content)
+    content[SEAL] = seal(content)
     return (json.dumps(content, indent=1, allow_nan=allow_nan) + "\n").encode()

@@ -153,7 +153,7 @@ class ChunkedTable:
         if isinstance(self._chunks, FileChunks) and isinstance(self.path, Url) and directory is not None:
             self.cache = directory
             # what the files hold is part of the name: another dataset in their place has copies of its own
-            self._chunks.copies = Path(directory) / self.manifest["seal"].removeprefix("sha256:")[:32]
+            self._chunks.copies = Path(directory) / self.manifest["seal"]
 
     @property
     def client_bytes(self) -> int:

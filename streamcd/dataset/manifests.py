@@ -10,6 +10,7 @@ import numpy as np
 from ..core.classes import check_class_names
 from ..core.errors import DatasetError
 from ..core.metadata import (
+    SEAL,
     WRITER,
     Count,
     FileName,
@@ -186,7 +187,7 @@ def manifest_fingerprint(manifest: Mapping[str, Any]) -> str:
 
 
 _RECORDS = {*LISTED.values(), "parts"}
-_APART = "seal", "fingerprint", "source", "made_from", "table", "compression", WRITER
+_APART = SEAL, "fingerprint", "source", "made_from", "table", "compression", WRITER
 _OF_FILES = {
     f"{table}{what}" for table in ("rows", "entries", "index") for what in ("", "_bytes", "_checksum")
 }
@@ -202,24 +203,13 @@ def _content_of(record: Any) -> Any:
     return {key: value for key, value in record.items() if key not in without}
 
 
-def _derived(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    return {"fingerprint": manifest_fingerprint(manifest)}
-
-
-def manifest_seal(manifest: Mapping[str, Any]) -> str:
-    """Compute the digest of a whole manifest, checksums of files included."""
-    return content_digest(manifest, "seal")[:32]
-
-
 ROW_LAYOUT = Kind(
     "streamcd-dataset",
     3,
     DatasetManifest,
     DatasetError,
     "restore the file or convert the data again",
-    "seal",
-    manifest_seal,
-    _derived,
+    manifest_fingerprint,
 )
 COLUMN_LAYOUT = Kind(
     "streamcd-columns",
@@ -227,7 +217,5 @@ COLUMN_LAYOUT = Kind(
     ColumnsManifest,
     DatasetError,
     "make the layout again with 'streamcd columns --force'",
-    "seal",
-    manifest_seal,
-    _derived,
+    manifest_fingerprint,
 )

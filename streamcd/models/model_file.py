@@ -12,7 +12,7 @@ import numpy as np
 from ..core.atomic_files import make_directory, replacing_together
 from ..core.classes import check_class_names
 from ..core.errors import ModelError
-from ..core.metadata import Count, Kind, Structure, content_digest, metadata_text
+from ..core.metadata import Count, Kind, Structure, metadata_text
 from ..kernels.loss_table import LOSSES
 from .encoding import CATEGORIES_FILE, Encoding, EncodingRecord
 from .sparse_weights import SparseWeights
@@ -90,12 +90,10 @@ STORED_FIELDS = [
 
 MODEL = Kind(
     "streamcd-model",
-    2,
+    3,
     ModelFile,
     ModelError,
     "restore it from a copy, or train again",
-    "digest",
-    lambda description: content_digest(description, "digest"),
 )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..core.errors import CheckpointError, DatasetError
 from ..core.locks import release_lock, take_lock
-from ..core.metadata import WRITER, Kind, Structure, content_digest, read_metadata
+from ..core.metadata import SEAL, WRITER, Kind, Structure, read_metadata
 from ..core.storage import Location, Url, local_path, location
 from ..dataset.dataset import Dataset, open_dataset
 from ..models.stored import describe_model, describe_path, is_model, models_of_path
@@ -165,12 +165,10 @@ class _Scores(Structure):
 
 SCORES = Kind(
     "streamcd-scores",
-    1,
+    2,
     _Scores,
     CheckpointError,
     "remove it, and 'streamcd resume' makes it again",
-    "checksum",
-    lambda content: "sha256:" + content_digest(content, "checksum"),
 )
 
 
@@ -180,7 +178,7 @@ def read_scores(path: Path) -> dict[str, Any] | None:
         content, _ = read_metadata(path / "scores.json", SCORES)
     except FileNotFoundError:
         return None
-    own = ("format", "format_version", "checksum", WRITER)
+    own = ("format", "format_version", SEAL, WRITER)
     return {name: value for name, value in content.items() if name not in own}
 
 

@@ -21,22 +21,20 @@ import numpy as np
 from ..core.atomic_files import make_directory, replacing, sync
 from ..core.errors import CheckpointError, LockError, file_named
 from ..core.locks import release_lock, take_lock
-from ..core.metadata import WRITER, Kind, content_digest, read_metadata, write_metadata
+from ..core.metadata import SEAL, WRITER, Kind, read_metadata, write_metadata
 from ..dataset.dataset import Dataset
 from ..stream.identity import Identity
 from ..stream.slot_store import MemorySlots, SlotStore, chunk_slots
 
 RUN = Kind(
     "streamcd-run",
-    3,
+    4,
     dict[str, Any],
     CheckpointError,
     "restore it, or train again with --force",
-    "checksum",
-    lambda config: "sha256:" + content_digest(config, "checksum"),
 )
 
-_OWN_KEYS = ("format", "format_version", "checksum", "identity", WRITER)  # of config.json
+_OWN_KEYS = ("format", "format_version", SEAL, "identity", WRITER)  # of config.json
 _HEADERS_BYTES = 1 << 20  # of the arrays of a state, and other small values
 LINE_BYTES = 1 << 20  # largest line of a log
 _BLOCK_BYTES = 1 << 18  # of a state, written at a time: its checksum is computed in the processor's cache
