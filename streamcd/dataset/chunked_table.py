@@ -7,32 +7,29 @@ with their sizes and checksums.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import os
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
+import pyarrow.parquet as pq
 
+from ..core import storage
 from ..core.errors import DatasetError
 from ..core.metadata import Kind
-from ..core.storage import DATASET_BYTES, NO_FILE, Location, Url, file_sizes, with_size
+from ..core.storage import DATASET_BYTES, NO_FILE, Location, Url, file_sizes, local_copy, with_size
 from .manifests import LISTED
-from .parquet import read_table
-from .parts import MAX_OPEN_PARTS as MAX_OPEN_PARTS
-from .parts import FileChunks
+from .parquet import NO_CRC, read_table, reading
+from .parts import Part
+from .read_ahead import AHEAD_BYTES, Ring
 
-
-class Chunks(Protocol):
-    """Chunks of the tables of a layout: those of files (`parts.FileChunks`), or of arrays."""
-
-    def read(self, table: str, chunk: int, columns: Sequence[str], *, verify: bool) -> list[np.ndarray]: ...
-    def announce(self, chunks: Sequence[int], first: Mapping[str, str] | None = None) -> None: ...
-    def read_ahead(self) -> None: ...
-    def chunk_bytes(self, chunk: int) -> int: ...
-    def place(self, table: str, chunk: int) -> str: ...
-    def reopen(self) -> Self: ...
-    def close(self) -> None: ...
+MAX_OPEN_PARTS = 64
+"""Parts whose files are kept open; if there are more shards, a pass visits them in groups (`stream.chunk_order`)."""
 
 
 class ChunkedTable:
@@ -48,13 +45,9 @@ class ChunkedTable:
     unit_start: np.ndarray  # first chunks of inseparable units: chunks, or all pieces of a feature
 
     def __init__(
-        self,
-        path: Location,
-        manifest: dict[str, Any],
-        chunk_table: Mapping[str, np.ndarray],
-        chunks: Chunks | None = None,
+        self, path: Location, manifest: dict[str, Any], chunk_table: Mapping[str, np.ndarray], counted: str
     ) -> None:
-        """Take the columns of ``chunks.parquet``, and `chunks`, by default those of the files that the manifest lists."""
+        """Take the columns of ``chunks.parquet``, of which `counted` counts the rows of the second table."""
         self.path, self.manifest = path, manifest
         self.fingerprint: str = manifest["fingerprint"]
         self.n_entries: int = manifest["n_entries"]
@@ -68,11 +61,17 @@ class ChunkedTable:
         self.chunk_group = (np.arange(self.n_chunks) - first_of_part[self.chunk_part]).astype(np.int32)
         self.entry_start = starts_of(chunk_table["n_entries"])
         self._check_count("n_entries", self.entry_start)
-        if chunks is None:
-            crcs = {table: chunk_table[f"{table}_crc"] for table in self.TABLES}
-            place = self.chunk_part, self.chunk_group
-            chunks = FileChunks(path, manifest["parts"], self.TABLES, place, crcs)
-        self._chunks = chunks
+        # rows starts[table][c]:starts[table][c + 1] of a table are those of chunk c
+        self.starts = {
+            table: self.entry_start if table == "entries" else starts_of(chunk_table[counted])
+            for table in self.TABLES
+        }
+        self._crcs = {
+            table: chunk_table[f"{table}_crc"] for table in self.TABLES if f"{table}_crc" in chunk_table
+        }
+        self._open: dict[str, Part] = {}  # the latest used is the last
+        self._footers: dict[str, pq.FileMetaData] = {}  # of open files, here and in what `reopen` returns
+        self._ring: Ring | None = None
         self.cache: str | None = None
 
     def _check_count(self, key: str, starts: np.ndarray) -> None:
@@ -124,11 +123,33 @@ class ChunkedTable:
         """Return where a file is stored, if the manifest lists it."""
         return [self.file(name)] if self.manifest.get(LISTED[name]) else []
 
-    def _read(
-        self, table: str, chunk: int, columns: Sequence[str], n_rows: int, verify: bool
-    ) -> list[np.ndarray]:
-        """Read columns of a chunk's `n_rows` rows of a table."""
-        arrays = self._chunks.read(table, chunk, columns, verify=verify)
+    def bytes_on_disk(self) -> int:
+        """Return the size of all files except the manifest, in bytes."""
+        return sum(n_bytes for _, n_bytes, _ in self.listed_files(self.manifest))
+
+    # -- chunks -------------------------------------------------------------------------------------------------------
+
+    def _read(self, table: str, chunk: int, columns: Sequence[str], verify: bool) -> list[np.ndarray]:
+        """Read columns of a chunk of a table, read-only; raises `DatasetError`, which names a missing or damaged file.
+
+        `verify` checks the chunk's checksum. The pages' own checksums are for columns before those that it covers, and where
+        none was recorded: they would not notice a part replaced by another.
+        """
+        part, group, crc = self._part(table, chunk), int(self.chunk_group[chunk]), self._crcs[table][chunk]
+        with reading(part.path, f"chunk {group}"):
+            covered = self.TABLES[table]
+            first = min((covered, *columns), key=part.columns.index)
+            offset, n_bytes = part.extent(group, first)
+            data = None if self._ring is None else self._ring.take(part.path, offset)
+            data = part.fetch(offset, n_bytes) if data is None else data
+            if verify and crc != NO_CRC:
+                if zlib.crc32(data[part.extent(group, covered)[0] - offset :]) != crc:
+                    if self.cache is not None and isinstance(part.path, Path):
+                        part.path.unlink(missing_ok=True)  # a copy, which may come right the next time
+                    raise ValueError("not the bytes that the chunk table records: replaced or changed")
+                verify = first != covered
+            arrays = part.read(group, columns, offset, data, verify)
+        n_rows = int(self.starts[table][chunk + 1] - self.starts[table][chunk])
         for array in arrays:
             if array.size != n_rows:
                 raise DatasetError(
@@ -137,54 +158,100 @@ class ChunkedTable:
                 )
         return arrays
 
-    def _read_entries(self, chunk: int, columns: Sequence[str], verify: bool) -> list[np.ndarray]:
-        n_entries = int(self.entry_start[chunk + 1] - self.entry_start[chunk])
-        return self._read("entries", chunk, columns, n_entries, verify)
-
     def announce(self, chunks: Sequence[int], first: Mapping[str, str] | None = None) -> None:
         """Announce reads of chunks, of each table from the column on that `first` names, by default training's.
 
-        Reads of entries must follow in the order announced.
+        Reads have to follow in that order.
         """
-        self._chunks.announce(chunks, first)
+        by_request = isinstance(self.path, Url) and self.cache is None
+        if isinstance(self.path, Url):
+            # opened all at once, so that their footers take the time of one
+            files = {self._name(table, chunk): (table, chunk) for chunk in chunks for table in self.TABLES}
+            missing = [file for name, file in files.items() if name not in self._open]
+            with ThreadPoolExecutor(storage.REQUESTS_AT_A_TIME) as threads:
+                list(threads.map(lambda file: self._part(*file), missing[: 2 * MAX_OPEN_PARTS]))
+        if by_request:
+            self.read_ahead()
+        for chunk in chunks:
+            for table, column in (first or self.TABLES).items():
+                part, group = self._part(table, chunk), int(self.chunk_group[chunk])
+                with reading(part.path, f"chunk {group}"):
+                    extent = part.extent(group, column)
+                # tables besides entries are small: of those on disk the page cache keeps them
+                if self._ring and self._ring.possible and (by_request or table == "entries"):
+                    self._ring.announce(part.path, *extent)
+                elif part.descriptor >= 0 and hasattr(os, "posix_fadvise"):  # not on macOS
+                    # if the footer is too damaged for that, the read to come reports it
+                    with contextlib.suppress(OSError, OverflowError):
+                        os.posix_fadvise(part.descriptor, *extent, os.POSIX_FADV_WILLNEED)
+
+    def read_ahead(self) -> None:
+        """Read announced entries past the page cache, or by several requests at a time, from now until `close`."""
+        if self._ring is None:
+            remote = isinstance(self.path, Url) and self.cache is None
+            self._ring = Ring(storage.AHEAD_BYTES if remote else AHEAD_BYTES, remote=remote)
+
+    def chunk_bytes(self, chunk: int) -> int:
+        """Return the bytes on disk that training reads of a chunk."""
+        found = 0
+        for table, first in self.TABLES.items():
+            part, group = self._part(table, chunk), int(self.chunk_group[chunk])
+            with reading(part.path, f"chunk {group}"):
+                found += part.extent(group, first)[1]
+        return found
+
+    def place(self, chunk: int, table: str = "entries") -> str:
+        """Describe where a chunk is, for messages: the file and the number of the chunk in it."""
+        return f"{self.path / self._name(table, chunk)}, chunk {self.chunk_group[chunk]}"
+
+    def _name(self, table: str, chunk: int) -> str:
+        name: str = self.manifest["parts"][self.chunk_part[chunk]][table]
+        return name
+
+    def _part(self, table: str, chunk: int) -> Part:
+        """Open the file of a chunk of a table, or find it open."""
+        name = self._name(table, chunk)
+        part = self._open.pop(name, None)
+        if part is None:
+            for oldest in list(self._open)[: 1 - 2 * MAX_OPEN_PARTS]:  # several threads may be here
+                self._open.pop(oldest, None)
+                self._footers.pop(oldest, None)
+            with reading(self.path / name):
+                size = self.manifest["parts"][self.chunk_part[chunk]][f"{table}_bytes"]
+                path = with_size(self.path / name, size)
+                if isinstance(path, Url) and self.cache is not None:
+                    # what the files hold is part of the name: another dataset in their place has copies of its own
+                    copies = Path(self.cache) / self.manifest["seal"]
+                    path = local_copy(path, (copies / name).parent)
+                part = Part(path, self._footers.get(name))
+            self._footers[name] = part.footer
+        self._open[name] = part
+        return part
 
     def use_cache(self, directory: str | None) -> None:
         """Copy parts at a URL to a directory, of each as a whole, when they are opened from now on."""
-        if isinstance(self._chunks, FileChunks) and isinstance(self.path, Url) and directory is not None:
-            self.cache = directory
-            # what the files hold is part of the name: another dataset in their place has copies of its own
-            self._chunks.copies = Path(directory) / self.manifest["seal"]
+        self.cache = directory if isinstance(self.path, Url) else None
 
     @property
     def client_bytes(self) -> int:
         """Memory that reading takes where the table is at a URL."""
         return DATASET_BYTES if isinstance(self.path, Url) else 0
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave open files out: another thread or process opens files of its own."""
+        return self.__dict__ | {"_open": {}, "_ring": None}
+
     def reopen(self) -> Self:
-        """Return the same table with its own open files, for another thread."""
-        other = copy.copy(self)
-        other._chunks = self._chunks.reopen()
-        return other
-
-    def read_ahead(self) -> None:
-        """Read announced entries past the page cache from now until `close`."""
-        self._chunks.read_ahead()
-
-    def chunk_bytes(self, chunk: int) -> int:
-        """Return the bytes on disk that training reads of a chunk."""
-        return self._chunks.chunk_bytes(chunk)
-
-    def place(self, chunk: int, table: str = "entries") -> str:
-        """Describe where a chunk is, for messages."""
-        return self._chunks.place(table, chunk)
-
-    def bytes_on_disk(self) -> int:
-        """Return the size of all files except the manifest, in bytes."""
-        return sum(n_bytes for _, n_bytes, _ in self.listed_files(self.manifest))
+        """Return the same table with its own open files, for another thread; the footers are shared."""
+        return copy.copy(self)
 
     def close(self) -> None:
         """Close all files; the next read reopens them."""
-        self._chunks.close()
+        if self._ring is not None:
+            self._ring.close()
+            self._ring = None
+        self._open.clear()
+        self._footers.clear()
 
 
 def starts_of(counts: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ import numpy as np
 from ..core.errors import DatasetError
 from ..core.metadata import read_metadata
 from ..core.storage import Location
-from .chunked_table import ChunkedTable, Chunks, starts_of
+from .chunked_table import ChunkedTable, starts_of
 from .manifests import COLUMN_LAYOUT
 from .schema import COLUMN_CHUNKS, FIRST_OF_COLUMNS, column_schemas
 from .writer import TableWriter, close_part, open_part, write_manifest, write_table
@@ -39,25 +39,23 @@ class Columns(ChunkedTable):
         dataset: Dataset,
         manifest: dict[str, Any],
         chunk_table: Mapping[str, np.ndarray],
-        chunks: Chunks | None = None,
     ) -> None:
-        super().__init__(dataset.path / FOLDER, manifest, chunk_table, chunks)
+        super().__init__(dataset.path / FOLDER, manifest, chunk_table, "n_features")
         self.dataset = dataset
         self.use_cache(dataset.cache)
         self.n_items: int = manifest["n_features"]
         self.row_dtype = np.dtype(manifest["row_dtype"])
         self.entry_bytes = self.row_dtype.itemsize + self.value_dtype.itemsize
-        self.first_feature, self.n_listed = chunk_table["first_feature"], chunk_table["n_features"]
+        self.first_feature = chunk_table["first_feature"]
         begins = chunk_table["piece"] == 0
         # items item_start[c]:item_start[c + 1] begin in chunk c: none if the chunk continues a feature
-        self.item_start = starts_of(np.where(begins, self.n_listed, 0))
+        self.item_start = starts_of(np.where(begins, chunk_table["n_features"], 0))
         # chunks unit_start[u]:unit_start[u + 1] belong together: one chunk, or all pieces of a feature
         self.unit_start = np.append(np.flatnonzero(begins), self.n_chunks).astype(np.int64)
 
     def read_index(self, chunk: int, *, verify: bool = True) -> tuple[np.ndarray, np.ndarray]:
         """Read the features of a chunk, ascending, and the number of entries of each in the chunk."""
-        n_listed = int(self.n_listed[chunk])
-        feature, n_entries = self._read("index", chunk, ("feature", "n_entries"), n_listed, verify)
+        feature, n_entries = self._read("index", chunk, ("feature", "n_entries"), verify)
         expected = int(self.entry_start[chunk + 1] - self.entry_start[chunk])
         if (feature.size and n_entries.min() < 0) or int(n_entries.sum()) != expected:
             raise DatasetError(
@@ -69,7 +67,7 @@ class Columns(ChunkedTable):
         self, chunk: int, columns: Sequence[str] = ("row", "value"), *, verify: bool = True
     ) -> list[np.ndarray]:
         """Read columns of a chunk's entries: ``feature``, ``row``, ``value``."""
-        return self._read_entries(chunk, columns, verify)
+        return self._read("entries", chunk, columns, verify)
 
     def info(self) -> dict[str, Any]:
         """Summarise the layout without reading the entries."""

@@ -18,10 +18,9 @@ from ..core.metadata import read_metadata
 from ..core.progress import Listener
 from ..core.storage import Location, is_url, local_path, location
 from .centring import STATISTICS, Centre, find_centre
-from .chunked_table import ChunkedTable, Chunks, starts_of
+from .chunked_table import ChunkedTable, starts_of
 from .manifests import ROW_LAYOUT
 from .parquet import read_groups, reading
-from .parts import FileChunks
 from .scaling import Scaling
 from .schema import FEATURES, FIRST_OF_ROWS, ChunkData, row_dtype
 
@@ -75,13 +74,9 @@ class Dataset(ChunkedTable):
     _folds: np.ndarray | None = None
 
     def __init__(
-        self,
-        path: Location,
-        manifest: dict[str, Any],
-        chunk_table: Mapping[str, np.ndarray],
-        chunks: Chunks | None = None,
+        self, path: Location, manifest: dict[str, Any], chunk_table: Mapping[str, np.ndarray]
     ) -> None:
-        super().__init__(path, manifest, chunk_table, chunks)
+        super().__init__(path, manifest, chunk_table, "n_rows")
         self.n_rows: int = manifest["n_rows"]
         self.n_features: int = manifest["n_features"]
         classes = manifest["classes"]
@@ -91,7 +86,7 @@ class Dataset(ChunkedTable):
         self.targets = None if targets is None else {end: float(targets[end]) for end in ("min", "max")}
         self.row_dtype = row_dtype(self.n_rows)
         self.entry_bytes = self.index_dtype.itemsize + self.value_dtype.itemsize
-        self.row_start = starts_of(chunk_table["n_rows"])
+        self.row_start = self.starts["rows"]
         self._check_count("n_rows", self.row_start)
         self.n_items, self.item_start, self.unit_start = (
             self.n_rows,
@@ -121,10 +116,8 @@ class Dataset(ChunkedTable):
 
     def at(self, path: Location, manifest: dict[str, Any]) -> Self:
         """Return the dataset with its files in another place, as a manifest of the same chunks names them."""
-        assert isinstance(self._chunks, FileChunks)
         other = copy.copy(self)
-        other.path, other.manifest = path, manifest
-        other._chunks = self._chunks.at(path, manifest["parts"])
+        other.path, other.manifest, other._footers = path, manifest, {}
         return other
 
     def read_rows(
@@ -135,19 +128,13 @@ class Dataset(ChunkedTable):
         The arrays are read-only. `verify` checks checksums; raises `DatasetError`, which names the file, if one is missing
         or damaged.
         """
-        return self._numbered(
-            chunk,
-            columns,
-            self._read(
-                "rows", chunk, columns, int(self.row_start[chunk + 1] - self.row_start[chunk]), verify
-            ),
-        )
+        return self._numbered(chunk, columns, self._read("rows", chunk, columns, verify))
 
     def read_entries(
         self, chunk: int, columns: Sequence[str] = ("feature", "value"), *, verify: bool = True
     ) -> list[np.ndarray]:
         """Read columns of a chunk's entries: among ``row``, ``feature``, ``value``; otherwise as `read_rows`."""
-        return self._numbered(chunk, columns, self._read_entries(chunk, columns, verify))
+        return self._numbered(chunk, columns, self._read("entries", chunk, columns, verify))
 
     def _numbered(self, chunk: int, columns: Sequence[str], arrays: list[np.ndarray]) -> list[np.ndarray]:
         """Return numbers of rows, here and in the source, as those of all rows: files count within their part."""

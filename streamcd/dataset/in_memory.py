@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import DataError, ModelError
-from .chunked_table import starts_of
+from .chunked_table import ChunkedTable, starts_of
 from .column_layout import Columns
 from .dataset import Dataset
 from .schema import no_norms, norms_record
@@ -29,38 +29,26 @@ _INT32_MAX = 2**31 - 1
 _NOWHERE = Path("(arrays)")
 
 
-class ArrayChunks:
-    """Chunks of tables whose columns are arrays: rows ``starts[table][chunk:chunk + 2]`` of a table, as views."""
+class _Arrays(ChunkedTable):
+    """A table whose columns are arrays; chunks are views of them."""
 
-    def __init__(
-        self, tables: Mapping[str, Mapping[str, np.ndarray]], starts: Mapping[str, np.ndarray]
-    ) -> None:
-        self._tables, self._starts = tables, starts
+    _arrays: Mapping[str, dict[str, np.ndarray]]
 
-    def read(self, table: str, chunk: int, columns: Sequence[str], *, verify: bool) -> list[np.ndarray]:
-        start, stop = self._starts[table][chunk : chunk + 2].tolist()
-        return [self._tables[table][column][start:stop] for column in columns]
+    def _read(self, table: str, chunk: int, columns: Sequence[str], verify: bool) -> list[np.ndarray]:
+        start, stop = self.starts[table][chunk : chunk + 2].tolist()
+        return [self._arrays[table][column][start:stop] for column in columns]
 
     def announce(self, chunks: Sequence[int], first: Mapping[str, str] | None = None) -> None:
         """Do nothing: all is in memory."""
 
-    def read_ahead(self) -> None:
-        """Do nothing: no page cache is involved."""
-
     def chunk_bytes(self, chunk: int) -> int:
         return 0
 
-    def place(self, table: str, chunk: int) -> str:
+    def place(self, chunk: int, table: str = "entries") -> str:
         return f"{_NOWHERE}, chunk {chunk}"
 
-    def reopen(self) -> ArrayChunks:
-        return self
 
-    def close(self) -> None:
-        """Do nothing: no file is open."""
-
-
-class InMemoryDataset(Dataset):
+class InMemoryDataset(_Arrays, Dataset):
     """Rows of two or more classes, or of targets, in memory.
 
     `rows` are not copied: ``indptr`` (int64), ``feature`` (integer, 0-based, ascending in a row) and ``value``
@@ -96,13 +84,12 @@ class InMemoryDataset(Dataset):
             "weight": np.ones(n_rows) if weight is None else weight,
             "n_entries": np.diff(indptr),
         }
-        self._tables = {"rows": of_rows, "entries": {"feature": feature, "value": value}}
-        chunks = ArrayChunks(self._tables, {"rows": row_start, "entries": entry_start})
-        super().__init__(_NOWHERE, manifest, _chunk_table(np.diff(row_start), np.diff(entry_start)), chunks)
+        self._arrays = {"rows": of_rows, "entries": {"feature": feature, "value": value}}
+        super().__init__(_NOWHERE, manifest, _chunk_table(np.diff(row_start), np.diff(entry_start)))
 
     def renumber(self, source: np.ndarray) -> None:
         """Give the rows other numbers in the source, by which they are assigned to folds."""
-        self._tables["rows"]["source"] = source
+        self._arrays["rows"]["source"] = source
 
     def open_columns(self) -> Columns:
         """Return the column layout, which the first call makes."""
@@ -144,7 +131,7 @@ class InMemoryDataset(Dataset):
         return found
 
 
-class _InMemoryColumns(Columns):
+class _InMemoryColumns(_Arrays, Columns):
     """Column layout of a dataset in memory; each feature is whole, in one chunk."""
 
     def __init__(self, dataset: InMemoryDataset) -> None:
@@ -168,9 +155,8 @@ class _InMemoryColumns(Columns):
             "piece": np.zeros(item_start.size - 1, dtype=np.int64),
         }
         index = {"feature": occurs, "n_entries": n_entries[occurs]}
-        tables = {"entries": {"row": row, "value": columns.data}, "index": index}
-        chunks = ArrayChunks(tables, {"entries": entry_start, "index": item_start})
-        super().__init__(dataset, manifest, table, chunks)
+        self._arrays = {"entries": {"row": row, "value": columns.data}, "index": index}
+        super().__init__(dataset, manifest, table)
 
 
 def number_matrix(X: Any) -> Any:

@@ -7,7 +7,6 @@ import errno
 import hashlib
 import io
 import os
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ import pyarrow.parquet as pq
 
 from ..core.errors import DatasetError, EnvironmentFailure, StreamcdError
 from ..core.storage import Location, Url, open_bytes
-from .arrow_columns import numbers_of
 
 # Arrow's default allocator, mimalloc, fragments with chunks of unequal sizes: reading the 916 chunks of a column layout in
 # random order it grew from 148 to 240 MB, jemalloc from 142 to 155; and jemalloc decoded 300 M entries/s, mimalloc 200.
@@ -63,10 +61,10 @@ def reading(path: Location, where: str = "") -> Iterator[None]:
 
 
 def column_values(column: pa.ChunkedArray) -> np.ndarray:
-    """Return the numbers of a column without nulls; the array is read-only."""
+    """Return the numbers of a column without nulls; the array is read-only. Arrow's `to_numpy` would load pandas."""
     if column.num_chunks == 1:
-        return numbers_of(column.chunk(0))
-    arrays = [numbers_of(array) for array in column.chunks]
+        return np.from_dlpack(column.chunk(0))
+    arrays = [np.from_dlpack(array) for array in column.chunks]
     return np.concatenate(arrays) if arrays else np.empty(0, column.type.to_pandas_dtype())
 
 
@@ -124,22 +122,9 @@ def read_tables(
     """
     # pre-buffering would copy once more what is in the page cache
     with reading(path), parquet_file(path, page_checksum_verification=True, pre_buffer=False) as reader:
-        for group in range(0 if first is None else _group_of(reader, *first), reader.num_row_groups):
+        for group in range(reader.num_row_groups):
+            if first is not None:
+                column = reader.metadata.row_group(group).column(reader.schema_arrow.names.index(first[0]))
+                if column.statistics.max < first[1]:
+                    continue
             yield reader.read_row_group(group, columns=columns, use_threads=False)
-
-
-def _group_of(reader: pq.ParquetFile, column: str, number: int) -> int:
-    """Return the first row group with a number in a column, which ascends, that is no smaller than `number`."""
-    place = reader.schema_arrow.names.index(column)
-    groups = range(reader.num_row_groups)
-    return bisect_left(
-        groups, number, key=lambda group: reader.metadata.row_group(group).column(place).statistics.max
-    )
-
-
-def extent_of(metadata: pq.FileMetaData, group: int, first_column: int) -> tuple[int, int]:
-    """Return offset and length in the file of a row group's columns from `first_column` on."""
-    row_group = metadata.row_group(group)
-    start = row_group.column(first_column).data_page_offset
-    last = row_group.column(row_group.num_columns - 1)
-    return start, last.data_page_offset + last.total_compressed_size - start

@@ -22,7 +22,8 @@ from ..core.threads import Threads
 from .arrow_columns import arrow_array, null_strings
 from .content import RowContent, TableContent
 from .manifests import ROW_LAYOUT
-from .parquet import extent_of, file_checksum
+from .parquet import file_checksum
+from .parts import extent_of
 from .schema import FEATURES, FIRST_OF_ROWS, ROW_CHUNKS, Schema, no_norms, norms_record, row_schemas
 
 _PAGE_BYTES = 1 << 20

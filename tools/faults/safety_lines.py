@@ -94,14 +94,14 @@ dataset/parquet.py
     if "sha256:" + hashlib.sha256(content).hexdigest() != checksum:
         ~ dataset a_flipped_byte_is_named_by_verify_and_never_trained_on[chunks.parquet]
 dataset/parts.py
-    if zlib.crc32(data[part.extent(group, covered)[0] - offset :]) != crc:
-        ~ dataset a_data_file_replaced_by_another_of_its_size_is_never_trained_on[entries]
-    verify = first != covered ~ dataset damage_is_noticed_whichever_columns_are_read[columns0]
-        > verify = False
     options = {"pre_buffer": False, "page_checksum_verification": verify}
         ~ dataset damage_is_noticed_whichever_columns_are_read[columns0]
         > options = {"pre_buffer": False, "page_checksum_verification": False}
 dataset/chunked_table.py
+    if zlib.crc32(data[part.extent(group, covered)[0] - offset :]) != crc:
+        ~ dataset a_data_file_replaced_by_another_of_its_size_is_never_trained_on[entries]
+    verify = first != covered ~ dataset damage_is_noticed_whichever_columns_are_read[columns0]
+        > verify = False
     elif found != n_bytes:
         ~ dataset truncated_or_missing_files_are_named_by_verify_and_train[features.parquet]
         > if False:
