@@ -17,6 +17,7 @@ import pytest
 
 import streamcd
 from streamcd import StreamcdError
+from streamcd.conversion.delimited import record_starts
 from streamcd.conversion.numbering import merge_strings, save_strings
 from streamcd.conversion.options import TableOptions
 from streamcd.conversion.table_columns import _plan_encoding
@@ -27,7 +28,6 @@ from streamcd.dataset.arrow_columns import (
     strings_of,
 )
 from streamcd.dataset.diagnostics import advice
-from streamcd.kernels.tables import last_record_end
 from streamcd.models.string_table import StringTable
 
 N_ROWS = 400
@@ -280,9 +280,9 @@ def test_dictionaries_that_cannot_be_sorted_name_the_largest_column(
 
 def test_the_memory_advised_for_dictionaries_counts_all_workers(tmp_path: Path) -> None:
     # two workers with 3.5 GB were told to take 3.48
-    strings, valid = strings_of(arrow_strings([f"{k:07}" for k in range(1000)]))
+    strings, _ = strings_of(arrow_strings([f"{k:07}" for k in range(1000)]))
     table, n_missing = StringTable(), np.zeros(1, np.int64)
-    table.number(0, strings, valid, True, "c")
+    table.number(0, strings, True, "c")
     save_strings(table, tmp_path, 0)
     encoding, _ = _plan_encoding({"c": "string", "y": "number"}, None, TableOptions(label="y"), "t")
     needed = 4 * (7 * 1000 + 8 * 1001)
@@ -388,12 +388,11 @@ def test_a_large_record_batch_that_is_not_compressed_is_read_in_parts(tmp_path: 
 
 
 def test_strings_are_told_apart_by_every_byte_and_by_their_column() -> None:
-    """They are hashed and compared eight bytes at a time, but for the last ones of a buffer."""
     texts = [letter * length + last for length in range(20) for letter in "ab" for last in ("", "x", "\0")]
     texts = list(dict.fromkeys(texts))
     table = StringTable()
-    strings, valid = strings_of(arrow_strings(texts * 2))
-    codes = [table.number(column, strings, valid, True, "") for column in (0, 1)]
+    strings, _ = strings_of(arrow_strings(texts * 2))
+    codes = [table.number(column, strings, True, "") for column in (0, 1)]
     expected = np.tile(np.arange(len(texts)), 2)
     np.testing.assert_array_equal(codes, [expected, expected + len(texts)])
     assert [table.strings().text(k) for k in range(table.size)] == texts * 2
@@ -407,7 +406,7 @@ def test_a_record_ends_where_quotes_are_closed() -> None:
         for k, byte in enumerate(text.tolist()):
             if byte == ord("\n") and text[:k].tolist().count(ord('"')) % 2 == 0:
                 ends.append(k + 1)
-        assert last_record_end(text, text.size, ord('"')) == ends[-1]
+        assert record_starts(text)[2] == ends[-1]
 
 
 def test_null_strings_stay_null() -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from csv import Error as RecordError
 from csv import reader as records
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,6 @@ import pyarrow.csv as csv
 
 from ..core.errors import DataError
 from ..dataset.arrow_columns import one_batch
-from ..kernels import tables as kernels
 from .byte_sources import STANDARD_INPUT, ByteRange, display_name, read_blocks, read_head
 from .sources import Block, Counted, TextReader
 from .table_columns import FIRST_ROWS, column_types
@@ -26,30 +25,44 @@ SAMPLE_BYTES = 1 << 20
 """First bytes, from which the columns' types are inferred."""
 
 _MOST_BATCH_ROWS = 1 << 16
-_COLUMNS_AT_A_TIME = 1000
-_QUOTE = ord('"')
+_COLUMNS_AT_A_TIME = 1000  # each takes Arrow 15 kB
 NULLS = ["", "NA", "N/A", "#N/A", "NaN", "nan", "null", "NULL", "None"]
 """Texts that stand for a missing value."""
 
 
+def record_starts(text: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+    """Return where the records and the ends of lines of a text are, and the end of the last whole record.
+
+    A newline between quotes is part of a record; blank lines are none.
+    """
+    newlines, quotes = (np.flatnonzero(text == byte) for byte in b'\n"')
+    ends = newlines[np.searchsorted(quotes, newlines) % 2 == 0] if quotes.size else newlines
+    starts = np.concatenate([[0], ends + 1])
+    sizes = np.diff(starts)
+    blank = (sizes == 1) | ((sizes == 2) & (text[starts[:-1]] == ord("\r")))
+    return starts[:-1][~blank], newlines, int(starts[-1])
+
+
 def _last_record_end(buffer: bytearray, size: int) -> int:
-    return int(kernels.last_record_end(np.frombuffer(buffer, np.uint8), size, _QUOTE))
+    if buffer.find(b'"', 0, size) < 0:
+        return buffer.rfind(b"\n", 0, size) + 1
+    return record_starts(np.frombuffer(buffer, np.uint8, size))[2]
 
 
 @dataclass(frozen=True)
 class CsvReader(TextReader):
-    """Delimited text with a line of names; a newline between quotes is part of a value."""
+    """Delimited text with a line of names."""
 
     delimiter: str = ","
 
     def count(self, piece: ByteRange) -> Counted:
-        n_rows, n_lines, quoted = 0, 0, False
-        with closing(read_blocks([piece], *self.reading.of_text)) as blocks:
+        n_rows, n_lines, whole = -(piece.start == 0), 0, True
+        with closing(read_blocks([piece], *self.reading.of_text, _last_record_end)) as blocks:
             for block in blocks:
-                # a newline between quotes ends a block too: a quote more changes what is a record from there on
-                rows, lines, odd = kernels.count_records(block.as_array(), block.start, block.stop, _QUOTE)
-                n_rows, n_lines, quoted = n_rows + rows, n_lines + lines, quoted or odd
-        return Counted(max(n_rows - (piece.start == 0), 0), n_lines, not quoted)
+                text = block.as_array()[block.start : block.stop]
+                starts, newlines, end = record_starts(text)
+                n_rows, n_lines, whole = n_rows + starts.size, n_lines + newlines.size, end == text.size
+        return Counted(max(n_rows, 0), n_lines, whole)
 
     def names_in(self, path: str) -> list[str]:
         """Return the names of the columns of a file."""
@@ -79,14 +92,14 @@ class CsvReader(TextReader):
     def _read_first(self, types: dict[str, Any]) -> Any:
         """Read the first megabyte."""
         path = self.paths[0]
-        names, (_, start) = self.names_in(path), self._header(path)
-        text, is_cut = self._sample(path)
-        end = _last_record_end(bytearray(text), len(text)) if is_cut else len(text)
-        rows = text[start : end or len(text)]
+        names, (_, start), (text, is_cut) = self.names_in(path), self._header(path), self._sample(path)
+        end = record_starts(np.frombuffer(text, np.uint8))[2] if is_cut else 0
+        rows = text[start : end or len(text)] + b"\n"
         if not rows.strip():
             return pa.table({name: pa.nulls(0) for name in names})
-        message = _at_lines(display_name(path), text[:start].count(b"\n"), rows)
-        return self._read(pa.py_buffer(rows), names, names, types, message)
+        found, newlines, _ = record_starts(np.frombuffer(rows, np.uint8))
+        lines = text.count(b"\n", 0, start) + 1 + np.searchsorted(newlines, found)
+        return self._read(pa.py_buffer(rows), names, names, types, _at_lines(display_name(path), lines))
 
     def _sample(self, path: str) -> tuple[bytes, bool]:
         """Read the first bytes of text; tells if there are more."""
@@ -96,27 +109,27 @@ class CsvReader(TextReader):
     def _header(self, path: str) -> tuple[list[str], int]:
         """Return the names in the first line, and its end."""
         text, _ = self._sample(path)
-        first = 3 if text.startswith(b"\xef\xbb\xbf") else 0
-        while text[first : first + 1] in (b"\n", b"\r"):
-            first += 1
-        end, quoted = first, False
-        while end < len(text) and (quoted or text[end] != 0x0A):
-            quoted ^= text[end] == _QUOTE
-            end += 1
-        name = display_name(path)
+        starts, _, end = record_starts(np.frombuffer(text + b"\n", np.uint8))
+        end = min(end, len(text)) or len(text)
+        first, stop = (int(starts[k]) if starts.size > k else other for k, other in enumerate((0, end)))
+        line = text[first:stop].removeprefix(b"\xef\xbb\xbf")
         try:
-            line = text[first:end].decode().rstrip("\r\n")
-            found = [name.strip() for name in next(records([line], delimiter=self.delimiter, strict=True))]
+            found = [
+                name.strip()
+                for name in next(
+                    records([line.decode().rstrip("\r\n")], delimiter=self.delimiter, strict=True)
+                )
+            ]
         except (UnicodeDecodeError, RecordError, StopIteration):
             raise DataError(
-                f"{name}:1: expected the names of the columns in UTF-8, with closed quotes, found "
-                f"{text[first : min(end, first + 60)]!r}; correct the line"
+                f"{display_name(path)}:1: expected the names of the columns in UTF-8, with closed quotes, found "
+                f"{line[:60]!r}; correct the line"
             ) from None
         if all(re.fullmatch(r"[-+]?[0-9.]+([eE][-+]?[0-9]+)?", text) for text in found):
             raise DataError(
-                f"{name}:1: expected the names of the columns, found numbers; add a first line of names"
+                f"{display_name(path)}:1: expected the names of the columns, found numbers; add a first line of names"
             )
-        return found, min(end + 1, len(text))
+        return found, stop
 
     def blocks(
         self, pieces: Sequence[ByteRange], first_line: int, types: dict[str, str]
@@ -133,17 +146,21 @@ class CsvReader(TextReader):
             line = first_line if piece is pieces[0] else 0
             with closing(read_blocks([piece], *self.reading.of_text, _last_record_end)) as texts:
                 for text in texts:
-                    start = max(header_end, text.start) if text.first else text.start
-                    found, view = text.as_array(), memoryview(text.buffer)[start : text.stop]
-                    of_header = np.count_nonzero(found[text.start : start] == 0x0A)
-                    message, row = _at_lines(text.name, line + int(of_header), view), 0
-                    if len(view) > 2 or bytes(view).strip():
-                        table = self._read(pa.py_buffer(view), names, chosen, arrow, message)
+                    start = header_end if text.first else text.start
+                    view = memoryview(text.buffer)[start : text.stop]
+                    line += int(np.count_nonzero(text.as_array()[text.start : start] == 0x0A))
+                    starts, newlines, _ = record_starts(np.frombuffer(view, np.uint8))
+                    if starts.size:
+                        lines, row = line + 1 + np.searchsorted(newlines, starts), 0
+                        table = self._read(
+                            pa.py_buffer(view), names, chosen, arrow, _at_lines(text.name, lines)
+                        )
                         for batch in table.to_batches(max_chunksize=_MOST_BATCH_ROWS):
-                            read = read_before + text.bytes_read
-                            yield Block(partial(_later, message, row), batch, read)
+                            yield Block(
+                                _at_lines(text.name, lines[row:]), batch, read_before + text.bytes_read
+                            )
                             row += batch.num_rows
-                    line += int(np.count_nonzero(found[text.start : text.stop] == 0x0A))
+                    line += newlines.size
             read_before += piece.n_bytes if piece.path != STANDARD_INPUT else 0
 
     def _time_type(self, name: str) -> Any:
@@ -157,32 +174,37 @@ class CsvReader(TextReader):
         return pa.timestamp("us")
 
     def _read(
-        self, buffer: Any, names: list[str], chosen: list[str], types: dict[str, Any], message: Any
+        self,
+        buffer: Any,
+        names: list[str],
+        chosen: list[str],
+        types: dict[str, Any],
+        message: Callable[[int], str],
     ) -> Any:
-        """Read the columns `chosen` from text without its line of names, some at a time: each takes Arrow 15 kB."""
-        read = csv.ReadOptions(
-            use_threads=self.reading.threaded, column_names=names, block_size=min(buffer.size + 1, 2**31 - 1)
-        )
+        """Read the columns `chosen` from text without its line of names."""
         parse = csv.ParseOptions(delimiter=self.delimiter)
         columns: list[Any] = []
-        try:
-            for k in range(0, len(chosen), _COLUMNS_AT_A_TIME):
-                part = chosen[k : k + _COLUMNS_AT_A_TIME]
-                convert = csv.ConvertOptions(
-                    null_values=NULLS,
-                    strings_can_be_null=True,
-                    quoted_strings_can_be_null=False,
-                    column_types=types,
-                    include_columns=part,
+        for k in range(0, len(chosen), _COLUMNS_AT_A_TIME):
+            convert = csv.ConvertOptions(
+                null_values=NULLS,
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
+                column_types=types,
+                include_columns=chosen[k : k + _COLUMNS_AT_A_TIME],
+            )
+            for threads in dict.fromkeys(
+                [self.reading.threaded, False]
+            ):  # Arrow's threads do not tell the row
+                read = csv.ReadOptions(
+                    use_threads=threads, column_names=names, block_size=min(buffer.size + 1, 2**31 - 1)
                 )
-                columns += csv.read_csv(pa.BufferReader(buffer), read, parse, convert).columns
-        except pa.ArrowInvalid as error:
-            if self.reading.threaded:  # Arrow's threads do not tell the row
-                alone = replace(self, reading=replace(self.reading, threaded=False))
-                return alone._read(buffer, names, chosen, types, message)
-            raise DataError(
-                _csv_complaint(str(error), names, message, self.reading.encoding is None)
-            ) from None
+                try:
+                    columns += csv.read_csv(pa.BufferReader(buffer), read, parse, convert).columns
+                    break
+                except pa.ArrowInvalid as error:
+                    if not threads:
+                        new = self.reading.encoding is None
+                        raise DataError(_csv_complaint(str(error), names, message, new)) from None
         return pa.Table.from_arrays(columns, chosen)
 
 
@@ -199,38 +221,12 @@ def _numbered(names: Sequence[str]) -> Iterator[str]:
         yield found
 
 
-def _at_lines(name: str, line: int, text: bytes | memoryview) -> Callable[[int], str]:
-    """Make a function that describes a record of a text by its line, `line` of which come before.
-
-    Where newlines between quotes, or blank lines, make other lines than records, the text is looked through.
-    """
-    found = np.frombuffer(text, np.uint8)
-    n_records, n_lines, _ = kernels.count_records(np.append(found, np.uint8(0x0A)), 0, found.size, _QUOTE)
-    kept = None if n_records == n_lines else bytes(text)
-    return lambda row: f"{name}:{line + 1 + (row if kept is None else _lines_before(kept, row))}"
+def _at_lines(name: str, lines: np.ndarray) -> Callable[[int], str]:
+    """Make a function that describes a record by its line."""
+    return lambda row: f"{name}:{lines[row]}"
 
 
-def _later(message: Callable[[int], str], first: int, row: int) -> str:
-    return message(first + row)
-
-
-def _lines_before(text: bytes, record: int) -> int:
-    """Count the newlines before a record; those between quotes are part of one, and blank lines are none."""
-    n_lines, n_records, quoted, begun = 0, 0, False, False
-    for byte in text:
-        if byte == 0x0A:
-            n_lines += 1
-            if begun and not quoted:
-                n_records, begun = n_records + 1, False
-        elif byte != 0x0D and not begun:
-            if n_records == record:
-                break
-            begun = True
-        quoted ^= byte == _QUOTE
-    return n_lines
-
-
-def _csv_complaint(error: str, names: list[str], message: Any, new: bool) -> str:
+def _csv_complaint(error: str, names: list[str], message: Callable[[int], str], new: bool) -> str:
     """Describe a refusal by Arrow; columns of a table that is not `new` are those of the data trained on."""
     ragged = re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+): (.*)", error, re.DOTALL)
     if ragged:
@@ -243,10 +239,10 @@ def _csv_complaint(error: str, names: list[str], message: Any, new: bool) -> str
     name = names[int(column)] if int(column) < len(names) else column
     kinds = {"double": "a number", "bool": "true or false", "timestamp": "a time", "time64": "a time of day"}
     like = "as in its first rows" if new else "as in the data trained on"
-    expected = f"{kinds[type_]}, {like}" if type_ in kinds else "text in UTF-8"
     value = what.removeprefix("invalid value ").strip("'")[:40]
     otherwise = f", leave the column out with --drop, or take it as text, as a category: --category {name}"
     return (
-        f"{message(int(row or 1) - 1)}: column {name!r}: expected {expected}, found {value!r}; "
+        f"{message(int(row or 1) - 1)}: column {name!r}: expected "
+        f"{f'{kinds[type_]}, {like}' if type_ in kinds else 'text in UTF-8'}, found {value!r}; "
         f"correct the line{otherwise if new else ''}"
     )

@@ -12,7 +12,6 @@ import pyarrow as pa
 from ..core.errors import DataError
 from ..core.threads import ahead
 from ..dataset.arrow_columns import (
-    Strings,
     arrow_strings,
     dictionary_of,
     numbers_of,
@@ -25,8 +24,8 @@ from ..models.string_table import StringTable
 from ..models.table_encoder import (
     BLOCK_CELLS,
     EncodedRows,
+    RowChecker,
     TableEncoder,
-    describe_refusal,
     sorted_rows,
 )
 from ..solvers.problem import LEAST_WEIGHT
@@ -146,9 +145,8 @@ class _Labels:
         self._source, self.n_decimal = source, 0
         self._name = "" if source.encoding is None else source.encoding.label
         self._table, self._adds = strings or StringTable(), strings is not None
-        self._dictionary: tuple[Any, np.ndarray] | None = None  # the last one, and its codes
         if source.class_names:
-            self._number(*strings_of(arrow_strings(source.class_names)), adds=True)
+            self._table.number(LABELS, strings_of(arrow_strings(source.class_names))[0], True, self._name)
 
     def of(self, block: Block) -> np.ndarray:
         """Return the labels of a block's rows; NaN where they are missing and may be."""
@@ -181,44 +179,33 @@ class _Labels:
     def _names(self, given: Any) -> np.ndarray:
         if not isinstance(given, pa.Array):
             # None, NaN, NaT and pandas' NA stand for a missing name in arrays of objects
-            missing = np.array(
-                [not isinstance(value, str | bytes) and str(value) in _MISSING for value in given.tolist()],
-                bool,
+            texts = zip(given.tolist(), given.astype(str).tolist(), strict=True)
+            given = arrow_strings(
+                [
+                    text if isinstance(value, str | bytes) or text not in _MISSING else None
+                    for value, text in texts
+                ]
             )
-            names, places = np.unique(np.where(missing, "", given).astype(str), return_inverse=True)
-            label = self._number(*strings_of(arrow_strings(names.tolist())), adds=self._adds)[places]
-            label[missing] = np.nan
-            return label
-        found = dictionary_of(given)
-        if found is None:
-            return self._number(*strings_of(given), adds=self._adds)
-        values, places = found
-        if self._dictionary is None or not self._dictionary[0].equals(values):
-            self._dictionary = values, np.append(self._number(*strings_of(values), adds=self._adds), np.nan)
-        return self._dictionary[1][places]  # -1 is null's
-
-    def _number(self, strings: Strings, valid: np.ndarray, adds: bool) -> np.ndarray:
-        codes = self._table.number(LABELS, strings, valid, adds, self._name or "label")
-        label = codes.astype(np.float64)
-        label[codes == kernels.MISSING] = np.nan
-        label[codes == kernels.UNKNOWN] = len(self._source.class_names)  # one number for all unknown ones
-        return label
+        values, places = dictionary_of(given)
+        codes = self._table.number(LABELS, strings_of(values)[0], self._adds, self._name or "label")
+        # one number for all unknown ones
+        label = np.where(codes == kernels.UNKNOWN, len(self._source.class_names), codes).astype(np.float64)
+        return np.append(label, np.nan)[places]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Matrices
 
 
-class MatrixEncoder:
-    """Encoder of matrices, whose columns are indices; see `kernels.tables` for `state`."""
+class MatrixEncoder(RowChecker):
+    """Encoder of matrices, whose columns are indices from the first one on."""
 
     def __init__(self, reading: Reading) -> None:
-        self._dtype, self._first_index = np.dtype(reading.value_dtype), reading.index_base or 0
-        self._end, self._ignore = reading.width_end - self._first_index, reading.ignore_beyond
+        self._first_index = reading.index_base or 0
+        super().__init__(reading.value_dtype, 0, reading.width_end - self._first_index, reading.ignore_beyond)
         self._width = 0
         self.message = str
-        self.state = np.zeros(kernels.N_STATE, np.int64)
-        self.state[kernels.MAX_INDEX], self.state[kernels.ZERO_INDEX] = -1, not self._first_index
+        self.state[kernels.ZERO_INDEX] = not self._first_index
 
     @property
     def largest_index(self) -> int:
@@ -231,38 +218,23 @@ class MatrixEncoder:
         n_rows, start = matrix.shape[0], 0
         while start < n_rows:
             if isinstance(matrix, np.ndarray):
-                stop = start + BLOCK_CELLS // max(matrix.shape[1], 1)
+                stop = min(start + max(BLOCK_CELLS // max(matrix.shape[1], 1), 1), n_rows)
+                block = matrix[start:stop]
+                cells = np.nonzero(block)
+                starts = np.concatenate([[0], np.cumsum(np.count_nonzero(block, axis=1))])
+                entries = cells[1], _native(block[cells])
             else:
                 most = matrix.indptr[start] + BLOCK_CELLS
                 stop = min(int(np.searchsorted(matrix.indptr, most, side="right")) - 1, start + BLOCK_CELLS)
-            stop = min(max(stop, start + 1), n_rows)
-            rows = self._rows(matrix, start, stop)
+                stop = min(max(stop, start + 1), n_rows)
+                starts = matrix.indptr[start : stop + 1].astype(np.int64)
+                mine = slice(int(starts[0]), int(starts[-1]))
+                starts -= starts[0]
+                entries = sorted_rows(starts, _native(matrix.indices[mine]), _native(matrix.data[mine]))
+            rows = self.check(CSR(starts, *entries), lambda row, *_, first=start: self.message(first + row))
             rows.feature[:] += self._first_index
             yield EncodedRows(start, *rows)
             start = stop
-
-    def _rows(self, matrix: Any, start: int, stop: int) -> CSR:
-        if isinstance(matrix, np.ndarray):
-            block = matrix[start:stop]
-            starts = np.concatenate([[0], np.cumsum(np.count_nonzero(block, axis=1))])
-            cells = np.nonzero(block)
-            entries = cells[1], _native(block[cells])
-        else:
-            starts = matrix.indptr[start : stop + 1].astype(np.int64)
-            first, last = int(starts[0]), int(starts[-1])
-            starts -= first
-            columns = _native(matrix.indices[first:last]), _native(matrix.data[first:last])
-            entries = sorted_rows(starts, *columns)
-        room = CSR.room(stop - start, entries[0].size, self._dtype)
-        status = kernels.sparse_rows(CSR(starts, *entries), 0, self._end, self._ignore, room, self.state)
-        if status != kernels.OK:
-            row, at = int(self.state[kernels.ROW]), int(self.state[kernels.COLUMN])
-            found = entries[status < kernels.NEGATIVE_INDEX][at]
-            reason = describe_refusal(status, found, self._dtype, 0, self._end)
-            if status == kernels.NULL_VALUE:
-                reason = f"expected a finite value, found {found}"
-            raise DataError(f"{self.message(start + row)}: {reason}")
-        return room.cut()
 
 
 def _native(numbers: np.ndarray) -> np.ndarray:

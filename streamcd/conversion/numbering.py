@@ -19,6 +19,7 @@ from ..core.memory_budget import format_size
 from ..dataset.arrow_columns import Strings, arrow_array, joined_arrays, numbers_of, strings_of
 from ..dataset.schema import MAX_CLASSES
 from ..dataset.source_indices import SourceIndices
+from ..kernels.tables import TAIL_CODES
 from ..models.encoding import Encoding
 from ..models.string_table import StringTable
 from .rows import Rows
@@ -219,21 +220,22 @@ class Numberer:
         self._first_rows = np.array(numbering.first_rows, np.int64)
         self._indices = numbering.indices()
         if numbering.dictionaries is not None:
-            self._starts, self._places = numbering.task_maps()
+            self._starts, places = numbering.task_maps()
+            self._places = np.asarray(places)  # elements of a map are maps
 
     def apply(self, rows: Rows, index_dtype: np.dtype) -> Rows:
         """Return rows whose indices are 0-based features, and whose labels are numbers; the given ones are changed."""
-        from ..kernels.tables import TaskMaps, renumber
-
         numbering = self._numbering
-        if numbering.maps_labels:
+        if numbering.maps_labels or numbering.maps_features:
             task = np.searchsorted(self._first_rows, rows.source_row, side="right") - 1
+        if numbering.maps_labels:
             codes = self._starts[task] + numbering.n_static + rows.label.astype(np.int64)
             rows = replace(rows, label=self._places[codes].astype(np.float64))
         if numbering.maps_features:
-            index = rows.index if rows.index.dtype == index_dtype else np.empty(rows.n_entries, index_dtype)
-            maps = TaskMaps(self._first_rows, self._starts, self._places, numbering.tail_start)
-            renumber(rows.indptr, rows.index, rows.source_row, maps, index)
+            codes = rows.index.astype(np.int64)
+            index, is_tail = codes - (TAIL_CODES - numbering.tail_start), codes >= TAIL_CODES
+            codes += np.repeat(self._starts[task], np.diff(rows.indptr))
+            index[~is_tail] = self._places[codes[~is_tail]]
         else:
             index = self._indices.features(rows.index)
         index = index.astype(index_dtype, copy=False)

@@ -172,14 +172,13 @@ def strings_of(array: pa.Array) -> tuple[Strings, np.ndarray]:
     return Strings(bytes_, ends), valid
 
 
-def dictionary_of(array: pa.Array) -> tuple[pa.Array, np.ndarray] | None:
-    """Return the values of a dictionary array and the index of each element, -1 for null; None for other arrays."""
+def dictionary_of(array: pa.Array) -> tuple[pa.Array, np.ndarray]:
+    """Return the different values of an array and the place of each element among them, -1 for null."""
     if not pa.types.is_dictionary(array.type):
-        return None
-    indices = array.indices
-    if indices.null_count:
-        return array.dictionary, filled(indices.cast(pa.int64()), -1)
-    return array.dictionary, numbers_of(indices)
+        array = array.dictionary_encode()
+    places = numbers_of(array.indices) if not array.null_count else filled(array.indices.cast(pa.int64()), -1)
+    valid = valid_of(array.dictionary)
+    return array.dictionary, np.where(valid[places], places, -1) if valid.size else places
 
 
 def lists_of(array: pa.Array, name: str) -> tuple[np.ndarray, pa.Array]:

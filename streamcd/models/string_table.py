@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
-
 import numpy as np
 
 from ..core.errors import UsageError
@@ -11,73 +9,58 @@ from ..core.memory_budget import format_size
 from ..dataset.arrow_columns import Strings
 from ..kernels import tables as kernels
 
-_MAX_SLOTS = 1 << 31
-
 
 class StringTable:
     """Hash table of the strings of several columns, numbered in order of appearance, within `memory_bytes`."""
 
     def __init__(self, memory_bytes: int | None = None) -> None:
         self._memory_bytes = memory_bytes
-        self._slots = np.full(1 << 10, -1, np.int32)
-        self._hashes, self._columns = np.empty(1 << 9, np.uint64), np.empty(1 << 9, np.int32)
-        self._ends, self._arena = np.zeros((1 << 9) + 1, np.int64), np.empty(1 << 13, np.uint8)
-        self._state = np.zeros(3, np.int64)
-
-    @property
-    def size(self) -> int:
+        self.size = 0
         """Number of strings so far."""
-        return int(self._state[0])
+        self._arrays = kernels.HashTable(
+            np.full(1 << 10, -1, np.int32),
+            np.empty(1 << 9, np.uint64),
+            np.empty(1 << 9, np.int32),
+            np.zeros((1 << 9) + 1, np.int64),
+            np.empty(1 << 13, np.uint8),
+        )
 
-    def number(self, column: int, strings: Strings, valid: np.ndarray, add: bool, name: str) -> np.ndarray:
-        """Number strings of a column; see `kernels.tables.number_strings`. `name` is the column's name in messages."""
+    def number(self, column: int, strings: Strings, add: bool, name: str) -> np.ndarray:
+        """Number different strings of a column; see `kernels.tables.number_strings`. `name` is for messages."""
         out = np.empty(strings.size, np.int64)
-        done = 0
-        while True:
-            done = kernels.number_strings(column, (*strings, valid), done, add, self._arrays(), out)
-            if done == strings.size:
-                return out
-            self._grow(name)
+        if add:
+            self._make_room(strings.size, int(strings.offsets[-1] - strings.offsets[0]), name)
+        self.size = int(kernels.number_strings(column, strings, add, self._arrays, self.size, out))
+        return out
 
-    def _arrays(self) -> kernels.HashTable:
-        return kernels.HashTable(
-            self._slots, self._hashes, self._columns, self._ends, self._arena, self._state
-        )
-
-    def _grow(self, name: str) -> None:
-        """Enlarge what is full, so that the string without room has one."""
-        n, n_bytes, length = self._state.tolist()
-        if n == self._hashes.size:
-            self._hashes, self._columns = (enlarged(array, 2 * n) for array in (self._hashes, self._columns))
-            self._ends = enlarged(self._ends, 2 * n + 1)
-        if 2 * (n + 1) > self._slots.size:
-            self._slots = np.full(min(2 * self._slots.size, _MAX_SLOTS), -1, np.int32)
-            kernels.fill_slots(self._hashes, n, self._slots)
-        if n_bytes + length > self._arena.size:
-            self._arena = enlarged(self._arena, 2 * (n_bytes + length))
-        if self._memory_bytes is not None and self.nbytes > self._memory_bytes:
-            self._refuse(name, n, format_size(self._memory_bytes))
-
-    def _refuse(self, name: str, n_strings: int, room: str) -> NoReturn:
-        raise UsageError(
-            f"column {name!r}: the dictionary of its categories takes more than the {room} of --memory that are left for "
-            f"it, after {n_strings:,} categories; hash them into 2^B features with --hash B (20, say), leave it out with "
-            "--drop, or give a larger --memory"
-        )
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the table while it grows: an array exists twice when it is enlarged."""
-        return int(1.5 * sum(array.nbytes for array in self._arrays()))
+    def _make_room(self, n_more: int, more_bytes: int, name: str) -> None:
+        n, (slots, hashes, columns, ends, arena) = self.size, self._arrays
+        room, n_bytes = n + n_more, int(ends[n]) + more_bytes
+        if room > hashes.size:
+            hashes, columns = enlarged(hashes, 2 * room), enlarged(columns, 2 * room)
+            ends = enlarged(ends, 2 * room + 1)
+        if 2 * room > slots.size:
+            slots = np.full(1 << (2 * room).bit_length(), -1, np.int32)
+            kernels.fill_slots(hashes, n, slots)
+        if n_bytes > arena.size:
+            arena = enlarged(arena, 2 * n_bytes)
+        self._arrays = kernels.HashTable(slots, hashes, columns, ends, arena)
+        # an array exists twice when it is enlarged
+        needed = 1.5 * sum(array.nbytes for array in self._arrays)
+        if self._memory_bytes is not None and needed > self._memory_bytes:
+            raise UsageError(
+                f"column {name!r}: the dictionary of its categories takes more than the "
+                f"{format_size(self._memory_bytes)} of --memory that are left for it, after {n:,} categories; hash them "
+                "into 2^B features with --hash B (20, say), leave it out with --drop, or give a larger --memory"
+            )
 
     def strings(self) -> Strings:
         """Return all strings, by number."""
-        n, n_bytes, _ = self._state.tolist()
-        return Strings(self._arena[:n_bytes], self._ends[: n + 1])
+        return Strings(self._arrays.arena[: self._arrays.ends[self.size]], self._arrays.ends[: self.size + 1])
 
     def columns(self) -> np.ndarray:
         """Return the column of every string, by number."""
-        return self._columns[: self.size]
+        return self._arrays.columns[: self.size]
 
 
 def enlarged(array: np.ndarray, size: int) -> np.ndarray:
