@@ -34,36 +34,30 @@ class ActiveRows:
     def __init__(self, dataset: Dataset, arena: RowArena, folder: Path) -> None:
         self._dataset, self._folder = dataset, folder
         self._file: IO[bytes] | None = None
-        self._n_rows, self._n_entries = np.diff(dataset.row_start), np.diff(dataset.entry_start)
+        self._n_rows = np.diff(dataset.row_start)
         self._copied = ({"target": "f8"} if dataset.has_targets else {}) | _COPIED
         self._row = np.dtype([("n_entries", "u4"), ("row", "u4"), *self._copied.items()], align=True)
         self._copies = np.zeros(dataset.n_chunks, _COPY)
-        self._in_use = self._given_up = False
+        self.n_entries = self._copies["n_entries"]  # int64, of every chunk's copy
+        self._given_up = False
         self._forget()
         # compile the kernel, or load it from the cache, before windows take memory
         nothing, entries = np.zeros(1, dtype=np.int64), (arena.feature[:0], arena.value[:0])
         gather_entries(nothing[:0], nothing, *entries, *entries)
 
-    def begin_read(self, all_rows: bool, rows_return: bool) -> None:
-        """Choose the source of a read's chunks: of `all_rows` the dataset; if `rows_return`, copies are out of date."""
+    def begin_read(self, all_rows: bool, rows_return: bool) -> np.ndarray:
+        """Return the chunks that a read has to `load`, bool, of which it does not need `all_rows`.
+
+        If `rows_return`, copies are out of date. Those that this read makes are for later ones.
+        """
         if rows_return:
             self._forget()
-        # none that this read makes are for a window of the next, which is read ahead
-        self._in_use = not all_rows and self.exist
+        return (self._copies["offset"] >= 0) & (not all_rows)
 
     @property
     def exist(self) -> bool:
         """Check if there are copies."""
         return bool((self._copies["offset"] >= 0).any())
-
-    def has(self, chunk: int) -> bool:
-        """Tell whether this read has to `load` a chunk, not to read it from the dataset."""
-        return self._in_use and bool(self._copies["offset"][chunk] >= 0)
-
-    def entries(self) -> np.ndarray:
-        """Return the number of entries of every chunk as this read loads it; int64, shape (chunks,)."""
-        copied = self._in_use & (self._copies["offset"] >= 0)
-        return np.where(copied, self._copies["n_entries"], self._n_entries)
 
     def give_up(self) -> None:
         """Drop all copies, and make none from now on."""

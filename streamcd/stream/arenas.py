@@ -67,8 +67,7 @@ class RowLayout:
         """Make a decoder of entries by row, classes, weights and folds; its kernels are loaded."""
         centre, arena = table.centre if self.centred else None, self.new_arena(table, 2, 0)
         counts, values = np.zeros(0, table.index_dtype), np.zeros(0, table.value_dtype)
-        _place_rows(table, arena, (0, 0, 0), [np.zeros(0), counts, np.zeros(0)])
-        _place_entries(arena, 0, (counts, values), centre)
+        _place_rows(table, centre, arena, (0, 0), [np.zeros(0), counts, np.zeros(0)], counts, values)
         return partial(_decode_rows, table, seed, n_folds, centre)
 
 
@@ -90,43 +89,42 @@ def _decode_rows(
     n_rows = rows[0].size
     if n_folds:
         arena.fold[row_start : row_start + n_rows] = dataset.folds_of(rows.pop(), seed, n_folds)
-    answer = _place_rows(dataset, arena, (row_start, entry_start, entry_start + feature.size), rows)
+    starts = row_start, entry_start
+    answer, n_shifted = _place_rows(dataset, centre, arena, starts, rows, feature, value)
     if answer != FITS:
         raise DatasetError(f"{dataset.place(chunk)}: {_REFUSALS[answer]}")
-    n_shifted = _place_entries(arena, entry_start, (feature, value), centre)
-    if centre is None:
-        return
-    arena.target[row_start : row_start + n_rows] -= centre.target
-    if n_shifted != n_rows * centre.features.size:
+    if centre is not None and n_shifted != n_rows * centre.features.size:
         raise DatasetError(
             f"{dataset.place(chunk)}: features are missing that features.parquet has in every row; {dataset.KIND.remedy}"
         )
 
 
 def _place_rows(
-    dataset: Dataset, arena: RowArena, offsets: tuple[int, int, int], rows: Sequence[np.ndarray]
-) -> int:
-    """Copy labels, counts and any weights of rows to an arena, at offsets of rows and entries; see the kernel."""
-    for array in rows:
-        array.flags.writeable = False  # as Arrow's are: the kernel is compiled for these alone
+    dataset: Dataset,
+    centre: Centre | None,
+    arena: RowArena,
+    starts: tuple[int, int],
+    rows: Sequence[np.ndarray],
+    feature: np.ndarray,
+    value: np.ndarray,
+) -> tuple[int, int]:
+    """Copy labels, counts, any weights, and entries of rows to an arena, from a row and an entry on; with `centre`, shifted.
+
+    Returns the kernel's answer, and how many entries have a shift.
+    """
+    for array in (*rows, value):
+        array.flags.writeable = False  # as Arrow's are: the kernels are compiled for these alone
     label, n_entries, weight = rows[0], rows[1], rows[2] if dataset.weighted else rows[0][:0]
     classes = np.zeros(0) if dataset.classes is None else dataset.classes
     places = arena.indptr, arena.code, arena.weight, arena.target
-    return int(place_rows((label, n_entries, weight), classes, offsets, places))
-
-
-def _place_entries(
-    arena: RowArena, start: int, entries: tuple[np.ndarray, np.ndarray], centre: Centre | None
-) -> int:
-    """Copy entries to an arena, and centre them; returns how many have a shift."""
-    feature, value = entries
-    own = slice(start, start + feature.size)
+    own = slice(starts[1], starts[1] + feature.size)
+    answer = int(place_rows((label, n_entries, weight), classes, (*starts, own.stop), places))
     arena.feature[own] = feature
-    if centre is not None:
-        value.flags.writeable = False  # as Arrow's are
-        return int(centre_values(arena.feature[own], value, centre.table, arena.value[own]))
-    arena.value[own] = value
-    return 0
+    if centre is None:
+        arena.value[own] = value
+        return answer, 0
+    arena.target[starts[0] : starts[0] + label.size] -= centre.target
+    return answer, int(centre_values(arena.feature[own], value, centre.table, arena.value[own]))
 
 
 @dataclass(frozen=True)
@@ -199,7 +197,7 @@ def class_codes(dataset: Dataset, chunk: int, label: np.ndarray) -> np.ndarray:
 
 
 def _check_range(name: str, index: np.ndarray, n: int, table: Dataset | Columns, chunk: int) -> None:
-    """Refuse indices out of range: the kernels do not check them, and would write outside the weights or scores."""
+    """Refuse indices out of range, which the kernels do not check."""
     # as unsigned integers, negative ones are large
     if index.size and index.view(f"u{index.itemsize}").max() >= n:
         raise DatasetError(f"{table.place(chunk)}: a {name} outside 0 … {n - 1}")

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -34,18 +34,8 @@ _FEW_ENTRIES = 1 << 20
 
 _ORDER_OF_CHUNKS = 2**32 - 1  # in place of the window in the random key of a read's order
 
-
-class _Ahead(NamedTuple):
-    """Window that is read ahead, and the task that loads it, whose result is the bytes read; None if there is nothing to."""
-
-    window: Window
-    load: Future[int] | None
-
-    def is_of(self, read: int, number: int, windows: Sequence[np.ndarray]) -> bool:
-        """Tell whether it is this window of a read with these `windows`."""
-        found, wanted = self.window, (read, number, len(windows))
-        is_there = (found.read, found.number, found.count) == wanted
-        return is_there and np.array_equal(found.chunks, windows[number])
+Loading = tuple[Window, Future[int] | None]
+"""A window, and the task that loads it, whose result is the bytes read; None where there is nothing to wait for."""
 
 
 class Stream:
@@ -53,7 +43,8 @@ class Stream:
 
     Until `close`, only that thread may use `dataset`, which assigns rows to `n_folds` folds, 0 for none. If the data are
     resident, `n_shards` is the number of shards that have room (`restrict` says which), all if omitted. `folder` is a
-    directory for copies of active rows (`keep_active`), which are not made without one.
+    directory for copies of active rows (`keep_active`), which are not made without one. No window has more than
+    `largest_window_items`.
     """
 
     def __init__(
@@ -73,48 +64,40 @@ class Stream:
         self.table: ChunkedTable = layout.open(dataset)
         self._units = np.arange(self.table.unit_start.size - 1)
         self._first = self._units[:0]  # of the first read
+        self._n_items, self._n_entries = np.diff(self.table.item_start), np.diff(self.table.entry_start)
         self._is_long = np.repeat(long_units(self.table, plan), np.diff(self.table.unit_start))
-        self._in_memory = self.table.bytes_on_disk() == 0
-        self._at_once = self._in_memory or (plan.resident and self.table.n_entries <= _FEW_ENTRIES)
+        n_bytes = self.table.bytes_on_disk()
+        self._at_once = not n_bytes or (plan.resident and self.table.n_entries <= _FEW_ENTRIES)
         self._seen = np.zeros(self.table.n_chunks, dtype=bool)
         self.bytes_read = 0  # from the dataset's files, for windows that were taken or dropped
         self.read_seconds = 0.0
-        if not self._in_memory and self._exceeds_page_cache():  # affects speed alone, never results
+        # past the page cache where it cannot hold the data; else later reads need no disk
+        if n_bytes and (self.table.client_bytes or n_bytes > 0.6 * page_cache_room()):
             self.table.read_ahead()
         self._slots = ShardSlots(self.table, self.table.n_shards if n_shards is None else n_shards)
         size = (
             (self._slots.n_items, self._slots.n_entries) if plan.resident else window_size(self.table, plan)
         )
+        self.largest_window_items = size[0]
         self._arenas = [layout.new_arena(self.table, *size) for _ in range(1 if plan.resident else 2)]
         self._active: ActiveRows | None = None
-        if isinstance(layout, RowLayout) and not plan.resident and not self._in_memory and folder:
+        self._copied = np.zeros(
+            self.table.n_chunks, dtype=bool
+        )  # chunks of which this read takes the active rows
+        if isinstance(layout, RowLayout) and not plan.resident and n_bytes and folder:
             self._active = ActiveRows(dataset, self._arenas[0], folder)
         self._decode = layout.decoder(self.table, seed, n_folds)  # type: ignore[arg-type]
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="streamcd-read")
         self._hinted = np.zeros(0, dtype=np.int64)
         shuffle(self._first, np.uint64(0))  # its kernel is loaded before windows take memory
-        self._order_cache: tuple[int, list[np.ndarray]] | None = None
-        self._ahead: _Ahead | None = None
+        self._cut: tuple[int, list[np.ndarray]] = -1, []  # the windows of a read
+        self._ahead: Loading | None = None
         self._turn = 0  # of the arenas, which windows take by turns
-
-    def _exceeds_page_cache(self) -> bool:
-        """Return whether chunks are read past the page cache: it cannot hold them, or they are at a URL.
-
-        If it can, later reads need no disk, and announcing chunks makes reading from a cold disk twice as fast. If not, in
-        passes of 1.1-1.5 s the time waiting for the disk fell from 0.25-0.53 s to 0.06-0.28 s (100 M entries, a cap of 400
-        MB, alternate runs; `read_ahead`).
-        """
-        return self.table.client_bytes > 0 or self.table.bytes_on_disk() > 0.6 * page_cache_room()
 
     @property
     def scratch_bytes(self) -> int:
         """Size of the file with copies of active rows, in bytes."""
         return self._active.disk_bytes if self._active else 0
-
-    @property
-    def largest_window_items(self) -> int:
-        """Largest number of items in a window."""
-        return self._slots.n_items if self.plan.resident else window_size(self.table, self.plan)[0]
 
     def n_windows(self, read: int) -> int:
         """Count the windows of a read."""
@@ -128,16 +111,20 @@ class Stream:
         """
         count = self.n_windows(read)
         for number in range(first, count):
-            window = self._take(read, number)
-            if not self._ahead and number + 1 < count:
-                self._request(read, number + 1, self._windows(read))
-            elif not self._ahead and goes_on and not (self._active and self._active.exist):
-                self._request(read + 1, 0, self._windows(read + 1))
+            if self._ahead is not None and (self._ahead[0].read, self._ahead[0].number) != (read, number):
+                self._drop()
+            window, load = self._ahead or self._request(read, number)
+            self._ahead = None
+            self.bytes_read += load.result() if load else 0
+            if number + 1 < count:
+                self._ahead = self._request(read, number + 1)
+            elif goes_on and not (self._active and self._active.exist):
+                self._ahead = self._request(read + 1, 0)
             yield window
 
     def begin_with(self, chunks: np.ndarray) -> None:
         """Have the first read begin with these chunks; where all fit in one window, in a window of their own."""
-        self._first, self._order_cache = chunks, None
+        self._first = chunks
 
     def begin_read(self, *, all_rows: bool, rows_return: bool) -> None:
         """Choose the source of a read's windows, before `windows`; without this call it is the dataset.
@@ -147,7 +134,7 @@ class Stream:
         """
         if self._active is not None:
             self._wait()  # its chunks come from where the read before has them
-            self._active.begin_read(all_rows, rows_return)
+            self._copied = self._active.begin_read(all_rows, rows_return)
 
     def keep_active(self, window: Window, columns: np.ndarray) -> str:
         """Copy a visited window's rows with one of these flags for later reads; returns why not any more, once."""
@@ -158,6 +145,7 @@ class Stream:
         except OSError as error:
             self._wait()
             self._active.give_up()
+            self._copied[:] = False
             return str(error)
         return ""
 
@@ -166,12 +154,13 @@ class Stream:
 
         Returns their chunks, ascending, and the chunks that lost their place in the resident arena.
         """
-        chunks, lost = self._chunks_of(shards), np.zeros(0, dtype=np.int64)
-        if self.plan.resident:
+        chunks, lost = np.flatnonzero(np.isin(self.table.chunk_part, shards)), self._units[:0]
+        if not np.array_equal(chunks, self._units):
             self._drop()
-            lost = self._slots.hold(shards)
-            self._seen[lost] = False
-        self._units, self._order_cache = chunks, None
+            if self.plan.resident:
+                lost = self._slots.hold(shards)
+                self._seen[lost] = False
+            self._units, self._cut = chunks, (-1, [])
         return chunks, lost
 
     def resident_start(self, chunk: int) -> int:
@@ -192,86 +181,62 @@ class Stream:
         self.close()
 
     def _windows(self, read: int) -> list[np.ndarray]:
-        if self._order_cache is None or self._order_cache[0] != read:
-            self._order_cache = (read, self._cut(read, self._units))
-        return self._order_cache[1]
+        """Return the chunks of each window of a read."""
+        if self._cut[0] != read:
+            order = chunk_order(self.table, self._units, self.seed, read)
+            first = order[np.isin(order, self._first)] if read == 0 else order[:0]
+            order = np.concatenate([first, order[~np.isin(order, first)]])
+            windows = cut_windows(self.table, order, self.plan)
+            if first.size and len(windows) == 1:
+                windows = np.split(order, [first.size])
+            self._cut = read, windows
+        return self._cut[1]
 
-    def _cut(self, read: int, units: np.ndarray) -> list[np.ndarray]:
-        """Return the windows of a read of some units."""
-        order = chunk_order(self.table, units, self.seed, read)
-        first = order[np.isin(order, self._first)] if read == 0 else order[:0]
-        order = np.concatenate([first, order[~np.isin(order, first)]])
-        windows = cut_windows(self.table, order, self.plan)
-        if first.size and len(windows) == 1:
-            windows = np.split(order, [first.size])
-        return windows
-
-    def _chunks_of(self, shards: np.ndarray) -> np.ndarray:
-        return np.flatnonzero(np.isin(self.table.chunk_part, shards))
-
-    def _request(self, read: int, number: int, windows: Sequence[np.ndarray]) -> None:
+    def _request(self, read: int, number: int) -> Loading:
+        """Lay out a window in an arena, and begin to load it."""
+        windows = self._windows(read)
         chunks, arena = windows[number], self._arenas[self._turn % len(self._arenas)]
-        hint = windows[number + 1] if number + 1 < len(windows) else chunks[:0]
-        if hint.size and self._is_long[hint[0]]:
-            hint = hint[:0]
         self._turn += 1
-        window, starts = self._place((read, number, len(windows)), chunks, arena)
-        load = None
-        if window.sweep is None and not (self.plan.resident and self._seen[chunks].all()):
-            if self._at_once:  # faster for little data
-                load = Future[int]()
-                load.set_result(self._load(arena, chunks, *starts, hint))
-            else:
-                load = self._thread.submit(self._load, arena, chunks, *starts, hint)
-        self._ahead = _Ahead(window, load)
-
-    def _place(
-        self, position: tuple[int, int, int], chunks: np.ndarray, arena: Any
-    ) -> tuple[Window, tuple[np.ndarray, np.ndarray]]:
-        """Lay out a window in an arena; also returns the offsets of each chunk's items and entries."""
-        items, entries = (np.diff(start)[chunks] for start in (self.table.item_start, self.table.entry_start))
+        items, entries = self._n_items[chunks], self._n_entries[chunks]
         if self._active is not None:
-            entries = self._active.entries()[chunks]
+            entries = np.where(self._copied[chunks], self._active.n_entries[chunks], entries)
         starts, entry_starts = np.cumsum(items) - items, np.cumsum(entries) - entries
-        sweep = None
+        sweep, is_there = None, self.plan.resident and bool(self._seen[chunks].all())
         if chunks.size and self._is_long[chunks[0]]:
             assert isinstance(self.table, Columns)
             arena.feature[0], arena.indptr[:2] = self.table.first_feature[chunks[0]], 0
             sweep = functools.partial(self._sweep, arena, chunks)
         elif self.plan.resident:
             starts, entry_starts = self._slots.item_start[chunks], self._slots.entry_start[chunks]
-        window = Window(*position, chunks, arena, starts, starts + items, int(entries.sum()), sweep)
-        return window, (starts, entry_starts)
-
-    def _take(self, read: int, number: int) -> Window:
-        windows = self._windows(read)
-        if self._ahead and not self._ahead.is_of(read, number, windows):
-            self._drop()
-        if self._ahead is None:
-            self._request(read, number, windows)
-        assert self._ahead is not None
-        (window, load), self._ahead = self._ahead, None
-        self.bytes_read += load.result() if load else 0
-        return window
+        n_entries = int(entries.sum())
+        window = Window(read, number, len(windows), chunks, arena, starts, starts + items, n_entries, sweep)
+        if sweep is not None or is_there:
+            return window, None
+        hint = windows[number + 1] if number + 1 < len(windows) else chunks[:0]
+        if hint.size and self._is_long[hint[0]]:
+            hint = hint[:0]
+        if not self._at_once:
+            return window, self._thread.submit(self._load, arena, chunks, starts, entry_starts, hint)
+        self.bytes_read += self._load(arena, chunks, starts, entry_starts, hint)  # faster for little data
+        return window, None
 
     def _drop(self) -> None:
         """Give up what was read ahead."""
-        if self._ahead is None:
-            return
-        load = self._ahead.load
-        if load and not load.cancel() and load.exception() is None:
-            self.bytes_read += load.result()
-        self._turn -= 1  # reuse its arena: the caller may still use the other one
-        self._ahead = None
+        if self._ahead is not None:
+            load = self._ahead[1]
+            if load and not load.cancel() and load.exception() is None:
+                self.bytes_read += load.result()
+            self._turn -= 1  # reuse its arena: the caller may still use the other one
+            self._ahead = None
 
     def _wait(self) -> None:
         """Wait until what is read ahead is there."""
-        if self._ahead is not None and self._ahead.load is not None:
-            wait([self._ahead.load])
+        if self._ahead is not None and self._ahead[1] is not None:
+            wait([self._ahead[1]])
 
     def _sweep(self, arena: Any, chunks: np.ndarray) -> Iterator[int]:
         """Implement `Window.sweep`; each segment is loaded after the window being read ahead into the other arena."""
-        entries, start = np.diff(self.table.entry_start)[chunks], 0
+        entries, start = self._n_entries[chunks], 0
         while start < chunks.size:
             stop = start + int(np.searchsorted(np.cumsum(entries[start:]), arena.row.size, side="right"))
             own, hint = chunks[start:stop], chunks[stop : 2 * stop - start]
@@ -281,23 +246,24 @@ class Stream:
             yield int(ends[-1])
             start = stop
 
-    # -- in the thread ------------------------------------------------------------------------------------------------
-
     def _load(
         self, arena: Any, chunks: np.ndarray, items: np.ndarray, entries: np.ndarray, hint: np.ndarray
     ) -> int:
-        """Load chunks to offsets of items and entries in the arena, and announce those of `hint`; returns the bytes read."""
+        """Load chunks, in the thread, to offsets of items and entries in the arena; returns the bytes read.
+
+        Chunks of `hint` are to follow: they are announced.
+        """
         started, n_bytes = time.monotonic(), 0
         if self.plan.resident:
             missing = ~self._seen[chunks]
             chunks, items, entries = chunks[missing], items[missing], entries[missing]
             hint = hint[~self._seen[hint]]
-        if not np.array_equal(chunks, self._hinted):  # else they were announced with the window before
-            self._announce(chunks)
-        self._announce(hint)
+        # else they were announced with the window before
+        for some in (hint,) if np.array_equal(chunks, self._hinted) else (chunks, hint):
+            self.table.announce(some[~self._copied[some]].tolist())
         self._hinted = hint
         for chunk, item, entry in zip(chunks.tolist(), items.tolist(), entries.tolist(), strict=True):
-            if self._active and self._active.has(chunk):
+            if self._active is not None and self._copied[chunk]:
                 n_bytes += self._active.load(arena, chunk, item, entry)
             else:
                 self._decode(arena, chunk, item, entry, not self._seen[chunk])
@@ -305,11 +271,6 @@ class Stream:
                 n_bytes += self.table.chunk_bytes(chunk)
         self.read_seconds += time.monotonic() - started
         return n_bytes
-
-    def _announce(self, chunks: np.ndarray) -> None:
-        """Announce chunks that will be loaded, in this order."""
-        active = self._active
-        self.table.announce([chunk for chunk in chunks.tolist() if not (active and active.has(chunk))])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
