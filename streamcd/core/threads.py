@@ -24,9 +24,10 @@ Item = TypeVar("Item")
 
 
 class Threads:
-    """`count` threads, including the caller's; the others are started when first needed."""
+    """`count` threads, including the caller's, None for one per processor; the others are started when first needed."""
 
-    def __init__(self, count: int = 1) -> None:
+    def __init__(self, count: int | None = 1) -> None:
+        count = available_cores() if count is None else count
         if count < 1:
             raise UsageError(f"threads: expected at least 1, found {count}")
         self.count = count
@@ -36,15 +37,11 @@ class Threads:
         """Return the number of parts to divide work into, none so small that handing it over takes longer than doing it."""
         return max(min(self.count, n_operations // _LEAST_OPERATIONS), 1)
 
-    def shares(self, n_items: int, n_operations: int) -> list[slice]:
-        """Divide a range of items, which take so many operations in all, into a share for each of `parts`."""
+    def share(self, work: Callable[[slice], object], n_items: int, n_operations: int) -> None:
+        """Divide a range of items, which take so many operations in all, among threads, and call `work` with each share."""
         n_parts = self.parts(n_operations)
         ends = [n_items * part // n_parts for part in range(n_parts + 1)]
-        return [slice(start, stop) for start, stop in itertools.pairwise(ends)]
-
-    def share(self, work: Callable[[slice], object], n_items: int, n_operations: int) -> None:
-        """Call `work` with each of the `shares`."""
-        self.run([partial(work, share) for share in self.shares(n_items, n_operations)])
+        self.run([partial(work, slice(start, stop)) for start, stop in itertools.pairwise(ends)])
 
     def run(self, calls: Sequence[Callable[[], object]], n_operations: int = 1 << 62) -> None:
         """Make calls, at most `count` at a time, and return when all are done; raises one of their errors.
@@ -102,11 +99,6 @@ def available_cores() -> int:
     if hasattr(os, "sched_getaffinity"):  # not on macOS
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def make_threads(count: int | None) -> Threads:
-    """Make `count` threads; by default one per available processor."""
-    return Threads(available_cores() if count is None else count)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

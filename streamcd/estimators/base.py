@@ -24,7 +24,7 @@ import numpy as np
 
 from ..core.errors import ConvergenceWarning, UsageError
 from ..core.progress import COMPILING, Listener, Progress, compiling_for, warn_once
-from ..core.threads import Threads, make_threads
+from ..core.threads import Threads, available_cores
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.exchange import in_source_order, source_labels
 from ..dataset.in_memory import InMemoryDataset, refuse_mask, sound_matrix, sparse_rows
@@ -270,7 +270,7 @@ class LinearModel(BaseEstimator):
     def _n_threads(self) -> int | None:
         """Return the number of threads asked for (-1: all processors, -2: all but one); None by default."""
         n_jobs = getattr(self, "n_jobs", None)
-        return n_jobs if n_jobs is None or n_jobs >= 0 else max(make_threads(None).count + 1 + n_jobs, 1)
+        return n_jobs if n_jobs is None or n_jobs >= 0 else max(available_cores() + 1 + n_jobs, 1)
 
     def _listener(self) -> Listener:
         return Listener() if self.verbose else _Silent()
@@ -321,7 +321,7 @@ class LinearModel(BaseEstimator):
         from ..prediction.reading_plan import Means
         from ..prediction.scored_rows import Scoring
 
-        threads = make_threads(self._n_threads()).count
+        threads = Threads(self._n_threads()).count
         # without a budget: all decisions are returned as one array, beside which blocks of rows are small
         scoring = Scoring(dataset, self.model_, Means(1 << 62, self._listener(), threads=threads))
         decisions = np.empty((dataset.n_rows, self.model_.n_vectors))

@@ -11,7 +11,7 @@ from ..core.memory_budget import require
 from ..core.options import takes
 from ..core.progress import Listener, ends_progress
 from ..core.storage import local_path, location
-from ..core.threads import make_threads
+from ..core.threads import Threads
 from ..dataset.dataset import Dataset, open_cached
 from ..kernels.loss_table import SOLVERS
 from ..solvers.registry import find_solver
@@ -148,7 +148,7 @@ def _begin(
     dataset = open_cached(dataset, asked.cache)
     path, listener = local_path(run, "a run"), asked.listener or Listener()
     until = deadline(asked.max_seconds)
-    session = Session(listener, asked.stop_requested, threads=make_threads(asked.threads), until=until)
+    session = Session(listener, asked.stop_requested, threads=Threads(asked.threads), until=until)
     asked = replace(asked, on_workers=bool(on_workers), workers=on_workers.local or None)
     asked = settle(asked, dataset, listener)
     _check_rounds(asked)
@@ -200,7 +200,7 @@ def _go_on(
         config = read_config(path)
         check_workers(path, config, on_workers=bool(on_workers))
         config = change(config)
-        session = replace(session, threads=make_threads(config.threads))
+        session = replace(session, threads=Threads(config.threads))
         dataset = same_dataset(config)
         if config.tune is not None:
             from .folds import with_folds
