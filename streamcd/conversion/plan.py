@@ -21,7 +21,8 @@ from .byte_sources import BLOCK_BYTES
 from .options import ConvertOptions
 
 _LEAST_BYTES = 16_000_000
-_LEAST_DECODER_BYTES = 10 << 20
+LEAST_DECODER_BYTES = 10 << 20
+"""Memory of xz -6."""
 _HELD_ADVICE = (
     "give a larger --memory, or write a Parquet file with smaller row groups, a .npz without compression"
 )
@@ -121,7 +122,7 @@ class Plan:
     @property
     def decoder_bytes(self) -> int:
         """Memory to decompress with: that of the statistics, which are made later; at least what xz -6 takes."""
-        return max(self.statistics_bytes, _LEAST_DECODER_BYTES)
+        return max(self.statistics_bytes, LEAST_DECODER_BYTES)
 
     @property
     def merge_bytes(self) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..kernels.loss_table import MARGINS
 from .errors import UsageError
+from .progress import first_of
 
 
 def class_indices(classes: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -29,8 +30,7 @@ def place_of_label(asked: Any, labels: Sequence[Any], option: str) -> int:
     with suppress(ValueError):
         numbers = [float(text) for text in texts]
         return numbers.index(float(asked))
-    more = ", …" if len(texts) > 10 else ""
-    raise UsageError(f"{option}: expected one of {', '.join(texts[:10])}{more}, found {asked!r}")
+    raise UsageError(f"{option}: expected one of {first_of(texts)}, found {asked!r}")
 
 
 def check_class_names(names: Sequence[str] | None, classes: Sequence[float] | None) -> None:

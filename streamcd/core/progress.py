@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
@@ -130,6 +130,12 @@ class Listener:
 def counted(number: int, noun: str, plural: str = "") -> str:
     """Return a number with its noun, in the plural unless it is 1."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def first_of(texts: Sequence[str], most: int = 10, between: str = ", ") -> str:
+    """Join the first texts, `most` at most, and tell the number of all where others follow."""
+    more = [f"… ({len(texts):,} in all)"] if len(texts) > most else []
+    return between.join([*texts[:most], *more])
 
 
 def shortened(text: str, most: int) -> str:

@@ -52,7 +52,6 @@ except ImportError as missing:
 if TYPE_CHECKING:
     from ..training.result import Result
 
-_PASSES = 1000
 
 Allowed = dict[str, list[Any]]
 """Values of parameters, by name, as scikit-learn's validation takes them."""
@@ -99,7 +98,7 @@ class LinearModel(BaseEstimator):
     tol: float = 1e-4
     fit_intercept: bool = True
     random_state: Any = None
-    max_iter: int | None = _PASSES
+    max_iter: int | None = 1000
     verbose: int = 0
     method: str = "auto"
     memory: int | str = "1GB"
@@ -265,7 +264,7 @@ class LinearModel(BaseEstimator):
 
     def _most_passes(self) -> int:
         """Return `max_iter`; the default in place of scikit-learn's None and -1, its algorithms' own numbers."""
-        return _PASSES if self.max_iter is None or self.max_iter == -1 else self.max_iter
+        return 1000 if self.max_iter in (None, -1) else self.max_iter
 
     def _n_threads(self) -> int | None:
         """Return the number of threads asked for (-1: all processors, -2: all but one); None by default."""

@@ -15,10 +15,10 @@ import numpy as np
 from ..core.atomic_files import begins_with, check_output, refuse_other_ending, replacing
 from ..core.errors import ModelError
 from ..core.memory_budget import format_size
-from ..core.progress import Listener, counted
+from ..core.progress import Listener, counted, first_of
 from ..kernels.loss_table import CLASSES, LIBLINEAR_L1_TYPES, LIBLINEAR_TYPES, LOSSES, PLANES
 from .model import Model
-from .named_weights import weight_blocks
+from .named_weights import BLOCK_WEIGHTS, weight_blocks
 from .sparse_weights import SparseWeights
 
 _NAMES = {
@@ -44,8 +44,6 @@ _PROBLEMS: dict[str, tuple[str, str, bool]] = {
 
 _OF_TARGETS = "L2R_L2LOSS_SVR"
 """The problem by which a model of numbers is written whose loss LIBLINEAR does not have: all predict w·x."""
-
-_BLOCK = 1 << 16  # weights written or read at a time: a few MB of text
 
 
 def export_liblinear(model: Model, path: Path, listener: Listener, *, force: bool) -> None:
@@ -105,9 +103,8 @@ def _lost_in_export(model: Model) -> Iterator[str]:
     if model.index_base == 0:
         yield "the model's data counts features from 0, LIBLINEAR from 1: add 1 to each index given to LIBLINEAR"
     if model.class_names is not None:
-        numbered = ", ".join(f"{number} = {name}" for number, name in enumerate(model.class_names[:5]))
-        more = ", …" if len(model.class_names) > 5 else ""
-        yield f"LIBLINEAR's labels are integers: the classes are numbered, {numbered}{more}"
+        numbered = [f"{number} = {name}" for number, name in enumerate(model.class_names)]
+        yield f"LIBLINEAR's labels are integers: the classes are numbered, {first_of(numbered, 5)}"
 
 
 def _write_liblinear(model: Model, file: TextIO) -> None:
@@ -143,7 +140,7 @@ def _write_liblinear(model: Model, file: TextIO) -> None:
         )
     file.write(f"nr_feature {weights.shape[0]}\nbias {model.bias if model.bias >= 0 else -1:.17g}\n")
     file.write("w\n")
-    for _, block in weight_blocks(weights, scales, columns, _BLOCK):
+    for _, block in weight_blocks(weights, scales, columns):
         _write_weights(file, block)
     if model.bias >= 0:
         _write_weights(file, model.bias_weight[np.newaxis] @ columns + 0.0)
@@ -251,7 +248,7 @@ def _read_table(file: TextIO, n_rows: int, n_columns: int) -> np.ndarray:
         )
     table = np.empty((n_rows, n_columns))
     lines: Iterator[str] = (line for line in file if not line.isspace())
-    rows = max(1, _BLOCK // n_columns)
+    rows = max(1, BLOCK_WEIGHTS // n_columns)
     for start in range(0, n_rows, rows):
         stop = min(n_rows, start + rows)
         tokens = " ".join(islice(lines, stop - start)).split()

@@ -15,14 +15,15 @@ from .model_file import source_labels
 if TYPE_CHECKING:
     from .sparse_weights import SparseWeights
 
-_BLOCK_WEIGHTS = 1 << 20  # looked through at a time
+BLOCK_WEIGHTS = 1 << 17
+"""Weights that are read or written at a time: 1 MB, a few of text."""
 
 
 def weight_blocks(
     weights: np.ndarray | SparseWeights,
     scales: np.ndarray | None = None,
     columns: np.ndarray | None = None,
-    most: int = _BLOCK_WEIGHTS,
+    most: int = BLOCK_WEIGHTS,
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Yield weights in the source's units, some features at a time: the first feature, and an array (features, columns).
 
@@ -90,10 +91,10 @@ class ClassWeights:
             self._columns = model.choice.score_code()
         self.intercept = model.intercept if self._columns is None else model.intercept @ self._columns
 
-    def blocks(self, most: int = _BLOCK_WEIGHTS, *, scaled: bool = False) -> Iterator[tuple[int, np.ndarray]]:
+    def blocks(self, *, scaled: bool = False) -> Iterator[tuple[int, np.ndarray]]:
         """Yield the weights as `weight_blocks` does, a column for every label; `scaled`, those of scaled features."""
         scales = None if scaled else self._model.scaling.scales
-        return weight_blocks(self._model.kept_weights, scales, self._columns, most)
+        return weight_blocks(self._model.kept_weights, scales, self._columns)
 
 
 def describe_weights(model: Any, top: int = 20, label: str | None = None) -> dict[str, Any]:

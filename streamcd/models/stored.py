@@ -14,6 +14,7 @@ from ..core.classes import default_code
 from ..core.errors import ModelError, StreamcdError
 from ..core.memory_budget import parse_size, require
 from ..core.metadata import read_metadata
+from ..core.progress import first_of
 from ..core.setting import Setting, asked_text
 from ..core.storage import local_path
 from ..dataset.scaling import Scaling
@@ -165,7 +166,7 @@ def choose(models: Sequence[Setting], C: float | None, l1: float | None, holder:
     if len(fitting) == 1:
         return fitting[0]
     found = fitting or models
-    listed = "; ".join(map(str, found[:10])) + (f", … ({len(found)} in all)" if len(found) > 10 else "")
+    listed = first_of([*map(str, found)], between="; ")
     names = {"-C": {setting.C for setting in fitting}, "--l1": {setting.l1 for setting in fitting}}
     several = " and ".join(name for name, values in names.items() if len(values) > 1)
     raise ModelError(

@@ -11,7 +11,7 @@ import numpy as np
 from ..core.classes import class_indices
 from ..core.errors import DataError
 from ..core.options import takes
-from ..core.progress import Listener, ends_progress
+from ..core.progress import Listener, ends_progress, first_of
 from ..kernels.loss_table import LOSSES, PLANES
 from ..models.model import Model
 from ..models.stored import load_model
@@ -191,6 +191,6 @@ def evaluate(data: Any, model: Model | str | os.PathLike[str], asked: EvaluateOp
     if evaluation.n_unknown:
         listener.warning(
             f"{evaluation.n_unknown:,} rows have labels that the model does not know; they count as errors "
-            f"(it knows {', '.join(model.label_texts()[:5])}{', …' if model.n_classes > 5 else ''})"
+            f"(it knows {first_of(model.label_texts(), 5)})"
         )
     return evaluation.result()

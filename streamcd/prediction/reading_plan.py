@@ -13,6 +13,7 @@ from ..conversion.byte_sources import expand, is_compressed, total_bytes
 from ..conversion.formats import open_source
 from ..conversion.in_memory import is_files, open_data
 from ..conversion.options import TableOptions
+from ..conversion.plan import LEAST_DECODER_BYTES
 from ..conversion.sources import Reading, Source
 from ..core.errors import ModelError
 from ..core.memory_budget import RESERVED_BYTES, parse_size, require
@@ -32,7 +33,6 @@ _LEAST_ROWS, _MAX_ROWS = 256, 1 << 16  # scored at a time
 FOOTER_BYTES = 900
 """Bytes that pyarrow keeps for each column of a row group until the file is closed; measured: 860 to 890."""
 
-_LEAST_DECODER_BYTES = 10 << 20  # memory of xz -6
 _TEXT_BLOCK = 4 << 20
 _TEXT_BLOCKS_HELD = 14  # the parser's own figure, a copy of the indices, and scaled values
 
@@ -103,7 +103,7 @@ class RowsToScore:
         return {
             "the client of the URL": REMOTE_BYTES if any(map(is_url, self.paths)) else 0,
             "text": _TEXT_BLOCKS_HELD << 16,
-            "decompression": 0 if is_plain else _LEAST_DECODER_BYTES,
+            "decompression": 0 if is_plain else LEAST_DECODER_BYTES,
             "columns being read": self.source(1 << 16, 0).held_bytes if is_plain else 0,
         }
 
@@ -180,7 +180,7 @@ class ReadingPlan:
     @property
     def piece_decoder_bytes(self) -> int:
         """Memory to decompress with, of a worker that counts rows."""
-        return max(_LEAST_DECODER_BYTES, (self.worker_bytes - RESERVED_BYTES) // 4)
+        return max(LEAST_DECODER_BYTES, (self.worker_bytes - RESERVED_BYTES) // 4)
 
     def _take(self, each: int = 1, most: int = 1 << 62, share: int = 4) -> int:
         """Take the memory of up to `most` things of `each` bytes, in one of `share` parts of what is left; returns their

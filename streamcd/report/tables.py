@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..core.memory_budget import format_size
-from ..core.progress import counted, format_seconds
+from ..core.progress import counted, first_of, format_seconds
 from ..core.setting import Setting
 from .scores import CRITERIA, score_text, scores_of
 
@@ -29,8 +29,7 @@ class Table(NamedTuple):
 def listed(value: Any) -> str:
     """Format a number, a word, or the first of several."""
     if isinstance(value, list | tuple):
-        texts = [listed(item) for item in value[:_MOST_LISTED]]
-        return ", ".join(texts) + (f", … {len(value)} in all" if len(value) > _MOST_LISTED else "")
+        return first_of([listed(item) for item in value])
     return f"{value:g}" if isinstance(value, float) else "yes" if value is True else str(value)
 
 

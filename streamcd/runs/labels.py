@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UsageError, refuse
+from ..core.progress import first_of
 from ..kernels.loss_table import LOSSES
 
 if TYPE_CHECKING:
@@ -62,10 +63,9 @@ def class_factors(weights: Any, dataset: Dataset) -> np.ndarray | None:
     factors = np.ones(len(labels))
     for label, factor in weights:
         if label not in labels:
-            asked, *has = (one if isinstance(one, str) else f"{one:g}" for one in (label, *labels[:10]))
-            more = ", …" if len(labels) > 10 else ""
+            asked, *has = (one if isinstance(one, str) else f"{one:g}" for one in (label, *labels))
             raise UsageError(
-                f"class weight for label {asked}: no such label; the data has the labels {', '.join(has)}{more}"
+                f"class weight for label {asked}: no such label; the data has the labels {first_of(has)}"
             )
         factors[labels.index(label)] = factor
     return factors

@@ -12,6 +12,7 @@ from ..dataset.source_indices import indices_of
 from ..kernels.loss_table import LOSSES
 from ..models.encoding import Encoding, encoding_of, unread_encoding_of
 from ..models.model import Model
+from ..models.named_weights import BLOCK_WEIGHTS
 from ..models.sparse_weights import SparseWeights, is_worth
 from ..models.stored import path_directory, stored_certificate
 from ..solvers.problem import Problem
@@ -19,8 +20,6 @@ from ..training import checkpoint
 from ..training.result import Result
 from .config import ResolvedRun, versions
 from .problem_options import NO_BIAS
-
-_BLOCK_BYTES = 1 << 20  # of weights at a time, where a model is written: they stay in the processor's cache
 
 
 def save_models(
@@ -149,7 +148,7 @@ def _state_rows(directory: checkpoint.Run, run: ResolvedRun, lanes: range) -> It
     """Yield rows of w of some lanes from the groups' states."""
     problem = run.problem
     vectors = problem.lane_vectors
-    block_rows = max(1, _BLOCK_BYTES // (8 * problem.n_lanes * vectors))
+    block_rows = max(1, BLOCK_WEIGHTS // (problem.n_lanes * vectors))
     sources, columns = [], []
     for group in run.groups:
         mine = [lane - group.lanes.start for lane in group.lanes if lane in lanes]
