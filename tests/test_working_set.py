@@ -22,8 +22,8 @@ from streamcd import train
 from streamcd.core.errors import UsageError
 from streamcd.kernels.columns import ColumnCosts, Columns, Scores
 from streamcd.kernels.loss_table import row_loss
-from streamcd.solvers import quadratic_model
 from streamcd.solvers.held_solution import HeldProblem, HeldSolution
+from streamcd.solvers.quadratic_model import MatrixModel, Penalty, minimise
 from streamcd.stream.memory_plan import Plan
 
 LOSSES = ("squared_hinge", "log_loss")
@@ -142,7 +142,17 @@ def test_rows_far_on_the_wrong_side_do_not_stop_the_descent(n_columns: int) -> N
     columns = Columns(x.indptr.astype(np.int64), np.arange(n_columns), x.indices.astype(np.uint32), x.data)
     norm = np.append(np.sqrt(x.multiply(x).sum(axis=0)), 0.0)
     held = HeldProblem(
-        scores, costs, (1.0, 0.0, False), columns, np.arange(n_columns), w, norm, None, (0,), 0.1, 400
+        scores,
+        costs,
+        Penalty(1.0, 0.0, free_bias=False),
+        columns,
+        np.arange(n_columns),
+        w,
+        norm,
+        None,
+        (0,),
+        0.1,
+        400,
     )
 
     def objective() -> float:
@@ -155,19 +165,15 @@ def test_rows_far_on_the_wrong_side_do_not_stop_the_descent(n_columns: int) -> N
     np.testing.assert_allclose(scores.score, x @ w[:-1], atol=1e-6)
 
 
-def test_a_model_is_solved_where_the_penalty_alone_tells_weights_apart(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_model_is_solved_where_the_penalty_alone_tells_weights_apart() -> None:
     """Columns of each of several groups add up to 1, so that many weights have the same loss."""
-    monkeypatch.setattr(quadratic_model, "_MOST_ROUNDS", 12)
     rng, n_rows, groups, each = np.random.default_rng(6), 400, 12, 9
     chosen = rng.integers(0, each, (n_rows, groups)) + each * np.arange(groups)
     x = np.zeros((n_rows, groups * each))
     np.put_along_axis(x, chosen, 1.0, axis=1)
     target = x @ (3.0 * rng.standard_normal(groups * each)) + rng.standard_normal(n_rows)
-    matrix, pull, w = x.T @ x, x.T @ target, np.zeros(groups * each)
-    matrix += quadratic_model.DAMPING * matrix.max() * np.eye(w.size)
-    quadratic_model.minimise(matrix, pull, w, (1.0, 0.0, w.size))
+    pull, w = x.T @ target, np.zeros(groups * each)
+    minimise(MatrixModel(x.T @ x, pull), w, Penalty(1.0, 0.0, free_bias=False), 1e-8)
     support = w != 0.0
     assert 50 < support.sum() < w.size
     np.testing.assert_allclose(pull[support], np.sign(w[support]), atol=1e-6)

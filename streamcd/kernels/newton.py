@@ -27,7 +27,6 @@ from .primitives import (
     N_ACTIVE,
     N_VISITED,
     SLOPE,
-    UNIT,
     add_row,
     row_cost,
     row_label,
@@ -300,61 +299,36 @@ def _factor_panel(matrix, first, stop, least, panel):
 
 
 @kernel
-def mirror(matrix):
-    """Write the lower triangle of a symmetric matrix to the upper one."""
-    for i in range(matrix.shape[0]):
-        for j in range(i):
-            matrix[j, i] = matrix[i, j]
+def sweep_model(matrix, pull, u, l1, l2, free_bias):
+    """Minimise ``½ sᵀHs - v·s + g(w + s)`` along each weight, g an elastic net, without the last weight if that is free.
 
-
-@kernel
-def sweep_model(matrix, pull, u, l1, l2, n_penalised, goal, most):
-    """Lower ``½ sᵀHs - v·s + g(w + s)`` by coordinate descent with soft thresholds, g an elastic net.
-
-    Returns the largest change of a derivative in the first sweep, and in the last one, rounding left out.
+    Returns the sum of the slopes before each step.
 
     Parameters
     ----------
     matrix : ndarray of float64, shape (D, D)
         H, symmetric.
-    pull : ndarray of float64, shape (D,)
-        v; becomes ``v - Hs``.
-    u : ndarray of float64, shape (D,)
-        w; becomes ``w + s``.
-    n_penalised : int
-        Number of features in g: the first ones.
-    goal, most : float, int
-        Sweeps end where the largest change is not above this, or after so many.
-
-    Notes
-    -----
-    A derivative changes by up to ``Σ_k |H_jk| u |w_k|`` where weights are rounded, and ``H_jk² <= H_jj H_kk``.
-    Source: Friedman, Hastie, Tibshirani, J. Stat. Software 33 (2010); Yuan, Ho, Lin, JMLR 13 (2012).
+    pull, u : ndarray of float64, shape (D,)
+        v and w; become ``v - Hs`` and ``w + s``.
     """
-    first = largest = 0.0
-    for sweep in range(most):
-        largest = size = 0.0
-        for j in range(u.size):
-            size += np.sqrt(matrix[j, j]) * abs(u[j])
-        for j in range(u.size):
-            row, ridge, threshold = matrix[j], l2, l1
-            if j >= n_penalised:
-                ridge = threshold = 0.0
-            if row[j] + ridge <= 0.0:
-                continue
-            change = elastic_step(pull[j], u[j], row[j], threshold, ridge) - u[j]
-            if change != 0.0:
-                rounding = 4.0 * UNIT * (np.sqrt(row[j]) * size + abs(pull[j]) + threshold)
-                u[j] = 0.0 if change == -u[j] else u[j] + change
-                for k in range(u.size):
-                    pull[k] -= change * row[k]
-                of_slope = abs(change) * (row[j] + ridge)
-                largest = max(largest, of_slope if of_slope > rounding else 0.0)
-        if sweep == 0:
-            first = largest
-        if largest <= goal:
-            break
-    return first, largest
+    slopes = 0.0
+    for j in range(u.size):
+        row, ridge, threshold = matrix[j], l2, l1
+        if free_bias and j == u.size - 1:
+            ridge = threshold = 0.0
+        if row[j] + ridge > 0.0:
+            moved = elastic_step(pull[j], u[j], row[j], threshold, ridge)
+        elif abs(pull[j]) < threshold:  # where the loss is flat the penalty alone decides
+            moved = 0.0
+        else:
+            continue
+        slopes += abs(elastic_slope(u[j], -pull[j], threshold, ridge))
+        change = moved - u[j]
+        if change != 0.0:
+            u[j] = moved
+            for k in range(u.size):
+                pull[k] -= change * row[k]
+    return slopes
 
 
 @kernel

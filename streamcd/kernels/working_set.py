@@ -29,7 +29,7 @@ from .losses import (
     parabola_above,
     unit_of,
 )
-from .newton import BLOCK, Scratch, add_products, mirror, row_shares
+from .newton import BLOCK, Scratch, add_products, row_shares
 from .penalties import elastic_gap_term, elastic_slope, elastic_step
 
 _STEEP = 0.9
@@ -197,24 +197,21 @@ def _step_rows(c, columns, bias, step, model):
 
 
 @kernel
-def model_columns(order, columns, bias, model, v, curve, lean):
-    """Compute v, the model's curvature and ``lean = Σ_i h_i x_ij`` of columns, in their order."""
+def model_columns(order, columns, bias, model, v, curve):
+    """Compute v and the model's curvature of columns, in their order."""
     for p in range(order.size):
         c = order[p]
-        total = squares = sums = 0.0
+        total = squares = 0.0
         if c < 0:
             for j in range(model.size // 2):
                 total += bias * model[2 * j]
                 squares += bias * bias * model[2 * j + 1]
-                sums += bias * model[2 * j + 1]
         else:
             for k in range(np.uint64(columns.indptr[c]), np.uint64(columns.indptr[c + 1])):
                 at, x = np.uint64(2) * np.uint64(columns.row[k]), np.float64(columns.value[k])
-                curved = x * model[at + np.uint64(1)]
                 total += x * model[at]
-                squares += x * curved
-                sums += curved
-        v[p], curve[p], lean[p] = total, squares, sums
+                squares += x * x * model[at + np.uint64(1)]
+        v[p], curve[p] = total, squares
 
 
 @kernel
@@ -310,7 +307,9 @@ def new_room(n_columns: int) -> Room:
 
 @kernel
 def add_matrix(order, columns, bias, model, room, matrix):
-    """Add ``Σ_i h_i x_i x_iᵀ`` over all rows, each with the chosen columns and the bias, h being the curvatures in `model`.
+    """Add the lower triangle of ``Σ_i h_i x_i x_iᵀ`` over all rows, each with the chosen columns and the bias.
+
+    The curvatures h are those in `model`.
 
     Parameters
     ----------
@@ -334,7 +333,6 @@ def add_matrix(order, columns, bias, model, room, matrix):
                 scratch.row[n], scratch.curvature[n] = j - first, model[2 * j + 1]
                 n += 1
         add_products(n, room, bias, (0, order.size + 1), matrix, scratch)
-    mirror(matrix)
 
 
 @inlined

@@ -1,7 +1,8 @@
 """Solution of a lane for columns in memory: working sets among them, solved by quadratic models of the loss.
 
-A model is minimised with the penalty (`set_model`), and the step to where that leads is shortened until the objective
-falls enough. Source: Yuan, Ho, Lin, JMLR 13 (2012), newGLMNET; sets as in Massias, Gramfort, Salmon, ICML 2018.
+A model is minimised with the penalty, by its matrix where columns are few, and the step to where that leads is shortened
+until the objective falls enough. Source: Yuan, Ho, Lin, JMLR 13 (2012), newGLMNET; sets as in Massias, Gramfort, Salmon,
+ICML 2018.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from ..kernels import working_set as kernels
 from ..kernels.columns import ColumnCosts, Columns, Scores
 from ..kernels.loss_table import LOG_LOSS
 from .memory import NARROW
-from .set_model import SetModel, penalty_change
+from .quadratic_model import ColumnsModel, MatrixModel, Penalty, minimise, solve_positive
 
+_SOLVED, _MATRIX_SOLVED = 0.03, 1e-6  # slopes of a model's solution, over those of the first sweep
 _SET_SOLVED = 0.3  # of the gap of all held columns, to which a set is solved
 _LEAST = 100  # columns of a set
 _SETTLED = 0.3  # of a set's decrease, by which a step misses its model's: about what further ones would gain
@@ -33,7 +35,7 @@ class HeldProblem:
 
     scores: Scores
     costs: ColumnCosts
-    penalty: tuple[float, float, bool]  # l1, l2, whether the bias is free of them
+    penalty: Penalty
     columns: Columns
     offsets: np.ndarray  # of held columns
     w: np.ndarray  # (features + 1,)
@@ -50,12 +52,13 @@ class HeldSolution:
     def __init__(self, problem: HeldProblem) -> None:
         self._problem = problem
         n_rows = problem.scores.score.size
-        self._model, self._moved, self._common = np.empty(2 * n_rows), np.empty(n_rows), np.empty(n_rows)
+        self._model, self._moved = np.empty(2 * n_rows), np.empty(n_rows)
         self._features = problem.columns.feature[problem.offsets]
         n = self._features.size + (1 if problem.costs.bias else 0)
-        self._v, self._unused = np.empty(n), np.empty((2, n))  # of the held columns, and of the bias
+        self._v, self._curve = np.empty((2, n))  # of the held columns, and of the bias
         self._share = 0.0  # of `kernels.model_rows`
         self._shares = np.zeros((2, 2))  # what it returns: `near` and `far`, by the sign of the pull
+        self._room: kernels.Room | None = None
         self._n_swept = 0  # entries
         self._n_steps = 0
 
@@ -63,9 +66,16 @@ class HeldSolution:
         """Load the kernels by a problem without rows; with `wide` also those for columns that have no matrix."""
         problem, none, step = self._problem, np.zeros(0, dtype=np.int64), np.zeros(0)
         self._gap_of_all()
-        parts = problem.columns, problem.costs.bias, problem.penalty
-        SetModel(none, parts, self._model, self._moved, self._common).load_kernels(wide=wide)
-        kernels.add_scores(none, problem.columns, problem.costs.bias, step, self._moved)
+        parts = none, problem.columns, problem.costs.bias
+        room = kernels.new_room(0)
+        kernels.add_matrix(none, *parts[1:], self._model, room, np.zeros((1, 1)))
+        minimise(MatrixModel(np.eye(1), np.ones(1)), np.zeros(1), problem.penalty, 1.0)
+        solve_positive(np.eye(1), np.ones(1))
+        kernels.move_model(self._moved, self._model)
+        kernels.add_scores(*parts, step, self._moved)
+        if wide:
+            kernels.descend(none, *parts, step, problem.penalty, step, self._model)
+            kernels.curved_products(*parts, self._moved, self._model, step)
         kernels.model_along(self._moved, self._model)
         kernels.change_on_line(problem.scores, self._moved, 1.0, problem.costs)
 
@@ -92,9 +102,12 @@ class HeldSolution:
             if gap <= goal:
                 return
 
-    def _entries_of(self, offsets: np.ndarray) -> int:
+    def _sizes_of(self, offsets: np.ndarray) -> np.ndarray:
         indptr = self._problem.columns.indptr
-        return int((indptr[offsets + 1] - indptr[offsets]).sum())
+        return np.asarray(indptr[offsets + 1] - indptr[offsets])
+
+    def _entries_of(self, offsets: np.ndarray) -> int:
+        return int(self._sizes_of(offsets).sum())
 
     def _choose(self, entries: int) -> np.ndarray:
         """Choose held columns, nearest to the support first: twice as many as are in it, or more, up to so many entries.
@@ -124,7 +137,7 @@ class HeldSolution:
             order, features = np.append(order, -1), np.append(features, -1)
         if v is None:
             model = problem.costs.bias, self._model
-            kernels.model_columns(order, problem.columns, *model, self._v, *self._unused)
+            kernels.model_columns(order, problem.columns, *model, self._v, self._curve)
             self._n_swept += self._entries_of(problem.offsets)
         else:
             self._v[:] = v[features]
@@ -162,17 +175,16 @@ class HeldSolution:
         order, features = problem.offsets[chosen], self._features[chosen]
         if bias:
             order, features = np.append(order, -1), np.append(features, -1)
-        w, v = problem.w[features], np.empty(order.size)
-        parts = problem.columns, bias, problem.penalty
-        model = SetModel(order, parts, self._model, self._moved, self._common)
+        sizes = np.where(order < 0, self._moved.size, self._sizes_of(order))
+        w, (v, curve) = problem.w[features], np.empty((2, order.size))
         decrease = 0.0
         for _ in range(_MOST_STEPS):
             self._model_rows()
-            model.take_rows(v)
-            gap = self._gap(w, v)
-            if gap <= goal or self._n_swept + model.n_swept > most:
+            kernels.model_columns(order, problem.columns, bias, self._model, v, curve)
+            self._n_swept += int(sizes.sum())
+            if self._gap(w, v) <= goal or self._n_swept > most:
                 break
-            u = model.minimise(w, (*problem.key, self._n_steps))
+            u = self._minimise(order, sizes, w, v, curve)
             self._n_steps += 1
             share, (length, change, expected) = self._share, self._search(order, w, u, v)
             self._trust(length)
@@ -183,8 +195,27 @@ class HeldSolution:
             decrease -= change
             if not is_whole and abs(change - expected) <= _SETTLED * decrease:
                 break
-        self._n_swept += model.n_swept
         return decrease > 0.0
+
+    def _minimise(
+        self, order: np.ndarray, sizes: np.ndarray, w: np.ndarray, v: np.ndarray, curve: np.ndarray
+    ) -> np.ndarray:
+        """Return the weights that minimise the model of the rows with the penalty."""
+        problem, n = self._problem, int((order >= 0).sum())
+        u, columns = w.copy(), (problem.columns, problem.costs.bias)
+        if n > NARROW:
+            parts = (order, *columns), sizes, self._model, self._moved, curve, (*problem.key, self._n_steps)
+            wide = ColumnsModel(*parts)
+            minimise(wide, u, problem.penalty, _SOLVED)
+            self._n_swept += wide.n_swept
+            return u
+        self._room = kernels.new_room(n)
+        matrix, (pull, moved) = np.zeros((n + 1, n + 1)), np.zeros((2, n + 1))  # the bias last
+        kernels.add_matrix(order[:n], *columns, self._model, self._room, matrix)
+        pull[: v.size], moved[: v.size] = v, w
+        minimise(MatrixModel(matrix, pull), moved, problem.penalty, _MATRIX_SOLVED)
+        self._n_swept += int(sizes.sum()) + matrix.size
+        return moved[: w.size]
 
     def _trust(self, length: float) -> None:
         """Choose the next model by the length of a step; a step to the minimum of one above the loss descends."""
@@ -202,12 +233,12 @@ class HeldSolution:
             return 0.0, 0.0, 0.0
         self._moved[:] = 0.0
         kernels.add_scores(order, problem.columns, problem.costs.bias, step, self._moved)
-        slope = penalty_change(w, step, order, problem.penalty) - float(np.einsum("i,i->", v, step))
+        slope = problem.penalty.change(w, step) - float(np.einsum("i,i->", v, step))
         expected = slope + 0.5 * kernels.model_along(self._moved, self._model)[1]
         length = 1.0
         while length > _LEAST_LENGTH:
             change = kernels.change_on_line(problem.scores, self._moved, length, problem.costs)
-            change += penalty_change(w, length * step, order, problem.penalty)
+            change += problem.penalty.change(w, length * step)
             if change <= _SUFFICIENT * length * slope:
                 problem.scores.score[:] += length * self._moved
                 return length, change, expected

@@ -68,7 +68,7 @@ def primal_memory(
     )
 
 
-NARROW = 256
+NARROW = 512
 """Largest number of columns of a working set that is solved for by its matrix."""
 
 
@@ -106,12 +106,11 @@ def newton_parts(problem: Problem) -> int:
 def newton_memory(problem: Problem, dataset: Dataset) -> SolverMemory:
     """Count the Hessian of every lane, in each of the sums made at a time, those of a solution, and some vectors."""
     from ..kernels.newton import BLOCK, LENGTHS, PANEL
-    from .quadratic_model import ROWS
 
     n_lanes, size, n_parts = problem.n_lanes, problem.n_features + 1, newton_parts(problem)
     matrices, vectors = 8 * n_lanes * size**2, 8 * size * n_lanes
     sums = matrices + 3 * vectors + 8 * 64 * n_lanes
-    of_model = 8 * size * (size + ROWS) if problem.l1.any() else 0
+    of_model = 8 * size**2 if problem.l1.any() else 0  # of the support
     blocks = 8 * size * (PARTS * BLOCK + 4 * PANEL + 3 * LENGTHS.size)
     return SolverMemory(
         RowLayout(0, 0, has_targets=problem.has_targets, centred=problem.free_bias),

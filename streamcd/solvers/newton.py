@@ -30,7 +30,6 @@ from ..kernels.primitives import (
     Rows,
 )
 from ..stream.window import Window, empty_window
-from . import quadratic_model
 from .certificate import certificate, deviation
 from .dual import rows_of
 from .memory import PARTS, newton_memory, newton_parts
@@ -46,12 +45,14 @@ from .protocol import (
     new_totals,
     relative_violation,
 )
+from .quadratic_model import MatrixModel, Penalty, minimise, solve_positive
 
 _ENOUGH = 0.5  # of the decrease at the best length, with which a step is accepted
 _LONG = 2.0  # best length of a step from which on the next is twice Newton's: logistic loss with a large C
 _CLOSE = 1e-2  # relative gap from which on reads no longer evaluate other lengths
 _LINE_FALL, _LEAST_LINE = 0.1, 1e-3  # of the curvature of rows on a straight piece: by a step, at least
 _TOO_LONG = 0.25  # length tried next where others were not evaluated
+_SOLVED = 1e-6  # slopes of the solution with L1, over those of the first sweep
 _FAR_TOO_LONG = 1e-3  # where all of them were too long
 
 
@@ -97,9 +98,8 @@ class NewtonSolver(Solver):
         rows, none = rows_of(empty_window(self.layout.new_arena(dataset, 2, 0))), np.zeros(0, dtype=np.int64)
         self._sum_up(rows, none, state, none)
         vector, matrix = np.zeros(0), np.zeros((0, 0))
-        quadratic_model.solve_positive(matrix, vector)
-        kernels.mirror(matrix)
-        kernels.sweep_model(matrix, vector, vector, *self._penalty(0), 0.0, 1)
+        solve_positive(np.eye(1), np.ones(1))
+        kernels.sweep_model(matrix, vector, vector, *Penalty(0.0, 1.0, False))
         kernels.penalty_terms(vector, vector, *self._penalty(0)[:2], 0)
         kernels.slope_norm(vector, vector, *self._penalty(0)[:2], 0)
         return_free_memory()
@@ -277,15 +277,13 @@ class NewtonSolver(Solver):
         w, diagonal = state.w[:, lane].copy(), np.einsum("ii->i", hessian)
         l1, l2, n_penalised = self._penalty(lane)
         if l1:
-            kernels.mirror(hessian)
-            diagonal += quadratic_model.DAMPING * diagonal.max()
             moved = w.copy()
-            quadratic_model.minimise(hessian, v, moved, (l1, l2, n_penalised))
+            minimise(MatrixModel(hessian, v), moved, Penalty(l1, l2, self.problem.free_bias), _SOLVED)
             step[:] = moved - w
             return
         v[:n_penalised] -= l2 * w[:n_penalised]
         diagonal[:n_penalised] += l2
-        step[:] = quadratic_model.solve_positive(hessian, v)
+        step[:] = solve_positive(hessian, v)
 
     def _penalty(self, lane: int) -> tuple[float, float, int]:
         """Return the penalty of a lane as kernels take it; a bias that is free of it comes last."""

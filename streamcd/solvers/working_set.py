@@ -47,6 +47,7 @@ from .protocol import (
     new_totals,
     relative_violation,
 )
+from .quadratic_model import Penalty
 from .row_scores import new_rows, read_rows
 
 _STAYS = 0.5
@@ -302,9 +303,8 @@ class WorkingSetSolver(Solver):
             if not held.count_fitting(sizes[start:]):
                 held.keep(0.0)
 
-    def _penalty(self, lane: int) -> tuple[float, float, bool]:
-        """Return l1, l2, and whether the bias is free of them."""
-        return float(self.problem.l1[lane]), self.problem.l2, self.problem.free_bias
+    def _penalty(self, lane: int) -> Penalty:
+        return Penalty(float(self.problem.l1[lane]), self.problem.l2, self.problem.free_bias)
 
     # -- the end of a read
 
