@@ -68,7 +68,7 @@ def make_workspace(parent: Path) -> Workspace:
             f"convert {name}.txt {name}.numbers --chunk-size 400B --shard-size 2kB --target",
             f"train {name}.numbers {name}.newton --loss huber --method newton --max-passes 1 --tol 1e-12",
             f"convert {name}.csv {name}.table --label kind --missing zero --chunk-size 400B",
-            f"train {name}.table {name}.table.done --method dual --tol 1e-3",
+            f"train {name}.table {name}.table.done --loss log_loss --method dual --tol 1e-3",
         ):
             must_run(place, command)
     must_run(place, "convert a.txt bare --chunk-size 400B --shard-size 2kB")
