@@ -143,18 +143,13 @@ def warn_of_memory(budget: int, planned: int, listener: Listener) -> None:
 
 def page_cache_room() -> float:
     """Return the bytes of files that the page cache can hold beside this process; infinite if unknown."""
-    limit = _cgroup_limit()
-    return min(_machine_room(), limit - RESERVED_BYTES)
+    return available_memory(RESERVED_BYTES)
 
 
-def available_memory() -> float:
-    """Return the bytes that this process can still allocate; infinite if unknown."""
-    return min(_machine_room(), _cgroup_limit())
-
-
-def _machine_room() -> float:
+def available_memory(held: int = 0) -> float:
+    """Return the bytes that can be allocated, beside `held` ones in this process's control group; infinite if unknown."""
     available = _read_figure("/proc/meminfo", "MemAvailable")
-    return float("inf") if available is None else available
+    return min(float("inf") if available is None else available, _cgroup_limit() - held)
 
 
 def _cgroup_limit() -> float:

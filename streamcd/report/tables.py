@@ -89,7 +89,7 @@ def dataset_tables(path: str, info: Facts, then: str = "") -> list[Table]:
             *_rows(info, fingerprint="", data_digest=lambda digest: digest or ""),
             ("column layout", "yes" if info["columns"] else "no"),
             ("method", f"{info['method']}: {info['method_because']}"),
-            ("bias", describe_bias(info["bias"], info["bias_because"])),
+            ("bias", bias_text(info["bias"], info["bias_because"], advises=True)),
         ]
     return [*_source_columns(info), Table(f"dataset {path}", [row for row in rows if row[1]])]
 
@@ -137,17 +137,17 @@ def column_tables(path: str, info: Facts) -> list[Table]:
     return [Table(f"column layout of {path}", rows)]
 
 
-def describe_bias(bias: float, because: str) -> str:
-    """Say which bias a training has, why, and how to have another, if it may."""
-    another = "--bias 1 adds an intercept" if bias < 0 else "--bias none leaves the intercept out"
-    return f"{bias_text(bias)}: {because}" + ("" if because == "as asked" else f"; {another}")
-
-
-def bias_text(bias: float | str) -> str:
-    """Format a bias, or what stands for one that is not chosen yet, for people."""
-    if isinstance(bias, str):
-        return bias
-    return "none" if bias < 0 else f"{bias:g}"
+def bias_text(bias: float | str, because: str = "", *, advises: bool = False) -> str:
+    """Format a bias, or what stands for one that is not chosen yet, with the reason, and how to have another, if it may."""
+    text = bias if isinstance(bias, str) else "none" if bias < 0 else f"{bias:g}"
+    text += f": {because}" if because else ""
+    if not advises or because == "as asked":
+        return text
+    return text + (
+        "; --bias 1 adds an intercept"
+        if text.startswith("none")
+        else "; --bias none leaves the intercept out"
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ def _setting_cells(of: Facts, each: Sequence[Facts]) -> list[str]:
 def run_table(title: str, run: Facts) -> Table:
     """Describe a run: how far it is, time and bytes (of a search by its parts), and its options."""
     options = {_words(name): listed(value) for name, value in run["options"].items() if value is not False}
-    options["bias"] = f"{bias_text(run['options']['bias'])}: {run['bias_because']}"
+    options["bias"] = bias_text(run["options"]["bias"], run["bias_because"])
     state = run["state"]
     if state == "not converged":
         state += f", ended by {_words(run['stop_reason'])}"

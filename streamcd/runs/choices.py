@@ -18,7 +18,7 @@ from ..dataset.column_layout import has_columns
 from ..dataset.dataset import Dataset
 from ..dataset.diagnostics import rows_are_long
 from ..kernels.loss_table import SOLVERS, methods_for
-from ..report.tables import describe_bias
+from ..report.tables import bias_text
 from ..solvers.registry import find_solver
 from .config import read_config
 from .lane_groups import group_lanes
@@ -51,7 +51,7 @@ def settle(asked: Asked, dataset: Dataset, listener: Listener) -> Asked:
         because = "that of the run it starts from"
     elif bias == "auto":
         bias, because = bias_by_source(dataset)
-    listener.message(f"bias {describe_bias(float(bias), because)}")
+    listener.message(f"bias {bias_text(float(bias), because, advises=True)}")
     asked = replace(asked, bias=float(bias), bias_because=because)
     return choose_acceleration(_settle_method(asked, dataset, listener), listener)
 

@@ -133,28 +133,22 @@ def _weight_rows(
     directory: checkpoint.Run, run: ResolvedRun, lanes: range, *, last: bool
 ) -> Iterator[np.ndarray]:
     """Yield rows of w of some lanes, for values as they are stored: those of the features, or the last one, the bias's."""
-    n_features, centre = run.problem.n_features, run.centre
-    start, blocks = 0, _state_rows(directory, run, lanes)
-    for rows in blocks if centre is None else centre.leave(blocks, run.problem.bias):
-        stop = start + rows.shape[0]
-        if last and stop > n_features:
-            yield rows[-1:]
-        elif not last and start < n_features:
-            yield rows[: n_features - start]
-        start = stop
-
-
-def _state_rows(directory: checkpoint.Run, run: ResolvedRun, lanes: range) -> Iterator[np.ndarray]:
-    """Yield rows of w of some lanes from the groups' states."""
-    problem = run.problem
-    vectors = problem.lane_vectors
+    problem, vectors, sources, columns = run.problem, run.problem.lane_vectors, [], []
     block_rows = max(1, BLOCK_WEIGHTS // (problem.n_lanes * vectors))
-    sources, columns = [], []
     for group in run.groups:
         mine = [lane - group.lanes.start for lane in group.lanes if lane in lanes]
         if mine:
             columns.append(slice(mine[0] * vectors, (mine[-1] + 1) * vectors))
             sources.append(directory.state_rows(group.directory, "w", block_rows))
-    for blocks in zip(*sources, strict=True):
-        parts = [block[:, mine] for block, mine in zip(blocks, columns, strict=True)]
-        yield parts[0] if len(parts) == 1 else np.hstack(parts)
+    blocks = (
+        np.hstack([block[:, mine] for block, mine in zip(parts, columns, strict=True)])
+        for parts in zip(*sources, strict=True)
+    )
+    start = 0
+    for rows in blocks if run.centre is None else run.centre.leave(blocks, problem.bias):
+        stop = start + rows.shape[0]
+        if last and stop > problem.n_features:
+            yield rows[-1:]
+        elif not last and start < problem.n_features:
+            yield rows[: problem.n_features - start]
+        start = stop
