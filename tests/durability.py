@@ -11,18 +11,13 @@ from pathlib import Path
 from tools.faults.disk import Disk
 from tools.faults.recording import Event, Recorder
 
-SCRATCH = re.compile(r"(^|/)(lock|\.streamcd-[^/]*|[^/]*\.partial|again-[^/]*)$")
-"""Names that the next command clears, unless they are in `KEPT`."""
-
-KEPT = (".columns.partial",)
-"""Directories of unfinished work that a later command goes on with."""
+SCRATCH = re.compile(r"(^|/)(lock|\.streamcd-[^/]*|[^/]*\.partial)$")
+"""Names that the next command clears."""
 
 DESCRIBED: dict[str, Callable[[Path], Path]] = {
     "manifest.json": lambda path: path.parent,
     "state.npz": lambda path: path.parent,
     "model.json": lambda path: path.parent,
-    "run-*.index": lambda path: path.with_suffix(""),
-    "sort-*.json": lambda path: path.parent / "columns",
 }
 """Files that promise others, by name, and where these are: as soon as one has its name, they have to be durable."""
 
@@ -57,7 +52,7 @@ def _unkept(disk: Disk, source: Path, target: Path) -> list[str]:
     """Look at what is about to get a name, and at what it promises."""
     found = [f"{target} had its name before it was complete"] if source == target else []
     places = [of(target) for pattern, of in DESCRIBED.items() if target.match(pattern)]
-    if not any(SCRATCH.search(part) and part not in KEPT for part in target.parts):
+    if not any(SCRATCH.search(part) for part in target.parts):
         places.append(source)
         if target.name != "model.json" and disk.has(f"{target.parent}/model.json"):
             found.append(f"{target} was replaced while model.json described the one before")

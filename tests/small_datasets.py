@@ -127,6 +127,7 @@ def write_dataset(
     index_dtype: type = np.int32,
     n_shards: int = 1,
     source: np.ndarray | None = None,
+    statistics: dict[str, np.ndarray] | None = None,
     **manifest: Any,
 ) -> Dataset:
     """Write rows as they lie, cut into chunks of (nearly) equal numbers of rows, and open the result.
@@ -138,6 +139,8 @@ def write_dataset(
     weight : ndarray, shape (rows,), optional
     source : ndarray of int64, shape (rows,), optional
         Places in the input; 0, 1, … by default.
+    statistics : dict, optional
+        Columns of ``features.parquet``; those of the rows by default.
     **manifest
         Fields of the manifest other than those that follow from the rows.
     """
@@ -166,7 +169,7 @@ def write_dataset(
             x.indices[first:last],
             x.data[first:last],
         )
-    writer.write_features([feature_statistics(x)])
+    writer.write_features([statistics or feature_statistics(x)])
     classes, counts = np.unique(y, return_counts=True)
     fields = {
         "n_features": x.shape[1],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,25 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import scipy.sparse as sp
-from small_datasets import NAMED, column_of, forget_chunk_checksums, random_rows, write_dataset
+from small_datasets import (
+    NAMED,
+    column_of,
+    feature_statistics,
+    forget_chunk_checksums,
+    random_rows,
+    write_dataset,
+)
 
 from streamcd import Dataset, make_columns
 from streamcd import open as open_dataset
-from streamcd.conversion import transpose
+from streamcd.conversion import staging, transpose
 from streamcd.core.errors import DatasetError, LockError, UsageError
-from streamcd.core.locks import release_lock, take_lock
 from streamcd.core.metadata import write_metadata
 from streamcd.dataset.manifests import COLUMN_LAYOUT
 from streamcd.dataset.parquet import file_checksum
 
 SMALL = {"chunk_size": 200, "shard_size": 1500}
+FORM = (200, 1500, "auto")
 
 
 def entries_of(columns: Any) -> sp.csc_array:
@@ -108,10 +114,9 @@ def test_index_finds_every_feature(dataset: Dataset) -> None:
 def test_result_does_not_depend_on_the_memory(
     dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gather: int, sort_bytes: int
 ) -> None:
-    """Down to buckets of a feature each, and buckets that are scattered again."""
+    """Down to buckets of a feature each."""
     expected = files_of(make_columns(dataset, **SMALL))
-    monkeypatch.setattr(transpose, "_make_plan", lambda *_: transpose.Plan(gather, sort_bytes))
-    monkeypatch.setattr(transpose, "_MAX_BUCKETS", 6)
+    monkeypatch.setattr(transpose, "_make_plan", lambda *_: transpose.Plan(gather, sort_bytes, *FORM))
     other = write_dataset(tmp_path / "other", wide_rows(), n_chunks=7, n_shards=3)
     assert files_of(make_columns(other, **SMALL)) == expected
 
@@ -121,51 +126,12 @@ def test_result_does_not_depend_on_the_memory(
 def test_result_does_not_depend_on_the_workers(
     dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gather: int, sort_bytes: int
 ) -> None:
-    """Jobs that fit in memory, and jobs that are scattered again; parts that begin within a feature."""
     expected = files_of(make_columns(dataset, **SMALL))
-    monkeypatch.setattr(transpose, "_make_plan", lambda *_: transpose.Plan(gather, sort_bytes))
+    monkeypatch.setattr(transpose, "_make_plan", lambda *_: transpose.Plan(gather, sort_bytes, *FORM))
     other = write_dataset(tmp_path / "other", wide_rows(), n_chunks=7, n_shards=3)
     assert files_of(make_columns(other, workers=2, **SMALL)) == expected
     assert other.verify() == []
     assert [name for name in os.listdir(other.path) if name.startswith(".")] == []
-
-
-@pytest.mark.usefixtures("lend")
-@pytest.mark.parametrize("phase", ["scatter", "sort"])
-def test_killed_workers_have_done_what_they_have_done(dataset: Dataset, phase: str) -> None:
-    """SIGKILL to the process that hands out the work, in either phase; asked again, it goes on, to the same bytes."""
-    expected_path = write_dataset(dataset.path.with_name("other"), wide_rows(), n_chunks=7, n_shards=3)
-    expected = files_of(make_columns(expected_path, **SMALL))
-    code = (
-        "import os, signal\n"
-        "from streamcd.conversion import transpose\n"
-        "class Killer(transpose.Listener):\n"
-        "    def progress(self, progress):\n"
-        f"        if progress.phase == {phase!r} and progress.done > progress.total / 3:\n"
-        "            os.kill(os.getpid(), signal.SIGKILL)\n"
-        "if __name__ == '__main__':\n"
-        f"    transpose.make_columns({str(dataset.path)!r}, listener=Killer(), workers=2, **{SMALL!r})\n"
-    )
-    assert forking.run(["-c", code]).returncode == -signal.SIGKILL
-    work = dataset.path / ".columns.partial"
-    found = {"scatter": list(work.glob("run-*.index")), "sort": list(work.glob("sort-*.json"))}
-    assert found[phase]
-    marks = {path.name: path.stat().st_mtime_ns for paths in found.values() for path in paths}
-    messages: list[str] = []
-
-    class Told(transpose.Listener):
-        def message(self, text: str) -> None:
-            messages.append(text)
-
-        def progress(self, progress: transpose.Progress) -> None:
-            after = {name: (work / name).stat().st_mtime_ns for name in marks}
-            assert after == marks, "what was done was done again"
-
-    while (lock := take_lock(dataset.path)) is None:  # until the last worker has noticed
-        time.sleep(0.01)
-    release_lock(lock)
-    assert files_of(make_columns(dataset, workers=2, listener=Told(), **SMALL)) == expected
-    assert messages
 
 
 def test_kill_leaves_no_half_layout(dataset: Dataset) -> None:
@@ -175,7 +141,7 @@ def test_kill_leaves_no_half_layout(dataset: Dataset) -> None:
     code = (
         "import sys, time\n"
         "from streamcd.conversion import transpose\n"
-        "transpose._make_plan = lambda *_: transpose.Plan(2_500, 3_000)\n"
+        "transpose._make_plan = lambda *_: transpose.Plan(2_500, 3_000, 200, 1500, 'auto')\n"
         "class Slow(transpose.Listener):\n"
         "    def progress(self, progress):\n"
         "        print(progress.phase, flush=True)\n"
@@ -194,27 +160,11 @@ def test_kill_leaves_no_half_layout(dataset: Dataset) -> None:
     assert files_of(make_columns(dataset, **SMALL)) == expected
 
 
-def test_a_kill_after_the_layout_was_put_in_place_leaves_it_alone(
-    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The state of the work outlived the layout: asked for again, nothing was left to do, and nothing replaced it."""
-
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr("streamcd.conversion.transpose.shutil.rmtree", killed)
-        with pytest.raises(KeyboardInterrupt):
-            make_columns(dataset, **SMALL)
-    expected = files_of(dataset.open_columns())
-    assert files_of(make_columns(dataset, force=True, **SMALL)) == expected
-
-
 @pytest.mark.parametrize("after", [0, 1, 2])
 def test_a_kill_in_the_last_cleaning_up_leaves_a_whole_layout_and_no_obstacle(
     dataset: Dataset, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
-    monkeypatch.setattr(transpose, "_make_plan", lambda *_: transpose.Plan(2_500, 3_000))
+    monkeypatch.setattr(transpose, "_make_plan", lambda *_: transpose.Plan(2_500, 3_000, *FORM))
     expected = files_of(make_columns(dataset, **SMALL))
     left = after
 
@@ -225,55 +175,21 @@ def test_a_kill_in_the_last_cleaning_up_leaves_a_whole_layout_and_no_obstacle(
             raise KeyboardInterrupt
         unlink(*given, **named)
 
-    unlink, put = os.unlink, transpose.put_directory
+    unlink, put = os.unlink, staging.put_directory
 
     def put_and_patch(*given: Path) -> None:
         put(*given)
         patched.setattr(os, "unlink", remove)
 
     with monkeypatch.context() as patched:
-        patched.setattr(transpose, "put_directory", put_and_patch)
+        patched.setattr(staging, "put_directory", put_and_patch)
         with pytest.raises(KeyboardInterrupt):
             make_columns(dataset, force=True, **SMALL)
     assert (dataset.path / ".columns.partial").exists()
-    (dataset.path / ".columns.shared").mkdir()  # an earlier version's
     assert dataset.verify() == []
     assert files_of(dataset.open_columns()) == expected
     assert files_of(make_columns(dataset, force=True, **SMALL)) == expected
     assert [name for name in os.listdir(dataset.path) if name.startswith(".")] == []
-
-
-def test_a_refused_call_clears_what_one_has_left_that_ended_after_its_layout_was_in_place(
-    dataset: Dataset,
-) -> None:
-    """A power cut in the last cleaning up left it in a whole dataset for good."""
-    expected = files_of(make_columns(dataset, **SMALL))
-    left = dataset.path / ".columns.partial"
-    left.mkdir()
-    (left / "state.json").write_text("{}")
-    (left / "run-000").write_text("entries")
-    with pytest.raises(UsageError, match="--force"):
-        make_columns(dataset, **SMALL)
-    assert not left.exists()
-    assert files_of(dataset.open_columns()) == expected
-
-
-def test_a_layout_that_was_replaced_is_never_gone_on_with(
-    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It has changed places with the new one, beside the state of a task whose marks say that all is done."""
-    make_columns(dataset, chunk_size=400)
-
-    def killed(_: Path) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(transpose, "remove_work", killed)
-        with pytest.raises(KeyboardInterrupt):
-            make_columns(dataset, force=True, **SMALL)
-    expected = files_of(dataset.open_columns())
-    assert files_of(make_columns(dataset, force=True, **SMALL)) == expected
-    assert dataset.verify() == []
 
 
 def test_layout_of_another_dataset_is_refused(dataset: Dataset, tmp_path: Path) -> None:
@@ -367,11 +283,9 @@ def test_verify_finds_what_is_wrong_in_a_sound_file(dataset: Dataset, column: st
 
 def test_a_wrong_count_of_a_feature_is_an_error_not_a_wrong_layout(tmp_path: Path) -> None:
     x, y = random_rows()
-    dataset = write_dataset(tmp_path / "data", (x, y), n_chunks=3)
-    pieces = list(dataset.read_features())
-    pieces[0] = {name: column.copy() for name, column in pieces[0].items()}
-    pieces[0]["n_entries"][[2, 3]] += [1, -1]
-    dataset.read_features = lambda *_, **__: iter(pieces)  # type: ignore[method-assign]
+    statistics = feature_statistics(x)
+    statistics["n_entries"][[2, 3]] += [1, -1]
+    dataset = write_dataset(tmp_path / "data", (x, y), n_chunks=3, statistics=statistics)
     with pytest.raises(DatasetError, match=r"features\.parquet"):
         make_columns(dataset)
 

@@ -399,7 +399,7 @@ def conversion_in_progress(text_file: Path, tmp_path: Path) -> Any:
 def test_a_second_conversion_to_the_same_place_is_refused(
     conversion_in_progress: Forked, text_file: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(EnvironmentFailure, match="another conversion writes this dataset"):
+    with pytest.raises(EnvironmentFailure, match="another process writes there"):
         convert(text_file, tmp_path / "data")
     assert conversion_in_progress.poll() is None
 

@@ -130,7 +130,7 @@ def place(made: Path, tmp_path: Path) -> Iterator[Path]:
 def test_a_power_cut_takes_nothing_that_has_its_name(
     place: Path, monkeypatch: pytest.MonkeyPatch, writer: str
 ) -> None:
-    monkeypatch.setattr(transpose, "_make_plan", lambda *_: transpose.Plan(1_000, 2_000))
+    monkeypatch.setattr(transpose, "_make_plan", lambda *_: transpose.Plan(1_000, 2_000, 200, 1500, "auto"))
     disk = Disk(tree_of(place))
     events = recorded(place, lambda: WRITERS[writer](place))
     assert any(event.kind in ("rename", "exchange") for event in events)

@@ -128,14 +128,8 @@ def test_a_cut_leaves_what_was_synced_and_of_the_rest_what_the_policies_say() ->
 
 
 def _promises_without_what_they_promise(tree: Tree, begun: Tree) -> list[str]:
-    """List names that a cut must not leave alone: of an index its data, of a mark its shards, of a state its files."""
-    found, work = [], "bare/.columns.partial/"
-    for name, content in tree.items() if work + "columns" in tree else ():  # until that is in its place
-        if name.endswith(".index"):
-            found += [name] * (name.removesuffix(".index") not in tree)
-        if name.startswith(work + "sort-") and name.endswith(".json"):
-            parts = [part["entries"] for part in json.loads(content or b"")["parts"]]
-            found += [part for part in parts if f"{work}columns/{part}" not in tree]
+    """List names that a cut must not leave alone: of a state its files."""
+    found = []
     if "out/state.npz" in tree and "out/state.npz" not in begun:
         found += [name for name in ("out/dual", "out/dual/part-00000.bin") if name not in tree]
         found += ["out/log.jsonl"] * (not {"out/log.jsonl", "out/log.jsonl.partial"} & tree.keys())

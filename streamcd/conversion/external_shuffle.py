@@ -178,7 +178,7 @@ class RunReader:
     def __init__(self, form: RunFormat, memory_bytes: int, wide: bool, held: HeldRows | None = None) -> None:
         self._form, self._memory_bytes, self._held = form, memory_bytes, held
         self._layout = form.layout(wide)
-        self._runs = [path.stem for path in sorted(form.directory.glob("run-*.index"))]
+        self._runs = sorted(path.name for path in form.directory.glob("run-*"))
         self._opened: tuple[str, PartitionReader] | None = None
         self._loaded: tuple[Cell, Rows, np.ndarray] | None = None
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import UsageError
-from ..core.external_partition import Layout, PartitionReader, PartitionWriter, Records, index_path
+from ..core.external_partition import Layout, PartitionReader, PartitionWriter, Records
 from ..core.memory_budget import RESERVED_BYTES, format_size
 from ..dataset.scaling import scales_digest
 from ..dataset.schema import MAX_CLASSES
@@ -139,7 +139,7 @@ class Summing:
 
     def join(self, n_rows: int, out: Path) -> None:
         """Write the statistics of all shards."""
-        paths = sorted(path for path in self.directory.iterdir() if not path.suffix)
+        paths = sorted(self.directory.iterdir())
         if self._fits:
             statistics = RangeStatistics(0, self.n_features)
             for path in paths:
@@ -169,8 +169,7 @@ class Summing:
                     )
                     run = _summed(narrower, blocks()).close()
                     yield from self._of_ranges([run], first, end, n_rows)
-                    for path in (run, index_path(run)):
-                        path.unlink()
+                    run.unlink()
 
 
 class _EntriesByRange:

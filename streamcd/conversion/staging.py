@@ -7,12 +7,12 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..core.atomic_files import SET_ASIDE, put_directory, restore_directory, sync, work_directory
-from ..core.errors import EnvironmentFailure, UsageError
+from ..core.errors import EnvironmentFailure, LockError, UsageError
 from ..core.locks import release_lock, take_lock
 
 _MARK = b"streamcd works here\n"
@@ -46,34 +46,31 @@ def check_place(dest: Path, inputs: Iterable[str | Path], *, force: bool) -> Non
         raise UsageError(f"{dest} holds {min(others)}, which is no part of the dataset; move it away first")
 
 
-def dataset_workplace(place: Path, *, force: bool) -> AbstractContextManager[Path]:
-    """Make a directory for work: the dataset written there is put in its place at the end, with `force` of another one."""
-    aside = work_directory(place) / SET_ASIDE if force else None
-    return staging_directory(place, lambda new: put_directory(new, place, aside))
-
-
 @contextmanager
-def staging_directory(dest: Path, put: Callable[[Path], None]) -> Iterator[Path]:
-    """Make a locked directory for work in progress beside `dest`; at the end `put` moves its ``dataset`` into place.
+def dataset_workplace(dest: Path, *, force: bool) -> Iterator[Path]:
+    """Make a locked directory for work beside `dest`; its ``dataset`` is put there at the end, with `force` for another.
 
-    What an interrupted conversion left there is removed first, and the directory at the end, unless the process is killed.
+    What an interrupted call left there is removed first, and the directory at the end, unless the process is killed.
     Another user's or program's directory is refused, and a symbolic link.
     """
     dest, work = dest.absolute(), work_directory(dest)
-    with (
-        disk_full_means(
-            f"{dest.parent}: the disk is full, the conversion was undone; make room (about three times the size of the "
-            "decoded entries, six where the sums of all features exceed the memory) and run it again"
-        ),
-        _locked(work),
-    ):
-        restore_directory(dest, work / SET_ASIDE)
-        _remove_entries(work)
-        try:
-            yield work
-            put(work / "dataset")
-        finally:
-            remove_work(work)
+    try:
+        with _locked(work):
+            restore_directory(dest, work / SET_ASIDE)
+            _remove_entries(work)
+            try:
+                yield work
+                put_directory(work / "dataset", dest, work / SET_ASIDE if force else None)
+            finally:
+                remove_work(work)
+    except OSError as error:
+        short = error.errno is None and "requested and" in str(error)  # a write by NumPy's tofile
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error) or short:
+            raise EnvironmentFailure(
+                f"{dest.parent}: the disk is full, what was written is undone; make room (about three times the size of "
+                "the decoded entries, six where the sums of all features exceed the memory) and run it again"
+            ) from error
+        raise
 
 
 def clear_interrupted(dest: Path) -> None:
@@ -112,30 +109,16 @@ def leftovers(dataset: Path) -> list[str]:
 
 
 @contextmanager
-def disk_full_means(message: str) -> Iterator[None]:
-    """Raise an `EnvironmentFailure` in place of the system's error where the disk is full."""
-    try:
-        yield
-    except OSError as error:
-        short = error.errno is None and "requested and" in str(error)  # a write by NumPy's tofile
-        if error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error) or short:
-            raise EnvironmentFailure(message) from error
-        raise
-
-
-@contextmanager
 def _locked(work: Path) -> Iterator[None]:
     """Hold the lock file in a directory, which is made if missing."""
     while True:
-        check_own(work)
+        _check_own(work)
         with suppress(FileExistsError):
             work.mkdir()
         _check_marked(work)
         lock = take_lock(work / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         if lock is None:
-            raise EnvironmentFailure(
-                f"{work}: another conversion writes this dataset; wait for it or stop it"
-            )
+            raise LockError(f"{work}: another process writes there; wait for it to end or stop it")
         # the one who held it may have removed the file after we opened it
         if _same_file(lock, work / "lock"):
             break
@@ -149,7 +132,7 @@ def _locked(work: Path) -> Iterator[None]:
         release_lock(lock)
 
 
-def check_own(work: Path) -> None:
+def _check_own(work: Path) -> None:
     """Refuse a path for work that is not a directory of this user, such as a symbolic link."""
     with suppress(FileNotFoundError):
         found = os.lstat(work)

@@ -6,9 +6,8 @@ of spills, each one memory's worth of records sorted by bucket. A `PartitionRead
 in the order in which its records were written. The caller chooses the buckets (ranges of a key, leading bits of a hash),
 and sorts within a bucket in memory. A bucket that does not fit in memory is read in blocks and partitioned again.
 
-A run is two files. The data file holds the spills one after another, column by column, sorted by bucket. The index file
-begins with a description of the columns; then come the offsets and sizes of the spills, and where every bucket begins in
-them. The index is written last and appears whole, so its existence marks a run, and the task that made it, as complete.
+A run is a file of the spills one after another, column by column, sorted by bucket; an index, of where every bucket begins
+in them and of the offsets and sizes of the spills; and a description of the columns.
 """
 
 from __future__ import annotations
@@ -24,14 +23,13 @@ from typing import NamedTuple
 import numpy as np
 
 from ..kernels import scatter
-from .atomic_files import sync
 from .errors import file_named
 
 MAX_BUCKETS = 1 << 16
 _MAX_RECORDS = 1 << 31  # in memory: they are sorted by 32-bit indices
 _BLOCK_BYTES = 1 << 20  # sorted and written at a time
-_HEADER_BYTES = 512
-_MAX_OPEN_RUNS = 128  # of two files each; the usual limit is 1,024 open files a process
+_HEADER_BYTES = 512  # at the end of a run
+_MAX_OPEN_RUNS = 256  # the usual limit is 1,024 open files a process
 
 
 class Layout(NamedTuple):
@@ -129,11 +127,11 @@ class Ranges:
 
 
 class PartitionWriter:
-    """Writer of one run; a context manager, which leaves no index after an error.
+    """Writer of one run; a context manager.
 
     `memory_bytes` bounds the records in memory; the system allocates pages only as they are filled, whatever the shares of
     records and items. `record_bytes` is counted per record besides its items, if the caller needs more for it than the
-    writer does. A `durable` run survives a power cut once its index exists.
+    writer does.
     """
 
     def __init__(
@@ -144,11 +142,10 @@ class PartitionWriter:
         memory_bytes: int,
         *,
         record_bytes: int = 0,
-        durable: bool = False,
     ) -> None:
         assert n_buckets <= MAX_BUCKETS
         self._record_bytes = max(record_bytes, layout.record_bytes)
-        self._path, self._layout, self._memory_bytes, self._durable = path, layout, memory_bytes, durable
+        self._path, self._layout, self._memory_bytes = path, layout, memory_bytes
         most = min(max(memory_bytes // self._record_bytes, 1), _MAX_RECORDS)
         most_items = max(memory_bytes // layout.item_bytes, 1) if layout.items else 0
         self._bucket = np.empty(most, np.uint16)
@@ -157,7 +154,6 @@ class PartitionWriter:
         self._indptr = np.zeros(most + 1 if layout.items else 1, np.int64)
         self._n = self._n_items = 0
         self._record_starts = np.zeros(n_buckets + 1, np.int64)
-        index_path(path).unlink(missing_ok=True)
         self._file = open(path, "wb")  # noqa: SIM115 - closed in close()
         # for each: offset, records, items, and where the records and items of each bucket start
         self._spills: list[tuple[int, int, int, np.ndarray]] = []
@@ -255,23 +251,15 @@ class PartitionWriter:
         """Write the remaining records, then the index."""
         self.spill()
         with file_named(self._path):
-            self._file.flush()
-            if self._durable:
-                os.fsync(self._file.fileno())
-            self._file.close()
-        header = json.dumps([len(self._record_starts) - 1, len(self._spills), *map(_describe, self._layout)])
-        partial = self._path.with_name(self._path.name + ".partial")
-        with file_named(partial), open(partial, "wb") as file:
-            file.write(header.encode().ljust(_HEADER_BYTES))
-            np.array([spill[:3] for spill in self._spills], np.int64).tofile(file)
+            index = self._file.tell()
             # bucket by bucket, so that one read gets all about a bucket
-            np.array([spill[3] for spill in self._spills], np.int64).transpose(2, 0, 1).tofile(file)
-            if self._durable:
-                file.flush()
-                os.fsync(file.fileno())
-        if self._durable:
-            sync(self._path.parent)  # the name of the data is there before that of the index
-        os.replace(partial, index_path(self._path))
+            starts = np.array([spill[3] for spill in self._spills], np.int64)
+            starts = starts.reshape(-1, 2, len(self._record_starts)).transpose(2, 0, 1)
+            self._file.write(_bytes(np.ascontiguousarray(starts)))
+            self._file.write(_bytes(np.array([spill[:3] for spill in self._spills], np.int64)))
+            header = [index, len(self._record_starts), len(self._spills), *map(_describe, self._layout)]
+            self._file.write(json.dumps(header).encode().ljust(_HEADER_BYTES))
+            self._file.close()
 
 
 def _bytes(column: np.ndarray) -> memoryview:
@@ -287,10 +275,6 @@ def _cut_ranges(ends: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
         start = stop
 
 
-def index_path(path: Path) -> Path:
-    return path.with_name(path.name + ".index")
-
-
 def _describe(dtypes: Sequence[np.dtype]) -> list[tuple[str, tuple[int, ...]]]:
     return [(dtype.base.str, dtype.shape) for dtype in dtypes]
 
@@ -300,24 +284,25 @@ def _describe(dtypes: Sequence[np.dtype]) -> list[tuple[str, tuple[int, ...]]]:
 
 
 class _Run:
-    """A run's files, open for reading; the index is read on demand and not kept in memory."""
+    """A run, open for reading; where buckets begin is read on demand and not kept in memory."""
 
     def __init__(self, path: Path) -> None:
-        self._index, self._data = (open(name, "rb", buffering=0) for name in (index_path(path), path))  # noqa: SIM115
-        _, self._n_spills, fields, items = json.loads(self._index.read(_HEADER_BYTES))
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115
+        header = np.empty(_HEADER_BYTES, np.uint8)
+        self._fill(header, os.fstat(self._file.fileno()).st_size - _HEADER_BYTES)
+        self._index, n_starts, n_spills, fields, items = json.loads(bytes(header))
         self._fields = [
             np.dtype((kind, tuple(shape))) for kind, shape in (*fields, *([("i8", ())] if items else ()))
         ]
         self._items = [np.dtype((kind, tuple(shape))) for kind, shape in items]
-        self._spills = self._numbers(0, 3 * self._n_spills).reshape(-1, 3).tolist()
-
-    def _numbers(self, start: int, count: int) -> np.ndarray:
-        self._index.seek(_HEADER_BYTES + 8 * start)
-        return np.frombuffer(self._index.read(8 * count), np.int64)
+        spills = np.empty((n_spills, 3), np.int64)
+        self._fill(spills, self._index + 16 * n_spills * n_starts)
+        self._spills: list[tuple[int, int, int]] = spills.tolist()
 
     def extents(self, bucket: int) -> Iterator[_Extent]:
         """Iterate over the bucket's extents, one in each spill that holds records of it."""
-        starts = self._numbers(self._n_spills * (3 + 2 * bucket), 4 * self._n_spills).reshape(2, -1, 2)
+        starts = np.empty((2, len(self._spills), 2), np.int64)
+        self._fill(starts, self._index + starts.nbytes // 2 * bucket)
         for spill, (start, item_start), (stop, item_stop) in zip(self._spills, *starts.tolist(), strict=True):
             if stop > start:
                 yield _Extent(self, spill, start, stop, item_start, item_stop)
@@ -329,23 +314,22 @@ class _Run:
         kinds += [(dtype, n_items, extent.item_start) for dtype in self._items]
         for (dtype, count, start), out in zip(kinds, columns, strict=False):
             column = out if out.dtype == dtype.base else np.empty(out.shape, dtype.base)
-            self._fill(_bytes(column), offset + start * dtype.itemsize)
+            self._fill(column, offset + start * dtype.itemsize)
             if column is not out:
                 out[:] = column
             offset += count * dtype.itemsize
 
-    def _fill(self, view: memoryview, offset: int) -> None:
-        """Read bytes from `offset` on; without a buffer, which would be read anew after every seek."""
-        done = 0
+    def _fill(self, column: np.ndarray, offset: int) -> None:
+        """Read bytes from `offset` on."""
+        view, done = _bytes(column), 0
         while done < len(view):
-            n_bytes = os.preadv(self._data.fileno(), [view[done:]], offset + done)
+            n_bytes = os.preadv(self._file.fileno(), [view[done:]], offset + done)
             if not n_bytes:
-                raise OSError(f"{self._data.name}: a temporary file is shorter than what was written to it")
+                raise OSError(f"{self._file.name}: a temporary file is shorter than what was written to it")
             done += n_bytes
 
     def close(self) -> None:
-        self._data.close()
-        self._index.close()
+        self._file.close()
 
 
 class _Extent(NamedTuple):

@@ -17,8 +17,6 @@ from multiprocessing import reduction
 from pathlib import Path
 from typing import Any
 
-from .errors import LockError
-
 _held: set[int] = set()
 _copies_keep = False
 _DYING_SECONDS = 5.0
@@ -66,18 +64,6 @@ def _is_of_a_living_process(descriptor: int) -> bool:
 def release_lock(descriptor: int) -> None:
     _held.discard(descriptor)
     os.close(descriptor)
-
-
-@contextmanager
-def locked(directory: Path, otherwise: str) -> Iterator[None]:
-    """Lock a directory while the block runs; raises `LockError`, which says `otherwise`, where another process has it."""
-    lock = take_lock(directory)
-    if lock is None:
-        raise LockError(f"{directory}: {otherwise}")
-    try:
-        yield
-    finally:
-        release_lock(lock)
 
 
 @contextmanager

@@ -8,7 +8,9 @@ fingerprint of the dataset, which the layout leaves unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,7 +22,7 @@ from ..core.storage import Location
 from .chunked_table import ChunkedTable, starts_of
 from .manifests import COLUMN_LAYOUT
 from .schema import COLUMN_CHUNKS, FIRST_OF_COLUMNS, column_schemas
-from .writer import TableWriter, close_part, open_part, write_manifest, write_table
+from .writer import Part, TableWriter, close_part, open_part, write_chunks, write_manifest
 
 Dataset = Any  # `dataset.Dataset`
 
@@ -126,11 +128,9 @@ def _miscounted(
 
 
 class ColumnsWriter:
-    """Writer of a column layout: features in ascending order, cut into chunks by size alone.
+    """Writer of consecutive parts of a column layout, from number `part` on, each of the features from its start on.
 
-    The caller makes the directory `path`, and renames it at the end. A chunk holds up to `chunk_bytes` of decoded
-    entries; a new part begins after `shard_bytes` of them. With `finished`, what `close_parts` of earlier
-    writers has returned, writing continues after their parts.
+    Features come in ascending order, and are cut into chunks of up to `chunk_bytes` of decoded entries by size alone.
     """
 
     FEATURE_BYTES = 16
@@ -138,175 +138,143 @@ class ColumnsWriter:
 
     def __init__(
         self,
-        path: Path,
+        folder: Path,
         dataset: Dataset,
-        *,
+        part: int,
+        starts: Sequence[int],
         chunk_bytes: int,
-        shard_bytes: int,
         compression: str,
-        finished: Mapping[str, Any] | None = None,
     ) -> None:
-        self._path, self._dataset, self._compression = path, dataset, compression
-        self._chunk_bytes, self._shard_bytes = chunk_bytes, shard_bytes
+        self._folder, self._dataset, self._compression = folder, dataset, compression
+        self._number, self._starts, self._chunk_bytes = part, np.array(starts, np.int64), chunk_bytes
         self._entry_bytes = dataset.row_dtype.itemsize + dataset.value_dtype.itemsize
         self.piece_entries = max(chunk_bytes // self._entry_bytes, 1)
-        self._parts: list[dict[str, Any]] = list(finished["parts"]) if finished else []
-        self._table: list[list[int]] = [list(chunk) for chunk in finished["chunks"]] if finished else []
+        self._parts: list[Part] = []
+        self._n_begun = 0  # parts
         self._files: dict[str, TableWriter] = {}
-        # not written yet: whole features, or the start of a piece
-        self._pending: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
+        self._chunks = array("q")  # of the part: first feature, features, entries, piece
+        # whole features that are not written yet
+        self._pending: list[tuple[np.ndarray, ...]] = []
         self._pending_bytes = 0
 
     def add(self, feature: np.ndarray, n_entries: np.ndarray, row: np.ndarray, value: np.ndarray) -> None:
         """Append whole features, in ascending order; `row` and `value` hold their entries, feature by feature."""
-        size = n_entries * self._entry_bytes + self.FEATURE_BYTES
-        end, entry_end = np.cumsum(size), np.cumsum(n_entries)
+        end = np.cumsum(n_entries * self._entry_bytes + self.FEATURE_BYTES)
+        entry = np.concatenate([[0], np.cumsum(n_entries)])
         large = np.flatnonzero(n_entries > self.piece_entries)
-        start = 0
-        while start < feature.size:
-            before, entry = (int(end[start - 1]), int(entry_end[start - 1])) if start else (0, 0)
+        borders = np.searchsorted(feature, self._starts)
+        cuts = np.unique(np.concatenate([[0], large, large + 1, borders, [feature.size]])).tolist()
+        for start, stop in pairwise(cuts):
+            self._begin_parts(int(feature[start]))
             if n_entries[start] > self.piece_entries:
-                self.begin_feature()
-                stop = int(entry_end[start])
-                self.add_pieces(int(feature[start]), row[entry:stop], value[entry:stop])
-                self.end_feature()
-                start += 1
+                ends = slice(entry[start], entry[stop])
+                self.add_large(int(feature[start]), [(row[ends], value[ends])])
                 continue
-            room = self._chunk_bytes - self._pending_bytes
-            stop = int(np.searchsorted(end, before + room, side="right"))
-            following = int(np.searchsorted(large, start))
-            stop = min(stop, int(large[following]) if following < large.size else feature.size)
-            if stop <= start and self._pending:
-                self._flush()
-                continue
-            stop = max(stop, start + 1)
-            last = int(entry_end[stop - 1])
-            self._hold(feature[start:stop], n_entries[start:stop], row[entry:last], value[entry:last])
-            self._pending_bytes += int(end[stop - 1]) - before
-            if stop < feature.size:
-                self._flush()
-            start = stop
+            while start < stop:
+                before = int(end[start - 1]) if start else 0
+                n = int(np.searchsorted(end, before + self._chunk_bytes - self._pending_bytes, side="right"))
+                n = min(n, stop) - start
+                if n <= 0 and self._pending:
+                    self._flush()
+                    continue
+                n = max(n, 1)
+                ends = slice(entry[start], entry[start + n])
+                # copied: the caller reuses its memory
+                columns = (feature[start : start + n], n_entries[start : start + n], row[ends], value[ends])
+                self._pending.append(tuple(column.copy() for column in columns))
+                self._pending_bytes += int(end[start + n - 1]) - before
+                start += n
+                if start < stop:
+                    self._flush()
 
-    def begin_feature(self) -> None:
-        """Write the pending chunk and begin a feature larger than a chunk."""
+    def add_large(self, feature: int, blocks: Iterable[Sequence[np.ndarray]]) -> int:
+        """Append a feature larger than a chunk from its rows and values, ascending; returns the number of its entries."""
+        self._begin_parts(feature)
         self._flush()
-        self._piece = self._held_entries = 0
+        n_entries = n_held = piece = 0
+        held: list[tuple[np.ndarray, np.ndarray]] = []
+        for row, value in blocks:
+            n_entries += row.size
+            start = 0
+            while start < row.size:
+                stop = min(start + self.piece_entries - n_held, row.size)
+                held.append((row[start:stop].copy(), value[start:stop].copy()))
+                n_held += stop - start
+                start = stop
+                if n_held == self.piece_entries:
+                    self._write_piece(feature, held, piece)
+                    piece, held, n_held = piece + 1, [], 0
+        if held:
+            self._write_piece(feature, held, piece)
+        return n_entries
 
-    def add_pieces(self, feature: int, row: np.ndarray, value: np.ndarray) -> None:
-        """Append entries of the feature that was begun, ascending by row."""
-        start = 0
-        while start < row.size:
-            stop = min(start + self.piece_entries - self._held_entries, row.size)
-            count = np.array([stop - start])
-            self._hold(np.array([feature]), count, row[start:stop], value[start:stop])
-            self._held_entries += stop - start
-            if self._held_entries == self.piece_entries:
-                self._flush_piece()
-            start = stop
-
-    def end_feature(self) -> None:
-        """End the feature that was begun."""
-        if self._held_entries:
-            self._flush_piece()
-
-    def _hold(self, feature: np.ndarray, count: np.ndarray, row: np.ndarray, value: np.ndarray) -> None:
-        # copied: the caller reuses its memory
-        self._pending.append((feature.copy(), count.copy(), row.copy(), value.copy()))
-
-    def _flush_piece(self) -> None:
-        feature, count, row, value = map(np.concatenate, zip(*self._pending, strict=True))
-        self._write(feature[:1], count.sum(keepdims=True), row, value, self._piece)
-        self._piece += 1
-        self._held_entries = 0
+    def _write_piece(self, feature: int, held: list[tuple[np.ndarray, np.ndarray]], piece: int) -> None:
+        row, value = map(np.concatenate, zip(*held, strict=True))
+        self._write(np.array([feature]), np.array([row.size]), row, value, piece)
 
     def _flush(self) -> None:
         if self._pending:
             feature, count, row, value = map(np.concatenate, zip(*self._pending, strict=True))
+            self._pending, self._pending_bytes = [], 0
             self._write(feature, count, row, value, 0)
 
     def _write(
         self, feature: np.ndarray, count: np.ndarray, row: np.ndarray, value: np.ndarray, piece: int
     ) -> None:
-        self._pending, self._pending_bytes = [], 0
-        files, part = self._current_part()
         feature = feature.astype(self._dataset.index_dtype, copy=False)
-        files["entries"].write(feature=np.repeat(feature, count), row=row, value=value)
-        files["index"].write(feature=feature, n_entries=count.astype(np.int64))
-        part["n_entries"] += row.size
-        part["n_chunks"] += 1
-        self._table.append([len(self._parts) - 1, int(feature[0]), feature.size, row.size, piece])
+        self._files["entries"].write(feature=np.repeat(feature, count), row=row, value=value)
+        self._files["index"].write(feature=feature, n_entries=count.astype(np.int64))
+        self._chunks.extend((int(feature[0]), feature.size, row.size, piece))
 
-    def _part_is_full(self) -> bool:
-        return bool(self._parts[-1]["n_entries"] * self._entry_bytes >= self._shard_bytes)
+    def _begin_parts(self, feature: int) -> None:
+        """Begin the part that a feature is in."""
+        if self._n_begun == self._starts.size or feature < self._starts[self._n_begun]:
+            return
+        self._end_part()
+        number = self._number + self._n_begun
+        self._names = {"entries": f"part-{number:05d}.parquet", "index": f"index-{number:05d}.parquet"}
+        rows = self._dataset
+        schemas = column_schemas(rows.row_dtype, rows.index_dtype, rows.value_dtype)
+        self._files = open_part(self._folder, self._names, schemas, self._compression, FIRST_OF_COLUMNS)
+        self._n_begun += 1
 
-    def _current_part(self) -> tuple[dict[str, TableWriter], dict[str, Any]]:
-        if self._files and self._part_is_full():
-            self._close_part()
-        if not self._files:
-            number, rows = len(self._parts), self._dataset
-            names = {"entries": f"part-{number:05d}.parquet", "index": f"index-{number:05d}.parquet"}
-            schemas = column_schemas(rows.row_dtype, rows.index_dtype, rows.value_dtype)
-            self._files = open_part(self._path, names, schemas, self._compression, FIRST_OF_COLUMNS)
-            self._parts.append({**names, "n_entries": 0, "n_chunks": 0})
-        return self._files, self._parts[-1]
-
-    def _close_part(self) -> None:
+    def _end_part(self) -> None:
+        self._flush()
         if self._files:
-            self._parts[-1] |= close_part(self._files)
-            self._files = {}
+            files = close_part(self._files)
+            table = np.array(self._chunks).reshape(-1, 4)
+            chunks = dict(zip(COLUMN_CHUNKS.names[1:5], table.T, strict=True))
+            chunks |= {f"{name}_crc": np.array(files.pop(f"{name}_crcs"), np.int64) for name in self._files}
+            record = {**self._names, "n_entries": int(table[:, 2].sum()), "n_chunks": len(table), **files}
+            self._parts.append(Part(record, chunks, {}))
+            self._files, self._chunks = {}, array("q")
 
-    def close_parts(self) -> dict[str, Any]:
-        """Write the pending chunk; returns the parts and their chunks, for another writer to continue from."""
-        self._flush()
-        self._close_part()
-        return {"parts": self._parts, "chunks": self._table}
-
-    def close(self) -> dict[str, Any]:
-        """Write the chunk table and, last, the manifest, which is returned."""
-        self.close_parts()
-        table = np.array(self._table, dtype=np.int64).reshape(-1, 5)
-        columns = dict(zip(COLUMN_CHUNKS.names, table.T, strict=False))
-        for name in COLUMN_CHUNKS.names[5:]:
-            columns[name] = np.array([crc for part in self._parts for crc in part.pop(f"{name}s")], np.int64)
-        fields = {
-            "dataset": self._dataset.fingerprint,
-            "n_features": int(table[table[:, 4] == 0, 2].sum()),
-            "n_entries": int(table[:, 3].sum()),
-            "index_dtype": self._dataset.index_dtype.name,
-            "row_dtype": self._dataset.row_dtype.name,
-            "value_dtype": self._dataset.value_dtype.name,
-            "chunk_bytes": self._chunk_bytes,
-            "shard_bytes": self._shard_bytes,
-            "parts": self._parts,
-            "chunks": write_table(self._path / "chunks.parquet", COLUMN_CHUNKS, [columns], self._compression),
-            "compression": self._compression,
-        }
-        return write_manifest(self._path, COLUMN_LAYOUT, fields)
+    def close(self) -> list[Part]:
+        """End the last part; returns all, for `write_columns`."""
+        self._end_part()
+        return self._parts
 
 
-class ColumnsOutline(ColumnsWriter):
-    """Dry run of `ColumnsWriter`, which writes nothing: it finds where the parts begin, from numbers of entries alone."""
-
-    def __init__(self, dataset: Dataset, **form: Any) -> None:
-        super().__init__(Path(), dataset, **form)
-        # first feature of every part, and the number of the feature's piece there
-        self.starts: list[tuple[int, int]] = []
-
-    def add_counts(self, feature: np.ndarray, n_entries: np.ndarray) -> None:
-        """Append whole features, ascending, by their numbers of entries."""
-        nothing = np.broadcast_to(np.int8(0), int(n_entries.sum()))  # takes no memory
-        self.add(feature, n_entries, nothing, nothing)
-
-    def close_parts(self) -> dict[str, Any]:
-        """Record the start of the last part, if there is one more; nothing is written."""
-        self._flush()
-        return {}
-
-    def _write(
-        self, feature: np.ndarray, count: np.ndarray, row: np.ndarray, value: np.ndarray, piece: int
-    ) -> None:
-        self._pending, self._pending_bytes = [], 0
-        if not self._parts or self._part_is_full():
-            self._parts.append({"n_entries": 0})
-            self.starts.append((int(feature[0]), piece))
-        self._parts[-1]["n_entries"] += row.size
+def write_columns(
+    folder: Path,
+    dataset: Dataset,
+    parts: Sequence[Part],
+    chunk_bytes: int,
+    shard_bytes: int,
+    compression: str,
+) -> None:
+    """Write the chunk table and, last, the manifest, of parts that are written."""
+    fields = {
+        "dataset": dataset.fingerprint,
+        "n_features": sum(int(part.chunks["n_features"][part.chunks["piece"] == 0].sum()) for part in parts),
+        "n_entries": sum(part.record["n_entries"] for part in parts),
+        "index_dtype": dataset.index_dtype.name,
+        "row_dtype": dataset.row_dtype.name,
+        "value_dtype": dataset.value_dtype.name,
+        "chunk_bytes": chunk_bytes,
+        "shard_bytes": shard_bytes,
+        "compression": compression,
+        "parts": [part.record for part in parts],
+        "chunks": write_chunks(folder, COLUMN_CHUNKS, parts, compression),
+    }
+    write_manifest(folder, COLUMN_LAYOUT, fields)

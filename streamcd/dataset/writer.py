@@ -335,11 +335,7 @@ def write_dataset(
 
     `fields` are the manifest's, but for those that follow from the parts; their norms may be given.
     """
-    n_rows, n_entries, n_chunks = (
-        [part.record[name] for part in parts] for name in ("n_rows", "n_entries", "n_chunks")
-    )
-    columns = {"part": np.repeat(np.arange(len(parts)), n_chunks)}
-    columns |= {name: np.concatenate([part.chunks[name] for part in parts]) for name in ROW_CHUNKS.names[1:]}
+    n_rows, n_entries = ([part.record[name] for part in parts] for name in ("n_rows", "n_entries"))
     records = [part.record for part in parts]
     found = {
         "n_rows": sum(n_rows),
@@ -353,9 +349,17 @@ def write_dataset(
         **fields,
         "data_digest": content_digest({"parts": [record["content"] for record in records]})[:32],
         "parts": records,
-        "chunks": write_table(folder / "chunks.parquet", ROW_CHUNKS, [columns], compression),
+        "chunks": write_chunks(folder, ROW_CHUNKS, parts, compression),
     }
     return write_manifest(folder, ROW_LAYOUT, found, tuple(FIRST_OF_ROWS))
+
+
+def write_chunks(folder: Path, schema: Schema, parts: Sequence[Part], compression: str) -> dict[str, Any]:
+    """Write the table of the chunks of all parts; returns what the manifest says of it."""
+    columns = {"part": np.repeat(np.arange(len(parts)), [part.record["n_chunks"] for part in parts])}
+    for name in schema.names[1:]:
+        columns[name] = np.concatenate([np.empty(0, np.int64), *(part.chunks[name] for part in parts)])
+    return write_table(folder / "chunks.parquet", schema, [columns], compression)
 
 
 def write_manifest(

@@ -17,9 +17,6 @@ core/atomic_files.py
     sync(path.parent) @ put_directory ~ durable[convert]
     sync(path.parent) @ make_directory ~ durable[train]
     sync(path.parent) @ restore_directory ~ durability a_directory_that_comes_back_comes_back_for_good
-core/external_partition.py
-    os.fsync(self._file.fileno()) ~ durable[columns]
-    os.fsync(file.fileno()) ~ durable[columns]
 dataset/writer.py
     os.fsync(self._file.fileno()) ~ durable[convert]
     sync(folder / name) ~ durable[convert]
@@ -49,9 +46,6 @@ core/atomic_files.py
     if replaced.exists() and not path.exists(): ~ convert a_dataset_that_was_being_replaced_comes_back
     elif not exchange(new, path): ~ metadata two_directories_change_places_in_one_step
         > else:
-core/external_partition.py
-    partial = self._path.with_name(self._path.name + ".partial") ~ durable[columns]
-        > partial = index_path(self._path)
 stream/slot_store.py
     self.current[chunk] = 1 if self._durable[chunk] == 0 else 0
         ~ durability the_slot_of_the_last_checkpoint_is_never_overwritten
@@ -169,7 +163,6 @@ conversion/staging.py
         ~ convert work_goes_to_no_directory_of_others_and_through_no_link
     if lock is None: ~ convert a_second_conversion_to_the_same_place_is_refused
 core/locks.py
-    if lock is None: @ locked ~ columns kill_leaves_no_half_layout
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB) ~ resume a_run_in_use_by_another_process_is_refused
     if not _copies_keep: ~ durability a_forked_child_holds_no_lock_of_its_parent
     _copies_keep = True
