@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import scipy.sparse as sp
 
 from streamcd import Dataset, make_columns
 from streamcd import open as open_dataset
-from streamcd.dataset.parquet import NO_CRC, file_checksum
+from streamcd.dataset.parquet import file_checksum
 from streamcd.stream.memory_plan import Plan
 from tools.chunk_writer import ChunkWriter
 
@@ -226,12 +227,19 @@ def column_of(columns: Any, feature: int) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(rows), np.concatenate(values)
 
 
-def forget_chunk_checksums(path: Path) -> dict[str, Any]:
-    """Write the table of chunks again without checksums; returns what the manifest says of it."""
+def record_chunk_checksums(path: Path, parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Write the table of chunks again with the checksums that they have now; returns what the manifest says of it."""
     chunks = path / "chunks.parquet"
     table = pq.read_table(chunks)
     for number, name in enumerate(table.column_names):
         if name.endswith("_crc"):
-            table = table.set_column(number, name, pa.array(np.full(table.num_rows, NO_CRC)))
+            kind, crcs = name.removesuffix("_crc"), []
+            for part in parts:
+                data, footer = (path / part[kind]).read_bytes(), pq.read_metadata(path / part[kind])
+                for group in map(footer.row_group, range(footer.num_row_groups)):
+                    start = group.column({"rows": 2, "entries": 1, "index": 0}[kind]).data_page_offset
+                    last = group.column(group.num_columns - 1)
+                    crcs.append(zlib.crc32(data[start : last.data_page_offset + last.total_compressed_size]))
+            table = table.set_column(number, table.schema.field(number), pa.array(crcs))
     pq.write_table(table, chunks)
     return {"bytes": chunks.stat().st_size, "checksum": file_checksum(chunks)}

@@ -18,9 +18,9 @@ import scipy.sparse as sp
 from small_datasets import (
     NAMED,
     feature_statistics,
-    forget_chunk_checksums,
     multiclass,
     random_rows,
+    record_chunk_checksums,
     windows_of,
     write_dataset,
 )
@@ -483,10 +483,7 @@ Change = Callable[[dict[str, np.ndarray]], None]
 
 
 def forge(dataset: Dataset, table: str, change: Change, *, part: int = 0, group: int = 1) -> Dataset:
-    """Change one row group of a part, with checksums, sizes and fingerprint made to agree; opens the result.
-
-    Its chunks have no checksums.
-    """
+    """Change one row group of a part, with checksums, sizes and fingerprint made to agree; opens the result."""
     entry = dataset.manifest["parts"][part]
     path = dataset.path / entry[table]
     file = pq.ParquetFile(path)
@@ -509,7 +506,7 @@ def forge(dataset: Dataset, table: str, change: Change, *, part: int = 0, group:
         f"{table}_bytes": path.stat().st_size,
         f"{table}_checksum": file_checksum(path),
     }
-    manifest["chunks"] |= forget_chunk_checksums(dataset.path)
+    manifest["chunks"] |= record_chunk_checksums(dataset.path, manifest["parts"])
     return with_manifest(dataset.path, manifest)
 
 

@@ -24,7 +24,7 @@ from ..core.errors import DatasetError
 from ..core.metadata import Kind
 from ..core.storage import DATASET_BYTES, NO_FILE, Location, Url, file_sizes, local_copy, with_size
 from .manifests import LISTED
-from .parquet import NO_CRC, read_table, reading
+from .parquet import read_table, reading
 from .parts import Part
 from .read_ahead import AHEAD_BYTES, Ring
 
@@ -132,8 +132,7 @@ class ChunkedTable:
     def _read(self, table: str, chunk: int, columns: Sequence[str], verify: bool) -> list[np.ndarray]:
         """Read columns of a chunk of a table, read-only; raises `DatasetError`, which names a missing or damaged file.
 
-        `verify` checks the chunk's checksum. The pages' own checksums are for columns before those that it covers, and where
-        none was recorded: they would not notice a part replaced by another.
+        `verify` checks the chunk's checksum, and the pages' own of columns before those that it covers.
         """
         part, group, crc = self._part(table, chunk), int(self.chunk_group[chunk]), self._crcs[table][chunk]
         with reading(part.path, f"chunk {group}"):
@@ -142,7 +141,7 @@ class ChunkedTable:
             offset, n_bytes = part.extent(group, first)
             data = None if self._ring is None else self._ring.take(part.path, offset)
             data = part.fetch(offset, n_bytes) if data is None else data
-            if verify and crc != NO_CRC:
+            if verify:
                 if zlib.crc32(data[part.extent(group, covered)[0] - offset :]) != crc:
                     if self.cache is not None and isinstance(part.path, Path):
                         part.path.unlink(missing_ok=True)  # a copy, which may come right the next time

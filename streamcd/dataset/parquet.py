@@ -23,9 +23,6 @@ from ..core.storage import Location, Url, open_bytes
 if "ARROW_DEFAULT_MEMORY_POOL" not in os.environ and "jemalloc" in pa.supported_memory_backends():
     pa.set_memory_pool(pa.jemalloc_memory_pool())
 
-NO_CRC = -1
-"""In place of a checksum if none was recorded."""
-
 _COPY_BYTES = 1 << 22
 
 _ENVIRONMENT = (errno.EIO, errno.EMFILE, errno.ENFILE, errno.EACCES, errno.ENOSYS)
