@@ -109,7 +109,6 @@ def run_dual(run: Path, dataset: Dataset, alpha_width: int, n_flags: int) -> tup
     for chunk in range(dataset.n_chunks):
         rows = slice(dataset.row_start[chunk], dataset.row_start[chunk + 1])
         assert store.load(chunk, [alpha[rows], active[rows]]), f"chunk {chunk} was never saved"
-    store.close()
     return alpha, active
 
 

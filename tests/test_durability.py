@@ -167,7 +167,6 @@ def test_the_slot_of_the_last_checkpoint_is_never_overwritten(tmp_path: Path) ->
         store.mark_durable()
         for values in (next(saved), next(saved)):
             store.save(0, [values])
-        store.close()
         store = two_chunks(tmp_path / "dual")
         store.restore(checkpoint)
         for chunk in (0, 1):
@@ -178,7 +177,6 @@ def test_the_slot_of_the_last_checkpoint_is_never_overwritten(tmp_path: Path) ->
         store.restore(checkpoint)
         assert store.load(1, [found])
         assert found.tolist() == last[1].tolist()
-    store.close()
 
 
 def test_a_flipped_bit_in_a_slot_is_noticed(tmp_path: Path) -> None:
@@ -194,7 +192,6 @@ def test_a_flipped_bit_in_a_slot_is_noticed(tmp_path: Path) -> None:
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
         with contextlib.nullcontext() if place < size else pytest.raises(CheckpointError, match="damaged"):
             store.load(0, [np.zeros(4)])
-    store.close()
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,6 @@ class RoundLoop(TrainingLoop):
         )
 
     def _close(self) -> None:
-        super()._close()
         if self.engine is not None:
             self.engine.close()
 

@@ -189,7 +189,6 @@ class Partition(SumPartition):
         """Stop reading, and close all files."""
         super().close()
         self._in_arena[:] = False
-        self._rows.close()
 
     def _bytes_read(self, stream: Stream) -> int:
         return stream.bytes_read + self._rows.bytes_read

@@ -106,16 +106,15 @@ def _directory_problems(
             continue
         needs = {
             "costs of classes": run.problem.table_bytes,
-            "the largest part of the dual variables": slots.largest_bytes,
+            "the largest part of the dual variables": int(slots.slot_bytes.max(initial=0)),
         }
         require(budget, needs)
         for chunk in np.flatnonzero(slots.current != NO_SLOT).tolist():
             listener.progress(Progress("dual variables", chunk, slots.current.size, "chunks", ""))
             try:
-                slots.read(chunk)
+                slots.check(chunk)
             except CheckpointError as error:
                 yield str(error)
-        slots.close()
 
 
 def _open_slots(
@@ -134,10 +133,6 @@ def _open_slots(
         row_bytes = options.solver_memory(lanes, run.dataset).layout.state_bytes
         store = chunk_slots(folder / "dual", run.dataset, row_bytes, identity)
     store.identity = identity
-    if current.shape != store.current.shape:
-        raise CheckpointError(
-            f"{folder / 'state.npz'}: it has dual variables of {current.size} parts, the run of {store.current.size}"
-        )
     store.restore(current)
     return store
 

@@ -7,9 +7,9 @@ numbers point to the new slots.
 
 from __future__ import annotations
 
+import functools
 import os
 import zlib
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +26,6 @@ NO_SLOT = 2  # the chunk was never saved: its rows start from the solver's initi
 
 _N_SLOTS = 2
 _HEADER_BYTES = 16  # checksum, chunk (4 bytes each), tag of the run
-_OPEN_FILES = 256
 
 
 class SlotStore:
@@ -39,16 +38,14 @@ class SlotStore:
 
     def __init__(self, folder: Path, chunk_shard: np.ndarray, n_rows: np.ndarray, row_bytes: int) -> None:
         self.folder, self._shard = folder, chunk_shard
-        self._slot_bytes = _HEADER_BYTES + np.asarray(n_rows, dtype=np.int64) * row_bytes
+        self.slot_bytes = _HEADER_BYTES + np.asarray(n_rows, dtype=np.int64) * row_bytes
         # chunks are sorted by shard: a chunk's offset is the bytes before the chunk, minus those before its shard
-        self._offset = _N_SLOTS * (np.cumsum(self._slot_bytes) - self._slot_bytes)
+        self._offset = _N_SLOTS * (np.cumsum(self.slot_bytes) - self.slot_bytes)
         self._offset -= self._offset[np.searchsorted(chunk_shard, chunk_shard)]
         self.current = np.full(chunk_shard.size, NO_SLOT, dtype=np.uint8)
         self._durable = self.current.copy()
-        self._files: dict[int, int] = {}
-        self._users = Counter[int]()  # threads that use a file now
-        self._lock = Lock()  # of both, and of the bytes read
         self._unsynced: set[int] = set()
+        self._lock = Lock()
         self.bytes_read = 0
         self.identity: Identity | None = None
         make_directory(folder)
@@ -57,15 +54,10 @@ class SlotStore:
         """Allocate the disk space of all slots, so that a disk too small fails before any work."""
         last = np.searchsorted(self._shard, np.unique(self._shard), side="right") - 1
         for chunk in last.tolist():
-            size = int(self._offset[chunk] + _N_SLOTS * self._slot_bytes[chunk])
+            size = int(self._offset[chunk] + _N_SLOTS * self.slot_bytes[chunk])
             if hasattr(os, "posix_fallocate"):
-                with file_named(self._path(chunk)), self._file(chunk) as file:
+                with file_named(self._path(chunk)), self._file(chunk, os.O_RDWR | os.O_CREAT) as file:
                     os.posix_fallocate(file, 0, size)
-
-    @property
-    def largest_bytes(self) -> int:
-        """Size of the largest slot, in bytes."""
-        return int(self._slot_bytes.max(initial=0))
 
     def restore(self, current: np.ndarray) -> None:
         """Restore the slot numbers of a checkpoint; raises `CheckpointError` if their number is another."""
@@ -78,43 +70,42 @@ class SlotStore:
         self._durable = current.copy()
 
     def load(self, chunk: int, arrays: Sequence[np.ndarray]) -> bool:
-        """Read a chunk's latest state into `arrays`, in place; returns False if it was never saved."""
-        if self.current[chunk] == NO_SLOT:
+        """Read a chunk's latest state into `arrays`, in place; returns False if it was never saved.
+
+        Raises `CheckpointError` if it is damaged or another run's.
+        """
+        slot = int(self.current[chunk])
+        if slot == NO_SLOT:
             return False
         # a record's field is not in one piece, and needs a copy
         whole = [a if a.flags.c_contiguous else np.empty(a.shape, a.dtype) for a in arrays]
-        self._read(chunk, [array.reshape(-1).view(np.uint8).data for array in whole])
-        for array, found in zip(arrays, whole, strict=True):
-            if found is not array:
-                array[...] = found
-        return True
-
-    def read(self, chunk: int) -> bytes:
-        """Read a chunk's current slot with its header; raises `CheckpointError` if it is damaged or another run's."""
-        body = bytearray(int(self._slot_bytes[chunk]) - _HEADER_BYTES)
-        return bytes(self._read(chunk, [memoryview(body)]) + body)
-
-    def _read(self, chunk: int, body: Sequence[memoryview]) -> bytearray:
-        """Read a chunk's current slot into buffers of its size, and check it; returns its header."""
-        slot = int(self.current[chunk])
-        header = self._read_slot(chunk, slot, body)
-        if header is None:
-            # another run, after as many checkpoints as it had time for, may have its state in the other slot
-            self._check_identity(chunk, self._read_slot(chunk, 1 - slot, body))
+        body = [array.reshape(-1).view(np.uint8).data for array in whole]
+        tag = self._read(chunk, slot, body)
+        # another run, after as many checkpoints as it had time for, may have its state in the other slot
+        found = self._read(chunk, 1 - slot, body) if tag is None else tag
+        if self.identity is not None and found not in (None, self.identity.tag):
+            self.identity.check(found, self._path(chunk))
+        if tag is None:
             raise CheckpointError(
                 f"{self._path(chunk)}: the state of chunk {chunk} is damaged or truncated; "
                 "restore the run directory from a copy, or train again with --force"
             )
-        self._check_identity(chunk, header)
-        return header
+        for array, read in zip(arrays, whole, strict=True):
+            if read is not array:
+                array[...] = read
+        return True
 
-    def _read_slot(self, chunk: int, slot: int, body: Sequence[memoryview]) -> bytearray | None:
-        """Read a slot into buffers of its size; returns its header, or None if it is not whole."""
-        size, header = int(self._slot_bytes[chunk]), bytearray(_HEADER_BYTES)
+    def check(self, chunk: int) -> None:
+        """Read a chunk's latest state; raises `CheckpointError` if it is damaged or another run's."""
+        self.load(chunk, [np.empty(int(self.slot_bytes[chunk]) - _HEADER_BYTES, np.uint8)])
+
+    def _read(self, chunk: int, slot: int, body: Sequence[memoryview]) -> bytes | None:
+        """Read a slot into buffers of its size; returns the tag of its run, None if it is not whole."""
+        size, header = int(self.slot_bytes[chunk]), bytearray(_HEADER_BYTES)
         buffers = [memoryview(header), *body]
         assert sum(map(len, buffers)) == size
         try:
-            with self._file(chunk, os.O_RDWR) as file:
+            with self._file(chunk, os.O_RDONLY) as file:
                 n_bytes = os.preadv(file, buffers, int(self._offset[chunk]) + slot * size)
         except FileNotFoundError:
             raise CheckpointError(
@@ -122,31 +113,25 @@ class SlotStore:
             ) from None
         with self._lock:
             self.bytes_read += n_bytes
-        buffers[0] = buffers[0][4:]
-        expected = _checksum(buffers).to_bytes(4, "little") + chunk.to_bytes(4, "little")
-        return header if n_bytes == size and header[:8] == expected else None
-
-    def _check_identity(self, chunk: int, header: bytearray | None) -> None:
-        """Refuse a slot of another run."""
-        if self.identity is None or header is None:
-            return
-        tag = bytes(header[8:])
-        if not self.identity.accepts(tag):  # the path is made only for a refusal
-            self.identity.check(tag, self._path(chunk))
+        expected = _checksum([buffers[0][4:], *body]) + chunk.to_bytes(4, "little")
+        return bytes(header[8:]) if n_bytes == size and header[:8] == expected else None
 
     def save(self, chunk: int, arrays: Sequence[np.ndarray]) -> None:
         """Write a chunk's state to the slot that no durable checkpoint points to."""
         if self.current[chunk] == self._durable[chunk]:
             self.current[chunk] = 1 if self._durable[chunk] == 0 else 0
-        size = int(self._slot_bytes[chunk])
+        size = int(self.slot_bytes[chunk])
         tag = bytes(8) if self.identity is None else self.identity.tag
         body: list[bytes | memoryview] = [chunk.to_bytes(4, "little") + tag]
         body += [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays]
-        buffers = [_checksum(body).to_bytes(4, "little"), *body]
+        buffers = [_checksum(body), *body]
         assert sum(map(len, buffers)) == size
+        offset = int(self._offset[chunk]) + int(self.current[chunk]) * size
         try:
-            with self._file(chunk) as file:
-                _write_all(file, buffers, int(self._offset[chunk]) + int(self.current[chunk]) * size)
+            with self._file(chunk, os.O_RDWR | os.O_CREAT) as file:
+                written = os.pwritev(file, buffers, offset)
+                while written < size:  # the disk is nearly full, and the next write raises the error
+                    written += os.pwrite(file, b"".join(buffers)[written:], offset + written)
         except OSError:
             # not around each call: to make the paths of all chunks takes time in every pass
             with file_named(self._path(chunk)):
@@ -167,30 +152,18 @@ class SlotStore:
         """Return to the slots of the last durable checkpoint."""
         self.current = self._durable.copy()
 
-    def close(self) -> None:
-        """Close all files."""
-        for descriptor in self._files.values():
-            os.close(descriptor)
-        self._files.clear()
-
     def _path(self, chunk: int) -> Path:
-        return shard_file(self.folder, int(self._shard[chunk]))
+        return self.folder / f"part-{self._shard[chunk]:05d}.bin"
 
     @contextmanager
-    def _file(self, chunk: int, flags: int = os.O_RDWR | os.O_CREAT) -> Iterator[int]:
-        """Open the file of a chunk, or find it open; it stays so while it is in use, and if few others are open."""
-        shard = int(self._shard[chunk])
-        with self._lock:
-            if shard not in self._files:
-                self._files[shard] = os.open(self._path(chunk), flags | os.O_NOFOLLOW, 0o644)
-            self._users[shard] += 1
+    def _file(self, chunk: int, flags: int) -> Iterator[int]:
+        """Open the file of a chunk's shard."""
+        name = f"{self.folder}/part-{self._shard[chunk]:05d}.bin"
+        descriptor = os.open(name, flags | os.O_NOFOLLOW, 0o644)
         try:
-            yield self._files[shard]
+            yield descriptor
         finally:
-            with self._lock:
-                self._users[shard] -= 1
-                if len(self._files) > _OPEN_FILES and not self._users[shard]:
-                    os.close(self._files.pop(shard))
+            os.close(descriptor)
 
 
 class MemorySlots(SlotStore):
@@ -221,16 +194,8 @@ class MemorySlots(SlotStore):
     def mark_durable(self) -> None:
         """Do nothing."""
 
-    def close(self) -> None:
-        """Do nothing."""
 
-
-def chunk_slots(
-    folder: Path,
-    dataset: Dataset,
-    row_bytes: int,
-    identity: Identity | None,
-) -> SlotStore:
+def chunk_slots(folder: Path, dataset: Dataset, row_bytes: int, identity: Identity | None) -> SlotStore:
     """Open the slots of a dataset's chunks; without slots if a row has no state."""
     n_chunks = dataset.n_chunks if row_bytes else 0
     rows = np.diff(dataset.row_start)[:n_chunks]
@@ -239,22 +204,8 @@ def chunk_slots(
     return store
 
 
-def shard_file(folder: Path, shard: int) -> Path:
-    """Return the file of a shard's chunks."""
-    return folder / f"part-{shard:05d}.bin"
-
-
-def _checksum(buffers: Sequence[bytes | memoryview]) -> int:
-    checksum = 0
-    for buffer in buffers:
-        checksum = zlib.crc32(buffer, checksum)
-    return checksum
-
-
-def _write_all(descriptor: int, buffers: Sequence[bytes | memoryview], offset: int) -> None:
-    written = os.pwritev(descriptor, buffers, offset)
-    # a short write: the disk is nearly full, and the next write raises the error
-    data = memoryview(b"".join(buffers))[written:] if written < sum(map(len, buffers)) else b""
-    while len(data):
-        count = os.pwrite(descriptor, data, offset + written)
-        written, data = written + count, data[count:]
+def _checksum(buffers: Sequence[bytes | memoryview]) -> bytes:
+    """Compute the CRC-32 of buffers, one after the other, as it stands in a header."""
+    return functools.reduce(lambda checksum, buffer: zlib.crc32(buffer, checksum), buffers, 0).to_bytes(
+        4, "little"
+    )

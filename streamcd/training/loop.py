@@ -140,9 +140,9 @@ class TrainingLoop(ABC):
     def _train(self) -> None:
         """Read the data until no lane is open."""
 
+    @abstractmethod
     def _close(self) -> None:
         """Close files and connections."""
-        self.slots.close()
 
     def _has_open_lanes(self) -> bool:
         return bool(self.state.phase(START, TRAIN, CERTIFY).size)
@@ -312,7 +312,6 @@ class Loop(TrainingLoop):
 
     def _close(self) -> None:
         self.threads.close()
-        super()._close()
 
     def _read(self, stream: Stream) -> None:
         """Carry out the rest of the current read."""

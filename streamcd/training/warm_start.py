@@ -145,8 +145,6 @@ class WarmStart:
             slots.save(chunk, [alpha, np.ones((code.size, solver.layout.n_flags), dtype=np.uint8)])
             if solver.warm_start == "alpha and w":
                 dual_sum += self._dual_terms(alpha, code, label, weight)
-        for store in stores:
-            store.close()
         return dual_sum
 
     def _alpha_of(self, source: Source, store: SlotStore, chunk: int, n_rows: int) -> np.ndarray:

@@ -58,10 +58,10 @@ training/checkpoint.py
     file.truncate(self._log_bytes) ~ resume the_log_is_cut_back_to_the_checkpoint
 # What is read is what was written, by this run, of this dataset; what is said of it is true.
 stream/slot_store.py
-    return header if n_bytes == size and header[:8] == expected else None
+    return bytes(header[8:]) if n_bytes == size and header[:8] == expected else None
         ~ durability a_flipped_bit_in_a_slot_is_noticed
-        > return header
-    if not self.identity.accepts(tag):  # the path is made only for a refusal
+        > return bytes(header[8:])
+    if self.identity is not None and found not in (None, self.identity.tag):
         ~ identity files_of_another_run_of_the_same_shape_are_refused_by_name[dual-resident]
     if current.shape != self.current.shape: ~ resume pages_of_a_run_that_has_none_are_refused
 training/checkpoint.py
@@ -107,12 +107,12 @@ dataset/chunked_table.py
 dataset/dataset.py
     if fingerprint not in (None, manifest["fingerprint"]): ~ resume a_changed_dataset_is_refused_by_name
 dataset/verify.py
-    if not found.problems and content.text() != record["content"]:
+    if not found.problems and content.text() != record.get("content", content.text()):
         ~ dataset another_content_than_the_manifest_records_is_found[entries]
     if content.text() != manifest[key]["content"]: ~ dataset another_content_than_the_manifest_records_is_found[features]
-    changed = [path / name for name, _, checksum in files if file_checksum(path / name) != checksum]
+    if path / name not in found and file_checksum(path / name) != checksum:
         ~ dataset a_flipped_byte_is_named_by_verify_and_never_trained_on[features.parquet]
-        > changed = []
+        > if False:
 models/model_file.py
     if file_checksum(path) != checksum: ~ model a_flipped_bit_in_the_weights_is_refused_by_name
 stream/arenas.py
@@ -150,9 +150,9 @@ training/checkpoint.py
     if leftovers and not (path / "config.json").exists():
         ~ resume a_directory_with_something_else_in_it_is_never_emptied
 stream/slot_store.py
-    self._files[shard] = os.open(self._path(chunk), flags | os.O_NOFOLLOW, 0o644)
+    descriptor = os.open(name, flags | os.O_NOFOLLOW, 0o644)
         ~ durability files_that_are_opened_to_be_written_are_no_links
-        > self._files[shard] = os.open(self._path(chunk), flags, 0o644)
+        > descriptor = os.open(name, flags, 0o644)
 conversion/staging.py
     lock = take_lock(work / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         ~ convert work_goes_to_no_directory_of_others_and_through_no_link
