@@ -64,19 +64,18 @@ class CsvReader(TextReader):
                 n_rows, n_lines, whole = n_rows + starts.size, n_lines + newlines.size, end == text.size
         return Counted(max(n_rows, 0), n_lines, whole)
 
-    def names_in(self, path: str) -> list[str]:
-        """Return the names of the columns of a file."""
-        return [*_numbered(self._header(path)[0])]
-
     def renamed(self) -> dict[str, str]:
-        header = self._header(self.paths[0])[0]
+        names, header, _ = self._header(self.paths[0])
         return {
             name: f"the header has {found!r} twice" if found else "the header has no name for it"
-            for name, found in zip(_numbered(header), header, strict=True)
+            for name, found in zip(names, header, strict=True)
             if name != found
         }
 
-    def types(self) -> dict[str, str]:
+    def types_in(self, path: str) -> dict[str, str]:
+        """Return the columns of a file with their types, those of the first file."""
+        if path != self.paths[0]:
+            return dict.fromkeys(self._header(path)[0], "string")
         types = column_types(self._first_table.schema, "")
         return {name: "text not in UTF-8" if kind == "binary" else kind for name, kind in types.items()}
 
@@ -92,7 +91,7 @@ class CsvReader(TextReader):
     def _read_first(self, types: dict[str, Any]) -> Any:
         """Read the first megabyte."""
         path = self.paths[0]
-        names, (_, start), (text, is_cut) = self.names_in(path), self._header(path), self._sample(path)
+        (names, _, start), (text, is_cut) = self._header(path), self._sample(path)
         end = record_starts(np.frombuffer(text, np.uint8))[2] if is_cut else 0
         rows = text[start : end or len(text)] + b"\n"
         if not rows.strip():
@@ -106,8 +105,8 @@ class CsvReader(TextReader):
         sample, text = read_head(self.all_of(path), SAMPLE_BYTES, self.reading.decoder_bytes)
         return text, max(len(sample), len(text)) >= SAMPLE_BYTES
 
-    def _header(self, path: str) -> tuple[list[str], int]:
-        """Return the names in the first line, and its end."""
+    def _header(self, path: str) -> tuple[list[str], list[str], int]:
+        """Return the names of the columns, those in the first line, and its end."""
         text, _ = self._sample(path)
         starts, _, end = record_starts(np.frombuffer(text + b"\n", np.uint8))
         end = min(end, len(text)) or len(text)
@@ -129,7 +128,7 @@ class CsvReader(TextReader):
             raise DataError(
                 f"{display_name(path)}:1: expected the names of the columns, found numbers; add a first line of names"
             )
-        return found, stop
+        return [*_numbered(found)], found, stop
 
     def blocks(
         self, pieces: Sequence[ByteRange], first_line: int, types: dict[str, str]
@@ -141,7 +140,7 @@ class CsvReader(TextReader):
         }
         read_before = 0
         for piece in pieces:
-            names, (_, header_end) = self.names_in(piece.path), self._header(piece.path)
+            names, _, header_end = self._header(piece.path)
             chosen = [name for name in arrow if name in set(names)]
             line = first_line if piece is pieces[0] else 0
             with closing(read_blocks([piece], *self.reading.of_text, _last_record_end)) as texts:

@@ -175,7 +175,7 @@ def _open_table(
             "have no names; train on a dataset that was converted from a table"
         )
     reader = _table_reader(paths, roots, format, head, reading)
-    types = reader.types()
+    types = reader.types_in(paths[0])
     first = reader.first_rows(types) if reading.encoding is None else None
     source = open_tables(reader, types, first, reading, options, name)
     _check_columns(reader, paths, source.table_types)
@@ -184,18 +184,15 @@ def _open_table(
 
 def _check_columns(reader: Any, paths: list[str], types: Mapping[str, str]) -> None:
     """Refuse files that lack a column to read which the first has."""
-    first = set(types).intersection(reader.names_in(paths[0])) if len(paths) > 1 else set()
+    first = set(types).intersection(reader.types_in(paths[0])) if len(paths) > 1 else set()
     for path in paths[1:]:
-        found = reader.names_in(path)
+        found = list(reader.types_in(path))
         if lacking := first.difference(found):
             more = ", …" if len(found) > _NAMED else ""
             raise DataError(
                 f"{display_name(path)}: expected the column {min(lacking)!r}, as in {display_name(paths[0])}, found "
                 f"{', '.join(map(repr, found[:_NAMED]))}{more}; correct the file, or convert it by itself"
             )
-
-
-_NAMED = 5  # columns in a message
 
 
 def _table_reader(paths: list[str], roots: dict[str, str], format: str, head: bytes, reading: Reading) -> Any:
@@ -216,5 +213,4 @@ def _table_reader(paths: list[str], roots: dict[str, str], format: str, head: by
     if format == "arrow":
         _refuse_urls(paths, format)
         return ArrowReader(paths, reading.batch_bytes)
-    partitions = {path: partitions_of(path, root) for path, root in roots.items()}
-    return ParquetReader(paths, reading.batch_bytes, partitions)
+    return ParquetReader(paths, reading.batch_bytes, partitions_of(roots))

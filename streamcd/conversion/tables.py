@@ -10,7 +10,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import islice, pairwise
-from typing import Any, NoReturn
+from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
@@ -19,7 +19,7 @@ import pyarrow as pa
 from ..core.errors import DataError
 from ..core.memory_budget import format_size
 from ..core.storage import file_size, location, open_bytes
-from ..dataset.arrow_columns import flat_columns, one_batch
+from ..dataset.arrow_columns import flat_columns, one_batch, type_name
 from ..dataset.parquet import parquet_file
 from .sources import Block, Counted, FilePart, Reader, locator, refusing_damage
 from .table_columns import FIRST_ROWS, column_types, index_of, text_columns
@@ -32,21 +32,6 @@ _MOST_EXPANSION = 100  # of a column chunk of Parquet that is larger than the me
 _CELL_BYTES = 8  # of text, about, that a cell of a table would be
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Parquet
-
-
-def _rows_at_a_time(memory_bytes: int, row_bytes: float) -> int:
-    least = min(_LEAST_BATCH_ROWS, max(memory_bytes / row_bytes, 1))
-    return int(min(max(memory_bytes / 8 / row_bytes, least), _MOST_BATCH_ROWS))
-
-
-def _decoded_bytes(chunk: Any) -> int:
-    """Bytes of a column chunk of Parquet when decoded: runs and dictionaries may take next to none in the file."""
-    return int(max(chunk.total_uncompressed_size, _CELL_BYTES * chunk.num_values))
-
-
 _refusing_damage = partial(
     refusing_damage,
     (pa.ArrowException, ValueError, OverflowError),
@@ -55,29 +40,24 @@ _refusing_damage = partial(
 
 
 @dataclass(frozen=True)
-class _WholeFiles(Reader):
+class TableReader(Reader):
+    """Base of readers of tables in files that have types; `memory_bytes` are for what is decoded at a time."""
+
     paths: list[str]
     memory_bytes: int
 
     def whole(self) -> list[FilePart]:
         return [FilePart(path, n_bytes=file_size(path) or 0) for path in self.paths]
 
-    def names_in(self, path: str) -> list[str]:
-        """Return the names of the columns of a file."""
-        return list(self._types_in(path))
+    def types_in(self, path: str) -> dict[str, str]:
+        """Return the columns of a file with their types."""
+        return column_types(self.schema(path), path)
 
-    def types(self) -> dict[str, str]:
-        """Return the types of the columns of the first file."""
-        return self._types_in(self.paths[0])
-
-    def _types_in(self, path: str) -> dict[str, str]:
-        return column_types(self._schema(path), path)
+    def schema(self, path: str) -> Any:
+        raise NotImplementedError
 
     def index_columns(self) -> list[str]:
-        return index_of(self._schema(self.paths[0]))
-
-    def _schema(self, path: str) -> Any:
-        raise NotImplementedError
+        return index_of(self.schema(self.paths[0]))
 
     def first_rows(self, types: Mapping[str, str]) -> Any:
         """Return the first rows of the columns of `types`."""
@@ -95,12 +75,34 @@ class _WholeFiles(Reader):
         """Read the columns of `types` of some pieces, a block at a time."""
         raise NotImplementedError
 
+    def rows_at_a_time(self, where: str, row_bytes: float, n_bytes: float = 0) -> int:
+        """Return the rows to decode at a time; refuses rows, or `n_bytes` of them, that do not fit in the memory."""
+        if max(row_bytes, n_bytes) > self.memory_bytes:
+            raise DataError(
+                f"{where}: expected rows that fit in {format_size(self.memory_bytes)} under this memory budget, found some "
+                f"of {format_size(row_bytes)} each, decoded; give a larger --memory"
+            )
+        least = min(_LEAST_BATCH_ROWS, max(self.memory_bytes / row_bytes, 1))
+        return int(min(max(self.memory_bytes / 8 / row_bytes, least), _MOST_BATCH_ROWS))
+
+    def check_expansion(self, where: str, n_bytes: int, remedy: str) -> None:
+        """Refuse what is decompressed as a whole, and does not fit in the memory."""
+        if n_bytes > self.memory_bytes:
+            raise DataError(
+                f"{where}: expected at most {format_size(self.memory_bytes)} to decompress at a time under this memory "
+                f"budget, found {remedy}, or give a larger --memory"
+            )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Parquet
+
 
 @dataclass(frozen=True)
-class ParquetReader(_WholeFiles):
+class ParquetReader(TableReader):
     """Parquet files; folders named ``key=value`` (hive partitions) are columns too."""
 
-    partitions: dict[str, dict[str, str | None]] = field(default_factory=dict)  # of every path
+    partitions: dict[str, dict[str, Any]] = field(default_factory=dict)  # of every path, as Arrow's scalars
 
     @cached_property
     def _metadata(self) -> dict[str, Any]:
@@ -108,153 +110,132 @@ class ParquetReader(_WholeFiles):
         for path in self.paths:
             with _refusing_damage(path):
                 found[path] = parquet_file(location(path)).metadata
-            _refuse_encryption(path, found[path].serialized_size)
+            with open_bytes(location(path)) as file:
+                file.seek(-8, os.SEEK_END)
+                # a signature, without which columns are not encrypted, makes the footer longer; pyarrow aborts at these
+                if int.from_bytes(file.read(4), "little") != found[path].serialized_size:
+                    raise DataError(
+                        f"{path}: expected plain columns, found encrypted ones; decrypt the file first"
+                    )
         return found
 
+    def _groups(self, piece: FilePart) -> list[Any]:
+        """Return the metadata of the row groups of a piece."""
+        metadata = self._metadata[piece.path]
+        stop = metadata.num_row_groups if piece.stop is None else piece.stop
+        return [metadata.row_group(group) for group in range(piece.start, stop)]
+
     def expected_bytes(self, pieces: Sequence[FilePart]) -> int | None:
-        groups = [
-            self._metadata[piece.path].row_group(group) for piece in pieces for group in self._groups(piece)
-        ]
+        groups = [group for piece in pieces for group in self._groups(piece)]
         # what is encoded by a dictionary is larger decoded
         return sum(
             max(group.total_byte_size, _CELL_BYTES * group.num_rows * group.num_columns) for group in groups
         )
 
-    def _groups(self, piece: FilePart) -> range:
-        n_groups = self._metadata[piece.path].num_row_groups
-        return range(piece.start, n_groups if piece.stop is None else piece.stop)
-
     def pieces(self, n_tasks: int) -> list[FilePart]:
-        sizes = [
-            (path, group, self._metadata[path].row_group(group).total_byte_size)
-            for path in self.paths
-            for group in range(self._metadata[path].num_row_groups)
+        parts = [
+            FilePart(piece.path, number, number + 1, group.total_byte_size)
+            for piece in self.whole()
+            for number, group in enumerate(self._groups(piece))
         ]
-        most = max(sum(size for *_, size in sizes) // n_tasks, 1 << 20)
+        most = max(sum(part.n_bytes for part in parts) // n_tasks, 1 << 20)
         found: list[FilePart] = []
-        for path, group, size in sizes:
+        for part in parts:
             last = found[-1] if found else None
-            if last is not None and last.path == path and last.n_bytes + size <= most:
-                found[-1] = FilePart(path, last.start, group + 1, last.n_bytes + size)
+            if last is not None and last.path == part.path and last.n_bytes + part.n_bytes <= most:
+                found[-1] = last._replace(stop=part.stop, n_bytes=last.n_bytes + part.n_bytes)
             else:
-                found.append(FilePart(path, group, group + 1, size))
+                found.append(part)
         return found
 
     def count(self, piece: FilePart) -> Counted:
-        n_rows = sum(self._metadata[piece.path].row_group(group).num_rows for group in self._groups(piece))
+        n_rows = sum(group.num_rows for group in self._groups(piece))
         return Counted(n_rows, n_rows)
 
     def held_bytes(self, types: Mapping[str, str]) -> int:
         """Bytes of the pages that are open at a time: of every column one, compressed and not, and its dictionary."""
-        most = 0
-        for metadata in self._metadata.values():
-            groups = map(metadata.row_group, range(metadata.num_row_groups))
-            largest = max(groups, key=lambda group: group.total_byte_size, default=None)
-            sizes = [chunk.total_uncompressed_size for chunk in _chunks(largest, types)] if largest else []
-            most = max(most, sum(3 * min(size, 3 * _PAGE_BYTES // 4) for size in sizes))  # as measured
-        return most
+        groups = [
+            max(found, key=lambda group: group.total_byte_size)
+            for piece in self.whole()
+            if (found := self._groups(piece))
+        ]
+        sizes = [[chunk.total_uncompressed_size for chunk in _chunks(group, types)] for group in groups]
+        return max(
+            (sum(3 * min(size, 3 * _PAGE_BYTES // 4) for size in of_group) for of_group in sizes), default=0
+        )
 
-    def _schema(self, path: str) -> Any:
+    def schema(self, path: str) -> Any:
         with _refusing_damage(path):
             return parquet_file(location(path)).schema_arrow
 
-    def _types_in(self, path: str) -> dict[str, str]:
-        types = super()._types_in(path)
-        for key in self.partitions.get(path, ()):
-            numeric = all(_is_number(values.get(key)) for values in self.partitions.values())
-            types.setdefault(key, "number" if numeric else "string")
-        return types
+    def types_in(self, path: str) -> dict[str, str]:
+        partitions = self.partitions.get(path, {})
+        return {name: type_name(value.type) for name, value in partitions.items()} | super().types_in(path)
 
     def blocks(
         self, pieces: Sequence[FilePart], first_line: int, types: dict[str, str]
     ) -> Generator[Block, None, None]:
         read_before = 0
         for piece in pieces:
-            metadata = self._metadata[piece.path]
-            groups = self._groups(piece)
-            before = sum(metadata.row_group(group).num_rows for group in range(groups.start))
-            for columns in self._read(piece.path, groups, types):
-                columns = self._with_partitions(piece.path, columns, types)
-                yield Block(locator(piece.path, before), columns, read_before)
-                before += columns.num_rows
+            before = sum(group.num_rows for group in self._groups(FilePart(piece.path, 0, piece.start)))
+            for batch in self._read(piece, types):
+                for name, value in self.partitions.get(piece.path, {}).items():
+                    if name in types and name not in batch.schema.names:
+                        batch = batch.append_column(name, pa.repeat(value, batch.num_rows))
+                yield Block(locator(piece.path, before), batch, read_before)
+                before += batch.num_rows
             read_before += piece.n_bytes
 
-    def _read(self, path: str, groups: range, types: dict[str, str]) -> Iterator[Any]:
-        metadata = self._metadata[path]
-        present = column_types(self._schema(path), path)
-        names = [name for name in types if name in present]
-        batch_rows = self._batch_rows(path, metadata, groups, types)
-        texts = _dictionary_encoded(
-            metadata, groups, {name for name in names if types[name] == present[name] == "string"}
-        )
+    def _read(self, piece: FilePart, types: dict[str, str]) -> Iterator[Any]:
+        path, groups = piece.path, self._groups(piece)
+        present = column_types(self.schema(path), path)
+        chunks = [_chunks(group, types) for group in groups]
+        # pyarrow does not read pages of prefixes or lengths as dictionaries
+        texts = {name for name, kind in types.items() if present.get(name) == kind == "string"}
+        texts -= {
+            chunk.path_in_schema
+            for of_group in chunks
+            for chunk in of_group
+            if "DELTA" in str(chunk.encodings)
+        }
         with (
             _refusing_damage(path),
             parquet_file(
-                location(path), read_dictionary=texts, buffer_size=_BUFFER_BYTES, pre_buffer=False
+                location(path), read_dictionary=sorted(texts), buffer_size=_BUFFER_BYTES, pre_buffer=False
             ) as file,
         ):
-            for batch in file.iter_batches(
-                batch_size=batch_rows, row_groups=list(groups), columns=names, use_threads=False
-            ):
-                if batch.nbytes > self.memory_bytes:
-                    self._refuse_rows(path, batch.nbytes / batch.num_rows)
-                batch.validate(full=True)
-                yield text_columns(flat_columns(batch), types, path)
+            for number, (group, of_group) in enumerate(zip(groups, chunks, strict=True), piece.start):
+                for batch in file.iter_batches(
+                    self._batch_rows(path, number, group.num_rows, of_group, types),
+                    row_groups=[number],
+                    columns=[name for name in types if name in present],
+                    use_threads=False,
+                ):
+                    self.rows_at_a_time(path, batch.nbytes / batch.num_rows, batch.nbytes)
+                    batch.validate(full=True)
+                    yield text_columns(flat_columns(batch), types, path)
 
-    def _refuse_rows(self, path: str, row_bytes: float) -> NoReturn:
-        raise DataError(
-            f"{path}: expected rows that fit in {format_size(self.memory_bytes)} under this memory budget, found some of "
-            f"{format_size(row_bytes)} each, decoded; give a larger --memory"
-        )
-
-    def _batch_rows(self, path: str, metadata: Any, groups: range, types: dict[str, str]) -> int:
-        """Rows to read at a time; refuses row groups that would be decompressed beyond the memory."""
-        row_bytes, prefixed = 16.0, False
-        for group in groups:
-            found = metadata.row_group(group)
-            chunks = _chunks(found, types)
-            lists = [chunk for chunk in chunks if chunk.path_in_schema not in types]
-            for chunk in chunks:
-                self._check_expansion(path, group, [chunk], chunk.total_uncompressed_size)
-            # all elements may be those of one row
-            self._check_expansion(path, group, lists, sum(map(_decoded_bytes, lists)))
-            decoded = sum(map(_decoded_bytes, chunks))
-            row_bytes = max(row_bytes, 2 * decoded / max(found.num_rows, 1))
-            prefixed |= any("DELTA_BYTE_ARRAY" in chunk.encodings for chunk in chunks)
-        if row_bytes > self.memory_bytes:
-            self._refuse_rows(path, row_bytes / 2)
-        rows = _rows_at_a_time(self.memory_bytes, row_bytes)
-        return min(rows, _PREFIXED_ROWS) if prefixed else rows
-
-    def _check_expansion(self, path: str, group: int, chunks: list[Any], size: int) -> None:
-        """Refuse chunks that expand beyond the memory, to `size` bytes, from much less."""
-        compressed = sum(chunk.total_compressed_size for chunk in chunks)
-        if size > max(self.memory_bytes, _MOST_EXPANSION * compressed):
-            names = " and ".join(repr(chunk.path_in_schema) for chunk in chunks)
-            raise DataError(
-                f"{path}, row group {group}: column {names}: expected at most {format_size(self.memory_bytes)} to "
-                f"decompress at a time under this memory budget, found {format_size(compressed)} that become "
-                f"{format_size(size)}; write it with smaller row groups, or give a larger --memory"
+    def _batch_rows(
+        self, path: str, number: int, n_rows: int, chunks: list[Any], types: Mapping[str, str]
+    ) -> int:
+        """Return the rows of a row group to read at a time; refuses columns that would be decompressed beyond the memory."""
+        # runs and dictionaries may take next to none in the file
+        decoded = [max(chunk.total_uncompressed_size, _CELL_BYTES * chunk.num_values) for chunk in chunks]
+        lists = [
+            k for k, chunk in enumerate(chunks) if chunk.path_in_schema not in types
+        ]  # of which one row may have all
+        parts = [([chunk], chunk.total_uncompressed_size) for chunk in chunks]
+        for part, size in [*parts, ([chunks[k] for k in lists], sum(decoded[k] for k in lists))]:
+            compressed = sum(chunk.total_compressed_size for chunk in part)
+            names = " and ".join(repr(chunk.path_in_schema) for chunk in part)
+            self.check_expansion(
+                f"{path}, row group {number}: column {names}",
+                size if size > _MOST_EXPANSION * compressed else 0,
+                f"{format_size(compressed)} that become {format_size(size)}; write it with smaller row groups",
             )
-
-    def _with_partitions(self, path: str, batch: Any, types: dict[str, str]) -> Any:
-        for key, value in self.partitions.get(path, {}).items():
-            if key in types and key not in batch.schema.names:
-                number = types[key] == "number"
-                scalar = pa.scalar(
-                    None if value is None else float(value) if number else value,
-                    pa.float64() if number else pa.large_string(),
-                )
-                batch = batch.append_column(key, pa.repeat(scalar, batch.num_rows))
-        return batch
-
-
-def _refuse_encryption(path: str, n_bytes: int) -> None:
-    """Refuse encrypted columns, at which pyarrow aborts: a signature makes the footer longer than its content."""
-    with open_bytes(location(path)) as file:
-        file.seek(-8, os.SEEK_END)
-        if int.from_bytes(file.read(4), "little") != n_bytes:
-            raise DataError(f"{path}: expected plain columns, found encrypted ones; decrypt the file first")
+        rows = self.rows_at_a_time(path, max(16.0, 2 * sum(decoded) / max(n_rows, 1)))
+        prefixed = any("DELTA_BYTE_ARRAY" in chunk.encodings for chunk in chunks)
+        return min(rows, _PREFIXED_ROWS) if prefixed else rows
 
 
 def _chunks(group: Any, types: Mapping[str, str]) -> list[Any]:
@@ -263,34 +244,39 @@ def _chunks(group: Any, types: Mapping[str, str]) -> list[Any]:
     return [chunk for chunk in chunks if not types.keys().isdisjoint(_prefixes(chunk.path_in_schema))]
 
 
-def _prefixes(path: str) -> list[str]:
-    """Return the paths above a leaf, itself included; names may have dots."""
+def _prefixes(path: str) -> Iterator[str]:
+    """Yield the paths above a leaf, itself included; names may have dots."""
     parts = path.split(".")
-    return [".".join(parts[:n]) for n in range(1, len(parts) + 1)]
+    return (".".join(parts[:n]) for n in range(1, len(parts) + 1))
 
 
-def _dictionary_encoded(metadata: Any, groups: range, names: set[str]) -> list[str]:
-    """Return the columns that pyarrow can read as dictionaries: not those that have pages of prefixes or lengths."""
-    types = dict.fromkeys(names, "string")
-    chunks = [chunk for group in groups for chunk in _chunks(metadata.row_group(group), types)]
-    delta = {"DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"}
-    return sorted(names - {chunk.path_in_schema for chunk in chunks if delta.intersection(chunk.encodings)})
+def partitions_of(roots: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Return the columns that folders named ``key=value`` are, between each file and its root; numbers where all are."""
+    texts: dict[str, dict[str, str | None]] = {}
+    for path, root in roots.items():
+        pairs = [folder.partition("=") for folder in os.path.relpath(path, root).split(os.sep)[:-1]]
+        texts[path] = {
+            unquote(key): None if value == _NULL_PARTITION else unquote(value)
+            for key, equals, value in pairs
+            if equals
+        }
+    keys = {key for values in texts.values() for key in values}
+    numeric = {key for key in keys if all(_is_number(values.get(key)) for values in texts.values())}
+    return {
+        path: {
+            key: pa.scalar(None if value is None else float(value), pa.float64())
+            if key in numeric
+            else pa.scalar(value, pa.large_string())
+            for key, value in values.items()
+        }
+        for path, values in texts.items()
+    }
 
 
 def _is_number(text: str | None) -> bool:
     with suppress(ValueError):
-        return text is None or np.isfinite(float(text))
+        return text is None or math.isfinite(float(text))
     return False
-
-
-def partitions_of(path: str, root: str) -> dict[str, str | None]:
-    """Return the columns that the folders between `root` and a file name, as ``key=value``."""
-    found: dict[str, str | None] = {}
-    for folder in os.path.relpath(path, root).split(os.sep)[:-1]:
-        key, equals, value = folder.partition("=")
-        if equals:
-            found[unquote(key)] = None if value == _NULL_PARTITION else unquote(value)
-    return found
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -298,7 +284,7 @@ def partitions_of(path: str, root: str) -> dict[str, str | None]:
 
 
 @dataclass(frozen=True)
-class ArrowReader(_WholeFiles):
+class ArrowReader(TableReader):
     """Files of Arrow's IPC formats (Feather is one), mapped into memory; what was read is given back to the system."""
 
     def pieces(self, n_tasks: int) -> list[FilePart]:
@@ -317,7 +303,7 @@ class ArrowReader(_WholeFiles):
         n_rows = sum(batch.num_rows for batch in _batches(_open_mapped(piece.path, [0])[1], piece))
         return Counted(n_rows, n_rows)
 
-    def _schema(self, path: str) -> Any:
+    def schema(self, path: str) -> Any:
         return _open_mapped(path)[1].schema
 
     def blocks(
@@ -326,22 +312,24 @@ class ArrowReader(_WholeFiles):
         read_before = 0
         for piece in pieces:
             before = first_line if piece is pieces[0] else 0
-            mapped = _open_mapped(piece.path)[0]
-            for batch in self._read(piece):
-                columns = flat_columns(batch)
-                columns = columns.select([name for name in types if name in columns.schema.names])
-                columns = text_columns(columns, types, piece.path)
-                rows = _rows_at_a_time(self.memory_bytes, max(batch.nbytes / max(batch.num_rows, 1), 8.0))
-                for start in range(0, columns.num_rows, rows):
-                    part = columns.slice(start, rows)
+            for mapped, batch in self._read(piece):
+                rows = self.rows_at_a_time(piece.path, max(batch.nbytes / max(batch.num_rows, 1), 8.0))
+                for start in range(0, batch.num_rows, rows):
+                    part = batch.slice(start, rows)
                     with _refusing_damage(piece.path):
                         part.validate(full=True)  # pyarrow follows offsets out of a damaged file into a crash
-                    yield Block(locator(piece.path, before + start), part, read_before)
+                    columns = flat_columns(part)
+                    columns = columns.select([name for name in types if name in columns.schema.names])
+                    yield Block(
+                        locator(piece.path, before + start),
+                        text_columns(columns, types, piece.path),
+                        read_before,
+                    )
                     mapped.madvise(mmap.MADV_DONTNEED)  # pages count as resident until they are released
                 before += batch.num_rows
             read_before += piece.n_bytes
 
-    def _read(self, piece: FilePart) -> Iterator[Any]:
+    def _read(self, piece: FilePart) -> Iterator[tuple[mmap.mmap, Any]]:
         """Read record batches; those that become larger than the memory when decompressed are refused.
 
         Of a batch, a narrow column is read first: it tells the rows, and so the size of all columns of known width.
@@ -349,25 +337,22 @@ class ArrowReader(_WholeFiles):
         mapped, reader = _open_mapped(piece.path)
         widths = [_width(field.type) for field in reader.schema]
         narrow = min(range(len(widths)), key=lambda k: widths[k] or math.inf)
-        _, sampled = _open_mapped(piece.path, [narrow])
-        batches = _batches(reader, piece)
-        samples = enumerate(_batches(sampled, piece), piece.start)
-        for (number, sample), batch_bytes in zip(samples, _stored_bytes(mapped, piece), strict=True):
+        batches, samples = (
+            _batches(opened, piece) for opened in (reader, _open_mapped(piece.path, [narrow])[1])
+        )
+        stored = _stored_bytes(mapped, piece)
+        for number, (sample, n_bytes) in enumerate(zip(samples, stored, strict=True), piece.start + 1):
             known = sum(widths) * sample.num_rows
-            self._check_inflated(piece.path, number, known if known > batch_bytes else 0)
+            self._check_inflated(piece.path, number, known if known > n_bytes else 0)
             batch = next(batches)
             self._check_inflated(piece.path, number, _inflated(batch, mapped))
             with _refusing_damage(piece.path):
                 batch.validate()
-            yield batch
+            yield mapped, batch
 
     def _check_inflated(self, path: str, number: int, n_bytes: int) -> None:
-        if n_bytes > self.memory_bytes:
-            raise DataError(
-                f"{path}: record batch {number + 1}: expected at most {format_size(self.memory_bytes)} to decompress at a "
-                f"time under this memory budget, found {format_size(n_bytes)}; write the file with smaller record batches, "
-                "or uncompressed, or give a larger --memory"
-            )
+        remedy = f"{format_size(n_bytes)}; write the file with smaller record batches, or uncompressed"
+        self.check_expansion(f"{path}: record batch {number}", n_bytes, remedy)
 
 
 def _open_mapped(path: str, fields: Sequence[int] = ()) -> tuple[mmap.mmap, Any]:
@@ -395,9 +380,7 @@ def _stored_bytes(mapped: mmap.mmap, piece: FilePart) -> Iterator[int]:
     stream = pa.py_buffer(mapped)[8 if mapped[:6] == b"ARROW1" else 0 :]
     with _refusing_damage(piece.path):
         messages = pa.ipc.MessageReader.open_stream(stream)
-        sizes = (
-            message.body.size if message.body else 0 for message in messages if message.type == "record batch"
-        )
+        sizes = (message.body.size for message in messages if message.type == "record batch")
         yield from islice(sizes, piece.start, piece.stop)
 
 
