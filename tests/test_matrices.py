@@ -88,22 +88,6 @@ def test_data_in_memory_gives_the_rows_and_entries_of_text(tmp_path: Path, name:
     assert made.verify() == []
 
 
-def test_dask_arrays_and_frames_come_block_by_block(tmp_path: Path) -> None:
-    dask_array = pytest.importorskip("dask.array")
-    X, y = make_arrays()
-    expected = digest_of_text(X, y, tmp_path)
-    pair = (dask_array.from_array(X, chunks=(80, 5)), dask_array.from_array(y, chunks=50))
-    assert streamcd.convert(pair, tmp_path / "of-array").info()["data_digest"] == expected
-    rows = pair[0][pair[0][:, 0] > 0]
-    with pytest.raises(StreamcdError, match=r"blocks of unknown size; call compute_chunk_sizes\(\)"):
-        streamcd.convert((rows, pair[1]), tmp_path / "unknown")
-    pytest.importorskip("pandas")
-    dask_frame = pytest.importorskip("dask.dataframe")
-    frame = make_table().to_pandas()
-    made = convert(dask_frame.from_pandas(frame, npartitions=3), tmp_path / "of-frame")
-    assert made.fingerprint == convert(frame, tmp_path / "of-pandas").fingerprint
-
-
 @pytest.mark.usefixtures("lend")
 @pytest.mark.parametrize("library", ["pandas", "polars", "duckdb"])
 def test_frames_give_the_dataset_of_their_file(tmp_path: Path, library: str) -> None:
@@ -218,19 +202,15 @@ def test_a_damaged_header_of_an_array_is_refused(tmp_path: Path, header: bytes) 
 
 
 @pytest.mark.parametrize("compressed", [True, False])
-def test_only_a_compressed_archive_has_to_fit_in_memory(tmp_path: Path, compressed: bool) -> None:
+def test_an_archive_need_not_fit_in_memory(tmp_path: Path, compressed: bool) -> None:
     n = 1_000_000
     made = scipy.sparse.csr_array((np.ones(n), np.zeros(n, np.int32), np.arange(n + 1)), (n, 1))
     path = tmp_path / "m.npz"
     arrays = {"data": made.data, "indices": made.indices, "indptr": made.indptr, "shape": made.shape}
     (np.savez_compressed if compressed else np.savez)(path, **arrays, y=np.arange(n) % 2)
     reader = MatrixReader([str(path)], "", Reading(batch_bytes=1 << 20), sparse=True)
-    assert (reader.held_bytes({}) > 20e6) == compressed
-    if compressed:
-        with pytest.raises(StreamcdError, match=r"columns being read = .*\.npz without compression"):
-            streamcd.convert(path, tmp_path / "out", memory="255MB")
-    else:
-        block = next(iter(reader.blocks(reader.pieces(3)[1:], 0, {})))
-        assert block.label is not None
-        assert (block.message(0), block.label[0]) == (f"{path}, row {n // 3 + 1}", n // 3 % 2)
-        assert block.content.indices.nbytes < 1 << 20
+    block = next(iter(reader.blocks(reader.pieces(3)[1:], 0, {})))
+    assert block.label is not None
+    assert (block.message(0), block.label[0]) == (f"{path}, row {n // 3 + 1}", n // 3 % 2)
+    assert block.content.indices.nbytes < 1 << 20
+    assert streamcd.convert(path, tmp_path / "out", memory="255MB").n_rows == n

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from streamcd.conversion.byte_sources import ByteRange, check_rows, expand, read_blocks
+from streamcd.conversion.byte_sources import Piece, check_rows, expand, read_blocks
 from streamcd.conversion.libsvm import iterate_batches, write_rows
 from streamcd.conversion.sources import Reading
 from streamcd.core.errors import DataError, UsageError
@@ -40,7 +40,7 @@ def parse(source: Any, **options: Any) -> Parsed:
     counts: Any = None
     form = Reading(**{"value_dtype": np.float64, **options})
     paths = expand(source)[0]
-    for batch in iterate_batches([ByteRange(path) for path in paths], form):
+    for batch in iterate_batches([Piece(path) for path in paths], form):
         found, counts = batch.rows, batch.counts
         assert found.source_row[0] == len(label)
         label += found.label.tolist()
@@ -467,7 +467,7 @@ def test_a_source_that_does_not_exist_is_named(tmp_path: Path) -> None:
 def test_batches_count_the_bytes_of_the_source(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(TEXT)
     (tmp_path / "b.gz").write_bytes(gzip.compress(TEXT))
-    ranges = [ByteRange(str(tmp_path / name)) for name in ("a", "b.gz")]
+    ranges = [Piece(str(tmp_path / name)) for name in ("a", "b.gz")]
     seen = [batch.bytes_read for batch in iterate_batches(ranges, Reading(block_bytes=5000))]
     assert seen == sorted(seen)
     assert len(seen) > 8
@@ -479,7 +479,7 @@ def test_stopping_early_ends_the_reading_thread(tmp_path: Path) -> None:
 
     (tmp_path / "a").write_bytes(TEXT * 10)
     before = set(threading.enumerate())
-    blocks = read_blocks([ByteRange(str(tmp_path / "a"))], block_bytes=1000)
+    blocks = read_blocks([Piece(str(tmp_path / "a"))], block_bytes=1000)
     next(blocks)
     assert set(threading.enumerate()) - before
     blocks.close()
@@ -519,7 +519,7 @@ def test_batches_stay_while_the_next_are_parsed_though_texts_between_them_have_n
     for number, path in enumerate(paths):
         path.write_text("# none\n\n" if number % 3 == 2 else f"{number} {number + 1}:{number}.5\n")
     found: list[tuple[int, Any]] = []
-    batches = iterate_batches([ByteRange(str(path)) for path in paths], Reading())
+    batches = iterate_batches([Piece(str(path)) for path in paths], Reading())
     for number, batch in zip([0, 1, 3, 4, 6, 7], batches, strict=True):
         found.append((number, batch.rows))
         for earlier, rows in found[-1 - AHEAD :]:

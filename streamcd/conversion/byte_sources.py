@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -157,18 +157,18 @@ def check_rows(n_rows: int, paths: Sequence[str], what: str = "rows of libsvm te
 # One source
 
 
-@dataclass(frozen=True)
-class ByteRange:
-    """Range of bytes of a file on disk, from line to line; all of the file where `stop` is None, as if it is compressed."""
+class Piece(NamedTuple):
+    """Bytes of a text, from line to line, or row groups, batches or rows of a file; all of it where `stop` is None."""
 
     path: str
     start: int = 0
     stop: int | None = None
+    n_bytes: int = 0  # on disk
     head: bytes = b""  # already read, of a source that can be read only once
 
-    @property
-    def n_bytes(self) -> int:
-        return ((file_size(self.path) or 0) if self.stop is None else self.stop) - self.start
+    @classmethod
+    def whole(cls, path: str, head: bytes = b"") -> Piece:
+        return cls(path, n_bytes=file_size(path) or 0, head=head)
 
 
 class _Counted(io.RawIOBase):
@@ -206,7 +206,7 @@ class _Counted(io.RawIOBase):
         super().close()
 
 
-def _open(part: ByteRange) -> _Counted:
+def _open(part: Piece) -> _Counted:
     if part.path == STANDARD_INPUT:
         # closing the copy leaves the process's own standard input alone
         return _Counted(open(os.dup(sys.stdin.fileno()), "rb", buffering=0), head=part.head)
@@ -221,7 +221,7 @@ def _codec(head: bytes) -> str | None:
     return next((codec for magic, codec in _MAGIC if head.startswith(magic)), None)
 
 
-def read_head(part: ByteRange, n_bytes: int, decoder_bytes: int = DECODER_BYTES) -> tuple[bytes, bytes]:
+def read_head(part: Piece, n_bytes: int, decoder_bytes: int = DECODER_BYTES) -> tuple[bytes, bytes]:
     """Read the first bytes of a file: as they are, and decompressed up to `n_bytes` of them."""
     found = part.head
     if not found:
@@ -242,12 +242,12 @@ def is_compressed(path: str) -> bool:
         return _codec(file.read(6) or b"") is not None
 
 
-def cut_into_ranges(paths: Sequence[str], range_bytes: int) -> Iterator[ByteRange]:
+def cut_into_ranges(paths: Sequence[str], range_bytes: int) -> Iterator[Piece]:
     """Cut regular files into ranges of about `range_bytes` that can be read on their own; compressed ones are not cut."""
     for path in paths:
         size = file_size(path) or 0
         if size <= range_bytes or is_compressed(path):
-            yield ByteRange(path)
+            yield Piece.whole(path)
             continue
         with io.BufferedReader(open_bytes(path)) as file:
             start = 0
@@ -257,7 +257,7 @@ def cut_into_ranges(paths: Sequence[str], range_bytes: int) -> Iterator[ByteRang
                 while (text := file.readline(_COMPRESSED_READ_BYTES)) and not text.endswith(b"\n"):
                     pass
                 stop = min(file.tell(), size)
-                yield ByteRange(path, start, stop)
+                yield Piece(path, start, stop, stop - start)
                 start = stop
 
 
@@ -349,7 +349,7 @@ def _last_line_end(buffer: bytearray, size: int) -> int:
 
 
 def _blocks(
-    ranges: Sequence[ByteRange], block_bytes: int, max_line_bytes: int, decoder_bytes: int, last_end: LastEnd
+    ranges: Sequence[Piece], block_bytes: int, max_line_bytes: int, decoder_bytes: int, last_end: LastEnd
 ) -> Generator[ByteBlock, None, None]:
     """Read blocks of lines into buffers that are used in turn."""
     room, bytes_before = block_bytes + PADDING, 0
@@ -400,7 +400,7 @@ def _read_lines(
 
 
 def read_blocks(
-    ranges: Sequence[ByteRange],
+    ranges: Sequence[Piece],
     block_bytes: int,
     max_line_bytes: int | None = None,
     decoder_bytes: int = DECODER_BYTES,

@@ -35,8 +35,8 @@ def convert(sources: Any, dest: str | Path, asked: ConvertOptions) -> Dataset:
     ----------
     sources : path, sequence of paths, or data
         Files, directories, globs, ``"-"`` for standard input; text plain or compressed. Or ``(X, y)`` or ``(X, y, weights)``
-        of NumPy arrays, SciPy matrices or dask arrays; a frame, which is anything with ``__arrow_c_stream__`` (pandas,
-        Polars, DuckDB, Arrow) or one of dask's; ``(frame, y)``; an iterable of such batches, or a function that returns one.
+        of NumPy arrays or SciPy matrices; a frame, which is anything with ``__arrow_c_stream__`` (pandas, Polars, DuckDB,
+        Arrow); ``(frame, y)``; an iterable of such batches, or a function that returns one.
     dest : path
         The dataset's directory. It appears when it is complete.
     {options}

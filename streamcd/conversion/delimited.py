@@ -17,7 +17,7 @@ import pyarrow.csv as csv
 
 from ..core.errors import DataError
 from ..dataset.arrow_columns import one_batch
-from .byte_sources import STANDARD_INPUT, ByteRange, display_name, read_blocks, read_head
+from .byte_sources import STANDARD_INPUT, Piece, display_name, read_blocks, read_head
 from .sources import Block, Counted, TextReader
 from .table_columns import FIRST_ROWS, column_types
 
@@ -55,7 +55,7 @@ class CsvReader(TextReader):
 
     delimiter: str = ","
 
-    def count(self, piece: ByteRange) -> Counted:
+    def count(self, piece: Piece) -> Counted:
         n_rows, n_lines, whole = -(piece.start == 0), 0, True
         with closing(read_blocks([piece], *self.reading.of_text, _last_record_end)) as blocks:
             for block in blocks:
@@ -102,7 +102,11 @@ class CsvReader(TextReader):
 
     def _sample(self, path: str) -> tuple[bytes, bool]:
         """Read the first bytes of text; tells if there are more."""
-        sample, text = read_head(self.all_of(path), SAMPLE_BYTES, self.reading.decoder_bytes)
+        sample, text = read_head(
+            Piece(path, head=self.head if path == STANDARD_INPUT else b""),
+            SAMPLE_BYTES,
+            self.reading.decoder_bytes,
+        )
         return text, max(len(sample), len(text)) >= SAMPLE_BYTES
 
     def _header(self, path: str) -> tuple[list[str], list[str], int]:
@@ -131,7 +135,7 @@ class CsvReader(TextReader):
         return [*_numbered(found)], found, stop
 
     def blocks(
-        self, pieces: Sequence[ByteRange], first_line: int, types: dict[str, str]
+        self, pieces: Sequence[Piece], first_line: int, types: dict[str, str]
     ) -> Generator[Block, None, None]:
         numbers = {"number": pa.float64(), "nothing": pa.float64(), "boolean": pa.bool_()}
         arrow = {

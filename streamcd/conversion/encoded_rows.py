@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,97 +10,50 @@ import pyarrow as pa
 
 from ..core.errors import DataError
 from ..core.threads import ahead
-from ..dataset.arrow_columns import (
-    arrow_strings,
-    dictionary_of,
-    numbers_of,
-    strings_of,
-    type_name,
-)
+from ..dataset.arrow_columns import arrow_strings, dictionary_of, numbers_of, strings_of, type_name
 from ..kernels import tables as kernels
 from ..kernels.sparse_rows import CSR
 from ..models.string_table import StringTable
-from ..models.table_encoder import (
-    BLOCK_CELLS,
-    EncodedRows,
-    RowChecker,
-    TableEncoder,
-    sorted_rows,
-)
+from ..models.table_encoder import BLOCK_CELLS, EncodedRows, RowChecker, TableEncoder, sorted_rows
 from ..solvers.problem import LEAST_WEIGHT
 from .numbering import LABELS
 from .rows import Counts, RowBatch, Rows, are_weights, count_decimals
-from .sources import Block, Reader, Reading, Source
+from .sources import Block, Reading, Source
 
 
-@dataclass(frozen=True, kw_only=True)
-class EncodedSource(Source):
-    """Rows of a table, whose columns are encoded, or of a matrix, whose columns are the indices from `first_index` on.
-
-    `table_types` gives the types of the columns to read of a table. With `grows`, categories are numbered in order of
-    appearance; else they are the encoding's. The reader has `blocks`, which reads pieces as `Block`.
-    """
-
-    reading: Reading
-    table_types: dict[str, str] = field(default_factory=dict)
-
-    def parse(
-        self, pieces: Sequence[Any], first_row: int, first_line: int, strings: StringTable | None
-    ) -> Iterator[RowBatch]:
-        encoder = self._encoder(strings)
-        labels, counts, kept = (
-            _Labels(self, strings),
-            Counts(),
-            [] if self.encoding is None else self.encoding.kept,
-        )
-        blocks = self.reader.blocks(pieces, first_line, self.table_types)
-        for block in blocks if self.in_memory else ahead(blocks):
-            encoder.message = block.message
-            label, weight = labels.of(block), self._weights(block)
-            if lacking := set(kept).difference(block.content.schema.names if kept else ()):
-                raise DataError(
-                    f"{block.message(0)}: expected the column {min(lacking)!r}, as before, found none"
-                )
-            for found in encoder.encode(block.content):
-                n_rows = found.indptr.size - 1
-                mine = slice(found.start, found.start + n_rows)
-                source_row = np.arange(first_row + counts.n_rows, first_row + counts.n_rows + n_rows)
-                counts.n_rows += n_rows
-                counts.n_entries += found.feature.size
-                counts.n_decimal_labels = labels.n_decimal
-                _take_counts(counts, encoder, block)
-                weights = None if weight is None else weight[mine]
-                rows = Rows(source_row, label[mine], weights, found.indptr, found.feature, found.value)
-                beside = block.content.select(kept).slice(found.start, n_rows) if kept else None
-                yield RowBatch(rows, block.bytes_read, counts, beside)
-
-    def _encoder(self, strings: StringTable | None) -> TableEncoder | MatrixEncoder:
-        """Make the encoder of a task."""
-        reading, least = self.reading, self.reading.index_base or 0
-        if self.encoding is None:
-            return MatrixEncoder(reading)
+def encoded_batches(
+    source: Source, pieces: Sequence[Any], first_row: int, first_line: int, strings: StringTable | None
+) -> Iterator[RowBatch]:
+    """Make batches of the rows of a table, whose columns are encoded, or of a matrix, whose columns are indices."""
+    encoding, reading = source.encoding, source.reading
+    encoder: TableEncoder | MatrixEncoder
+    if encoding is None:
+        encoder = MatrixEncoder(reading)
+    else:
         end = reading.width_end - (0 if reading.encoding is None else reading.encoding.sparse_start)
-        indices = (least, end, reading.ignore_beyond)
-        return TableEncoder(self.encoding, reading.value_dtype, strings if self.grows else None, *indices)
-
-    def _weights(self, block: Block) -> np.ndarray | None:
-        if not self.weighted:
-            return None
-        name = "" if self.encoding is None else self.encoding.weight
-        given = block.column(name, block.weight)
-        weight = _numbers(given)
-        if weight is None or weight.size != block.n_rows:
+        bounds = reading.index_base or 0, end, reading.ignore_beyond
+        encoder = TableEncoder(encoding, reading.value_dtype, strings if source.grows else None, *bounds)
+    labels, counts, kept = _Labels(source, strings), Counts(), [] if encoding is None else encoding.kept
+    blocks = source.reader.blocks(pieces, first_line, source.table_types)
+    for block in blocks if source.in_memory else ahead(blocks):
+        encoder.message = block.message
+        label, weight = labels.of(block), _weights(source, block)
+        if lacking := set(kept).difference(block.content.schema.names if kept else ()):
             raise DataError(
-                f"{block.place(0, name)}: expected numbers as weights, one a row, found {_kind(given)}; "
-                "check --weight-column"
+                f"{block.message(0)}: expected the column {min(lacking)!r}, as before, found none"
             )
-        bad = np.flatnonzero(~are_weights(weight))
-        if bad.size:
-            raise DataError(
-                f"{block.place(int(bad[0]), name)}: expected a weight, 0 or from {LEAST_WEIGHT:g} to "
-                f"{1 / LEAST_WEIGHT:g}, found {given[int(bad[0])]}; correct the row"
-            )
-        return weight
+        for found in encoder.encode(block.content):
+            n_rows = found.indptr.size - 1
+            mine = slice(found.start, found.start + n_rows)
+            source_row = np.arange(first_row + counts.n_rows, first_row + counts.n_rows + n_rows)
+            counts.n_rows += n_rows
+            counts.n_entries += found.feature.size
+            counts.n_decimal_labels = labels.n_decimal
+            _take_counts(counts, encoder, block)
+            weights = None if weight is None else weight[mine]
+            rows = Rows(source_row, label[mine], weights, found.indptr, found.feature, found.value)
+            beside = block.content.select(kept).slice(found.start, n_rows) if kept else None
+            yield RowBatch(rows, block.bytes_read, counts, beside)
 
 
 def _take_counts(counts: Counts, encoder: TableEncoder | MatrixEncoder, block: Block) -> None:
@@ -130,9 +82,31 @@ def _numbers(given: Any) -> np.ndarray | None:
 
 
 def _kind(given: Any) -> str:
-    if isinstance(given, pa.Array):
-        return str(given.type)
-    return f"an array of shape {given.shape} of {given.dtype}"
+    return (
+        str(given.type)
+        if isinstance(given, pa.Array)
+        else f"an array of shape {given.shape} of {given.dtype}"
+    )
+
+
+def _weights(source: Source, block: Block) -> np.ndarray | None:
+    if not source.weighted:
+        return None
+    name = "" if source.encoding is None else source.encoding.weight
+    given = block.column(name, block.weight)
+    weight = _numbers(given)
+    if weight is None or weight.size != block.content.shape[0]:
+        raise DataError(
+            f"{block.place(0, name)}: expected numbers as weights, one a row, found {_kind(given)}; "
+            "check --weight-column"
+        )
+    bad = np.flatnonzero(~are_weights(weight))
+    if bad.size:
+        raise DataError(
+            f"{block.place(int(bad[0]), name)}: expected a weight, 0 or from {LEAST_WEIGHT:g} to "
+            f"{1 / LEAST_WEIGHT:g}, found {given[int(bad[0])]}; correct the row"
+        )
+    return weight
 
 
 _MISSING = ("None", "nan", "NaT", "<NA>")
@@ -141,7 +115,7 @@ _MISSING = ("None", "nan", "NaT", "<NA>")
 class _Labels:
     """Labels of blocks as numbers: as they are, or the codes of names."""
 
-    def __init__(self, source: EncodedSource, strings: StringTable | None) -> None:
+    def __init__(self, source: Source, strings: StringTable | None) -> None:
         self._source, self.n_decimal = source, 0
         self._name = "" if source.encoding is None else source.encoding.label
         self._table, self._adds = strings or StringTable(), strings is not None
@@ -151,14 +125,15 @@ class _Labels:
     def of(self, block: Block) -> np.ndarray:
         """Return the labels of a block's rows; NaN where they are missing and may be."""
         given, reading = block.column(self._name, block.label), self._source.reading
+        n_rows = block.content.shape[0]
         word = reading.label_word
         if given is None:
             if reading.needs_label:
                 raise DataError(f"{block.message(0)}: expected {word}s, found none; see --{word}")
-            return np.full(block.n_rows, np.nan)
-        if len(given) != block.n_rows or getattr(given, "ndim", 1) != 1:
+            return np.full(n_rows, np.nan)
+        if len(given) != n_rows or getattr(given, "ndim", 1) != 1:
             raise DataError(
-                f"{block.message(0)}: expected a {word} for each of {block.n_rows:,} rows, found {_kind(given)}"
+                f"{block.message(0)}: expected a {word} for each of {n_rows:,} rows, found {_kind(given)}"
             )
         label = self._names(given) if self._source.names_labels else _numbers(given)
         if label is None:
@@ -243,18 +218,3 @@ def _native(numbers: np.ndarray) -> np.ndarray:
     if dtype.kind == "f" and dtype.itemsize not in (4, 8):
         dtype = np.dtype(np.float32 if dtype.itemsize < 4 else np.float64)
     return numbers.astype(dtype, copy=False)
-
-
-def open_matrix(
-    reader: Reader, reading: Reading, *, sparse: bool, names_labels: bool, weighted: bool = False
-) -> EncodedSource:
-    """Make the source of a reader's rows, of `sparse` matrices or of dense ones; `names_labels` where labels are strings."""
-    return EncodedSource(
-        reader=reader,
-        made_from="sparse matrix" if sparse else "dense array",
-        names_labels=bool(reading.class_names) or (names_labels and not reading.of_numbers),
-        class_names=reading.class_names,
-        weighted=weighted,
-        held_bytes=reader.held_bytes({}),
-        reading=reading,
-    )

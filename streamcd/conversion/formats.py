@@ -11,14 +11,14 @@ from ..core.errors import DataError, UsageError
 from ..core.storage import is_url
 from .byte_sources import (
     STANDARD_INPUT,
-    ByteRange,
+    Piece,
     display_name,
     is_compressed,
     read_head,
     total_bytes,
 )
 from .options import TableOptions
-from .sources import Reading, Source
+from .sources import LIBSVM, Reading, Source
 
 _TABLES = ("csv", "parquet", "arrow")
 _MAGIC = (
@@ -62,7 +62,7 @@ def recognise(path: str) -> tuple[str, bytes]:
     """
     if path != STANDARD_INPUT and not is_url(path) and not os.path.isfile(path):
         return "libsvm", b""
-    head, text = read_head(ByteRange(path), _HEAD_BYTES)
+    head, text = read_head(Piece(path), _HEAD_BYTES)
     kept = head if path == STANDARD_INPUT else b""
     foreign = [name for magic, name in _FOREIGN if text.lower().startswith(magic.lower())]
     if head.startswith(b"PK\x03\x04") and not _first_member(head).endswith(b".npy"):
@@ -113,7 +113,7 @@ def open_source(
         if format == "libsvm" and paths[0] in roots:
             _check_rows(paths[0], roots[paths[0]])
     elif STANDARD_INPUT in paths:
-        head, _ = read_head(ByteRange(STANDARD_INPUT), _HEAD_BYTES)
+        head, _ = read_head(Piece(STANDARD_INPUT), _HEAD_BYTES)
     if STANDARD_INPUT in paths and format not in ("libsvm", "csv"):
         raise UsageError(f"expected text on standard input, found {format}; name a file")
     if format == "libsvm":
@@ -128,7 +128,7 @@ def open_source(
 
 def _check_rows(path: str, root: str) -> None:
     """Refuse the file of a directory that begins with words, as notes or a document do, rather than with a label."""
-    text = read_head(ByteRange(path), _HEAD_BYTES)[1].decode(errors="replace")
+    text = read_head(Piece(path), _HEAD_BYTES)[1].decode(errors="replace")
     line = next((line for line in text.splitlines() if line.strip() and not line.startswith("#")), "0")
     if _WORD.match(line.lstrip("\ufeff \t")):
         raise UsageError(
@@ -146,7 +146,7 @@ def _refuse_urls(paths: list[str], format: str) -> None:
 
 
 def _open_libsvm(paths: list[str], head: bytes, reading: Reading, options: TableOptions) -> Source:
-    from .libsvm import LibsvmReader, LibsvmSource  # the parser's kernels: only where there is text
+    from .libsvm import LibsvmReader  # the parser's kernels: only where there is text
 
     if options.given and not reading.encoding:
         raise UsageError(
@@ -160,7 +160,7 @@ def _open_libsvm(paths: list[str], head: bytes, reading: Reading, options: Table
             "libsvm text"
         )
     reader = LibsvmReader(paths, reading, head=head)
-    return LibsvmSource(reader=reader)
+    return Source(reader=reader, reading=reading, made_from=LIBSVM, what="rows of libsvm text")
 
 
 def _open_table(
@@ -199,7 +199,7 @@ def _table_reader(paths: list[str], roots: dict[str, str], format: str, head: by
     if format == "csv":
         from .delimited import CsvReader
 
-        first = ByteRange(paths[0], head=head if paths[0] == STANDARD_INPUT else b"")
+        first = Piece(paths[0], head=head if paths[0] == STANDARD_INPUT else b"")
         delimiter = delimiter_of(read_head(first, _HEAD_BYTES)[1]) or ","
         return CsvReader(paths, reading, delimiter, head=head)
     from .tables import ArrowReader, ParquetReader, partitions_of

@@ -14,11 +14,13 @@ import pyarrow as pa
 from ..core.errors import DataError, UsageError
 from ..dataset.arrow_columns import flat_columns, frame_reader, one_batch
 from ..dataset.in_memory import refuse_mask, sound_matrix
-from .byte_sources import NoRows
-from .encoded_rows import open_matrix
+from .byte_sources import NoRows, Piece
 from .options import TableOptions
-from .sources import LABEL, Block, FilePart, Reader, Reading, Source, locator
+from .sources import Block, Reader, Reading, Source, locator, matrix_source
 from .table_columns import FIRST_ROWS, column_types, index_of, open_tables, text_columns
+
+LABEL = "label"
+"""Name of the column of labels beside a frame."""
 
 
 @dataclass(frozen=True)
@@ -38,24 +40,24 @@ class InMemoryReader(Reader):
     def index_columns(self) -> tuple[str, ...]:
         return self.index
 
-    def whole(self) -> list[Any]:
-        return [FilePart("data in memory")]
+    def pieces(self, n_tasks: int = 1) -> list[Piece]:
+        return [Piece("data in memory")]
 
     def blocks(self, pieces: Sequence[Any], first_line: int, types: Mapping[str, str]) -> Iterator[Block]:
         before = 0
         for batch in self.batches:
-            found = _columns(batch, types, before) if isinstance(batch, pa.Table) else [batch]
-            for content, label, weight in found:
-                yield Block(locator("", before), content, 0, label, weight)
-                before += content.shape[0]
-
-
-def _columns(table: Any, types: Mapping[str, str], before: int) -> Iterator[tuple[Any, None, None]]:
-    table = flat_columns(table)
-    if lacking := set(types).difference(table.schema.names):
-        raise DataError(f"row {before + 1}: expected the column {min(lacking)!r}, as before, found none")
-    for batch in table.select(list(types)).to_batches(max_chunksize=1 << 16):
-        yield text_columns(batch, types, "data in memory"), None, None
+            if not isinstance(batch, pa.Table):
+                yield Block(locator("", before), batch[0], 0, *batch[1:])
+                before += batch[0].shape[0]
+                continue
+            table = flat_columns(batch)
+            if lacking := set(types).difference(table.schema.names):
+                raise DataError(
+                    f"row {before + 1}: expected the column {min(lacking)!r}, as before, found none"
+                )
+            for part in table.select(list(types)).to_batches(max_chunksize=1 << 16):
+                yield Block(locator("", before), text_columns(part, types, "data in memory"))
+                before += part.num_rows
 
 
 def is_files(data: Any) -> bool:
@@ -84,58 +86,41 @@ def open_data(data: Any, reading: Reading, options: TableOptions) -> Source:
     if options.given:
         raise UsageError(f"{', '.join(options.given)}: expected a frame with named columns, found arrays")
     X, y, weight = first
-    names = y is not None and y.dtype.kind in "OUST"
-    sparse = not isinstance(X, np.ndarray)
-    reader = InMemoryReader(batches)
-    return open_matrix(reader, reading, sparse=sparse, names_labels=names, weighted=weight is not None)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Batches
+    return matrix_source(
+        InMemoryReader(batches),
+        reading,
+        sparse=not isinstance(X, np.ndarray),
+        names_labels=y is not None and y.dtype.kind in "OUST",
+        weighted=weight is not None,
+    )
 
 
 def _batches(data: Any, label: str) -> Iterator[Any]:
-    """Batches: tables of Arrow's, with labels given beside them in a column `label`, or a matrix, labels and weights."""
-    if all(hasattr(data, name) for name in ("partitions", "compute", "npartitions")):  # a frame of dask's
-        return (_table(part.compute()) for part in data.partitions)
+    """Yield tables of Arrow's, with labels given beside them in a column `label`, or matrices with labels and weights."""
     if isinstance(data, tuple):
-        return iter(_of_pair(data, label))
-    if hasattr(data, "__arrow_c_stream__"):
-        return iter(_of_stream(data))
-    if callable(data):
-        data = data()
-    if hasattr(data, "__array__") or hasattr(data, "tocsr"):
-        return iter([(data, None, None)])
-    if not isinstance(data, Iterable) or isinstance(data, str | bytes | Mapping):
+        if len(data) not in (2, 3):
+            raise UsageError(f"expected (X, y) or (X, y, weights), found a tuple of {len(data)}")
+        X, y, weight = (*data, None)[:3]
+        if hasattr(X, "__arrow_c_stream__"):
+            yield _with_labels(pa.Table.from_batches(frame_reader(X)), label, y, weight)
+        else:
+            yield _triple(X, y, weight)
+    elif hasattr(data, "__arrow_c_stream__"):
+        with frame_reader(data) as reader:
+            yield from (pa.Table.from_batches([batch]) for batch in reader)
+    elif callable(data):
+        yield from _batches(data(), label)
+    elif hasattr(data, "__array__") or hasattr(data, "tocsr"):
+        yield _triple(data, None, None)
+    elif isinstance(data, Iterable) and not isinstance(data, str | bytes | Mapping):
+        for batch in data:
+            yield from _batches(batch, label)
+    else:
         advice = "; collect() it" if hasattr(data, "collect") else ""
         advice = "; make a frame of it" if isinstance(data, Mapping) else advice
         raise UsageError(
             f"expected files, (X, y), a frame, or an iterable of such batches, found {type(data).__name__}{advice}"
         )
-    return chain.from_iterable(_batches(batch, label) for batch in data)
-
-
-def _of_stream(data: Any) -> Iterator[Any]:
-    with frame_reader(data) as reader:
-        for batch in reader:
-            yield pa.Table.from_batches([batch])
-
-
-def _table(frame: Any) -> Any:
-    return pa.Table.from_batches(frame_reader(frame))
-
-
-def _of_pair(data: tuple[Any, ...], label: str) -> Iterator[Any]:
-    if len(data) not in (2, 3):
-        raise UsageError(f"expected (X, y) or (X, y, weights), found a tuple of {len(data)}")
-    X, y = data[:2]
-    weight = data[2] if len(data) == 3 else None
-    if hasattr(X, "__arrow_c_stream__"):
-        yield _with_labels(_table(X), label, y, weight)
-    elif hasattr(X, "blocks") and hasattr(X, "chunks"):
-        yield from _of_dask_arrays(X, y, weight)
-    else:
-        yield X, y, weight
 
 
 def _with_labels(table: Any, label: str, y: Any, weight: Any) -> Any:
@@ -156,40 +141,8 @@ def _with_labels(table: Any, label: str, y: Any, weight: Any) -> Any:
     return table.append_column(label, pa.chunked_array(labels) if is_stream else pa.array(labels))
 
 
-def _of_dask_arrays(X: Any, y: Any, weight: Any) -> Iterator[Any]:
-    """Yield rows of dask arrays, block by block; labels are cut like the matrix."""
-    if len(X.chunks[1]) > 1:
-        X = X.rechunk({1: -1})
-    if np.isnan(X.chunks[0]).any():
-        raise UsageError(
-            "expected a dask array of known shape, found blocks of unknown size; call compute_chunk_sizes()"
-        )
-    ends = np.cumsum([0, *X.chunks[0]]).tolist()
-    for number, (start, stop) in enumerate(zip(ends[:-1], ends[1:], strict=True)):  # noqa: RUF007
-        parts: list[Any] = [part if part is None else part[start:stop] for part in (y, weight)]
-        label, weights = (part.compute() if hasattr(part, "compute") else part for part in parts)
-        yield X.blocks[number, 0].compute(), label, weights
-
-
-def _alike(batches: Iterator[Any]) -> Iterator[Any]:
-    """Make tables or triples of arrays of batches; refuse those of another kind than the first."""
-    expected, before = "", 0
-    for batch in batches:
-        rows, found = batch, "a frame"
-        if not isinstance(batch, pa.Table):
-            X, _, weight = rows = _triple(batch)
-            shape = f"{X.shape[1]:,} columns" if isinstance(X, np.ndarray) else "sparse rows"
-            found = f"{shape} {'without' if weight is None else 'with'} weights"
-        expected = expected or found
-        if found != expected:
-            raise DataError(f"row {before + 1}: expected {expected}, as in the first batch, found {found}")
-        yield rows
-        before += (batch if isinstance(batch, pa.Table) else rows[0]).shape[0]
-
-
-def _triple(batch: tuple[Any, Any, Any]) -> tuple[Any, np.ndarray | None, np.ndarray | None]:
-    """A matrix, as an array or as CSR, with labels and weights."""
-    X, y, weight = batch
+def _triple(X: Any, y: Any, weight: Any) -> tuple[Any, np.ndarray | None, np.ndarray | None]:
+    """Return a matrix, as an array or as CSR, with labels and weights."""
     refuse_mask(y, "y")
     refuse_mask(weight, "weights")
     X = sound_matrix(X)
@@ -197,3 +150,19 @@ def _triple(batch: tuple[Any, Any, Any]) -> tuple[Any, np.ndarray | None, np.nda
     if len(X.shape) != 2 or X.dtype.kind not in "biuf":
         raise DataError(f"expected X with two dimensions, of numbers, found shape {X.shape} of {X.dtype}")
     return X, None if y is None else np.asarray(y), None if weight is None else np.asarray(weight)
+
+
+def _alike(batches: Iterator[Any]) -> Iterator[Any]:
+    """Pass on batches; refuse those of another kind than the first."""
+    expected, before = "", 0
+    for batch in batches:
+        rows, found = batch, "a frame"
+        if not isinstance(batch, pa.Table):
+            rows, _, weight = batch
+            shape = f"{rows.shape[1]:,} columns" if isinstance(rows, np.ndarray) else "sparse rows"
+            found = f"{shape} {'without' if weight is None else 'with'} weights"
+        expected = expected or found
+        if found != expected:
+            raise DataError(f"row {before + 1}: expected {expected}, as in the first batch, found {found}")
+        yield batch
+        before += rows.shape[0]

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
@@ -18,12 +17,9 @@ from ..core.errors import DataError
 from ..core.threads import AHEAD
 from ..kernels import libsvm_text as kernels
 from ..solvers.problem import LEAST_WEIGHT
-from .byte_sources import ByteBlock, ByteRange, check_rows, expand, read_blocks
+from .byte_sources import ByteBlock, Piece, check_rows, expand, read_blocks
 from .rows import Counts, RowBatch, Rows, are_weights
-from .sources import Counted, Reading, Source, TextReader
-
-if TYPE_CHECKING:
-    from ..models.string_table import StringTable
+from .sources import Counted, Reading, TextReader
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Batches of rows
@@ -32,21 +28,13 @@ if TYPE_CHECKING:
 class LibsvmReader(TextReader):
     """Reader of libsvm text."""
 
-    def count(self, piece: ByteRange) -> Counted:
-        return Counted(*count_rows(piece, self.reading))
-
-
-@dataclass(frozen=True, kw_only=True)
-class LibsvmSource(Source):
-    """Rows of libsvm text."""
-
-    made_from: str = "libsvm text"
-    what: str = "rows of libsvm text"
-
-    def parse(
-        self, pieces: Sequence[ByteRange], first_row: int, first_line: int, strings: StringTable | None
-    ) -> Iterator[RowBatch]:
-        return iterate_batches(pieces, self.reader.reading, first_row, first_line)
+    def count(self, piece: Piece) -> Counted:
+        n_rows = n_lines = 0
+        with closing(read_blocks([piece], *self.reading.of_text)) as blocks:
+            for block in blocks:
+                rows, lines = kernels.count_lines(block.as_array(), block.start, block.stop)
+                n_rows, n_lines = n_rows + rows, n_lines + lines
+        return Counted(n_rows, n_lines)
 
 
 class _Parser:
@@ -166,7 +154,7 @@ def _token(block: ByteBlock, start: int) -> str:
 
 
 def iterate_batches(
-    ranges: Sequence[ByteRange],
+    ranges: Sequence[Piece],
     options: Reading,
     first_row: int = 0,
     first_line: int = 0,
@@ -179,7 +167,7 @@ def iterate_batches(
 
     Parameters
     ----------
-    ranges : sequence of ByteRange
+    ranges : sequence of Piece
         Consecutive files, of which the first may start at an offset.
     options : Reading
     first_row, first_line : int
@@ -202,23 +190,13 @@ def iterate_batches(
             yield from parser.batches(block)
 
 
-def count_rows(part: ByteRange, options: Reading) -> tuple[int, int]:
-    """Count the rows and the lines of a range, without parsing them."""
-    n_rows = n_lines = 0
-    with closing(read_blocks([part], *options.of_text)) as blocks:
-        for block in blocks:
-            rows, lines = kernels.count_lines(block.as_array(), block.start, block.stop)
-            n_rows, n_lines = n_rows + rows, n_lines + lines
-    return n_rows, n_lines
-
-
 def copy_weights(path: str, out: Path, max_line_bytes: int, decoder_bytes: int) -> int:
     """Copy weights of rows, from text with a number a line to numbers of 8 bytes; returns how many there are."""
     # a line with a number and nothing else is a row of libsvm text that has only a label
     options = Reading(np.float64, 1 << 16, max_line_bytes, decoder_bytes)
     paths, n_weights = expand(path)[0], 0
     with open(out, "wb") as file:
-        for batch in iterate_batches([ByteRange(name) for name in paths], options):
+        for batch in iterate_batches([Piece(name) for name in paths], options):
             weight = batch.rows.label
             bad = np.flatnonzero(~are_weights(weight) | (np.diff(batch.rows.indptr) > 0))
             if bad.size:

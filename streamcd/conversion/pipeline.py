@@ -97,7 +97,7 @@ class Conversion:
         """Return the whole source as one task for one worker; for several, pieces of it with their rows counted."""
         source = self.source
         if self.pool.n_workers == 1 or source.in_memory:
-            return [Task(0, source.reader.whole())]
+            return [Task(0, source.reader.pieces())]
         pieces = counted_pieces(source, TASKS_PER_WORKER * self.pool.n_workers, self.pool)
         return [
             Task(number, [piece], *start, counted.n_rows)

@@ -18,7 +18,7 @@ from .byte_sources import (
     BLOCK_BYTES,
     DECODER_BYTES,
     STANDARD_INPUT,
-    ByteRange,
+    Piece,
     check_rows,
     cut_into_ranges,
     is_compressed,
@@ -28,9 +28,6 @@ from .rows import RowBatch
 
 if TYPE_CHECKING:
     from ..models.string_table import StringTable
-
-LABEL = "label"
-"""Name of the column of labels beside a frame."""
 
 
 @dataclass(frozen=True)
@@ -70,20 +67,11 @@ class Reading:
         return self.block_bytes, self.max_line_bytes, self.decoder_bytes
 
 
-class FilePart(NamedTuple):
-    """Row groups, record batches or rows of a file; all of it where `stop` is None."""
-
-    path: str
-    start: int = 0
-    stop: int | None = None
-    n_bytes: int = 0
-
-
 class Counted(NamedTuple):
     """Rows and lines of a piece; `whole` where it ends with a row."""
 
     n_rows: int
-    n_lines: int
+    n_lines: int = 0
     whole: bool = True
 
 
@@ -99,10 +87,6 @@ class Block(NamedTuple):
     bytes_read: int = 0
     label: np.ndarray | None = None
     weight: np.ndarray | None = None
-
-    @property
-    def n_rows(self) -> int:
-        return int(self.content.shape[0])
 
     def column(self, name: str, given: np.ndarray | None) -> Any:
         """Return the column `name` of a table, None where it lacks; of a matrix, whose columns have no names, `given`."""
@@ -129,10 +113,7 @@ class Csr(NamedTuple):
 
 
 class Reader:
-    """Base of readers of rows in pieces, which processes share unless it is in memory.
-
-    A piece has `path`, `start`, and `n_bytes` on disk.
-    """
+    """Base of readers of rows in pieces, which processes share unless it is in memory."""
 
     paths: Sequence[str]  # files that are read
     in_memory = False  # True where this process alone can read it
@@ -143,17 +124,13 @@ class Reader:
         """Bytes on disk; None if unknown, or if the source can be read only once."""
         return total_bytes(self.paths)
 
-    def expected_bytes(self, pieces: Sequence[Any]) -> int | None:
+    def expected_bytes(self, pieces: Sequence[Piece]) -> int | None:
         """Estimate the bytes of some pieces as text; None if unknown."""
         return None if self.total_bytes is None else 2 * sum(piece.n_bytes for piece in pieces)
 
     def held_bytes(self, types: Mapping[str, str]) -> int:
         """Estimate the bytes that reading the columns of `types` holds all the time, besides blocks and batches."""
         return 0
-
-    def whole(self) -> list[Any]:
-        """Return all of it, in consecutive pieces."""
-        raise NotImplementedError
 
     def index_columns(self) -> Sequence[str]:
         """Return the columns that are the index of a table, as pandas keeps it: no features, unless they are asked for."""
@@ -164,14 +141,14 @@ class Reader:
         return {}
 
     def first_rows(self, types: Mapping[str, str]) -> Any:
-        """Return the first rows of the columns of `types`."""
+        """Return the first rows of the columns of `types`, of a table."""
         raise NotImplementedError
 
-    def pieces(self, n_tasks: int) -> list[Any]:
-        """Return all of it, in about `n_tasks` pieces."""
-        return self.whole()
+    def pieces(self, n_tasks: int = 1) -> list[Piece]:
+        """Return all of it, in consecutive pieces: whole files, or about `n_tasks`."""
+        raise NotImplementedError
 
-    def count(self, piece: Any) -> Counted:
+    def count(self, piece: Piece) -> Counted:
         """Count the rows of a piece."""
         raise NotImplementedError
 
@@ -180,13 +157,13 @@ class Reader:
 class TextReader(Reader):
     """Base of readers of text, whose pieces are ranges of bytes."""
 
-    is_text = True
-
     paths: list[str]
     reading: Reading
     head: bytes = field(default=b"", kw_only=True)  # of standard input, read already
 
-    def expected_bytes(self, pieces: Sequence[ByteRange]) -> int | None:
+    is_text = True
+
+    def expected_bytes(self, pieces: Sequence[Piece]) -> int | None:
         if self.total_bytes is None:
             return None
         # compressed files may hold eight times their size
@@ -194,13 +171,9 @@ class TextReader(Reader):
             (8 if part.stop is None and is_compressed(part.path) else 1) * part.n_bytes for part in pieces
         )
 
-    def whole(self) -> list[ByteRange]:
-        return [self.all_of(path) for path in self.paths]
-
-    def all_of(self, path: str) -> ByteRange:
-        return ByteRange(path, head=self.head if path == STANDARD_INPUT else b"")
-
-    def pieces(self, n_tasks: int) -> list[ByteRange]:
+    def pieces(self, n_tasks: int = 1) -> list[Piece]:
+        if n_tasks == 1:
+            return [Piece.whole(path, self.head if path == STANDARD_INPUT else b"") for path in self.paths]
         size = (self.total_bytes or 0) // n_tasks
         least, most = byte_sources.LEAST_RANGE_BYTES, byte_sources.MOST_RANGE_BYTES
         return [*cut_into_ranges(self.paths, min(max(size, least), most))]
@@ -208,19 +181,19 @@ class TextReader(Reader):
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Base of sources of rows, which get them from a reader; processes share it, unless it is in memory."""
+    """Rows that a reader reads, and how they become rows of features; processes share it, unless it is in memory."""
 
     reader: Any  # a `Reader`, with more methods for tables and matrices
-    what: str = "rows"  # name of the rows, in messages
+    reading: Reading
     made_from: str  # the manifest's name of such a source
+    what: str = "rows"  # name of the rows, in messages
     encoding: Encoding | None = None  # of a table's columns as features
-    grows: bool = False  # strings that occur become features
+    table_types: dict[str, str] = field(default_factory=dict)  # of the columns to read of a table
+    grows: bool = False  # strings that occur become features: categories are numbered in order of appearance
     names_labels: bool = False
     class_names: tuple[str, ...] = ()  # known beforehand
     weighted: bool = False  # rows come with weights
     of_indices: bool = True  # features are numbered by indices in the data
-    columns: tuple[str, ...] = ()  # of a table, used or not
-    held_bytes: int = 0  # that reading holds all the time, besides blocks and batches
     unused: dict[str, str] = field(default_factory=dict)  # columns left out by themselves, with the reason
     renamed: Mapping[str, str] = field(
         default_factory=dict
@@ -232,11 +205,39 @@ class Source:
     def in_memory(self) -> bool:
         return bool(self.reader.in_memory)
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that reading holds all the time, besides blocks and batches."""
+        return int(self.reader.held_bytes(self.table_types))
+
     def parse(
         self, pieces: Sequence[Any], first_row: int, first_line: int, strings: StringTable | None
     ) -> Iterator[RowBatch]:
         """Make batches of the rows of pieces; strings are numbered by a table, or by the encoding."""
-        raise NotImplementedError
+        if self.made_from == LIBSVM:
+            from .libsvm import iterate_batches
+
+            return iterate_batches(pieces, self.reading, first_row, first_line)
+        from .encoded_rows import encoded_batches  # with pyarrow
+
+        return encoded_batches(self, pieces, first_row, first_line, strings)
+
+
+LIBSVM = "libsvm text"
+
+
+def matrix_source(
+    reader: Reader, reading: Reading, *, sparse: bool, names_labels: bool, weighted: bool = False
+) -> Source:
+    """Make the source of a reader's rows, of `sparse` matrices or of dense ones; `names_labels` where labels are strings."""
+    return Source(
+        reader=reader,
+        reading=reading,
+        made_from="sparse matrix" if sparse else "dense array",
+        names_labels=bool(reading.class_names) or (names_labels and not reading.of_numbers),
+        class_names=reading.class_names,
+        weighted=weighted,
+    )
 
 
 def locator(name: str, before: int) -> Callable[[int], str]:
@@ -261,7 +262,7 @@ def refusing_damage(damage: tuple[type[Exception], ...], found: str, name: str) 
 def counted_pieces(source: Source, n_tasks: int, pool: Pool) -> list[tuple[Any, Counted, tuple[int, int]]]:
     """Cut a source into pieces that end with a row; returns each with its counts, and the rows and lines before it."""
     reader = source.reader
-    for pieces in (reader.pieces(n_tasks), reader.whole()):
+    for pieces in (reader.pieces(n_tasks), reader.pieces()):
         sizes = [piece.n_bytes for piece in pieces]
         counted: list[Counted] = pool.run(
             _count, [(reader, piece) for piece in pieces], phase="count", sizes=sizes
@@ -277,5 +278,5 @@ def counted_pieces(source: Source, n_tasks: int, pool: Pool) -> list[tuple[Any, 
     return list(zip(pieces, counted, starts, strict=True))
 
 
-def _count(reader: Reader, piece: Any) -> Counted:
+def _count(reader: Reader, piece: Piece) -> Counted:
     return reader.count(piece)

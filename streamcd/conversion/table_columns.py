@@ -17,9 +17,8 @@ from ..core.progress import shortened
 from ..dataset.arrow_columns import flat_fields, numbers_of, type_name
 from ..dataset.derived_columns import described_origin, have_dates, number_name, seconds_of
 from ..models.encoding import Column, Encoding, check_columns
-from .encoded_rows import EncodedSource
 from .options import TableOptions
-from .sources import Reader, Reading
+from .sources import Reader, Reading, Source
 
 FIRST_ROWS = 2000
 """Rows of a table by which some columns are understood: enough of them, and the same ones in all formats."""
@@ -214,7 +213,7 @@ def _wanted_types(
 
 def open_tables(
     reader: Reader, types: dict[str, str], first: Any, reading: Reading, options: TableOptions, name: str
-) -> EncodedSource:
+) -> Source:
     """Make the source of a reader's rows, with the encoding of the data to match, if any.
 
     `types` and `first` are the types and the first rows of the columns; `name` is for messages.
@@ -252,17 +251,15 @@ def open_tables(
             fold=known.fold if known.fold in types else "",
         )
     table_types = _wanted_types(encoding, types, reading, reader.is_text)
-    return EncodedSource(
+    return Source(
         reader=reader,
         made_from="table",
-        columns=tuple(types),
         encoding=encoding,
         grows=known is None,
         names_labels=bool(reading.class_names) or table_types.get(encoding.label) in ("string", "boolean"),
         class_names=reading.class_names,
         weighted=bool(encoding.weight),
         of_indices=encoding.sparse is not None and len(encoding.columns) == 1,
-        held_bytes=reader.held_bytes(table_types),
         reading=reading,
         table_types=table_types,
         unused=unused,

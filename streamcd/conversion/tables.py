@@ -18,10 +18,11 @@ import pyarrow as pa
 
 from ..core.errors import DataError
 from ..core.memory_budget import format_size
-from ..core.storage import file_size, location, open_bytes
+from ..core.storage import location, open_bytes
 from ..dataset.arrow_columns import flat_columns, one_batch, type_name
 from ..dataset.parquet import parquet_file
-from .sources import Block, Counted, FilePart, Reader, locator, refusing_damage
+from .byte_sources import Piece
+from .sources import Block, Counted, Reader, locator, refusing_damage
 from .table_columns import FIRST_ROWS, column_types, index_of, text_columns
 
 _LEAST_BATCH_ROWS, _MOST_BATCH_ROWS = 1 << 8, 1 << 16
@@ -46,8 +47,8 @@ class TableReader(Reader):
     paths: list[str]
     memory_bytes: int
 
-    def whole(self) -> list[FilePart]:
-        return [FilePart(path, n_bytes=file_size(path) or 0) for path in self.paths]
+    def pieces(self, n_tasks: int = 1) -> list[Piece]:
+        return [Piece.whole(path) for path in self.paths]
 
     def types_in(self, path: str) -> dict[str, str]:
         """Return the columns of a file with their types."""
@@ -62,7 +63,7 @@ class TableReader(Reader):
     def first_rows(self, types: Mapping[str, str]) -> Any:
         """Return the first rows of the columns of `types`."""
         found: list[Any] = []
-        with closing(self.blocks(self.whole()[:1], 0, dict(types))) as blocks:
+        with closing(self.blocks(self.pieces()[:1], 0, dict(types))) as blocks:
             for block in blocks:
                 found.append(block.content)
                 if sum(batch.num_rows for batch in found) >= FIRST_ROWS:
@@ -70,7 +71,7 @@ class TableReader(Reader):
         return one_batch(pa.Table.from_batches(found).slice(0, FIRST_ROWS)) if found else None
 
     def blocks(
-        self, pieces: Sequence[FilePart], first_line: int, types: dict[str, str]
+        self, pieces: Sequence[Piece], first_line: int, types: dict[str, str]
     ) -> Generator[Block, None, None]:
         """Read the columns of `types` of some pieces, a block at a time."""
         raise NotImplementedError
@@ -119,27 +120,29 @@ class ParquetReader(TableReader):
                     )
         return found
 
-    def _groups(self, piece: FilePart) -> list[Any]:
+    def _groups(self, piece: Piece) -> list[Any]:
         """Return the metadata of the row groups of a piece."""
         metadata = self._metadata[piece.path]
         stop = metadata.num_row_groups if piece.stop is None else piece.stop
         return [metadata.row_group(group) for group in range(piece.start, stop)]
 
-    def expected_bytes(self, pieces: Sequence[FilePart]) -> int | None:
+    def expected_bytes(self, pieces: Sequence[Piece]) -> int | None:
         groups = [group for piece in pieces for group in self._groups(piece)]
         # what is encoded by a dictionary is larger decoded
         return sum(
             max(group.total_byte_size, _CELL_BYTES * group.num_rows * group.num_columns) for group in groups
         )
 
-    def pieces(self, n_tasks: int) -> list[FilePart]:
+    def pieces(self, n_tasks: int = 1) -> list[Piece]:
+        if n_tasks == 1:
+            return super().pieces()
         parts = [
-            FilePart(piece.path, number, number + 1, group.total_byte_size)
-            for piece in self.whole()
+            Piece(piece.path, number, number + 1, group.total_byte_size)
+            for piece in super().pieces()
             for number, group in enumerate(self._groups(piece))
         ]
         most = max(sum(part.n_bytes for part in parts) // n_tasks, 1 << 20)
-        found: list[FilePart] = []
+        found: list[Piece] = []
         for part in parts:
             last = found[-1] if found else None
             if last is not None and last.path == part.path and last.n_bytes + part.n_bytes <= most:
@@ -148,7 +151,7 @@ class ParquetReader(TableReader):
                 found.append(part)
         return found
 
-    def count(self, piece: FilePart) -> Counted:
+    def count(self, piece: Piece) -> Counted:
         n_rows = sum(group.num_rows for group in self._groups(piece))
         return Counted(n_rows, n_rows)
 
@@ -156,7 +159,7 @@ class ParquetReader(TableReader):
         """Bytes of the pages that are open at a time: of every column one, compressed and not, and its dictionary."""
         groups = [
             max(found, key=lambda group: group.total_byte_size)
-            for piece in self.whole()
+            for piece in super().pieces()
             if (found := self._groups(piece))
         ]
         sizes = [[chunk.total_uncompressed_size for chunk in _chunks(group, types)] for group in groups]
@@ -173,11 +176,11 @@ class ParquetReader(TableReader):
         return {name: type_name(value.type) for name, value in partitions.items()} | super().types_in(path)
 
     def blocks(
-        self, pieces: Sequence[FilePart], first_line: int, types: dict[str, str]
+        self, pieces: Sequence[Piece], first_line: int, types: dict[str, str]
     ) -> Generator[Block, None, None]:
         read_before = 0
         for piece in pieces:
-            before = sum(group.num_rows for group in self._groups(FilePart(piece.path, 0, piece.start)))
+            before = sum(group.num_rows for group in self._groups(Piece(piece.path, 0, piece.start)))
             for batch in self._read(piece, types):
                 for name, value in self.partitions.get(piece.path, {}).items():
                     if name in types and name not in batch.schema.names:
@@ -186,7 +189,7 @@ class ParquetReader(TableReader):
                 before += batch.num_rows
             read_before += piece.n_bytes
 
-    def _read(self, piece: FilePart, types: dict[str, str]) -> Iterator[Any]:
+    def _read(self, piece: Piece, types: dict[str, str]) -> Iterator[Any]:
         path, groups = piece.path, self._groups(piece)
         present = column_types(self.schema(path), path)
         chunks = [_chunks(group, types) for group in groups]
@@ -287,19 +290,19 @@ def _is_number(text: str | None) -> bool:
 class ArrowReader(TableReader):
     """Files of Arrow's IPC formats (Feather is one), mapped into memory; what was read is given back to the system."""
 
-    def pieces(self, n_tasks: int) -> list[FilePart]:
+    def pieces(self, n_tasks: int = 1) -> list[Piece]:
         found = []
-        for piece in self.whole():
+        for piece in super().pieces():
             n_batches = getattr(_open_mapped(piece.path)[1], "num_record_batches", None)
             if n_batches is None:  # a stream is read from its beginning
                 found.append(piece)
                 continue
             ends = np.linspace(0, n_batches, min(n_tasks, max(n_batches, 1)) + 1).astype(int).tolist()
             n_bytes = piece.n_bytes // (len(ends) - 1)
-            found += [FilePart(piece.path, start, stop, n_bytes) for start, stop in pairwise(ends)]
+            found += [Piece(piece.path, start, stop, n_bytes) for start, stop in pairwise(ends)]
         return found
 
-    def count(self, piece: FilePart) -> Counted:
+    def count(self, piece: Piece) -> Counted:
         n_rows = sum(batch.num_rows for batch in _batches(_open_mapped(piece.path, [0])[1], piece))
         return Counted(n_rows, n_rows)
 
@@ -307,7 +310,7 @@ class ArrowReader(TableReader):
         return _open_mapped(path)[1].schema
 
     def blocks(
-        self, pieces: Sequence[FilePart], first_line: int, types: dict[str, str]
+        self, pieces: Sequence[Piece], first_line: int, types: dict[str, str]
     ) -> Generator[Block, None, None]:
         read_before = 0
         for piece in pieces:
@@ -329,7 +332,7 @@ class ArrowReader(TableReader):
                 before += batch.num_rows
             read_before += piece.n_bytes
 
-    def _read(self, piece: FilePart) -> Iterator[tuple[mmap.mmap, Any]]:
+    def _read(self, piece: Piece) -> Iterator[tuple[mmap.mmap, Any]]:
         """Read record batches; those that become larger than the memory when decompressed are refused.
 
         Of a batch, a narrow column is read first: it tells the rows, and so the size of all columns of known width.
@@ -365,7 +368,7 @@ def _open_mapped(path: str, fields: Sequence[int] = ()) -> tuple[mmap.mmap, Any]
         return mapped, opened(pa.py_buffer(mapped), options=options)
 
 
-def _batches(reader: Any, piece: FilePart) -> Iterator[Any]:
+def _batches(reader: Any, piece: Piece) -> Iterator[Any]:
     """Yield the record batches of a part of a file."""
     with _refusing_damage(piece.path):
         if not hasattr(reader, "num_record_batches"):
@@ -375,7 +378,7 @@ def _batches(reader: Any, piece: FilePart) -> Iterator[Any]:
             yield reader.get_batch(number)
 
 
-def _stored_bytes(mapped: mmap.mmap, piece: FilePart) -> Iterator[int]:
+def _stored_bytes(mapped: mmap.mmap, piece: Piece) -> Iterator[int]:
     """Yield the bytes in the file of the record batches of a part; a file holds a stream after eight bytes."""
     stream = pa.py_buffer(mapped)[8 if mapped[:6] == b"ARROW1" else 0 :]
     with _refusing_damage(piece.path):

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..conversion.byte_sources import BLOCK_BYTES, ByteRange, check_rows
+from ..conversion.byte_sources import BLOCK_BYTES, Piece, check_rows
 from ..conversion.rows import Counts, query_ids_skipped
 from ..conversion.sources import counted_pieces
 from ..core.errors import DataError
@@ -123,10 +123,10 @@ class Scoring:
         columns = data.source, data.label, data.weight
         return self._score(columns, data.indptr, self._rows.features(data.feature), data.value)
 
-    def _of_files(self, phase: str, part: ByteRange | None, *start: int) -> Iterator[ScoredRows]:
+    def _of_files(self, phase: str, part: Piece | None, *start: int) -> Iterator[ScoredRows]:
         source = self._rows.source(self.plan.text_block, self.plan.decoder_bytes, self.plan.batch_bytes)
         counts, indices = Counts(), self.model.source_indices
-        pieces, first = (source.reader.whole(), (0, 0)) if part is None else ([part], start)
+        pieces, first = (source.reader.pieces(), (0, 0)) if part is None else ([part], start)
         for batch in source.parse(pieces, first[0], first[1], None):
             if part is None:
                 self.listener.progress(Progress(phase, batch.bytes_read, source.reader.total_bytes, "B"))
