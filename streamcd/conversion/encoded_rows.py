@@ -18,13 +18,18 @@ from ..models.table_encoder import BLOCK_CELLS, EncodedRows, RowChecker, TableEn
 from ..solvers.problem import LEAST_WEIGHT
 from .numbering import LABELS
 from .rows import Counts, RowBatch, Rows, are_weights, count_decimals
-from .sources import Block, Reading, Source
+from .sources import LIBSVM, Block, Reading, Source
 
 
-def encoded_batches(
+def row_batches(
     source: Source, pieces: Sequence[Any], first_row: int, first_line: int, strings: StringTable | None
 ) -> Iterator[RowBatch]:
-    """Make batches of the rows of a table, whose columns are encoded, or of a matrix, whose columns are indices."""
+    """Make batches of the rows of pieces; strings are numbered by a table, or by the encoding."""
+    if source.made_from == LIBSVM:
+        from .libsvm import iterate_batches  # the parser's kernels: only where there is text
+
+        yield from iterate_batches(pieces, source.reading, first_row, first_line)
+        return
     encoding, reading = source.encoding, source.reading
     encoder: TableEncoder | MatrixEncoder
     if encoding is None:

@@ -17,6 +17,7 @@ from ..core.threads import ahead
 from ..dataset.kept_columns import KeptWriter
 from ..dataset.source_indices import SourceIndices
 from ..models.string_table import StringTable
+from .encoded_rows import row_batches
 from .external_shuffle import HeldRows, RunFormat, RunWriter
 from .feature_statistics import DistinctFeatures, LabelCounts
 from .numbering import save_strings
@@ -140,7 +141,7 @@ def _batches(source: Source, task: Task, strings: StringTable | None) -> Iterato
     """Parse the source; while one batch goes to the run, a thread parses the next."""
 
     def parsed() -> Generator[RowBatch, None, None]:
-        for batch in source.parse(task.pieces, task.first_row, task.first_line, strings):
+        for batch in row_batches(source, task.pieces, task.first_row, task.first_line, strings):
             yield replace(batch, counts=replace(batch.counts))  # those of the parser go on
 
     # a program's own data may have to be read by the thread that made it

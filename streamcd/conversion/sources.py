@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from errno import EINVAL
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,10 +24,6 @@ from .byte_sources import (
     is_compressed,
     total_bytes,
 )
-from .rows import RowBatch
-
-if TYPE_CHECKING:
-    from ..models.string_table import StringTable
 
 
 @dataclass(frozen=True)
@@ -209,18 +205,6 @@ class Source:
     def held_bytes(self) -> int:
         """Bytes that reading holds all the time, besides blocks and batches."""
         return int(self.reader.held_bytes(self.table_types))
-
-    def parse(
-        self, pieces: Sequence[Any], first_row: int, first_line: int, strings: StringTable | None
-    ) -> Iterator[RowBatch]:
-        """Make batches of the rows of pieces; strings are numbered by a table, or by the encoding."""
-        if self.made_from == LIBSVM:
-            from .libsvm import iterate_batches
-
-            return iterate_batches(pieces, self.reading, first_row, first_line)
-        from .encoded_rows import encoded_batches  # with pyarrow
-
-        return encoded_batches(self, pieces, first_row, first_line, strings)
 
 
 LIBSVM = "libsvm text"

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..conversion.byte_sources import BLOCK_BYTES, Piece, check_rows
+from ..conversion.encoded_rows import row_batches
 from ..conversion.rows import Counts, query_ids_skipped
 from ..conversion.sources import counted_pieces
 from ..core.errors import DataError
@@ -127,7 +128,7 @@ class Scoring:
         source = self._rows.source(self.plan.text_block, self.plan.decoder_bytes, self.plan.batch_bytes)
         counts, indices = Counts(), self.model.source_indices
         pieces, first = (source.reader.pieces(), (0, 0)) if part is None else ([part], start)
-        for batch in source.parse(pieces, first[0], first[1], None):
+        for batch in row_batches(source, pieces, first[0], first[1], None):
             if part is None:
                 self.listener.progress(Progress(phase, batch.bytes_read, source.reader.total_bytes, "B"))
             counts, rows = batch.counts, batch.rows
