@@ -18,7 +18,7 @@ import sklearn.svm
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning as TheirWarning
 from sklearn.model_selection import GridSearchCV
-from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import estimator_checks
 from sklearn.utils.estimator_checks import parametrize_with_checks
@@ -289,9 +289,9 @@ def test_arrays_that_cannot_be_written_to_are_taken(tmp_path: Path) -> None:
         assert np.array_equal(LinearSVC().fit(form, y).predict(form), expected.predict(x))
 
 
-def script(LinearSVC: Any, rows: Any = None) -> GridSearchCV:
+def script(LinearSVC: Any) -> GridSearchCV:
     """A script of scikit-learn's users."""
-    x, y = rows or dense_rows()
+    x, y = dense_rows()
     pipeline = Pipeline([("scale", StandardScaler()), ("svc", LinearSVC(random_state=0, max_iter=10_000))])
     grid = GridSearchCV(pipeline, {"svc__C": [0.01, 0.1, 1.0], "svc__loss": ["hinge", "squared_hinge"]}, cv=3)
     return grid.fit(x, y)
@@ -350,30 +350,6 @@ def test_frames_of_lists_are_decided_like_their_dataset(least: int, tmp_path: Pa
     assert np.array_equal(found.decision_function(table), found.decision_function(dataset))
     beyond = table.set_column(0, "i", pa.array([[500, 501, 502]] * 90))
     assert np.array_equal(found.decision_function(beyond), np.repeat(found.intercept_, 90))
-
-
-def test_a_script_with_a_scaler_runs_on_a_dataset(tmp_path: Path) -> None:
-    dataset = shuffled_dataset(tmp_path / "data", dense_rows())
-    theirs, ours = script(sklearn.svm.LinearSVC), script(LinearSVC, (dataset, dataset.labels()))
-    assert ours.best_params_ == theirs.best_params_
-    of_arrays = script(LinearSVC)
-    assert np.array_equal(ours.cv_results_["mean_test_score"], of_arrays.cv_results_["mean_test_score"])
-    coef = [grid.best_estimator_["svc"].coef_ for grid in (ours, of_arrays)]
-    assert np.array_equal(*coef)
-    assert np.array_equal(ours.predict(dataset), of_arrays.predict(dense_rows()[0]))
-
-
-def test_a_dataset_that_no_scaler_can_take_is_refused_with_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    x, y = random_rows()
-    weighted = shuffled_dataset(tmp_path / "weighted", (x, y), weight=1.0 + np.arange(y.size) % 2)
-    with pytest.raises(UsageError, match=r"rows have weights, which would be lost.* convert\(scale="):
-        make_pipeline(StandardScaler(), LinearSVC()).fit(weighted, y)
-    dataset = shuffled_dataset(tmp_path / "data", (x, y))
-    monkeypatch.setattr("streamcd.dataset.exchange.available_memory", lambda: 1000)
-    with pytest.raises(UsageError, match=r"dense matrix.* convert\(scale="):
-        make_pipeline(StandardScaler(), LinearSVC()).fit(dataset, y)
 
 
 def test_a_dataset_without_scaling_is_scaled_like_the_training_data(tmp_path: Path) -> None:

@@ -11,18 +11,25 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
+import pyarrow as pa
 
 from ..core.atomic_files import describe_set_aside
 from ..core.errors import DatasetError, UsageError, escaped
+from ..core.memory_budget import available_memory, format_size, parse_size, require
 from ..core.metadata import read_metadata
-from ..core.progress import Listener
+from ..core.progress import Listener, counted, first_of
 from ..core.storage import Location, is_url, local_path, location
 from .centring import STATISTICS, Centre, find_centre
 from .chunked_table import ChunkedTable, starts_of
+from .kept_columns import KEPT_FILE, kept_values
 from .manifests import ROW_LAYOUT
 from .parquet import read_groups, reading
 from .scaling import Scaling
 from .schema import FEATURES, FIRST_OF_ROWS, ChunkData, row_dtype
+
+_ROW_BYTES = (
+    40  # of a row besides its entries, in the order of the source: source, label, weight, count, offset
+)
 
 
 class Dataset(ChunkedTable):
@@ -99,6 +106,12 @@ class Dataset(ChunkedTable):
         self.seed: int = manifest["seed"]
         self.class_names: list[str] | None = manifest.get("class_names")
         self.made_from: str | None = manifest.get("made_from")
+        self.has_targets = targets is not None
+        self.mean_square: float | None = (manifest.get("row_norms") or {}).get("mean_square")
+        self.scaling = Scaling.from_json(manifest.get("scaling"))
+        kept = manifest.get("encoding") if manifest.get("kept") else None
+        self.id_column, self.fold_column = ((kept or {}).get(name) or "" for name in ("id", "fold"))
+        self.kept = [name for name in (self.id_column, self.fold_column) if name]
 
     @classmethod
     def open(
@@ -154,6 +167,7 @@ class Dataset(ChunkedTable):
         return int(self.row_start[first]), self.manifest["parts"][part].get("source", 0)
 
     def read(self, chunk: int, *, verify: bool = True) -> ChunkData:
+        """Read a chunk, decoded."""
         source, label, weight, n_entries = self.read_rows(
             chunk, ("source", "label", "weight", "n_entries"), verify=verify
         )
@@ -162,34 +176,12 @@ class Dataset(ChunkedTable):
             int(self.row_start[chunk]), source, label, weight, starts_of(n_entries), feature, value
         )
 
-    @property
-    def mean_square(self) -> float | None:
-        """Mean square of the rows' norms; None where it is not recorded."""
-        square: float | None = (self.manifest.get("row_norms") or {}).get("mean_square")
-        return square
-
-    @property
-    def has_targets(self) -> bool:
-        """Check if rows have numbers to predict, rather than classes."""
-        return self.targets is not None
-
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        return self.n_rows
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Number of rows and of features."""
-        return self.n_rows, self.n_features
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """Make a dense matrix of the rows, in the order of the source; refused where it does not fit in what is free.
-
-        scikit-learn's scalers and estimators ask for it, so that they work on data that fits in memory.
-        """
-        from .exchange import to_numpy
-
-        return to_numpy(self, dtype)
+    def read_in_source_order(self, *columns: str) -> list[np.ndarray]:
+        """Read columns of all rows, as `read_rows`, in the order of the source."""
+        parts = [self.read_rows(chunk, ("source", *columns)) for chunk in range(self.n_chunks)]
+        source, *arrays = (np.concatenate(some) for some in zip(*parts, strict=True))
+        order = np.argsort(source)
+        return [array[order] for array in arrays]
 
     def labels(self, memory: int | str | None = None) -> np.ndarray:
         """Read the labels of all rows, in the order of the source: names, integers or decimal numbers.
@@ -201,9 +193,24 @@ class Dataset(ChunkedTable):
         >>> streamcd.open("data").labels().shape
         (8000,)
         """
-        from .exchange import labels
+        listed = self.class_labels()
+        n_bytes = 40 + (
+            8 if listed is None else np.array(listed).itemsize
+        )  # stored and given, in both orders
+        self._require_room(memory, "the labels", self.n_rows * n_bytes)
+        return self.source_labels(*self.read_in_source_order("label"))
 
-        return labels(self, memory)
+    def class_labels(self) -> list[Any] | None:
+        """Return the classes as in the source: names, integers or decimal numbers; None if there are none."""
+        if self.classes is None or self.class_names is not None:
+            return self.class_names
+        return [int(label) if self.label_kind == "integer" else label for label in self.classes.tolist()]
+
+    def source_labels(self, label: np.ndarray) -> np.ndarray:
+        """Convert labels to those of the source."""
+        if self.classes is None:
+            return label
+        return np.array(self.class_labels())[np.searchsorted(self.classes, label)]
 
     def head(self, n_rows: int = 5) -> Any:
         """Read the first rows as they are stored: shuffled, unless converted with ``shuffle=False``.
@@ -218,18 +225,13 @@ class Dataset(ChunkedTable):
             Columns ``source`` (0-based row of the source), ``label``, ``weight``, and lists ``feature`` (0-based) and
             ``value``.
         """
-        from .exchange import head  # here and below: pyarrow's tables and SciPy only if they are asked for
-
-        return head(self, n_rows)
-
-    def to_arrow(self, memory: int | str | None = None) -> Any:
-        """Read all rows, in the order of the source, as a ``pyarrow.Table`` with the columns of `head`.
-
-        Parameters and errors are those of `to_scipy`.
-        """
-        from .exchange import to_arrow
-
-        return to_arrow(self, memory)
+        last = min(max(int(np.searchsorted(self.row_start, n_rows)), 1), self.n_chunks)
+        parts = [self.read(chunk) for chunk in range(last)]
+        starts = starts_of(np.concatenate([np.diff(part.indptr) for part in parts]))
+        rows = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ChunkData.COLUMNS}
+        rows["label"] = self.source_labels(rows["label"])
+        lists = {name: pa.LargeListArray.from_arrays(starts, rows[name]) for name in ("feature", "value")}
+        return pa.table(rows | lists).slice(0, n_rows)
 
     def to_scipy(self, memory: int | str | None = None) -> tuple[Any, np.ndarray]:
         """Read all rows, in the order of the source.
@@ -250,15 +252,55 @@ class Dataset(ChunkedTable):
         UsageError
             If the rows do not fit in that memory.
         """
-        from .exchange import to_scipy
+        from scipy.sparse import csr_array
 
-        return to_scipy(self, memory)
+        n_bytes = self.n_entries * self.entry_bytes + self.n_rows * _ROW_BYTES
+        self._require_room(memory, "SciPy's matrix", int(n_bytes))
+        parts = [self.read_rows(chunk, ("source", "label", "n_entries")) for chunk in range(self.n_chunks)]
+        source, label, n_entries = (np.concatenate(some) for some in zip(*parts, strict=True))
+        order = np.argsort(source)
+        indptr, rank = starts_of(n_entries[order]), np.empty(order.size, np.int64)
+        rank[order] = np.arange(order.size)
+        feature, value = (np.empty(self.n_entries, dtype) for dtype in (self.index_dtype, self.value_dtype))
+        # chunk by chunk, so that only one copy of the entries is in memory
+        for chunk, ranks in enumerate(np.split(rank, self.row_start[1:-1])):
+            counts = parts[chunk][2]
+            shift = indptr[ranks] - starts_of(counts)[:-1]
+            target = np.arange(counts.sum()) + np.repeat(shift, counts)
+            feature[target], value[target] = self.read_entries(chunk)
+        if feature.dtype == np.int32 and self.n_entries < 2**31:
+            indptr = indptr.astype(np.int32)  # the type of the indices, or SciPy converts one of them
+        matrix = csr_array((value, feature, indptr), shape=(self.n_rows, self.n_features))
+        return matrix, self.source_labels(label[order])
+
+    def _require_room(self, memory: int | str | None, what: str, n_bytes: int) -> None:
+        """Refuse what does not fit in `memory`, by default in what is free."""
+        if memory is not None:
+            require(parse_size(memory), {what: n_bytes}, "give a larger memory, or read chunk by chunk")
+            return
+        free = int(min(available_memory(), 2**62))
+        refusal = f"{self.path} does not fit in the memory that is free, {format_size(free)}:"
+        require(free, {what: n_bytes}, "read it chunk by chunk", refusal)
 
     def __repr__(self) -> str:
-        from .exchange import summary
-
-        figures = [f"{name}: {text}" for name, text in summary(self).items()]
-        return "\n  ".join([f"<streamcd.Dataset {escaped(str(self.path))}", *figures]) + ">"
+        labels = "too many values to be classes"
+        if self.targets is not None:
+            labels = f"targets from {self.targets['min']:.6g} to {self.targets['max']:.6g}"
+        elif (listed := self.class_labels()) is not None and self.class_counts is not None:
+            counts = zip(listed, self.class_counts.tolist(), strict=True)
+            labels = first_of([f"{label} ({count:,})" for label, count in counts], 10)
+        figures = {
+            "rows": f"{self.n_rows:,}",
+            "features": f"{self.n_features:,}",
+            "entries": f"{self.n_entries:,}, {self.value_dtype}",
+            "labels": escaped(labels),
+            "size": f"{format_size(self.bytes_on_disk())} in {counted(self.n_shards, 'shard')}, "
+            + counted(self.n_chunks, "chunk"),
+            "scaling": self.scaling.options(),
+            "fingerprint": self.fingerprint,
+        }
+        lines = [f"{name}: {text}" for name, text in figures.items()]
+        return "\n  ".join([f"<streamcd.Dataset {escaped(str(self.path))}", *lines]) + ">"
 
     def open_columns(self) -> Any:
         """Open the column layout; raises ``DatasetError`` if there is none, or it is damaged."""
@@ -282,11 +324,6 @@ class Dataset(ChunkedTable):
         described = self.n_rows, self.n_features
         figures, norms = self.read_features(STATISTICS), self.mean_square
         return find_centre(figures, described, self.value_dtype, self.targets, norms)
-
-    @property
-    def scaling(self) -> Scaling:
-        """Transformation of the source's values, without its divisors (see `read_scaling`)."""
-        return Scaling.from_json(self.manifest.get("scaling"))
 
     def read_scaling(self) -> Scaling:
         """Read the transformation of the source's values with its divisors: 8 bytes per feature."""
@@ -313,31 +350,11 @@ class Dataset(ChunkedTable):
 
         return assign_folds(source, seed, n_folds)
 
-    @property
-    def kept(self) -> list[str]:
-        """Columns of the source that are kept beside the rows; the one that identifies them, if any, is `id_column`."""
-        if self.manifest.get("kept") is None:
-            return []
-        encoding = self.manifest.get("encoding") or {}
-        return [encoding[name] for name in ("id", "fold") if encoding.get(name)]
-
-    @property
-    def fold_column(self) -> str:
-        """The column that tells the rows' folds (``convert --fold``); empty without one."""
-        return "" if self.manifest.get("kept") is None else self.manifest["encoding"].get("fold", "")
-
-    @property
-    def id_column(self) -> str:
-        """The column that identifies rows (``convert --id``); empty without one."""
-        return "" if self.manifest.get("kept") is None else self.manifest["encoding"].get("id", "")
-
     def read_kept(self, name: str) -> Iterator[Any]:
         """Read a kept column, in the order of the source, as arrays of Arrow's with the type that it had.
 
         Raises ``UsageError`` if there is no such column.
         """
-        from .kept_columns import KEPT_FILE, kept_values
-
         if name not in self.kept:
             known = f"it has {', '.join(self.kept)}" if self.kept else "it has none"
             raise UsageError(
@@ -352,7 +369,7 @@ class Dataset(ChunkedTable):
             "n_rows": self.n_rows,
             "n_features": self.n_features,
             "n_entries": self.n_entries,
-            "classes": self._listed_classes(),
+            "classes": self.class_labels(),
             "class_counts": None if self.class_counts is None else self.class_counts.tolist(),
             "targets": self.targets,
             "density": self.n_entries / cells if cells else 0.0,
@@ -376,12 +393,6 @@ class Dataset(ChunkedTable):
             "data_digest": self.manifest.get("data_digest"),
             "table": self.manifest.get("table"),
         }
-
-    def _listed_classes(self) -> list[Any] | None:
-        """Return the classes as in the source: names, integers or decimal numbers."""
-        if self.classes is None or self.class_names is None:
-            return None if self.classes is None else labels_as_numbers(self.classes, self.label_kind)
-        return [self.class_names[int(number)] for number in self.classes]
 
     def verify(
         self, listener: Listener | None = None, *, workers: int = 1, memory: int | str | None = None
@@ -427,11 +438,6 @@ def _describe_absence(path: Location) -> str:
         return f"{path} {found}{aside}"
     source, made = (path, "DATASET") if isinstance(path, Path) and path.is_file() else ("SRC", path)
     return f"{path} {found}; 'streamcd convert {source} {made}' makes one"
-
-
-def labels_as_numbers(labels: np.ndarray, label_kind: str) -> list[int] | list[float]:
-    """Convert labels to the numbers that the source wrote: ints if all labels are integers, else floats."""
-    return [int(label) for label in labels] if label_kind == "integer" else [float(label) for label in labels]
 
 
 def open_dataset(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,7 @@ _INT32_MAX = 2**31 - 1
 class ChunkData:
     """A chunk of rows, decoded."""
 
+    COLUMNS: ClassVar = ("source", "label", "weight", "feature", "value")
     row0: int  # number of its first row in the dataset
     source: np.ndarray  # (rows,) int64: 0-based number of each row in the source
     label: np.ndarray  # (rows,) float64

@@ -26,7 +26,6 @@ from ..core.errors import ConvergenceWarning, UsageError
 from ..core.progress import COMPILING, Listener, Progress, compiling_for, warn_once
 from ..core.threads import Threads, available_cores
 from ..dataset.dataset import Dataset, open_dataset
-from ..dataset.exchange import in_source_order, source_labels
 from ..dataset.in_memory import InMemoryDataset, refuse_mask, sound_matrix, sparse_rows
 from ..models.model import Model
 
@@ -298,8 +297,8 @@ class LinearModel(BaseEstimator):
         refuse_mask(sample_weight, "sample_weight")
         if isinstance(X, str | os.PathLike | Dataset):
             X = _opened(X)
-            label, weight = in_source_order(X, "label", "weight")
-            y = source_labels(X, label) if y is None else y
+            label, weight = X.read_in_source_order("label", "weight")
+            y = X.source_labels(label) if y is None else y
             sample_weight = weight if sample_weight is None else sample_weight
         if is_regressor(self):
             return float(r2_score(y, self.predict(X), sample_weight=sample_weight))
@@ -351,7 +350,7 @@ class LinearClassifier(ClassifierMixin, LinearModel):
             given = compute_class_weight(dict(factors), classes=self.classes_, y=self.classes_)
             return {"class_weight": dict(enumerate(given))}
         if factors == "balanced" and dataset.weighted and dataset.classes is not None:
-            labels = dataset.info()["classes"]
+            labels = dataset.class_labels() or []
             totals = np.zeros(len(labels))
             for label, weight in _rows_of(dataset, "label", "weight"):
                 totals += np.bincount(np.searchsorted(dataset.classes, label), weight, totals.size)
