@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from ..core.errors import UsageError
 from ..core.memory_budget import format_size
-from ..dataset.arrow_columns import Strings, arrow_array, joined_arrays, numbers_of, strings_of
+from ..dataset.arrow_columns import Strings, arrow_array, arrow_strings, joined_arrays, numbers_of, strings_of
 from ..dataset.schema import MAX_CLASSES
 from ..dataset.source_indices import SourceIndices
 from ..kernels.tables import TAIL_CODES
@@ -35,16 +35,6 @@ def save_strings(table: StringTable, directory: Path, number: int) -> None:
     """Write the strings that the task `number` has met."""
     for name, array in {**table.strings()._asdict(), "columns": table.columns()}.items():
         np.save(directory / f"{name}-{number:07d}.npy", array)
-
-
-def _saved_strings(directory: Path) -> list[tuple[Strings, np.ndarray]]:
-    """Return the strings of every task, and their columns; read only when used."""
-    found = []
-    for path in sorted(directory.glob("data-*.npy")):
-        parts = [path.with_name(f"{name}-{path.stem[5:]}.npy") for name in ("data", "offsets", "columns")]
-        data, offsets, columns = (np.load(part, mmap_mode="r") for part in parts)
-        found.append((Strings(data, offsets), columns))
-    return found
 
 
 class Merged(NamedTuple):
@@ -68,64 +58,65 @@ def merge_strings(
     `n_missing` counts the missing values of its columns. `memory_bytes` is half of what each of `workers` has to spare of
     `budget`.
     """
-    tasks = _saved_strings(directory)
-    places = [np.empty(strings.size, np.int64) for strings, _ in tasks]  # among those of their column
-    names = _merge_labels(tasks, places, known)
-    counts, static = [], np.empty(0, np.int64)
+    data, offsets, columns = (
+        [np.load(path, mmap_mode="r") for path in sorted(directory.glob(f"{name}-*.npy"))]
+        for name in ("data", "offsets", "columns")
+    )
+    tasks = [Strings(*arrays) for arrays in zip(data, offsets, strict=True)]
+    of_column = np.concatenate(columns)
     if encoding is not None:
-        _check_merge(tasks, encoding, memory_bytes, budget, workers)
-        counts = _merge_categories(tasks, places, encoding, directory)
+        _check_merge(tasks, of_column, encoding, memory_bytes, budget, workers)
+    texts = joined_arrays([strings.to_arrow() for strings in tasks])
+    place, counts, categories = np.empty(of_column.size, np.int64), [], [arrow_strings([])]
+    mine = np.flatnonzero(of_column == LABELS)
+    if mine.size > MAX_CLASSES * max(len(tasks), 1):
+        raise UsageError(f"the labels take more than {MAX_CLASSES:,} names; is it the right column?")
+    labels = texts.take(arrow_array(mine, pa.int64())).to_pylist()
+    names = [*known, *sorted(set(labels).difference(known), key=str.encode)]
+    numbers = {name: number for number, name in enumerate(names)}
+    place[mine] = [numbers[name] for name in labels]
+    for number, column in enumerate(encoding.columns if encoding is not None else ()):
+        mine = np.flatnonzero(of_column == number) if column.kind == "category" else mine[:0]
+        distinct, place[mine] = _sorted_distinct(texts.take(arrow_array(mine, pa.int64())))
+        counts.append(len(distinct))
+        categories.append(distinct)
+    static = np.empty(0, np.int64)
+    if encoding is not None:
+        strings, _ = strings_of(joined_arrays(categories))
+        np.save(directory / "categories.npy", strings.data[: strings.offsets[-1]])
+        np.save(directory / "ends.npy", strings.offsets)
         encoding = encoding.with_counts(counts, n_missing, None)
-        starts = encoding.first_features()
-        for (_, columns), place in zip(tasks, places, strict=True):
-            place += np.where(columns == LABELS, 0, starts[columns])
+        place += np.where(of_column == LABELS, 0, encoding.first_features()[of_column])
         static = _static_features(encoding)
-    np.save(directory / "map.npy", np.concatenate([part for place in places for part in (static, place)]))
-    np.save(directory / "starts.npy", np.cumsum([0, *(static.size + place.size for place in places)]))
+    ends = np.cumsum([strings.size for strings in tasks])
+    places = np.split(place, ends[:-1])
+    np.save(directory / "map.npy", np.concatenate([part for own in places for part in (static, own)]))
+    np.save(directory / "starts.npy", np.cumsum([0, *(static.size + own.size for own in places)]))
     return Merged(counts, names)
 
 
 def _check_merge(
-    tasks: list[tuple[Strings, np.ndarray]], encoding: Encoding, memory_bytes: int, budget: int, workers: int
+    tasks: list[Strings],
+    of_column: np.ndarray,
+    encoding: Encoding,
+    memory_bytes: int,
+    budget: int,
+    workers: int,
 ) -> None:
     """Refuse dictionaries that do not fit in the memory for merging, with the budget that would do."""
-    needed = _MERGE_FACTOR * sum(strings.nbytes for strings, _ in tasks)
+    needed = _MERGE_FACTOR * sum(strings.nbytes for strings in tasks)
     if needed > memory_bytes:
-        n_bytes = np.zeros(len(encoding.columns) + 1)  # of every column, after those of labels
-        for strings, columns in tasks:
-            n_bytes += np.bincount(columns - LABELS, np.diff(strings.offsets), n_bytes.size)
-        enough = budget + 2 * workers * (needed - memory_bytes)
+        lengths = np.concatenate([np.diff(strings.offsets) for strings in tasks])
+        largest = np.bincount(of_column - LABELS, lengths, len(encoding.columns) + 1)[1:].argmax()
         raise UsageError(
-            f"the dictionaries of categories, {sum(strings.size for strings, _ in tasks):,} strings, need "
-            f"{format_size(needed)} to be sorted, {format_size(memory_bytes)} of --memory are left for it, most of them of "
-            f"column {encoding.columns[int(n_bytes[1:].argmax())].name!r}; hash them into 2^B features with --hash B (20, "
-            f"say), or give about {format_size(enough)}"
+            f"the dictionaries of categories, {of_column.size:,} strings, need {format_size(needed)} to be sorted, "
+            f"{format_size(memory_bytes)} of --memory are left for it, most of them of column "
+            f"{encoding.columns[int(largest)].name!r}; hash them into 2^B features with --hash B (20, say), or give about "
+            f"{format_size(budget + 2 * workers * (needed - memory_bytes))}"
         )
 
 
-def _merge_categories(
-    tasks: list[tuple[Strings, np.ndarray]], places: list[np.ndarray], encoding: Encoding, directory: Path
-) -> list[int]:
-    """Write the bytes and the ends of the categories, in the order of columns and bytes; count each column's."""
-    counts, datas, lengths = [], [np.empty(0, np.uint8)], [np.zeros(1, np.int64)]
-    for number, column in enumerate(encoding.columns):
-        if column.kind != "category":
-            counts.append(0)
-            continue
-        chosen = [np.flatnonzero(columns == number) for _, columns in tasks]
-        parts = [strings.take(rows).to_arrow() for (strings, _), rows in zip(tasks, chosen, strict=True)]
-        distinct, ranks = _sorted_distinct(joined_arrays(parts))
-        for place, rows in zip(places, chosen, strict=True):
-            place[rows], ranks = ranks[: rows.size], ranks[rows.size :]
-        counts.append(distinct.size)
-        datas.append(distinct.data[distinct.offsets[0] : distinct.offsets[-1]])
-        lengths.append(np.diff(distinct.offsets))
-    np.save(directory / "categories.npy", np.concatenate(datas))
-    np.save(directory / "ends.npy", np.cumsum(np.concatenate(lengths)))
-    return counts
-
-
-def _sorted_distinct(strings: Any) -> tuple[Strings, np.ndarray]:
+def _sorted_distinct(strings: Any) -> tuple[Any, np.ndarray]:
     """Sort the distinct strings of an Arrow array by their bytes; also returns the ranks of all among them."""
     import pyarrow.compute as pc
 
@@ -135,7 +126,7 @@ def _sorted_distinct(strings: Any) -> tuple[Strings, np.ndarray]:
         is_new[1:] = numbers_of(pc.not_equal(ordered.slice(1), ordered.slice(0, len(ordered) - 1)))
     ranks = np.empty(len(strings), np.int64)
     ranks[numbers_of(order)] = np.cumsum(is_new) - 1
-    return strings_of(ordered.take(arrow_array(np.flatnonzero(is_new), pa.int64())))[0], ranks
+    return ordered.take(arrow_array(np.flatnonzero(is_new), pa.int64())), ranks
 
 
 def _static_features(encoding: Encoding) -> np.ndarray:
@@ -152,21 +143,6 @@ def _static_features(encoding: Encoding) -> np.ndarray:
     for number, feature in encoding.indicator_features().items():
         features[codes[number]] = feature
     return features
-
-
-def _merge_labels(
-    tasks: list[tuple[Strings, np.ndarray]], places: list[np.ndarray], known: Sequence[str]
-) -> list[str]:
-    """Return the names of the classes: those known, then the others by their bytes."""
-    rows = [np.flatnonzero(columns == LABELS) for _, columns in tasks]
-    found = [[strings.text(k) for k in mine.tolist()] for (strings, _), mine in zip(tasks, rows, strict=True)]
-    if sum(map(len, found)) > MAX_CLASSES * max(len(tasks), 1):
-        raise UsageError(f"the labels take more than {MAX_CLASSES:,} names; is it the right column?")
-    new = sorted({name for names in found for name in names} - set(known), key=str.encode)
-    numbers = {name: number for number, name in enumerate([*known, *new])}
-    for place, mine, names in zip(places, rows, found, strict=True):
-        place[mine] = [numbers[name] for name in names]
-    return list(numbers)
 
 
 def read_merged(directory: Path) -> Strings:
