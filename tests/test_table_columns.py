@@ -178,8 +178,8 @@ def test_the_summary_tells_what_was_done_with_each_column(tmp_path: Path) -> Non
     shown = command_line.run(*arguments, "--json")
     facts = {fact["column"]: fact for fact in json.loads(shown.stdout)["table"]}
     assert list(facts) == ["flag", "day", "when", "clock", "price", "city", "nothing", "y", "code"]
-    assert facts["flag"] | {"example": ""} == {
-        "column": "flag", "use": "true or false", "features": 2, "missing": N_ROWS // 7, "example": "", "note": ""
+    assert facts["flag"] == {
+        "column": "flag", "use": "true or false", "features": 2, "missing": N_ROWS // 7, "note": ""
     }  # fmt: skip
     assert facts["when"]["use"].startswith("seconds since 20")
     assert facts["clock"]["use"] == "seconds"
@@ -188,17 +188,6 @@ def test_the_summary_tells_what_was_done_with_each_column(tmp_path: Path) -> Non
     told = command_line.run(*arguments, "--force").stdout
     assert "columns of the table" in told
     assert "not used (--drop)" in told
-
-
-def test_an_example_that_is_cut_has_a_mark(tmp_path: Path) -> None:
-    texts = {"whole": "a" * 40, "cut": "a" * 41, "spaced": "a \n  a", "long": "a b " * 200}
-    table = pa.table({"y": [0, 1], "x": [1e300, 2.0]} | {name: [text, "b"] for name, text in texts.items()})
-    facts = streamcd.convert(table, tmp_path / "data", label="y", dtype="float64").info()["table"]
-    examples = {fact["column"]: fact["example"] for fact in facts}
-    assert (examples["whole"], examples["spaced"]) == ("a" * 40, "a a")
-    assert examples["cut"] == "a" * 39 + "…"
-    assert (len(examples["long"]), examples["long"][-1]) == (40, "…")
-    assert (len(examples["x"]), examples["x"][-1]) == (40, "…")
 
 
 @pytest.mark.parametrize("form", ["u{}", "{}"])
@@ -217,7 +206,6 @@ def test_codes_in_text_are_categories_as_they_stand(tmp_path: Path) -> None:
     """Zeros before a number are digits of a code."""
     (tmp_path / "t.csv").write_text("code,y\n00501,p\n501,q\n10001,p\n")
     made = streamcd.convert(tmp_path / "t.csv", tmp_path / "data", label="y", category="code")
-    assert made.info()["table"][0]["example"] == "00501"
     assert first_feature_names(made) == ["code=00501", "code=10001", "code=501"]
     rows = "".join(f"{number % 49 + 1},{number % 2}\n" for number in range(300_000))
     (tmp_path / "late.csv").write_text(f"code,y\n{rows}A0,1\n")

@@ -187,7 +187,7 @@ class Conversion:
         if self.encoding is not None:
             word = "target" if self.options.has_targets else "label"
             notes = dict.fromkeys(self.options.drop, "--drop") | source.unused
-            self.columns = describe_uses(source.examples, self.encoding, n_missing, notes, word)
+            self.columns = describe_uses(source.columns, self.encoding, n_missing, notes, word)
         return merged
 
     def _numbering(self, tasks: Sequence[Task]) -> Numbering:

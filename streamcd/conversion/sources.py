@@ -194,8 +194,7 @@ class Source:
     renamed: Mapping[str, str] = field(
         default_factory=dict
     )  # columns under names that they were given, with the reason
-    # a value of every column of a table whose encoding is made
-    examples: Mapping[str, str] = field(default_factory=dict)
+    columns: tuple[str, ...] = ()  # of a table whose encoding is made
 
     @property
     def in_memory(self) -> bool:

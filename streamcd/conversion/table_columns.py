@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ..core.errors import DataError, UsageError
-from ..core.progress import shortened
-from ..dataset.arrow_columns import flat_fields, numbers_of, type_name
-from ..dataset.derived_columns import described_origin, have_dates, number_name, seconds_of
+from ..core.errors import DataError, UsageError, refuse
+from ..core.progress import first_of
+from ..dataset.arrow_columns import flat_fields, type_name
+from ..dataset.derived_columns import described_origin, have_dates, seconds_of
 from ..models.encoding import Column, Encoding, check_columns
 from .options import TableOptions
 from .sources import Reader, Reading, Source
@@ -28,6 +28,7 @@ _LEAST_STRINGS, _MOST_DIFFERENT = 1000, 0.5
 not."""
 
 _OF_PREDICTIONS = ("source", "prediction", "decision")
+_SINGLE = ("number", "string", "boolean", "time", "nothing")
 
 
 def _check_names(types: Mapping[str, str], options: TableOptions, name: str) -> None:
@@ -38,36 +39,47 @@ def _check_names(types: Mapping[str, str], options: TableOptions, name: str) -> 
         "--id": options.id,
         "--fold": options.fold,
     }
-    for option, columns in {**roles, "--drop": options.drop, "--category": options.category}.items():
-        for column in (columns,) if isinstance(columns, str) else columns:
-            if column and column not in types:
-                raise _lacking(column, option, types, name)
     beside = [*filter(None, roles.values()), *options.drop]
+    for option, columns in {
+        **{option: [column] for option, column in roles.items() if column},
+        "--drop": options.drop,
+        "--category": options.category,
+        "--features": [column for column in options.features if _pair(column, types) is None],
+    }.items():
+        for column in columns:
+            kept = option in ("--id", "--fold")
+            refuse(
+                UsageError,
+                (
+                    column not in types,
+                    f"{name}: expected a column {column!r} ({option}), found {first_of(list(types), 20)}; check the name",
+                ),
+                (
+                    kept and types.get(column) not in _SINGLE,
+                    f"{name}: column {column!r}: expected numbers, strings, booleans or times to keep beside the rows, "
+                    f"found {types.get(column)}",
+                ),
+                (
+                    kept and column in _OF_PREDICTIONS,
+                    f"{name}: column {column!r}: expected another name than that of a column of predictions; rename it",
+                ),
+                (
+                    option == "--category"
+                    and (column in beside or column not in (options.features or types)),
+                    f"{name}: --category {column!r}: expected a column that becomes a feature",
+                ),
+            )
     for column, n_uses in Counter([*beside, *options.features]).items():
         if n_uses > 1:
             raise UsageError(
                 f"{name}: column {column!r}: expected one use of it, found two; leave it out of one"
             )
-    for column in options.category:
-        if column in beside or (options.features and column not in options.features):
-            raise UsageError(f"{name}: --category {column!r}: expected a column that becomes a feature")
-    for column in filter(None, (options.id, options.fold)):
-        if types[column] not in ("number", "string", "boolean", "time", "nothing"):
-            raise UsageError(
-                f"{name}: column {column!r}: expected numbers, strings, booleans or times to keep beside the rows, found "
-                f"{types[column]}"
-            )
-        if column in _OF_PREDICTIONS:
-            raise UsageError(
-                f"{name}: column {column!r}: expected another name than that of a column of predictions; rename it"
-            )
 
 
-def _lacking(column: str, option: str, types: Mapping[str, str], name: str) -> UsageError:
-    """Make the error of a column that an option names and the table has not."""
-    return UsageError(
-        f"{name}: expected a column {column!r} ({option}), found {_listed(types)}; check the name"
-    )
+def _pair(feature: str, types: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return the columns of a pair ``INDICES:VALUES``."""
+    index, _, values = feature.rpartition(":")
+    return (index, values) if feature not in types and index in types and values in types else None
 
 
 def _plan_encoding(
@@ -84,36 +96,34 @@ def _plan_encoding(
     unused = {column: "it is the table's index" for column in index if column not in (*beside, *chosen)}
     columns = []
     for feature in chosen:
-        column = _column(feature, types, first, options, name)
+        column = _column(feature, types, first, options)
         if isinstance(column, Column):
             columns.append(column)
-        elif options.features or feature in options.category:
-            raise UsageError(
-                f"{name}: column {feature!r}: expected numbers, strings, booleans or times; {column}"
-            )
         else:
             unused[feature] = column
     columns.sort(key=lambda column: column.kind == "sparse")  # whose features come after those of others
-    if sum(column.kind == "sparse" for column in columns) > 1:
-        raise UsageError(
-            "--features: expected one pair INDICES:VALUES at most, found several; join their lists"
-        )
-    if not columns:
-        told = "".join(f"; {column!r} is left out: {reason}" for column, reason in list(unused.items())[:3])
-        raise UsageError(f"{name}: expected columns of features, found none besides {options.label!r}{told}")
+    asked = next((column for column in unused if column in (*options.features, *options.category)), "")
+    told = "".join(f"; {column!r} is left out: {reason}" for column, reason in list(unused.items())[:3])
+    refuse(
+        UsageError,
+        (
+            asked,
+            f"{name}: column {asked!r}: expected numbers, strings, booleans or times; {unused.get(asked)}",
+        ),
+        (
+            sum(column.kind == "sparse" for column in columns) > 1,
+            "--features: expected one pair INDICES:VALUES at most, found several; join their lists",
+        ),
+        (not columns, f"{name}: expected columns of features, found none besides {options.label!r}{told}"),
+    )
     bits = options.hash or 0 if any(column.kind == "hashed" for column in columns) else 0
     return Encoding(tuple(columns), options.missing, bits, *roles), unused
 
 
-def _column(
-    feature: str, types: Mapping[str, str], first: Any, options: TableOptions, name: str
-) -> Column | str:
+def _column(feature: str, types: Mapping[str, str], first: Any, options: TableOptions) -> Column | str:
     """Describe how a column, or a pair ``INDICES:VALUES``, becomes features, or tell why it does not."""
-    index, _, values = feature.rpartition(":")
-    if feature not in types and index in types and values in types:
-        return Column(index, "sparse", values)
-    if feature not in types:
-        raise _lacking(feature, "--features", types, name)
+    if pair := _pair(feature, types):
+        return Column(pair[0], "sparse", pair[1])
     kind = types[feature]
     if feature in options.category and kind in ("number", "nothing", "string"):
         return Column(feature, "category")
@@ -122,7 +132,11 @@ def _column(
     if kind == "boolean":
         return Column(feature, "number", form="boolean")
     if kind == "time":
-        return Column(feature, "number", form="seconds", origin=_origin(first, feature))
+        seconds = seconds_of(first.column(feature), 0) if first is not None else np.empty(0)
+        known = seconds[~np.isnan(seconds)]
+        # times of day and lengths have no origin
+        dated = known.size and have_dates(first.column(feature))
+        return Column(feature, "number", form="seconds", origin=int(known[0] // 1) if dated else 0)
     if kind != "string":
         return f"it holds values of type {kind}"
     if options.hash:
@@ -135,15 +149,6 @@ def _column(
             told = f"{n_distinct:,} of its first {len(given):,} strings are different"
             return f"{told}; --category takes them, --id keeps them for predictions"
     return Column(feature, "category")
-
-
-def _origin(first: Any, column: str) -> int:
-    """Return the first time of a column, in whole seconds since 1970; 0 for times of day and lengths."""
-    if first is None or not have_dates(first.column(column)):
-        return 0
-    seconds = seconds_of(first.column(column), 0)
-    known = seconds[~np.isnan(seconds)]
-    return int(known[0] // 1) if known.size else 0
 
 
 def text_columns(batch: Any, types: Mapping[str, str], where: str) -> Any:
@@ -170,11 +175,6 @@ def index_of(schema: Any) -> list[str]:
     except (ValueError, AttributeError):
         return []
     return [column for column in columns if isinstance(column, str)]
-
-
-def _listed(names: Mapping[str, str]) -> str:
-    shown = ", ".join(list(names)[:20])
-    return shown + (f", … ({len(names):,} in all)" if len(names) > 20 else "")
 
 
 def column_types(schema: Any, where: str) -> dict[str, str]:
@@ -224,7 +224,7 @@ def open_tables(
         if not options.label:
             raise UsageError(
                 f"{name}: expected the name of the column of {'targets' if options.target else 'labels'}, found none; give "
-                f"{options.label_flag}, one of {_listed(types)}"
+                f"{options.label_flag}, one of {first_of(list(types), 20)}"
             )
         if first is not None:
             for column in (column for column, kind in types.items() if kind in ("binary", "large_binary")):
@@ -240,19 +240,16 @@ def open_tables(
         encoding = encoding.without_counts()
     else:
         check_columns(known, types, reading.needs_label, name)
-        weighted = reading.reads_weights and known.weight in types
         if reading.needs_label:
             lacking = [name for name in known.kept if name not in types]
             unused = dict.fromkeys(lacking, "this source lacks it, whose values would be kept")
-        encoding = replace(
-            known,
-            weight=known.weight if weighted else "",
-            id=known.id if known.id in types else "",
-            fold=known.fold if known.fold in types else "",
-        )
+        weight = known.weight if reading.reads_weights else ""
+        roles = (name if name in types else "" for name in (weight, known.id, known.fold))
+        encoding = replace(known, **dict(zip(("weight", "id", "fold"), roles, strict=True)))  # type: ignore[arg-type]
     table_types = _wanted_types(encoding, types, reading, reader.is_text)
     return Source(
         reader=reader,
+        reading=reading,
         made_from="table",
         encoding=encoding,
         grows=known is None,
@@ -260,22 +257,15 @@ def open_tables(
         class_names=reading.class_names,
         weighted=bool(encoding.weight),
         of_indices=encoding.sparse is not None and len(encoding.columns) == 1,
-        reading=reading,
         table_types=table_types,
+        columns=tuple(types) if known is None else (),
         unused=unused,
         renamed=reader.renamed() if known is None else {},
-        examples={}
-        if first is None
-        else {column: _example_of(first.column(column), kind) for column, kind in types.items()},
     )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# How each column was used
-
-
 def describe_uses(
-    examples: Mapping[str, str],
+    columns: Sequence[str],
     encoding: Encoding,
     n_missing: np.ndarray,
     notes: Mapping[str, str],
@@ -283,59 +273,25 @@ def describe_uses(
 ) -> list[dict[str, Any]]:
     """Describe every column of a table; those of features first, in the order of features.
 
-    `examples` has a value of each column, `n_missing` counts the missing values of those of `encoding`; `notes` tell why
-    columns are left out; `word` is the use of the column of labels or targets.
+    `columns` names all, `n_missing` counts the missing values of those of `encoding`; `notes` tell why columns are left out;
+    `word` is the use of the column of labels or targets.
     """
     own = {encoding.id: "id", encoding.fold: "fold", encoding.label: word, encoding.weight: "weight"}
     own |= {column.values: f"values of {column.name}" for column in encoding.columns if column.values}
-    uses = {
-        column.name: (
-            _use(column, encoding),
-            encoding.n_buckets if column.kind == "hashed" else column.n_features,
-            int(missing),
-            "",
-        )
-        for column, missing in zip(encoding.columns, n_missing.tolist(), strict=True)
-    }
-    for name in (name for name in examples if name not in uses):
+    uses: dict[str, tuple[Any, ...]] = {}
+    for column, missing in zip(encoding.columns, n_missing.tolist(), strict=True):
+        n_features = encoding.n_buckets if column.kind == "hashed" else column.n_features
+        uses[column.name] = _use(column, encoding), n_features, int(missing), ""
+    for name in (name for name in columns if name not in uses):
         note = "" if name in own else notes.get(name, "not among --features")
         uses[name] = own.get(name, "not used"), 0, 0, note
-    return [
-        {
-            "column": name,
-            "use": use,
-            "features": n_features,
-            "missing": missing,
-            "example": examples.get(name, ""),
-            "note": note,
-        }
-        for name, (use, n_features, missing, note) in uses.items()
-    ]
+    names = ("column", "use", "features", "missing", "note")
+    return [dict(zip(names, (name, *use), strict=True)) for name, use in uses.items()]
 
 
 def _use(column: Column, encoding: Encoding) -> str:
     """Describe how a column becomes features."""
-    if column.kind == "hashed":
-        return f"hashed into 2^{encoding.bits}"
-    if column.kind == "sparse":
-        return f"indices of {column.values}"
     if column.form == "seconds":
         return f"seconds since {described_origin(column.origin)}" if column.origin else "seconds"
-    return "true or false" if column.form == "boolean" else column.kind
-
-
-def _example_of(array: Any, kind: str) -> str:
-    """Return a column's first value that is not missing as text, alike for all formats; empty where there is none."""
-    array = array.drop_null()[:1]
-    if not len(array):
-        return ""
-    if kind == "number":
-        return shortened(number_name(float(numbers_of(array)[0])), 40)
-    if kind == "boolean":
-        return "true" if numbers_of(array)[0] else "false"
-    if kind == "time":
-        time = described_origin(int(seconds_of(array, 0)[0] // 1))
-        return time.removesuffix(" 00:00:00") if have_dates(array) else time[-8:]
-    if kind != "string":
-        return ""
-    return shortened(" ".join(str(array[0].as_py())[:400].split()), 40)  # it may be a book
+    forms = {"hashed": f"hashed into 2^{encoding.bits}", "sparse": f"indices of {column.values}"}
+    return "true or false" if column.form == "boolean" else forms.get(column.kind, column.kind)

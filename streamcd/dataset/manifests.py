@@ -108,7 +108,6 @@ class SourceColumn(Structure):
     use: str
     features: Count
     missing: Count | None  # values; None where not known
-    example: str
     note: str
 
 

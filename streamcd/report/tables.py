@@ -101,10 +101,10 @@ def _source_columns(info: Facts) -> list[Table]:
         use = f"{fact['use']} ({fact['note']})" if fact["note"] else fact["use"]
         numbers = [fact[name] for name in ("features", "missing")] if fact["features"] else []
         cells = ["not known" if number is None else f"{number:,}" for number in numbers] or ["", ""]
-        rows.append([fact["column"], use, fact["example"], *cells])
+        rows.append([fact["column"], use, *cells])
     more = f", the first {len(rows)} of {len(facts):,}" if len(facts) > len(rows) else ""
-    header = ["column", "use", "example", "features", "missing"]
-    return [Table(f"columns of the table{more}", rows, header, 3)] if rows else []
+    header = ["column", "use", "features", "missing"]
+    return [Table(f"columns of the table{more}", rows, header, 2)] if rows else []
 
 
 def _scaling_rows(info: Facts) -> list[tuple[str, str]]:
