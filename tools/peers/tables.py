@@ -122,7 +122,9 @@ def table(races: dict[Race, list[Training]], levels: Sequence[float] = LEVELS) -
         lines.append(f"| **{race}** |" + " |" * (len(levels) + 3))
         found = standings(trainings, levels)
         best = ratio(found, middle)
-        shown = [each for each in found if each.name.startswith("streamcd") or (best and each.name == best.peer)]
+        shown = [
+            each for each in found if each.name.startswith("streamcd") or (best and each.name == best.peer)
+        ]
         lines += [_row(standing, levels) for standing in shown]
     return "\n".join([*lines, "", *_comparisons(races, middle)])
 
