@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import UsageError
+from ..core.errors import UsageError, refuse
 from ..core.options import takes
 from ..core.process_pool import Pool, checked_workers
 from ..core.progress import Listener, ends_progress
@@ -61,13 +61,7 @@ def convert(sources: Any, dest: str | Path, asked: ConvertOptions) -> Dataset:
     >>> data.n_rows
     8000
     """
-    place, listener = local_path(dest, "a dataset to be written"), asked.listener or Listener()
-    _convert(sources, place, asked, listener)
-    return open_dataset(place)
-
-
-def _convert(sources: Any, place: Path, asked: ConvertOptions, listener: Listener) -> None:
-    """Convert sources to a dataset."""
+    dest, listener = local_path(dest, "a dataset to be written"), asked.listener or Listener()
     from_files = is_files(sources)
     paths, roots = expand(sources) if from_files else ([], {})
     if isinstance(asked.like, Dataset):
@@ -79,36 +73,34 @@ def _convert(sources: Any, place: Path, asked: ConvertOptions, listener: Listene
     checked_workers(options.workers)
     _check(options)
     named = (path for path in (options.weights, options.like) if path is not None)
-    check_place(place, [*paths, *named], force=options.force)
+    check_place(dest, [*paths, *named], force=options.force)
     if from_files and options.workers > 1 and total_bytes(paths) is None:
         listener.warning(
             "standard input, pipes and servers without ranges are read by one process: converting with --workers 1"
         )
         options = replace(options, workers=1)
-    urls = any(map(is_url, paths))
-
-    def opened(plan: Plan) -> Source:
+    held_bytes, has_strings = 0, False
+    for _ in range(2):  # what reading holds all the time is known of an opened source
+        plan = make_plan(options, any(map(is_url, paths)), held_bytes, has_strings)
         reading = _reading(options, plan)
         if from_files:
-            return open_source(paths, roots, options.format, reading, options)
-        return open_data(sources, reading, options)
-
-    plan = make_plan(options, urls)
-    source = opened(plan)
+            source = open_source(paths, roots, options.format, reading, options)
+        else:
+            source = open_data(sources, reading, options)
+        held_bytes, has_strings = source.held_bytes, source.names_labels or source.encoding is not None
+        if not held_bytes:
+            break
     _check_source(options, source)
-    if source.held_bytes:
-        plan = make_plan(options, urls, source.held_bytes, source.names_labels or source.encoding is not None)
-        source = opened(plan)
     with (
-        dataset_workplace(place, force=options.force) as work,
+        dataset_workplace(dest, force=options.force) as work,
         Pool(options.workers, listener, Conversion.__module__) as pool,
     ):
         Conversion(options, plan, source, work, pool).run()
+    return open_dataset(dest)
 
 
 def _reading(options: Options, plan: Plan) -> Reading:
-    like = options.training
-    widens = options.known_indices is not None
+    like, widens = options.training, options.known_indices is not None
     return Reading(
         options.value_dtype,
         plan.block_bytes,
@@ -128,38 +120,48 @@ def _reading(options: Options, plan: Plan) -> Reading:
 
 def _check(options: Options) -> None:
     """Refuse options that exclude each other."""
-    if options.training is not None:
-        taken = {
-            "--target": options.target and not options.training.has_targets,
-            **dict.fromkeys(options.index_options, True),
-            "--scale": options.scale != "none",
-            "--normalize": options.normalize != "none",
-        }
-        for name in (name for name, is_given in taken.items() if is_given):
-            raise UsageError(
-                f"{name} and --like exclude each other: --like takes labels, indices and scaling from {options.like} "
-                f"({options.training.scaling.options()})"
-            )
-    if options.compact and options.n_features is not None:
-        raise UsageError(
-            "--n-features and --compact exclude each other: --compact counts the features that occur"
-        )
+    like = options.training
+    taken = {
+        "--target": options.target and like is not None and not like.has_targets,
+        **dict.fromkeys(options.index_options, True),
+        "--scale": options.scale != "none",
+        "--normalize": options.normalize != "none",
+    }
+    refused = [name for name, is_given in taken.items() if is_given and like is not None]
+    taken_over = "" if like is None else f"scaling from {options.like} ({like.scaling.options()})"
+    refuse(
+        UsageError,
+        (
+            refused,
+            f"{', '.join(refused)} and --like exclude each other: --like takes labels, indices and {taken_over}",
+        ),
+        (
+            options.compact and options.n_features is not None,
+            "--n-features and --compact exclude each other: --compact counts the features that occur",
+        ),
+    )
 
 
 def _check_source(options: Options, source: Source) -> None:
     """Refuse options that are not for such a source."""
-    if options.training is not None and source.encoding is not None:
-        if options.training.encoding is None:
-            raise UsageError(
-                f"--like {options.like}: its data came from no table; convert its own table first, or give --label here"
-            )
-        if options.given:
-            raise UsageError(
-                f"{', '.join(options.given)} and --like exclude each other: --like takes the columns from there"
-            )
-    if source.weighted and options.weights is not None:
-        raise UsageError("--weights and --weight-column exclude each other: give the weights once")
-    if options.training is None and not source.of_indices and options.index_options:
-        raise UsageError(
-            f"{options.index_options[0]} is for features numbered by indices: those of a table are its columns"
-        )
+    like, of_table = options.training, source.encoding is not None
+    given, of_indices = ", ".join(options.given), ", ".join(options.index_options)
+    refuse(
+        UsageError,
+        (
+            like is not None and of_table and like.encoding is None,
+            f"--like {options.like}: its data came from no table; convert its own table first, or give --label here",
+        ),
+        (
+            like is not None and of_table and given,
+            f"{given} and --like exclude each other: --like takes the columns from there",
+        ),
+        (
+            source.weighted and options.weights is not None,
+            "--weights and --weight-column exclude each other: give the weights once",
+        ),
+        (
+            like is None and not source.of_indices and of_indices,
+            f"{of_indices} is for features numbered by indices: those of a table are its columns",
+        ),
+    )

@@ -7,9 +7,8 @@ are cut into narrower ones until the sums of a range fit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -29,9 +28,8 @@ STATISTICS_BYTES = 56
 _GROUP_FEATURES = 1 << 16
 """Features in a row group of ``features.parquet``; fixed, so that its bytes do not depend on the memory."""
 
-_RANGE_BITS = 8  # of ranges into which entries are partitioned at a time
+_MAX_RANGES = 1 << 12  # into which entries are partitioned at a time
 _BLOCK_BYTES = 1 << 20  # of entries read at a time
-_SORTING_BYTES = 48  # of an entry whose feature is looked for, besides its statistics
 
 _SAVED_SUMS = np.dtype([("feature", np.int64), ("sums", np.float64, (5,))])
 """A feature, and its number of entries, sum, sum of squares, least and greatest."""
@@ -49,13 +47,11 @@ _LAYOUT = Layout((np.dtype(np.int64), np.dtype(np.float64), np.dtype(np.int32)))
 
 
 class RangeStatistics:
-    """Statistics of the features ``start <= feature < stop``, or of `features`, ascending; saved in `path` by `close`."""
+    """Statistics of the features ``start <= feature < stop``; saved in `path` by `close`."""
 
-    def __init__(
-        self, start: int, stop: int, features: np.ndarray | None = None, path: Path = Path()
-    ) -> None:
-        self._start, self._features, self._path = start, features, path
-        self._sums = np.zeros((stop - start if features is None else features.size, 7))
+    def __init__(self, start: int, stop: int, path: Path = Path()) -> None:
+        self._start, self._path = start, path
+        self._sums = np.zeros((stop - start, 7))
         self._sums[:, 3], self._sums[:, 4] = np.inf, -np.inf
         self._shard = 0
 
@@ -64,18 +60,15 @@ class RangeStatistics:
         if shard != self._shard:
             fold_shard(self._sums)
             self._shard = shard
-        if self._features is not None:
-            feature = np.searchsorted(self._features, feature)
         add_entries(feature - self._start if self._start else feature, value, self._sums.reshape(-1))
 
-    def close(self) -> Path:
+    def close(self) -> None:
         """Write the sums, for `add_saved`."""
         with open(self._path, "wb") as file:
             for occurs in self._groups():
                 found = np.empty(occurs.size, _SAVED_SUMS)
                 found["feature"], found["sums"] = occurs + self._start, self._sums[occurs, :5]
                 found.tofile(file)
-        return self._path
 
     def add_saved(self, path: Path) -> None:
         """Add saved sums of the next shards instead of their entries."""
@@ -94,7 +87,7 @@ class RangeStatistics:
             number, total, squares, least, greatest = self._sums[occurs, :5].T
             absent = np.where(number < n_rows, 0.0, np.nan)  # zeros of rows without an entry
             found = np.empty(occurs.size, _STATISTICS)
-            found["feature"] = occurs + self._start if self._features is None else self._features[occurs]
+            found["feature"] = occurs + self._start
             found["n_entries"] = number
             found["min"], found["max"] = np.fmin(least, absent), np.fmax(greatest, absent)
             found["mean"], found["mean_square"] = total / n_rows, squares / n_rows
@@ -126,87 +119,67 @@ class Summing:
     n_features: int
     memory_bytes: int
 
-    @property
-    def _fits(self) -> bool:
-        return self.n_features * STATISTICS_BYTES <= self.memory_bytes
-
     def begin(self, first_shard: int) -> RangeStatistics | _EntriesByRange:
         """Begin the sums of some shards."""
-        path = self.directory / f"{first_shard:07d}"
-        if self._fits:
-            return RangeStatistics(0, self.n_features, path=path)
-        return _EntriesByRange(path, 0, self.n_features, self.memory_bytes)
+        return self._begin(self.directory / f"{first_shard:07d}", 0, self.n_features)
+
+    def _begin(self, path: Path, start: int, stop: int) -> RangeStatistics | _EntriesByRange:
+        if self._width(start, stop) >= stop - start:
+            return RangeStatistics(start, stop, path)
+        return _EntriesByRange(path, start, stop, self._width(start, stop), self.memory_bytes // 2)
+
+    def _width(self, start: int, stop: int) -> int:
+        """Return the number of features of a range whose sums fit in memory, or of one of many ranges."""
+        return max(self.memory_bytes // STATISTICS_BYTES, -(-(stop - start) // _MAX_RANGES), 1)
 
     def join(self, n_rows: int, out: Path) -> None:
         """Write the statistics of all shards."""
         paths = sorted(self.directory.iterdir())
-        if self._fits:
-            statistics = RangeStatistics(0, self.n_features)
-            for path in paths:
-                statistics.add_saved(path)
-            found = statistics.columns(n_rows)
-        else:
-            found = self._of_ranges(paths, 0, self.n_features, n_rows)
         with open(out, "wb") as file:
-            for columns in found:
+            for columns in self._joined(paths, 0, self.n_features, n_rows):
                 columns.tofile(file)
 
-    def _of_ranges(self, runs: list[Path], start: int, stop: int, n_rows: int) -> Iterator[np.ndarray]:
-        with PartitionReader(runs, _LAYOUT) as reader:
-            width = 1 << _range_shift(start, stop)
+    def _joined(self, paths: Sequence[Path], start: int, stop: int, n_rows: int) -> Iterator[np.ndarray]:
+        if (width := self._width(start, stop)) >= stop - start:
+            statistics = RangeStatistics(start, stop)
+            for path in paths:
+                statistics.add_saved(path)
+            yield from statistics.columns(n_rows)
+            return
+        again = self.directory / f"{start}-{stop}"
+        with PartitionReader(paths, _LAYOUT) as reader:
             for number, first in enumerate(range(start, stop, width)):
                 end = min(first + width, stop)
-                n_entries, _ = reader.size(number)
-                blocks = partial(_blocks_of_shards, reader, number)
-                if (end - first) * STATISTICS_BYTES <= self.memory_bytes or end - first == 1:
-                    yield from _summed(RangeStatistics(first, end), blocks()).columns(n_rows)
-                elif n_entries * (STATISTICS_BYTES + _SORTING_BYTES) <= self.memory_bytes:
-                    features = sorted_distinct(reader.read(number).fields[0])
-                    yield from _summed(RangeStatistics(0, 0, features), blocks()).columns(n_rows)
+                if not reader.size(number)[0]:
+                    continue
+                sums = self._begin(again, first, end)
+                for block in reader.blocks(number, _BLOCK_BYTES):
+                    feature, value, shard = block.fields
+                    borders = [0, *(1 + np.flatnonzero(np.diff(shard))).tolist(), block.size]
+                    for at, until in pairwise(borders):
+                        sums.add(int(shard[at]), feature[at:until], value[at:until])
+                if isinstance(sums, RangeStatistics):
+                    yield from sums.columns(n_rows)
                 else:
-                    narrower = _EntriesByRange(
-                        self.directory / f"{first}-{end}.cut", first, end, self.memory_bytes
-                    )
-                    run = _summed(narrower, blocks()).close()
-                    yield from self._of_ranges([run], first, end, n_rows)
-                    run.unlink()
+                    sums.close()
+                    yield from self._joined([again], first, end, n_rows)
 
 
 class _EntriesByRange:
     """Entries written to a file by ranges of features."""
 
-    def __init__(self, path: Path, start: int, stop: int, memory_bytes: int) -> None:
-        self._path, self._start, self._shift = path, start, _range_shift(start, stop)
-        n_ranges = ((stop - start - 1) >> self._shift) + 1
-        self._writer = PartitionWriter(path, _LAYOUT, n_ranges, max(memory_bytes // 2, 1))
+    def __init__(self, path: Path, start: int, stop: int, width: int, memory_bytes: int) -> None:
+        self._start, self._width = start, width
+        self._writer = PartitionWriter(path, _LAYOUT, -(-(stop - start) // width), max(memory_bytes, 1))
 
     def add(self, shard: int, feature: np.ndarray, value: np.ndarray) -> None:
         feature = feature.astype(np.int64, copy=False)
         shards = np.full(feature.size, shard, np.int32)
-        number = ((feature - self._start) >> self._shift).astype(np.uint16)
-        self._writer.append(number, Records([feature, value.astype(np.float64, copy=False), shards]))
+        fields = [feature, value.astype(np.float64, copy=False), shards]
+        self._writer.append(((feature - self._start) // self._width).astype(np.uint16), Records(fields))
 
-    def close(self) -> Path:
+    def close(self) -> None:
         self._writer.close()
-        return self._path
-
-
-def _range_shift(start: int, stop: int) -> int:
-    return max((stop - start - 1).bit_length() - _RANGE_BITS, 0)
-
-
-def _blocks_of_shards(reader: PartitionReader, number: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    for block in reader.blocks(number, _BLOCK_BYTES):
-        feature, value, shard = block.fields
-        borders = [0, *(1 + np.flatnonzero(np.diff(shard))).tolist(), block.size]
-        for start, stop in pairwise(borders):
-            yield int(shard[start]), feature[start:stop], value[start:stop]
-
-
-def _summed(sums: Any, blocks: Iterable[tuple[int, np.ndarray, np.ndarray]]) -> Any:
-    for block in blocks:
-        sums.add(*block)
-    return sums
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -260,7 +233,7 @@ class LabelCounts:
         self.least = float(label.min(initial=self.least))
         self.greatest = float(label.max(initial=self.greatest))
         if self.counts is not None:
-            distinct, count = (part.tolist() for part in _counted(label))
+            distinct, count = (part.tolist() for part in np.unique(label, return_counts=True))
             self.merge(LabelCounts(dict(zip(distinct, count, strict=True))))
 
     def merge(self, other: LabelCounts) -> None:
@@ -283,30 +256,15 @@ class LabelCounts:
             found[number] = found.get(number, 0) + count
         return LabelCounts(found)
 
-    def target_range(self) -> dict[str, Any]:
-        """Return the manifest's ``targets``; there are no classes."""
-        targets = {"min": self.least, "max": self.greatest}
-        return {"classes": None, "class_counts": None, "label_kind": "decimal", "targets": targets}
-
-    def manifest(self, known: np.ndarray | None = None) -> dict[str, Any]:
-        """Return the manifest's ``classes`` and ``class_counts``; includes `known` classes that do not occur."""
+    def manifest(self, known: np.ndarray | None, *, targets: bool) -> dict[str, Any]:
+        """Return the manifest's fields of classes, with `known` ones that do not occur, or of `targets`."""
         if self.counts is None:
-            return {"classes": None, "class_counts": None}
+            least, greatest = self.least, self.greatest
+            ends = {"targets": {"min": least, "max": greatest}} if targets else {}
+            return {"classes": None, "class_counts": None, **ends}
         counts = dict.fromkeys([] if known is None else known.tolist(), 0) | self.counts
         classes = sorted(counts)
         return {"classes": classes, "class_counts": [counts[label] for label in classes]}
-
-
-def _counted(label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the distinct labels, ascending, and how often each occurs; small integers are counted without sorting."""
-    least, greatest = label.min(initial=np.inf), label.max(initial=-np.inf)
-    if greatest - least < MAX_CLASSES:  # not where one is no number
-        offset = (label - least).astype(np.int64)
-        if np.array_equal(offset + least, label):
-            count = np.bincount(offset)
-            found = np.flatnonzero(count)
-            return found + least, count[found]
-    return np.unique(label, return_counts=True)
 
 
 def sorted_distinct(numbers: np.ndarray) -> np.ndarray:

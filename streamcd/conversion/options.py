@@ -76,28 +76,20 @@ class TableOptions(Checked):
     )
 
     def __post_init__(self) -> None:
-        self._bring_to_one_form()
-        self._check_choices()
-        if self.hash is not None and not 1 <= self.hash <= 30:
-            raise UsageError(f"expected --hash from 1 to 30 bits, found {self.hash}")
-
-    def _bring_to_one_form(self) -> None:
         target = "" if self.target in (None, True, False) else str(self.target)
         if target and self.label and target != str(self.label):
             raise UsageError(
                 f"--label {self.label} and --target {target} exclude each other: name one of them"
             )
-        self._set(
-            # names of columns may be numbers in a frame of pandas', which are text in Arrow's
-            label=target or ("" if self.label is None else str(self.label)),
-            target=self.target not in (None, False),
-            weight_column="" if self.weight_column is None else str(self.weight_column),
-            features=_names(self.features),
-            drop=_names(self.drop),
-            id="" if self.id is None else str(self.id),
-            fold="" if self.fold is None else str(self.fold),
-            category=_names(self.category),
-        )
+        # names of columns may be numbers in a frame of pandas', which are text in Arrow's
+        given = {name: getattr(self, name) for name in ("label", "weight_column", "id", "fold")}
+        one = {name: "" if column is None else str(column) for name, column in given.items()}
+        several = {name: _names(getattr(self, name)) for name in ("features", "drop", "category")}
+        self._set(**one | several)
+        self._set(label=target or self.label, target=self.target not in (None, False))
+        self._check_choices()
+        if self.hash is not None and not 1 <= self.hash <= 30:
+            raise UsageError(f"expected --hash from 1 to 30 bits, found {self.hash}")
 
     @property
     def given(self) -> list[str]:

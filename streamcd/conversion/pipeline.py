@@ -11,7 +11,8 @@ A source (`sources.Source`) provides pieces of itself, and batches of the rows o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from ..core.process_pool import TASKS_PER_WORKER, Pool, in_shares
 from ..dataset.kept_columns import KEPT_FILE, join_kept
 from ..dataset.manifests import INDICES_FILE, SCALES_FILE
 from ..dataset.scaling import GROUP_FEATURES, scale_blocks
-from ..dataset.schema import INDICES, SCALES
+from ..dataset.schema import INDICES, SCALES, row_dtype
 from ..dataset.writer import Part, PartWriter, file_record, write_dataset, write_features, write_table
 from ..kernels.tables import TAIL_CODES
 from ..models.encoding import CATEGORIES_FILE
@@ -45,7 +46,7 @@ _UNKNOWN_BITS = 10  # of keys, that make buckets where the size of the source is
 
 @dataclass
 class Conversion:
-    """One conversion; `plan` is a worker's."""
+    """One conversion to ``work / "dataset"``; `plan` is a worker's."""
 
     options: Options
     plan: Plan
@@ -53,61 +54,83 @@ class Conversion:
     work: Path
     pool: Pool
 
-    def __post_init__(self) -> None:
-        self.stamps = [stamp_of(path) for path in self.source.reader.paths]
-        self.encoding = encoding = self.source.encoding
-        self._weighted = self.options.weights is not None or self.source.weighted
-        self._keeps = encoding is not None and bool(encoding.kept)
-        self._has_strings = self.source.names_labels or (encoding is not None and bool(encoding.names))
-        self.columns: list[dict[str, Any]] = []  # of a table, and how each was used
-
     def run(self) -> None:
-        """Write the dataset to ``work / "dataset"``."""
-        tasks = self._tasks()
+        source, options, pool = self.source, self.options, self.pool
+        stamps = [stamp_of(path) for path in source.reader.paths]
+        tasks = [Task(0, source.reader.pieces())]
+        if pool.n_workers > 1 and not source.in_memory:
+            pieces = counted_pieces(source, TASKS_PER_WORKER * pool.n_workers, pool)
+            tasks = [
+                Task(number, [piece], *start, counted.n_rows)
+                for number, (piece, counted, start) in enumerate(pieces)
+            ]
         form = self._form(tasks)
         found = self._parse(tasks, form)
         counts = Counts()
         for one in found:
             counts.add(one.counts)
-        merged = self._merge_strings(counts.n_missing)
-        numbering = self._numbering(tasks)
-        parsed = Parsed(counts, self._labels(found, numbering), found[-1].held)
-        messages = parsed.counts.messages(self.options.value_dtype)
-        numbering, shape = self._number(numbering, parsed)
-        reader = partial(RunReader, form, self.plan.rows_bytes, parsed.counts.is_wide, parsed.held)
+        merged, table = Merged([], []), list[dict[str, Any]]()
+        self.encoding = source.encoding
+        if self._has_strings:
+            merged, table = self._merge_strings(counts.n_missing)
+        numbering, shape = self._number(counts, [task.first_row for task in tasks])
+        labels = LabelCounts(None if options.has_targets else {})
+        for number, one in enumerate(found):
+            if numbering.maps_labels:  # names of classes get their final numbers
+                labels.merge(one.labels.renumbered(numbering.classes_of(number)))
+            else:
+                labels.merge(one.labels)
+        held = found[-1].held
+        reader = partial(RunReader, form, self.plan.rows_bytes, counts.is_wide, held)
         shards = self._shards(reader, shape)
-        summing = self._summing("values", shape, parsed)
-        plain = ShardPass(reader, shape, numbering, summing)
-        scaling = self._scaling(plain, shards, parsed)
-        manifest = self._manifest(parsed, shape, merged.class_names)
-        n_entries = self._write(replace(plain, **scaling), shards, manifest)
-        messages += [
-            f"column {name!r} is not used: {reason}"
-            for name, reason in self.source.unused.items()
-            if not name.startswith("__index_level_")  # as pandas names an index without a name
+        scales_bytes = 0 if options.scale == "none" else 8 * shape.n_features
+        summing = Summing(
+            self.work / "sums", shape.n_features, self.plan.sums_bytes(held is not None, scales_bytes)
+        )
+        work = self._scaled(ShardPass(reader, shape, numbering, summing), shards)
+        manifest = self._manifest(counts, labels, shape, merged.class_names, table)
+        for path, before in zip(source.reader.paths, stamps, strict=True):
+            if stamp_of(path) != before:  # the dataset's contents are then unknown
+                raise changed(path)
+            size = None if before is None else before[0]
+            manifest["source"].append({"name": display_name(path), "bytes": size})
+        n_entries = self._write(work, shards, manifest)
+        messages = [
+            *counts.messages(options.value_dtype),
+            *(
+                f"column {name!r} is not used: {reason}"
+                for name, reason in source.unused.items()
+                if not name.startswith("__index_level_")  # as pandas names an index without a name
+            ),
+            *(f"column {name!r} is named so: {reason}" for name, reason in source.renamed.items()),
+            f"{shape.n_rows:,} rows, {shape.n_features:,} features, {n_entries:,} entries",
         ]
-        messages += [f"column {name!r} is named so: {reason}" for name, reason in self.source.renamed.items()]
-        size = f"{shape.n_rows:,} rows, {shape.n_features:,} features, {n_entries:,} entries"
-        for message in [*messages, size]:
-            self.pool.listener.message(message)
+        for message in messages:
+            pool.listener.message(message)
+
+    @property
+    def _weighted(self) -> bool:
+        return self.options.weights is not None or self.source.weighted
+
+    @property
+    def _has_strings(self) -> bool:
+        encoding = self.source.encoding
+        return self.source.names_labels or (encoding is not None and bool(encoding.names))
+
+    @property
+    def _keeps(self) -> bool:
+        return self.source.encoding is not None and bool(self.source.encoding.kept)
+
+    def _directory(self, name: str) -> Path:
+        directory = self.work / name
+        directory.mkdir()
+        return directory
 
     # -- reading
 
-    def _tasks(self) -> list[Task]:
-        """Return the whole source as one task for one worker; for several, pieces of it with their rows counted."""
-        source = self.source
-        if self.pool.n_workers == 1 or source.in_memory:
-            return [Task(0, source.reader.pieces())]
-        pieces = counted_pieces(source, TASKS_PER_WORKER * self.pool.n_workers, self.pool)
-        return [
-            Task(number, [piece], *start, counted.n_rows)
-            for number, (piece, counted, start) in enumerate(pieces)
-        ]
-
     def _form(self, tasks: Sequence[Task]) -> RunFormat:
-        options = self.options
+        options, bits = self.options, _UNKNOWN_BITS
         expected = self.source.reader.expected_bytes([piece for task in tasks for piece in task.pieces])
-        bits = _UNKNOWN_BITS
         if expected is not None:
             # a bucket has to fit in a quarter of the memory: records take up to three times the bytes of dense rows' text.
             # Buckets too small cost less than buckets too large, which are cut, and written again
@@ -115,39 +138,28 @@ class Conversion:
         seed = options.seed if options.shuffle else None
         return RunFormat(self._directory("runs"), seed, bits, options.value_dtype, self._weighted)
 
-    def _directory(self, name: str) -> Path:
-        directory = self.work / name
-        directory.mkdir()
-        return directory
-
-    def _weights(self, tasks: Sequence[Task]) -> Weights | None:
-        if self.options.weights is None:
-            return None
-        name, path = str(self.options.weights), self.work / "weights"
-        copying = (name, path, self.plan.max_line_bytes, self.plan.decoder_bytes)
-        (n_weights,) = self.pool.run(copy_weights, [copying])
-        weights = Weights(name, path, n_weights)
-        counted = sum(task.n_rows or 0 for task in tasks)  # 0 of one task alone
-        if counted not in (0, n_weights):
-            raise weights.refusal(counted)
-        return weights
-
     def _parse(self, tasks: Sequence[Task], form: RunFormat) -> list[Parsed]:
-        source = self.source
+        source, options, weights = self.source, self.options, None
+        if options.weights is not None:
+            name, path = str(options.weights), self.work / "weights"
+            copying = (name, path, self.plan.max_line_bytes, self.plan.decoder_bytes)
+            weights = Weights(name, path, *self.pool.run(copy_weights, [copying]))
+        counted = sum(task.n_rows or 0 for task in tasks)  # 0 of one task alone
+        if weights is not None and counted not in (0, weights.n_weights):
+            raise weights.refusal(counted)
         pool = Pool(1, self.pool.listener) if source.in_memory else self.pool
         tell = pool.tell_within("parse", "B", source.reader.total_bytes)
-        weights = self._weights(tasks)
         parsing = Parsing(
             form,
             self.plan,
             source,
-            self.options.scale,
-            self.options.has_targets,
+            options.scale,
+            options.has_targets,
             dictionaries=self._directory("dictionaries") if self._has_strings else None,
             distinct=self._directory("distinct")
-            if self.options.compact and self.options.known_indices is None
+            if options.compact and options.known_indices is None
             else None,
-            indices=self.options.known_indices,
+            indices=options.known_indices,
             weights=weights,
             kept=self._directory("kept") if self._keeps else None,
             hold=self.pool.n_workers == 1,
@@ -163,58 +175,46 @@ class Conversion:
             raise weights.refusal(n_rows)
         return found
 
-    def _labels(self, found: Sequence[Parsed], numbering: Numbering) -> LabelCounts:
-        """Join the labels of all tasks; names of classes already have their final numbers."""
-        labels = LabelCounts(None if self.options.has_targets else {})
-        for number, parsed in enumerate(found):
-            own = parsed.labels
-            labels.merge(own.renumbered(numbering.classes_of(number)) if numbering.maps_labels else own)
-        return labels
-
     # -- numbering
 
-    def _merge_strings(self, n_missing: Any) -> Merged:
-        """Sort the strings of all tasks."""
-        if not self._has_strings:
-            return Merged([], [])
+    def _merge_strings(self, n_missing: Any) -> tuple[Merged, list[dict[str, Any]]]:
+        """Sort the strings of all tasks; also returns how each column of a table was used."""
         directory, source, encoding = self.work / "dictionaries", self.source, self.source.encoding
         budget = (self.plan.merge_bytes, self.options.memory, self.options.workers)
         grown = encoding if source.grows else None
         merged: Merged
         (merged,) = self.pool.run(merge_strings, [(directory, grown, n_missing, source.class_names, *budget)])
         if grown is not None:
-            self.encoding = grown.with_counts(merged.n_categories, n_missing, read_merged(directory))
-        if self.encoding is not None:
-            word = "target" if self.options.has_targets else "label"
-            notes = dict.fromkeys(self.options.drop, "--drop") | source.unused
-            self.columns = describe_uses(source.columns, self.encoding, n_missing, notes, word)
-        return merged
+            self.encoding = encoding = grown.with_counts(
+                merged.n_categories, n_missing, read_merged(directory)
+            )
+        if encoding is None:
+            return merged, []
+        word = "target" if self.options.has_targets else "label"
+        notes = dict.fromkeys(self.options.drop, "--drop") | source.unused
+        return merged, describe_uses(source.columns, encoding, n_missing, notes, word)
 
-    def _numbering(self, tasks: Sequence[Task]) -> Numbering:
-        encoding, source = self.encoding, self.source
-        return Numbering(
-            0,
+    def _number(self, counts: Counts, first_rows: Sequence[int]) -> tuple[Numbering, Shape]:
+        """Find the first index and the width, and with ``compact`` the indices that occur."""
+        encoding, source, options = self.encoding, self.source, self.options
+        base, n_features = self._base_and_width(counts)
+        numbering = Numbering(
+            base,
+            original=self.work / "original.npy" if options.compact else None,
             dictionaries=self.work / "dictionaries" if self._has_strings else None,
-            first_rows=tuple(task.first_row for task in tasks),
+            first_rows=tuple(first_rows),
             maps_features=source.grows and encoding is not None and encoding.numbers_late,
             maps_labels=source.names_labels,
             n_static=encoding.n_static if encoding is not None and source.grows else 0,
             tail_start=0 if encoding is None else encoding.bucket_start,
         )
-
-    def _number(self, numbering: Numbering, parsed: Parsed) -> tuple[Numbering, Shape]:
-        """Find the first index and the width, and with ``compact`` the indices that occur."""
-        base, n_features = self._base_and_width(parsed.counts)
-        numbering = replace(numbering, index_base=base)
-        if self.options.compact:
-            numbering = replace(numbering, original=self.work / "original.npy")
-            known = self.options.known_indices
-            if known is None:
+        if numbering.original is not None:
+            if options.known_indices is None:
                 merging = (self.work / "distinct", self.plan.map_bytes, numbering.original)
                 (n_features,) = self.pool.run(merge_distinct, [merging])
             else:
-                np.save(self.work / "original.npy", np.asarray(known.kept))
-        return numbering, Shape(parsed.counts.n_rows, n_features, base)
+                np.save(numbering.original, np.asarray(options.known_indices.kept))
+        return numbering, Shape(counts.n_rows, n_features, base)
 
     def _base_and_width(self, counts: Counts) -> tuple[int, int]:
         options, like, encoding = self.options, self.options.training, self.encoding
@@ -223,9 +223,8 @@ class Conversion:
         if encoding is not None and not self.source.of_indices:
             if encoding.sparse is None:
                 return 0, encoding.sparse_start
-            mapped = (
-                counts.max_index >= TAIL_CODES - 1
-            )  # the last feature before the tail, which may be empty
+            # the last feature before the tail, which may be empty
+            mapped = counts.max_index >= TAIL_CODES - 1
             return 0, counts.max_index + 1 + (encoding.bucket_start - TAIL_CODES if mapped else 0)
         base = options.first_index
         if base is None:
@@ -242,16 +241,24 @@ class Conversion:
             )
         return base, options.n_features
 
-    def _manifest(self, parsed: Parsed, shape: Shape, class_names: list[str]) -> dict[str, Any]:
-        options, like, counts = self.options, self.options.training, parsed.counts
+    def _manifest(
+        self,
+        counts: Counts,
+        labels: LabelCounts,
+        shape: Shape,
+        class_names: list[str],
+        table: list[dict[str, Any]],
+    ) -> dict[str, Any]:
+        options, like = self.options, self.options.training
         kind = counts.label_kind if like is None or counts.label_kind == "decimal" else like.label_kind
-        classes = {**parsed.labels.manifest(like.classes if like else None), "label_kind": kind}
         return {
             "n_features": shape.n_features,
             "index_base": shape.index_base,
             "compact": options.compact,
-            **(parsed.labels.target_range() if options.has_targets else classes),
+            "label_kind": "decimal" if options.has_targets else kind,
+            **labels.manifest(like.classes if like else None, targets=options.has_targets),
             **({"class_names": class_names} if self.source.names_labels else {}),
+            "weighted": self._weighted,
             "seed": options.seed,
             "shuffle": options.shuffle,
             "chunk_bytes": options.chunk_size,
@@ -260,22 +267,13 @@ class Conversion:
             "n_underflows": counts.n_underflows,
             "n_ignored": counts.n_ignored,
             "made_from": self.source.made_from,
-            "source": self._unchanged_sources(),
-            **({"table": self.columns} if self.columns else {}),
+            "source": [],
+            **({"table": table} if table else {}),
         }
-
-    def _unchanged_sources(self) -> list[dict[str, Any]]:
-        """Describe the sources; refused if one changed while it was read: the dataset's contents are then unknown."""
-        sources = []
-        for path, before in zip(self.source.reader.paths, self.stamps, strict=True):
-            if stamp_of(path) != before:
-                raise changed(path)
-            sources.append({"name": display_name(path), "bytes": None if before is None else before[0]})
-        return sources
 
     # -- writing
 
-    def _shards(self, reader: partial[RunReader], shape: Shape) -> list[Shard]:
+    def _shards(self, reader: Callable[[], RunReader], shape: Shape) -> list[Shard]:
         """Cut the final order into chunks and shards, by the lengths of all rows."""
         with reader() as opened:
             n_buckets = opened.n_buckets
@@ -283,94 +281,78 @@ class Conversion:
         lengths = [self.work / "runs" / f"lengths-{start:07d}" for start, _ in ranges]
         tasks = [(reader, *ends, path) for ends, path in zip(ranges, lengths, strict=True)]
         sizes = [stop - start for start, stop in ranges]
-        cells = self.pool.run(plan_buckets, tasks, phase="sort", unit="buckets", sizes=sizes)
+        found = self.pool.run(plan_buckets, tasks, phase="sort", unit="buckets", sizes=sizes)
+        cells = [cell for bucket in found for cell in bucket]
         entry_bytes = shape.index_dtype.itemsize + self.options.value_dtype.itemsize
         chunk_rows, chunk_entries = cut_chunks(lengths, self.options.chunk_size, entry_bytes)
         row_start = np.concatenate([[0], np.cumsum(chunk_rows)])
-        flat = [cell for bucket in cells for cell in bucket]
-        cell_start = np.cumsum([0, *(cell.n_rows for cell in flat)])
+        cell_start = np.cumsum([0, *(cell.n_rows for cell in cells)])
         shards: list[Shard] = []
         for first, stop in cut_shards(chunk_entries * entry_bytes, self.options.shard_size):
             row0, row_end = int(row_start[first]), int(row_start[stop])
             low = int(np.searchsorted(cell_start, row0, side="right")) - 1
             high = int(np.searchsorted(cell_start, row_end, side="left"))
-            held = [(int(cell_start[i]), flat[i]) for i in range(low, high)]
+            held = [(int(cell_start[i]), cells[i]) for i in range(low, high)]
             shards.append(Shard(len(shards), row0, chunk_rows[first:stop], chunk_entries[first:stop], held))
         return shards
 
-    def _summing(self, name: str, shape: Shape, parsed: Parsed) -> Summing:
-        scales_bytes = 0 if self.options.scale == "none" else 8 * shape.n_features
-        room = self.plan.sums_bytes(parsed.held is not None, scales_bytes)
-        return Summing(self._directory(f"sums-{name}"), shape.n_features, room)
-
-    def _scaling(self, plain: ShardPass, shards: Sequence[Shard], parsed: Parsed) -> dict[str, Any]:
-        """Return the scaling of a pass; divisors are computed over all rows in final order, which fixes their bits."""
-        scaling, shape = self.options.scaling, plain.shape
-        path = self.work / "scales.npy"
+    def _scaled(self, work: ShardPass, shards: Sequence[Shard]) -> ShardPass:
+        """Return a pass with its scaling; divisors are computed over all rows in final order, which fixes their bits."""
+        scaling, shape, path = self.options.scaling, work.shape, self.work / "scales.npy"
         if scaling.scales is not None:
             np.save(path, scaling.scales)
-            return {"scaling": replace(scaling, scales=None), "scales": path}
-        if self.options.scale == "none":
-            return {"scaling": scaling}
+            return replace(work, scaling=replace(scaling, scales=None), scales=path)
+        if scaling.scale == "none":
+            return replace(work, scaling=scaling)
         self.plan.check_scales(shape.n_features, self.options)
-        statistics, means = self._sum_up(plain, shards), None
-        if self.options.scale == "standard":
+        _, statistics = self._pass(work, shards, "sum up")
+        means = None
+        if scaling.scale == "standard":
             means = self.work / "means.npy"
             self.pool.run(save_means, [(statistics, shape.n_features, means)])
-            summing = self._summing("deviations", shape, parsed)
-            statistics = self._sum_up(replace(plain, means=means, summing=summing), shards)
+            _, statistics = self._pass(replace(work, means=means), shards, "sum up")
         saving = (statistics, shape.n_features, shape.n_rows, means, path)
         (digest,) = self.pool.run(save_scales, [saving])
-        summing = self._summing("scaled", shape, parsed)
-        return {"scaling": replace(scaling, digest=digest), "scales": path, "summing": summing}
+        return replace(work, scaling=replace(scaling, digest=digest), scales=path)
 
-    def _sum_up(self, work: ShardPass, shards: Sequence[Shard]) -> Path:
-        """Return the file of the statistics of the features, from a pass that writes no rows."""
-        self._pass(work, shards, "sum up")
-        return self._statistics(work)
-
-    def _pass(self, work: ShardPass, shards: Sequence[Shard], phase: str) -> Iterator[Part]:
-        tell = self.pool.tell_within(phase, "rows", work.shape.n_rows)
+    def _pass(self, work: ShardPass, shards: Sequence[Shard], phase: str) -> tuple[list[Part], Path]:
+        """Pass over all shards; returns their parts, where they are written, and a file of the features' statistics."""
+        n_rows, out = work.shape.n_rows, self.work / "statistics"
+        shutil.rmtree(work.summing.directory, ignore_errors=True)
+        work.summing.directory.mkdir()
+        tell = self.pool.tell_within(phase, "rows", n_rows)
         groups = [shards] if self.pool.n_workers == 1 else [[shard] for shard in shards]
         tasks = [(replace(work, tell=tell), group) for group in groups]
         sizes = [sum(shard.n_rows for shard in group) for group in groups]
         parts = self.pool.run(pass_over, tasks, phase=phase, unit="rows", sizes=sizes)
-        return (written for group in parts for written in group)
-
-    def _statistics(self, work: ShardPass) -> Path:
-        out = work.summing.directory / "statistics.all"
-        joining = [(work.summing, work.shape.n_rows, out)]
-        self.pool.run(
-            Summing.join, joining, phase="statistics", unit="features", sizes=[work.shape.n_features]
-        )
-        return out
+        joining, n_features = [(work.summing, n_rows, out)], [work.shape.n_features]
+        self.pool.run(Summing.join, joining, phase="statistics", unit="features", sizes=n_features)
+        return [part for group in parts for part in group], out
 
     def _write(self, work: ShardPass, shards: Sequence[Shard], manifest: dict[str, Any]) -> int:
         """Write the dataset; returns the number of its entries."""
         options, folder, encoding = self.options, self.work / "dataset", self.encoding
         form: dict[str, Any] = {"index_dtype": work.shape.index_dtype, "value_dtype": options.value_dtype}
-        part = partial(
-            PartWriter, folder, row_dtype=work.shape.row_dtype, compression=options.compression, **form
-        )
+        rows, compression = row_dtype(work.shape.n_rows), options.compression
+        part = partial(PartWriter, folder, row_dtype=rows, compression=compression, **form)
         folder.mkdir()
-        parts = list(self._pass(replace(work, part=part), shards, "write"))
-        indices, statistics = work.numbering.indices(), read_statistics(self._statistics(work))
+        parts, statistics = self._pass(replace(work, part=part), shards, "write")
+        indices = work.numbering.indices()
         fields = {
             **{name: dtype.name for name, dtype in form.items()},
-            "weighted": self._weighted,
             **manifest,
-            "features": write_features(folder, statistics, indices, encoding, options.compression),
+            "features": write_features(folder, read_statistics(statistics), indices, encoding, compression),
         }
         if work.scaling.changes_values:
             scaling = work.whole_scaling()
             fields["scaling"] = scaling.to_json()
             if scaling.scales is not None:
                 blocks = scale_blocks(scaling.scales)
-                fields["scales"] = write_table(folder / SCALES_FILE, SCALES, blocks, options.compression)
+                fields["scales"] = write_table(folder / SCALES_FILE, SCALES, blocks, compression)
         if (kept := indices.kept) is not None:
             groups = range(0, kept.size, GROUP_FEATURES)
             blocks = ({"index": kept[start : start + GROUP_FEATURES]} for start in groups)
-            fields["indices"] = write_table(folder / INDICES_FILE, INDICES, blocks, options.compression)
+            fields["indices"] = write_table(folder / INDICES_FILE, INDICES, blocks, compression)
         if encoding is not None:
             fields["encoding"] = encoding.record()
             if encoding.has_categories:
@@ -379,4 +361,4 @@ class Conversion:
         if self._keeps:
             join_kept(sorted((self.work / "kept").iterdir()), folder / KEPT_FILE)
             fields["kept"] = file_record(folder / KEPT_FILE)
-        return int(write_dataset(folder, parts, fields, options.compression)["n_entries"])
+        return int(write_dataset(folder, parts, fields, compression)["n_entries"])

@@ -167,15 +167,11 @@ def make_plan(
     `held_bytes` are those of the source, which may be known to number strings.
     """
     like, changes_values = options.training, options.scaling.changes_values
-    of_source = (
-        {}
-        if like is None
-        else {
-            "categories that are known": 0 if like.encoding is None else like.encoding.nbytes,
-            "indices of the features that are known": like.indices.nbytes,
-        }
-    )
     scales_bytes = 0 if like is None or like.scaling.scales is None else like.scaling.scales.nbytes
+    known = {
+        "categories that are known": like.encoding.nbytes if like is not None and like.encoding else 0,
+        "indices of the features that are known": 0 if like is None else like.indices.nbytes,
+    }
     needs = {
         # copied from the sorted rows, cast, encoded, compressed; and scaled
         "chunks being written": (12 if changes_values else 10) * options.chunk_size,
@@ -183,14 +179,14 @@ def make_plan(
         "blocks being read": _LEAST_BYTES,
         "columns being read": held_bytes,
         "the client of URLs": REMOTE_BYTES if reads_urls else 0,
-        **of_source,
+        **known,
         "scales of the features": 2 * scales_bytes,  # as stored, and as used
     }
     if options.workers == 1:
         advice = _HELD_ADVICE if held_bytes else "give a larger --memory"
         left = require(options.memory, needs, advice) + _LEAST_BYTES
     else:
-        own = {"scales of the features": scales_bytes, **of_source}
+        own = {"scales of the features": scales_bytes, **known}
         left = memory_per_worker(options.memory, options.workers, needs, own) + _LEAST_BYTES
     # a block takes three buffers of text and up to six times as much for its rows
     most = BLOCK_BYTES if options.workers == 1 else _BLOCK_BYTES_OF_SEVERAL

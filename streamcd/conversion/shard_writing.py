@@ -14,7 +14,6 @@ from ..core.errors import DataError
 from ..core.process_pool import Tell
 from ..core.threads import ahead
 from ..dataset.scaling import Scaling
-from ..dataset.schema import row_dtype
 from ..dataset.writer import Part, PartWriter
 from .external_shuffle import Cell, RunReader
 from .feature_statistics import Summing
@@ -40,10 +39,6 @@ class Shape:
     @property
     def index_dtype(self) -> np.dtype:
         return np.dtype(np.int32 if self.n_features <= _INT32_MAX + 1 else np.int64)
-
-    @property
-    def row_dtype(self) -> np.dtype:
-        return row_dtype(self.n_rows)
 
 
 @dataclass(frozen=True)
@@ -93,62 +88,32 @@ def pass_over(work: ShardPass, shards: Sequence[Shard]) -> list[Part]:
     sums = work.summing.begin(shards[0].number)
     numberer, index_dtype = Numberer(work.numbering), work.shape.index_dtype
     means = None if work.means is None else np.load(work.means)
-    written = []
-    with work.reader() as reader, _Writer(work) as writer:
-        scaling = work.whole_scaling()
+    scaling, parts = work.whole_scaling(), list[Future[Part]]()
+    # one thread gathers, the other encodes: no processor is idle while the last few shards are written
+    with work.reader() as reader, ThreadPoolExecutor(1, thread_name_prefix="streamcd-encode") as thread:
         for shard in shards:
             row = shard.row0
-            writer.begin(shard)
+            part = None if work.part is None else work.part(shard.number)
+            writing: Future[None] | None = None
             for gathered in _chunks(reader, shard):
                 chunk = _scaled(numberer.apply(gathered, index_dtype), scaling, work.shape.n_features)
-                writer.write(chunk)
+                if writing is not None:
+                    writing.result()
+                if part is not None:
+                    columns = (chunk.source_row, chunk.label, chunk.weight)
+                    entries = (chunk.indptr, chunk.index, chunk.value)
+                    writing = thread.submit(part.write_chunk, *columns, *entries)
                 value = chunk.value if means is None else chunk.value - means[chunk.index]
                 sums.add(shard.number, chunk.index, value)
                 row += chunk.n_rows
                 if work.tell is not None:
                     work.tell(row)
-            written += writer.end()
+            if writing is not None:
+                writing.result()
+            if part is not None:
+                parts.append(thread.submit(part.close))
     sums.close()
-    return written
-
-
-class _Writer:
-    """Writer of shards by a thread. A context manager."""
-
-    def __init__(self, work: ShardPass) -> None:
-        self._work = work
-        self._part: PartWriter | None = None
-        # one thread gathers, the other encodes: no processor is idle while the last few shards are written
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="streamcd-encode")
-        self._writing: Future[None] | None = None
-
-    def __enter__(self) -> _Writer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._thread.shutdown()
-
-    def begin(self, shard: Shard) -> None:
-        if self._work.part is not None:
-            self._part = self._work.part(shard.number)
-
-    def write(self, chunk: Rows) -> None:
-        if self._part is not None:
-            self._wait()
-            columns = (chunk.source_row, chunk.label, chunk.weight, chunk.indptr, chunk.index, chunk.value)
-            self._writing = self._thread.submit(self._part.write_chunk, *columns)
-
-    def end(self) -> list[Part]:
-        """End a shard."""
-        if self._part is None:
-            return []
-        self._wait()
-        return [self._part.close()]
-
-    def _wait(self) -> None:
-        if self._writing is not None:
-            self._writing.result()
-            self._writing = None
+    return [part.result() for part in parts]
 
 
 def _scaled(chunk: Rows, scaling: Scaling, n_features: int) -> Rows:

@@ -22,7 +22,7 @@ _FOLDERS = {"rows", "entries", "columns"}
 """Folders of a dataset."""
 
 _MADE = re.compile(
-    r"lock|dataset|replaced|runs|weights|dictionaries|distinct|kept|(original|scales|means|left-out)\.npy|sums-.+"
+    r"lock|dataset|replaced|runs|weights|dictionaries|distinct|kept|sums|statistics|(original|scales|means)\.npy"
 )
 """Names in a directory for work."""
 

@@ -239,7 +239,9 @@ class Pool:
         `EnvironmentFailure` if a worker died.
         """
         if self._pool is None:
-            found = [function(*arguments) for arguments in tasks]
+            found = []
+            for arguments in tasks:
+                found.append(function(*arguments))
             return_heap()
             return found
         # with few tasks some workers end early, and the threads of the others can use their processors
