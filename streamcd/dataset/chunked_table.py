@@ -57,8 +57,9 @@ class ChunkedTable:
         # every chunk's part, and its row group in that part
         self.chunk_part = chunk_table["part"].astype(np.int32)
         self.n_chunks = self.chunk_part.size
-        first_of_part = np.searchsorted(self.chunk_part, np.arange(self.n_shards))
-        self.chunk_group = (np.arange(self.n_chunks) - first_of_part[self.chunk_part]).astype(np.int32)
+        # chunks shard_start[s]:shard_start[s + 1] are those of part s
+        self.shard_start = np.searchsorted(self.chunk_part, np.arange(self.n_shards + 1))
+        self.chunk_group = (np.arange(self.n_chunks) - self.shard_start[self.chunk_part]).astype(np.int32)
         self.entry_start = starts_of(chunk_table["n_entries"])
         self._check_count("n_entries", self.entry_start)
         # rows starts[table][c]:starts[table][c + 1] of a table are those of chunk c

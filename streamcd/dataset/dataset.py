@@ -163,8 +163,7 @@ class Dataset(ChunkedTable):
 
     def part_starts(self, part: int) -> tuple[int, int]:
         """Return what is added to the numbers of a part's rows, here and in the source."""
-        first = int(np.searchsorted(self.chunk_part, part))
-        return int(self.row_start[first]), self.manifest["parts"][part].get("source", 0)
+        return int(self.row_start[self.shard_start[part]]), self.manifest["parts"][part].get("source", 0)
 
     def read(self, chunk: int, *, verify: bool = True) -> ChunkData:
         """Read a chunk, decoded."""

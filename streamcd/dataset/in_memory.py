@@ -64,28 +64,33 @@ class InMemoryDataset(_Arrays, Dataset):
         n_classes: int | None,
         weight: np.ndarray | None = None,
     ) -> None:
-        self.rows, n_rows = rows, label.size
-        indptr, feature, value = rows
-        sizes = indptr * (feature.itemsize + value.itemsize) + _ROW_BYTES * np.arange(n_rows + 1)
+        self.rows, (indptr, feature, value) = rows, rows
+        sizes = indptr * (feature.itemsize + value.itemsize) + _ROW_BYTES * np.arange(label.size + 1)
         row_start = _cut(sizes)
-        entry_start = indptr[row_start]
-        manifest = {
-            **_manifest(n_rows, feature, value),
+        ends = {"min": float(label.min()), "max": float(label.max())} if n_classes is None else None
+        manifest = _manifest(label.size, feature, value) | {
             "n_features": n_features,
-            **_labels(label, n_classes),
+            "classes": None if n_classes is None else np.arange(n_classes, dtype=np.float64),
+            "class_counts": None if n_classes is None else np.bincount(label, minlength=n_classes),
+            "label_kind": "decimal" if n_classes is None else "integer",
+            "targets": ends,
             "weighted": weight is not None,
             "index_base": 0,
             "seed": 0,
             "row_norms": _row_norms(indptr, value, row_start),
         }
-        of_rows = {
-            "source": np.arange(n_rows),
-            "label": label.astype(np.float64),
-            "weight": np.ones(n_rows) if weight is None else weight,
-            "n_entries": np.diff(indptr),
+        self._arrays = {
+            "rows": {
+                "source": np.arange(label.size),
+                "label": label.astype(np.float64),
+                "weight": np.ones(label.size) if weight is None else weight,
+                "n_entries": np.diff(indptr),
+            },
+            "entries": {"feature": feature, "value": value},
         }
-        self._arrays = {"rows": of_rows, "entries": {"feature": feature, "value": value}}
-        super().__init__(_NOWHERE, manifest, _chunk_table(np.diff(row_start), np.diff(entry_start)))
+        super().__init__(
+            _NOWHERE, manifest, _chunk_table(row_start, indptr[row_start]) | {"n_rows": np.diff(row_start)}
+        )
 
     def renumber(self, source: np.ndarray) -> None:
         """Give the rows other numbers in the source, by which they are assigned to folds."""
@@ -107,28 +112,27 @@ class InMemoryDataset(_Arrays, Dataset):
         Where they are asked for, ``mean``, and ``min`` and ``max`` of the features in every row; of others these are nan.
         """
         _, feature, value = self.rows
-        count = np.bincount(feature, minlength=self.n_features)
+        count, n_rows = np.bincount(feature, minlength=self.n_features), max(self.n_rows, 1)
         squares = np.bincount(feature, np.square(value, dtype=np.float64), self.n_features)
-        occurs, n_rows = np.flatnonzero(count), max(self.n_rows, 1)
         figures = {"n_entries": count, "mean_square": squares / n_rows}
         if columns is not None and "mean" in columns:
             figures["mean"] = np.bincount(feature, value, self.n_features) / n_rows
         if columns is not None and "min" in columns:
-            figures["min"], figures["max"] = self._ends(count == self.n_rows)
+            figures |= self._ends(count == self.n_rows)
+        occurs = np.flatnonzero(count)
         yield {"feature": occurs, **{name: column[occurs] for name, column in figures.items()}}
 
-    def _ends(self, everywhere: np.ndarray) -> np.ndarray:
-        """Compute the least and greatest value of features that are in every row, (2, features); nan of the others."""
-        (_, feature, value), found = self.rows, np.full((2, everywhere.size), np.nan)
-        if not everywhere.any():
-            return found
-        ends = np.array([np.full(everywhere.sum(), np.inf), np.full(everywhere.sum(), -np.inf)])
-        for start, stop in pairwise(self.entry_start.tolist()):
-            of_rows = value[start:stop][everywhere[feature[start:stop]]].reshape(-1, ends.shape[1])
-            np.minimum(ends[0], of_rows.min(axis=0, initial=np.inf), out=ends[0])
-            np.maximum(ends[1], of_rows.max(axis=0, initial=-np.inf), out=ends[1])
-        found[:, everywhere] = ends
-        return found
+    def _ends(self, everywhere: np.ndarray) -> dict[str, np.ndarray]:
+        """Compute the least and greatest value of features that are in every row; nan of the others."""
+        _, feature, value = self.rows
+        ends = {"min": np.full(everywhere.size, np.nan), "max": np.full(everywhere.size, np.nan)}
+        if everywhere.any():
+            for start, stop in pairwise(self.entry_start.tolist()):
+                of_rows = value[start:stop][everywhere[feature[start:stop]]].reshape(-1, everywhere.sum())
+                for name, found in (("min", of_rows.min(axis=0)), ("max", of_rows.max(axis=0))):
+                    own = ends[name][everywhere]
+                    ends[name][everywhere] = (np.fmin if name == "min" else np.fmax)(own, found)
+        return ends
 
 
 class _InMemoryColumns(_Arrays, Columns):
@@ -146,10 +150,11 @@ class _InMemoryColumns(_Arrays, Columns):
         row = columns.indices.astype(dataset.row_dtype, copy=False)
         sizes = starts * (row.itemsize + value.itemsize) + _FEATURE_BYTES * np.arange(occurs.size + 1)
         item_start = _cut(sizes)
-        entry_start = starts[item_start]
-        manifest = {**_manifest(occurs.size, row, value), "n_features": occurs.size}
-        manifest |= {"row_dtype": row.dtype.name}
-        table = _chunk_table(np.diff(item_start), np.diff(entry_start)) | {
+        manifest = _manifest(occurs.size, row, value) | {
+            "n_features": occurs.size,
+            "row_dtype": row.dtype.name,
+        }
+        table = _chunk_table(item_start, starts[item_start]) | {
             "first_feature": occurs[item_start[:-1]],
             "n_features": np.diff(item_start),
             "piece": np.zeros(item_start.size - 1, dtype=np.int64),
@@ -264,19 +269,6 @@ def _manifest(n_rows: int, index: np.ndarray, value: np.ndarray) -> dict[str, An
     }
 
 
-def _labels(label: np.ndarray, n_classes: int | None) -> dict[str, Any]:
-    """Return the manifest's fields about labels: classes and their counts, or the range of targets."""
-    if n_classes is None:
-        targets = {"min": float(label.min()), "max": float(label.max())}
-        return {"classes": None, "class_counts": None, "label_kind": "decimal", "targets": targets}
-    counts = np.bincount(label, minlength=n_classes)
-    return {
-        "classes": np.arange(n_classes, dtype=np.float64),
-        "class_counts": counts,
-        "label_kind": "integer",
-    }
-
-
-def _chunk_table(n_items: np.ndarray, n_entries: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the columns that ``chunks.parquet`` has on disk; no checksums."""
-    return {"part": np.zeros(n_entries.size, dtype=np.int32), "n_rows": n_items, "n_entries": n_entries}
+def _chunk_table(item_start: np.ndarray, entry_start: np.ndarray) -> dict[str, np.ndarray]:
+    """Return columns that ``chunks.parquet`` has on disk, of both layouts; no checksums."""
+    return {"part": np.zeros(item_start.size - 1, dtype=np.int32), "n_entries": np.diff(entry_start)}

@@ -12,7 +12,6 @@ import os
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
 
 from ..core.storage import REQUESTS_AT_A_TIME, Location, Url
 
@@ -56,8 +55,7 @@ class Ring:
         self._limit = ahead_bytes
         self.possible = remote or bool(_DIRECT)
         """False once the file system has refused a direct read."""
-        self._ranges: deque[_Range] = deque()  # announced and not taken yet
-        self._n_begun = 0  # of these, from the first on
+        self._ranges: deque[_Range] = deque()  # announced and not taken yet; the first ones are being read
         self._held = 0
         self._free: list[mmap.mmap] = []
         self._taken: _Range | None = None
@@ -78,32 +76,28 @@ class Ring:
         self._taken = None
         places = (n for n, one in enumerate(self._ranges) if one.offset == offset and one.path == path)
         place = next(places, None)
-        if place is not None:
-            for _ in range(place):
-                self._release(self._next())
+        for _ in range(place or 0):
+            self._release(self._ranges.popleft())
         self._begin()
         if place is None:
             return None
-        self._taken = self._next()
+        self._taken = self._ranges.popleft()
         assert self._taken.data is not None, "no earlier range holds memory, so this one is being read"
         return self._taken.data.result()
 
     def close(self) -> None:
         self._threads.shutdown(cancel_futures=True)
 
-    def _next(self) -> _Range:
-        self._n_begun = max(self._n_begun - 1, 0)
-        return self._ranges.popleft()
-
     def _begin(self) -> None:
         """Start reading the next ranges, as many as memory allows."""
-        for wanted in islice(self._ranges, self._n_begun, None):
+        for wanted in self._ranges:
+            if wanted.data is not None:
+                continue
             if self._held and self._held + wanted.size > self._limit:
                 return
             wanted.buffer = self._buffer(wanted.size)
             self._held += len(wanted.buffer)
             wanted.data = self._threads.submit(self._read, wanted)
-            self._n_begun += 1
 
     def _release(self, wanted: _Range | None) -> None:
         if wanted is not None and wanted.data is not None and wanted.buffer is not None:

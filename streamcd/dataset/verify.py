@@ -125,7 +125,7 @@ def _check_part(table: Dataset | Columns, part: int) -> _Part:
     found, content = _Part([*_damaged_files(table.path, table.part_files(part)).values()]), RowContent()
     found.read = not found.problems
     try:
-        for chunk in () if found.problems else np.flatnonzero(table.chunk_part == part).tolist():
+        for chunk in () if found.problems else range(*table.shard_start[part : part + 2].tolist()):
             check = _column_problems if isinstance(table, Columns) else _row_problems
             problems = [text for text, is_so in check(table, chunk, found, content) if is_so]
             found.problems += [f"{table.place(chunk)}: {text}" for text in problems]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ..core.memory_budget import RUNNING_BYTES, peak_memory_bytes, require, warn_of_memory
 from ..core.progress import Listener, counted
 from ..dataset.dataset import Dataset
-from ..dataset.diagnostics import advice, passes_help
+from ..dataset.diagnostics import advice
 from ..models.model import Model
 from ..solvers.registry import find_solver
 from ..training import checkpoint
@@ -175,5 +175,5 @@ def advise(run: ResolvedRun, result: Result) -> None:
         return
     C, method, centred = max(run.options.C), run.options.method, run.centre is not None
     result.advice = advice(run.dataset, C, method=method, centred=centred)
-    more = passes_help(run.dataset, C, method=method, centred=centred)
+    more = not advice(run.dataset, C, accelerated=True, method=method, centred=centred)
     result.more_passes_help = more and result.stop_reason != "rounding"

@@ -51,7 +51,7 @@ def _unfinished(dataset: Location) -> list[str]:
 def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     """Describe a dataset: as `Dataset.info`, with the names of features, advice, and what a training would choose."""
     from ..dataset.column_layout import has_columns, read_columns_manifest
-    from ..dataset.diagnostics import TARGET_ADVICE, advice, feature_rms, labels_of_a_target, loses_digits
+    from ..dataset.diagnostics import TARGET_ADVICE, advice, feature_rms, labels_of_a_target
     from ..models.encoding import first_feature_names
     from .choices import bias_by_source, choose_method
     from .options import TrainOptions
@@ -60,10 +60,6 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     default = TrainOptions(loss="squared_error") if dataset.has_targets else TrainOptions()
     method, method_because = choose_method(default, dataset)
     unneeded = "; newton, which is taken here, does without" if method == "newton" else ""
-    if loses_digits(dataset):
-        unneeded = (
-            "; values are so large that rounding hides whether an optimum is reached, whatever the method"
-        )
     notes = []
     n_labels = 0 if dataset.classes is None else dataset.classes.size
     if n_labels == 1:

@@ -33,15 +33,10 @@ class Identity:
             return self
         return Identity(hashlib.sha256(f"{self.name}/{name}".encode()).hexdigest()[:32])
 
-    def accepts(self, found: str | bytes | None) -> bool:
-        """Tell whether a name or tag is this run's."""
-        return found in (self.name, self.tag)
-
     def check(self, found: str | bytes | None, path: Path) -> None:
         """Refuse a file with the name or tag of another run, or without one."""
-        if self.accepts(found):
-            return
-        raise CheckpointError(
-            f"{path}: of another run than config.json beside it; restore the run directory from a copy, or train again "
-            "with --force"
-        )
+        if found not in (self.name, self.tag):
+            raise CheckpointError(
+                f"{path}: of another run than config.json beside it; restore the run directory from a copy, or train again "
+                "with --force"
+            )

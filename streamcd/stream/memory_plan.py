@@ -73,21 +73,21 @@ def make_plan(
     # two windows, one being read and one being visited; the order of visits, and the paged rows of one window
     each_entry = 2 * table.entry_bytes + (row_bytes + 8 if paged else 0)
     each_item = 2 * layout.item_bytes + 8 * (layout.n_orders + paged)
-    entries, items = _largest_chunk(table)
+    entries, items, unit = _largest(table)
     needs = {
         "weights and their copies": memory.weights,
         "rows": 8 * PAGE_BYTES + 300 * -(-memory.rows // PAGE_BYTES) if paged else memory.rows,
         "windows of a chunk": _reading_bytes(table) + entries * each_entry + items * each_item,
     }
     if memory.held_bytes:
-        needs["a column held"] = _longest_unit(table) * table.entry_bytes + memory.held_bytes
+        needs["a column held"] = unit * table.entry_bytes + memory.held_bytes
     left = require(budget, needs, memory.advice, refusal, RUNNING_BYTES)
     # the rest is divided between entries and items as in an average chunk
     items_per_entry = table.n_items / max(table.n_entries, 1)
     held_entries = held_items = 0
     if memory.held_bytes:
         more = int(_HELD_SHARE * left / (table.entry_bytes + items_per_entry * memory.held_bytes))
-        held_entries, held_items = _longest_unit(table) + more, 1 + int(more * items_per_entry)
+        held_entries, held_items = unit + more, 1 + int(more * items_per_entry)
         left = int((1.0 - _HELD_SHARE) * left)
     more = int(left / (each_entry + items_per_entry * each_item))
     return Plan(
@@ -102,28 +102,28 @@ def make_plan(
 
 def plan_shards(table: ChunkedTable, budget: int, memory: SolverMemory) -> tuple[Plan, int] | None:
     """Plan to keep some shards in memory; also returns how many fit, None if none does."""
-    layout, n_shards = memory.layout, table.n_shards
+    n_shards = table.n_shards
     if RUNNING_BYTES + resident_bytes(table, memory) > budget:
         items, entries = slot_size(table)
         left = budget - RUNNING_BYTES - memory.weights - memory.rows - _reading_bytes(table)
-        n_shards = min(left // _decoded_bytes(table, layout, entries, items), table.n_shards - 1)
-    return (_resident_plan(table, layout), n_shards) if n_shards > 0 else None
+        n_shards = min(left // _decoded_bytes(table, memory, entries, items), table.n_shards - 1)
+    return (_resident_plan(table, memory.layout), n_shards) if n_shards > 0 else None
 
 
 def resident_bytes(table: ChunkedTable, memory: SolverMemory) -> int:
     """Return the bytes of a training that keeps all data in memory, beside interpreter and libraries."""
-    data = _decoded_bytes(table, memory.layout, table.n_entries, table.n_items)
+    data = _decoded_bytes(table, memory, table.n_entries, table.n_items)
     return memory.weights + memory.rows + _reading_bytes(table) + data
 
 
-def _decoded_bytes(
-    table: ChunkedTable, layout: RowLayout | ColumnLayout, n_entries: int, n_items: int
-) -> int:
-    return 1 + n_entries * table.entry_bytes + n_items * (layout.item_bytes + 8 * layout.n_orders)
+def _decoded_bytes(table: ChunkedTable, memory: SolverMemory, n_entries: int, n_items: int) -> int:
+    return (
+        1 + n_entries * table.entry_bytes + n_items * (memory.layout.item_bytes + 8 * memory.layout.n_orders)
+    )
 
 
 def _resident_plan(table: ChunkedTable, layout: RowLayout | ColumnLayout) -> Plan:
-    entries = min(max(layout.resident_window, _longest_unit(table)), max(table.n_entries, 1))
+    entries = min(max(layout.resident_window, _largest(table)[2]), max(table.n_entries, 1))
     return Plan(entries, table.n_items, resident=True)
 
 
@@ -134,10 +134,8 @@ def planned_bytes(plan: Plan, dataset: Dataset, budget: int, memory: SolverMemor
 
 def check_holding(plan: Plan, dataset: Dataset, memory: SolverMemory) -> None:
     """Refuse a plan without room for the longest item, where a solver holds items between reads: it would never end."""
-    if plan.resident or not memory.held_bytes:
-        return
-    least = _longest_unit(memory.layout.open(dataset))
-    if plan.held_columns < 1 or plan.held_entries < least:
+    least = _largest(memory.layout.open(dataset))[2] if memory.held_bytes and not plan.resident else 0
+    if least and (plan.held_columns < 1 or plan.held_entries < least):
         raise UsageError(
             f"plan: expected held_columns >= 1 and held_entries >= {least}, the longest column, found "
             f"{plan.held_columns} and {plan.held_entries}"
@@ -158,14 +156,11 @@ def describe_plan(plan: Plan, dataset: ChunkedTable, budget: int) -> str:
     )
 
 
-def _longest_unit(table: ChunkedTable) -> int:
-    """Count the entries of the longest unit."""
-    return int(np.diff(table.entry_start[table.unit_start]).max(initial=1))
-
-
-def _largest_chunk(table: ChunkedTable) -> tuple[int, int]:
-    """Count the entries and items of the largest chunk."""
-    return int(np.diff(table.entry_start).max(initial=1)), int(np.diff(table.item_start).max(initial=1))
+def _largest(table: ChunkedTable) -> tuple[int, int, int]:
+    """Count the entries and the items of the largest chunk, and the entries of the longest unit."""
+    sizes = table.entry_start, table.item_start, table.entry_start[table.unit_start]
+    entries, items, unit = (int(np.diff(start).max(initial=1)) for start in sizes)
+    return entries, items, unit
 
 
 def long_units(table: ChunkedTable, plan: Plan) -> np.ndarray:
@@ -178,13 +173,10 @@ def long_units(table: ChunkedTable, plan: Plan) -> np.ndarray:
 
 def window_size(table: ChunkedTable, plan: Plan) -> tuple[int, int]:
     """Count the items and entries of the largest window, or segment of a window that is read in segments."""
-    items, entries = (np.diff(start[table.unit_start]) for start in (table.item_start, table.entry_start))
-    whole = ~long_units(table, plan)
-    chunk_entries, chunk_items = _largest_chunk(table)
+    entries, items, _ = _largest(table)
     # no more than the table has, whatever the plan says
-    return (
-        max(min(plan.window_rows, table.n_items), int(items[whole].max(initial=chunk_items))),
-        max(min(plan.window_entries, table.n_entries), int(entries[whole].max(initial=chunk_entries))),
+    return max(min(plan.window_rows, table.n_items), items), max(
+        min(plan.window_entries, table.n_entries), entries
     )
 
 
@@ -192,21 +184,14 @@ def _reading_bytes(table: ChunkedTable) -> int:
     """Estimate the memory of reading: a chunk encoded and decoded, Arrow's copies of both, read-ahead, what allocators keep,
     footers, and the table of chunks with those of slots and of copies.
     """
-    entries, items = _largest_chunk(table)
+    entries, items, _ = _largest(table)
     ahead = min(2 * AHEAD_BYTES, table.n_entries * table.entry_bytes)
     tables = _FOOTER_BYTES * min(2 * MAX_OPEN_PARTS, 2 * table.n_shards) + 100 * table.n_chunks
     return 4 * (entries * table.entry_bytes + items * 40) + ahead + tables + table.client_bytes
 
 
-def shard_bounds(table: ChunkedTable) -> np.ndarray:
-    """Return the first chunk of every shard, and the number of chunks; int64, shape (shards + 1,)."""
-    return np.searchsorted(table.chunk_part, np.arange(table.n_shards + 1))
-
-
 def slot_size(table: ChunkedTable) -> tuple[int, int]:
     """Count the items and entries of a place for any shard."""
-    bounds = shard_bounds(table)
-    items, entries = (
-        np.diff(start[bounds]).max(initial=0) for start in (table.item_start, table.entry_start)
-    )
-    return int(items) + 1, int(entries)
+    starts = table.item_start[table.shard_start], table.entry_start[table.shard_start]
+    items, entries = (int(np.diff(start).max(initial=0)) for start in starts)
+    return items + 1, entries

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..dataset.chunked_table import ChunkedTable
-from .memory_plan import shard_bounds, slot_size
+from .memory_plan import slot_size
 
 
 class ShardSlots:
@@ -17,7 +17,7 @@ class ShardSlots:
     """
 
     def __init__(self, table: ChunkedTable, n_slots: int) -> None:
-        self._first, self._shard = shard_bounds(table), table.chunk_part
+        self._first, self._shard = table.shard_start, table.chunk_part
         self._starts = table.item_start, table.entry_start
         self._in_slot = np.arange(table.n_shards)  # -1: empty
         self.item_start, self.entry_start = (start[:-1] for start in self._starts)

@@ -7,7 +7,6 @@ numbers point to the new slots.
 
 from __future__ import annotations
 
-import functools
 import os
 import zlib
 from collections.abc import Iterator, Sequence
@@ -206,6 +205,7 @@ def chunk_slots(folder: Path, dataset: Dataset, row_bytes: int, identity: Identi
 
 def _checksum(buffers: Sequence[bytes | memoryview]) -> bytes:
     """Compute the CRC-32 of buffers, one after the other, as it stands in a header."""
-    return functools.reduce(lambda checksum, buffer: zlib.crc32(buffer, checksum), buffers, 0).to_bytes(
-        4, "little"
-    )
+    checksum = 0
+    for buffer in buffers:
+        checksum = zlib.crc32(buffer, checksum)
+    return checksum.to_bytes(4, "little")

@@ -167,7 +167,7 @@ class Stream:
         """Return the offset of a chunk's items in the resident arena."""
         return int(self._slots.item_start[chunk])
 
-    def close(self) -> None:
+    def close(self, *_: object) -> None:
         """Stop the reading thread and close the dataset's files."""
         self._thread.shutdown(cancel_futures=True)
         self.table.close()
@@ -177,8 +177,7 @@ class Stream:
     def __enter__(self) -> Stream:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    __exit__ = close
 
     def _windows(self, read: int) -> list[np.ndarray]:
         """Return the chunks of each window of a read."""
