@@ -6,7 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .compile import inlined
 from .loss_table import Loss
+from .losses import five_numbers
 
 
 class Columns(NamedTuple):
@@ -55,3 +57,24 @@ class Span(NamedTuple):
     start: int
     stop: int
     dense: bool
+
+
+@inlined
+def unit_numbers(scores, costs):
+    """Return the five numbers of a row of cost 1."""
+    return five_numbers(costs.loss, 1.0 if scores.target.size == 0 else 0.0, 1.0)
+
+
+@inlined
+def margin(j, sign, z, scores):
+    """Return the margin of row j at the score z."""
+    return sign * z - (scores.target[j] if scores.target.size > 0 else 0.0)
+
+
+@inlined
+def signed_cost(j, lane, scores, costs):
+    """Return s C of row j, including its weight; 0 if the lane leaves it out."""
+    c = costs.signed[np.uint64(scores.kind[j]), np.uint64(lane)]
+    if scores.weight.size > 0:
+        c *= scores.weight[j]
+    return c

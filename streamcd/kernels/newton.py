@@ -20,7 +20,7 @@ from .losses import (
     model_curvature,
     unit_of,
 )
-from .penalties import elastic_gap_term, elastic_sensitivity, elastic_slope, elastic_step
+from .penalties import elastic_gap_term, elastic_move, elastic_sensitivity, elastic_slope
 from .primitives import (
     ALPHA_SQUARE,
     LOSS,
@@ -316,28 +316,22 @@ def sweep_model(matrix, pull, u, l1, l2, free_bias):
         row, ridge, threshold = matrix[j], l2, l1
         if free_bias and j == u.size - 1:
             ridge = threshold = 0.0
-        if row[j] + ridge > 0.0:
-            moved = elastic_step(pull[j], u[j], row[j], threshold, ridge)
-        elif abs(pull[j]) < threshold:  # where the loss is flat the penalty alone decides
-            moved = 0.0
-        else:
-            continue
         slopes += abs(elastic_slope(u[j], -pull[j], threshold, ridge))
-        change = moved - u[j]
-        if change != 0.0:
-            u[j] = moved
+        step = elastic_move(pull[j], u[j], row[j], threshold, ridge)
+        if step != 0.0:
+            u[j] += step
             for k in range(u.size):
-                pull[k] -= change * row[k]
+                pull[k] -= step * row[k]
     return slopes
 
 
 @kernel
-def penalty_terms(w, v, l1, l2, n_penalised):
-    """Return the penalty's term of the gap, and the norm of its derivative with respect to v."""
+def penalty_terms(w, v, share, l1, l2):
+    """Return the penalty's term of the gap at `share` times v, and the norm of its derivative with respect to that."""
     total = squares = 0.0
-    for j in range(n_penalised):
-        total += elastic_gap_term(w[j], v[j], l1, l2)
-        slope = elastic_sensitivity(w[j], v[j], l1, l2)
+    for j in range(w.size):
+        total += elastic_gap_term(w[j], share * v[j], l1, l2)
+        slope = elastic_sensitivity(w[j], share * v[j], l1, l2)
         squares += slope * slope
     return total, np.sqrt(squares)
 

@@ -80,9 +80,11 @@ def elastic_sensitivity(w, v, l1, l2):
 
 
 @inlined
-def elastic_step(pull, w, curvature, l1, l2):
-    """Return the weight at which ``½ h (u - w)² - pull (u - w) + g(u)`` is least."""
-    return soft(curvature * w + pull, l1) / (curvature + l2)
+def elastic_move(pull, w, curvature, l1, l2):
+    """Return the step s for which ``½ h s² - pull s + g(w + s)`` is least."""
+    if curvature + l2 > 0.0:
+        return soft(curvature * w + pull, l1) / (curvature + l2) - w
+    return -w if abs(pull) < l1 else 0.0  # where the loss is flat the penalty alone decides
 
 
 @inlined

@@ -17,6 +17,7 @@ import math
 
 import numpy as np
 
+from .columns import margin, signed_cost, unit_numbers
 from .compile import inlined, kernel
 from .loss_table import LOG_LOSS
 from .losses import (
@@ -91,30 +92,9 @@ def _entry(k, dense, data):
 
 
 @inlined
-def _unit_numbers(scores, costs):
-    """Return the five numbers of a row of cost 1."""
-    return five_numbers(costs.loss, 1.0 if scores.target.size == 0 else 0.0, 1.0)
-
-
-@inlined
-def _margin(j, sign, z, scores):
-    """Return the margin of row j at the score z."""
-    return sign * z - (scores.target[j] if scores.target.size > 0 else 0.0)
-
-
-@inlined
 def _margin_in(has_targets, j, sign, z, scores):
     """Return `_margin` in a loop that is compiled for rows with targets, or for rows with classes."""
     return z - scores.target[j] if has_targets else sign * z
-
-
-@inlined
-def _signed_cost(j, lane, scores, costs):
-    """Return s C of row j, including its weight; 0 if the lane leaves it out."""
-    c = costs.signed[np.uint64(scores.kind[j]), np.uint64(lane)]
-    if scores.weight.size > 0:
-        c *= scores.weight[j]
-    return c
 
 
 @inlined
@@ -128,10 +108,10 @@ def _add_slopes_in(has_targets, squares, span, dense, lane, data, sums):
     """See `_add_slopes`."""
     scores, costs = data.scores, data.costs
     slope, curve, bound = sums
-    numbers = _unit_numbers(scores, costs)
+    numbers = unit_numbers(scores, costs)
     for k in range(np.uint64(span[0]), np.uint64(span[1])):
         j, v = _entry(k, dense, data)
-        c = _signed_cost(j, lane, scores, costs)
+        c = signed_cost(j, lane, scores, costs)
         z = scores.score[_score_at(j, lane, costs)]
         t = _margin_in(has_targets, j, math.copysign(1.0, c), z, scores)
         square = abs(c) * v * v
@@ -150,7 +130,7 @@ def _add_slopes_in(has_targets, squares, span, dense, lane, data, sums):
 def _add_slopes(span, dense, lane, data, sums):
     """Add a column's terms to the sums of `_newton`: derivatives of the loss at step 0, and a bound of the second."""
     has_targets = data.scores.target.size > 0
-    if is_half_square(_unit_numbers(data.scores, data.costs)):
+    if is_half_square(unit_numbers(data.scores, data.costs)):
         if has_targets:
             return _add_slopes_in(True, True, span, dense, lane, data, sums)
         return _add_slopes_in(False, True, span, dense, lane, data, sums)
@@ -163,13 +143,13 @@ def _add_slopes(span, dense, lane, data, sums):
 def _add_slope_at_zero(span, dense, lane, data, slope):
     """Add a column's terms to the derivative of the loss at w = 0."""
     scores, costs = data.scores, data.costs
-    numbers = _unit_numbers(scores, costs)
+    numbers = unit_numbers(scores, costs)
     for k in range(np.uint64(span[0]), np.uint64(span[1])):
         j, v = _entry(k, dense, data)
         slope -= (
-            _signed_cost(j, lane, scores, costs)
+            signed_cost(j, lane, scores, costs)
             * v
-            * alpha_at(costs.loss, _margin(j, 1.0, 0.0, scores), numbers)
+            * alpha_at(costs.loss, margin(j, 1.0, 0.0, scores), numbers)
         )
     return slope
 
@@ -178,12 +158,12 @@ def _add_slope_at_zero(span, dense, lane, data, slope):
 def _add_loss_change(span, dense, lane, data, step, change):
     """Add to `change` the difference that a step of the coordinate makes to the loss."""
     scores, costs = data.scores, data.costs
-    numbers = _unit_numbers(scores, costs)
+    numbers = unit_numbers(scores, costs)
     for k in range(np.uint64(span[0]), np.uint64(span[1])):
         j, v = _entry(k, dense, data)
-        c = _signed_cost(j, lane, scores, costs)
+        c = signed_cost(j, lane, scores, costs)
         y = math.copysign(1.0, c)
-        t = _margin(j, y, scores.score[_score_at(j, lane, costs)], scores)
+        t = margin(j, y, scores.score[_score_at(j, lane, costs)], scores)
         change += abs(c) * loss_change(costs.loss, t, y * step * v, numbers)
     return change
 
@@ -293,14 +273,14 @@ def primal_visit(order, data, w, begins, lanes, totals):
 def set_pull(scores, costs, lanes, sums):
     """Replace the scores by pulls, and add those below and above 0 to `sums` (2, lanes)."""
     n_lanes = sums.shape[1]
-    numbers = _unit_numbers(scores, costs)
+    numbers = unit_numbers(scores, costs)
     for j in range(scores.score.size // n_lanes):
         for lane in lanes:
-            c, at = _signed_cost(j, lane, scores, costs), _score_at(j, lane, costs)
+            c, at = signed_cost(j, lane, scores, costs), _score_at(j, lane, costs)
             pull = 0.0
             if c != 0.0:
                 pull = c * alpha_at(
-                    costs.loss, _margin(j, math.copysign(1.0, c), scores.score[at], scores), numbers
+                    costs.loss, margin(j, math.copysign(1.0, c), scores.score[at], scores), numbers
                 )
             scores.score[at] = pull
             sums[1 if pull > 0.0 else 0, lane] += pull
@@ -372,12 +352,12 @@ def add_row_terms(scores, costs, lanes, sums):
     n_lanes = sums.shape[0]
     for j in range(scores.score.size // n_lanes):
         for lane in lanes:
-            c, at = _signed_cost(j, lane, scores, costs), j * n_lanes + lane
+            c, at = signed_cost(j, lane, scores, costs), j * n_lanes + lane
             y, c, pull = math.copysign(1.0, c), abs(c), scores.score[at]
             scores.score[at] = scores.fresh[at]
             if c == 0.0:
                 continue
-            t, alpha = _margin(j, y, scores.fresh[at], scores), y * pull
+            t, alpha = margin(j, y, scores.fresh[at], scores), y * pull
             if costs.loss.kind == LOG_LOSS:
                 phi, primal, _ = log_terms(t, c, alpha, c - alpha)
             else:
@@ -392,13 +372,13 @@ def add_losses(scores, costs, lanes, sums):
     """Add the rows' losses to `sums` (lanes,)."""
     n_lanes = sums.size
     n_rows = scores.score.size // n_lanes
-    numbers = _unit_numbers(scores, costs)
+    numbers = unit_numbers(scores, costs)
     for start in range(0, n_rows, _BLOCK):
         for lane in lanes:
             total = sums[lane]
             for j in range(start, min(start + _BLOCK, n_rows)):
-                c = _signed_cost(j, lane, scores, costs)
-                t = _margin(j, math.copysign(1.0, c), scores.score[_score_at(j, lane, costs)], scores)
+                c = signed_cost(j, lane, scores, costs)
+                t = margin(j, math.copysign(1.0, c), scores.score[_score_at(j, lane, costs)], scores)
                 total += abs(c) * loss_at(costs.loss, t, numbers)
             sums[lane] = total
 
@@ -412,15 +392,15 @@ def add_line_terms(scores, previous, costs, lanes, sums):
     """
     n_lanes = sums.shape[0]
     n_rows = scores.score.size // n_lanes
-    numbers = _unit_numbers(scores, costs)
+    numbers = unit_numbers(scores, costs)
     unit = unit_of(costs.loss, numbers)
     for start in range(0, n_rows, _BLOCK):
         for lane in lanes:
             total, slope, curve, bound = sums[lane, 0], sums[lane, 1], sums[lane, 2], sums[lane, 3]
             for j in range(start, min(start + _BLOCK, n_rows)):
-                c = _signed_cost(j, lane, scores, costs)
+                c = signed_cost(j, lane, scores, costs)
                 y, c, at = math.copysign(1.0, c), abs(c), _score_at(j, lane, costs)
-                t, moved = _margin(j, y, scores.score[at], scores), y * (scores.score[at] - previous[at])
+                t, moved = margin(j, y, scores.score[at], scores), y * (scores.score[at] - previous[at])
                 alpha, curvature = alpha_and_curvature(costs.loss, t, numbers)
                 alpha, curvature = unit * alpha, unit * curvature
                 total += c * loss_at(costs.loss, t, numbers)

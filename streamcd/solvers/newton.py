@@ -52,7 +52,6 @@ _LONG = 2.0  # best length of a step from which on the next is twice Newton's: l
 _CLOSE = 1e-2  # relative gap from which on reads no longer evaluate other lengths
 _LINE_FALL, _LEAST_LINE = 0.1, 1e-3  # of the curvature of rows on a straight piece: by a step, at least
 _TOO_LONG = 0.25  # length tried next where others were not evaluated
-_SOLVED = 1e-6  # slopes of the solution with L1, over those of the first sweep
 _FAR_TOO_LONG = 1e-3  # where all of them were too long
 
 
@@ -100,7 +99,7 @@ class NewtonSolver(Solver):
         vector, matrix = np.zeros(0), np.zeros((0, 0))
         solve_positive(np.eye(1), np.ones(1))
         kernels.sweep_model(matrix, vector, vector, *Penalty(0.0, 1.0, False))
-        kernels.penalty_terms(vector, vector, *self._penalty(0)[:2], 0)
+        kernels.penalty_terms(vector, vector, 1.0, *self._penalty(0)[:2])
         kernels.slope_norm(vector, vector, *self._penalty(0)[:2], 0)
         return_free_memory()
 
@@ -198,7 +197,8 @@ class NewtonSolver(Solver):
             gap, v = self._dual_point(state, error)
             more = deviation(norm * totals[:, SLOPE])
             for lane in range(self.problem.n_lanes):
-                bracket, slope = kernels.penalty_terms(w[lane], v[lane], *self._penalty(lane))
+                l1, l2, n = self._penalty(lane)
+                bracket, slope = kernels.penalty_terms(w[lane, :n], v[lane, :n], 1.0, l1, l2)
                 gap[lane] += bracket
                 more[lane] += (slope + curve * error[lane]) * error[lane]
         return certificate(primal, gap, self._violation(state), totals[:, N_VISITED] + 100.0, more)
@@ -278,7 +278,7 @@ class NewtonSolver(Solver):
         l1, l2, n_penalised = self._penalty(lane)
         if l1:
             moved = w.copy()
-            minimise(MatrixModel(hessian, v), moved, Penalty(l1, l2, self.problem.free_bias), _SOLVED)
+            minimise(MatrixModel(hessian, v), moved, Penalty(l1, l2, self.problem.free_bias))
             step[:] = moved - w
             return
         v[:n_penalised] -= l2 * w[:n_penalised]

@@ -7,7 +7,7 @@ estimate; in a read at fixed w, which recomputes the scores, it is the certifica
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from ..core.randomness import random_key
 from ..dataset.dataset import Dataset
 from ..kernels import primal as primal_kernels
 from ..kernels import primitives
-from ..kernels.columns import ColumnCosts, ColumnData, Columns, Span
+from ..kernels.columns import ColumnCosts, ColumnData, Columns, Scores, Span
 from ..kernels.compile import return_free_memory
 from ..kernels.primal import LOSS_SUM, N_SUMS, PHI
 from ..kernels.primitives import DUAL, GAP, VIOLATION_MAX
@@ -276,24 +276,19 @@ class PrimalSolver(Solver):
         """Put pulls in the place of scores, and scores at w = 0 in that of the fresh ones."""
         kept = self._rows(state)
         kept.begin_certificates()
-        sums = np.zeros((2, self.problem.n_lanes))
-        for rows in kept.iter_blocks(saved=("score", "fresh")):
-            rows.fresh[:, lanes] = 0.0
-            primal_kernels.set_pull(rows.arrays, self._costs, lanes, sums)
-        if not self.problem.free_bias:
-            return
-        # a free bias requires Σ s alpha = 0: the heavier side is scaled down to the lighter one
-        sides = np.abs(sums)
-        factors = np.divide(sides.min(axis=0), sides, out=np.ones_like(sides), where=sides > 0)
-        for rows in kept.iter_blocks(saved=("score",)):
-            primal_kernels.scale_sides(rows.arrays.score, factors, lanes)
+
+        def blocks() -> Iterator[Scores]:
+            for rows in kept.iter_blocks(saved=("score", "fresh")):
+                rows.fresh[:, lanes] = 0.0
+                yield rows.arrays
+
+        set_pulls(blocks, self._costs, lanes)
 
     def _rows(self, state: State) -> RowsInMemory | PagedRows:
         if self.paged is not None:
             return self.paged
         if self._constants is None:
-            chunks = read_rows(self._dataset, self.problem, self._seed)
-            self._constants = [np.concatenate(column) for column in zip(*chunks, strict=True)]
+            self._constants = all_constants(self._dataset, self.problem, self._seed)
         return RowsInMemory(state.rows, self._constants)
 
 
@@ -313,6 +308,23 @@ def columns_of(window: Window) -> Columns:
 
 def _start_norm(state: State) -> np.ndarray:
     return np.sqrt(np.maximum(state.totals[:, DUAL], 0.0))
+
+
+def all_constants(dataset: Dataset, problem: Problem, seed: int) -> list[np.ndarray]:
+    """Read kind, weight and target of all rows; see `read_rows`."""
+    return [np.concatenate(column) for column in zip(*read_rows(dataset, problem, seed), strict=True)]
+
+
+def set_pulls(blocks: Callable[[], Iterable[Scores]], costs: ColumnCosts, lanes: np.ndarray) -> None:
+    """Replace the scores of blocks of rows by pulls; for a free bias, whose dual asks for Σ pull = 0, by feasible ones."""
+    sums = np.zeros((2, costs.signed.shape[1]))
+    for scores in blocks():
+        primal_kernels.set_pull(scores, costs, lanes, sums)
+    if costs.free_bias:  # the heavier side is scaled down to the lighter one
+        sides = np.abs(sums)
+        factors = np.divide(sides.min(axis=0), sides, out=np.ones_like(sides), where=sides > 0)
+        for scores in blocks():
+            primal_kernels.scale_sides(scores.score, factors, lanes)
 
 
 def signed_costs(problem: Problem) -> np.ndarray:
