@@ -269,37 +269,27 @@ class _XzStreams:
 
     def __init__(self, raw: _Counted, memory_bytes: int) -> None:
         self._raw, self._memory_bytes = io.BufferedReader(raw, _COMPRESSED_READ_BYTES), memory_bytes
-        self._given = b""  # to the decoder next
-        self._begin()
-
-    def _begin(self) -> None:
-        self._decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, self._memory_bytes)
+        self._decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, memory_bytes)
 
     def readinto(self, view: memoryview) -> int:
-        while not self._decoder.eof or self._begin_next():
-            if self._decoder.needs_input and not self._given:
-                self._given = self._raw.read1(_COMPRESSED_READ_BYTES)
-                if not self._given:
-                    raise EOFError("it ends within a stream")
-            given, self._given = self._given, b""
-            if text := self._decoder.decompress(given, min(len(view), _COMPRESSED_READ_BYTES)):
-                view[: len(text)] = text
-                return len(text)
-        return 0
-
-    def _begin_next(self) -> bool:
-        """Begin the next stream, if there is one; zeros in fours may come between streams and after the last one."""
-        rest, n_zeros = self._decoder.unused_data, 0
-        while not (stream := rest.lstrip(b"\0")):
-            n_zeros += len(rest)
-            rest = self._raw.read1(_COMPRESSED_READ_BYTES)
-            if not rest:
-                break
-        if (n_zeros + len(rest) - len(stream)) % 4:
-            raise lzma.LZMAError("bytes after a stream that are no stream")
-        self._given = stream
-        self._begin()
-        return bool(stream)
+        text = b""
+        while not text:
+            given = b""
+            if self._decoder.eof:
+                given = self._decoder.unused_data
+                while not given.lstrip(b"\0") and (more := self._raw.read1(_COMPRESSED_READ_BYTES)):
+                    given = given[: len(given) % 4] + more
+                stream = given.lstrip(b"\0")  # zeros in fours come between streams and after the last one
+                if (len(given) - len(stream)) % 4:
+                    raise lzma.LZMAError("bytes after a stream that are no stream")
+                if not stream:
+                    break
+                given, self._decoder = stream, lzma.LZMADecompressor(lzma.FORMAT_XZ, self._memory_bytes)
+            elif self._decoder.needs_input and not (given := self._raw.read1(_COMPRESSED_READ_BYTES)):
+                raise EOFError("it ends within a stream")
+            text = self._decoder.decompress(given, min(len(view), _COMPRESSED_READ_BYTES))
+        view[: len(text)] = text
+        return len(text)
 
 
 def _decompressed(raw: _Counted, whole: bool, memory_bytes: int) -> Any:

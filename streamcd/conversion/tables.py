@@ -9,15 +9,15 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from itertools import islice, pairwise
+from itertools import chain, compress, islice
 from typing import Any
 from urllib.parse import unquote
 
-import numpy as np
 import pyarrow as pa
 
 from ..core.errors import DataError
 from ..core.memory_budget import format_size
+from ..core.process_pool import in_shares
 from ..core.storage import location, open_bytes
 from ..dataset.arrow_columns import flat_columns, one_batch, type_name
 from ..dataset.parquet import parquet_file
@@ -48,7 +48,19 @@ class TableReader(Reader):
     memory_bytes: int
 
     def pieces(self, n_tasks: int = 1) -> list[Piece]:
-        return [Piece.whole(path) for path in self.paths]
+        if n_tasks == 1:
+            return [Piece.whole(path) for path in self.paths]
+        sizes = {path: self.sizes_in(path) for path in self.paths}
+        most = max(sum(map(sum, sizes.values())) // n_tasks, 1 << 20)
+        return [
+            Piece(path, start, stop, sum(own[start:stop]))
+            for path, own in sizes.items()
+            for start, stop in in_shares(own, -(-sum(own) // most))
+        ]
+
+    def sizes_in(self, path: str) -> list[int]:
+        """Return the bytes of the row groups or record batches of a file."""
+        raise NotImplementedError
 
     def types_in(self, path: str) -> dict[str, str]:
         """Return the columns of a file with their types."""
@@ -133,23 +145,8 @@ class ParquetReader(TableReader):
             max(group.total_byte_size, _CELL_BYTES * group.num_rows * group.num_columns) for group in groups
         )
 
-    def pieces(self, n_tasks: int = 1) -> list[Piece]:
-        if n_tasks == 1:
-            return super().pieces()
-        parts = [
-            Piece(piece.path, number, number + 1, group.total_byte_size)
-            for piece in super().pieces()
-            for number, group in enumerate(self._groups(piece))
-        ]
-        most = max(sum(part.n_bytes for part in parts) // n_tasks, 1 << 20)
-        found: list[Piece] = []
-        for part in parts:
-            last = found[-1] if found else None
-            if last is not None and last.path == part.path and last.n_bytes + part.n_bytes <= most:
-                found[-1] = last._replace(stop=part.stop, n_bytes=last.n_bytes + part.n_bytes)
-            else:
-                found.append(part)
-        return found
+    def sizes_in(self, path: str) -> list[int]:
+        return [group.total_byte_size for group in self._groups(Piece(path))]
 
     def count(self, piece: Piece) -> Counted:
         n_rows = sum(group.num_rows for group in self._groups(piece))
@@ -159,7 +156,7 @@ class ParquetReader(TableReader):
         """Bytes of the pages that are open at a time: of every column one, compressed and not, and its dictionary."""
         groups = [
             max(found, key=lambda group: group.total_byte_size)
-            for piece in super().pieces()
+            for piece in self.pieces()
             if (found := self._groups(piece))
         ]
         sizes = [[chunk.total_uncompressed_size for chunk in _chunks(group, types)] for group in groups]
@@ -195,12 +192,7 @@ class ParquetReader(TableReader):
         chunks = [_chunks(group, types) for group in groups]
         # pyarrow does not read pages of prefixes or lengths as dictionaries
         texts = {name for name, kind in types.items() if present.get(name) == kind == "string"}
-        texts -= {
-            chunk.path_in_schema
-            for of_group in chunks
-            for chunk in of_group
-            if "DELTA" in str(chunk.encodings)
-        }
+        texts -= {chunk.path_in_schema for chunk in chain(*chunks) if "DELTA" in str(chunk.encodings)}
         with (
             _refusing_damage(path),
             parquet_file(
@@ -224,17 +216,17 @@ class ParquetReader(TableReader):
         """Return the rows of a row group to read at a time; refuses columns that would be decompressed beyond the memory."""
         # runs and dictionaries may take next to none in the file
         decoded = [max(chunk.total_uncompressed_size, _CELL_BYTES * chunk.num_values) for chunk in chunks]
-        lists = [
-            k for k, chunk in enumerate(chunks) if chunk.path_in_schema not in types
-        ]  # of which one row may have all
         parts = [([chunk], chunk.total_uncompressed_size) for chunk in chunks]
-        for part, size in [*parts, ([chunks[k] for k in lists], sum(decoded[k] for k in lists))]:
-            compressed = sum(chunk.total_compressed_size for chunk in part)
+        # one row may have all elements of lists
+        lists = [chunk.path_in_schema not in types for chunk in chunks]
+        parts.append(([*compress(chunks, lists)], sum(compress(decoded, lists))))
+        for part, size in parts:
+            stored = sum(chunk.total_compressed_size for chunk in part)
             names = " and ".join(repr(chunk.path_in_schema) for chunk in part)
             self.check_expansion(
                 f"{path}, row group {number}: column {names}",
-                size if size > _MOST_EXPANSION * compressed else 0,
-                f"{format_size(compressed)} that become {format_size(size)}; write it with smaller row groups",
+                size if size > _MOST_EXPANSION * stored else 0,
+                f"{format_size(stored)} that become {format_size(size)}; write it with smaller row groups",
             )
         rows = self.rows_at_a_time(path, max(16.0, 2 * sum(decoded) / max(n_rows, 1)))
         prefixed = any("DELTA_BYTE_ARRAY" in chunk.encodings for chunk in chunks)
@@ -290,17 +282,10 @@ def _is_number(text: str | None) -> bool:
 class ArrowReader(TableReader):
     """Files of Arrow's IPC formats (Feather is one), mapped into memory; what was read is given back to the system."""
 
-    def pieces(self, n_tasks: int = 1) -> list[Piece]:
-        found = []
-        for piece in super().pieces():
-            n_batches = getattr(_open_mapped(piece.path)[1], "num_record_batches", None)
-            if n_batches is None:  # a stream is read from its beginning
-                found.append(piece)
-                continue
-            ends = np.linspace(0, n_batches, min(n_tasks, max(n_batches, 1)) + 1).astype(int).tolist()
-            n_bytes = piece.n_bytes // (len(ends) - 1)
-            found += [Piece(piece.path, start, stop, n_bytes) for start, stop in pairwise(ends)]
-        return found
+    def sizes_in(self, path: str) -> list[int]:
+        mapped, reader = _open_mapped(path)
+        n_batches = getattr(reader, "num_record_batches", 1)  # a stream is read from its beginning
+        return [len(mapped) // n_batches] * n_batches
 
     def count(self, piece: Piece) -> Counted:
         n_rows = sum(batch.num_rows for batch in _batches(_open_mapped(piece.path, [0])[1], piece))
