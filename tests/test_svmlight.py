@@ -19,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import streamcd
 from streamcd.conversion.byte_sources import Piece, check_rows, expand, read_blocks
 from streamcd.conversion.libsvm import iterate_batches, write_rows
 from streamcd.conversion.sources import Reading
@@ -281,18 +282,14 @@ def test_takes(variety: str, parse_text: Callable[..., Parsed]) -> None:
 
 def test_counts_what_it_drops(parse_text: Callable[..., Parsed]) -> None:
     counts = parse_text("1 qid:3 1:0 2:1e-60 3:1\n0.5 2:-1e-50 4:0\n", value_dtype=np.float32).counts
-    assert (counts.n_explicit_zeros, counts.n_underflows, counts.n_query_ids, counts.n_decimal_labels) == (
-        2,
-        2,
-        1,
-        1,
-    )
-    assert counts.label_kind == "decimal"
+    assert (counts.n_explicit_zeros, counts.n_underflows, counts.n_query_ids) == (2, 2, 1)
     assert [message.split()[0] for message in counts.messages(np.dtype(np.float32))] == ["2", "2", "1"]
 
 
-def test_labels_written_with_a_point_are_integers_still(parse_text: Callable[..., Parsed]) -> None:
-    assert parse_text("1.0 1:1\n-1.0 1:1\n2e1 1:1\n").counts.label_kind == "integer"
+@pytest.mark.parametrize(("last", "kind"), [("2e1", "integer"), ("0.5", "decimal")])
+def test_labels_written_with_a_point_are_integers_still(tmp_path: Path, last: str, kind: str) -> None:
+    (tmp_path / "t.txt").write_text(f"1.0 1:1\n-1.0 1:1\n{last} 1:1\n")
+    assert streamcd.convert(tmp_path / "t.txt", tmp_path / "data").label_kind == kind
 
 
 def test_notices_index_zero_and_the_largest_index(parse_text: Callable[..., Parsed]) -> None:

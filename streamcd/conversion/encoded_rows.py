@@ -17,7 +17,7 @@ from ..models.string_table import StringTable
 from ..models.table_encoder import BLOCK_CELLS, EncodedRows, RowChecker, TableEncoder, sorted_rows
 from ..solvers.problem import LEAST_WEIGHT
 from .numbering import LABELS
-from .rows import Counts, RowBatch, Rows, are_weights, count_decimals
+from .rows import Counts, RowBatch, Rows, are_weights
 from .sources import LIBSVM, Block, Reading, Source
 
 
@@ -53,7 +53,6 @@ def row_batches(
             source_row = np.arange(first_row + counts.n_rows, first_row + counts.n_rows + n_rows)
             counts.n_rows += n_rows
             counts.n_entries += found.feature.size
-            counts.n_decimal_labels = labels.n_decimal
             _take_counts(counts, encoder, block)
             weights = None if weight is None else weight[mine]
             rows = Rows(source_row, label[mine], weights, found.indptr, found.feature, found.value)
@@ -121,7 +120,7 @@ class _Labels:
     """Labels of blocks as numbers: as they are, or the codes of names."""
 
     def __init__(self, source: Source, strings: StringTable | None) -> None:
-        self._source, self.n_decimal = source, 0
+        self._source = source
         self._name = "" if source.encoding is None else source.encoding.label
         self._table, self._adds = strings or StringTable(), strings is not None
         if source.class_names:
@@ -152,8 +151,6 @@ class _Labels:
             raise DataError(
                 f"{block.place(row, self._name)}: expected a {word}, found {given[row]}; correct or remove the row"
             )
-        if not self._source.names_labels:
-            self.n_decimal += count_decimals(label)
         return label
 
     def _names(self, given: Any) -> np.ndarray:

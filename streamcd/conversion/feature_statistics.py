@@ -261,10 +261,15 @@ class LabelCounts:
         if self.counts is None:
             least, greatest = self.least, self.greatest
             ends = {"targets": {"min": least, "max": greatest}} if targets else {}
-            return {"classes": None, "class_counts": None, **ends}
+            return {"classes": None, "class_counts": None, "label_kind": "decimal", **ends}
         counts = dict.fromkeys([] if known is None else known.tolist(), 0) | self.counts
         classes = sorted(counts)
-        return {"classes": classes, "class_counts": [counts[label] for label in classes]}
+        whole = all(label.is_integer() and abs(label) < 2.0**53 for label in classes)
+        return {
+            "classes": classes,
+            "class_counts": [counts[label] for label in classes],
+            "label_kind": "integer" if whole else "decimal",
+        }
 
 
 def sorted_distinct(numbers: np.ndarray) -> np.ndarray:

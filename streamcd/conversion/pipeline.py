@@ -250,12 +250,10 @@ class Conversion:
         table: list[dict[str, Any]],
     ) -> dict[str, Any]:
         options, like = self.options, self.options.training
-        kind = counts.label_kind if like is None or counts.label_kind == "decimal" else like.label_kind
         return {
             "n_features": shape.n_features,
             "index_base": shape.index_base,
             "compact": options.compact,
-            "label_kind": "decimal" if options.has_targets else kind,
             **labels.manifest(like.classes if like else None, targets=options.has_targets),
             **({"class_names": class_names} if self.source.names_labels else {}),
             "weighted": self._weighted,

@@ -37,7 +37,6 @@ class Like:
     indices: SourceIndices
     n_features: int
     classes: np.ndarray | None
-    label_kind: str
     scaling: Scaling
     encoding: Encoding | None
     class_names: tuple[str, ...]
@@ -59,7 +58,7 @@ def load_like(path: Location) -> Like:
         found = load_model(path)
         scaling, encoding, indices = found.scaling, found.encoding, found.source_indices
     names = tuple(found.class_names or ())
-    taken = (indices, found.n_features, found.classes, found.label_kind)
+    taken = (indices, found.n_features, found.classes)
     return Like(*taken, scaling, encoding, names, found.has_targets)
 
 

@@ -93,12 +93,6 @@ def are_weights(numbers: np.ndarray) -> np.ndarray:
     return (numbers == 0) | ((numbers >= LEAST_WEIGHT) & (numbers <= 1 / LEAST_WEIGHT))
 
 
-def count_decimals(label: np.ndarray) -> int:
-    """Count the labels that are no integers, or too large to tell."""
-    with np.errstate(invalid="ignore"):
-        return int(((label != np.floor(label)) | (np.abs(label) >= 2.0**53)).sum())
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Batches of rows from parsers
 
@@ -113,7 +107,6 @@ class Counts:
     n_underflows: int = 0  # zero only in the dtype asked for
     n_ignored: int = 0  # with an index beyond the width
     n_query_ids: int = 0
-    n_decimal_labels: int = 0  # that are no integers
     zero_index: bool = False
     max_index: int = -1
     max_location: str = ""  # file and line where the largest index occurs first
@@ -121,11 +114,6 @@ class Counts:
     unseen: dict[str, Unknown] = field(default_factory=dict)
     unindicated: dict[str, Unknown] = field(default_factory=dict)
     n_missing: Any = 0  # values, by column of a table
-
-    @property
-    def label_kind(self) -> str:
-        """``"integer"`` where every label is one, however it is written, else ``"decimal"``."""
-        return "decimal" if self.n_decimal_labels else "integer"
 
     @property
     def is_wide(self) -> bool:

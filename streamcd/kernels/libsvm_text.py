@@ -42,15 +42,14 @@ MAX_INDEX = 1 << 62
     UNDERFLOWS,
     IGNORED,
     QIDS,
-    DECIMAL_LABELS,
     MAX_SEEN,  # largest index, -1 before any
     MAX_LINE,  # line of its first occurrence
     ZERO_INDEX,  # whether index 0 occurs
     N_STATE,
-) = range(16)
+) = range(15)
 LINE_START = -2
 # the first fields of `Counts`
-COUNTED = [ROWS, ENTRIES, ZEROS, UNDERFLOWS, IGNORED, QIDS, DECIMAL_LABELS]
+COUNTED = [ROWS, ENTRIES, ZEROS, UNDERFLOWS, IGNORED, QIDS]
 
 
 class Allowed(NamedTuple):
@@ -136,8 +135,6 @@ def parse_lines(text, stop, state, room, allowed, known):
                 status = LABEL_RANGE
                 break
             label[row] = number + 0.0  # -0 is 0
-            if number != np.floor(number) or abs(number) >= 9007199254740992.0:
-                state[DECIMAL_LABELS] += 1
             last = -1
         while True:
             c = text[position]
