@@ -16,12 +16,11 @@ from ..core.atomic_files import sync_together
 from ..core.errors import UsageError
 from ..core.options import Checked, ListenerOptions, replaces, takes
 from ..core.progress import Listener, Progress, ends_progress
-from ..core.storage import local_path
+from ..core.storage import Location, local_path
 from ..dataset.dataset import Dataset, open_dataset
-from ..dataset.feature_figures import joined_figures
 from ..dataset.kept_columns import KEPT_FILE, join_kept
 from ..dataset.manifests import INDICES_FILE, LISTED, ROW_LAYOUT, SCALES_FILE
-from ..dataset.parquet import read_table
+from ..dataset.parquet import read_groups, read_table
 from ..dataset.schema import FIRST_OF_ROWS, MAX_CLASSES
 from ..dataset.source_indices import indices_of
 from ..dataset.writer import Part, file_record, joined_norms, write_dataset, write_features
@@ -130,7 +129,7 @@ def _write(datasets: Sequence[Dataset], folder: Path, listener: Listener) -> Non
     n_rows = [one.n_rows for one in datasets]
     parts = [*_linked_parts(datasets, folder, listener)]
     paths = [one.file("features.parquet") for one in datasets]
-    figures, encoding = joined_figures(paths, n_rows), encoding_of(first)
+    figures, encoding = _joined_figures(paths, n_rows), encoding_of(first)
     fields = {
         **{key: value for key, value in first.manifest.items() if key not in _DERIVED},
         "n_rows": sum(n_rows),
@@ -215,3 +214,39 @@ def _columns(manifests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         for use in manifest.get("table") or ():
             missing[use["column"]] = missing.get(use["column"], 0) + (use["missing"] or 0)
     return [{**use, "missing": missing[use["column"]]} for use in manifests[0]["table"]]
+
+
+def _joined_figures(paths: Sequence[Location], n_rows: Sequence[int]) -> Iterator[dict[str, np.ndarray]]:
+    """Read the features' statistics (see `schema.FEATURES`), in blocks, as those over the rows of all files.
+
+    Each of `paths` describes as many rows as `n_rows` says.
+    """
+    names = ("feature", "n_entries", "min", "max", "mean", "mean_square")
+    streams = [read_groups(path, names) for path in paths]
+    blocks = [next(stream, None) for stream in streams]
+    while waiting := [block for block in blocks if block is not None]:
+        stop = min(int(block["feature"][-1]) for block in waiting)
+        feature = np.unique(np.concatenate([block["feature"] for block in waiting]))
+        feature = feature[feature <= stop]
+        joined = {name: np.zeros(feature.size, waiting[0][name].dtype) for name in names} | {
+            "feature": feature
+        }
+        absent = np.full(feature.size, len(paths))  # data sets without an entry of it
+        joined["min"][:], joined["max"][:] = np.inf, -np.inf
+        for number, block in enumerate(blocks):
+            if block is None:
+                continue
+            n = int(np.searchsorted(block["feature"], stop, side="right"))
+            mine = {name: column[:n] for name, column in block.items()}
+            rest = {name: column[n:] for name, column in block.items()}
+            blocks[number] = rest if rest["feature"].size else next(streams[number], None)
+            place, share = np.searchsorted(feature, mine["feature"]), n_rows[number] / sum(n_rows)
+            absent[place] -= 1
+            joined["n_entries"][place] += mine["n_entries"]
+            joined["min"][place] = np.minimum(joined["min"][place], mine["min"])
+            joined["max"][place] = np.maximum(joined["max"][place], mine["max"])
+            for name in ("mean", "mean_square"):
+                joined[name][place] += share * mine[name]
+        joined["min"] = np.where(absent > 0, np.minimum(joined["min"], 0.0), joined["min"])
+        joined["max"] = np.where(absent > 0, np.maximum(joined["max"], 0.0), joined["max"])
+        yield joined

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from ..core.errors import DatasetError
 from .dataset import Dataset
-from .feature_figures import read_name
+from .parquet import column_values, read_tables
 
 BAD_MEAN_SQUARE = 30.0
 """Bound on C times the mean square of the row norms: it separates the datasets measured that converge within 1000 passes
@@ -50,8 +51,19 @@ def feature_rms(dataset: Dataset, *, centred: bool = False) -> dict[str, Any] | 
             greatest = max(greatest, (float(rms.max()), int(feature[rms.argmax()])))
     if not greatest[0]:
         return None
-    names = [read_name(dataset.file("features.parquet"), feature) for _, feature in (least, greatest)]
+    names = [_read_name(dataset, feature) for _, feature in (least, greatest)]
     return {"min": least[0], "max": greatest[0], "of_min": names[0], "of_max": names[1]}
+
+
+def _read_name(dataset: Dataset, feature: int) -> str:
+    """Read the name of a feature that occurs; without names its index in the source."""
+    path = dataset.file("features.parquet")
+    for table in read_tables(path, ("feature", "index", "name"), first=("feature", feature)):
+        for place in np.flatnonzero(column_values(table["feature"]) == feature).tolist():
+            name: str | None = table["name"][place].as_py()
+            return f"feature {table['index'][place]}" if name is None else name
+        break
+    raise DatasetError(f"{path}: expected feature {feature}, found none")
 
 
 def labels_of_a_target(dataset: Dataset, most: int = MANY_FRACTIONS) -> str | None:
