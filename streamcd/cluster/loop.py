@@ -134,8 +134,7 @@ class RoundLoop(TrainingLoop):
         self.state.lanes["round"] += 1
         trained = request.phase(TRAIN)
         figures = self._take(request, result, step)
-        self._conclude_read(trained)
-        self._begin_next(request.n_passes)
+        self._conclude_read(trained, request.n_passes)
         self.bytes_read += result.bytes_read
         record = {
             "round": self.round,

@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -48,7 +47,8 @@ _FIRST_STRETCHES = (
     8  # of the first pass, each with as many entries a weight, as its end sweeps over the weights
 )
 
-_REPORTED = ("kappa", "extrapolation")  # the latter of a primal method, see `extrapolation`
+TOLD = ("kappa", "extrapolation")
+"""Arrays of lanes that results and the log tell of, where they are; the second is a primal method's."""
 
 
 def check_acceleration(value: float | str) -> float | str:
@@ -306,13 +306,3 @@ def weights_of_alpha(lanes: Mapping[str, np.ndarray], w: np.ndarray, beside: np.
     width = w.shape[1] // lanes["kappa"].size
     in_pass, kappa = (np.repeat(lanes[name], width) for name in ("in_pass", "kappa"))
     return np.where(in_pass, w + kappa * (w - beside), beside)
-
-
-def report(lanes: Mapping[str, np.ndarray], lane: int) -> dict[str, Any]:
-    """Report a lane's kappa or extrapolation for its result; empty without acceleration."""
-    return {name: float(lanes[name][lane]) for name in _REPORTED if name in lanes}
-
-
-def log_figures(lanes: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Return the smallest and largest of `report` over lanes, for the log; empty without acceleration."""
-    return {name: [float(lanes[name].min()), float(lanes[name].max())] for name in _REPORTED if name in lanes}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from ..core.progress import Listener, Progress, TrainingStatus, telling_of_compi
 from ..core.randomness import random_key
 from ..core.threads import Threads
 from ..dataset.dataset import Dataset
-from ..solvers import acceleration
+from ..solvers.acceleration import TOLD, recalls_after
 from ..solvers.problem import Problem
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Solver, new_totals
 from ..stream.arenas import RowLayout
@@ -45,12 +45,7 @@ _FIRST_CHECKPOINT = 1.0
 start took a third of a short training."""
 
 _CHECKPOINT_RATE = 20_000_000
-"""Bytes of a state for each of these seconds, of which writing takes a twentieth at 400 MB/s: with eight C, five folds and
-494,000 rows (180 MB) a checkpoint after the first second took 0.3 to 0.6 s of a training of 4."""
-
-
-_COUNTED_ROWS = 1 << 14
-"""Rows of w at a time of which the weights that are not 0 are counted: numpy copies them."""
+"""Bytes of a state for each of these seconds, of which writing takes a twentieth at 400 MB/s."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +111,7 @@ class TrainingLoop(ABC):
             task.dataset, task.solver.layout.state_bytes, self.paged.slots if self.paged else None
         )
 
+    @np.errstate(all="ignore")  # numbers that are not finite are told after every read
     def run(self) -> Outcome:
         """Train until every lane is done."""
         lanes, ended = self.state.lanes, self.state.lanes["reason"].copy()
@@ -133,7 +129,11 @@ class TrainingLoop(ABC):
             lanes = {**lanes, "reason": reason}
         finally:
             self._close()
-        support = {"n_nonzero": _support_sizes(self.state.w[:-1], self.task.problem.n_lanes)}
+        w = self.state.w[:-1]  # counted in blocks: numpy copies them
+        counts: Any = sum(
+            np.count_nonzero(rows, axis=0) for rows in np.array_split(w, 1 + w.size // (1 << 20))
+        )
+        support = {"n_nonzero": counts.reshape(lanes["phase"].size, -1).sum(axis=1)}
         return Outcome(lanes | support, self._seconds(), self._bytes_read(), self.kernel_seconds)
 
     @abstractmethod
@@ -147,8 +147,8 @@ class TrainingLoop(ABC):
     def _has_open_lanes(self) -> bool:
         return bool(self.state.phase(START, TRAIN, CERTIFY).size)
 
-    def _conclude_read(self, trained: np.ndarray) -> None:
-        """Decide what each lane does, from the totals of the read that ended."""
+    def _conclude_read(self, trained: np.ndarray, n_reads: int) -> None:
+        """Decide what each lane does, from the totals of the read that ended, or of several, and move on to the next one."""
         state, task = self.state, self.task
         state.lanes["restore"][:] = False
         update_lane_phases(
@@ -156,22 +156,10 @@ class TrainingLoop(ABC):
         )
         task.solver.end_read(state, trained)
         state.totals[:] = new_totals(task.problem.n_lanes)
-
-    def _begin_next(self, n_reads: int) -> None:
-        """Move on by the reads that were made, to the next one or to the end."""
-        state, task = self.state, self.task
         state.read, state.window = state.read + n_reads, 0
         reopen(state, task.rule)
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
-
-    def _begin(self) -> None:
-        """Prepare a new run; until its first checkpoint, resuming it begins anew."""
-        self.slots.allocate()
-        if self.paged:
-            self.paged.write_constants()
-        if self.task.warm_start is not None:
-            self.task.warm_start.begin(self.state, self.task.solver, self.slots)
 
     def _checkpoint(self) -> None:
         """Replace the state on disk, which also records the length of the log, and refers to the slots."""
@@ -187,7 +175,12 @@ class TrainingLoop(ABC):
         room = sum(array.nbytes for array in own) + self.task.dataset.n_chunks
         arrays = self.directory.read_state(room)
         if arrays is None:
-            self._begin()
+            # until its first checkpoint, resuming a run begins anew
+            self.slots.allocate()
+            if self.paged:
+                self.paged.write_constants()
+            if self.task.warm_start is not None:
+                self.task.warm_start.begin(self.state, self.task.solver, self.slots)
             return
         try:
             self.slots.restore(arrays.pop("slots"))
@@ -254,17 +247,16 @@ class TrainingLoop(ABC):
     def _lane_figures(self) -> dict[str, Any]:
         """Summarise all lanes for a line of the log."""
         lanes, scale = self.state.lanes, self.task.problem.scale
+        names = {"objective_estimate": "estimated_primal", "gap_estimate": "estimate"}
+        names |= {name: name for name in ("primal", "dual", "gap")}
+        figures = {name: float(scale * lanes[array].sum()) for name, array in names.items()}
+        figures["violation"] = float(lanes["seen_violation"].max())
         return {
             "passes": int(lanes["passes"].max()),
             "open_lanes": int((lanes["phase"] != DONE).sum()),
-            "objective_estimate": _finite(scale * lanes["estimated_primal"].sum()),
-            "gap_estimate": _finite(scale * lanes["estimate"].sum()),
-            "primal": _finite(scale * lanes["primal"].sum()),
-            "dual": _finite(scale * lanes["dual"].sum()),
-            "gap": _finite(scale * lanes["gap"].sum()),
-            "violation": _finite(lanes["seen_violation"].max()),
+            **{name: figure if np.isfinite(figure) else None for name, figure in figures.items()},
             "active_rows": int(lanes["n_active"].sum()),
-            **acceleration.log_figures(lanes),
+            **{name: [float(lanes[name].min()), float(lanes[name].max())] for name in TOLD if name in lanes},
         }
 
 
@@ -272,12 +264,11 @@ class Loop(TrainingLoop):
     """Training in this process, window after window; see `TrainingLoop`."""
 
     def __init__(self, directory: Run, task: Task, session: Session) -> None:
-        self.task = task
-        self._make_room()
+        self.planned = planned_bytes(task.plan, task.dataset, task.memory, task.solver.memory)
+        make_room(task.memory, self.planned)
         super().__init__(directory, task, session)
         self.threads = task.solver.threads = session.threads
         self.next_checkpoint = math.inf
-        self.meter = {"train": 0.0, "wait": 0.0, "state": 0.0}
         # chunks whose rows are in a resident arena, and the rows that the slots do not have yet
         self.present = np.zeros(task.dataset.n_chunks, dtype=bool)
         self.changed: dict[int, list[np.ndarray]] = {}
@@ -285,143 +276,116 @@ class Loop(TrainingLoop):
         self._restore_checkpoint()
 
     def _train(self) -> None:
-        task, folds = self.task, self.task.problem.n_folds
+        task, layout = self.task, self.task.solver.layout
         started = time.monotonic()
         with telling_of_compilation(self.listener, "train"):  # of a program that calls no decorated function
             task.solver.load_kernels(task.dataset, self.state)
         self.kernel_seconds = time.monotonic() - started
-        n_bytes = task.dataset.n_rows * task.solver.layout.state_bytes + task.solver.memory.weights
+        n_bytes = task.dataset.n_rows * layout.state_bytes + task.solver.memory.weights
         first = max(_FIRST_CHECKPOINT, n_bytes / _CHECKPOINT_RATE)
         self.next_checkpoint = time.monotonic() + min(task.checkpoint_every, first)
-        options: dict[str, Any] = {"n_folds": folds}
-        options["folder"] = self.directory.path if self.directory.has_files else None
-        with Stream(task.dataset, task.plan, task.solver.layout, task.seed, **options) as stream:
+        folder = self.directory.path if self.directory.has_files else None
+        options: dict[str, Any] = {"n_folds": task.problem.n_folds, "folder": folder}
+        with Stream(task.dataset, task.plan, layout, task.seed, **options) as stream:
             self.stream = stream
-            self._make_room()  # the last kernels are loaded, and windows take no memory yet
-            if task.warm_start is not None and isinstance(task.solver.layout, RowLayout):
+            make_room(
+                task.memory, self.planned
+            )  # the last kernels are loaded, and windows take no memory yet
+            if task.warm_start is not None and isinstance(layout, RowLayout):
                 stream.begin_with(task.warm_start.new_chunks)
             self.order = np.empty(stream.largest_window_items + 1, dtype=np.int64)
             while self._has_open_lanes():
                 self._read(stream)
             self._checkpoint()
 
-    def _make_room(self) -> None:
-        task = self.task
-        planned = planned_bytes(task.plan, task.dataset, task.memory, task.solver.memory)
-        make_room(task.memory, planned)
-
     def _close(self) -> None:
         self.threads.close()
 
     def _read(self, stream: Stream) -> None:
         """Carry out the rest of the current read."""
-        state = self.state
-        before = self._figures()
-        certifying_only = not state.phase(TRAIN).size
-        self.keeps = self._rows_stay()
-        whole, back = bool(state.phase(START, CERTIFY).size), bool(state.lanes["restore"].any())
+        state, task, n_windows = self.state, self.task, stream.n_windows(self.state.read)
+        spent = dict.fromkeys(("total", "read", "train", "wait", "state"), 0.0)
+        begun, read_before, bytes_before = time.monotonic(), stream.read_seconds, self._bytes_read()
+        lanes, trained = state.lanes, state.phase(TRAIN)
+        # rows that shrink in this read are expected to stay out of the next
+        goes_on = (lanes["passes"][trained] + 1 < task.rule.max_passes).any()
+        rows_stay = bool(goes_on) and not recalls_after(lanes, trained)
+        whole, back = bool(state.phase(START, CERTIFY).size), bool(lanes["restore"].any())
         stream.begin_read(all_rows=whole, rows_return=back)
-        windows = self._rest_of_read(stream)
-        n_windows = stream.n_windows(state.read)
-        while True:
-            started = time.monotonic()
-            window = next(windows, None)
-            self.meter["wait"] += time.monotonic() - started
-            if window is not None:
-                self._visit(window)
-                if self.keeps:
-                    self._keep_active(stream, window)
+        n_passes, n_entries = int(trained.size > 0), task.dataset.n_entries
+        phase = f"{'' if n_passes else 'certify after '}pass {int(lanes['passes'].max()) + n_passes}"
+        waiting = time.monotonic()
+        # what a solver holds of the windows before, it gathers again in a resumed run
+        for window in stream.windows(state.read, 0 if task.solver.memory.held_bytes else state.window):
+            spent["wait"] += time.monotonic() - waiting
+            self._visit(window, spent)
+            if window.number == state.window:
+                if rows_stay:
+                    self._keep_active(stream, window, spent)
                 state.window += 1
-                self._report_read(n_windows, certifying_only)
-            if state.window >= n_windows:
-                self._end_read(before, certifying_only)
-            self._pause()
-            if state.window == 0:
-                return
+                self._report(phase, int(state.window / n_windows * n_entries), n_entries, n_passes)
+                if state.window < n_windows:
+                    self._pause()
+            waiting = time.monotonic()
+        number = state.read
+        self._conclude_read(trained, 1)
+        spent["total"], spent["read"] = time.monotonic() - begun, stream.read_seconds - read_before
+        if self.directory.has_files:
+            record = {
+                "read": number,
+                "kind": "train" if n_passes else "certify",
+                **self._lane_figures(),
+                "bytes_read": self._bytes_read() - bytes_before,
+                "scratch_bytes": stream.scratch_bytes,
+                "seconds": {kind: round(seconds, 6) for kind, seconds in spent.items()},
+            }
+            self.directory.append_log(record)
+        self._pause()
 
-    def _rest_of_read(self, stream: Stream) -> Iterator[Window]:
-        """Iterate over the windows to come; what a solver holds of those before, it gathers again in a resumed run."""
-        state = self.state
-        for window in stream.windows(state.read, 0 if self.task.solver.memory.held_bytes else state.window):
-            if window.number < state.window:
-                self._visit(window)
-            else:
-                yield window
-
-    def _visit(self, window: Window) -> None:
-        state, started = self.state, time.monotonic()
-        training = bool(state.phase(TRAIN).size)
-        self._load_rows(window)
-        loaded = time.monotonic()
-        key = random_key(self.task.seed, window.read, window.number)
-        self.task.solver.visit(window, state, self.order, key)
-        visited = time.monotonic()
-        if training:
-            self._save_rows(window)
-        self.meter["train"] += visited - loaded
-        self.meter["state"] += loaded - started + time.monotonic() - visited
-
-    # -- dual variables: those of a resident dataset stay in the arena until a checkpoint ------------------------------
-
-    def _load_rows(self, window: Window) -> None:
-        arena, back = window.arena, bool(self.state.lanes["restore"].any())
+    def _visit(self, window: Window, spent: dict[str, float]) -> None:
+        """Visit a window, with the dual variables of its rows; resident ones stay in the arena until a checkpoint."""
+        state, solver, arena, started = self.state, self.task.solver, window.arena, time.monotonic()
+        back, training = bool(state.lanes["restore"].any()), bool(state.phase(TRAIN).size)
+        chunks = list(window.chunk_ranges()) if solver.layout.state_bytes else []
 
         def load(chunk: int, start: int, stop: int) -> None:
-            solver, rows = self.task.solver, [arena.alpha[start:stop], arena.active[start:stop]]
+            rows = [arena.alpha[start:stop], arena.active[start:stop]]
             if not self.present[chunk] and not self.slots.load(chunk, rows):
                 solver.new_rows(arena, start, stop)
             self.present[chunk] = self.task.plan.resident
             if back:
-                solver.restore_rows(self.state, arena, start, stop)
+                solver.restore_rows(state, arena, start, stop)
 
-        chunks = [chunk for chunk in self._chunks(window) if back or not self.present[chunk[0]]]
-        self._by_threads([partial(load, *chunk) for chunk in chunks])
-
-    def _save_rows(self, window: Window) -> None:
-        arena = window.arena
-        for chunk, start, stop in self._chunks(window):
+        self._by_threads([partial(load, *one) for one in chunks if back or not self.present[one[0]]])
+        loaded = time.monotonic()
+        solver.visit(window, state, self.order, random_key(self.task.seed, window.read, window.number))
+        visited = time.monotonic()
+        for chunk, start, stop in chunks if training else ():
             self.changed[chunk] = [arena.alpha[start:stop], arena.active[start:stop]]
         if not self.task.plan.resident:
             self._flush_rows()
+        spent["train"] += visited - loaded
+        spent["state"] += loaded - started + time.monotonic() - visited
 
     def _flush_rows(self) -> None:
         self._by_threads([partial(self.slots.save, *changed) for changed in self.changed.items()])
         self.changed.clear()
-
-    def _chunks(self, window: Window) -> list[tuple[int, int, int]]:
-        """List the chunks of a window as `Window.chunk_ranges`; none if items have no state."""
-        return list(window.chunk_ranges()) if self.task.solver.layout.state_bytes else []
 
     def _by_threads(self, calls: Sequence[Callable[[], object]]) -> None:
         """Make a call for each of some chunks; for 10 kB each, two threads beside a reader took 1.25 times as long."""
         dataset, row_bytes = self.task.dataset, self.task.solver.layout.state_bytes
         self.threads.run(calls, len(calls) * row_bytes * dataset.n_rows // (8 * max(dataset.n_chunks, 1)))
 
-    # -- active rows --------------------------------------------------------------------------------------------------
-
-    def _rows_stay(self) -> bool:
-        """Tell whether rows that shrink in this read are expected to stay out of the next."""
-        lanes, training = self.state.lanes, self.state.phase(TRAIN)
-        goes_on = (lanes["passes"][training] + 1 < self.task.rule.max_passes).any()
-        return bool(goes_on) and not acceleration.recalls_after(lanes, training)
-
-    def _keep_active(self, stream: Stream, window: Window) -> None:
+    def _keep_active(self, stream: Stream, window: Window, spent: dict[str, float]) -> None:
         """Copy the rows that are active in any lane that is not done, for the next reads."""
         started, lanes = time.monotonic(), self.state.lanes
         columns = np.repeat(lanes["phase"] != DONE, self.task.problem.lane_vectors)
         if refusal := stream.keep_active(window, columns):
             self.listener.message(f"active rows are not copied to disk: {refusal}; all rows are read instead")
-        self.meter["state"] += time.monotonic() - started
-
-    def _end_read(self, before: Mapping[str, float], certifying_only: bool) -> None:
-        state = self.state
-        self._conclude_read(state.phase(TRAIN))
-        if self.directory.has_files:
-            self.directory.append_log(self._log_record(before, certifying_only))
-        self._begin_next(1)
+        spent["state"] += time.monotonic() - started
 
     def _pause(self) -> None:
-        """Between windows, stop if requested, and save a checkpoint if one is due."""
+        """Stop if requested, and save a checkpoint if one is due."""
         self._stop_if_requested()
         if time.monotonic() >= self.next_checkpoint:
             self._checkpoint()
@@ -430,51 +394,11 @@ class Loop(TrainingLoop):
         self._checkpoint()
         return "goes on from here"
 
-    # -- checkpoints --------------------------------------------------------------------------------------------------
-
     def _checkpoint(self) -> None:
         self._flush_rows()
         super()._checkpoint()
         self.next_checkpoint = time.monotonic() + self.task.checkpoint_every
 
-    # -- reports ------------------------------------------------------------------------------------------------------
-
     def _bytes_read(self) -> int:
         of_dataset = self.stream.bytes_read if self.stream else 0
         return self.bytes_before + of_dataset + self.slots.bytes_read
-
-    def _figures(self) -> dict[str, float]:
-        """Return running totals; a log record has their differences."""
-        read = self.stream.read_seconds if self.stream else 0.0
-        return {"total": time.monotonic(), "read": read, "bytes_read": self._bytes_read(), **self.meter}
-
-    def _report_read(self, n_windows: int, certifying_only: bool) -> None:
-        number = int(self.state.lanes["passes"].max()) + (0 if certifying_only else 1)
-        phase = f"certify after pass {number}" if certifying_only else f"pass {number}"
-        n_entries = self.task.dataset.n_entries
-        done = int(self.state.window / max(n_windows, 1) * n_entries)
-        self._report(phase, done, n_entries, 0 if certifying_only else 1)
-
-    def _log_record(self, before: Mapping[str, float], certifying_only: bool) -> dict[str, Any]:
-        spent = {name: figure - before[name] for name, figure in self._figures().items()}
-        bytes_read = int(spent.pop("bytes_read"))
-        return {
-            "read": self.state.read,
-            "kind": "certify" if certifying_only else "train",
-            **self._lane_figures(),
-            "bytes_read": bytes_read,
-            "scratch_bytes": self.stream.scratch_bytes if self.stream else 0,
-            "seconds": {kind: round(seconds, 6) for kind, seconds in spent.items()},
-        }
-
-
-def _support_sizes(weights: np.ndarray, n_lanes: int) -> np.ndarray:
-    """Count the weights of each lane that are not 0."""
-    counts = np.zeros(weights.shape[1], dtype=np.int64)
-    for start in range(0, weights.shape[0], _COUNTED_ROWS):
-        counts += np.count_nonzero(weights[start : start + _COUNTED_ROWS], axis=0)
-    return np.asarray(counts.reshape(n_lanes, -1).sum(axis=1))
-
-
-def _finite(number: float) -> float | None:
-    return float(number) if np.isfinite(number) else None

@@ -12,7 +12,8 @@ import numpy as np
 from ..core.errors import escaped
 from ..core.memory_budget import peak_memory_bytes
 from ..core.progress import counted
-from ..solvers import acceleration, over_relaxation
+from ..solvers import over_relaxation
+from ..solvers.acceleration import TOLD
 from ..solvers.problem import Problem
 from .stopping import BY_TIME, REASONS
 
@@ -181,7 +182,7 @@ def make_result(run: str, outcome: Outcome, problem: Problem, n_rows: int) -> Re
                 "passes": int(kept["passes"][number]),
                 "converged": bool(kept["converged"][number]),
                 **over_relaxation.report(kept, number),
-                **acceleration.report(kept, number),
+                **{name: float(kept[name][number]) for name in TOLD if name in kept},
             }
             for number, lane in enumerate(problem.lanes)
         ],

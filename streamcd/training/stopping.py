@@ -9,7 +9,6 @@ shrunk set is a tenth of the allowed gap, takes up to twice the passes.)
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -64,82 +63,52 @@ class Reason(NamedTuple):
     """A reason why a lane ends."""
 
     name: str  # `Result.stop_reason`
-    holds: Callable[[Lanes, StopRule], np.ndarray]  # of certified lanes
     converged: bool = False
     shortfall: str = ""  # what a result says of it
 
 
-def _is_within_the_tolerance(lanes: Lanes, rule: StopRule) -> np.ndarray:
-    return lanes["gap"] <= _tolerance(rule) * np.abs(lanes["primal"])
-
-
-def _is_zero(lanes: Lanes, rule: StopRule) -> np.ndarray:
-    """The objective is as good as 0, and not proven to be above 0."""
-    small = np.abs(lanes["primal"]) <= lanes["negligible"]
-    return small & (lanes["dual"] <= 0.0) & (rule.tol is not None)
-
-
-def _is_optimal(lanes: Lanes, rule: StopRule) -> np.ndarray:
-    """LIBLINEAR's rule holds over a pass with all rows."""
-    eps = -1.0 if rule.eps is None else rule.eps
-    return lanes["whole"] & (lanes["seen_violation"] <= eps)
-
-
-def _is_all_rounding(lanes: Lanes, rule: StopRule) -> np.ndarray:
-    """The gap is within the tolerance but for rounding, and all passes were made, or one that changed no objective."""
-    without = lanes["gap"] - lanes["rounding"] <= _tolerance(rule) * np.abs(lanes["primal"])
-    return without & (lanes["stays"] & bool(rule.tol) | _has_made_all_passes(lanes, rule))
-
-
-def _has_made_all_passes(lanes: Lanes, rule: StopRule) -> np.ndarray:
-    return lanes["passes"] >= rule.max_passes
-
-
-def _never(lanes: Lanes, rule: StopRule) -> np.ndarray:
-    return np.zeros(lanes["passes"].size, dtype=bool)
-
-
-def _tolerance(rule: StopRule) -> float:
-    return -np.inf if rule.tol is None else rule.tol
-
-
 REASONS = (
-    Reason("gap", _is_within_the_tolerance, True),
-    Reason("zero", _is_zero, True),
-    Reason("violation", _is_optimal, True),
-    Reason(
+    Reason("gap", True),  # it is within the tolerance
+    Reason("zero", True),  # the objective is as good as 0, and not proven to be above 0
+    Reason("violation", True),  # LIBLINEAR's rule holds over a pass with all rows
+    Reason(  # the gap is within the tolerance but for rounding, and all passes were made, or one that changed no objective
         "rounding",
-        _is_all_rounding,
         shortfall="not converged {after}: with what rounding may add, the relative gap is {gap:.2g}, which more passes "
         "hardly change; scale the values ('convert --scale maxabs'), or give a larger tolerance or, of a loss that has "
         "one, a smaller C",
     ),
-    Reason(
-        "max_passes",
-        _has_made_all_passes,
-        shortfall="not converged {after}: the relative gap is {gap:.2g}{slowly}",
-    ),
+    Reason("max_passes", shortfall="not converged {after}: the relative gap is {gap:.2g}{slowly}"),
     # of the session; never in a state
-    Reason("time", _never, shortfall="not converged: the time was up {after}"),
-    Reason("unfinished", _never),
+    Reason("time", shortfall="not converged: the time was up {after}"),
+    Reason("unfinished"),
 )
 """Reasons why lanes end, from good to bad: the first that holds. A state has their places."""
 
 BY_TIME, UNFINISHED = len(REASONS) - 2, len(REASONS) - 1
 
 
-def _decide(lanes: Lanes, rule: StopRule) -> np.ndarray:
-    """Return the reason why each lane would end after its last certificate."""
-    with np.errstate(invalid="ignore"):  # nan before the first
-        holds = np.array([reason.holds(lanes, rule) for reason in REASONS[:UNFINISHED]])
-    return np.where(holds.any(axis=0), holds.argmax(axis=0), UNFINISHED)
+def _decide(lanes: Lanes, rule: StopRule, ended: np.ndarray) -> None:
+    """Set the lanes in `ended` done, for the reason that their last certificate gives, or open where it gives none."""
+    gap, primal, passes = lanes["gap"], np.abs(lanes["primal"]), lanes["passes"] >= rule.max_passes
+    allowed = -np.inf if rule.tol is None else rule.tol * primal
+    holds = np.array(
+        [
+            gap <= allowed,
+            (primal <= lanes["negligible"]) & (lanes["dual"] <= 0.0) & (rule.tol is not None),
+            _is_optimal(lanes, rule),
+            (gap - lanes["rounding"] <= allowed) & (lanes["stays"] & bool(rule.tol) | passes),
+            passes,
+        ]
+    )
+    reasons = np.where(holds.any(axis=0), holds.argmax(axis=0), UNFINISHED)[ended]
+    lanes["reason"][ended] = reasons
+    lanes["converged"][ended] = np.array([reason.converged for reason in REASONS])[reasons]
+    lanes["phase"][ended] = np.where(reasons == UNFINISHED, TRAIN, DONE)
 
 
-def _end(lanes: Lanes, ended: np.ndarray, reasons: np.ndarray) -> None:
-    """Set the lanes in `ended` done for their reason, or open where they have none."""
-    lanes["reason"][ended] = reasons[ended]
-    lanes["converged"][ended] = np.array([reason.converged for reason in REASONS])[reasons[ended]]
-    lanes["phase"][ended] = np.where(reasons[ended] == UNFINISHED, TRAIN, DONE)
+def _is_optimal(lanes: Lanes, rule: StopRule) -> np.ndarray:
+    eps = -1.0 if rule.eps is None else rule.eps
+    return lanes["whole"] & (lanes["seen_violation"] <= eps)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -200,10 +169,8 @@ def update_lane_phases(
     if certified.size:
         _conclude_certificates(state, rule, solver, at_fixed_w=at_fixed_w)
     if estimates is None:
-        lanes["estimate"][trained], lanes["estimated_primal"][trained] = (
-            lanes["gap"][trained],
-            lanes["primal"][trained],
-        )
+        for name, found in (("estimate", "gap"), ("estimated_primal", "primal")):
+            lanes[name][trained] = lanes[found][trained]
     else:
         _conclude_passes(state, rule, trained, estimates)
     _refuse_infinite(state, data)
@@ -222,8 +189,8 @@ def _refuse_infinite(state: State, data: str) -> None:
 def _conclude_certificates(state: State, rule: StopRule, solver: Solver, *, at_fixed_w: bool) -> None:
     lanes, starting, certified = state.lanes, state.phase(START), state.phase(CERTIFY)
     proof = solver.certificate(state)
-    lanes["dual_sum"][starting] = state.totals[starting, DUAL]
-    lanes["dual_sum"][certified] = state.totals[certified, DUAL]
+    for some in (starting, certified):
+        lanes["dual_sum"][some] = state.totals[some, DUAL]
     lanes["phase"][starting] = TRAIN
     change = np.abs(proof["primal"] - lanes["primal"])
     lanes["stays"][certified] = (change <= _STAYS * np.abs(proof["primal"]))[certified]
@@ -231,58 +198,47 @@ def _conclude_certificates(state: State, rule: StopRule, solver: Solver, *, at_f
         lanes[name][certified] = proof[name][certified]
     if at_fixed_w:
         lanes["seen_violation"][certified] = proof["violation"][certified]
-    _end(lanes, certified, _decide(lanes, rule))
+    _decide(lanes, rule, certified)
     failed = certified[lanes["phase"][certified] == TRAIN]
     gap, estimate = lanes["gap"][failed], lanes["estimate"][failed]
-    lanes["caution"][failed] = _caution_after_failure(lanes["caution"][failed], estimate, gap)
+    # The next certificate waits for an estimate that is smaller by as much as this one fell short of the gap: accelerated
+    # passes gain so much that halving would cost a tenth to a fifth of them. An estimate above the gap was right, and only
+    # the fall expected beside it did not come: that of a first pass, which has the losses of new rows. The caution until
+    # then counts as much as the ratio, as the point where a pass ends may be worse than those around it.
+    ratio = np.fmin(0.97 * estimate / gap, 1.0)  # nan before the first pass
+    lanes["caution"][failed] = np.clip(np.sqrt(ratio * lanes["caution"][failed]), _LEAST_CAUTION, 1.0)
     restore(state, failed[lanes["shrunk"][failed] & (gap > _OUTSIDE * estimate)])
 
 
-def _caution_after_failure(caution: np.ndarray, estimate: np.ndarray, gap: np.ndarray) -> np.ndarray:
-    """Return the share of the allowed gap that the expected gap has to reach after a failed certificate.
-
-    It goes by the ratio of the estimate to the certified gap: accelerated passes gain so much that halving would cost a
-    tenth to a fifth of them. An estimate above the gap was right, and only the fall expected beside it did not come: that of
-    a first pass, which has the losses of new rows. The caution until then counts as much as the ratio, as the point where a
-    pass ends may be worse than those around it.
-    """
-    ratio = np.fmin(0.97 * estimate / gap, 1.0)  # nan before the first pass
-    return np.clip(np.sqrt(ratio * caution), _LEAST_CAUTION, 1.0)
-
-
 def _conclude_passes(state: State, rule: StopRule, trained: np.ndarray, estimates: Estimates) -> None:
-    """Choose the lanes that are certified next: where success is expected, or all passes were made."""
+    """Choose the lanes that are certified next: where success is expected, or all passes were made.
+
+    Each row's term of the gap was computed before the row's own step, on average halfway through the pass, so at the end of
+    the pass their sum is smaller, by about the factor by which the estimate fell since the previous pass. The distance of w
+    from w(alpha), which acceleration adds to the estimate, is measured at the end.
+    """
     lanes = state.lanes
-    previous, whole = lanes["estimate"][trained], ~lanes["shrunk"][trained]
+    previous, lanes["whole"][trained] = lanes["estimate"][trained], ~lanes["shrunk"][trained]
     for name, array in estimates._asdict().items():
         lanes[name][trained] = array[trained]
-    lanes["whole"][trained] = whole
     lanes["shrunk"][trained] |= state.totals[trained, N_SHRUNK] > 0
-    size, caution = np.abs(lanes["estimated_primal"][trained]), lanes["caution"][trained]
     if rule.tol is not None:
-        expected = _expected_gaps(lanes, trained, previous)
-        hopeful = expected <= caution * rule.tol * size
-        hopeful |= size <= caution * lanes["negligible"][trained]
+        estimate, at_end = (
+            lanes["estimate"][trained],
+            lanes.get("distance", np.zeros(lanes["estimate"].size))[trained],
+        )
+        fall = np.divide(
+            estimate, previous, out=np.ones_like(estimate), where=previous > 0.0
+        )  # nan before the first pass
+        expected = (estimate - at_end) * np.minimum(fall, 1.0) + at_end
+        size, caution = np.abs(lanes["estimated_primal"][trained]), lanes["caution"][trained]
+        hopeful = (expected <= caution * rule.tol * size) | (size <= caution * lanes["negligible"][trained])
     else:
         hopeful = _is_optimal(lanes, rule)[trained]
-    ends = hopeful | _has_made_all_passes(lanes, rule)[trained]
+    ends = hopeful | (lanes["passes"][trained] >= rule.max_passes)
     lanes["phase"][trained[ends]] = CERTIFY
     if rule.eps is not None:  # where it holds for the rows that are left
         restore(state, trained[~ends & (lanes["seen_violation"][trained] <= rule.eps)])
-
-
-def _expected_gaps(lanes: Lanes, trained: np.ndarray, previous: np.ndarray) -> np.ndarray:
-    """Return the gaps expected of certificates, from the estimates of this pass and of the `previous` one.
-
-    Each row's term was computed before the row's own step, on average halfway through the pass, so at the end of the pass
-    their sum is smaller, by about the factor by which the estimate fell since the previous pass. The distance of w from
-    w(alpha), which acceleration adds to the estimate, is measured at the end.
-    """
-    estimate = lanes["estimate"][trained]
-    at_end = lanes["distance"][trained] if "distance" in lanes else np.zeros_like(estimate)
-    fall = np.ones_like(estimate)
-    np.divide(estimate, previous, out=fall, where=previous > 0.0)  # nan before the first pass
-    return (estimate - at_end) * np.minimum(fall, 1.0) + at_end
 
 
 def restore(state: State, lanes: np.ndarray) -> None:
@@ -296,7 +252,7 @@ def restore(state: State, lanes: np.ndarray) -> None:
 def reopen(state: State, rule: StopRule) -> None:
     """Decide anew, by this rule, about lanes that are done; those that have no reason to be train again, with all rows."""
     lanes, done = state.lanes, np.flatnonzero(state.lanes["phase"] == DONE)
-    _end(lanes, done, _decide(lanes, rule))
+    _decide(lanes, rule, done)
     again = done[lanes["phase"][done] == TRAIN]
     lanes["caution"][again] = 1.0
     restore(state, again)
