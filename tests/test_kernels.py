@@ -20,11 +20,11 @@ from reference import (
 )
 from small_datasets import multiclass, random_rows
 
-from streamcd.kernels import crammer_singer as crammer_singer_kernels
+from streamcd.kernels import classes as class_kernels
 from streamcd.kernels import dual as dual_kernels
 from streamcd.kernels import primitives
 from streamcd.kernels import rows as rows_kernels
-from streamcd.kernels.crammer_singer import ClassScratch, LaneColumns
+from streamcd.kernels.classes import ClassScratch, LaneColumns
 from streamcd.kernels.primitives import DUAL, GAP, LOSS, N_ACTIVE, N_VISITED, VIOLATION_MAX, VIOLATION_MIN
 from streamcd.kernels.sparse_rows import SparseRows
 from streamcd.solvers.problem import row_loss
@@ -243,12 +243,12 @@ class Classes:
         return self.rows, costs, variables, LaneColumns(self.first // 4, self.first, self.n_columns, scratch)
 
     def visit(self, order: np.ndarray) -> None:
-        crammer_singer_kernels.crammer_singer_visit(order, *self.arguments(), self.totals)
+        class_kernels.class_visit(order, *self.arguments(), self.totals)
 
     def certify(self) -> np.ndarray:
         w_alpha = np.zeros_like(self.w)
-        crammer_singer_kernels.crammer_singer_certify(np.arange(50), *self.arguments(), self.totals)
-        crammer_singer_kernels.add_alpha_classes(np.arange(50), *self.arguments(), w_alpha)
+        class_kernels.class_certify(np.arange(50), *self.arguments(), self.totals)
+        class_kernels.add_alpha_classes(np.arange(50), *self.arguments(), w_alpha)
         return w_alpha
 
     def own(self, columns: np.ndarray) -> np.ndarray:

@@ -18,15 +18,14 @@ import streamcd
 from streamcd.core.errors import UsageError
 from streamcd.core.threads import AHEAD, Threads, ahead
 from streamcd.runs.problem_options import ProblemOptions
-from streamcd.solvers import crammer_singer
-from streamcd.solvers.crammer_singer import CrammerSingerSolver
+from streamcd.solvers import classes
+from streamcd.solvers.classes import ClassSolver
 from streamcd.stream.slot_store import SlotStore
 
 
 @pytest.fixture(autouse=True)
 def small_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streamcd.core.threads._LEAST_OPERATIONS", 1)
-    monkeypatch.setattr("streamcd.solvers.dual._FEW_FEATURES", 0)  # so that a few lanes are divided, too
 
 
 @pytest.mark.parametrize("loss", ["squared_hinge", "log_loss"])
@@ -69,16 +68,16 @@ def test_lanes_of_crammer_singer_are_trained_by_threads_that_have_their_orders_i
 ) -> None:
     data = write_dataset(tmp_path / "data", multiclass(3, 200), n_chunks=3)
     n_rows = Counter[int]()
-    draw = crammer_singer.shuffled_active_rows
+    draw = classes.shuffled_active_rows
 
     def counted(*arguments: Any) -> np.ndarray:
         n_rows[threading.get_ident()] += 1
         return draw(*arguments)
 
-    monkeypatch.setattr(crammer_singer, "shuffled_active_rows", counted)
+    monkeypatch.setattr(classes, "shuffled_active_rows", counted)
     streamcd.train(data, tmp_path / "run", loss="crammer_singer", C=[0.1, 0.2, 0.4, 0.8, 1.6], threads=8)
     assert len(n_rows) > 1
-    solver = CrammerSingerSolver(
+    solver = ClassSolver(
         ProblemOptions(
             loss="crammer_singer", method="dual", acceleration="none", C=(0.1, 0.2, 0.4, 0.8, 1.6)
         ).make_problem(data)

@@ -234,7 +234,8 @@ class DualRounds(RoundLoop):
         self.n_passes = 3 if data.n_features < data.n_rows and data.n_entries < _QUICK_PASS else 1
 
     def _prepare(self) -> None:
-        self.solver.begin_pass(self.state, self.state.phase(TRAIN))
+        if self.solver.acceleration:
+            self.solver.acceleration.begin_pass(self.state, self.state.phase(TRAIN), self.solver.threads)
 
     def _step(
         self, engine: Engine, request: RoundRequest, result: Response
@@ -259,7 +260,7 @@ class DualRounds(RoundLoop):
         exceeded = sigma_prime if problem.form != CLASSES else np.full(n_lanes, np.inf)
         following = next_sigma_prime(squared, sums[:, APART], n_workers, exceeded)
         # Δw is a difference of two w, each of them rounded
-        mu = self.solver.mu(state)
+        mu = 1.0 + state.lanes.get("kappa", np.zeros(n_lanes))
         product, squared = mu * product, mu * squared
         sums[:, MAGNITUDE] += mu * size
         n_evaluations = 0

@@ -135,19 +135,11 @@ def result_of(directory: checkpoint.Run, outcome: Outcome, run: ResolvedRun) -> 
 
 
 def _tell_omegas(result: Result, listener: Listener) -> None:
-    """Report the omega of the lanes of each C, and for a single lane the reason."""
+    """Report the omega of the lanes of each C."""
     for C in dict.fromkeys(lane["C"] for lane in result.lanes):
-        lanes = [lane for lane in result.lanes if lane["C"] == C]
-        counts = Counter(lane["omega"] for lane in lanes)
-        text = ", ".join(
-            f"{omega:g} for {counted(n, 'class', 'classes')}" for omega, n in counts.most_common()
-        )
-        if len(lanes) == 1:
-            trial, gains = lanes[0]["omega_trial"], "too few passes for a trial"
-            if trial:
-                gains = "the dual's gain per pass was " + ", ".join(f"{trial[o]:.3g} with {o}" for o in trial)
-            text = f"{lanes[0]['omega']:g} ({gains})"
-        listener.message(f"omega at C = {C:g}: {text}")
+        counts = Counter(lane["omega"] for lane in result.lanes if lane["C"] == C)
+        omegas = [f"{omega:g} for {counted(n, 'problem')}" for omega, n in counts.most_common()]
+        listener.message(f"omega at C = {C:g}: {', '.join(omegas)}")
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ import numpy as np
 
 from ..core.errors import UsageError
 from ..core.threads import Threads
+from ..dataset.dataset import Dataset
 from ..kernels import acceleration as acceleration_kernels
 from ..kernels.acceleration import ALPHA_NORM, MOVED, N_BUCKETS, NORM, Movement
 from ..kernels.loss_table import LOG_LOSS, LOSSES, PLANES
@@ -72,37 +73,25 @@ def check_acceleration(value: float | str) -> float | str:
 
 
 class Acceleration:
-    """Centres and kappa of the lanes of a solver over rows; `asked` is a fixed kappa, or "auto" for the rule.
+    """Centres and kappa of the lanes of a solver over rows; `asked` is a fixed kappa, or "auto" for the rule."""
 
-    `mean_square` is the mean of ``‖x‖²``, None where it is not recorded, and `mean_weight` that of the rows' weights,
-    as far as it is known.
-    """
-
-    def __init__(
-        self,
-        problem: Problem,
-        asked: float | str,
-        class_counts: np.ndarray,
-        mean_square: float | None,
-        *,
-        mean_weight: float,
-    ) -> None:
-        entry = LOSSES[problem.loss]
+    def __init__(self, problem: Problem, asked: float | str, dataset: Dataset) -> None:
+        entry, n_lanes = LOSSES[problem.loss], problem.n_lanes
         # the first pass has stretches; hinge takes as many passes to 1e-3 with them, and more to 1e-4
-        self._width, self._ramps = problem.lane_vectors, entry.smooth
-        # a free bias has a centre of its own, with 1 + kappa in place of kappa (`free_bias`)
-        self._free_bias, self._penalised = problem.free_bias, problem.penalised
-        self.adapts, self._most = asked == "auto", np.full(problem.n_lanes, np.inf)
-        if self.adapts:
-            square = (1.0 if mean_square is None else mean_square) + problem.bias**2
-            curvature = _mean_cost(problem, class_counts) * square
-            share = _FIRST_SHARE / 8 if entry.kind == LOG_LOSS else _FIRST_SHARE
-            self._first = np.clip(share * curvature, LEAST_KAPPA, _MOST_FIRST_KAPPA)
-            # alpha grows with the targets, where it has no bounds; the curvature, that of squared errors at most, does not
-            if entry.has_targets and entry.smooth:
-                self._most = 2.0 * mean_weight * curvature
-        else:
-            self._first = np.full(problem.n_lanes, float(asked))
+        self._problem, self._width, self._ramps = problem, problem.lane_vectors, entry.smooth
+        self.adapts, self._most = asked == "auto", np.full(n_lanes, np.inf)
+        if not self.adapts:
+            self._first = np.full(n_lanes, float(asked))
+            return
+        square = ((problem.free_bias and dataset.centre) or dataset).mean_square
+        curvature = _mean_cost(problem, dataset) * ((1.0 if square is None else square) + problem.bias**2)
+        share = _FIRST_SHARE / 8 if entry.kind == LOG_LOSS else _FIRST_SHARE
+        self._first = np.clip(share * curvature, LEAST_KAPPA, _MOST_FIRST_KAPPA)
+        # alpha grows with the targets, where it has no bounds; the curvature, that of squared errors at most, does not
+        if entry.has_targets and entry.smooth:
+            # rows are in random order: the first chunk tells of their weights
+            weight = dataset.read_rows(0, ("weight",))[0].mean() if dataset.weighted else 1.0
+            self._most = 2.0 * weight * curvature
 
     def add_to(self, state: State) -> None:
         """Add the arrays of acceleration to a new state: ``centre_or_w_alpha``, which holds
@@ -124,76 +113,61 @@ class Acceleration:
             state.lanes[name] = np.zeros(n_lanes, dtype=np.int64)
         state.matrices["movement"] = np.zeros((n_lanes, N_BUCKETS))
 
-    def load_kernels(self, state: State) -> None:
-        """Compile kernels, or load them from the cache; no lane is changed."""
-        none, numbers = np.zeros(0, dtype=np.int64), np.zeros((3, 0))
-        out = Movement(numbers, numbers, numbers[0])
-        arguments = (
-            state.w[:0],
-            state.matrices["centre_or_w_alpha"][:0],
-            self._width,
-            none,
-            state.lanes["kappa"],
-        )
-        acceleration_kernels.begin_pass(*arguments)
-        acceleration_kernels.end_pass(*arguments, out)
-
     def begin_pass(self, state: State, lanes: np.ndarray, threads: Threads) -> None:
         """Move the centres of lanes that begin a training read."""
-        kept = state.lanes
+        kept, (w, beside) = state.lanes, self._penalised(state)
         new = lanes[~kept["in_pass"][lanes]]
         if not new.size:
             return
-        w, beside = (array[self._penalised] for array in (state.w, state.matrices["centre_or_w_alpha"]))
         begin, rest = acceleration_kernels.begin_pass, (self._width, new, kept["kappa"])
         threads.share(lambda rows: begin(w[rows], beside[rows], *rest), w.shape[0], w.size)
-        if self._free_bias:
-            columns, mu = self._columns_and_mu(kept, new)
+        if (
+            self._problem.free_bias
+        ):  # it has a centre of its own, with 1 + kappa in place of kappa (`free_bias`)
+            columns, mu = self._problem.columns(new), np.repeat(1.0 + kept["kappa"][new], self._width)
             bias, centre = state.w[-1], state.matrices["centre_or_w_alpha"][-1]
             bias[columns], centre[columns] = centre[columns] / mu + bias[columns], bias[columns]
         kept["in_pass"][new] = True
 
-    def _columns_and_mu(
-        self, kept: Mapping[str, np.ndarray], lanes: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the columns of some lanes, and ``1 + kappa`` of each."""
-        columns = (lanes[:, None] * self._width + np.arange(self._width)).reshape(-1)
-        return columns, np.repeat(1.0 + kept["kappa"][lanes], self._width)
+    def _penalised(self, state: State) -> tuple[np.ndarray, np.ndarray]:
+        rows = self._problem.penalised
+        return state.w[rows], state.matrices["centre_or_w_alpha"][rows]
 
     def end_pass(self, state: State, trained: np.ndarray, threads: Threads) -> None:
         """Measure the movement by a training read, and leave w at the point that a certificate would refer to."""
         kept, previous, n_lanes = state.lanes, state.matrices["movement"], self._first.size
-        sums, sketch = np.zeros((3, n_lanes)), np.zeros((N_BUCKETS, n_lanes))
-        w, beside = (array[self._penalised] for array in (state.w, state.matrices["centre_or_w_alpha"]))
-        parts = np.array_split(
-            trained, min(threads.parts(state.w.size), trained.size)
-        )  # a lane has sums of its own
-        rest = [(kept["kappa"], Movement(sums, sketch, np.empty(n_lanes))) for _ in parts]
-        end = partial(acceleration_kernels.end_pass, w, beside, self._width)
-        threads.run([partial(end, part, *own) for part, own in zip(parts, rest, strict=True)])
-        if self._free_bias:
-            columns, mu = self._columns_and_mu(kept, trained)
-            centre = state.matrices["centre_or_w_alpha"][-1]
-            centre[columns] = mu * (state.w[-1, columns] - centre[columns])
+        sums, sketch, width = np.zeros((3, n_lanes)), np.zeros((N_BUCKETS, n_lanes)), self._width
+        n_parts = min(threads.parts(state.w.size), trained.size)
+        end = partial(acceleration_kernels.end_pass, *self._penalised(state), width)
+        calls = [
+            partial(end, part, kept["kappa"], Movement(sums, sketch, np.empty(n_lanes)))
+            for part in np.array_split(trained, n_parts)  # a lane has sums of its own
+        ]
+        threads.run(calls)
+        kappa = kept["kappa"][trained]
+        mu, totals = 1.0 + kappa, state.totals[trained]  # kernels count with q/mu
+        if self._problem.free_bias:
+            columns, centre = self._problem.columns(trained), state.matrices["centre_or_w_alpha"][-1]
+            centre[columns] = np.repeat(mu, width) * (state.w[-1, columns] - centre[columns])
         kept["in_pass"][trained] = False
         kept["moves"][trained] += 1
-        for first in range(0, trained.size, 64):
-            lanes = trained[first : first + 64]
-            movement = np.ascontiguousarray(sketch[:, lanes].T)
-            kept["cosine"][lanes] = _cosines(movement, previous[lanes])
-            previous[lanes] = movement
-        with np.errstate(all="ignore"):  # the loop reports sums that are not finite
-            kept["distance"][trained] = (0.5 * kept["kappa"] ** 2 * sums[MOVED])[trained]
+        for block in np.array_split(trained, 1 + trained.size // 64):
+            now, before = np.ascontiguousarray(sketch[:, block].T), previous[block]
+            squares, others, products = (
+                np.einsum("ij,ij->i", *pair) for pair in ((now, now), (before, before), (now, before))
+            )
+            norms = np.sqrt(squares * others)
+            kept["cosine"][block] = np.divide(products, norms, out=np.zeros(norms.size), where=norms > 0)
+            previous[block] = now
+        kept["distance"][trained] = 0.5 * kappa**2 * sums[MOVED, trained]
         kept["w_alpha_square"][trained] = sums[ALPHA_NORM, trained]
-        mu, totals = 1.0 + kept["kappa"][trained], state.totals[trained]  # kernels count with q/mu
         kept["alpha_sum"][trained] += totals[:, ALPHA]
         kept["alpha_curvature"][trained] += totals[:, ALPHA_CURVATURE] * mu
         kept["alpha_square"][trained] += totals[:, ALPHA_SQUARE] * mu
         # w(alpha) is w, with the rounding of the pass's steps, times mu
-        with np.errstate(all="ignore"):
-            steps = mu * np.sqrt((totals[:, N_VISITED] + 9.0) * sums[NORM, trained])
-            size = steps + 3.0 * mu * np.sqrt(sums[MOVED, trained]) + np.sqrt(kept["alpha_square"][trained])
-            kept["v_error"][trained] += deviation(size)
+        steps = mu * np.sqrt((totals[:, N_VISITED] + 9.0) * sums[NORM, trained])
+        size = steps + 3.0 * mu * np.sqrt(sums[MOVED, trained]) + np.sqrt(kept["alpha_square"][trained])
+        kept["v_error"][trained] += deviation(size)
 
     def first_stretches(self, state: State, lanes: np.ndarray, n_rows: int, n_entries: int) -> np.ndarray:
         """Return where stretches of the first window of the first pass end, after which kappa is set anew; else nothing.
@@ -202,13 +176,9 @@ class Acceleration:
         and the smooth losses take one or two more to 1e-3.
         There are none after a warm start, or where sweeps over the weights would take long beside the `n_entries` of a pass.
         """
-        sweeps, begun = n_entries // (_FIRST_STRETCHES * state.w.size), state.lanes["moves"][lanes].any()
-        if (
-            not (self.adapts and self._ramps)
-            or begun
-            or sweeps < _FIRST_STRETCHES
-            or state.w[self._penalised].any()
-        ):
+        begun = state.lanes["moves"][lanes].any() or state.w[self._problem.penalised].any()
+        sweeps = n_entries // (_FIRST_STRETCHES * state.w.size)
+        if begun or not (self.adapts and self._ramps) or sweeps < _FIRST_STRETCHES:
             return np.zeros(0, dtype=np.int64)
         shares = np.arange(1, _FIRST_STRETCHES) / _FIRST_STRETCHES
         ends = (n_rows * shares**3).astype(np.int64)
@@ -216,27 +186,61 @@ class Acceleration:
 
     def end_stretch(self, state: State, lanes: np.ndarray, gap: np.ndarray, threads: Threads) -> None:
         """Set kappa anew and move the centre, within the first pass; `gap` is the estimate from the stretch's rows."""
-        kept = state.lanes
         self.end_pass(state, lanes, threads)
         state.totals[:, [ALPHA, ALPHA_CURVATURE, ALPHA_SQUARE]] = 0.0
-        for lane in lanes.tolist():
-            _update_kappa(kept, lane, float(gap[lane]), float(self._most[lane]))
+        self._set_kappa(state.lanes, lanes, gap)
         # the pass goes on
-        kept["moves"][lanes] = 0
+        state.lanes["moves"][lanes] = 0
         self.begin_pass(state, lanes, threads)
 
-    def update_kappa(self, state: State, trained: np.ndarray) -> None:
-        """Set kappa of the next pass."""
-        if self.adapts:
-            for lane in trained.tolist():
-                _update_kappa(state.lanes, lane, float(state.totals[lane, GAP]), float(self._most[lane]))
+    def end_read(self, state: State, trained: np.ndarray) -> None:
+        """Set kappa of the next pass, and reactivate all rows every few passes.
 
-    def recall_rows(self, state: State, trained: np.ndarray) -> None:
-        """Reactivate all rows every few passes, except in lanes certified next: that read does not write rows' states."""
+        Not in lanes certified next: that read does not write rows' states.
+        """
         kept = state.lanes
+        if self.adapts:
+            self._set_kappa(kept, trained, state.totals[:, GAP])
         due = (kept["passes"][trained] % _RECALL_EVERY == 0) & (kept["phase"][trained] == TRAIN)
         due &= kept["kappa"][trained] > 0.0
         kept["restore"][trained[due]], kept["shrunk"][trained[due]] = True, False
+
+    def _set_kappa(self, kept: dict[str, np.ndarray], lanes: np.ndarray, inner_gap: np.ndarray) -> None:
+        """Balance inner gap and movement, within bounds computed from alpha; adapt their factor theta to the cosine."""
+        used = (kept["distance"] > 0.0) & np.isfinite(kept["distance"])
+        used &= (kept["alpha_sum"] > 0.0) & (kept["alpha_square"] > 0.0)
+        lanes = lanes[used[lanes]]
+        names = (
+            "distance",
+            "kappa",
+            "theta",
+            "cosine",
+            "alpha_sum",
+            "alpha_curvature",
+            "alpha_square",
+            "moves",
+        )
+        distance, old, theta, cosine, alpha, curvature, square, n_moves = (
+            kept[name][lanes] for name in names
+        )
+        n_passes = np.maximum(n_moves + kept["earlier_moves"][lanes], 1)
+        early, ratio = n_passes <= _EARLY_PASSES, np.maximum(inner_gap[lanes], 0.0) / distance
+        change = np.where(early, _EARLY_CHANGE, np.minimum(_LATE_CHANGE, _CHANGE_SHARE / n_passes))
+        far_too_large = (ratio < 0.25) & (n_moves <= _EARLY_PASSES)  # after a warm start
+        fall = np.where(far_too_large, _EARLY_CHANGE, change)
+        beyond, rate = _COSINE - cosine, np.minimum(_THETA_RATE, _THETA_SHARE / n_passes)
+        moved = np.clip(theta * np.exp(rate * beyond), _MOST_THETA / 500.0, _MOST_THETA)
+        theta = np.where(~early & ((beyond > 0.0) | (ratio < _BALANCED)), moved, theta)
+        coupling = kept["w_alpha_square"][lanes] / square
+        middle = (
+            theta * np.minimum(curvature / alpha, self._most[lanes]) * np.minimum(1.0, _COUPLING / coupling)
+        )
+        kappa = old * np.exp(np.clip(0.5 * np.log(ratio), -fall, change))
+        kappa = np.clip(kappa, middle / _SPAN, middle * _SPAN)
+        # late, the bounds move kappa no faster either
+        slow = np.clip(kappa, old * np.exp(-fall), old * np.exp(change))
+        kept["theta"][lanes] = theta
+        kept["kappa"][lanes] = np.clip(np.where(early, kappa, slow), LEAST_KAPPA, MOST_KAPPA)
 
 
 def recalls_after(lanes: Mapping[str, np.ndarray], training: np.ndarray) -> bool:
@@ -244,61 +248,19 @@ def recalls_after(lanes: Mapping[str, np.ndarray], training: np.ndarray) -> bool
     return "kappa" in lanes and bool(((lanes["passes"][training] + 1) % _RECALL_EVERY == 0).any())
 
 
-def _mean_cost(problem: Problem, class_counts: np.ndarray) -> np.ndarray:
+def _mean_cost(problem: Problem, dataset: Dataset) -> np.ndarray:
     """Compute the mean of C_i over each lane's rows; weights of rows are unknown."""
-    # by blocks: an array of classes and lanes has the square of the classes' number, which may be thousands
-    n_blocks = -(-problem.n_lanes // 64)
+    n_rows = np.array([dataset.n_rows]) if dataset.class_counts is None else dataset.class_counts
     mean_cost = np.empty(problem.n_lanes)
-    for block in np.array_split(np.arange(problem.n_lanes), n_blocks):
-        lanes = slice(block[0], block[-1] + 1)
+    # by blocks: an array of classes and lanes has the square of the classes' number, which may be thousands
+    for first in range(0, problem.n_lanes, 64):
+        lanes = slice(first, first + 64)
         cost = problem.cost[:, lanes]
         if problem.form == PLANES:
             cost = np.where(problem.sign[:, lanes] < 0, 0.5 * cost, cost)
-        counts = np.where(cost > 0, class_counts[:, None], 0)
+        counts = np.where(cost > 0, n_rows[:, None], 0)
         mean_cost[lanes] = (cost * counts).sum(axis=0) / np.maximum(counts.sum(axis=0), 1)
     return mean_cost
-
-
-def _update_kappa(lanes: Mapping[str, np.ndarray], lane: int, inner_gap: float, most: float) -> None:
-    """Balance inner gap and movement, within bounds computed from alpha, cut at `most`; adapt their factor theta to the
-    cosine.
-    """
-    distance, old = float(lanes["distance"][lane]), float(lanes["kappa"][lane])
-    n_passes = int(lanes["moves"][lane] + lanes["earlier_moves"][lane])
-    alpha, square = float(lanes["alpha_sum"][lane]), float(lanes["alpha_square"][lane])
-    if not (0.0 < distance < np.inf and alpha > 0.0 and square > 0.0):
-        return
-    ratio = max(inner_gap, 0.0) / distance
-    fall = change = _EARLY_CHANGE
-    if n_passes > _EARLY_PASSES:
-        fall = change = min(_LATE_CHANGE, _CHANGE_SHARE / n_passes)
-        if ratio < 0.25 and lanes["moves"][lane] <= _EARLY_PASSES:  # far too large, after a warm start
-            fall = _EARLY_CHANGE
-        beyond = _COSINE - float(lanes["cosine"][lane])
-        if beyond > 0.0 or ratio < _BALANCED:
-            rate = min(_THETA_RATE, _THETA_SHARE / n_passes)
-            theta = float(lanes["theta"][lane]) * math.exp(rate * beyond)
-            lanes["theta"][lane] = _clip(theta, _MOST_THETA / 500.0, _MOST_THETA)
-    kappa = old * math.exp(_clip(0.5 * math.log(ratio), -fall, change) if ratio > 0.0 else -fall)
-    coupling = float(lanes["w_alpha_square"][lane]) / square
-    middle = float(lanes["theta"][lane]) * min(float(lanes["alpha_curvature"][lane]) / alpha, most)
-    middle *= min(1.0, _COUPLING / coupling) if coupling > 0.0 else 1.0
-    kappa = _clip(kappa, middle / _SPAN, middle * _SPAN)
-    if n_passes > _EARLY_PASSES:  # the bounds move kappa no faster either
-        kappa = _clip(kappa, old * math.exp(-fall), old * math.exp(change))
-    lanes["kappa"][lane] = _clip(kappa, LEAST_KAPPA, MOST_KAPPA)
-
-
-def _cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return the cosines of the angles between corresponding rows; 0 where one of them is 0."""
-    with np.errstate(all="ignore"):  # the loop reports sums that are not finite
-        squares, others, products = (np.einsum("ij,ij->i", u, v) for u, v in ((a, a), (b, b), (a, b)))
-        norms = np.sqrt(squares * others)
-        return np.divide(products, norms, out=np.zeros(norms.size), where=norms > 0)
-
-
-def _clip(number: float, low: float, high: float) -> float:
-    return min(max(number, low), high)
 
 
 def weights_of_alpha(lanes: Mapping[str, np.ndarray], w: np.ndarray, beside: np.ndarray) -> np.ndarray:

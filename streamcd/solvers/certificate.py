@@ -46,16 +46,10 @@ def certificate(
         ``primal``, ``dual``, ``gap``, ``violation``, and ``rounding``: the part of the gap that bounds rounding,
         ``n u (primal + gap)`` and `more`. The gap is at most the primal, as a = 0 is feasible with the value 0.
     """
-    with np.errstate(all="ignore"):  # the loop says what is not finite
-        rounding = n_terms * UNIT * (primal + gap) + more
-        gap = np.fmin(gap + rounding, primal)
-        return {
-            "primal": primal,
-            "dual": primal - gap,
-            "gap": gap,
-            "violation": violation,
-            "rounding": np.fmin(rounding, gap),
-        }
+    rounding = n_terms * UNIT * (primal + gap) + more
+    gap = np.fmin(gap + rounding, primal)
+    dual, rounding = primal - gap, np.fmin(rounding, gap)
+    return {"primal": primal, "dual": dual, "gap": gap, "violation": violation, "rounding": rounding}
 
 
 def error_terms(apart: np.ndarray, error: np.ndarray) -> Any:

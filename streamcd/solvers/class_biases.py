@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..kernels.crammer_singer import add_class_rows
+from ..kernels.classes import add_class_rows
+from ..kernels.loss_table import MULTINOMIAL
 from ..kernels.primitives import DUAL, GAP, LOSS
 from ..stream.window import Window
-from .crammer_singer import CrammerSingerSolver
+from .classes import ClassSolver
 from .dual import rows_of
 from .protocol import CERTIFY, START, State
 
 
-class FreeBiasCrammerSingerSolver(CrammerSingerSolver):
-    """`CrammerSingerSolver` for biases that are not penalised; ``class_sums`` are ``Σ C_i x_i`` of each class."""
+class FreeBiasClassSolver(ClassSolver):
+    """`ClassSolver` for biases that are not penalised; ``class_sums`` are ``Σ C_i x_i`` of each class."""
 
     def new_sums(self) -> dict[str, np.ndarray]:
         """Return zeros for the classes' sums, which a lane's first certificate makes; see `RowSolver.new_sums`."""
@@ -45,7 +46,7 @@ class FreeBiasCrammerSingerSolver(CrammerSingerSolver):
         sums = state.matrices["class_sums"].reshape(-1)
         for lane in lanes:
             if not state.lanes["has_sums"][lane]:
-                rows = (order, rows_of(window), self.costs, self.lane_columns(lane))
+                rows = (order, rows_of(window), self.problem.costs, self.lane_columns(lane))
                 add_class_rows(*rows, self.problem.lane_vectors, sums)
 
     def certificate(self, state: State) -> dict[str, np.ndarray]:
@@ -53,7 +54,7 @@ class FreeBiasCrammerSingerSolver(CrammerSingerSolver):
         totals, lanes = state.totals.copy(), state.phase(CERTIFY)
         t, rho = np.zeros(self.problem.n_lanes), np.zeros(self.n_vectors)
         for lane in lanes.tolist():
-            own = self.columns(lane)
+            own = self._columns(lane)
             t[lane], rho[own] = mixture(state.matrices["class_sums"][-1, own], self.v(state)[-1, own])
         dots = state.w[-1] * self._of_shares(state, slice(-1, None), rho)[0]
         penalties, t_of_vectors = np.zeros((3, self.n_vectors)), np.repeat(t, self.problem.lane_vectors)
@@ -71,6 +72,10 @@ class FreeBiasCrammerSingerSolver(CrammerSingerSolver):
         state.lanes["estimate"][first] = proof["gap"][first]
         return proof
 
+    def _columns(self, lane: int) -> slice:
+        width = self.problem.lane_vectors
+        return slice(lane * width, (lane + 1) * width)
+
     def _of_shares(self, state: State, rows: slice, rho: np.ndarray) -> np.ndarray:
         """Return rows of w(alpha) for ``a = C rho``, shape (rows, vectors)."""
         sums = state.matrices["class_sums"][rows]
@@ -81,24 +86,24 @@ class FreeBiasCrammerSingerSolver(CrammerSingerSolver):
         self, state: State, lane: int, t: float, rho: np.ndarray, dots: np.ndarray, totals: np.ndarray
     ) -> None:
         """Change a lane's sums over the rows to those of the mixture, in place; `dots` are ``w·w(C rho)`` of vectors."""
-        own = self.columns(lane)
+        own = self._columns(lane)
         cost, of_w = state.matrices["class_sums"][-1, own] / self.problem.bias, float(dots[own].sum())
-        dual = self.dual_of_shares(cost, rho[own])
+        shares = rho[own]
+        if self.problem.row_loss.kind == MULTINOMIAL:
+            dual = -float(cost.sum() * np.sum(shares * np.log(np.maximum(shares, 1e-300))))
+        else:
+            dual = float(cost @ (1.0 - shares))
         gap = max(of_w + totals[LOSS] - dual, 0.0)
         state.lanes["gap_of_shares"][lane] = gap
         for name, bound in ((GAP, gap), (DUAL, dual)):
             totals[name] = (1.0 - t) * totals[name] + t * bound
-
-    def dual_of_shares(self, cost: np.ndarray, rho: np.ndarray) -> float:
-        """Return the rows' terms of the dual at ``p = C rho``; `cost` are the sums of C_i over the rows of each class."""
-        return float(cost @ (1.0 - rho))
 
     def cost_of_feasibility(self, state: State, trained: np.ndarray) -> np.ndarray:
         """Return what the mixture is expected to cost; unknown before the first certificate. See `RowSolver`."""
         cost = np.zeros(trained.size)
         for number, lane in enumerate(trained.tolist()):
             if state.lanes["has_sums"][lane]:
-                own = self.columns(lane)
+                own = self._columns(lane)
                 sums, w_alpha = (
                     state.matrices[name][-1, own] for name in ("class_sums", "centre_or_w_alpha")
                 )

@@ -7,8 +7,9 @@ Sources: Hsieh et al., ICML 2008; Yu, Huang, Lin, Machine Learning 85 (2011).
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -30,7 +31,6 @@ from ..kernels.primitives import (
     SLOPE,
     VIOLATION_MAX,
     VIOLATION_MIN,
-    Costs,
     Lanes,
     Rows,
     Steering,
@@ -45,6 +45,7 @@ from .memory import MOST_COPIED, dual_memory
 from .problem import Problem
 from .protocol import (
     CERTIFY,
+    DONE,
     START,
     TRAIN,
     Estimates,
@@ -57,17 +58,17 @@ from .protocol import (
     new_totals,
 )
 
-_MIN_LANES = 2  # per thread: each thread fetches all entries of the rows for its lanes
 _LINE = 8  # numbers in a cache line: no two threads should share one that they write to
-_FEW_FEATURES = 1 << 14  # in whose lines of weights threads often meet
 _SUMMED_SHARE = 0.01  # of an estimated gap: a larger doubt about w(alpha) makes a certificate sum it up anew
-_BLOCK_WEIGHTS = 1 << 16  # 0.5 MB
-_NEW_VALUES = 1 << 15  # dual variables initialised at a time, by each thread
+_BLOCK_WEIGHTS = 1 << 16  # of temporary arrays: 0.5 MB
 _LEAST_ALPHA = 1e-24  # over C: the sum over 10^8 rows is below the rounding of w
 
 
 class RowSolver(Solver):
-    """Base of the solvers over rows."""
+    """Base of the solvers over rows: the certificate, and what a read's beginning and end do.
+
+    A subclass has `train`, `certify_rows` and `sum_alpha`.
+    """
 
     warm_start: Start = "alpha and w"
 
@@ -78,6 +79,23 @@ class RowSolver(Solver):
         self.memory, self.layout = memory, memory.layout
         self.n_vectors = problem.n_lanes * problem.lane_vectors
 
+    def new_state(self) -> State:
+        """Return the state before the first read: w = 0."""
+        shape, n_lanes = (self.problem.n_features + 1, self.n_vectors), self.problem.n_lanes
+        w = aligned_zeros(math.prod(shape), np.dtype(np.float64)).reshape(shape)
+        lanes = new_lanes(n_lanes, TRAIN) | {"v_error": np.zeros(n_lanes)}
+        state = State(w, new_totals(n_lanes), lanes, matrices=self.new_sums())
+        if self.acceleration:
+            self.acceleration.add_to(state)
+        return state
+
+    def new_sums(self) -> dict[str, np.ndarray]:
+        """Return zeros for the sums that reads at fixed w make beside w(alpha) and the totals, in `State.matrices`.
+
+        Those of several partitions of the rows are added up.
+        """
+        return {}
+
     def new_rows(self, arena: RowArena, start: int, stop: int) -> None:
         """Set alpha = 0."""
         arena.alpha[start:stop] = 0.0
@@ -85,53 +103,43 @@ class RowSolver(Solver):
 
     def restore_rows(self, state: State, arena: RowArena, start: int, stop: int) -> None:
         """See `protocol.Solver`."""
-        columns = self.columns_of(np.flatnonzero(state.lanes["restore"]))
+        flags = self.flags(np.flatnonzero(state.lanes["restore"]))
         # with acceleration a row that is still eligible leaves at its next visit
         flag = np.uint8(primitives.PATIENCE if self.acceleration else 1)
-        primitives.restore_flags(arena.active[start:stop], columns, flag)
+        primitives.restore_flags(arena.active[start:stop], flags, flag)
 
     def load_kernels(self, dataset: Dataset, state: State) -> None:
-        """Compile the kernels by visiting no rows, before windows are allocated: a small budget has no room for both."""
-        window = empty_window(self.layout.new_arena(dataset, 2, 0))
-        self._visit_nothing(window, replace(state, totals=state.totals.copy()))
-        shuffled_active_rows(window, window.chunks, window.chunks, np.uint64(0))
-        self.restore_rows(state, window.arena, 0, 2)  # of fewer rows the flags would have another type
-        self._penalty_terms(state.w[:0], state.w[:0], window.chunks)
-        if self.acceleration:
-            self.acceleration.load_kernels(state)
+        """Load the kernels, before windows are allocated, by all that a lane does, with one feature and without rows."""
+        small, n_lanes = copy.copy(self), self.problem.n_lanes
+        small.problem = replace(self.problem, n_features=1)
+        window, one = empty_window(self.layout.new_arena(dataset, 2, 0)), np.zeros(1, dtype=np.int64)
+        own = small.new_state()
+        own.lanes = {name: array.copy() for name, array in state.lanes.items()}
+        for phase in (START, CERTIFY, TRAIN):
+            own.lanes["phase"][:] = np.where(np.arange(n_lanes) == 0, phase, DONE)
+            small.visit(window, own, window.chunks, np.uint64(0))
+            if phase != TRAIN:
+                small.certificate(own)
+        small.restore_rows(own, window.arena, 0, 2)
+        small.estimate(own, one)
         return_free_memory()
 
-    def _visit_nothing(self, window: Window, state: State) -> None:
-        self.certify(window, state, window.chunks, window.chunks)
-        self.sum_alpha(window, state, window.chunks, window.chunks, self.v(state))
-        self.train(window, state, window.chunks, window.chunks)
+    # -- a read
 
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
-        """Certify lanes at their fixed w, then train the others."""
-        self.visit_at_fixed_w(window, state, order)
-        training = state.phase(TRAIN)
-        if training.size:
-            self.begin_pass(state, training)
-            rows = shuffled_active_rows(window, training, order, key)
-            *first, rest = self._stretches(window, state, rows, training)
-            for stretch in first:
-                gap = state.totals[:, GAP].copy()
-                self.train(window, state, stretch, training)
-                whole = rows.size * window.count / stretch.size
-                gap = whole * (state.totals[:, GAP] - gap)
-                self.acceleration.end_stretch(state, training, gap, self.threads)  # type: ignore[union-attr]
-            self.train(window, state, rest, training)
-
-    def visit_at_fixed_w(self, window: Window, state: State, order: np.ndarray) -> None:
-        """Sum the certificate's terms of lanes in phase CERTIFY and, where it is not known, w(alpha)."""
-        certifying = state.phase(START, CERTIFY)
+        """Certify lanes at their fixed w, and sum up w(alpha) where it is not known; then train the others."""
+        certifying, training = state.phase(START, CERTIFY), state.phase(TRAIN)
         if certifying.size:
             rows, summing, v = all_rows(window, order), self.summing(state), self.v(state)
             if window.number == 0:
-                v[:, self.columns_of(summing)] = 0.0
+                v[:, self.problem.columns(summing)] = 0.0
             self.certify(window, state, rows, certifying)
             if summing.size:
                 self.sum_alpha(window, state, rows, summing, v)
+        if training.size:
+            if self.acceleration:
+                self.acceleration.begin_pass(state, training, self.threads)
+            self.train(window, state, order, key, training)
 
     def v(self, state: State) -> np.ndarray:
         """Return the array that holds w(alpha) between reads, and its sum in those that sum it up."""
@@ -142,52 +150,9 @@ class RowSolver(Solver):
         lanes = state.phase(START, CERTIFY)
         doubtful = state.lanes["phase"] == START
         if self.acceleration:
-            with np.errstate(all="ignore"):
-                doubt = error_terms(np.sqrt(2.0 * state.lanes["distance"]), state.lanes["v_error"])
-                doubtful |= doubt > _SUMMED_SHARE * state.lanes["estimate"]
+            doubt = error_terms(np.sqrt(2.0 * state.lanes["distance"]), state.lanes["v_error"])
+            doubtful |= doubt > _SUMMED_SHARE * state.lanes["estimate"]
         return lanes[doubtful[lanes]]
-
-    def _stretches(
-        self, window: Window, state: State, rows: np.ndarray, lanes: np.ndarray
-    ) -> list[np.ndarray]:
-        """Divide the rows of a visit into stretches, after all of which but the last kappa and centre are set anew.
-
-        It is a single one but for the first window of the first pass, or where kappa is fixed.
-        """
-        if not (self.acceleration and window.number == 0):
-            return [rows]
-        n_entries = window.n_entries * window.count
-        return np.split(rows, self.acceleration.first_stretches(state, lanes, rows.size, n_entries))
-
-    def begin_pass(self, state: State, lanes: np.ndarray) -> None:
-        """Move the centres of accelerated lanes, before the first window of a training read."""
-        if self.acceleration:
-            self.acceleration.begin_pass(state, lanes, self.threads)
-
-    def estimate(self, state: State, trained: np.ndarray) -> Estimates:
-        """Estimate the gap by the rows' terms and the distance; the dual objective, which is known exactly, has the rest."""
-        gap = np.abs(state.totals[:, GAP])  # negative only by rounding
-        if self.acceleration:
-            self.acceleration.end_pass(state, trained, self.threads)
-            gap[trained] += state.lanes["distance"][trained] + self.cost_of_feasibility(state, trained)
-            square = state.lanes["w_alpha_square"]
-        else:
-            sums = self._penalty_terms(state.w, state.w, trained)[2]
-            square = sums.reshape(-1, self.problem.lane_vectors).sum(axis=1)
-            with np.errstate(all="ignore"):
-                state.lanes["v_error"] += deviation(np.sqrt(state.totals[:, N_VISITED] * square))
-        return Estimates(gap, state.lanes["dual_sum"] - 0.5 * square + gap, violation(state.totals))
-
-    def cost_of_feasibility(self, state: State, trained: np.ndarray) -> np.ndarray:
-        """Estimate the part of the gap of which the rows' terms do not tell, that of a feasible alpha; (trained,)."""
-        return np.zeros(trained.size)
-
-    def new_sums(self) -> dict[str, np.ndarray]:
-        """Return zeros for the sums that reads at fixed w make beside w(alpha) and the totals, in `State.matrices`.
-
-        Those of several partitions of the rows are added up.
-        """
-        return {}
 
     def certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
         """Sum the terms of a window's rows in some lanes, in the given order of rows, which threads divide."""
@@ -210,47 +175,69 @@ class RowSolver(Solver):
         """Add ``s_i alpha_i x_i`` of a window's rows in some lanes to `v`, of the shape of w."""
         raise NotImplementedError
 
-    def train(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
-        """Visit rows of a window once in some lanes, in the given order of rows."""
+    def train(
+        self, window: Window, state: State, order: np.ndarray, key: np.uint64, lanes: np.ndarray
+    ) -> None:
+        """Visit a window's active rows once in some lanes, in an order drawn by `key`; `order` has room for it."""
         raise NotImplementedError
+
+    def estimate(self, state: State, trained: np.ndarray) -> Estimates:
+        """Estimate the gap by the rows' terms and the distance; the dual objective, which is known exactly, has the rest."""
+        gap, kept = np.abs(state.totals[:, GAP]), state.lanes  # negative only by rounding
+        if self.acceleration:
+            self.acceleration.end_pass(state, trained, self.threads)
+            gap[trained] += kept["distance"][trained] + self.cost_of_feasibility(state, trained)
+            square = kept["w_alpha_square"]
+        else:
+            square = self._penalty_terms(state.w, state.w, trained)[2]
+            square = square.reshape(-1, self.problem.lane_vectors).sum(axis=1)
+            kept["v_error"] += deviation(np.sqrt(state.totals[:, N_VISITED] * square))
+        return Estimates(gap, kept["dual_sum"] - 0.5 * square + gap, violation(state.totals))
+
+    def cost_of_feasibility(self, state: State, trained: np.ndarray) -> np.ndarray:
+        """Estimate the part of the gap of which the rows' terms do not tell, that of a feasible alpha; (trained,)."""
+        return np.zeros(trained.size)
+
+    def end_read(self, state: State, trained: np.ndarray) -> None:
+        """Set the shrinking thresholds of the next read, from the projected gradients met while training; and kappa."""
+        kept, some = state.lanes, trained[~state.lanes["restore"][trained]]
+        largest, smallest = state.totals[some, VIOLATION_MAX], state.totals[some, VIOLATION_MIN]
+        kept["high"][some] = np.where(largest > 0.0, largest, np.inf)
+        kept["low"][some] = np.where(smallest < 0.0, smallest, -np.inf)
+        if self.acceleration:
+            self.acceleration.end_read(state, trained)
+
+    # -- the certificate
 
     def certificate(self, state: State) -> dict[str, np.ndarray]:
         """Compute the certificate of every lane after a read at fixed w; see `protocol.Solver`.
 
         With ``v = w(alpha)``, primal(w) - dual(alpha) is ``Σ phi_i(w) + ½‖w - v‖²``, even if `w` has drifted from `v`.
         """
-        return self.proof(
-            state, state.totals, self._penalty_terms(state.w, self.v(state), state.phase(CERTIFY))
-        )
+        terms = self._penalty_terms(state.w, self.v(state), state.phase(CERTIFY))
+        return self.proof(state, state.totals, terms)
 
     def proof(self, state: State, totals: np.ndarray, sums: np.ndarray) -> dict[str, np.ndarray]:
         """Compute the certificate from the rows' sums and the weights' (`_penalty_terms`), and bound the error of v."""
-        # Crammer–Singer has all its vectors in one lane
+        # losses of all classes have all their vectors in one lane
         penalty, bracket, square = sums.reshape(3, -1, self.problem.lane_vectors).sum(axis=2)
         kept, n_rows, summed = state.lanes, totals[:, N_VISITED], self.summing(state)
-        with np.errstate(all="ignore"):  # the loop says what is not finite
-            size, norm = np.sqrt(totals[:, ALPHA_SQUARE]), np.sqrt(2.0 * penalty)
-            if self.problem.free_bias:
-                norm += np.abs(state.w[-1]).reshape(norm.size, -1).sum(axis=1)
-            error = kept["v_error"] + (0.0 if self.acceleration else deviation(kept["passes"] * size))
-            error[summed] = deviation(np.sqrt(n_rows * square) + size)[summed]
-            more = error_terms(np.sqrt(2.0 * bracket), error) + deviation(norm * totals[:, SLOPE])
-            n_terms = n_rows + self.problem.n_features / weight_kernels.BLOCK + 100.0
-            primal, gap = penalty + totals[:, LOSS], totals[:, GAP] + bracket
+        size, norm = np.sqrt(totals[:, ALPHA_SQUARE]), np.sqrt(2.0 * penalty)
+        if self.problem.free_bias:
+            norm += np.abs(state.w[-1]).reshape(norm.size, -1).sum(axis=1)
+        error = kept["v_error"] + (0.0 if self.acceleration else deviation(kept["passes"] * size))
+        error[summed] = deviation(np.sqrt(n_rows * square) + size)[summed]
+        more = error_terms(np.sqrt(2.0 * bracket), error) + deviation(norm * totals[:, SLOPE])
+        n_terms = n_rows + self.problem.n_features / weight_kernels.BLOCK + 100.0
         kept["v_error"][summed] = error[summed]
-        return certificate(primal, gap, violation(totals), n_terms, more)
-
-    def columns(self, lane: int) -> slice:
-        """Return the weight vectors of a lane."""
-        width = self.problem.lane_vectors
-        return slice(lane * width, (lane + 1) * width)
+        gap = totals[:, GAP] + bracket
+        return certificate(penalty + totals[:, LOSS], gap, violation(totals), n_terms, more)
 
     def _penalty_terms(self, w: np.ndarray, v: np.ndarray, lanes: np.ndarray) -> np.ndarray:
         """Sum `weights.add_penalty_terms` of lanes' vectors, (3, all vectors); 0 of others."""
-        sums, columns = np.zeros((3, w.shape[1])), self.columns_of(lanes)
-        parts = np.array_split(
-            columns, max(min(self.threads.parts(w.shape[0] * columns.size), columns.size), 1)
-        )
+        sums, columns = np.zeros((3, w.shape[1])), self.problem.columns(lanes)
+        n_parts = max(min(self.threads.parts(w.shape[0] * columns.size), columns.size), 1)
+        parts = np.array_split(columns, n_parts)
         self.threads.run([partial(weight_kernels.add_penalty_terms, w, v, part, sums) for part in parts])
         return sums
 
@@ -259,40 +246,25 @@ class RowSolver(Solver):
         n_features, step = self.problem.n_features, max(_BLOCK_WEIGHTS // self.n_vectors, 1)
         return (slice(start, min(start + step, n_features)) for start in range(0, n_features, step))
 
-    def columns_of(self, lanes: np.ndarray) -> np.ndarray:
-        """Return the weight vectors of some lanes, ascending."""
-        width = self.problem.lane_vectors
-        return (lanes[:, None] * width + np.arange(width)).reshape(-1)
+    # -- arguments of the kernels
 
-    def mu(self, state: State) -> np.ndarray:
-        """Return 1 + kappa of every lane; 1 without acceleration."""
-        return np.asarray(1.0 + state.lanes["kappa"] if self.acceleration else np.ones(self.problem.n_lanes))
+    def arguments(self, window: Window, state: State) -> tuple[Rows, Any, Variables]:
+        """Return the rows of a window, the problem, and the variables."""
+        arena = window.arena
+        return rows_of(window), self.problem.costs, Variables(arena.alpha, arena.active, state.w.reshape(-1))
 
-    def acceleration_numbers(self, state: State) -> tuple[np.ndarray, np.ndarray]:
-        """Return 1/mu and `uncounted` of every lane (see `Steering`)."""
-        uncounted = state.lanes["moves"] == 0 if self.acceleration else np.zeros(self.problem.n_lanes, bool)
-        return 1.0 / self.mu(state), uncounted.astype(np.float64)
-
-    def steering(self, state: State, tolerance: np.ndarray) -> Steering:
+    def steering(self, state: State) -> Steering:
         """Return the parameters of the steps of a pass."""
-        kept, numbers = state.lanes, self.acceleration_numbers(state)
-        return Steering(kept["high"], kept["low"], tolerance, kept["omega"], *numbers)
+        kept, nothing = state.lanes, np.zeros(self.problem.n_lanes)
+        uncounted = (kept["moves"] == 0).astype(np.float64) if self.acceleration else nothing
+        inverse_mu = 1.0 / (1.0 + kept.get("kappa", nothing))
+        tolerance, omega = kept.get("inner_tolerance", nothing), kept.get("omega", nothing)
+        return Steering(kept["high"], kept["low"], tolerance, omega, inverse_mu, uncounted)
 
-    @property
-    def costs(self) -> Costs:
-        """Problem as an argument of kernels."""
-        problem = self.problem
-        return Costs(problem.row_loss, problem.bias, problem.sign, problem.cost, *problem.left_out)
-
-    def start_state(self, lanes: Mapping[str, np.ndarray], phase: int) -> State:
-        """Return a state of zeros, with `lanes` in addition to the arrays that every solver keeps per lane."""
-        shape, n_lanes = (self.problem.n_features + 1, self.n_vectors), self.problem.n_lanes
-        kept = new_lanes(n_lanes, phase) | {"v_error": np.zeros(n_lanes)} | dict(lanes)
-        w = aligned_zeros(math.prod(shape), np.dtype(np.float64)).reshape(shape)
-        state = State(w, new_totals(n_lanes), kept, matrices=self.new_sums())
-        if self.acceleration:
-            self.acceleration.add_to(state)
-        return state
+    def flags(self, lanes: np.ndarray) -> np.ndarray:
+        """Return the columns of some lanes' active flags, ascending."""
+        width = self.layout.n_flags // self.problem.n_lanes
+        return (lanes[:, None] * width + np.arange(width)).reshape(-1)
 
 
 class DualSolver(RowSolver):
@@ -306,109 +278,90 @@ class DualSolver(RowSolver):
     ) -> None:
         memory = dual_memory(problem, accelerated=acceleration is not None)
         super().__init__(problem, memory, acceleration)
-        self._logistic = problem.row_loss.kind == LOG_LOSS
         self.omega = omega
-        self._copies = np.zeros((0, 0))
-        self._in_parts = (problem.n_features + 1) * self.n_vectors <= MOST_COPIED
-        adapts = acceleration is not None and acceleration.adapts
-        self._steps_apart = adapts and self._in_parts and problem.n_lanes == 1
+        self._steps_apart = acceleration is not None and acceleration.adapts and problem.n_lanes == 1
+        self._steps_apart &= problem.n_features < MOST_COPIED
+        self._copies = np.zeros((2, 0))  # of w, for two threads
         self._mean_entries = 0.0  # of a row: those in a window depend on where it was read from
 
     def new_state(self) -> State:
         """Return the state before the first read: w = 0."""
-        n_lanes = self.problem.n_lanes
-        lanes = {"inner_tolerance": np.full(n_lanes, 1e-2)}
-        lanes |= over_relaxation.new_lane_arrays(n_lanes, self.omega)
-        if self._steps_apart:
-            lanes |= row_parts.new_lane_arrays(n_lanes)
-        return self.start_state(lanes, TRAIN)
+        state, n_lanes = super().new_state(), self.problem.n_lanes
+        state.lanes |= {"inner_tolerance": np.full(n_lanes, 1e-2)}
+        state.lanes |= {"passes_in_one": np.zeros(n_lanes, dtype=np.int64)}
+        state.lanes |= over_relaxation.new_lane_arrays(n_lanes, self.omega)
+        return state
 
     def load_kernels(self, dataset: Dataset, state: State) -> None:
         """Load the sums of the parts' copies, too; see `RowSolver.load_kernels`."""
         self._mean_entries = dataset.n_entries / max(dataset.n_rows, 1)
-        if self._in_parts:
+        if self._steps_apart:
             weight_kernels.add_changes(*np.zeros((2, 1)), state.w.reshape(-1), 0, 0)
         super().load_kernels(dataset, state)
 
     def new_rows(self, arena: RowArena, start: int, stop: int) -> None:
         """Set alpha = 0; for the logistic loss, whose alpha is positive, so small that w(alpha) = 0 up to rounding."""
         super().new_rows(arena, start, stop)
-        if not self._logistic:
+        if self.problem.row_loss.kind != LOG_LOSS:
             return
         n_lanes = self.problem.n_lanes
-        step = max(_NEW_VALUES // n_lanes, 1)
+        step = max(_BLOCK_WEIGHTS // n_lanes, 1)
         for first in range(start, stop, step):
             rows = slice(first, min(first + step, stop))
             cost = self.problem.row_costs(arena.code[rows], arena.weight[rows], arena.fold[rows])
-            alpha = _LEAST_ALPHA * cost
-            arena.alpha[rows, :n_lanes] = alpha
-            arena.alpha[rows, n_lanes : 2 * n_lanes] = cost - alpha
+            arena.alpha[rows, :n_lanes] = _LEAST_ALPHA * cost
+            arena.alpha[rows, n_lanes : 2 * n_lanes] = cost - _LEAST_ALPHA * cost
 
-    def end_read(self, state: State, trained: np.ndarray) -> None:
-        """Set the shrinking thresholds of the next read, the inner tolerance of Newton's method, and omega."""
-        kept, totals = state.lanes, state.totals
-        set_thresholds(state, trained)
-        for lane in trained:
-            if totals[lane, N_STEPS] <= 0.1 * totals[lane, N_VISITED]:
-                kept["inner_tolerance"][lane] = max(0.1 * kept["inner_tolerance"][lane], 1e-12)
-        over_relaxation.update_omega(kept, state.w[self.problem.penalised], trained)
-        if self.acceleration:
-            self.acceleration.update_kappa(state, trained)
-            self.acceleration.recall_rows(state, trained)
-            for lane in trained.tolist() if self._steps_apart else ():
-                row_parts.look_back(kept, lane, float(totals[lane, GAP] + kept["distance"][lane]))
+    def train(
+        self, window: Window, state: State, order: np.ndarray, key: np.uint64, lanes: np.ndarray
+    ) -> None:
+        """Train in stretches, after all of which but the last kappa and centre are set anew; mostly there is one."""
+        rows, ends = shuffled_active_rows(window, lanes, order, key), lanes[:0]
+        if self.acceleration and window.number == 0:
+            n_entries = window.n_entries * window.count
+            ends = self.acceleration.first_stretches(state, lanes, rows.size, n_entries)
+        *first, rest = np.split(rows, ends)
+        for stretch in first:
+            gap = state.totals[:, GAP].copy()
+            self._train_stretch(window, state, stretch, lanes)
+            whole = rows.size * window.count / stretch.size
+            gap = whole * (state.totals[:, GAP] - gap)
+            self.acceleration.end_stretch(state, lanes, gap, self.threads)  # type: ignore[union-attr]
+        self._train_stretch(window, state, rest, lanes)
 
-    def train(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
-        steering = self.steering(state, state.lanes["inner_tolerance"])
-        rows = (order, rows_of(window), self.costs, variables_of(window, state), steering)
-        sizes = order.size * self._mean_entries, window.count
-        n_rounds = row_parts.count_rounds(*sizes, state) if self._steps_apart else 0
+    def _train_stretch(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
+        rows, n_rounds = (order, *self.arguments(window, state), self.steering(state)), 0
         if self.problem.n_lanes > 1:
-            self._divide_lanes(window, state, dual_kernels.dual_visit_lanes, rows, lanes)
-        elif n_rounds:
-            sums = state.totals, self._weight_copies(state.w.size)
-            row_parts.visit_in_parts(dual_kernels.dual_visit, rows, n_rounds, *sums, self.threads)
-        else:
+            self._divide_lanes(window, state, rows, lanes)
+            return
+        if self._steps_apart:
+            sizes = order.size * self._mean_entries, window.count
+            n_rounds = row_parts.count_rounds(*sizes, state, self.threads)
+        if not n_rounds:
             dual_kernels.dual_visit(*rows, state.totals)
-
-    def _weight_copies(self, n_weights: int) -> np.ndarray:
-        """Return room for the parts' copies of the weights."""
-        if not self._copies.size:
-            self._copies = np.empty((row_parts.ROW_PARTS, n_weights))
-        return self._copies
-
-    def certify_rows(
-        self, window: Window, state: State, lanes: np.ndarray, order: np.ndarray, totals: np.ndarray
-    ) -> None:
-        rows = (order, rows_of(window), self.costs, variables_of(window, state), totals)
-        if self.problem.n_lanes > 1:
-            dual_kernels.dual_certify_lanes(*rows, self._new_scratch(lanes))
-        else:
-            dual_kernels.dual_certify(*rows)
-
-    def sum_alpha(
-        self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray, v: np.ndarray
-    ) -> None:
-        rows = (order, rows_of(window), self.costs, variables_of(window, state))
-        dual_kernels.add_alpha_rows(*rows, self._new_scratch(lanes), v.reshape(-1))
+            return
+        if self._copies.shape[1] != state.w.size:
+            self._copies = np.empty((2, state.w.size))
+        sums = state.totals, self._copies
+        row_parts.visit_in_parts(dual_kernels.dual_visit, rows, n_rounds, *sums, self.threads)
 
     def _divide_lanes(
-        self, window: Window, state: State, visit: Any, arguments: tuple[Any, ...], lanes: np.ndarray
+        self, window: Window, state: State, arguments: tuple[Any, ...], lanes: np.ndarray
     ) -> None:
         """Divide lanes among threads; each lane has its own columns or rows of variables, weights and sums.
 
         Every thread has a copy of the sums: they change with every row, and no two threads may share a cache line of them.
-        Nor should they share lines of weights, each of eight lanes, where they often meet: forty lanes on rows of 14 entries
+        Nor should they share lines of weights, each of eight lanes, unless lanes are few: forty lanes on rows of 14 entries
         with 120 features took 1,200 ns a row by one thread, 700 by four with ten lanes each, 500 with eight or sixteen.
         """
-        n_parts = self.threads.parts(window.n_entries * lanes.size)
-        in_lines = lanes.size > _LINE or self.problem.n_features < _FEW_FEATURES
-        units = lanes // (_LINE if in_lines else _MIN_LANES)
+        units = lanes // (_LINE if lanes.size > _LINE else 2)
         found = np.unique(units)
-        parts = [lanes[np.isin(units, part)] for part in np.array_split(found, min(n_parts, found.size) or 1)]
+        n_parts = min(self.threads.parts(window.n_entries * lanes.size), found.size)
+        parts = [lanes[np.isin(units, part)] for part in np.array_split(found, n_parts)]
         totals = [state.totals, *(state.totals.copy() for _ in parts[1:])]
         each = zip(totals, parts, strict=True)
-        self.threads.run([partial(visit, *arguments, sums, self._new_scratch(part)) for sums, part in each])
+        visit = partial(dual_kernels.dual_visit_lanes, *arguments)
+        self.threads.run([partial(visit, sums, self._new_scratch(part)) for sums, part in each])
         for part, sums in zip(parts[1:], totals[1:], strict=True):
             state.totals[part] = sums[part]
 
@@ -419,9 +372,37 @@ class DualSolver(RowSolver):
         dots, steps = (np.zeros(n_lanes + _LINE) for _ in range(2))
         return Lanes(lanes, fetched, dots[:n_lanes], live, steps[:n_lanes])
 
+    def certify_rows(
+        self, window: Window, state: State, lanes: np.ndarray, order: np.ndarray, totals: np.ndarray
+    ) -> None:
+        """See `RowSolver`."""
+        rows = (order, *self.arguments(window, state), totals)
+        if self.problem.n_lanes > 1:
+            dual_kernels.dual_certify_lanes(*rows, self._new_scratch(lanes))
+        else:
+            dual_kernels.dual_certify(*rows)
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Arguments of the kernels
+    def sum_alpha(
+        self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray, v: np.ndarray
+    ) -> None:
+        """See `RowSolver`."""
+        rows = (order, *self.arguments(window, state))
+        dual_kernels.add_alpha_rows(*rows, self._new_scratch(lanes), v.reshape(-1))
+
+    def estimate(self, state: State, trained: np.ndarray) -> Estimates:
+        """See `RowSolver`; a gap that rose may tell of rows that were visited in parts."""
+        estimates = super().estimate(state, trained)
+        if self._steps_apart:
+            row_parts.see_harm(state.lanes, estimates.estimate, trained)
+        return estimates
+
+    def end_read(self, state: State, trained: np.ndarray) -> None:
+        """Set the inner tolerance of Newton's method and omega, too; see `RowSolver`."""
+        kept, totals = state.lanes, state.totals
+        exact = trained[totals[trained, N_STEPS] <= 0.1 * totals[trained, N_VISITED]]
+        kept["inner_tolerance"][exact] = np.maximum(0.1 * kept["inner_tolerance"][exact], 1e-12)
+        over_relaxation.update_omega(kept, state.w[self.problem.penalised], trained)
+        super().end_read(state, trained)
 
 
 def rows_of(window: Window) -> Rows:
@@ -430,26 +411,8 @@ def rows_of(window: Window) -> Rows:
     return Rows(arena.indptr, feature, arena.value, arena.code, arena.weight, arena.fold, arena.target)
 
 
-def variables_of(window: Window, state: State) -> Variables:
-    """Return the dual variables of a window's arena, and w."""
-    return Variables(window.arena.alpha, window.arena.active, state.w.reshape(-1))
-
-
 def shuffled_active_rows(window: Window, flags: np.ndarray, order: np.ndarray, key: np.uint64) -> np.ndarray:
     """Write the rows with any of these flags to the front of `order`, in a random order that is a function of `key`."""
     n = primitives.active_rows(window.start, window.stop, window.arena.active, flags, order)
     primitives.shuffle(order[:n], key)
     return order[:n]
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Thresholds from the sums of a read
-
-
-def set_thresholds(state: State, trained: np.ndarray) -> None:
-    """Set the shrinking thresholds of the next read, from the projected gradients that lanes met while training."""
-    kept, totals = state.lanes, state.totals
-    for lane in trained[~kept["restore"][trained]]:
-        largest, smallest = totals[lane, VIOLATION_MAX], totals[lane, VIOLATION_MIN]
-        kept["high"][lane] = largest if largest > 0 else np.inf
-        kept["low"][lane] = smallest if smallest < 0 else -np.inf

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..dataset.dataset import Dataset
 from ..kernels.losses import numbers_of
 from ..kernels.primitives import (
     DUAL,
@@ -42,15 +41,6 @@ class FreeBiasSolver(DualSolver):
         positive = np.zeros((self.problem.n_features + 1, self.n_vectors))
         return {_POSITIVE: positive, _POSITIVE_TOTALS: new_totals(self.problem.n_lanes)}
 
-    _level = 0.0  # of the quantile of targets at which the bias begins; 0 if it does not
-
-    def load_kernels(self, dataset: Dataset, state: State) -> None:
-        """Find the bounds of beta; see `RowSolver.load_kernels`."""
-        super().load_kernels(dataset, state)
-        if self.problem.has_targets:
-            *_, low, high, _ = numbers_of(self.problem.row_loss, 0.0, 1.0)
-            self._level = high / (high - low) if np.isfinite(high - low) else 0.0
-
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
         """Set the bias before the first pass; see `RowSolver.visit`."""
         if window.number == 0:
@@ -61,19 +51,17 @@ class FreeBiasSolver(DualSolver):
         """Begin at the quantile of targets that is best for the loss, in lanes that have not begun, if beta has bounds."""
         kept = state.lanes
         begun = (kept["moves"] + kept["earlier_moves"] > 0) | kept["in_pass"] | (state.w[-1] != 0.0)
-        if begun.all() or not self._level:
+        if begun.all() or not self.problem.has_targets:
             return
+        *_, low, high, _ = numbers_of(self.problem.row_loss, 0.0, 1.0)
         rows = rows[window.arena.weight[rows] > 0.0]
         targets = window.arena.target[rows[:: rows.size // _SAMPLE + 1]]
-        if targets.size:
-            state.w[-1, ~begun] = (
-                np.quantile(targets, self._level, method="averaged_inverted_cdf") / self.problem.bias
-            )
+        if targets.size and np.isfinite(high - low):
+            best = np.quantile(targets, high / (high - low), method="averaged_inverted_cdf")
+            state.w[-1, ~begun] = best / self.problem.bias
 
     def certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
         """Sum the terms of a window's rows with beta > 0 apart, lane by lane: each has a sign of its own for a row."""
-        if not lanes.size:  # to compile
-            super().certify(window, state, order, lanes)
         sums, totals = state.matrices[_POSITIVE_TOTALS], state.totals
         positive = State(state.w, sums, state.lanes)
         for lane in lanes:
@@ -96,8 +84,6 @@ class FreeBiasSolver(DualSolver):
         self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray, v: np.ndarray
     ) -> None:
         """Sum rows with beta > 0 apart; see `RowSolver.sum_alpha`."""
-        if not lanes.size:  # to compile
-            super().sum_alpha(window, state, order, lanes, v)
         for lane in lanes:
             is_positive, only = self._is_positive(window, order, lane), np.array([lane])
             super().sum_alpha(window, state, order[is_positive], only, state.matrices[_POSITIVE])
@@ -123,8 +109,8 @@ class FreeBiasSolver(DualSolver):
     def _factors(self, state: State) -> np.ndarray:
         """Return the factors on the beta of both signs, the positive first, at which their sum is 0; shape (2, lanes)."""
         positive, negative = np.abs(state.matrices[_POSITIVE][-1]), np.abs(self.v(state)[-1])
-        with np.errstate(all="ignore"):  # 0 / 0 where a lane has no certificate, or no beta at all
-            return np.fmin(np.stack([negative / positive, positive / negative]), 1.0)
+        # 0 / 0 where a lane has no certificate, or no beta at all
+        return np.fmin(np.stack([negative / positive, positive / negative]), 1.0)
 
     def _feasible_penalty_terms(self, state: State, lanes: np.ndarray, factors: np.ndarray) -> np.ndarray:
         """Sum the terms of the penalised weights, v being w(alpha) of the feasible alpha (`_penalty_terms`)."""

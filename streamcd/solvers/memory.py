@@ -10,7 +10,6 @@ from ..kernels.loss_table import LOG_LOSS, LOSSES
 from ..stream.arenas import RESIDENT_WINDOW_ENTRIES, ColumnLayout, RowLayout
 from ..stream.memory_plan import SolverMemory
 from .problem import Problem
-from .row_parts import ROW_PARTS
 
 PARTS = 4
 """Parts of a window that newton sums up."""
@@ -26,7 +25,7 @@ does not depend on the number of threads, and so neither do the windows."""
 def dual_memory(problem: Problem, *, accelerated: bool) -> SolverMemory:
     """Count w and acceleration's; a row has a dual variable per lane, of the logistic loss ``C - alpha`` too."""
     size = _size(problem)
-    copies = 1 + accelerated + problem.free_bias + (ROW_PARTS if size <= MOST_COPIED else 0)
+    copies = 1 + accelerated + problem.free_bias + (2 if size <= MOST_COPIED else 0)
     # a subtraction would lose the digits of C - alpha
     width = (2 if problem.row_loss.kind == LOG_LOSS else 1) * problem.n_lanes
     layout = RowLayout(width, problem.n_lanes, has_targets=problem.has_targets, centred=problem.free_bias)

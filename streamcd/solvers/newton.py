@@ -26,7 +26,6 @@ from ..kernels.primitives import (
     N_VISITED,
     SLOPE,
     UNIT,
-    Costs,
     Rows,
 )
 from ..stream.window import Window, empty_window
@@ -130,7 +129,6 @@ class NewtonSolver(Solver):
     def _sum_up(self, rows: Rows, order: np.ndarray, state: State, lanes: np.ndarray) -> None:
         """Add rows to the sums of some lanes, in parts: of the rows, or of the Hessian's rows where that is large."""
         problem, kept, size = self.problem, state.lanes, self._size
-        costs = Costs(problem.row_loss, problem.bias, problem.sign, problem.cost, *problem.left_out)
         step = state.matrices["step"]
         searches = kept["searches"] & step.any(axis=1)
         point = Point(_by_lane(state.w), step, kept["line_share"], searches, np.isnan(kept["start_norm"]))
@@ -147,7 +145,7 @@ class NewtonSolver(Solver):
             each = [(order, ends[k : k + 2].copy(), sums) for k in range(PARTS)]
         self.threads.run(
             [
-                partial(kernels.newton_visit, some, rows, costs, lanes, point, tile, of_part, scratch)
+                partial(kernels.newton_visit, some, rows, problem.costs, lanes, point, tile, of_part, scratch)
                 for (some, tile, of_part), scratch in zip(each, self._scratch, strict=True)
             ]
         )

@@ -4,13 +4,12 @@ Young's formula for the best omega assumes a consistently ordered matrix without
 rho exceeds 1 and the formula does not apply, so a run with ``omega="auto"`` makes trials: a block of passes with the current
 omega, one with the other of 1 and `CANDIDATE`, and one with the current again. With a constant omega the gain in the dual
 objective shrinks by about the same factor from block to block, so the middle block would gain the geometric mean of its
-neighbours; if it gains more, its omega is kept. Trials begin at passes 5, 50 and 500, because the faster omega may change.
+neighbours; if it gains more, its omega is kept. Trials begin at passes 5, 50, 500, … because the faster omega may change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -20,9 +19,7 @@ CANDIDATE = 1.5
 """Omega tried against 1. On four real datasets on which 1 took 14 to 300 passes, 1.4 and 1.6 took 0.65 to 1.4 times as many;
 where 1 took 7, 1.4 to 2.4 times. See docs/methods.md."""
 
-_BEGINS = (5, 50, 500)  # passes at which trials begin
-_LEAST_PASSES = 5  # of each of a trial's three blocks
-_NEVER = -1
+_BEGIN = 5  # the pass at which the first trial begins; each later one at ten times the pass
 
 
 def omega_number(omega: float | str) -> float:
@@ -48,64 +45,30 @@ def young(rho: float) -> float:
 def new_lane_arrays(n_lanes: int, omega: float | str) -> dict[str, np.ndarray]:
     """Return the per-lane arrays of over-relaxation: the omega of the next pass, and the state of its trials.
 
-    ``kept_omega`` is the omega outside of trials; ``trial_begin`` is the pass at which the current or next trial begins, -1
-    for none; ``trial_dual`` is the dual objective at the four ends of the blocks; ``trial_gain`` is the gain per pass with
-    omega 1 and with the candidate, in the last finished trial.
+    ``kept_omega`` is the omega outside of trials; ``trial_begin`` is the pass at which the current or next trial begins, 0
+    if omega is fixed; ``trial_dual`` is the dual objective at the four ends of the blocks.
     """
     number = 1.0 if omega == "auto" else float(omega)
     return {
         "omega": np.full(n_lanes, number),
         "kept_omega": np.full(n_lanes, number),
-        "tries_omega": np.full(n_lanes, omega == "auto"),
-        "trial_begin": np.full(n_lanes, _BEGINS[0] if omega == "auto" else _NEVER, dtype=np.int64),
+        "trial_begin": np.full(n_lanes, _BEGIN if omega == "auto" else 0, dtype=np.int64),
         "trial_dual": np.full((n_lanes, 4), np.nan),
-        "trial_gain": np.full((n_lanes, 2), np.nan),
     }
 
 
 def update_omega(lanes: Mapping[str, np.ndarray], w: np.ndarray, trained: np.ndarray) -> None:
     """Set the omega of the next pass, for lanes whose omega is chosen by trial; changes `lanes` in place."""
-    for lane in trained:
-        begin = int(lanes["trial_begin"][lane])
-        if begin == _NEVER:
-            continue
-        block, rest = divmod(int(lanes["passes"][lane]) - begin, max(_LEAST_PASSES, begin // 5))
+    for lane in trained[lanes["trial_begin"][trained] > 0]:
+        begin, kept = int(lanes["trial_begin"][lane]), float(lanes["kept_omega"][lane])
+        block, rest = divmod(int(lanes["passes"][lane]) - begin, max(_BEGIN, begin // 5))
         if block < 0 or rest:
             continue
-        dual = lanes["trial_dual"][lane]
+        dual, other = lanes["trial_dual"][lane], CANDIDATE if kept == 1.0 else 1.0
         dual[block] = lanes["dual_sum"][lane] - 0.5 * float(np.einsum("i,i->", w[:, lane], w[:, lane]))
-        kept = float(lanes["kept_omega"][lane])
-        lanes["omega"][lane] = _other(kept) if block == 1 else kept
+        lanes["omega"][lane] = other if block == 1 else kept
         if block == 3:
-            _decide(lanes, int(lane))
-
-
-def _other(omega: float) -> float:
-    return CANDIDATE if omega == 1.0 else 1.0
-
-
-def _decide(lanes: Mapping[str, np.ndarray], lane: int) -> None:
-    """Keep the omega that gained more, and set the pass of the next trial."""
-    begin, kept = int(lanes["trial_begin"][lane]), float(lanes["kept_omega"][lane])
-    gains = np.maximum(np.diff(lanes["trial_dual"][lane]), 0.0) / max(_LEAST_PASSES, begin // 5)
-    current, other = float(np.sqrt(gains[0] * gains[2])), float(gains[1])
-    lanes["trial_gain"][lane] = (current, other) if kept == 1.0 else (other, current)
-    if other > current:
-        lanes["kept_omega"][lane] = lanes["omega"][lane] = _other(kept)
-    later = [number for number in _BEGINS if number > begin]
-    lanes["trial_begin"][lane] = later[0] if later else _NEVER
-
-
-def report(lanes: Mapping[str, np.ndarray], lane: int) -> dict[str, Any]:
-    """Report a lane's omega for its result; empty if it is a fixed 1.
-
-    ``omega_trial`` is the gain of the dual objective per pass with each omega in the last trial; None if none has ended.
-    """
-    if "omega" not in lanes:
-        return {}
-    omega = float(lanes["kept_omega"][lane])
-    if not lanes["tries_omega"][lane]:
-        return {} if omega == 1.0 else {"omega": omega}
-    gains = lanes["trial_gain"][lane]
-    trial = {"1.0": float(gains[0]), f"{CANDIDATE}": float(gains[1])} if np.isfinite(gains).all() else None
-    return {"omega": omega, "omega_trial": trial}
+            gains = np.maximum(np.diff(dual), 0.0)
+            if gains[1] > np.sqrt(gains[0] * gains[2]):
+                lanes["kept_omega"][lane] = lanes["omega"][lane] = other
+            lanes["trial_begin"][lane] = 10 * begin

@@ -25,6 +25,7 @@ from ..core.memory_budget import require
 from ..core.setting import Setting
 from ..kernels.loss_table import CLASSES, LOSSES, MARGINS, PLANES, SQUARED_ERROR, Loss, row_loss
 from ..kernels.losses import add_dual_terms, add_losses
+from ..kernels.primitives import Costs
 
 LEAST_COST, LEAST_WEIGHT = 1e-60, 1e-30
 """C times a class's weight, and a row's weight, are 0 or lie between these and their inverses: the squares of their products
@@ -98,6 +99,16 @@ class Problem:
         cells = np.zeros((self.n_folds + 1, 256), np.bool_)
         cells[np.arange(self.n_folds), np.arange(self.n_folds)] = True
         return self.lane_fold, cells
+
+    @cached_property
+    def costs(self) -> Costs:
+        """The problem as an argument of kernels."""
+        return Costs(self.row_loss, self.bias, self.sign, self.cost, *self.left_out)
+
+    def columns(self, lanes: np.ndarray) -> np.ndarray:
+        """Return the weight vectors of some lanes, ascending."""
+        width = self.lane_vectors
+        return (lanes[:, None] * width + np.arange(width)).reshape(-1)
 
     @property
     def lane_vectors(self) -> int:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from ..dataset.dataset import Dataset
     from ..stream.memory_plan import Plan, SolverMemory
-    from .acceleration import Acceleration
     from .problem import Problem
     from .protocol import Solver
 
@@ -83,39 +82,21 @@ def make_solver(
         from .twin_sor import TwinSorSolver
 
         return TwinSorSolver(problem, omega)
-    point = _proximal_point(problem, dataset, acceleration)
-    if problem.form == CLASSES:
-        from . import class_biases, crammer_singer, multinomial
+    point = None
+    if is_proximal(problem, acceleration):
+        from .acceleration import Acceleration
 
-        makers = {
-            ("crammer_singer", False): crammer_singer.CrammerSingerSolver,
-            ("crammer_singer", True): class_biases.FreeBiasCrammerSingerSolver,
-            ("multinomial", False): multinomial.MultinomialSolver,
-            ("multinomial", True): multinomial.FreeBiasMultinomialSolver,
-        }
-        return makers[problem.loss, problem.free_bias](problem, point)
+        # with kappa 0 it moves the centre of a free bias alone
+        point = Acceleration(problem, 0.0 if acceleration == "none" else acceleration, dataset)
+    if problem.form == CLASSES:
+        from .class_biases import FreeBiasClassSolver
+        from .classes import ClassSolver
+
+        return (FreeBiasClassSolver if problem.free_bias else ClassSolver)(problem, point)
     from .dual import DualSolver
     from .free_bias import FreeBiasSolver
 
     return (FreeBiasSolver if problem.free_bias else DualSolver)(problem, omega, point)
-
-
-def _proximal_point(problem: Problem, dataset: Dataset, acceleration: float | str) -> Acceleration | None:
-    """Make the acceleration of a solver over rows; with kappa 0 where it moves the centre of a free bias alone."""
-    import numpy as np
-
-    from .acceleration import Acceleration
-
-    if not is_proximal(problem, acceleration):
-        return None
-    counts = np.array([dataset.n_rows]) if dataset.class_counts is None else dataset.class_counts
-    mean_square = ((problem.free_bias and dataset.centre) or dataset).mean_square
-    mean_weight = 1.0
-    if dataset.weighted:  # rows are in random order: the first chunk tells
-        (weight,) = dataset.read_rows(0, ("weight",))
-        mean_weight = float(weight.mean())
-    kappa = 0.0 if acceleration == "none" else acceleration
-    return Acceleration(problem, kappa, counts, mean_square, mean_weight=mean_weight)
 
 
 def is_proximal(problem: Problem, acceleration: float | str) -> bool:

@@ -1,13 +1,12 @@
 """Visits of a single lane by two threads: parts of a window's rows, each of which steps on weights of its own.
 
-The rows of a window, in their random order, make rounds. In a round all parts start from the same w and step at the same
+The rows of a window, in their random order, make rounds. In a round both parts start from the same w and step at the same
 time, each as if it were alone; then the changes of w are added up. That is right along the directions of rare features. But
-along those that rows of all parts have in common each part goes all the way to the optimum: together they go `ROW_PARTS`
-times as far, and two parts leave as large an error on the other side. Some more rows, in one part, take it away: the round's
-last stretch. So no such error grows, and passes are hardly more than those of one part.
+along those that rows of both parts have in common each part goes all the way to the optimum: together they go twice as far,
+and leave as large an error on the other side. Some more rows, in one part, take it away: the round's last stretch. So no
+such error grows, and passes are hardly more than those of one part.
 
-Rows, parts and sums are functions of window and order, never of the threads: the bits are the same for any number of them.
-The rule of acceleration sees whether parts do harm (`look_back`), so they are for lanes whose kappa it chooses.
+The rule of acceleration sees whether parts do harm (`see_harm`), so they are for lanes whose kappa it chooses.
 
 Sources: Ma et al., ICML 2015 (CoCoA+), for changes added up; Ioannou et al., NeurIPS 2019 (SySCD), for rows that change
 their part from pass to pass.
@@ -15,7 +14,7 @@ their part from pass to pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import numpy as np
@@ -25,50 +24,28 @@ from ..kernels.primitives import Costs, Rows, Steering, Variables
 from ..kernels.weights import add_changes
 from .protocol import State, join_totals, new_totals
 
-ROW_PARTS = 2
-"""Parts of a stretch."""
-
 _SHARE_IN_PARTS = 0.9  # of a round's rows
-_MOST_ROUNDS = 4  # of a window
-_LEAST_ROUNDS = 4  # of a read
-_ENTRIES_PER_WEIGHT = 12  # in a round of several, for which w and its copies are swept over eight times
-_FEWEST_PER_WEIGHT = 8  # in a window that is one round
-_LEAST_ENTRIES = 1 << 20  # in a window: handing over the parts takes a fifth of a millisecond
+_ROUNDS = 4  # of a window at most, and of a read at least: with fewer each part overshoots by a large share of all rows
+_ENTRIES_PER_WEIGHT = 10  # in a round, for which w and its copies are swept over eight times
 _OPPOSITE = -0.6  # cosine of successive movements below which a gap that rises tells of an error that grows
 
 
-def new_lane_arrays(n_lanes: int) -> dict[str, np.ndarray]:
-    """Return the arrays of a lane that tell whether it steps in parts: how many passes it still makes in one, how often
-    parts did harm, and the last estimate of the gap, 0 where it is not known.
+def see_harm(lanes: Mapping[str, np.ndarray], gap: np.ndarray, trained: np.ndarray) -> None:
+    """Go back to one part, for as many passes as were made, after one in which an error of common directions grew.
+
+    The estimate of the gap rose then, to `gap`, and w moved back on its way, in long steps.
     """
-    counts = {name: np.zeros(n_lanes, dtype=np.int64) for name in ("passes_in_one", "setbacks")}
-    return counts | {"last_estimate": np.zeros(n_lanes)}
+    harmed = trained[((gap > lanes["estimate"]) & (lanes["cosine"] < _OPPOSITE))[trained]]
+    lanes["passes_in_one"][harmed] = 2 * lanes["passes"][harmed]
 
 
-def look_back(lanes: Mapping[str, np.ndarray], lane: int, estimate: float) -> None:
-    """Go back to one part after a pass in which an error of common directions grew: for 2 passes, then 4, 8, …
-
-    The estimate of the gap rose then, and w moved back on its way, in long steps.
-    """
-    before, lanes["last_estimate"][lane] = float(lanes["last_estimate"][lane]), estimate
-    if lanes["passes_in_one"][lane]:
-        lanes["passes_in_one"][lane] -= 1
-    elif 0.0 < before < estimate and lanes["cosine"][lane] < _OPPOSITE:
-        lanes["setbacks"][lane] += 1
-        lanes["passes_in_one"][lane] = 1 << min(int(lanes["setbacks"][lane]), 20)
-
-
-def count_rounds(n_entries: float, n_windows: int, state: State) -> int:
-    """Count the rounds of a window's rows, with about so many entries; 0 where one part is faster, or did less harm.
-
-    It is one part where parts would be joined a few times a read: each then overshoots by a large share of all rows.
-    """
-    if n_entries < _LEAST_ENTRIES or state.lanes["passes_in_one"][0]:
+def count_rounds(n_entries: float, n_windows: int, state: State, threads: Threads) -> int:
+    """Count the rounds of a window's rows, with about so many entries; 0 where one part is faster, or did less harm."""
+    if state.lanes["passes"][0] < state.lanes["passes_in_one"][0]:
         return 0
-    per_weight = n_entries / state.w.size
-    one = int(per_weight >= _FEWEST_PER_WEIGHT)
-    n_rounds = min(max(int(per_weight / _ENTRIES_PER_WEIGHT), one), _MOST_ROUNDS)
-    return n_rounds if n_rounds * n_windows >= _LEAST_ROUNDS else 0
+    n_rounds = min(int(n_entries / (_ENTRIES_PER_WEIGHT * state.w.size)), _ROUNDS)
+    pays = n_rounds * n_windows >= _ROUNDS and threads.parts(int(n_entries) // n_rounds) > 1
+    return n_rounds if pays else 0
 
 
 def visit_in_parts(
@@ -81,30 +58,21 @@ def visit_in_parts(
 ) -> None:
     """Visit rows in rounds: ``visit(*arguments, totals)``, but for the order of the steps.
 
-    Changed in place: `totals`, the variables, and `copies` (`ROW_PARTS` or more, weights), which may hold anything.
+    Changed in place: `totals`, the variables, and `copies` (2, weights), which may hold anything.
     """
     order, rows, costs, variables, steering = arguments
-    w, (first, second) = variables.w, copies[:ROW_PARTS]
+    w = variables.w
 
-    def step(part: np.ndarray, own: Variables, sums: np.ndarray) -> None:
-        visit(part, rows, costs, own, steering, sums)
-
-    def step_apart(part: np.ndarray, copy: np.ndarray, sums: np.ndarray) -> None:
+    def visit_part(part: np.ndarray, copy: np.ndarray, sums: np.ndarray) -> None:
         copy[:] = w
-        step(part, variables._replace(w=copy), sums)
+        visit(part, rows, costs, variables._replace(w=copy), steering, sums)
 
-    for in_parts, in_one in _rounds(order, n_rounds):
-        sums = [new_totals(totals.shape[0] + 1)[:-1] for _ in range(ROW_PARTS)]  # none share a cache line
-        each = zip(np.array_split(in_parts, ROW_PARTS), (first, second), sums, strict=True)
-        threads.run([partial(step_apart, *part) for part in each])
-        threads.share(lambda part: add_changes(first, second, w, part.start, part.stop), w.size, 3 * w.size)
+    for chosen in np.array_split(order, n_rounds):
+        n = int(_SHARE_IN_PARTS * chosen.size)
+        sums = [new_totals(totals.shape[0] + 1)[:-1] for _ in copies]  # none share a cache line
+        each = zip(np.array_split(chosen[:n], 2), copies, sums, strict=True)
+        threads.run([partial(visit_part, *part) for part in each])
+        threads.share(lambda part: add_changes(*copies, w, part.start, part.stop), w.size, 3 * w.size)
         for of_part in sums:
             join_totals(totals, of_part)
-        step(in_one, variables, totals)
-
-
-def _rounds(order: np.ndarray, n_rounds: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Iterate over the rounds' rows: those in parts, and those in one."""
-    for rows in np.array_split(order, n_rounds):
-        n = int(_SHARE_IN_PARTS * rows.size)
-        yield rows[:n], rows[n:]
+        visit(chosen[n:], rows, costs, variables, steering, totals)

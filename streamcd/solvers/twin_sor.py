@@ -11,13 +11,12 @@ from functools import partial
 import numpy as np
 
 from ..core.errors import UsageError
-from ..dataset.dataset import Dataset
 from ..kernels import twin as twin_kernels
 from ..kernels.primitives import DUAL, VIOLATION_MAX, VIOLATION_MIN
 from ..kernels.twin import Elimination
-from ..stream.window import Window, empty_window
+from ..stream.window import Window
 from . import over_relaxation
-from .dual import RowSolver, rows_of, set_thresholds, variables_of
+from .dual import RowSolver, rows_of, shuffled_active_rows
 from .memory import twin_sor_memory
 from .problem import Problem
 from .protocol import CERTIFY, START, TRAIN, Start, State, all_rows
@@ -35,25 +34,18 @@ class TwinSorSolver(RowSolver):
 
     def __init__(self, problem: Problem, omega: float | str) -> None:
         super().__init__(problem, twin_sor_memory(problem))
-        self.size, self.omega = problem.n_features + 1, omega
-        self._column = np.empty(self.size)
+        self.omega = omega
 
     def new_state(self) -> State:
         """Return the state before the first read, which sums up the matrices."""
-        n_lanes = self.problem.n_lanes
-        lanes = over_relaxation.new_lane_arrays(n_lanes, self.omega)
-        lanes["seen_phase"] = np.full(n_lanes, START, dtype=np.int64)
-        state = self.start_state(lanes, START)
+        state, n_lanes, size = super().new_state(), self.problem.n_lanes, self.problem.n_features + 1
+        state.lanes |= over_relaxation.new_lane_arrays(n_lanes, self.omega)
+        state.lanes["phase"][:] = START
+        state.lanes["seen_phase"] = np.full(n_lanes, START, dtype=np.int64)
         # untouched zeros take no memory, and resuming replaces them
-        state.matrices["inverse"] = np.zeros((n_lanes, self.size, self.size))
-        state.matrices["pulled"], state.matrices["w_alpha"] = np.zeros((2, self.size, n_lanes))
+        state.matrices["inverse"] = np.zeros((n_lanes, size, size))
+        state.matrices["pulled"], state.matrices["w_alpha"] = np.zeros((2, size, n_lanes))
         return state
-
-    def load_kernels(self, dataset: Dataset, state: State) -> None:
-        """Load the sums of matrices, too; see `RowSolver.load_kernels`."""
-        window = empty_window(self.layout.new_arena(dataset, 2, 0))
-        self._sum_up(window, state, window.chunks, window.chunks)
-        super().load_kernels(dataset, state)
 
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
         """Certify lanes at their fixed w (at 0 when starting, for `pulled` and DUAL), train others; sum matrices."""
@@ -84,12 +76,12 @@ class TwinSorSolver(RowSolver):
                 # `RowSolver.estimate` subtracts ½‖w‖² from this sum; the quadratic term is ½ aᵀBH⁻¹Bᵀa
                 state.lanes["dual_sum"][lane] += 0.5 * float(np.einsum("i,i->", w, w - pulled[:, lane]))
         pulled[:] = 0.0
-        set_thresholds(state, trained)
         over_relaxation.update_omega(state.lanes, state.w, trained)
+        super().end_read(state, trained)
 
     def certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
         sums = (self.v(state), state.totals, lanes, state.matrices["pulled"])
-        twin_kernels.twin_sor_certify(order, rows_of(window), self.costs, variables_of(window, state), *sums)
+        twin_kernels.twin_sor_certify(order, *self.arguments(window, state), *sums)
 
     def sum_alpha(
         self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray, v: np.ndarray
@@ -97,7 +89,7 @@ class TwinSorSolver(RowSolver):
         """Do nothing: `certify` has summed it."""
 
     def _sum_up(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
-        rows, inverse = (order, rows_of(window), self.costs, lanes), state.matrices["inverse"]
+        rows, inverse = (order, rows_of(window), self.problem.costs, lanes), state.matrices["inverse"]
         n_parts = self.threads.count
         self.threads.run(
             [partial(twin_kernels.gram_visit, *rows, (part, n_parts), inverse) for part in range(n_parts)]
@@ -116,14 +108,16 @@ class TwinSorSolver(RowSolver):
                 f"ridge {self.problem.ridge:g} is too small for these rows: their matrix is singular in double "
                 "precision; give a larger one"
             ) from None
-        for i in range(1, self.size):
+        for i in range(1, matrix.shape[0]):
             matrix[:i, i] = matrix[i, :i]
 
-    def train(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
-        before = self.problem.penalty(state.w)
-        steering = self.steering(state, np.zeros(self.problem.n_lanes))  # no step of these losses is Newton's
-        elimination = Elimination(state.matrices["inverse"], self._column)
-        rows = (order, rows_of(window), self.costs, variables_of(window, state))
-        twin_kernels.twin_sor_visit(*rows, steering, state.totals, lanes, elimination)
+    def train(
+        self, window: Window, state: State, order: np.ndarray, key: np.uint64, lanes: np.ndarray
+    ) -> None:
+        """See `RowSolver`."""
+        before, chosen = self.problem.penalty(state.w), shuffled_active_rows(window, lanes, order, key)
+        elimination = Elimination(state.matrices["inverse"], np.empty(self.problem.n_features + 1))
+        rows = (chosen, *self.arguments(window, state), self.steering(state))
+        twin_kernels.twin_sor_visit(*rows, state.totals, lanes, elimination)
         # `RowSolver.estimate` subtracts ½‖w‖² from the sum of DUAL, which here includes the quadratic term already
         state.totals[lanes, DUAL] += (self.problem.penalty(state.w) - before)[lanes]

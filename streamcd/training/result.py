@@ -12,7 +12,6 @@ import numpy as np
 from ..core.errors import escaped
 from ..core.memory_budget import peak_memory_bytes
 from ..core.progress import counted
-from ..solvers import over_relaxation
 from ..solvers.acceleration import TOLD
 from ..solvers.problem import Problem
 from .stopping import BY_TIME, REASONS
@@ -29,8 +28,7 @@ class Result:
 
     An item of `lanes` is ``{label, C, l1, fold, n_nonzero, n_weights, primal_objective, dual_objective, gap, passes,
     converged}``, ``n_nonzero`` being the number of its ``n_weights`` that are not 0; also ``omega`` if it is not a fixed 1,
-    with ``omega_trial``, the gain of the dual per pass with each omega, if it was chosen by trial; and with acceleration
-    the last ``kappa``, or for primal methods the last ``extrapolation``.
+    and with acceleration the last ``kappa``, or for primal methods the last ``extrapolation``.
 
     Examples
     --------
@@ -151,6 +149,8 @@ def make_result(run: str, outcome: Outcome, problem: Problem, n_rows: int) -> Re
         name: problem.scale * outcome.lanes[name] for name in ("primal", "dual", "gap", "rounding")
     }
     gaps = relative_gaps(kept)
+    omegas = kept.get("kept_omega", np.ones(problem.n_lanes))
+    tells_omega = (omegas != 1.0) | (kept.get("trial_begin", omegas) > 1)
     return Result(
         run=run,
         primal_objective=float(kept["primal"].sum()),
@@ -181,7 +181,7 @@ def make_result(run: str, outcome: Outcome, problem: Problem, n_rows: int) -> Re
                 "gap": float(gaps[number]),
                 "passes": int(kept["passes"][number]),
                 "converged": bool(kept["converged"][number]),
-                **over_relaxation.report(kept, number),
+                **({"omega": float(omegas[number])} if tells_omega[number] else {}),
                 **{name: float(kept[name][number]) for name in TOLD if name in kept},
             }
             for number, lane in enumerate(problem.lanes)
