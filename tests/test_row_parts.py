@@ -13,6 +13,7 @@ from small_datasets import random_rows, windows_of, write_dataset
 
 import streamcd
 from streamcd import Dataset
+from streamcd.core.threads import Threads
 from streamcd.solvers import row_parts
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -24,7 +25,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 class Rounds:
-    """Counts the rounds of visits; `least` is the least number of entries of a window in parts."""
+    """Counts the rounds of visits; `least` is the least number of operations of a part."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, least: int) -> None:
         self.n, count = 0, row_parts.count_rounds
@@ -35,9 +36,8 @@ class Rounds:
             return n_rounds
 
         monkeypatch.setattr(row_parts, "count_rounds", counted)
-        monkeypatch.setattr(row_parts, "_LEAST_ENTRIES", least)
-        monkeypatch.setattr(row_parts, "_LEAST_ROUNDS", 1)
-        monkeypatch.setattr("streamcd.core.threads._LEAST_OPERATIONS", 1)
+        monkeypatch.setattr(row_parts, "_ROUNDS", 1)
+        monkeypatch.setattr("streamcd.core.threads._LEAST_OPERATIONS", least)
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_parts_end_at_the_optimum_of_one_part(
     found = []
     for least in (1 << 60, 1):
         rounds = Rounds(monkeypatch, least)
-        found.append(streamcd.train(data, tmp_path / f"{least}", tol=1e-8, **options(kind)))
+        found.append(streamcd.train(data, tmp_path / f"{least}", tol=1e-8, threads=2, **options(kind)))
         assert (rounds.n > 0) == (least == 1)
     assert all(result.converged for result in found)
     assert found[1].primal_objective == pytest.approx(found[0].primal_objective, rel=1e-8)
@@ -80,9 +80,11 @@ def test_a_run_in_parts_that_is_stopped_and_resumed_ends_with_the_same_bits(
 
 
 def test_parts_that_would_be_joined_a_few_times_a_read_are_one() -> None:
-    state: Any = SimpleNamespace(w=np.zeros(300_000), lanes={"passes_in_one": [0]})
-    assert row_parts.count_rounds(4.3e6, 1, state) == 0
-    assert row_parts.count_rounds(4.3e6, 16, state) == 1
+    lanes = {"passes": [0], "passes_in_one": [0]}
+    state: Any = SimpleNamespace(w=np.zeros(300_000), lanes=lanes)
+    assert row_parts.count_rounds(4.3e6, 1, state, Threads(2)) == 0
+    assert row_parts.count_rounds(4.3e6, 16, state, Threads(2)) == 1
+    assert row_parts.count_rounds(4.3e6, 16, state, Threads(1)) == 0
 
 
 def test_few_entries_and_lanes_without_a_moving_kappa_are_visited_in_one_part(
@@ -91,49 +93,39 @@ def test_few_entries_and_lanes_without_a_moving_kappa_are_visited_in_one_part(
     def rounds_of(n_least: int, **changed: Any) -> int:
         with monkeypatch.context() as patched:
             rounds = Rounds(patched, n_least)
-            asked = options("hinge") | {"acceleration": "auto"} | changed
+            asked = options("hinge") | {"acceleration": "auto", "threads": 2} | changed
             streamcd.train(data, tmp_path / "run", tol=0.1, force=True, **asked)
         return rounds.n
 
     half = data.n_entries // 2
-    assert rounds_of(half) > 0
-    assert rounds_of(data.n_entries + 1) == 0
-    assert rounds_of(half, acceleration="none") == rounds_of(half, acceleration=5.0) == 0
-    assert rounds_of(half, C=[0.01, 0.1]) == 0
+    assert rounds_of(half // 2) > 0
+    assert rounds_of(half + 1) == rounds_of(half // 2, threads=1) == 0
+    assert rounds_of(half // 2, acceleration="none") == rounds_of(half // 2, acceleration=5.0) == 0
+    assert rounds_of(half // 2, C=[0.01, 0.1]) == 0
     monkeypatch.setattr(row_parts, "_ENTRIES_PER_WEIGHT", data.n_entries // 31 + 1)
-    assert rounds_of(half) > 0
-    monkeypatch.setattr(row_parts, "_FEWEST_PER_WEIGHT", data.n_entries // 31 + 1)
-    assert rounds_of(half) == 0
+    assert rounds_of(half // 2) == 0
 
 
 def test_a_gap_that_rises_while_w_swings_takes_the_next_passes_in_one_part() -> None:
     def state(before: float, cosine: float) -> dict[str, np.ndarray]:
-        return row_parts.new_lane_arrays(1) | {
-            "last_estimate": np.array([before]),
-            "cosine": np.array([cosine]),
-        }
+        numbers = {"estimate": np.array([before]), "cosine": np.array([cosine])}
+        return numbers | {"passes": np.array([3]), "passes_in_one": np.array([0])}
 
     # a fall; a rise on a straight way; and no gap is known before the first pass
-    for calm, estimate in ((state(1.0, -0.9), 0.9), (state(1.0, -0.3), 1.1), (state(0.0, -0.9), 1.1)):
-        row_parts.look_back(calm, 0, estimate)
+    for calm, gap in ((state(1.0, -0.9), 0.9), (state(1.0, -0.3), 1.1), (state(np.nan, -0.9), 1.1)):
+        row_parts.see_harm(calm, np.array([gap]), np.array([0]))
         assert not calm["passes_in_one"][0]
-    swinging, estimate, lengths = state(1.0, -0.9), 1.0, []
-    for _ in range(3):
-        estimate += 0.1
-        row_parts.look_back(swinging, 0, estimate)
-        lengths.append(int(swinging["passes_in_one"][0]))
-        for _ in range(lengths[-1]):
-            row_parts.look_back(swinging, 0, estimate)
-    assert lengths == [2, 4, 8]
+    swinging = state(1.0, -0.9)
+    row_parts.see_harm(swinging, np.array([1.1]), np.array([0]))
+    assert swinging["passes_in_one"][0] == 6
 
 
 def test_swings_of_a_single_round_end_by_passes_in_one_part(
     data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With one round in a window, and few rows in one part, errors of common directions grow from pass to pass."""
-    monkeypatch.setattr(row_parts, "_MOST_ROUNDS", 1)
     monkeypatch.setattr(row_parts, "_SHARE_IN_PARTS", 0.99)
     rounds = Rounds(monkeypatch, 1)
-    result = streamcd.train(data, tmp_path / "run", C=10.0, tol=1e-4, max_passes=200)
+    result = streamcd.train(data, tmp_path / "run", C=10.0, tol=1e-4, max_passes=200, threads=2)
     assert result.converged
     assert 0 < rounds.n < result.passes
