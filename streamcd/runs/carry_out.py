@@ -17,17 +17,17 @@ from ..solvers.registry import find_solver
 from ..training import checkpoint
 from ..training.loop import Loop, Session, Task
 from ..training.result import Outcome, Result, join_outcomes, make_result
+from ..training.warm_start import WarmStart
 from .config import ResolvedRun
 from .lane_groups import resolve
 from .models import make_models, save_models
 from .options import TrainOptions
-from .previous_run import PreviousRun
 
 
 def train_groups(
     directory: checkpoint.Run,
     run: ResolvedRun,
-    previous: PreviousRun | None,
+    previous: WarmStart | None,
     session: Session,
     *,
     shown_as: str | None = None,
@@ -60,7 +60,7 @@ def train_groups(
             checkpoint_every=config.checkpoint_every,
             run=shown_as or directory.name,
             name=stage + several,
-            warm_start=None if previous is None else previous.warm_start(lanes, numbers),
+            warm_start=None if previous is None else previous.subset(lanes, numbers),
         )
         train = Loop(part, task, session).run if config.rounds is None else _rounds(part, task, run, session)
         outcomes.append(train())
@@ -81,7 +81,7 @@ def _rounds(part: checkpoint.Run, task: Task, run: ResolvedRun, session: Session
 def carry_out(
     directory: checkpoint.Run,
     run: ResolvedRun,
-    previous: PreviousRun | None,
+    previous: WarmStart | None,
     session: Session,
     *,
     model_path: Path | None = None,

@@ -13,11 +13,9 @@ from ..core.progress import Listener
 from ..core.storage import local_path
 from ..dataset.dataset import Dataset
 from ..dataset.parquet import file_checksum
-from ..solvers.problem import Problem
 from ..solvers.registry import find_solver, is_proximal
 from ..training import checkpoint
-from ..training.correspondence import class_ratios, combination
-from ..training.warm_start import OldRun, Source, WarmStart
+from ..training.warm_start import OldRun, Source, WarmStart, class_ratios, combination
 from .config import ResolvedRun, read_config, reopen
 from .problem_options import ProblemOptions
 
@@ -25,42 +23,30 @@ DATA = "data"
 """Folder of a run with the manifest and the chunk table of its dataset, by which a later run knows its shards."""
 
 
-class PreviousRun:
-    """An earlier run in a directory, from which the lanes of a new one start.
+def start_from(
+    path: Path, run: ResolvedRun, new: ResolvedRun, chunk_of: np.ndarray | None = None
+) -> WarmStart:
+    """Make the start of a new run's lanes from an earlier run in a directory.
 
     `chunk_of` is the chunk of the earlier run's dataset that each chunk of the new one is, -1 for none; by default they
     are the same.
     """
-
-    def __init__(
-        self, path: Path, run: ResolvedRun, new: ResolvedRun, chunk_of: np.ndarray | None = None
-    ) -> None:
-        problem, options, dual = run.problem, run.options, _keeps_alpha(new.options)
-        identity, width, sources = checkpoint.read_identity(path), problem.lane_vectors, []
-        for group in run.groups:
-            state = checkpoint.StoredState(path / group.directory, identity.part(group.directory))
-            layout = options.solver_memory(problem.subset(group.lanes), run.dataset).layout
-            vectors = slice(group.lanes.start * width, group.lanes.stop * width)
-            sources.append(Source(state, layout, vectors))
-        self._old = OldRun(
-            run.dataset,
-            problem,
-            run.centre,
-            is_proximal(problem, options.acceleration) and _keeps_alpha(options),
-            sources,
-            np.arange(run.dataset.n_chunks) if chunk_of is None else chunk_of,
-        )
-        self._new, self._matrix = new, combination(problem, new.problem, dual=dual)
-        self._ratios = class_ratios(problem, new.problem) if dual else None
-
-    def warm_start(self, lanes: Problem, numbers: range) -> WarmStart:
-        """Return the start of some of the new run's lanes, whose indices among all are `numbers`."""
-        width, new = lanes.lane_vectors, self._new
-        matrix = self._matrix[:, numbers.start * width : numbers.stop * width]
-        return WarmStart(self._old, new.dataset, lanes, new.centre, matrix, self._ratios)
+    problem, options, dual = run.problem, run.options, _keeps_alpha(new.options)
+    identity, width, sources = checkpoint.read_identity(path), problem.lane_vectors, []
+    for group in run.groups:
+        layout = options.solver_memory(problem.subset(group.lanes), run.dataset).layout
+        vectors = slice(group.lanes.start * width, group.lanes.stop * width)
+        part = path / group.directory, identity.part(group.directory)
+        sources.append(Source(*part, layout, vectors))
+    accelerated = is_proximal(problem, options.acceleration) and _keeps_alpha(options)
+    chunk_of = np.arange(run.dataset.n_chunks) if chunk_of is None else chunk_of
+    old = OldRun(run.dataset, problem, run.centre, accelerated, sources, chunk_of)
+    matrix = combination(problem, new.problem, dual=dual)
+    ratios = class_ratios(problem, new.problem) if dual else None
+    return WarmStart(old, new.dataset, new.problem, new.centre, matrix, ratios)
 
 
-def previous_run(new: ResolvedRun, listener: Listener) -> PreviousRun | None:
+def previous_run(new: ResolvedRun, listener: Listener) -> WarmStart | None:
     """Open the run that a run starts from, if any; refused if it cannot."""
     source, dataset = new.config.start_from, new.dataset
     if source is None:
@@ -83,7 +69,7 @@ def previous_run(new: ResolvedRun, listener: Listener) -> PreviousRun | None:
         ),
     )
     if config.fingerprint == dataset.fingerprint:
-        return PreviousRun(path, reopen(path, config, dataset), new)
+        return start_from(path, reopen(path, config, dataset), new)
     before, chunk_of = _known_shards(local_path(source, "a run"), dataset, centred=bool(config.centred))
     run = reopen(path, config, before)
     others = not np.array_equal(run.problem.classes, new.problem.classes)
@@ -95,7 +81,7 @@ def previous_run(new: ResolvedRun, listener: Listener) -> PreviousRun | None:
     )
     own = "dual variables" if dual else "weights"
     listener.message(f"starts from the {own} of {source}, which knew {n_known:,} of {dataset.n_rows:,} rows")
-    return PreviousRun(path, run, new, chunk_of)
+    return start_from(path, run, new, chunk_of)
 
 
 def record_data(path: Path, dataset: Dataset, *, centred: bool) -> None:

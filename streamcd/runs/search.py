@@ -22,7 +22,7 @@ from .config import ResolvedRun, write_config
 from .describe import SCORES
 from .held_out import score_folds
 from .lane_groups import resolve_part
-from .previous_run import PreviousRun
+from .previous_run import start_from
 
 
 def carry_out_search(directory: checkpoint.Run, search: ResolvedRun, session: Session) -> TuneResult:
@@ -71,7 +71,7 @@ def _train_best(directory: checkpoint.Run, search: ResolvedRun, best: Setting, s
     part, folds = directory.part("best"), directory.path / "folds"
     options = replace(search.options, C=(best.C,), l1=best.l1 or None, folds=0)
     run = resolve_part(part, search, options, start_from=str(folds.resolve()))
-    return carry_out(part, run, PreviousRun(folds, search, run), session, model_path=directory.model_path)
+    return carry_out(part, run, start_from(folds, search, run), session, model_path=directory.model_path)
 
 
 def _score(path: Path, search: ResolvedRun, criterion: str, session: Session) -> dict[str, Any]:

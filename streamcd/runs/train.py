@@ -19,6 +19,7 @@ from ..training import checkpoint
 from ..training.loop import Session, deadline
 from ..training.result import Result, TuneResult
 from ..training.stopping import make_rule
+from ..training.warm_start import WarmStart
 from .carry_out import carry_out, warn_early
 from .choices import settle
 from .config import (
@@ -37,7 +38,7 @@ from .config import (
 from .interrupts import stops_when_interrupted
 from .lane_groups import describe_worker_budget, resolve, search_of, share_memory_anew
 from .options import ResumeOptions, TrainOptions, TuneOptions
-from .previous_run import PreviousRun, previous_run, record_data
+from .previous_run import previous_run, record_data
 from .workers import Workers
 
 
@@ -176,7 +177,7 @@ def _begin(
 def _train(
     directory: checkpoint.Run,
     run: ResolvedRun,
-    previous: PreviousRun | None,
+    previous: WarmStart | None,
     on_workers: Workers,
     session: Session,
 ) -> Result:

@@ -12,7 +12,6 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -163,30 +162,6 @@ def refuse_lost_state(state: Path, log: Path) -> None:
         raise CheckpointError(
             f"{state}: missing, though the run's log tells of passes; restore it from a copy, or train again with --force"
         )
-
-
-@dataclass(frozen=True)
-class StoredState:
-    """The last checkpoint in a run's directory, from which another run starts."""
-
-    path: Path
-    identity: Identity
-
-    def saved(self, names: Sequence[str]) -> dict[str, np.ndarray] | None:
-        """Read arrays by name; None if there is no checkpoint. Refused if it is another run's."""
-        return read_arrays(self.path / "state.npz", names, self.identity)
-
-    def saved_rows(self, name: str, block_rows: int) -> Iterator[np.ndarray]:
-        """Iterate over blocks of rows of an array."""
-        return read_array_rows(self.path / "state.npz", name, block_rows)
-
-    def saved_slots(self, dataset: Dataset, row_bytes: int) -> SlotStore:
-        """Open the slots of the chunks of a dataset."""
-        slots = chunk_slots(self.path / "dual", dataset, row_bytes, self.identity)
-        arrays = self.saved(("slots",))
-        assert arrays is not None
-        slots.restore(arrays["slots"])
-        return slots
 
 
 class MemoryRun(Run):

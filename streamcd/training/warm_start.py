@@ -12,22 +12,26 @@ nothing, for which ``w(alpha)`` is the same. Where the old run had chunks that a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..core.errors import CheckpointError
+from ..core.errors import CheckpointError, UsageError
 from ..dataset.centring import Centre, move_sums
 from ..dataset.dataset import Dataset
-from ..kernels.loss_table import CLASSES, LOG_LOSS, LOSSES
+from ..kernels.loss_table import CLASSES, LOG_LOSS, LOSSES, PLANES
 from ..solvers.acceleration import weights_of_alpha
-from ..solvers.problem import Problem, dual_terms, entropies
+from ..solvers.problem import Lane, Problem, dual_terms, entropies
 from ..solvers.protocol import CERTIFY, START, TRAIN, Solver, State
 from ..stream.arenas import class_codes
-from ..stream.slot_store import SlotStore
-from .checkpoint import StoredState
+from ..stream.identity import Identity
+from ..stream.slot_store import SlotStore, chunk_slots
+from .checkpoint import read_array_rows, read_arrays
 
 _BLOCK_ROWS = 1 << 14  # of w at a time
 
@@ -38,8 +42,7 @@ With 1 % more rows, of two sets and nine losses, a gap of 1e-3 takes 2 to 12 pas
 kappa)."""
 
 _SETTLED_MOVES = 13
-"""Passes that a lane of a loss with kinks counts as done where it adopts kappa for more rows: it changes slowly from then on
-(`_SETTLED_PASSES`).
+"""Passes that a lane of a loss with kinks counts as made where it adopts kappa for more rows: then it changes slowly.
 
 With 1 % more rows of real sets, such losses take 2 to 7 passes to 1e-3, where kappa that changed by up to 8 times in the
 first passes took 4 to 19. Smooth losses gain a pass as often as they lose one."""
@@ -48,9 +51,23 @@ first passes took 4 to 19. Smooth losses gain a pass as often as they lose one."
 class Source(NamedTuple):
     """Group of lanes of the old run."""
 
-    state: StoredState
+    path: Path  # of the run, or of its part
+    identity: Identity
     layout: Any  # `memory_plan.Layout`
     vectors: slice  # among those of all lanes
+
+    def saved(self, *names: str) -> list[np.ndarray]:
+        """Read arrays of the last checkpoint by name."""
+        arrays = read_arrays(self.path / "state.npz", names, self.identity)
+        if arrays is None or not (names != ("position",) or arrays["position"].any()):
+            raise CheckpointError(
+                f"{self.path}: no checkpoint to start from; 'streamcd resume' the run first"
+            )
+        return [arrays[name] for name in names]
+
+    def saved_rows(self, name: str) -> Iterator[np.ndarray]:
+        """Iterate over blocks of rows of an array of the last checkpoint."""
+        return read_array_rows(self.path / "state.npz", name, _BLOCK_ROWS)
 
 
 @dataclass(frozen=True)
@@ -65,65 +82,72 @@ class OldRun:
     chunk_of: np.ndarray  # of every new chunk
 
 
+@dataclass(frozen=True)
 class WarmStart:
-    """Initial values of new lanes, those of `problem`, from an old run.
+    """Initial values of new lanes, those of `problem`, from an old run."""
 
-    `matrix` (old vectors, new ones) is their `combination`. Dual variables are multiplied by `ratios`, by class.
-    """
+    old: OldRun
+    dataset: Dataset
+    problem: Problem
+    centre: Centre | None
+    matrix: np.ndarray  # (old vectors, new ones): their `combination`
+    ratios: np.ndarray | None  # of dual variables, by class
 
-    def __init__(
-        self,
-        old: OldRun,
-        dataset: Dataset,
-        problem: Problem,
-        centre: Centre | None,
-        matrix: np.ndarray,
-        ratios: np.ndarray | None,
-    ) -> None:
-        self._old, self._dataset, self._problem, self._centre = old, dataset, problem, centre
-        self._matrix, self._ratios = matrix, ratios
-        self._mean = np.sign(matrix) / np.maximum((matrix != 0).sum(axis=0), 1)
-        # of the bias's weight, not of sums of alpha
-        self._bias_factor = old.problem.bias / problem.bias if problem.bias else 1.0
-        for source in old.sources:
-            arrays = source.state.saved(("position",))
-            if arrays is None or not arrays["position"].any():
-                raise CheckpointError(
-                    f"{source.state.path}: no checkpoint to start from; 'streamcd resume' the run first"
-                )
+    def subset(self, lanes: Problem, numbers: range) -> WarmStart:
+        """Return the start of some of the lanes, whose indices among all are `numbers`."""
+        width = lanes.lane_vectors
+        return replace(
+            self, problem=lanes, matrix=self.matrix[:, numbers.start * width : numbers.stop * width]
+        )
 
     @property
     def new_chunks(self) -> np.ndarray:
         """List the chunks of rows that the old run did not have; with those first, the others answer to them in one pass."""
-        return np.flatnonzero(self._old.chunk_of < 0)
+        return np.flatnonzero(self.old.chunk_of < 0)
 
-    def begin(self, state: State, solver: Solver, slots: SlotStore) -> None:
+    @cached_property
+    def _mean(self) -> np.ndarray:
+        return np.sign(self.matrix) / np.maximum((self.matrix != 0).sum(axis=0), 1)
+
+    @property
+    def _bias_factor(self) -> float:
+        """Factor of the bias's weight; its inverse is that of sums of alpha."""
+        return self.old.problem.bias / self.problem.bias if self.problem.bias else 1.0
+
+    def begin(self, state: State, solver: Any, slots: SlotStore) -> None:
         """Initialise a state and the rows' slots, as far as the solver can use it."""
+        lanes, old = state.lanes, self.old
+        for source in old.sources:
+            arrays = read_arrays(source.path / "state.npz", ("position",), source.identity)
+            if arrays is None or not arrays["position"].any():
+                raise CheckpointError(
+                    f"{source.path}: no checkpoint to start from; 'streamcd resume' the run first"
+                )
         if solver.warm_start in ("w", "w and scores"):
             self._fill_weights(state.w)
             if solver.warm_start == "w and scores":
-                _certify_first(state)
+                # the first read computes the scores of rows at weights that are not 0; caution 2, because the likely failure
+                # of this certificate must not delay the next one
+                begun = state.w.any(axis=0)
+                lanes["phase"][begun], lanes["caution"][begun] = CERTIFY, 2.0
             return
         dual_sum = self._write_alpha(solver, slots)
         if solver.warm_start == "alpha":
             return
-        if "kappa" in state.lanes:
-            self._fill_sums(state.matrices["centre_or_w_alpha"])
+        self._fill_sums(solver.v(state))
+        if "kappa" in lanes:
             self._fill_weights(state.w)  # with w(alpha) as the centre it takes more passes than from nothing
-            self._steer(state.lanes)
-        else:
-            self._fill_sums(state.w)
-        state.lanes["dual_sum"] += dual_sum
-        width = self._problem.lane_vectors
-        for source in self._old.sources:
-            arrays = source.state.saved(("lane_v_error",)) or {}
-            factors = np.abs(self._matrix[source.vectors][::width, ::width])
-            state.lanes["v_error"] += arrays["lane_v_error"] @ factors
+            self._steer(lanes)
+        lanes["dual_sum"] += dual_sum
+        for source in old.sources:
+            lanes["v_error"] += source.saved("lane_v_error")[0] @ np.abs(self._of_lanes(self.matrix, source))
         # w(alpha) is the old run's unless alpha of its rows are gone, or scaled
-        whole = (
-            self._ratios is None and np.count_nonzero(self._old.chunk_of >= 0) == self._old.dataset.n_chunks
-        )
-        state.lanes["phase"][:] = TRAIN if whole else START
+        whole = self.ratios is None and np.count_nonzero(old.chunk_of >= 0) == old.dataset.n_chunks
+        lanes["phase"][:] = TRAIN if whole else START
+
+    def _of_lanes(self, matrix: np.ndarray, source: Source) -> np.ndarray:
+        width = self.problem.lane_vectors
+        return matrix[source.vectors][::width, ::width]
 
     # -- dual variables -----------------------------------------------------------------------------------------------
 
@@ -132,16 +156,20 @@ class WarmStart:
 
         Other rows are left to the solver.
         """
-        dual_sum, old = np.zeros(self._problem.n_lanes), self._old
-        stores = [source.state.saved_slots(old.dataset, source.layout.state_bytes) for source in old.sources]
+        dual_sum, old = np.zeros(self.problem.n_lanes), self.old
+        stores = []
+        for source in old.sources:
+            store = chunk_slots(source.path / "dual", old.dataset, source.layout.state_bytes, source.identity)
+            store.restore(*source.saved("slots"))
+            stores.append(store)
         for chunk in np.flatnonzero(old.chunk_of >= 0).tolist():
-            label, weight = self._dataset.read_rows(chunk, ("label", "weight"))
-            code = class_codes(self._dataset, chunk, label)
+            label, weight = self.dataset.read_rows(chunk, ("label", "weight"))
+            code = class_codes(self.dataset, chunk, label)
             alpha = np.zeros((code.size, solver.layout.alpha_width))
             for source, store in zip(old.sources, stores, strict=True):
                 alpha += self._alpha_of(source, store, int(old.chunk_of[chunk]), code.size)
-            if self._ratios is not None:
-                alpha *= self._ratios[code, None]
+            if self.ratios is not None:
+                alpha *= self.ratios[code, None]
             slots.save(chunk, [alpha, np.ones((code.size, solver.layout.n_flags), dtype=np.uint8)])
             if solver.warm_start == "alpha and w":
                 dual_sum += self._dual_terms(alpha, code, label, weight)
@@ -152,25 +180,25 @@ class WarmStart:
         alpha = np.zeros((n_rows, source.layout.alpha_width))
         if not store.load(chunk, [alpha, np.empty((n_rows, source.layout.n_flags), dtype=np.uint8)]):
             raise CheckpointError(
-                f"{source.state.path}: the run has not visited all rows; 'streamcd resume' it first"
+                f"{source.path}: the run has not visited all rows; 'streamcd resume' it first"
             )
-        matrix = np.abs(self._matrix[source.vectors])
-        halves = np.hsplit(alpha, 2) if self._problem.row_loss.kind == LOG_LOSS else [alpha]
+        matrix = np.abs(self.matrix[source.vectors])
+        halves = np.hsplit(alpha, 2) if self.problem.row_loss.kind == LOG_LOSS else [alpha]
         return np.hstack([half @ matrix for half in halves])
 
     def _dual_terms(
         self, alpha: np.ndarray, code: np.ndarray, label: np.ndarray, weight: np.ndarray
     ) -> np.ndarray:
         """Sum the dual's terms over rows, per lane."""
-        problem, cost = self._problem, self._problem.cost[code] * weight[:, None]
+        problem, cost = self.problem, self.problem.cost[code] * weight[:, None]
         if problem.form == CLASSES:
             per_lane = alpha.reshape(code.size, problem.n_lanes, problem.classes.size)
             if LOSSES[problem.loss].probabilities:
                 return entropies(per_lane, cost).sum(axis=0)
             # -Σ_{m ≠ y} alpha is the variable of the row's own class: the sum over all classes is 0
             return per_lane[np.arange(code.size), :, code].sum(axis=0)
-        if problem.has_targets and self._centre is not None:
-            label = label - self._centre.target
+        if problem.has_targets and self.centre is not None:
+            label = label - self.centre.target
         labels = problem.row_labels(code, label)
         return dual_terms(problem.row_loss, labels, alpha[:, : problem.n_lanes], cost).sum(axis=0)
 
@@ -178,43 +206,38 @@ class WarmStart:
 
     def _fill_weights(self, w: np.ndarray) -> None:
         """Write the mean of the old lanes' w to `w`."""
-        centre, bias = self._old.centre, self._old.problem.bias
-
-        def stored(source: Source) -> Iterator[np.ndarray]:
-            rows = source.state.saved_rows("w", _BLOCK_ROWS)
-            return rows if centre is None else centre.leave(rows, bias)
-
-        self._add_rows(w, stored, self._mean)
+        centre, bias = self.old.centre, self.old.problem.bias
+        stored = [source.saved_rows("w") for source in self.old.sources]
+        self._add_rows(
+            w, stored if centre is None else [centre.leave(rows, bias) for rows in stored], self._mean
+        )
         w[-1] *= self._bias_factor
-        if self._centre is not None:
-            self._centre.enter(w, self._problem.bias)
+        if self.centre is not None:
+            self.centre.enter(w, self.problem.bias)
 
     def _fill_sums(self, v: np.ndarray) -> None:
-        """Write w(alpha) of the new lanes to `v`."""
-        self._add_rows(v, self._sums_of, self._matrix)
+        """Write w(alpha) of the new lanes to `v`; it differs from w in an accelerated run."""
+        blocks = []
+        for source in self.old.sources:
+            rows = source.saved_rows("w")
+            if self.old.accelerated:
+                kappa, in_pass = source.saved("lane_kappa", "lane_in_pass")
+                pairs = zip(rows, source.saved_rows("matrix_centre_or_w_alpha"), strict=True)
+                lanes = {"kappa": kappa, "in_pass": in_pass}
+                rows = (weights_of_alpha(lanes, *pair) for pair in pairs)
+            blocks.append(rows)
+        self._add_rows(v, blocks, self.matrix)
         v[-1] /= self._bias_factor
-        if self._problem.bias:
-            move_sums(v, self._old.centre, self._centre, self._problem.bias)
+        if self.problem.bias:
+            move_sums(v, self.old.centre, self.centre, self.problem.bias)
 
-    def _sums_of(self, source: Source) -> Iterator[np.ndarray]:
-        """Iterate over blocks of rows of w(alpha), which differs from w in an accelerated run."""
-        names, state = ("w", "matrix_centre_or_w_alpha")[: 1 + self._old.accelerated], source.state
-        rows = [state.saved_rows(name, _BLOCK_ROWS) for name in names]
-        if not self._old.accelerated:
-            return rows[0]
-        arrays = state.saved(("lane_kappa", "lane_in_pass")) or {}
-        lanes = {name.removeprefix("lane_"): array for name, array in arrays.items()}
-        return (weights_of_alpha(lanes, *blocks) for blocks in zip(*rows, strict=True))
-
-    def _add_rows(
-        self, w: np.ndarray, rows_of: Callable[[Source], Iterator[np.ndarray]], matrix: np.ndarray
-    ) -> None:
+    def _add_rows(self, w: np.ndarray, blocks: Sequence[Iterable[np.ndarray]], matrix: np.ndarray) -> None:
         """Write combinations of old rows, in blocks, to those of the same features in `w`, whose last row is the bias's."""
         w[:] = 0.0
-        n_features = self._old.dataset.n_features
-        for source in self._old.sources:
+        n_features = self.old.dataset.n_features
+        for source, rows_of in zip(self.old.sources, blocks, strict=True):
             start, own = 0, matrix[source.vectors]
-            for rows in rows_of(source):
+            for rows in rows_of:
                 n_rows = min(rows.shape[0], n_features - start)
                 w[start : start + n_rows] += rows[:n_rows] @ own
                 if n_rows < rows.shape[0]:
@@ -223,23 +246,73 @@ class WarmStart:
 
     def _steer(self, lanes: dict[str, np.ndarray]) -> None:
         """Adopt kappa and theta of the old lanes, where neither kappa was fixed."""
-        if not self._old.accelerated:
+        if not self.old.accelerated:
             return
-        steering, width = np.zeros((2, self._problem.n_lanes)), self._problem.lane_vectors
-        for source in self._old.sources:
-            arrays = source.state.saved(("lane_kappa", "lane_theta")) or {}
-            steering += np.stack([*arrays.values()]) @ self._mean[source.vectors][::width, ::width]
+        steering = np.zeros((2, self.problem.n_lanes))
+        for source in self.old.sources:
+            steering += np.stack(source.saved("lane_kappa", "lane_theta")) @ self._of_lanes(
+                self._mean, source
+            )
         adopts = (steering > 0.0).all(axis=0) & (lanes["theta"] > 0.0)
         lanes["theta"][adopts] = steering[1, adopts]
         grown = bool(self.new_chunks.size)
         lanes["kappa"][adopts] = (_CENTRE_KAPPA if grown else 1.0) * steering[0, adopts]
-        if grown and not LOSSES[self._problem.loss].smooth:
+        if grown and not LOSSES[self.problem.loss].smooth:
             lanes["earlier_moves"][adopts] = _SETTLED_MOVES
 
 
-def _certify_first(state: State) -> None:
-    """Have the first read compute the scores of rows at weights that are not 0."""
-    lanes = state.lanes
-    begun = state.w.any(axis=0)
-    # caution 2, because the likely failure of this certificate must not delay the next one
-    lanes["phase"][begun], lanes["caution"][begun] = CERTIFY, 2.0
+# ---------------------------------------------------------------------------------------------------------------------
+# The lanes of the old run from which those of the new one start
+
+
+def combination(old: Problem, new: Problem, *, dual: bool) -> np.ndarray:
+    """Return the matrix of the linear combinations of dual variables, shape (old vectors, new vectors).
+
+    Raises `UsageError` if the problems differ in more than C, weights of classes and folds. `dual` variables fit the same
+    bias alone, and weights of classes change some lanes of planes alone.
+    """
+    told: dict[str, tuple[object, object]] = {  # of the old problem and the new one
+        "loss": (old.loss, new.loss),
+        "ridge" if new.loss == "twin" else "l2": (old.scale, new.scale),
+        "slack": (old.slack, new.slack),
+        "parameter of the loss": (old.parameter, new.parameter),
+    }
+    # the feature of a free bias may differ: it depends on C, the optimum does not depend on it
+    if dual and not (old.free_bias and new.free_bias):
+        told["bias"] = old.bias or "none", new.bias or "none"
+    different = [f"{name} {was}, found {now}" for name, (was, now) in told.items() if was != now]
+    different += ["code matrix"] * (not np.array_equal(old.code, new.code))
+    different += ["class weights"] * (
+        dual and old.form == new.form == PLANES and class_ratios(old, new) is not None
+    )
+    if different:
+        raise UsageError(f"a warm start needs the run's {', '.join(different)}")
+    if new.n_folds:
+        raise UsageError("a warm start cannot begin the training of folds")
+    n_trained = old.n_folds - 1  # folds that a row is not in
+    width = old.block_lanes
+    blocks = np.zeros((old.n_lanes // width, new.n_lanes // width))
+    for number, target in enumerate(new.lanes[::width]):
+        nearest = min(old.lanes, key=lambda lane, target=target: _distance(target, lane))  # type: ignore[misc]
+        for block, source in enumerate(old.lanes[::width]):
+            if source.setting == nearest.setting:
+                blocks[block, number] = target.C / source.C / max(n_trained, 1)
+    return np.kron(blocks, np.eye(width * old.lane_vectors))
+
+
+def _distance(target: Lane, source: Lane) -> tuple[float, float]:
+    """Return how far a lane is from another, by C first and then by λ."""
+    of_l1 = abs(math.log(source.l1 / target.l1)) if source.l1 and target.l1 else float(source.l1 != target.l1)
+    return abs(math.log(source.C / target.C)), of_l1
+
+
+def class_ratios(old: Problem, new: Problem) -> np.ndarray | None:
+    """Return the ratio of every class's factor on C to what it was, (classes,); None where all are 1.
+
+    Balanced weights change with the rows.
+    """
+    if old.has_targets:
+        return None
+    before, now = (problem.class_factors(range(problem.block_lanes)) for problem in (old, new))
+    ratios = np.divide(now, before, out=np.zeros(before.size), where=before > 0.0)
+    return None if np.allclose(ratios, 1.0, rtol=1e-12) else ratios
