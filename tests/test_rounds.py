@@ -29,7 +29,9 @@ from streamcd.cluster.block_steps import (
 from streamcd.cluster.partition import open_same
 from streamcd.cluster.rounds import Response, WorkersLost, WorkerSpec
 from streamcd.core.errors import DatasetError, EnvironmentFailure, Interrupted, UsageError
-from streamcd.kernels.rounds import DUAL_CHANGE, LINEAR, LONGEST, QUADRATIC, Step, add_log_slopes
+from streamcd.kernels import rounds as kernels
+from streamcd.kernels.loss_table import row_loss
+from streamcd.kernels.rounds import DUAL_CHANGE, LINEAR, LONGEST, QUADRATIC, Step
 from streamcd.runs.problem_options import ProblemOptions
 from streamcd.stream.memory_plan import Plan
 from tools.simulated_cluster import SerialEngine, Simulation
@@ -86,7 +88,7 @@ def feasible(problem: Any, code: np.ndarray, rng: np.random.Generator) -> tuple[
 
 def log_slopes(base: np.ndarray, candidate: np.ndarray, eta: np.ndarray) -> np.ndarray:
     sums = np.zeros((eta.size, 3))
-    add_log_slopes(base, candidate, eta, sums)
+    kernels.add_slopes(row_loss("log_loss"), base, candidate, eta, np.empty(2), sums)
     return sums
 
 

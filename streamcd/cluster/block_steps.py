@@ -71,14 +71,8 @@ def direction(
 
     `target` is that of rows that have one.
     """
-    sums = new_direction(problem.n_lanes)
-    if problem.form == CLASSES and has_entropy(problem):
-        kernels.add_multinomial_direction(base, candidate, np.empty(problem.lane_vectors), sums)
-    elif problem.form == CLASSES:
-        kernels.add_class_direction(code, cost, base, candidate, sums)
-    else:
-        y = problem.row_labels(code, target)
-        kernels.add_direction(problem.row_loss, y, cost, base, candidate, sums)
+    sums, y = new_direction(problem.n_lanes), problem.row_labels(code, target)
+    kernels.add_direction(problem.row_loss, y, code, cost, base, candidate, _change(problem, base), sums)
     return sums
 
 
@@ -91,25 +85,20 @@ def apply_step(
     target: np.ndarray | None = None,
 ) -> np.ndarray:
     """Compute the dual variables after a step; changes `active`, see `kernels.rounds`."""
-    point = np.empty(step.base.shape)
-    if problem.form == CLASSES and has_entropy(problem):
-        kernels.apply_multinomial_step(cost, step, point)
-    elif problem.form == CLASSES:
-        kernels.apply_class_step(code, cost, step, active, point)
-    else:
-        y = problem.row_labels(code, target)
-        kernels.apply_step(problem.row_loss, y, cost, step, active, point)
+    point, y = np.empty(step.base.shape), problem.row_labels(code, target)
+    kernels.apply_step(problem.row_loss, y, code, cost, step, active, point)
     return point
 
 
 def add_slopes(
     problem: Problem, base: np.ndarray, candidate: np.ndarray, eta: np.ndarray, sums: np.ndarray
 ) -> None:
-    """Add the terms of `newton_step` at a step to `sums`, shape (lanes, 3), see `kernels.rounds.add_log_slopes`."""
-    if problem.form == CLASSES:
-        kernels.add_multinomial_slopes(base, candidate, eta, np.empty(problem.lane_vectors), sums)
-    else:
-        kernels.add_log_slopes(base, candidate, eta, sums)
+    """Add the terms of `newton_step` at a step to `sums`, shape (lanes, 3), see `kernels.rounds.add_slopes`."""
+    kernels.add_slopes(problem.row_loss, base, candidate, eta, _change(problem, base), sums)
+
+
+def _change(problem: Problem, base: np.ndarray) -> np.ndarray:
+    return np.empty(base.shape[1] // problem.n_lanes)
 
 
 def has_entropy(problem: Problem) -> bool:
