@@ -115,10 +115,10 @@ class Acceleration:
 
     def begin_pass(self, state: State, lanes: np.ndarray, threads: Threads) -> None:
         """Move the centres of lanes that begin a training read."""
-        kept, (w, beside) = state.lanes, self._penalised(state)
-        new = lanes[~kept["in_pass"][lanes]]
+        kept, new = state.lanes, lanes[~state.lanes["in_pass"][lanes]]
         if not new.size:
             return
+        w, beside = self._penalised(state)
         begin, rest = acceleration_kernels.begin_pass, (self._width, new, kept["kappa"])
         threads.share(lambda rows: begin(w[rows], beside[rows], *rest), w.shape[0], w.size)
         if (
