@@ -273,28 +273,8 @@ def _add_row_lanes(i, rows, w, lanes, n):
 
 
 @inlined
-def sums_of(lane, totals):
-    """Return a lane's sums of a certificate, for `certify_row`: as locals they need not be stored for every row."""
-    objectives = totals[lane, GAP], totals[lane, LOSS], totals[lane, DUAL]
-    sizes = totals[lane, ALPHA_SQUARE], totals[lane, SLOPE]
-    return (
-        objectives,
-        sizes,
-        (totals[lane, VIOLATION_MAX], totals[lane, VIOLATION_MIN], totals[lane, N_VISITED]),
-    )
-
-
-@inlined
-def keep_sums(lane, sums, totals):
-    """Write what `sums_of` returned, and `certify_row` since, to `totals`."""
-    totals[lane, GAP], totals[lane, LOSS], totals[lane, DUAL] = sums[0]
-    totals[lane, ALPHA_SQUARE], totals[lane, SLOPE] = sums[1]
-    totals[lane, VIOLATION_MAX], totals[lane, VIOLATION_MIN], totals[lane, N_VISITED] = sums[2]
-
-
-@inlined
-def certify_row(loss, row, a, rest, sums):
-    """Return the lane's sums with the row's terms at fixed w; `row` is (t, x·x, y, C_i), `rest` C_i - a where it is kept."""
+def certify_row(lane, loss, row, a, rest, totals):
+    """Add a row's terms at fixed w to the lane's sums; `row` is (t, x·x, y, C_i), `rest` C_i - a where it is kept."""
     t, q, y, c = row
     if loss.kind == LOG_LOSS:
         phi, primal, dual = log_terms(t, c, a, rest)
@@ -303,12 +283,14 @@ def certify_row(loss, row, a, rest, sums):
         numbers = five_numbers(loss, y, c)
         phi, primal, dual = row_terms(t, a, numbers)
         projected, slope = projected_gradient(t, a, numbers), slope_bound(t, a, numbers)
-    (gap, losses, duals), (squares, slopes), (largest, smallest, n) = sums
-    objectives, sizes = (
-        (gap + phi, losses + primal, duals + dual),
-        (squares + a * a * q, slopes + slope * math.sqrt(q)),
-    )
-    return objectives, sizes, (max(largest, projected), min(smallest, projected), n + 1.0)
+    totals[lane, GAP] += phi
+    totals[lane, LOSS] += primal
+    totals[lane, DUAL] += dual
+    totals[lane, ALPHA_SQUARE] += a * a * q
+    totals[lane, SLOPE] += slope * math.sqrt(q)
+    totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], projected)
+    totals[lane, VIOLATION_MIN] = min(totals[lane, VIOLATION_MIN], projected)
+    totals[lane, N_VISITED] += 1.0
 
 
 @kernel
@@ -316,7 +298,6 @@ def dual_certify(order, rows, costs, variables, totals):
     """Add up rows' terms of gap, loss and dual at fixed `w`, for one lane. Changed in place: `totals`."""
     w, bias, alpha = variables.w, costs.bias, variables.alpha
     last = w.size - 1
-    sums = sums_of(0, totals)
     for p in range(order.size):
         fetch_ahead(order, p, rows, w, 1, range(1))
         i = order[p]
@@ -327,8 +308,7 @@ def dual_certify(order, rows, costs, variables, totals):
         dot, q = row_dot(rows, w, rows.indptr[i], rows.indptr[i + 1])
         row = (sign * (dot + bias * w[last]), q + bias * bias, y, c)
         rest = alpha[i, 1] if costs.loss.kind == LOG_LOSS else 0.0
-        sums = certify_row(costs.loss, row, alpha[i, 0], rest, sums)
-    keep_sums(0, sums, totals)
+        certify_row(0, costs.loss, row, alpha[i, 0], rest, totals)
 
 
 @kernel
@@ -353,7 +333,7 @@ def dual_certify_lanes(order, rows, costs, variables, totals, lanes):
             sign, y = row_label(i, lane, rows, costs)
             row = (sign * (dots[lane] + bias * w[last + lane]), q, y, row_cost(i, lane, rows, costs))
             rest = alpha[i, n_lanes + lane] if costs.loss.kind == LOG_LOSS else 0.0
-            keep_sums(lane, certify_row(costs.loss, row, alpha[i, lane], rest, sums_of(lane, totals)), totals)
+            certify_row(lane, costs.loss, row, alpha[i, lane], rest, totals)
 
 
 @kernel

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .compile import kernel
-from .dual import certify_row, keep_sums, solve_row, sums_of
+from .dual import certify_row, solve_row
 from .losses import five_numbers, projected_gradient
 from .primitives import DUAL, NO_STEP, row_cost, row_square
 
@@ -126,7 +126,7 @@ def twin_sor_certify(order, rows, costs, variables, w_alpha, totals, lanes, pull
             if y < 0.0:
                 variables.alpha[i, lane] = -c * t
             a = variables.alpha[i, lane]
-            keep_sums(lane, certify_row(costs.loss, (t, q, y, c), a, 0.0, sums_of(lane, totals)), totals)
+            certify_row(lane, costs.loss, (t, q, y, c), a, 0.0, totals)
             if a == 0.0:
                 continue
             for k in range(start, stop):
