@@ -59,6 +59,7 @@ from .protocol import (
 )
 
 _LINE = 8  # numbers in a cache line: no two threads should share one that they write to
+_FEW_FEATURES = 1 << 14  # in whose lines of weights threads often meet
 _SUMMED_SHARE = 0.01  # of an estimated gap: a larger doubt about w(alpha) makes a certificate sum it up anew
 _BLOCK_WEIGHTS = 1 << 16  # of temporary arrays: 0.5 MB
 _LEAST_ALPHA = 1e-24  # over C: the sum over 10^8 rows is below the rounding of w
@@ -351,10 +352,11 @@ class DualSolver(RowSolver):
         """Divide lanes among threads; each lane has its own columns or rows of variables, weights and sums.
 
         Every thread has a copy of the sums: they change with every row, and no two threads may share a cache line of them.
-        Nor should they share lines of weights, each of eight lanes, unless lanes are few: forty lanes on rows of 14 entries
+        Nor should they share lines of weights, each of eight lanes, where they often meet: forty lanes on rows of 14 entries
         with 120 features took 1,200 ns a row by one thread, 700 by four with ten lanes each, 500 with eight or sixteen.
         """
-        units = lanes // (_LINE if lanes.size > _LINE else 2)
+        in_lines = lanes.size > _LINE or self.problem.n_features < _FEW_FEATURES
+        units = lanes // (_LINE if in_lines else 2)
         found = np.unique(units)
         n_parts = min(self.threads.parts(window.n_entries * lanes.size), found.size)
         parts = [lanes[np.isin(units, part)] for part in np.array_split(found, n_parts)]
