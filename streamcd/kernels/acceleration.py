@@ -1,8 +1,8 @@
 """Weights of accelerated lanes: from the iterate and its centre to w(alpha) and back, extrapolation; one sweep each.
 
 Dual methods: within a training read a lane keeps the iterate ``w = (w(alpha) + kappa v)/(1 + kappa)`` and its centre v;
-between reads, and while it is certified, the point where the read ended and w(alpha). A lane has `width` columns of both
-arrays.
+between reads, and while it is certified, the point where the read ended and w(alpha). A lane has one column of both arrays,
+or several.
 """
 
 from __future__ import annotations
@@ -24,45 +24,52 @@ MOVED, ALPHA_NORM, NORM = range(3)
 class Movement(NamedTuple):
     """Measures of a pass, of all lanes; changed in place."""
 
-    sums: np.ndarray  # (3, lanes); the rows are named above
+    sums: np.ndarray  # (3, columns); the rows are named above
     sketch: np.ndarray  # (N_BUCKETS, lanes): w - v with its signs changed at random, folded
-    moved: np.ndarray  # (lanes,): scratch
+    moved: np.ndarray  # (columns,): scratch
 
 
 @kernel
-def end_pass(w, beside, width, lanes, kappa, out):
+def end_pass(w, beside, lanes, kappa, out):
     """Replace the centre by w(alpha), and measure how far the pass moved from it.
 
     Neighbouring lanes are processed together, by vector operations, in loops so short that the compiler finds them free of
-    aliases: 105 lanes of 55,000 features took half the processor time.
+    aliases: 105 lanes of 55,000 features took half the processor time. A lane alone has flat arrays: 1.5 M features took
+    half the time.
 
-    The centre v (`beside`, like the iterate `w`) becomes ``w(alpha) = (1 + kappa) w - kappa v``. Added to: `out`, a
-    `Movement`; the angle of two sketches is about that of their vectors.
+    The centre v (`beside`, like the iterate `w`) becomes ``w(alpha) = (1 + kappa) w - kappa v``; `kappa` (columns,). Added
+    to: `out`, a `Movement`; the angle of two sketches is about that of their vectors.
     """
-    sums, sketch, _ = out
-    if lanes.size == 1 and width == w.shape[1]:
-        _end_pass_of_all(w.reshape(-1), beside.reshape(-1), kappa[0], sums.reshape(-1), sketch.reshape(-1))
+    sums, sketch, moved = out
+    width = w.shape[1] // sketch.shape[1]
+    if sketch.size == N_BUCKETS:
+        _end_pass_of_one(w.reshape(-1), beside.reshape(-1), kappa[0], sums, sketch.reshape(-1))
         return
-    if width == 1:
-        start = 0
-        while start < lanes.size:
-            stop = _end_of_run(lanes, start)
-            low, high = np.uint64(lanes[start]), np.uint64(lanes[stop - 1] + 1)
-            _end_pass_of_run(w, beside, low, high, kappa, out)
-            start = stop
-        return
-    for j in range(w.shape[0]):
-        for lane in lanes:
-            for m in range(width):
-                column = lane * width + m
-                change = w[j, column] - beside[j, column]
-                w_alpha = sum_of(w[j, column], change, kappa[lane])
-                beside[j, column] = w_alpha
-                sums[MOVED, lane] += change * change
-                sums[ALPHA_NORM, lane] += w_alpha * w_alpha
-                sums[NORM, lane] += w[j, column] * w[j, column]
-                position = np.uint64(j * width + m)
-                sketch[position & _LAST_BUCKET, lane] += _signed(change, position)
+    start = 0
+    while start < lanes.size:
+        stop = _end_of_run(lanes, start)
+        low, high = np.uint64(lanes[start] * width), np.uint64((lanes[stop - 1] + 1) * width)
+        for j in range(w.shape[0]):
+            point, weights = w[j], beside[j]
+            for column in range(low, high):
+                moved[column] = point[column] - weights[column]
+                weights[column] = sum_of(point[column], moved[column], kappa[column])
+            if width == 1:
+                bucket, sign = sketch[np.uint64(j) & _LAST_BUCKET], _signed(1.0, np.uint64(j))
+                for column in range(low, high):
+                    bucket[column] += sign * moved[column]
+            else:
+                for lane in lanes[start:stop]:
+                    for m in range(width):
+                        position = np.uint64(j * width + m)
+                        change = _signed(moved[lane * width + m], position)
+                        sketch[position & _LAST_BUCKET, lane] += change
+            for column in range(low, high):
+                sums[MOVED, column] += moved[column] * moved[column]
+            for column in range(low, high):
+                sums[ALPHA_NORM, column] += weights[column] * weights[column]
+                sums[NORM, column] += point[column] * point[column]
+        start = stop
 
 
 @inlined
@@ -75,27 +82,8 @@ def _end_of_run(lanes, start):
 
 
 @inlined
-def _end_pass_of_run(w, beside, low, high, kappa, out):
-    """Do the work of `end_pass` for the lanes ``low:high``, of one column each."""
-    sums, sketch, moved = out
-    moved_sum, alpha_sum, norm_sum = sums[MOVED], sums[ALPHA_NORM], sums[NORM]
-    for j in range(w.shape[0]):
-        point, weights, bucket = w[j], beside[j], sketch[np.uint64(j) & _LAST_BUCKET]
-        sign = _signed(1.0, np.uint64(j))
-        for lane in range(low, high):
-            moved[lane] = point[lane] - weights[lane]
-            weights[lane] = sum_of(point[lane], moved[lane], kappa[lane])
-        for lane in range(low, high):
-            moved_sum[lane] += moved[lane] * moved[lane]
-            bucket[lane] += sign * moved[lane]
-        for lane in range(low, high):
-            alpha_sum[lane] += weights[lane] * weights[lane]
-            norm_sum[lane] += point[lane] * point[lane]
-
-
-@inlined
-def _end_pass_of_all(w, beside, kappa, sums, sketch):
-    """Do the work of `end_pass` for the only lane: with flat arrays 1.5 M features took half the time."""
+def _end_pass_of_one(w, beside, kappa, sums, sketch):
+    """Do the work of `end_pass` for the only lane."""
     moved_sum = alpha_sum = norm_sum = 0.0
     for j in range(w.size):
         moved = w[j] - beside[j]
@@ -105,9 +93,9 @@ def _end_pass_of_all(w, beside, kappa, sums, sketch):
         alpha_sum += w_alpha * w_alpha
         norm_sum += w[j] * w[j]
         sketch[np.uint64(j) & _LAST_BUCKET] += _signed(moved, np.uint64(j))
-    sums[MOVED] += moved_sum
-    sums[ALPHA_NORM] += alpha_sum
-    sums[NORM] += norm_sum
+    sums[MOVED, 0] += moved_sum
+    sums[ALPHA_NORM, 0] += alpha_sum
+    sums[NORM, 0] += norm_sum
 
 
 @inlined
@@ -117,33 +105,27 @@ def _signed(number, position):
 
 
 @kernel
-def begin_pass(w, beside, width, lanes, kappa):
+def begin_pass(w, beside, columns, kappa):
     """Make the point where the last read ended the centre, in place: ``(w(alpha) + kappa w)/(1 + kappa), w``."""
-    if lanes.size == 1 and width == w.shape[1]:
-        _begin_pass_of_all(w.reshape(-1), beside.reshape(-1), kappa[lanes[0]])
+    if columns.size == w.shape[1] and w.shape[1] == 1:
+        point, weights = w.reshape(-1), beside.reshape(-1)
+        inverse_mu = 1.0 / (1.0 + kappa[0])
+        for j in range(point.size):
+            centre = point[j]
+            point[j] = weight_of(weights[j], centre, kappa[0], inverse_mu)
+            weights[j] = centre
         return
     start = 0
-    while start < lanes.size:
-        stop = _end_of_run(lanes, start)
-        low, high = np.uint64(lanes[start] * width), np.uint64((lanes[stop - 1] + 1) * width)
+    while start < columns.size:
+        stop = _end_of_run(columns, start)
+        low, high = np.uint64(columns[start]), np.uint64(columns[stop - 1] + 1)
         for j in range(w.shape[0]):
             point, weights = w[j], beside[j]
             for column in range(low, high):
                 centre = point[column]
-                factor = kappa[column] if width == 1 else kappa[column // np.uint64(width)]
-                point[column] = weight_of(weights[column], centre, factor, 1.0 / (1.0 + factor))
+                point[column] = weight_of(weights[column], centre, kappa[column], 1.0 / (1.0 + kappa[column]))
                 weights[column] = centre
         start = stop
-
-
-@inlined
-def _begin_pass_of_all(w, beside, kappa):
-    """Do the work of `begin_pass` for the only lane."""
-    inverse_mu = 1.0 / (1.0 + kappa)
-    for j in range(w.size):
-        centre = w[j]
-        w[j] = weight_of(beside[j], centre, kappa, inverse_mu)
-        beside[j] = centre
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -212,14 +212,11 @@ def _lane_dots(i, rows, w, lanes, n_live):
     position = 0
     while position < n_live and n_lanes >= 8:
         low = min(live[position], end - 8)
-        position = _beyond(live, position, n_live, low + 8)
-        if position < n_live and live[position] < low + 16 and low + 16 <= end:
-            position = _beyond(live, position, n_live, low + 16)
-            if position < n_live and live[position] < low + 32 and low + 32 <= end:
-                dot_of_32(feature, value, start, stop, w, n_lanes, low, dots)
-                position = _beyond(live, position, n_live, low + 32)
-            else:
-                dot_of_16(feature, value, start, stop, w, n_lanes, low, dots)
+        width, position = _neighbours(live, position, n_live, low, end)
+        if width == 32:
+            dot_of_32(feature, value, start, stop, w, n_lanes, low, dots)
+        elif width == 16:
+            dot_of_16(feature, value, start, stop, w, n_lanes, low, dots)
         else:
             dot_of_8(feature, value, start, stop, w, n_lanes, low, dots)
     while position < n_live:
@@ -232,11 +229,15 @@ def _lane_dots(i, rows, w, lanes, n_live):
 
 
 @inlined
-def _beyond(live, position, n_live, stop):
-    """Return the position, from the given one on, of the first live lane not below `stop`."""
-    while position < n_live and live[position] < stop:
-        position += 1
-    return position
+def _neighbours(live, position, n, low, end):
+    """Return how many lanes, from `low` on and below `end`, take part at once, and the position of the next live one."""
+    width = 8
+    while True:
+        while position < n and live[position] < low + width:
+            position += 1
+        if width == 32 or position == n or live[position] >= low + 2 * width or low + 2 * width > end:
+            return width, position
+        width *= 2
 
 
 @inlined
@@ -252,14 +253,11 @@ def _add_row_lanes(i, rows, w, lanes, n):
     position = 0
     while position < n and end - first >= 8:
         low, done = min(live[position], end - 8), position
-        position = _beyond(live, position, n, low + 8)
-        if position < n and live[position] < low + 16 and low + 16 <= end:
-            position = _beyond(live, position, n, low + 16)
-            if position < n and live[position] < low + 32 and low + 32 <= end:
-                add_to_32(feature, value, start, stop, w, n_lanes, low, steps)
-                position = _beyond(live, position, n, low + 32)
-            else:
-                add_to_16(feature, value, start, stop, w, n_lanes, low, steps)
+        width, position = _neighbours(live, position, n, low, end)
+        if width == 32:
+            add_to_32(feature, value, start, stop, w, n_lanes, low, steps)
+        elif width == 16:
+            add_to_16(feature, value, start, stop, w, n_lanes, low, steps)
         else:
             add_to_8(feature, value, start, stop, w, n_lanes, low, steps)
         for taken in range(done, position):

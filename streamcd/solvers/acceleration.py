@@ -119,13 +119,13 @@ class Acceleration:
         if not new.size:
             return
         w, beside = self._penalised(state)
-        begin, rest = acceleration_kernels.begin_pass, (self._width, new, kept["kappa"])
-        threads.share(lambda rows: begin(w[rows], beside[rows], *rest), w.shape[0], w.size)
+        columns, kappa = self._problem.columns(new), np.repeat(kept["kappa"], self._width)
+        begin = acceleration_kernels.begin_pass
+        threads.share(lambda rows: begin(w[rows], beside[rows], columns, kappa), w.shape[0], w.size)
         if (
             self._problem.free_bias
         ):  # it has a centre of its own, with 1 + kappa in place of kappa (`free_bias`)
-            columns, mu = self._problem.columns(new), np.repeat(1.0 + kept["kappa"][new], self._width)
-            bias, centre = state.w[-1], state.matrices["centre_or_w_alpha"][-1]
+            bias, centre, mu = state.w[-1], state.matrices["centre_or_w_alpha"][-1], 1.0 + kappa[columns]
             bias[columns], centre[columns] = centre[columns] / mu + bias[columns], bias[columns]
         kept["in_pass"][new] = True
 
@@ -136,19 +136,21 @@ class Acceleration:
     def end_pass(self, state: State, trained: np.ndarray, threads: Threads) -> None:
         """Measure the movement by a training read, and leave w at the point that a certificate would refer to."""
         kept, previous, n_lanes = state.lanes, state.matrices["movement"], self._first.size
-        sums, sketch, width = np.zeros((3, n_lanes)), np.zeros((N_BUCKETS, n_lanes)), self._width
+        n_vectors, sketch = n_lanes * self._width, np.zeros((N_BUCKETS, n_lanes))
+        sums, kappas = np.zeros((3, n_vectors)), np.repeat(kept["kappa"], self._width)
         n_parts = min(threads.parts(state.w.size), trained.size)
-        end = partial(acceleration_kernels.end_pass, *self._penalised(state), width)
+        end = partial(acceleration_kernels.end_pass, *self._penalised(state))
         calls = [
-            partial(end, part, kept["kappa"], Movement(sums, sketch, np.empty(n_lanes)))
+            partial(end, part, kappas, Movement(sums, sketch, np.empty(n_vectors)))
             for part in np.array_split(trained, n_parts)  # a lane has sums of its own
         ]
         threads.run(calls)
+        sums = sums.reshape(3, n_lanes, -1).sum(axis=2)
         kappa = kept["kappa"][trained]
         mu, totals = 1.0 + kappa, state.totals[trained]  # kernels count with q/mu
         if self._problem.free_bias:
             columns, centre = self._problem.columns(trained), state.matrices["centre_or_w_alpha"][-1]
-            centre[columns] = np.repeat(mu, width) * (state.w[-1, columns] - centre[columns])
+            centre[columns] = (1.0 + kappas[columns]) * (state.w[-1, columns] - centre[columns])
         kept["in_pass"][trained] = False
         kept["moves"][trained] += 1
         for block in np.array_split(trained, 1 + trained.size // 64):
