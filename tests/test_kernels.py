@@ -344,7 +344,8 @@ def test_scores_are_products_and_unknown_features_are_counted() -> None:
     indptr = x.indptr.astype(np.int64)
     out = np.empty((20, 3))
     rows = SparseRows(indptr[:-1], indptr[1:], feature, value)
-    ignored = rows_kernels.scores(rows, w, intercept, out)
+    kept = np.zeros(0, np.uint64), np.zeros(0, np.int64), 5
+    ignored = rows_kernels.scores(rows, kept, w, intercept, out)
     assert ignored == (feature >= 5).sum()
     expected = slow_margins(x.toarray()[:, :5], w) + intercept
     np.testing.assert_allclose(out, expected, rtol=1e-12, atol=1e-12)

@@ -138,58 +138,35 @@ def scale_rows(rows, scale, n_features, unit_rows, out):
 
 
 @kernel
-def scores(rows, w, intercept, out):
+def scores(rows, kept, w, intercept, out):
     """Write ``x·w_m + intercept_m`` of every row (`SparseRows`) and weight vector to `out`, (rows, vectors).
 
-    Returns how many entries were left out, whose features are not among those of `w`, (features, vectors).
-    """
-    start, stop, feature, value = rows
-    n_features, n_vectors = w.shape
-    ignored = 0
-    for i in range(start.size):
-        for m in range(n_vectors):
-            out[i, m] = 0.0
-        for k in range(start[i], stop[i]):
-            j = feature[k]
-            if j < 0 or j >= n_features:
-                ignored += 1
-                continue
-            v = np.float64(value[k])
-            for m in range(n_vectors):
-                out[i, m] += w[j, m] * v
-        for m in range(n_vectors):
-            out[i, m] += intercept[m]
-    return ignored
-
-
-@kernel
-def sparse_scores(rows, kept, w, intercept, out):
-    """Write what `scores` writes, to the bit, by the weights of some features: those of the others are 0.
-
-    `kept` holds a bit for each feature, 64 in a uint64, how many are set before each of these, and the number of features;
-    the weights of the features whose bit is set are the rows of `w`, in order.
+    `w` holds the weights of all features, (features, vectors), or of some, in order, those of the others being 0: `kept` has
+    a bit for each feature, 64 in a uint64, how many are set before each of these (both empty where all are), and the number
+    of features. Returns how many entries were left out, whose features are not among them.
     """
     start, stop, feature, value = rows
     bits, before, n_features = kept
-    ignored = 0
+    ignored, n_vectors, is_sparse = 0, w.shape[1], bits.size > 0
     for i in range(start.size):
-        for m in range(w.shape[1]):
+        for m in range(n_vectors):
             out[i, m] = 0.0
         for k in range(start[i], stop[i]):
-            j = np.int64(feature[k])
+            j, v = np.int64(feature[k]), np.float64(value[k])
             if j < 0 or j >= n_features:
                 ignored += 1
                 continue
-            word, bit = bits[j >> 6], np.uint64(j & 63)
-            if not (word >> bit) & np.uint64(1):
-                continue
-            row, v = (
-                before[j >> 6] + _count_bits(word & ((np.uint64(1) << bit) - np.uint64(1))),
-                np.float64(value[k]),
-            )
-            for m in range(w.shape[1]):
+            row = np.uint64(j)
+            if is_sparse:
+                word, bit = bits[j >> 6], np.uint64(j & 63)
+                if not (word >> bit) & np.uint64(1):
+                    continue
+                row = np.uint64(before[j >> 6]) + np.uint64(
+                    _count_bits(word & ((np.uint64(1) << bit) - np.uint64(1)))
+                )
+            for m in range(n_vectors):
                 out[i, m] += w[row, m] * v
-        for m in range(w.shape[1]):
+        for m in range(n_vectors):
             out[i, m] += intercept[m]
     return ignored
 

@@ -39,14 +39,12 @@ def score(
     from ..kernels import rows as kernels  # here, because it imports numba
 
     out, ignored = np.empty((rows.start.size, weights.shape[1])), list[int]()
+    none = np.zeros(0, np.uint64), np.zeros(0, np.int64)
+    words, value = (weights.words, weights.value) if isinstance(weights, SparseWeights) else (none, weights)
 
     def score_share(share: slice) -> None:
         own = SparseRows(rows.start[share], rows.stop[share], rows.feature, rows.value)
-        if isinstance(weights, SparseWeights):
-            kept = (*weights.words, weights.shape[0])
-            ignored.append(kernels.sparse_scores(own, kept, weights.value, intercept, out[share]))
-        else:
-            ignored.append(kernels.scores(own, weights, intercept, out[share]))
+        ignored.append(kernels.scores(own, (*words, weights.shape[0]), value, intercept, out[share]))
 
     n_entries = int((rows.stop - rows.start).sum())
     (threads or Threads()).share(score_share, out.shape[0], n_entries * out.shape[1])
