@@ -17,7 +17,7 @@ from ..stream.window import RowArena, Window
 from .acceleration import Acceleration
 from .certificate import violation
 from .dual import RowSolver, shuffled_active_rows
-from .memory import class_memory
+from .memory import dual_memory
 from .problem import Problem
 from .protocol import TRAIN, State
 
@@ -26,7 +26,7 @@ class ClassSolver(RowSolver):
     """Sequential dual method: each row's problem over its classes is solved exactly."""
 
     def __init__(self, problem: Problem, acceleration: Acceleration | None = None) -> None:
-        memory = class_memory(problem, accelerated=acceleration is not None)
+        memory = dual_memory(problem, accelerated=acceleration is not None)
         super().__init__(problem, memory, acceleration)
 
     def new_state(self) -> State:

@@ -6,7 +6,7 @@ import numpy as np
 
 from ..dataset.dataset import Dataset
 from ..kernels.acceleration import N_BUCKETS
-from ..kernels.loss_table import LOG_LOSS, LOSSES
+from ..kernels.loss_table import CLASSES, LOG_LOSS, LOSSES
 from ..stream.arenas import RESIDENT_WINDOW_ENTRIES, ColumnLayout, RowLayout
 from ..stream.memory_plan import SolverMemory
 from .problem import Problem
@@ -23,23 +23,25 @@ does not depend on the number of threads, and so neither do the windows."""
 
 
 def dual_memory(problem: Problem, *, accelerated: bool) -> SolverMemory:
-    """Count w and acceleration's; a row has a dual variable per lane, of the logistic loss ``C - alpha`` too."""
-    size = _size(problem)
-    copies = 1 + accelerated + problem.free_bias + (2 if size <= MOST_COPIED else 0)
-    # a subtraction would lose the digits of C - alpha
-    width = (2 if problem.row_loss.kind == LOG_LOSS else 1) * problem.n_lanes
-    layout = RowLayout(width, problem.n_lanes, has_targets=problem.has_targets, centred=problem.free_bias)
-    return SolverMemory(layout, 8 * size * copies + _sketches(problem), message=_message(problem))
+    """Count w and acceleration's, copies of w for two threads, and what a row has: dual variables and flags.
 
-
-def class_memory(problem: Problem, *, accelerated: bool) -> SolverMemory:
-    """Count w and acceleration's; a row has a dual variable of every lane and class, and flags of those that leave."""
-    n_vectors = problem.n_lanes * problem.lane_vectors
-    n_flags = problem.n_lanes if LOSSES[problem.loss].smooth else n_vectors
-    n_orders = min(problem.n_lanes, LANES_TOGETHER)
-    layout = RowLayout(n_vectors, n_flags, n_orders=n_orders, centred=problem.free_bias)
-    copies = 1 + accelerated + problem.free_bias
-    return SolverMemory(layout, 8 * _size(problem) * copies + _sketches(problem), message=_message(problem))
+    They are those of every lane, of the logistic loss ``C - alpha`` too: a subtraction would lose its digits. Losses of all
+    classes have a variable of every class, and flags of those that leave.
+    """
+    size, n_lanes, centred = _size(problem), problem.n_lanes, problem.free_bias
+    if problem.form == CLASSES:
+        n_vectors = n_lanes * problem.lane_vectors
+        n_flags, n_orders = (
+            n_lanes if LOSSES[problem.loss].smooth else n_vectors,
+            min(n_lanes, LANES_TOGETHER),
+        )
+        layout = RowLayout(n_vectors, n_flags, n_orders=n_orders, centred=centred)
+    else:
+        width = (2 if problem.row_loss.kind == LOG_LOSS else 1) * n_lanes
+        layout = RowLayout(width, n_lanes, has_targets=problem.has_targets, centred=centred)
+    copies = 1 + accelerated + problem.free_bias + (2 if n_lanes == 1 and size <= MOST_COPIED else 0)
+    sketches = 16 * N_BUCKETS * n_lanes
+    return SolverMemory(layout, 8 * size * copies + sketches, message=8 * size * (1 + problem.free_bias))
 
 
 def twin_sor_memory(problem: Problem) -> SolverMemory:
@@ -121,15 +123,6 @@ def newton_memory(problem: Problem, dataset: Dataset) -> SolverMemory:
 def _size(problem: Problem) -> int:
     """Count the weights of all lanes and vectors."""
     return (problem.n_features + 1) * problem.n_lanes * problem.lane_vectors
-
-
-def _message(problem: Problem) -> int:
-    """Count the bytes of a change of w, and of the certificate's own sums with a bias that is not penalised."""
-    return 8 * _size(problem) * (1 + problem.free_bias)
-
-
-def _sketches(problem: Problem) -> int:
-    return 16 * N_BUCKETS * problem.n_lanes
 
 
 def _signed_costs(problem: Problem) -> int:

@@ -7,7 +7,6 @@ complete after every window. A new solver is a kernel, a class that implements `
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -58,40 +57,31 @@ class State:
         """Return `to_arrays` as a checkpoint needs them: before the first window, without weights that are zeros."""
         arrays = self.to_arrays()
         if not (self.read or self.window):
-            weights = [name for name in arrays if name == "w" or name.startswith("matrix_")]
-            for name in (name for name in weights if not arrays[name].any()):
-                del arrays[name]
+            return {name: array for name, array in arrays.items() if not _is_of_weights(name) or array.any()}
         return arrays
 
     def load_arrays(self, arrays: dict[str, np.ndarray]) -> None:
-        """Load a state that `stored_arrays` returned; raises `KeyError` if an array is missing.
+        """Load a state that `stored_arrays` returned; raises `KeyError` or `ValueError` where it is of another shape.
 
         Arrays of lanes, rows and matrices are kept, not copied, and weights are dropped once they are copied: there may not
         be memory for two of each.
         """
+        own = self.to_arrays()
         if not arrays["position"].any():
-            arrays = {"w": self.w, **{f"matrix_{name}": own for name, own in self.matrices.items()}} | arrays
-        kept = {f"lane_{name}" for name in self.lanes} | {f"row_{name}" for name in self.rows}
-        if missing := kept.difference(arrays):
-            raise KeyError(min(missing))
-        self._check_shapes(arrays)
+            arrays = {name: array for name, array in own.items() if _is_of_weights(name)} | arrays
+        for name, array in own.items():
+            if arrays[name].shape != array.shape:
+                raise ValueError(f"{name} has shape {arrays[name].shape}")
         self.w[:] = arrays.pop("w")
         self.totals[:] = arrays["totals"]
         self.read, self.window = (int(number) for number in arrays["position"])
         self.matrices = {name: arrays[f"matrix_{name}"] for name in self.matrices}
-        self.lanes = _with_prefix(arrays, "lane_")
-        self.rows = _with_prefix(arrays, "row_")
-
-    def _check_shapes(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Refuse arrays of other shapes: they are kept as they are."""
-        for prefix, own in (("lane_", self.lanes), ("matrix_", self.matrices)):
-            for name, array in own.items():
-                if arrays[prefix + name].shape != array.shape:
-                    raise ValueError(f"{prefix}{name} has shape {arrays[prefix + name].shape}")
+        self.lanes = {name: arrays[f"lane_{name}"] for name in self.lanes}
+        self.rows = {name: arrays[f"row_{name}"] for name in self.rows}
 
 
-def _with_prefix(arrays: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
-    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+def _is_of_weights(name: str) -> bool:
+    return name == "w" or name.startswith("matrix_")
 
 
 def new_totals(n_lanes: int) -> np.ndarray:

@@ -129,5 +129,4 @@ def solver_memory(
         )
     if method == "sor":
         return memory.twin_sor_memory(problem)
-    count = memory.class_memory if problem.form == CLASSES else memory.dual_memory
-    return count(problem, accelerated=is_proximal(problem, acceleration))
+    return memory.dual_memory(problem, accelerated=is_proximal(problem, acceleration))
