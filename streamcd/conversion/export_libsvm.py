@@ -14,7 +14,7 @@ from ..core.memory_budget import parse_size, require
 from ..core.progress import Listener, Progress
 from ..dataset.dataset import Dataset
 from ..dataset.source_indices import LOOKUP_BYTES, indices_of
-from ..models.table_encoder import sorted_rows
+from ..models.matrix_encoder import sorted_rows
 from .libsvm import write_rows
 
 _FIRST_LINE = rb"[-+.\dinfae,]*( +\d+:[-+.\dinfae]+| *\n|$)|$"

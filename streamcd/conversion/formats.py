@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from typing import Any
 
-from ..core.errors import DataError, UsageError
+from ..core.errors import DataError, UsageError, refuse
+from ..core.progress import first_of
 from ..core.storage import is_url
 from .byte_sources import (
     STANDARD_INPUT,
@@ -20,7 +20,8 @@ from .byte_sources import (
 from .options import TableOptions
 from .sources import LIBSVM, Reading, Source
 
-_TABLES = ("csv", "parquet", "arrow")
+_TABLES, _REMOTE = ("csv", "parquet", "arrow"), ("libsvm", "csv", "parquet")
+_SAID = {"libsvm": LIBSVM}
 _MAGIC = (
     (b"PAR1", "parquet"),
     (b"ARROW1", "arrow"),
@@ -50,8 +51,6 @@ _FOREIGN = (
 )
 _HEAD_BYTES = 1 << 20
 _DELIMITERS = ",;\t|"
-_NAMED = 5
-_WORD = re.compile(r"(?!(?:nan|inf|infinity)\b)[^\W\d_]{2}", re.IGNORECASE)
 _LIBSVM_TOKEN = re.compile(r"(?:qid|[0-9]+):")
 
 
@@ -98,7 +97,7 @@ def open_source(
     paths: list[str], roots: dict[str, str], format: str, reading: Reading, options: TableOptions
 ) -> Source:
     """Make the source of rows of files, all of one format."""
-    head = b""
+    head, name = b"", display_name(paths[0])
     if format == "auto":
         found = {path: recognise(path) for path in paths}
         format, head = found[paths[0]][0], found.get(STANDARD_INPUT, ("", b""))[1]
@@ -110,89 +109,65 @@ def open_source(
                 )
         if format == "libsvm" and options.label and not options.label.lstrip("-").isdigit():
             format = "csv"  # a table of one column
-        if format == "libsvm" and paths[0] in roots:
-            _check_rows(paths[0], roots[paths[0]])
     elif STANDARD_INPUT in paths:
         head, _ = read_head(Piece(STANDARD_INPUT), _HEAD_BYTES)
-    if STANDARD_INPUT in paths and format not in ("libsvm", "csv"):
-        raise UsageError(f"expected text on standard input, found {format}; name a file")
+    is_table, encoding, strings = format in _TABLES, reading.encoding, []
+    if encoding is not None:
+        strings = encoding.string_columns
+    url = next(filter(is_url, paths), "") if format not in _REMOTE else ""
+    given = [
+        option for option in options.given if is_table or format == "libsvm" or option != options.label_flag
+    ]
+    refuse(
+        UsageError,
+        (
+            STANDARD_INPUT in paths and format not in ("libsvm", "csv"),
+            f"expected text on standard input, found {format}; name a file",
+        ),
+        (
+            url,
+            f"{url}: expected a file on disk where it holds {format}, found a URL (text, CSV and Parquet are read from "
+            "there); download it first",
+        ),
+        (
+            given and not is_table and not encoding,
+            f"{', '.join(given)}: expected a table with named columns, found {_SAID.get(format, format)} in {name}",
+        ),
+        (
+            strings and not is_table,
+            f"{name}: expected a table with the strings of the training data (columns {first_of(strings, 3)}), found "
+            f"{_SAID.get(format, format)}",
+        ),
+        (
+            is_table and encoding is None and not reading.needs_label,
+            f"{name}: expected libsvm text or a matrix, found a table: the model's data came from none, and its features "
+            "have no names; train on a dataset that was converted from a table",
+        ),
+    )
     if format == "libsvm":
-        return _open_libsvm(paths, head, reading, options)
-    if format in _TABLES:
-        return _open_table(paths, roots, format, head, reading, options)
-    from .matrix_files import open_matrices  # zip and npy: only where they are met
+        from .libsvm import LibsvmReader  # the parser's kernels: only where there is text
 
-    _refuse_urls(paths, format)
-    return open_matrices(paths, format, reading, options)
+        text = LibsvmReader(paths, reading, head=head)
+        return Source(reader=text, reading=reading, made_from=LIBSVM, what="rows of libsvm text")
+    if not is_table:
+        from .matrix_files import open_matrices  # zip and npy: only where they are met
 
-
-def _check_rows(path: str, root: str) -> None:
-    """Refuse the file of a directory that begins with words, as notes or a document do, rather than with a label."""
-    text = read_head(Piece(path), _HEAD_BYTES)[1].decode(errors="replace")
-    line = next((line for line in text.splitlines() if line.strip() and not line.startswith("#")), "0")
-    if _WORD.match(line.lstrip("\ufeff \t")):
-        raise UsageError(
-            f"{root}: expected files of data, found text in {os.path.relpath(path, root)}; name the files of data"
-        )
-
-
-def _refuse_urls(paths: list[str], format: str) -> None:
-    """Refuse what is mapped into memory, or found by name in a file."""
-    for path in filter(is_url, paths):
-        raise UsageError(
-            f"{path}: expected a file on disk where it holds {format}, found a URL (text, CSV and Parquet are read from "
-            "there); download it first"
-        )
-
-
-def _open_libsvm(paths: list[str], head: bytes, reading: Reading, options: TableOptions) -> Source:
-    from .libsvm import LibsvmReader  # the parser's kernels: only where there is text
-
-    if options.given and not reading.encoding:
-        raise UsageError(
-            f"{', '.join(options.given)}: expected a table with named columns, found libsvm text in "
-            f"{display_name(paths[0])}; leave the option out, or name the --format"
-        )
-    if reading.encoding is not None and reading.encoding.string_columns:
-        names = ", ".join(reading.encoding.string_columns[:3])
-        raise UsageError(
-            f"{display_name(paths[0])}: expected a table with the strings of the training data (columns {names}, …), found "
-            "libsvm text"
-        )
-    reader = LibsvmReader(paths, reading, head=head)
-    return Source(reader=reader, reading=reading, made_from=LIBSVM, what="rows of libsvm text")
-
-
-def _open_table(
-    paths: list[str], roots: dict[str, str], format: str, head: bytes, reading: Reading, options: TableOptions
-) -> Source:
+        return open_matrices(paths, format, reading, options)
     from .table_columns import open_tables
 
-    name = display_name(paths[0])
-    if reading.encoding is None and not reading.needs_label:
-        raise DataError(
-            f"{name}: expected libsvm text or a matrix, found a table: the model's data came from none, and its features "
-            "have no names; train on a dataset that was converted from a table"
-        )
     reader = _table_reader(paths, roots, format, head, reading)
     types = reader.types_in(paths[0])
-    first = reader.first_rows(types) if reading.encoding is None else None
+    first = reader.first_rows(types) if encoding is None else None
     source = open_tables(reader, types, first, reading, options, name)
-    _check_columns(reader, paths, source.table_types)
-    return source
-
-
-def _check_columns(reader: Any, paths: list[str], types: Mapping[str, str]) -> None:
-    """Refuse files that lack a column to read which the first has."""
-    first = set(types).intersection(reader.types_in(paths[0])) if len(paths) > 1 else set()
+    wanted = set(source.table_types).intersection(types)
     for path in paths[1:]:
-        found = list(reader.types_in(path))
-        if lacking := first.difference(found):
-            more = ", …" if len(found) > _NAMED else ""
+        columns = list(reader.types_in(path))
+        if lacking := wanted.difference(columns):
             raise DataError(
-                f"{display_name(path)}: expected the column {min(lacking)!r}, as in {display_name(paths[0])}, found "
-                f"{', '.join(map(repr, found[:_NAMED]))}{more}; correct the file, or convert it by itself"
+                f"{display_name(path)}: expected the column {min(lacking)!r}, as in {name}, found "
+                f"{first_of(list(map(repr, columns)), 5)}; correct the file, or convert it by itself"
             )
+    return source
 
 
 def _table_reader(paths: list[str], roots: dict[str, str], format: str, head: bytes, reading: Reading) -> Any:
@@ -211,6 +186,5 @@ def _table_reader(paths: list[str], roots: dict[str, str], format: str, head: by
                 "decompress or download it first"
             )
     if format == "arrow":
-        _refuse_urls(paths, format)
         return ArrowReader(paths, reading.batch_bytes)
     return ParquetReader(paths, reading.batch_bytes, partitions_of(roots))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -95,9 +96,12 @@ def iterate_batches(
                     label, indptr, index, value = rooms[0]
                     source_row = np.arange(first_row + start, first_row + start + n_rows)
                     entries = indptr[: n_rows + 1], index[:n_entries], value[:n_entries]
-                    yield RowBatch(Rows(source_row, label[:n_rows], None, *entries), block.bytes_read, counts)
+                    yield RowBatch(
+                        Rows(source_row, label[:n_rows], None, *entries), block.bytes_read, replace(counts)
+                    )
                     rooms.rotate(-1)  # a text without rows takes none
             line = int(state[kernels.LINE])
+            del text  # the block's buffer may have to grow
 
 
 def _room(n_bytes: int, value_dtype: np.dtype) -> kernels.Room:

@@ -228,11 +228,6 @@ class MatrixReader(Reader):
 
 
 def open_matrices(paths: list[str], format: str, reading: Reading, options: TableOptions) -> Source:
-    given = [name for name in options.given if name != options.label_flag]
-    if given:
-        raise UsageError(
-            f"{', '.join(given)}: expected a table with named columns, found {format} in {paths[0]}"
-        )
     if options.label.endswith(".npy") and len(paths) > 1:
         raise UsageError(
             "--label: expected one .npy of labels for one matrix, found several matrices; join them"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from .external_shuffle import HeldRows, RunFormat, RunWriter
 from .feature_statistics import DistinctFeatures, LabelCounts
 from .numbering import save_strings
 from .plan import Plan
-from .rows import Counts, RowBatch, Rows
+from .rows import Counts, Rows
 from .sources import Source
 
 
@@ -108,8 +108,10 @@ def parse_task(parsing: Parsing, task: Task) -> Parsed:
     n_unknown = 0
     strings = None if parsing.dictionaries is None else StringTable(plan.map_bytes)
     kept = None if parsing.kept is None else KeptWriter(parsing.kept / f"{task.number:07d}.parquet")
+    batches = row_batches(parsing.source, task.pieces, task.first_row, task.first_line, strings)
     with RunWriter(parsing.form, task.number, plan.sort_bytes) as run:
-        for batch in _batches(parsing.source, task, strings):
+        # a program's own data may have to be read by the thread that made it
+        for batch in batches if parsing.source.in_memory else ahead(batches):
             counts, rows = batch.counts, batch.rows
             if parsing.weights is not None:
                 rows = replace(rows, weight=parsing.weights.of(rows, task))
@@ -135,17 +137,6 @@ def parse_task(parsing: Parsing, task: Task) -> Parsed:
         raise changed(task.pieces[0].path)
     counts = replace(counts, n_entries=counts.n_entries - n_unknown, n_ignored=counts.n_ignored + n_unknown)
     return Parsed(counts, labels, held)
-
-
-def _batches(source: Source, task: Task, strings: StringTable | None) -> Iterator[RowBatch]:
-    """Parse the source; while one batch goes to the run, a thread parses the next."""
-
-    def parsed() -> Generator[RowBatch, None, None]:
-        for batch in row_batches(source, task.pieces, task.first_row, task.first_line, strings):
-            yield replace(batch, counts=replace(batch.counts))  # those of the parser go on
-
-    # a program's own data may have to be read by the thread that made it
-    return parsed() if source.in_memory else ahead(parsed())
 
 
 def merge_distinct(directory: Path, n_bytes: int, out: Path) -> int:

@@ -127,8 +127,9 @@ class Counts:
         self.zero_index = self.zero_index or later.zero_index
         for name in _SUMS:
             setattr(self, name, getattr(self, name) + getattr(later, name))
-        add_unknown(self.unseen, later.unseen)
-        add_unknown(self.unindicated, later.unindicated)
+        for own, more in ((self.unseen, later.unseen), (self.unindicated, later.unindicated)):
+            if more:
+                add_unknown(own, more)
 
     def messages(self, dtype: np.dtype) -> list[str]:
         """Describe the entries that are not in the result."""
@@ -138,7 +139,8 @@ class Counts:
             (self.n_ignored, "entries ignored whose feature is beyond the width in use"),
         ]
         told = [f"{number:,} {text}" for number, text in said if number]
-        told += unknown_values(self.unseen, self.unindicated, "the encoding in use does not have")
+        if self.unseen or self.unindicated:
+            told += unknown_values(self.unseen, self.unindicated, "the encoding in use does not have")
         return told + ([query_ids_skipped(self.n_query_ids)] if self.n_query_ids else [])
 
 

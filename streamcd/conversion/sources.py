@@ -84,16 +84,6 @@ class Block(NamedTuple):
     label: np.ndarray | None = None
     weight: np.ndarray | None = None
 
-    def column(self, name: str, given: np.ndarray | None) -> Any:
-        """Return the column `name` of a table, None where it lacks; of a matrix, whose columns have no names, `given`."""
-        if not name:
-            return given
-        return self.content.column(name) if name in self.content.schema.names else None
-
-    def place(self, row: int, name: str) -> str:
-        """Describe where the value of a row in a column is."""
-        return f"{self.message(row)}: column {name!r}" if name else self.message(row)
-
 
 class Csr(NamedTuple):
     """Sparse rows, as SciPy's matrices have them."""

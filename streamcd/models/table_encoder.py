@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -26,62 +26,11 @@ from ..dataset.derived_columns import names_of_numbers, seconds_of
 from ..kernels import tables as kernels
 from ..kernels.sparse_rows import CSR
 from .encoding import Column, Encoding, check_columns
+from .matrix_encoder import BLOCK_CELLS, EncodedRows, RowChecker, sorted_rows
 from .string_table import StringTable
 from .unknown_values import Unknown, add_unknown, unknown_values
 
-BLOCK_CELLS = 1 << 18
-"""Cells of a table encoded at a time: their numbers and entries stay in the processor's cache."""
-
 _ASKED_BY = 5  # frames up from `encode_frame`: the caller of a method of `Model`
-
-
-class EncodedRows(NamedTuple):
-    """Consecutive rows of a batch, from its row `start` on, in compressed sparse rows."""
-
-    start: int
-    indptr: np.ndarray
-    feature: np.ndarray
-    value: np.ndarray
-
-
-class RowChecker:
-    """Checks of sparse rows: indices are in ``least:end``, larger ones are counted if `ignore_beyond`, else refused."""
-
-    def __init__(
-        self,
-        value_dtype: Any,
-        least: int = 0,
-        end: int = kernels.LARGEST_INDEX + 1,
-        ignore_beyond: bool = False,
-    ) -> None:
-        self._dtype, self._bounds = np.dtype(value_dtype), (least, end, ignore_beyond)
-        self.state = np.zeros(kernels.N_STATE, np.int64)
-        self.state[kernels.MAX_INDEX] = -1
-
-    def check(self, rows: CSR, message: Callable[[int, int, bool], str]) -> CSR:
-        """Return rows without zeros and repeated indices.
-
-        `message` describes a row, by its number, and an entry, by its place and whether it is about its index.
-        """
-        room = CSR.room(rows.indptr.size - 1, rows.feature.size, self._dtype)
-        status = kernels.sparse_rows(rows, *self._bounds, room, self.state)
-        if status == kernels.OK:
-            return room.cut()
-        row, entry, of_index = (
-            int(self.state[kernels.ROW]),
-            int(self.state[kernels.ENTRY]),
-            status >= kernels.NEGATIVE_INDEX,
-        )
-        found = (rows.feature if of_index else rows.value)[entry]
-        advice = "convert with --dtype float64" if self._dtype == np.float32 else "rescale it"
-        least, end, _ = self._bounds
-        complaints = {
-            kernels.NOT_FINITE: f"expected a finite value, found {found}; correct or remove the row",
-            kernels.OUT_OF_RANGE: f"expected a number that is finite in {self._dtype}, found {found}; {advice}",
-            kernels.NEGATIVE_INDEX: f"expected indices from {least} on, found {found}; give --index-base",
-            kernels.BEYOND_WIDTH: f"expected indices up to {end - 1}, found {found}; give a larger --n-features",
-        }
-        raise DataError(f"{message(row, entry, of_index)}: {complaints[status]}")
 
 
 class TableEncoder:
@@ -298,18 +247,6 @@ def _joined(rows: CSR, more: CSR) -> CSR:
     order = np.argsort(np.concatenate(row), kind="stable")
     feature, value = np.append(rows.feature, more.feature), np.append(rows.value, more.value)
     return CSR(rows.indptr + more.indptr, feature[order], value[order])
-
-
-def sorted_rows(starts: np.ndarray, index: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Sort the entries of rows ``starts[r]:starts[r + 1]`` by index."""
-    descends = np.zeros(index.size + 1, np.bool_)
-    np.less(index[1:], index[:-1], out=descends[1:-1])
-    descends[starts] = False  # between rows
-    if not descends.any():
-        return index, value
-    row = np.repeat(np.arange(starts.size - 1), np.diff(starts))
-    order = np.lexsort((index[: row.size], row))
-    return index[order], value[order]
 
 
 def encode_frame(

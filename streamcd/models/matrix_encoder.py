@@ -1,0 +1,118 @@
+"""Encoding of matrices, whose columns are indices: from arrays and SciPy's CSR to checked sparse rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..core.errors import DataError
+from ..kernels import tables as kernels
+from ..kernels.sparse_rows import CSR
+
+BLOCK_CELLS = 1 << 18
+"""Cells encoded at a time: their numbers and entries stay in the processor's cache."""
+
+
+class EncodedRows(NamedTuple):
+    """Consecutive rows of a batch, from its row `start` on, in compressed sparse rows."""
+
+    start: int
+    indptr: np.ndarray
+    feature: np.ndarray
+    value: np.ndarray
+
+
+class RowChecker:
+    """Checks of sparse rows: indices are in ``least:end``, larger ones are counted if `ignore_beyond`, else refused."""
+
+    def __init__(
+        self,
+        value_dtype: Any,
+        least: int = 0,
+        end: int = kernels.LARGEST_INDEX + 1,
+        ignore_beyond: bool = False,
+    ) -> None:
+        self._dtype, self._bounds = np.dtype(value_dtype), (least, end, ignore_beyond)
+        self.state = np.zeros(kernels.N_STATE, np.int64)
+        self.state[kernels.MAX_INDEX] = -1
+
+    def check(self, rows: CSR, message: Callable[[int, int, bool], str]) -> CSR:
+        """Return rows without zeros and repeated indices.
+
+        `message` describes a row, by its number, and an entry, by its place and whether it is about its index.
+        """
+        room = CSR.room(rows.indptr.size - 1, rows.feature.size, self._dtype)
+        status = kernels.sparse_rows(rows, *self._bounds, room, self.state)
+        if status == kernels.OK:
+            return room.cut()
+        row, entry, of_index = (
+            int(self.state[kernels.ROW]),
+            int(self.state[kernels.ENTRY]),
+            status >= kernels.NEGATIVE_INDEX,
+        )
+        found = (rows.feature if of_index else rows.value)[entry]
+        advice = "convert with --dtype float64" if self._dtype == np.float32 else "rescale it"
+        least, end, _ = self._bounds
+        complaints = {
+            kernels.NOT_FINITE: f"expected a finite value, found {found}; correct or remove the row",
+            kernels.OUT_OF_RANGE: f"expected a number that is finite in {self._dtype}, found {found}; {advice}",
+            kernels.NEGATIVE_INDEX: f"expected indices from {least} on, found {found}; give --index-base",
+            kernels.BEYOND_WIDTH: f"expected indices up to {end - 1}, found {found}; give a larger --n-features",
+        }
+        raise DataError(f"{message(row, entry, of_index)}: {complaints[status]}")
+
+
+class MatrixEncoder(RowChecker):
+    """Encoder of matrices, whose columns are indices from the first one on."""
+
+    def __init__(self, value_dtype: Any, first_index: int, end: int, ignore_beyond: bool) -> None:
+        super().__init__(value_dtype, 0, end - first_index, ignore_beyond)
+        self._first_index, self.message = first_index, str
+        self.state[kernels.ZERO_INDEX], self.largest_index = not first_index, first_index - 1
+
+    def encode(self, matrix: Any) -> Iterator[EncodedRows]:
+        """Make rows of a dense matrix, or of one in CSR, some at a time."""
+        # the index of the last column, also where it is one of zeros
+        self.largest_index = max(self.largest_index, matrix.shape[1] - 1 + self._first_index)
+        n_rows, start = matrix.shape[0], 0
+        while start < n_rows:
+            if isinstance(matrix, np.ndarray):
+                stop = min(start + max(BLOCK_CELLS // max(matrix.shape[1], 1), 1), n_rows)
+                block = matrix[start:stop]
+                cells = np.nonzero(block)
+                starts = np.concatenate([[0], np.cumsum(np.count_nonzero(block, axis=1))])
+                entries = cells[1], _native(block[cells])
+            else:
+                most = matrix.indptr[start] + BLOCK_CELLS
+                stop = min(int(np.searchsorted(matrix.indptr, most, side="right")) - 1, start + BLOCK_CELLS)
+                stop = min(max(stop, start + 1), n_rows)
+                starts = matrix.indptr[start : stop + 1].astype(np.int64)
+                mine = slice(int(starts[0]), int(starts[-1]))
+                starts -= starts[0]
+                entries = sorted_rows(starts, _native(matrix.indices[mine]), _native(matrix.data[mine]))
+            rows = self.check(CSR(starts, *entries), lambda row, *_, first=start: self.message(first + row))
+            rows.feature[:] += self._first_index
+            yield EncodedRows(start, *rows)
+            start = stop
+
+
+def _native(numbers: np.ndarray) -> np.ndarray:
+    """Return numbers in a type that kernels take: the processor's order of bytes, floats of 4 or 8 bytes."""
+    dtype = numbers.dtype.newbyteorder("=")
+    if dtype.kind == "f" and dtype.itemsize not in (4, 8):
+        dtype = np.dtype(np.float32 if dtype.itemsize < 4 else np.float64)
+    return numbers.astype(dtype, copy=False)
+
+
+def sorted_rows(starts: np.ndarray, index: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Sort the entries of rows ``starts[r]:starts[r + 1]`` by index."""
+    descends = np.zeros(index.size + 1, np.bool_)
+    np.less(index[1:], index[:-1], out=descends[1:-1])
+    descends[starts] = False  # between rows
+    if not descends.any():
+        return index, value
+    row = np.repeat(np.arange(starts.size - 1), np.diff(starts))
+    order = np.lexsort((index[: row.size], row))
+    return index[order], value[order]
