@@ -34,9 +34,9 @@ from heard import Heard
 from streamcd import Listener, convert, evaluate, load_model, make_columns, predict, train
 from streamcd import open as open_dataset
 from streamcd.cli.synthetic import write_text_like
-from streamcd.conversion import byte_sources, shard_writing
+from streamcd.conversion import byte_sources, external_shuffle
 from streamcd.conversion.byte_sources import cut_into_ranges
-from streamcd.conversion.shard_writing import cut_chunks
+from streamcd.conversion.external_shuffle import cut_chunks
 from streamcd.core import locks, process_pool
 from streamcd.core.errors import DataError, EnvironmentFailure, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
@@ -446,7 +446,7 @@ def test_chunks_end_in_the_same_places_however_the_rows_come(
     assert np.cumsum(cut[0]).tolist() == [*whole[1:], 1000]
     assert cut[1] == np.add.reduceat(counts, whole).tolist()
     for at_a_time in (1, 2, 7):
-        monkeypatch.setattr(shard_writing, "_LENGTHS_AT_A_TIME", at_a_time)
+        monkeypatch.setattr(external_shuffle, "_LENGTHS_AT_A_TIME", at_a_time)
         assert [part.tolist() for part in cut_chunks(paths, 4000, 8)] == cut
 
 

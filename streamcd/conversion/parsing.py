@@ -18,7 +18,7 @@ from ..dataset.kept_columns import KeptWriter
 from ..dataset.source_indices import SourceIndices
 from ..models.string_table import StringTable
 from .encoded_rows import row_batches
-from .external_shuffle import HeldRows, RunFormat, RunWriter
+from .external_shuffle import RunFormat, RunWriter
 from .feature_statistics import DistinctFeatures, LabelCounts
 from .numbering import save_strings
 from .plan import Plan
@@ -92,7 +92,7 @@ class Parsed(NamedTuple):
 
     counts: Counts
     labels: LabelCounts
-    held: HeldRows | None
+    held: tuple[Rows, np.ndarray] | None  # all rows in memory, and their final order
 
 
 def changed(path: str) -> DataError:
@@ -108,25 +108,27 @@ def parse_task(parsing: Parsing, task: Task) -> Parsed:
     n_unknown = 0
     strings = None if parsing.dictionaries is None else StringTable(plan.map_bytes)
     kept = None if parsing.kept is None else KeptWriter(parsing.kept / f"{task.number:07d}.parquet")
+    run = RunWriter(parsing.form, task.number, plan.sort_bytes)
     batches = row_batches(parsing.source, task.pieces, task.first_row, task.first_line, strings)
-    with RunWriter(parsing.form, task.number, plan.sort_bytes) as run:
-        # a program's own data may have to be read by the thread that made it
-        for batch in batches if parsing.source.in_memory else ahead(batches):
-            counts, rows = batch.counts, batch.rows
-            if parsing.weights is not None:
-                rows = replace(rows, weight=parsing.weights.of(rows, task))
-            if kept is not None:
-                kept.append(batch.kept)
-            labels.add(rows.label)
-            if distinct is not None:
-                distinct.add(rows.index)
-            elif parsing.indices is not None:
-                n_before, rows = rows.n_entries, rows.with_entries(parsing.indices.features(rows.index) >= 0)
-                n_unknown += n_before - rows.n_entries
-            run.append(rows, counts.is_wide)
-            if parsing.tell is not None:
-                parsing.tell(batch.bytes_read)
-        held = run.close(hold=parsing.hold and plan.has_room_to_hold(counts.max_index + 1, parsing.scale))
+    # a program's own data may have to be read by the thread that made it
+    for batch in batches if parsing.source.in_memory else ahead(batches):
+        counts, rows = batch.counts, batch.rows
+        if parsing.weights is not None:
+            rows = replace(rows, weight=parsing.weights.of(rows, task))
+        if kept is not None:
+            kept.append(batch.kept)
+        labels.add(rows.label)
+        if distinct is not None:
+            distinct.add(rows.index)
+        elif parsing.indices is not None:
+            n_before, rows = rows.n_entries, rows.with_entries(parsing.indices.features(rows.index) >= 0)
+            n_unknown += n_before - rows.n_entries
+        run.append(rows, counts.is_wide)
+        if parsing.tell is not None:
+            parsing.tell(batch.bytes_read)
+    # where divisors of features fit beside them
+    hold = parsing.scale == "none" or 8 * (counts.max_index + 1) <= plan.statistics_bytes
+    held = run.close(hold=parsing.hold and hold)
     if kept is not None:
         kept.close()
     if strings is not None and parsing.dictionaries is not None:

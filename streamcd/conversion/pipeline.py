@@ -12,7 +12,7 @@ A source (`sources.Source`) provides pieces of itself, and batches of the rows o
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,14 +30,24 @@ from ..dataset.writer import Part, PartWriter, file_record, write_dataset, write
 from ..kernels.tables import TAIL_CODES
 from ..models.encoding import CATEGORIES_FILE
 from .byte_sources import check_rows, display_name
-from .external_shuffle import MAX_BITS, RunFormat, RunReader
+from .external_shuffle import (
+    MAX_BITS,
+    RunFormat,
+    RunReader,
+    Shape,
+    Shard,
+    ShardPass,
+    cut_chunks,
+    cut_shards,
+    pass_over,
+    plan_buckets,
+)
 from .feature_statistics import LabelCounts, Summing, read_statistics, save_means, save_scales
 from .libsvm import copy_weights
 from .numbering import Merged, Numbering, merge_strings, read_merged
 from .parsing import Parsed, Parsing, Task, Weights, changed, merge_distinct, parse_task, stamp_of
 from .plan import Options, Plan
 from .rows import Counts
-from .shard_writing import Shape, Shard, ShardPass, cut_chunks, cut_shards, pass_over, plan_buckets
 from .sources import Source, counted_pieces
 from .table_columns import describe_uses
 
@@ -57,6 +67,10 @@ class Conversion:
     def run(self) -> None:
         source, options, pool = self.source, self.options, self.pool
         stamps = [stamp_of(path) for path in source.reader.paths]
+        self.encoding = encoding = source.encoding
+        self._weighted = options.weights is not None or source.weighted
+        self._keeps = encoding is not None and bool(encoding.kept)
+        self._has_strings = source.names_labels or (encoding is not None and bool(encoding.names))
         tasks = [Task(0, source.reader.pieces())]
         if pool.n_workers > 1 and not source.in_memory:
             pieces = counted_pieces(source, TASKS_PER_WORKER * pool.n_workers, pool)
@@ -70,7 +84,6 @@ class Conversion:
         for one in found:
             counts.add(one.counts)
         merged, table = Merged([], []), list[dict[str, Any]]()
-        self.encoding = source.encoding
         if self._has_strings:
             merged, table = self._merge_strings(counts.n_missing)
         numbering, shape = self._number(counts, [task.first_row for task in tasks])
@@ -81,7 +94,8 @@ class Conversion:
             else:
                 labels.merge(one.labels)
         held = found[-1].held
-        reader = partial(RunReader, form, self.plan.rows_bytes, counts.is_wide, held)
+        # of a cell: what a bucket takes at most, if keys are even
+        reader = RunReader(form, self.plan.sort_bytes // 4, counts.is_wide, held)
         shards = self._shards(reader, shape)
         scales_bytes = 0 if options.scale == "none" else 8 * shape.n_features
         summing = Summing(
@@ -107,19 +121,6 @@ class Conversion:
         ]
         for message in messages:
             pool.listener.message(message)
-
-    @property
-    def _weighted(self) -> bool:
-        return self.options.weights is not None or self.source.weighted
-
-    @property
-    def _has_strings(self) -> bool:
-        encoding = self.source.encoding
-        return self.source.names_labels or (encoding is not None and bool(encoding.names))
-
-    @property
-    def _keeps(self) -> bool:
-        return self.source.encoding is not None and bool(self.source.encoding.kept)
 
     def _directory(self, name: str) -> Path:
         directory = self.work / name
@@ -214,7 +215,8 @@ class Conversion:
                 (n_features,) = self.pool.run(merge_distinct, [merging])
             else:
                 np.save(numbering.original, np.asarray(options.known_indices.kept))
-        return numbering, Shape(counts.n_rows, n_features, base)
+        index_dtype = np.dtype(np.int32 if n_features <= 2**31 else np.int64)
+        return numbering, Shape(counts.n_rows, n_features, base, index_dtype)
 
     def _base_and_width(self, counts: Counts) -> tuple[int, int]:
         options, like, encoding = self.options, self.options.training, self.encoding
@@ -271,11 +273,9 @@ class Conversion:
 
     # -- writing
 
-    def _shards(self, reader: Callable[[], RunReader], shape: Shape) -> list[Shard]:
+    def _shards(self, reader: RunReader, shape: Shape) -> list[Shard]:
         """Cut the final order into chunks and shards, by the lengths of all rows."""
-        with reader() as opened:
-            n_buckets = opened.n_buckets
-        ranges = in_shares([1] * n_buckets, TASKS_PER_WORKER * self.pool.n_workers)
+        ranges = in_shares([1] * reader.n_buckets, TASKS_PER_WORKER * self.pool.n_workers)
         lengths = [self.work / "runs" / f"lengths-{start:07d}" for start, _ in ranges]
         tasks = [(reader, *ends, path) for ends, path in zip(ranges, lengths, strict=True)]
         sizes = [stop - start for start, stop in ranges]
@@ -291,7 +291,8 @@ class Conversion:
             low = int(np.searchsorted(cell_start, row0, side="right")) - 1
             high = int(np.searchsorted(cell_start, row_end, side="left"))
             held = [(int(cell_start[i]), cells[i]) for i in range(low, high)]
-            shards.append(Shard(len(shards), row0, chunk_rows[first:stop], chunk_entries[first:stop], held))
+            chunks = chunk_rows[first:stop], chunk_entries[first:stop]
+            shards.append(Shard(len(shards), row0, row_end - row0, *chunks, held))
         return shards
 
     def _scaled(self, work: ShardPass, shards: Sequence[Shard]) -> ShardPass:

@@ -128,19 +128,10 @@ class Plan:
         """Memory to sort the strings of all tasks: no text is read then, and few rows are in memory."""
         return self.map_bytes + self.statistics_bytes
 
-    @property
-    def rows_bytes(self) -> int:
-        """Memory of a cell of rows while shards are written: what a bucket takes at most, if keys are even."""
-        return self.sort_bytes // 4
-
     def sums_bytes(self, rows_held: bool, scales_bytes: int) -> int:
         """Memory for the sums of features while shards are written, when no text is read and less is sorted."""
         whole = self.statistics_bytes if rows_held else 3 * self.statistics_bytes - self.map_bytes
         return max(whole - scales_bytes, self.statistics_bytes // 4)
-
-    def has_room_to_hold(self, n_features: int, scale: str) -> bool:
-        """Tell if divisors of features fit beside all rows of the source."""
-        return scale == "none" or 8 * n_features <= self.statistics_bytes
 
     def check_scales(self, n_features: int, options: Options) -> None:
         """Refuse divisors that do not fit in the memory of the rows, which are sorted by then."""

@@ -67,7 +67,7 @@ class RowPart(Structure):
     n_rows: Count
     n_entries: Count
     n_chunks: Count
-    content: str  # see `content.RowContent`
+    content: str  # see `writer.RowContent`
     source: Count = 0  # to add to its rows' numbers in the source
 
 

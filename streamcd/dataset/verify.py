@@ -18,11 +18,11 @@ from ..core.storage import Location
 from ..kernels import primitives
 from .chunked_table import ChunkedTable, file_problems, starts_of
 from .column_layout import FOLDER, Columns, has_columns, open_columns
-from .content import RowContent, TableContent, add_entries
 from .kept_columns import KEPT_FILE, count_kept
 from .manifests import COLUMN_LAYOUT, INDICES_FILE, ROW_LAYOUT, manifest_fingerprint
 from .parquet import column_values, file_checksum, read_tables
 from .schema import FEATURES, INDICES, SCALES
+from .writer import RowContent, TableContent, add_entries
 
 Dataset = Any  # `dataset.Dataset`, whose method this is
 
@@ -183,7 +183,7 @@ def _row_problems(
     found.labels.update(counted)
     row0, source0 = dataset.part_starts(int(dataset.chunk_part[chunk]))  # files count within their part
     content.add_rows(number - row0, source - source0, label, weight)
-    content.add_entries(row - row0, feature, value)
+    add_entries(row - row0, feature, value, content.sums)
     add_entries(row, feature, value, found.entries)
 
 

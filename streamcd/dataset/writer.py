@@ -19,8 +19,7 @@ from ..core.atomic_files import sync
 from ..core.errors import file_named
 from ..core.metadata import Kind, content_digest, write_metadata
 from ..core.threads import Threads
-from .arrow_columns import arrow_array, null_strings
-from .content import RowContent, TableContent
+from .arrow_columns import arrow_array, null_strings, numbers_of, strings_of
 from .manifests import ROW_LAYOUT
 from .parquet import file_checksum
 from .parts import extent_of
@@ -285,7 +284,7 @@ class PartWriter:
         def write_rows() -> None:
             self._tables["rows"].write(**rows)
             self._content.add_rows(row, source, label, weight)
-            self._content.add_entries(**entries)
+            add_entries(**entries, sums=self._content.sums)
 
         self._threads.run([lambda: self._tables["entries"].write(**entries), write_rows])
         self.n_rows += label.size
@@ -369,3 +368,70 @@ def write_manifest(
     for name in (*folders, ""):
         sync(folder / name)
     return write_metadata(folder / "manifest.json", kind, fields)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Digests of content, which depend neither on the compression of files nor on how writers cut them
+
+_LABEL, _WEIGHT, _SOURCE = -1, -2, -3
+"""In the place of features, for the numbers that a row has besides its entries."""
+
+
+class RowContent:
+    """Sum of 128-bit hashes of all entries and rows of a part, with their numbers: equal for the same ones in any order.
+
+    Different ones have the same sum with probability 2⁻¹²⁸, unless they were made to.
+    """
+
+    def __init__(self) -> None:
+        self.sums = np.zeros(2, np.uint64)
+
+    def add_rows(self, row: np.ndarray, source: np.ndarray, label: np.ndarray, weight: np.ndarray) -> None:
+        """Add rows: their numbers here and in the source, integers, labels and weights, float64; all of shape (rows,)."""
+        for place, bits in ((_LABEL, label), (_WEIGHT, weight), (_SOURCE, source.astype(np.int64))):
+            add_entries(row, np.full(row.size, place, row.dtype), bits.view(np.float64), self.sums)
+
+    def text(self) -> str:
+        """Return the sum as 32 hexadecimal digits."""
+        return "".join(f"{part:016x}" for part in self.sums.tolist())
+
+
+def add_entries(row: np.ndarray, feature: np.ndarray, value: np.ndarray, sums: np.ndarray) -> None:
+    """Add hashes of entries (row, feature, value), all of shape (entries,), to `sums`, shape (2,) uint64, in place."""
+    from ..kernels.primitives import add_entry_hashes  # here, because it imports numba
+
+    columns = row, feature, value.astype(np.float64).view(np.uint64)
+    # copies of arrays that cannot be written to, for which numba would compile the kernel once more
+    add_entry_hashes(*(np.require(array, requirements=("C", "W")) for array in columns), sums)
+
+
+class TableContent:
+    """SHA-256 of columns of a table, numbers without nulls or strings, that comes in parts of any size."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._columns = {name: (hashlib.sha256(), hashlib.sha256()) for name in names}
+
+    def add(self, table: pa.Table) -> None:
+        """Add rows; other columns are left out."""
+        for name, digests in self._columns.items():
+            for part in table.column(name).chunks:
+                for digest, data in zip(digests, _bytes_of(part), strict=True):
+                    digest.update(np.ascontiguousarray(data).data)
+
+    def text(self) -> str:
+        """Return the digest as 32 hexadecimal digits."""
+        whole = hashlib.sha256()
+        for name, digests in self._columns.items():
+            whole.update(name.encode() + b"\0" + b"".join(digest.digest() for digest in digests))
+        return whole.hexdigest()[:32]
+
+
+def _bytes_of(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers of an array, or the lengths of its strings, -1 for null, and their bytes."""
+    if pa.types.is_primitive(array.type):
+        return numbers_of(array), np.empty(0, np.uint8)
+    strings, valid = strings_of(array)
+    lengths = np.diff(strings.offsets)
+    if valid.size:
+        lengths = np.where(valid, lengths, -1)
+    return lengths, strings.data[strings.offsets[0] : strings.offsets[-1]]
