@@ -53,7 +53,7 @@ def test_omega_1_is_coordinate_descent_bit_for_bit(tmp_path: Path) -> None:
 @pytest.mark.parametrize("omega", [0.0, 2.0, -1.0, np.nan, np.inf, "fast"])
 def test_omega_outside_0_and_2_is_refused(tmp_path: Path, omega: float | str) -> None:
     dataset = write_dataset(tmp_path / "data", random_rows())
-    with pytest.raises(UsageError, match="omega: expected a number above 0 and below 2, or auto, found"):
+    with pytest.raises(UsageError, match="omega: expected auto or a number above 0 and below 2, found"):
         train(dataset, tmp_path / "run", omega=omega)
     assert not (tmp_path / "run").exists()
 

@@ -15,10 +15,11 @@ import numpy as np
 
 from ..core.errors import UsageError
 from ..core.memory_budget import parse_size
+from ..core.options import number_or_word
 from ..core.randomness import random_key
 from ..kernels.box_qp import CHANGE, UNBOUNDED, VIOLATION, Point
 from ..kernels.primitives import shuffle
-from ..solvers.over_relaxation import CANDIDATE, omega_number, young
+from ..solvers.over_relaxation import CANDIDATE, young
 from .matrices import Matrix
 
 _TRIAL = 5
@@ -124,7 +125,9 @@ def solve_box_qp(
     for name, (is_wrong, expected, value) in wrong.items():
         if is_wrong:
             raise UsageError(f"{name}: expected {expected}, found {value!r}")
-    omega = omega if omega == "auto" else omega_number(omega)
+    omega = number_or_word(
+        "omega", omega, ("auto",), lambda omega: 0.0 < omega < 2.0, "a number above 0 and below 2"
+    )
     h = _numbers("h", h).reshape(-1)
     matrix = Matrix(Q, h.size, parse_size(memory))
     lower, upper = _vector("lo", lo, h.size), _vector("hi", hi, h.size)

@@ -11,9 +11,10 @@ import functools
 import inspect
 import textwrap
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import StrEnum
+from math import nan
 from pathlib import Path
 from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar, overload
 
@@ -149,6 +150,24 @@ class Checked:
             value, choices = getattr(self, name), one.option.choices
             if choices and value is not None and value not in choices:
                 raise UsageError(f"{name}: expected one of {', '.join(choices)}, found {value!r}")
+
+
+def as_number(value: Any) -> float:
+    """Return a value as a number; nan where it is none."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return nan
+
+
+def number_or_word(
+    name: str, value: Any, words: Sequence[str], allows: Callable[[float], bool], what: str
+) -> Any:
+    """Return the value of an option as the number that it allows, or one of its words; another one is refused by name."""
+    found = value if isinstance(value, str) and value in words else as_number(value)
+    if isinstance(found, float) and not allows(found):
+        raise UsageError(f"{name}: expected {', '.join(words)} or {what}, found {value!r}")
+    return found
 
 
 # ---------------------------------------------------------------------------------------------------------------------

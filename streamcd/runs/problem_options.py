@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UsageError
 from ..core.metadata import Positive
-from ..core.options import Checked, Section, Text, option
+from ..core.options import Checked, Section, Text, as_number, number_or_word, option
 from ..kernels.loss_table import (
     LOSS_ALIASES,
     LOSSES,
@@ -127,26 +127,10 @@ NUMBERS = Text(COSTS.expected, numbers)
 # Values in one form
 
 
-def _number(value: Any) -> float:
-    """Return a value as a number; nan where it is none."""
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return math.nan
-
-
 def _numbers(given: Any) -> tuple[float, ...]:
     """Return the values of an option that takes one or several as a tuple."""
     several = isinstance(given, Iterable) and not isinstance(given, str) and getattr(given, "ndim", 1) > 0
-    return tuple(map(_number, given if several else (given,)))
-
-
-def _bias(bias: float | str) -> float | str:
-    """Return a bias as a number, negative for none; auto, which the dataset decides, as it is."""
-    number = NO_BIAS if bias == "none" else _number(bias)
-    if bias != "auto" and not number <= _MOST:
-        raise UsageError(f"bias: expected auto, none or a number up to {_MOST:g}, found {bias!r}")
-    return "auto" if bias == "auto" else number
+    return tuple(map(as_number, given if several else (given,)))
 
 
 def _pairs(weights: Any) -> ClassWeight:
@@ -331,21 +315,35 @@ class ProblemOptions(_LossParameters, Checked):
     folds: int = 0  # of a cross-validation; 0 for none
 
     def __post_init__(self) -> None:
-        # with kernels, which declarations do without
-        from ..solvers.acceleration import check_acceleration
-        from ..solvers.over_relaxation import omega_number
+        from ..solvers.acceleration import MOST_KAPPA  # with kernels, which declarations do without
 
+        words = "auto", "none"
+        bias = number_or_word(
+            "bias", self.bias, words, lambda bias: bias <= _MOST, f"a number up to {_MOST:g}"
+        )
         self._set(
             loss=LOSS_ALIASES.get(self.loss, self.loss) or DEFAULT_LOSS,
             C=_numbers(self.C),
             l1=None if self.l1 is None else tuple(sorted(set(_numbers(self.l1)), reverse=True)),
-            bias=_bias(self.bias),
+            bias=NO_BIAS if bias == "none" else bias,
             unpenalized_bias=bool(self.unpenalized_bias),
             seed=int(self.seed),
             class_weight=_pairs(self.class_weight),
             code=None if self.code is None else _rows(self.code),
-            acceleration=check_acceleration(self.acceleration),
-            omega=self.omega if self.omega == "auto" else omega_number(self.omega),
+            acceleration=number_or_word(
+                "acceleration",
+                self.acceleration,
+                words,
+                lambda kappa: 0.0 <= kappa <= MOST_KAPPA,
+                f"a strength from 0 to {MOST_KAPPA:g}",
+            ),
+            omega=number_or_word(
+                "omega",
+                self.omega,
+                words[:1],
+                lambda omega: 0.0 < omega < 2.0,
+                "a number above 0 and below 2",
+            ),
         )
         self._check_choices()
         self._set(**self._parameters())
@@ -387,7 +385,7 @@ class ProblemOptions(_LossParameters, Checked):
                     f"{name} is for {', '.join(_losses_with(parameter))}, not for {self.loss}; leave it out"
                 )
             if parameter is own:
-                value = parameter.default if value is None else _number(value)
+                value = parameter.default if value is None else as_number(value)
                 if not parameter.allows(value):
                     raise UsageError(f"{name}: expected {parameter.expected}, found {getattr(self, name)}")
             found[name] = value
@@ -459,7 +457,7 @@ class ProblemOptions(_LossParameters, Checked):
 def check_positive(most: float = math.inf, /, **numbers: Any) -> None:
     """Refuse a number that is not above 0 and up to `most`, alone or among several, by its name; None is none."""
     for name, number in numbers.items():
-        values = number if isinstance(number, tuple) else () if number is None else (_number(number),)
+        values = number if isinstance(number, tuple) else () if number is None else (as_number(number),)
         if number == () or not all(0.0 < value <= most for value in values):
             shown = ", ".join(f"{value:g}" for value in values) or "none"
             end = "" if most == math.inf else f" and up to {most:g}"

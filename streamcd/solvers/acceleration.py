@@ -20,7 +20,6 @@ from functools import partial
 
 import numpy as np
 
-from ..core.errors import UsageError
 from ..core.threads import Threads
 from ..dataset.dataset import Dataset
 from ..kernels import acceleration as acceleration_kernels
@@ -50,26 +49,6 @@ _FIRST_STRETCHES = (
 
 TOLD = ("kappa", "extrapolation")
 """Arrays of lanes that results and the log tell of, where they are; the second is a primal method's."""
-
-
-def check_acceleration(value: float | str) -> float | str:
-    """Check ``"auto"``, ``"none"``, or a fixed kappa.
-
-    Raises
-    ------
-    UsageError
-    """
-    if value in ("auto", "none"):
-        return value
-    try:
-        kappa = float(value)
-    except (TypeError, ValueError):
-        kappa = float("nan")
-    if not 0.0 <= kappa <= MOST_KAPPA:
-        raise UsageError(
-            f"acceleration: expected auto, none, or a strength from 0 to {MOST_KAPPA:g}, found {value}"
-        )
-    return kappa
 
 
 class Acceleration:

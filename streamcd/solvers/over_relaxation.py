@@ -13,24 +13,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ..core.errors import UsageError
-
 CANDIDATE = 1.5
 """Omega tried against 1. On four real datasets on which 1 took 14 to 300 passes, 1.4 and 1.6 took 0.65 to 1.4 times as many;
 where 1 took 7, 1.4 to 2.4 times. See docs/methods.md."""
 
 _BEGIN = 5  # the pass at which the first trial begins; each later one at ten times the pass
-
-
-def omega_number(omega: float | str) -> float:
-    """Convert to a number in (0, 2); raises `UsageError` for anything else."""
-    try:
-        number = float(omega)
-    except (TypeError, ValueError):
-        number = float("nan")
-    if not 0.0 < number < 2.0:
-        raise UsageError(f"omega: expected a number above 0 and below 2, or auto, found {omega}")
-    return number
 
 
 def young(rho: float) -> float:
