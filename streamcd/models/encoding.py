@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -82,15 +82,8 @@ class Encoding:
 
     def record(self) -> dict[str, Any]:
         """Return its stored form, for JSON."""
-        return {
-            "columns": [{"values": "", "n_categories": 0} | column.record() for column in self.columns],
-            "missing": self.missing,
-            "bits": self.bits,
-            "label": self.label,
-            "weight": self.weight,
-            **({"id": self.id} if self.id else {}),
-            **({"fold": self.fold} if self.fold else {}),
-        }
+        own = {name: getattr(self, name) for name in EncodingRecord.__struct_fields__}
+        return {**own, "columns": [column.record() for column in self.columns]}
 
     @property
     def kept(self) -> list[str]:
@@ -253,62 +246,33 @@ class Encoding:
         write_strings(path, "category", self.categories, columns_of)
 
 
-def read_encoding(files: Sequence[Location], record: _Record) -> Encoding | None:
-    """Read an encoding from its record and the files of its categories; None if there is none: no table was encoded."""
-    encoding = _recorded(record, files)
-    if encoding is None or not encoding.has_categories:
-        return encoding
-    from ..dataset.string_files import read_strings
+def read_encoding(files: Sequence[Location], record: _Record, *, held: bool = True) -> Encoding | None:
+    """Read an encoding from its record and the files of its categories; None if there is none: no table was encoded.
 
-    texts = read_strings(files, "category")
-    _check_count(encoding, files, texts.size)
-    return replace(encoding, categories=texts)
-
-
-def unread_encoding(files: Sequence[Location], record: _Record) -> Encoding | None:
-    """Read an encoding without holding its categories: it looks up those that it names, and copies all when it is saved."""
-    encoding = _recorded(record, files)
-    if encoding is None or not encoding.has_categories:
-        return encoding
-    from ..dataset.string_files import StoredStrings, count_strings
-
-    _check_count(encoding, files, count_strings(files))
-    return replace(encoding, categories=cast(Any, StoredStrings(files, "category")), files=files)
-
-
-def _check_count(encoding: Encoding, files: Sequence[Location], n_categories: int) -> None:
-    counted = sum(column.n_categories for column in encoding.columns)
-    if counted != n_categories:
-        raise DataError(
-            f"{files[-1] if files else 'the manifest'}: expected {counted:,} categories, found {n_categories:,}; convert "
-            "the data again"
-        )
-
-
-def _recorded(record: _Record, files: Sequence[Location]) -> Encoding | None:
-    """Make an encoding of its record, without the categories, which are in the files."""
+    Where categories are not `held`, those that are named are looked up, and all are copied when it is saved.
+    """
     if record is None:
         return None
     from ..dataset.arrow_columns import no_strings
+    from ..dataset.string_files import StoredStrings, count_strings, read_strings
 
+    place = files[-1] if files else "the manifest"
     if isinstance(record, Mapping):
-        place = files[-1] if files else "the manifest"
         record = as_structure(record, EncodingRecord, f"{place}: the encoding of the table")
-    return Encoding(
-        tuple(record.columns),
-        record.missing,
-        record.bits,
-        record.label,
-        record.weight,
-        record.id,
-        record.fold,
-        categories=no_strings(),
-    )
+    fields: dict[str, Any] = {name: getattr(record, name) for name in record.__struct_fields__}
+    encoding = Encoding(**{**fields, "columns": tuple(record.columns)}, categories=no_strings())
+    if not encoding.has_categories:
+        return encoding
+    texts: Any = read_strings(files, "category") if held else StoredStrings(files, "category")
+    found, counted = texts.size if held else count_strings(files), encoding.categories_before()[-1]
+    if counted != found:
+        raise DataError(f"{place}: expected {counted:,} categories, found {found:,}; convert the data again")
+    return replace(encoding, categories=texts, files=() if held else files)
 
 
-def encoding_of(dataset: Any) -> Encoding | None:
-    """Read the encoding of a dataset; None if its data did not come from a table."""
-    return read_encoding(dataset.files(CATEGORIES_FILE), dataset.manifest.get("encoding"))
+def encoding_of(dataset: Any, *, held: bool = True) -> Encoding | None:
+    """Read the encoding of a dataset (see `read_encoding`); None if its data did not come from a table."""
+    return read_encoding(dataset.files(CATEGORIES_FILE), dataset.manifest.get("encoding"), held=held)
 
 
 def check_columns(encoding: Encoding, names: Container[str], needs_label: bool, name: str) -> None:
@@ -322,14 +286,9 @@ def check_columns(encoding: Encoding, names: Container[str], needs_label: bool, 
         )
 
 
-def unread_encoding_of(dataset: Any) -> Encoding | None:
-    """Read the encoding of a dataset as `encoding_of`, without holding its categories (`unread_encoding`)."""
-    return unread_encoding(dataset.files(CATEGORIES_FILE), dataset.manifest.get("encoding"))
-
-
 def first_feature_names(dataset: Any) -> list[str] | None:
     """Return the names of a dataset's first ten features; None if its data did not come from a table."""
-    encoding = unread_encoding_of(dataset)
+    encoding = encoding_of(dataset, held=False)
     if encoding is None:
         return None
     return list(encoding.feature_names(np.arange(min(10, dataset.n_features))))

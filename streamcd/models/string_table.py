@@ -37,13 +37,13 @@ class StringTable:
         n, (slots, hashes, columns, ends, arena) = self.size, self._arrays
         room, n_bytes = n + n_more, int(ends[n]) + more_bytes
         if room > hashes.size:
-            hashes, columns = enlarged(hashes, 2 * room), enlarged(columns, 2 * room)
-            ends = enlarged(ends, 2 * room + 1)
+            size = max(room, 3 * hashes.size // 2)
+            hashes, columns, ends = enlarged(hashes, size), enlarged(columns, size), enlarged(ends, size + 1)
         if 2 * room > slots.size:
             slots = np.full(1 << (2 * room).bit_length(), -1, np.int32)
             kernels.fill_slots(hashes, n, slots)
         if n_bytes > arena.size:
-            arena = enlarged(arena, 2 * n_bytes)
+            arena = enlarged(arena, max(n_bytes, 3 * arena.size // 2))
         self._arrays = kernels.HashTable(slots, hashes, columns, ends, arena)
         # an array exists twice when it is enlarged
         needed = 1.5 * sum(array.nbytes for array in self._arrays)

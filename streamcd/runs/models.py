@@ -10,7 +10,7 @@ import numpy as np
 
 from ..dataset.source_indices import indices_of
 from ..kernels.loss_table import LOSSES
-from ..models.encoding import Encoding, encoding_of, unread_encoding_of
+from ..models.encoding import Encoding, encoding_of
 from ..models.model import Model
 from ..models.named_weights import BLOCK_WEIGHTS
 from ..models.sparse_weights import SparseWeights, is_worth
@@ -46,7 +46,9 @@ def save_models(
         if weights is None:  # never read: the rows are written from the state
             weights = np.zeros((run.problem.n_features, last.size))
             rows = _weight_rows(directory, run, lanes, last=False)
-        make_model(run, lanes, certificate, weights, last, unread_encoding_of(run.dataset)).save(path, rows)
+        make_model(run, lanes, certificate, weights, last, encoding_of(run.dataset, held=False)).save(
+            path, rows
+        )
     return True
 
 
