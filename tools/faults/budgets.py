@@ -49,7 +49,7 @@ SHAPES = (
     Shape(
         "very wide, two workers", 20_000, 10_000_000, 2, 1200, (f"{CONVERT} --scale standard --workers 2",)
     ),
-    Shape("tall", 200_000, 30, 2, 240, (CONVERT, TRAIN, PREDICT)),
+    Shape("tall", 200_000, 30, 2, 300, (CONVERT, TRAIN, PREDICT)),
     Shape("many classes", 3000, 500, 1000, 310, (CONVERT, TRAIN)),
     Shape("a class a row", 6000, 300, 6000, 310, (CONVERT, TRAIN)),
     Shape(
@@ -62,15 +62,14 @@ SHAPES = (
     ),
     Shape("many lanes", 5000, 2000, 30, 310, (CONVERT, "tune out run -C 0.1,0.3,1,3 --cv 3 --max-passes 2")),
     Shape(
-        "column layout", 20_000, 200_000, 2, 245, (CONVERT, "columns out", f"{TRAIN} --method primal", SETS)
+        "column layout", 20_000, 200_000, 2, 300, (CONVERT, "columns out", f"{TRAIN} --method primal", SETS)
     ),
-    Shape("narrow", 200_000, 100, 2, 270, (CONVERT, f"{TRAIN} --method newton --penalty l1 --l1 1,0.1")),
-    Shape("numbers", 200_000, 30, 1000, 240, (f"{CONVERT} --target", f"{TRAIN} --loss huber -C 0.1,1,10")),
-    Shape("one class", 50_000, 300, 1, 240, (CONVERT, f"{TRAIN} --loss one_class")),
+    Shape("narrow", 200_000, 100, 2, 300, (CONVERT, f"{TRAIN} --method newton --penalty l1 --l1 1,0.1")),
+    Shape("numbers", 200_000, 30, 1000, 300, (f"{CONVERT} --target", f"{TRAIN} --loss huber -C 0.1,1,10")),
     Shape(
-        "softmax", 20_000, 300, 30, 245, (CONVERT, f"{TRAIN} --loss multinomial --bias 1 --unpenalized-bias")
+        "softmax", 20_000, 300, 30, 300, (CONVERT, f"{TRAIN} --loss multinomial --bias 1 --unpenalized-bias")
     ),
-    Shape("three classes", 20_000, 300, 3, 245, (CONVERT, f"{TRAIN} --loss crammer_singer")),
+    Shape("three classes", 20_000, 300, 3, 300, (CONVERT, f"{TRAIN} --loss crammer_singer")),
     Shape("two workers", 50_000, 1000, 2, 690, (f"{CONVERT} --workers 2", TRAIN, f"{PREDICT} --workers 2")),
     Shape("table", 150_000, 20_000, 2, 310, (TABLE, TRAIN, PREDICT_TABLE)),
     Shape("hashed table", 150_000, 150_000, 3, 310, (f"{TABLE} --hash 16", TRAIN, PREDICT_TABLE)),

@@ -43,7 +43,6 @@ SCENARIOS = (
     training("train primal log_loss", "--loss log_loss --method primal --max-passes 2"),
     training("train crammer_singer", "--loss crammer_singer --method dual --max-passes 2"),
     training("train multinomial", "--loss multinomial --method dual --max-passes 2"),
-    training("train one class", "--loss one_class --max-passes 2"),
     training("train twin planes", "--loss twin --method sor --max-passes 2"),
     scenario_of("train in rounds", "a", _ROUNDS, "resume out --workers 2", _ROUNDS),
     scenario_of("resume primal", "a a.primal", *["resume a.primal --max-passes 4"] * 2, output="a.primal"),

@@ -26,7 +26,7 @@ _make_plan = lane_groups.make_plan
 
 
 def _dataset_of(run: Run) -> str:
-    return "numbers" if run.entry.has_targets else "beside" if run.entry.loss == "one_class" else "classes"
+    return "numbers" if run.entry.has_targets else "classes"
 
 
 def _scenarios() -> Iterator[Scenario]:
@@ -54,14 +54,9 @@ class Trainings:
         made = place / "made"
         made.mkdir()
         make_text(made / "a.txt", 0)
-        text = (made / "a.txt").read_text(encoding="ascii")
-        (made / "beside.txt").write_text(
-            text.replace(":-", ":"), encoding="ascii"
-        )  # to one side of the origin
         form = "--columns --chunk-size 400B --shard-size 2kB"
         must_run(made, f"convert a.txt classes {form}")
         must_run(made, f"convert a.txt numbers --target {form}")
-        must_run(made, f"convert beside.txt beside {form}")
         self.workspace = Workspace(made)
 
     def attempt(self, number: int, rng: random.Random, place: Path) -> list[Finding]:
