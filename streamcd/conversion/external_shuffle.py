@@ -8,7 +8,6 @@ fit in its memory, they stay there.
 
 from __future__ import annotations
 
-import functools
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,7 +24,6 @@ from ..core.threads import ahead
 from ..dataset.scaling import Scaling
 from ..dataset.writer import Part, PartWriter
 from ..kernels.primitives import mix
-from ..kernels.scatter import hash_numbers, sort_keys
 from .feature_statistics import Summing
 from .numbering import Numberer, Numbering
 from .rows import Rows
@@ -55,16 +53,12 @@ def row_keys(source_row: np.ndarray, seed: int) -> np.ndarray:
     -------
     ndarray of uint64
     """
-    keys = np.empty(source_row.shape, np.uint64)
-    hash_numbers(source_row, *_hash_parameters(seed), keys)
-    return keys
+    first, second = _mix(np.array([seed % 2**64, (seed + _GOLDEN) % 2**64], np.uint64))
+    return _mix(_mix(source_row.astype(np.uint64) ^ first) + second)
 
 
-@functools.cache
-def _hash_parameters(seed: int) -> tuple[np.uint64, np.uint64]:
-    golden = 0x9E3779B97F4A7C15
-    first, second = mix.py_func(np.array([seed % 2**64, (seed + golden) % 2**64], dtype=np.uint64))
-    return first, second
+_GOLDEN = 0x9E3779B97F4A7C15
+_mix: Callable[[np.ndarray], np.ndarray] = mix.py_func
 
 
 @dataclass(frozen=True)
@@ -103,10 +97,7 @@ class RunFormat:
         """Return the final order of rows."""
         if self.seed is None:
             return np.arange(source_row.size)
-        order = np.empty(source_row.size, np.int64)
-        room = np.empty((1 << source_row.size.bit_length()) + 1, np.int64)
-        sort_keys(row_keys(source_row, self.seed), room, order)
-        return order
+        return np.argsort(row_keys(source_row, self.seed))
 
 
 class RunWriter:

@@ -20,7 +20,7 @@ from ..core.external_partition import Layout, PartitionReader, PartitionWriter, 
 from ..core.memory_budget import RESERVED_BYTES, format_size
 from ..dataset.scaling import scales_digest
 from ..dataset.schema import MAX_CLASSES
-from ..kernels.feature_sums import add_entries, fold_shard
+from ..kernels.scatter import SUMS_WIDTH, add_entries
 
 STATISTICS_BYTES = 56
 """Memory of a feature while its statistics are made."""
@@ -51,16 +51,21 @@ class RangeStatistics:
 
     def __init__(self, start: int, stop: int, path: Path = Path()) -> None:
         self._start, self._path = start, path
-        self._sums = np.zeros((stop - start, 7))
+        self._sums = np.zeros((stop - start, SUMS_WIDTH))
         self._sums[:, 3], self._sums[:, 4] = np.inf, -np.inf
         self._shard = 0
 
     def add(self, shard: int, feature: np.ndarray, value: np.ndarray) -> None:
         """Add the next entries of the dataset, from this shard, all of features in the range."""
         if shard != self._shard:
-            fold_shard(self._sums)
+            self._fold()
             self._shard = shard
         add_entries(feature - self._start if self._start else feature, value, self._sums.reshape(-1))
+
+    def _fold(self) -> None:
+        """Add the sums of a shard to those of all before it; see `scatter.add_entries`."""
+        self._sums[:, 1:3] += self._sums[:, 5:]
+        self._sums[:, 5:] = 0.0
 
     def close(self) -> None:
         """Write the sums, for `add_saved`."""
@@ -95,7 +100,7 @@ class RangeStatistics:
 
     def _groups(self) -> Iterator[np.ndarray]:
         """Yield the places of the features that occur."""
-        fold_shard(self._sums)
+        self._fold()
         for first in range(0, len(self._sums), _GROUP_FEATURES):
             yield first + np.flatnonzero(self._sums[first : first + _GROUP_FEATURES, 0])
 

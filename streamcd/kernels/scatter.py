@@ -1,53 +1,16 @@
-"""Kernels that move records to their buckets: number them, order them by bucket, copy them in that order."""
+"""Kernels that move records to their buckets: number, order, copy them; and that add up the values of every feature."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from .compile import cached, kernel
-from .primitives import mix, prefetch
+from .primitives import prefetch
 
 AHEAD = 8
 """Number of records ahead at which the next ones to copy are prefetched."""
 
-
-@kernel
-def hash_numbers(numbers, first, second, out):
-    """Hash integers, bijectively: ``mix(mix(number ^ first) + second)`` goes to `out` (uint64)."""
-    for k in range(numbers.size):
-        out[k] = mix(mix(np.uint64(numbers[k]) ^ first) + second)
-
-
-@cached
-def sort_keys(keys, starts, order):
-    """Write the order in which `keys` ascend to `order`: keys are all different, and spread evenly over their range.
-
-    Keys are distributed to cells of their range, which are then sorted: 12 ns a key; numpy's argsort takes 45. `starts` is
-    scratch, (cells + 1,); cells are a power of two, about the number of keys.
-    """
-    if not keys.size:
-        return
-    least, greatest, shift = keys[0], keys[0], np.uint64(0)
-    # numpy's functions in a kernel would load a part of numba that imports scipy.linalg: 0.3 s
-    for key in keys:
-        least, greatest = min(least, key), max(greatest, key)
-    while (greatest - least) >> shift >= np.uint64(starts.size - 1):
-        shift += np.uint64(1)
-    starts[:] = 0
-    for k in range(keys.size):
-        starts[np.int64((keys[k] - least) >> shift) + 1] += 1
-    for cell in range(starts.size - 1):
-        starts[cell + 1] += starts[cell]
-    for k in range(keys.size - 1, -1, -1):
-        cell = np.int64((keys[k] - least) >> shift) + 1
-        starts[cell] -= 1
-        order[starts[cell]] = k
-    for k in range(1, keys.size):
-        moved, at = order[k], k
-        while at > 0 and keys[order[at - 1]] > keys[moved]:
-            order[at] = order[at - 1]
-            at -= 1
-        order[at] = moved
+SUMS_WIDTH = 7  # of a feature's sums
 
 
 @cached
@@ -132,3 +95,33 @@ def sort_entries(entries, numbers, following, ends, out):
         following[i] += 1
         to_row[at], to_value[at] = row[k], value[k]
     return -1
+
+
+@kernel
+def add_entries(position, value, sums):
+    """Add entries to the sums of their features, in order.
+
+    Parameters
+    ----------
+    position : integer[entries]
+        Features; those from ``sums.size / 7`` on, and negative ones, are skipped.
+    value : float[entries]
+    sums : float64[features * 7]
+        Number, sum, sum of squares, least, greatest, sum and sum of squares of this shard; changed in place, except for the
+        sums of all shards. They are neighbours because fetching a feature's cache line takes most of the time: five arrays
+        in turn with `numpy.add.at` took six times as long. Fetched ahead, an entry takes 6.5 ns in place of 18 (300,000
+        features).
+    """
+    last, n_features = position.size - 1, sums.size // SUMS_WIDTH
+    for k in range(position.size):
+        ahead = np.int64(position[min(k + (2 * AHEAD), last)]) * SUMS_WIDTH
+        prefetch(sums, ahead)
+        prefetch(sums, ahead + SUMS_WIDTH - 1)
+        if 0 <= position[k] < n_features:
+            i = np.int64(position[k]) * SUMS_WIDTH
+            x = np.float64(value[k])
+            sums[i] += 1.0
+            sums[i + 5] += x
+            sums[i + 6] += x * x
+            sums[i + 3] = min(sums[i + 3], x)
+            sums[i + 4] = max(sums[i + 4], x)
