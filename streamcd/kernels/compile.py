@@ -2,7 +2,7 @@
 
 A compiled kernel includes its callees and the constants that it reads, but numba recompiles it only if the kernel's own file
 changes, so that the cached caller of an edited callee gave stale results. Here the stamp of the cache is a digest of all
-files with kernels. It does not depend on their paths and times, so a copied or freshly checked-out tree uses kernels
+files of this folder. It does not depend on their paths and times, so a copied or freshly checked-out tree uses kernels
 compiled earlier, in its ``__pycache__`` or under ``NUMBA_CACHE_DIR``.
 """
 
@@ -12,7 +12,6 @@ import ctypes
 import functools
 import hashlib
 import os
-import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -23,22 +22,10 @@ from numba import config, njit
 from numba.core.caching import CompileResultCacheImpl, FunctionCache
 from numba.core.runtime._nrt_python import c_helpers
 
-_HAS_KERNELS = re.compile(rb"^from (numba|\.[.\w]*compile) import", re.MULTILINE)
-_WORDS = b"compile import", b"numba import"  # of which it has one; they are found faster
-
-
-def _digest(package: Path) -> str:
-    """Digest of the contents of all files below `package` that have kernels, or constants of kernels."""
-    found = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        text = path.read_bytes()
-        of_kernels = path.parent.name == "kernels"
-        if of_kernels or (any(word in text for word in _WORDS) and _HAS_KERNELS.search(text)):
-            found.update(f"{path.relative_to(package).as_posix()} {len(text)}\n".encode() + text)
-    return found.hexdigest()
-
-
-_STAMP = _digest(Path(__file__).parent.parent)
+_FILES = hashlib.sha256()
+for _path in sorted(Path(__file__).parent.glob("*.py")):
+    _FILES.update(f"{_path.name} {_path.stat().st_size}\n".encode() + _path.read_bytes())
+_STAMP = _FILES.hexdigest()
 
 
 class _ByContents:
