@@ -23,6 +23,7 @@ import numpy as np
 from ..core.atomic_files import describe_set_aside
 from ..core.errors import DataError, UsageError
 from ..core.memory_budget import format_size
+from ..core.progress import first_of
 from ..core.storage import Url, file_size, location, open_bytes
 from ..core.threads import AHEAD, ahead
 
@@ -40,7 +41,7 @@ PADDING = 16
 """Readable bytes after the end of a block's text: the parser loads eight bytes at once."""
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_MAGIC = ((b"\x1f\x8b", "gzip"), (b"BZh", "bz2"), (b"\xfd7zXZ\x00", "xz"), (b"\x28\xb5\x2f\xfd", "zstd"))
+_CODECS = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _COMPRESSED_READ_BYTES = 1 << 18
 
 
@@ -149,7 +150,7 @@ class NoRows(DataError):
 def check_rows(n_rows: int, paths: Sequence[str], what: str = "rows of libsvm text") -> None:
     """Refuse sources without a row."""
     if not n_rows:
-        names = ", ".join(display_name(path) for path in paths[:3]) + (", …" if len(paths) > 3 else "")
+        names = first_of([*map(display_name, paths)], 3)
         raise NoRows(f"{names}: expected {what}, found none; check that this is the file meant")
 
 
@@ -217,18 +218,13 @@ def _open(part: Piece) -> _Counted:
     return _Counted(file, part.n_bytes)
 
 
-def _codec(head: bytes) -> str | None:
-    return next((codec for magic, codec in _MAGIC if head.startswith(magic)), None)
-
-
 def read_head(part: Piece, n_bytes: int, decoder_bytes: int = DECODER_BYTES) -> tuple[bytes, bytes]:
     """Read the first bytes of a file: as they are, and decompressed up to `n_bytes` of them."""
     found = part.head
     if not found:
         with _open(part) as raw:
             found = raw.peek(n_bytes)
-    whole = io.BytesIO(found)
-    file = _decompressed(_Counted(whole), True, decoder_bytes)
+    file = _decompressed(_Counted(io.BytesIO(found)), True, decoder_bytes)
     text, size = bytearray(n_bytes), 0
     with suppress(EOFError, lzma.LZMAError, OSError), memoryview(text) as room:  # it is cut off
         while size < n_bytes and (more := file.readinto(room[size : size + (1 << 14)])):
@@ -239,7 +235,7 @@ def read_head(part: Piece, n_bytes: int, decoder_bytes: int = DECODER_BYTES) -> 
 def is_compressed(path: str) -> bool:
     """Return whether a file is compressed, by its first bytes."""
     with open_bytes(path) as file:
-        return _codec(file.read(6) or b"") is not None
+        return (file.read(6) or b"").startswith(tuple(_CODECS))
 
 
 def cut_into_ranges(paths: Sequence[str], range_bytes: int) -> Iterator[Piece]:
@@ -294,7 +290,8 @@ class _XzStreams:
 
 def _decompressed(raw: _Counted, whole: bool, memory_bytes: int) -> Any:
     """Open the text in `raw`, decompressed according to its first bytes if it is a `whole` file."""
-    codec = _codec(raw.peek(6)) if whole else None
+    head = raw.peek(6) if whole else b""
+    codec = next((codec for magic, codec in _CODECS.items() if head.startswith(magic)), None)
     if codec is None:
         return raw
     if codec == "xz":
@@ -338,57 +335,6 @@ def _last_line_end(buffer: bytearray, size: int) -> int:
     return buffer.rfind(b"\n", 0, size) + 1
 
 
-def _blocks(
-    ranges: Sequence[Piece], block_bytes: int, max_line_bytes: int, decoder_bytes: int, last_end: LastEnd
-) -> Generator[ByteBlock, None, None]:
-    """Read blocks of lines into buffers that are used in turn."""
-    room, bytes_before = block_bytes + PADDING, 0
-    buffers = deque(bytearray(room) for _ in range(1 + AHEAD))
-    for part in ranges:
-        name = display_name(part.path)
-        with _open(part) as raw:
-            file = _decompressed(raw, part.stop is None, decoder_bytes)
-            tail, first, more = b"", part.start == 0, True
-            while more:
-                buffer = buffers.popleft()
-                if len(buffer) > room:  # it had grown for a long line
-                    buffer = bytearray(room)
-                buffer, size = _read_lines(file, buffer, tail, name, max_line_bytes, last_end)
-                buffers.append(buffer)
-                more = size == len(buffer) - PADDING
-                if not more and size and buffer[size - 1] != 0x0A:
-                    buffer[size] = 0x0A  # the last line has no newline; there is room in the padding
-                    size += 1
-                stop = last_end(buffer, size) if more else size
-                tail = bytes(memoryview(buffer)[stop:size])
-                start = len(_BYTE_ORDER_MARK) if first and buffer.startswith(_BYTE_ORDER_MARK) else 0
-                yield ByteBlock(buffer, start, stop, name, first, bytes_before + raw.n_bytes)
-                first = False
-            bytes_before += raw.n_bytes
-
-
-def _read_lines(
-    file: Any, buffer: bytearray, tail: bytes, name: str, max_line_bytes: int, last_end: LastEnd
-) -> tuple[bytearray, int]:
-    """Fill the buffer with `tail` and what follows; enlarge it until it holds the end of a line."""
-    buffer[: len(tail)] = tail
-    size = len(tail)
-    while True:
-        room = len(buffer) - PADDING
-        with memoryview(buffer) as view:
-            size += _fill(file, view[size:room], name)
-        if size < room or last_end(buffer, size):
-            return buffer, size
-        if room >= max_line_bytes:
-            raise DataError(
-                f"{name}: expected lines of at most {format_size(max_line_bytes)} under this memory budget, "
-                "found a longer one (a quote that is not closed?); give a larger --memory, or fewer --workers"
-            )
-        larger = bytearray(min(2 * room, max_line_bytes) + PADDING)
-        larger[:size] = memoryview(buffer)[:size]
-        buffer = larger
-
-
 def read_blocks(
     ranges: Sequence[Piece],
     block_bytes: int,
@@ -404,3 +350,44 @@ def read_blocks(
     """
     most = max_line_bytes or max(64 * block_bytes, 1_000_000_000)
     return ahead(_blocks(ranges, block_bytes, most, decoder_bytes, last_end))
+
+
+def _blocks(
+    ranges: Sequence[Piece], block_bytes: int, max_line_bytes: int, decoder_bytes: int, last_end: LastEnd
+) -> Generator[ByteBlock, None, None]:
+    """Read blocks of lines into buffers that are used in turn."""
+    bytes_before, buffers = 0, deque(bytearray(block_bytes + PADDING) for _ in range(1 + AHEAD))
+    for part in ranges:
+        name = display_name(part.path)
+        with _open(part) as raw:
+            file = _decompressed(raw, part.stop is None, decoder_bytes)
+            tail, first, more = b"", part.start == 0, True
+            while more:
+                buffer, size = buffers.popleft(), len(tail)
+                if len(buffer) != block_bytes + PADDING or size > block_bytes:  # for a long line
+                    buffer = bytearray(max(size, block_bytes) + PADDING)
+                buffer[:size] = tail
+                while True:  # until the buffer holds the end of a line
+                    room = len(buffer) - PADDING
+                    with memoryview(buffer) as view:
+                        size += _fill(file, view[size:room], name)
+                    more = size == room
+                    if not more or (stop := last_end(buffer, size)):
+                        break
+                    if room >= max_line_bytes:
+                        raise DataError(
+                            f"{name}: expected lines of at most {format_size(max_line_bytes)} under this memory budget, "
+                            "found a longer one (a quote that is not closed?); give a larger --memory, or fewer --workers"
+                        )
+                    buffer = buffer + bytes(min(2 * room, max_line_bytes) - room)
+                buffers.append(buffer)
+                if not more:
+                    if size and buffer[size - 1] != 0x0A:
+                        buffer[size] = 0x0A  # the last line has no newline; there is room in the padding
+                        size += 1
+                    stop = size
+                tail = bytes(memoryview(buffer)[stop:size])
+                start = len(_BYTE_ORDER_MARK) if first and buffer.startswith(_BYTE_ORDER_MARK) else 0
+                yield ByteBlock(buffer, start, stop, name, first, bytes_before + raw.n_bytes)
+                first = False
+            bytes_before += raw.n_bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from csv import Error as RecordError
 from csv import reader as records
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as csv
 
-from ..core.errors import DataError
+from ..core.errors import DataError, refuse
 from ..dataset.arrow_columns import one_batch
 from .byte_sources import STANDARD_INPUT, Piece, display_name, read_blocks, read_head
 from .sources import Block, Counted, TextReader
@@ -94,19 +94,16 @@ class CsvReader(TextReader):
         (names, _, start), (text, is_cut) = self._header(path), self._sample(path)
         end = record_starts(np.frombuffer(text, np.uint8))[2] if is_cut else 0
         rows = text[start : end or len(text)] + b"\n"
-        if not rows.strip():
-            return pa.table({name: pa.nulls(0) for name in names})
         found, newlines, _ = record_starts(np.frombuffer(rows, np.uint8))
+        if not found.size:
+            return pa.table({name: pa.nulls(0) for name in names})
         lines = text.count(b"\n", 0, start) + 1 + np.searchsorted(newlines, found)
         return self._read(pa.py_buffer(rows), names, names, types, _at_lines(display_name(path), lines))
 
     def _sample(self, path: str) -> tuple[bytes, bool]:
         """Read the first bytes of text; tells if there are more."""
-        sample, text = read_head(
-            Piece(path, head=self.head if path == STANDARD_INPUT else b""),
-            SAMPLE_BYTES,
-            self.reading.decoder_bytes,
-        )
+        part = Piece(path, head=self.head if path == STANDARD_INPUT else b"")
+        sample, text = read_head(part, SAMPLE_BYTES, self.reading.decoder_bytes)
         return text, max(len(sample), len(text)) >= SAMPLE_BYTES
 
     def _header(self, path: str) -> tuple[list[str], list[str], int]:
@@ -116,23 +113,23 @@ class CsvReader(TextReader):
         end = min(end, len(text)) or len(text)
         first, stop = (int(starts[k]) if starts.size > k else other for k, other in enumerate((0, end)))
         line = text[first:stop].removeprefix(b"\xef\xbb\xbf")
-        try:
-            found = [
-                name.strip()
-                for name in next(
-                    records([line.decode().rstrip("\r\n")], delimiter=self.delimiter, strict=True)
-                )
-            ]
-        except (UnicodeDecodeError, RecordError, StopIteration):
-            raise DataError(
+        found: list[str] = []
+        with suppress(UnicodeDecodeError, RecordError, StopIteration):
+            found = next(records([line.decode().rstrip("\r\n")], delimiter=self.delimiter, strict=True))
+        refuse(
+            DataError,
+            (
+                not found,
                 f"{display_name(path)}:1: expected the names of the columns in UTF-8, with closed quotes, found "
-                f"{line[:60]!r}; correct the line"
-            ) from None
-        if all(re.fullmatch(r"[-+]?[0-9.]+([eE][-+]?[0-9]+)?", text) for text in found):
-            raise DataError(
-                f"{display_name(path)}:1: expected the names of the columns, found numbers; add a first line of names"
-            )
-        return [*_numbered(found)], found, stop
+                f"{line[:60]!r}; correct the line",
+            ),
+            (
+                all(re.fullmatch(r"\s*[-+]?[0-9.]+([eE][-+]?[0-9]+)?\s*", name) for name in found),
+                f"{display_name(path)}:1: expected the names of the columns, found numbers; add a first line of names",
+            ),
+        )
+        names = [name.strip() for name in found]
+        return [*_numbered(names)], names, stop
 
     def blocks(
         self, pieces: Sequence[Piece], first_line: int, types: dict[str, str]

@@ -44,20 +44,28 @@ class InMemoryReader(Reader):
         return [Piece("data in memory")]
 
     def blocks(self, pieces: Sequence[Any], first_line: int, types: Mapping[str, str]) -> Iterator[Block]:
-        before = 0
+        expected, before = "", 0
         for batch in self.batches:
-            if not isinstance(batch, pa.Table):
-                yield Block(locator("", before), batch[0], 0, *batch[1:])
-                before += batch[0].shape[0]
-                continue
-            table = flat_columns(batch)
-            if lacking := set(types).difference(table.schema.names):
+            found, parts = "a frame", [batch]
+            if isinstance(batch, pa.Table):
+                table = flat_columns(batch)
+                if lacking := set(types).difference(table.schema.names):
+                    raise DataError(
+                        f"row {before + 1}: expected the column {min(lacking)!r}, as before, found none"
+                    )
+                tables = table.select(list(types)).to_batches(max_chunksize=1 << 16)
+                parts = [(text_columns(part, types, "data in memory"), None, None) for part in tables]
+            else:
+                X, _, weight = batch
+                shape = f"{X.shape[1]:,} columns" if isinstance(X, np.ndarray) else "sparse rows"
+                found = f"{shape} {'without' if weight is None else 'with'} weights"
+            if found != (expected := expected or found):
                 raise DataError(
-                    f"row {before + 1}: expected the column {min(lacking)!r}, as before, found none"
+                    f"row {before + 1}: expected {expected}, as in the first batch, found {found}"
                 )
-            for part in table.select(list(types)).to_batches(max_chunksize=1 << 16):
-                yield Block(locator("", before), text_columns(part, types, "data in memory"))
-                before += part.num_rows
+            for content, label, weight in parts:
+                yield Block(locator("", before), content, 0, label, weight)
+                before += content.shape[0]
 
 
 def is_files(data: Any) -> bool:
@@ -71,7 +79,7 @@ def is_files(data: Any) -> bool:
 def open_data(data: Any, reading: Reading, options: TableOptions) -> Source:
     """Make the source of rows of data in memory, of the types that `convert` takes."""
     label = LABEL if reading.encoding is None else reading.encoding.label or LABEL
-    batches = _alike(_batches(data, label))
+    batches = _batches(data, label)
     first = next(batches, None)
     if first is None:
         raise NoRows("expected rows, found none: there is no batch")
@@ -150,19 +158,3 @@ def _triple(X: Any, y: Any, weight: Any) -> tuple[Any, np.ndarray | None, np.nda
     if len(X.shape) != 2 or X.dtype.kind not in "biuf":
         raise DataError(f"expected X with two dimensions, of numbers, found shape {X.shape} of {X.dtype}")
     return X, None if y is None else np.asarray(y), None if weight is None else np.asarray(weight)
-
-
-def _alike(batches: Iterator[Any]) -> Iterator[Any]:
-    """Pass on batches; refuse those of another kind than the first."""
-    expected, before = "", 0
-    for batch in batches:
-        rows, found = batch, "a frame"
-        if not isinstance(batch, pa.Table):
-            rows, _, weight = batch
-            shape = f"{rows.shape[1]:,} columns" if isinstance(rows, np.ndarray) else "sparse rows"
-            found = f"{shape} {'without' if weight is None else 'with'} weights"
-        expected = expected or found
-        if found != expected:
-            raise DataError(f"row {before + 1}: expected {expected}, as in the first batch, found {found}")
-        yield batch
-        before += rows.shape[0]

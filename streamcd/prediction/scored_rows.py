@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..conversion.byte_sources import BLOCK_BYTES, Piece, check_rows
-from ..conversion.encoded_rows import row_batches
+from ..conversion.parsing import row_batches
 from ..conversion.rows import Counts, query_ids_skipped
 from ..conversion.sources import counted_pieces
 from ..core.errors import DataError
