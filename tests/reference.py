@@ -25,6 +25,7 @@ from streamcd.kernels.primitives import (
     Rows,
     unsigned,
 )
+from streamcd.stream.arenas import RowLayout
 from streamcd.stream.slot_store import SlotStore
 from streamcd.stream.window import RowArena
 
@@ -315,7 +316,9 @@ def kernel_rows(
     x: sp.csr_array, code: np.ndarray, weight: np.ndarray | None = None, value_dtype: Any = np.float32
 ) -> Rows:
     """Rows as an arena has them, in the types that datasets have."""
-    arena = RowArena((np.dtype(np.int32), np.dtype(value_dtype)), x.shape[0], x.nnz, (2, 2))
+    arena = RowArena(
+        RowLayout(2, 2).record, (2, 2), (np.dtype(np.int32), np.dtype(value_dtype)), x.shape[0], x.nnz
+    )
     n = x.shape[0]  # an arena may have room for more
     arena.indptr[: n + 1], arena.feature[:], arena.value[:] = x.indptr, x.indices, x.data
     arena.code[:n], arena.weight[:n] = code, 1.0 if weight is None else weight

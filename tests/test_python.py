@@ -106,7 +106,7 @@ def test_another_dataset_is_refused_as_the_moved_one(tmp_path):
     write_dataset(tmp_path / "other", random_rows(seed=5))
     streamcd.train(tmp_path / "data", tmp_path / "run")
     before = (tmp_path / "run" / "config.json").read_text()
-    with pytest.raises(streamcd.StreamcdError, match="not the dataset that the run was begun with"):
+    with pytest.raises(streamcd.StreamcdError, match="expected the dataset with the fingerprint"):
         streamcd.resume(tmp_path / "run", dataset=tmp_path / "other")
     assert (tmp_path / "run" / "config.json").read_text() == before
 

@@ -351,7 +351,7 @@ def test_a_changed_dataset_is_refused_by_name(dataset: Dataset, tmp_path: Path) 
     with pytest.raises(DatasetError, match=str(dataset.path)):
         resume(run)
     write_dataset(dataset.path, random_rows(300, 12, seed=99), n_chunks=10, n_shards=3)
-    with pytest.raises(CheckpointError, match=f"{dataset.path}.*fingerprint"):
+    with pytest.raises(DatasetError, match=f"{dataset.path}.*fingerprint"):
         resume(run)
 
 

@@ -1,22 +1,19 @@
 """Columns of Arrow tables as numpy arrays: numbers, strings, lists.
 
-Arrow's own `to_numpy` copies, and imports pandas if it is installed, which would cost a training 30 MB of its budget; these
-functions view the buffers in place.
+Numbers are viewed in place (DLPack): Arrow's own `to_numpy`, `scalar` and `array` import pandas where it is installed, which
+would cost a training 30 MB of its budget.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from ..core.errors import DataError
-
-_NUMBERS = {pa.from_numpy_dtype(dtype).id: np.dtype(dtype) for dtype in ("i4", "i8", "f4", "f8")}
-"""Numpy's types of the columns of datasets, of which there are some in every chunk, by the number of Arrow's type."""
 
 
 class Strings(NamedTuple):
@@ -122,39 +119,29 @@ def valid_of(array: pa.Array) -> np.ndarray:
     """Mark the elements that are not null; empty if there are no nulls."""
     if not array.null_count:
         return np.empty(0, np.bool_)
-    bits = array.is_valid()
-    packed = np.frombuffer(bits.buffers()[1], np.uint8)
-    return np.unpackbits(packed, bitorder="little")[bits.offset : bits.offset + len(bits)].view(np.bool_)
+    return np.from_dlpack(array.is_valid().cast(pa.uint8())).view(np.bool_)
 
 
 def numbers_of(array: pa.Array) -> np.ndarray:
     """Return numbers, read-only, in their own type; with nulls, and for decimals, as float64 with NaN for null."""
-    if array.type.id in _NUMBERS and not array.null_count:
-        return _viewed(array)
     if pa.types.is_null(array.type):
         return np.full(len(array), np.nan)
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.uint8())
-    if pa.types.is_decimal(array.type):
+    if is_decimal := pa.types.is_decimal(array.type):
         array = array.cast(pa.large_string())  # Arrow's cast from decimals to floats is not exact
-    if array.null_count or pa.types.is_large_string(array.type):
-        return filled(array.cast(pa.float64(), safe=False), np.nan)
-    return _viewed(array)
-
-
-def _viewed(array: pa.Array) -> np.ndarray:
-    """View the numbers of an array, undefined where they are null."""
-    dtype = _NUMBERS.get(array.type.id) or np.dtype(array.type.to_pandas_dtype())
-    buffer = array.buffers()[1]
-    if buffer is None or not len(array):
-        return np.empty(0, dtype)
-    return np.frombuffer(buffer, dtype, count=len(array), offset=array.offset * dtype.itemsize)
+    if array.null_count or is_decimal:
+        array = array.cast(pa.float64(), safe=False)
+    return filled(array, np.nan)
 
 
 def filled(array: pa.Array, value: float) -> np.ndarray:
-    """Return the numbers of an array, with `value` for null; Arrow's own function loads pandas where it is installed."""
-    valid = valid_of(array)
-    return np.where(valid, _viewed(array), value) if valid.size else _viewed(array)
+    """Return the numbers of an array, read-only, in their own type, with `value` for null."""
+    if not array.null_count:
+        return np.from_dlpack(array)
+    buffers = [None, array.buffers()[1]]
+    plain = pa.Array.from_buffers(array.type, len(array), buffers, offset=array.offset)
+    return np.where(valid_of(array), np.from_dlpack(plain), value)
 
 
 def strings_of(array: pa.Array) -> tuple[Strings, np.ndarray]:
@@ -196,10 +183,7 @@ def lists_of(array: pa.Array, name: str) -> tuple[np.ndarray, pa.Array]:
 
 
 def arrow_array(column: Any, type_: pa.DataType) -> pa.Array:
-    """Make an Arrow array of a column, numbers without a copy where they have its type; an Arrow array stays as it is.
-
-    `pyarrow.array` loads pandas where it is installed, which takes 0.2 s.
-    """
+    """Make an Arrow array of a column, numbers without a copy where they have its type; an Arrow array stays as it is."""
     if isinstance(column, pa.Array):
         return column
     if pa.types.is_string(type_) or pa.types.is_large_string(type_):
@@ -210,17 +194,9 @@ def arrow_array(column: Any, type_: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(type_, len(values), [None, pa.py_buffer(values)])
 
 
-def null_strings(n: int) -> pa.Array:
-    return pa.nulls(n, pa.large_string())
-
-
 def arrow_strings(texts: Iterable[str | None]) -> pa.Array:
     """Make an Arrow array of strings; None is null."""
-    return arrow_encoded([None if text is None else text.encode() for text in texts])
-
-
-def arrow_encoded(encoded: Sequence[bytes | None]) -> pa.Array:
-    """Make an Arrow array of strings from their bytes, which are not checked; None is null."""
+    encoded = [None if text is None else text.encode() for text in texts]
     ends = np.cumsum([0, *(len(text or b"") for text in encoded)])
     valid = np.packbits(np.array([text is not None for text in encoded], np.bool_), bitorder="little")
     parts = (valid, ends, b"".join(text or b"" for text in encoded))

@@ -25,7 +25,7 @@ from ..core.metadata import Kind
 from ..core.storage import DATASET_BYTES, NO_FILE, Location, Url, file_sizes, local_copy, with_size
 from .manifests import LISTED
 from .parquet import read_table, reading
-from .parts import Part
+from .parts import Part, extent_of
 from .read_ahead import AHEAD_BYTES, Ring
 
 MAX_OPEN_PARTS = 64
@@ -49,6 +49,7 @@ class ChunkedTable:
     ) -> None:
         """Take the columns of ``chunks.parquet``, of which `counted` counts the rows of the second table."""
         self.path, self.manifest = path, manifest
+        self.client_bytes = DATASET_BYTES if isinstance(path, Url) else 0  # that reading takes at a URL
         self.fingerprint: str = manifest["fingerprint"]
         self.n_entries: int = manifest["n_entries"]
         self.n_shards = len(manifest["parts"])
@@ -139,11 +140,11 @@ class ChunkedTable:
         with reading(part.path, f"chunk {group}"):
             covered = self.TABLES[table]
             first = min((covered, *columns), key=part.columns.index)
-            offset, n_bytes = part.extent(group, first)
+            offset, n_bytes = extent_of(part.footer, group, first)
             data = None if self._ring is None else self._ring.take(part.path, offset)
             data = part.fetch(offset, n_bytes) if data is None else data
             if verify:
-                if zlib.crc32(data[part.extent(group, covered)[0] - offset :]) != crc:
+                if zlib.crc32(data[extent_of(part.footer, group, covered)[0] - offset :]) != crc:
                     if self.cache is not None and isinstance(part.path, Path):
                         part.path.unlink(missing_ok=True)  # a copy, which may come right the next time
                     raise ValueError("not the bytes that the chunk table records: replaced or changed")
@@ -166,17 +167,17 @@ class ChunkedTable:
         by_request = isinstance(self.path, Url) and self.cache is None
         if isinstance(self.path, Url):
             # opened all at once, so that their footers take the time of one
-            files = {self._name(table, chunk): (table, chunk) for chunk in chunks for table in self.TABLES}
-            missing = [file for name, file in files.items() if name not in self._open]
+            parts = {int(self.chunk_part[chunk]): chunk for chunk in chunks}.values()
+            files = [(table, chunk) for chunk in parts for table in self.TABLES][: 2 * MAX_OPEN_PARTS]
             with ThreadPoolExecutor(storage.REQUESTS_AT_A_TIME) as threads:
-                list(threads.map(lambda file: self._part(*file), missing[: 2 * MAX_OPEN_PARTS]))
+                list(threads.map(lambda file: self._part(*file), files))
         if by_request:
             self.read_ahead()
         for chunk in chunks:
             for table, column in (first or self.TABLES).items():
                 part, group = self._part(table, chunk), int(self.chunk_group[chunk])
                 with reading(part.path, f"chunk {group}"):
-                    extent = part.extent(group, column)
+                    extent = extent_of(part.footer, group, column)
                 # tables besides entries are small: of those on disk the page cache keeps them
                 if self._ring and self._ring.possible and (by_request or table == "entries"):
                     self._ring.announce(part.path, *extent)
@@ -197,28 +198,25 @@ class ChunkedTable:
         for table, first in self.TABLES.items():
             part, group = self._part(table, chunk), int(self.chunk_group[chunk])
             with reading(part.path, f"chunk {group}"):
-                found += part.extent(group, first)[1]
+                found += extent_of(part.footer, group, first)[1]
         return found
 
     def place(self, chunk: int, table: str = "entries") -> str:
         """Describe where a chunk is, for messages: the file and the number of the chunk in it."""
-        return f"{self.path / self._name(table, chunk)}, chunk {self.chunk_group[chunk]}"
-
-    def _name(self, table: str, chunk: int) -> str:
-        name: str = self.manifest["parts"][self.chunk_part[chunk]][table]
-        return name
+        name = self.manifest["parts"][self.chunk_part[chunk]][table]
+        return f"{self.path / name}, chunk {self.chunk_group[chunk]}"
 
     def _part(self, table: str, chunk: int) -> Part:
         """Open the file of a chunk of a table, or find it open."""
-        name = self._name(table, chunk)
+        record = self.manifest["parts"][self.chunk_part[chunk]]
+        name = record[table]
         part = self._open.pop(name, None)
         if part is None:
             for oldest in list(self._open)[: 1 - 2 * MAX_OPEN_PARTS]:  # several threads may be here
                 self._open.pop(oldest, None)
                 self._footers.pop(oldest, None)
             with reading(self.path / name):
-                size = self.manifest["parts"][self.chunk_part[chunk]][f"{table}_bytes"]
-                path = with_size(self.path / name, size)
+                path = with_size(self.path / name, record[f"{table}_bytes"])
                 if isinstance(path, Url) and self.cache is not None:
                     # what the files hold is part of the name: another dataset in their place has copies of its own
                     copies = Path(self.cache) / self.manifest["seal"]
@@ -231,11 +229,6 @@ class ChunkedTable:
     def use_cache(self, directory: str | None) -> None:
         """Copy parts at a URL to a directory, of each as a whole, when they are opened from now on."""
         self.cache = directory if isinstance(self.path, Url) else None
-
-    @property
-    def client_bytes(self) -> int:
-        """Memory that reading takes where the table is at a URL."""
-        return DATASET_BYTES if isinstance(self.path, Url) else 0
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave open files out: another thread or process opens files of its own."""

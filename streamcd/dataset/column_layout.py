@@ -18,7 +18,6 @@ import numpy as np
 
 from ..core.errors import DatasetError
 from ..core.metadata import read_metadata
-from ..core.storage import Location
 from .chunked_table import ChunkedTable, starts_of
 from .manifests import COLUMN_LAYOUT
 from .schema import COLUMN_CHUNKS, FIRST_OF_COLUMNS, column_schemas
@@ -37,10 +36,7 @@ class Columns(ChunkedTable):
     TABLES: ClassVar = FIRST_OF_COLUMNS
 
     def __init__(
-        self,
-        dataset: Dataset,
-        manifest: dict[str, Any],
-        chunk_table: Mapping[str, np.ndarray],
+        self, dataset: Dataset, manifest: dict[str, Any], chunk_table: Mapping[str, np.ndarray]
     ) -> None:
         super().__init__(dataset.path / FOLDER, manifest, chunk_table, "n_features")
         self.dataset = dataset
@@ -52,6 +48,7 @@ class Columns(ChunkedTable):
         begins = chunk_table["piece"] == 0
         # items item_start[c]:item_start[c + 1] begin in chunk c: none if the chunk continues a feature
         self.item_start = starts_of(np.where(begins, chunk_table["n_features"], 0))
+        self._check_count("n_features", self.item_start)
         # chunks unit_start[u]:unit_start[u + 1] belong together: one chunk, or all pieces of a feature
         self.unit_start = np.append(np.flatnonzero(begins), self.n_chunks).astype(np.int64)
 
@@ -88,16 +85,11 @@ def has_columns(dataset: Dataset) -> bool:
     return (dataset.path / FOLDER / "manifest.json").exists()
 
 
-def read_columns_manifest(dataset: Dataset) -> dict[str, Any]:
-    """Read ``columns/manifest.json``; raises `DatasetError` if it is damaged, `FileNotFoundError` if it is missing."""
-    return read_metadata(dataset.path / FOLDER / "manifest.json", COLUMN_LAYOUT)[0]
-
-
 def open_columns(dataset: Dataset, *, check_files: bool = True) -> Columns:
     """Open the column layout of a dataset; raises `DatasetError` if it is missing, damaged or another dataset's."""
     path = dataset.path / FOLDER
     try:
-        manifest = read_columns_manifest(dataset)
+        manifest, _ = read_metadata(path / "manifest.json", COLUMN_LAYOUT)
     except (FileNotFoundError, NotADirectoryError):
         raise DatasetError(
             f"{dataset.path} has no column layout; 'streamcd columns {dataset.path}' makes it, as convert --columns does"
@@ -107,20 +99,7 @@ def open_columns(dataset: Dataset, *, check_files: bool = True) -> Columns:
             f"{path / 'manifest.json'}: made from a dataset with fingerprint {manifest['dataset']}, "
             f"this one has {dataset.fingerprint}; {AGAIN}"
         )
-    if manifest["n_entries"] != dataset.n_entries:
-        raise _miscounted(path, "n_entries", manifest, "dataset", dataset.n_entries)
-    columns = Columns(dataset, manifest, Columns.read_chunk_table(path, manifest, check_files))
-    if columns.n_items != columns.item_start[-1]:
-        raise _miscounted(path, "n_features", manifest, "chunk table", int(columns.item_start[-1]))
-    return columns
-
-
-def _miscounted(
-    path: Location, key: str, manifest: Mapping[str, Any], other: str, found: int
-) -> DatasetError:
-    return DatasetError(
-        f"{path / 'manifest.json'}: damaged ({key} is {manifest[key]}, the {other} has {found}); {AGAIN}"
-    )
+    return Columns(dataset, manifest, Columns.read_chunk_table(path, manifest, check_files))
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -27,9 +27,7 @@ from .parquet import read_groups, reading
 from .scaling import Scaling
 from .schema import FEATURES, FIRST_OF_ROWS, ChunkData, row_dtype
 
-_ROW_BYTES = (
-    40  # of a row besides its entries, in the order of the source: source, label, weight, count, offset
-)
+_ROW_BYTES = 40  # of a row besides its entries: source, label, weight, count, offset
 
 
 class Dataset(ChunkedTable):
@@ -93,13 +91,9 @@ class Dataset(ChunkedTable):
         self.targets = None if targets is None else {end: float(targets[end]) for end in ("min", "max")}
         self.row_dtype = row_dtype(self.n_rows)
         self.entry_bytes = self.index_dtype.itemsize + self.value_dtype.itemsize
-        self.row_start = self.starts["rows"]
+        self.row_start = self.item_start = self.starts["rows"]
         self._check_count("n_rows", self.row_start)
-        self.n_items, self.item_start, self.unit_start = (
-            self.n_rows,
-            self.row_start,
-            np.arange(self.n_chunks + 1),
-        )
+        self.n_items, self.unit_start = self.n_rows, np.arange(self.n_chunks + 1)
         self.label_kind: str = manifest["label_kind"]
         self.weighted: bool = manifest["weighted"]
         self.index_base: int = manifest["index_base"]
@@ -124,7 +118,9 @@ class Dataset(ChunkedTable):
         except (FileNotFoundError, NotADirectoryError):
             raise DatasetError(_describe_absence(place)) from None
         if fingerprint not in (None, manifest["fingerprint"]):
-            raise OtherDatasetError(place, fingerprint, manifest["fingerprint"])
+            raise DatasetError(
+                f"{place}: expected the dataset with the fingerprint {fingerprint}, found {manifest['fingerprint']}"
+            )
         return cls(place, manifest, cls.read_chunk_table(place, manifest, check_files))
 
     def at(self, path: Location, manifest: dict[str, Any]) -> Self:
@@ -141,24 +137,25 @@ class Dataset(ChunkedTable):
         The arrays are read-only. `verify` checks checksums; raises `DatasetError`, which names the file, if one is missing
         or damaged.
         """
-        return self._numbered(chunk, columns, self._read("rows", chunk, columns, verify))
+        arrays = self._read("rows", chunk, columns, verify)
+        return self._numbered(chunk, columns, arrays) if {"row", "source"} & {*columns} else arrays
 
     def read_entries(
         self, chunk: int, columns: Sequence[str] = ("feature", "value"), *, verify: bool = True
     ) -> list[np.ndarray]:
         """Read columns of a chunk's entries: among ``row``, ``feature``, ``value``; otherwise as `read_rows`."""
-        return self._numbered(chunk, columns, self._read("entries", chunk, columns, verify))
+        arrays = self._read("entries", chunk, columns, verify)
+        return self._numbered(chunk, columns, arrays) if "row" in columns else arrays
 
     def _numbered(self, chunk: int, columns: Sequence[str], arrays: list[np.ndarray]) -> list[np.ndarray]:
         """Return numbers of rows, here and in the source, as those of all rows: files count within their part."""
-        if "row" in columns or "source" in columns:
-            row, source = self.part_starts(int(self.chunk_part[chunk]))
-            shifts = {"row": (row, self.row_dtype), "source": (source, np.dtype(np.int64))}
-            for place, name in enumerate(columns):
-                if name in shifts:
-                    shift, dtype = shifts[name]
-                    arrays[place] = arrays[place].astype(dtype, copy=False)
-                    arrays[place] = arrays[place] + dtype.type(shift) if shift else arrays[place]
+        row, source = self.part_starts(int(self.chunk_part[chunk]))
+        shifts = {"row": (row, self.row_dtype), "source": (source, np.dtype(np.int64))}
+        for place, name in enumerate(columns):
+            if name in shifts:
+                shift, dtype = shifts[name]
+                arrays[place] = arrays[place].astype(dtype, copy=False)
+                arrays[place] = arrays[place] + dtype.type(shift) if shift else arrays[place]
         return arrays
 
     def part_starts(self, part: int) -> tuple[int, int]:
@@ -421,14 +418,6 @@ class Dataset(ChunkedTable):
         return verify(self, listener, workers=workers, memory=memory)
 
 
-class OtherDatasetError(DatasetError):
-    """Another dataset than expected: `found` is its fingerprint."""
-
-    def __init__(self, path: Location, expected: str | None, found: str) -> None:
-        super().__init__(f"{path}: expected the fingerprint {expected}, found {found}: another dataset")
-        self.found = found
-
-
 def _describe_absence(path: Location) -> str:
     if (path / "config.json").exists():
         return f"{path} is a run, not a dataset; 'streamcd evaluate DATASET {path}' and 'resume {path}' take runs"
@@ -440,7 +429,7 @@ def _describe_absence(path: Location) -> str:
 
 
 def open_dataset(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | Dataset,
     *,
     check_files: bool = True,
     cache: str | os.PathLike[str] | None = None,
@@ -450,7 +439,7 @@ def open_dataset(
     Parameters
     ----------
     path : path
-        A directory, or the URL of one: ``s3://``, ``gs://``, ``https://``.
+        A directory, or the URL of one: ``s3://``, ``gs://``, ``https://``; an open dataset is returned.
     check_files : bool
         Check that every file exists with its recorded size; no file is read.
     cache : path, optional
@@ -470,25 +459,17 @@ def open_dataset(
     >>> streamcd.open("data").info()["n_rows"]
     8000
     """
-    if not isinstance(path, str | os.PathLike):
+    if not isinstance(path, str | os.PathLike | Dataset):
         frame = hasattr(path, "__arrow_c_stream__")
         example = "streamcd.convert(FRAME, PATH, label=COLUMN)" if frame else "streamcd.convert((X, y), PATH)"
         raise UsageError(
             f"expected a dataset or its path, found {type(path).__name__}; convert it first: {example}"
         )
-    return open_cached(Dataset.open(path, check_files=check_files), cache)
-
-
-def open_cached(
-    dataset: Dataset | str | os.PathLike[str],
-    directory: str | os.PathLike[str] | None,
-) -> Dataset:
-    """Open a dataset, or take an open one, with a cache if one is asked for; refused for data on disk."""
-    dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
-    if directory is not None:
+    dataset = path if isinstance(path, Dataset) else Dataset.open(path, check_files=check_files)
+    if cache is not None:
         if not is_url(dataset.path):
             raise UsageError(
                 f"cache: it is for a dataset at a URL, found {dataset.path} on disk; leave --cache out"
             )
-        dataset.use_cache(str(local_path(directory, "a cache").absolute()))
+        dataset.use_cache(str(local_path(cache, "a cache").absolute()))
     return dataset

@@ -20,12 +20,10 @@ from ..core.errors import DataError, ModelError
 from .chunked_table import ChunkedTable, starts_of
 from .column_layout import Columns
 from .dataset import Dataset
-from .schema import no_norms, norms_record
+from .schema import no_norms, norms_record, row_dtype
 
 CHUNK_BYTES = 1_000_000
-_ROW_BYTES = 32  # of a row besides its entries, when chunks are cut
-_FEATURE_BYTES = 16
-_INT32_MAX = 2**31 - 1
+_ITEM_BYTES = 32  # of a row or feature besides its entries, when chunks are cut
 _NOWHERE = Path("(arrays)")
 
 
@@ -65,7 +63,7 @@ class InMemoryDataset(_Arrays, Dataset):
         weight: np.ndarray | None = None,
     ) -> None:
         self.rows, (indptr, feature, value) = rows, rows
-        sizes = indptr * (feature.itemsize + value.itemsize) + _ROW_BYTES * np.arange(label.size + 1)
+        sizes = indptr * (feature.itemsize + value.itemsize) + _ITEM_BYTES * np.arange(label.size + 1)
         row_start = _cut(sizes)
         ends = {"min": float(label.min()), "max": float(label.max())} if n_classes is None else None
         manifest = _manifest(label.size, feature, value) | {
@@ -142,13 +140,13 @@ class _InMemoryColumns(_Arrays, Columns):
         from scipy.sparse import csr_array
 
         indptr, feature, value = dataset.rows
-        indptr = indptr.astype(np.int32 if max(value.size, dataset.n_rows) <= _INT32_MAX else np.int64)
+        indptr = indptr.astype(row_dtype(max(value.size, dataset.n_rows)))
         columns = csr_array((value, feature, indptr), shape=(dataset.n_rows, dataset.n_features)).tocsc()
         n_entries = np.diff(columns.indptr.astype(np.int64))
         occurs = np.flatnonzero(n_entries)
         starts = starts_of(n_entries[occurs])
         row = columns.indices.astype(dataset.row_dtype, copy=False)
-        sizes = starts * (row.itemsize + value.itemsize) + _FEATURE_BYTES * np.arange(occurs.size + 1)
+        sizes = starts * (row.itemsize + value.itemsize) + _ITEM_BYTES * np.arange(occurs.size + 1)
         item_start = _cut(sizes)
         manifest = _manifest(occurs.size, row, value) | {
             "n_features": occurs.size,
@@ -234,9 +232,8 @@ def sparse_rows(X: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         present = X != 0
         indptr = starts_of(np.count_nonzero(present, axis=1))
         feature, value = np.nonzero(present)[1], X[present]
-    width = np.int32 if X.shape[1] <= _INT32_MAX else np.int64
     number = np.float32 if value.dtype == np.float32 else np.float64
-    return indptr, feature.astype(width, copy=False), value.astype(number, copy=False)
+    return indptr, feature.astype(row_dtype(X.shape[1]), copy=False), value.astype(number, copy=False)
 
 
 def _row_norms(indptr: np.ndarray, value: np.ndarray, row_start: np.ndarray) -> dict[str, Any]:

@@ -48,16 +48,15 @@ class Part:
             self.descriptor = os.open(path, os.O_RDONLY)
             weakref.finalize(self, os.close, self.descriptor)
             self._size = os.fstat(self.descriptor).st_size
-        self.footer = self._read_footer() if footer is None else footer
-        self.columns: list[str] = self.footer.schema.names
-
-    def _read_footer(self) -> pq.FileMetaData:
-        n_bytes = min(_FOOTER_BYTES, self._size)
-        end = self.fetch(self._size - n_bytes, n_bytes)
-        needed = int.from_bytes(end[-8:-4], "little") + 8
-        if n_bytes < needed <= self._size:
-            end = self.fetch(self._size - needed, needed)
-        return pq.read_metadata(pa.PythonFile(_Range(self._size, self._size - len(end), end), mode="r"))
+        if footer is None:
+            n_bytes = min(_FOOTER_BYTES, self._size)
+            end = self.fetch(self._size - n_bytes, n_bytes)
+            needed = int.from_bytes(end[-8:-4], "little") + 8
+            if n_bytes < needed <= self._size:
+                end = self.fetch(self._size - needed, needed)
+            footer = pq.read_metadata(pa.PythonFile(_Range(self._size, self._size - len(end), end), mode="r"))
+        self.footer = footer
+        self.columns: list[str] = footer.schema.names
 
     def fetch(self, offset: int, n_bytes: int) -> memoryview:
         """Read bytes of the file, or as many of them as there are."""
@@ -65,10 +64,6 @@ class Part:
         if isinstance(self.path, Url):
             return memoryview(self.path.read(offset, n_bytes))
         return memoryview(os.pread(self.descriptor, n_bytes, offset))
-
-    def extent(self, group: int, first: str) -> tuple[int, int]:
-        """Return offset and length in the file of a row group's columns from `first` on."""
-        return extent_of(self.footer, group, self.columns.index(first))
 
     def read(
         self, group: int, columns: Sequence[str], offset: int, data: memoryview, verify: bool
@@ -82,9 +77,9 @@ class Part:
         return [column_values(table.column(name)) for name in columns]
 
 
-def extent_of(metadata: pq.FileMetaData, group: int, first_column: int) -> tuple[int, int]:
-    """Return offset and length in a file of a row group's columns from `first_column` on."""
+def extent_of(metadata: pq.FileMetaData, group: int, first: str) -> tuple[int, int]:
+    """Return offset and length in a file of a row group's columns from `first` on."""
     row_group = metadata.row_group(group)
-    start = row_group.column(first_column).data_page_offset
+    start = row_group.column(metadata.schema.names.index(first)).data_page_offset
     last = row_group.column(row_group.num_columns - 1)
     return start, last.data_page_offset + last.total_compressed_size - start

@@ -12,8 +12,6 @@ from pyarrow import Schema as Schema  # re-exported, so that others need not imp
 MAX_CLASSES = 65_536
 """Largest number of distinct labels treated as classes; with more, the manifest lists none."""
 
-_INT32_MAX = 2**31 - 1
-
 
 @dataclass(frozen=True)
 class ChunkData:
@@ -47,7 +45,7 @@ def schema(**columns: Any) -> Schema:
 
 def row_dtype(n_rows: int) -> np.dtype:
     """Return the integer type for the numbers of `n_rows` rows."""
-    return np.dtype(np.int32 if n_rows <= _INT32_MAX else np.int64)
+    return np.dtype(np.int32 if n_rows < 2**31 else np.int64)
 
 
 def row_schemas(row_dtype: np.dtype, index_dtype: np.dtype, value_dtype: np.dtype) -> dict[str, Schema]:

@@ -28,7 +28,6 @@ Dataset = Any  # `dataset.Dataset`, whose method this is
 
 _CHECK_BYTES = 120
 """Of an entry or item of a chunk: 24 decoded, as many compressed, copies, differences, hashes."""
-_CHUNK_TABLE_BYTES = 200  # of a chunk, in the chunk tables
 
 
 @dataclass
@@ -89,7 +88,7 @@ def _check(
     size = np.diff(table.entry_start) + np.diff(table.item_start)
     needs = {
         "the largest chunk": _CHECK_BYTES * int(size.max(initial=0)),
-        "chunk tables": _CHUNK_TABLE_BYTES * table.n_chunks,
+        "chunk tables": 2 * _CHECK_BYTES * table.n_chunks,
     }
     if budget is not None and pool.n_workers == 1:
         require(budget, needs)

@@ -19,7 +19,7 @@ from ..core.atomic_files import sync
 from ..core.errors import file_named
 from ..core.metadata import Kind, content_digest, write_metadata
 from ..core.threads import Threads
-from .arrow_columns import arrow_array, null_strings, numbers_of, strings_of
+from .arrow_columns import arrow_array, numbers_of, strings_of
 from .manifests import ROW_LAYOUT
 from .parquet import file_checksum
 from .parts import extent_of
@@ -113,12 +113,11 @@ class TableWriter:
         if self._content is not None:
             found["content"] = self._content.text()
         if self._first_column:
-            first = self.schema.names.index(self._first_column)
-            found["crcs"] = [*_checksums(self.path, writer.writer.metadata, first)]
+            found["crcs"] = [*_checksums(self.path, writer.writer.metadata, self._first_column)]
         return found
 
 
-def _checksums(path: Path, metadata: pq.FileMetaData, first_column: int) -> Iterator[int]:
+def _checksums(path: Path, metadata: pq.FileMetaData, first_column: str) -> Iterator[int]:
     """Yield the CRC-32 of every row group's bytes from a column on, which are in the page cache still."""
     with open(path, "rb", buffering=0) as file:
         for group in range(metadata.num_row_groups):
@@ -183,7 +182,11 @@ def write_features(
             if len(feature):
                 index = indices.of(feature)
                 unnamed = encoding is None
-                names = null_strings(len(feature)) if unnamed else encoding.name_column(index - indices.base)
+                names = (
+                    pa.nulls(len(feature), pa.large_string())
+                    if unnamed
+                    else encoding.name_column(index - indices.base)
+                )
                 yield {**block, "index": index, "name": names}
 
     path, ascending = folder / "features.parquet", ("feature", "index")

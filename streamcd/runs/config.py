@@ -15,7 +15,7 @@ from ..core.errors import CheckpointError, DatasetError, UsageError, refuse
 from ..core.metadata import Positive
 from ..core.storage import is_url
 from ..dataset.centring import Centre
-from ..dataset.dataset import Dataset, OtherDatasetError
+from ..dataset.dataset import Dataset
 from ..solvers.problem import Problem
 from ..stream.memory_plan import Plan
 from ..training import checkpoint
@@ -226,11 +226,6 @@ def same_dataset(config: RunConfig) -> Dataset:
     try:
         dataset = Dataset.open(config.dataset, fingerprint=config.fingerprint)
         dataset.use_cache(config.cache)
-    except OtherDatasetError as error:
-        raise CheckpointError(
-            f"{config.dataset}: not the dataset that the run was begun with (fingerprint {error.found}, the run has "
-            f"{config.fingerprint}); restore that one, or train again"
-        ) from None
     except DatasetError as error:
         if os.path.exists(config.dataset):
             raise

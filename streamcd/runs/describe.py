@@ -50,7 +50,7 @@ def _unfinished(dataset: Location) -> list[str]:
 
 def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     """Describe a dataset: as `Dataset.info`, with the names of features, advice, and what a training would choose."""
-    from ..dataset.column_layout import has_columns, read_columns_manifest
+    from ..dataset.column_layout import has_columns, open_columns
     from ..dataset.diagnostics import TARGET_ADVICE, advice, feature_rms, labels_of_a_target
     from ..models.encoding import first_feature_names
     from .choices import bias_by_source, choose_method
@@ -73,7 +73,7 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
         )
     notes += [line + unneeded for line in advice(dataset)]
     if has_all := has_columns(dataset):
-        read_columns_manifest(dataset)  # raises where it is damaged, of which `has_columns` says nothing
+        open_columns(dataset, check_files=False)  # raises where it is damaged
     wide = dataset.has_targets and choose_method(replace(default, penalty="l1"), dataset)[0] == "working-set"
     if wide and not has_all:
         notes.append(

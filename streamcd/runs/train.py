@@ -12,7 +12,7 @@ from ..core.options import takes
 from ..core.progress import Listener, ends_progress
 from ..core.storage import local_path, location
 from ..core.threads import Threads
-from ..dataset.dataset import Dataset, open_cached
+from ..dataset.dataset import Dataset, open_dataset
 from ..kernels.loss_table import SOLVERS
 from ..solvers.registry import find_solver
 from ..training import checkpoint
@@ -146,7 +146,7 @@ def _begin(
 ) -> Result:
     """Begin a run; with `resume` go on with it where it was begun."""
     # first: for rows in memory a run is not what is missing
-    dataset = open_cached(dataset, asked.cache)
+    dataset = open_dataset(dataset, cache=asked.cache)
     path, listener = local_path(run, "a run"), asked.listener or Listener()
     until = deadline(asked.max_seconds)
     session = Session(listener, asked.stop_requested, threads=Threads(asked.threads), until=until)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from ..dataset.centring import Centre
 from ..dataset.column_layout import Columns
 from ..dataset.dataset import Dataset
 from ..kernels.rows import FITS, WRONG_COUNTS, WRONG_LABEL, centre_values, place_rows
-from .window import ColumnArena, RowArena, row_record
+from .window import ColumnArena, RowArena
 
 RESIDENT_WINDOW_ENTRIES = 4_000_000
 """Entries of a window if the whole dataset is in memory: 32 MB, so that a window's rows stay in the processor's last-level
@@ -47,12 +47,23 @@ class RowLayout:
         """Bytes of a row's state between visits: alpha, active."""
         return 8 * self.alpha_width + self.n_flags
 
+    @cached_property
+    def record(self) -> np.dtype[Any]:
+        """The dtype of a row's record in an arena; it holds the state if there is a single flag."""
+        fields: list[tuple[Any, ...]] = [("indptr", np.int64), ("weight", np.float64)]
+        if self.has_targets:
+            fields += [("target", np.float64)]
+        if self.n_flags == 1:
+            fields += [("alpha", np.float64, (self.alpha_width,))]
+        fields += [("code", np.int32), ("fold", np.uint8)]
+        if self.n_flags == 1:
+            fields += [("active", np.uint8, (1,))]
+        return np.dtype(fields, align=True)
+
     @property
     def item_bytes(self) -> int:
         """Bytes of a row in an arena: its record, and its state if that is not part of the record."""
-        widths = self.alpha_width, self.n_flags
-        record = row_record(widths, has_targets=self.has_targets)
-        return record.itemsize + (0 if self.n_flags == 1 else self.state_bytes)
+        return self.record.itemsize + (0 if self.n_flags == 1 else self.state_bytes)
 
     def open(self, dataset: Dataset) -> Dataset:
         """Return the dataset itself."""
@@ -61,7 +72,7 @@ class RowLayout:
     def new_arena(self, table: Any, n_items: int, n_entries: int) -> Any:
         """Allocate an arena for rows."""
         dtypes, widths = (table.index_dtype, table.value_dtype), (self.alpha_width, self.n_flags)
-        return RowArena(dtypes, n_items, n_entries, widths, has_targets=self.has_targets)
+        return RowArena(self.record, widths, dtypes, n_items, n_entries)
 
     def decoder(self, table: Dataset, seed: int, n_folds: int) -> Decoder:
         """Make a decoder of entries by row, classes, weights and folds; its kernels are loaded."""

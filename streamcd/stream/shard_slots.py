@@ -17,21 +17,15 @@ class ShardSlots:
     """
 
     def __init__(self, table: ChunkedTable, n_slots: int) -> None:
-        self._first, self._shard = table.shard_start, table.chunk_part
-        self._starts = table.item_start, table.entry_start
+        self._first, self._starts = table.shard_start, (table.item_start, table.entry_start)
         self._in_slot = np.arange(table.n_shards)  # -1: empty
         self.item_start, self.entry_start = (start[:-1] for start in self._starts)
         self.n_items, self.n_entries = table.n_items, table.n_entries
-        self.holds_all = n_slots >= table.n_shards
-        if self.holds_all:
-            return
-        self._in_slot = np.full(n_slots, -1)
-        self.item_start, self.entry_start = self.item_start.copy(), self.entry_start.copy()
-        self._slot_items, self._slot_entries = slot_size(table)
-        self.n_items, self.n_entries = n_slots * self._slot_items, n_slots * self._slot_entries
-
-    def __len__(self) -> int:
-        return self._in_slot.size
+        if n_slots < table.n_shards:
+            self._in_slot = np.full(n_slots, -1)
+            self.item_start, self.entry_start = self.item_start.copy(), self.entry_start.copy()
+            self._sizes = slot_size(table)
+            self.n_items, self.n_entries = (n_slots * size for size in self._sizes)
 
     def hold(self, shards: np.ndarray) -> np.ndarray:
         """Give these shards places, at most as many as there are; returns the chunks that lost theirs."""
@@ -40,8 +34,9 @@ class ShardSlots:
         leaving = self._in_slot[free]
         for slot, shard in zip(free.tolist(), arriving.tolist(), strict=True):
             chunks = slice(self._first[shard], self._first[shard + 1])
-            placed = zip(self._starts, (self.item_start, self.entry_start), strict=True)
-            for (start, place), size in zip(placed, (self._slot_items, self._slot_entries), strict=True):
+            placed = zip(self._starts, (self.item_start, self.entry_start), self._sizes, strict=True)
+            for start, place, size in placed:
                 place[chunks] = start[:-1][chunks] - start[chunks.start] + slot * size
         self._in_slot[free] = arriving
-        return np.flatnonzero(np.isin(self._shard, leaving[leaving >= 0]))
+        lost = [np.arange(*self._first[shard : shard + 2]) for shard in leaving.tolist() if shard >= 0]
+        return np.concatenate([np.zeros(0, np.int64), *lost])

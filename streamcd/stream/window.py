@@ -21,41 +21,27 @@ class RowArena:
 
     def __init__(
         self,
+        record: np.dtype[Any],  # `RowLayout.record`
+        widths: tuple[int, int],  # numbers and flags of a row's state
         dtypes: tuple[np.dtype[Any], np.dtype[Any]],
         n_rows: int,
         n_entries: int,
-        widths: tuple[int, int],
-        *,
-        has_targets: bool = False,
     ) -> None:
         # fields of a single record have no stride, and kernels would be compiled once more for them
         n_rows = max(n_rows, 2)
-        record = aligned_zeros(n_rows + 1, row_record(widths, has_targets=has_targets))
-        self.indptr = record["indptr"]
+        rows = aligned_zeros(n_rows + 1, record)
+        self.indptr = rows["indptr"]
         self.feature = np.empty(n_entries, dtype=dtypes[0])
         self.value = np.empty(n_entries, dtype=dtypes[1])
-        self.code, self.weight, self.fold = (record[name][:n_rows] for name in ("code", "weight", "fold"))
+        self.code, self.weight, self.fold = (rows[name][:n_rows] for name in ("code", "weight", "fold"))
         self.fold[:] = 255  # no fold; stays if there are none
         # empty where rows have classes
-        self.target = record["target"][:n_rows] if has_targets else self.weight[:0]
-        if widths[1] == 1:
-            self.alpha, self.active = record["alpha"][:n_rows], record["active"][:n_rows]
+        self.target = rows["target"][:n_rows] if "target" in (record.names or ()) else self.weight[:0]
+        if "alpha" in (record.names or ()):
+            self.alpha, self.active = rows["alpha"][:n_rows], rows["active"][:n_rows]
         else:
             self.alpha = aligned_zeros(n_rows * widths[0], np.dtype(np.float64)).reshape(n_rows, widths[0])
             self.active = np.empty((n_rows, widths[1]), dtype=np.uint8)
-
-
-def row_record(widths: tuple[int, int], *, has_targets: bool) -> np.dtype[Any]:
-    """Return the dtype of a row's record; it holds the state (`widths` numbers and flags) if there is a single flag."""
-    fields: list[tuple[Any, ...]] = [("indptr", np.int64), ("weight", np.float64)]
-    if has_targets:
-        fields += [("target", np.float64)]
-    if widths[1] == 1:
-        fields += [("alpha", np.float64, (widths[0],))]
-    fields += [("code", np.int32), ("fold", np.uint8)]
-    if widths[1] == 1:
-        fields += [("active", np.uint8, (1,))]
-    return np.dtype(fields, align=True)
 
 
 def aligned_zeros(n: int, dtype: np.dtype[Any]) -> np.ndarray:
