@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -71,41 +71,32 @@ class Options(ConvertOptions):
     shard_size: int
     in_memory: bool  # the source is
     training: Like | None  # what `like` names
+    value_dtype: np.dtype = field(init=False)
+    first_index: int | None = field(init=False)  # of a feature; None where the indices that occur decide
+    # indices of the training side's features, where these are not successive
+    known_indices: SourceIndices | None = field(init=False)
+    # options given that are about the indices of features, by their names on the command line
+    index_options: list[str] = field(init=False)
+    has_targets: bool = field(init=False)  # labels are numbers to predict
+    scaling: Scaling = field(init=False)  # without the divisors, unless they are given
 
-    @property
-    def value_dtype(self) -> np.dtype:
-        return np.dtype(self.dtype)
-
-    @property
-    def first_index(self) -> int | None:
-        """The first index of a feature; None where the indices that occur decide."""
-        return None if self.index_base == "auto" else int(self.index_base)
-
-    @property
-    def known_indices(self) -> SourceIndices | None:
-        """Indices of the training side's features, where these are not successive."""
-        like = self.training
-        return None if like is None or like.indices.kept is None else like.indices
-
-    @property
-    def index_options(self) -> list[str]:
-        """Options given that are about the indices of features, by their names on the command line."""
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        like, first = self.training, None if self.index_base == "auto" else int(self.index_base)
+        known = None if like is None or like.indices.kept is None else like.indices
         given = {
-            "--index-base": self.first_index is not None,
+            "--index-base": first is not None,
             "--n-features": self.n_features is not None,
-            "--compact": self.compact and self.known_indices is None,
+            "--compact": self.compact and known is None,
         }
-        return [name for name, is_given in given.items() if is_given]
-
-    @property
-    def has_targets(self) -> bool:
-        """True where labels are numbers to predict."""
-        return self.target or (self.training is not None and self.training.has_targets)
-
-    @property
-    def scaling(self) -> Scaling:
-        """The scaling asked for; without the divisors, unless they are given."""
-        return self.training.scaling if self.training else Scaling(self.scale, self.normalize)
+        self._set(
+            value_dtype=np.dtype(self.dtype),
+            first_index=first,
+            known_indices=known,
+            index_options=[name for name, is_given in given.items() if is_given],
+            has_targets=self.target or (like is not None and like.has_targets),
+            scaling=like.scaling if like else Scaling(self.scale, self.normalize),
+        )
 
 
 @dataclass(frozen=True)

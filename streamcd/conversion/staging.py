@@ -90,20 +90,17 @@ def remove_work(work: Path) -> None:
     for _ in range(2):
         with suppress(OSError):
             _remove_entries(work)
-            sync(
-                work
-            )  # else a power cut may take the lock, by which the rest is known as ours, and leave the rest
+            # else a power cut may take the lock, by which the rest is known as ours, and leave the rest
+            sync(work)
             shutil.rmtree(work)
             return
 
 
 def leftovers(dataset: Path) -> list[str]:
     """Describe the directories for work on a dataset, which an interrupted call has left unless one works there now."""
-    dataset = dataset.absolute()
-    begun = [work_directory(dataset), *sorted(dataset.glob(".*.partial"))]
     return [
         f"{work}: unless a call works there now, an interrupted one has left it; remove it, or repeat the call with --force"
-        for work in begun
+        for work in (work_directory(dataset), *sorted(dataset.absolute().glob(".*.partial")))
         if work.is_dir() and not work.is_symlink()
     ]
 
@@ -112,15 +109,13 @@ def leftovers(dataset: Path) -> list[str]:
 def _locked(work: Path) -> Iterator[None]:
     """Hold the lock file in a directory, which is made if missing."""
     while True:
-        _check_own(work)
         with suppress(FileExistsError):
             work.mkdir()
-        _check_marked(work)
+        _check_ours(work)
         lock = take_lock(work / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         if lock is None:
             raise LockError(f"{work}: another process writes there; wait for it to end or stop it")
-        # the one who held it may have removed the file after we opened it
-        if _same_file(lock, work / "lock"):
+        if os.fstat(lock).st_nlink:  # the one who held it may have removed the file after we opened it
             break
         release_lock(lock)
     try:
@@ -132,44 +127,29 @@ def _locked(work: Path) -> Iterator[None]:
         release_lock(lock)
 
 
-def _check_own(work: Path) -> None:
-    """Refuse a path for work that is not a directory of this user, such as a symbolic link."""
-    with suppress(FileNotFoundError):
-        found = os.lstat(work)
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-            raise _not_ours(work)
-
-
-def _check_marked(work: Path) -> None:
-    """Refuse a directory with content in which no conversion was begun.
+def _check_ours(work: Path) -> None:
+    """Refuse what is no directory of this user, such as a symbolic link, and one with content that no call has begun.
 
     Of a mark never synced, a power cut leaves nothing or zeros: the other names then have to be those of a conversion.
     """
     lock = work / "lock"
+    not_ours = UsageError(
+        f"{work}: expected nothing, or what an interrupted call left there, found something else; "
+        "move it away, or name another place"
+    )
     with suppress(FileNotFoundError):
+        found = os.lstat(work)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            raise not_ours
         names = os.listdir(work)
         if names in ([], ["lock"]):
             return
         if "lock" not in names or not stat.S_ISREG(os.lstat(lock).st_mode):
-            raise _not_ours(work)
+            raise not_ours
         with open(lock, "rb") as file:
             mark = file.read(len(_MARK) + 1)
         if mark != _MARK and (mark.strip(b"\0") or not all(map(_MADE.fullmatch, names))):
-            raise _not_ours(work)
-
-
-def _not_ours(work: Path) -> UsageError:
-    return UsageError(
-        f"{work}: expected nothing, or what an interrupted call left there, found something else; "
-        "move it away, or name another place"
-    )
-
-
-def _same_file(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except FileNotFoundError:
-        return False
+            raise not_ours
 
 
 def _remove_entries(work: Path) -> None:

@@ -144,7 +144,7 @@ class PartitionWriter:
         record_bytes: int = 0,
     ) -> None:
         assert n_buckets <= MAX_BUCKETS
-        self._record_bytes = max(record_bytes, layout.record_bytes)
+        self._record_bytes, self._item_bytes = max(record_bytes, layout.record_bytes), layout.item_bytes
         self._path, self._layout, self._memory_bytes = path, layout, memory_bytes
         most = min(max(memory_bytes // self._record_bytes, 1), _MAX_RECORDS)
         most_items = max(memory_bytes // layout.item_bytes, 1) if layout.items else 0
@@ -185,15 +185,14 @@ class PartitionWriter:
 
     def _fitting(self, records: Records, start: int) -> int:
         """Return the end of the records from `start` on for which there is room."""
-        room = self._memory_bytes - self._n * self._record_bytes - self._n_items * self._layout.item_bytes
+        room = self._memory_bytes - self._n * self._record_bytes - self._n_items * self._item_bytes
         most = min(len(self._bucket) - self._n, records.size - start)
         if records.indptr is None:
             return start + most
-        n_items = int(records.indptr[start + most] - records.indptr[start])
-        if most * self._record_bytes + n_items * self._layout.item_bytes <= room:
-            return start + most
         ends = records.indptr[start + 1 : start + 1 + most] - records.indptr[start]
-        used = ends * self._layout.item_bytes + self._record_bytes * np.arange(1, most + 1)
+        if most and most * self._record_bytes + int(ends[-1]) * self._item_bytes <= room:
+            return start + most
+        used = ends * self._item_bytes + self._record_bytes * np.arange(1, most + 1)
         return start + int(np.searchsorted(used, room, side="right"))
 
     def _hold(self, bucket: np.ndarray, records: Records) -> None:
@@ -291,10 +290,10 @@ class _Run:
         header = np.empty(_HEADER_BYTES, np.uint8)
         self._fill(header, os.fstat(self._file.fileno()).st_size - _HEADER_BYTES)
         self._index, n_starts, n_spills, fields, items = json.loads(bytes(header))
-        self._fields = [
-            np.dtype((kind, tuple(shape))) for kind, shape in (*fields, *([("i8", ())] if items else ()))
-        ]
-        self._items = [np.dtype((kind, tuple(shape))) for kind, shape in items]
+        counts = [("i8", ())] if items else []
+        self._fields, self._items = (
+            [np.dtype((kind, tuple(shape))) for kind, shape in kinds] for kinds in ([*fields, *counts], items)
+        )
         spills = np.empty((n_spills, 3), np.int64)
         self._fill(spills, self._index + 16 * n_spills * n_starts)
         self._spills: list[tuple[int, int, int]] = spills.tolist()
@@ -369,17 +368,13 @@ class PartitionReader:
             run.close()
         self._open.clear()
 
-    def _run(self, path: Path) -> _Run:
-        """Open a run; a bounded number stays open."""
-        if path not in self._open:
-            if len(self._open) >= _MAX_OPEN_RUNS:
-                self._open.popitem(last=False)[1].close()
-            self._open[path] = _Run(path)
-        return self._open[path]
-
     def _extents(self, bucket: int) -> Iterator[_Extent]:
         for path in self._paths:
-            yield from self._run(path).extents(bucket)
+            if path not in self._open:  # a bounded number stays open
+                if len(self._open) >= _MAX_OPEN_RUNS:
+                    self._open.popitem(last=False)[1].close()
+                self._open[path] = _Run(path)
+            yield from self._open[path].extents(bucket)
 
     def size(self, bucket: int) -> tuple[int, int]:
         """Count the records and items of a bucket."""
@@ -389,23 +384,20 @@ class PartitionReader:
     def read(self, bucket: int, *, items: bool = True) -> Records:
         """Read a whole bucket, with or without its items."""
         # lazily, extent by extent: opening the next run may close the one before
-        n_records, n_items = self.size(bucket)
-        return self._read(self._extents(bucket), n_records, n_items, items)
+        return self._read(self._extents(bucket), *self.size(bucket), items)
 
     def blocks(self, bucket: int, max_bytes: int) -> Iterator[Records]:
         """Read a bucket in blocks of about `max_bytes`, or of one record if that is larger."""
-        for extent in self._extents(bucket):
-            for part in self._cut(extent, max_bytes):
-                yield self._read([part], part.size, part.n_items)
-
-    def _cut(self, extent: _Extent, max_bytes: int) -> Iterator[_Extent]:
         layout = self._layout
-        starts = self._read([extent], extent.size, 0, items=False).indptr if layout.items else None
-        indptr = np.zeros(extent.size + 1, np.int64) if starts is None else starts
-        ends = indptr * layout.item_bytes + np.arange(indptr.size) * layout.record_bytes
-        for start, stop in _cut_ranges(ends, max_bytes):
-            items = (indptr[[start, stop]] + extent.item_start).tolist()
-            yield _Extent(extent.run, extent.spill, extent.start + start, extent.start + stop, *items)
+        for extent in self._extents(bucket):
+            starts = self._read([extent], extent.size, 0, items=False).indptr if layout.items else None
+            indptr = np.zeros(extent.size + 1, np.int64) if starts is None else starts
+            ends = indptr * layout.item_bytes + np.arange(indptr.size) * layout.record_bytes
+            for start, stop in _cut_ranges(ends, max_bytes):
+                items = (indptr[[start, stop]] + extent.item_start).tolist()
+                records = extent.start + start, extent.start + stop
+                part = _Extent(extent.run, extent.spill, *records, *items)
+                yield self._read([part], part.size, part.n_items)
 
     def _read(self, extents: Iterable[_Extent], n_records: int, n_items: int, items: bool = True) -> Records:
         fields = [np.empty(n_records, dtype) for dtype in self._layout.fields]
@@ -415,13 +407,8 @@ class PartitionReader:
         record = item = 0
         for extent in extents:
             stop, item_stop = record + extent.size, item + extent.n_items
-            extent.run.read(
-                extent,
-                [
-                    *(column[record:stop] for column in by_record),
-                    *(column[item:item_stop] for column in found),
-                ],
-            )
+            columns = [column[record:stop] for column in by_record]
+            extent.run.read(extent, columns + [column[item:item_stop] for column in found])
             record, item = stop, item_stop
         if not self._layout.items:
             return Records(fields)
