@@ -13,9 +13,9 @@ import numpy as np
 
 from .compile import inlined, kernel
 from .penalties import penalty, penalty_slope, sum_of, weight_of
+from .weights import BLOCK
 
 N_BUCKETS = 1024
-_BLOCK = 128  # rows processed lane by lane: sums stay in registers, and rows in the cache
 _LAST_BUCKET = np.uint64(N_BUCKETS - 1)
 MOVED, ALPHA_NORM, NORM = range(3)
 """Rows of `sums`: ``‖w - v‖²``, ``‖w(alpha)‖²`` and ``‖w‖²``."""
@@ -135,10 +135,10 @@ def begin_pass(w, beside, columns, kappa):
 @kernel
 def extrapolate(point, previous, lanes, factor):
     """Continue along the last movement, in place: ``point + factor (point - previous), point``; `factor` has all lanes."""
-    for start in range(0, point.shape[0], _BLOCK):
+    for start in range(0, point.shape[0], BLOCK):
         for lane in lanes:
             share = factor[lane]
-            for j in range(start, min(start + _BLOCK, point.shape[0])):
+            for j in range(start, min(start + BLOCK, point.shape[0])):
                 old = point[j, lane]
                 point[j, lane] = old + share * (old - previous[j, lane])
                 previous[j, lane] = old
@@ -155,10 +155,10 @@ def shorten(point, previous, lanes, share):
 @kernel
 def add_line_products(w, previous, lanes, sums):
     """Add the regulariser's terms to `sums` (all lanes, 4), those of `kernels.primal.add_line_terms`."""
-    for start in range(0, w.shape[0], _BLOCK):
+    for start in range(0, w.shape[0], BLOCK):
         for lane in lanes:
             value = slope = curve = 0.0
-            for j in range(start, min(start + _BLOCK, w.shape[0])):
+            for j in range(start, min(start + BLOCK, w.shape[0])):
                 own, moved = w[j, lane], w[j, lane] - previous[j, lane]
                 value += penalty(own)
                 slope += penalty_slope(own, 1.0) * moved

@@ -50,15 +50,10 @@ NO_STEP = 1e-12
 
 # Distances of prefetching, in rows ahead of the one being solved: first a row's record, then its entries, then the weights
 # of these, unless all weights fit in the second-level cache. Measured on synthetic text (32 M entries, 300,000 features,
-# rows of 107): 61-123 M entries/s without, 180 (random order over all rows) to 310 (over windows of 4 M entries) with; 4 to
-# 8 and 1 to 3 rows ahead differ by less than the noise.
-_RECORDS_AHEAD = 12
-_ENTRIES_AHEAD = 6
-_WEIGHTS_AHEAD = 2
+# rows of 107): 61-123 M entries/s without, 180 (random order over all rows) to 310 (over windows of 4 M entries) with; 1 to
+# 3 rows ahead differ by less than the noise.
+_AHEAD = 2  # of weights; entries are fetched three times as far ahead, records six times
 _CACHED_WEIGHTS = 16384
-_VARIABLES_AHEAD = 3
-"""The dual variables and flags of several lanes are not part of a row's record. Without prefetching them a visit of 40 lanes
-took 1.35 times as long, and that of a fourth of 105 lanes, a thread's share, 1.9 times."""
 
 
 class Rows(NamedTuple):
@@ -350,14 +345,14 @@ def fetch_ahead(order, p, rows, w, n_columns, fetched):
     """Prefetch record, entries and weights of rows ahead; `w` is flat, with `n_columns` per feature, of which `fetched`."""
     indptr, feature, value = rows.indptr, rows.feature, rows.value
     last = order.size - 1
-    i = order[min(p + _RECORDS_AHEAD, last)]
+    i = order[min(p + 6 * _AHEAD, last)]
     prefetch(indptr, i)
     prefetch(indptr, i + 1)
-    i = order[min(p + _ENTRIES_AHEAD, last)]
+    i = order[min(p + 3 * _AHEAD, last)]
     for k in range(indptr[i], indptr[i + 1], 16):
         prefetch(feature, k)
         prefetch(value, k)
-    i = order[min(p + _WEIGHTS_AHEAD, last)]
+    i = order[min(p + _AHEAD, last)]
     start, stop = indptr[i], indptr[i + 1] if w.size > _CACHED_WEIGHTS else 0
     for column in fetched:
         for k in range(start, stop):
@@ -366,8 +361,11 @@ def fetch_ahead(order, p, rows, w, n_columns, fetched):
 
 @inlined
 def fetch_variables_ahead(order, p, variables, fetched):
-    """Prefetch the dual variables and flags of a row ahead, in the lanes `fetched`."""
-    i = order[min(p + _VARIABLES_AHEAD, order.size - 1)]
+    """Prefetch the dual variables and flags of a row ahead, in the lanes `fetched`; those of a single one are in its record.
+
+    Without it a visit of 40 lanes took 1.35 times as long, and that of a fourth of 105 lanes, a thread's share, 1.9 times.
+    """
+    i = order[min(p + _AHEAD, order.size - 1)]
     alpha, active = variables.alpha.reshape(-1), variables.active.reshape(-1)
     width, n_lanes = variables.alpha.shape[1], variables.active.shape[1]
     for lane in fetched:

@@ -61,7 +61,7 @@ from .protocol import (
 _LINE = 8  # numbers in a cache line: no two threads should share one that they write to
 _FEW_FEATURES = 1 << 14  # in whose lines of weights threads often meet
 _SUMMED_SHARE = 0.01  # of an estimated gap: a larger doubt about w(alpha) makes a certificate sum it up anew
-_BLOCK_WEIGHTS = 1 << 16  # of temporary arrays: 0.5 MB
+BLOCK_WEIGHTS = 1 << 16  # of temporary arrays: 0.5 MB
 _LEAST_ALPHA = 1e-24  # over C: the sum over 10^8 rows is below the rounding of w
 
 
@@ -244,7 +244,7 @@ class RowSolver(Solver):
 
     def penalised_blocks(self) -> Iterator[slice]:
         """Iterate over blocks of the rows of w without the bias's, small enough for temporary arrays of all vectors."""
-        n_features, step = self.problem.n_features, max(_BLOCK_WEIGHTS // self.n_vectors, 1)
+        n_features, step = self.problem.n_features, max(BLOCK_WEIGHTS // self.n_vectors, 1)
         return (slice(start, min(start + step, n_features)) for start in range(0, n_features, step))
 
     # -- arguments of the kernels
@@ -306,7 +306,7 @@ class DualSolver(RowSolver):
         if self.problem.row_loss.kind != LOG_LOSS:
             return
         n_lanes = self.problem.n_lanes
-        step = max(_BLOCK_WEIGHTS // n_lanes, 1)
+        step = max(BLOCK_WEIGHTS // n_lanes, 1)
         for first in range(start, stop, step):
             rows = slice(first, min(first + step, stop))
             cost = self.problem.row_costs(arena.code[rows], arena.weight[rows], arena.fold[rows])

@@ -24,11 +24,10 @@ from ..kernels.primitives import (
     VIOLATION_MIN,
 )
 from ..stream.window import Window
-from .dual import DualSolver
+from .dual import BLOCK_WEIGHTS, DualSolver
 from .protocol import CERTIFY, START, State, all_rows, new_totals
 
 _SUMMED = np.setdiff1d(np.arange(N_TOTALS), [VIOLATION_MAX, VIOLATION_MIN])
-_SAMPLE = 100_000  # targets; an error of the start costs passes alone
 _POSITIVE, _POSITIVE_TOTALS = "positive", "positive_totals"
 """w(alpha) and totals of the rows with beta > 0, in a certifying read; the violations are in the totals of all rows."""
 
@@ -55,7 +54,8 @@ class FreeBiasSolver(DualSolver):
             return
         *_, low, high, _ = numbers_of(self.problem.row_loss, 0.0, 1.0)
         rows = rows[window.arena.weight[rows] > 0.0]
-        targets = window.arena.target[rows[:: rows.size // _SAMPLE + 1]]
+        # a sample: an error of the start costs passes alone
+        targets = window.arena.target[rows[:: rows.size // BLOCK_WEIGHTS + 1]]
         if targets.size and np.isfinite(high - low):
             best = np.quantile(targets, high / (high - low), method="averaged_inverted_cdf")
             state.w[-1, ~begun] = best / self.problem.bias

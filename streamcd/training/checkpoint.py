@@ -34,8 +34,9 @@ RUN = Kind(
 )
 
 _OWN_KEYS = ("format", "format_version", SEAL, "identity", WRITER)  # of config.json
-_HEADERS_BYTES = 1 << 20  # of the arrays of a state, and other small values
-LINE_BYTES = 1 << 20  # largest line of a log
+LINE_BYTES = (
+    1 << 20
+)  # largest line of a log; and room for the headers of a state's arrays, and other small values
 _BLOCK_BYTES = 1 << 18  # of a state, written at a time: its checksum is computed in the processor's cache
 _PARTIAL = ("config.json.partial", "state.npz.partial", "scores.json.partial", "log.jsonl.partial")
 
@@ -95,7 +96,7 @@ class Run:
 
         A state much larger than `room` bytes is refused before it is read.
         """
-        arrays = read_arrays(self.state_path, identity=self.identity, room=room + _HEADERS_BYTES)
+        arrays = read_arrays(self.state_path, identity=self.identity, room=room + LINE_BYTES)
         if arrays is None:
             refuse_lost_state(self.state_path, self.log_path)
             return None

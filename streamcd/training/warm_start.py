@@ -25,6 +25,7 @@ from ..core.errors import CheckpointError, UsageError
 from ..dataset.centring import Centre, move_sums
 from ..dataset.dataset import Dataset
 from ..kernels.loss_table import CLASSES, LOG_LOSS, LOSSES, PLANES
+from ..models.named_weights import BLOCK_WEIGHTS
 from ..solvers.acceleration import weights_of_alpha
 from ..solvers.problem import Lane, Problem, dual_terms, entropies
 from ..solvers.protocol import CERTIFY, START, TRAIN, Solver, State
@@ -32,8 +33,6 @@ from ..stream.arenas import class_codes
 from ..stream.identity import Identity
 from ..stream.slot_store import SlotStore, chunk_slots
 from .checkpoint import read_array_rows, read_arrays
-
-_BLOCK_ROWS = 1 << 14  # of w at a time
 
 _CENTRE_KAPPA = 4.0
 """Times the last kappa of a run, for its w as the first centre where there are rows whose alpha are yet to be found.
@@ -67,7 +66,8 @@ class Source(NamedTuple):
 
     def saved_rows(self, name: str) -> Iterator[np.ndarray]:
         """Iterate over blocks of rows of an array of the last checkpoint."""
-        return read_array_rows(self.path / "state.npz", name, _BLOCK_ROWS)
+        block_rows = max(BLOCK_WEIGHTS // (self.vectors.stop - self.vectors.start), 1)
+        return read_array_rows(self.path / "state.npz", name, block_rows)
 
 
 @dataclass(frozen=True)
