@@ -84,21 +84,6 @@ def gather_entries(rows, indptr, index, value, out_index, out_value):
 
 
 @kernel
-def centre_values(feature, value, shifts, out):
-    """Write values less the shifts of their features to `out`; returns how many shifts are not 0.
-
-    `shifts` are those of the features from 0 on; the last one, 0, is that of all further ones.
-    """
-    last, n = shifts.size - 1, 0
-    for k in range(value.size):
-        shift = shifts[min(np.int64(feature[k]), last)]
-        out[k] = value[k] - shift
-        if shift != 0.0:
-            n += 1
-    return n
-
-
-@kernel
 def add_row_norms(indptr, value, sums):
     """Add rows to the statistics of the norms of all rows.
 

@@ -31,20 +31,9 @@ def certificate(
 ) -> dict[str, np.ndarray]:
     """Return the certificate of every lane by `protocol.Solver.certificate`'s names; arrays are (lanes,) float64.
 
-    Parameters
-    ----------
-    primal, gap : ndarray
-        Objective and gap as summed, of `n_terms` terms in the longest sum.
-    violation : ndarray
-        LIBLINEAR's measure of optimality.
-    more : float or ndarray
-        Bound on what the gap lacks where v is not the sum over these rows, but kept; see `error_terms`.
-
-    Returns
-    -------
-    dict of str to ndarray
-        ``primal``, ``dual``, ``gap``, ``violation``, and ``rounding``: the part of the gap that bounds rounding,
-        ``n u (primal + gap)`` and `more`. The gap is at most the primal, as a = 0 is feasible with the value 0.
+    `primal` and `gap` are as summed, of `n_terms` terms in the longest sum; `violation` is LIBLINEAR's. `more` bounds
+    what the gap lacks where v is not the sum over these rows, but kept; see `error_terms`. The part ``rounding`` of the gap
+    is ``n u (primal + gap)`` and `more`. The gap is at most the primal, as a = 0 is feasible with the value 0.
     """
     rounding = n_terms * UNIT * (primal + gap) + more
     gap = np.fmin(gap + rounding, primal)

@@ -14,7 +14,7 @@ from ..core.errors import DatasetError
 from ..dataset.centring import Centre
 from ..dataset.column_layout import Columns
 from ..dataset.dataset import Dataset
-from ..kernels.rows import FITS, WRONG_COUNTS, WRONG_LABEL, centre_values, place_rows
+from ..kernels.rows import FITS, WRONG_COUNTS, WRONG_LABEL, place_rows
 from .window import ColumnArena, RowArena
 
 RESIDENT_WINDOW_ENTRIES = 4_000_000
@@ -123,8 +123,8 @@ def _place_rows(
 
     Returns the kernel's answer, and how many entries have a shift.
     """
-    for array in (*rows, value):
-        array.flags.writeable = False  # as Arrow's are: the kernels are compiled for these alone
+    for array in rows:
+        array.flags.writeable = False  # as Arrow's are: the kernel is compiled for these alone
     label, n_entries, weight = rows[0], rows[1], rows[2] if dataset.weighted else rows[0][:0]
     classes = np.zeros(0) if dataset.classes is None else dataset.classes
     places = arena.indptr, arena.code, arena.weight, arena.target
@@ -135,7 +135,9 @@ def _place_rows(
         arena.value[own] = value
         return answer, 0
     arena.target[starts[0] : starts[0] + label.size] -= centre.target
-    return answer, int(centre_values(arena.feature[own], value, centre.table, arena.value[own]))
+    shifts = centre.table[np.minimum(feature, centre.table.size - 1)]
+    np.subtract(value, shifts, out=arena.value[own])
+    return answer, int(np.count_nonzero(shifts))
 
 
 @dataclass(frozen=True)
