@@ -77,7 +77,8 @@ class State:
         self.read, self.window = (int(number) for number in arrays["position"])
         self.matrices = {name: arrays[f"matrix_{name}"] for name in self.matrices}
         self.lanes = {name: arrays[f"lane_{name}"] for name in self.lanes}
-        self.rows = {name: arrays[f"row_{name}"] for name in self.rows}
+        # also those that are kept while lanes are certified
+        self.rows = {name.removeprefix("row_"): arrays[name] for name in arrays if name.startswith("row_")}
 
 
 def _is_of_weights(name: str) -> bool:
