@@ -1,7 +1,7 @@
 """Options, each declared once: a field of a dataclass with its type, default and help.
 
 From the declaration follow the keywords of a function, with signature and docstring (`takes`), and the command line with its
-``--help`` (`cli/declared`). A help text names other options as `` `max_passes` ``, which the command line shows as
+``--help`` (`cli/options`). A help text names other options as `` `max_passes` ``, which the command line shows as
 ``--max-passes``.
 """
 

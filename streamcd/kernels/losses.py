@@ -11,7 +11,7 @@ straight pieces. The curvature, low and high are proportional to C; p and epsilo
 
 Visits, certificates, bounds on rounding, line searches and steps of workers use the functions below and know no loss. A new
 loss is its entry in `loss_table` and its line in `five_numbers`. Crammer–Singer has k variables a row:
-`kernels/crammer_singer`.
+`kernels/classes`.
 """
 
 from __future__ import annotations

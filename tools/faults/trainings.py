@@ -34,7 +34,7 @@ def _scenarios() -> Iterator[Scenario]:
         options = " ".join(map(str, run.options(1.0, 0.5)))
         command = f"{TRAIN.replace(' a ', f' {_dataset_of(run)} ')} {options} --max-passes 3"
         yield scenario_of(str(run), _dataset_of(run), command, "resume out", command)
-        if run.entry.rounds == "sums" or (run.entry.rounds and not run.penalty):
+        if run.entry.rounds and not run.penalty:
             by_two, resumed = command + _ROUNDS, "resume out --workers 2"
             yield scenario_of(f"{run} in rounds", _dataset_of(run), by_two, resumed, by_two)
 
