@@ -20,9 +20,6 @@ TOLS = (1e-3, 1e-6, 1e-9, 1e-12)
 ROUNDING = 1e-11
 """Relative to the primal objective: a claim may be wrong by this, a tenth of the tolerance, and the rounding reported."""
 
-_FAR = 100
-"""Sizes of a weight that no penalty bounds, by which others differ that it is compared with."""
-
 _SMOOTH = {loss for loss, entry in LOSSES.items() if entry.smooth}
 
 
@@ -156,10 +153,8 @@ def _of_weights(
 
     problems = _problems(run, C, rows, strength)
     weights = [[mpmath.mpf(number) for number in vector] for vector in w]
-    near = [weight for weight, _ in weights]
     if LOSSES[run.entry.loss].form == CLASSES:  # a weight for each class; the best ones are -u and u
         u = (weights[1][0] - weights[0][0]) / 2
-        near = [u]
         b = (weights[1][1] - weights[0][1]) / 2
         l1, l2 = run.strengths(strength)
         exact = problems[0].value(u, b) + l2 * (
@@ -168,7 +163,7 @@ def _of_weights(
         exact += mpmath.mpf(l1) * (mpmath.fsum(abs(value) for value, _ in weights) - 2 * abs(u))
     else:
         exact = mpmath.fsum(problem.value(*at) for problem, at in zip(problems, weights, strict=True))
-    least = [problem.value(*problem.minimiser(at)) for problem, at in zip(problems, near, strict=True)]
+    least = [problem.value(*problem.minimiser()) for problem in problems]
     return exact, mpmath.fsum(least)
 
 
@@ -226,11 +221,8 @@ class Problem:
         losses = mpmath.fsum(_loss(self.loss, y, w * x + b) for y, x in self.rows)
         return squares * w * w / 2 + self.l1 * abs(w) + self.C * losses
 
-    def minimiser(self, near: Any) -> tuple[Any, Any]:
-        """Bisect the derivative, which grows, between bounds of the minimiser; the bias is the best of each weight.
-
-        Without a penalty it is the best weight within a distance of the one found (`solvers.unpenalised`).
-        """
+    def minimiser(self) -> tuple[Any, Any]:
+        """Bisect the derivative, which grows, between bounds of the minimiser; the bias is the best of each weight."""
         import mpmath
 
         squares, start = self.l2 + mpmath.fsum(x * x for x in self.own), self.value(mpmath.mpf(0))
@@ -240,8 +232,6 @@ class Problem:
             losses = mpmath.fsum(x * _slope(self.loss, y, w * x + b) for y, x in self.rows)
             return squares * w + self.l1 * mpmath.sign(w) + self.C * losses
 
-        if not (squares or self.l1):
-            return near + _root(lambda step: slope(near + step), _FAR * abs(near), 320), self._bias(near)
         bound = mpmath.sqrt(2 * start / squares) if squares else start / self.l1
         w = _root(slope, bound + 1, 100 if self.free else 320)
         if self.l1 and self.value(mpmath.mpf(0), self._bias(mpmath.mpf(0))) < self.value(w, self._bias(w)):
