@@ -418,8 +418,8 @@ def test_null_strings_stay_null() -> None:
 @pytest.mark.parametrize(
     ("content", "name"),
     [
-        (b"\x89HDF\r\n\x1a\n" + bytes(100), "HDF5"),
-        (pickle.dumps([1, 2]), "a pickle"),
+        (b"\x89HDF\r\n\x1a\n" + bytes(100), "binary data of another kind"),
+        (pickle.dumps([1, 2]), "binary data of another kind"),
         ("a,y\n1,2\n".encode("utf-16"), "text in UTF-16"),
         (b'[{"a": 1, "y": 2}]', "JSON"),
         (b'{"a": 1, "y": 2}\n', "JSON"),

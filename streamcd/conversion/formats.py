@@ -31,17 +31,8 @@ _MAGIC = (
     (b"\x93NUMPY", "npy"),
 )
 _FOREIGN = (
-    (b"\x89HDF", "HDF5"),
-    (b"SQLite format", "SQLite"),
-    (b"ORC", "ORC"),
     (b"PARE", "encrypted Parquet"),
-    (b"Obj\x01", "Avro"),
     (b"%PDF", "PDF"),
-    (b"FEA1", "Feather's version 1"),
-    (b"\x89PNG", "PNG"),
-    (b"\x80\x03", "a pickle"),
-    (b"\x80\x04", "a pickle"),
-    (b"\x80\x05", "a pickle"),
     (b"\xff\xfe", "text in UTF-16"),
     (b"\xfe\xff", "text in UTF-16"),
     (b'{"', "JSON"),
@@ -49,7 +40,7 @@ _FOREIGN = (
     (b"@relation", "ARFF"),
     (b"<", "HTML or XML"),
 )
-_HEAD_BYTES = 1 << 20
+_HEAD_BYTES, _BINARY_BYTES = 1 << 20, 1 << 10
 _DELIMITERS = ",;\t|"
 _LIBSVM_TOKEN = re.compile(r"(?:qid|[0-9]+):")
 
@@ -63,17 +54,19 @@ def recognise(path: str) -> tuple[str, bytes]:
         return "libsvm", b""
     head, text = read_head(Piece(path), _HEAD_BYTES)
     kept = head if path == STANDARD_INPUT else b""
+    known = [name for magic, name in _MAGIC if text.startswith(magic)]
     foreign = [name for magic, name in _FOREIGN if text.lower().startswith(magic.lower())]
     if head.startswith(b"PK\x03\x04") and not _first_member(head).endswith(b".npy"):
         foreign = ["a ZIP archive, as Excel's workbooks are"]
+    elif not known and b"\0" in text[:_BINARY_BYTES]:
+        foreign.append("binary data of another kind")
     if foreign:
         raise DataError(
             f"{display_name(path)}: expected libsvm text, CSV, Parquet, Arrow, npz or npy, found {foreign[0]}; "
             "write it as one of these"
         )
-    for magic, name in _MAGIC:
-        if text.startswith(magic):
-            return name, kept
+    if known:
+        return known[0], kept
     return ("csv" if delimiter_of(text) else "libsvm"), kept
 
 

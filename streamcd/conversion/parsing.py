@@ -155,8 +155,8 @@ def _name_numbers(source: Source, strings: StringTable | None) -> Callable[[Any]
     from ..models.string_table import StringTable
 
     table, name = strings or StringTable(), source.encoding.label if source.encoding else ""
-    if source.class_names:
-        table.number(LABELS, strings_of(arrow_strings(source.class_names))[0], True, name)
+    if source.reading.class_names:
+        table.number(LABELS, strings_of(arrow_strings(source.reading.class_names))[0], True, name)
 
     def numbers(given: Any) -> np.ndarray:
         if not isinstance(given, pa.Array):
@@ -169,7 +169,7 @@ def _name_numbers(source: Source, strings: StringTable | None) -> Callable[[Any]
             )
         values, places = dictionary_of(given)
         codes = table.number(LABELS, strings_of(values)[0], strings is not None, name or "label")
-        label = np.where(codes == kernels.UNKNOWN, len(source.class_names), codes).astype(np.float64)
+        label = np.where(codes == kernels.UNKNOWN, len(source.reading.class_names), codes).astype(np.float64)
         return np.append(label, np.nan)[places]
 
     return numbers

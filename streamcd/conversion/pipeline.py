@@ -184,7 +184,9 @@ class Conversion:
         budget = (self.plan.merge_bytes, self.options.memory, self.options.workers)
         grown = encoding if source.grows else None
         merged: Merged
-        (merged,) = self.pool.run(merge_strings, [(directory, grown, n_missing, source.class_names, *budget)])
+        (merged,) = self.pool.run(
+            merge_strings, [(directory, grown, n_missing, source.reading.class_names, *budget)]
+        )
         if grown is not None:
             self.encoding = encoding = grown.with_counts(
                 merged.n_categories, n_missing, read_merged(directory)

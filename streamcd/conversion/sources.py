@@ -177,14 +177,16 @@ class Source:
     table_types: dict[str, str] = field(default_factory=dict)  # of the columns to read of a table
     grows: bool = False  # strings that occur become features: categories are numbered in order of appearance
     names_labels: bool = False
-    class_names: tuple[str, ...] = ()  # known beforehand
     weighted: bool = False  # rows come with weights
-    of_indices: bool = True  # features are numbered by indices in the data
     unused: dict[str, str] = field(default_factory=dict)  # columns left out by themselves, with the reason
-    renamed: Mapping[str, str] = field(
-        default_factory=dict
-    )  # columns under names that they were given, with the reason
+    renamed: Mapping[str, str] = field(default_factory=dict)  # names that columns were given, with the reason
     columns: tuple[str, ...] = ()  # of a table whose encoding is made
+
+    @property
+    def of_indices(self) -> bool:
+        """True where features are numbered by indices in the data."""
+        encoding = self.encoding
+        return encoding is None or (encoding.sparse is not None and len(encoding.columns) == 1)
 
     @property
     def in_memory(self) -> bool:
@@ -208,7 +210,6 @@ def matrix_source(
         reading=reading,
         made_from="sparse matrix" if sparse else "dense array",
         names_labels=bool(reading.class_names) or (names_labels and not reading.of_numbers),
-        class_names=reading.class_names,
         weighted=weighted,
     )
 

@@ -40,40 +40,37 @@ def _check_names(types: Mapping[str, str], options: TableOptions, name: str) -> 
         "--fold": options.fold,
     }
     beside = [*filter(None, roles.values()), *options.drop]
-    for option, columns in {
-        **{option: [column] for option, column in roles.items() if column},
-        "--drop": options.drop,
-        "--category": options.category,
-        "--features": [column for column in options.features if _pair(column, types) is None],
-    }.items():
+    single = [column for column in options.features if _pair(column, types) is None]
+    asked = {"--drop": options.drop, "--category": options.category, "--features": single}
+    for option, columns in (
+        {option: (column,) for option, column in roles.items() if column} | asked
+    ).items():
         for column in columns:
-            kept = option in ("--id", "--fold")
-            refuse(
-                UsageError,
-                (
-                    column not in types,
-                    f"{name}: expected a column {column!r} ({option}), found {first_of(list(types), 20)}; check the name",
-                ),
-                (
-                    kept and types.get(column) not in _SINGLE,
-                    f"{name}: column {column!r}: expected numbers, strings, booleans or times to keep beside the rows, "
-                    f"found {types.get(column)}",
-                ),
-                (
-                    kept and column in _OF_PREDICTIONS,
-                    f"{name}: column {column!r}: expected another name than that of a column of predictions; rename it",
-                ),
-                (
-                    option == "--category"
-                    and (column in beside or column not in (options.features or types)),
-                    f"{name}: --category {column!r}: expected a column that becomes a feature",
-                ),
-            )
-    for column, n_uses in Counter([*beside, *options.features]).items():
-        if n_uses > 1:
-            raise UsageError(
-                f"{name}: column {column!r}: expected one use of it, found two; leave it out of one"
-            )
+            if column not in types:
+                listed = first_of(list(types), 20)
+                raise UsageError(
+                    f"{name}: expected a column {column!r} ({option}), found {listed}; check the name"
+                )
+    uses, chosen = Counter([*beside, *options.features]), options.features or types
+    for column in types:
+        kept = column in (options.id, options.fold)
+        at, kinds = f"{name}: column {column!r}: expected", "numbers, strings, booleans or times"
+        refuse(
+            UsageError,
+            (uses[column] > 1, f"{at} one use of it, found two; leave it out of one"),
+            (
+                column in options.category and (column in beside or column not in chosen),
+                f"{at} a column that becomes a feature for --category, found another",
+            ),
+            (
+                kept and types[column] not in _SINGLE,
+                f"{at} {kinds} to keep beside the rows, found {types[column]}",
+            ),
+            (
+                kept and column in _OF_PREDICTIONS,
+                f"{at} another name than a column of predictions has; rename it",
+            ),
+        )
 
 
 def _pair(feature: str, types: Mapping[str, str]) -> tuple[str, str] | None:
@@ -254,9 +251,7 @@ def open_tables(
         encoding=encoding,
         grows=known is None,
         names_labels=bool(reading.class_names) or table_types.get(encoding.label) in ("string", "boolean"),
-        class_names=reading.class_names,
         weighted=bool(encoding.weight),
-        of_indices=encoding.sparse is not None and len(encoding.columns) == 1,
         table_types=table_types,
         columns=tuple(types) if known is None else (),
         unused=unused,

@@ -32,25 +32,20 @@ def _multiply_high(typingctx: Any, a: Any, b: Any) -> Any:
     return types.uint64(types.uint64, types.uint64), codegen
 
 
-@intrinsic
-def trailing_zeros(typingctx: Any, word: Any) -> Any:
-    """Return the number of zero bits below the lowest set bit; 64 for zero."""
+def _zero_bits(count: str) -> Any:
+    """Make a function that counts zero bits: 64 for zero."""
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
+    @intrinsic
+    def counted(typingctx: Any, word: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return getattr(builder, count)(args[0], ir.Constant(ir.IntType(1), 0))
 
-    return types.uint64(types.uint64), codegen
+        return types.uint64(types.uint64), codegen
+
+    return counted
 
 
-@intrinsic
-def _leading_zeros(typingctx: Any, word: Any) -> Any:
-    """Return the number of zero bits above the highest set bit; 64 for zero."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.ctlz(args[0], ir.Constant(ir.IntType(1), 0))
-
-    return types.uint64(types.uint64), codegen
-
+trailing_zeros, _leading_zeros = _zero_bits("cttz"), _zero_bits("ctlz")
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Decimal numbers
