@@ -285,7 +285,7 @@ def test_feature_statistics_have_the_same_bits_whatever_the_memory_and_whoever_a
         summing = Summing(tmp_path / f"{memory_bytes} {tasks}", 10_000, memory_bytes)
         summing.directory.mkdir()
         for shards in tasks:
-            sums = summing.begin(shards[0])
+            sums = summing.begin(str(shards[0]), 0, 10_000)
             for shard, feature, value in blocks:
                 if shard in shards:
                     sums.add(shard, feature, value)

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from streamcd.dataset.schema import FEATURES
 from streamcd.dataset.source_indices import SourceIndices
-from streamcd.dataset.writer import Part, PartWriter, write_dataset, write_features
+from streamcd.dataset.writer import Part, PartWriter, named_features, write_dataset, write_table
 
 
 class ChunkWriter:
@@ -50,7 +51,9 @@ class ChunkWriter:
 
     def write_features(self, blocks: Iterable[Mapping[str, Any]]) -> None:
         """Write the features' statistics."""
-        self._fields["features"] = write_features(self._path, blocks, SourceIndices(0), None, "lz4")
+        features = named_features(blocks, SourceIndices(0), None)
+        path, ascending = self._path / "features.parquet", ("feature", "index")
+        self._fields["features"] = write_table(path, FEATURES, features, "lz4", ascending=ascending)
 
     def close(self, **manifest: Any) -> dict[str, Any]:
         """End the last part, and write the chunk table and the manifest."""

@@ -86,12 +86,10 @@ class RunFormat:
         keys = row_keys(source_row, self.seed) << np.uint64(above)
         return (keys >> np.uint64(64 - bits)).astype(np.uint16)
 
-    def ordered(self, records: Records) -> tuple[Rows, np.ndarray]:
-        """Return records as rows, and their final order."""
+    def rows(self, records: Records) -> Rows:
         source_row, label, *weight = records.fields
         assert records.indptr is not None
-        rows = Rows(source_row, label, weight[0] if weight else None, records.indptr, *records.items)
-        return rows, self.order(source_row)
+        return Rows(source_row, label, weight[0] if weight else None, records.indptr, *records.items)
 
     def order(self, source_row: np.ndarray) -> np.ndarray:
         """Return the final order of rows."""
@@ -136,7 +134,7 @@ class RunWriter:
         if self._writer is None:
             return None
         if hold and self._n_runs == 1 and (records := self._writer.hold()):
-            return self._form.ordered(records)
+            return self._form.rows(records), self._form.order(records.fields[0])
         self._writer.close()
         return None
 
@@ -218,7 +216,8 @@ class RunReader:
         if self._loaded is None or self._loaded[0] != cell:
             self._loaded = None
             with self._reader(cell.run) as reader:
-                self._loaded = cell, *self._form.ordered(reader.read(cell.bucket))
+                rows = self._form.rows(reader.read(cell.bucket))
+            self._loaded = cell, rows, self._form.order(rows.source_row)
         return self._loaded[1:]
 
 
@@ -275,7 +274,7 @@ def plan_buckets(reader: RunReader, start: int, stop: int, lengths: Path) -> lis
 
 def pass_over(work: ShardPass, shards: Sequence[Shard]) -> list[Part]:
     """Write shards, unless they are only summed up, and leave the sums of their features."""
-    sums = work.summing.begin(shards[0].number)
+    sums = work.summing.begin(f"{shards[0].number:07d}", 0, work.shape.n_features)
     numberer, index_dtype = Numberer(work.numbering), work.shape.index_dtype
     means = None if work.means is None else np.load(work.means)
     scaling, parts = work.whole_scaling(), list[Future[Part]]()

@@ -57,15 +57,11 @@ class RangeStatistics:
 
     def add(self, shard: int, feature: np.ndarray, value: np.ndarray) -> None:
         """Add the next entries of the dataset, from this shard, all of features in the range."""
-        if shard != self._shard:
-            self._fold()
+        if shard != self._shard:  # the sums of the one before are added to those of all before it
+            self._sums[:, 1:3] += self._sums[:, 5:]
+            self._sums[:, 5:] = 0.0
             self._shard = shard
         add_entries(feature - self._start if self._start else feature, value, self._sums.reshape(-1))
-
-    def _fold(self) -> None:
-        """Add the sums of a shard to those of all before it; see `scatter.add_entries`."""
-        self._sums[:, 1:3] += self._sums[:, 5:]
-        self._sums[:, 5:] = 0.0
 
     def close(self) -> None:
         """Write the sums, for `add_saved`."""
@@ -100,7 +96,8 @@ class RangeStatistics:
 
     def _groups(self) -> Iterator[np.ndarray]:
         """Yield the places of the features that occur."""
-        self._fold()
+        self._sums[:, 1:3] += self._sums[:, 5:]
+        self._sums[:, 5:] = 0.0
         for first in range(0, len(self._sums), _GROUP_FEATURES):
             yield first + np.flatnonzero(self._sums[first : first + _GROUP_FEATURES, 0])
 
@@ -124,14 +121,12 @@ class Summing:
     n_features: int
     memory_bytes: int
 
-    def begin(self, first_shard: int) -> RangeStatistics | _EntriesByRange:
-        """Begin the sums of some shards."""
-        return self._begin(self.directory / f"{first_shard:07d}", 0, self.n_features)
-
-    def _begin(self, path: Path, start: int, stop: int) -> RangeStatistics | _EntriesByRange:
-        if self._width(start, stop) >= stop - start:
+    def begin(self, name: str, start: int, stop: int) -> RangeStatistics | _EntriesByRange:
+        """Begin the sums of some features in some shards."""
+        path, width = self.directory / name, self._width(start, stop)
+        if width >= stop - start:
             return RangeStatistics(start, stop, path)
-        return _EntriesByRange(path, start, stop, self._width(start, stop), self.memory_bytes // 2)
+        return _EntriesByRange(path, start, stop, width, self.memory_bytes // 2)
 
     def _width(self, start: int, stop: int) -> int:
         """Return the number of features of a range whose sums fit in memory, or of one of many ranges."""
@@ -151,13 +146,13 @@ class Summing:
                 statistics.add_saved(path)
             yield from statistics.columns(n_rows)
             return
-        again = self.directory / f"{start}-{stop}"
+        again = f"{start}-{stop}"
         with PartitionReader(paths, _LAYOUT) as reader:
             for number, first in enumerate(range(start, stop, width)):
                 end = min(first + width, stop)
                 if not reader.size(number)[0]:
                     continue
-                sums = self._begin(again, first, end)
+                sums = self.begin(again, first, end)
                 for block in reader.blocks(number, _BLOCK_BYTES):
                     feature, value, shard = block.fields
                     borders = [0, *(1 + np.flatnonzero(np.diff(shard))).tolist(), block.size]
@@ -167,7 +162,7 @@ class Summing:
                     yield from sums.columns(n_rows)
                 else:
                     sums.close()
-                    yield from self._joined([again], first, end, n_rows)
+                    yield from self._joined([self.directory / again], first, end, n_rows)
 
 
 class _EntriesByRange:

@@ -21,9 +21,9 @@ from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.kept_columns import KEPT_FILE, join_kept
 from ..dataset.manifests import INDICES_FILE, LISTED, ROW_LAYOUT, SCALES_FILE
 from ..dataset.parquet import read_groups, read_table
-from ..dataset.schema import FIRST_OF_ROWS, MAX_CLASSES
+from ..dataset.schema import FEATURES, FIRST_OF_ROWS, MAX_CLASSES
 from ..dataset.source_indices import indices_of
-from ..dataset.writer import Part, file_record, joined_norms, write_dataset, write_features
+from ..dataset.writer import Part, file_record, joined_norms, named_features, write_dataset, write_table
 from ..models.encoding import CATEGORIES_FILE, encoding_of
 from .staging import check_place, dataset_workplace
 
@@ -129,7 +129,7 @@ def _write(datasets: Sequence[Dataset], folder: Path, listener: Listener) -> Non
     n_rows = [one.n_rows for one in datasets]
     parts = [*_linked_parts(datasets, folder, listener)]
     paths = [one.file("features.parquet") for one in datasets]
-    figures, encoding = _joined_figures(paths, n_rows), encoding_of(first)
+    features = named_features(_joined_figures(paths, n_rows), indices_of(first), encoding_of(first))
     fields = {
         **{key: value for key, value in first.manifest.items() if key not in _DERIVED},
         "n_rows": sum(n_rows),
@@ -141,7 +141,9 @@ def _write(datasets: Sequence[Dataset], folder: Path, listener: Listener) -> Non
         "source": [source for manifest in manifests for source in manifest.get("source", ())],
         "row_norms": joined_norms([one["row_norms"] for one in manifests], n_rows),
         "compression": " or ".join(dict.fromkeys(one["compression"] for one in manifests)),
-        "features": write_features(folder, figures, indices_of(first), encoding),
+        "features": write_table(
+            folder / "features.parquet", FEATURES, features, ascending=("feature", "index")
+        ),
     }
     if first.manifest.get("table"):
         fields["table"] = _columns(manifests)

@@ -25,8 +25,8 @@ from ..core.process_pool import TASKS_PER_WORKER, Pool, in_shares
 from ..dataset.kept_columns import KEPT_FILE, join_kept
 from ..dataset.manifests import INDICES_FILE, SCALES_FILE
 from ..dataset.scaling import GROUP_FEATURES, scale_blocks
-from ..dataset.schema import INDICES, SCALES, row_dtype
-from ..dataset.writer import Part, PartWriter, file_record, write_dataset, write_features, write_table
+from ..dataset.schema import FEATURES, INDICES, SCALES, row_dtype
+from ..dataset.writer import Part, PartWriter, file_record, named_features, write_dataset, write_table
 from ..kernels.tables import TAIL_CODES
 from ..models.encoding import CATEGORIES_FILE
 from .byte_sources import check_rows, display_name
@@ -339,10 +339,13 @@ class Conversion:
         folder.mkdir()
         parts, statistics = self._pass(replace(work, part=part), shards, "write")
         indices = work.numbering.indices()
+        features = named_features(read_statistics(statistics), indices, encoding)
         fields = {
             **{name: dtype.name for name, dtype in form.items()},
             **manifest,
-            "features": write_features(folder, read_statistics(statistics), indices, encoding, compression),
+            "features": write_table(
+                folder / "features.parquet", FEATURES, features, compression, ascending=("feature", "index")
+            ),
         }
         if work.scaling.changes_values:
             scaling = work.whole_scaling()

@@ -16,12 +16,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..core.atomic_files import sync
 from ..core.errors import DatasetError
-from ..core.metadata import read_metadata
+from ..core.metadata import read_metadata, write_metadata
 from .chunked_table import ChunkedTable, starts_of
 from .manifests import COLUMN_LAYOUT
 from .schema import COLUMN_CHUNKS, FIRST_OF_COLUMNS, column_schemas
-from .writer import Part, TableWriter, close_part, open_part, write_chunks, write_manifest
+from .writer import Part, TableWriter, chunk_table, close_part, write_table
 
 Dataset = Any  # `dataset.Dataset`
 
@@ -213,8 +214,9 @@ class ColumnsWriter:
         number = self._number + self._n_begun
         self._names = {"entries": f"part-{number:05d}.parquet", "index": f"index-{number:05d}.parquet"}
         rows = self._dataset
-        schemas = column_schemas(rows.row_dtype, rows.index_dtype, rows.value_dtype)
-        self._files = open_part(self._folder, self._names, schemas, self._compression, FIRST_OF_COLUMNS)
+        for table, schema in column_schemas(rows.row_dtype, rows.index_dtype, rows.value_dtype).items():
+            path, first = self._folder / self._names[table], FIRST_OF_COLUMNS[table]
+            self._files[table] = TableWriter(path, schema, self._compression, first_column=first)
         self._n_begun += 1
 
     def _end_part(self) -> None:
@@ -254,6 +256,9 @@ def write_columns(
         "shard_bytes": shard_bytes,
         "compression": compression,
         "parts": [part.record for part in parts],
-        "chunks": write_chunks(folder, COLUMN_CHUNKS, parts, compression),
+        "chunks": write_table(
+            folder / "chunks.parquet", COLUMN_CHUNKS, [chunk_table(COLUMN_CHUNKS, parts)], compression
+        ),
     }
-    write_manifest(folder, COLUMN_LAYOUT, fields)
+    sync(folder)
+    write_metadata(folder / "manifest.json", COLUMN_LAYOUT, fields)

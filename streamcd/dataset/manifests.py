@@ -179,12 +179,6 @@ class ColumnsManifest(Structure):
     compression: str = ""
 
 
-def manifest_fingerprint(manifest: Mapping[str, Any]) -> str:
-    """Compute the digest of what a manifest says of the content, in order, not of its origin, place and compression."""
-    fields = {key: _content_of(value) if key in _RECORDS else value for key, value in manifest.items()}
-    return content_digest(fields, *_APART)[:32]
-
-
 _RECORDS = {*LISTED.values(), "parts"}
 _APART = SEAL, "fingerprint", "source", "made_from", "table", "compression", WRITER
 _OF_FILES = {
@@ -192,14 +186,19 @@ _OF_FILES = {
 }
 
 
-def _content_of(record: Any) -> Any:
-    """Leave out what describes files: names, and where content has a digest, sizes and checksums."""
-    if isinstance(record, list):
-        return [_content_of(one) for one in record]
-    if not isinstance(record, Mapping):
-        return record
-    without = {*_OF_FILES, *(("bytes", "checksum") if record.get("content") else ())}
-    return {key: value for key, value in record.items() if key not in without}
+def manifest_fingerprint(manifest: Mapping[str, Any]) -> str:
+    """Compute the digest of what a manifest says of the content, in order, not of its origin, place and compression.
+
+    Of files it leaves out names, and where content has a digest, sizes and checksums.
+    """
+    fields = dict(manifest)
+    for key in _RECORDS.intersection(manifest):
+        contents = []
+        for record in manifest[key] if key == "parts" else [manifest[key]]:
+            without = {*_OF_FILES, *(("bytes", "checksum") if record and record.get("content") else ())}
+            contents.append(record and {name: value for name, value in record.items() if name not in without})
+        fields[key] = contents if key == "parts" else contents[0]
+    return content_digest(fields, *_APART)[:32]
 
 
 ROW_LAYOUT = Kind(

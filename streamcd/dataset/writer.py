@@ -7,6 +7,7 @@ import os
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,13 +18,13 @@ import pyarrow.parquet as pq
 
 from ..core.atomic_files import sync
 from ..core.errors import file_named
-from ..core.metadata import Kind, content_digest, write_metadata
+from ..core.metadata import content_digest, write_metadata
 from ..core.threads import Threads
 from .arrow_columns import arrow_array, numbers_of, strings_of
 from .manifests import ROW_LAYOUT
 from .parquet import file_checksum
 from .parts import extent_of
-from .schema import FEATURES, FIRST_OF_ROWS, ROW_CHUNKS, Schema, no_norms, norms_record, row_schemas
+from .schema import FIRST_OF_ROWS, ROW_CHUNKS, Schema, no_norms, norms_record, row_schemas
 
 _PAGE_BYTES = 1 << 20
 _BATCH_ROWS = 1 << 16  # encoded at a time: with 2^10, Arrow's default, chunks take a tenth longer
@@ -54,9 +55,10 @@ class TableWriter:
 
     If `first_column` is given, the CRC-32 of each row group's bytes from that column on is recorded: those are the bytes
     that training reads at once, which can so be verified before they are decoded. Every row group's least and greatest
-    number is recorded of the columns named by `statistics`, by default all. With "auto" the first row group decides
-    about the compression of each column. Integers that ascend, by name, are stored as differences, which take hardly a
-    byte and are decoded three times as fast. The digest of the columns `content` is recorded.
+    number is recorded, of a table with ``value`` that of its first column alone, by which it is sorted: the others' take
+    time. With "auto" the first row group decides about the compression of each column. Integers that ascend, by name, are
+    stored as differences, which take hardly a byte and are decoded three times as fast. The digest of the columns `content`
+    is recorded.
     """
 
     def __init__(
@@ -67,12 +69,11 @@ class TableWriter:
         *,
         content: Sequence[str] = (),
         first_column: str = "",
-        statistics: list[str] | bool = True,
         ascending: Sequence[str] = (),
     ) -> None:
         self.path, self.schema, self._compression = path, schema, compression
         self._content = TableContent(content) if content else None
-        self._first_column, self._statistics, self._ascending = first_column, statistics, ascending
+        self._first_column, self._ascending = first_column, ascending
         self._file = _HashedFile(path)
         self._opened: pq.ParquetWriter | None = None
 
@@ -93,7 +94,7 @@ class TableWriter:
                 compression=codec,
                 column_encoding=dict.fromkeys(self._ascending, "DELTA_BINARY_PACKED") or None,
                 use_dictionary=False,
-                write_statistics=self._statistics,
+                write_statistics=self.schema.names[:1] if "value" in self.schema.names else True,
                 write_page_checksum=True,
                 data_page_size=_PAGE_BYTES,
                 write_batch_size=_BATCH_ROWS,
@@ -167,56 +168,26 @@ def file_record(path: Path) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "checksum": file_checksum(path)}
 
 
-def write_features(
-    folder: Path, figures: Iterable[Mapping[str, Any]], indices: Any, encoding: Any, compression: str = "auto"
-) -> dict[str, Any]:
-    """Write ``features.parquet`` from blocks of statistics, ascending by feature (see `schema.FEATURES`).
+def named_features(
+    figures: Iterable[Mapping[str, Any]], indices: Any, encoding: Any
+) -> Iterator[dict[str, Any]]:
+    """Yield the columns of ``features.parquet`` from blocks of statistics, ascending by feature (see `schema.FEATURES`).
 
     `indices` (`source_indices.SourceIndices`) gives the features' indices in the source, and a table's `encoding`
     (`models.encoding.Encoding`), if any, their names.
     """
-
-    def blocks() -> Iterator[dict[str, Any]]:
-        for block in figures:
-            feature = block["feature"]
-            if len(feature):
-                index = indices.of(feature)
-                unnamed = encoding is None
-                names = (
-                    pa.nulls(len(feature), pa.large_string())
-                    if unnamed
-                    else encoding.name_column(index - indices.base)
-                )
-                yield {**block, "index": index, "name": names}
-
-    path, ascending = folder / "features.parquet", ("feature", "index")
-    return write_table(path, FEATURES, blocks(), compression, ascending=ascending)
+    for block in figures:
+        index = indices.of(block["feature"])
+        if encoding is None:
+            names = pa.nulls(index.size, pa.large_string())
+        else:
+            names = encoding.name_column(index - indices.base)
+        if index.size:
+            yield {**block, "index": index, "name": names}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Parts
-
-
-def open_part(
-    folder: Path,
-    names: Mapping[str, str],
-    schemas: Mapping[str, Schema],
-    compression: str,
-    first_columns: Mapping[str, str],
-) -> dict[str, TableWriter]:
-    """Open the files of one part, by table: a row group in each for every chunk."""
-    # statistics of entries cost time: only where they tell more than those of rows, in the column they are sorted by
-    sorted_by = {"entries": [schemas["entries"].names[0]]}
-    return {
-        table: TableWriter(
-            folder / name,
-            schemas[table],
-            compression,
-            first_column=first_columns[table],
-            statistics=sorted_by.get(table, True),
-        )
-        for table, name in names.items()
-    }
 
 
 def close_part(tables: Mapping[str, TableWriter]) -> dict[str, Any]:
@@ -250,8 +221,10 @@ class PartWriter:
         self._names = {table: f"{table}/part-{number:05d}.parquet" for table in FIRST_OF_ROWS}
         for table in self._names:
             (folder / table).mkdir(parents=True, exist_ok=True)
-        schemas = row_schemas(row_dtype, index_dtype, value_dtype)
-        self._tables = open_part(folder, self._names, schemas, compression, FIRST_OF_ROWS)
+        self._tables: dict[str, TableWriter] = {}
+        for table, schema in row_schemas(row_dtype, index_dtype, value_dtype).items():
+            path, first = folder / self._names[table], FIRST_OF_ROWS[table]
+            self._tables[table] = TableWriter(path, schema, compression, first_column=first)
         self._threads = Threads(2)  # one for each file
         self._content = RowContent()
         self._norms = no_norms()
@@ -289,7 +262,7 @@ class PartWriter:
             self._content.add_rows(row, source, label, weight)
             add_entries(**entries, sums=self._content.sums)
 
-        self._threads.run([lambda: self._tables["entries"].write(**entries), write_rows])
+        self._threads.run([partial(self._tables["entries"].write, **entries), write_rows])
         self.n_rows += label.size
         self.n_entries += feature.size
         self._chunk_rows.append(label.size)
@@ -351,26 +324,21 @@ def write_dataset(
         **fields,
         "data_digest": content_digest({"parts": [record["content"] for record in records]})[:32],
         "parts": records,
-        "chunks": write_chunks(folder, ROW_CHUNKS, parts, compression),
+        "chunks": write_table(
+            folder / "chunks.parquet", ROW_CHUNKS, [chunk_table(ROW_CHUNKS, parts)], compression
+        ),
     }
-    return write_manifest(folder, ROW_LAYOUT, found, tuple(FIRST_OF_ROWS))
+    for name in (*FIRST_OF_ROWS, ""):
+        sync(folder / name)
+    return write_metadata(folder / "manifest.json", ROW_LAYOUT, found)
 
 
-def write_chunks(folder: Path, schema: Schema, parts: Sequence[Part], compression: str) -> dict[str, Any]:
-    """Write the table of the chunks of all parts; returns what the manifest says of it."""
+def chunk_table(schema: Schema, parts: Sequence[Part]) -> dict[str, np.ndarray]:
+    """Return the table of the chunks of all parts."""
     columns = {"part": np.repeat(np.arange(len(parts)), [part.record["n_chunks"] for part in parts])}
     for name in schema.names[1:]:
         columns[name] = np.concatenate([np.empty(0, np.int64), *(part.chunks[name] for part in parts)])
-    return write_table(folder / "chunks.parquet", schema, [columns], compression)
-
-
-def write_manifest(
-    folder: Path, kind: Kind[Any], fields: Mapping[str, Any], folders: Sequence[str] = ()
-) -> dict[str, Any]:
-    """Make the files in `folder` and in its `folders` durable and write the manifest, which is returned."""
-    for name in (*folders, ""):
-        sync(folder / name)
-    return write_metadata(folder / "manifest.json", kind, fields)
+    return columns
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -415,11 +383,17 @@ class TableContent:
         self._columns = {name: (hashlib.sha256(), hashlib.sha256()) for name in names}
 
     def add(self, table: pa.Table) -> None:
-        """Add rows; other columns are left out."""
+        """Add rows: of numbers their bytes, of strings their lengths, -1 for null, and their bytes."""
         for name, digests in self._columns.items():
             for part in table.column(name).chunks:
-                for digest, data in zip(digests, _bytes_of(part), strict=True):
-                    digest.update(np.ascontiguousarray(data).data)
+                if pa.types.is_primitive(part.type):
+                    digests[0].update(np.ascontiguousarray(numbers_of(part)).data)
+                    continue
+                strings, valid = strings_of(part)
+                lengths = np.diff(strings.offsets)
+                lengths = np.where(valid, lengths, -1) if valid.size else lengths
+                digests[0].update(lengths.data)
+                digests[1].update(strings.data[strings.offsets[0] : strings.offsets[-1]].data)
 
     def text(self) -> str:
         """Return the digest as 32 hexadecimal digits."""
@@ -427,14 +401,3 @@ class TableContent:
         for name, digests in self._columns.items():
             whole.update(name.encode() + b"\0" + b"".join(digest.digest() for digest in digests))
         return whole.hexdigest()[:32]
-
-
-def _bytes_of(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Return the numbers of an array, or the lengths of its strings, -1 for null, and their bytes."""
-    if pa.types.is_primitive(array.type):
-        return numbers_of(array), np.empty(0, np.uint8)
-    strings, valid = strings_of(array)
-    lengths = np.diff(strings.offsets)
-    if valid.size:
-        lengths = np.where(valid, lengths, -1)
-    return lengths, strings.data[strings.offsets[0] : strings.offsets[-1]]
