@@ -145,16 +145,8 @@ def extrapolate(point, previous, lanes, factor):
 
 
 @kernel
-def shorten(point, previous, lanes, share):
-    """Keep a share of an extrapolation, in place: ``previous + share (point - previous)``."""
-    for j in range(point.shape[0]):
-        for lane in lanes:
-            point[j, lane] = previous[j, lane] + share * (point[j, lane] - previous[j, lane])
-
-
-@kernel
 def add_line_products(w, previous, lanes, sums):
-    """Add the regulariser's terms to `sums` (all lanes, 4), those of `kernels.primal.add_line_terms`."""
+    """Add the regulariser's terms to `sums` (all lanes, 3), those of `kernels.primal.add_line_terms`."""
     for start in range(0, w.shape[0], BLOCK):
         for lane in lanes:
             value = slope = curve = 0.0
@@ -166,4 +158,3 @@ def add_line_products(w, previous, lanes, sums):
             sums[lane, 0] += value
             sums[lane, 1] += slope
             sums[lane, 2] += curve
-            sums[lane, 3] += curve

@@ -341,17 +341,6 @@ def most_curvature(loss, numbers):
 
 
 @inlined
-def most_curvature_near(loss, t, reach, numbers):
-    """Bound the second derivative at margins that are at most `reach` away from t."""
-    if loss.kind == LOG_LOSS:  # p (1 - p) changes by a factor e^reach at most, which is at most 1/(1 - reach)
-        p = falling(t)
-        return min(0.25, p * (1.0 - p) / (1.0 - reach)) if reach < 1.0 else 0.25
-    p, epsilon, _, low, high, curvature = numbers
-    steepest, flattest = _soft(p - t + reach, epsilon), _soft(p - t - reach, epsilon)
-    return curvature if steepest * curvature > low and flattest * curvature < high else 0.0
-
-
-@inlined
 def loss_change(loss, t, moved, numbers):
     """Return the difference of the loss at t + moved from that at t, without cancellation."""
     if loss.kind == LOG_LOSS:

@@ -47,9 +47,6 @@ N_LINE = LENGTHS.size + 4
 BLOCK = 128
 """Rows whose margins are computed before their part of the Hessian is added; a multiple of four."""
 
-PANEL = 32
-"""Columns of a matrix that are factored at a time, a multiple of four."""
-
 SPARSE = 6.0
 """Time of an update of the Hessian at a pair of entries, over that of one in a dense block of rows."""
 
@@ -241,61 +238,46 @@ def _add_dense(n, rows, bias, tile, hessian, scratch):
 
 
 @kernel
-def solve_positive(matrix, x, least, panel):
-    """Solve ``A y = x`` for a positive semidefinite A by Cholesky's method.
+def solve_positive(matrix, x, least):
+    """Solve ``A y = x`` for a positive semidefinite A by Cholesky's method, four rows of the factor at a time.
 
     Parameters
     ----------
     matrix : ndarray of float64, shape (D, D)
-        A in its lower triangle, which becomes that of the factor.
+        A in its upper triangle, which becomes that of the factor.
     x : ndarray of float64, shape (D,)
         Becomes y.
     least : ndarray of float64, shape (D,)
         A variable with a pivot not above this becomes 0: it is 0 up to rounding.
-    panel : ndarray of float64, shape (PANEL, D)
-        Scratch.
     """
     n = x.size
-    for first in range(0, n, PANEL):
-        stop = min(first + PANEL, n)
-        _factor_panel(matrix, first, stop, least, panel)
+    for first in range(0, n, 4):
+        stop = min(first + 4, n)
+        for k in range(first, stop):
+            row = matrix[k]
+            for p in range(first, k):
+                above, a = matrix[p], matrix[p, k]
+                for j in range(k, n):
+                    row[j] -= a * above[j]
+            root = np.sqrt(row[k]) if row[k] > least[k] else np.inf
+            for j in range(k, n):
+                row[j] /= root
+            row[k] = root
         for i in range(stop, n):
-            row = matrix[i]
-            for k in range(0, PANEL, 4):
-                a, b, c, d = panel[k, i], panel[k + 1, i], panel[k + 2, i], panel[k + 3, i]
-                p, q, r, s = panel[k], panel[k + 1], panel[k + 2], panel[k + 3]
-                for j in range(stop, i + 1):
-                    row[j] -= a * p[j] + b * q[j] + c * r[j] + d * s[j]
+            p, q, r, s = matrix[first], matrix[first + 1], matrix[first + 2], matrix[first + 3]
+            row, a, b, c, d = matrix[i], p[i], q[i], r[i], s[i]
+            for j in range(i, n):
+                row[j] -= a * p[j] + b * q[j] + c * r[j] + d * s[j]
     for i in range(n):
-        for j in range(i):
-            x[i] -= matrix[i, j] * x[j]
-        x[i] /= matrix[i, i]
+        row = matrix[i]
+        x[i] /= row[i]
+        for j in range(i + 1, n):
+            x[j] -= row[j] * x[i]
     for i in range(n - 1, -1, -1):
-        x[i] /= matrix[i, i]
-        for j in range(i):
-            x[j] -= matrix[i, j] * x[i]
-
-
-@inlined
-def _factor_panel(matrix, first, stop, least, panel):
-    """Compute columns ``first:stop`` of the factor, in place and, transposed, in `panel`."""
-    n = least.size
-    for j in range(first, n):
-        for k in range(first, min(stop, j + 1)):
-            panel[k - first, j] = matrix[j, k]
-    for k in range(stop - first):
-        pivot = panel[k, first + k]
-        root = np.sqrt(pivot) if pivot > least[first + k] else np.inf
-        for j in range(first + k, n):
-            panel[k, j] /= root
-        panel[k, first + k] = root
-        for r in range(k + 1, stop - first):
-            factor = panel[k, first + r]
-            for j in range(first + r, n):
-                panel[r, j] -= factor * panel[k, j]
-    for j in range(first, n):
-        for k in range(first, min(stop, j + 1)):
-            matrix[j, k] = panel[k - first, j]
+        row, total = matrix[i], x[i]
+        for j in range(i + 1, n):
+            total -= row[j] * x[j]
+        x[i] = total / row[i]
 
 
 @kernel
@@ -337,12 +319,11 @@ def penalty_terms(w, v, share, l1, l2):
 
 
 @kernel
-def slope_norm(w, v, l1, l2, n_penalised):
+def slope_norm(w, v, l1, l2, free_bias):
     """Return the 2-norm of the smallest derivative of the objective, or with l1 its 1-norm, as LIBLINEAR measures them."""
     ones = squares = 0.0
     for j in range(w.size):
-        penalised = j < n_penalised
-        slope = elastic_slope(w[j], -v[j], l1, l2) if penalised else v[j]
+        slope = v[j] if free_bias and j == w.size - 1 else elastic_slope(w[j], -v[j], l1, l2)
         ones += abs(slope)
         squares += slope * slope
     return ones if l1 > 0.0 else np.sqrt(squares)

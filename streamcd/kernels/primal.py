@@ -31,7 +31,6 @@ from .losses import (
     loss_change,
     model_curvature,
     most_curvature,
-    most_curvature_near,
     row_terms,
     unit_of,
 )
@@ -77,7 +76,7 @@ def _fetch_ahead(order, p, columns, score, n_lanes):
             prefetch(score, row[k] * n_lanes)
 
 
-# The loops below are called with literals (`dense`, `has_targets`, `squares`), so that each case is compiled to a loop
+# The loops below are called with literals (`dense`, `squares`), so that each case is compiled to a loop
 # of its own: not all conditions inside one are taken out of it. Unsigned indices avoid the check for negative ones;
 # decisions by margins are factors 0 or 1, since a branch would be mispredicted half of the time. Together they make it 17
 # times as fast.
@@ -92,19 +91,13 @@ def _entry(k, dense, data):
 
 
 @inlined
-def _margin_in(has_targets, j, sign, z, scores):
-    """Return `_margin` in a loop that is compiled for rows with targets, or for rows with classes."""
-    return z - scores.target[j] if has_targets else sign * z
-
-
-@inlined
 def _score_at(j, lane, costs):
     """Return the offset of row j and a lane in the flat arrays of `Scores`."""
     return np.uint64(j) * np.uint64(costs.signed.shape[1]) + np.uint64(lane)
 
 
 @inlined
-def _add_slopes_in(has_targets, squares, span, dense, lane, data, sums):
+def _add_slopes_in(squares, span, dense, lane, data, sums):
     """See `_add_slopes`."""
     scores, costs = data.scores, data.costs
     slope, curve, bound = sums
@@ -112,8 +105,7 @@ def _add_slopes_in(has_targets, squares, span, dense, lane, data, sums):
     for k in range(np.uint64(span[0]), np.uint64(span[1])):
         j, v = _entry(k, dense, data)
         c = signed_cost(j, lane, scores, costs)
-        z = scores.score[_score_at(j, lane, costs)]
-        t = _margin_in(has_targets, j, math.copysign(1.0, c), z, scores)
+        t = margin(j, math.copysign(1.0, c), scores.score[_score_at(j, lane, costs)], scores)
         square = abs(c) * v * v
         if squares:
             alpha, curvature = half_square_slopes(t, numbers)
@@ -129,14 +121,9 @@ def _add_slopes_in(has_targets, squares, span, dense, lane, data, sums):
 @inlined
 def _add_slopes(span, dense, lane, data, sums):
     """Add a column's terms to the sums of `_newton`: derivatives of the loss at step 0, and a bound of the second."""
-    has_targets = data.scores.target.size > 0
     if is_half_square(unit_numbers(data.scores, data.costs)):
-        if has_targets:
-            return _add_slopes_in(True, True, span, dense, lane, data, sums)
-        return _add_slopes_in(False, True, span, dense, lane, data, sums)
-    if has_targets:
-        return _add_slopes_in(True, False, span, dense, lane, data, sums)
-    return _add_slopes_in(False, False, span, dense, lane, data, sums)
+        return _add_slopes_in(True, span, dense, lane, data, sums)
+    return _add_slopes_in(False, span, dense, lane, data, sums)
 
 
 @inlined
@@ -368,27 +355,11 @@ def add_row_terms(scores, costs, lanes, sums):
 
 
 @kernel
-def add_losses(scores, costs, lanes, sums):
-    """Add the rows' losses to `sums` (lanes,)."""
-    n_lanes = sums.size
-    n_rows = scores.score.size // n_lanes
-    numbers = unit_numbers(scores, costs)
-    for start in range(0, n_rows, _BLOCK):
-        for lane in lanes:
-            total = sums[lane]
-            for j in range(start, min(start + _BLOCK, n_rows)):
-                c = signed_cost(j, lane, scores, costs)
-                t = margin(j, math.copysign(1.0, c), scores.score[_score_at(j, lane, costs)], scores)
-                total += abs(c) * loss_at(costs.loss, t, numbers)
-            sums[lane] = total
-
-
-@kernel
 def add_line_terms(scores, previous, costs, lanes, sums):
-    """Add the rows' terms of a line search along ``d = score - previous`` to `sums` (lanes, 4).
+    """Add the rows' terms of a line search along ``d = score - previous`` to `sums` (lanes, 3).
 
-    These are the loss at ``score + s d``, s = 0; its first two derivatives with respect to s; a bound of the second for s
-    in [0, 1].
+    These are the loss at ``score + s d``, s = 0, and its first two derivatives with respect to s; the loss alone if
+    `previous` is empty.
     """
     n_lanes = sums.shape[0]
     n_rows = scores.score.size // n_lanes
@@ -396,18 +367,18 @@ def add_line_terms(scores, previous, costs, lanes, sums):
     unit = unit_of(costs.loss, numbers)
     for start in range(0, n_rows, _BLOCK):
         for lane in lanes:
-            total, slope, curve, bound = sums[lane, 0], sums[lane, 1], sums[lane, 2], sums[lane, 3]
+            total, slope, curve = sums[lane, 0], sums[lane, 1], sums[lane, 2]
             for j in range(start, min(start + _BLOCK, n_rows)):
                 c = signed_cost(j, lane, scores, costs)
                 y, c, at = math.copysign(1.0, c), abs(c), _score_at(j, lane, costs)
-                t, moved = margin(j, y, scores.score[at], scores), y * (scores.score[at] - previous[at])
-                alpha, curvature = alpha_and_curvature(costs.loss, t, numbers)
-                alpha, curvature = unit * alpha, unit * curvature
+                t = margin(j, y, scores.score[at], scores)
                 total += c * loss_at(costs.loss, t, numbers)
-                slope -= c * alpha * moved
-                curve += c * curvature * moved * moved
-                bound += c * most_curvature_near(costs.loss, t, abs(moved), numbers) * moved * moved
-            sums[lane, 0], sums[lane, 1], sums[lane, 2], sums[lane, 3] = total, slope, curve, bound
+                if previous.size:
+                    moved = y * (scores.score[at] - previous[at])
+                    alpha, curvature = alpha_and_curvature(costs.loss, t, numbers)
+                    slope -= c * unit * alpha * moved
+                    curve += c * unit * curvature * moved * moved
+            sums[lane, 0], sums[lane, 1], sums[lane, 2] = total, slope, curve
 
 
 # ---------------------------------------------------------------------------------------------------------------------

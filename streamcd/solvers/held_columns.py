@@ -8,8 +8,8 @@ import numpy as np
 
 from ..kernels import working_set as kernels
 from ..kernels.columns import Columns
-from ..kernels.primitives import unsigned
 from ..stream.window import ColumnArena
+from .primal import columns_of
 
 _STAYS = 0.5
 """Share of the room that the longest columns keep where others have no room: the gap depends on the steepest derivative, and
@@ -133,8 +133,3 @@ class HeldColumns:
     def _add(self, nearness: np.ndarray) -> None:
         self._nearness[self._n : self._n + nearness.size] = nearness
         self._n += nearness.size
-
-
-def columns_of(arena: ColumnArena) -> Columns:
-    """Return an arena as an argument of kernels."""
-    return Columns(arena.indptr, arena.feature, unsigned(arena.row), arena.value)

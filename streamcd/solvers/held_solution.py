@@ -67,8 +67,8 @@ class HeldSolution:
             np.zeros(1),
             penalty,
         )
-        minimise(ColumnsModel(none, self._columns, (self._pull, self._curvature), (0,)), step, penalty)
         solve_positive(np.eye(1), np.ones(1))
+        minimise(ColumnsModel(none, self._columns, (self._pull, self._curvature), (0,)), step, penalty)
 
     def solve(self, solved: float, most_steps: int) -> None:
         """Solve until the gap of the held columns is a part of what it was; weights of others stay what they are."""

@@ -106,13 +106,13 @@ def newton_parts(problem: Problem) -> int:
 
 def newton_memory(problem: Problem, dataset: Dataset) -> SolverMemory:
     """Count the Hessian of every lane, in each of the sums made at a time, those of a solution, and some vectors."""
-    from ..kernels.newton import BLOCK, LENGTHS, PANEL
+    from ..kernels.newton import BLOCK, LENGTHS
 
     n_lanes, size, n_parts = problem.n_lanes, problem.n_features + 1, newton_parts(problem)
     matrices, vectors = 8 * n_lanes * size**2, 8 * size * n_lanes
     sums = matrices + 3 * vectors + 8 * 64 * n_lanes
     of_model = 8 * size**2 if problem.l1.any() else 0  # of the support
-    blocks = 8 * size * (PARTS * BLOCK + 4 * PANEL + 3 * LENGTHS.size)
+    blocks = 8 * size * (PARTS * BLOCK + 3 * LENGTHS.size)
     return SolverMemory(
         RowLayout(0, 0, has_targets=problem.has_targets, centred=problem.free_bias),
         matrices + 16 * vectors + (sums * n_parts if n_parts > 1 else 0) + of_model + blocks,

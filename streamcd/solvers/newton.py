@@ -44,7 +44,7 @@ from .protocol import (
     new_totals,
     relative_violation,
 )
-from .quadratic_model import MatrixModel, Penalty, minimise, solve_positive
+from .quadratic_model import MatrixModel, Penalty, minimise, slope_norms, solve_positive
 
 _ENOUGH = 0.5  # of the decrease at the best length, with which a step is accepted
 _LONG = 2.0  # best length of a step from which on the next is twice Newton's: logistic loss with a large C
@@ -95,11 +95,9 @@ class NewtonSolver(Solver):
         """Compile the kernels by visiting no rows, before windows are allocated."""
         rows, none = rows_of(empty_window(self.layout.new_arena(dataset, 2, 0))), np.zeros(0, dtype=np.int64)
         self._sum_up(rows, none, state, none)
-        vector, matrix = np.zeros(0), np.zeros((0, 0))
+        minimise(MatrixModel(np.eye(1), np.ones(1)), np.zeros(1), Penalty.of_lane(self.problem, 0))
         solve_positive(np.eye(1), np.ones(1))
-        kernels.sweep_model(matrix, vector, vector, *Penalty(0.0, 1.0, False))
-        kernels.penalty_terms(vector, vector, 1.0, *self._penalty(0)[:2])
-        kernels.slope_norm(vector, vector, *self._penalty(0)[:2], 0)
+        self.certificate(state)
         return_free_memory()
 
     # -- a read
@@ -114,9 +112,8 @@ class NewtonSolver(Solver):
         """Move w to where the read is made; lanes that have not begun are read where they are."""
         lanes, training = state.phase(TRAIN, CERTIFY), state.phase(TRAIN)
         begun = state.lanes["begun"]
-        moves = [partial(self._move, state, lane) for lane in training[begun[training]].tolist()]
-        # with L1 a lane takes a second matrix, for which the plan has memory once
-        self.threads.run(moves, 0 if self.problem.l1.any() else 1 << 62)
+        for lane in training[begun[training]].tolist():
+            self._move(state, lane)
         for array in self._sums_of(state):
             array[lanes] = 0.0
         state.matrices["step"][state.phase(CERTIFY)] = 0.0
@@ -195,7 +192,8 @@ class NewtonSolver(Solver):
             gap, v = self._dual_point(state, error)
             more = deviation(norm * totals[:, SLOPE])
             for lane in range(self.problem.n_lanes):
-                l1, l2, n = self._penalty(lane)
+                l1, l2, free_bias = Penalty.of_lane(self.problem, lane)
+                n = self._size - free_bias
                 bracket, slope = kernels.penalty_terms(w[lane, :n], v[lane, :n], 1.0, l1, l2)
                 gap[lane] += bracket
                 more[lane] += (slope + curve * error[lane]) * error[lane]
@@ -221,17 +219,12 @@ class NewtonSolver(Solver):
 
     def _violation(self, state: State) -> np.ndarray:
         """Return `relative_violation`; with l1 of the 1-norm of the smallest subgradient."""
-        norm = self._slope_norms(_by_lane(state.w), state.matrices["v"].sum(axis=1))
+        norm = slope_norms(self.problem, _by_lane(state.w), state.matrices["v"].sum(axis=1))
         return relative_violation(self.problem, self._class_counts, state, norm, self._start_norm(state))
 
     def _start_norm(self, state: State) -> np.ndarray:
         start = state.matrices["start"]
-        return self._slope_norms(np.zeros_like(start), start)
-
-    def _slope_norms(self, w: np.ndarray, v: np.ndarray) -> np.ndarray:
-        """Return `slope_norm` of every lane, from arrays (lanes, D)."""
-        lanes = range(self.problem.n_lanes)
-        return np.array([kernels.slope_norm(w[k], v[k], *self._penalty(k)) for k in lanes])
+        return slope_norms(self.problem, np.zeros_like(start), start)
 
     # -- steps
 
@@ -272,20 +265,16 @@ class NewtonSolver(Solver):
     def _solve(self, state: State, lane: int, step: np.ndarray) -> None:
         """Set `step` to that which minimises the quadratic model. Uses up the Hessian."""
         hessian, v = state.matrices["hessian"][lane], state.matrices["v"][lane].sum(axis=0)
-        w, diagonal = state.w[:, lane].copy(), np.einsum("ii->i", hessian)
-        l1, l2, n_penalised = self._penalty(lane)
-        if l1:
+        w, n, penalty = state.w[:, lane].copy(), self._n_penalised, Penalty.of_lane(self.problem, lane)
+        model = MatrixModel(hessian, v)
+        if penalty.l1:
             moved = w.copy()
-            minimise(MatrixModel(hessian, v), moved, Penalty(l1, l2, self.problem.free_bias))
+            minimise(model, moved, penalty)
             step[:] = moved - w
             return
-        v[:n_penalised] -= l2 * w[:n_penalised]
-        diagonal[:n_penalised] += l2
+        v[:n] -= penalty.l2 * w[:n]
+        np.einsum("ii->i", hessian)[:n] += penalty.l2
         step[:] = solve_positive(hessian, v)
-
-    def _penalty(self, lane: int) -> tuple[float, float, int]:
-        """Return the penalty of a lane as kernels take it; a bias that is free of it comes last."""
-        return float(self.problem.l1[lane]), self.problem.l2, self._n_penalised
 
 
 def _by_lane(w: np.ndarray) -> np.ndarray:

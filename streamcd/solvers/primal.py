@@ -8,6 +8,7 @@ estimate; in a read at fixed w, which recomputes the scores, it is the certifica
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -21,10 +22,10 @@ from ..kernels.columns import ColumnCosts, ColumnData, Columns, Scores, Span
 from ..kernels.compile import return_free_memory
 from ..kernels.primal import LOSS_SUM, N_SUMS, PHI
 from ..kernels.primitives import DUAL, GAP, VIOLATION_MAX
-from ..stream.memory_plan import Plan, long_units
-from ..stream.window import Window, empty_window
+from ..stream.memory_plan import Plan
+from ..stream.window import ColumnArena, Window, empty_window
+from . import extrapolation
 from .certificate import certificate
-from .extrapolation import Extrapolation, sum_up_objective
 from .memory import primal_memory
 from .problem import Problem
 from .protocol import (
@@ -46,9 +47,12 @@ _BIAS_WINDOW = 2**32 - 2  # in place of the window in the random key that choose
 
 
 class PrimalSolver(Solver):
-    """Primal coordinate descent for losses with a curvature: every coordinate once a pass, in random order."""
+    """Primal coordinate descent for losses with a curvature: every coordinate once a pass, in random order.
 
-    with_replacement = False
+    Or, `with_replacement`, as many coordinates drawn uniformly at random (Algorithm 3): a window makes as many draws as it
+    holds features, so each feature has one expected visit per pass, whatever the chunks.
+    """
+
     warm_start: Start = "w and scores"
 
     def __init__(
@@ -59,20 +63,19 @@ class PrimalSolver(Solver):
         plan: Plan | None,
         folder: Path | None,
         *,
+        with_replacement: bool,
         extrapolates: bool,
     ) -> None:
         self.problem, self._dataset, self._seed = problem, dataset, seed
-        self._extrapolation = Extrapolation(problem) if extrapolates else None
+        self._with_replacement, self._extrapolates = with_replacement, extrapolates
         self.memory = primal_memory(
-            problem, dataset, with_replacement=self.with_replacement, extrapolates=extrapolates
+            problem, dataset, with_replacement=with_replacement, extrapolates=extrapolates
         )
         self.layout = self.memory.layout
-        self._plan = plan
         self.paged: PagedRows | None = None
         if plan is not None and folder is not None and plan.page_rows:
             pages = folder, dataset, problem, seed, plan.page_rows
             self.paged = PagedRows(*pages, extrapolates=extrapolates)
-        self._constants: list[np.ndarray] | None = None
 
     @cached_property
     def _costs(self) -> ColumnCosts:
@@ -80,49 +83,39 @@ class PrimalSolver(Solver):
         problem = self.problem
         return ColumnCosts(signed_costs(problem), problem.row_loss, problem.bias, problem.free_bias)
 
+    @cached_property
+    def _constants(self) -> list[np.ndarray]:
+        return all_constants(self._dataset, self.problem, self._seed)
+
     def new_state(self) -> State:
         """Return the state before the first read: w and the scores are 0."""
+        return self._new_state(self.problem.n_features + 1, 0 if self.paged else self._dataset.n_rows)
+
+    def _new_state(self, size: int, n_rows: int) -> State:
         n_lanes = self.problem.n_lanes
         lanes = new_lanes(n_lanes, TRAIN) | {"start_norm": np.full(n_lanes, np.nan)}
-        state = State(
-            np.zeros((self.problem.n_features + 1, n_lanes)),
-            new_totals(n_lanes),
-            lanes,
-        )
-        if self.paged is None:
-            state.rows["score"] = np.zeros((self._dataset.n_rows, n_lanes))
-        if self._extrapolation:
-            self._extrapolation.add_to(state)
+        state = State(np.zeros((size, n_lanes)), new_totals(n_lanes), lanes)
+        if n_rows or not self.paged:
+            state.rows["score"] = np.zeros((n_rows, n_lanes))
+        if self._extrapolates:
+            extrapolation.add_previous(state)
         return state
 
     def load_kernels(self, dataset: Dataset, state: State) -> None:
-        """Compile the kernels by visiting no columns of no rows, before windows are allocated."""
-        table = self.layout.open(dataset)
-        window, rows = empty_window(self.layout.new_arena(table, 2, 0)), new_rows(self.problem, dataset)
-        none, sums = window.chunks, np.zeros((self.problem.n_lanes, 4))
-        begins, span = np.isnan(state.lanes["start_norm"]), Span(0, 0, False)
-        scores, costs, totals, w = rows.arrays, self._costs, state.totals, state.w.reshape(-1)
-        data = ColumnData(columns_of(window), scores, costs)
-        if self.with_replacement:
-            primitives.draw(none, np.uint64(0), none)
-        primal_kernels.primal_visit(none, data, w, begins, none, totals)
-        primal_kernels.set_pull(scores, costs, none, sums.T)
-        if self.problem.free_bias:
-            primal_kernels.scale_sides(scores.score, np.ones((2, sums.shape[0])), none)
-        primal_kernels.primal_certify(none, data, w, none, totals)
-        primal_kernels.add_row_terms(scores, costs, none, np.zeros((sums.shape[0], N_SUMS)))
-        primal_kernels.add_losses(scores, costs, none, sums[:, 0].copy())
-        if self._extrapolation:
-            self._extrapolation.load_kernels(state, rows, costs)
-        if self.paged is not None:
-            self.paged.load_kernels(window.arena)
-        if self._plan is not None and (self.paged is not None or long_units(table, self._plan).any()):
-            of_lanes = state.w[-1]
-            primal_kernels.segment_slopes(span, data, begins, none, sums)
-            primal_kernels.choose_steps(sums, of_lanes, 1.0, costs.loss, none, totals, of_lanes)
-            primal_kernels.segment_products(span, data, none, of_lanes)
-            primal_kernels.add_gap_terms(of_lanes, of_lanes, 1.0, none, totals)
-            primal_kernels.move_segment(span, data, none, of_lanes, scores.score)
+        """Compile the kernels by passes over no columns of no rows, before windows are allocated."""
+        nothing, window = copy(self), empty_window(self.layout.new_arena(self.layout.open(dataset), 2, 0))
+        rows, lanes, order = new_rows(self.problem, dataset), np.arange(1), np.zeros(1, dtype=np.int64)
+        nothing.paged, nothing._constants = None, [rows.kind, rows.weight, rows.target]
+        state = nothing._new_state(1, 0)
+        for phase in (CERTIFY, TRAIN):
+            state.lanes["phase"][:] = phase
+            nothing.visit(window, state, order, np.uint64(0))
+            nothing._visit_segments(window, state, _BIAS, lanes, lanes < 0, phase == CERTIFY)
+            nothing.certificate(state)
+        nothing.estimate(state, lanes)
+        if self.paged:
+            with self.paged.loaded(window, "score"):
+                pass
         return_free_memory()
 
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
@@ -133,34 +126,29 @@ class PrimalSolver(Solver):
                 self._begin_certificates(state, certifying)
             self._visit_columns(window, state, self.columns(window, order), certifying, certifies=True)
         if training.size:
-            if self._extrapolation:
-                self._extrapolation.begin_pass(state, training, self._rows(state), self._costs)
+            if self._extrapolates and window.number == 0:
+                extrapolation.begin_pass(state, training, self._rows(state))
             self._visit_columns(window, state, self.visits(window, order, key), training)
 
     def _visit_columns(
         self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray, *, certifies: bool = False
     ) -> None:
-        """Visit columns in order; a column too long for memory, or the bias whose rows are paged, in segments.
-
-        Loaded rows are stored before a column of the second kind.
-        """
+        """Visit columns in order; a column too long for memory, or the bias whose rows are paged, in segments."""
         rows, changed = self._rows(state), "fresh" if certifies else "score"
         begins, w = np.isnan(state.lanes["start_norm"]), state.w.reshape(-1)
-        alone = np.arange(order.size) if window.sweep else np.flatnonzero((order == _BIAS) & rows.paged)
+        alone = np.arange(order.size) if window.sweep else np.flatnonzero((order == _BIAS) & bool(self.paged))
         start = 0
         for stop in [*alone.tolist(), order.size]:
             if stop > start:
-                held = rows.load(window, fresh=certifies)
-                columns = order[start:stop], ColumnData(columns_of(window), held.arrays, self._costs), w
-                if certifies:
-                    primal_kernels.primal_certify(*columns, lanes, state.totals)
-                else:
-                    primal_kernels.primal_visit(*columns, begins, lanes, state.totals)
+                with rows.loaded(window, changed) as held:
+                    data = ColumnData(columns_of(window.arena), held.arrays, self._costs)
+                    if certifies:
+                        primal_kernels.primal_certify(order[start:stop], data, w, lanes, state.totals)
+                    else:
+                        primal_kernels.primal_visit(order[start:stop], data, w, begins, lanes, state.totals)
             if stop < order.size:
-                rows.store((changed,))
                 self._visit_segments(window, state, int(order[stop]), lanes, begins, certifies)
             start = stop + 1
-        rows.store((changed,))
 
     def _visit_segments(
         self,
@@ -196,7 +184,7 @@ class PrimalSolver(Solver):
         """Iterate over the segments of a column, each with its rows, whose arrays named in `saved` are stored afterwards."""
 
         def data(rows: Rows) -> ColumnData:
-            return ColumnData(columns_of(window), rows.arrays, self._costs)
+            return ColumnData(columns_of(window.arena), rows.arrays, self._costs)
 
         if is_bias:
             for rows in kept.iter_blocks(saved=saved):
@@ -223,7 +211,7 @@ class PrimalSolver(Solver):
     def visits(self, window: Window, order: np.ndarray, key: np.uint64) -> np.ndarray:
         """Write the offsets of the columns in visiting order, a function of `key`, to the front of `order`."""
         chosen = self.columns(window, order)
-        if self.with_replacement:
+        if self._with_replacement:
             primitives.draw(chosen.copy(), key, chosen)
         else:
             primitives.shuffle(chosen, key)
@@ -231,7 +219,7 @@ class PrimalSolver(Solver):
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """Store ``‖∇f(0)‖``, which the first pass has summed, and drop the scores of a read at fixed w."""
-        self._rows(state).end_read()
+        state.rows.pop("fresh", None)  # which keeps checkpoints small
         norm = state.lanes["start_norm"]
         norm[trained] = np.where(np.isnan(norm[trained]), _start_norm(state)[trained], norm[trained])
 
@@ -260,10 +248,7 @@ class PrimalSolver(Solver):
 
         With acceleration the next pass begins at the extrapolation that is found on the way.
         """
-        end_pass = (
-            self._extrapolation.end_pass if self._extrapolation else partial(sum_up_objective, self.problem)
-        )
-        primal = end_pass(state, trained, self._rows(state), self._costs)
+        primal = extrapolation.end_pass(self.problem, state, trained, self._rows(state), self._costs)
         gap = np.abs(state.totals[:, GAP])  # negative only by rounding
         return Estimates(gap, primal, self._violation(state))
 
@@ -274,11 +259,11 @@ class PrimalSolver(Solver):
 
     def _begin_certificates(self, state: State, lanes: np.ndarray) -> None:
         """Put pulls in the place of scores, and scores at w = 0 in that of the fresh ones."""
-        kept = self._rows(state)
-        kept.begin_certificates()
+        if not self.paged:
+            state.rows.setdefault("fresh", np.zeros_like(state.rows["score"]))
 
         def blocks() -> Iterator[Scores]:
-            for rows in kept.iter_blocks(saved=("score", "fresh")):
+            for rows in self._rows(state).iter_blocks(saved=("score", "fresh")):
                 rows.fresh[:, lanes] = 0.0
                 yield rows.arrays
 
@@ -287,22 +272,11 @@ class PrimalSolver(Solver):
     def _rows(self, state: State) -> RowsInMemory | PagedRows:
         if self.paged is not None:
             return self.paged
-        if self._constants is None:
-            self._constants = all_constants(self._dataset, self.problem, self._seed)
         return RowsInMemory(state.rows, self._constants)
 
 
-class OnlineSolver(PrimalSolver):
-    """Coordinates drawn uniformly at random with replacement, a pass being one draw per feature (Algorithm 3).
-
-    A window makes as many draws as it holds features, so each feature has one expected visit per pass, whatever the chunks.
-    """
-
-    with_replacement = True
-
-
-def columns_of(window: Window) -> Columns:
-    arena = window.arena
+def columns_of(arena: ColumnArena) -> Columns:
+    """Return an arena as an argument of kernels."""
     return Columns(arena.indptr, arena.feature, primitives.unsigned(arena.row), arena.value)
 
 

@@ -16,6 +16,7 @@ from ..kernels import newton as newton_kernels
 from ..kernels import working_set as kernels
 from ..kernels.columns import Columns
 from ..kernels.primitives import shuffle
+from .problem import Problem
 
 _SWEEPS, _STEPS, _MOST_ROUNDS = 16, 20, 5  # before steps on the support; the most of these; of both
 _MOST_PRODUCTS, _CG_SOLVED = 20, 0.1  # of conjugate gradients; of the residual's norm
@@ -30,11 +31,22 @@ class Penalty(NamedTuple):
     l2: float
     free_bias: bool
 
+    @classmethod
+    def of_lane(cls, problem: Problem, lane: int) -> Penalty:
+        """Return the penalty of a lane."""
+        return cls(float(problem.l1[lane]), problem.l2, problem.free_bias)
+
     def change(self, w: np.ndarray, step: np.ndarray) -> float:
         """Return the change of g by a step from w."""
         own, moved = w[: w.size - self.free_bias], step[: w.size - self.free_bias]
         changes = self.l1 * (np.abs(own + moved) - np.abs(own)) + self.l2 * moved * (own + 0.5 * moved)
         return float(changes.sum())
+
+
+def slope_norms(problem: Problem, w: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """Return `kernels.newton.slope_norm` of every lane, from arrays (lanes, features + 1)."""
+    norm, lanes = newton_kernels.slope_norm, range(problem.n_lanes)
+    return np.array([norm(w[k], v[k], *Penalty.of_lane(problem, k)) for k in lanes])
 
 
 class MatrixModel:
@@ -204,10 +216,10 @@ def _length(
 
 
 def solve_positive(matrix: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """Solve ``A y = v`` for a positive semidefinite A in its lower triangle, which is used up.
+    """Solve ``A y = v`` for a positive semidefinite A in its upper triangle, which is used up.
 
     BLAS has threads that wait in loops: on processors with other work they took up to 20 times as long.
     """
-    solution, least = v.copy(), 1e-14 * np.diagonal(matrix)
-    newton_kernels.solve_positive(matrix, solution, least, np.empty((newton_kernels.PANEL, v.size)))
+    solution = v.copy()
+    newton_kernels.solve_positive(matrix, solution, 1e-14 * np.diagonal(matrix))
     return solution

@@ -74,10 +74,10 @@ def make_solver(
 
         return WorkingSetSolver(problem, dataset, seed, plan)
     if entry.layout == "columns":
-        from .primal import OnlineSolver, PrimalSolver
+        from .primal import PrimalSolver
 
-        columns = OnlineSolver if method == "online" else PrimalSolver
-        return columns(problem, dataset, seed, plan, folder, extrapolates=acceleration != "none")
+        options = {"with_replacement": method == "online", "extrapolates": acceleration != "none"}
+        return PrimalSolver(problem, dataset, seed, plan, folder, **options)
     if method == "sor":
         from .twin_sor import TwinSorSolver
 

@@ -10,6 +10,7 @@ rows, is visited page by page.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,39 +62,22 @@ class RowsInMemory:
     `constants` are the rows' kinds, weights and targets.
     """
 
-    paged = False
-
     def __init__(self, arrays: dict[str, np.ndarray], constants: Sequence[np.ndarray]) -> None:
-        self._arrays, self._constants = arrays, constants
-
-    def begin_certificates(self) -> None:
-        """Allocate fresh scores."""
-        score = self._arrays["score"]
-        if self._arrays.get("fresh", score[:0]).shape != score.shape:
-            self._arrays["fresh"] = np.zeros_like(score)
-
-    def end_read(self) -> None:
-        """Drop the fresh scores, which keeps checkpoints small."""
-        self._arrays.pop("fresh", None)
+        score = arrays["score"]
+        fresh, previous = (arrays.get(name, score[:0]) for name in ("fresh", "previous"))
+        kind, weight, target = constants
+        self._rows = Rows(0, score, fresh, kind, weight, target, previous)
 
     def iter_blocks(
         self, start: int = 0, stop: int | None = None, *, more: Sequence[str] = (), saved: Sequence[str] = ()
     ) -> Iterator[Rows]:
         """Iterate over ascending blocks of rows that hold all of ``start:stop``."""
-        yield self._rows()
+        yield self._rows
 
-    def load(self, window: Window, *, fresh: bool) -> Rows:
-        """Return the rows of a window's entries, by the numbers in its arena."""
-        return self._rows()
-
-    def store(self, saved: Sequence[str]) -> None:
-        """Do nothing: rows are changed in place."""
-
-    def _rows(self) -> Rows:
-        score = self._arrays["score"]
-        fresh, previous = (self._arrays.get(name, score[:0]) for name in ("fresh", "previous"))
-        kind, weight, target = self._constants
-        return Rows(0, score, fresh, kind, weight, target, previous)
+    @contextmanager
+    def loaded(self, window: Window, changed: str) -> Iterator[Rows]:
+        """Provide the rows of a window's entries, by the numbers in its arena; the array `changed` may be."""
+        yield self._rows
 
 
 class PagedRows:
@@ -102,8 +86,6 @@ class PagedRows:
     With `extrapolates` the scores of an earlier pass are kept too. The loop makes `slots` durable. Pages that were never
     saved are zero.
     """
-
-    paged = True
 
     def __init__(
         self,
@@ -115,26 +97,19 @@ class PagedRows:
         *,
         extrapolates: bool = False,
     ) -> None:
-        self._page_rows = page_rows = min(page_rows, max(dataset.n_rows, 1))
         self._dataset, self._problem, self._seed = dataset, problem, seed
-        self._n_rows, score_bytes = dataset.n_rows, 8 * problem.n_lanes
-        starts = np.arange(0, max(dataset.n_rows, 1), page_rows)
-        self._n_pages = starts.size
-        sizes = np.diff(np.append(starts, dataset.n_rows))
-        widths = [score_bytes, score_bytes, constant_bytes(problem, dataset), score_bytes]
-        widths = widths[: 3 + extrapolates]
-        shards = np.zeros(len(widths) * starts.size, dtype=np.int64)
-        self.slots = SlotStore(folder, shards, np.concatenate([sizes * width for width in widths]), 1)
-        self._page = new_rows(problem, dataset, page_rows, extrapolates=extrapolates)
-        self._loaded: Rows | None = None
-        self._room: Rows | None = None
+        self._n_rows, self._page_rows = dataset.n_rows, min(page_rows, max(dataset.n_rows, 1))
+        sizes = np.diff(np.append(np.arange(0, max(dataset.n_rows, 1), self._page_rows), dataset.n_rows))
+        self._n_pages = sizes.size
+        widths = np.full(3 + extrapolates, 8 * problem.n_lanes)
+        widths[_SECTIONS.index("constant")] = constant_bytes(problem, dataset)
+        shards = np.zeros(widths.size * sizes.size, dtype=np.int64)
+        self.slots = SlotStore(folder, shards, np.outer(widths, sizes).reshape(-1), 1)
+        self._page = new_rows(problem, dataset, self._page_rows, extrapolates=extrapolates)
+        self._rank = np.empty(min(8 * self._page_rows, max(self._n_rows, 1)), dtype=np.int64)
+        self._room = self._page.head(0)
         self._listed: np.ndarray = np.zeros(0, dtype=np.int64)
         self._compacted: Window | None = None
-
-    def load_kernels(self, arena: ColumnArena) -> None:
-        """Load the kernel that renumbers rows, with an arena without entries."""
-        rank = np.zeros(1, dtype=np.int64)
-        compact_rows(arena.indptr[:1], arena.row, 0, rank[:0], rank, arena.row)
 
     def write_constants(self) -> None:
         """Write kind, weight and target of all rows of a new run; reads the rows, not their entries."""
@@ -150,47 +125,31 @@ class PagedRows:
                     self._write_page(number, "constant")
                     number, filled = number + 1, 0
 
-    def begin_certificates(self) -> None:
-        """Do nothing: the file has room for fresh scores."""
-
-    def end_read(self) -> None:
-        """Do nothing: fresh scores stay in the file until they are overwritten."""
-
     def iter_blocks(
         self, start: int = 0, stop: int | None = None, *, more: Sequence[str] = (), saved: Sequence[str] = ()
     ) -> Iterator[Rows]:
         """Iterate over ascending pages that hold all of ``start:stop``, with `more` arrays; those in `saved` are stored."""
-        assert self._loaded is None, "loaded rows are stale once a page changes"
         stop = self._n_rows if stop is None else stop
         for number in range(start // self._page_rows, -(-stop // self._page_rows)):
             yield self._read_page(number, {*more, *saved})
             for name in saved:
                 self._write_page(number, name)
 
-    def load(self, window: Window, *, fresh: bool) -> Rows:
-        """Load the rows of a window's entries; renumbers the rows in the arena."""
-        if self._loaded is None:
-            self._compact(window)
-            assert self._room is not None
-            self._loaded = self._room.head(self._listed.size)
-            for number, listed, offset in self._pages_of_listed():
-                page = self._read_page(number, {"fresh"} if fresh else ())
-                names = ("score", "constant", "fresh") if fresh else ("score", "constant")
-                for name in names:
-                    for to, array in zip(self._loaded.section(name), page.section(name), strict=True):
-                        to[listed] = array[offset]
-        return self._loaded
-
-    def store(self, saved: Sequence[str]) -> None:
-        """Write the named arrays of the loaded rows back to their pages, and release the rows."""
-        rows, self._loaded = self._loaded, None
-        if rows is None or not saved:
-            return
+    @contextmanager
+    def loaded(self, window: Window, changed: str) -> Iterator[Rows]:
+        """Provide the rows of a window's entries, renumbered in the arena; then the array `changed` goes to their pages."""
+        self._compact(window)
+        rows = self._room.head(self._listed.size)
         for number, listed, offset in self._pages_of_listed():
-            page = self._read_page(number, saved)
-            for name in saved:
-                getattr(page, name)[offset] = getattr(rows, name)[listed]
-                self._write_page(number, name)
+            page = self._read_page(number, (changed,))
+            for name in {"score", "constant", changed}:
+                for to, array in zip(rows.section(name), page.section(name), strict=True):
+                    to[listed] = array[offset]
+        yield rows
+        for number, listed, offset in self._pages_of_listed():
+            page = self._read_page(number, (changed,))
+            getattr(page, changed)[offset] = getattr(rows, changed)[listed]
+            self._write_page(number, changed)
 
     # -- inside
 
@@ -198,23 +157,14 @@ class PagedRows:
         if self._compacted is window:
             return
         arena: ColumnArena = window.arena
-        if self._room is None:
-            most = min(arena.row.size, self._n_rows)
+        most = min(arena.row.size, self._n_rows)
+        if self._room.kind.size < most or not self._compacted:
             self._room = new_rows(self._problem, self._dataset, most)
             self._all_listed = np.empty(most, dtype=arena.row.dtype)
             self._following = np.empty(arena.feature.size, dtype=np.int64)
-            self._rank = np.empty(min(8 * self._page_rows, max(self._n_rows, 1)), dtype=np.int64)
-        n_columns = int(window.stop.max(initial=0))
-        n = compact_rows(
-            arena.indptr[: n_columns + 1],
-            arena.row,
-            self._n_rows,
-            self._following,
-            self._rank,
-            self._all_listed,
-        )
-        self._listed = self._all_listed[:n]
-        self._compacted = window
+        starts = arena.indptr[: int(window.stop.max(initial=0)) + 1]
+        n = compact_rows(starts, arena.row, self._n_rows, self._following, self._rank, self._all_listed)
+        self._listed, self._compacted = self._all_listed[:n], window
 
     def _pages_of_listed(self) -> Iterator[tuple[int, slice, np.ndarray]]:
         """Iterate over the pages with rows of the window: number, range of the loaded rows, their offsets in the page."""
@@ -235,10 +185,8 @@ class PagedRows:
         """Read score and constants of a page, and the arrays named in `more`."""
         page = self._page_of(number)
         for section, name in enumerate(_SECTIONS):
-            if name not in ("score", "constant", *more):
-                continue
-            arrays = page.section(name)
-            if not self.slots.load(section * self._n_pages + number, arrays):
+            arrays = page.section(name) if name in ("score", "constant", *more) else []
+            if arrays and not self.slots.load(section * self._n_pages + number, arrays):
                 for array in arrays:
                     array[:] = 0
         return page

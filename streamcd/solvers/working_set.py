@@ -28,10 +28,10 @@ from ..kernels.primitives import GAP, LOSS, N_ACTIVE, N_VISITED
 from ..stream.memory_plan import Plan
 from ..stream.window import Window
 from .certificate import certificate, deviation
-from .held_columns import HeldColumns, columns_of
+from .held_columns import HeldColumns
 from .held_solution import HeldProblem, HeldSolution
 from .memory import LANES_TOGETHER, working_set_memory
-from .primal import all_constants, set_pulls, signed_costs
+from .primal import all_constants, columns_of, set_pulls, signed_costs
 from .problem import Problem
 from .protocol import (
     CERTIFY,
@@ -44,7 +44,7 @@ from .protocol import (
     new_totals,
     relative_violation,
 )
-from .quadratic_model import Penalty
+from .quadratic_model import Penalty, slope_norms
 from .row_scores import new_rows
 
 _SOLVED, _RESIDENT_SOLVED = 0.1, 3e-4
@@ -110,10 +110,10 @@ class WorkingSetSolver(Solver):
         scores, costs = new_rows(self.problem, dataset).arrays, self._costs[0]
         set_pulls(lambda: [scores], costs._replace(free_bias=True), np.zeros(1, dtype=np.int64))
         primal_kernels.add_row_terms(scores, costs, none, np.zeros((1, N_SUMS)))
-        newton_kernels.slope_norm(numbers, numbers, 0.0, 1.0, 0)
+        newton_kernels.slope_norm(numbers, numbers, *Penalty(0.0, 1.0, free_bias=False))
         if not self._is_resident:
             kernels.hold(none, columns, columns, 0)
-        parts = scores, costs, self._penalty(0), columns, none, weights, weights, (0,)
+        parts = scores, costs, Penalty.of_lane(self.problem, 0), columns, none, weights, weights, (0,)
         HeldSolution(HeldProblem(*parts)).load_kernels()
         return_free_memory()
 
@@ -224,9 +224,6 @@ class WorkingSetSolver(Solver):
             return None
         return partial(self._solve, state, lanes, self._sums.score, _STEPS_WITHIN)
 
-    def _penalty(self, lane: int) -> Penalty:
-        return Penalty(float(self.problem.l1[lane]), self.problem.l2, self.problem.free_bias)
-
     # -- the end of a read
 
     def certificate(self, state: State) -> dict[str, np.ndarray]:
@@ -236,7 +233,7 @@ class WorkingSetSolver(Solver):
         penalties, n = problem.lane_penalties(state.w), problem.n_features + (not problem.free_bias)
 
         def certify(lane: int) -> None:
-            l1, l2, _ = self._penalty(lane)
+            l1, l2, _ = Penalty.of_lane(self.problem, lane)
             pull, v, sums, share = read.pull[lane], read.v[lane, :n], np.zeros((1, N_SUMS)), 1.0
             if l2 == 0.0:  # L1 alone asks for |v_j| <= l1
                 error = deviation(np.nanmax(read.norm) * np.sqrt(np.einsum("i,i->", pull, pull)))
@@ -258,11 +255,7 @@ class WorkingSetSolver(Solver):
         return proof
 
     def _slope_norms(self, w: np.ndarray) -> np.ndarray:
-        problem, v = self.problem, self._sums.v
-        n = problem.n_features + (not problem.free_bias)
-        own, lanes = np.ascontiguousarray(w.T), range(problem.n_lanes)
-        norm = newton_kernels.slope_norm
-        return np.array([norm(own[k], v[k], float(problem.l1[k]), problem.l2, n) for k in lanes])
+        return slope_norms(self.problem, np.ascontiguousarray(w.T), self._sums.v)
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """Solve for the held columns, lane by lane."""
@@ -287,7 +280,7 @@ class WorkingSetSolver(Solver):
 
         def solve(lane: int) -> None:
             scores = Scores(score[lane], read.fresh[lane], *self._constants)
-            held = self._penalty(lane), columns, offsets, read.moved[lane], read.norm
+            held = Penalty.of_lane(self.problem, lane), columns, offsets, read.moved[lane], read.norm
             key = self._seed, state.read, lane, read.n_solved
             solution = HeldSolution(HeldProblem(scores, self._costs[lane], *held, key))
             solution.solve(_SOLVED if self._held else _RESIDENT_SOLVED, most_steps)
