@@ -25,8 +25,7 @@ from ..core.metadata import Kind
 from ..core.storage import DATASET_BYTES, NO_FILE, Location, Url, file_sizes, local_copy, with_size
 from .manifests import LISTED
 from .parquet import read_table, reading
-from .parts import Part, extent_of
-from .read_ahead import AHEAD_BYTES, Ring
+from .parts import AHEAD_BYTES, Part, Ring, extent_of
 
 MAX_OPEN_PARTS = 64
 """Parts whose files are kept open; if there are more shards, a pass visits them in groups (`stream.chunk_order`)."""

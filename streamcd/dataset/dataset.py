@@ -285,15 +285,14 @@ class Dataset(ChunkedTable):
         elif (listed := self.class_labels()) is not None and self.class_counts is not None:
             counts = zip(listed, self.class_counts.tolist(), strict=True)
             labels = first_of([f"{label} ({count:,})" for label, count in counts], 10)
+        size = f"{format_size(self.bytes_on_disk())} in {counted(self.n_shards, 'shard')}"
         figures = {
             "rows": f"{self.n_rows:,}",
             "features": f"{self.n_features:,}",
             "entries": f"{self.n_entries:,}, {self.value_dtype}",
             "labels": escaped(labels),
-            "size": f"{format_size(self.bytes_on_disk())} in {counted(self.n_shards, 'shard')}, "
-            + counted(self.n_chunks, "chunk"),
+            "size": f"{size}, {counted(self.n_chunks, 'chunk')}",
             "scaling": self.scaling.options(),
-            "fingerprint": self.fingerprint,
         }
         lines = [f"{name}: {text}" for name, text in figures.items()]
         return "\n  ".join([f"<streamcd.Dataset {escaped(str(self.path))}", *lines]) + ">"
@@ -360,34 +359,22 @@ class Dataset(ChunkedTable):
 
     def info(self) -> dict[str, Any]:
         """Summarise the dataset in a dict, without reading the data."""
-        cells = self.n_rows * self.n_features
+        alike = "n_rows n_features n_entries n_shards n_chunks targets index_base made_from weighted seed fingerprint"
+        stored = "compression row_norms data_digest table"
         return {
-            "n_rows": self.n_rows,
-            "n_features": self.n_features,
-            "n_entries": self.n_entries,
+            **{name: getattr(self, name) for name in alike.split()},
+            **{name: self.manifest.get(name) for name in stored.split()},
             "classes": self.class_labels(),
             "class_counts": None if self.class_counts is None else self.class_counts.tolist(),
-            "targets": self.targets,
-            "density": self.n_entries / cells if cells else 0.0,
-            "n_shards": self.n_shards,
-            "n_chunks": self.n_chunks,
+            "density": self.n_entries / max(self.n_rows * self.n_features, 1),
             "bytes": self.bytes_on_disk(),
             "bytes_decoded": self.n_entries * self.entry_bytes,
-            "compression": self.manifest.get("compression"),
             "index_dtype": self.index_dtype.name,
             "value_dtype": self.value_dtype.name,
-            "index_base": self.index_base,
-            "made_from": self.made_from,
-            "weighted": self.weighted,
             "id": self.id_column or None,
             "fold": self.fold_column or None,
-            "seed": self.seed,
             "scale": self.scaling.scale,
             "normalize": self.scaling.normalize,
-            "row_norms": self.manifest.get("row_norms"),
-            "fingerprint": self.fingerprint,
-            "data_digest": self.manifest.get("data_digest"),
-            "table": self.manifest.get("table"),
         }
 
     def verify(

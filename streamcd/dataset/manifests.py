@@ -9,15 +9,7 @@ import numpy as np
 
 from ..core.classes import check_class_names
 from ..core.errors import DatasetError
-from ..core.metadata import (
-    SEAL,
-    WRITER,
-    Count,
-    FileName,
-    Kind,
-    Structure,
-    content_digest,
-)
+from ..core.metadata import SEAL, WRITER, Count, FileName, Kind, Structure, content_digest
 
 INDICES_FILE = "indices.parquet"
 """File of the indices that the features have in the source, where these are not successive."""
@@ -95,12 +87,6 @@ class TargetRange(Structure):
             raise ValueError("`targets` is no range of finite numbers")
 
 
-def _check_lengths(classes: list[float] | None, counts: list[Count] | None) -> None:
-    sizes = [None if listed is None else len(listed) for listed in (classes, counts)]
-    if sizes[0] != sizes[1]:
-        raise ValueError("`classes` and `class_counts` differ in length")
-
-
 class SourceColumn(Structure):
     """A column of the table that a dataset was made from, and its use; see `conversion.table_columns`."""
 
@@ -145,7 +131,9 @@ class DatasetManifest(Structure):
     made_from: Literal["libsvm text", "table", "dense array", "sparse matrix"] | None = None
 
     def __post_init__(self) -> None:
-        _check_lengths(self.classes, self.class_counts)
+        sizes = [None if listed is None else len(listed) for listed in (self.classes, self.class_counts)]
+        if sizes[0] != sizes[1]:
+            raise ValueError("`classes` and `class_counts` differ in length")
         if not np.isfinite(self.classes or []).all():
             raise ValueError("a class that is not finite")
         if self.targets is not None and self.classes is not None:

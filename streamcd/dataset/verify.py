@@ -38,9 +38,8 @@ class _Part:
     read: bool = True  # to its end
     entries: np.ndarray = field(default_factory=lambda: np.zeros(2, np.uint64))  # sums of their hashes
     sources: int = 0  # sum of hashes of the rows' numbers in the source
-    labels: Counter[float] = field(
-        default_factory=Counter
-    )  # of targets the least and greatest of every chunk
+    # of targets the least and greatest of every chunk
+    labels: Counter[float] = field(default_factory=Counter)
     keys: list[tuple[int, int]] = field(default_factory=list)
     """Feature and row of the first and last entry of every chunk."""
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..core.classes import has_vector_per_class
 from ..core.threads import Threads
-from ..dataset.read_ahead import AHEAD_BYTES
+from ..dataset.parts import AHEAD_BYTES
 from ..kernels.loss_table import CLASSES, LOSSES, PLANES
 from ..kernels.sparse_rows import SparseRows
 from .sparse_weights import SparseWeights

@@ -15,7 +15,7 @@ from ..core.errors import UsageError
 from ..core.memory_budget import RUNNING_BYTES, format_size, require
 from ..core.metadata import Count, Positive
 from ..dataset.chunked_table import MAX_OPEN_PARTS, ChunkedTable
-from ..dataset.read_ahead import AHEAD_BYTES
+from ..dataset.parts import AHEAD_BYTES
 
 if TYPE_CHECKING:  # with kernels, which plans are read without
     from ..dataset.dataset import Dataset
