@@ -15,7 +15,7 @@ from test_tables import make_table, write_table
 
 import streamcd
 from streamcd import StreamcdError
-from streamcd.core.metadata import SEAL, seal
+from streamcd.core.metadata import SEAL, content_digest
 from streamcd.dataset.arrow_columns import arrow_strings, strings_of
 from streamcd.dataset.string_files import StoredStrings, write_strings
 
@@ -211,7 +211,7 @@ def test_categories_that_are_not_as_many_as_recorded_and_classes_of_one_name_are
         ({"class_names": ["yes", "yes"]}, "two classes of one name"),
     ):  # fmt: skip
         changed = {**whole, **change}
-        model.write_text(json.dumps({**changed, SEAL: seal(changed)}))
+        model.write_text(json.dumps({**changed, SEAL: content_digest(changed)}))
         with pytest.raises(StreamcdError, match=message):
             streamcd.load_model(tmp_path / "run")
 

@@ -21,7 +21,7 @@ from streamcd import open as open_dataset
 from streamcd.core import atomic_files
 from streamcd.core.atomic_files import exchange, put_directory, replacing, restore_directory
 from streamcd.core.errors import CheckpointError, DatasetError, ModelError
-from streamcd.core.metadata import SEAL, Kind, parse_json, seal
+from streamcd.core.metadata import SEAL, Kind, content_digest, parse_json
 from streamcd.dataset.manifests import COLUMN_LAYOUT, ROW_LAYOUT
 from streamcd.models.model_file import MODEL
 from streamcd.models.stored import stored_certificate
@@ -41,7 +41,7 @@ class Case:
         """Change keys, and leave one out, with a seal that is right."""
         content = json.loads(self.path.read_text()) | changes
         content.pop(without, None)
-        content[SEAL] = seal(content)
+        content[SEAL] = content_digest(content)
         self.path.write_text(json.dumps(content))
 
 

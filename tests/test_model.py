@@ -22,7 +22,7 @@ from liblinear.liblinearutil import train as liblinear_train
 from streamcd import Model, export, load_model
 from streamcd.core.classes import default_code
 from streamcd.core.errors import ModelError
-from streamcd.core.metadata import SEAL, seal
+from streamcd.core.metadata import SEAL, content_digest
 from streamcd.dataset.scaling import Scaling
 
 
@@ -86,7 +86,7 @@ def test_a_flipped_bit_in_the_weights_is_refused_by_name(tmp_path):
 def _change(path: Path, **fields) -> None:
     """Change fields, with a digest that is right."""
     content = json.loads((path / "model.json").read_text()) | fields
-    content[SEAL] = seal(content)
+    content[SEAL] = content_digest(content)
     (path / "model.json").write_text(json.dumps(content))
 
 

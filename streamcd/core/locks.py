@@ -31,20 +31,15 @@ def take_lock(path: Path, flags: int = os.O_RDONLY) -> int | None:
     """
     descriptor = os.open(path, flags, 0o644)
     until = time.monotonic() + _DYING_SECONDS
-    while not _lock(descriptor):
+    while True:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _held.add(descriptor)
+            return descriptor
         if _is_of_a_living_process(descriptor) or time.monotonic() > until:
             os.close(descriptor)
             return None
         time.sleep(0.02)
-    _held.add(descriptor)
-    return descriptor
-
-
-def _lock(descriptor: int) -> bool:
-    with suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    return False
 
 
 def _is_of_a_living_process(descriptor: int) -> bool:

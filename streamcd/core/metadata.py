@@ -71,14 +71,9 @@ class Kind(Generic[Content]):
 
 
 def content_digest(content: Mapping[str, Any], *without: str) -> str:
-    """Compute the SHA-256 of the content as canonical JSON, leaving out the keys `without`."""
-    kept = {key: value for key, value in content.items() if key not in without}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-def seal(content: Mapping[str, Any]) -> str:
-    """Compute the seal of a file's content."""
-    return content_digest(content, SEAL)[:32]
+    """Compute 32 digits of the SHA-256 of the content as canonical JSON, leaving out its seal and the keys `without`."""
+    kept = {key: value for key, value in content.items() if key not in (SEAL, *without)}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:32]
 
 
 def parse_json(data: bytes) -> Any:
@@ -116,7 +111,7 @@ def read_metadata(path: Location, kind: Kind[Content]) -> tuple[dict[str, Any], 
         elif raw.get("format_version") != kind.version:
             found, writer = (reprlib.repr(raw.get(key)) for key in ("format_version", WRITER))
             problem = f"expected format version {kind.version}, found {found}, written by streamcd {writer}"
-        elif raw.get(SEAL) != seal(raw):
+        elif raw.get(SEAL) != content_digest(raw):
             problem = "changed since it was written"
         else:
             return raw, msgspec.convert(raw, kind.structure, str_keys=True)
@@ -147,5 +142,5 @@ def metadata_text(kind: Kind[Any], fields: Mapping[str, Any], *, allow_nan: bool
     content = {"format": kind.format, "format_version": kind.version, WRITER: __version__, **fields}
     if kind.fingerprint is not None:
         content["fingerprint"] = kind.fingerprint(content)
-    content[SEAL] = seal(content)
+    content[SEAL] = content_digest(content)
     return (json.dumps(content, indent=1, allow_nan=allow_nan) + "\n").encode()

@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
+from .errors import escaped
+
 Options = ParamSpec("Options")
 Found = TypeVar("Found")
 
@@ -49,17 +51,11 @@ class Progress:
     training: TrainingStatus | None = None  # None for other tasks
 
 
-def _log(level: int, text: str) -> None:
-    from .errors import escaped  # here, because half of the package would have a longer chain of imports
-
-    _logger.log(level, escaped(text))
-
-
 def warn_once(text: str) -> None:
     """Log a warning, once per process."""
     if text not in _warned:
         _warned.add(text)
-        _log(logging.WARNING, text)
+        _logger.warning(escaped(text))
 
 
 def ends_progress(function: Callable[Options, Found]) -> Callable[Options, Found]:
@@ -117,11 +113,11 @@ class Listener:
 
     def message(self, text: str) -> None:
         """Receive information for the user."""
-        _log(logging.INFO, text)
+        _logger.info(escaped(text))
 
     def warning(self, text: str) -> None:
         """Receive a warning: the user should probably change something."""
-        _log(logging.WARNING, text)
+        _logger.warning(escaped(text))
 
     def close(self) -> None:
         """Receive the end of a function; another one may follow."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..core.classes import check_class_names
 from ..core.errors import DatasetError
-from ..core.metadata import SEAL, WRITER, Count, FileName, Kind, Structure, content_digest
+from ..core.metadata import WRITER, Count, FileName, Kind, Structure, content_digest
 
 INDICES_FILE = "indices.parquet"
 """File of the indices that the features have in the source, where these are not successive."""
@@ -168,7 +168,7 @@ class ColumnsManifest(Structure):
 
 
 _RECORDS = {*LISTED.values(), "parts"}
-_APART = SEAL, "fingerprint", "source", "made_from", "table", "compression", WRITER
+_APART = "fingerprint", "source", "made_from", "table", "compression", WRITER
 _OF_FILES = {
     f"{table}{what}" for table in ("rows", "entries", "index") for what in ("", "_bytes", "_checksum")
 }
@@ -186,7 +186,7 @@ def manifest_fingerprint(manifest: Mapping[str, Any]) -> str:
             without = {*_OF_FILES, *(("bytes", "checksum") if record and record.get("content") else ())}
             contents.append(record and {name: value for name, value in record.items() if name not in without})
         fields[key] = contents if key == "parts" else contents[0]
-    return content_digest(fields, *_APART)[:32]
+    return content_digest(fields, *_APART)
 
 
 ROW_LAYOUT = Kind(

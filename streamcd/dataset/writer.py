@@ -322,7 +322,7 @@ def write_dataset(
             else {"row_norms": joined_norms([part.norms for part in parts], n_rows)}
         ),
         **fields,
-        "data_digest": content_digest({"parts": [record["content"] for record in records]})[:32],
+        "data_digest": content_digest({"parts": [record["content"] for record in records]}),
         "parts": records,
         "chunks": write_table(
             folder / "chunks.parquet", ROW_CHUNKS, [chunk_table(ROW_CHUNKS, parts)], compression

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from streamcd.core.metadata import content_digest
+from streamcd.core.metadata import SEAL, content_digest
 
 from .commands import run_command
 from .trials import Finding
@@ -44,8 +44,6 @@ FILES = {
 }
 """Files, and the commands that read each."""
 
-_FORMS = ("{}", "sha256:{}")
-
 
 class Metadata:
     """Trial k changes a drawn key of file k modulo their number, and runs all commands that read the file."""
@@ -73,11 +71,10 @@ class Metadata:
         (place / "outside.parquet").write_bytes(part.read_bytes())
         file = place / name
         content = json.loads(file.read_bytes())
-        seals = list(_seals(content))
         keys = rng.choice(list(_paths(content)))
         value = rng.choice(VALUES)
         _put(content, keys, value)
-        file.write_text(_text(content, seals, value))
+        file.write_text(_text(content, value))
         what = f"{name}, {'.'.join(map(str, keys))} = {value!r}"
         findings = []
         for command in FILES[name]:
@@ -121,19 +118,9 @@ def _put(content: Any, keys: tuple[Any, ...], value: Any) -> None:
         content[keys[-1]] = value
 
 
-def _seals(content: dict[str, Any]) -> Iterator[tuple[str, tuple[str, ...], str, int]]:
-    """Find the keys that hold a digest of the rest: key, keys left out, form, length."""
-    for key, found in content.items():
-        for without in ((key,), (key, "source")):
-            for form in _FORMS:
-                digest = form.format(content_digest(content, *without))
-                if isinstance(found, str) and len(found) >= 16 and digest.startswith(found):
-                    yield key, without, form, len(found)
-
-
-def _text(content: dict[str, Any], seals: list[tuple[str, tuple[str, ...], str, int]], value: Any) -> str:
-    for key, without, form, length in seals:
-        if key in content:
-            content[key] = form.format(content_digest(content, *without))[:length]
+def _text(content: dict[str, Any], value: Any) -> str:
+    """Return the file's text, with a seal that is right."""
+    if SEAL in content:
+        content[SEAL] = content_digest(content)
     text = json.dumps(content)
     return text.replace('"deep"', "[" * 5000 + "]" * 5000) if value == "deep" else text

@@ -76,7 +76,7 @@ training/checkpoint.py
     if log.exists() and log.stat().st_size:
         ~ resume truncated_or_missing_files_are_refused_by_name[gone-state.npz]
 core/metadata.py
-    elif raw.get(SEAL) != seal(raw):
+    elif raw.get(SEAL) != content_digest(raw):
         ~ resume a_changed_configuration_is_refused_by_name
     elif raw.get("format_version") != kind.version: ~ metadata another_version_is_named
 runs/config.py
