@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .compile import kernel
+from .compile import inlined, kernel
 from .decimals import HARD, MALFORMED, OK, digits, number_at, trailing_zeros
 from .primitives import load8
 
@@ -70,6 +70,21 @@ class Room(NamedTuple):
     value: np.ndarray  # (entries,) float
 
 
+@inlined
+def _number(text, start, known_at, known):
+    """Parse a token that is a number, or take the one that is known: return it, its end, and `OK`, `MALFORMED` or `HARD`."""
+    if known_at == start:
+        end = start
+        while text[end] > 0x20 and text[end] != 0x23:
+            end += 1
+        return known, end, OK
+    number, end, kind = number_at(text, start)
+    c = text[end]
+    if not (c == 0x20 or c == 0x0A or c == 0x09 or c == 0x0D or c == 0x23):
+        kind = MALFORMED
+    return number, end, kind
+
+
 @kernel
 def parse_lines(text, stop, state, room, allowed, known):
     """Parse the lines of ``text[state[POSITION]:stop]``; return why it stopped.
@@ -115,22 +130,13 @@ def parse_lines(text, stop, state, room, allowed, known):
                 status = FULL
                 break
             token = position
-            if state[KNOWN] == position:
-                number = known
-                while text[position] > 0x20 and text[position] != 0x23:
-                    position += 1
-            else:
-                number, end, kind = number_at(text, position)
-                c = text[end]
-                if not needs_label and kind != MALFORMED and c == 0x3A:
-                    number, end, kind = np.nan, position, OK
-                elif kind == MALFORMED or not (c == 0x20 or c == 0x0A or c == 0x09 or c == 0x0D or c == 0x23):
-                    status = BAD_LABEL
-                    break
-                if kind == HARD:
-                    status = FLOAT
-                    break
-                position = end
+            number, end, kind = _number(text, position, state[KNOWN], known)
+            if kind == MALFORMED and not needs_label and text[end] == 0x3A:
+                number, end, kind = np.nan, position, OK
+            if kind != OK:
+                status = FLOAT if kind == HARD else BAD_LABEL
+                break
+            position = end
             if np.isinf(number):
                 status = LABEL_RANGE
                 break
@@ -184,24 +190,13 @@ def parse_lines(text, stop, state, room, allowed, known):
                 status = BELOW
                 break
             start = end + 1
-            if state[KNOWN] == start:
-                number = known
-                end = start
-                while text[end] > 0x20 and text[end] != 0x23:
-                    end += 1
+            if text[start + 1] == 0x20 and 0 <= text[start] - 48 <= 9:  # one digit: binary data
+                number, end, kind = np.float64(text[start] - 48), start + 1, OK
             else:
-                if text[start + 1] == 0x20 and 0 <= text[start] - 48 <= 9:  # one digit: binary data
-                    number, end, kind = np.float64(text[start] - 48), start + 1, OK
-                else:
-                    number, end, kind = number_at(text, start)
-                c = text[end]
-                if kind == MALFORMED or not (c == 0x20 or c == 0x0A or c == 0x09 or c == 0x0D or c == 0x23):
-                    status = BAD_VALUE
-                    break
-                if kind == HARD:
-                    token = start
-                    status = FLOAT
-                    break
+                number, end, kind = _number(text, start, state[KNOWN], known)
+            if kind != OK:
+                token, status = (start, FLOAT) if kind == HARD else (token, BAD_VALUE)
+                break
             if i >= end_index:
                 if not ignore:
                     status = BEYOND
