@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,9 @@ import pytest
 import streamcd
 from streamcd import StreamcdError
 from streamcd.conversion.delimited import record_starts
-from streamcd.conversion.numbering import merge_strings, save_strings
-from streamcd.conversion.options import TableOptions
-from streamcd.conversion.table_columns import _plan_encoding
 from streamcd.core.memory_budget import peak_memory_bytes
-from streamcd.dataset.arrow_columns import (
-    arrow_strings,
-    lists_of,
-    strings_of,
-)
+from streamcd.dataset.arrow_columns import arrow_strings
 from streamcd.dataset.diagnostics import advice
-from streamcd.models.string_table import StringTable
 
 N_ROWS = 400
 
@@ -127,13 +120,13 @@ def test_lists_beside_categories_may_all_be_empty(tmp_path: Path, last: list[int
     assert (data.n_features, data.n_entries) == (4 + 4 * len(last), 20 + len(last))
 
 
-def test_list_views_are_lists() -> None:
-    lists = pa.array([[9], [1, 2], [], [3]], pa.list_view(pa.int32()))[
-        1:
-    ]  # pyarrow casts the empty one to nonsense
-    starts, elements = lists_of(lists, "i")
-    assert starts.tolist() == [0, 2, 2, 3]
-    assert elements.to_pylist() == [1, 2, 3]
+def test_list_views_are_lists(tmp_path: Path) -> None:
+    # pyarrow casts the empty one to nonsense
+    index = pa.array([[9], [1, 2], [], [3]], pa.list_view(pa.int32()))[1:]
+    value = pa.array([[9.0], [1.0, 2.0], [], [3.0]], pa.list_view(pa.float64()))[1:]
+    table = pa.table({"i": index, "v": value, "y": [0, 1, 0]})
+    made = streamcd.convert(table, tmp_path / "out", label="y", features="i:v", index_base=0)
+    assert entries_by_row(made) == {0: {1: 1.0, 2: 2.0}, 1: {}, 2: {3: 3.0}}
 
 
 def test_labels_that_are_measurements_are_no_classes(tmp_path: Path) -> None:
@@ -268,27 +261,18 @@ def test_a_dictionary_beyond_the_budget_names_the_ways_out(tmp_path: Path) -> No
     assert streamcd.convert(path, tmp_path / "out", label="y", memory="245MB", hash=12).n_features == 4096
 
 
-def test_dictionaries_that_cannot_be_sorted_name_the_largest_column(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_dictionaries_that_cannot_be_sorted_name_the_largest_column_and_a_memory_for_all_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lend: None
 ) -> None:
     monkeypatch.setattr("streamcd.conversion.numbering._MERGE_FACTOR", 10**6)
     words = [f"some words of row {k % 300}" for k in range(1000)]
     table = pa.table({"city": ["Oslo", "Rome"] * 500, "note": words, "y": ["a", "b"] * 500})
-    with pytest.raises(StreamcdError, match=r"most of them of column 'note'; hash .* --hash B"):
-        streamcd.convert(table, tmp_path / "out", label="y")
-
-
-def test_the_memory_advised_for_dictionaries_counts_all_workers(tmp_path: Path) -> None:
-    # two workers with 3.5 GB were told to take 3.48
-    strings, _ = strings_of(arrow_strings([f"{k:07}" for k in range(1000)]))
-    table, n_missing = StringTable(), np.zeros(1, np.int64)
-    table.number(0, strings, True, "c")
-    save_strings(table, tmp_path, 0)
-    encoding, _ = _plan_encoding({"c": "string", "y": "number"}, None, TableOptions(label="y"), "t")
-    needed = 4 * (7 * 1000 + 8 * 1001)
-    with pytest.raises(StreamcdError, match=r"1,000 strings, need 60 kB .* or give about 250 kB"):
-        merge_strings(tmp_path, encoding, n_missing, [], 60, 10_000, 2)
-    assert merge_strings(tmp_path, encoding, n_missing, [], needed, 10_000, 2).n_categories == [1000]
+    path, advised = write_table(table, tmp_path / "t.csv"), []
+    for workers in (1, 2):
+        with pytest.raises(StreamcdError, match=r"most of them of column 'note'; hash .* --hash B") as raised:
+            streamcd.convert(path, tmp_path / "out", label="y", workers=workers)
+        advised.append(float(re.search(r"give about ([\d.]+) GB", str(raised.value))[1]))  # type: ignore[index]
+    assert 1.0 < advised[0] < advised[1]  # two workers with 3.5 GB were told to take 3.48
 
 
 def test_a_column_chunk_that_explodes_is_refused(tmp_path: Path) -> None:
@@ -387,15 +371,15 @@ def test_a_large_record_batch_that_is_not_compressed_is_read_in_parts(tmp_path: 
     assert digests[0] == digests[1]
 
 
-def test_strings_are_told_apart_by_every_byte_and_by_their_column() -> None:
+def test_strings_are_told_apart_by_every_byte_and_by_their_column(tmp_path: Path) -> None:
     texts = [letter * length + last for length in range(20) for letter in "ab" for last in ("", "x", "\0")]
     texts = list(dict.fromkeys(texts))
-    table = StringTable()
-    strings, _ = strings_of(arrow_strings(texts * 2))
-    codes = [table.number(column, strings, True, "") for column in (0, 1)]
-    expected = np.tile(np.arange(len(texts)), 2)
-    np.testing.assert_array_equal(codes, [expected, expected + len(texts)])
-    assert [table.strings().text(k) for k in range(table.size)] == texts * 2
+    table = pa.table({"b": texts * 2, "c": texts * 2, "y": [0, 1] * len(texts)})
+    made = streamcd.convert(table, tmp_path / "out", label="y")
+    names = names_of(made)
+    assert sorted(names.values()) == sorted(f"{column}={text}" for column in "bc" for text in texts)
+    for row, entries in entries_by_row(made).items():
+        assert [names[feature] for feature in entries] == [f"{column}={(texts * 2)[row]}" for column in "bc"]
 
 
 def test_a_record_ends_where_quotes_are_closed() -> None:
