@@ -222,8 +222,8 @@ def _numbered(names: Sequence[str]) -> Iterator[str]:
 
 
 def _at_lines(name: str, lines: np.ndarray) -> Callable[[int], str]:
-    """Make a function that describes a record by its line."""
-    return lambda row: f"{name}:{lines[row]}"
+    """Make a function that describes a record by its line; after a quote within a cell Arrow sees more records than we."""
+    return lambda row: f"{name}:{lines[min(row, lines.size - 1)]}"
 
 
 def _csv_complaint(error: str, names: list[str], message: Callable[[int], str], new: bool) -> str:
