@@ -129,8 +129,9 @@ class Summing:
         return _EntriesByRange(path, start, stop, width, self.memory_bytes // 2)
 
     def _width(self, start: int, stop: int) -> int:
-        """Return the number of features of a range whose sums fit in memory, or of one of many ranges."""
-        return max(self.memory_bytes // STATISTICS_BYTES, -(-(stop - start) // _MAX_RANGES), 1)
+        """Return the number of features whose sums are made at a time: all if they fit, else those of a range."""
+        most = self.memory_bytes // STATISTICS_BYTES
+        return most if most >= stop - start else max(most // 8, -(-(stop - start) // _MAX_RANGES), 1)
 
     def join(self, n_rows: int, out: Path) -> None:
         """Write the statistics of all shards."""
