@@ -116,21 +116,12 @@ class InMemoryDataset(_Arrays, Dataset):
         if columns is not None and "mean" in columns:
             figures["mean"] = np.bincount(feature, value, self.n_features) / n_rows
         if columns is not None and "min" in columns:
-            figures |= self._ends(count == self.n_rows)
+            for name, end, keep in (("min", np.inf, np.minimum), ("max", -np.inf, np.maximum)):
+                ends = np.full(self.n_features, end, value.dtype)
+                keep.at(ends, feature, value)
+                figures[name] = np.where(count == self.n_rows, ends, np.nan)
         occurs = np.flatnonzero(count)
         yield {"feature": occurs, **{name: column[occurs] for name, column in figures.items()}}
-
-    def _ends(self, everywhere: np.ndarray) -> dict[str, np.ndarray]:
-        """Compute the least and greatest value of features that are in every row; nan of the others."""
-        _, feature, value = self.rows
-        ends = {"min": np.full(everywhere.size, np.nan), "max": np.full(everywhere.size, np.nan)}
-        if everywhere.any():
-            for start, stop in pairwise(self.entry_start.tolist()):
-                of_rows = value[start:stop][everywhere[feature[start:stop]]].reshape(-1, everywhere.sum())
-                for name, found in (("min", of_rows.min(axis=0)), ("max", of_rows.max(axis=0))):
-                    own = ends[name][everywhere]
-                    ends[name][everywhere] = (np.fmin if name == "min" else np.fmax)(own, found)
-        return ends
 
 
 class _InMemoryColumns(_Arrays, Columns):
