@@ -172,8 +172,7 @@ def _newton(sums, own, ridge, loss):
     curve, bound = unit * sums[1] + ridge, most * sums[2] + ridge
     if abs(gradient) <= _NO_STEP or curve <= 0.0:
         return gradient, 0.0, 0.0
-    free = 2.0 * (1.0 - _SIGMA) * curve / bound if loss.kind == LOG_LOSS else curve / (0.5 * bound + _SIGMA)
-    return gradient, -gradient / curve, free
+    return gradient, -gradient / curve, 2.0 * (1.0 - _SIGMA) * curve / bound
 
 
 @inlined
@@ -185,14 +184,6 @@ def _record_gradient(gradient, at_zero, lane, totals):
     totals[lane, VIOLATION_MIN] = min(totals[lane, VIOLATION_MIN], gradient)
     totals[lane, N_VISITED] += 1
     totals[lane, N_ACTIVE] += 1
-
-
-@inlined
-def _is_sufficient(change, gradient, step, loss):
-    """Test that the objective falls enough: by Armijo's rule for the logistic loss, Algorithm 2's for others."""
-    if loss.kind == LOG_LOSS:
-        return change <= _SIGMA * gradient * step
-    return change <= -_SIGMA * step * step
 
 
 @inlined
@@ -211,7 +202,7 @@ def _solve(span, dense, weight, lane, data, begins, totals):
     while step != 0.0 and share > free:
         change = _add_loss_change(span, dense, lane, data, step, penalty_change(own, step, ridge))
         totals[lane, N_STEPS] += 1
-        if _is_sufficient(change, gradient, step, loss):
+        if change <= _SIGMA * gradient * step:
             break
         share, step = 0.5 * share, 0.5 * step if share > _LEAST_SHARE else 0.0
     if step != 0.0:
@@ -223,10 +214,9 @@ def _solve(span, dense, weight, lane, data, begins, totals):
 def primal_visit(order, data, w, begins, lanes, totals):
     """Visit columns in the given order: a Newton step with backtracking along each coordinate, lane by lane.
 
-    Algorithm 2 of Chang, Hsieh, Lin (JMLR 9, 2008): the largest ``s = d λ`` of λ = 1, ½, ¼, … for which
-    ``f(w + s e_i) - f(w) <= -σ s²``; where ``λ <= D''(0) / (H/2 + σ)``, ``H = 1 + max ξ'' Σ C_j x_ji²``, this holds without
-    an evaluation. Logistic: Newton's step with Armijo's rule ``f(w + s e_i) - f(w) <= σ s f'``, which holds without an
-    evaluation where ``λ <= 2 (1 - σ) D''(0) / H``.
+    The largest ``s = d λ`` of λ = 1, ½, ¼, … for which ``f(w + s e_i) - f(w) <= σ s f'``, Armijo's rule; where
+    ``λ <= 2 (1 - σ) D''(0) / H``, ``H = 1 + max ξ'' Σ C_j x_ji²``, this holds without an evaluation. Source: Chang, Hsieh,
+    Lin, JMLR 9 (2008).
 
     Changed in place: `w`, the scores, `totals` (N_STEPS counts evaluations). Cost: two sweeps over the column's entries,
     and one for each evaluation. For lanes marked in `begins` (lanes,) the squares of the derivatives at w = 0 are added to
@@ -271,15 +261,6 @@ def set_pull(scores, costs, lanes, sums):
                 )
             scores.score[at] = pull
             sums[1 if pull > 0.0 else 0, lane] += pull
-
-
-@kernel
-def scale_sides(pull, factors, lanes):
-    """Multiply pulls below and above 0 by `factors` (2, lanes)."""
-    n_lanes = factors.shape[1]
-    for j in range(pull.size // n_lanes):
-        for lane in lanes:
-            pull[j * n_lanes + lane] *= factors[1 if pull[j * n_lanes + lane] > 0.0 else 0, lane]
 
 
 @inlined

@@ -18,13 +18,16 @@ from ..kernels.loss_table import LOG_LOSS
 from .memory import NARROW
 from .quadratic_model import ColumnsModel, MatrixModel, Penalty, minimise, solve_positive
 
-_SET_SOLVED = 0.3  # of the gap of all held columns, to which a set is solved
+_SET_SOLVED = 0.3
+"""Part of the gap of all held columns to which a set is solved, and part of a set's decrease by which a step misses its
+model's, about what further ones would gain, where it is left."""
+
 _LEAST = 100  # columns of a set
-_SETTLED = 0.3  # of a set's decrease, by which a step misses its model's: about what further ones would gain
 _SUFFICIENT = 0.01  # part of the decrease that the slope predicts
 _LEAST_LENGTH = 0.5**30  # of a step
-_SHORT = 0.2  # length of a step, after a shorter one the next model is closer to a parabola above the loss
-_FIRST_SHARE, _SHARE_GROWS = 0.01, 10.0  # of what the curvature lacks of that of the parabola
+_SHORT = (
+    0.2  # length of a step, after a shorter one the next model has the curvature of a parabola above the loss
+)
 
 
 @dataclass
@@ -141,17 +144,16 @@ class HeldSolution:
                 break
             step = self._minimise(chosen, w[features], v) - w[features]
             self._n_steps += 1
-            share, (length, change, expected) = self._share, self._search(chosen, step, v)
+            (length, change, expected), share = self._search(chosen, step, v), self._share
             if length < _SHORT and self._problem.costs.loss.kind == LOG_LOSS:
-                # a step to the minimum of a model above the loss descends
-                self._share = min(max(_SHARE_GROWS * share, _FIRST_SHARE), 1.0)
+                self._share = 1.0  # a step to the minimum of such a model descends
             elif length == 1.0:
-                self._share = share / _SHARE_GROWS if share > _FIRST_SHARE else 0.0
+                self._share = 0.0
             if length == 0.0 and self._share == share:
                 break
             w[features] += length * step
             decrease -= change
-            if not is_whole and abs(change - expected) <= _SETTLED * decrease:
+            if not is_whole and abs(change - expected) <= _SET_SOLVED * decrease:
                 break
         return decrease > 0.0
 

@@ -50,8 +50,7 @@ _ENOUGH = 0.5  # of the decrease at the best length, with which a step is accept
 _LONG = 2.0  # best length of a step from which on the next is twice Newton's: logistic loss with a large C
 _CLOSE = 1e-2  # relative gap from which on reads no longer evaluate other lengths
 _LINE_FALL, _LEAST_LINE = 0.1, 1e-3  # of the curvature of rows on a straight piece: by a step, at least
-_TOO_LONG = 0.25  # length tried next where others were not evaluated
-_FAR_TOO_LONG = 1e-3  # where all of them were too long
+_TOO_LONG = 1e-3  # length tried next where all that were evaluated were too long
 
 
 class NewtonSolver(Solver):
@@ -235,9 +234,7 @@ class NewtonSolver(Solver):
         here, best = objectives[AT_POINT], int(np.argmin(objectives))
         left, whole = here - objectives[best], objectives[0] - objectives[best]
         if step.any() and left > max((1.0 - _ENOUGH) * whole, self._n_rows * UNIT * here):
-            length = LENGTHS[best]
-            if best == 0:
-                length = _FAR_TOO_LONG if kept["searches"][lane] else _TOO_LONG
+            length = LENGTHS[best] if best else _TOO_LONG
             state.w[:, lane] += (length - 1.0) * step
             step *= length
             kept["searches"][lane], kept["line_share"][lane] = True, 1.0

@@ -139,7 +139,7 @@ class PrimalSolver(Solver):
         alone = np.arange(order.size) if window.sweep else np.flatnonzero((order == _BIAS) & bool(self.paged))
         start = 0
         for stop in [*alone.tolist(), order.size]:
-            if stop > start:
+            if stop > start or not order.size:
                 with rows.loaded(window, changed) as held:
                     data = ColumnData(columns_of(window.arena), held.arrays, self._costs)
                     if certifies:
@@ -291,14 +291,18 @@ def all_constants(dataset: Dataset, problem: Problem, seed: int) -> list[np.ndar
 
 def set_pulls(blocks: Callable[[], Iterable[Scores]], costs: ColumnCosts, lanes: np.ndarray) -> None:
     """Replace the scores of blocks of rows by pulls; for a free bias, whose dual asks for Σ pull = 0, by feasible ones."""
-    sums = np.zeros((2, costs.signed.shape[1]))
+    n_lanes = costs.signed.shape[1]
+    sums = np.zeros((2, n_lanes))
     for scores in blocks():
         primal_kernels.set_pull(scores, costs, lanes, sums)
     if costs.free_bias:  # the heavier side is scaled down to the lighter one
         sides = np.abs(sums)
-        factors = np.divide(sides.min(axis=0), sides, out=np.ones_like(sides), where=sides > 0)
+        below, above = np.divide(sides.min(axis=0), sides, out=np.ones_like(sides), where=sides > 0)
         for scores in blocks():
-            primal_kernels.scale_sides(scores.score, factors, lanes)
+            pulls = scores.score.reshape(-1, n_lanes)
+            for first in range(0, len(pulls), 1 << 14):
+                some = pulls[first : first + (1 << 14)]
+                some *= np.where(some > 0.0, above, below)
 
 
 def signed_costs(problem: Problem) -> np.ndarray:
