@@ -80,7 +80,7 @@ def names_of(dataset: streamcd.Dataset) -> dict[int, str]:
 
 
 @pytest.mark.usefixtures("lend")
-@pytest.mark.parametrize("name", ["t.csv", "t.parquet", "t.arrow"])
+@pytest.mark.parametrize("name", ["t.csv", "t.parquet", "t.arrow", "t.stream"])
 def test_several_workers_give_the_same_bits(tmp_path: Path, name: str) -> None:
     table = make_table(3000)
     path = write_table(table, tmp_path / name)

@@ -52,14 +52,14 @@ class TableReader(Reader):
             return [Piece.whole(path) for path in self.paths]
         sizes = {path: self.sizes_in(path) for path in self.paths}
         most = max(sum(map(sum, sizes.values())) // n_tasks, 1 << 20)
-        return [
-            Piece(path, start, stop, sum(own[start:stop]))
-            for path, own in sizes.items()
-            for start, stop in in_shares(own, -(-sum(own) // most))
-        ]
+        found: list[Piece] = []
+        for path, own in sizes.items():
+            shares = in_shares(own, -(-sum(own) // most))
+            found += [Piece(path, *share, sum(own[slice(*share)])) for share in shares] or [Piece.whole(path)]
+        return found
 
     def sizes_in(self, path: str) -> list[int]:
-        """Return the bytes of the row groups or record batches of a file."""
+        """Return the bytes of the row groups or record batches of a file; none of one that is read from its beginning."""
         raise NotImplementedError
 
     def types_in(self, path: str) -> dict[str, str]:
@@ -257,11 +257,10 @@ def partitions_of(roots: Mapping[str, str]) -> dict[str, dict[str, Any]]:
         }
     keys = {key for values in texts.values() for key in values}
     numeric = {key for key in keys if all(_is_number(values.get(key)) for values in texts.values())}
+    kinds = {key: (float, pa.float64()) if key in numeric else (str, pa.large_string()) for key in keys}
     return {
         path: {
-            key: pa.scalar(None if value is None else float(value), pa.float64())
-            if key in numeric
-            else pa.scalar(value, pa.large_string())
+            key: pa.scalar(None if value is None else kinds[key][0](value), kinds[key][1])
             for key, value in values.items()
         }
         for path, values in texts.items()
@@ -284,8 +283,8 @@ class ArrowReader(TableReader):
 
     def sizes_in(self, path: str) -> list[int]:
         mapped, reader = _open_mapped(path)
-        n_batches = getattr(reader, "num_record_batches", 1)  # a stream is read from its beginning
-        return [len(mapped) // n_batches] * n_batches
+        n_batches = getattr(reader, "num_record_batches", 0)  # a stream has no list of them
+        return [len(mapped) // max(n_batches, 1)] * n_batches
 
     def count(self, piece: Piece) -> Counted:
         n_rows = sum(batch.num_rows for batch in _batches(_open_mapped(piece.path, [0])[1], piece))
