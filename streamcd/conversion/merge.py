@@ -21,10 +21,11 @@ from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.kept_columns import KEPT_FILE, join_kept
 from ..dataset.manifests import INDICES_FILE, LISTED, ROW_LAYOUT, SCALES_FILE
 from ..dataset.parquet import read_groups, read_table
-from ..dataset.schema import FEATURES, FIRST_OF_ROWS, MAX_CLASSES
+from ..dataset.schema import FEATURES, FIRST_OF_ROWS
 from ..dataset.source_indices import indices_of
 from ..dataset.writer import Part, file_record, joined_norms, named_features, write_dataset, write_table
 from ..models.encoding import CATEGORIES_FILE, encoding_of
+from .feature_statistics import LabelCounts
 from .staging import check_place, dataset_workplace
 
 _SUMS = ("n_explicit_zeros", "n_underflows", "n_ignored")
@@ -190,23 +191,16 @@ def _link(source: Path, target: Path) -> None:
 
 def _labels(manifests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the manifest's fields of classes, the union of all, or of targets."""
-    if manifests[0].get("targets") is not None:
-        ranges = [one["targets"] for one in manifests]
-        return {
-            "targets": {"min": min(one["min"] for one in ranges), "max": max(one["max"] for one in ranges)}
-        }
-    kinds = {one["label_kind"] for one in manifests}
-    counts: dict[float, int] = {}
+    targets = manifests[0].get("targets") is not None
+    labels = LabelCounts(None if targets else {})
     for one in manifests:
-        for label, count in zip(one["classes"] or (), one["class_counts"] or (), strict=True):
-            counts[label] = counts.get(label, 0) + count
-    classes = sorted(counts)
-    known = len(classes) <= MAX_CLASSES and all(one["classes"] is not None for one in manifests)
-    return {
-        "label_kind": "decimal" if "decimal" in kinds else "integer",
-        "classes": classes if known else None,
-        "class_counts": [counts[label] for label in classes] if known else None,
-    }
+        ends = one.get("targets") or {"min": np.inf, "max": -np.inf}
+        classes = one["classes"]
+        counts = None if classes is None else dict(zip(classes, one["class_counts"], strict=True))
+        labels.merge(LabelCounts(counts, ends["min"], ends["max"]))
+    is_decimal = any(one["label_kind"] == "decimal" for one in manifests)
+    kind = "decimal" if is_decimal else "integer"
+    return {"label_kind": kind, **labels.manifest(None, targets=targets)}
 
 
 def _columns(manifests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..core.atomic_files import describe_set_aside
-from ..core.errors import UsageError
+from ..core.errors import UsageError, refuse
 from ..core.memory_budget import format_size, require
 from ..core.process_pool import memory_per_worker
 from ..core.storage import REMOTE_BYTES, Location
@@ -126,15 +126,14 @@ class Plan:
 
     def check_scales(self, n_features: int, options: Options) -> None:
         """Refuse divisors that do not fit in the memory of the rows, which are sorted by then."""
-        needed = 8 * n_features
-        if needed > self.sort_bytes:
-            # of what a worker has to spare, a half is for sorting, with a map three eighths
-            more = options.workers * 3 * (needed - self.sort_bytes)
-            raise UsageError(
-                f"--scale: the scales of {n_features:,} features need {format_size(needed)}, {format_size(self.sort_bytes)} "
-                f"of --memory are left for them; give about {format_size(options.memory + more)}, use --normalize l2 "
-                "instead, or --compact where few of the features occur"
-            )
+        needed, room = 8 * n_features, self.sort_bytes
+        # of what a worker has to spare, a half is for sorting, with a map three eighths
+        enough = format_size(options.memory + options.workers * 3 * max(needed - room, 0))
+        message = (
+            f"--scale: the scales of {n_features:,} features need {format_size(needed)}, {format_size(room)} of --memory "
+            f"are left for them; give about {enough}, use --normalize l2 instead, or --compact where few of them occur"
+        )
+        refuse(UsageError, (needed > room, message))
 
 
 def make_plan(
