@@ -23,6 +23,8 @@ from .protocol import CERTIFY, START, State
 class FreeBiasClassSolver(ClassSolver):
     """`ClassSolver` for biases that are not penalised; ``class_sums`` are ``Σ C_i x_i`` of each class."""
 
+    always_sums = True  # the mixture asks for the sums of a read
+
     def new_sums(self) -> dict[str, np.ndarray]:
         """Return zeros for the classes' sums, which a lane's first certificate makes; see `RowSolver.new_sums`."""
         return {"class_sums": np.zeros((self.problem.n_features + 1, self.n_vectors))}
@@ -33,10 +35,6 @@ class FreeBiasClassSolver(ClassSolver):
         state.lanes |= {"has_sums": np.zeros(self.problem.n_lanes, dtype=bool)}
         state.lanes |= {"gap_of_shares": np.zeros(self.problem.n_lanes)}
         return state
-
-    def summing(self, state: State) -> np.ndarray:
-        """Return all lanes in a read at fixed w, as its mixture asks for the sums of a read."""
-        return state.phase(START, CERTIFY)
 
     def sum_alpha(
         self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray, v: np.ndarray
@@ -108,7 +106,6 @@ class FreeBiasClassSolver(ClassSolver):
                     state.matrices[name][-1, own] for name in ("class_sums", "centre_or_w_alpha")
                 )
                 cost[number] = mixture(sums, w_alpha)[0] * state.lanes["gap_of_shares"][lane]
-        state.lanes["distance"][trained] += cost
         return cost
 
 

@@ -66,12 +66,15 @@ _LEAST_ALPHA = 1e-24  # over C: the sum over 10^8 rows is below the rounding of 
 
 
 class RowSolver(Solver):
-    """Base of the solvers over rows: the certificate, and what a read's beginning and end do.
-
-    A subclass has `train`, `certify_rows` and `sum_alpha`.
-    """
+    """Base of the solvers over rows: the certificate, and what a read's beginning and end do."""
 
     warm_start: Start = "alpha and w"
+    always_sums = False  # up w(alpha), in every read at fixed w
+
+    # what a subclass adds, as functions of a window and the state
+    train: Any  # (…, order, key, lanes): visit active rows once in some lanes, in an order drawn by key; `order` is room
+    certify_rows: Any  # (…, lanes, order, totals): add the terms of some rows to `totals`
+    sum_alpha: Any  # (…, order, lanes, v): add ``s_i alpha_i x_i`` of some rows to `v`, of the shape of w
 
     def __init__(
         self, problem: Problem, memory: SolverMemory, acceleration: Acceleration | None = None
@@ -149,7 +152,7 @@ class RowSolver(Solver):
     def summing(self, state: State) -> np.ndarray:
         """Return the lanes of which the read at fixed w sums up w(alpha): where it is not known, or not well enough."""
         lanes = state.phase(START, CERTIFY)
-        doubtful = state.lanes["phase"] == START
+        doubtful = (state.lanes["phase"] == START) | self.always_sums
         if self.acceleration:
             doubt = error_terms(np.sqrt(2.0 * state.lanes["distance"]), state.lanes["v_error"])
             doubtful |= doubt > _SUMMED_SHARE * state.lanes["estimate"]
@@ -164,30 +167,13 @@ class RowSolver(Solver):
         for part in sums:
             join_totals(state.totals, part)
 
-    def certify_rows(
-        self, window: Window, state: State, lanes: np.ndarray, order: np.ndarray, totals: np.ndarray
-    ) -> None:
-        """Add the terms of some rows to `totals`."""
-        raise NotImplementedError
-
-    def sum_alpha(
-        self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray, v: np.ndarray
-    ) -> None:
-        """Add ``s_i alpha_i x_i`` of a window's rows in some lanes to `v`, of the shape of w."""
-        raise NotImplementedError
-
-    def train(
-        self, window: Window, state: State, order: np.ndarray, key: np.uint64, lanes: np.ndarray
-    ) -> None:
-        """Visit a window's active rows once in some lanes, in an order drawn by `key`; `order` has room for it."""
-        raise NotImplementedError
-
     def estimate(self, state: State, trained: np.ndarray) -> Estimates:
         """Estimate the gap by the rows' terms and the distance; the dual objective, which is known exactly, has the rest."""
         gap, kept = np.abs(state.totals[:, GAP]), state.lanes  # negative only by rounding
         if self.acceleration:
             self.acceleration.end_pass(state, trained, self.threads)
-            gap[trained] += kept["distance"][trained] + self.cost_of_feasibility(state, trained)
+            kept["distance"][trained] += self.cost_of_feasibility(state, trained)
+            gap[trained] += kept["distance"][trained]
             square = kept["w_alpha_square"]
         else:
             square = self._penalty_terms(state.w, state.w, trained)[2]

@@ -25,7 +25,7 @@ from ..kernels.primitives import (
 )
 from ..stream.window import Window
 from .dual import BLOCK_WEIGHTS, DualSolver
-from .protocol import CERTIFY, START, State, all_rows, new_totals
+from .protocol import CERTIFY, State, all_rows, new_totals
 
 _SUMMED = np.setdiff1d(np.arange(N_TOTALS), [VIOLATION_MAX, VIOLATION_MIN])
 _POSITIVE, _POSITIVE_TOTALS = "positive", "positive_totals"
@@ -34,6 +34,8 @@ _POSITIVE, _POSITIVE_TOTALS = "positive", "positive_totals"
 
 class FreeBiasSolver(DualSolver):
     """`DualSolver` for a bias that is not penalised; its acceleration, of which kappa may be 0, keeps the centre."""
+
+    always_sums = True  # the feasible alpha asks for w(alpha) by sign
 
     def new_sums(self) -> dict[str, np.ndarray]:
         """Return zeros for the sums over the rows with beta > 0; see `RowSolver.new_sums`."""
@@ -75,10 +77,6 @@ class FreeBiasSolver(DualSolver):
         """Mark the rows with beta > 0."""
         arena = window.arena
         return np.asarray(self.problem.sign[arena.code[order], lane] * arena.alpha[order, lane] > 0.0)
-
-    def summing(self, state: State) -> np.ndarray:
-        """Return all lanes in a read at fixed w: the feasible alpha asks for w(alpha) by sign."""
-        return state.phase(START, CERTIFY)
 
     def sum_alpha(
         self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray, v: np.ndarray
@@ -127,6 +125,4 @@ class FreeBiasSolver(DualSolver):
         losses = np.maximum(kept["dual_sum"] - kept["w_alpha_square"], 0.0)  # at the optimum Σ loss
         # without kappa Σ |beta| is not known
         size = np.where(kept["alpha_sum"] > 0.0, kept["alpha_sum"], kept["dual_sum"])
-        cost = np.divide(excess * losses, size, out=np.zeros_like(size), where=size > 0.0)[trained]
-        kept["distance"][trained] += cost
-        return cost
+        return np.divide(excess * losses, size, out=np.zeros_like(size), where=size > 0.0)[trained]

@@ -31,6 +31,7 @@ class TwinSorSolver(RowSolver):
     """
 
     warm_start: Start = "alpha"
+    always_sums = True  # the own rows' variables are made by a read at fixed w
 
     def __init__(self, problem: Problem, omega: float | str) -> None:
         super().__init__(problem, twin_sor_memory(problem))
@@ -58,10 +59,6 @@ class TwinSorSolver(RowSolver):
     def v(self, state: State) -> np.ndarray:
         """Return w(alpha), of which the own rows' variables are those of a certificate."""
         return state.matrices["w_alpha"]
-
-    def summing(self, state: State) -> np.ndarray:
-        """Return all lanes in a read at fixed w: the own rows' variables are made by it."""
-        return state.phase(START, CERTIFY)
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """Invert the summed matrices, recompute w from alpha where a lane goes on, set thresholds and omega."""
