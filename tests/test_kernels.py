@@ -243,11 +243,11 @@ class Classes:
         return self.rows, costs, variables, LaneColumns(self.first // 4, self.first, self.n_columns, scratch)
 
     def visit(self, order: np.ndarray) -> None:
-        class_kernels.class_visit(order, *self.arguments(), self.totals)
+        class_kernels.class_visit(order, *self.arguments(), self.totals, True)
 
     def certify(self) -> np.ndarray:
         w_alpha = np.zeros_like(self.w)
-        class_kernels.class_certify(np.arange(50), *self.arguments(), self.totals)
+        class_kernels.class_visit(np.arange(50), *self.arguments(), self.totals, False)
         class_kernels.add_alpha_classes(np.arange(50), *self.arguments(), w_alpha)
         return w_alpha
 

@@ -35,7 +35,7 @@ def test_a_visit_solves_the_problem_of_each_row(scale: float, mu: float) -> None
     variables = primitives.Variables(alpha, np.ones((1, 1), np.uint8), w)
     totals, before = np.zeros((1, primitives.N_TOTALS)), w.copy()
     columns = LaneColumns(0, 0, k, ClassScratch(*np.empty((3, k))), 1.0 / mu, 0.0)
-    class_visit(np.array([0]), rows, costs, variables, columns, totals)
+    class_visit(np.array([0]), rows, costs, variables, columns, totals, True)
     assert alpha.sum() == pytest.approx(c, rel=1e-15)
     moved = (w - before).reshape(-1, k)[:-1]
     np.testing.assert_allclose(moved, x.T * (start - alpha[0]) / mu, rtol=1e-6, atol=1e-12 * scale)

@@ -93,6 +93,24 @@ def class_scores(i, rows, w, columns, bias, apart):
 
 
 @inlined
+def _argmax(numbers):
+    largest = 0
+    for m in range(1, numbers.size):
+        if numbers[m] > numbers[largest]:
+            largest = m
+    return largest
+
+
+@inlined
+def _sum_of_others(numbers, one):
+    total = 0.0
+    for m in range(numbers.size):
+        if m != one:
+            total += numbers[m]
+    return total
+
+
+@inlined
 def _row_terms(smooth, alpha, label, c, scratch):
     """Return the row's terms of gap, primal loss and dual, and for the multinomial loss the largest ``|a_m - C s_m|``.
 
@@ -121,24 +139,19 @@ def _row_terms(smooth, alpha, label, c, scratch):
 @inlined
 def _dual_term(smooth, alpha, label, c):
     """Return the row's term of the dual."""
+    if not smooth:
+        return -_sum_of_others(alpha, label)
     total = 0.0
     for m in range(alpha.size):
-        if smooth:
-            p = alpha[m] / c
-            total -= c * p * math.log(p) if p > 0.0 else 0.0
-        elif m != label:
-            total -= alpha[m]
+        p = alpha[m] / c
+        total -= c * p * math.log(p) if p > 0.0 else 0.0
     return total
 
 
 @inlined
 def _log_softmax(z, out):
     """Write the logarithms of the softmax of `z` to `out`."""
-    top = 0
-    for m in range(1, z.size):
-        if z[m] > z[top]:
-            top = m
-    rest = 0.0
+    top, rest = _argmax(z), 0.0
     for m in range(z.size):
         out[m] = z[m] - z[top]
         if m != top:
@@ -199,7 +212,8 @@ def _solve_classes(alpha, active, label, q, c, scratch):
 
     ``D_m = G_m - q a_m + q C_m``; beta is found by taking the largest D one after another, as few as there will be
     variables off their bound. G counts from its largest: beside a margin of 1 the terms of a row of size 1e-9 would be
-    lost."""
+    lost.
+    """
     margin, target, step = scratch.margin, scratch.target, scratch.step
     n_classes = margin.size
     top = -np.inf
@@ -212,11 +226,8 @@ def _solve_classes(alpha, active, label, q, c, scratch):
             target[m] = margin[m] - top - q * alpha[m] + (q * c if m == label else 0.0)
     taken, total = 0, -q * c
     while True:
-        best = -1
-        for m in range(n_classes):
-            if target[m] > -np.inf and (best < 0 or target[m] > target[best]):
-                best = m
-        if best < 0 or (taken > 0 and total >= taken * target[best]):
+        best = _argmax(target)
+        if target[best] == -np.inf or (taken > 0 and total >= taken * target[best]):
             break
         total += target[best]
         taken += 1
@@ -272,13 +283,10 @@ def _solve_shares(alpha, z, q, c, log_a, new):
     Newton's method on ``log(Σ a) - log C`` in nu, up to a tolerance, which counts from the score of the class with the
     largest variable. Where numbers are so large that its sum is lost, the variables stay as they are. `log_a` is scratch.
     """
-    most = 0
-    for m in range(alpha.size):
-        most = m if alpha[m] > alpha[most] else most
+    most = _argmax(alpha)
     nu, origin = math.log(alpha[most]), z[most]
     for m in range(alpha.size):
         log_a[m] = math.log(alpha[m]) if alpha[m] > 0.0 else -np.inf
-    total = 0.0
     for _ in range(_MOST_STEPS):
         total = slope = 0.0
         for m in range(alpha.size):
@@ -296,26 +304,17 @@ def _solve_shares(alpha, z, q, c, log_a, new):
         nu += change
         for m in range(alpha.size):
             log_a[m] += change / (1.0 + q * new[m])
-    most = 0
-    for m in range(alpha.size):
-        most = m if new[m] > new[most] else most
-    rest = 0.0
-    for m in range(alpha.size):
-        if m != most:
-            rest += new[m]
-    new[most] = c - rest
+    most = _argmax(new)
+    new[most] = c - _sum_of_others(new, most)
 
 
 @inlined
 def _take_steps(alpha, label, new):
     """Replace `alpha` by `new`, in place, and `new` by the changes of ``C [m = y] - a_m``."""
-    own = 0.0
     for m in range(alpha.size):
         old, alpha[m] = alpha[m], new[m]
         new[m] = old - new[m]
-        if m != label:
-            own -= new[m]
-    new[label] = own
+    new[label] = -_sum_of_others(new, label)
 
 
 @inlined
@@ -333,8 +332,10 @@ def _add_row(i, rows, w, columns, bias, step):
 
 
 @kernel
-def class_visit(order, rows, costs, variables, columns, totals):
+def class_visit(order, rows, costs, variables, columns, totals, trains):
     """Visit rows once in the given order: the problem of each in the variables of its classes is solved.
+
+    Where it does not train, the terms of rows at fixed w are added, as by `dual_certify`.
 
     Changed in place: `variables`, where classes of Crammer and Singer's at their bound with a small G are taken out, and a
     row with one class left leaves; and `totals`, whose largest violation is ``max_m G_m - min G_m`` over m that may grow, or
@@ -359,19 +360,28 @@ def class_visit(order, rows, costs, variables, columns, totals):
         if not q < np.inf:  # the loop says what is wrong
             totals[lane, GAP] = np.inf
             continue
-        phi, _, dual_old, apart = _row_terms(smooth, alpha, label, c, scratch)
+        phi, primal, dual_old, apart = _row_terms(smooth, alpha, label, c, scratch)
         totals[lane, GAP] += phi
+        active, smallest = variables.active[i, own], -np.inf  # not in use by the multinomial loss
+        if not smooth and q > 0.0:
+            largest, smallest = _violation(alpha, active, not trains, label, c, scratch.margin)
+            apart = largest - smallest
+        if not trains:
+            totals[lane, LOSS] += primal
+            totals[lane, DUAL] += dual_old
+            for m in range(n_classes):
+                totals[lane, ALPHA_SQUARE] += alpha[m] * alpha[m] * q
+            totals[lane, SLOPE] += 4.0 * c * math.sqrt(q)
+            totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], apart)
+            continue
         q *= columns.inverse_mu
         if not smooth and q <= 0.0:
-            _solve_empty_row(alpha, variables.active[i, own], label, c)
+            _solve_empty_row(alpha, active, label, c)
             totals[lane, DUAL] += c - dual_old
             continue
         if columns.uncounted != 0.0:
             _count_classes(columns, alpha, label, q, 1.0, totals)
         if not smooth:
-            active = variables.active[i, own]
-            largest, smallest = _violation(alpha, active, False, label, c, scratch.margin)
-            apart = largest - smallest
             n_left = _shrink_classes(alpha, active, label, c, scratch.margin, smallest, accelerated)
             if n_left < n_classes:
                 totals[lane, N_SHRUNK] += 1
@@ -385,7 +395,7 @@ def class_visit(order, rows, costs, variables, columns, totals):
         if accelerated:
             _count_classes(columns, alpha, label, q, -1.0, totals)
         if not smooth:
-            _solve_classes(alpha, variables.active[i, own], label, q, c, scratch)
+            _solve_classes(alpha, active, label, q, c, scratch)
         elif q > 0.0:
             _solve_shares(alpha, scratch.margin, q, c, scratch.target, scratch.step)
             _take_steps(alpha, label, scratch.step)
@@ -398,36 +408,6 @@ def class_visit(order, rows, costs, variables, columns, totals):
             for m in range(n_classes):
                 scratch.step[m] *= columns.inverse_mu
         _add_row(i, rows, variables.w, columns, costs.bias, scratch.step)
-
-
-@kernel
-def class_certify(order, rows, costs, variables, columns, totals):
-    """As `dual_certify` for a lane of a loss of all classes. Changed in place: `totals`."""
-    lane, scratch, smooth = columns.lane, columns.scratch, costs.loss.kind == MULTINOMIAL
-    own = slice(columns.first, columns.first + scratch.margin.size)
-    fetched = range(own.start, own.stop, 8)
-    totals[lane, VIOLATION_MIN] = min(totals[lane, VIOLATION_MIN], 0.0)
-    totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], 0.0)
-    for p in range(order.size):
-        fetch_ahead(order, p, rows, variables.w, columns.n_columns, fetched)
-        i = order[p]
-        c = row_cost(i, lane, rows, costs)
-        if c <= 0.0:
-            continue
-        label, alpha = rows.code[i], variables.alpha[i, own]
-        q = class_scores(i, rows, variables.w, columns, costs.bias, 0.0 if smooth else 1.0)
-        phi, primal, dual, apart = _row_terms(smooth, alpha, label, c, scratch)
-        totals[lane, GAP] += phi
-        totals[lane, LOSS] += primal
-        totals[lane, DUAL] += dual
-        totals[lane, N_VISITED] += 1
-        for m in range(alpha.size):
-            totals[lane, ALPHA_SQUARE] += alpha[m] * alpha[m] * q
-        totals[lane, SLOPE] += 4.0 * c * math.sqrt(q)
-        if not smooth and q > 0.0:
-            largest, smallest = _violation(alpha, variables.active[i, own], True, label, c, scratch.margin)
-            apart = largest - smallest
-        totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], apart)
 
 
 @kernel
@@ -444,12 +424,11 @@ def add_alpha_classes(order, rows, costs, variables, columns, v):
         i = order[p]
         if row_cost(i, columns.lane, rows, costs) <= 0.0:
             continue
-        label, alpha, others = rows.code[i], variables.alpha[i, own], 0.0
+        label, alpha = rows.code[i], variables.alpha[i, own]
         for m in range(signed.size):
-            others += alpha[m] if m != label else 0.0
             signed[m] = -alpha[m] if smooth else alpha[m]
         if smooth:
-            signed[label] = others
+            signed[label] = _sum_of_others(alpha, label)
         _add_row(i, rows, v, columns, costs.bias, signed)
 
 

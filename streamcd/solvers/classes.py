@@ -58,7 +58,7 @@ class ClassSolver(RowSolver):
             for lane in lanes[part::n_parts].tolist():
                 numbers = float(steering.inverse_mu[lane]), float(steering.uncounted[lane])
                 chosen = shuffled_active_rows(window, self.flags(np.array([lane])), room, key)
-                kernels.class_visit(chosen, *arguments, self.lane_columns(lane, *numbers), state.totals)
+                kernels.class_visit(chosen, *arguments, self.lane_columns(lane, *numbers), state.totals, True)
 
         self.threads.run([partial(train_lanes, part) for part in range(n_parts)])
 
@@ -72,7 +72,7 @@ class ClassSolver(RowSolver):
     ) -> None:
         """See `RowSolver`."""
         for lane in lanes.tolist():
-            kernels.class_certify(order, *self.arguments(window, state), self.lane_columns(lane), totals)
+            kernels.class_visit(order, *self.arguments(window, state), self.lane_columns(lane), totals, False)
 
     def sum_alpha(
         self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray, v: np.ndarray
