@@ -107,14 +107,6 @@ def _signed(number, position):
 @kernel
 def begin_pass(w, beside, columns, kappa):
     """Make the point where the last read ended the centre, in place: ``(w(alpha) + kappa w)/(1 + kappa), w``."""
-    if columns.size == w.shape[1] and w.shape[1] == 1:
-        point, weights = w.reshape(-1), beside.reshape(-1)
-        inverse_mu = 1.0 / (1.0 + kappa[0])
-        for j in range(point.size):
-            centre = point[j]
-            point[j] = weight_of(weights[j], centre, kappa[0], inverse_mu)
-            weights[j] = centre
-        return
     start = 0
     while start < columns.size:
         stop = _end_of_run(columns, start)

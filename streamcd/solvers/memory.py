@@ -113,10 +113,13 @@ def newton_memory(problem: Problem, dataset: Dataset) -> SolverMemory:
     sums = matrices + 3 * vectors + 8 * 64 * n_lanes
     of_model = 8 * size**2 if problem.l1.any() else 0  # of the support
     blocks = 8 * size * (PARTS * BLOCK + 3 * LENGTHS.size)
+    l1_way = "--method working-set with the column layout ('streamcd columns DATASET', or convert --columns)"
+    way = l1_way if problem.l1.any() else "--method dual"
     return SolverMemory(
         RowLayout(0, 0, has_targets=problem.has_targets, centred=problem.free_bias),
         matrices + 16 * vectors + (sums * n_parts if n_parts > 1 else 0) + of_model + blocks,
         message=sums,
+        advice=f"give a larger --memory, or take {way}, which needs no matrix",
     )
 
 

@@ -5,8 +5,6 @@ Importing this module imports no solver.
 
 from __future__ import annotations
 
-from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..core.errors import UsageError
@@ -119,14 +117,7 @@ def solver_memory(
             problem, dataset, with_replacement=with_replacement, extrapolates=extrapolates
         )
     if method == "newton":
-        way = "--method working-set with the column layout ('streamcd columns DATASET', or convert --columns)"
-        with suppress(UsageError):
-            check_combination(problem, "dual")
-            way = "--method dual"
-        return replace(
-            memory.newton_memory(problem, dataset),
-            advice=f"give a larger --memory, or take {way}, which needs no matrix",
-        )
+        return memory.newton_memory(problem, dataset)
     if method == "sor":
         return memory.twin_sor_memory(problem)
     return memory.dual_memory(problem, accelerated=is_proximal(problem, acceleration))
