@@ -30,7 +30,9 @@ def carry_out_search(directory: checkpoint.Run, search: ResolvedRun, session: Se
     folds = directory.part("folds")
     write_config(folds, replace(search.config, tune=None))
     assert search.config.tune is not None
-    criterion = search.config.tune.scoring or search.problem.criterion
+    criterion = search.config.tune.scoring or "accuracy"
+    if search.problem.has_targets and not search.config.tune.scoring:  # R² where it ranks as the loss
+        criterion = "r2" if search.problem.loss == "squared_error" else "loss"
     outcome = train_groups(folds, search, None, session, shown_as=directory.name, stage="folds: ")
     scored: dict[str, Any] = {
         "scores": {},

@@ -185,7 +185,7 @@ class NewtonSolver(Solver):
         w, totals = _by_lane(state.w), state.totals
         curve = 0.5 / self.problem.l2 if self.problem.l2 else 0.0
         with np.errstate(all="ignore"):  # the loop says what is wrong
-            primal = self.problem.lane_penalties(state.w) + totals[:, LOSS]
+            primal = self.problem.penalty(state.w) + totals[:, LOSS]
             norm = np.sqrt(np.einsum("ij,ij->i", w, w))
             error = deviation(np.sqrt(totals[:, N_VISITED]) * norm + np.sqrt(totals[:, ALPHA_SQUARE]))
             gap, v = self._dual_point(state, error)

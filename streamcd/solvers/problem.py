@@ -23,7 +23,7 @@ from ..core.classes import default_code, diagonal_view
 from ..core.errors import UsageError
 from ..core.memory_budget import require
 from ..core.setting import Setting
-from ..kernels.loss_table import CLASSES, LOSSES, MARGINS, PLANES, SQUARED_ERROR, Loss, row_loss
+from ..kernels.loss_table import CLASSES, LOSSES, MARGINS, PLANES, Loss, row_loss
 from ..kernels.losses import add_dual_terms, add_losses
 from ..kernels.primitives import Costs
 
@@ -155,14 +155,6 @@ class Problem:
         return row_loss(self.loss, self.slack, self.parameter)
 
     @property
-    def criterion(self) -> str:
-        """Criterion of a search: accuracy; of targets R² where it ranks as the loss, else the
-        mean loss."""
-        if not self.has_targets:
-            return "accuracy"
-        return "r2" if self.row_loss.kind == SQUARED_ERROR else "loss"
-
-    @property
     def scale(self) -> float:
         """Factor from the lanes' objectives to the user's."""
         return self.ridge if self.form == PLANES else self.strength
@@ -177,10 +169,6 @@ class Problem:
         rows = w[self.penalised]
         ridge = np.asarray(0.5 * self.l2 * np.einsum("ij,ij->j", rows, rows))
         return ridge + self.l1 * np.abs(rows).sum(axis=0) if self.l1.any() else ridge
-
-    def lane_penalties(self, w: np.ndarray) -> np.ndarray:
-        """Compute g of every lane, over all of its vectors."""
-        return np.asarray(self.penalty(w).reshape(self.n_lanes, -1).sum(axis=1))
 
     def class_factors(self, lanes: Sequence[int]) -> np.ndarray:
         """Return the factor on C of each class, in lanes of one C; 0 if none of them includes the class."""
@@ -204,15 +192,6 @@ class Problem:
         """Bytes of `sign` and `cost`; 0 if they are small, or views made by `_lane_tables`."""
         large = self.sign.size > _MAX_TABLE
         return sum(table.nbytes for table in (self.sign, self.cost) if large and table.flags.c_contiguous)
-
-
-def smaller_side(problem: Problem, class_counts: np.ndarray | None) -> np.ndarray:
-    """Compute the share of every lane's rows on its smaller side; 1 where rows have targets."""
-    if problem.has_targets:
-        return np.ones(problem.n_lanes)
-    assert class_counts is not None
-    plus, minus = (class_counts @ (side * problem.sign > 0) for side in (1, -1))
-    return np.maximum(np.minimum(plus, minus), 1) / np.maximum(plus + minus, 1)
 
 
 def _take_lanes(table: np.ndarray, lanes: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ from ..dataset.dataset import Dataset
 from ..kernels.primitives import N_TOTALS, VIOLATION_MAX, VIOLATION_MIN
 from ..stream.memory_plan import SolverMemory
 from ..stream.window import RowArena, Window
-from .problem import Problem, smaller_side
+from .problem import Problem
 
 START, TRAIN, CERTIFY, DONE = range(4)
 """Phases of a lane in a read: summing ``w(alpha)`` of its initial alpha, training, certification at fixed w, done."""
@@ -173,10 +173,13 @@ def relative_violation(
 
     `norm` are the lanes' ``‖∇f(w)‖``; `start` ``‖∇f(0)‖`` where the state does not have it yet.
     """
-    kept = state.lanes["start_norm"]
-    with np.errstate(all="ignore"):  # the loop says what is wrong
-        scale = np.where(np.isnan(kept), start, kept) * smaller_side(problem, class_counts)
-        return np.divide(norm, scale, out=np.zeros_like(norm), where=scale > 0)
+    kept, side = state.lanes["start_norm"], np.ones(problem.n_lanes)
+    if not problem.has_targets:
+        assert class_counts is not None
+        plus, minus = (class_counts @ (sign * problem.sign > 0) for sign in (1, -1))
+        side = np.maximum(np.minimum(plus, minus), 1) / np.maximum(plus + minus, 1)
+    scale = np.where(np.isnan(kept), start, kept) * side
+    return np.divide(norm, scale, out=np.zeros_like(norm), where=scale > 0)
 
 
 def all_rows(window: Window, order: np.ndarray) -> np.ndarray:

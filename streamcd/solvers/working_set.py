@@ -230,7 +230,7 @@ class WorkingSetSolver(Solver):
         """Compute the certificate of every lane at the feasible dual point, and continue from the scores of the read."""
         problem, read = self.problem, self._sums
         primal, gap = np.full((2, problem.n_lanes), np.nan)
-        penalties, n = problem.lane_penalties(state.w), problem.n_features + (not problem.free_bias)
+        penalties, n = problem.penalty(state.w), problem.n_features + (not problem.free_bias)
 
         def certify(lane: int) -> None:
             l1, l2, _ = Penalty.of_lane(self.problem, lane)
