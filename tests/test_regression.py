@@ -28,7 +28,6 @@ from streamcd.kernels.losses import (
     numbers_of,
     row_terms,
 )
-from streamcd.solvers.problem import dual_terms
 from tools.simulated_cluster import Simulation
 
 Numbers = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -280,14 +279,19 @@ def test_a_joint_step_gains_at_least_what_its_sums_promise(loss: str) -> None:
     base, candidate = (np.clip(rng.normal(size=(50, 1)), bounds[:, :1], bounds[:, 1:]) for _ in range(2))
     sums = np.zeros((1, 5))
     sums[0, rounds.LONGEST] = np.inf
-    rounds.add_direction(row_loss(loss), y, cost, base, candidate, sums)
+    code = np.zeros(50, np.int32)
+    rounds.add_direction(row_loss(loss), y, code, cost, base, candidate, np.empty(1), sums)
     linear, quadratic, longest = sums[0, [rounds.LINEAR, rounds.QUADRATIC, rounds.LONGEST]]
 
     def dual(eta: float) -> float:
         point = base + eta * (candidate - base)
         assert (point >= bounds[:, :1] - 1e-12).all()
         assert (point <= bounds[:, 1:] + 1e-12).all()
-        return float(dual_terms(row_loss(loss), y, point, cost).sum())
+        total = 0.0
+        for i in range(50):
+            numbers = numbers_of(row_loss(loss), y[i, 0], cost[i, 0])
+            total += row_terms.py_func(0.0, point[i, 0], numbers)[2]
+        return total
 
     assert longest >= 1.0
     for eta in (0.1, 0.5, 1.0, min(longest, 1.5)):

@@ -359,7 +359,7 @@ def loss_change(loss, t, moved, numbers):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Arrays of rows: for predictions and warm starts
+# Arrays of rows, for predictions
 
 
 @kernel
@@ -374,14 +374,3 @@ def add_losses(loss, y, t, cost, out):
     for i in range(t.size):
         if cost[i] > 0.0:
             out[i] += cost[i] * loss_at(loss, t[i], five_numbers(loss, y[i], 1.0))
-
-
-@kernel
-def add_dual_terms(loss, y, alpha, cost, out):
-    """Add the rows' terms of the dual objective at `alpha` to `out`; all arrays are (rows,) float64."""
-    for i in range(alpha.size):
-        if cost[i] > 0.0:
-            if loss.kind == LOG_LOSS:
-                out[i] += log_terms(0.0, cost[i], alpha[i], cost[i] - alpha[i])[2]
-            else:
-                out[i] += dual_term(alpha[i], five_numbers(loss, y[i], cost[i]))

@@ -24,7 +24,7 @@ from ..core.errors import UsageError
 from ..core.memory_budget import require
 from ..core.setting import Setting
 from ..kernels.loss_table import CLASSES, LOSSES, MARGINS, PLANES, Loss, row_loss
-from ..kernels.losses import add_dual_terms, add_losses
+from ..kernels.losses import add_losses
 from ..kernels.primitives import Costs
 
 LEAST_COST, LEAST_WEIGHT = 1e-60, 1e-30
@@ -334,25 +334,14 @@ def _check_code(code: np.ndarray, loss: str, classes: np.ndarray) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Terms of rows, for predictions and warm starts
+# Losses of rows, for predictions
 
 
 def losses_of(loss: Loss, y: np.ndarray, t: np.ndarray, cost: np.ndarray) -> np.ndarray:
     """Compute the losses of rows with margins t times their costs; arrays of one shape, or that of `t` by broadcasting."""
-    return _filled(add_losses, loss, y, t, cost)
-
-
-def dual_terms(loss: Loss, y: np.ndarray, alpha: np.ndarray, cost: np.ndarray) -> np.ndarray:
-    """Compute the rows' terms of the dual objective at `alpha`; 0 for rows of cost 0."""
-    return _filled(add_dual_terms, loss, y, alpha, cost)
-
-
-def _filled(add: Any, loss: Loss, y: np.ndarray, argument: np.ndarray, cost: np.ndarray) -> np.ndarray:
-    out = np.zeros(argument.shape)
-    arrays = (
-        np.ascontiguousarray(np.broadcast_to(array, out.shape), np.float64) for array in (y, argument, cost)
-    )
-    add(loss, *(array.reshape(-1) for array in arrays), out.reshape(-1))
+    out = np.zeros(t.shape)
+    arrays = (np.ascontiguousarray(np.broadcast_to(array, t.shape), np.float64) for array in (y, t, cost))
+    add_losses(loss, *(array.reshape(-1) for array in arrays), out.reshape(-1))
     return out
 
 
@@ -385,9 +374,3 @@ def class_losses(loss: str, scores: np.ndarray, code: np.ndarray) -> np.ndarray:
     margin += 1.0
     margin[rows, code] = 0.0
     return np.asarray(margin.max(axis=1))
-
-
-def entropies(alpha: np.ndarray, cost: np.ndarray) -> np.ndarray:
-    """Compute ``-Σ_m a_m log(a_m / C_i)`` of multinomial rows; `alpha` is (rows, lanes, k), `cost` (rows, lanes)."""
-    share = np.divide(alpha, cost[..., None], out=np.ones_like(alpha), where=alpha > 0.0)
-    return np.asarray(-(alpha * np.log(share)).sum(axis=2))

@@ -24,10 +24,10 @@ import numpy as np
 from ..core.errors import CheckpointError, UsageError
 from ..dataset.centring import Centre, move_sums
 from ..dataset.dataset import Dataset
-from ..kernels.loss_table import CLASSES, LOG_LOSS, LOSSES, PLANES
+from ..kernels.loss_table import LOG_LOSS, LOSSES, PLANES
 from ..models.named_weights import BLOCK_WEIGHTS
 from ..solvers.acceleration import weights_of_alpha
-from ..solvers.problem import Lane, Problem, dual_terms, entropies
+from ..solvers.problem import Lane, Problem
 from ..solvers.protocol import CERTIFY, START, TRAIN, Solver, State
 from ..stream.arenas import class_codes
 from ..stream.identity import Identity
@@ -117,8 +117,10 @@ class WarmStart:
     def begin(self, state: State, solver: Any, slots: SlotStore) -> None:
         """Initialise a state and the rows' slots, as far as the solver can use it."""
         lanes, old = state.lanes, self.old
+        between_reads = True
         for source in old.sources:
             arrays = read_arrays(source.path / "state.npz", ("position",), source.identity)
+            between_reads &= arrays is not None and not arrays["position"][1]
             if arrays is None or not arrays["position"].any():
                 raise CheckpointError(
                     f"{source.path}: no checkpoint to start from; 'streamcd resume' the run first"
@@ -131,19 +133,25 @@ class WarmStart:
                 begun = state.w.any(axis=0)
                 lanes["phase"][begun], lanes["caution"][begun] = CERTIFY, 2.0
             return
-        dual_sum = self._write_alpha(solver, slots)
+        self._write_alpha(solver, slots)
         if solver.warm_start == "alpha":
             return
         self._fill_sums(solver.v(state))
         if "kappa" in lanes:
             self._fill_weights(state.w)  # with w(alpha) as the centre it takes more passes than from nothing
             self._steer(lanes)
-        lanes["dual_sum"] += dual_sum
+        factors = np.abs(self.matrix)
         for source in old.sources:
-            lanes["v_error"] += source.saved("lane_v_error")[0] @ np.abs(self._of_lanes(self.matrix, source))
-        # w(alpha) is the old run's unless alpha of its rows are gone, or scaled
+            # of several folds the terms of the dual are a little larger: the estimates do without what they lack
+            for name, array in zip(
+                ("v_error", "dual_sum"), source.saved("lane_v_error", "lane_dual_sum"), strict=True
+            ):
+                lanes[name] += array @ self._of_lanes(factors, source)
+        # these and w(alpha) are the old run's unless alpha of its rows are gone, scaled by class, or in the midst of a read;
+        # C scales the costs of all rows but those that a plane is fitted to
         whole = self.ratios is None and np.count_nonzero(old.chunk_of >= 0) == old.dataset.n_chunks
-        lanes["phase"][:] = TRAIN if whole else START
+        whole &= self.problem.form != PLANES or set(np.unique(factors)) <= {0.0, 1.0}
+        lanes["phase"][:] = TRAIN if whole and between_reads else START
 
     def _of_lanes(self, matrix: np.ndarray, source: Source) -> np.ndarray:
         width = self.problem.lane_vectors
@@ -151,29 +159,22 @@ class WarmStart:
 
     # -- dual variables -----------------------------------------------------------------------------------------------
 
-    def _write_alpha(self, solver: Solver, slots: SlotStore) -> np.ndarray:
-        """Write the dual variables of the old run's rows, all active; returns the sum of the dual's terms, (lanes,).
-
-        Other rows are left to the solver.
-        """
-        dual_sum, old = np.zeros(self.problem.n_lanes), self.old
-        stores = []
+    def _write_alpha(self, solver: Solver, slots: SlotStore) -> None:
+        """Write the dual variables of the old run's rows, all active; other rows are left to the solver."""
+        old, stores = self.old, []
         for source in old.sources:
             store = chunk_slots(source.path / "dual", old.dataset, source.layout.state_bytes, source.identity)
             store.restore(*source.saved("slots"))
             stores.append(store)
+        n_rows = np.diff(self.dataset.row_start)
         for chunk in np.flatnonzero(old.chunk_of >= 0).tolist():
-            label, weight = self.dataset.read_rows(chunk, ("label", "weight"))
-            code = class_codes(self.dataset, chunk, label)
-            alpha = np.zeros((code.size, solver.layout.alpha_width))
+            alpha = np.zeros((n_rows[chunk], solver.layout.alpha_width))
             for source, store in zip(old.sources, stores, strict=True):
-                alpha += self._alpha_of(source, store, int(old.chunk_of[chunk]), code.size)
+                alpha += self._alpha_of(source, store, int(old.chunk_of[chunk]), n_rows[chunk])
             if self.ratios is not None:
-                alpha *= self.ratios[code, None]
-            slots.save(chunk, [alpha, np.ones((code.size, solver.layout.n_flags), dtype=np.uint8)])
-            if solver.warm_start == "alpha and w":
-                dual_sum += self._dual_terms(alpha, code, label, weight)
-        return dual_sum
+                (label,) = self.dataset.read_rows(chunk, ("label",))
+                alpha *= self.ratios[class_codes(self.dataset, chunk, label), None]
+            slots.save(chunk, [alpha, np.ones((n_rows[chunk], solver.layout.n_flags), dtype=np.uint8)])
 
     def _alpha_of(self, source: Source, store: SlotStore, chunk: int, n_rows: int) -> np.ndarray:
         """Return a source's part of the new lanes' dual variables of a chunk of the old run."""
@@ -185,22 +186,6 @@ class WarmStart:
         matrix = np.abs(self.matrix[source.vectors])
         halves = np.hsplit(alpha, 2) if self.problem.row_loss.kind == LOG_LOSS else [alpha]
         return np.hstack([half @ matrix for half in halves])
-
-    def _dual_terms(
-        self, alpha: np.ndarray, code: np.ndarray, label: np.ndarray, weight: np.ndarray
-    ) -> np.ndarray:
-        """Sum the dual's terms over rows, per lane."""
-        problem, cost = self.problem, self.problem.cost[code] * weight[:, None]
-        if problem.form == CLASSES:
-            per_lane = alpha.reshape(code.size, problem.n_lanes, problem.classes.size)
-            if LOSSES[problem.loss].probabilities:
-                return entropies(per_lane, cost).sum(axis=0)
-            # -Σ_{m ≠ y} alpha is the variable of the row's own class: the sum over all classes is 0
-            return per_lane[np.arange(code.size), :, code].sum(axis=0)
-        if problem.has_targets and self.centre is not None:
-            label = label - self.centre.target
-        labels = problem.row_labels(code, label)
-        return dual_terms(problem.row_loss, labels, alpha[:, : problem.n_lanes], cost).sum(axis=0)
 
     # -- weights ------------------------------------------------------------------------------------------------------
 
