@@ -119,6 +119,7 @@ class RowSolver(Solver):
         window, one = empty_window(self.layout.new_arena(dataset, 2, 0)), np.zeros(1, dtype=np.int64)
         own = small.new_state()
         own.lanes = {name: array.copy() for name, array in state.lanes.items()}
+        own.lanes["in_pass"] = np.zeros(n_lanes, dtype=bool)
         for phase in (START, CERTIFY, TRAIN):
             own.lanes["phase"][:] = np.where(np.arange(n_lanes) == 0, phase, DONE)
             small.visit(window, own, window.chunks, np.uint64(0))
