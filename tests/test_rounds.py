@@ -528,5 +528,5 @@ def test_a_worker_refuses_another_dataset_than_that_of_the_run(tmp_path: Path) -
     problem = ProblemOptions().make_problem(dataset)
     spec = WorkerSpec(str(dataset.path), dataset.fingerprint, problem, "dual", 0, 1_000_000_000)
     assert open_same(spec).fingerprint == dataset.fingerprint
-    with pytest.raises(DatasetError, match="another dataset"):
+    with pytest.raises(DatasetError, match="fingerprint of another"):
         open_same(replace(spec, fingerprint="of another"))
