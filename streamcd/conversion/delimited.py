@@ -157,7 +157,7 @@ class CsvReader(TextReader):
                         )
                         for batch in table.to_batches(max_chunksize=_MOST_BATCH_ROWS):
                             yield Block(
-                                _at_lines(text.name, lines[row:]), batch, read_before + text.bytes_read
+                                _at_lines(text.name, lines, row), batch, read_before + text.bytes_read
                             )
                             row += batch.num_rows
                     line += newlines.size
@@ -221,9 +221,9 @@ def _numbered(names: Sequence[str]) -> Iterator[str]:
         yield found
 
 
-def _at_lines(name: str, lines: np.ndarray) -> Callable[[int], str]:
+def _at_lines(name: str, lines: np.ndarray, first: int = 0) -> Callable[[int], str]:
     """Make a function that describes a record by its line; after a quote within a cell Arrow sees more records than we."""
-    return lambda row: f"{name}:{lines[min(row, lines.size - 1)]}"
+    return lambda row: f"{name}:{lines[min(first + row, lines.size - 1)]}"
 
 
 def _csv_complaint(error: str, names: list[str], message: Callable[[int], str], new: bool) -> str:
