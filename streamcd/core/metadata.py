@@ -14,7 +14,7 @@ from typing import Annotated, Any, Generic, TypeVar
 import msgspec
 
 from .._version import __version__
-from .atomic_files import write_file
+from .atomic_files import replacing
 from .errors import DataError, StreamcdError
 from .storage import Location
 
@@ -132,7 +132,8 @@ def as_structure(content: Mapping[str, Any], structure: type[Content], name: str
 def write_metadata(path: Path, kind: Kind[Any], fields: Mapping[str, Any]) -> dict[str, Any]:
     """Write a metadata file, whole or not at all; returns its content, including format and seal."""
     text = metadata_text(kind, fields)
-    write_file(path, text)
+    with replacing(path) as partial:
+        partial.write_bytes(text)
     content: dict[str, Any] = json.loads(text)
     return content
 
