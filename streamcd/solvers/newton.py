@@ -26,7 +26,6 @@ from ..kernels.primitives import (
     N_VISITED,
     SLOPE,
     UNIT,
-    Rows,
 )
 from ..stream.window import Window, empty_window
 from .certificate import certificate, deviation
@@ -74,26 +73,22 @@ class NewtonSolver(Solver):
         lanes |= {"begun": np.zeros(n_lanes, dtype=bool), "searches": np.ones(n_lanes, dtype=bool)}
         lanes["line_share"] = np.ones(n_lanes)
         state = State(np.zeros((size, n_lanes)), new_totals(n_lanes), lanes)
-        state.matrices = {
-            name: array for name, array in self._new_sums()._asdict().items() if name != "totals"
-        }
-        state.matrices["step"] = np.zeros((n_lanes, size))
+        sums = zip(Sums._fields[:-1], self._new_sums(), strict=False)  # without totals
+        state.matrices = {**dict(sums), "step": np.zeros((n_lanes, size))}
         return state
 
     def _new_sums(self) -> Sums:
         n_lanes, size = self.problem.n_lanes, self._size
         shapes = (2, size), (size, size), (N_LINE,), (size,), (N_TOTALS,)
-        v, hessian, line, start, totals = (np.zeros((n_lanes, *shape)) for shape in shapes)
-        return Sums(v, hessian, line, start, totals)
+        return Sums(*(np.zeros((n_lanes, *shape)) for shape in shapes))
 
     def _sums_of(self, state: State) -> Sums:
-        v, hessian, line, start = (state.matrices[name] for name in ("v", "hessian", "line", "start"))
-        return Sums(v, hessian, line, start, state.totals)
+        return Sums(*(state.matrices.get(name, state.totals) for name in Sums._fields))
 
     def load_kernels(self, dataset: Dataset, state: State) -> None:
         """Compile the kernels by visiting no rows, before windows are allocated."""
-        rows, none = rows_of(empty_window(self.layout.new_arena(dataset, 2, 0))), np.zeros(0, dtype=np.int64)
-        self._sum_up(rows, none, state, none)
+        window = empty_window(self.layout.new_arena(dataset, 2, 0))
+        self.add_window(window, state, window.chunks)
         minimise(MatrixModel(np.eye(1), np.ones(1)), np.zeros(1), Penalty.of_lane(self.problem, 0))
         solve_positive(np.eye(1), np.ones(1))
         self.certificate(state)
@@ -119,11 +114,11 @@ class NewtonSolver(Solver):
         begun[lanes] = True
 
     def add_window(self, window: Window, state: State, order: np.ndarray) -> None:
-        """Add a window's rows to the sums; `order` is room for their offsets."""
-        self._sum_up(rows_of(window), all_rows(window, order), state, state.phase(TRAIN, CERTIFY))
+        """Add a window's rows to the sums, in parts: of the rows, or of the Hessian's rows where that is large.
 
-    def _sum_up(self, rows: Rows, order: np.ndarray, state: State, lanes: np.ndarray) -> None:
-        """Add rows to the sums of some lanes, in parts: of the rows, or of the Hessian's rows where that is large."""
+        `order` is room for the rows' offsets.
+        """
+        rows, order, lanes = rows_of(window), all_rows(window, order), state.phase(TRAIN, CERTIFY)
         problem, kept, size = self.problem, state.lanes, self._size
         step = state.matrices["step"]
         searches = kept["searches"] & step.any(axis=1)
