@@ -69,7 +69,7 @@ def test_every_solver_penalty_and_bias_resumes_to_the_same_bits_after_a_kill_or_
 def test_trainings_are_of_every_solver_and_of_two_workers() -> None:
     names = [scenario.name for scenario in Trainings().scenarios]
     assert {str(entry) for entry in SOLVERS} <= set(names)
-    for own in ("huber by working-set elasticnet", "log_loss by newton l1 in rounds"):
+    for own in ("huber by working-set elasticnet", "log_loss by newton in rounds"):
         assert own in names
 
 
