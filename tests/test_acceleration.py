@@ -132,7 +132,7 @@ def test_primal_methods_have_no_kappa(tmp_path: Path, method: str) -> None:
 @pytest.mark.parametrize("value", ["sometimes", -1.0, float("nan"), float("inf")])
 def test_a_kappa_that_cannot_be_is_refused(tmp_path: Path, value: Any) -> None:
     data = write_dataset(tmp_path / "data", random_rows())
-    with pytest.raises(UsageError, match="acceleration: expected auto, none, or a strength"):
+    with pytest.raises(UsageError, match="acceleration: expected auto, none or a strength"):
         train(data, tmp_path / "run", acceleration=value)
 
 
