@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..core.errors import DataError
+from ..core.errors import DataError, StreamcdError
 from ..core.process_pool import Pool
 from ..models.encoding import Encoding
 from . import byte_sources
@@ -225,6 +225,8 @@ def refusing_damage(damage: tuple[type[Exception], ...], found: str, name: str) 
     """Turn errors of a library about the file `name`, of the types `damage` or without a number, into one line."""
     try:
         yield
+    except StreamcdError:
+        raise
     except Exception as error:
         # EINVAL: of a seek to before the file
         if error.errno not in (None, EINVAL) if isinstance(error, OSError) else not isinstance(error, damage):
