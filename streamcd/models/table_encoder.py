@@ -117,9 +117,10 @@ class TableEncoder:
     def _table_rows(self, block: Any, start: int) -> CSR:
         shape = block.num_rows, len(self._columns)
         features, values = np.empty(shape, np.int64), np.ones(shape)
+        features[:] = [self._starts[number] for number, _ in self._columns]
         for at, (number, column) in enumerate(self._columns):
             if column.kind == "number":
-                features[:, at], values[:, at] = self._starts[number], self._numbers(block, column)
+                values[:, at] = self._numbers(block, column)
                 missing = np.isnan(values[:, at])
             else:
                 (_, codes, signs), places = self._codes(block, number, column)
@@ -148,7 +149,10 @@ class TableEncoder:
                 part[:] = np.take_along_axis(part, order, 1)
         kept = (values != 0.0) & (features >= 0)
         starts = np.concatenate([[0], np.cumsum(np.count_nonzero(kept, axis=1))])
-        rows = CSR(starts, features[kept], values[kept])
+        # most blocks of dense tables have no zeros
+        rows = CSR(
+            starts, *(array.reshape(-1) if kept.all() else array[kept] for array in (features, values))
+        )
         names = {int(self._starts[number]): column.name for number, column in self._columns}
         return self._cells.check(
             rows, lambda row, entry, _: self._place(start + row, names.get(int(rows.feature[entry]), ""))
