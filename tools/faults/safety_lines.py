@@ -136,7 +136,7 @@ core/atomic_files.py
     if partial.is_symlink(): ~ files_of_others nothing_is_written_through_a_symbolic_link[predict]
     elif any(os.path.exists(source) and os.path.exists(path) and path.samefile(source) for source in inputs):
         ~ files_of_others predictions_do_not_replace_the_text_they_are_of
-    elif not is_kind(path): ~ files_of_others a_file_of_another_kind_is_not_replaced[predict-letter- --force]
+    elif not is_kind(path): ~ files_of_others a_file_of_another_kind_is_not_replaced[export a model-letter- --force]
     elif not force: ~ files_of_others a_file_of_the_same_kind_is_replaced_by_force_only[predict]
 training/checkpoint.py
     _refuse_links(path) @ open_run ~ identity nothing_is_written_through_a_symbolic_link_in_a_run[False-model]
