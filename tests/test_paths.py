@@ -16,7 +16,6 @@ import streamcd
 from streamcd import evaluate, load_model, train, tune
 from streamcd.core.errors import BudgetError, ModelError, UsageError
 from streamcd.runs import lane_groups
-from streamcd.runs.options import TrainOptions
 
 STRENGTHS = [8.0, 3.0, 1.0, 0.3]
 
@@ -82,19 +81,14 @@ def test_groups_of_a_path_are_resumed_to_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After interruptions, and where the time was up in a group."""
-    make_plan, solver_memory, n_lanes = lane_groups.make_plan, TrainOptions.solver_memory, [0]
+    plan_group = lane_groups._plan_group
 
-    def count_lanes(options: TrainOptions, lanes: Any, dataset: Any) -> Any:
-        n_lanes[0] = lanes.n_lanes
-        return solver_memory(options, lanes, dataset)
-
-    def plan_few(*arguments: Any, **options: Any) -> Any:
-        if n_lanes[0] > 3:
+    def plan_few(dataset: Any, lanes: Any, *rest: Any, **options: Any) -> Any:
+        if lanes.n_lanes > 3:
             raise BudgetError("three lanes fit")
-        return make_plan(*arguments, **options)
+        return plan_group(dataset, lanes, *rest, **options)
 
-    monkeypatch.setattr(TrainOptions, "solver_memory", count_lanes)
-    monkeypatch.setattr(lane_groups, "make_plan", plan_few)
+    monkeypatch.setattr(lane_groups, "_plan_group", plan_few)
     data = write_dataset(tmp_path / "data", multiclass(3, 500), n_chunks=8)
     asked: dict[str, Any] = {
         "penalty": "l1",

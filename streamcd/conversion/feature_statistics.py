@@ -57,11 +57,15 @@ class RangeStatistics:
 
     def add(self, shard: int, feature: np.ndarray, value: np.ndarray) -> None:
         """Add the next entries of the dataset, from this shard, all of features in the range."""
-        if shard != self._shard:  # the sums of the one before are added to those of all before it
-            self._sums[:, 1:3] += self._sums[:, 5:]
-            self._sums[:, 5:] = 0.0
+        if shard != self._shard:
+            self._end_shard()
             self._shard = shard
         add_entries(feature - self._start if self._start else feature, value, self._sums.reshape(-1))
+
+    def _end_shard(self) -> None:
+        """Add the sums of the shard to those of all before it."""
+        self._sums[:, 1:3] += self._sums[:, 5:]
+        self._sums[:, 5:] = 0.0
 
     def close(self) -> None:
         """Write the sums, for `add_saved`."""
@@ -96,8 +100,7 @@ class RangeStatistics:
 
     def _groups(self) -> Iterator[np.ndarray]:
         """Yield the places of the features that occur."""
-        self._sums[:, 1:3] += self._sums[:, 5:]
-        self._sums[:, 5:] = 0.0
+        self._end_shard()
         for first in range(0, len(self._sums), _GROUP_FEATURES):
             yield first + np.flatnonzero(self._sums[first : first + _GROUP_FEATURES, 0])
 

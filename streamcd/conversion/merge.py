@@ -15,7 +15,7 @@ import numpy as np
 from ..core.atomic_files import sync_together
 from ..core.errors import UsageError
 from ..core.options import Checked, ListenerOptions, replaces, takes
-from ..core.progress import Listener, Progress, ends_progress
+from ..core.progress import Listener, Progress, ends_progress, shortened
 from ..core.storage import Location, local_path
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.kept_columns import KEPT_FILE, join_kept
@@ -23,7 +23,15 @@ from ..dataset.manifests import INDICES_FILE, LISTED, ROW_LAYOUT, SCALES_FILE
 from ..dataset.parquet import read_groups, read_table
 from ..dataset.schema import FEATURES, FIRST_OF_ROWS
 from ..dataset.source_indices import indices_of
-from ..dataset.writer import Part, file_record, joined_norms, named_features, write_dataset, write_table
+from ..dataset.writer import (
+    Part,
+    file_record,
+    joined_norms,
+    named_features,
+    part_names,
+    write_dataset,
+    write_table,
+)
 from ..models.encoding import CATEGORIES_FILE, encoding_of
 from .feature_statistics import LabelCounts
 from .staging import check_place, dataset_workplace
@@ -107,16 +115,11 @@ def _check_alike(first: Dataset, other: Dataset) -> None:
         of["number of features"] = (first.n_features, other.n_features)
     for name, (expected, found) in of.items():
         if expected != found:
-            told = f": expected {_shown(expected)}, found {_shown(found)}"
+            told = f": expected {shortened(str(expected), 61)}, found {shortened(str(found), 61)}"
             dtype = f" --dtype {expected}" if name == "value dtype" else ""
             raise UsageError(
                 f"{other.path}: {name} differs from that of {first.path}{told}; convert it with --like {first.path}{dtype}"
             )
-
-
-def _shown(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 60 else text[:60] + "…"
 
 
 def _table_content(dataset: Dataset, file: str) -> str:
@@ -172,7 +175,7 @@ def _linked_parts(datasets: Sequence[Dataset], folder: Path, listener: Listener)
         )
         ends = np.searchsorted(chunks.pop("part"), np.arange(dataset.n_shards + 1))
         for record, (start, stop) in zip(dataset.manifest["parts"], pairwise(ends), strict=True):
-            names = {table: f"{table}/part-{number:05d}.parquet" for table in FIRST_OF_ROWS}
+            names = part_names(number)
             for table, name in names.items():
                 _link(Path(str(dataset.path)) / record[table], folder / name)
             record = {**record, **names, "source": record.get("source", 0) + n_before}
@@ -198,9 +201,7 @@ def _labels(manifests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         classes = one["classes"]
         counts = None if classes is None else dict(zip(classes, one["class_counts"], strict=True))
         labels.merge(LabelCounts(counts, ends["min"], ends["max"]))
-    is_decimal = any(one["label_kind"] == "decimal" for one in manifests)
-    kind = "decimal" if is_decimal else "integer"
-    return {"label_kind": kind, **labels.manifest(None, targets=targets)}
+    return labels.manifest(None, targets=targets)
 
 
 def _columns(manifests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

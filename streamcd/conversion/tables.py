@@ -174,15 +174,15 @@ class ParquetReader(TableReader):
 
     def first_rows(self, types: Mapping[str, str]) -> Any:
         """Read so many columns at a time that their pages fit in the memory, before it is known whether all do."""
-        names, n = [*types], max(1, 4 * self.memory_bytes // (9 * _PAGE_BYTES))
+        piece, names, n = self.pieces()[0], [*types], max(1, 4 * self.memory_bytes // (9 * _PAGE_BYTES))
+        for group in self._groups(piece)[:1]:  # what is refused together is refused before
+            self._batch_rows(piece.path, piece.start, group.num_rows, _chunks(group, types), types)
         parts = [{name: types[name] for name in names[k : k + n]} for k in range(0, len(names), n)]
         found = [
             batch for part in parts if (batch := super(ParquetReader, self).first_rows(part)) is not None
         ]
-        if len(found) < len(parts) or len(parts) < 2:
-            return found[0] if found else None
         columns = {name: batch.column(name) for batch in found for name in batch.schema.names}
-        return pa.RecordBatch.from_pydict(columns)
+        return pa.RecordBatch.from_pydict(columns) if found else None
 
     def blocks(
         self, pieces: Sequence[Piece], first_line: int, types: dict[str, str]

@@ -23,6 +23,9 @@ Commands of every kind on a few rows take 160 to 207 MB (Linux x86-64, numba 0.6
 RUNNING_BYTES = 105_000_000 if sys.platform == "linux" else RESERVED_BYTES
 """The part of these that a training takes while it reads windows, after `make_room`: 85 to 104 MB."""
 
+BLOCK_WEIGHTS = 1 << 16
+"""Numbers in a temporary array of what is computed, read or written block by block: 0.5 MB."""
+
 _UNITS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", start=1):
     _UNITS[f"{_letter}B"] = 1000**_power

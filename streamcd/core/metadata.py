@@ -14,7 +14,7 @@ from typing import Annotated, Any, Generic, TypeVar
 import msgspec
 
 from .._version import __version__
-from .atomic_files import replacing
+from .atomic_files import write_file
 from .errors import DataError, StreamcdError
 from .storage import Location
 
@@ -129,13 +129,9 @@ def as_structure(content: Mapping[str, Any], structure: type[Content], name: str
         raise DataError(f"{name}: damaged ({error}); convert the data again") from None
 
 
-def write_metadata(path: Path, kind: Kind[Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Write a metadata file, whole or not at all; returns its content, including format and seal."""
-    text = metadata_text(kind, fields)
-    with replacing(path) as partial:
-        partial.write_bytes(text)
-    content: dict[str, Any] = json.loads(text)
-    return content
+def write_metadata(path: Path, kind: Kind[Any], fields: Mapping[str, Any]) -> None:
+    """Write a metadata file, whole or not at all, with its format and seal."""
+    write_file(path, metadata_text(kind, fields))
 
 
 def metadata_text(kind: Kind[Any], fields: Mapping[str, Any], *, allow_nan: bool = True) -> bytes:

@@ -239,9 +239,7 @@ class Pool:
         `EnvironmentFailure` if a worker died.
         """
         if self._pool is None:
-            found = []
-            for arguments in tasks:
-                found.append(function(*arguments))
+            found = [function(*arguments) for arguments in tasks]
             return_heap()
             return found
         # with few tasks some workers end early, and the threads of the others can use their processors

@@ -196,6 +196,11 @@ def close_part(tables: Mapping[str, TableWriter]) -> dict[str, Any]:
     return {f"{table}_{key}": value for table, record in found.items() for key, value in record.items()}
 
 
+def part_names(number: int) -> dict[str, str]:
+    """Name the files of part `number` of a dataset, by table."""
+    return {table: f"{table}/part-{number:05d}.parquet" for table in FIRST_OF_ROWS}
+
+
 class Part(NamedTuple):
     """A part of a dataset that is written: its record in the manifest, its chunks as in the table, its rows' norms."""
 
@@ -218,7 +223,7 @@ class PartWriter:
         compression: str,
     ) -> None:
         self._index_dtype, self._value_dtype, self._row_dtype = index_dtype, value_dtype, row_dtype
-        self._names = {table: f"{table}/part-{number:05d}.parquet" for table in FIRST_OF_ROWS}
+        self._names = part_names(number)
         for table in self._names:
             (folder / table).mkdir(parents=True, exist_ok=True)
         self._tables: dict[str, TableWriter] = {}
@@ -306,7 +311,7 @@ def joined_norms(norms: Sequence[Mapping[str, Any]], n_rows: Sequence[int]) -> d
 def write_dataset(
     folder: Path, parts: Sequence[Part], fields: Mapping[str, Any], compression: str = "auto"
 ) -> dict[str, Any]:
-    """Write the chunk table and, last, the manifest, which is returned; every other file is there already.
+    """Write the chunk table and, last, the manifest, whose fields are returned; every other file is there already.
 
     `fields` are the manifest's, but for those that follow from the parts; their norms may be given.
     """
@@ -330,7 +335,8 @@ def write_dataset(
     }
     for name in (*FIRST_OF_ROWS, ""):
         sync(folder / name)
-    return write_metadata(folder / "manifest.json", ROW_LAYOUT, found)
+    write_metadata(folder / "manifest.json", ROW_LAYOUT, found)
+    return found
 
 
 def chunk_table(schema: Schema, parts: Sequence[Part]) -> dict[str, np.ndarray]:

@@ -17,6 +17,7 @@ import numpy as np
 from ..core.errors import DataError
 from ..core.mapped_arrays import forget
 from ..core.metadata import Count, Structure, as_structure
+from ..core.progress import first_of
 from ..core.storage import Location
 
 if TYPE_CHECKING:
@@ -281,8 +282,8 @@ def check_columns(encoding: Encoding, names: Container[str], needs_label: bool, 
     missing = [column for column in needed if column and column not in names]
     if missing:
         raise DataError(
-            f"{name}: expected the columns of the data trained on, found no {', '.join(map(repr, missing[:5]))}"
-            f"{', …' if len(missing) > 5 else ''}; add what is missing"
+            f"{name}: expected the columns of the data trained on, found no {first_of([*map(repr, missing)], 5)}; "
+            "add what is missing"
         )
 
 

@@ -14,11 +14,11 @@ import numpy as np
 
 from ..core.atomic_files import begins_with, check_output, refuse_other_ending, replacing
 from ..core.errors import ModelError
-from ..core.memory_budget import format_size
+from ..core.memory_budget import BLOCK_WEIGHTS, format_size
 from ..core.progress import Listener, counted, first_of
 from ..kernels.loss_table import CLASSES, LIBLINEAR_L1_TYPES, LIBLINEAR_TYPES, LOSSES, PLANES
 from .model import Model
-from .named_weights import BLOCK_WEIGHTS, weight_blocks
+from .named_weights import weight_blocks
 from .sparse_weights import SparseWeights
 
 _NAMES = {

@@ -9,14 +9,12 @@ import numpy as np
 
 from ..core.classes import place_of_label
 from ..core.errors import UsageError
+from ..core.memory_budget import BLOCK_WEIGHTS
 from ..kernels.loss_table import LOSSES, PLANES
 from .model_file import source_labels
 
 if TYPE_CHECKING:
     from .sparse_weights import SparseWeights
-
-BLOCK_WEIGHTS = 1 << 17
-"""Weights that are read or written at a time: 1 MB, a few of text."""
 
 
 def weight_blocks(

@@ -140,14 +140,10 @@ def column_tables(path: str, info: Facts) -> list[Table]:
 def bias_text(bias: float | str, because: str = "", *, advises: bool = False) -> str:
     """Format a bias, or what stands for one that is not chosen yet, with the reason, and how to have another, if it may."""
     text = bias if isinstance(bias, str) else "none" if bias < 0 else f"{bias:g}"
-    text += f": {because}" if because else ""
+    told = f"{text}: {because}" if because else text
     if not advises or because == "as asked":
-        return text
-    return text + (
-        "; --bias 1 adds an intercept"
-        if text.startswith("none")
-        else "; --bias none leaves the intercept out"
-    )
+        return told
+    return f"{told}; {'--bias 1 adds an intercept' if text == 'none' else '--bias none leaves the intercept out'}"
 
 
 # ---------------------------------------------------------------------------------------------------------------------

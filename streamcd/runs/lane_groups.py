@@ -14,7 +14,7 @@ from ..core.progress import Listener
 from ..dataset.dataset import Dataset
 from ..solvers.problem import Problem
 from ..solvers.registry import find_solver
-from ..stream.memory_plan import Plan, check_holding, describe_plan, make_plan
+from ..stream.memory_plan import Plan, SolverMemory, check_holding, describe_plan, make_plan
 from ..training.checkpoint import Run
 from .config import (
     ResolvedRun,
@@ -146,17 +146,7 @@ def group_lanes(dataset: Dataset, problem: Problem, asked: TrainOptions) -> tupl
             tables = problem.table_bytes + (lanes.table_bytes if n_groups > 1 else 0)
             memory = replace(memory, weights=memory.weights + tables)
             try:
-                if asked.rounds is not None:
-                    from ..cluster.memory import plan_worker  # only where there are workers
-
-                    plan, share = plan_worker(dataset, lanes, memory, asked.memory_bytes, asked.workers or 0)
-                else:
-                    state = dataset.n_rows * memory.layout.state_bytes if asked.in_memory else 0
-                    memory = replace(memory, rows=memory.rows + state + dataset.held_bytes)
-                    plan, share = (
-                        make_plan(dataset, asked.memory_bytes, memory, paged=paged),
-                        asked.memory_bytes,
-                    )
+                plan, share = _plan_group(dataset, lanes, memory, asked, paged=paged)
             except BudgetError as error:
                 refusal = error
                 continue
@@ -165,6 +155,19 @@ def group_lanes(dataset: Dataset, problem: Problem, asked: TrainOptions) -> tupl
                 return n_groups, plan, share
     assert refusal is not None
     raise refusal
+
+
+def _plan_group(
+    dataset: Dataset, lanes: Problem, memory: SolverMemory, asked: TrainOptions, *, paged: bool
+) -> tuple[Plan, int]:
+    """Return the plan for a group of lanes, and the bytes it is for."""
+    if asked.rounds is not None:
+        from ..cluster.memory import plan_worker  # only where there are workers
+
+        return plan_worker(dataset, lanes, memory, asked.memory_bytes, asked.workers or 0)
+    state = dataset.n_rows * memory.layout.state_bytes if asked.in_memory else 0
+    memory = replace(memory, rows=memory.rows + state + dataset.held_bytes)
+    return make_plan(dataset, asked.memory_bytes, memory, paged=paged), asked.memory_bytes
 
 
 def share_memory_anew(run: ResolvedRun, n_workers: int) -> int:

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from ..core.memory_budget import BLOCK_WEIGHTS
 from ..dataset.source_indices import indices_of
 from ..kernels.loss_table import LOSSES
 from ..models.encoding import Encoding, encoding_of
 from ..models.model import Model
-from ..models.named_weights import BLOCK_WEIGHTS
 from ..models.sparse_weights import SparseWeights, is_worth
 from ..models.stored import path_directory, stored_certificate
 from ..solvers.problem import Problem

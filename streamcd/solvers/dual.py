@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.memory_budget import BLOCK_WEIGHTS
 from ..dataset.dataset import Dataset
 from ..kernels import dual as dual_kernels
 from ..kernels import primitives
@@ -61,7 +62,6 @@ from .protocol import (
 _LINE = 8  # numbers in a cache line: no two threads should share one that they write to
 _FEW_FEATURES = 1 << 14  # in whose lines of weights threads often meet
 _SUMMED_SHARE = 0.01  # of an estimated gap: a larger doubt about w(alpha) makes a certificate sum it up anew
-BLOCK_WEIGHTS = 1 << 16  # of temporary arrays: 0.5 MB
 _LEAST_ALPHA = 1e-24  # over C: the sum over 10^8 rows is below the rounding of w
 
 

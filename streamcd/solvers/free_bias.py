@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..core.memory_budget import BLOCK_WEIGHTS
 from ..kernels.losses import numbers_of
 from ..kernels.primitives import (
     DUAL,
@@ -24,7 +25,7 @@ from ..kernels.primitives import (
     VIOLATION_MIN,
 )
 from ..stream.window import Window
-from .dual import BLOCK_WEIGHTS, DualSolver
+from .dual import DualSolver
 from .protocol import CERTIFY, State, all_rows, new_totals
 
 _SUMMED = np.setdiff1d(np.arange(N_TOTALS), [VIOLATION_MAX, VIOLATION_MIN])

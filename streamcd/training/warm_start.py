@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..core.errors import CheckpointError, UsageError
+from ..core.memory_budget import BLOCK_WEIGHTS
 from ..dataset.centring import Centre, move_sums
 from ..dataset.dataset import Dataset
 from ..kernels.loss_table import LOG_LOSS, LOSSES, PLANES
-from ..models.named_weights import BLOCK_WEIGHTS
 from ..solvers.acceleration import weights_of_alpha
 from ..solvers.problem import Lane, Problem
 from ..solvers.protocol import CERTIFY, START, TRAIN, Solver, State
@@ -119,12 +119,8 @@ class WarmStart:
         lanes, old = state.lanes, self.old
         between_reads = True
         for source in old.sources:
-            arrays = read_arrays(source.path / "state.npz", ("position",), source.identity)
-            between_reads &= arrays is not None and not arrays["position"][1]
-            if arrays is None or not arrays["position"].any():
-                raise CheckpointError(
-                    f"{source.path}: no checkpoint to start from; 'streamcd resume' the run first"
-                )
+            (position,) = source.saved("position")
+            between_reads &= not position[1]
         if solver.warm_start in ("w", "w and scores"):
             self._fill_weights(state.w)
             if solver.warm_start == "w and scores":
