@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .conversion.transpose import make_columns as make_columns
     from .core.errors import ConvergenceWarning as ConvergenceWarning
     from .core.errors import StreamcdError as StreamcdError
-    from .core.progress import Listener as Listener
+    from .core.options import Listener as Listener
     from .dataset.dataset import Dataset as Dataset
     from .dataset.dataset import open_dataset as open  # noqa: F401
     from .estimators.linear import LinearSVC as LinearSVC
@@ -45,7 +45,7 @@ _PUBLIC = {
     "ConvergenceWarning": ("core.errors", "ConvergenceWarning"),
     "Dataset": ("dataset.dataset", "Dataset"),
     "LinearSVC": ("estimators.linear", "LinearSVC"),
-    "Listener": ("core.progress", "Listener"),
+    "Listener": ("core.options", "Listener"),
     "LogisticRegression": ("estimators.linear", "LogisticRegression"),
     "Model": ("models.model", "Model"),
     "ProgressBar": ("cli.console", "ProgressBar"),

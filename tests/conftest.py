@@ -35,7 +35,7 @@ from threadpoolctl import threadpool_limits
 from streamcd import Dataset, Listener, Result, train
 from streamcd.conversion import byte_sources
 from streamcd.core.memory_budget import available_memory
-from streamcd.core.process_pool import Pool
+from streamcd.core.parallel import Pool
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from streamcd import Listener
-from streamcd.core.progress import Progress
+from streamcd.core.options import Progress
 
 
 class Heard(Listener):

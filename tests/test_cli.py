@@ -22,7 +22,7 @@ from streamcd.cli.commands import cli
 from streamcd.cli.console import Console, explain
 from streamcd.cli.course import describe_progress
 from streamcd.core.errors import DataError, Interrupted, LockError
-from streamcd.core.progress import Progress
+from streamcd.core.options import Progress
 from streamcd.kernels.loss_table import METHODS, SOLVERS
 
 

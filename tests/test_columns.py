@@ -28,7 +28,7 @@ from streamcd import Dataset, make_columns
 from streamcd import open as open_dataset
 from streamcd.conversion import staging, transpose
 from streamcd.core.errors import DatasetError, LockError, UsageError
-from streamcd.core.metadata import write_metadata
+from streamcd.core.files import write_metadata
 from streamcd.dataset.manifests import COLUMN_LAYOUT
 from streamcd.dataset.parquet import file_checksum
 

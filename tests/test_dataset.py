@@ -28,7 +28,7 @@ from small_datasets import (
 from streamcd import Dataset, StreamcdError, convert, train
 from streamcd import open as open_dataset
 from streamcd.core.errors import DatasetError, UsageError
-from streamcd.core.metadata import write_metadata
+from streamcd.core.files import write_metadata
 from streamcd.dataset.manifests import ROW_LAYOUT
 from streamcd.dataset.parquet import file_checksum
 from tools.chunk_writer import ChunkWriter

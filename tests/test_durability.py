@@ -19,9 +19,8 @@ from small_datasets import multiclass, random_rows, windows_of, write_dataset
 
 import streamcd
 from streamcd.conversion import transpose
-from streamcd.core.atomic_files import restore_directory
 from streamcd.core.errors import CheckpointError
-from streamcd.core.locks import kept_by_copies, release_lock, take_lock
+from streamcd.core.files import kept_by_copies, release_lock, restore_directory, take_lock
 from streamcd.stream.identity import Identity
 from streamcd.stream.slot_store import SlotStore
 from streamcd.training.checkpoint import Run

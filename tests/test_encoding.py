@@ -15,7 +15,7 @@ from test_tables import make_table, write_table
 
 import streamcd
 from streamcd import StreamcdError
-from streamcd.core.metadata import SEAL, content_digest
+from streamcd.core.files import SEAL, content_digest
 from streamcd.dataset.arrow_columns import arrow_strings, strings_of
 from streamcd.dataset.string_files import StoredStrings, write_strings
 

@@ -19,7 +19,7 @@ from streamcd import Listener
 from streamcd.cli import console
 from streamcd.cli.console import Console
 from streamcd.core.errors import DataError, escaped
-from streamcd.core.progress import Progress
+from streamcd.core.options import Progress
 from streamcd.report.page import render_page
 from streamcd.report.tables import Table
 

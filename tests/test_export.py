@@ -8,7 +8,7 @@ import pytest
 from conftest import libsvm_text
 
 from streamcd import convert
-from streamcd.core.locks import scratch_directory
+from streamcd.core.files import scratch_directory
 
 
 @pytest.mark.parametrize("name", ["random", "empty_row", "duplicate_rows", "unscaled", "multiclass"])

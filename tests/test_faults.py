@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from streamcd.conversion import staging
-from streamcd.core.atomic_files import write_file
+from streamcd.core.files import write_file
 from streamcd.kernels.loss_table import SOLVERS
 from tools.faults import damage as damage_kind
 from tools.faults import file_operations, power
@@ -228,14 +228,14 @@ def test_every_line_of_safety_is_where_it_is_said_to_be_and_has_its_guard() -> N
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (SafetyLine("core/locks.py", "no such line"), "found 0 times"),
-        (SafetyLine("core/atomic_files.py", "sync(path.parent)"), "found 4 times"),
+        (SafetyLine("core/files.py", "no such line"), "found 0 times"),
+        (SafetyLine("core/files.py", "sync(path.parent)"), "found 4 times"),
         (
-            SafetyLine("core/atomic_files.py", "sync(path.parent)", within="no_such_function"),
+            SafetyLine("core/files.py", "sync(path.parent)", within="no_such_function"),
             "defined 0 times",
         ),
-        (SafetyLine("core/locks.py", "if lock is not None:", instead="if :"), "invalid syntax"),
-        (SafetyLine("core/locks.py", "os.close(descriptor)", "test_faults.py::test_none"), "no test"),
+        (SafetyLine("core/files.py", "if lock is not None:", instead="if :"), "invalid syntax"),
+        (SafetyLine("core/files.py", "os.close(descriptor)", "test_faults.py::test_none"), "no test"),
         (SafetyLine("core/no_such_module.py", "pass"), "No such file"),
     ],
 )
@@ -264,7 +264,7 @@ def test_a_line_that_nobody_misses_is_told_with_its_guard(
 ) -> None:
     ended = iter(statuses)
     monkeypatch.setattr("tools.faults.mutants._run_guard", lambda *_: (next(ended), "said"))
-    line = SafetyLine("core/locks.py", "os.close(descriptor)", "test_x.py::test_y", "release_lock")
+    line = SafetyLine("core/files.py", "os.close(descriptor)", "test_x.py::test_y", "release_lock")
     (finding,) = Mutants([line]).attempt(0, random.Random(0), tmp_path)
     assert (finding.column, finding.what.startswith(f"{line}: {message}")) == (column, True)
 

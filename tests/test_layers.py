@@ -47,7 +47,7 @@ DOORS = {
     "llvmlite": "kernels/compile kernels/primitives kernels/decimals",
     "pyarrow": "dataset/ conversion/",
     "scipy": "dataset/ models/model",
-    "msgspec": "core/metadata runs/config",
+    "msgspec": "core/files runs/config",
     "dask": "cluster/dask_engine",
     "distributed": "cluster/dask_engine cluster/dask_worker",
     "sklearn": "estimators/ models/sklearn_model",

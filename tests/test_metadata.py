@@ -18,10 +18,18 @@ from small_datasets import random_rows, write_dataset
 import streamcd
 from streamcd import Model, StreamcdError, load_model, make_columns
 from streamcd import open as open_dataset
-from streamcd.core import atomic_files
-from streamcd.core.atomic_files import exchange, put_directory, replacing, restore_directory
+from streamcd.core import files
 from streamcd.core.errors import CheckpointError, DatasetError, ModelError
-from streamcd.core.metadata import SEAL, Kind, content_digest, parse_json
+from streamcd.core.files import (
+    SEAL,
+    Kind,
+    content_digest,
+    exchange,
+    parse_json,
+    put_directory,
+    replacing,
+    restore_directory,
+)
 from streamcd.dataset.manifests import COLUMN_LAYOUT, ROW_LAYOUT
 from streamcd.models.model_file import MODEL
 from streamcd.models.stored import stored_certificate
@@ -206,7 +214,7 @@ def test_two_directories_change_places_in_one_step(tmp_path: Path, monkeypatch: 
 
 
 def test_a_directory_is_replaced_or_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(atomic_files, "exchange", lambda *_: False)  # as where the system cannot
+    monkeypatch.setattr(files, "exchange", lambda *_: False)  # as where the system cannot
     path, new, aside = tmp_path / "data", tmp_path / "new", tmp_path / "aside"
     for folder in (path, new):
         folder.mkdir()

@@ -20,9 +20,9 @@ from liblinear.liblinearutil import save_model as liblinear_save
 from liblinear.liblinearutil import train as liblinear_train
 
 from streamcd import Model, export, load_model
-from streamcd.core.classes import default_code
 from streamcd.core.errors import ModelError
-from streamcd.core.metadata import SEAL, content_digest
+from streamcd.core.files import SEAL, content_digest
+from streamcd.core.setting import default_code
 from streamcd.dataset.scaling import Scaling
 
 

@@ -37,15 +37,11 @@ from streamcd.cli.synthetic import write_text_like
 from streamcd.conversion import byte_sources, external_shuffle
 from streamcd.conversion.byte_sources import cut_into_ranges
 from streamcd.conversion.external_shuffle import cut_chunks
-from streamcd.core import locks, process_pool
+from streamcd.core import files, parallel
 from streamcd.core.errors import DataError, EnvironmentFailure, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
-from streamcd.core.process_pool import (
-    COORDINATOR_BYTES,
-    Pool,
-    memory_per_worker,
-)
-from streamcd.core.progress import Progress
+from streamcd.core.options import Progress
+from streamcd.core.parallel import COORDINATOR_BYTES, Pool, memory_per_worker
 from streamcd.prediction.sums import ExactSum
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -280,18 +276,18 @@ def test_ctrl_c_while_workers_are_started_ends_them(monkeypatch: pytest.MonkeyPa
 
 SLOW_TO_END = """
 import os, sys, threading, time
-import streamcd.core.process_pool as process_pool
+import streamcd.core.parallel as parallel
 from streamcd import convert, make_columns
-from streamcd.core.progress import Listener
+from streamcd.core.options import Listener
 
 def end_late():
-    process_pool.multiprocessing.parent_process().join()
+    parallel.multiprocessing.parent_process().join()
     deadline = time.monotonic() + 100
     while not os.path.exists("end") and time.monotonic() < deadline:
         time.sleep(0.02)
     os._exit(1)
 
-process_pool._end_with_parent = end_late
+parallel._end_with_parent = end_late
 
 class Killed(Listener):
     def progress(self, progress):
@@ -327,12 +323,12 @@ def test_nobody_begins_where_workers_of_a_killed_process_still_write(
         asked = [sys.executable, str(script), "sort", str(data)]
         started = subprocess.run(asked, text=True, stderr=DEVNULL, cwd=tmp_path, env=ENVIRONMENT)
     assert started.returncode == -signal.SIGKILL
-    monkeypatch.setattr(locks, "_DYING_SECONDS", 0.1)
+    monkeypatch.setattr(files, "_DYING_SECONDS", 0.1)
     with pytest.raises(EnvironmentFailure, match="another process writes there"):
         again()
     assert not (data if workers == "copied" else data / "columns").exists()
     (tmp_path / "end").touch()
-    monkeypatch.setattr(locks, "_DYING_SECONDS", 60.0)
+    monkeypatch.setattr(files, "_DYING_SECONDS", 60.0)
     again()
     assert open_dataset(data).fingerprint == expected
     assert open_dataset(data).verify() == []
@@ -525,7 +521,7 @@ def test_how_workers_ended_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
             ((None, -15), "was killed by SIGTERM"),
             ((1, -15), "ended before its work was done; .*__main__"),
         ):
-            monkeypatch.setattr(process_pool, "_exit_code", Mock(side_effect=codes))
+            monkeypatch.setattr(parallel, "_exit_code", Mock(side_effect=codes))
             assert re.search(f"one of 2 worker processes {said}", workers._describe_worker_exit())
 
 

@@ -17,7 +17,7 @@ from streamcd.cli import console
 from streamcd.cli.console import Console
 from streamcd.cli.course import Course
 from streamcd.core.errors import Interrupted
-from streamcd.core.progress import Progress, TrainingStatus, compiling_for
+from streamcd.core.options import Progress, TrainingStatus, compiling_for
 from streamcd.kernels.compilation import compilation_told
 
 
@@ -171,7 +171,7 @@ def test_a_compilation_is_told_once_and_counts_from_one(dataset, tmp_path, monke
         begun.pop()
 
     monkeypatch.setattr("streamcd.kernels.compilation.compilation_told", told_twice)
-    monkeypatch.setattr("streamcd.core.progress._warned", set())
+    monkeypatch.setattr("streamcd.core.options._warned", set())
     stream = io.StringIO()
     monkeypatch.setattr(console, "PLAIN_INTERVAL", 0.0)
     streamcd.train(dataset, tmp_path / "run", listener=streamcd.ProgressBar(stream=stream))

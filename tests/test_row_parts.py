@@ -13,7 +13,7 @@ from small_datasets import random_rows, windows_of, write_dataset
 
 import streamcd
 from streamcd import Dataset
-from streamcd.core.threads import Threads
+from streamcd.core.parallel import Threads
 from streamcd.solvers import row_parts
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -37,7 +37,7 @@ class Rounds:
 
         monkeypatch.setattr(row_parts, "count_rounds", counted)
         monkeypatch.setattr(row_parts, "_ROUNDS", 1)
-        monkeypatch.setattr("streamcd.core.threads._LEAST_OPERATIONS", least)
+        monkeypatch.setattr("streamcd.core.parallel._LEAST_OPERATIONS", least)
 
 
 @pytest.fixture

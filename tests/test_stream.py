@@ -16,7 +16,7 @@ from streamcd import Dataset
 from streamcd import open as open_dataset
 from streamcd.core.errors import DatasetError, UsageError
 from streamcd.core.memory_budget import RUNNING_BYTES
-from streamcd.core.randomness import random_key
+from streamcd.core.setting import random_key
 from streamcd.stream.arenas import RowLayout
 from streamcd.stream.memory_plan import Plan, SolverMemory, make_plan
 from streamcd.stream.stream import Stream, chunk_order, cut_windows

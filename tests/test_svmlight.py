@@ -24,7 +24,7 @@ from streamcd.conversion.byte_sources import Piece, check_rows, expand, read_blo
 from streamcd.conversion.libsvm import iterate_batches, write_rows
 from streamcd.conversion.sources import Reading
 from streamcd.core.errors import DataError, UsageError
-from streamcd.core.threads import AHEAD
+from streamcd.core.parallel import AHEAD
 
 
 @dataclass

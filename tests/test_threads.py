@@ -16,7 +16,7 @@ from small_datasets import multiclass, random_rows, write_dataset
 
 import streamcd
 from streamcd.core.errors import UsageError
-from streamcd.core.threads import AHEAD, Threads, ahead
+from streamcd.core.parallel import AHEAD, Threads, ahead
 from streamcd.runs.problem_options import ProblemOptions
 from streamcd.solvers import classes
 from streamcd.solvers.classes import ClassSolver
@@ -25,7 +25,7 @@ from streamcd.stream.slot_store import SlotStore
 
 @pytest.fixture(autouse=True)
 def small_shares(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streamcd.core.threads._LEAST_OPERATIONS", 1)
+    monkeypatch.setattr("streamcd.core.parallel._LEAST_OPERATIONS", 1)
     monkeypatch.setattr("streamcd.solvers.dual._FEW_FEATURES", 0)  # so that a few lanes are divided, too
 
 

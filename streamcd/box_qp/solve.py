@@ -16,7 +16,7 @@ import numpy as np
 from ..core.errors import UsageError
 from ..core.memory_budget import parse_size
 from ..core.options import number_or_word
-from ..core.randomness import random_key
+from ..core.setting import random_key
 from ..kernels.box_qp import CHANGE, UNBOUNDED, VIOLATION, Point
 from ..kernels.primitives import shuffle
 from ..solvers.over_relaxation import CANDIDATE, young

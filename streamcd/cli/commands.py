@@ -467,7 +467,7 @@ def import_model(listener: Console, file: str, model: str, force: bool) -> Shown
     Example:
       streamcd import liblinear.model model
     """
-    from ..core.atomic_files import check_output
+    from ..core.files import check_output
     from ..models.liblinear import import_liblinear
     from ..models.stored import is_unfinished
 

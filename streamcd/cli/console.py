@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO, cast
 
 from ..core.errors import StreamcdError, escaped, file_named
-from ..core.progress import Listener, Progress
+from ..core.options import Listener, Progress
 from ..report.tables import Table
 from .course import Course, describe_progress
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
+from ..core.errors import format_seconds
 from ..core.memory_budget import format_size
-from ..core.progress import Progress, TrainingStatus, format_seconds
+from ..core.options import Progress, TrainingStatus
 
 
 class Course:

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import EnvironmentFailure, StreamcdError, UsageError, file_named
+from ..core.errors import EnvironmentFailure, StreamcdError, UsageError, file_named, format_seconds
 from ..core.memory_budget import format_size, parse_size
-from ..core.process_pool import Pool
-from ..core.progress import Listener, format_seconds
+from ..core.options import Listener
+from ..core.parallel import Pool
 from .synthetic import BLOCK_ROWS, write_text_like
 
 

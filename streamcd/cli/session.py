@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import ConvergenceWarning, StreamcdError
-from ..core.progress import Listener
+from ..core.options import Listener
 from ..report.tables import result_tables
 from ..runs.interrupts import stop_requests
 from .console import Console, Shown, show

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..core.randomness import random_key
+from ..core.setting import random_key
 from ..dataset.dataset import Dataset
 from ..kernels.primitives import shuffle
 

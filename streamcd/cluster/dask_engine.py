@@ -31,8 +31,8 @@ from typing import Any
 import numpy as np
 
 from .._version import __version__
-from ..core.errors import EnvironmentFailure, StreamcdError, UsageError
-from ..core.progress import Listener, counted
+from ..core.errors import EnvironmentFailure, StreamcdError, UsageError, counted
+from ..core.options import Listener
 from ..dataset.dataset import Dataset
 from ..solvers.protocol import TRAIN
 from . import dask_worker

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..core.memory_budget import RESERVED_BYTES, RUNNING_BYTES, format_size
-from ..core.process_pool import memory_per_worker
+from ..core.parallel import memory_per_worker
 from ..dataset.dataset import Dataset
 from ..solvers.problem import Problem
 from ..stream.arenas import RowLayout

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.randomness import random_key
+from ..core.setting import random_key
 from ..dataset.dataset import Dataset
 from ..kernels.primitives import (
     ALPHA,

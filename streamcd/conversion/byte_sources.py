@@ -20,12 +20,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..core.atomic_files import describe_set_aside
-from ..core.errors import DataError, UsageError
+from ..core.errors import DataError, UsageError, first_of
+from ..core.files import describe_set_aside
 from ..core.memory_budget import format_size
-from ..core.progress import first_of
+from ..core.parallel import AHEAD, ahead
 from ..core.storage import Url, file_size, location, open_bytes
-from ..core.threads import AHEAD, ahead
 
 STANDARD_INPUT = "-"
 BLOCK_BYTES = 8 << 20

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import UsageError, refuse
-from ..core.options import takes
-from ..core.process_pool import Pool, checked_workers
-from ..core.progress import Listener, ends_progress
+from ..core.options import Listener, ends_progress, takes
+from ..core.parallel import Pool, checked_workers
 from ..core.storage import is_url, local_path, location
 from ..dataset.dataset import Dataset, open_dataset
 from .byte_sources import expand, total_bytes

@@ -7,11 +7,10 @@ from typing import BinaryIO
 
 import numpy as np
 
-from ..core.atomic_files import begins_with, check_output, refuse_other_ending, replacing
 from ..core.external_partition import Layout, PartitionReader, PartitionWriter, Ranges, Records
-from ..core.locks import scratch_directory
+from ..core.files import begins_with, check_output, refuse_other_ending, replacing, scratch_directory
 from ..core.memory_budget import parse_size, require
-from ..core.progress import Listener, Progress
+from ..core.options import Listener, Progress
 from ..dataset.dataset import Dataset
 from ..dataset.source_indices import LOOKUP_BYTES, indices_of
 from ..models.matrix_encoder import sorted_rows

@@ -19,8 +19,7 @@ import numpy as np
 
 from ..core.errors import DataError
 from ..core.external_partition import Layout, PartitionReader, PartitionWriter, Records
-from ..core.process_pool import Tell
-from ..core.threads import ahead
+from ..core.parallel import Tell, ahead
 from ..dataset.scaling import Scaling
 from ..dataset.writer import Part, PartWriter
 from ..kernels.primitives import mix

@@ -6,8 +6,7 @@ import os
 import re
 from typing import Any
 
-from ..core.errors import DataError, UsageError, refuse
-from ..core.progress import first_of
+from ..core.errors import DataError, UsageError, first_of, refuse
 from ..core.storage import is_url
 from .byte_sources import (
     STANDARD_INPUT,

@@ -15,9 +15,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from ..core.errors import DataError
-from ..core.progress import shortened
-from ..core.threads import AHEAD
+from ..core.errors import DataError, shortened
+from ..core.parallel import AHEAD
 from ..kernels import libsvm_text as kernels
 from ..solvers.problem import LEAST_WEIGHT
 from .byte_sources import ByteBlock, Piece, check_rows, expand, read_blocks

@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import DataError, UsageError
+from ..core.errors import DataError, UsageError, first_of
 from ..core.memory_budget import format_size
-from ..core.progress import first_of
 from .byte_sources import Piece
 from .options import TableOptions
 from .sources import Block, Counted, Csr, Reader, Reading, Source, locator, matrix_source, refusing_damage

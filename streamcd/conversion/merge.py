@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ..core.atomic_files import sync_together
-from ..core.errors import UsageError
-from ..core.options import Checked, ListenerOptions, replaces, takes
-from ..core.progress import Listener, Progress, ends_progress, shortened
+from ..core.errors import UsageError, shortened
+from ..core.files import sync_together
+from ..core.options import Checked, Listener, ListenerOptions, Progress, ends_progress, replaces, takes
 from ..core.storage import Location, local_path
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.kept_columns import KEPT_FILE, join_kept

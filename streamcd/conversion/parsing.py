@@ -12,9 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from ..core.errors import DataError
-from ..core.process_pool import Tell
+from ..core.parallel import Tell, ahead
 from ..core.storage import Url, location
-from ..core.threads import ahead
 from ..dataset.arrow_columns import arrow_strings, dictionary_of, numbers_of, strings_of, type_name
 from ..dataset.kept_columns import KeptWriter
 from ..dataset.source_indices import SourceIndices

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import DataError
-from ..core.process_pool import TASKS_PER_WORKER, Pool, in_shares
+from ..core.parallel import TASKS_PER_WORKER, Pool, in_shares
 from ..dataset.kept_columns import KEPT_FILE, join_kept
 from ..dataset.manifests import INDICES_FILE, SCALES_FILE
 from ..dataset.scaling import GROUP_FEATURES, scale_blocks

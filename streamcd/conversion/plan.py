@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ..core.atomic_files import describe_set_aside
 from ..core.errors import UsageError, refuse
+from ..core.files import describe_set_aside
 from ..core.memory_budget import format_size, require
-from ..core.process_pool import memory_per_worker
+from ..core.parallel import memory_per_worker
 from ..core.storage import REMOTE_BYTES, Location
 from ..dataset.dataset import open_dataset
 from ..dataset.scaling import Scaling

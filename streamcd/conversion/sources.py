@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..core.errors import DataError, StreamcdError
-from ..core.process_pool import Pool
+from ..core.parallel import Pool
 from ..models.encoding import Encoding
 from . import byte_sources
 from .byte_sources import (

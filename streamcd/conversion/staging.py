@@ -11,9 +11,16 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ..core.atomic_files import SET_ASIDE, put_directory, restore_directory, sync, work_directory
 from ..core.errors import EnvironmentFailure, LockError, UsageError
-from ..core.locks import release_lock, take_lock
+from ..core.files import (
+    SET_ASIDE,
+    put_directory,
+    release_lock,
+    restore_directory,
+    sync,
+    take_lock,
+    work_directory,
+)
 
 _MARK = b"streamcd works here\n"
 """Content of the lock file: who made the directory."""

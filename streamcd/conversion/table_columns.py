@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ..core.errors import DataError, UsageError, refuse
-from ..core.progress import first_of
+from ..core.errors import DataError, UsageError, first_of, refuse
 from ..dataset.arrow_columns import flat_fields, type_name
 from ..dataset.derived_columns import described_origin, have_dates, seconds_of
 from ..models.encoding import Column, Encoding, check_columns

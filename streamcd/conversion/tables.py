@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from ..core.errors import DataError
 from ..core.memory_budget import format_size
-from ..core.process_pool import in_shares
+from ..core.parallel import in_shares
 from ..core.storage import location, open_bytes
 from ..dataset.arrow_columns import flat_columns, one_batch, type_name
 from ..dataset.parquet import parquet_file

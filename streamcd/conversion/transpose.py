@@ -21,18 +21,9 @@ import numpy as np
 from ..core.errors import DatasetError, UsageError
 from ..core.external_partition import MAX_BUCKETS, Layout, PartitionReader, PartitionWriter, Ranges, Records
 from ..core.memory_budget import require
-from ..core.options import takes
-from ..core.process_pool import (
-    TASKS_PER_WORKER,
-    Pool,
-    Tell,
-    checked_workers,
-    in_shares,
-    memory_per_worker,
-)
-from ..core.progress import Listener, ends_progress
+from ..core.options import Listener, ends_progress, takes
+from ..core.parallel import TASKS_PER_WORKER, Pool, Tell, ahead, checked_workers, in_shares, memory_per_worker
 from ..core.storage import local_path
-from ..core.threads import ahead
 from ..dataset.column_layout import FOLDER, Columns, ColumnsWriter, has_columns, open_columns, write_columns
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.writer import Part

@@ -1,4 +1,4 @@
-"""Every error that streamcd raises on purpose, the exit status each one means, and the escaping of names in text for people.
+"""Every error that streamcd raises on purpose, the exit status each one means, and words of text for people.
 
 A message is one line: what was expected, what was found, where, what to do. In Python wrong arguments and bad data are
 `ValueError`, failures of the machine `OSError`.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 _SPACES = "\N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}\N{IDEOGRAPHIC SPACE}"  # of ordinary names
@@ -119,3 +119,34 @@ def file_named(path: str | os.PathLike[str]) -> Iterator[None]:
         if error.errno is not None and error.filename is None:
             error.filename = os.fspath(path)
         raise
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Words of messages
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun, in the plural unless it is 1."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def first_of(texts: Sequence[str], most: int = 10, between: str = ", ") -> str:
+    """Join the first texts, `most` at most, and tell the number of all where others follow."""
+    more = [f"… ({len(texts):,} in all)"] if len(texts) > most else []
+    return between.join([*texts[:most], *more])
+
+
+def shortened(text: str, most: int) -> str:
+    """Return the first characters of a text, `most` at most, with a mark where others follow."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def format_seconds(seconds: float) -> str:
+    """Format a time as ``"0.42 s"``, ``"42 s"``, ``"4 min 2 s"`` or ``"3 h 2 min"``."""
+    if seconds < 10:
+        return f"{seconds:.2g} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    if seconds < 3600:
+        return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
+    return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min"

@@ -9,9 +9,12 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from .errors import BudgetError, UsageError
-from .progress import Listener
+from .options import Listener
 
 RESERVED_BYTES = 210_000_000
 """Bytes reserved in every budget for the interpreter, numpy, numba without its compiler, and pyarrow.
@@ -102,6 +105,15 @@ def return_heap() -> None:
     """
     with suppress(AttributeError, OSError):  # not the C library of GNU
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def forget(array: np.ndarray) -> None:
+    """Let go of the memory that a mapped file's pages take; an array of its own stays as it is."""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if isinstance(base, mmap.mmap):
+        base.madvise(mmap.MADV_DONTNEED)
 
 
 _CLEAN = re.compile(

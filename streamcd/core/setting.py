@@ -1,8 +1,19 @@
-"""The numbers that tell the models of a run apart: C, and λ of the penalty."""
+"""What a run is given besides options and data: settings (C and λ) of its models, the code of classes, and random keys.
+
+A code matrix, shape (classes, weight vectors), has the sign of each class for each vector; 0 leaves the class out.
+Randomness is a function of integers such as (seed, read, window): no generator whose state would have to be kept.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..kernels.loss_table import MARGINS
+from .errors import UsageError, first_of
 
 
 class Setting(NamedTuple):
@@ -40,3 +51,92 @@ def asked_text(C: float | None, l1: float | None) -> str:
     """Tell the values that are asked for."""
     asked = {"C": C, "l1": l1}
     return ", ".join(f"{name} = {value:g}" for name, value in asked.items() if value is not None)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Classes
+
+
+def class_indices(classes: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the index of each label among `classes`, which ascend, and whether it is one; of another label any index."""
+    index = np.minimum(np.searchsorted(classes, label), classes.size - 1)
+    return index, classes[index] == label
+
+
+def place_of_label(asked: Any, labels: Sequence[Any], option: str) -> int:
+    """Return the place among a source's labels of one that is asked for as text, or as a number, which may be written +1."""
+    texts = [str(label) for label in labels]
+    if str(asked) in texts:
+        return texts.index(str(asked))
+    with suppress(ValueError):
+        numbers = [float(text) for text in texts]
+        return numbers.index(float(asked))
+    raise UsageError(f"{option}: expected one of {first_of(texts)}, found {asked!r}")
+
+
+def check_class_names(names: Sequence[str] | None, classes: Sequence[float] | None) -> None:
+    """Raise ValueError if two classes have the same name, or if one is not the number of a name where there are names."""
+    if names is None:
+        return
+    if len(set(names)) < len(names):
+        raise ValueError("two classes of one name")
+    if not set(classes or ()).issubset(range(len(names))):
+        raise ValueError(f"`classes` are not numbers of the {len(names)} `class_names`")
+
+
+def diagonal_view(n_rows: int, n_columns: int, own: float, rest: float, dtype: type) -> np.ndarray:
+    """Make a matrix that holds `own` where ``column % n_rows == row``, and `rest` elsewhere.
+
+    A read-only view with the memory of one row and one column: all elements of a diagonal share one address.
+    """
+    band: np.ndarray = np.full(n_rows - 1 + n_columns, rest, dtype)
+    band[n_rows - 1 :: n_rows] = own
+    strides = -band.itemsize, band.itemsize
+    return np.lib.stride_tricks.as_strided(band[n_rows - 1 :], (n_rows, n_columns), strides, writeable=False)
+
+
+def default_code(form: str, n_classes: int) -> np.ndarray:
+    """Return the default code of a loss of this form: one-vs-rest (one vector for two classes), of others the identity."""
+    if form != MARGINS:
+        return diagonal_view(n_classes, n_classes, 1, 0, np.int8)
+    if n_classes == 2:
+        return np.array([[-1], [1]], dtype=np.int8)
+    return diagonal_view(n_classes, n_classes, 1, -1, np.int8)
+
+
+def has_vector_per_class(code: np.ndarray) -> bool:
+    """Check if a matrix has 1 on the diagonal, and one and the same smaller number everywhere else."""
+    n = len(code)
+    if code.shape != (n, n):
+        return False
+    rest = min(code[0, -1], 0)
+    # row by row: with many classes the matrix may be a view whose full array would not fit in memory
+    return all(code[r, r] == 1 and np.count_nonzero(code[r] == rest) == n - 1 for r in range(n))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Random keys
+
+
+_WORD = 2**64 - 1
+
+
+def random_key(*parts: int) -> np.uint64:
+    """Derive a 64-bit key for `primitives.shuffle` from integers such as (seed, read, window)."""
+    key = 0
+    for part in parts:
+        key = (key ^ (part & _WORD)) * 0x9E3779B97F4A7C15 & _WORD
+        key ^= key >> 32
+        key = key * 0xD6E8FEB86659FD93 & _WORD
+        key ^= key >> 29
+    return np.uint64(key)
+
+
+def assign_folds(source: np.ndarray, seed: int, n_folds: int) -> np.ndarray:
+    """Assign rows to folds by a hash of the seed and their rows in the source; uint8."""
+    from ..kernels.primitives import mix  # with numba
+
+    upper = mix.py_func(source.astype(np.uint64) ^ random_key(seed, n_folds)) >> np.uint64(32)
+    # undo the mixer's last step: existing runs assigned their folds without it
+    upper ^= upper >> np.uint64(31)
+    return (upper * np.uint64(n_folds) >> np.uint64(32)).astype(np.uint8)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..core.progress import counted
+from ..core.errors import counted
 
 STATISTICS = "feature", "n_entries", "min", "max", "mean", "mean_square"
 """Columns of ``features.parquet`` by which features are centred."""

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from ..core import storage
 from ..core.errors import DatasetError
-from ..core.metadata import Kind
+from ..core.files import Kind
 from ..core.storage import DATASET_BYTES, NO_FILE, Location, Url, file_sizes, local_copy, with_size
 from .manifests import LISTED
 from .parquet import read_table, reading

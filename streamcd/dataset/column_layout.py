@@ -16,9 +16,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..core.atomic_files import sync
 from ..core.errors import DatasetError
-from ..core.metadata import read_metadata, write_metadata
+from ..core.files import read_metadata, sync, write_metadata
 from .chunked_table import ChunkedTable, starts_of
 from .manifests import COLUMN_LAYOUT
 from .schema import COLUMN_CHUNKS, FIRST_OF_COLUMNS, column_schemas

@@ -13,11 +13,10 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import pyarrow as pa
 
-from ..core.atomic_files import describe_set_aside
-from ..core.errors import DatasetError, UsageError, escaped
+from ..core.errors import DatasetError, UsageError, counted, escaped, first_of
+from ..core.files import describe_set_aside, read_metadata
 from ..core.memory_budget import available_memory, format_size, parse_size, require
-from ..core.metadata import read_metadata
-from ..core.progress import Listener, counted, first_of
+from ..core.options import Listener
 from ..core.storage import Location, is_url, local_path, location
 from .centring import STATISTICS, Centre, find_centre
 from .chunked_table import ChunkedTable, starts_of
@@ -341,7 +340,7 @@ class Dataset(ChunkedTable):
         """Return the folds of rows of the source, uint8: as assigned, else by a hash of them and the seed."""
         if self._folds is not None:
             return self._folds[source.astype(np.int64, copy=False)]
-        from ..core.randomness import assign_folds  # with kernels
+        from ..core.setting import assign_folds
 
         return assign_folds(source, seed, n_folds)
 

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..core.classes import check_class_names
 from ..core.errors import DatasetError
-from ..core.metadata import WRITER, Count, FileName, Kind, Structure, content_digest
+from ..core.files import WRITER, Count, FileName, Kind, Structure, content_digest
+from ..core.setting import check_class_names
 
 INDICES_FILE = "indices.parquet"
 """File of the indices that the features have in the source, where these are not successive."""

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..core.errors import DataError
-from ..core.mapped_arrays import forget
+from ..core.memory_budget import forget
 from ..core.storage import Location
 from .arrow_columns import Strings, joined_arrays, no_strings, strings_of
 from .parquet import parquet_file, read_tables, reading

@@ -12,8 +12,8 @@ import numpy as np
 
 from ..core.errors import DatasetError
 from ..core.memory_budget import parse_size, require
-from ..core.process_pool import Pool, checked_workers, memory_per_worker
-from ..core.progress import Listener, Progress
+from ..core.options import Listener, Progress
+from ..core.parallel import Pool, checked_workers, memory_per_worker
 from ..core.storage import Location
 from ..kernels import primitives
 from .chunked_table import ChunkedTable, file_problems, starts_of

@@ -16,10 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..core.atomic_files import sync
 from ..core.errors import file_named
-from ..core.metadata import content_digest, write_metadata
-from ..core.threads import Threads
+from ..core.files import content_digest, sync, write_metadata
+from ..core.parallel import Threads
 from .arrow_columns import arrow_array, numbers_of, strings_of
 from .manifests import ROW_LAYOUT
 from .parquet import file_checksum

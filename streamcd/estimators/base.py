@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 
 from ..core.errors import ConvergenceWarning, UsageError
-from ..core.progress import COMPILING, Listener, Progress, compiling_for, warn_once
-from ..core.threads import Threads, available_cores
+from ..core.options import COMPILING, Listener, Progress, compiling_for, warn_once
+from ..core.parallel import Threads, available_cores
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.in_memory import InMemoryDataset, refuse_mask, sound_matrix, sparse_rows
 from ..models.model import Model

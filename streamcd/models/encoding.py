@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
-from ..core.errors import DataError
-from ..core.mapped_arrays import forget
-from ..core.metadata import Count, Structure, as_structure
-from ..core.progress import first_of
+from ..core.errors import DataError, first_of
+from ..core.files import Count, Structure, as_structure
+from ..core.memory_budget import forget
 from ..core.storage import Location
 
 if TYPE_CHECKING:

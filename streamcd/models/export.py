@@ -10,9 +10,9 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from ..core.atomic_files import begins_with, check_output, replacing
 from ..core.errors import UsageError
-from ..core.progress import Listener, ends_progress
+from ..core.files import begins_with, check_output, replacing
+from ..core.options import Listener, ends_progress
 from ..core.storage import local_path
 from ..kernels.loss_table import CLASSES, LOSSES
 from .liblinear import export_liblinear

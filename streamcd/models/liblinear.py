@@ -12,10 +12,10 @@ from typing import TextIO
 
 import numpy as np
 
-from ..core.atomic_files import begins_with, check_output, refuse_other_ending, replacing
-from ..core.errors import ModelError
+from ..core.errors import ModelError, counted, first_of
+from ..core.files import begins_with, check_output, refuse_other_ending, replacing
 from ..core.memory_budget import BLOCK_WEIGHTS, format_size
-from ..core.progress import Listener, counted, first_of
+from ..core.options import Listener
 from ..kernels.loss_table import CLASSES, LIBLINEAR_L1_TYPES, LIBLINEAR_TYPES, LOSSES, PLANES
 from .model import Model
 from .named_weights import weight_blocks

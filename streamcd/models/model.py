@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from ..core.classes import default_code
 from ..core.errors import ModelError
+from ..core.parallel import Threads
+from ..core.setting import default_code
 from ..core.storage import local_path
-from ..core.threads import Threads
 from ..dataset.scaling import Scaling
 from ..dataset.source_indices import SourceIndices
 from ..kernels.loss_table import LOSSES, PLANES, Loss, row_loss

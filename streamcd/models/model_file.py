@@ -9,10 +9,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..core.atomic_files import make_directory, replacing_together
-from ..core.classes import check_class_names
 from ..core.errors import ModelError
-from ..core.metadata import Count, Kind, Structure, metadata_text
+from ..core.files import Count, Kind, Structure, make_directory, metadata_text, replacing_together
+from ..core.setting import check_class_names
 from ..kernels.loss_table import LOSSES
 from .encoding import CATEGORIES_FILE, Encoding, EncodingRecord
 from .sparse_weights import SparseWeights

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ..core.classes import place_of_label
 from ..core.errors import UsageError
 from ..core.memory_budget import BLOCK_WEIGHTS
+from ..core.setting import place_of_label
 from ..kernels.loss_table import LOSSES, PLANES
 from .model_file import source_labels
 

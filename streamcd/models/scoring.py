@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from ..core.classes import has_vector_per_class
-from ..core.threads import Threads
+from ..core.parallel import Threads
+from ..core.setting import has_vector_per_class
 from ..dataset.parts import AHEAD_BYTES
 from ..kernels.loss_table import CLASSES, LOSSES, PLANES
 from ..kernels.sparse_rows import SparseRows

@@ -10,12 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from ..core.classes import default_code
-from ..core.errors import ModelError, StreamcdError
+from ..core.errors import ModelError, StreamcdError, first_of
+from ..core.files import read_metadata
 from ..core.memory_budget import parse_size, require
-from ..core.metadata import read_metadata
-from ..core.progress import first_of
-from ..core.setting import Setting, asked_text
+from ..core.setting import Setting, asked_text, default_code
 from ..core.storage import local_path
 from ..dataset.scaling import Scaling
 from ..kernels.loss_table import LOSSES

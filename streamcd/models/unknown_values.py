@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from ..core.progress import counted, shortened
+from ..core.errors import counted, shortened
 
 _LISTED, _EXAMPLE = 3, 40  # columns; characters
 

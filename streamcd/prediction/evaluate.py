@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ..core.classes import class_indices
-from ..core.errors import DataError
-from ..core.options import takes
-from ..core.progress import Listener, ends_progress, first_of
+from ..core.errors import DataError, first_of
+from ..core.options import Listener, ends_progress, takes
+from ..core.setting import class_indices
 from ..kernels.loss_table import LOSSES, PLANES
 from ..models.model import Model
 from ..models.stored import load_model

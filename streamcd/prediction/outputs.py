@@ -9,8 +9,8 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from ..core.atomic_files import begins_with
 from ..core.errors import UsageError
+from ..core.files import begins_with
 from ..dataset.parquet import has_column
 from ..models.model import Model
 from ..models.scoring import ClassChoice

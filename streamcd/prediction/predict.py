@@ -12,12 +12,10 @@ from typing import Any, TextIO
 import numpy as np
 
 from ..conversion.byte_sources import expand
-from ..core.atomic_files import check_output, replacing
 from ..core.errors import UsageError
-from ..core.locks import scratch_directory
+from ..core.files import check_output, replacing, scratch_directory
 from ..core.memory_budget import format_size, parse_size
-from ..core.options import takes
-from ..core.progress import ends_progress
+from ..core.options import ends_progress, takes
 from ..core.storage import local_path
 from ..dataset.dataset import Dataset
 from ..dataset.kept_columns import InOrder, texts_of

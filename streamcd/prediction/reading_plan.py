@@ -17,11 +17,9 @@ from ..conversion.plan import LEAST_DECODER_BYTES
 from ..conversion.sources import Reading, Source
 from ..core.errors import ModelError
 from ..core.memory_budget import RESERVED_BYTES, parse_size, require
-from ..core.options import SharedWork
-from ..core.process_pool import checked_workers, memory_per_worker
-from ..core.progress import Listener
+from ..core.options import Listener, SharedWork
+from ..core.parallel import available_cores, checked_workers, memory_per_worker
 from ..core.storage import REMOTE_BYTES, is_url, location
-from ..core.threads import available_cores
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.scaling import Scaling
 from ..dataset.source_indices import indices_of

@@ -17,11 +17,10 @@ from ..conversion.byte_sources import BLOCK_BYTES, Piece, check_rows
 from ..conversion.parsing import row_batches
 from ..conversion.rows import Counts, query_ids_skipped
 from ..conversion.sources import counted_pieces
-from ..core.errors import DataError
-from ..core.locks import scratch_directory
-from ..core.process_pool import TASKS_PER_WORKER, Pool, in_shares
-from ..core.progress import Progress, counted
-from ..core.threads import Threads
+from ..core.errors import DataError, counted
+from ..core.files import scratch_directory
+from ..core.options import Progress
+from ..core.parallel import TASKS_PER_WORKER, Pool, Threads, in_shares
 from ..dataset.dataset import Dataset
 from ..dataset.kept_columns import rows_of
 from ..dataset.schema import ChunkData

@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ..core.errors import counted, first_of, format_seconds
 from ..core.memory_budget import format_size
-from ..core.progress import counted, first_of, format_seconds
 from ..core.setting import Setting
 from .scores import CRITERIA, score_text, scores_of
 

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from ..core.errors import counted
 from ..core.memory_budget import RUNNING_BYTES, peak_memory_bytes, require, warn_of_memory
-from ..core.progress import Listener, counted
+from ..core.options import Listener
 from ..dataset.dataset import Dataset
 from ..dataset.diagnostics import advice
 from ..models.model import Model

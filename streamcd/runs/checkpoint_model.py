@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import ModelError, refuse
+from ..core.errors import ModelError, counted, refuse
 from ..core.memory_budget import parse_size, require
-from ..core.progress import counted
 from ..core.storage import local_path
 from ..models.encoding import encoding_of
 from ..models.model import Model

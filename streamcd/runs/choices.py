@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from ..core.errors import BudgetError, UsageError
 from ..core.memory_budget import RUNNING_BYTES, format_size
-from ..core.progress import Listener
+from ..core.options import Listener
 from ..core.storage import local_path
 from ..dataset.column_layout import has_columns
 from ..dataset.dataset import Dataset

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from ..core.errors import CheckpointError, DatasetError, UsageError, refuse
-from ..core.metadata import Positive
+from ..core.files import Positive
 from ..core.storage import is_url
 from ..dataset.centring import Centre
 from ..dataset.dataset import Dataset

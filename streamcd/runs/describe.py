@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import CheckpointError, DatasetError
-from ..core.locks import release_lock, take_lock
-from ..core.metadata import SEAL, WRITER, Kind, Structure, read_metadata
+from ..core.files import SEAL, WRITER, Kind, Structure, read_metadata, release_lock, take_lock
 from ..core.storage import Location, Url, local_path, location
 from ..dataset.dataset import Dataset, open_dataset
 from ..models.stored import describe_model, describe_path, is_model, models_of_path

@@ -10,12 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..core.classes import class_indices
 from ..core.errors import UsageError
 from ..core.memory_budget import RUNNING_BYTES, make_room, require
-from ..core.progress import Progress
-from ..core.setting import Setting
-from ..core.threads import Threads
+from ..core.options import Progress
+from ..core.parallel import Threads
+from ..core.setting import Setting, class_indices
 from ..dataset.centring import Centre
 from ..dataset.dataset import Dataset
 from ..dataset.schema import ChunkData

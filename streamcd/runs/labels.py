@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import UsageError, refuse
-from ..core.progress import first_of
+from ..core.errors import UsageError, first_of, refuse
 from ..kernels.loss_table import LOSSES
 
 if TYPE_CHECKING:

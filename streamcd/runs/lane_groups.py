@@ -10,7 +10,7 @@ import numpy as np
 
 from ..core.errors import BudgetError
 from ..core.memory_budget import format_size
-from ..core.progress import Listener
+from ..core.options import Listener
 from ..dataset.dataset import Dataset
 from ..solvers.problem import Problem
 from ..solvers.registry import find_solver

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ..core.atomic_files import make_directory, write_file
 from ..core.errors import DatasetError, UsageError, refuse
-from ..core.progress import Listener
+from ..core.files import make_directory, write_file
+from ..core.options import Listener
 from ..core.storage import local_path
 from ..dataset.dataset import Dataset
 from ..dataset.parquet import file_checksum

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, make_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UsageError
-from ..core.metadata import Positive
+from ..core.files import Positive
 from ..core.options import Checked, Section, Text, as_number, number_or_word, option
 from ..kernels.loss_table import (
     LOSS_ALIASES,

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ..core.atomic_files import begins_with, check_output, write_file
-from ..core.options import takes
-from ..core.progress import ends_progress
+from ..core.files import begins_with, check_output, write_file
+from ..core.options import ends_progress, takes
 from ..core.setting import Setting
 from ..core.storage import local_path
 from ..dataset.dataset import Dataset

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.metadata import write_metadata
+from ..core.files import write_metadata
 from ..core.setting import Setting, cost_name
 from ..report.scores import CRITERIA, Scores, score_text, scores_of
 from ..training import checkpoint

@@ -8,10 +8,9 @@ from pathlib import Path
 
 from ..core.errors import UsageError, refuse
 from ..core.memory_budget import require
-from ..core.options import takes
-from ..core.progress import Listener, ends_progress
+from ..core.options import Listener, ends_progress, takes
+from ..core.parallel import Threads
 from ..core.storage import local_path, location
-from ..core.threads import Threads
 from ..dataset.dataset import Dataset, open_dataset
 from ..kernels.loss_table import SOLVERS
 from ..solvers.registry import find_solver

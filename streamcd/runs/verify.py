@@ -10,8 +10,8 @@ import numpy as np
 
 from ..core.errors import CheckpointError, DatasetError, StreamcdError, UsageError
 from ..core.memory_budget import parse_size, require
-from ..core.process_pool import checked_workers
-from ..core.progress import Listener, Progress
+from ..core.options import Listener, Progress
+from ..core.parallel import checked_workers
 from ..core.storage import local_path, location
 from ..dataset.dataset import open_dataset
 from ..models.stored import is_model, load_model, models_of_path, verify_model

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import UsageError, refuse
-from ..core.progress import Listener
+from ..core.options import Listener
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from functools import partial
 
 import numpy as np
 
-from ..core.threads import Threads
+from ..core.parallel import Threads
 from ..dataset.dataset import Dataset
 from ..kernels import acceleration as acceleration_kernels
 from ..kernels.acceleration import ALPHA_NORM, MOVED, N_BUCKETS, NORM, Movement

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..core.randomness import random_key
+from ..core.setting import random_key
 from ..dataset.dataset import Dataset
 from ..kernels import primal as primal_kernels
 from ..kernels import primitives

@@ -19,10 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from ..core.classes import default_code, diagonal_view
 from ..core.errors import UsageError
 from ..core.memory_budget import require
-from ..core.setting import Setting
+from ..core.setting import Setting, default_code, diagonal_view
 from ..kernels.loss_table import CLASSES, LOSSES, MARGINS, PLANES, Loss, row_loss
 from ..kernels.losses import add_losses
 from ..kernels.primitives import Costs

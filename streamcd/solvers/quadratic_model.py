@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..core.randomness import random_key
+from ..core.setting import random_key
 from ..kernels import newton as newton_kernels
 from ..kernels import working_set as kernels
 from ..kernels.columns import Columns

@@ -19,7 +19,7 @@ from functools import partial
 
 import numpy as np
 
-from ..core.threads import Threads
+from ..core.parallel import Threads
 from ..kernels.primitives import Costs, Rows, Steering, Variables
 from ..kernels.weights import add_changes
 from .protocol import State, join_totals, new_totals

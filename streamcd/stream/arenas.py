@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.classes import class_indices
 from ..core.errors import DatasetError
+from ..core.setting import class_indices
 from ..dataset.centring import Centre
 from ..dataset.column_layout import Columns
 from ..dataset.dataset import Dataset

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..core.errors import UsageError
+from ..core.files import Count, Positive
 from ..core.memory_budget import RUNNING_BYTES, format_size, require
-from ..core.metadata import Count, Positive
 from ..dataset.chunked_table import MAX_OPEN_PARTS, ChunkedTable
 from ..dataset.parts import AHEAD_BYTES
 

@@ -16,8 +16,8 @@ from threading import Lock
 
 import numpy as np
 
-from ..core.atomic_files import make_directory
 from ..core.errors import CheckpointError, file_named
+from ..core.files import make_directory
 from ..dataset.dataset import Dataset
 from .identity import Identity
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..core.errors import UsageError
 from ..core.memory_budget import page_cache_room
-from ..core.randomness import random_key
+from ..core.setting import random_key
 from ..dataset.chunked_table import MAX_OPEN_PARTS, ChunkedTable
 from ..dataset.column_layout import Columns
 from ..dataset.dataset import Dataset

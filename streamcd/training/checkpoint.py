@@ -17,10 +17,19 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from ..core.atomic_files import make_directory, replacing, sync
 from ..core.errors import CheckpointError, LockError, file_named
-from ..core.locks import release_lock, take_lock
-from ..core.metadata import SEAL, WRITER, Kind, read_metadata, write_metadata
+from ..core.files import (
+    SEAL,
+    WRITER,
+    Kind,
+    make_directory,
+    read_metadata,
+    release_lock,
+    replacing,
+    sync,
+    take_lock,
+    write_metadata,
+)
 from ..dataset.dataset import Dataset
 from ..stream.identity import Identity
 from ..stream.slot_store import MemorySlots, SlotStore, chunk_slots

@@ -14,9 +14,9 @@ import numpy as np
 
 from ..core.errors import CheckpointError, Interrupted, StreamcdError, UsageError
 from ..core.memory_budget import make_room
-from ..core.progress import Listener, Progress, TrainingStatus, telling_of_compilation
-from ..core.randomness import random_key
-from ..core.threads import Threads
+from ..core.options import Listener, Progress, TrainingStatus, telling_of_compilation
+from ..core.parallel import Threads
+from ..core.setting import random_key
 from ..dataset.dataset import Dataset
 from ..solvers.acceleration import TOLD, recalls_after
 from ..solvers.problem import Problem

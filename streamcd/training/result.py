@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import escaped
+from ..core.errors import counted, escaped
 from ..core.memory_budget import peak_memory_bytes
-from ..core.progress import counted
 from ..solvers.acceleration import TOLD
 from ..solvers.problem import Problem
 from .stopping import BY_TIME, REASONS

@@ -15,7 +15,7 @@ import signal
 from collections.abc import Callable, Collection
 from typing import Any
 
-from streamcd.core import atomic_files
+from streamcd.core import files
 
 HOWS = ("before", "half", "after", "ENOSPC", "EIO", "short")
 """Killed before the operation, half-way or after it; its error; a write that takes half of the bytes and says so."""
@@ -66,7 +66,7 @@ class FaultyFiles:
         if "open_new" in self.operations:
             os.open = self._wrapped_open(os.open)
         if "exchange" in self.operations:
-            atomic_files.exchange = self._wrapped(atomic_files.exchange, None)
+            files.exchange = self._wrapped(files.exchange, None)
         if "file_write" in self.operations:
             builtins.open = io.open = self._open_file
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from streamcd.core.metadata import SEAL, content_digest
+from streamcd.core.files import SEAL, content_digest
 
 from .commands import run_command
 from .trials import Finding

@@ -8,7 +8,7 @@ import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from streamcd.core.metadata import metadata_text
+from streamcd.core.files import metadata_text
 from streamcd.training.checkpoint import RUN
 
 from .commands import Ended, contents, run_command

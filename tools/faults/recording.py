@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from streamcd.core import atomic_files
+from streamcd.core import files
 
 _CONTENTS = ("write", "pwrite", "pwritev", "ftruncate", "posix_fallocate")
 _OPEN, _OS_OPEN = builtins.open, os.open
@@ -114,7 +114,7 @@ class Recorder:
         setattr(os, name, recorded)
 
     def _wrap_exchange(self) -> None:
-        call = atomic_files.exchange
+        call = files.exchange
 
         def recorded(path: Path, other: Path) -> bool:
             with self._turn():
@@ -124,7 +124,7 @@ class Recorder:
                     self._note_two("exchange", path, other)
                 return done
 
-        atomic_files.exchange = recorded
+        files.exchange = recorded
 
     def _open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         name = self._name(path, dir_fd)

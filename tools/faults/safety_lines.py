@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 TABLE = r"""
 # Contents and names are durable before what promises them has its name.
-core/atomic_files.py
+core/files.py
     os.fsync(descriptor) ~ durable[train]
     sync_together([*before, partial]) ~ durable[predict]
     sync(path.parent) @ replacing ~ durable[predict]
@@ -38,7 +38,7 @@ conversion/staging.py
     os.fsync(lock) ~ durable[convert]
     sync(work) @ _locked ~ durable[convert]
 # What is complete stays until what replaces it is.
-core/atomic_files.py
+core/files.py
     partial = _partial(path) @ replacing ~ metadata a_file_is_replaced_whole_or_stays_as_it_was
         > partial = path
     last.unlink(missing_ok=True) ~ durable[a model over another]
@@ -75,7 +75,7 @@ training/checkpoint.py
         ~ identity a_state_of_another_size_than_the_runs_is_refused_unread[too large]
     if log.exists() and log.stat().st_size:
         ~ resume truncated_or_missing_files_are_refused_by_name[gone-state.npz]
-core/metadata.py
+core/files.py
     elif raw.get(SEAL) != content_digest(raw):
         ~ resume a_changed_configuration_is_refused_by_name
     elif raw.get("format_version") != kind.version: ~ metadata another_version_is_named
@@ -126,13 +126,13 @@ training/stopping.py
         ~ solvers values_whose_squares_are_no_numbers_are_refused_or_not_certified
         > if True:
 # Nothing of others is written to, nobody else writes here, and nothing exceeds the budget.
-core/metadata.py
+core/files.py
     FileName = Annotated[str, msgspec.Meta(pattern=r"^([\w-]+/)?[\w-][\w.-]*\Z")]
         ~ dataset names_of_files_that_leave_the_directory_are_refused
         > FileName = str
     if isinstance(path, Path) and path.exists() and not path.is_file():
         ~ dataset a_manifest_that_is_no_file_is_refused[rows]
-core/atomic_files.py
+core/files.py
     if partial.is_symlink(): ~ files_of_others nothing_is_written_through_a_symbolic_link[predict]
     elif any(os.path.exists(source) and os.path.exists(path) and path.samefile(source) for source in inputs):
         ~ files_of_others predictions_do_not_replace_the_text_they_are_of
@@ -162,7 +162,7 @@ conversion/staging.py
     if "lock" not in names or not stat.S_ISREG(os.lstat(lock).st_mode):
         ~ convert work_goes_to_no_directory_of_others_and_through_no_link
     if lock is None: ~ convert a_second_conversion_to_the_same_place_is_refused
-core/locks.py
+core/files.py
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB) ~ resume a_run_in_use_by_another_process_is_refused
     if not _copies_keep: ~ durability a_forked_child_holds_no_lock_of_its_parent
     _copies_keep = True
@@ -182,7 +182,7 @@ conversion/staging.py
         ~ outside_conversion what_is_no_dataset_is_never_replaced_nor_written_through[another folder]
 core/memory_budget.py
     if total > budget: ~ memory what_is_left_of_a_budget_or_the_sum_that_exceeds_it
-core/process_pool.py
+core/parallel.py
     if total > budget: ~ parallel memory_is_shared_out_and_refused_with_the_arithmetic
 stream/memory_plan.py
     left = require(budget, needs, memory.advice, refusal, RUNNING_BYTES)

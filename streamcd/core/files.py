@@ -1,0 +1,466 @@
+"""Files that appear whole or not at all, metadata sealed by a digest, and locks: one process writes a directory.
+
+Locks end with the last process that holds them. A forked child inherits its parent's, and would hold them after the parent's
+end, so children release them at once. Only workers keep them: however the coordinator ended, its directory is free only when
+no worker writes there any more.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import reprlib
+import shlex
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing import reduction
+from pathlib import Path
+from typing import Annotated, Any, Generic, TypeVar
+
+import msgspec
+
+from .._version import __version__
+from .errors import DataError, StreamcdError, UsageError, file_named
+from .storage import Location
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Whole or not at all: temporary name, sync, replace, sync of the directory
+
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
+SET_ASIDE = "replaced"
+"""Name, in a directory for work, of what is being replaced where two directories cannot change places in one step."""
+
+
+def sync(path: Path) -> None:
+    """Make the bytes of a file, or the names in a directory, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        with file_named(path):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_together(paths: Sequence[Path]) -> None:
+    """Make several files or directories durable at a time, for which a file system writes its journal once or twice."""
+    if len(paths) == 1:
+        sync(paths[0])
+        return
+    with ThreadPoolExecutor(8, thread_name_prefix="streamcd-sync") as pool:
+        for done in [pool.submit(sync, path) for path in paths]:
+            done.result()
+
+
+@contextmanager
+def replacing(path: Path, before: Sequence[Path] = ()) -> Iterator[Path]:
+    """Yield a temporary name to write to; the file written there replaces `path` when the block ends.
+
+    If the block fails, `path` stays as it was and the temporary file is removed. The files `before`, which `path` refers to,
+    are made durable first.
+    """
+    partial = _partial(path)
+    try:
+        with file_named(path):
+            yield partial
+        sync_together([*before, partial])
+        os.replace(partial, path)
+        sync(path.parent)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing_together(paths: Sequence[Path]) -> Iterator[list[Path]]:
+    """Yield temporary names for several files of one directory, the last of which describes the others.
+
+    As with `replacing`; the file that describes is gone before the first of the others is replaced, and comes last.
+    """
+    partials, (*others, last), folder = [_partial(path) for path in paths], paths, paths[-1].parent
+    try:
+        with file_named(folder):
+            yield partials
+        sync_together(partials)
+        last.unlink(missing_ok=True)
+        sync(folder)  # its name is gone before the others get theirs
+        for partial, path in zip(partials, others, strict=False):
+            os.replace(partial, path)
+        sync(folder)
+        os.replace(partials[-1], last)
+        sync_together([folder, folder.parent])
+    finally:
+        for partial in partials:
+            partial.unlink(missing_ok=True)
+
+
+def _partial(path: Path) -> Path:
+    partial = path.with_name(path.name + ".partial")
+    if partial.is_symlink():
+        raise UsageError(f"{partial}: a symbolic link, through which nothing is written; remove it")
+    return partial
+
+
+def check_output(
+    path: Path, kind: str, is_kind: Callable[[Path], bool], *, force: bool, inputs: Iterable[str | Path] = ()
+) -> None:
+    """Refuse an output that would replace an input, a file that `is_kind` rejects or, without `force`, anything at all.
+
+    The message names --force only where it helps.
+    """
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        wrong = f"no such directory: {folder}; make it first"
+    elif not os.path.lexists(path):
+        return
+    elif any(os.path.exists(source) and os.path.exists(path) and path.samefile(source) for source in inputs):
+        wrong = f"{path} is an input; name another place for the output"
+    elif not is_kind(path):
+        wrong = f"{path} exists and is not {kind}; name another place"
+    elif not force:
+        wrong = f"{path} exists; name another place, or give --force to replace it"
+    else:
+        return
+    raise UsageError(wrong)
+
+
+_OTHER_FORMATS = re.compile(
+    r"\.(onnx|pmml|csv|tsv|jsonl?|parquet|arrow|feather|np[yz]|pkl|pickle|joblib|xml|html|yaml|xlsx|h5|pt|pb|safetensors|"
+    r"mlmodel|ubj|arff|zip|gz|bz2|xz|zst)"
+)
+"""Endings of the names of files."""
+
+
+def refuse_other_ending(path: Path, written: str) -> None:
+    """Refuse a name that ends as files of another format than plain text do; `written` is what would be in the file."""
+    if _OTHER_FORMATS.fullmatch(path.suffix.lower()):
+        raise UsageError(
+            f"{path}: expected a name for {written}, such as {path.stem}.txt, found the ending of another format, "
+            f"{path.suffix}"
+        )
+
+
+def begins_with(path: Path, pattern: bytes) -> bool:
+    """Check if a regular file begins with a match of a regular expression; false for devices and pipes."""
+    if not path.is_file():
+        return False
+    with open(path, "rb") as file:
+        return re.match(pattern, file.read(4096)) is not None
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a small file, whole or not at all."""
+    with replacing(path) as partial:
+        partial.write_bytes(data)
+
+
+def work_directory(path: Path) -> Path:
+    """Name the directory beside `path` in which is made what will be there."""
+    path = path.absolute()
+    return path.with_name(f".{path.name}.partial")
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory whose name is durable, with its parents, unless it exists."""
+    if not path.is_dir():
+        make_directory(path.parent)
+        path.mkdir(exist_ok=True)
+        sync(path.parent)
+
+
+def put_directory(new: Path, path: Path, replaced: Path | None) -> None:
+    """Move a complete directory to `path`; an existing one is an error if `replaced` is None.
+
+    Otherwise it is replaced in one step where the system can, and then is at `new`; elsewhere it first moves to `replaced`.
+    """
+    if replaced is None or not path.exists():
+        os.rename(new, path)
+    elif not exchange(new, path):
+        os.rename(path, replaced)
+        os.rename(new, path)
+    sync(path.parent)
+
+
+def exchange(path: Path, other: Path) -> bool:
+    """Let two directories change places in one step; returns False where the system or the file system cannot."""
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if call is None:
+        return False
+    if call(_AT_FDCWD, os.fsencode(path), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+        return False
+    raise OSError(number, os.strerror(number), os.fspath(path), None, os.fspath(other))
+
+
+def restore_directory(path: Path, replaced: Path) -> None:
+    """Undo a `put_directory` that was interrupted between its two moves."""
+    if replaced.exists() and not path.exists():
+        os.rename(replaced, path)
+        sync(path.parent)
+
+
+def describe_set_aside(path: Path) -> str:
+    """Tell where an interrupted `put_directory` has set aside what was at `path`, and what to do; empty if it has not."""
+    aside = work_directory(path) / SET_ASIDE
+    if os.path.lexists(path) or not aside.is_dir():
+        return ""
+    return (
+        f"; an interrupted call has set aside what was there: repeat that call, which goes on from it, or restore it by "
+        f"'mv {shlex.quote(str(aside))} {shlex.quote(str(path))}'"
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Metadata in JSON: checked by declared structures, written whole, sealed by a digest
+
+
+WRITER = "streamcd"
+"""Key for the version of streamcd that wrote the file."""
+
+SEAL = "seal"
+"""Key for the digest of the other keys."""
+
+MAX_DEPTH = 32
+"""Levels of nesting allowed; streamcd's own files have at most five."""
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+"""A non-negative integer, in a declared structure."""
+
+Positive = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+"""A positive integer, in a declared structure."""
+
+FileName = Annotated[str, msgspec.Meta(pattern=r"^([\w-]+/)?[\w-][\w.-]*\Z")]
+"""Name of a file in the directory of the metadata file, or in a folder of that directory."""
+
+Folder = Annotated[str, msgspec.Meta(pattern=r"^[\w-]*\Z")]
+"""Name of a folder in the directory of the metadata file; empty for that directory itself."""
+
+
+class Structure(msgspec.Struct, omit_defaults=True):
+    """Fields and types of a JSON object; keys beyond the fields are allowed."""
+
+    def record(self) -> Any:
+        """Return its fields that differ from their defaults, for JSON."""
+        return msgspec.to_builtins(self)
+
+    def but(self: AnyStructure, **fields: Any) -> AnyStructure:
+        """Return a copy with other values of some fields."""
+        return msgspec.structs.replace(self, **fields)
+
+
+AnyStructure = TypeVar("AnyStructure", bound=Structure)
+
+
+Content = TypeVar("Content")
+
+
+@dataclass(frozen=True)
+class Kind(Generic[Content]):
+    """A kind of metadata file."""
+
+    format: str  # value of its key "format"
+    version: int  # value of its key "format_version"
+    structure: type[Content]  # of its content: a `Structure`, or any mapping
+    error: type[StreamcdError]  # raised if the file is damaged
+    remedy: str  # advice in that error
+    fingerprint: Callable[[Mapping[str, Any]], str] | None = None  # of the content, which the file tells
+
+
+def content_digest(content: Mapping[str, Any], *without: str) -> str:
+    """Compute 32 digits of the SHA-256 of the content as canonical JSON, leaving out its seal and the keys `without`."""
+    kept = {key: value for key, value in content.items() if key not in (SEAL, *without)}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:32]
+
+
+def parse_json(data: bytes) -> Any:
+    """Parse JSON; raises ValueError if it is malformed or nested more than `MAX_DEPTH` levels deep."""
+    try:
+        content = json.loads(data)
+    except RecursionError:
+        raise ValueError(f"nested more than {MAX_DEPTH} levels deep") from None
+    level: list[Any] = [content]
+    for _ in range(MAX_DEPTH):
+        level = [inner for outer in level for inner in _elements(outer)]
+    if any(_elements(value) for value in level):
+        raise ValueError(f"nested more than {MAX_DEPTH} levels deep")
+    if re.search(rb"\\u[dD][89a-fA-F]", data):  # half a surrogate pair is no text, and cannot be printed
+        json.dumps(content, ensure_ascii=False).encode()
+    return content
+
+
+def _elements(value: Any) -> Collection[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+def read_metadata(path: Location, kind: Kind[Content]) -> tuple[dict[str, Any], Content]:
+    """Read a metadata file: all its keys as they are, and the declared ones in the declared types.
+
+    Raises the error that `kind` names if the file is damaged or of another kind, and FileNotFoundError or
+    NotADirectoryError if there is none.
+    """
+    if isinstance(path, Path) and path.exists() and not path.is_file():
+        raise kind.error(f"{path}: expected a file, found a device, a pipe or a directory; {kind.remedy}")
+    try:
+        raw = parse_json(path.read_bytes())
+        if not isinstance(raw, dict) or raw.get("format") != kind.format:
+            problem = f"expected a {kind.format}, found something else"
+        elif raw.get("format_version") != kind.version:
+            found, writer = (reprlib.repr(raw.get(key)) for key in ("format_version", WRITER))
+            problem = f"expected format version {kind.version}, found {found}, written by streamcd {writer}"
+        elif raw.get(SEAL) != content_digest(raw):
+            problem = "changed since it was written"
+        else:
+            return raw, msgspec.convert(raw, kind.structure, str_keys=True)
+    except (ValueError, msgspec.ValidationError) as error:
+        reason = str(error)
+        problem = f"damaged ({reason[:1].lower()}{reason[1:]})"
+    raise kind.error(f"{path}: {problem}; {kind.remedy}")
+
+
+def as_structure(content: Mapping[str, Any], structure: type[Content], name: str) -> Content:
+    """Return a part of a file's content in the declared types; raises DataError with `name` where it has others."""
+    try:
+        return msgspec.convert(content, structure, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise DataError(f"{name}: damaged ({error}); convert the data again") from None
+
+
+def write_metadata(path: Path, kind: Kind[Any], fields: Mapping[str, Any]) -> None:
+    """Write a metadata file, whole or not at all, with its format and seal."""
+    write_file(path, metadata_text(kind, fields))
+
+
+def metadata_text(kind: Kind[Any], fields: Mapping[str, Any], *, allow_nan: bool = True) -> bytes:
+    """Return the content of a metadata file, with its format, the version that wrote it, and its seal."""
+    content = {"format": kind.format, "format_version": kind.version, WRITER: __version__, **fields}
+    if kind.fingerprint is not None:
+        content["fingerprint"] = kind.fingerprint(content)
+    content[SEAL] = content_digest(content)
+    return (json.dumps(content, indent=1, allow_nan=allow_nan) + "\n").encode()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Locks
+
+
+_held: set[int] = set()
+_copies_keep = False
+_DYING_SECONDS = 5.0
+"""The time in which the workers of a killed process, which hold its locks, end on a busy machine."""
+
+
+def take_lock(path: Path, flags: int = os.O_RDONLY) -> int | None:
+    """Open a file or a directory and lock it for this process alone.
+
+    Returns the descriptor that holds the lock; None if another process has it. Where that one has ended, its workers are
+    ending: they are waited for.
+    """
+    descriptor = os.open(path, flags, 0o644)
+    until = time.monotonic() + _DYING_SECONDS
+    while True:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _held.add(descriptor)
+            return descriptor
+        if _is_of_a_living_process(descriptor) or time.monotonic() > until:
+            os.close(descriptor)
+            return None
+        time.sleep(0.02)
+
+
+def _is_of_a_living_process(descriptor: int) -> bool:
+    """Check if the process that took the lock of a file still lives; the system lists who took which."""
+    number = os.fstat(descriptor).st_ino
+    with suppress(OSError), open("/proc/locks", encoding="ascii") as lines:
+        for (
+            line
+        ) in lines:  # "1: FLOCK  ADVISORY  WRITE 4242 08:01:1234567 0 EOF", in its own namespace of processes
+            _, kind, _, _, process, file, *_ = line.split()
+            if kind == "FLOCK" and file.endswith(f":{number}") and os.path.exists(f"/proc/{process}"):
+                return True
+        return False
+    return True  # no list: macOS
+
+
+def release_lock(descriptor: int) -> None:
+    _held.discard(descriptor)
+    os.close(descriptor)
+
+
+@contextmanager
+def scratch_directory(parent: Path, purpose: str) -> Iterator[Path]:
+    """Make a directory in `parent` for temporary files, removed at the end.
+
+    Directories left there by killed processes for the same purpose are removed first: nobody holds their locks.
+    """
+    prefix = f".streamcd-{purpose}-"
+    for old in parent.glob(f"{prefix}*"):
+        if old.is_dir() and not old.is_symlink() and old.stat().st_uid == os.geteuid():
+            _remove_unlocked(old)
+    path, lock = _locked_directory(parent, prefix)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        release_lock(lock)
+
+
+def _remove_unlocked(path: Path) -> None:
+    with suppress(OSError):  # another process may remove it too
+        lock = take_lock(path)
+        if lock is not None:
+            shutil.rmtree(path, ignore_errors=True)
+            release_lock(lock)
+
+
+def _locked_directory(parent: Path, prefix: str) -> tuple[Path, int]:
+    """Make a directory and lock it; start over if another process removed it before it was locked."""
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        with suppress(FileNotFoundError):
+            lock = take_lock(path)
+            if lock is not None and path.exists():
+                return path, lock
+
+
+@contextmanager
+def kept_by_copies() -> Iterator[None]:
+    """Let processes forked within the block keep this process's locks."""
+    global _copies_keep
+    _copies_keep = True
+    try:
+        yield
+    finally:
+        _copies_keep = False
+
+
+class HeldLocks:
+    """All locks of this process, as an argument for a spawned one, which holds them once it has unpickled this."""
+
+    def __reduce__(self) -> tuple[Callable[..., HeldLocks], tuple[Any, ...]]:
+        return _hold, tuple(reduction.DupFd(descriptor) for descriptor in _held)
+
+
+def _hold(*received: Any) -> HeldLocks:
+    _held.update(descriptor.detach() for descriptor in received)
+    return HeldLocks()
+
+
+def _let_go() -> None:
+    if not _copies_keep:
+        for descriptor in tuple(_held):
+            release_lock(descriptor)
+
+
+os.register_at_fork(after_in_child=_let_go)
