@@ -15,7 +15,7 @@ import scipy.sparse as sp
 
 from streamcd import Dataset, make_columns
 from streamcd import open as open_dataset
-from streamcd.dataset.parquet import file_checksum
+from streamcd.dataset.arrow_columns import file_checksum
 from streamcd.stream.memory_plan import Plan
 from tools.chunk_writer import ChunkWriter
 

@@ -29,8 +29,8 @@ from streamcd import open as open_dataset
 from streamcd.conversion import staging, transpose
 from streamcd.core.errors import DatasetError, LockError, UsageError
 from streamcd.core.files import write_metadata
-from streamcd.dataset.manifests import COLUMN_LAYOUT
-from streamcd.dataset.parquet import file_checksum
+from streamcd.dataset.arrow_columns import file_checksum
+from streamcd.dataset.schema import COLUMN_LAYOUT
 
 SMALL = {"chunk_size": 200, "shard_size": 1500}
 FORM = (200, 1500, "auto")

@@ -14,7 +14,7 @@ from heard import Heard
 import streamcd
 from streamcd import Dataset
 from streamcd.core.errors import DatasetError, ModelError
-from streamcd.dataset.source_indices import indices_of
+from streamcd.dataset.source_features import indices_of
 
 FAR = 2**40
 

@@ -29,8 +29,8 @@ from streamcd import Dataset, StreamcdError, convert, train
 from streamcd import open as open_dataset
 from streamcd.core.errors import DatasetError, UsageError
 from streamcd.core.files import write_metadata
-from streamcd.dataset.manifests import ROW_LAYOUT
-from streamcd.dataset.parquet import file_checksum
+from streamcd.dataset.arrow_columns import file_checksum
+from streamcd.dataset.schema import ROW_LAYOUT
 from tools.chunk_writer import ChunkWriter
 
 

@@ -30,7 +30,7 @@ from streamcd.core.files import (
     replacing,
     restore_directory,
 )
-from streamcd.dataset.manifests import COLUMN_LAYOUT, ROW_LAYOUT
+from streamcd.dataset.schema import COLUMN_LAYOUT, ROW_LAYOUT
 from streamcd.models.model_file import MODEL
 from streamcd.models.stored import stored_certificate
 from streamcd.training import checkpoint

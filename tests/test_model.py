@@ -23,7 +23,7 @@ from streamcd import Model, export, load_model
 from streamcd.core.errors import ModelError
 from streamcd.core.files import SEAL, content_digest
 from streamcd.core.setting import default_code
-from streamcd.dataset.scaling import Scaling
+from streamcd.dataset.source_features import Scaling
 
 
 def a_model(n_features: int = 5, n_classes: int = 2, **changes) -> Model:

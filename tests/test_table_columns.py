@@ -16,7 +16,7 @@ from test_tables import entries_by_row, names_of, write_table
 
 import streamcd
 from streamcd import StreamcdError
-from streamcd.dataset.derived_columns import seconds_of
+from streamcd.dataset.arrow_columns import seconds_of
 from streamcd.models.encoding import first_feature_names
 
 N_ROWS = 300

@@ -130,7 +130,7 @@ def test_workers_do_not_change_a_dataset_of_targets(tmp_path: Path) -> None:
 
 def test_a_manifest_with_another_range_of_targets_is_found(tmp_path: Path) -> None:
     from streamcd.core.files import write_metadata
-    from streamcd.dataset.manifests import ROW_LAYOUT
+    from streamcd.dataset.schema import ROW_LAYOUT
 
     convert(made_rows(), tmp_path / "data", target=True)
     path = tmp_path / "data" / "manifest.json"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from streamcd.dataset.schema import FEATURES
-from streamcd.dataset.source_indices import SourceIndices
+from streamcd.dataset.source_features import SourceIndices
 from streamcd.dataset.writer import Part, PartWriter, named_features, write_dataset, write_table
 
 

@@ -12,7 +12,7 @@ from ..core.files import begins_with, check_output, refuse_other_ending, replaci
 from ..core.memory_budget import parse_size, require
 from ..core.options import Listener, Progress
 from ..dataset.dataset import Dataset
-from ..dataset.source_indices import LOOKUP_BYTES, indices_of
+from ..dataset.source_features import LOOKUP_BYTES, indices_of
 from ..models.matrix_encoder import sorted_rows
 from .libsvm import write_rows
 

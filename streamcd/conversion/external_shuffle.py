@@ -20,7 +20,7 @@ import numpy as np
 from ..core.errors import DataError
 from ..core.external_partition import Layout, PartitionReader, PartitionWriter, Records
 from ..core.parallel import Tell, ahead
-from ..dataset.scaling import Scaling
+from ..dataset.source_features import Scaling
 from ..dataset.writer import Part, PartWriter
 from ..kernels.primitives import mix
 from .feature_statistics import Summing

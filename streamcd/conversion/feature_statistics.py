@@ -18,8 +18,8 @@ import numpy as np
 from ..core.errors import UsageError
 from ..core.external_partition import Layout, PartitionReader, PartitionWriter, Records
 from ..core.memory_budget import RESERVED_BYTES, format_size
-from ..dataset.scaling import scales_digest
 from ..dataset.schema import MAX_CLASSES
+from ..dataset.source_features import scales_digest
 from ..kernels.scatter import SUMS_WIDTH, add_entries
 
 STATISTICS_BYTES = 56

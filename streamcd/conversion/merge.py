@@ -16,12 +16,11 @@ from ..core.errors import UsageError, shortened
 from ..core.files import sync_together
 from ..core.options import Checked, Listener, ListenerOptions, Progress, ends_progress, replaces, takes
 from ..core.storage import Location, local_path
+from ..dataset.arrow_columns import read_groups, read_table
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.kept_columns import KEPT_FILE, join_kept
-from ..dataset.manifests import INDICES_FILE, LISTED, ROW_LAYOUT, SCALES_FILE
-from ..dataset.parquet import read_groups, read_table
-from ..dataset.schema import FEATURES, FIRST_OF_ROWS
-from ..dataset.source_indices import indices_of
+from ..dataset.schema import FEATURES, FIRST_OF_ROWS, INDICES_FILE, LISTED, ROW_LAYOUT, SCALES_FILE
+from ..dataset.source_features import indices_of
 from ..dataset.writer import (
     Part,
     file_record,

@@ -16,7 +16,7 @@ from ..core.parallel import Tell, ahead
 from ..core.storage import Url, location
 from ..dataset.arrow_columns import arrow_strings, dictionary_of, numbers_of, strings_of, type_name
 from ..dataset.kept_columns import KeptWriter
-from ..dataset.source_indices import SourceIndices
+from ..dataset.source_features import SourceIndices
 from ..kernels import tables as kernels
 from ..models.matrix_encoder import MatrixEncoder
 from ..solvers.problem import LEAST_WEIGHT

@@ -23,9 +23,8 @@ import numpy as np
 from ..core.errors import DataError
 from ..core.parallel import TASKS_PER_WORKER, Pool, in_shares
 from ..dataset.kept_columns import KEPT_FILE, join_kept
-from ..dataset.manifests import INDICES_FILE, SCALES_FILE
-from ..dataset.scaling import GROUP_FEATURES, scale_blocks
-from ..dataset.schema import FEATURES, INDICES, SCALES, row_dtype
+from ..dataset.schema import FEATURES, INDICES, INDICES_FILE, SCALES, SCALES_FILE, row_dtype
+from ..dataset.source_features import GROUP_FEATURES, scale_blocks
 from ..dataset.writer import Part, PartWriter, file_record, named_features, write_dataset, write_table
 from ..kernels.tables import TAIL_CODES
 from ..models.encoding import CATEGORIES_FILE

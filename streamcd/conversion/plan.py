@@ -14,8 +14,7 @@ from ..core.memory_budget import format_size, require
 from ..core.parallel import memory_per_worker
 from ..core.storage import REMOTE_BYTES, Location
 from ..dataset.dataset import open_dataset
-from ..dataset.scaling import Scaling
-from ..dataset.source_indices import SourceIndices, indices_of
+from ..dataset.source_features import Scaling, SourceIndices, indices_of
 from ..models.encoding import Encoding, encoding_of
 from .byte_sources import BLOCK_BYTES
 from .options import ConvertOptions

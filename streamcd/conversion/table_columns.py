@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..core.errors import DataError, UsageError, first_of, refuse
-from ..dataset.arrow_columns import flat_fields, type_name
-from ..dataset.derived_columns import described_origin, have_dates, seconds_of
+from ..dataset.arrow_columns import described_origin, flat_fields, have_dates, seconds_of, type_name
 from ..models.encoding import Column, Encoding, check_columns
 from .options import TableOptions
 from .sources import Reader, Reading, Source

@@ -19,8 +19,7 @@ from ..core.errors import DataError
 from ..core.memory_budget import format_size
 from ..core.parallel import in_shares
 from ..core.storage import location, open_bytes
-from ..dataset.arrow_columns import flat_columns, one_batch, type_name
-from ..dataset.parquet import parquet_file
+from ..dataset.arrow_columns import flat_columns, one_batch, parquet_file, type_name
 from .byte_sources import Piece
 from .sources import Block, Counted, Reader, locator, refusing_damage
 from .table_columns import FIRST_ROWS, column_types, index_of, text_columns

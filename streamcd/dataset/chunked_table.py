@@ -23,9 +23,9 @@ from ..core import storage
 from ..core.errors import DatasetError
 from ..core.files import Kind
 from ..core.storage import DATASET_BYTES, NO_FILE, Location, Url, file_sizes, local_copy, with_size
-from .manifests import LISTED
-from .parquet import read_table, reading
-from .parts import AHEAD_BYTES, Part, Ring, extent_of
+from .arrow_columns import extent_of, read_table, reading
+from .parts import AHEAD_BYTES, Part, Ring
+from .schema import LISTED
 
 MAX_OPEN_PARTS = 64
 """Parts whose files are kept open; if there are more shards, a pass visits them in groups (`stream.chunk_order`)."""

@@ -19,8 +19,7 @@ import numpy as np
 from ..core.errors import DatasetError
 from ..core.files import read_metadata, sync, write_metadata
 from .chunked_table import ChunkedTable, starts_of
-from .manifests import COLUMN_LAYOUT
-from .schema import COLUMN_CHUNKS, FIRST_OF_COLUMNS, column_schemas
+from .schema import COLUMN_CHUNKS, COLUMN_LAYOUT, FIRST_OF_COLUMNS, column_schemas
 from .writer import Part, TableWriter, chunk_table, close_part, write_table
 
 Dataset = Any  # `dataset.Dataset`

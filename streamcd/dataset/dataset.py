@@ -18,13 +18,12 @@ from ..core.files import describe_set_aside, read_metadata
 from ..core.memory_budget import available_memory, format_size, parse_size, require
 from ..core.options import Listener
 from ..core.storage import Location, is_url, local_path, location
+from .arrow_columns import read_groups, reading
 from .centring import STATISTICS, Centre, find_centre
 from .chunked_table import ChunkedTable, starts_of
 from .kept_columns import KEPT_FILE, kept_values
-from .manifests import ROW_LAYOUT
-from .parquet import read_groups, reading
-from .scaling import Scaling
-from .schema import FEATURES, FIRST_OF_ROWS, ChunkData, row_dtype
+from .schema import FEATURES, FIRST_OF_ROWS, ROW_LAYOUT, ChunkData, row_dtype
+from .source_features import Scaling
 
 _ROW_BYTES = 40  # of a row besides its entries: source, label, weight, count, offset
 

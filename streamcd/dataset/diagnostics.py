@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import DatasetError
+from .arrow_columns import column_values, read_tables
 from .dataset import Dataset
-from .parquet import column_values, read_tables
 
 BAD_MEAN_SQUARE = 30.0
 """Bound on C times the mean square of the row norms: it separates the datasets measured that converge within 1000 passes

@@ -12,8 +12,7 @@ import pyarrow.parquet as pq
 
 from ..core.errors import DataError
 from ..core.storage import Location
-from .arrow_columns import numbers_of
-from .parquet import parquet_file, reading
+from .arrow_columns import numbers_of, parquet_file, reading
 
 KEPT_FILE = "kept.parquet"
 """File of the kept columns, in a dataset."""

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..core.storage import REQUESTS_AT_A_TIME, Location, Url
-from .parquet import column_values
+from .arrow_columns import column_values
 
 _FOOTER_BYTES = 1 << 16  # read at once from the end of a file; a longer footer is read again, whole
 
@@ -93,14 +93,6 @@ class Part:
         reader = pq.ParquetFile(source, metadata=self.footer, **options)
         table = reader.read_row_group(group, columns=list(columns), use_threads=False)
         return [column_values(table.column(name)) for name in columns]
-
-
-def extent_of(metadata: pq.FileMetaData, group: int, first: str) -> tuple[int, int]:
-    """Return offset and length in a file of a row group's columns from `first` on."""
-    row_group = metadata.row_group(group)
-    start = row_group.column(metadata.schema.names.index(first)).data_page_offset
-    last = row_group.column(row_group.num_columns - 1)
-    return start, last.data_page_offset + last.total_compressed_size - start
 
 
 @dataclass(eq=False)

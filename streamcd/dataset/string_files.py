@@ -12,8 +12,7 @@ import pyarrow as pa
 from ..core.errors import DataError
 from ..core.memory_budget import forget
 from ..core.storage import Location
-from .arrow_columns import Strings, joined_arrays, no_strings, strings_of
-from .parquet import parquet_file, read_tables, reading
+from .arrow_columns import Strings, joined_arrays, no_strings, parquet_file, read_tables, reading, strings_of
 from .writer import write_table
 
 _GROUP_STRINGS = 1 << 16

@@ -16,12 +16,11 @@ from ..core.options import Listener, Progress
 from ..core.parallel import Pool, checked_workers, memory_per_worker
 from ..core.storage import Location
 from ..kernels import primitives
+from .arrow_columns import column_values, file_checksum, read_tables
 from .chunked_table import ChunkedTable, file_problems, starts_of
 from .column_layout import FOLDER, Columns, has_columns, open_columns
 from .kept_columns import KEPT_FILE, count_kept
-from .manifests import COLUMN_LAYOUT, INDICES_FILE, ROW_LAYOUT, manifest_fingerprint
-from .parquet import column_values, file_checksum, read_tables
-from .schema import FEATURES, INDICES, SCALES
+from .schema import COLUMN_LAYOUT, FEATURES, INDICES, INDICES_FILE, ROW_LAYOUT, SCALES, manifest_fingerprint
 from .writer import RowContent, TableContent, add_entries
 
 Dataset = Any  # `dataset.Dataset`, whose method this is

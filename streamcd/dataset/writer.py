@@ -19,11 +19,8 @@ import pyarrow.parquet as pq
 from ..core.errors import file_named
 from ..core.files import content_digest, sync, write_metadata
 from ..core.parallel import Threads
-from .arrow_columns import arrow_array, numbers_of, strings_of
-from .manifests import ROW_LAYOUT
-from .parquet import file_checksum
-from .parts import extent_of
-from .schema import FIRST_OF_ROWS, ROW_CHUNKS, Schema, no_norms, norms_record, row_schemas
+from .arrow_columns import arrow_array, extent_of, file_checksum, numbers_of, strings_of
+from .schema import FIRST_OF_ROWS, ROW_CHUNKS, ROW_LAYOUT, Schema, no_norms, norms_record, row_schemas
 
 _PAGE_BYTES = 1 << 20
 _BATCH_ROWS = 1 << 16  # encoded at a time: with 2^10, Arrow's default, chunks take a tenth longer
@@ -172,7 +169,7 @@ def named_features(
 ) -> Iterator[dict[str, Any]]:
     """Yield the columns of ``features.parquet`` from blocks of statistics, ascending by feature (see `schema.FEATURES`).
 
-    `indices` (`source_indices.SourceIndices`) gives the features' indices in the source, and a table's `encoding`
+    `indices` (`source_features.SourceIndices`) gives the features' indices in the source, and a table's `encoding`
     (`models.encoding.Encoding`), if any, their names.
     """
     for block in figures:

@@ -20,8 +20,7 @@ from ..core.errors import ModelError
 from ..core.parallel import Threads
 from ..core.setting import default_code
 from ..core.storage import local_path
-from ..dataset.scaling import Scaling
-from ..dataset.source_indices import SourceIndices
+from ..dataset.source_features import Scaling, SourceIndices
 from ..kernels.loss_table import LOSSES, PLANES, Loss, row_loss
 from ..kernels.sparse_rows import SparseRows
 from .encoding import Encoding

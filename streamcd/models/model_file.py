@@ -103,7 +103,7 @@ def write_model(
     encoding: Encoding | None,
 ) -> None:
     """Write a model's files: each array from its shape and blocks of rows, the categories, and ``model.json`` last."""
-    from ..dataset.parquet import file_checksum  # here, because it imports pyarrow
+    from ..dataset.arrow_columns import file_checksum  # here, because it imports pyarrow
 
     make_directory(directory)
     categories = [CATEGORIES_FILE] if encoding is not None and encoding.has_categories else []
@@ -139,7 +139,7 @@ def _write_array(path: Path, shape: tuple[int, ...], blocks: Iterable[np.ndarray
 
 def check_file(path: Path, checksum: str) -> None:
     """Refuse a file that is missing, or whose checksum is another."""
-    from ..dataset.parquet import file_checksum
+    from ..dataset.arrow_columns import file_checksum
 
     if not path.is_file():
         raise ModelError(f"{path}: the file is missing")

@@ -15,7 +15,7 @@ from ..core.files import read_metadata
 from ..core.memory_budget import parse_size, require
 from ..core.setting import Setting, asked_text, default_code
 from ..core.storage import local_path
-from ..dataset.scaling import Scaling
+from ..dataset.source_features import Scaling
 from ..kernels.loss_table import LOSSES
 from .encoding import CATEGORIES_FILE, read_encoding
 from .model import Model

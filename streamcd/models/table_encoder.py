@@ -17,12 +17,13 @@ from ..dataset.arrow_columns import (
     frame_reader,
     joined_arrays,
     lists_of,
+    names_of_numbers,
     numbers_of,
     prefixed_strings,
+    seconds_of,
     strings_of,
     type_name,
 )
-from ..dataset.derived_columns import names_of_numbers, seconds_of
 from ..kernels import tables as kernels
 from ..kernels.sparse_rows import CSR
 from .encoding import Column, Encoding, check_columns

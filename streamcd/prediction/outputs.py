@@ -11,7 +11,7 @@ import numpy as np
 
 from ..core.errors import UsageError
 from ..core.files import begins_with
-from ..dataset.parquet import has_column
+from ..dataset.arrow_columns import has_column
 from ..models.model import Model
 from ..models.scoring import ClassChoice
 

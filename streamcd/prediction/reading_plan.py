@@ -21,8 +21,7 @@ from ..core.options import Listener, SharedWork
 from ..core.parallel import available_cores, checked_workers, memory_per_worker
 from ..core.storage import REMOTE_BYTES, is_url, location
 from ..dataset.dataset import Dataset, open_dataset
-from ..dataset.scaling import Scaling
-from ..dataset.source_indices import indices_of
+from ..dataset.source_features import Scaling, indices_of
 from ..models.encoding import Encoding
 from ..models.model import Model
 from ..models.scoring import affordable_threads, chunk_bytes

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..core.memory_budget import BLOCK_WEIGHTS
-from ..dataset.source_indices import indices_of
+from ..dataset.source_features import indices_of
 from ..kernels.loss_table import LOSSES
 from ..models.encoding import Encoding, encoding_of
 from ..models.model import Model

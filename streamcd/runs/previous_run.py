@@ -11,8 +11,8 @@ from ..core.errors import DatasetError, UsageError, refuse
 from ..core.files import make_directory, write_file
 from ..core.options import Listener
 from ..core.storage import local_path
+from ..dataset.arrow_columns import file_checksum
 from ..dataset.dataset import Dataset
-from ..dataset.parquet import file_checksum
 from ..solvers.registry import find_solver, is_proximal
 from ..training import checkpoint
 from ..training.warm_start import OldRun, Source, WarmStart, class_ratios, combination

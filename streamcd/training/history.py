@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import CheckpointError
-from ..dataset.parquet import make_table
+from ..dataset.arrow_columns import make_table
 from .checkpoint import LINE_BYTES, read_config
 
 

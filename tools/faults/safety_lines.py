@@ -84,7 +84,7 @@ runs/config.py
         ~ primal a_layout_made_anew_is_refused
 dataset/column_layout.py
     if manifest["dataset"] != dataset.fingerprint: ~ columns layout_of_another_dataset_is_refused
-dataset/parquet.py
+dataset/arrow_columns.py
     if "sha256:" + hashlib.sha256(content).hexdigest() != checksum:
         ~ dataset a_flipped_byte_is_named_by_verify_and_never_trained_on[chunks.parquet]
 dataset/parts.py
