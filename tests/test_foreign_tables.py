@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,17 @@ from test_tables import names_of
 
 import streamcd
 
+WRITTEN = pd.DataFrame(
+    {
+        "x": [k / 4 for k in range(40)],
+        "n": range(40),
+        "city": ["Lima", "Oslo", "Rome", "Turin"] * 10,
+        "flag": [k % 3 == 0 for k in range(40)],
+        "day": [datetime.date(2024, 1, 1) + datetime.timedelta(k) for k in range(40)],
+        "gap": [None if k % 7 == 0 else k / 2 for k in range(40)],
+        "y": ["no", "yes"] * 20,
+    }
+)
 FRAME = pd.DataFrame({"x": [float(k % 5) for k in range(40)], "z": range(40), "y": ["no", "yes"] * 20})
 
 
@@ -143,3 +155,47 @@ def test_a_column_without_a_name_is_a_feature(tmp_path: Path) -> None:
     assert data.n_features == 2
     streamcd.train(data, tmp_path / "run", C=100.0)
     assert streamcd.evaluate(tmp_path / "t.parquet", tmp_path / "run")["accuracy"] == 1.0
+
+
+def written_by(program: str) -> dict[str, Any]:
+    """Give the writers of a program, by the kinds of files that they write."""
+    if program == "pandas":
+        return {
+            "csv": lambda path: WRITTEN.to_csv(path, index=False),
+            "parquet": WRITTEN.to_parquet,
+            "feather": WRITTEN.to_feather,
+        }
+    if program == "polars":
+        table = pytest.importorskip("polars").from_pandas(WRITTEN)
+        return {
+            "csv": table.write_csv,
+            "parquet": table.write_parquet,
+            "ipc": table.write_ipc,
+            "compressed ipc": lambda path: table.write_ipc(path, compression="zstd"),
+        }
+    if program == "duckdb":
+        query = pytest.importorskip("duckdb").from_arrow(pa.Table.from_pandas(WRITTEN))
+        return {
+            "csv": lambda path: query.write_csv(str(path)),
+            "parquet": lambda path: query.write_parquet(str(path)),
+            "partitions": lambda path: query.write_parquet(str(path), partition_by=["city"]),
+        }
+    builder = pytest.importorskip("pyspark.sql").SparkSession.builder.master("local[1]")
+    table = builder.config("spark.ui.enabled", "false").getOrCreate().createDataFrame(WRITTEN)
+    return {
+        "csv": lambda path: table.write.csv(str(path), header=True),
+        "parquet": lambda path: table.write.parquet(str(path)),
+        "partitions": lambda path: table.write.partitionBy("city").parquet(str(path)),
+    }
+
+
+@pytest.mark.parametrize("program", ["pandas", "polars", "duckdb", "pyspark"])
+def test_files_of_a_program_convert_at_the_first_try(tmp_path: Path, program: str) -> None:
+    expected = streamcd.convert(WRITTEN, tmp_path / "expected", label="y", shuffle=False)
+    for kind, write in written_by(program).items():
+        write(tmp_path / kind)
+        data = streamcd.convert(tmp_path / kind, tmp_path / f"data of {kind}", label="y", shuffle=False)
+        assert set(names_of(data).values()) == set(names_of(expected).values()), kind
+        assert (data.n_rows, data.class_names) == (40, ["no", "yes"])
+        if kind != "partitions":  # they put the rows in another order
+            assert data.info()["data_digest"] == expected.info()["data_digest"], kind

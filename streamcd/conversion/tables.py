@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from itertools import chain, compress, islice
+from itertools import chain, compress
 from typing import Any
 from urllib.parse import unquote
 
@@ -335,13 +335,12 @@ class ArrowReader(TableReader):
         mapped, reader = _open_mapped(piece.path)
         widths = [_width(field.type) for field in reader.schema]
         narrow = min(range(len(widths)), key=lambda k: widths[k] or math.inf)
-        batches, samples = (
-            _batches(opened, piece) for opened in (reader, _open_mapped(piece.path, [narrow])[1])
-        )
-        stored = _stored_bytes(mapped, piece)
-        for number, (sample, n_bytes) in enumerate(zip(samples, stored, strict=True), piece.start + 1):
+        sampled, sampler = _open_mapped(piece.path, [narrow])
+        batches = _batches(reader, piece)
+        for number, sample in enumerate(_batches(sampler, piece), piece.start + 1):
             known = sum(widths) * sample.num_rows
-            self._check_inflated(piece.path, number, known if known > n_bytes else 0)
+            is_compressed = known > len(mapped) or _inflated(sample, sampled) > 0
+            self._check_inflated(piece.path, number, known if is_compressed else 0)
             batch = next(batches)
             self._check_inflated(piece.path, number, _inflated(batch, mapped))
             with _refusing_damage(piece.path):
@@ -371,15 +370,6 @@ def _batches(reader: Any, piece: Piece) -> Iterator[Any]:
             return
         for number in range(piece.start, reader.num_record_batches if piece.stop is None else piece.stop):
             yield reader.get_batch(number)
-
-
-def _stored_bytes(mapped: mmap.mmap, piece: Piece) -> Iterator[int]:
-    """Yield the bytes in the file of the record batches of a part; a file holds a stream after eight bytes."""
-    stream = pa.py_buffer(mapped)[8 if mapped[:6] == b"ARROW1" else 0 :]
-    with _refusing_damage(piece.path):
-        messages = pa.ipc.MessageReader.open_stream(stream)
-        sizes = (message.body.size for message in messages if message.type == "record batch")
-        yield from islice(sizes, piece.start, piece.stop)
 
 
 def _inflated(batch: Any, mapped: mmap.mmap) -> int:
