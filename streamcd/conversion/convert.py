@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import UsageError, refuse
-from ..core.options import Listener, ends_progress, takes
+from ..core.options import Listener, takes
 from ..core.parallel import Pool, checked_workers
 from ..core.storage import is_url, local_path, location
 from ..dataset.dataset import Dataset, open_dataset
@@ -25,7 +25,6 @@ from .sources import Reading, Source
 from .staging import check_place, dataset_workplace
 
 
-@ends_progress
 @takes(ConvertOptions)
 def convert(sources: Any, dest: str | Path, asked: ConvertOptions) -> Dataset:
     """Convert text, tables or arrays to a dataset, which depends neither on `memory` nor on `workers`.

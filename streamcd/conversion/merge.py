@@ -14,7 +14,7 @@ import numpy as np
 
 from ..core.errors import UsageError, shortened
 from ..core.files import sync_together
-from ..core.options import Checked, Listener, ListenerOptions, Progress, ends_progress, replaces, takes
+from ..core.options import Checked, Listener, ListenerOptions, Progress, replaces, takes
 from ..core.storage import Location, local_path
 from ..dataset.arrow_columns import read_groups, read_table
 from ..dataset.dataset import Dataset, open_dataset
@@ -44,7 +44,6 @@ class MergeOptions(ListenerOptions, Checked):
     force: bool = replaces("dataset, once the new one is complete")
 
 
-@ends_progress
 @takes(MergeOptions)
 def merge(datasets: Sequence[str | Path | Dataset], dest: str | Path, asked: MergeOptions) -> Dataset:
     """Merge datasets of rows encoded alike: the first, and others converted ``like`` it, in the order of their rows.

@@ -21,7 +21,7 @@ import numpy as np
 from ..core.errors import DatasetError, UsageError
 from ..core.external_partition import MAX_BUCKETS, Layout, PartitionReader, PartitionWriter, Ranges, Records
 from ..core.memory_budget import require
-from ..core.options import Listener, ends_progress, takes
+from ..core.options import Listener, takes
 from ..core.parallel import TASKS_PER_WORKER, Pool, Tell, ahead, checked_workers, in_shares, memory_per_worker
 from ..core.storage import local_path
 from ..dataset.column_layout import FOLDER, Columns, ColumnsWriter, has_columns, open_columns, write_columns
@@ -39,7 +39,6 @@ _BLOCK_BYTES = 8_000_000
 """Of a bucket, read at a time: the allocator keeps blocks of this size, larger ones it takes from the system anew."""
 
 
-@ends_progress
 @takes(ColumnsOptions)
 def make_columns(dataset: Dataset | str | Path, asked: ColumnsOptions) -> Columns:
     """Make the column layout of a dataset, beside its row layout. It depends neither on `memory` nor on `workers`.

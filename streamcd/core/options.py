@@ -14,13 +14,14 @@ import logging
 import textwrap
 import typing
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import StrEnum
 from math import nan
 from pathlib import Path
 from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar, overload
 
+from ..kernels import compilation
 from .errors import UsageError, escaped
 
 P = ParamSpec("P")
@@ -79,39 +80,6 @@ def warn_once(text: str) -> None:
         _logger.warning(escaped(text))
 
 
-def ends_progress(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a public function to have a `listener` by default, which hears of compilations, and is closed at the end."""
-
-    @functools.wraps(function)
-    def run(*args: P.args, **options: P.kwargs) -> R:
-        listener = options.get("listener")
-        if listener is None:
-            listener = options["listener"] = Listener()
-        try:
-            with telling_of_compilation(listener, function.__name__):
-                return function(*args, **options)
-        finally:
-            if isinstance(listener, Listener):
-                listener.close()
-
-    return run
-
-
-def telling_of_compilation(listener: object, task: str) -> AbstractContextManager[None]:
-    """Tell a listener of compilations for a task, unless another is told of them."""
-    from ..kernels.compilation import compilation_told  # here, for a shorter chain of imports
-
-    return compilation_told(functools.partial(_tell_compilation, listener, task))
-
-
-def _tell_compilation(listener: object, task: str, n_compiled: int) -> None:
-    if not isinstance(listener, Listener):  # refused by the function
-        return
-    if n_compiled == 0:
-        listener.message(compiling_for(task))
-    listener.progress(Progress(COMPILING, 0, None, "", note=f"kernel {n_compiled + 1}"))
-
-
 class Listener:
     """Receiver of progress and messages; this one ignores progress and logs the rest.
 
@@ -142,6 +110,17 @@ class Listener:
 
     def close(self) -> None:
         """Receive the end of a function; another one may follow."""
+
+
+def telling_of_compilation(listener: Listener, task: str) -> AbstractContextManager[None]:
+    """Tell a listener of compilations for a task, unless another is told of them."""
+
+    def tell(n_compiled: int) -> None:
+        if n_compiled == 0:
+            listener.message(compiling_for(task))
+        listener.progress(Progress(COMPILING, 0, None, "", note=f"kernel {n_compiled + 1}"))
+
+    return compilation.compilation_told(tell)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -301,11 +280,11 @@ def number_or_word(
 
 
 class takes(Generic[P, Asked]):
-    """Give a function the options of a dataclass as keywords.
+    """Give a public function the options of a dataclass as keywords, among them the listener.
 
     The function takes one to three arguments, which may be left out if they may be None, and the options, made and checked.
     Its signature lists every option, for ``help()`` and completion; its docstring explains them where it has the line
-    ``{options}``.
+    ``{options}``. The listener hears of compilations, and of the end.
     """
 
     def __init__(self, options: Callable[P, Asked]) -> None:
@@ -318,10 +297,11 @@ class takes(Generic[P, Asked]):
     @overload
     def __call__(self, function: Callable[[A, Asked], R]) -> Callable[Concatenate[A, P], R]: ...
     def __call__(self, function: Any) -> Any:
-        taken = declared(self._options).values()
+        options = self._options
+        asked = inspect.signature(function)
         given = [
             one.replace(default=None) if str(one.annotation).endswith("| None") else one
-            for one in list(inspect.signature(function).parameters.values())[:-1]
+            for one in list(asked.parameters.values())[:-1]
         ]
         keywords = [
             inspect.Parameter(
@@ -330,23 +310,23 @@ class takes(Generic[P, Asked]):
                 default=inspect.Parameter.empty if one.is_needed else one.default,
                 annotation=one.type,
             )
-            for one in taken
+            for one in declared(options).values()
         ]
-        signature = inspect.Signature(
-            [*given, *keywords], return_annotation=function.__annotations__.get("return")
-        )
+        signature = asked.replace(parameters=[*given, *keywords])
 
         @functools.wraps(function)
-        def call(*arguments: Any, **options: Any) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
             try:
-                bound = signature.bind(*arguments, **options)
+                found = signature.bind(*arguments, **named).arguments
             except TypeError as error:
                 raise TypeError(f"{function.__name__}() {error}") from None
-            positional = [bound.arguments.pop(one.name, None) for one in given]
-            return function(*positional, self._options(**bound.arguments))
+            listener = found.get("listener") or Listener()
+            positional = [found.pop(one.name, None) for one in given]
+            with closing(listener), telling_of_compilation(listener, function.__name__):
+                return function(*positional, options(**found))
 
         call.__signature__ = signature  # type: ignore[attr-defined]
-        call.__doc__ = with_parameters(inspect.getdoc(function) or "", self._options)
+        call.__doc__ = with_parameters(inspect.getdoc(function) or "", options)
         return call
 
 
@@ -389,52 +369,18 @@ class ListenerOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ThreadOptions:
-    """Options of what threads share."""
-
-    threads: int | None = option(
-        None,
-        "Threads that share the work of a process; the memory budget includes what they take.",
-        flags="-m --threads",
-        metavar="N",
-        default_is="one for each processor, divided among processes",
-        section=Section.PROCESSORS,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemoryOptions:
-    """Options of what has a memory budget."""
+class SharedWork(ListenerOptions, Checked):
+    """Options of work that processes of this machine share."""
 
     memory: Size = option(
         "1GB",
         "Bound on the process's peak resident memory, interpreter and all: 400MB, 2GiB.",
         metavar="SIZE",
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class SharedWork(ListenerOptions, MemoryOptions, Checked):
-    """Options of work that processes of this machine share."""
-
     workers: int = option(
         1,
         "Processes that share the work; `memory` bounds their sum, of which each needs 330 MB and the one that hands "
         "out the work 200 MB. The result does not depend on their number.",
         metavar="N",
-        section=Section.PROCESSORS,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class CacheOptions:
-    """Options of what reads datasets at URLs."""
-
-    cache: Place = option(
-        None,
-        "Copy the files of a dataset at a URL to this directory (of every worker) when they are first read, and read them "
-        "there.",
-        kind="path",
-        metavar="DIR",
         section=Section.PROCESSORS,
     )

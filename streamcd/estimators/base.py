@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 
 from ..core.errors import ConvergenceWarning, UsageError
-from ..core.options import COMPILING, Listener, Progress, compiling_for, warn_once
+from ..core.options import COMPILING, Listener, Progress, compiling_for, telling_of_compilation, warn_once
 from ..core.parallel import Threads, available_cores
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.in_memory import InMemoryDataset, refuse_mask, sound_matrix, sparse_rows
@@ -214,7 +214,7 @@ class LinearModel(BaseEstimator):
 
         rule: dict[str, Any] = {"tol": self.tol, "max_passes": self._most_passes(), "memory": self.memory}
         options = TrainOptions(**self._asked(dataset), **rule, checkpoint_every=float("inf"), in_memory=True)
-        with closing(listener):
+        with closing(listener), telling_of_compilation(listener, "fit"):
             session = Session(listener, None, threads=Threads(self._n_threads() or 1))
             training = train_in_memory(dataset, settle(options, dataset, listener), session)
         return training.result, training.models[0]

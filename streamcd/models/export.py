@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from ..core.errors import UsageError
 from ..core.files import begins_with, check_output, replacing
-from ..core.options import Listener, ends_progress
+from ..core.options import Listener, ListenerOptions, replaces, takes
 from ..core.storage import local_path
 from ..kernels.loss_table import CLASSES, LOSSES
 from .liblinear import export_liblinear
@@ -23,15 +24,15 @@ JSON_FORMAT = "streamcd-linear-model"
 """Value of ``format`` in the JSON of a model."""
 
 
-@ends_progress
-def export(
-    model: Model,
-    path: str | os.PathLike[str],
-    format: str | None = None,
-    *,
-    force: bool = False,
-    listener: Listener | None = None,
-) -> str:
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions(ListenerOptions):
+    """Options of `export`."""
+
+    force: bool = replaces("file of the same format")
+
+
+@takes(ExportOptions)
+def export(model: Model, path: str | os.PathLike[str], format: str | None, asked: ExportOptions) -> str:
     """Write a model as a file of another format, which appears whole or not at all.
 
     Parameters
@@ -40,10 +41,7 @@ def export(
     path : path
     format : {"liblinear", "json"}, optional
         By default that of the ending: ``.json``, or ``.txt``, ``.model`` or none for LIBLINEAR's text.
-    force : bool
-        Replace an existing file of the same format.
-    listener : Listener, optional
-        Told what the format leaves out.
+    {options}
 
     Returns
     -------
@@ -69,10 +67,10 @@ def export(
             f"{place}: expected .json, or .txt or .model for LIBLINEAR's text, found {format or place.suffix!r}"
         )
     if form == "liblinear":
-        export_liblinear(model, place, listener or Listener(), force=force)
+        export_liblinear(model, place, asked.listener or Listener(), force=asked.force)
         return form
     is_kind = rf'\{{"format": "{JSON_FORMAT}"'.encode()
-    check_output(place, "the JSON of a model", lambda path: begins_with(path, is_kind), force=force)
+    check_output(place, "the JSON of a model", lambda path: begins_with(path, is_kind), force=asked.force)
     with replacing(place) as partial:
         _write_json(model, partial)
     return form

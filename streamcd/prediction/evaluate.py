@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import DataError, first_of
-from ..core.options import Listener, ends_progress, takes
+from ..core.options import Listener, takes
 from ..core.setting import class_indices
 from ..kernels.loss_table import LOSSES, PLANES
 from ..models.model import Model
@@ -142,7 +142,6 @@ def _listed_label(model: Model, label: float) -> int | float | str:
     return int(label) if model.label_kind == "integer" and label == int(label) else label
 
 
-@ends_progress
 @takes(EvaluateOptions)
 def evaluate(data: Any, model: Model | str | os.PathLike[str], asked: EvaluateOptions) -> dict[str, Any]:
     """Compare a model's predictions with the labels of the data.

@@ -15,7 +15,7 @@ from ..conversion.byte_sources import expand
 from ..core.errors import UsageError
 from ..core.files import check_output, replacing, scratch_directory
 from ..core.memory_budget import format_size, parse_size
-from ..core.options import ends_progress, takes
+from ..core.options import takes
 from ..core.storage import local_path
 from ..dataset.dataset import Dataset
 from ..dataset.kept_columns import InOrder, texts_of
@@ -31,7 +31,6 @@ from .scored_rows import Scoring
 from .source_order import SourceOrder
 
 
-@ends_progress
 @takes(PredictOptions)
 def predict(
     data: Any,

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import UsageError
 from ..core.memory_budget import parse_size
 from ..core.options import (
-    CacheOptions,
     Checked,
     ListenerOptions,
     Place,
     Section,
     Size,
-    ThreadOptions,
     again,
     option,
     replaces,
@@ -87,7 +85,7 @@ class SessionOptions(ListenerOptions, Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainOptions(ProblemOptions, CacheOptions, ThreadOptions, SessionOptions):
+class TrainOptions(ProblemOptions, SessionOptions):
     """Options of `train.train`."""
 
     tol: float | None = option(
@@ -147,6 +145,22 @@ class TrainOptions(ProblemOptions, CacheOptions, ThreadOptions, SessionOptions):
         metavar="TIME",
         text=SECONDS,
         default_is="300s",
+        section=Section.PROCESSORS,
+    )
+    threads: int | None = option(
+        None,
+        "Threads that share the work of a process; the memory budget includes what they take.",
+        flags="-m --threads",
+        metavar="N",
+        default_is="one for each processor, divided among processes",
+        section=Section.PROCESSORS,
+    )
+    cache: Place = option(
+        None,
+        "Copy the files of a dataset at a URL to this directory (of every worker) when they are first read, and read them "
+        "there.",
+        kind="path",
+        metavar="DIR",
         section=Section.PROCESSORS,
     )
     plan: Any = option(

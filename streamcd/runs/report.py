@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from ..core.files import begins_with, check_output, write_file
-from ..core.options import ends_progress, takes
+from ..core.options import takes
 from ..core.setting import Setting
 from ..core.storage import local_path
 from ..dataset.dataset import Dataset
@@ -32,7 +32,6 @@ from .options import ModelOptions, ReportOptions
 _PAGE = rb"<!doctype html>"
 
 
-@ends_progress
 @takes(ReportOptions)
 def write_report(run: str | os.PathLike[str], out: str | os.PathLike[str], asked: ReportOptions) -> None:
     """Write a report on a run as one self-contained page.

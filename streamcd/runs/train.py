@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..core.errors import UsageError, refuse
 from ..core.memory_budget import require
-from ..core.options import Listener, ends_progress, takes
+from ..core.options import Listener, takes
 from ..core.parallel import Threads
 from ..core.storage import local_path, location
 from ..dataset.dataset import Dataset, open_dataset
@@ -42,7 +42,6 @@ from .workers import Workers
 
 
 @stops_when_interrupted
-@ends_progress
 @takes(TrainOptions)
 def train(dataset: Dataset | str | Path, run: str | Path | None, asked: TrainOptions) -> Result:
     """Train a model on a dataset, in a run directory that can be resumed.
@@ -76,7 +75,6 @@ def train(dataset: Dataset | str | Path, run: str | Path | None, asked: TrainOpt
 
 
 @stops_when_interrupted
-@ends_progress
 @takes(TuneOptions)
 def tune(dataset: Dataset | str | Path, run: str | Path, asked: TuneOptions) -> TuneResult:
     """Choose C, and λ of the penalty, by cross-validation, and train with them on all rows.
@@ -108,7 +106,6 @@ def tune(dataset: Dataset | str | Path, run: str | Path, asked: TuneOptions) -> 
 
 
 @stops_when_interrupted
-@ends_progress
 @takes(ResumeOptions)
 def resume(run: str | Path, asked: ResumeOptions) -> Result:
     """Resume a run from its last checkpoint, also one that ended without convergence.

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..core.errors import CheckpointError, Interrupted, StreamcdError, UsageError
 from ..core.memory_budget import make_room
-from ..core.options import Listener, Progress, TrainingStatus, telling_of_compilation
+from ..core.options import Listener, Progress, TrainingStatus
 from ..core.parallel import Threads
 from ..core.setting import random_key
 from ..dataset.dataset import Dataset
@@ -278,8 +278,7 @@ class Loop(TrainingLoop):
     def _train(self) -> None:
         task, layout = self.task, self.task.solver.layout
         started = time.monotonic()
-        with telling_of_compilation(self.listener, "train"):  # of a program that calls no decorated function
-            task.solver.load_kernels(task.dataset, self.state)
+        task.solver.load_kernels(task.dataset, self.state)
         self.kernel_seconds = time.monotonic() - started
         n_bytes = task.dataset.n_rows * layout.state_bytes + task.solver.memory.weights
         first = max(_FIRST_CHECKPOINT, n_bytes / _CHECKPOINT_RATE)
