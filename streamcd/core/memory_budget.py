@@ -11,8 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from .errors import BudgetError, UsageError
 from .options import Listener
 
@@ -107,13 +105,12 @@ def return_heap() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def forget(array: np.ndarray) -> None:
-    """Let go of the memory that a mapped file's pages take; an array of its own stays as it is."""
-    base: Any = array
-    while isinstance(base, np.ndarray):
-        base = base.base
-    if isinstance(base, mmap.mmap):
-        base.madvise(mmap.MADV_DONTNEED)
+def forget(array: Any) -> None:
+    """Let go of the memory that the pages of an array in a mapped file take; an array of its own stays as it is."""
+    while getattr(array, "base", None) is not None:
+        array = array.base
+    if isinstance(array, mmap.mmap):
+        array.madvise(mmap.MADV_DONTNEED)
 
 
 _CLEAN = re.compile(

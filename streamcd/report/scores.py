@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..core.setting import Setting
+if TYPE_CHECKING:
+    from ..core.setting import Setting
 
 
 class Scores(NamedTuple):
@@ -18,6 +19,8 @@ class Scores(NamedTuple):
 
 def scores_of(search: Mapping[str, Any]) -> list[Scores]:
     """Read the scores in the result of a search, ascending."""
+    from ..core.setting import Setting  # loads numpy, which --help does without
+
     read = {
         Setting.named(name) if "=" in name else Setting(float(name), search["best_l1"]): found
         for name, found in search["scores"].items()

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from ..core.errors import counted, first_of, format_seconds
 from ..core.memory_budget import format_size
-from ..core.setting import Setting
 from .scores import CRITERIA, score_text, scores_of
 
 _MOST_LISTED = 10  # numbers or words in a cell, folds side by side, classes in a confusion
@@ -215,17 +214,17 @@ def _objectives(facts: Facts) -> list[tuple[str, str]]:
 
 def score_table(search: Facts) -> Table:
     """Show the scores of a search: for each C and λ the mean, and the score of every fold unless they are many."""
-    scores, form = scores_of(search), CRITERIA[search["scored_by"]].form
+    scores, criterion = scores_of(search), CRITERIA[search["scored_by"]]
     settings, n_folds = [of.setting._asdict() for of in scores], len(scores[0].folds)
     drawn = range(n_folds if n_folds <= _MOST_LISTED else 0)
     rows = [
         [
             *_setting_cells(setting, settings),
-            *(format(score, form) for score in (of.mean, *of.folds[: len(drawn)])),
+            *(format(score, criterion.form) for score in (of.mean, *of.folds[: len(drawn)])),
         ]
         for of, setting in zip(scores, settings, strict=True)
     ]
-    title = f"{score_text(search)} on {n_folds} folds, best {Setting(search['best_C'], search['best_l1'])}"
+    title = f"{score_text(search)} on {n_folds} folds, best {criterion.best(scores).setting}"
     return Table(
         title, rows, [*_setting_header(settings), "mean", *(f"fold {number + 1}" for number in drawn)]
     )
