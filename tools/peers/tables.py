@@ -27,10 +27,11 @@ class Race:
     cold: bool
 
     def __str__(self) -> str:
-        remarks = [f"C = {self.C:g}", f"{self.threads} threads" if self.threads > 1 else "1 thread"]
+        remarks = [] if self.C == 1.0 else [f"C = {self.C:g}"]
+        remarks += [f"{self.threads} threads"] if self.threads > 1 else []
         remarks += [f"within {self.memory}"] if self.memory != Task.memory else []
         remarks += ["cold"] if self.cold else []
-        return f"{self.data}, {self.loss}, {', '.join(remarks)}"
+        return ", ".join([self.data, self.loss, *remarks])
 
 
 def race_of(task: Task, cold: bool) -> Race:
@@ -112,21 +113,26 @@ def _median(group: Iterable[Training], name: str) -> float:
 
 
 def table(races: dict[Race, list[Training]], levels: Sequence[float] = LEVELS) -> str:
-    """Medians in Markdown of streamcd and its fastest peer: seconds to every level, and of processors in brackets."""
-    to, middle = [f"to {level:g}" for level in levels], levels[len(levels) // 2]
+    """Medians in Markdown, a line for each race: seconds of streamcd and of its fastest peer to every level, and ratios."""
+    to, middle = ", ".join(f"{level:g}" for level in levels), levels[len(levels) // 2]
     lines = [
-        f"| | load, s | {', s | '.join(to)}, s | accuracy | peak memory |",
-        "| --- " * (len(levels) + 4) + "|",
+        f"| seconds to {to} | streamcd | fastest peer, with its load | × | × processors | × with load | memory |",
+        "| --- | --- | --- | --: | --: | --: | --- |",
     ]
+    warm = []
     for race, trainings in races.items():
-        lines.append(f"| **{race}** |" + " |" * (len(levels) + 3))
         found = standings(trainings, levels)
-        best = ratio(found, middle)
-        shown = [
-            each for each in found if each.name.startswith("streamcd") or (best and each.name == best.peer)
-        ]
-        lines += [_row(standing, levels) for standing in shown]
-    return "\n".join([*lines, "", *_comparisons(races, middle)])
+        ratios = ratio(found, middle)
+        ours = next(each for each in found if each.name == "streamcd")
+        peer = next((each for each in found if ratios is not None and each.name == ratios.peer), None)
+        memory = ", ".join(format_size(each.peak_memory_bytes) for each in (ours, peer) if each is not None)
+        theirs = "" if peer is None else f"{peer.name} {peer.load_seconds:.2f} + {_spent(peer, levels)}"
+        compared = "| |" if ratios is None else _three(ratios)
+        lines.append(f"| {race} | {_spent(ours, levels)} | {theirs} | {compared} | {memory} |")
+        warm += [ratios] if ratios is not None and not race.cold else []
+    for name, summary in (("least", min), ("median", statistics.median)) if warm else ():
+        lines.append(f"| **{name} of {len(warm)} in memory** | | | {_three(_summed_up(warm, summary))} | |")
+    return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -154,21 +160,6 @@ def ratio(standing: Sequence[Standing], level: float) -> Ratio | None:
     )
 
 
-def _comparisons(races: dict[Race, list[Training]], level: float) -> list[str]:
-    """Tabulate how many times as fast as the best peer streamcd is, race by race, and the least and the median of them."""
-    found = {race: ratio(standings(trainings), level) for race, trainings in races.items()}
-    ratios = {race: each for race, each in found.items() if each is not None}
-    lines = [
-        f"| to {level:g}, times as fast as the best peer | by seconds | by processor seconds | its load counted |",
-        "| --- | --- | --- | --- |",
-    ]
-    lines += [f"| {race}: {each.peer} | {_three(each)} |" for race, each in ratios.items()]
-    warm = [each for race, each in ratios.items() if not race.cold]
-    for name, summary in (("least", min), ("median", statistics.median)) if warm else ():
-        lines.append(f"| **{name} of {len(warm)} in memory** | {_three(_summed_up(warm, summary))} |")
-    return lines
-
-
 def _summed_up(ratios: Sequence[Ratio], summary: Callable[[list[float]], float]) -> Ratio:
     return Ratio(
         summary([each.seconds for each in ratios]),
@@ -182,17 +173,11 @@ def _three(each: Ratio) -> str:
     return f"{each.seconds:.2f} | {each.processor_seconds:.2f} | {each.with_load:.2f}"
 
 
-def _row(standing: Standing, levels: Sequence[float]) -> str:
-    spent = [
-        f"{standing.seconds[level]:.2f} ({standing.processor_seconds[level]:.2f})"
-        if level in standing.seconds
-        else "–"
-        for level in levels
-    ]
-    accuracy = "" if standing.accuracy is None else f"{100 * standing.accuracy:.2f} %"
-    load = "in training" if standing.name.startswith("streamcd") else f"{standing.load_seconds:.2f}"
-    cells = [standing.name, load, *spent, accuracy, format_size(standing.peak_memory_bytes)]
-    return "| " + " | ".join(cells) + " |"
+def _spent(standing: Standing, levels: Sequence[float]) -> str:
+    """Seconds to each level, – where it was not reached."""
+    return ", ".join(
+        f"{standing.seconds[level]:.2f}" if level in standing.seconds else "–" for level in levels
+    )
 
 
 def plot(races: dict[Race, list[Training]], out: Path) -> None:
