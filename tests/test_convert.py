@@ -28,7 +28,7 @@ from streamcd import Dataset, convert, make_columns
 from streamcd import open as open_dataset
 from streamcd.cli.synthetic import write_text_like
 from streamcd.conversion import staging
-from streamcd.conversion.feature_statistics import Summing, read_statistics
+from streamcd.conversion.feature_statistics import Summing, read_sums, statistics_of
 from streamcd.conversion.plan import _LEAST_BYTES, Plan
 from streamcd.core.errors import DataError, EnvironmentFailure, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
@@ -290,8 +290,8 @@ def test_feature_statistics_have_the_same_bits_whatever_the_memory_and_whoever_a
                 if shard in shards:
                     sums.add(shard, feature, value)
             sums.close()
-        summing.join(70, tmp_path / "statistics")
-        return list(read_statistics(tmp_path / "statistics"))
+        summing.join(tmp_path / "sums")
+        return [statistics_of(found, 70) for found in read_sums(tmp_path / "sums")]
 
     (expected,) = statistics(10**6, [[0, 1, 2]])
     for tasks in ([[0, 1, 2]], [[0], [1], [2]]):
@@ -373,13 +373,13 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
 SLOW_CONVERSION = """
 import sys, time
 from streamcd import convert
-from streamcd.conversion.feature_statistics import RangeStatistics
-add = RangeStatistics.add
+from streamcd.conversion.feature_statistics import FeatureSums
+add = FeatureSums.add
 def slow(*arguments):
     add(*arguments)
     print("at work", flush=True)
     time.sleep(20)
-RangeStatistics.add = slow
+FeatureSums.add = slow
 convert(sys.argv[1], sys.argv[2], chunk_size="20kB", force=True)
 """
 

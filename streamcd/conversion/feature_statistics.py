@@ -1,4 +1,4 @@
-"""Statistics of every feature in bounded memory, to the same bits whatever the memory; distinct labels.
+"""Statistics of every feature in bounded memory, to the same bits whatever the memory; distinct labels and features.
 
 The entries of a shard are summed in their order, and the sums of shards are added in theirs, so that shards can be summed
 separately. Where the sums of all features do not fit in memory, entries go to files by ranges of features instead, which
@@ -7,7 +7,7 @@ are cut into narrower ones until the sums of a range fit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -19,97 +19,89 @@ from ..core.errors import UsageError
 from ..core.external_partition import Layout, PartitionReader, PartitionWriter, Records
 from ..core.memory_budget import RESERVED_BYTES, format_size
 from ..dataset.schema import MAX_CLASSES
-from ..dataset.source_features import scales_digest
+from ..dataset.source_features import GROUP_FEATURES, scales_digest
 from ..kernels.scatter import SUMS_WIDTH, add_entries
 
-STATISTICS_BYTES = 56
-"""Memory of a feature while its statistics are made."""
-
-_GROUP_FEATURES = 1 << 16
-"""Features in a row group of ``features.parquet``; fixed, so that its bytes do not depend on the memory."""
-
+_FEATURE_BYTES = 8 * SUMS_WIDTH  # in memory, while it is summed up
 _MAX_RANGES = 1 << 12  # into which entries are partitioned at a time
 _BLOCK_BYTES = 1 << 20  # of entries read at a time
 
-_SAVED_SUMS = np.dtype([("feature", np.int64), ("sums", np.float64, (5,))])
+SUMS = np.dtype([("feature", np.int64), ("sums", np.float64, (5,))])
 """A feature, and its number of entries, sum, sum of squares, least and greatest."""
-
-_STATISTICS = np.dtype(
-    [
-        *((name, np.int64) for name in ("feature", "n_entries")),
-        *((name, np.float64) for name in ("min", "max", "mean", "mean_square")),
-    ]
-)
-"""Columns of ``features.parquet``; the last four are over all rows, absent entries counting as zeros."""
 
 _LAYOUT = Layout((np.dtype(np.int64), np.dtype(np.float64), np.dtype(np.int32)))
 """Of an entry in a file: feature, value, shard."""
 
 
-class RangeStatistics:
-    """Statistics of the features ``start <= feature < stop``; saved in `path` by `close`."""
+class FeatureSums:
+    """Sums of the features ``start <= feature < stop``, of entries or of other sums; saved in `path` by `close`."""
 
     def __init__(self, start: int, stop: int, path: Path = Path()) -> None:
-        self._start, self._path = start, path
+        self._start, self._path, self._shard = start, path, 0
         self._sums = np.zeros((stop - start, SUMS_WIDTH))
         self._sums[:, 3], self._sums[:, 4] = np.inf, -np.inf
-        self._shard = 0
 
     def add(self, shard: int, feature: np.ndarray, value: np.ndarray) -> None:
         """Add the next entries of the dataset, from this shard, all of features in the range."""
         if shard != self._shard:
-            self._end_shard()
+            self._sums[:, 1:3] += self._sums[:, 5:]  # those of the shard to those of all before it
+            self._sums[:, 5:] = 0.0
             self._shard = shard
         add_entries(feature - self._start if self._start else feature, value, self._sums.reshape(-1))
 
-    def _end_shard(self) -> None:
-        """Add the sums of the shard to those of all before it."""
-        self._sums[:, 1:3] += self._sums[:, 5:]
-        self._sums[:, 5:] = 0.0
+    def add_sums(self, found: np.ndarray) -> None:
+        """Add sums (`SUMS`) of later rows, all of features in the range, once each."""
+        place, sums = found["feature"] - self._start, found["sums"]
+        own = self._sums[place]
+        own[:, :3] += sums[:, :3]
+        np.minimum(own[:, 3], sums[:, 3], out=own[:, 3])
+        np.maximum(own[:, 4], sums[:, 4], out=own[:, 4])
+        self._sums[place] = own
 
-    def close(self) -> None:
-        """Write the sums, for `add_saved`."""
-        with open(self._path, "wb") as file:
-            for occurs in self._groups():
-                found = np.empty(occurs.size, _SAVED_SUMS)
-                found["feature"], found["sums"] = occurs + self._start, self._sums[occurs, :5]
-                found.tofile(file)
-
-    def add_saved(self, path: Path) -> None:
-        """Add saved sums of the next shards instead of their entries."""
-        with open(path, "rb") as file:
-            while (found := np.fromfile(file, _SAVED_SUMS, _GROUP_FEATURES)).size:
-                feature, sums = found["feature"] - self._start, found["sums"]
-                mine = self._sums[feature]
-                mine[:, :3] += sums[:, :3]
-                np.minimum(mine[:, 3], sums[:, 3], out=mine[:, 3])
-                np.maximum(mine[:, 4], sums[:, 4], out=mine[:, 4])
-                self._sums[feature] = mine
-
-    def columns(self, n_rows: int) -> Iterator[np.ndarray]:
-        """Yield the statistics of the features that occur, ascending."""
-        for occurs in self._groups():
-            number, total, squares, least, greatest = self._sums[occurs, :5].T
-            absent = np.where(number < n_rows, 0.0, np.nan)  # zeros of rows without an entry
-            found = np.empty(occurs.size, _STATISTICS)
-            found["feature"] = occurs + self._start
-            found["n_entries"] = number
-            found["min"], found["max"] = np.fmin(least, absent), np.fmax(greatest, absent)
-            found["mean"], found["mean_square"] = total / n_rows, squares / n_rows
+    def groups(self) -> Iterator[np.ndarray]:
+        """Yield the sums (`SUMS`) of the features that occur, ascending."""
+        for first in range(0, len(self._sums), GROUP_FEATURES):
+            occurs = first + np.flatnonzero(self._sums[first : first + GROUP_FEATURES, 0])
+            own, found = self._sums[occurs], np.empty(occurs.size, SUMS)
+            own[:, 1:3] += own[:, 5:]
+            found["feature"], found["sums"] = occurs + self._start, own[:, :5]
             yield found
 
-    def _groups(self) -> Iterator[np.ndarray]:
-        """Yield the places of the features that occur."""
-        self._end_shard()
-        for first in range(0, len(self._sums), _GROUP_FEATURES):
-            yield first + np.flatnonzero(self._sums[first : first + _GROUP_FEATURES, 0])
+    def close(self) -> None:
+        with open(self._path, "wb") as file:
+            for found in self.groups():
+                found.tofile(file)
 
 
-def read_statistics(path: Path) -> Iterator[dict[str, np.ndarray]]:
-    """Yield saved statistics by columns, in groups of a fixed number of features."""
+def read_sums(path: Path) -> Iterator[np.ndarray]:
+    """Yield saved sums (`SUMS`), of a fixed number of features at a time."""
     with open(path, "rb") as file:
-        while (group := np.fromfile(file, _STATISTICS, _GROUP_FEATURES)).size:
-            yield {name: group[name] for name in _STATISTICS.names or ()}
+        while (found := np.fromfile(file, SUMS, GROUP_FEATURES)).size:
+            yield found
+
+
+def statistics_of(found: np.ndarray, n_rows: int) -> dict[str, np.ndarray]:
+    """Return the columns of ``features.parquet`` from sums over `n_rows` rows, where absent entries count as zeros."""
+    number, total, squares, least, greatest = found["sums"].T
+    absent = np.where(number < n_rows, 0.0, np.nan)
+    return {
+        "feature": found["feature"],
+        "n_entries": number.astype(np.int64),
+        "min": np.fmin(least, absent),
+        "max": np.fmax(greatest, absent),
+        "mean": total / n_rows,
+        "mean_square": squares / n_rows,
+    }
+
+
+def sums_of(columns: Mapping[str, np.ndarray], n_rows: int) -> np.ndarray:
+    """Return the sums (`SUMS`) from statistics over `n_rows` rows."""
+    mean, mean_square = columns["mean"] * n_rows, columns["mean_square"] * n_rows
+    found = np.empty(mean.size, SUMS)
+    found["feature"] = columns["feature"]
+    sums = columns["n_entries"], mean, mean_square, columns["min"], columns["max"]
+    found["sums"] = np.stack(sums, axis=1)
+    return found
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -124,31 +116,31 @@ class Summing:
     n_features: int
     memory_bytes: int
 
-    def begin(self, name: str, start: int, stop: int) -> RangeStatistics | _EntriesByRange:
+    def begin(self, name: str, start: int, stop: int) -> FeatureSums | _EntriesByRange:
         """Begin the sums of some features in some shards."""
         path, width = self.directory / name, self._width(start, stop)
         if width >= stop - start:
-            return RangeStatistics(start, stop, path)
+            return FeatureSums(start, stop, path)
         return _EntriesByRange(path, start, stop, width, self.memory_bytes // 2)
 
     def _width(self, start: int, stop: int) -> int:
-        """Return the number of features whose sums are made at a time: all if they fit, else those of a range."""
-        most = self.memory_bytes // STATISTICS_BYTES
+        """Return the number of features that are summed at a time: all if their sums fit, else those of a range."""
+        most = self.memory_bytes // _FEATURE_BYTES
         return most if most >= stop - start else max(most // 8, -(-(stop - start) // _MAX_RANGES), 1)
 
-    def join(self, n_rows: int, out: Path) -> None:
-        """Write the statistics of all shards."""
-        paths = sorted(self.directory.iterdir())
+    def join(self, out: Path) -> None:
+        """Write the sums over all shards."""
         with open(out, "wb") as file:
-            for columns in self._joined(paths, 0, self.n_features, n_rows):
-                columns.tofile(file)
+            for found in self._joined(sorted(self.directory.iterdir()), 0, self.n_features):
+                found.tofile(file)
 
-    def _joined(self, paths: Sequence[Path], start: int, stop: int, n_rows: int) -> Iterator[np.ndarray]:
+    def _joined(self, paths: Sequence[Path], start: int, stop: int) -> Iterator[np.ndarray]:
         if (width := self._width(start, stop)) >= stop - start:
-            statistics = RangeStatistics(start, stop)
+            whole = FeatureSums(start, stop)
             for path in paths:
-                statistics.add_saved(path)
-            yield from statistics.columns(n_rows)
+                for found in read_sums(path):
+                    whole.add_sums(found)
+            yield from whole.groups()
             return
         again = f"{start}-{stop}"
         with PartitionReader(paths, _LAYOUT) as reader:
@@ -162,11 +154,11 @@ class Summing:
                     borders = [0, *(1 + np.flatnonzero(np.diff(shard))).tolist(), block.size]
                     for at, until in pairwise(borders):
                         sums.add(int(shard[at]), feature[at:until], value[at:until])
-                if isinstance(sums, RangeStatistics):
-                    yield from sums.columns(n_rows)
+                if isinstance(sums, FeatureSums):
+                    yield from sums.groups()
                 else:
                     sums.close()
-                    yield from self._joined([self.directory / again], first, end, n_rows)
+                    yield from self._joined([self.directory / again], first, end)
 
 
 class _EntriesByRange:
@@ -178,8 +170,7 @@ class _EntriesByRange:
 
     def add(self, shard: int, feature: np.ndarray, value: np.ndarray) -> None:
         feature = feature.astype(np.int64, copy=False)
-        shards = np.full(feature.size, shard, np.int32)
-        fields = [feature, value.astype(np.float64, copy=False), shards]
+        fields = [feature, value.astype(np.float64, copy=False), np.full(feature.size, shard, np.int32)]
         self._writer.append(((feature - self._start) // self._width).astype(np.uint16), Records(fields))
 
     def close(self) -> None:
@@ -190,23 +181,25 @@ class _EntriesByRange:
 # Divisors of the features, from their statistics
 
 
-def save_means(statistics: Path, n_features: int, out: Path) -> None:
+def save_means(sums: Path, n_rows: int, n_features: int, out: Path) -> None:
     """Write the mean of every feature; NaN for features with a single value, whose deviation is 0."""
     means = np.zeros(n_features)
-    for piece in read_statistics(statistics):
+    for found in read_sums(sums):
+        piece = statistics_of(found, n_rows)
         means[piece["feature"]] = np.where(piece["min"] < piece["max"], piece["mean"], np.nan)
     np.save(out, means)
 
 
-def save_scales(statistics: Path, n_features: int, n_rows: int, means: Path | None, out: Path) -> str:
+def save_scales(sums: Path, n_rows: int, n_features: int, means: Path | None, out: Path) -> str:
     """Write the divisors of the features, 1 for those of a single value or of zeros; returns their digest.
 
     They are the largest magnitudes, or with `means` the standard deviations over all rows, absent entries as zeros:
-    `statistics` are then those of the entries minus the means of their features. The difference of mean square and squared
+    `sums` are then those of the entries minus the means of their features. The difference of mean square and squared
     mean would lose all digits if the mean is large.
     """
     scales, mean = np.ones(n_features), None if means is None else np.load(means)
-    for piece in read_statistics(statistics):
+    for group in read_sums(sums):
+        piece = statistics_of(group, n_rows)
         feature = piece["feature"]
         if mean is None:
             found = np.maximum(np.abs(piece["min"]), np.abs(piece["max"]))

@@ -15,12 +15,12 @@ import numpy as np
 from ..core.errors import UsageError, shortened
 from ..core.files import sync_together
 from ..core.options import Checked, Listener, ListenerOptions, Progress, replaces, takes
-from ..core.storage import Location, local_path
-from ..dataset.arrow_columns import read_groups, read_table
+from ..core.storage import local_path
+from ..dataset.arrow_columns import read_table
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.kept_columns import KEPT_FILE, join_kept
 from ..dataset.schema import FEATURES, FIRST_OF_ROWS, INDICES_FILE, LISTED, ROW_LAYOUT, SCALES_FILE
-from ..dataset.source_features import indices_of
+from ..dataset.source_features import GROUP_FEATURES, indices_of
 from ..dataset.writer import (
     Part,
     file_record,
@@ -31,7 +31,7 @@ from ..dataset.writer import (
     write_table,
 )
 from ..models.encoding import CATEGORIES_FILE, encoding_of
-from .feature_statistics import LabelCounts
+from .feature_statistics import FeatureSums, LabelCounts, statistics_of, sums_of
 from .staging import check_place, dataset_workplace
 
 _SUMS = ("n_explicit_zeros", "n_underflows", "n_ignored")
@@ -129,13 +129,10 @@ def _write(datasets: Sequence[Dataset], folder: Path, listener: Listener) -> Non
     first, manifests = datasets[0], [one.manifest for one in datasets]
     n_rows = [one.n_rows for one in datasets]
     parts = [*_linked_parts(datasets, folder, listener)]
-    paths = [one.file("features.parquet") for one in datasets]
-    features = named_features(_joined_figures(paths, n_rows), indices_of(first), encoding_of(first))
+    features = named_features(_joined_statistics(datasets), indices_of(first), encoding_of(first))
     fields = {
         **{key: value for key, value in first.manifest.items() if key not in _DERIVED},
-        "n_rows": sum(n_rows),
         "n_features": max(one.n_features for one in datasets),
-        "n_entries": sum(one.n_entries for one in datasets),
         "weighted": any(one.weighted for one in datasets),
         **_labels(manifests),
         **{name: sum(manifest.get(name, 0) for manifest in manifests) for name in _SUMS},
@@ -158,7 +155,7 @@ def _write(datasets: Sequence[Dataset], folder: Path, listener: Listener) -> Non
     write_dataset(folder, parts, fields)
 
 
-_DERIVED = ("seal", "fingerprint", "format", "format_version", "streamcd")
+_DERIVED = ("seal", "fingerprint", "format", "format_version", "streamcd", "n_rows", "n_entries")
 
 
 def _linked_parts(datasets: Sequence[Dataset], folder: Path, listener: Listener) -> Iterator[Part]:
@@ -210,37 +207,19 @@ def _columns(manifests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{**use, "missing": missing[use["column"]]} for use in manifests[0]["table"]]
 
 
-def _joined_figures(paths: Sequence[Location], n_rows: Sequence[int]) -> Iterator[dict[str, np.ndarray]]:
-    """Read the features' statistics (see `schema.FEATURES`), in blocks, as those over the rows of all files.
-
-    Each of `paths` describes as many rows as `n_rows` says.
-    """
-    names = ("feature", "n_entries", "min", "max", "mean", "mean_square")
-    streams = [read_groups(path, names) for path in paths]
+def _joined_statistics(datasets: Sequence[Dataset]) -> Iterator[dict[str, np.ndarray]]:
+    """Yield the statistics of the features over the rows of all datasets, one range of features after the other."""
+    n_rows = sum(one.n_rows for one in datasets)
+    streams = [one.read_features() for one in datasets]
     blocks = [next(stream, None) for stream in streams]
-    while waiting := [block for block in blocks if block is not None]:
-        stop = min(int(block["feature"][-1]) for block in waiting)
-        feature = np.unique(np.concatenate([block["feature"] for block in waiting]))
-        feature = feature[feature <= stop]
-        joined = {name: np.zeros(feature.size, waiting[0][name].dtype) for name in names} | {
-            "feature": feature
-        }
-        absent = np.full(feature.size, len(paths))  # data sets without an entry of it
-        joined["min"][:], joined["max"][:] = np.inf, -np.inf
-        for number, block in enumerate(blocks):
-            if block is None:
-                continue
-            n = int(np.searchsorted(block["feature"], stop, side="right"))
-            mine = {name: column[:n] for name, column in block.items()}
-            rest = {name: column[n:] for name, column in block.items()}
-            blocks[number] = rest if rest["feature"].size else next(streams[number], None)
-            place, share = np.searchsorted(feature, mine["feature"]), n_rows[number] / sum(n_rows)
-            absent[place] -= 1
-            joined["n_entries"][place] += mine["n_entries"]
-            joined["min"][place] = np.minimum(joined["min"][place], mine["min"])
-            joined["max"][place] = np.maximum(joined["max"][place], mine["max"])
-            for name in ("mean", "mean_square"):
-                joined[name][place] += share * mine[name]
-        joined["min"] = np.where(absent > 0, np.minimum(joined["min"], 0.0), joined["min"])
-        joined["max"] = np.where(absent > 0, np.maximum(joined["max"], 0.0), joined["max"])
-        yield joined
+    while firsts := [int(block["feature"][0]) for block in blocks if block is not None]:
+        stop = min(firsts) + GROUP_FEATURES
+        sums = FeatureSums(min(firsts), stop)
+        for number, dataset in enumerate(datasets):
+            while (block := blocks[number]) is not None and block["feature"][0] < stop:
+                n = int(np.searchsorted(block["feature"], stop))
+                sums.add_sums(sums_of({name: column[:n] for name, column in block.items()}, dataset.n_rows))
+                rest = {name: column[n:] for name, column in block.items()}
+                blocks[number] = rest if rest["feature"].size else next(streams[number], None)
+        for found in sums.groups():
+            yield statistics_of(found, n_rows)

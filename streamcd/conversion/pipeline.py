@@ -41,7 +41,7 @@ from .external_shuffle import (
     pass_over,
     plan_buckets,
 )
-from .feature_statistics import LabelCounts, Summing, read_statistics, save_means, save_scales
+from .feature_statistics import LabelCounts, Summing, read_sums, save_means, save_scales, statistics_of
 from .libsvm import copy_weights
 from .numbering import Merged, Numbering, merge_strings, read_merged
 from .parsing import Parsed, Parsing, Task, Weights, changed, merge_distinct, parse_task, stamp_of
@@ -305,18 +305,18 @@ class Conversion:
         if scaling.scale == "none":
             return replace(work, scaling=scaling)
         self.plan.check_scales(shape.n_features, self.options)
-        _, statistics = self._pass(work, shards, "sum up")
+        _, sums = self._pass(work, shards, "sum up")
         means = None
         if scaling.scale == "standard":
             means = self.work / "means.npy"
-            self.pool.run(save_means, [(statistics, shape.n_features, means)])
-            _, statistics = self._pass(replace(work, means=means), shards, "sum up")
-        saving = (statistics, shape.n_features, shape.n_rows, means, path)
+            self.pool.run(save_means, [(sums, shape.n_rows, shape.n_features, means)])
+            _, sums = self._pass(replace(work, means=means), shards, "sum up")
+        saving = (sums, shape.n_rows, shape.n_features, means, path)
         (digest,) = self.pool.run(save_scales, [saving])
         return replace(work, scaling=replace(scaling, digest=digest), scales=path)
 
     def _pass(self, work: ShardPass, shards: Sequence[Shard], phase: str) -> tuple[list[Part], Path]:
-        """Pass over all shards; returns their parts, where they are written, and a file of the features' statistics."""
+        """Pass over all shards; returns their parts, where they are written, and a file of the features' sums."""
         n_rows, out = work.shape.n_rows, self.work / "statistics"
         shutil.rmtree(work.summing.directory, ignore_errors=True)
         work.summing.directory.mkdir()
@@ -325,7 +325,7 @@ class Conversion:
         tasks = [(replace(work, tell=tell), group) for group in groups]
         sizes = [sum(shard.n_rows for shard in group) for group in groups]
         parts = self.pool.run(pass_over, tasks, phase=phase, unit="rows", sizes=sizes)
-        joining, n_features = [(work.summing, n_rows, out)], [work.shape.n_features]
+        joining, n_features = [(work.summing, out)], [work.shape.n_features]
         self.pool.run(Summing.join, joining, phase="statistics", unit="features", sizes=n_features)
         return [part for group in parts for part in group], out
 
@@ -336,9 +336,10 @@ class Conversion:
         rows, compression = row_dtype(work.shape.n_rows), options.compression
         part = partial(PartWriter, folder, row_dtype=rows, compression=compression, **form)
         folder.mkdir()
-        parts, statistics = self._pass(replace(work, part=part), shards, "write")
+        parts, sums = self._pass(replace(work, part=part), shards, "write")
         indices = work.numbering.indices()
-        features = named_features(read_statistics(statistics), indices, encoding)
+        figures = (statistics_of(found, work.shape.n_rows) for found in read_sums(sums))
+        features = named_features(figures, indices, encoding)
         fields = {
             **{name: dtype.name for name, dtype in form.items()},
             **manifest,
