@@ -8,7 +8,6 @@ fingerprint of the dataset, which the layout leaves unchanged.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +19,7 @@ from ..core.errors import DatasetError
 from ..core.files import read_metadata, sync, write_metadata
 from .chunked_table import ChunkedTable, starts_of
 from .schema import COLUMN_CHUNKS, COLUMN_LAYOUT, FIRST_OF_COLUMNS, column_schemas
-from .writer import Part, TableWriter, chunk_table, close_part, write_table
+from .writer import Part, PartFiles, write_chunk_table
 
 Dataset = Any  # `dataset.Dataset`
 
@@ -129,8 +128,7 @@ class ColumnsWriter:
         self.piece_entries = max(chunk_bytes // self._entry_bytes, 1)
         self._parts: list[Part] = []
         self._n_begun = 0  # parts
-        self._files: dict[str, TableWriter] = {}
-        self._chunks = array("q")  # of the part: first feature, features, entries, piece
+        self._files: PartFiles | None = None  # of the part begun
         # whole features that are not written yet
         self._pending: list[tuple[np.ndarray, ...]] = []
         self._pending_bytes = 0
@@ -199,34 +197,29 @@ class ColumnsWriter:
     def _write(
         self, feature: np.ndarray, count: np.ndarray, row: np.ndarray, value: np.ndarray, piece: int
     ) -> None:
+        assert self._files is not None
         feature = feature.astype(self._dataset.index_dtype, copy=False)
-        self._files["entries"].write(feature=np.repeat(feature, count), row=row, value=value)
-        self._files["index"].write(feature=feature, n_entries=count.astype(np.int64))
-        self._chunks.extend((int(feature[0]), feature.size, row.size, piece))
+        self._files.tables["entries"].write(feature=np.repeat(feature, count), row=row, value=value)
+        self._files.tables["index"].write(feature=feature, n_entries=count.astype(np.int64))
+        self._files.chunks.extend((int(feature[0]), feature.size, row.size, piece))
 
     def _begin_parts(self, feature: int) -> None:
         """Begin the part that a feature is in."""
         if self._n_begun == self._starts.size or feature < self._starts[self._n_begun]:
             return
         self._end_part()
-        number = self._number + self._n_begun
-        self._names = {"entries": f"part-{number:05d}.parquet", "index": f"index-{number:05d}.parquet"}
-        rows = self._dataset
-        for table, schema in column_schemas(rows.row_dtype, rows.index_dtype, rows.value_dtype).items():
-            path, first = self._folder / self._names[table], FIRST_OF_COLUMNS[table]
-            self._files[table] = TableWriter(path, schema, self._compression, first_column=first)
+        number, rows = self._number + self._n_begun, self._dataset
+        names = {"entries": f"part-{number:05d}.parquet", "index": f"index-{number:05d}.parquet"}
+        schemas = column_schemas(rows.row_dtype, rows.index_dtype, rows.value_dtype)
+        counted = COLUMN_CHUNKS.names[1:5]
+        self._files = PartFiles(self._folder, names, schemas, self._compression, FIRST_OF_COLUMNS, counted)
         self._n_begun += 1
 
     def _end_part(self) -> None:
         self._flush()
-        if self._files:
-            files = close_part(self._files)
-            table = np.array(self._chunks).reshape(-1, 4)
-            chunks = dict(zip(COLUMN_CHUNKS.names[1:5], table.T, strict=True))
-            chunks |= {f"{name}_crc": np.array(files.pop(f"{name}_crcs"), np.int64) for name in self._files}
-            record = {**self._names, "n_entries": int(table[:, 2].sum()), "n_chunks": len(table), **files}
-            self._parts.append(Part(record, chunks, {}))
-            self._files, self._chunks = {}, array("q")
+        if self._files is not None:
+            self._parts.append(self._files.close({}))
+            self._files = None
 
     def close(self) -> list[Part]:
         """End the last part; returns all, for `write_columns`."""
@@ -254,9 +247,7 @@ def write_columns(
         "shard_bytes": shard_bytes,
         "compression": compression,
         "parts": [part.record for part in parts],
-        "chunks": write_table(
-            folder / "chunks.parquet", COLUMN_CHUNKS, [chunk_table(COLUMN_CHUNKS, parts)], compression
-        ),
+        "chunks": write_chunk_table(folder, COLUMN_CHUNKS, parts, compression),
     }
     sync(folder)
     write_metadata(folder / "manifest.json", COLUMN_LAYOUT, fields)

@@ -20,7 +20,7 @@ from ..core.errors import DataError, ModelError
 from .chunked_table import ChunkedTable, starts_of
 from .column_layout import Columns
 from .dataset import Dataset
-from .schema import no_norms, norms_record, row_dtype
+from .schema import NO_NORMS, norms_record, row_dtype
 
 CHUNK_BYTES = 1_000_000
 _ITEM_BYTES = 32  # of a row or feature besides its entries, when chunks are cut
@@ -231,7 +231,7 @@ def _row_norms(indptr: np.ndarray, value: np.ndarray, row_start: np.ndarray) -> 
     """Compute the manifest's ``row_norms``, to the bits that they have on disk."""
     from ..kernels.rows import add_row_norms  # here, because it imports numba
 
-    norms = no_norms()
+    norms = np.array(NO_NORMS)
     for start, stop in pairwise(row_start.tolist()):
         first = indptr[start]
         # a copy, since numba would compile the kernel once more for arrays that cannot be written to

@@ -110,13 +110,12 @@ FEATURES = pa.schema(
 """Columns of ``features.parquet``: `index` is the source's, `name` is null if features have no names."""
 
 
-def no_norms() -> np.ndarray:
-    """Return the norms of no rows: smallest above 0, largest, sum of squares, number of rows of norm 0."""
-    return np.array([np.inf, 0.0, 0.0, 0.0])
+NO_NORMS = (np.inf, 0.0, 0.0, 0.0)
+"""The norms of no rows: smallest above 0, largest, sum of squares, number of rows of norm 0."""
 
 
 def norms_record(norms: np.ndarray, n_rows: int) -> dict[str, Any]:
-    """Return the manifest's ``row_norms``, of rows as they are stored, from what `no_norms` begins."""
+    """Return the manifest's ``row_norms``, of rows as they are stored, of what begins as `NO_NORMS`."""
     least, greatest, squares, n_empty = norms.tolist()
     mean_square = squares / max(n_rows, 1)
     return {
@@ -178,7 +177,7 @@ class RowPart(Structure):
     n_rows: Count
     n_entries: Count
     n_chunks: Count
-    content: str  # see `writer.RowContent`
+    content: str  # see `writer.add_content`
     source: Count = 0  # to add to its rows' numbers in the source
 
 

@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 from ..core.errors import file_named
 from ..core.files import content_digest, sync, write_metadata
 from ..core.parallel import Threads
-from .arrow_columns import arrow_array, extent_of, file_checksum, numbers_of, strings_of
-from .schema import FIRST_OF_ROWS, ROW_CHUNKS, ROW_LAYOUT, Schema, no_norms, norms_record, row_schemas
+from .arrow_columns import arrow_array, extent_of, file_checksum, strings_of
+from .schema import FIRST_OF_ROWS, NO_NORMS, ROW_CHUNKS, ROW_LAYOUT, Schema, norms_record, row_schemas
 
 _PAGE_BYTES = 1 << 20
 _BATCH_ROWS = 1 << 16  # encoded at a time: with 2^10, Arrow's default, chunks take a tenth longer
@@ -31,21 +31,6 @@ _LEAST_GAIN = 0.2
 time, so bytes have to be worth more than a processor where they were not asked for."""
 
 
-class _HashedFile:
-    """A file being written, and the SHA-256 of what was written."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = open(path, "wb")  # noqa: SIM115 - closed by `TableWriter.close`
-        self.digest = hashlib.sha256()
-
-    def write(self, data: Any) -> int:
-        self.digest.update(data)
-        return self._file.write(data)
-
-    def __getattr__(self, name: str) -> Any:  # everything else is the file's own
-        return getattr(self._file, name)
-
-
 class TableWriter:
     """One Parquet file being written, a row group per call.
 
@@ -53,8 +38,7 @@ class TableWriter:
     that training reads at once, which can so be verified before they are decoded. Every row group's least and greatest
     number is recorded, of a table with ``value`` that of its first column alone, by which it is sorted: the others' take
     time. With "auto" the first row group decides about the compression of each column. Integers that ascend, by name, are
-    stored as differences, which take hardly a byte and are decoded three times as fast. The digest of the columns `content`
-    is recorded.
+    stored as differences, which take hardly a byte and are decoded three times as fast.
     """
 
     def __init__(
@@ -63,28 +47,26 @@ class TableWriter:
         schema: Schema,
         compression: str,
         *,
-        content: Sequence[str] = (),
         first_column: str = "",
         ascending: Sequence[str] = (),
     ) -> None:
         self.path, self.schema, self._compression = path, schema, compression
-        self._content = TableContent(content) if content else None
         self._first_column, self._ascending = first_column, ascending
-        self._file = _HashedFile(path)
-        self._opened: pq.ParquetWriter | None = None
+        self._file = open(path, "wb")  # noqa: SIM115 - closed by `close`
+        self._writer: pq.ParquetWriter | None = None
 
-    def write(self, **columns: Any) -> None:
+    def write(self, **columns: Any) -> pa.Table:
+        """Write a row group, which is returned."""
         arrays = [arrow_array(columns[field.name], field.type) for field in self.schema]
         table = pa.table(arrays, schema=self.schema)
         with file_named(self.path):
-            self._writer(table).write_table(table, row_group_size=max(1, table.num_rows))
-        if self._content is not None:
-            self._content.add(table)
+            self._open(table).write_table(table, row_group_size=max(1, table.num_rows))
+        return table
 
-    def _writer(self, first: pa.Table) -> pq.ParquetWriter:
-        if self._opened is None:
+    def _open(self, first: pa.Table) -> pq.ParquetWriter:
+        if self._writer is None:
             codec = choose_codecs(first) if self._compression == "auto" else self._compression
-            self._opened = pq.ParquetWriter(
+            self._writer = pq.ParquetWriter(
                 pa.PythonFile(self._file, mode="w"),
                 self.schema,
                 compression=codec,
@@ -96,30 +78,30 @@ class TableWriter:
                 write_batch_size=_BATCH_ROWS,
                 store_schema=False,
             )
-        return self._opened
+        return self._writer
 
     def close(self) -> dict[str, Any]:
-        """Make the file durable; returns its size, checksum, digest of content and, as ``crcs``, those of row groups."""
-        writer = self._opened or self._writer(self.schema.empty_table())
-        with file_named(self.path):
+        """Make the file durable; returns what the manifest says of it and, as ``crcs``, checksums of the row groups."""
+        with file_named(self.path), self._file:
+            writer = self._open(self.schema.empty_table())
             writer.close()
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            found = {"bytes": self._file.tell(), "checksum": "sha256:" + self._file.digest.hexdigest()}
-            self._file.close()
-        if self._content is not None:
-            found["content"] = self._content.text()
+        found = file_record(self.path)
         if self._first_column:
-            found["crcs"] = [*_checksums(self.path, writer.writer.metadata, self._first_column)]
+            metadata = writer.writer.metadata
+            with open(self.path, "rb", buffering=0) as file:  # in the page cache still
+                extents = (
+                    extent_of(metadata, group, self._first_column) for group in range(metadata.num_row_groups)
+                )
+                found["crcs"] = [
+                    zlib.crc32(os.pread(file.fileno(), n_bytes, start)) for start, n_bytes in extents
+                ]
         return found
 
 
-def _checksums(path: Path, metadata: pq.FileMetaData, first_column: str) -> Iterator[int]:
-    """Yield the CRC-32 of every row group's bytes from a column on, which are in the page cache still."""
-    with open(path, "rb", buffering=0) as file:
-        for group in range(metadata.num_row_groups):
-            start, n_bytes = extent_of(metadata, group, first_column)
-            yield zlib.crc32(os.pread(file.fileno(), n_bytes, start))
+def file_record(path: Path) -> dict[str, Any]:
+    """Make a file durable, and return what the manifest says of it."""
+    sync(path)
+    return {"bytes": path.stat().st_size, "checksum": file_checksum(path)}
 
 
 def choose_codecs(table: pa.Table) -> str | dict[str, str]:
@@ -151,17 +133,10 @@ def write_table(
 
     Its content is that of all columns but checksums.
     """
-    content = [name for name in schema.names if not name.endswith("_crc")]
-    writer = TableWriter(path, schema, compression, content=content, ascending=ascending)
-    for block in blocks:
-        writer.write(**block)
-    return writer.close()
-
-
-def file_record(path: Path) -> dict[str, Any]:
-    """Make a file durable, and return what the manifest says of it."""
-    sync(path)
-    return {"bytes": path.stat().st_size, "checksum": file_checksum(path)}
+    writer = TableWriter(path, schema, compression, ascending=ascending)
+    names = [name for name in schema.names if not name.endswith("_crc")]
+    content = content_of(names, (writer.write(**block) for block in blocks))
+    return {**writer.close(), "content": content}
 
 
 def named_features(
@@ -186,12 +161,6 @@ def named_features(
 # Parts
 
 
-def close_part(tables: Mapping[str, TableWriter]) -> dict[str, Any]:
-    """Close the files of a part; returns bytes and checksums by the manifest's keys, and the chunks' as ``…_crcs``."""
-    found = {table: writer.close() for table, writer in tables.items()}
-    return {f"{table}_{key}": value for table, record in found.items() for key, value in record.items()}
-
-
 def part_names(number: int) -> dict[str, str]:
     """Name the files of part `number` of a dataset, by table."""
     return {table: f"{table}/part-{number:05d}.parquet" for table in FIRST_OF_ROWS}
@@ -203,6 +172,42 @@ class Part(NamedTuple):
     record: dict[str, Any]
     chunks: dict[str, np.ndarray]
     norms: dict[str, Any]
+
+
+class PartFiles:
+    """Files of a part being written, by table, of which a chunk is a row group.
+
+    `first` has the first column that training reads of each, `counted` the names of the numbers of chunks in the chunk
+    table, of which one after the other is added to `chunks`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        names: Mapping[str, str],
+        schemas: Mapping[str, Schema],
+        compression: str,
+        first: Mapping[str, str],
+        counted: Sequence[str],
+    ) -> None:
+        self.names, self._counted = names, counted
+        self.tables = {
+            table: TableWriter(folder / name, schemas[table], compression, first_column=first[table])
+            for table, name in names.items()
+        }
+        self.chunks = array("q")  # a list would take ten times the memory
+
+    def close(self, norms: Mapping[str, Any], **fields: Any) -> Part:
+        """Close the files; returns the part, whose record has further `fields`."""
+        found = {table: writer.close() for table, writer in self.tables.items()}
+        numbers = np.array(self.chunks, np.int64).reshape(-1, len(self._counted))
+        chunks = dict(zip(self._counted, numbers.T, strict=True))
+        chunks |= {f"{table}_crc": np.array(file.pop("crcs"), np.int64) for table, file in found.items()}
+        totals: dict[str, Any] = {
+            name: int(chunks[name].sum()) for name in ("n_rows", "n_entries") if name in chunks
+        }
+        files = {f"{table}_{key}": value for table, file in found.items() for key, value in file.items()}
+        return Part({**self.names, **fields, **totals, "n_chunks": len(numbers), **files}, chunks, {**norms})
 
 
 class PartWriter:
@@ -219,18 +224,13 @@ class PartWriter:
         compression: str,
     ) -> None:
         self._index_dtype, self._value_dtype, self._row_dtype = index_dtype, value_dtype, row_dtype
-        self._names = part_names(number)
-        for table in self._names:
+        for table in FIRST_OF_ROWS:
             (folder / table).mkdir(parents=True, exist_ok=True)
-        self._tables: dict[str, TableWriter] = {}
-        for table, schema in row_schemas(row_dtype, index_dtype, value_dtype).items():
-            path, first = folder / self._names[table], FIRST_OF_ROWS[table]
-            self._tables[table] = TableWriter(path, schema, compression, first_column=first)
+        schemas = row_schemas(row_dtype, index_dtype, value_dtype)
+        counted = ROW_CHUNKS.names[1:3]
+        self._files = PartFiles(folder, part_names(number), schemas, compression, FIRST_OF_ROWS, counted)
         self._threads = Threads(2)  # one for each file
-        self._content = RowContent()
-        self._norms = no_norms()
-        # rows and entries of each chunk; a list would take ten times the memory
-        self._chunk_rows, self._chunk_entries = array("q"), array("q")
+        self._sums, self._norms = np.zeros(2, np.uint64), np.array(NO_NORMS)
         self.n_rows = self.n_entries = 0
 
     def write_chunk(
@@ -255,35 +255,24 @@ class PartWriter:
         weight = np.ones(label.size) if weight is None else weight
         n_stored = counts.astype(self._index_dtype)
         feature = feature.astype(self._index_dtype, copy=False)
-        rows = {"row": row, "source": source, "label": label, "weight": weight, "n_entries": n_stored}
+        rows = {"row": row, "source": source, "label": label, "weight": weight}
         entries = {"row": np.repeat(row, counts), "feature": feature, "value": value}
-
-        def write_rows() -> None:
-            self._tables["rows"].write(**rows)
-            self._content.add_rows(row, source, label, weight)
-            add_entries(**entries, sums=self._content.sums)
-
-        self._threads.run([partial(self._tables["entries"].write, **entries), write_rows])
+        tables = self._files.tables
+        self._threads.run(
+            [
+                partial(tables["entries"].write, **entries),
+                partial(tables["rows"].write, **rows, n_entries=n_stored),
+                partial(add_content, rows, entries, self._sums),
+            ]
+        )
         self.n_rows += label.size
         self.n_entries += feature.size
-        self._chunk_rows.append(label.size)
-        self._chunk_entries.append(feature.size)
+        self._files.chunks.extend((label.size, feature.size))
 
     def close(self) -> Part:
         self._threads.close()
-        files = close_part(self._tables)
-        chunks = {"n_rows": self._chunk_rows, "n_entries": self._chunk_entries}
-        chunks |= {f"{table}_crc": files.pop(f"{table}_crcs") for table in self._tables}
-        record = {
-            **self._names,
-            "content": self._content.text(),
-            "n_rows": self.n_rows,
-            "n_entries": self.n_entries,
-            "n_chunks": len(self._chunk_rows),
-            **files,
-        }
-        columns = {name: np.array(column, np.int64) for name, column in chunks.items()}
-        return Part(record, columns, norms_record(self._norms, self.n_rows))
+        norms = norms_record(self._norms, self.n_rows)
+        return self._files.close(norms, content=content_text(self._sums))
 
 
 def joined_norms(norms: Sequence[Mapping[str, Any]], n_rows: Sequence[int]) -> dict[str, Any]:
@@ -311,23 +300,20 @@ def write_dataset(
 
     `fields` are the manifest's, but for those that follow from the parts; their norms may be given.
     """
-    n_rows, n_entries = ([part.record[name] for part in parts] for name in ("n_rows", "n_entries"))
     records = [part.record for part in parts]
+    n_rows = [record["n_rows"] for record in records]
+    norms = (
+        {} if "row_norms" in fields else {"row_norms": joined_norms([part.norms for part in parts], n_rows)}
+    )
     found = {
         "n_rows": sum(n_rows),
-        "n_entries": sum(n_entries),
+        "n_entries": sum(record["n_entries"] for record in records),
         "compression": compression,
-        **(
-            {}
-            if "row_norms" in fields
-            else {"row_norms": joined_norms([part.norms for part in parts], n_rows)}
-        ),
+        **norms,
         **fields,
         "data_digest": content_digest({"parts": [record["content"] for record in records]}),
         "parts": records,
-        "chunks": write_table(
-            folder / "chunks.parquet", ROW_CHUNKS, [chunk_table(ROW_CHUNKS, parts)], compression
-        ),
+        "chunks": write_chunk_table(folder, ROW_CHUNKS, parts, compression),
     }
     for name in (*FIRST_OF_ROWS, ""):
         sync(folder / name)
@@ -335,42 +321,37 @@ def write_dataset(
     return found
 
 
-def chunk_table(schema: Schema, parts: Sequence[Part]) -> dict[str, np.ndarray]:
-    """Return the table of the chunks of all parts."""
+def write_chunk_table(
+    folder: Path, schema: Schema, parts: Sequence[Part], compression: str
+) -> dict[str, Any]:
+    """Write the table of the chunks of all parts; returns what the manifest says of it."""
     columns = {"part": np.repeat(np.arange(len(parts)), [part.record["n_chunks"] for part in parts])}
     for name in schema.names[1:]:
         columns[name] = np.concatenate([np.empty(0, np.int64), *(part.chunks[name] for part in parts)])
-    return columns
+    return write_table(folder / "chunks.parquet", schema, [columns], compression)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Digests of content, which depend neither on the compression of files nor on how writers cut them
 
-_LABEL, _WEIGHT, _SOURCE = -1, -2, -3
+_BESIDE = {"label": -1, "weight": -2, "source": -3}
 """In the place of features, for the numbers that a row has besides its entries."""
 
 
-class RowContent:
-    """Sum of 128-bit hashes of all entries and rows of a part, with their numbers: equal for the same ones in any order.
+def add_content(rows: Mapping[str, np.ndarray], entries: Mapping[str, np.ndarray], sums: np.ndarray) -> None:
+    """Add 128-bit hashes of rows and entries of a part, with their numbers, to `sums`, shape (2,) uint64, in place.
 
-    Different ones have the same sum with probability 2⁻¹²⁸, unless they were made to.
+    The sums are equal for the same ones in any order; different ones have the same with probability 2⁻¹²⁸, unless they were
+    made to. `rows` has columns ``row``, ``source``, integers, and ``label``, ``weight``, float64.
     """
-
-    def __init__(self) -> None:
-        self.sums = np.zeros(2, np.uint64)
-
-    def add_rows(self, row: np.ndarray, source: np.ndarray, label: np.ndarray, weight: np.ndarray) -> None:
-        """Add rows: their numbers here and in the source, integers, labels and weights, float64; all of shape (rows,)."""
-        for place, bits in ((_LABEL, label), (_WEIGHT, weight), (_SOURCE, source.astype(np.int64))):
-            add_entries(row, np.full(row.size, place, row.dtype), bits.view(np.float64), self.sums)
-
-    def text(self) -> str:
-        """Return the sum as 32 hexadecimal digits."""
-        return "".join(f"{part:016x}" for part in self.sums.tolist())
+    for name, place in _BESIDE.items():
+        bits = rows[name].astype(np.int64).view(np.float64) if name == "source" else rows[name]
+        add_entries(rows["row"], np.full(bits.size, place, rows["row"].dtype), bits, sums)
+    add_entries(**entries, sums=sums)
 
 
 def add_entries(row: np.ndarray, feature: np.ndarray, value: np.ndarray, sums: np.ndarray) -> None:
-    """Add hashes of entries (row, feature, value), all of shape (entries,), to `sums`, shape (2,) uint64, in place."""
+    """Add hashes of entries (row, feature, value), all of shape (entries,), to `sums` in place."""
     from ..kernels.primitives import add_entry_hashes  # here, because it imports numba
 
     columns = row, feature, value.astype(np.float64).view(np.uint64)
@@ -378,28 +359,28 @@ def add_entries(row: np.ndarray, feature: np.ndarray, value: np.ndarray, sums: n
     add_entry_hashes(*(np.require(array, requirements=("C", "W")) for array in columns), sums)
 
 
-class TableContent:
-    """SHA-256 of columns of a table, numbers without nulls or strings, that comes in parts of any size."""
+def content_text(sums: np.ndarray) -> str:
+    """Return sums of hashes as 32 hexadecimal digits."""
+    return sums.astype(">u8").tobytes().hex()
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self._columns = {name: (hashlib.sha256(), hashlib.sha256()) for name in names}
 
-    def add(self, table: pa.Table) -> None:
-        """Add rows: of numbers their bytes, of strings their lengths, -1 for null, and their bytes."""
-        for name, digests in self._columns.items():
+def content_of(names: Sequence[str], tables: Iterable[pa.Table]) -> str:
+    """Compute a digest, 32 hexadecimal digits, of columns of a table, numbers or strings, that comes in parts of any size.
+
+    It is of numbers' bytes, and of strings' lengths, -1 for null, and their bytes.
+    """
+    digests = {name: (hashlib.sha256(), hashlib.sha256()) for name in names}
+    for table in tables:
+        for name, (numbers, texts) in digests.items():
             for part in table.column(name).chunks:
                 if pa.types.is_primitive(part.type):
-                    digests[0].update(np.ascontiguousarray(numbers_of(part)).data)
+                    numbers.update(np.ascontiguousarray(np.from_dlpack(part)).data)
                     continue
                 strings, valid = strings_of(part)
                 lengths = np.diff(strings.offsets)
-                lengths = np.where(valid, lengths, -1) if valid.size else lengths
-                digests[0].update(lengths.data)
-                digests[1].update(strings.data[strings.offsets[0] : strings.offsets[-1]].data)
-
-    def text(self) -> str:
-        """Return the digest as 32 hexadecimal digits."""
-        whole = hashlib.sha256()
-        for name, digests in self._columns.items():
-            whole.update(name.encode() + b"\0" + b"".join(digest.digest() for digest in digests))
-        return whole.hexdigest()[:32]
+                numbers.update((np.where(valid, lengths, -1) if valid.size else lengths).data)
+                texts.update(strings.data[strings.offsets[0] : strings.offsets[-1]].data)
+    whole = hashlib.sha256()
+    for name, pair in digests.items():
+        whole.update(name.encode() + b"\0" + b"".join(digest.digest() for digest in pair))
+    return whole.hexdigest()[:32]

@@ -18,9 +18,8 @@ core/files.py
     sync(path.parent) @ make_directory ~ durable[train]
     sync(path.parent) @ restore_directory ~ durability a_directory_that_comes_back_comes_back_for_good
 dataset/writer.py
-    os.fsync(self._file.fileno()) ~ durable[convert]
+    sync(path) ~ durable[convert]
     sync(folder / name) ~ durable[convert]
-    sync(path) ~ durable[convert a table]
 training/checkpoint.py
     files = [*files, *([self._early_log, self.path] if self._early_lines else [self.log_path])]
         ~ durable[train]
@@ -107,9 +106,10 @@ dataset/chunked_table.py
 dataset/dataset.py
     if fingerprint not in (None, manifest["fingerprint"]): ~ resume a_changed_dataset_is_refused_by_name
 dataset/verify.py
-    if not found.problems and content.text() != record.get("content", content.text()):
+    if content_text(part.sums[0]) != record["content"]:
         ~ dataset another_content_than_the_manifest_records_is_found[entries]
-    if content.text() != manifest[key]["content"]: ~ dataset another_content_than_the_manifest_records_is_found[features]
+    if record and content_of(columns.names, read_tables(dataset.file(name))) != record["content"]:
+        ~ dataset another_content_than_the_manifest_records_is_found[features]
     if path / name not in found and file_checksum(path / name) != checksum:
         ~ dataset a_flipped_byte_is_named_by_verify_and_never_trained_on[features.parquet]
         > if False:
