@@ -83,7 +83,7 @@ class TableWriter:
     def close(self) -> dict[str, Any]:
         """Make the file durable; returns what the manifest says of it and, as ``crcs``, checksums of the row groups."""
         with file_named(self.path), self._file:
-            writer = self._open(self.schema.empty_table())
+            writer = self._writer or self._open(self.schema.empty_table())
             writer.close()
         found = file_record(self.path)
         if self._first_column:
