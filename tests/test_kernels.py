@@ -26,7 +26,7 @@ from streamcd.kernels import primitives
 from streamcd.kernels import rows as rows_kernels
 from streamcd.kernels.classes import ClassScratch, LaneColumns
 from streamcd.kernels.primitives import DUAL, GAP, LOSS, N_ACTIVE, N_VISITED, VIOLATION_MAX, VIOLATION_MIN
-from streamcd.kernels.sparse_rows import SparseRows
+from streamcd.models.scoring import SparseRows
 from streamcd.solvers.problem import row_loss
 
 BINARY = ["hinge", "squared_hinge", "log_loss"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import io
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from streamcd.cli.console import Console
 from streamcd.cli.course import Course
 from streamcd.core.errors import Interrupted
 from streamcd.core.options import Progress, TrainingStatus, compiling_for
-from streamcd.kernels.compilation import compilation_told
 
 
 def status(passes: int, now: float, *, wanted: float = 1e-3, max_passes: int = 1000) -> TrainingStatus:
@@ -156,21 +154,16 @@ def test_a_listener_is_told_of_the_end_where_a_call_fails(tmp_path):
 # Compilation
 
 
+class CalledTwice(list):
+    def append(self, tell):
+        tell()
+        tell()
+        super().append(tell)
+
+
 def test_a_compilation_is_told_once_and_counts_from_one(dataset, tmp_path, monkeypatch, caplog):
     """A first fit said nothing for ten seconds, and a first training "0 kernels"."""
-
-    begun = []
-
-    @contextmanager
-    def told_twice(tell):
-        if not begun:  # within another one
-            tell(0)
-            tell(1)
-        begun.append(tell)
-        yield
-        begun.pop()
-
-    monkeypatch.setattr("streamcd.kernels.compilation.compilation_told", told_twice)
+    monkeypatch.setattr("streamcd.kernels.compiler.told", CalledTwice())
     monkeypatch.setattr("streamcd.core.options._warned", set())
     stream = io.StringIO()
     monkeypatch.setattr(console, "PLAIN_INTERVAL", 0.0)
@@ -187,13 +180,7 @@ def test_a_compilation_is_told_once_and_counts_from_one(dataset, tmp_path, monke
 
 def test_a_compilation_is_told_of_by_every_function_with_a_listener(tmp_path, monkeypatch):
     """A first conversion said nothing for ten seconds."""
-
-    @contextmanager
-    def told(tell):
-        tell(0)
-        yield
-
-    monkeypatch.setattr("streamcd.kernels.compilation.compilation_told", told)
+    monkeypatch.setattr("streamcd.kernels.compiler.told", CalledTwice())
     heard = Heard()
     (tmp_path / "a.txt").write_text("1 1:2\n-1 2:1\n")
     data = streamcd.convert(tmp_path / "a.txt", tmp_path / "data", listener=heard)
@@ -212,12 +199,12 @@ def test_what_the_cache_does_not_have_is_told_before_it_is_compiled(tmp_path, mo
     path.write_text(
         "from streamcd.kernels.compile import kernel\n\n@kernel\ndef twice(x):\n    return 2 * x\n"
     )
-    told: list[int] = []
-    for name, expected in (("first", [0]), ("again", [])):
+    compiled: list[str] = []
+    monkeypatch.setattr("streamcd.kernels.compiler.told", [lambda: compiled.append(name)])
+    for name, expected in (("first", ["first"]), ("again", [])):
         spec = importlib.util.spec_from_file_location(name, path)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        told.clear()
-        with compilation_told(told.append):
-            assert module.twice(2) == 4
-        assert told == expected
+        compiled.clear()
+        assert module.twice(2) == 4
+        assert compiled == expected

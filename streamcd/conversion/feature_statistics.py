@@ -20,7 +20,7 @@ from ..core.external_partition import Layout, PartitionReader, PartitionWriter, 
 from ..core.memory_budget import RESERVED_BYTES, format_size
 from ..dataset.schema import MAX_CLASSES
 from ..dataset.source_features import GROUP_FEATURES, scales_digest
-from ..kernels.scatter import SUMS_WIDTH, add_entries
+from ..kernels.rows import SUMS_WIDTH, add_entries
 
 _FEATURE_BYTES = 8 * SUMS_WIDTH  # in memory, while it is summed up
 _MAX_RANGES = 1 << 12  # into which entries are partitioned at a time

@@ -19,7 +19,7 @@ from ..core.memory_budget import format_size
 from ..dataset.arrow_columns import Strings, arrow_array, arrow_strings, joined_arrays, numbers_of, strings_of
 from ..dataset.schema import MAX_CLASSES
 from ..dataset.source_features import SourceIndices
-from ..kernels.tables import TAIL_CODES
+from ..kernels.strings import TAIL_CODES
 from ..models.encoding import Encoding
 from ..models.string_table import StringTable
 from .rows import Rows

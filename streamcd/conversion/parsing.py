@@ -17,7 +17,8 @@ from ..core.storage import Url, location
 from ..dataset.arrow_columns import arrow_strings, dictionary_of, numbers_of, strings_of, type_name
 from ..dataset.kept_columns import KeptWriter
 from ..dataset.source_features import SourceIndices
-from ..kernels import tables as kernels
+from ..kernels import rows as kernels
+from ..kernels.strings import UNKNOWN
 from ..models.matrix_encoder import MatrixEncoder
 from ..solvers.problem import LEAST_WEIGHT
 from .external_shuffle import RunFormat, RunWriter
@@ -168,7 +169,7 @@ def _name_numbers(source: Source, strings: StringTable | None) -> Callable[[Any]
             )
         values, places = dictionary_of(given)
         codes = table.number(LABELS, strings_of(values)[0], strings is not None, name or "label")
-        label = np.where(codes == kernels.UNKNOWN, len(source.reading.class_names), codes).astype(np.float64)
+        label = np.where(codes == UNKNOWN, len(source.reading.class_names), codes).astype(np.float64)
         return np.append(label, np.nan)[places]
 
     return numbers

@@ -26,7 +26,7 @@ from ..dataset.kept_columns import KEPT_FILE, join_kept
 from ..dataset.schema import FEATURES, INDICES, INDICES_FILE, SCALES, SCALES_FILE, row_dtype
 from ..dataset.source_features import GROUP_FEATURES, scale_blocks
 from ..dataset.writer import Part, PartWriter, file_record, named_features, write_dataset, write_table
-from ..kernels.tables import TAIL_CODES
+from ..kernels.strings import TAIL_CODES
 from ..models.encoding import CATEGORIES_FILE
 from .byte_sources import check_rows, display_name
 from .external_shuffle import (

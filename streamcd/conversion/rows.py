@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..kernels.rows import gather_entries
+from ..kernels.rows import take_items
 from ..models.unknown_values import Unknown, add_unknown, unknown_values
 from ..solvers.problem import LEAST_WEIGHT
 
@@ -82,8 +82,8 @@ class Rows:
         out.indptr[start + 1 : stop + 1] = out.indptr[start] + np.cumsum(lengths)
         out.source_row[start:stop], out.label[start:stop] = self.source_row[rows], self.label[rows]
         entries = slice(int(out.indptr[start]), int(out.indptr[stop]))
-        columns = (self.index, self.value, out.index[entries], out.value[entries])
-        gather_entries(rows, self.indptr, *columns)
+        for column, into in ((self.index, out.index), (self.value, out.value)):
+            take_items(rows, self.indptr, 1, column, into[entries])
         if self.weight is not None and out.weight is not None:
             out.weight[start:stop] = self.weight[rows]
 

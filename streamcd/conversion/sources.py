@@ -52,9 +52,9 @@ class Reading:
     def width_end(self) -> int:
         """The first index that is too large."""
         if self.n_features is None:
-            from ..kernels.libsvm_text import MAX_INDEX  # with numba, which a manifest does not need
+            from ..kernels.rows import LARGEST_INDEX  # with numba, which a manifest does not need
 
-            return MAX_INDEX + 1
+            return LARGEST_INDEX + 1
         return self.n_features + (1 if self.index_base is None else self.index_base)
 
     @property

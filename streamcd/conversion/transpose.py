@@ -27,7 +27,7 @@ from ..core.storage import local_path
 from ..dataset.column_layout import FOLDER, Columns, ColumnsWriter, has_columns, open_columns, write_columns
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.writer import Part
-from ..kernels import scatter
+from ..kernels.rows import sort_entries
 from .options import ColumnsOptions
 from .staging import clear_interrupted, dataset_workplace
 
@@ -303,10 +303,7 @@ def _sorted(
         found = entries.fields[0]
         outside = found.size and (found.min() < first or found.max() > feature[-1])
         numbers = (first, table, feature)
-        if (
-            outside
-            or scatter.sort_entries(tuple(entries.fields), numbers, following, ends, (row, value)) >= 0
-        ):
+        if outside or sort_entries(tuple(entries.fields), numbers, following, ends, (row, value)) >= 0:
             raise _miscounted(dataset)
     if not np.array_equal(following, ends):
         raise _miscounted(dataset)

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..kernels import scatter
+from ..kernels import rows as kernels
 from .errors import file_named
 
 MAX_BUCKETS = 1 << 16
@@ -71,7 +71,7 @@ class Records(NamedTuple):
 
     def take(self, order: np.ndarray) -> Records:
         """Copy the records numbered `order`, in that order."""
-        fields = [take(field, order) for field in self.fields]
+        fields = [np.take(field, order, axis=0, mode="clip") for field in self.fields]
         if self.indptr is None:
             return Records(fields)
         indptr = np.zeros(len(order) + 1, np.int64)
@@ -82,17 +82,10 @@ class Records(NamedTuple):
         )
 
 
-def take(column: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """Copy the elements of a contiguous column numbered `order`, in that order."""
-    out = np.empty((len(order), *column.shape[1:]), column.dtype)
-    scatter.take_words(_words(column), order, _words(out))
-    return out
-
-
 def _take_items(items: np.ndarray, indptr: np.ndarray, order: np.ndarray, n_items: int) -> np.ndarray:
     out = np.empty((n_items, *items.shape[1:]), items.dtype)
     words = _words(items)
-    scatter.take_items(order, indptr, words.shape[1], words.reshape(-1), _words(out).reshape(-1))
+    kernels.take_items(order, indptr, words.shape[1], words.reshape(-1), _words(out).reshape(-1))
     return out
 
 
@@ -118,7 +111,7 @@ class Ranges:
     def number(self, key: np.ndarray) -> np.ndarray:
         """Return the number of the range that holds each key; every key must be in one."""
         bucket = np.empty(len(key), np.uint16)
-        scatter.number_by_ranges(key, self._ends, self._first_bucket, self._shift, self._start, bucket)
+        kernels.number_by_ranges(key, self._ends, self._first_bucket, self._shift, self._start, bucket)
         return bucket
 
 
@@ -228,7 +221,7 @@ class PartitionWriter:
 
     def _write(self, bucket: np.ndarray, records: Records) -> None:
         order = np.empty(records.size, np.uint32)
-        scatter.order_by_bucket(bucket, self._record_starts, order)
+        kernels.order_by_bucket(bucket, self._record_starts, order)
         lengths = [] if records.indptr is None else [np.diff(records.indptr)]
         ends = np.zeros(records.size + 1, np.int64)
         for length in lengths:
@@ -239,7 +232,8 @@ class PartitionWriter:
         with file_named(self._path):
             for field in (*records.fields, *lengths):
                 for start in range(0, records.size, step):
-                    self._file.write(_bytes(take(field, order[start : start + step])))
+                    part = order[start : start + step]
+                    self._file.write(_bytes(np.take(field, part, axis=0, mode="clip")))
             for item in records.items:
                 for start, stop in _cut_ranges(ends, _BLOCK_BYTES // item.itemsize):
                     n_items = int(ends[stop] - ends[start])

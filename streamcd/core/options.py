@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import logging
 import textwrap
 import typing
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import StrEnum
 from math import nan
 from pathlib import Path
 from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar, overload
 
-from ..kernels import compilation
 from .errors import UsageError, escaped
 
 P = ParamSpec("P")
@@ -112,15 +112,27 @@ class Listener:
         """Receive the end of a function; another one may follow."""
 
 
-def telling_of_compilation(listener: Listener, task: str) -> AbstractContextManager[None]:
+@contextmanager
+def telling_of_compilation(listener: Listener, task: str) -> Iterator[None]:
     """Tell a listener of compilations for a task, unless another is told of them."""
+    from ..kernels.compiler import told  # here, for a shorter chain of imports
 
-    def tell(n_compiled: int) -> None:
-        if n_compiled == 0:
+    numbers = itertools.count(1)
+
+    def tell() -> None:
+        number = next(numbers)
+        if number == 1:
             listener.message(compiling_for(task))
-        listener.progress(Progress(COMPILING, 0, None, "", note=f"kernel {n_compiled + 1}"))
+        listener.progress(Progress(COMPILING, 0, None, "", note=f"kernel {number}"))
 
-    return compilation.compilation_told(tell)
+    if told:
+        yield
+        return
+    told.append(tell)
+    try:
+        yield
+    finally:
+        told.remove(tell)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

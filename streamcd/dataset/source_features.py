@@ -116,8 +116,7 @@ class Scaling:
         self, indptr: np.ndarray, feature: np.ndarray, value: np.ndarray, n_features: int
     ) -> np.ndarray:
         """Transform the values of a block of sparse rows, to float64; those of features from `n_features` on become 0."""
-        from ..kernels.rows import scale_rows  # here, because it imports numba
-        from ..kernels.sparse_rows import CSR
+        from ..kernels.rows import CSR, scale_rows  # here, because it imports numba
 
         scales = np.empty(0) if self.scales is None else self.scales
         out = np.empty(feature.size)

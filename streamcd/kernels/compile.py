@@ -62,10 +62,10 @@ class _Cache(FunctionCache):
         _add_symbols()
         found = self._look_up(signature, target_context)
         if found is None:
-            from .compilation import tell_compilation  # most processes compile nothing
-            from .compiler_process import compile_elsewhere
+            from .compiler import compile_elsewhere, told  # most processes compile nothing
 
-            tell_compilation()
+            for tell in told:
+                tell()
             if compile_elsewhere(self._py_func, signature):
                 found = self._look_up(signature, target_context)
         if found is None:

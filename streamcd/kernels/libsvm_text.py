@@ -9,9 +9,7 @@ import numpy as np
 from .compile import inlined, kernel
 from .decimals import HARD, MALFORMED, OK, digits, number_at, trailing_zeros
 from .primitives import load8
-
-MAX_INDEX = 1 << 62
-"""Largest index of a feature."""
+from .rows import LARGEST_INDEX
 
 # the kernel's return values
 (
@@ -178,7 +176,7 @@ def parse_lines(text, stop, state, room, allowed, known):
             if end - position > 18:
                 while text[position] == 0x30:
                     position += 1
-                if end - position > 19 or whole > np.uint64(MAX_INDEX):
+                if end - position > 19 or whole > np.uint64(LARGEST_INDEX):
                     status = HUGE
                     break
                 position = token

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..core.errors import DataError
-from ..kernels import tables as kernels
-from ..kernels.sparse_rows import CSR
+from ..kernels import rows as kernels
+from ..kernels.rows import CSR
 
 BLOCK_CELLS = 1 << 18
 """Cells encoded at a time: their numbers and entries stay in the processor's cache."""
@@ -43,23 +43,24 @@ class RowChecker:
 
         `message` describes a row, by its number, and an entry, by its place and whether it is about its index.
         """
-        room = CSR.room(rows.indptr.size - 1, rows.feature.size, self._dtype)
-        status = kernels.sparse_rows(rows, *self._bounds, room, self.state)
+        room = np.empty(rows.feature.size, np.int64), np.empty(rows.feature.size, self._dtype)
+        found = CSR(np.zeros(rows.indptr.size, np.int64), *room)
+        status = kernels.sparse_rows(rows, *self._bounds, found, self.state)
         if status == kernels.OK:
-            return room.cut()
+            return CSR(found.indptr, *(entries[: found.indptr[-1]] for entries in room))
         row, entry, of_index = (
             int(self.state[kernels.ROW]),
             int(self.state[kernels.ENTRY]),
             status >= kernels.NEGATIVE_INDEX,
         )
-        found = (rows.feature if of_index else rows.value)[entry]
+        wrong = (rows.feature if of_index else rows.value)[entry]
         advice = "convert with --dtype float64" if self._dtype == np.float32 else "rescale it"
         least, end, _ = self._bounds
         complaints = {
-            kernels.NOT_FINITE: f"expected a finite value, found {found}; correct or remove the row",
-            kernels.OUT_OF_RANGE: f"expected a number that is finite in {self._dtype}, found {found}; {advice}",
-            kernels.NEGATIVE_INDEX: f"expected indices from {least} on, found {found}; give --index-base",
-            kernels.BEYOND_WIDTH: f"expected indices up to {end - 1}, found {found}; give a larger --n-features",
+            kernels.NOT_FINITE: f"expected a finite value, found {wrong}; correct or remove the row",
+            kernels.OUT_OF_RANGE: f"expected a number that is finite in {self._dtype}, found {wrong}; {advice}",
+            kernels.NEGATIVE_INDEX: f"expected indices from {least} on, found {wrong}; give --index-base",
+            kernels.BEYOND_WIDTH: f"expected indices up to {end - 1}, found {wrong}; give a larger --n-features",
         }
         raise DataError(f"{message(row, entry, of_index)}: {complaints[status]}")
 

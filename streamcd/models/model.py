@@ -22,10 +22,9 @@ from ..core.setting import default_code
 from ..core.storage import local_path
 from ..dataset.source_features import Scaling, SourceIndices
 from ..kernels.loss_table import LOSSES, PLANES, Loss, row_loss
-from ..kernels.sparse_rows import SparseRows
 from .encoding import Encoding
 from .model_file import STORED_FIELDS, number_text, source_labels, write_model
-from .scoring import ClassChoice, class_log_probabilities, score
+from .scoring import ClassChoice, SparseRows, class_log_probabilities, score
 from .sparse_weights import SparseWeights, sparse_if_worth
 
 UNKNOWN_CLASS = "(unknown)"

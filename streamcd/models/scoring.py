@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from ..core.parallel import Threads
 from ..core.setting import has_vector_per_class
 from ..dataset.parts import AHEAD_BYTES
 from ..kernels.loss_table import CLASSES, LOSSES, PLANES
-from ..kernels.sparse_rows import SparseRows
 from .sparse_weights import SparseWeights
 
 if TYPE_CHECKING:
@@ -24,6 +23,15 @@ if TYPE_CHECKING:
 
 
 Scored = TypeVar("Scored")
+
+
+class SparseRows(NamedTuple):
+    """Rows of entries: row ``r`` has those from ``start[r]`` to ``stop[r]`` of the 0-based `feature` and of `value`."""
+
+    start: np.ndarray
+    stop: np.ndarray
+    feature: np.ndarray
+    value: np.ndarray
 
 
 def score(

@@ -7,7 +7,7 @@ import numpy as np
 from ..core.errors import UsageError
 from ..core.memory_budget import format_size
 from ..dataset.arrow_columns import Strings
-from ..kernels import tables as kernels
+from ..kernels import strings as kernels
 
 
 class StringTable:
@@ -26,7 +26,7 @@ class StringTable:
         )
 
     def number(self, column: int, strings: Strings, add: bool, name: str) -> np.ndarray:
-        """Number different strings of a column; see `kernels.tables.number_strings`. `name` is for messages."""
+        """Number different strings of a column; see `kernels.strings.number_strings`. `name` is for messages."""
         out = np.empty(strings.size, np.int64)
         if add:
             self._make_room(strings.size, int(strings.offsets[-1] - strings.offsets[0]), name)

@@ -24,8 +24,8 @@ from ..dataset.arrow_columns import (
     strings_of,
     type_name,
 )
-from ..kernels import tables as kernels
-from ..kernels.sparse_rows import CSR
+from ..kernels.rows import CSR, MAX_INDEX, UNDERFLOWS
+from ..kernels.strings import MISSING, TAIL_CODES, UNKNOWN, murmur_strings
 from .encoding import Column, Encoding, check_columns
 from .matrix_encoder import BLOCK_CELLS, EncodedRows, RowChecker, sorted_rows
 from .string_table import StringTable
@@ -75,9 +75,9 @@ class TableEncoder:
 
     @property
     def state(self) -> np.ndarray:
-        """Counts of `kernels.tables`: those of lists, with the cells that are zero in the type of the values."""
+        """Counts of `kernels.rows`: those of lists, with the cells that are zero in the type of the values."""
         state = self._lists.state.copy()
-        state[kernels.UNDERFLOWS] += self._cells.state[kernels.UNDERFLOWS]
+        state[UNDERFLOWS] += self._cells.state[UNDERFLOWS]
         return state
 
     @property
@@ -90,7 +90,7 @@ class TableEncoder:
     def largest_index(self) -> int:
         """The largest code so far."""
         if self.encoding.sparse is not None:
-            return int(self._lists.state[kernels.MAX_INDEX]) + self.sparse_start
+            return int(self._lists.state[MAX_INDEX]) + self.sparse_start
         if self._grows and not self.encoding.n_buckets:
             return self._n_static + self._table.size - 1
         return self.sparse_start - 1
@@ -105,7 +105,7 @@ class TableEncoder:
         """Code of the first bucket of hashed strings."""
         if not self._grows:
             return self.encoding.bucket_start
-        return kernels.TAIL_CODES if self.encoding.numbers_late else self._n_static
+        return TAIL_CODES if self.encoding.numbers_late else self._n_static
 
     def encode(self, batch: Any) -> Iterator[EncodedRows]:
         """Encode an Arrow record batch that has the encoding's columns, a block of rows at a time."""
@@ -129,7 +129,7 @@ class TableEncoder:
                 if column.kind == "hashed":
                     values[:, at] = signs[places]
                 elif not self._grows:
-                    self._count_unseen(block, column.name, features[:, at] == kernels.UNKNOWN)
+                    self._count_unseen(block, column.name, features[:, at] == UNKNOWN)
             if not missing.any():
                 continue
             self.n_missing[number] += np.count_nonzero(missing)
@@ -140,7 +140,7 @@ class TableEncoder:
                 )
             if column.kind != "hashed":
                 features[missing, at], values[missing, at] = (
-                    self._indicators.get(number, kernels.MISSING),
+                    self._indicators.get(number, MISSING),
                     1.0,
                 )
         n_hashed = sum(column.kind == "hashed" for _, column in self._columns)
@@ -204,16 +204,16 @@ class TableEncoder:
         codes = self._table.number(number, strings_of(values)[0], self._grows, column.name)
         known = codes >= 0
         codes[known] = codes[known] + self._n_static if self._grows else self._features[codes[known]]
-        return np.append(codes, kernels.MISSING), np.empty(0)
+        return np.append(codes, MISSING), np.empty(0)
 
     def _hashed(self, number: int, column: Column, values: Any) -> tuple[np.ndarray, np.ndarray]:
         texts = prefixed_strings(f"{column.name}=", strings_of(values)[0], np.arange(len(values)))
         hashes = np.empty(len(values) + 1, np.int64)
         missing = arrow_strings([f"{column.name} is missing"])
-        kernels.murmur_strings(strings_of(joined_arrays([texts, missing]))[0], hashes)
+        murmur_strings(strings_of(joined_arrays([texts, missing]))[0], hashes)
         codes = self._tail_start + (np.abs(hashes) & (self.encoding.n_buckets - 1))
         if self.encoding.missing != "indicator":
-            codes[-1] = kernels.MISSING
+            codes[-1] = MISSING
         return codes, np.where(hashes < 0, -1.0, 1.0)
 
     def _sparse_rows(self, block: Any, column: Column, start: int) -> CSR:

@@ -19,9 +19,9 @@ from ..dataset.centring import Centre
 from ..dataset.dataset import Dataset
 from ..dataset.schema import ChunkData
 from ..kernels.loss_table import LOSSES
-from ..kernels.sparse_rows import SparseRows
 from ..models.scoring import (
     ClassChoice,
+    SparseRows,
     affordable_threads,
     chunk_bytes,
     class_log_probabilities,

@@ -17,7 +17,7 @@ from typing import IO
 import numpy as np
 
 from ..dataset.dataset import Dataset
-from ..kernels.rows import gather_entries
+from ..kernels.rows import take_items
 from .arenas import item_ends
 from .window import RowArena, Window
 
@@ -41,9 +41,9 @@ class ActiveRows:
         self.n_entries = self._copies["n_entries"]  # int64, of every chunk's copy
         self._given_up = False
         self._forget()
-        # compile the kernel, or load it from the cache, before windows take memory
-        nothing, entries = np.zeros(1, dtype=np.int64), (arena.feature[:0], arena.value[:0])
-        gather_entries(nothing[:0], nothing, *entries, *entries)
+        nothing = np.zeros(1, dtype=np.int64)
+        for column in (arena.feature[:0], arena.value[:0]):  # compiled, or loaded, before windows take memory
+            take_items(nothing[:0], nothing, 1, column, column)
 
     def begin_read(self, all_rows: bool, rows_return: bool) -> np.ndarray:
         """Return the chunks that a read has to `load`, bool, of which it does not need `all_rows`.
@@ -90,7 +90,8 @@ class ActiveRows:
             for name in self._copied:
                 records[name] = getattr(arena, name)[start + rows]
             feature, value = (np.empty(n_entries, array.dtype) for array in (arena.feature, arena.value))
-            gather_entries(rows, indptr, arena.feature, arena.value, feature, value)
+            take_items(rows, indptr, 1, arena.feature, feature)
+            take_items(rows, indptr, 1, arena.value, value)
             offset = self.disk_bytes if copy["offset"] < 0 else int(copy["offset"])
             self._write([records, feature, value], offset, n_bytes)
             self._copies[chunk] = offset, n_bytes, rows.size, n_entries

@@ -178,7 +178,7 @@ def _tree(pid: int) -> list[int]:
 
 def _compiles(pid: int) -> bool:
     try:
-        return b"compiler_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"kernels.compiler" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
 

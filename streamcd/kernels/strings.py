@@ -1,4 +1,4 @@
-"""Kernels for tables and matrices: strings numbered by a hash table, hashed into buckets, sparse rows checked."""
+"""Strings of tables: numbered by a hash table, and hashed into buckets."""
 
 from __future__ import annotations
 
@@ -11,14 +11,6 @@ from .primitives import mix
 
 MISSING, UNKNOWN = -1, -2
 """Codes of a null, and of a string that is not in a dictionary that takes no more."""
-
-OK, NOT_FINITE, OUT_OF_RANGE, NEGATIVE_INDEX, BEYOND_WIDTH = range(5)
-"""Status codes of `sparse_rows`."""
-
-ROW, ENTRY, ZEROS, UNDERFLOWS, IGNORED, MAX_INDEX, MAX_ROW, ZERO_INDEX, N_STATE = range(9)
-"""Its state: where an error is, and counts."""
-
-LARGEST_INDEX = 1 << 62
 
 TAIL_CODES = 1 << 40
 """First code of hashed strings, where features are numbered as they come; a sparse column's indices come after these."""
@@ -131,61 +123,3 @@ def murmur_strings(strings, out):
         found = ((found ^ (found >> np.uint64(16))) * np.uint64(0x85EBCA6B)) & low
         found = ((found ^ (found >> np.uint64(13))) * np.uint64(0xC2B2AE35)) & low
         out[i] = np.int32(found ^ (found >> np.uint64(16)))
-
-
-@kernel
-def sparse_rows(given, least, width_end, ignore, rows, state):
-    """Copy sparse rows whose indices do not descend: repeated ones are added up, zeros counted and left out.
-
-    Parameters
-    ----------
-    given : CSR
-    least, width_end : int
-        Indices allowed are ``least <= index < width_end``; those beyond are skipped and counted if `ignore`.
-    rows : CSR
-        Filled in place.
-    state : (N_STATE,) int64
-        Where an error is, and counts; changed in place.
-
-    Returns
-    -------
-    int
-        `OK`, `NOT_FINITE`, `OUT_OF_RANGE` (of the type of the values), `NEGATIVE_INDEX` (below `least`), `BEYOND_WIDTH`.
-    """
-    starts, given_index, given_value = given
-    indptr, index, value = rows
-    entry = 0
-    for row in range(starts.size - 1):
-        first, stop = starts[row], starts[row + 1]
-        last, total = np.int64(-1), 0.0
-        for k in range(first, stop):
-            i, number = np.int64(given_index[k]), np.float64(given_value[k])
-            state[ROW], state[ENTRY] = row, k
-            if i < least:
-                return NEGATIVE_INDEX
-            if not np.isfinite(number):
-                return NOT_FINITE
-            if i == 0:
-                state[ZERO_INDEX] = 1
-            if i > state[MAX_INDEX]:
-                state[MAX_INDEX], state[MAX_ROW] = i, row
-            if i >= width_end:
-                if not ignore:
-                    return BEYOND_WIDTH
-                state[IGNORED] += number != 0.0
-                continue
-            total = total + number if i == last else number
-            last = i
-            if k + 1 < stop and given_index[k + 1] == i:
-                continue
-            index[entry], value[entry] = i, total
-            if np.isinf(value[entry]):
-                return OUT_OF_RANGE
-            if value[entry] != 0.0:
-                entry += 1
-            elif total == 0.0:
-                state[ZEROS] += 1
-            else:
-                state[UNDERFLOWS] += 1
-        indptr[row + 1] = entry
-    return OK
