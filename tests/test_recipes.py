@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -62,15 +61,3 @@ def test_lists_come_back_as_the_same_rows_and_entries(found: dict[str, Any]) -> 
     original = streamcd.open(found["directory"] / "shop").info()
     again = streamcd.open(found["directory"] / "again").info()
     assert again["data_digest"] == original["data_digest"]
-
-
-def test_the_recipes_beside_other_programs_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each block by itself: that of ONNX where skl2onnx is installed."""
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {}
-    text = (ROOT / "docs" / "recipes.md").read_text()
-    for block in re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
-        if "skl2onnx" in block and find_spec("skl2onnx") is None:
-            continue
-        exec(block, names)
-    assert names["memory"].exists("/bucket/films-run/model")

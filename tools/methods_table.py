@@ -39,20 +39,18 @@ def trains(entry: SolverEntry, *, l1: float = 0.0, l2: float = 1.0, free_bias: b
 def table() -> str:
     """Make the table: a line for each loss, in the order of the registry."""
     lines = [
-        "| `--loss` | of | `--method`, with the penalties other than `½‖w‖²` | `-s` | free bias | workers |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| `--loss` | of | `--method`, with the penalties beside l2 | `-s` |",
+        "| --- | --- | --- | --- |",
     ]
     for loss in LOSSES:
         entries = [entry for entry in SOLVERS if entry.loss == loss]
         ways = []
         for entry in entries:
-            taken = [name for name, (l1, l2) in PENALTIES.items() if trains(entry, l1=l1, l2=l2)]
+            taken = [name for name, (l1, l2) in PENALTIES.items() if l1 and trains(entry, l1=l1, l2=l2)]
             ways.append(f"`{entry.method}`" + (f" ({', '.join(taken)})" if taken else ""))
         of = "numbers" if entries[0].has_targets else "classes"
         numbers = ", ".join(str(n) for n in sorted(e.liblinear for e in entries if e.liblinear is not None))
-        free = "yes" if any(trains(entry, free_bias=True) for entry in entries) else ""
-        workers = "yes" if any(entry.rounds for entry in entries) else ""
-        lines.append(f"| `{loss}` | {of} | {', '.join(ways)} | {numbers} | {free} | {workers} |")
+        lines.append(f"| `{loss}` | {of} | {', '.join(ways)} | {numbers} |")
     return "\n".join(lines)
 
 

@@ -211,10 +211,8 @@ def lines_of(name: str, data: Dataset, work: Path, tol: float) -> Iterator[str]:
     for loss in _LOSSES:
         courses = [course_of(data, work, n, loss, tol) for n in (1, *WORKERS)]
         one = courses[0]
-        cells = [name, loss, f"{one.seconds:.1f} s, {one.reads:.1f}"]
-        cells += [
-            f"{c.seconds:.1f} s, {c.reads:.1f}: **{one.seconds / c.seconds:.1f} ×**" for c in courses[1:]
-        ]
+        cells = [name, loss, f"{one.seconds:.1f}, {one.reads:.1f}"]
+        cells += [f"{c.seconds:.1f}, {c.reads:.1f}, **{one.seconds / c.seconds:.1f}**" for c in courses[1:]]
         line = "| " + " | ".join(cells) + " |"
         click.echo(line, err=True)
         yield line

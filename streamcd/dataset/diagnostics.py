@@ -19,7 +19,7 @@ BAD_MEAN_SQUARE = 30.0
 for every loss from those that do not."""
 
 ACCELERATED_FACTOR = 100.0
-"""Multiple of that bound up to which accelerated training still takes tens of passes (`docs/acceleration.md`)."""
+"""Multiple of that bound up to which accelerated training still takes tens of passes (`docs/measurements.md`)."""
 
 BAD_FEATURE_RATIO = 100.0
 """Bound on the ratio of the root mean squares of two features' entries. Raw counts of words come closest among

@@ -1,4 +1,4 @@
-"""Lines of the package that keep a promise of `docs/reliability.md`, each with a test that notices when it is gone."""
+"""Lines of the package that keep a promise of `docs/runs.md`, each with a test that notices when it is gone."""
 
 from __future__ import annotations
 
