@@ -16,12 +16,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import forking
 import numpy as np
@@ -37,7 +34,7 @@ from streamcd.cli.synthetic import write_text_like
 from streamcd.conversion import byte_sources, external_shuffle
 from streamcd.conversion.byte_sources import cut_into_ranges
 from streamcd.conversion.external_shuffle import cut_chunks
-from streamcd.core import files, parallel
+from streamcd.core import files
 from streamcd.core.errors import DataError, EnvironmentFailure, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
 from streamcd.core.options import Progress
@@ -197,10 +194,11 @@ def test_memory_is_shared_out_and_refused_with_the_arithmetic(text_file: Path, t
     assert memory_per_worker(least, 3, {"a thing": 1000}) == 0
     assert memory_per_worker(least + 300, 3, {"a thing": 1000}) == 100
     with pytest.raises(
-        UsageError, match=r"too small for 3 workers: 200 MB to hand out the work \+ 3 × \(.* needed"
+        UsageError,
+        match=r"too small: 630 MB interpreter and libraries \(3 times\) .* \+ 200 MB to hand out the work = .* needed",
     ):
         memory_per_worker(least - 1, 3, {"a thing": 1000})
-    with pytest.raises(UsageError, match=r"--memory 500 MB is too small for 2 workers: .* fewer --workers"):
+    with pytest.raises(UsageError, match=r"--memory 500 MB is too small: .* fewer --workers"):
         convert(text_file, tmp_path / "data", workers=2, memory="500MB")
     assert list(tmp_path.iterdir()) == []
 
@@ -271,7 +269,7 @@ def test_ctrl_c_while_workers_are_started_ends_them(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Pool, "_start", interrupted)
     with pytest.raises(KeyboardInterrupt):
         Pool(2, Listener())
-    assert [process.exitcode for process in pools[0]._processes] == [-signal.SIGKILL] * 2
+    assert [process.exitcode for process in pools[0]._workers.values()] == [-signal.SIGKILL] * 2
 
 
 SLOW_TO_END = """
@@ -497,32 +495,26 @@ def resident_bytes(pid: int) -> int:
         return 0
 
 
-def test_a_worker_that_dies_before_it_has_work_is_told_of_with_the_work(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It died between two of the first tasks, and the pool's own error went through to the user."""
-
-    def broken(*arguments: Any, **options: Any) -> None:
-        raise BrokenProcessPool("terminated abruptly")
-
-    monkeypatch.setattr(ProcessPoolExecutor, "submit", broken)
-    with Pool(2, Listener()) as workers:  # noqa: SIM117
-        with pytest.raises(EnvironmentFailure, match="one of 2 worker processes"):
+def test_a_worker_that_dies_before_it_has_work_is_told_of_with_the_work() -> None:
+    with Pool(2, Listener()) as workers:
+        for process in workers._workers.values():
+            process.kill()
+        with pytest.raises(EnvironmentFailure, match="one of 2 worker processes was killed by SIGKILL"):
             workers.run(os.getppid, [()])
 
 
-def test_how_workers_ended_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pool ends the others with SIGTERM when one has died."""
-    with Pool(2, Listener()) as workers:
-        workers.run(os.getppid, [()])
-        for codes, said in (
-            ((-9, -15), "was killed by SIGKILL"),
-            ((-15, -11), "was killed by SIGSEGV"),
-            ((None, -15), "was killed by SIGTERM"),
-            ((1, -15), "ended before its work was done; .*__main__"),
-        ):
-            monkeypatch.setattr(parallel, "_exit_code", Mock(side_effect=codes))
-            assert re.search(f"one of 2 worker processes {said}", workers._describe_worker_exit())
+@pytest.mark.parametrize(
+    ("function", "value", "said"),
+    [
+        (signal.raise_signal, signal.SIGSEGV, "was killed by SIGSEGV"),
+        (signal.raise_signal, signal.SIGTERM, "was killed by SIGTERM"),
+        (os._exit, 1, "ended before its work was done; .*__main__"),
+    ],
+)
+def test_how_workers_ended_is_told(function: Callable[[int], None], value: int, said: str) -> None:
+    with Pool(2, Listener()) as workers:  # noqa: SIM117
+        with pytest.raises(EnvironmentFailure, match=f"one of 2 worker processes {said}"):
+            workers.run(function, [(value,)])
 
 
 def test_workers_are_refused_where_they_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:

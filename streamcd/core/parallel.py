@@ -16,26 +16,27 @@ from __future__ import annotations
 import importlib
 import itertools
 import multiprocessing
+import multiprocessing.connection
 import os
 import queue
 import signal
 import sys
 import threading
-import time
+import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed, wait
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from functools import partial
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
-from .errors import EnvironmentFailure, UsageError
+from .errors import EnvironmentFailure, StreamcdError, UsageError
 from .files import HeldLocks, kept_by_copies
-from .memory_budget import RESERVED_BYTES, format_size, return_heap
+from .memory_budget import RESERVED_BYTES, require, return_heap
 from .options import Listener, Progress
 
 _LEAST_OPERATIONS = 100_000  # in a part, of a nanosecond each; handing over a part costs about 50,000
@@ -204,92 +205,12 @@ def memory_per_worker(
     """Divide a budget for all processes together: return the bytes that each worker has besides its needs.
 
     `needs` (bytes by purpose) are those of each worker, `own` those of the coordinator; the reserves for interpreters are
-    added here. Raises `UsageError` with the arithmetic if the sum exceeds the budget.
+    added here. Raises `BudgetError` with the arithmetic if the sum exceeds the budget.
     """
     each = {"interpreter and libraries": RESERVED_BYTES, **needs}
-    coordinator = COORDINATOR_BYTES + sum((own or {}).values())
-    total = coordinator + workers * sum(each.values())
-    if total > budget:
-        arithmetic = " + ".join(f"{format_size(n_bytes)} {what}" for what, n_bytes in each.items() if n_bytes)
-        raise UsageError(
-            f"--memory {format_size(budget)} is too small for {workers} workers: {format_size(coordinator)} to hand out "
-            f"the work + {workers} × ({arithmetic}) = {format_size(total)} needed; {advice}"
-        )
-    return (budget - total) // workers
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# In a worker
-
-_processors: list[set[int]] = []  # all, and this worker's share of them; empty if they are not divided
-
-
-def _begin(n_begun: Any, shares: Sequence[Sequence[int]], _: HeldLocks) -> None:
-    with n_begun.get_lock():
-        number = n_begun.value
-        n_begun.value += 1
-    if number < len(shares):
-        _processors.extend([os.sched_getaffinity(0), set(shares[number])])
-    # Ctrl-C reaches every process of a terminal; the coordinator ends the others
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # used by the coordinator, whose handler a fork inherits
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def processor_shares(processors: Sequence[int], n_workers: int) -> list[list[int]]:
-    """Divide the processors among workers, neighbours together; empty if there are more workers than processors.
-
-    Left to itself, Linux let two workers take turns on one processor for seconds on end: each wakes its read-ahead thread
-    about a hundred times a second, and the scheduler tends to keep such threads on one processor.
-    """
-    if n_workers > len(processors):
-        return []
-    ends = [len(processors) * number // n_workers for number in range(n_workers + 1)]
-    return [list(processors[start:stop]) for start, stop in itertools.pairwise(ends)]
-
-
-def _load(module: str) -> None:
-    importlib.import_module(module)
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
-
-
-def _carry_out(function: Callable[..., Any], arguments: tuple[Any, ...], apart: bool) -> Any:
-    if _processors:
-        os.sched_setaffinity(0, _processors[apart])
-    try:
-        return function(*arguments)
-    finally:
-        return_heap()
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# In the coordinator
-
-
-@contextmanager
-def _deferred_signals() -> Iterator[None]:
-    """Defer Ctrl-C and SIGTERM: an exception while processes are being started or ended can get lost."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread receives signals
-        return
-    received: list[int] = []
-    handlers = {
-        signum: signal.signal(signum, lambda number, _: received.append(number))
-        for signum in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield
-    finally:
-        for signum, handler in handlers.items():
-            signal.signal(signum, handler if handler is not None else signal.SIG_DFL)
-    if received:
-        signal.raise_signal(received[0])
+    parts = {f"{what} ({workers} times)": workers * n_bytes for what, n_bytes in each.items()}
+    parts |= {"to hand out the work": COORDINATOR_BYTES, **(own or {})}
+    return require(budget, parts, advice, reserved=0) // workers
 
 
 class Pool:
@@ -300,16 +221,11 @@ class Pool:
 
     def __init__(self, n_workers: int, listener: Listener, module: str = __name__) -> None:
         self.n_workers, self.listener = n_workers, listener
-        self._pool: ProcessPoolExecutor | None = None
-        self._processes: list[BaseProcess] = []
-        if n_workers == 1:
-            return
+        self._workers: dict[Connection, BaseProcess] = {}
         try:
-            with _deferred_signals(), warnings.catch_warnings():
-                # Python 3.12 and later warn of threads, including those of libraries
-                warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+            if n_workers > 1:
                 self._start(module)
-        except BaseException:  # a deferred signal's, for one
+        except BaseException:  # Ctrl-C, for one
             self.__exit__()  # there is no context yet whose exit would end the workers
             raise
 
@@ -319,49 +235,36 @@ class Pool:
                 "workers: expected 1 in a process of a multiprocessing pool, which may not start others, "
                 f"found {self.n_workers}"
             )
-        context: Any = SpawnContext()
+        context: ForkContext | SpawnContext = SpawnContext()
         # no other Python threads; libraries take care of their own across a fork
         if sys.platform == "linux" and threading.active_count() == 1:
-            _load(module)
+            importlib.import_module(module)
             context = ForkContext()
-        make = context.Process
-
-        def make_and_note(*arguments: Any, **options: Any) -> BaseProcess:
-            self._processes.append(make(*arguments, **options))
-            return self._processes[-1]
-
-        context.Process = make_and_note
-        shares = processor_shares(sorted(os.sched_getaffinity(0)), self.n_workers)
-        self._pool = ProcessPoolExecutor(
-            self.n_workers, context, initializer=_begin, initargs=(context.Value("q", 0), shares, HeldLocks())
-        )
-        # a worker that dies this early is reported by `run`
-        with kept_by_copies(), suppress(BrokenProcessPool):
-            for _ in range(self.n_workers):
-                self._pool.submit(_load, module)
+        with kept_by_copies(), warnings.catch_warnings():
+            # Python 3.12 and later warn of threads, including those of libraries
+            warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+            for share in _processor_shares(self.n_workers):
+                ours, theirs = multiprocessing.Pipe()
+                self._workers[ours] = context.Process(
+                    target=_serve, args=(theirs, module, share, HeldLocks()), daemon=True
+                )
+                self._workers[ours].start()
+                theirs.close()
 
     def __enter__(self) -> Pool:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._pool is not None:
-            with _deferred_signals():
-                self._end(self._pool)
-
-    def _end(self, pool: ProcessPoolExecutor) -> None:
-        # they have no unfinished work unless something went wrong; letting them end by themselves takes seconds
-        for process in self._processes:
-            # raised if it was never started, or has ended
-            with suppress(ValueError, AttributeError, ProcessLookupError):
-                process.kill()
-        pool.shutdown(wait=True, cancel_futures=True)
-        for process in self._processes:
-            with suppress(ValueError, AssertionError):
-                process.join(timeout=5.0)
+        # they have no unfinished work unless something went wrong
+        started = [process for process in self._workers.values() if process.pid is not None]
+        for process in started:
+            process.kill()
+        for process in started:
+            process.join(timeout=5.0)
 
     def tell_within(self, phase: str, unit: str, total: int | None) -> Tell | None:
         """Return a function by which a task of this process reports its progress; None if `run` reports the end of each."""
-        if self._pool is not None:
+        if self._workers:
             return None
         return lambda done: self.listener.progress(Progress(phase, done, total, unit))
 
@@ -380,47 +283,104 @@ class Pool:
         `unit`; without them none is reported. Raises the error of the first failed task, in order, and
         `EnvironmentFailure` if a worker died.
         """
-        if self._pool is None:
-            found = [function(*arguments) for arguments in tasks]
+        if not self._workers:
+            results = []
+            for arguments in tasks:
+                results.append(function(*arguments))
+                self._tell(phase, unit, sizes, range(len(results)))
             return_heap()
-            return found
-        # with few tasks some workers end early, and the threads of the others can use their processors
-        apart, done = len(tasks) >= 2 * self.n_workers, 0
+            return results
+        waiting, idle, at_work = deque(enumerate(tasks)), list(self._workers), dict[Connection, int]()
+        done, errors = dict[int, Any](), dict[int, Exception]()
+        while at_work or waiting:
+            while waiting and idle:
+                number, arguments = waiting.popleft()
+                at_work[worker := idle.pop()] = number
+                with self._answering(worker):
+                    worker.send((function, arguments))
+            ready = multiprocessing.connection.wait(at_work)
+            for worker in [one for one in self._workers if one in ready]:
+                with self._answering(worker):
+                    result, error = worker.recv()
+                idle.append(worker)
+                if error is None:
+                    done[at_work.pop(worker)] = result
+                    self._tell(phase, unit, sizes, done)
+                else:
+                    errors[at_work.pop(worker)] = error
+                    waiting.clear()  # all before it have begun
+        if errors:
+            raise errors[min(errors)]
+        return [done[number] for number in range(len(tasks))]
+
+    def _tell(self, phase: str, unit: str, sizes: Sequence[int] | None, done: Iterable[int]) -> None:
+        if sizes is not None:
+            self.listener.progress(Progress(phase, sum(sizes[number] for number in done), sum(sizes), unit))
+
+    @contextmanager
+    def _answering(self, worker: Connection) -> Iterator[None]:
+        """Tell how a worker ended that is found to have."""
         try:
-            futures = [self._pool.submit(_carry_out, function, arguments, apart) for arguments in tasks]
-            shares = dict(zip(futures, sizes or (), strict=False))
-            for future in as_completed(futures):
-                if future.exception() is not None:
-                    break
-                if sizes is not None:
-                    done += shares[future]
-                    self.listener.progress(Progress(phase, done, sum(sizes), unit))
-            # all of them, unless one has failed: then those begun, which all before it are
-            begun = [future for future in futures if not future.cancel()]
-            wait(begun)
-            return [future.result() for future in begun]
-        except BrokenProcessPool:
-            raise EnvironmentFailure(self._describe_worker_exit()) from None
-
-    def _describe_worker_exit(self) -> str:
-        codes = [code for process in self._processes if (code := _exit_code(process)) is not None]
-        # when one has died, the pool ends the others with SIGTERM
-        code = next((code for code in codes if code != -signal.SIGTERM), -signal.SIGTERM if codes else 1)
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else "ended before its work was done"
-        if code == -signal.SIGKILL:
-            how += ", perhaps for lack of memory: give a smaller --memory or fewer --workers"
-        elif code >= 0:
-            how += "; a script that asks for workers has to do so under 'if __name__ == \"__main__\":'"
-        return f"one of {self.n_workers} worker processes {how}"
+            yield
+        except (EOFError, ConnectionError):
+            process = self._workers[worker]
+            process.join(timeout=5.0)
+            code = process.exitcode or 0
+            how = "ended before its work was done; a script that asks for workers has to do so under "
+            how += "'if __name__ == \"__main__\":'"
+            if code < 0:
+                how = f"was killed by {signal.Signals(-code).name}"
+            if code == -signal.SIGKILL:
+                how += ", perhaps for lack of memory: give a smaller --memory or fewer --workers"
+            raise EnvironmentFailure(f"one of {self.n_workers} worker processes {how}") from None
 
 
-def _exit_code(process: BaseProcess) -> int | None:
-    process.join(timeout=5.0)
-    deadline = time.monotonic() + 1.0
-    # a thread of the pool may have received the code from the system, but not stored it yet
-    while process.exitcode is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return process.exitcode
+def _processor_shares(n_workers: int) -> list[list[int]]:
+    """Divide the processors among workers, neighbours together; empty shares if there are more workers than processors.
+
+    Left to itself, Linux let two workers take turns on one processor for seconds on end: each wakes its read-ahead thread
+    about a hundred times a second, and the scheduler tends to keep such threads on one processor.
+    """
+    processors = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    ends = [len(processors) * number // n_workers for number in range(n_workers + 1)]
+    return [
+        processors[start:stop] if n_workers <= len(processors) else []
+        for start, stop in itertools.pairwise(ends)
+    ]
+
+
+def _serve(tasks: Connection, module: str, processors: Sequence[int], _: HeldLocks) -> None:
+    """Carry out tasks as they come, in a worker."""
+    # Ctrl-C reaches every process of a terminal; the coordinator ends the others
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # used by the coordinator, whose handler a fork inherits
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    if processors:
+        os.sched_setaffinity(0, processors)
+    importlib.import_module(module)
+    with suppress(EOFError):
+        while True:
+            _answer(tasks)
+            return_heap()
+
+
+def _answer(tasks: Connection) -> None:
+    function, arguments = tasks.recv()
+    result, failure = None, None
+    try:
+        result = function(*arguments)
+    except Exception as error:
+        if not isinstance(error, StreamcdError | OSError):  # a mistake of ours
+            error.add_note(traceback.format_exc())
+        failure = error
+    tasks.send((result, failure))
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def in_shares(sizes: Sequence[int], n_shares: int) -> list[tuple[int, int]]:

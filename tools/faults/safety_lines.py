@@ -182,8 +182,6 @@ conversion/staging.py
         ~ outside_conversion what_is_no_dataset_is_never_replaced_nor_written_through[another folder]
 core/memory_budget.py
     if total > budget: ~ memory what_is_left_of_a_budget_or_the_sum_that_exceeds_it
-core/parallel.py
-    if total > budget: ~ parallel memory_is_shared_out_and_refused_with_the_arithmetic
 stream/memory_plan.py
     left = require(budget, needs, memory.advice, refusal, RUNNING_BYTES)
         ~ stream a_budget_that_cannot_do_is_refused_with_the_arithmetic
