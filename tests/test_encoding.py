@@ -17,7 +17,7 @@ import streamcd
 from streamcd import StreamcdError
 from streamcd.core.files import SEAL, content_digest
 from streamcd.dataset.arrow_columns import arrow_strings, strings_of
-from streamcd.dataset.string_files import StoredStrings, write_strings
+from streamcd.dataset.kept_columns import StoredStrings, write_categories
 
 COLUMN = 4  # of the labels
 
@@ -218,11 +218,10 @@ def test_categories_that_are_not_as_many_as_recorded_and_classes_of_one_name_are
 
 def test_names_are_read_without_the_rest_of_a_large_vocabulary(tmp_path: Path) -> None:
     texts = [f"{number:06d}" for number in range(1 << 17)]
-    files = [tmp_path / "first.parquet", tmp_path / "added.parquet"]
-    for file, own in zip(files, (texts[:100_000], texts[100_000:]), strict=True):
-        write_strings(file, "category", strings_of(arrow_strings(own))[0], lambda rows: {})
-    stored = StoredStrings(files, "category")
+    file, ends = tmp_path / "categories.parquet", np.array([100_000, len(texts)])
+    write_categories(file, strings_of(arrow_strings(texts))[0], ends)
+    stored = StoredStrings(file)
     places = [0, 65_535, 65_536, 99_999, 100_000, 131_071, 5]
     assert [stored.text(place) for place in places] == [texts[place] for place in places]
-    with pytest.raises(StreamcdError, match="expected more than 131,072 strings, found 131,072"):
-        stored.text(1 << 17)
+    write_categories(tmp_path / "again.parquet", stored, ends)
+    assert (tmp_path / "again.parquet").read_bytes() == file.read_bytes()

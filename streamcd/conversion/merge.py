@@ -106,7 +106,7 @@ def _check_alike(first: Dataset, other: Dataset) -> None:
         "encoding of the table": (a.get("encoding"), b.get("encoding")),
     }
     for name, file in (("categories", CATEGORIES_FILE), ("indices of the features", INDICES_FILE)):
-        if first.files(file) and other.files(file):
+        if all(one.manifest.get(LISTED[file]) for one in (first, other)):
             of[name] = tuple(_table_content(one, file) for one in (first, other))
     if of_table:
         of["number of features"] = (first.n_features, other.n_features)

@@ -120,10 +120,6 @@ class ChunkedTable:
         record = self.manifest.get(LISTED.get(name, "")) or {}
         return with_size(self.path / name, record.get("bytes"))
 
-    def files(self, name: str) -> list[Location]:
-        """Return where a file is stored, if the manifest lists it."""
-        return [self.file(name)] if self.manifest.get(LISTED[name]) else []
-
     def bytes_on_disk(self) -> int:
         """Return the size of all files except the manifest, in bytes."""
         return sum(n_bytes for _, n_bytes, _ in self.listed_files(self.manifest))

@@ -21,7 +21,7 @@ from ..core.storage import Location, is_url, local_path, location
 from .arrow_columns import read_groups, reading
 from .centring import STATISTICS, Centre, find_centre
 from .chunked_table import ChunkedTable, starts_of
-from .kept_columns import KEPT_FILE, kept_values
+from .kept_columns import KEPT_FILE, kept_batches
 from .schema import FEATURES, FIRST_OF_ROWS, ROW_LAYOUT, ChunkData, row_dtype
 from .source_features import Scaling
 
@@ -353,7 +353,7 @@ class Dataset(ChunkedTable):
             raise UsageError(
                 f"{self.path}: expected a column {name!r} kept beside the rows, {known}; convert it with --id or --fold"
             )
-        return kept_values(self.file(KEPT_FILE), name)
+        return (batch.column(0) for batch in kept_batches(self.file(KEPT_FILE), [name]))
 
     def info(self) -> dict[str, Any]:
         """Summarise the dataset in a dict, without reading the data."""

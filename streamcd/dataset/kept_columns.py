@@ -1,4 +1,7 @@
-"""Columns kept beside the rows of a dataset, with their types, in the order of its source: a Parquet file."""
+"""Columns kept beside the rows of a dataset, with their types, in the order of its source; strings of categories.
+
+Both are Parquet files whose row groups have a fixed number of rows, so that a file's bytes follow from its content.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,39 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..core.errors import DataError
+from ..core.memory_budget import forget
 from ..core.storage import Location
-from .arrow_columns import numbers_of, parquet_file, reading
+from .arrow_columns import (
+    Strings,
+    joined_arrays,
+    no_strings,
+    numbers_of,
+    parquet_file,
+    read_tables,
+    reading,
+    strings_of,
+)
+from .writer import write_table
 
 KEPT_FILE = "kept.parquet"
 """File of the kept columns, in a dataset."""
 
 _GROUP_ROWS = 1 << 14
-"""Rows in a row group; fixed, so that a file's bytes follow from its content."""
+_GROUP_STRINGS = 1 << 16
+
+_CATEGORIES = pa.schema(
+    [pa.field("column", pa.int32(), nullable=False), pa.field("category", pa.large_string(), nullable=False)]
+)
+
+
+def count_rows(path: Location) -> int:
+    """Return the number of rows of a file."""
+    with reading(path), parquet_file(path, pre_buffer=False) as file:
+        return int(file.metadata.num_rows)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Kept columns
 
 
 def _plain(array: Any) -> Any:
@@ -29,50 +57,46 @@ def _plain(array: Any) -> Any:
     return array.cast(pa.large_string()) if any(is_it(array.type) for is_it in is_text) else array
 
 
+def _as_first(array: Any, type_: pa.DataType, name: str) -> Any:
+    """Return an array in the type of the first rows."""
+    try:
+        return array.cast(type_)
+    except (pa.ArrowException, ValueError):
+        raise DataError(
+            f"column {name}: expected {type_}, as in the first rows, found {array.type}; give the column one type"
+        ) from None
+
+
 class KeptWriter:
     """Writer of kept columns, batch by batch; the first one decides their types."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._writer: Any = None
-        self._waiting: list[Any] = []
-        self._n_waiting = 0
+        self._writer: pq.ParquetWriter | None = None
+        self._waiting: list[pa.Table] = []
 
     def append(self, batch: Any) -> None:
         """Take the columns of an Arrow record batch."""
-        table = pa.table([_plain(column) for column in batch.columns], names=batch.schema.names)
+        columns = [_plain(column) for column in batch.columns]
         if self._writer is None:
-            self._writer = pq.ParquetWriter(
-                self._path, table.schema, compression="zstd", write_page_checksum=True
-            )
-        self._waiting.append(self._in_schema(table))
-        self._n_waiting += table.num_rows
-        while self._n_waiting >= _GROUP_ROWS:
-            self._write()
+            schema = pa.table(columns, names=batch.schema.names).schema
+            self._writer = pq.ParquetWriter(self._path, schema, compression="zstd", write_page_checksum=True)
+        fields = list(zip(columns, self._writer.schema, strict=True))
+        columns = [_as_first(column, field.type, repr(field.name)) for column, field in fields]
+        self._waiting.append(pa.table(columns, schema=self._writer.schema))
+        while sum(table.num_rows for table in self._waiting) >= _GROUP_ROWS:
+            self._write(self._writer)
 
-    def _in_schema(self, table: Any) -> Any:
-        schema = self._writer.schema
-        try:
-            return table.cast(schema)
-        except (pa.ArrowException, ValueError):
-            found = zip(schema, table.schema, strict=True)
-            first, other = next(pair for pair in found if pair[0].type != pair[1].type)
-            raise DataError(
-                f"column {first.name!r}: expected {first.type}, as in the first rows, found {other.type}; give the "
-                "column one type"
-            ) from None
-
-    def _write(self) -> None:
+    def _write(self, writer: pq.ParquetWriter) -> None:
         waiting = pa.concat_tables(self._waiting)
-        self._writer.write_table(waiting.slice(0, _GROUP_ROWS), _GROUP_ROWS)
+        writer.write_table(waiting.slice(0, _GROUP_ROWS), _GROUP_ROWS)
         self._waiting = [waiting.slice(_GROUP_ROWS)]
-        self._n_waiting = self._waiting[0].num_rows
 
     def close(self) -> None:
         """Write what waits, and close the file; without rows there is none."""
         if self._writer is not None:
-            if self._n_waiting:
-                self._write()
+            if any(table.num_rows for table in self._waiting):
+                self._write(self._writer)
             self._writer.close()
 
 
@@ -80,26 +104,15 @@ def join_kept(parts: Iterable[Location], out: Path) -> None:
     """Write the rows of several files one after the other."""
     writer = KeptWriter(out)
     for part in parts:
-        for batch in _batches(part, None):
+        for batch in kept_batches(part):
             writer.append(batch)
     writer.close()
 
 
-def _batches(path: Location, names: Sequence[str] | None) -> Iterator[Any]:
+def kept_batches(path: Location, names: Sequence[str] | None = None) -> Iterator[Any]:
+    """Yield kept columns, in the order of the source, as record batches."""
     with reading(path), parquet_file(path, pre_buffer=False, page_checksum_verification=True) as file:
         yield from file.iter_batches(_GROUP_ROWS, columns=names, use_threads=False)
-
-
-def kept_values(path: Location, name: str) -> Iterator[Any]:
-    """Yield a kept column of a dataset, in the order of its source, as Arrow arrays."""
-    for batch in _batches(path, [name]):
-        yield batch.column(0)
-
-
-def count_kept(path: Location) -> int:
-    """Return the number of rows of the file."""
-    with reading(path), parquet_file(path) as file:
-        return int(file.metadata.num_rows)
 
 
 def rows_of(batch: Any, start: int, stop: int) -> Any:
@@ -138,15 +151,8 @@ class InOrder:
         """Return the next values, as one Arrow array."""
         while self.n_held < n:
             self.add(next(self._more))
-        values = self._held[0]
-        if len(self._held) > 1:
-            try:
-                values = pa.concat_arrays([array.cast(values.type) for array in self._held])
-            except pa.ArrowException:
-                found = next(array.type for array in self._held if array.type != values.type)
-                raise DataError(
-                    f"column of ids: expected {values.type}, as in the first rows, found {found}; give the column one type"
-                ) from None
+        first = self._held[0].type
+        values = joined_arrays([_as_first(array, first, "of ids") for array in self._held])
         self._held, self.n_held = [values.slice(n)], self.n_held - n
         return values.slice(0, n)
 
@@ -154,3 +160,56 @@ class InOrder:
 def texts_of(values: Any) -> list[str]:
     """Format values as text, missing ones as nothing."""
     return [text or "" for text in values.cast(pa.large_string()).to_pylist()]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Categories
+
+
+class StoredStrings:
+    """Strings in a file that `write_categories` wrote, of which a row group is in memory at a time."""
+
+    def __init__(self, path: Location) -> None:
+        self._path, self.size = path, count_rows(path)
+        self._group, self._strings = -1, no_strings()
+
+    def slice(self, start: int, stop: int) -> Strings:
+        """Return the strings ``start:stop``, all of one row group."""
+        group, first = divmod(start, _GROUP_STRINGS)
+        if group != self._group:
+            options = {"pre_buffer": False, "page_checksum_verification": True}
+            with reading(self._path), parquet_file(self._path, **options) as file:
+                column = file.read_row_group(group, columns=["category"], use_threads=False).column(0)
+                self._group, self._strings = group, strings_of(joined_arrays(column.chunks))[0]
+        return self._strings.slice(first, first + stop - start)
+
+    def text(self, number: int) -> str:
+        """Read a string by its number."""
+        return self.slice(number, number + 1).text(0)
+
+    def read(self) -> Strings:
+        """Read all of them."""
+        chunks = [
+            chunk for table in read_tables(self._path, ["category"]) for chunk in table.column(0).chunks
+        ]
+        return strings_of(joined_arrays(chunks))[0] if chunks else no_strings()
+
+
+def write_categories(path: Path, categories: Strings | StoredStrings, ends: np.ndarray) -> dict[str, Any]:
+    """Write the categories of columns, of which each has those up to its number in `ends`.
+
+    What they take in mapped files is let go. Returns what a manifest says of the file.
+    """
+
+    def blocks() -> Iterator[dict[str, Any]]:
+        for start in range(0, categories.size, _GROUP_STRINGS):
+            stop = min(start + _GROUP_STRINGS, categories.size)
+            strings, column = (
+                categories.slice(start, stop),
+                np.searchsorted(ends, np.arange(start, stop), "right"),
+            )
+            yield {"column": column, "category": strings.to_arrow()}
+            for array in strings:
+                forget(array)
+
+    return write_table(path, _CATEGORIES, blocks(), "zstd")

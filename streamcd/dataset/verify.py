@@ -20,7 +20,7 @@ from . import schema
 from .arrow_columns import file_checksum, read_tables
 from .chunked_table import ChunkedTable, file_problems, starts_of
 from .column_layout import FOLDER, Columns, has_columns, open_columns
-from .kept_columns import KEPT_FILE, count_kept
+from .kept_columns import KEPT_FILE, count_rows
 from .writer import add_content, add_entries, content_of, content_text
 
 Dataset = Any  # `dataset.Dataset`, whose method this is
@@ -215,7 +215,7 @@ def _table_problems(dataset: Dataset) -> Iterator[str]:
         if n_entries != dataset.n_entries:
             path = dataset.path / "features.parquet"
             yield f"{path}: counts {n_entries} entries, the dataset has {dataset.n_entries}"
-        n_kept = count_kept(dataset.file(KEPT_FILE)) if dataset.manifest.get("kept") else dataset.n_rows
+        n_kept = count_rows(dataset.file(KEPT_FILE)) if dataset.manifest.get("kept") else dataset.n_rows
         if n_kept != dataset.n_rows:
             yield f"{dataset.path / KEPT_FILE}: has {n_kept} rows, the dataset {dataset.n_rows}"
     except DatasetError as error:

@@ -7,10 +7,10 @@ hashed columns share, and the features of a pair of lists (indices, values), num
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -59,9 +59,6 @@ class EncodingRecord(Structure):
     fold: str = ""
 
 
-_Record: TypeAlias = EncodingRecord | Mapping[str, Any] | None
-
-
 @dataclass(frozen=True)
 class Encoding:
     """Mapping of the columns of a table to features."""
@@ -76,9 +73,7 @@ class Encoding:
     id: str = ""  # column that identifies rows, and the one of their folds; empty for none
     fold: str = ""
     categories: Strings | None = field(default=None, compare=False)
-    """Of all columns, in the order of their features; None until they are known."""
-    files: Sequence[Location] = field(default=(), compare=False)
-    """Those of categories that are not held: `categories` are looked up in them."""
+    """Of all columns, in the order of their features; None until they are known, looked up in a file if not held."""
 
     def record(self) -> dict[str, Any]:
         """Return its stored form, for JSON."""
@@ -231,48 +226,40 @@ class Encoding:
 
     def save(self, path: Path) -> None:
         """Write the categories."""
-        from ..dataset.string_files import join_files, write_strings  # pyarrow: not for a bare import
+        from ..dataset.kept_columns import write_categories  # pyarrow: not for a bare import
 
-        if self.files:
-            join_files(self.files, path)
-            return
         assert self.categories is not None
-        ends = np.cumsum([column.n_categories for column in self.columns])
-
-        def columns_of(rows: slice) -> dict[str, np.ndarray]:
-            places = np.arange(rows.start, rows.stop)
-            return {"column": np.searchsorted(ends, places, side="right").astype(np.int32)}
-
-        write_strings(path, "category", self.categories, columns_of)
+        write_categories(path, self.categories, np.array(self.categories_before()[1:]))
 
 
-def read_encoding(files: Sequence[Location], record: _Record, *, held: bool = True) -> Encoding | None:
-    """Read an encoding from its record and the files of its categories; None if there is none: no table was encoded.
+def read_encoding(file: Location, record: EncodingRecord | None, *, held: bool = True) -> Encoding | None:
+    """Read an encoding from its record and the file of its categories; None if there is none: no table was encoded.
 
-    Where categories are not `held`, those that are named are looked up, and all are copied when it is saved.
+    Where categories are not `held`, those that are named are looked up in the file.
     """
     if record is None:
         return None
     from ..dataset.arrow_columns import no_strings
-    from ..dataset.string_files import StoredStrings, count_strings, read_strings
+    from ..dataset.kept_columns import StoredStrings
 
-    place = files[-1] if files else "the manifest"
-    if isinstance(record, Mapping):
-        record = as_structure(record, EncodingRecord, f"{place}: the encoding of the table")
     fields: dict[str, Any] = {name: getattr(record, name) for name in record.__struct_fields__}
     encoding = Encoding(**{**fields, "columns": tuple(record.columns)}, categories=no_strings())
     if not encoding.has_categories:
         return encoding
-    texts: Any = read_strings(files, "category") if held else StoredStrings(files, "category")
-    found, counted = texts.size if held else count_strings(files), encoding.categories_before()[-1]
-    if counted != found:
-        raise DataError(f"{place}: expected {counted:,} categories, found {found:,}; convert the data again")
-    return replace(encoding, categories=texts, files=() if held else files)
+    stored: Any = StoredStrings(file)
+    if (counted := encoding.categories_before()[-1]) != stored.size:
+        raise DataError(
+            f"{file}: expected {counted:,} categories, found {stored.size:,}; convert the data again"
+        )
+    return replace(encoding, categories=stored.read() if held else stored)
 
 
 def encoding_of(dataset: Any, *, held: bool = True) -> Encoding | None:
     """Read the encoding of a dataset (see `read_encoding`); None if its data did not come from a table."""
-    return read_encoding(dataset.files(CATEGORIES_FILE), dataset.manifest.get("encoding"), held=held)
+    record, place = dataset.manifest.get("encoding"), dataset.path / "manifest.json"
+    if record is not None:
+        record = as_structure(record, EncodingRecord, f"{place}: the encoding of the table")
+    return read_encoding(dataset.file(CATEGORIES_FILE), record, held=held)
 
 
 def check_columns(encoding: Encoding, names: Container[str], needs_label: bool, name: str) -> None:

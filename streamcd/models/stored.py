@@ -186,7 +186,7 @@ def _read(directory: Path, description: ModelFile, weights: np.ndarray | SparseW
         indices = read_array(directory / "indices.npy", description.indices_checksum, n_features, 1)
     if description.categories_checksum:
         check_file(directory / CATEGORIES_FILE, description.categories_checksum)
-    encoding = read_encoding([directory / CATEGORIES_FILE], description.encoding)
+    encoding = read_encoding(directory / CATEGORIES_FILE, description.encoding)
     if description.code is None:
         code = default_code(LOSSES[description.loss].form, len(description.classes))
     else:
