@@ -37,21 +37,18 @@ def trains(entry: SolverEntry, *, l1: float = 0.0, l2: float = 1.0, free_bias: b
 
 
 def table() -> str:
-    """Make the table: a line for each loss, in the order of the registry."""
-    lines = [
-        "| `--loss` | of | `--method`, with the penalties beside l2 | `-s` |",
-        "| --- | --- | --- | --- |",
-    ]
+    """Make the table: a line for losses that go with the same methods and penalties, in the order of the registry."""
+    lines: dict[str, list[str]] = {}
     for loss in LOSSES:
         entries = [entry for entry in SOLVERS if entry.loss == loss]
         ways = []
         for entry in entries:
             taken = [name for name, (l1, l2) in PENALTIES.items() if l1 and trains(entry, l1=l1, l2=l2)]
             ways.append(f"`{entry.method}`" + (f" ({', '.join(taken)})" if taken else ""))
-        of = "numbers" if entries[0].has_targets else "classes"
         numbers = ", ".join(str(n) for n in sorted(e.liblinear for e in entries if e.liblinear is not None))
-        lines.append(f"| `{loss}` | {of} | {', '.join(ways)} | {numbers} |")
-    return "\n".join(lines)
+        lines.setdefault(", ".join(ways), []).append(f"`{loss}`" + (f" ({numbers})" if numbers else ""))
+    heads = ["| `--loss` (LIBLINEAR's `-s`) | `--method` (penalties beside l2) |", "| --- | --- |"]
+    return "\n".join([*heads, *(f"| {', '.join(losses)} | {ways} |" for ways, losses in lines.items())])
 
 
 if __name__ == "__main__":
